@@ -1,0 +1,82 @@
+# Every target that needs Python makes .venv itself. A stamp named after pyproject.toml's checksum marks a finished
+# installation, so a second run starts at once. `demo` installs the core alone, the other targets the dev extra.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+KEY := $(firstword $(shell cksum < pyproject.toml))
+CORE := $(VENV)/.core-$(KEY)
+DEV := $(VENV)/.dev-$(KEY)
+
+# PART=kernel runs everything of that name: tests/kernel, tests/unit/kernel, tests/unit/test_kernel.py, and the examples
+# in the docstrings of smelt/kernel or smelt/kernel.py. Several names may be given. What is no such name is a keyword (-k).
+places = $(wildcard tests/$(1) tests/unit/$(1) tests/unit/test_$(1).py smelt/$(1) smelt/$(1).py)
+unplaced = $(strip $(foreach part,$(PART),$(if $(call places,$(part)),,$(part))))
+SELECT = $(if $(unplaced),-k '$(PART)',$(foreach part,$(PART),$(call places,$(part))))
+
+.PHONY: help demo test lint format conformance bench venv clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(CORE) ## check, compile, run and profile a small model, offline
+	@$(BIN)/smelt demo
+
+test: $(DEV) ## run the tests; PART=kernel: one part or keyword; ARGS="-x --lf": for pytest
+	@$(BIN)/python -m pytest $(SELECT) $(ARGS)
+
+lint: $(DEV) ## ruff check, ruff format --check, mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(DEV) ## sort imports, apply safe fixes, format
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+conformance: $(DEV) ## the StableHLO programs in $SMELT_SUITES; ARGS: for the script
+	@if [ -z "$${SMELT_SUITES:-}" ]; then \
+		echo "make conformance: set SMELT_SUITES to the folder that holds testdata/ and interpret/" >&2; exit 2; fi
+	@$(BIN)/python tests/conformance/stablehlo.py "$$SMELT_SUITES" $(ARGS)
+
+bench: $(DEV) ## compare with peers, write JSON; ARGS: for the script
+	@$(BIN)/python -m bench $(ARGS)
+
+venv: $(DEV) ## the virtual environment with the dev extra, and nothing else
+
+clean: ## remove .venv, caches and build outputs
+	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find smelt tests examples -name __pycache__ -prune -exec rm -rf {} +
+
+# pip's lines become the names of the packages it collects; the whole log is shown when it fails.
+SHORTEN := awk '/^ *Collecting / { sub(/[^A-Za-z0-9_.-].*/, "", $$2); printf " %s", $$2; fflush() } \
+	/^Installing collected/ { printf "\n  unpacking"; fflush() } END { print "" }'
+CHECK := import sys; v = sys.version.split()[0]; \
+	old = f"smelt needs Python 3.11 or newer and this is {v}: try make PYTHON=python3.13"; \
+	sys.exit(old if sys.version_info < (3, 11) else 0)
+
+define install
+	@if command -v uv > /dev/null; then \
+		echo "Installing $(2) into $(VENV)"; \
+		[ -x $(BIN)/python ] || uv venv --quiet --python '>=3.11' $(VENV); \
+		uv pip install --python $(BIN)/python --editable '$(2)'; \
+	else \
+		$(PYTHON) -c '$(CHECK)'; \
+		echo "Installing $(2) into $(VENV) (once; this can take a few minutes)"; \
+		[ -x $(BIN)/pip ] || $(PYTHON) -m venv $(VENV); \
+		$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --editable '$(2)' 2>&1 \
+			| tee $(VENV)/install.log | $(SHORTEN) || { cat $(VENV)/install.log >&2; exit 1; }; \
+	fi
+	@rm -f $(VENV)/.$(1)-* && touch $(VENV)/.$(1)-$(KEY)
+endef
+
+$(CORE):
+	$(call install,core,.)
+
+$(DEV):
+	$(call install,dev,.[dev])
+	@rm -f $(VENV)/.core-* && touch $(CORE)

@@ -1,0 +1,83 @@
+"""HostBuffer and Buffer: arrays in host memory and in device memory.
+
+A HostBuffer knows whether it owns its bytes or looks at somebody else's (a mapped file, a caller's array).
+A Buffer is what an engine keeps on a device; every engine brings its own, all behave as the protocol says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from smelt.dtype import Array, dtype
+from smelt.errors import ShapeError
+from smelt.shape import Shape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostBuffer:
+    """An array in host memory with its Shape.
+
+    >>> HostBuffer.of([[1, 2], [3, 4]], "f32").shape
+    f32[2, 2]
+    """
+
+    array: Array
+    shape: Shape
+    owns: bool
+
+    @staticmethod
+    def of(data: Any, element: str | None = None, *, copy: bool = False) -> HostBuffer:
+        """A buffer on a NumPy array (shared unless `copy`), or on a copy of anything that NumPy can read."""
+        array = np.array(data) if copy else np.asarray(data)
+        if element is not None and array.dtype != dtype(element).numpy:
+            array = array.astype(dtype(element).numpy)
+        return HostBuffer(array, Shape.of(dtype(array.dtype), array.shape), array is not data)
+
+    def numpy(self) -> Array:
+        return self.array
+
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.array, dtype=dtype, copy=copy)
+
+
+class Buffer(Protocol):
+    """An array in a device's memory."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    def numpy(self) -> Array:
+        """The contents, copied to the host where they are not there already."""
+        ...
+
+    def delete(self) -> None:
+        """Give the memory back now; using the buffer afterwards is an error."""
+        ...
+
+
+def check_array(array: Any, shape: Shape, what: str) -> Array:
+    """An array that fits a shape with symbols left open; anything else is the caller's mistake, and the error says which."""
+    found = np.asarray(array)
+    expected = shape.dtype.numpy
+    fits = found.ndim == shape.rank and all(
+        not isinstance(size, int) or size == actual for size, actual in zip(shape.sizes, found.shape, strict=True)
+    )
+    if found.dtype != expected or not fits:
+        remedy = f".astype({str(expected)!r})" if fits and found.dtype.kind in "iufb" else None
+        got = f"{_name(found)}[{', '.join(map(str, found.shape))}]"
+        raise ShapeError(f"{what} does not fit", expected=shape, got=got, remedy=remedy)
+    return found
+
+
+def _name(array: Array) -> str:
+    try:
+        return dtype(array.dtype).name
+    except ShapeError:
+        return str(array.dtype)

@@ -1,0 +1,95 @@
+"""The protocols between engines and everybody else: Engine, Executable, and what a program takes and gives.
+
+An engine compiles a program for a target into an Executable; `prepare` binds the weights; a call runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from smelt.dtype import Array
+from smelt.errors import UnsupportedError
+from smelt.shape import Shape
+from smelt.weights import Weights
+
+P_contra = TypeVar("P_contra", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One input, output or weight of a program."""
+
+    name: str
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What an executable takes and gives, in order."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    weights: tuple[Port, ...] = ()
+
+
+class Executable(Protocol):
+    """A compiled function. With weights it must be prepared before it can be called."""
+
+    @property
+    def signature(self) -> Signature: ...
+
+    def prepare(self, weights: Weights) -> Executable:
+        """The same function with its weights bound; may be called several times, with different weights."""
+        ...
+
+    def __call__(self, *inputs: Array) -> tuple[Array, ...]:
+        """Run on arrays, in the signature's order."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds. Closing twice is harmless; calling afterwards is an error."""
+        ...
+
+
+class Engine(Protocol[P_contra]):
+    """Turns programs into executables."""
+
+    @property
+    def name(self) -> str: ...
+
+    def missing(self) -> str | None:
+        """Why this engine cannot work here, with the remedy; None where it can."""
+        ...
+
+    def compile(self, program: P_contra) -> Executable: ...
+
+
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, slots=True)
+class Platform(Generic[P]):
+    """The device and the engine in use."""
+
+    device: str
+    engine: Engine[P]
+
+    def __str__(self) -> str:
+        return f"{self.engine.name} on {self.device}"
+
+
+def choose(name: str, engines: Sequence[Engine[P_contra]]) -> Engine[P_contra]:
+    """The engine of that name, or the first that works for `auto`."""
+    if name == "auto":
+        for engine in engines:
+            if engine.missing() is None:
+                return engine
+    for engine in engines:
+        if engine.name == name:
+            reason = engine.missing()
+            if reason is None:
+                return engine
+            raise UnsupportedError(f"the engine {name} cannot run here", got=reason)
+    raise UnsupportedError("unknown engine", expected="auto, " + ", ".join(e.name for e in engines), got=name)

@@ -1,0 +1,106 @@
+"""The one error form of the package.
+
+Every user's mistake becomes a `SmeltError`: what was expected, what came, where, and what to do about it.
+The command line, the server and Python all show the same record. An `assert` marks a bug of ours, never a mistake.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A place in a user's file: a path (or `<text>`), a line and a column counted from 1, and a node's name if it has one."""
+
+    path: str
+    line: int = 0
+    column: int = 0
+    name: str = ""
+
+    def __str__(self) -> str:
+        place = ":".join([self.path, *(str(n) for n in (self.line, self.column) if n)])
+        return f"{place} ({self.name})" if self.name and place else place or self.name
+
+
+class SmeltError(Exception):
+    """A mistake in a file, a shape, a request or a set-up; never a bug of smelt itself.
+
+    >>> print(SmeltError("dot over 'd'", expected="axis d", got="f32[f=4]", remedy=".dot(w, 'f')"))
+    dot over 'd'
+      expected axis d
+      got      f32[f=4]
+      try      .dot(w, 'f')
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        expected: object = None,
+        got: object = None,
+        where: object = None,
+        remedy: str | None = None,
+        source: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.expected = expected
+        self.got = got
+        self.where = where
+        self.remedy = remedy
+        self.source = source  # the offending line of the user's file, carets below it
+
+    def __str__(self) -> str:
+        lines = [f"{self.where}: {self.message}" if self.where else self.message]
+        if self.source:
+            lines += ["  " + line for line in self.source.splitlines()]
+        for label, value in (("expected", self.expected), ("got", self.got), ("try", self.remedy)):
+            if value is not None:
+                lines.append(f"  {label:<8} {value}")
+        return "\n".join(lines)
+
+    def record(self) -> dict[str, Any]:
+        """The same error for machines: what `--json` and the server print."""
+        fields = {
+            "error": type(self).__name__,
+            "message": self.message,
+            "expected": self.expected,
+            "got": self.got,
+            "where": self.where,
+            "remedy": self.remedy,
+        }
+        return {name: value if name == "error" else str(value) for name, value in fields.items() if value is not None}
+
+
+class ParseError(SmeltError):
+    """Text or bytes that are not in the format they claim."""
+
+
+class VerifyError(SmeltError):
+    """A program that breaks a constraint of the specification."""
+
+
+class ShapeError(SmeltError):
+    """Sizes, axes or element types that do not fit together."""
+
+
+class UnsupportedError(SmeltError):
+    """Valid input that smelt, this engine or this device cannot handle."""
+
+
+class RunError(SmeltError):
+    """A failure while a program runs: a check that did not hold, a bound exceeded, no memory left."""
+
+
+class FileError(SmeltError):
+    """A file that is missing, unreadable, damaged or cannot be written."""
+
+
+class DeviceError(SmeltError):
+    """A device or compiler that is missing, lost, or refused."""
+
+
+class MissingPackageError(SmeltError):
+    """An optional package that the request needs and that is not installed."""

@@ -1,0 +1,297 @@
+"""Running a program on NumPy arrays, op by op, as the specification says: the meaning that every engine is held to.
+
+`run(program, args)` runs one process; `run_grid` runs replicas x partitions that exchange data. Processes are generators
+that yield an `Exchange` whenever they wait for each other, so several of them need no threads and a deadlock is an error.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from smelt.dim import solve, substitute
+
+from smelt.dtype import Array
+from smelt.errors import RunError, ShapeError, SmeltError
+from smelt.ir.core import Func, Op, Program, Region, Type, Value, walk
+from smelt.ir.ops import OPS
+from smelt.ir.ops.definition import Exchange, Process, Receive, Rendezvous, Send
+from smelt.shape import Shape
+
+Callback: TypeAlias = Callable[..., Any]
+Steps: TypeAlias = Generator[Exchange, Any, tuple[Any, ...]]
+
+
+def run(
+    program: Program,
+    args: Sequence[Any] = (),
+    *,
+    func: str | None = None,
+    callbacks: Mapping[str, Callback] | None = None,
+) -> tuple[Any, ...]:
+    """Run a function (default: the entry) on arrays; `callbacks` answer custom calls by target name.
+
+    Results are arrays, one per result. Tokens are None, tuples are Python tuples.
+    """
+    entry = program.main if func is None else program.func(func)
+    world = World(program, callbacks or {})
+    return run_grid(world, [[(entry, tuple(args))]])[0][0]
+
+
+@dataclass(slots=True)
+class World:
+    """What all processes of one run share."""
+
+    program: Program
+    callbacks: Mapping[str, Callback]
+    infeed: deque[tuple[Any, ...]] = field(default_factory=deque)
+    outfeed: list[tuple[Any, ...]] = field(default_factory=list)
+    probes: dict[str, list[Array]] = field(default_factory=dict)
+    plans: dict[Region, _Plan] = field(default_factory=dict)
+    births: dict[Func, dict[Op, frozenset[str]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """For each op of a region, its meaning's facts and the values that nobody needs after it."""
+
+    steps: tuple[tuple[Op, Any, bool, tuple[Value, ...]], ...]
+    elementwise: bool
+
+
+class Frame:
+    """One activation of a function in one process: the values it has computed and the sizes it has seen."""
+
+    def __init__(self, world: World, func: Func, process: Process) -> None:
+        self.world = world
+        self.program = world.program
+        self.process = process
+        self.func = func
+        self.values: dict[Value, Any] = {}
+        self.symbols: dict[str, int] = {}
+
+    # -- what meanings ask for --
+
+    def shape(self, type: Type) -> tuple[int, ...]:
+        """The sizes of a tensor type as numbers."""
+        assert isinstance(type, Shape)
+        return type.numbers(self.symbols)
+
+    def lanes(self, region: Region, *args: Array) -> tuple[Array, ...]:
+        """Run a region over scalars for every lane at once where its ops allow, else lane by lane."""
+        lanes = np.broadcast_shapes(*(arg.shape for arg in args))
+        plan = self._plan(region)
+        if plan.elementwise:
+            self.values.update(zip(region.args, args, strict=True))
+            for op, meaning, _, _ in plan.steps:
+                out = meaning(self, op, *(self.values[operand] for operand in op.operands))
+                self.values[op.results[0]] = out
+            return tuple(np.broadcast_to(self.values[value], lanes) for value in region.results)
+        spread = [np.broadcast_to(arg, lanes) for arg in args]
+        types = [value.shape.dtype.numpy for value in region.results]
+        results = tuple(np.empty(lanes, dtype) for dtype in types)
+        for lane in np.ndindex(lanes):
+            for result, value in zip(
+                results, self.call(region, *(np.asarray(arg[lane]) for arg in spread)), strict=True
+            ):
+                result[lane] = value
+        return results
+
+    def call(self, region: Region, *args: Any) -> tuple[Any, ...]:
+        """Run a region once; nothing inside may wait for another process."""
+        steps = self.steps(region, *args)
+        try:
+            next(steps)
+        except StopIteration as stop:
+            result: tuple[Any, ...] = stop.value
+            return result
+        raise RunError(
+            "a collective op inside a reduction, sort or scatter body cannot run", where=region.ops[0].location
+        )
+
+    def invoke(self, func: Func, *args: Any) -> Steps:
+        """Call another function: `results = yield from frame.invoke(func, *args)`."""
+        inner = Frame(self.world, func, self.process)
+        inner.enter(args)
+        return (yield from inner.steps(func.body, *args))
+
+    def steps(self, region: Region, *args: Any) -> Steps:
+        """Run a region in this frame: `results = yield from frame.steps(region, *args)`."""
+        values = self.values
+        values.update(zip(region.args, args, strict=True))
+        for op, meaning, waits, dead in self._plan(region).steps:
+            operands = [values[operand] for operand in op.operands]
+            try:
+                with np.errstate(all="ignore"):
+                    out = meaning(self, op, *operands)
+                    if waits:
+                        out = yield from out
+            except SmeltError as error:
+                if error.where is None:
+                    error.where = op.location
+                raise
+            except MemoryError as error:
+                raise RunError(f"{op.name}: no memory for the result", got=op, where=op.location) from error
+            if len(op.results) == 1 and not isinstance(out, tuple):
+                out = (out,)
+            self._keep(op, out)
+            for value in dead:
+                values.pop(value, None)
+        return tuple(values[value] for value in region.results)
+
+    # -- keeping the books --
+
+    def enter(self, args: Sequence[Any]) -> None:
+        """Check the arguments against the function's types and learn the sizes from them."""
+        func = self.func
+        if len(args) != len(func.args):
+            raise RunError(f"@{func.name}: wrong number of arguments", expected=len(func.args), got=len(args))
+        patterns: list[Any] = []
+        actual: list[int] = []
+        for i, (value, arg) in enumerate(zip(func.args, args, strict=True)):
+            if isinstance(value.type, Shape):
+                _check_argument(func, i, value.type, arg)
+                patterns += value.type.sizes
+                actual += arg.shape
+        try:
+            self.symbols = solve(patterns, actual)
+        except ShapeError as error:
+            raise ShapeError(f"@{func.name}: {error.message}", expected=error.expected, got=error.got) from None
+
+    def _keep(self, op: Op, out: Sequence[Any]) -> None:
+        assert len(out) == len(op.results), f"{op.name} gave {len(out)} results for {len(op.results)}"
+        for value, array in zip(op.results, out, strict=True):
+            shape = value.type
+            if isinstance(shape, Shape):
+                assert isinstance(array, np.ndarray | np.generic), f"{op.name} gave a {type(array).__name__}"
+                assert array.dtype == shape.dtype.numpy, f"{op.name} gave {array.dtype} for {shape}"
+                if not shape.is_static:
+                    self._learn(op, shape, array.shape)
+                else:
+                    assert array.shape == shape.sizes, f"{op.name} gave {array.shape} for {shape}"
+                array = np.asarray(array)
+            self.values[value] = array
+
+    def _learn(self, op: Op, shape: Shape, actual: tuple[int, ...]) -> None:
+        """Symbols are born here with the sizes that came out; every other size must be what was proven or assumed."""
+        for name in self._births().get(op, ()):
+            self.symbols.pop(name, None)
+        known = {name: self.symbols[name] for name in shape.symbols if name in self.symbols}
+        try:
+            self.symbols |= solve([substitute(size, known) for size in shape.sizes], actual)
+        except ShapeError as error:
+            raise RunError(
+                f"{op.name}: a size is not what the program promised", expected=shape, got=list(actual)
+            ) from error
+
+    def _births(self) -> dict[Op, frozenset[str]]:
+        births = self.world.births.get(self.func)
+        if births is None:
+            births = self.world.births[self.func] = {}
+            seen = set().union(*(arg.type.symbols for arg in self.func.args if isinstance(arg.type, Shape)))
+            for op in walk(self.func.body):
+                types = [value.type for value in op.results]
+                new = frozenset().union(*(t.symbols for t in types if isinstance(t, Shape))) - seen
+                if new:
+                    births[op] = new
+                    seen |= new
+        return births
+
+    def _plan(self, region: Region) -> _Plan:
+        plan = self.world.plans.get(region)
+        if plan is None:
+            plan = self.world.plans[region] = _plan_region(region)
+        return plan
+
+
+def _plan_region(region: Region) -> _Plan:
+    own = {value for op in region.ops for value in op.results} - set(region.results)
+    steps: list[tuple[Op, Any, bool, tuple[Value, ...]]] = []
+    for op in reversed(region.ops):
+        used = dict.fromkeys(op.operands)
+        for inner in op.regions:
+            for nested in walk(inner):
+                used |= dict.fromkeys(nested.operands)
+            used |= dict.fromkeys(inner.results)
+        dead = tuple(value for value in (*used, *op.results) if value in own)
+        own.difference_update(dead)
+        row = OPS[op.name]
+        steps.append((op, row.meaning, inspect.isgeneratorfunction(row.meaning), dead))
+    steps.reverse()
+    scalar = all(isinstance(value.type, Shape) and value.type.rank == 0 for value in (*region.args, *region.results))
+    simple = all(
+        OPS[op.name].elementwise and len(op.results) == 1 and op.results[0].shape.rank == 0 for op in region.ops
+    )
+    return _Plan(tuple(steps), scalar and simple)
+
+
+def _check_argument(func: Func, index: int, shape: Shape, arg: Any) -> None:
+    if not isinstance(arg, np.ndarray):
+        raise RunError(f"@{func.name}: argument {index} is no array", expected=shape, got=type(arg).__name__)
+    if arg.dtype != shape.dtype.numpy or arg.ndim != shape.rank or (shape.is_static and arg.shape != shape.sizes):
+        raise RunError(
+            f"@{func.name}: argument {index} does not fit", expected=shape, got=f"{arg.dtype}{list(arg.shape)}"
+        )
+
+
+# ---- several processes ----
+
+
+def run_grid(world: World, grid: Sequence[Sequence[tuple[Func, tuple[Any, ...]]]]) -> list[list[tuple[Any, ...]]]:
+    """Run `grid[replica][partition] = (function, arguments)` until all are done; gives the results in the same layout."""
+    running: dict[Process, Steps] = {}
+    inbox: dict[Process, Any] = {}
+    waiting: dict[Process, Exchange] = {}
+    done: dict[Process, tuple[Any, ...]] = {}
+    for replica, row in enumerate(grid):
+        for partition, (func, args) in enumerate(row):
+            process = Process(replica, partition, len(grid), len(row))
+            frame = Frame(world, func, process)
+            frame.enter(args)
+            running[process] = frame.steps(func.body, *args)
+            inbox[process] = None
+    mail: dict[Hashable, deque[Any]] = {}
+    while running:
+        for process in [p for p in running if p in inbox]:
+            try:
+                waiting[process] = running[process].send(inbox.pop(process))
+            except StopIteration as stop:
+                done[process] = stop.value
+                del running[process]
+        if running and not _deliver(waiting, inbox, mail):
+            stuck = ", ".join(f"{p}: {waiting[p].describe()}" for p in running)
+            raise RunError("the processes wait for each other and none can go on", got=stuck)
+    return [[done[Process(r, p, len(grid), len(row))] for p in range(len(row))] for r, row in enumerate(grid)]
+
+
+def _deliver(waiting: dict[Process, Exchange], inbox: dict[Process, Any], mail: dict[Hashable, deque[Any]]) -> bool:
+    """Complete every exchange whose partners are all there; say whether any was."""
+    moved = False
+    for process, exchange in list(waiting.items()):
+        if process not in waiting:
+            continue
+        match exchange:
+            case Send(channel, payload):
+                mail.setdefault(channel, deque()).append(payload)
+                inbox[process] = None
+            case Receive(channel):
+                if not mail.get(channel):
+                    continue
+                inbox[process] = mail[channel].popleft()
+            case Rendezvous(key, members, _):
+                partners = [waiting.get(member) for member in members]
+                if not all(isinstance(other, Rendezvous) and other.key == key for other in partners):
+                    continue
+                payloads = {member: waiting[member].payload for member in members}  # type: ignore[union-attr]
+                for member in members:
+                    inbox[member] = payloads
+                    del waiting[member]
+                moved = True
+                continue
+        del waiting[process]
+        moved = True
+    return moved

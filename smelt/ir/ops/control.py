@@ -1,0 +1,401 @@
+"""Control flow, calls, tokens and the ops that only order or place others.
+
+Regions run in the frame of the function around them. Loops, branches and calls are generators, because a collective inside
+them may wait for other processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+
+from smelt.dim import Size, symbols
+from smelt.dtype import Array, i1, i32, index
+from smelt.errors import RunError, UnsupportedError
+from smelt.ir.attributes import ALIAS, ANY, BOOL, DICT, INT32, INTS, STRING, SYMBOL, Constant, Dict, Kind, array_of
+from smelt.ir.core import Future, Op, Region, Token, Type
+from smelt.ir.ops.definition import UNKNOWN, Attr, Call, Exchange, Frame, OpDef
+from smelt.ir.ops.signature import bare_symbol, call_types
+from smelt.ir.ops.testing import expect_almost_eq, expect_close, expect_eq
+from smelt.shape import Shape
+
+Steps = Generator[Exchange, Any, tuple[Any, ...]]
+
+PREDICATE = Shape.of(i1, ())
+TOKEN = Token()
+
+# ---- branches ----
+
+
+def _infer_if(call: Call) -> Sequence[Type]:
+    call.same_shape(PREDICATE, call.shape(0), "if_i1", "the predicate must be a boolean scalar")
+    return _join(call, "if_c1", "if_c2")
+
+
+def _infer_case(call: Call) -> Sequence[Type]:
+    call.require(len(call.regions) > 0, "case_c1", "there must be a branch")
+    call.same_shape(Shape.of(i32, ()), call.shape(0), "case_i1", "the index must be a scalar of i32")
+    return _join(call, "case_c2", "case_c3")
+
+
+def _join(call: Call, takes: str, gives: str) -> list[Type]:
+    """The types that all branches return; a size that differs between them is born here."""
+    for branch in call.regions:
+        call.require(not branch.args, takes, "a branch takes no arguments", got=len(branch.args))
+    counts = {len(branch.results) for branch in call.regions}
+    call.require(len(counts) == 1, gives, "the branches return different numbers of values", got=sorted(counts))
+    columns = zip(*([value.type for value in branch.results] for branch in call.regions), strict=True)
+    return [_join_types(call, i, types, gives) for i, types in enumerate(columns)]
+
+
+def _join_types(call: Call, i: int, types: Sequence[Type], label: str) -> Type:
+    first = types[0]
+    for other in types[1:]:
+        if not isinstance(first, Shape) or not isinstance(other, Shape):
+            call.require(first == other, label, f"result {i} differs between branches", expected=first, got=other)
+        elif first.dtype != other.dtype or first.rank != other.rank:
+            call.fail(label, f"result {i} differs between branches", expected=first, got=other)
+    if not isinstance(first, Shape):
+        return first
+    sizes = []
+    for axis in range(first.rank):
+        column = [type.sizes[axis] for type in types if isinstance(type, Shape)]
+        sizes.append(_join_sizes(call, column, _declared_size(call, i, first.rank, axis), label))
+    return Shape.of(first.dtype, sizes)
+
+
+def _join_sizes(call: Call, sizes: Sequence[Size], declared: Size | None, label: str) -> Size:
+    if all(size == sizes[0] for size in sizes):
+        return sizes[0]
+    if declared is not None and _is_born(declared, sizes):
+        return call.scope.fresh() if declared == UNKNOWN else declared
+    for size in sizes:
+        call.same_size(sizes[0] if declared is None else declared, size, label, "a size differs between branches")
+    return sizes[0] if declared is None else declared
+
+
+def _declared_size(call: Call, result: int, rank: int, axis: int) -> Size | None:
+    if call.declared is None or result >= len(call.declared):
+        return None
+    type = call.declared[result]
+    return type.sizes[axis] if isinstance(type, Shape) and type.rank == rank else None
+
+
+def _is_born(size: Size, others: Sequence[Size]) -> bool:
+    """A size that is one symbol and has nothing to do with the others: it names what came out at run time."""
+    name = bare_symbol(size)
+    return name is not None and all(name not in symbols(other) for other in others)
+
+
+def _if(frame: Frame, op: Op, predicate: Array) -> Steps:
+    return (yield from frame.steps(op.regions[0 if predicate else 1]))
+
+
+def _case(frame: Frame, op: Op, choice: Array) -> Steps:
+    last = len(op.regions) - 1
+    chosen = int(choice)
+    return (yield from frame.steps(op.regions[chosen if 0 <= chosen <= last else last]))
+
+
+# ---- loops ----
+
+
+def _infer_while(call: Call) -> Sequence[Type]:
+    condition, body = call.regions
+    types = [value.type for value in call.operands]
+    outside = frozenset().union(*(type.symbols for type in types if isinstance(type, Shape)))
+    for region, label in ((condition, "while_c1"), (body, "while_c2")):
+        call.require(
+            len(region.args) == len(types), label, "a region takes the wrong number of values", expected=len(types), got=len(region.args)
+        )
+        for i, (want, arg) in enumerate(zip(types, region.args, strict=True)):
+            _match_carried(call, i, want, arg.type, outside, label)
+    call.returns(condition, [arg.type for arg in condition.args], [PREDICATE], "while_c1")
+    if len(body.results) != len(types):
+        call.fail("while_c2", "the body returns the wrong number of values", expected=len(types), got=len(body.results))
+    return [_carried_type(call, i, want, body, outside) for i, want in enumerate(types)]
+
+
+def _match_carried(call: Call, i: int, want: Type, have: Type, outside: frozenset[str], label: str) -> None:
+    """A region's argument has its operand's type; a size that is a symbol of the region's own is bound on each turn."""
+    message = f"value {i} of the loop has another type in a region"
+    if not isinstance(want, Shape) or not isinstance(have, Shape):
+        call.require(want == have, label, message, expected=want, got=have)
+    elif want.dtype != have.dtype or want.rank != have.rank:
+        call.fail(label, message, expected=want, got=have)
+    else:
+        for a, b in zip(want.sizes, have.sizes, strict=True):
+            if not _is_own(b, outside):
+                call.same_size(a, b, label, message)
+
+
+def _carried_type(call: Call, i: int, want: Type, body: Region, outside: frozenset[str]) -> Type:
+    have, arg = body.results[i].type, body.args[i].type
+    message = f"the body returns another type for value {i}"
+    if not isinstance(want, Shape) or not isinstance(have, Shape) or not isinstance(arg, Shape):
+        call.require(want == have, "while_c2", message, expected=want, got=have)
+        return want
+    if want.dtype != have.dtype or want.rank != have.rank:
+        call.fail("while_c2", message, expected=want, got=have)
+    sizes = []
+    for axis, (before, inside, after) in enumerate(zip(want.sizes, arg.sizes, have.sizes, strict=True)):
+        if after == inside or after == before:  # the size stays what it was
+            sizes.append(before)
+        elif _is_own(inside, outside):
+            declared = _declared_size(call, i, want.rank, axis)
+            sizes.append(call.scope.fresh() if declared is None or declared == UNKNOWN else declared)
+        else:
+            call.same_size(inside, after, "while_c2", message)
+            sizes.append(before)
+    return Shape.of(want.dtype, sizes)
+
+
+def _is_own(size: Size, outside: frozenset[str]) -> bool:
+    name = bare_symbol(size)
+    return name is not None and name not in outside
+
+
+def _while(frame: Frame, op: Op, *state: Any) -> Steps:
+    condition, body = op.regions
+    while True:
+        (again,) = yield from frame.steps(condition, *state)
+        if not again:
+            return state
+        state = yield from frame.steps(body, *state)
+
+
+# ---- calls ----
+
+
+def _infer_call(call: Call) -> Sequence[Type]:
+    return call_types(call, call.attrs["callee"], [value.type for value in call.operands], call.declared, "call")
+
+
+def _call(frame: Frame, op: Op, *args: Any) -> Steps:
+    return (yield from frame.invoke(frame.program.func(op.attrs["callee"]), *args))
+
+
+def _infer_composite(call: Call) -> Sequence[Type]:
+    name: str = call.attrs["name"]
+    dialect, dot, mnemonic = name.partition(".")
+    call.require(bool(dialect and dot and mnemonic), "composite_c1", "the name must be one of a dialect", expected="dialect.op", got=name)
+    types = [value.type for value in call.operands]
+    return call_types(call, call.attrs["decomposition"], types, call.declared, "composite_c2")
+
+
+def _composite(frame: Frame, op: Op, *args: Any) -> Steps:
+    return (yield from frame.invoke(frame.program.func(op.attrs["decomposition"]), *args))
+
+
+LAYOUT = Kind("layout", INTS.read, lambda order: Constant.of(np.array(order, np.int64), index))
+TYPED_FFI = 4
+
+
+def _infer_custom_call(call: Call) -> Sequence[Type]:
+    if call.declared is None:
+        call.fail("", "the result types cannot be inferred", expected="declared result types")
+    config = call.attrs.get("backend_config")
+    if isinstance(config, Dict):
+        call.require(call.attrs["api_version"] == TYPED_FFI, "", "a dictionary as backend_config needs api_version 4", got=config)
+    for name in call.attrs["called_computations"]:
+        call.require(name in call.signatures, "", f"no function @{name}", got=f"@{name}")
+    _check_layouts(call, call.declared)
+    return [_fresh_sizes(call, type) for type in call.declared]
+
+
+def _check_layouts(call: Call, results: Sequence[Type]) -> None:
+    given = [call.attrs.get(name) for name in ("operand_layouts", "result_layouts")]
+    if given == [None, None]:
+        return
+    for what, layouts, types in zip(("operand", "result"), given, ([v.type for v in call.operands], results), strict=True):
+        call.require(layouts is not None, "", "operand_layouts and result_layouts come together", got=f"no {what}_layouts")
+        call.require(len(layouts) == len(types), "", f"one layout for each {what}", expected=len(types), got=len(layouts))
+        for layout, type in zip(layouts, types, strict=True):
+            rank = type.rank if isinstance(type, Shape) else 0
+            call.require(sorted(layout) == list(range(rank)), "", f"the layout of a {what} orders its dimensions", expected=f"rank {rank}", got=layout)
+
+
+def _fresh_sizes(call: Call, type: Type) -> Type:
+    if not isinstance(type, Shape) or type.is_static:
+        return type
+    return Shape.of(type.dtype, [call.scope.fresh() if size == UNKNOWN else size for size in type.sizes])
+
+
+def _custom_call(frame: Frame, op: Op, *operands: Any) -> Any:
+    target: str = op.attrs["call_target_name"]
+    if target in frame.world.callbacks:
+        return _fit(op, target, frame.world.callbacks[target](*operands))
+    if target in CHECKS and len(operands) == 2:
+        return CHECKS[target](op, *operands)
+    types = [value.type for value in op.operands]
+    if target in PLACEMENT and types == [value.type for value in op.results]:
+        return operands
+    raise UnsupportedError(
+        f"custom_call @{target} has no meaning here",
+        expected="one of " + ", ".join([*frame.world.callbacks, *CHECKS]),
+        got=f"@{target}",
+        where=op.location,
+        remedy=f"pass callbacks={{{target!r}: function}}",
+    )
+
+
+# What only says where a value lives leaves it as it is on one process.
+PLACEMENT = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement")
+
+
+def _fit(op: Op, target: str, given: Any) -> tuple[Any, ...]:
+    """What a callback returned, if it has the types that the op promises."""
+    out = given if isinstance(given, tuple | list) else () if given is None else (given,)
+    if len(out) != len(op.results):
+        raise RunError(f"the callback for @{target} gave the wrong number of results", expected=len(op.results), got=len(out))
+    arrays = []
+    for value, item in zip(op.results, out, strict=True):
+        if isinstance(value.type, Shape):
+            item = np.asarray(item)
+            want = value.type
+            if item.dtype != want.dtype.numpy or item.ndim != want.rank or (want.is_static and item.shape != want.sizes):
+                raise RunError(f"the callback for @{target} gave another type", expected=want, got=f"{item.dtype}{list(item.shape)}")
+        arrays.append(item)
+    return tuple(arrays)
+
+
+def _check_call_eq(op: Op, actual: Array, expected: Array) -> tuple[()]:
+    expect_eq("check.expect_eq", actual, expected, op.operands[0].shape.dtype)
+    return ()
+
+
+def _check_call_almost_eq(op: Op, actual: Array, expected: Array) -> tuple[()]:
+    expect_almost_eq("check.expect_almost_eq", actual, expected, op.operands[0].shape.dtype, 1e-3)
+    return ()
+
+
+def _check_call_close(op: Op, actual: Array, expected: Array) -> tuple[()]:
+    expect_close("check.expect_close", actual, expected, op.operands[0].shape.dtype, 0, 3)
+    return ()
+
+
+def _check_call_either(op: Op, actual: Array, expected: Array) -> tuple[Array, ...]:
+    """The old form: exact for integers, 1e-4 for floats; its result says that it held."""
+    element = op.operands[0].shape.dtype
+    if element.is_float or element.is_complex:
+        expect_almost_eq("check.eq", actual, expected, element, 1e-4)
+    else:
+        expect_eq("check.eq", actual, expected, element)
+    return tuple(np.asarray(True) for _ in op.results)
+
+
+CHECKS = {
+    "check.expect_eq": _check_call_eq,
+    "check.expect_almost_eq": _check_call_almost_eq,
+    "check.expect_close": _check_call_close,
+    "check.eq": _check_call_either,
+}
+
+
+# ---- order ----
+
+
+def _infer_tokens(call: Call) -> Sequence[Type]:
+    for value in call.operands:
+        call.require(value.type == TOKEN, "after_all_i1", "every operand must be a token", expected="!stablehlo.token", got=value.type)
+    return [TOKEN]
+
+
+def _token(_frame: Frame, _op: Op, *_tokens: None) -> tuple[None]:
+    return (None,)
+
+
+def _infer_same(call: Call) -> Sequence[Type]:
+    return [value.type for value in call.operands]
+
+
+def _same(_frame: Frame, _op: Op, *values: Any) -> tuple[Any, ...]:
+    return values
+
+
+def _infer_one_tensor(call: Call) -> Sequence[Type]:
+    return [call.shape(0)]
+
+
+def _infer_nothing(call: Call) -> Sequence[Type]:
+    call.shape(0)
+    return []
+
+
+def _nothing(_frame: Frame, _op: Op, _value: Any) -> tuple[()]:
+    return ()
+
+
+# ---- asynchronous ----
+
+
+def _infer_async_start(call: Call) -> Sequence[Type]:
+    (region,) = call.regions
+    results = [value.type for value in region.results]
+    call.returns(region, [value.type for value in call.operands], results, "async_start_c1")
+    call.require(len(results) > 0, "async_start_c2", "the region returns nothing")
+    return [Future(tuple(results))]
+
+
+def _async_start(frame: Frame, op: Op, *operands: Any) -> Steps:
+    results = yield from frame.steps(op.regions[0], *operands)
+    return (results,)
+
+
+def _infer_async_done(call: Call) -> Sequence[Type]:
+    future = call.operands[0].type
+    if not isinstance(future, Future):
+        call.fail("async_done_i1", "the operand must be a future", expected="!stablehlo.future", got=future)
+    return list(future.types)
+
+
+def _async_done(_frame: Frame, _op: Op, future: tuple[Any, ...]) -> tuple[Any, ...]:
+    return future
+
+
+ROWS: list[OpDef] = [
+    OpDef("stablehlo.if", "pred", _infer_if, _if, regions=2),
+    OpDef("stablehlo.case", "index", _infer_case, _case, regions=None),
+    OpDef("stablehlo.while", "operand*", _infer_while, _while, regions=2),
+    OpDef("func.call", "operands*", _infer_call, _call, (Attr("callee", SYMBOL),)),
+    OpDef(
+        "stablehlo.composite",
+        "inputs*",
+        _infer_composite,
+        _composite,
+        (
+            Attr("name", STRING),
+            Attr("composite_attributes", DICT, Dict(())),
+            Attr("decomposition", SYMBOL),
+            Attr("version", INT32, 0),
+        ),
+    ),
+    OpDef(
+        "stablehlo.custom_call",
+        "inputs*",
+        _infer_custom_call,
+        _custom_call,
+        (
+            Attr("call_target_name", STRING),
+            Attr("has_side_effect", BOOL, False),
+            Attr("backend_config", ANY, None),
+            Attr("api_version", INT32, 1),
+            Attr("called_computations", array_of(SYMBOL), ()),
+            Attr("operand_layouts", array_of(LAYOUT), None),
+            Attr("result_layouts", array_of(LAYOUT), None),
+            Attr("output_operand_aliases", array_of(ALIAS), ()),
+        ),
+        effect=True,
+    ),
+    OpDef("stablehlo.after_all", "inputs*", _infer_tokens, _token),
+    OpDef("stablehlo.create_token", "", _infer_tokens, _token),
+    OpDef("stablehlo.optimization_barrier", "operand*", _infer_same, _same),
+    OpDef("stablehlo.async_start", "operands*", _infer_async_start, _async_start, regions=1),
+    OpDef("stablehlo.async_done", "future", _infer_async_done, _async_done),
+    OpDef("sdy.sharding_constraint", "input", _infer_one_tensor, _same, (Attr("sharding", ANY),)),
+    OpDef("sdy.reshard", "input", _infer_one_tensor, _same, (Attr("sharding", ANY),)),
+    OpDef("sdy.propagation_barrier", "input", _infer_one_tensor, _same),
+    OpDef("sdy.sharding_group", "input", _infer_nothing, _nothing, effect=True),
+]

@@ -1,0 +1,302 @@
+"""What a row of the op table is, and what its rules see.
+
+`OpDef` is the row. `infer(call)` proves the constraints of the specification and gives the result types; it sees a `Call`.
+`meaning(frame, op, *operands)` computes the results on NumPy arrays; it sees a `Frame`, which `ir.interpret` provides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NoReturn, Protocol
+
+from smelt.dim import Size, at_most, symbol
+
+from smelt.dtype import Array, ElementType
+from smelt.errors import Location, VerifyError
+from smelt.ir.attributes import Kind
+from smelt.ir.core import Attrs, Func, FuncType, Program, Region, Type, Value
+from smelt.shape import Shape
+
+REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()
+UNKNOWN = symbol("?")  # in a declared result type: the size is whatever inference says; never in a finished op
+
+
+@dataclass(frozen=True, slots=True)
+class Attr:
+    """One declared attribute. `default=None` means that it may be absent."""
+
+    name: str
+    kind: Kind
+    default: Any = REQUIRED
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One cell of the grid of replicas x partitions that runs a program."""
+
+    replica: int = 0
+    partition: int = 0
+    replicas: int = 1
+    partitions: int = 1
+
+    def __str__(self) -> str:
+        return f"({self.replica}, {self.partition})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Send:
+    """Put a payload into a channel's queue and go on."""
+
+    channel: Hashable
+    payload: Any
+
+    def describe(self) -> str:
+        return f"sends on {self.channel}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Receive:
+    """Wait for a payload in a channel's queue: `payload = yield Receive(channel)`."""
+
+    channel: Hashable
+
+    def describe(self) -> str:
+        return f"receives on {self.channel}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rendezvous:
+    """Wait until all `members` stand at the same `key`: `payloads = yield Rendezvous(...)` gives member → payload."""
+
+    key: Hashable
+    members: tuple[Process, ...]
+    payload: Any
+
+    def describe(self) -> str:
+        return f"waits at {self.key} for {', '.join(map(str, self.members))}"
+
+
+Exchange = Send | Receive | Rendezvous
+
+
+class Frame(Protocol):
+    """What a meaning may ask of the interpreter that runs it (`ir.interpret.Frame`)."""
+
+    program: Program
+    process: Process
+    world: Any  # infeed, outfeed, probes, callbacks: ir.interpret.World
+
+    def shape(self, type: Type) -> tuple[int, ...]:
+        """The sizes of a tensor type as numbers, with the symbols' present values."""
+
+    def lanes(self, region: Region, *args: Array) -> tuple[Array, ...]:
+        """Run a region over scalars once per lane: arguments and results are arrays of one common shape."""
+
+    def call(self, region: Region, *args: Any) -> tuple[Any, ...]:
+        """Run a region once, on whole tensors; nothing inside it may wait for another process."""
+
+    def steps(self, region: Region, *args: Any) -> Generator[Exchange, Any, tuple[Any, ...]]:
+        """Run a region from a generator meaning: `results = yield from frame.steps(region, *args)`."""
+
+    def invoke(self, func: Func, *args: Any) -> Generator[Exchange, Any, tuple[Any, ...]]:
+        """Call another function: `results = yield from frame.invoke(func, *args)`."""
+
+
+Infer = Callable[["Call"], Sequence[Type]]
+Meaning = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OpDef:
+    """One row of the table.
+
+    `operands` names them, in order: `"lhs rhs"`; `"inputs*"` is variadic, `"token?"` optional.
+    `meaning` returns one array, or a tuple with one per result; a generator may `yield` an exchange with other processes.
+    `elementwise`: the meaning works on arrays of any common shape, element by element.
+    `effect`: the op does more than give results, so it is never removed, duplicated or reordered.
+    """
+
+    name: str
+    operands: str
+    infer: Infer
+    meaning: Meaning
+    attrs: tuple[Attr, ...] = ()
+    regions: int | None = 0  # None: any number
+    elementwise: bool = False
+    effect: bool = False
+    by_name: Mapping[str, Attr] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_name", MappingProxyType({attr.name: attr for attr in self.attrs}))
+
+    def check_counts(self, call: Call) -> None:
+        """Refuse a wrong number of operands or regions, and a missing attribute, before a rule looks at them."""
+        names = self.operands.split()
+        least = sum(not name.endswith(("*", "?")) for name in names)
+        most = None if "*" in self.operands else len(names)
+        count = len(call.operands)
+        if count < least or (most is not None and count > most):
+            call.fail(
+                "",
+                f"wrong number of operands ({self.operands})",
+                expected=least if most == least else f"{least} or more",
+                got=count,
+            )
+        if self.regions is not None and len(call.regions) != self.regions:
+            call.fail("", "wrong number of regions", expected=self.regions, got=len(call.regions))
+        for attr in self.attrs:
+            if call.attrs.get(attr.name, REQUIRED) is REQUIRED:
+                call.fail("", f"attribute {attr.name!r} is missing", expected=attr.kind.name)
+
+
+class Scope:
+    """Names for the symbols that are born inside a function, and the equalities that its ops take for granted."""
+
+    def __init__(self, taken: frozenset[str] = frozenset()) -> None:
+        self.taken = set(taken)
+        self.assumed: dict[tuple[Size, Size], str] = {}
+        self._next = 0
+
+    def fresh(self) -> Size:
+        """A new symbol for a size that depends on data."""
+        while True:
+            name = f"n{self._next}"
+            self._next += 1
+            if name not in self.taken:
+                self.taken.add(name)
+                return symbol(name)
+
+
+class Call:
+    """An op about to exist (or being verified), as its rule sees it: operands, typed attributes, regions, declared types.
+
+    Declared result types may hold `UNKNOWN` sizes; they are None where nothing was declared and the rule must know all.
+    """
+
+    __slots__ = ("attrs", "declared", "location", "name", "operands", "regions", "scope", "signatures")
+
+    def __init__(
+        self,
+        name: str,
+        operands: Sequence[Value],
+        attrs: Attrs,
+        regions: Sequence[Region] = (),
+        declared: Sequence[Type] | None = None,
+        *,
+        scope: Scope,
+        location: Location | None = None,
+        signatures: Mapping[str, FuncType] = MappingProxyType({}),
+    ) -> None:
+        self.name = name
+        self.operands = operands
+        self.attrs = attrs
+        self.regions = regions
+        self.declared = declared
+        self.scope = scope
+        self.location = location
+        self.signatures = signatures  # the functions a call or composite may name
+
+    # -- looking --
+
+    def shape(self, index: int) -> Shape:
+        """The type of operand `index`, which must be a tensor."""
+        type = self.operands[index].type
+        if not isinstance(type, Shape):
+            self.fail("", f"operand {index} must be a tensor", got=type)
+        return type
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """The types of all operands, which must be tensors."""
+        return [self.shape(i) for i in range(len(self.operands))]
+
+    def wanted(self, index: int = 0) -> Shape:
+        """The declared type of result `index`: for ops whose operands do not say it all."""
+        if self.declared is None or index >= len(self.declared):
+            self.fail("", f"the type of result {index} cannot be inferred", expected="a declared result type")
+        type = self.declared[index]
+        if not isinstance(type, Shape):
+            self.fail("", f"result {index} must be a tensor", got=type)
+        return type
+
+    # -- proving --
+
+    def fail(
+        self, label: str, message: str, *, expected: object = None, got: object = None, remedy: str | None = None
+    ) -> NoReturn:
+        """Refuse the op. `label` is the specification's name of the constraint, such as `add_c1`."""
+        cited = f" ({label})" if label else ""
+        raise VerifyError(
+            f"{self.name}: {message}{cited}", expected=expected, got=got, where=self.location, remedy=remedy
+        )
+
+    def require(self, holds: bool, label: str, message: str, *, expected: object = None, got: object = None) -> None:
+        if not holds:
+            self.fail(label, message, expected=expected, got=got)
+
+    def same_size(self, a: Size, b: Size, label: str, message: str) -> None:
+        """Two sizes are equal: proven, refused, or (where symbols leave it open) taken for granted and checked at run time."""
+        if type(a) is int and type(b) is int:
+            if a != b:
+                self.fail(label, message, expected=a, got=b)
+        elif a != b:
+            difference = a - b
+            if type(difference) is int:  # never zero here: canonical forms differ
+                self.fail(label, message, expected=a, got=b)
+            self.scope.assumed[(a, b)] = f"{self.name}: {message}"
+
+    def same_sizes(self, a: Sequence[Size], b: Sequence[Size], label: str, message: str) -> None:
+        if len(a) != len(b):
+            self.fail(label, message, expected=f"rank {len(a)}", got=f"rank {len(b)}")
+        for x, y in zip(a, b, strict=True):
+            self.same_size(x, y, label, message)
+
+    def at_most(self, a: Size, b: Size, label: str, message: str) -> None:
+        """One size is at most another: refused where that never holds; where symbols leave it open, the meaning checks it."""
+        if a > b if type(a) is int and type(b) is int else at_most(b + 1, a):
+            self.fail(label, message, expected=f"at most {b}", got=a)
+
+    def same_dtype(self, a: ElementType, b: ElementType, label: str, message: str) -> None:
+        if a != b:
+            self.fail(label, message, expected=a, got=b)
+
+    def same_shape(self, a: Shape, b: Shape, label: str, message: str) -> None:
+        """Same element type and sizes."""
+        if a is not b:
+            self.same_dtype(a.dtype, b.dtype, label, message)
+            self.same_sizes(a.sizes, b.sizes, label, message)
+
+    def dims(
+        self, dims: Sequence[int], rank: int, label: str, what: str, *, unique: bool = True, ordered: bool = False
+    ) -> None:
+        """Dimension numbers lie in [0, rank), and are unique and sorted where asked."""
+        if any(not 0 <= dim < rank for dim in dims):
+            self.fail(label, f"{what} must lie in [0, {rank})", got=list(dims))
+        if unique and len(set(dims)) != len(dims):
+            self.fail(label, f"{what} must be unique", got=list(dims))
+        if ordered and list(dims) != sorted(dims):
+            self.fail(label, f"{what} must be sorted", got=list(dims))
+
+    def returns(self, region: Region, args: Sequence[Type], results: Sequence[Type], label: str) -> None:
+        """A region takes and returns exactly these tensor types."""
+        for what, have, want in (("takes", region.args, args), ("returns", region.results, results)):
+            if len(have) != len(want):
+                self.fail(label, f"its region {what} the wrong number of values", expected=len(want), got=len(have))
+            for value, type in zip(have, want, strict=True):
+                if isinstance(value.type, Shape) and isinstance(type, Shape):
+                    self.same_shape(type, value.type, label, f"a value that its region {what} has the wrong type")
+                elif value.type != type:
+                    self.fail(
+                        label, f"a value that its region {what} has the wrong type", expected=type, got=value.type
+                    )
+
+
+def op_attrs(definition: OpDef, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes with the declared defaults filled in; what is absent and optional stays absent."""
+    filled = dict(given)
+    for attr in definition.attrs:
+        if attr.name not in filled and attr.default is not None and attr.default is not REQUIRED:
+            filled[attr.name] = attr.default
+    return filled

@@ -1,0 +1,3 @@
+from smelt.ir.ops.definition import OpDef
+
+ROWS: list[OpDef] = []

@@ -1,0 +1,95 @@
+"""Matching a call with the function it names: operands against argument types, and the result types that follow.
+
+`func.call`, `stablehlo.composite` and `interpreter.run_parallel` infer their types here. A function's symbols are its own:
+each call gives them values, so one function serves many sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from smelt.dim import Size, divide_exact, substitute, symbol, symbols
+from smelt.ir.core import FuncType, Type
+from smelt.ir.ops.definition import UNKNOWN, Call
+from smelt.shape import Shape
+
+
+def call_types(call: Call, name: str, operands: Sequence[Type], declared: Sequence[Type] | None, label: str) -> list[Type]:
+    """The result types of a call of @name: the callee's symbols take the values that the operands give them.
+
+    Symbols that its body gives birth to are new ones here, or what the declared types call them.
+    """
+    signature = call.signatures.get(name)
+    if signature is None:
+        call.fail(label, f"no function @{name}", expected="one of " + ", ".join(call.signatures), got=f"@{name}")
+    values = _unify(call, name, signature, operands, label)
+    if declared is not None and len(declared) != len(signature.results):
+        call.fail(label, f"@{name} has another number of results", expected=len(signature.results), got=len(declared))
+    results: list[Type] = []
+    for i, type in enumerate(signature.results):
+        if not isinstance(type, Shape) or type.is_static:
+            results.append(type)
+            continue
+        want = declared[i] if declared is not None else None
+        _name_births(call, type, want if isinstance(want, Shape) else None, values)
+        results.append(Shape.of(type.dtype, [substitute(size, values) for size in type.sizes]))
+    return results
+
+
+def _unify(
+    call: Call, name: str, signature: FuncType, operands: Sequence[Type], label: str
+) -> dict[str, Size]:
+    if len(operands) != len(signature.inputs):
+        call.fail(label, f"@{name} takes another number of arguments", expected=len(signature.inputs), got=len(operands))
+    values: dict[str, Size] = {}
+    open_sizes: list[tuple[Size, Size]] = []
+    for i, (want, have) in enumerate(zip(signature.inputs, operands, strict=True)):
+        if not isinstance(want, Shape) or not isinstance(have, Shape):
+            call.require(want == have, label, f"argument {i} of @{name} has another type", expected=want, got=have)
+            continue
+        if want.dtype != have.dtype or want.rank != have.rank:
+            call.fail(label, f"argument {i} of @{name} has another type", expected=want, got=have)
+        for pattern, size in zip(want.sizes, have.sizes, strict=True):
+            bare = bare_symbol(pattern)
+            if bare is not None and bare not in values:
+                values[bare] = size
+            else:
+                open_sizes.append((pattern, size))
+    for pattern, size in open_sizes:
+        if not symbols(pattern) <= values.keys():
+            _bind(call, name, pattern, size, values, label)
+        call.same_size(substitute(pattern, values), size, label, f"a size of an argument of @{name} is not what it takes")
+    return values
+
+
+def _bind(call: Call, name: str, pattern: Size, size: Size, values: dict[str, Size], label: str) -> None:
+    """Give the last open symbol of a size its value, where it occurs as a multiple: `2*N` against `6*M`."""
+    rest = substitute(pattern, values)
+    missing = sorted(symbols(rest) - {each for value in values.values() for each in symbols(value)})
+    if len(missing) == 1 and substitute(rest, {missing[0]: 0}) == 0:
+        value = divide_exact(size, substitute(rest, {missing[0]: 1}))
+        if value is not None:
+            values[missing[0]] = value
+            return
+    call.fail(label, f"the size {pattern} of an argument of @{name} leaves {', '.join(missing)} open", expected=pattern, got=size)
+
+
+def _name_births(call: Call, type: Shape, want: Shape | None, values: dict[str, Size]) -> None:
+    if want is not None and want.rank == type.rank:
+        for pattern, size in zip(type.sizes, want.sizes, strict=True):
+            bare = bare_symbol(pattern)
+            if bare is not None and bare not in values and size != UNKNOWN:
+                values[bare] = size
+    for born in sorted(type.symbols - values.keys()):
+        values[born] = call.scope.fresh()
+
+
+def bare_symbol(size: Size) -> str | None:
+    """The name of a size that is just one symbol."""
+    if type(size) is int:
+        return None
+    names = symbols(size)
+    if len(names) != 1:
+        return None
+    (name,) = names
+    return name if size == symbol(name) else None

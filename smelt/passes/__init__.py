@@ -1,0 +1,1 @@
+"""Program in, Program out: every pass, in the order `pipeline` lists them."""

@@ -1,0 +1,110 @@
+"""Every pass, in order, on one screen: what happens to a program between a front end and an engine.
+
+`run(program)` applies them. With `SMELT_DEBUG=passes` (or `debug=True`) the verifier runs after each pass and the
+program is printed where it changed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from smelt.ir.core import Program
+from smelt.ir.rewrite import Edit, Rule, rewrite
+from smelt.ir.text import print_program
+from smelt.ir.verify import verify
+from smelt.passes.canonicalise import CANONICALISE
+from smelt.passes.common_subexpressions import common_subexpressions
+from smelt.passes.fold import fold
+from smelt.passes.inline import inline
+from smelt.passes.simplify import SIMPLIFY
+from smelt.passes.split_prepare import split_prepare
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A step from program to program; `why` says what it is for."""
+
+    name: str
+    run: Callable[[Program], Program]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one pass did: milliseconds, and how many ops the program had before and after."""
+
+    name: str
+    milliseconds: float
+    before: int
+    after: int
+
+
+def per_function(change: Callable[[Edit], int]) -> Callable[[Program], Program]:
+    """A pass from something that edits one function."""
+
+    def run(program: Program) -> Program:
+        signatures = {name: func.type for name, func in program.funcs.items()}
+        edited = []
+        for func in program.funcs.values():
+            edit = Edit(func, signatures)
+            change(edit)
+            edited.append(edit.freeze())
+        unchanged = all(new is program.funcs[new.name] for new in edited)
+        return program if unchanged else program.replace(*edited)
+
+    return run
+
+
+def rules(rules: Sequence[Rule], *, inexact: bool = False) -> Callable[[Program], Program]:
+    """A pass from a list of rules."""
+    return per_function(lambda edit: rewrite(edit, rules, inexact=inexact))
+
+
+def passes(*, inexact: bool = False) -> list[Pass]:
+    """All passes in order."""
+    return [
+        Pass("inline", inline, "one function to look at"),
+        Pass("canonicalise", rules(CANONICALISE), "one spelling for each thing"),
+        Pass("fold", per_function(fold), "compute now what is known now"),
+        Pass("simplify", rules(CANONICALISE + SIMPLIFY, inexact=inexact), "cancel what does nothing"),
+        Pass("common_subexpressions", per_function(common_subexpressions), "compute equal things once"),
+        Pass("dead", rules(()), "drop what nobody uses"),
+        Pass("split_prepare", split_prepare, "what depends on weights alone runs once"),
+    ]
+
+
+def run(
+    program: Program,
+    *,
+    inexact: bool = False,
+    debug: bool | None = None,
+    until: str | None = None,
+    log: TextIO | None = None,
+) -> tuple[Program, list[Report]]:
+    """Apply every pass (up to and including `until`); gives the program and what each pass did."""
+    if debug is None:
+        debug = "passes" in os.environ.get("SMELT_DEBUG", "").split(",")
+    reports = []
+    for step in passes(inexact=inexact):
+        before = count_ops(program)
+        start = time.perf_counter()
+        after = step.run(program)
+        reports.append(Report(step.name, 1e3 * (time.perf_counter() - start), before, count_ops(after)))
+        if debug:
+            verify(after)
+            if after is not program:
+                print(f"// after {step.name}: {step.why}\n{print_program(after)}", file=log or sys.stderr)
+        program = after
+        if step.name == until:
+            break
+    return program, reports
+
+
+def count_ops(program: Program) -> int:
+    """The ops in the bodies of all functions, what is inside regions not counted."""
+    return sum(len(func.body.ops) for func in program.funcs.values())

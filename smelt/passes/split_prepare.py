@@ -1,0 +1,145 @@
+"""Split a program into `prepare(weights) → bound` and `main(bound, inputs)`: what depends on weights alone runs once.
+
+Arguments marked `smelt.weight` are weights. A bound value that is merely a weight or a part spread out again
+(a broadcast) is not stored: the cheap op stays with the run. Called by `pipeline`; engines run both functions.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from smelt.ir.clone import clone_op
+from smelt.ir.core import Func, Op, Program, Region, Value, walk
+from smelt.ir.ops import OPS
+from smelt.ir.rewrite import has_effect
+from smelt.shape import Shape
+
+WEIGHT, NAME, BOUND = "smelt.weight", "smelt.name", "smelt.bound"
+
+
+def split_prepare(program: Program) -> Program:
+    """The program with `@prepare` and a `@main` that takes the bound values first; unchanged where there are no weights."""
+    main = program.main
+    weights = [arg for arg, attrs in zip(main.args, main.arg_attrs, strict=True) if WEIGHT in attrs]
+    if not weights:
+        return program
+    early = _weights_only(main, weights)
+    bound = _frontier(main, weights, early)
+    return program.replace(_prepare_function(main, weights, early, bound), _run_function(main, bound))
+
+
+def _weights_only(main: Func, weights: list[Value]) -> dict[Op, None]:
+    """The ops that need nothing but weights and constants."""
+    ready: set[Value] = set(weights)
+    early: dict[Op, None] = {}
+    for op in main.body.ops:
+        if has_effect(op) or op.name.startswith("stablehlo.rng"):
+            continue
+        used = [*op.operands, *_captured(op)]
+        if all(value in ready for value in used):
+            ready.update(op.results)
+            early[op] = None
+    return early
+
+
+def _captured(op: Op) -> list[Value]:
+    """Values from outside that the regions of an op use."""
+    if not op.regions:
+        return []
+    own: set[Value] = set()
+    used: list[Value] = []
+    for region in op.regions:
+        own.update(region.args)
+        used += region.results
+        for inner in walk(region):
+            own.update(inner.results)
+            for nested in inner.regions:
+                own.update(nested.args)
+                used += nested.results
+            used += inner.operands
+    return [value for value in used if value not in own]
+
+
+def _frontier(main: Func, weights: list[Value], early: dict[Op, None]) -> list[Value]:
+    """The values to bind, in order. Ops that only spread a smaller value out move back to the run."""
+    stored = set(weights)
+    changed = True
+    while changed:
+        changed = False
+        needed = _needed_late(main, early, stored)
+        for op in reversed(list(early)):
+            if any(value in needed for value in op.results) and _spreads(op):
+                del early[op]
+                changed = True
+    order = [value for value in (*main.args, *(v for op in main.body.ops for v in op.results)) if value in needed]
+    return order
+
+
+def _needed_late(main: Func, early: dict[Op, None], stored: set[Value]) -> set[Value]:
+    made = stored | {value for op in early for value in op.results}
+    needed = {value for value in main.results if value in made}
+    for op in main.body.ops:
+        if op not in early:
+            needed.update(value for value in (*op.operands, *_captured(op)) if value in made)
+    return needed
+
+
+def _spreads(op: Op) -> bool:
+    """Whether the results hold more than the operands: constants, iotas, broadcasts."""
+    if not op.operands:
+        return True
+    if op.name in ("stablehlo.broadcast_in_dim", "stablehlo.reshape"):
+        return True
+    return OPS[op.name].elementwise and all(_count(value) > sum(map(_count, op.operands)) for value in op.results)
+
+
+def _count(value: Value) -> int:
+    shape = value.type
+    if not isinstance(shape, Shape) or not shape.is_static:
+        return 1
+    count = 1
+    for size in shape.numbers():
+        count *= size
+    return count
+
+
+def _prepare_function(main: Func, weights: list[Value], early: dict[Op, None], bound: list[Value]) -> Func:
+    attrs = {arg: main.arg_attrs[i] for i, arg in enumerate(main.args)}
+    values: dict[Value, Value] = {}
+    args = tuple(Value(weight.type, None, i, weight.name) for i, weight in enumerate(weights))
+    values.update(zip(weights, args, strict=True))
+    wanted = _backwards(early, bound)
+    ops = tuple(clone_op(op, values) for op in early if op in wanted)
+    body = Region(args, ops, tuple(values[value] for value in bound))
+    return Func("prepare", body, "public", tuple(attrs[weight] for weight in weights), location=main.location)
+
+
+def _backwards(early: dict[Op, None], bound: list[Value]) -> set[Op]:
+    """The early ops that the bound values come from."""
+    wanted: set[Op] = set()
+    work = [value.op for value in bound if value.op is not None]
+    while work:
+        op = work.pop()
+        if op in early and op not in wanted:
+            wanted.add(op)
+            work += [value.op for value in (*op.operands, *_captured(op)) if value.op is not None]
+    return wanted
+
+
+def _run_function(main: Func, bound: list[Value]) -> Func:
+    inputs = [(arg, main.arg_attrs[i]) for i, arg in enumerate(main.args) if WEIGHT not in main.arg_attrs[i]]
+    values: dict[Value, Value] = {}
+    args = [Value(value.type, None, i, value.name) for i, value in enumerate([*bound, *(arg for arg, _ in inputs)])]
+    values.update(zip([*bound, *(arg for arg, _ in inputs)], args, strict=True))
+    live: set[Value] = set(main.results)
+    late: list[Op] = []
+    for op in reversed(main.body.ops):
+        if all(result in values for result in op.results) and op.results:
+            continue  # bound already
+        if has_effect(op) or any(result in live for result in op.results):
+            live.update((*op.operands, *_captured(op)))
+            late.append(op)
+    ops = tuple(clone_op(op, values) for op in reversed(late))
+    body = Region(tuple(args), ops, tuple(values[value] for value in main.results))
+    attrs = [MappingProxyType({BOUND: True}) for _ in bound] + [attr for _, attr in inputs]
+    return Func(main.name, body, "public", tuple(attrs), main.result_attrs, main.attrs, main.location)

@@ -1,0 +1,28 @@
+"""StableHLO files, text or portable bytecode, as programs. They bring no weights of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from smelt.errors import FileError, ParseError
+from smelt.ir.core import Program
+from smelt.ir.text import parse
+from smelt.ir.text.bytecode import read_bytecode
+from smelt.weights import Weights
+
+_BYTECODE = b"ML\xefR"
+
+
+def read(path: Path) -> tuple[Program, Weights]:
+    """The program in a file; bytecode is told by its first bytes."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"cannot read {path}", got=error) from error
+    if data.startswith(_BYTECODE):
+        return read_bytecode(data), Weights({}, source=str(path))
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ParseError("neither UTF-8 text nor MLIR bytecode", where=path, got=f"byte {error.start}") from error
+    return parse(text, str(path)), Weights({}, source=str(path))

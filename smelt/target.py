@@ -1,0 +1,17 @@
+"""Target: what a device can do, as data. Kernel builders and emitters read it; `device` finds it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A processor as the kernel compiler sees it."""
+
+    name: str  # "x86_64", "aarch64", …
+    cores: int = 1
+    vector_bytes: int = 16
+    cache_bytes: tuple[int, ...] = (32 << 10, 256 << 10)  # from the innermost level outwards, per core or shared
+    features: frozenset[str] = frozenset()  # "avx512f", "fma", …
+    flags: tuple[str, ...] = ()  # what the C compiler is told about the processor
