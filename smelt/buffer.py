@@ -63,7 +63,7 @@ class Buffer(Protocol):
 
 
 def check_array(array: Any, shape: Shape, what: str) -> Array:
-    """An array that fits a shape with symbols left open; anything else is the caller's mistake, and the error says which."""
+    """An array that fits a shape whose symbols are open; anything else is the caller's mistake."""
     found = np.asarray(array)
     expected = shape.dtype.numpy
     fits = found.ndim == shape.rank and all(

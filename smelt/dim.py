@@ -3,15 +3,16 @@
 In come numbers, symbols and facts (`D == H*K`, `H divides D`, `S <= C`); out go canonical sizes, and answers that are
 proven, refuted by numbers, or unknown with the missing fact named. Everything that has a shape calls this module.
 
-A symbol is an integer >= 0. `//` and `%` are Python's, and dividing by 0 is an error. Arithmetic never cancels a symbolic
-divisor: `(B*S)//B` stays as it is, because B may be 0, until a fact says `B >= 1`. Only a size that vanishes forgets its
-divisors (`x//b - x//b` is 0). A claim speaks about the numbers at which both of its sides are defined.
+A symbol is an integer >= 0. `//` and `%` are Python's; dividing by 0 is an error. Arithmetic never cancels a symbolic
+divisor: `(B*S)//B` stays as it is, because B may be 0, until a fact says `B >= 1`. Only a size that vanishes forgets
+its divisors (`x//b - x//b` is 0). A claim speaks about the numbers for which both of its sides have a value.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
@@ -21,16 +22,10 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, final
 
 from smelt.errors import ShapeError
 
-__all__ = [
-    "Answer", "Atom", "Fact", "Facts", "Poly", "Proof", "Size", "at_most", "ceildiv", "divide_exact", "equal", "evaluate",
-    "floordiv", "maximum", "minimum", "mod", "parse_size", "product", "solve", "substitute", "symbol", "symbols",
-    "symbols_in_order",
-]  # fmt: skip
-
-# Bounds that keep hostile expressions cheap; beyond them arithmetic raises ShapeError and a proof ends unknown.
-_MAX_TERMS, _MAX_DEGREE, _MAX_COEFFICIENT = 256, 64, 1 << 256
+# Bounds that keep hostile expressions cheap: beyond them arithmetic raises ShapeError, and a proof ends unknown.
+_MAX_TERMS, _MAX_DEGREE, _MAX_COEFFICIENT = 256, 64, 10**36
 _MAX_DEPTH, _MAX_ATOM, _MAX_NAME, _MAX_TEXT = 48, 4096, 256, 1 << 16
-_MAX_ROWS, _MAX_COMBINATIONS, _MAX_CASES, _MAX_MODULUS, _MAX_TRIALS, _MAX_ANSWERS = 40, 400, 32, 24, 240, 4096
+_MAX_ROWS, _MAX_FUEL, _MAX_CASES, _MAX_MODULUS, _MAX_TRIALS, _MAX_ANSWERS = 32, 2000, 32, 24, 200, 4096
 
 # ------------------------------------------------------------------------------------------------ sizes
 
@@ -49,12 +44,12 @@ class Atom(str):
     op: Op
     name: str  # of a symbol
     args: tuple[Size, ...]  # of everything else: two of them
-    names: frozenset[str]
+    names: frozenset[str]  # of the symbols inside
     nonneg: bool  # plainly >= 0, whatever the symbols are
     depth: int
 
 
-Monomial: TypeAlias = tuple[Atom, ...]  # sorted, with repeats: B*S*S is (B, S, S) and the constant is ()
+Monomial: TypeAlias = tuple[Atom, ...]  # sorted, with repeats: B*S*S is (B, S, S), and the constant is ()
 
 
 @final
@@ -67,8 +62,9 @@ class Poly:
     """
 
     __slots__ = ("_hash", "terms")
+    __array_ufunc__ = None  # NumPy's integers leave the arithmetic to us
 
-    terms: tuple[tuple[Monomial, int], ...]  # leading term first: higher degree, then alphabetical
+    terms: tuple[tuple[Monomial, int], ...]  # higher degree first, then alphabetical
     _hash: int
 
     def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
@@ -88,28 +84,28 @@ class Poly:
         return self._hash
 
     def __add__(self, other: Size) -> Size:
-        return NotImplemented if (size := _operand(other)) is None else _add(self, size)
+        return _add(self, _operand(other))
 
     def __sub__(self, other: Size) -> Size:
-        return NotImplemented if (size := _operand(other)) is None else _add(self, size, -1)
+        return _add(self, _operand(other), -1)
 
     def __rsub__(self, other: Size) -> Size:
-        return NotImplemented if (size := _operand(other)) is None else _add(-self, size)
+        return _add(-self, _operand(other))
 
     def __mul__(self, other: Size) -> Size:
-        return NotImplemented if (size := _operand(other)) is None else _multiply(self, size)
+        return _multiply(self, _operand(other))
 
     def __floordiv__(self, other: Size) -> Size:
-        return NotImplemented if (size := _operand(other)) is None else floordiv(self, size)
+        return floordiv(self, _operand(other))
 
     def __rfloordiv__(self, other: Size) -> Size:
-        return NotImplemented if (size := _operand(other)) is None else floordiv(size, self)
+        return floordiv(_operand(other), self)
 
     def __mod__(self, other: Size) -> Size:
-        return NotImplemented if (size := _operand(other)) is None else mod(self, size)
+        return mod(self, _operand(other))
 
     def __rmod__(self, other: Size) -> Size:
-        return NotImplemented if (size := _operand(other)) is None else mod(size, self)
+        return mod(_operand(other), self)
 
     def __pow__(self, exponent: int) -> Size:
         if not 0 <= exponent <= _MAX_DEGREE:
@@ -121,7 +117,6 @@ class Poly:
 
     __radd__ = __add__
     __rmul__ = __mul__
-    __array_ufunc__ = None  # NumPy's integers leave the arithmetic to us
 
     def __bool__(self) -> NoReturn:
         raise TypeError(f"whether {self} is 0 depends on its symbols: ask Facts.equal")
@@ -148,42 +143,41 @@ Size: TypeAlias = int | Poly
 
 def symbol(name: str) -> Poly:
     """The size called `name`: an unknown integer >= 0. Names that are not identifiers print in quotes."""
-    if not (isinstance(name, str) and 0 < len(name) <= _MAX_NAME and name.isprintable()):
-        raise ShapeError("not a name for a size", expected=f"1 to {_MAX_NAME} printable characters", got=ascii(name)[:80])
+    if not (0 < len(name) <= _MAX_NAME and name.isprintable()):
+        expected = f"1 to {_MAX_NAME} printable characters"
+        raise ShapeError("not a name for a size", expected=expected, got=ascii(name[:80]))
     return _symbol(name)
 
 
 def floordiv(a: Size, b: Size) -> Size:
     """`a / b`, rounded down. What a number divides comes out: `(8*S + T + 9)//8` is `S + (T + 1)//8 + 1`."""
-    if isinstance(b, int):
-        if b == 0:
-            raise ShapeError("division by zero", got=f"({a})//0")
-        if isinstance(a, int):
-            return a // b
-        return _floordiv_number(a, b) if b > 0 else _floordiv_number(-a, -b)
-    a, b, _ = _lowest(a, b)
-    return _call("//", a, b)
+    if not isinstance(b, int):
+        a, b, _ = _lowest(a, b)
+        return _call("//", a, b)
+    if b == 0:
+        raise ShapeError("division by zero", got=f"({a})//0")
+    return a // b if isinstance(a, int) else _floordiv_number(a if b > 0 else -a, abs(b))
 
 
 def mod(a: Size, b: Size) -> Size:
     """`a % b`, with the sign of `b`, so that `a == a//b*b + a%b`."""
-    if isinstance(b, int):
-        if b == 0:
-            raise ShapeError("division by zero", got=f"({a}) % 0")
-        if isinstance(a, int):
-            return a % b
-        return _mod_number(a, b) if b > 0 else -_mod_number(-a, -b)
-    a, b, factor = _lowest(a, b)
-    return factor * _call("%", a, b)
+    if not isinstance(b, int):
+        a, b, factor = _lowest(a, b)
+        return factor * _call("%", a, b)
+    if b == 0:
+        raise ShapeError("division by zero", got=f"({a}) % 0")
+    if isinstance(a, int):
+        return a % b
+    return _mod_number(a, b) if b > 0 else -_mod_number(-a, -b)
 
 
 def ceildiv(a: Size, b: Size) -> Size:
     """`a / b`, rounded up."""
-    return -(-a // b)
+    return -floordiv(-a, b)
 
 
 def maximum(a: Size, b: Size) -> Size:
-    """The larger size; one of the two where their order does not depend on the symbols."""
+    """The larger size: one of the two where their order does not depend on the symbols."""
     difference = a - b
     if _nonneg(difference):
         return a
@@ -191,7 +185,7 @@ def maximum(a: Size, b: Size) -> Size:
 
 
 def minimum(a: Size, b: Size) -> Size:
-    """The smaller size; one of the two where their order does not depend on the symbols."""
+    """The smaller size: one of the two where their order does not depend on the symbols."""
     difference = a - b
     if _nonneg(difference):
         return b
@@ -214,13 +208,13 @@ def divide_exact(a: Size, b: Size) -> Size | None:
     (S + 2, None)
     """
     if isinstance(b, int):
-        return None if b == 0 or any(c % b for _, c in _terms(a)) else floordiv(a, b)
+        return None if b == 0 or any(coefficient % b for _, coefficient in _terms(a)) else _shrink(a, b)
     quotient, rest = _divide(a, b)
     return quotient if rest == 0 else None
 
 
 def symbols(size: Size) -> frozenset[str]:
-    """The names of the symbols a size depends on."""
+    """The names of the symbols that a size depends on."""
     return frozenset(name for monomial, _ in _terms(size) for atom in monomial for name in atom.names)
 
 
@@ -230,20 +224,20 @@ def symbols_in_order(*sizes: Size) -> tuple[str, ...]:
 
 
 def substitute(size: Size, values: Mapping[str, Size]) -> Size:
-    """The size with symbols replaced; what replaces a symbol must be >= 0 as the symbol was."""
-    if isinstance(size, int) or not any(name in values for name in symbols(size)):
-        return size
+    """The size with symbols replaced; what replaces a symbol must be >= 0, as the symbol was."""
 
     def replace(atom: Atom) -> Size:
+        if not any(name in values for name in atom.names):
+            return _term(atom)
         if atom.op == "symbol":
-            return values[atom.name] if atom.name in values else Poly((((atom,), 1),))
+            return values[atom.name]
         return _APPLY[atom.op](*(substitute(arg, values) for arg in atom.args))
 
     return _map(size, replace)
 
 
 def evaluate(size: Size, values: Mapping[str, int]) -> int:
-    """The number a size is, given its symbols."""
+    """The number that a size is, given its symbols."""
     if isinstance(size, int):
         return size
     total = 0
@@ -256,32 +250,34 @@ def evaluate(size: Size, values: Mapping[str, int]) -> int:
 
 def _value(atom: Atom, values: Mapping[str, int]) -> int:
     if atom.op == "symbol":
-        try:
-            return values[atom.name]
-        except KeyError:
-            raise ShapeError(f"no value for the size {atom}", got=_assignment(values) or "no values") from None
-    a, b = (evaluate(arg, values) for arg in atom.args)
-    if atom.op == "max":
-        return max(a, b)
-    if atom.op == "min":
-        return min(a, b)
+        if atom.name not in values:
+            raise ShapeError(f"no value for the size {atom}", got=_assignment(values) or "no values")
+        return values[atom.name]
+    a, b = evaluate(atom.args[0], values), evaluate(atom.args[1], values)
+    if atom.op in ("max", "min"):
+        return max(a, b) if atom.op == "max" else min(a, b)
     if b == 0:
         raise ShapeError("division by zero", got=f"{atom} with {_assignment(values)}")
     return a // b if atom.op == "//" else a % b
 
 
-def _operand(value: object) -> Size | None:
-    if isinstance(value, (int, Poly)):
-        return value
-    return index(value) if hasattr(value, "__index__") else None  # NumPy's integers
+# -- polynomials
+
+
+def _operand(value: object) -> Size:
+    return value if isinstance(value, (int, Poly)) else index(value)  # type: ignore[arg-type]  # raises the TypeError
 
 
 def _terms(size: Size) -> tuple[tuple[Monomial, int], ...]:
     return size.terms if isinstance(size, Poly) else (((), size),) if size else ()
 
 
+def _term(*monomial: Atom) -> Poly:
+    return Poly(((monomial, 1),))
+
+
 def _leading_first(term: tuple[Monomial, int]) -> tuple[int, Monomial]:
-    return -len(term[0]), term[0]  # a graded order: compatible with multiplication, as division needs
+    return -len(term[0]), term[0]  # a graded order: multiplication keeps it, as division needs
 
 
 def _collect(terms: Mapping[Monomial, int]) -> Size:
@@ -298,7 +294,7 @@ def _collect(terms: Mapping[Monomial, int]) -> Size:
 
 
 def _too_large() -> ShapeError:
-    return ShapeError("a size became too large an expression", remedy="give the sizes in question names of their own")
+    return ShapeError("a size became too large an expression", remedy="give sizes inside it names of their own")
 
 
 def _add(a: Size, b: Size, sign: int = 1) -> Size:
@@ -332,9 +328,7 @@ def _map(size: Size, replace: Callable[[Atom], Size]) -> Size:
 
 
 def _without(monomial: Monomial, part: Monomial) -> Monomial | None:
-    """The monomial divided by `part`, where it divides."""
-    if len(part) > len(monomial):
-        return None
+    """The monomial divided by `part`, if that divides it."""
     rest = list(monomial)
     for atom in part:
         if atom not in rest:
@@ -363,7 +357,7 @@ def _divide(a: Size, b: Poly) -> tuple[Size, Size]:
 
 
 def _nonneg(size: Size) -> bool:
-    """Whether a size is plainly >= 0: no minus sign, no atom that may be negative."""
+    """Whether a size is plainly >= 0: no minus sign, and no atom that may be negative."""
     return all(coefficient > 0 and all(atom.nonneg for atom in monomial) for monomial, coefficient in _terms(size))
 
 
@@ -371,40 +365,41 @@ def _content(size: Size) -> int:
     return gcd(*(coefficient for _, coefficient in _terms(size)))
 
 
+def _shrink(size: Size, factor: int) -> Size:
+    return _collect({monomial: coefficient // factor for monomial, coefficient in _terms(size)})
+
+
+# -- atoms
+
+
 def _symbol(name: str) -> Poly:
-    bare = _BARE_NAME.fullmatch(name) and name not in _RESERVED
+    bare = _NAME.fullmatch(name) and name != "divides"
     atom = Atom(name if bare else '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"')
     atom.op, atom.name, atom.args, atom.names, atom.nonneg, atom.depth = "symbol", name, (), frozenset((name,)), True, 0
-    return Poly((((atom,), 1),))
+    return _term(atom)
 
 
 def _call(op: Op, a: Size, b: Size) -> Poly:
-    atom = Atom(_CALL_TEXT[op].format(a, b) if op in ("max", "min") else _CALL_TEXT[op].format(_tight(a), _tight(b)))
+    atom = Atom(f"{op}({a}, {b})" if op in ("max", "min") else f"{_tight(a)}{'//' if op == '//' else ' % '}{_tight(b)}")
     atom.op, atom.name, atom.args, atom.names = op, "", (a, b), symbols(a) | symbols(b)
     atom.depth = 1 + max(inner.depth for arg in (a, b) for monomial, _ in _terms(arg) for inner in monomial)
     if atom.depth > _MAX_DEPTH or len(atom) > _MAX_ATOM:
         raise _too_large()
-    match op:  # where a divisor is 0 there is no value, so `>= 0` is enough to know of it
-        case "max":
-            atom.nonneg = _nonneg(a) or _nonneg(b)
-        case "%":
-            atom.nonneg = _nonneg(b)
-        case _:
-            atom.nonneg = _nonneg(a) and _nonneg(b)
-    return Poly((((atom,), 1),))
+    if op == "max":
+        atom.nonneg = _nonneg(a) or _nonneg(b)
+    else:  # of a divisor `>= 0` is enough: where it is 0 there is no value
+        atom.nonneg = _nonneg(b) and (op == "%" or _nonneg(a))
+    return _term(atom)
 
 
 def _lowest(a: Size, b: Poly) -> tuple[Size, Poly, int]:
-    """(a/f, b/f, f) for the number f that all coefficients share; b's leading term becomes positive."""
+    """(a/f, b/f, f) for the number f that divides all coefficients and makes b's leading one positive."""
     factor = gcd(_content(a), _content(b)) * (1 if b.terms[0][1] > 0 else -1)
-    if factor != 1:
-        a, b = (_collect({m: c // factor for m, c in _terms(size)}) for size in (a, b))
-    assert isinstance(b, Poly)
-    return a, b, factor
+    return _shrink(a, factor), Poly(tuple((monomial, c // factor) for monomial, c in b.terms)), factor
 
 
 def _residue(a: Size, k: int) -> tuple[Size, Size, int]:
-    """(q, r, c) with `a == k*q + r + c`: `0 <= c < k`, no constant in r, its coefficients between -k/2 and k/2."""
+    """(q, r, c) with `a == k*q + r + c`: `0 <= c < k`, no constant in r, its coefficients in `-k/2 < _ <= k/2`."""
     quotient: dict[Monomial, int] = {}
     rest: dict[Monomial, int] = {}
     for monomial, coefficient in _terms(a):
@@ -426,42 +421,34 @@ def _floordiv_number(a: Size, k: int) -> Size:
         return quotient - _floordiv_number(k - 1 - constant - rest, k)
     for monomial, coefficient in rest.terms:
         atom = monomial[0]
-        if coefficient == 1 and len(monomial) == 1 and atom.op == "//" and isinstance(atom.args[1], int):
-            inner, m = atom.args[0], atom.args[1]  # (inner//m + outer)//k
-            outer = rest + constant - Poly(((monomial, 1),))
-            return quotient + _floordiv_number(inner + m * outer, k * m)
+        if coefficient == 1 and len(monomial) == 1 and atom.op == "//" and isinstance(m := atom.args[1], int):
+            return quotient + _floordiv_number(atom.args[0] + m * (rest + constant - _term(atom)), k * m)
     return quotient + _call("//", rest + constant, k)
 
 
 def _mod_number(a: Size, k: int) -> Size:
     _, rest, constant = _residue(a, k)
-    for monomial, coefficient in _terms(rest):
-        atom = monomial[0]
-        if len(monomial) == 1 and atom.op == "%" and isinstance(atom.args[1], int) and coefficient * atom.args[1] % k == 0:
-            return _mod_number(rest + constant + coefficient * (atom.args[0] - Poly(((monomial, 1),))), k)
     if isinstance(rest, int):
         return constant
+    for monomial, coefficient in rest.terms:
+        atom = monomial[0]
+        if len(monomial) == 1 and atom.op == "%" and isinstance(m := atom.args[1], int) and coefficient * m % k == 0:
+            return _mod_number(rest + constant + coefficient * (atom.args[0] - _term(atom)), k)
     factor = gcd(_content(rest), k)
     return factor * _call("%", _shrink(rest, factor) + constant // factor, k // factor) + constant % factor
-
-
-def _shrink(size: Size, factor: int) -> Size:
-    return _collect({monomial: coefficient // factor for monomial, coefficient in _terms(size)})
 
 
 _APPLY: dict[str, Callable[[Size, Size], Size]] = {"//": floordiv, "%": mod, "max": maximum, "min": minimum}
 
 # ------------------------------------------------------------------------------------------------ text
 
-_CALL_TEXT = {"//": "{}//{}", "%": "{} % {}", "max": "max({}, {})", "min": "min({}, {})"}
-_RESERVED = frozenset({"divides"})
-_BARE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-_TOKEN = re.compile(r'\s*(?:([0-9]+)|([A-Za-z_][A-Za-z0-9_.]*)|"((?:[^"\\]|\\.)+)"|(\*\*|//|==|<=|>=|[-+*%(),<>]))')
-_FUNCTIONS = {"floordiv": floordiv, "mod": mod, "max": maximum, "min": minimum}
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_TOKEN = re.compile(rf'[0-9]+|{_NAME.pattern}|"(?:[^"\\]|\\.)+"|\*\*|//|==|<=|>=|\S')
+_CALLS = {"floordiv": floordiv, "mod": mod, "max": maximum, "min": minimum}
 
 
 def parse_size(text: str) -> Size:
-    """The size a text says: the inverse of `str`, with Python's operators and precedence.
+    """The size that a text says: the inverse of `str`, with Python's operators and precedence.
 
     Names that are not identifiers stand in double quotes; `floordiv`, `mod`, `max` and `min` take two arguments.
 
@@ -478,40 +465,31 @@ class _Parser:
     """Recursive descent, at most `_MAX_DEPTH` parentheses deep."""
 
     def __init__(self, text: str) -> None:
-        if not isinstance(text, str) or len(text) > _MAX_TEXT:
-            raise ShapeError("not the text of a size", expected=f"at most {_MAX_TEXT} characters", got=ascii(text)[:80])
         self.text, self.depth, self.at = text, 0, 0
-        self.tokens: list[tuple[str, str]] = []
-        position, end = 0, len(text.rstrip())
-        while position < end:
-            match = _TOKEN.match(text, position)
-            if match is None:
-                self.fail(f"a size cannot contain {ascii(text[position:].strip()[:10])}")
-            position = match.end()
-            assert match.lastindex is not None
-            kind = ("", "number", "name", "quoted", "mark")[match.lastindex]
-            value = match[match.lastindex]
-            reserved = kind == "name" and value in _RESERVED
-            self.tokens.append((value if kind == "mark" or reserved else kind, value))
-        self.tokens.append(("end", "the end"))
+        if len(text) > _MAX_TEXT:
+            self.fail("the text of a size is too long")
+        self.tokens = [*_TOKEN.findall(text), ""]
 
     def fail(self, message: str) -> NoReturn:
-        raise ShapeError(message, expected="names, numbers, + - * // % ( ) max(,) min(,)", got=self.text[:80])
+        raise ShapeError(message, expected="names, numbers, + - * // % ( ) max(,) min(,)", got=ascii(self.text[:80]))
 
-    def take(self, *kinds: str) -> tuple[str, str] | None:
-        if self.tokens[self.at][0] not in kinds:
-            return None
-        self.at += 1
-        return self.tokens[self.at - 1]
+    def take(self, *tokens: str) -> str:
+        token = self.tokens[self.at]
+        self.at += token in tokens
+        return token if token in tokens else ""
 
-    def need(self, kind: str) -> str:
-        token = self.take(kind)
-        if token is None:
-            self.fail(f"expected {kind!r} in a size, got {self.tokens[self.at][1][:40]!r}")
-        return token[1]
+    def need(self, token: str) -> None:
+        if not self.take(token):
+            self.fail(f"expected {token!r} in a size, got {self.tokens[self.at][:40]!a}")
 
     def end(self) -> None:
-        self.need("end")
+        if self.tokens[self.at]:
+            self.fail(f"a size should end before {self.tokens[self.at][:40]!a}")
+
+    def fits(self, size: Size) -> Size:
+        if isinstance(size, int) and abs(size) > _MAX_COEFFICIENT:
+            self.fail("a number is too large for a size")
+        return size
 
     def sum(self) -> Size:
         self.depth += 1
@@ -519,7 +497,7 @@ class _Parser:
             self.fail("a size is nested too deeply")
         total = self.product()
         while token := self.take("+", "-"):
-            total = total + self.product() if token[0] == "+" else total - self.product()
+            total = total + self.product() if token == "+" else total - self.product()
         self.depth -= 1
         return total
 
@@ -527,68 +505,60 @@ class _Parser:
         result = self.power()
         while token := self.take("*", "//", "%"):
             factor = self.power()
-            result = result * factor if token[0] == "*" else _APPLY[token[0]](result, factor)
+            result = self.fits(result * factor if token == "*" else _APPLY[token](result, factor))
         return result
 
     def power(self) -> Size:
-        negative = False
+        sign = 1
         while token := self.take("-", "+"):
-            negative ^= token[0] == "-"
+            sign = -sign if token == "-" else sign
         base = self.primary()
         if self.take("**"):
-            exponent = self.number(self.need("number"))
-            if exponent > _MAX_DEGREE:
-                self.fail("an exponent is too large")
-            base = base**exponent
-        return -base if negative else base
+            exponent = self.primary()
+            if isinstance(exponent, Poly) or not 0 <= exponent <= _MAX_DEGREE:
+                self.fail("an exponent is a small number")
+            base = self.fits(base**exponent)
+        return sign * base
 
     def primary(self) -> Size:
-        kind, value = token = self.tokens[self.at]
-        self.at += 1
-        match kind:
-            case "number":
-                return self.number(value)
-            case "quoted":
-                return symbol(re.sub(r"\\(.)", r"\1", value))
-            case "name" if value in _FUNCTIONS and self.take("("):
-                a = self.sum()
-                self.need(",")
-                b = self.sum()
-                self.need(")")
-                return _FUNCTIONS[value](a, b)
-            case "name":
-                return symbol(value)
-            case "(":
-                size = self.sum()
-                self.need(")")
-                return size
-        self.fail(f"expected a size, got {token[1][:40]!r}")
-
-    def number(self, digits: str) -> int:
-        if len(digits) > 77:
-            self.fail("a number is too large for a size")
-        return int(digits)
+        token = self.tokens[self.at]
+        self.at += token != ""
+        if token[:1].isdecimal() and token.isascii():
+            return self.fits(int(token[:40]))
+        if token[:1] == '"' and len(token) > 1:
+            return symbol(re.sub(r"\\(.)", r"\1", token[1:-1]))
+        if token == "(":
+            size = self.sum()
+            self.need(")")
+            return size
+        if not _NAME.fullmatch(token) or token == "divides":
+            self.fail(f"expected a size, got {token[:40]!a}" if token else "a size ends too early")
+        if token not in _CALLS or not self.take("("):
+            return symbol(token)
+        a = self.sum()
+        self.need(",")
+        b = self.sum()
+        self.need(")")
+        return _CALLS[token](a, b)
 
     def fact(self) -> Fact:
         left = self.sum()
-        token = self.take("==", "<=", ">=", "<", ">", "divides")
-        if token is None:
+        relation = self.take("==", "<=", ">=", "<", ">", "divides")
+        if not relation:
             self.fail("a fact compares two sizes with ==, <=, >=, <, > or divides")
         right = self.sum()
         self.end()
-        match token[0]:
-            case "==":
-                return Fact("==", left, right)
-            case "divides":
-                return Fact("==", mod(right, left), 0)
-            case "<=" | "<":
-                return Fact("<=", left + (token[0] == "<"), right)
-            case _:
-                return Fact("<=", right + (token[0] == ">"), left)
+        if relation == "==":
+            return Fact("==", left, right)
+        if relation == "divides":
+            return Fact("==", mod(right, left), 0)
+        if relation[0] == ">":
+            left, right = right, left
+        return Fact("<=", left if relation[1:] else left + 1, right)
 
 
 def _term_text(monomial: Monomial, coefficient: int, *, alone: bool) -> str:
-    """`2*B*S**2`; a lone `S//2` needs no parentheses in a sum, but does in a product and after a minus sign."""
+    """`2*B*S**2`. A lone `S//2` needs no parentheses in a sum, but does in a product and after a leading minus."""
     if len(monomial) == 1 and coefficient == 1 and alone:
         return str(monomial[0])
     factors = [str(coefficient)] if coefficient != 1 or not monomial else []
@@ -601,8 +571,9 @@ def _term_text(monomial: Monomial, coefficient: int, *, alone: bool) -> str:
 
 def _tight(size: Size) -> str:
     """The text of an operand of `//` or `%`."""
-    lone = size >= 0 if isinstance(size, int) else size.terms[0][0][0].op == "symbol" and str(size) == size.terms[0][0][0]
-    return str(size) if lone else f"({size})"
+    text = str(size)
+    bare = size >= 0 if isinstance(size, int) else text == size.terms[0][0][0] and size.terms[0][0][0].op == "symbol"
+    return text if bare else f"({text})"
 
 
 def _number_last(size: Size) -> tuple[bool, str]:
@@ -617,9 +588,9 @@ def _assignment(values: Mapping[str, int]) -> str:
 
 
 def solve(patterns: Sequence[Size], actual: Sequence[int]) -> dict[str, int]:
-    """The symbols' values that make the patterns the actual numbers, as at the entry of a program.
+    """The values of symbols that make the patterns the actual numbers, as at the entry of a program.
 
-    A pattern that is linear in its one unknown symbol binds it; then every pattern is checked.
+    A pattern that is linear in its one unknown symbol binds it; in the end every pattern is checked.
 
     >>> solve([symbol("B"), 2 * symbol("S") + 1, 3], [4, 11, 3])
     {'B': 4, 'S': 5}
@@ -628,60 +599,59 @@ def solve(patterns: Sequence[Size], actual: Sequence[int]) -> dict[str, int]:
         raise ShapeError("the number of sizes differs", expected=len(patterns), got=len(actual))
     values: dict[str, int] = {}
     waiting = [position for position, pattern in enumerate(patterns) if isinstance(pattern, Poly)]
-    progress = True
-    while waiting and progress:
-        progress = False
-        for position in tuple(waiting):
-            pattern = patterns[position]
+    while waiting:
+        still = []
+        for position in waiting:
+            pattern, number = patterns[position], actual[position]
             unknown = symbols(pattern) - values.keys()
             if len(unknown) == 1:
                 (name,) = unknown
-                slope = _slope(rest := substitute(pattern, values), name)
-                if slope is None:
+                rest = substitute(pattern, values)
+                slope = _slope(rest, name)
+                if slope:
+                    value, odd = divmod(number - evaluate(rest, {name: 0}), slope)
+                    if odd or value < 0:
+                        raise _misfit(position, pattern, f"for some {name} >= 0", number, values)
+                    values[name] = value
                     continue
-                number, left_over = divmod(actual[position] - evaluate(rest, {name: 0}), slope)
-                if left_over or number < 0:
-                    raise _mismatch(position, pattern, actual[position], values, f"{pattern} for some size {name} >= 0")
-                values[name] = number
-            if len(unknown) <= 1:
-                waiting.remove(position)
-                progress = True
+            if unknown:
+                still.append(position)
+        if still == waiting:
+            break
+        waiting = still
     for position, (pattern, number) in enumerate(zip(patterns, actual, strict=True)):
-        if missing := symbols(pattern) - values.keys():
-            names = ", ".join(sorted(missing))
-            remedy = f"give {names} a dimension of its own among the arguments"
-            raise ShapeError(f"size {position}, {pattern}, does not determine {names}", got=number, remedy=remedy)
+        if missing := ", ".join(sorted(symbols(pattern) - values.keys())):
+            remedy = f"give {missing} a size of its own among the arguments"
+            raise ShapeError(f"size {position}, {pattern}, does not determine {missing}", got=number, remedy=remedy)
         if (expected := evaluate(pattern, values)) != number:
-            raise _mismatch(position, pattern, number, values, f"{pattern} = {expected}" if symbols(pattern) else str(expected))
+            raise _misfit(position, pattern, f"= {expected}" if isinstance(pattern, Poly) else "", number, values)
     return values
 
 
-def _mismatch(position: int, pattern: Size, number: int, values: Mapping[str, int], expected: str) -> ShapeError:
-    known = {name: values[name] for name in symbols_in_order(pattern) if name in values}
-    given = f" with {_assignment(known)}" if known else ""
-    return ShapeError(f"size {position} does not fit", expected=expected + given, got=number)
+def _misfit(position: int, pattern: Size, why: str, number: int, values: Mapping[str, int]) -> ShapeError:
+    known = _assignment({name: values[name] for name in symbols_in_order(pattern) if name in values})
+    expected = " ".join(filter(None, (str(pattern), why, f"with {known}" if known else "")))
+    return ShapeError(f"size {position} does not fit", expected=expected, got=number)
 
 
-def _slope(size: Size, name: str) -> int | None:
-    """The coefficient of a symbol that a size is linear in."""
-    slope = None
+def _slope(size: Size, name: str) -> int:
+    """The coefficient of a symbol that a size is linear in; 0 if it is not."""
+    slope = 0
     for monomial, coefficient in _terms(size):
         if any(name in atom.names for atom in monomial):
-            if slope is not None or len(monomial) > 1 or monomial[0].op != "symbol":
-                return None
+            if slope or len(monomial) > 1 or monomial[0].op != "symbol":
+                return 0
             slope = coefficient
     return slope
 
 
 # ------------------------------------------------------------------------------------------------ facts and answers
 
-Relation: TypeAlias = Literal["==", "<="]
-
 
 class Fact(NamedTuple):
     """`left == right` or `left <= right`; `k divides a` is `a % k == 0`."""
 
-    relation: Relation
+    relation: Literal["==", "<="]
     left: Size
     right: Size
 
@@ -689,17 +659,28 @@ class Fact(NamedTuple):
         left, right = self.left, self.right
         if self.relation == "<=":
             return f"{right} >= {left}" if isinstance(left, int) else f"{left} <= {right}"
-        if right == 0 and isinstance(left, Poly) and (remainder := _remainder(left)) and remainder[2] == 0:
-            if isinstance(remainder[1], Poly):
-                return f"{remainder[1]} divides {remainder[0]}"
+        if right == 0 and (remainder := _remainder(left)) and isinstance(remainder[1], Poly):
+            return f"{remainder[1]} divides {remainder[0]}"
         return f"{left} == {right}"
 
-    def holds(self, values: Mapping[str, int]) -> bool:
-        left, right = evaluate(self.left, values), evaluate(self.right, values)
+    @property
+    def symbols(self) -> frozenset[str]:
+        return symbols(self.left) | symbols(self.right)
+
+    def holds(self, values: Mapping[str, int]) -> bool | None:
+        """Whether these numbers satisfy it; None where a side divides by zero."""
+        try:
+            left, right = evaluate(self.left, values), evaluate(self.right, values)
+        except ShapeError:
+            if self.symbols - values.keys():
+                raise
+            return None
         return left == right if self.relation == "==" else left <= right
 
 
 class Proof(Enum):
+    """How a question about sizes ended."""
+
     PROVEN = "proven"
     REFUTED = "refuted"
     UNKNOWN = "unknown"
@@ -710,15 +691,15 @@ class Answer:
     """What became of a claim. True only when it is proven."""
 
     status: Proof
-    counterexample: dict[str, int] | None = None  # numbers that satisfy the facts and break the claim, when refuted
-    missing: str | None = None  # a fact that would prove the claim, when there is one
+    counterexample: dict[str, int] | None = None  # of a refuted claim: numbers that satisfy the facts and break it
+    missing: str | None = None  # of any other that is not proven: a fact that would prove it, if one was found
 
     def __bool__(self) -> bool:
         return self.status is Proof.PROVEN
 
     def __str__(self) -> str:
-        numbers = f": not for {_assignment(self.counterexample)}" if self.counterexample else ""
-        return f"{self.status.value}{numbers}" + (f"; holds if {self.missing}" if self.missing else "")
+        numbers = f", not for {_assignment(self.counterexample)}" if self.counterexample else ""
+        return self.status.value + numbers + (f"; holds if {self.missing}" if self.missing else "")
 
 
 _PROVEN = Answer(Proof.PROVEN)
@@ -733,22 +714,23 @@ class Facts:
     >>> facts.equal(D // H * H, D).status, facts.check({"D": 7, "H": 2, "S": 1, "C": 1})
     (<Proof.PROVEN: 'proven'>, ['H divides D'])
     >>> print(equal(D // H * H, D))
-    refuted: not for D=2, H=3; holds if H divides D
+    refuted, not for D=2, H=3; holds if H divides D
     """
 
-    __slots__ = ("_answers", "_false", "_parent", "_ready", "facts")
+    __slots__ = ("_answers", "_false", "_parent", "_theory", "_witness", "facts")
 
     def __init__(self, facts: Iterable[Fact] = (), _parent: Facts | None = None) -> None:
         self.facts = tuple(dict.fromkeys(facts))
-        self._parent = _parent  # whose facts come first among ours, so that its theory need only be extended
-        self._ready: _Theory | None = None
-        self._answers: dict[Fact, Answer] = {}
+        self._parent = _parent  # whose facts are our first ones: its theory need only be extended
+        self._theory: _Theory | None = None
+        self._witness: dict[str, int] | None = None
         self._false: Answer | None = None if self.facts else Answer(Proof.REFUTED, {})
+        self._answers: dict[Fact, Answer] = {}
 
     @staticmethod
     def of(*facts: str | Fact) -> Facts:
-        """Facts from text: two sizes and one of `==`, `<=`, `>=`, `<`, `>` and `divides`."""
-        return Facts(fact if isinstance(fact, Fact) else _Parser(fact).fact() for fact in facts)
+        """Facts from text: two sizes with one of `==`, `<=`, `>=`, `<`, `>` and `divides` between them."""
+        return Facts(_Parser(fact).fact() if isinstance(fact, str) else fact for fact in facts)
 
     def eq(self, a: Size, b: Size) -> Facts:
         """These facts and `a == b`."""
@@ -784,14 +766,12 @@ class Facts:
         return Facts, (self.facts,)
 
     def check(self, values: Mapping[str, int]) -> list[str]:
-        """The facts these numbers break; one that divides by zero is broken."""
-        return [str(fact) for fact in self.facts if _holds(fact, values) is not True]
+        """The facts that these numbers break; one that divides by zero is broken."""
+        return [str(fact) for fact in self.facts if not fact.holds(values)]
 
     def equal(self, a: Size, b: Size) -> Answer:
         """Whether `a == b`."""
-        if a is b or a == b:
-            return _PROVEN
-        return self._ask(Fact("==", a, b))
+        return _PROVEN if a is b or a == b else self._ask(Fact("==", a, b))
 
     def at_most(self, a: Size, b: Size) -> Answer:
         """Whether `a <= b`."""
@@ -801,100 +781,105 @@ class Facts:
 
     def divides(self, k: Size, a: Size) -> Answer:
         """Whether `k divides a`: whether `a % k == 0`. 0 divides nothing."""
-        return self._ask(Fact("==", 1, 0)) if k == 0 else self.equal(mod(a, k), 0)
+        return self.equal(mod(a, k), 0) if k != 0 else self.equal(0, 1)
 
     def _ask(self, claim: Fact) -> Answer:
-        if isinstance(claim.left, int) and isinstance(claim.right, int):  # and false: the callers saw to that
+        if isinstance(claim.left, int) and isinstance(claim.right, int):  # and false, or it would not come here
             if self._false is None:
-                self._false = Answer(Proof.REFUTED, self._find(None, _MAX_TRIALS) or {})
+                self._false = Answer(Proof.REFUTED, _visible(self._example()))
             return self._false
         answer = self._answers.get(claim)
         if answer is None:
             if len(self._answers) >= _MAX_ANSWERS:
                 self._answers.clear()
-            answer = self._answers[claim] = self._decide(claim)
+            try:
+                answer = self._decide(claim)
+            except ShapeError:  # an expression outgrew its bounds on the way
+                answer = Answer(Proof.UNKNOWN, None, str(claim))
+            self._answers[claim] = answer
         return answer
 
     def _decide(self, claim: Fact) -> Answer:
         """Cheap proofs, cheap counterexamples, then the dear ones."""
-        try:
-            theory = self._theory()
-            goal = theory.normal(claim.right - claim.left)
-            exact = claim.relation == "=="
-            if goal == 0 or (not exact and _nonneg(goal)):
-                return _PROVEN
-            numbers = self._find(claim, 8)
-            if numbers is None and theory.prove(goal, exact):
-                return _PROVEN
-            numbers = numbers or self._find(claim, _MAX_TRIALS)
-            return Answer(Proof.UNKNOWN if numbers is None else Proof.REFUTED, numbers, self._missing(claim))
-        except ShapeError:  # an expression outgrew its bounds on the way
-            return Answer(Proof.UNKNOWN, None, str(claim))
+        theory = self._ready()
+        theory.refuel(_MAX_FUEL)
+        if theory.plain(claim):
+            return _PROVEN
+        search = self._search(claim)
+        numbers = _first(search, 8)
+        if numbers is None and theory.prove(claim):
+            return _PROVEN
+        numbers = numbers or _first(search, _MAX_TRIALS)
+        missing = self._missing(claim)
+        return Answer(Proof.REFUTED, _visible(numbers), missing) if numbers else Answer(Proof.UNKNOWN, None, missing)
 
-    def _theory(self) -> _Theory:
-        if self._ready is None:
+    def _ready(self) -> _Theory:
+        if self._theory is None:
             parent, self._parent = self._parent, None
-            self._ready = _Theory(parent._theory() if parent else None)
-            for fact in self.facts[len(parent.facts) if parent else 0 :]:
-                self._ready.add(fact)
-        return self._ready
+            theory = _Theory(parent._ready() if parent else None)
+            for fact in self.facts[len(parent) if parent else 0 :]:
+                theory.refuel(_MAX_FUEL)
+                with suppress(ShapeError):  # facts that contradict each other: to know less is safe
+                    theory.add(fact)
+            self._theory = theory
+        return self._theory
 
-    def _find(self, claim: Fact | None, trials: int) -> dict[str, int] | None:
-        """Numbers that satisfy the facts and break the claim."""
-        theory = self._theory()
-        facts, names = self.facts, set[str]()
-        for fact in (*facts, *((claim,) if claim else ())):
-            names.update(symbols(fact.left), symbols(fact.right))
+    def _search(self, claim: Fact | None) -> Iterator[dict[str, int] | None]:
+        """Trial after trial: numbers for all symbols if they satisfy the facts and break the claim, else None."""
+        theory = self._ready()
         own = symbols_in_order(claim.left, claim.right) if claim else ()
-        order = [*own, *sorted(names.difference(own))]
-        free = list(dict.fromkeys(s for name in order for s in symbols_in_order(theory.bindings.get(name, _symbol(name)))))
+        order = dict.fromkeys((*own, *sorted({name for fact in self.facts for name in fact.symbols})))
+        sizes = {name: theory.bindings.get(name, _symbol(name)) for name in order}
+        free = list(dict.fromkeys(name for size in sizes.values() for name in symbols_in_order(size)))
+        moving = len({name for own_name in own for name in symbols(sizes[own_name])})
         aims: list[list[Size]] = [[]]
         if claim:
-            goal = theory.normal(claim.left - claim.right)
-            aims += [[goal - 1]] if claim.relation == "<=" else [[goal - 1], [-goal - 1]]
-        pool = [2, 3, 5, 7, 4, 1, 0, 6, 8, 9, 10, 11, 12, 13, 16, 17, 31, 32, 64, 97]
-        for number in sorted({abs(n) for fact in (*facts, *((claim,) if claim else ())) for n in _numbers(fact)})[:12]:
-            pool += [n for n in (number, number + 1, number - 1) if n not in pool and 0 <= n]
-        for trial, start in enumerate(islice(_candidates(free, pool), trials)):
+            gap = theory.normal(claim.left - claim.right)
+            aims += [[gap - 1]] if claim.relation == "<=" else [[gap - 1], [-1 - gap]]
+        near = sorted({abs(number) for fact in (*self.facts, claim) if fact for number in _numbers(fact)})[:12]
+        pool = list(dict.fromkeys((*_POOL, *(n for number in near for n in (number, number + 1, abs(number - 1))))))
+        base = self._example if claim and self.facts else dict
+        for trial, start in enumerate(_candidates(free, pool, base, moving)):
             try:
                 values = _repair(start, [*theory.known, *aims[trial % len(aims)]])
-                full = {name: evaluate(theory.bindings.get(name, _symbol(name)), values) for name in order}
+                numbers = {name: evaluate(size, values) for name, size in sizes.items()}
             except ShapeError:
+                yield None
                 continue
-            if min(full.values(), default=0) >= 0 and all(_holds(fact, full) for fact in facts):
-                if claim is None or _holds(claim, full) is False:
-                    return full
-        return None
+            good = all(number >= 0 for number in numbers.values()) and all(fact.holds(numbers) for fact in self.facts)
+            yield {**numbers, **values} if good and (claim is None or claim.holds(numbers) is False) else None
+
+    def _example(self, trials: int = _MAX_TRIALS) -> dict[str, int]:
+        """Numbers that satisfy the facts; none if none were found."""
+        if self._witness is None:
+            self._witness = _first(self._search(None), trials) or {}
+        return self._witness
 
     def _missing(self, claim: Fact) -> str | None:
-        """A fact that would prove the claim and does not contradict the others."""
-        left, right = claim.left, claim.right
-        candidates = []
-        for atom in _atoms(left, right):
+        """A fact that would prove the claim and goes together with the others."""
+        candidates: list[Fact] = []
+        for atom in _atoms(claim.left, claim.right):
+            a, b = atom.args or (0, 0)
             if atom.op in ("//", "%"):
-                a, b = atom.args
                 candidates += [Fact("<=", 1, b)] * isinstance(b, Poly) + [Fact("==", mod(a, b), 0)]
-        for fact in candidates[:8]:
-            theory = _Theory(self._theory())
-            theory.add(fact)
-            goal = theory.normal(right - left)
-            if (goal == 0 or (claim.relation == "<=" and _nonneg(goal))) and Facts((*self.facts, fact))._find(None, 16):
+            elif atom.op in ("max", "min"):
+                candidates += [Fact("<=", a, b), Fact("<=", b, a)]
+        self._ready().refuel(_MAX_FUEL // 4)
+        for fact in (*candidates[:12], _simplest(claim)):
+            more = Facts((*self.facts, fact))
+            more._theory = _Theory(self._theory)
+            more._theory.add(fact)
+            if more._theory.plain(claim) and more._example(16):
                 return str(fact)
-        gap = right - left
-        if isinstance(gap, int):
-            return None
-        if len(gap.terms) > 1:  # without what both sides share
-            common = gap.terms[0][0]
-            for monomial, _ in gap.terms[1:]:
-                common = tuple(atom for atom in dict.fromkeys(common) for _ in range(min(common.count(atom), monomial.count(atom))))
-            factor = _content(gap)
-            terms = {_without(monomial, common) or (): coefficient // factor for monomial, coefficient in gap.terms}
-            right = _collect({monomial: c for monomial, c in terms.items() if c > 0})
-            left = _collect({monomial: -c for monomial, c in terms.items() if c < 0})
-            if claim.relation == "==" and divide_exact(claim.left, left) is None:
-                left, right = right, left
-        fact = Fact(claim.relation, left, right)
-        return str(fact) if Facts((*self.facts, fact))._find(None, 16) else None
+        return None
+
+
+def _first(search: Iterator[dict[str, int] | None], trials: int) -> dict[str, int] | None:
+    return next((numbers for numbers in islice(search, trials) if numbers is not None), None)
+
+
+def _visible(numbers: dict[str, int]) -> dict[str, int]:
+    return {name: number for name, number in numbers.items() if name[0] != _HIDDEN}
 
 
 def equal(a: Size, b: Size) -> Answer:
@@ -907,24 +892,34 @@ def at_most(a: Size, b: Size) -> Answer:
     return _NO_FACTS.at_most(a, b)
 
 
-def _holds(fact: Fact, values: Mapping[str, int]) -> bool | None:
-    """None where a side is not defined."""
-    try:
-        return fact.holds(values)
-    except ShapeError:
-        if missing := (symbols(fact.left) | symbols(fact.right)) - values.keys():
-            raise ShapeError(f"no value for the size {min(missing)} in {fact}") from None
-        return None
+_NO_FACTS = Facts()
 
 
 def _remainder(size: Size) -> tuple[Size, Size, int] | None:
     """(a, k, r) where `size == 0` says `a % k == r`."""
-    terms = _terms(size)
-    if not 0 < len(terms) <= 2 or len(terms[0][0]) != 1 or terms[0][0][0].op != "%" or (len(terms) == 2 and terms[1][0]):
-        return None
-    rest, odd = divmod(-terms[1][1] if len(terms) == 2 else 0, terms[0][1])
-    a, k = terms[0][0][0].args
-    return None if odd else (a, k, rest)
+    terms = dict(_terms(size))
+    constant = -terms.pop((), 0)
+    if len(terms) == 1:
+        (((atom, *more), coefficient),) = terms.items()
+        if not more and atom.op == "%" and constant % coefficient == 0:
+            return atom.args[0], atom.args[1], constant // coefficient
+    return None
+
+
+def _simplest(claim: Fact) -> Fact:
+    """The claim without what its two sides share."""
+    gap = claim.right - claim.left
+    terms = _terms(gap)
+    if len(terms) < 2:
+        return claim
+    common, factor = terms[0][0], _content(gap)
+    for monomial, _ in terms:
+        shared = [[atom] * min(common.count(atom), monomial.count(atom)) for atom in dict.fromkeys(common)]
+        common = tuple(atom for atoms in shared for atom in atoms)
+    rest = {_without(monomial, common) or (): coefficient // factor for monomial, coefficient in terms}
+    right = _collect({monomial: coefficient for monomial, coefficient in rest.items() if coefficient > 0})
+    left = _collect({monomial: -coefficient for monomial, coefficient in rest.items() if coefficient < 0})
+    return Fact(claim.relation, left, right)
 
 
 def _atoms(*sizes: Size) -> list[Atom]:
@@ -934,18 +929,19 @@ def _atoms(*sizes: Size) -> list[Atom]:
         for monomial, _ in _terms(size):
             for atom in monomial:
                 if atom not in found:
-                    found.update(dict.fromkeys(_atoms(*atom.args)))
-                    found[atom] = None
+                    found.update(dict.fromkeys((*_atoms(*atom.args), atom)))
     return list(found)
 
 
 def _numbers(fact: Fact) -> Iterator[int]:
     for size in (fact.left, fact.right, *(arg for atom in _atoms(fact.left, fact.right) for arg in atom.args)):
-        for _, coefficient in _terms(size):
-            yield coefficient
+        yield from (coefficient for _, coefficient in _terms(size))
 
 
 # ------------------------------------------------------------------------------------------------ proofs
+
+
+_HIDDEN = "\0"  # begins the names of our own symbols: not printable, hence no name of a user's
 
 
 class _Theory:
@@ -955,15 +951,26 @@ class _Theory:
         self.bindings: dict[str, Size] = dict(base.bindings) if base else {}
         self.rules: list[tuple[Monomial, Size]] = list(base.rules) if base else []
         self.known: list[Poly] = list(base.known) if base else []
-        self.cases: dict[Atom, Size] = dict(base.cases) if base else {}  # what a max is in the case at hand
         self.lows: dict[str, int] = dict(base.lows) if base else {}
-        self.hidden = base.hidden if base else 0
+        self.cases: dict[Atom, Size] = dict(base.cases) if base else {}  # what a max is, in the case at hand
+        self.hidden: int = base.hidden if base else 0
+        self.fuel: list[int] = base.fuel if base else [_MAX_FUEL]  # one tank for a question with all its cases
+        self.forget()
+
+    def forget(self) -> None:
         self.atoms: dict[Atom, Size] = {}
         self.proved: dict[Poly, bool] = {}
 
+    def refuel(self, fuel: int) -> None:
+        if self.fuel[0] < 0:
+            self.forget()  # what went unproven for want of it
+        self.fuel[0] = fuel
+
     def fresh(self) -> Poly:
         self.hidden += 1
-        return _symbol(f"\0{self.hidden}")  # not printable, so no name of a user's
+        return _symbol(f"{_HIDDEN}{self.hidden}")
+
+    # -- taking facts in
 
     def add(self, fact: Fact) -> None:
         for atom in _atoms(fact.left, fact.right):  # a fact that holds has a value, so it divides by no zero
@@ -976,26 +983,22 @@ class _Theory:
             self.equate([gap])
 
     def know(self, size: Size) -> None:
-        """Take `size >= 0` as known. A contradiction is left to whoever checks the facts."""
+        """Take `size >= 0` as known. Contradictions are left to whoever checks the facts."""
         size = self.normal(size)
         if isinstance(size, int) or _nonneg(size) or size in self.known:
             return
         self.known.append(size)
-        monomial, coefficient = size.terms[0]
-        if len(size.terms) == 2 and not size.terms[1][0] and coefficient > 0 > size.terms[1][1] and _nonneg(Poly(size.terms[:1])):
-            for atom in monomial:  # a product of at least 1 has no factor 0
-                low = -(size.terms[1][1] // coefficient) if len(monomial) == 1 else 1
+        (monomial, coefficient), *rest = size.terms
+        if len(rest) == 1 and rest[0][0] == () and coefficient > 0 > rest[0][1] and _nonneg(_term(*monomial)):
+            for atom in monomial:  # a product that is at least 1 has no factor 0
+                low = -(rest[0][1] // coefficient) if len(monomial) == 1 else 1
                 if atom.op == "symbol" and low > self.lows.get(atom.name, 0):
                     self.lows[atom.name] = low
-                    if len(monomial) > 1:
-                        self.known.append(Poly((((atom,), 1), ((), -1))))
+                    self.known.append(Poly((((atom,), 1), ((), -low))))
         self.forget()
 
-    def forget(self) -> None:
-        self.atoms, self.proved = {}, {}
-
     def equate(self, pending: list[Size]) -> None:
-        """Take each size as 0: solve for a symbol, else rewrite a product, else know both signs."""
+        """Take each size as 0: solve it for a symbol, or rewrite a product by it, or know both its signs."""
         while pending:
             size = self.normal(pending.pop())
             if isinstance(size, int):
@@ -1003,14 +1006,14 @@ class _Theory:
             size = _shrink(size, _content(size))
             if solution := _lone_symbol(size):
                 self.bind(*solution)
-                pending += [_collect({monomial: 1}) - value for monomial, value in self.rules]
+                pending += [_term(*monomial) - value for monomial, value in self.rules]
                 self.rules = []
                 continue
+            degree = len(_terms(size)[0][0])
             for monomial, coefficient in _terms(size):
-                value = _collect({monomial: 1}) - coefficient * size
-                if abs(coefficient) == 1 and len(monomial) == len(_terms(size)[0][0]) and not _mentions(value, monomial):
+                value = _term(*monomial) - coefficient * size
+                if abs(coefficient) == 1 and len(monomial) == degree and not _mentions(value, monomial):
                     self.rules.append((monomial, value))
-                    self.forget()
                     break
             self.know(size)
             self.know(-size)
@@ -1018,56 +1021,52 @@ class _Theory:
     def bind(self, name: str, value: Size) -> None:
         self.bindings = {key: substitute(old, {name: value}) for key, old in self.bindings.items()}
         self.bindings[name] = value
-        known, self.known = self.known, []
-        self.lows = {}
+        known, self.known, self.lows = self.known, [], {}
         self.forget()
         for size in (*known, value):
             self.know(size)
 
     def parametrise(self, gap: Size) -> bool:
         """From `a % k == r` solve `a == k*q + r` for a symbol of a, with a fresh q >= 0."""
-        if (found := _remainder(gap)) is None:
+        found = _remainder(gap)
+        if found and isinstance(k := self.normal(found[1]), int):
+            found = _remainder(mod(self.normal(found[0]) - found[2], k)) if k else None
+        if found is None:
             return False
-        a, k, rest = (self.normal(size) for size in found)
-        if isinstance(k, int) and not isinstance(a, int):
-            if (found := _remainder(mod(a - rest, k))) is None:
-                return True
-            a, k, rest = found
+        a, k, rest = self.normal(found[0]), self.normal(found[1]), found[2]
         quotient = self.fresh() if _nonneg(a) and _nonneg(k) else self.fresh() - self.fresh()
         solution = _lone_symbol(a - k * quotient - rest, symbols(a) - symbols(k))
         if solution:
             self.equate([_symbol(solution[0]) - solution[1]])
         return solution is not None
 
+    # -- one form for sizes that the facts make equal
+
     def normal(self, size: Size) -> Size:
-        """One form for sizes that the facts make equal: no bound symbol, no `%`, no `min`, and `max` against 0 only."""
+        """No symbol that is bound, no `%`, no `min`, and `max` against 0 only."""
         for _ in range(4):
-            before, size = size, self.reduce(_map(size, self.atom))
+            before, size = size, self.rewrite(_map(size, self.atom))
             if size == before:
                 break
         return size
 
-    def reduce(self, size: Size) -> Size:
+    def rewrite(self, size: Size) -> Size:
         for _ in range(_MAX_CASES if self.rules else 0):
-            hits = (
-                (monomial, lead, rest, value)
-                for monomial, _ in _terms(size)
-                for lead, value in self.rules
-                if (rest := _without(monomial, lead)) is not None
-            )
-            hit = next(hits, None)
-            if hit is None:
+            for (monomial, coefficient), (lead, value) in ((t, rule) for t in _terms(size) for rule in self.rules):
+                rest = _without(monomial, lead)
+                if rest is not None:
+                    size = size + coefficient * (value - _term(*lead)) * _collect({rest: 1})
+                    break
+            else:
                 break
-            monomial, lead, rest, value = hit
-            coefficient = dict(_terms(size))[monomial]
-            size = size + coefficient * (value - _collect({lead: 1})) * _collect({rest: 1})
         return size
 
     def atom(self, atom: Atom) -> Size:
         if atom.op == "symbol":
-            return self.bindings.get(atom.name, Poly((((atom,), 1),)))
-        if atom not in self.atoms:
-            a, b = (self.normal(arg) for arg in atom.args)
+            return self.bindings.get(atom.name) if atom.name in self.bindings else _term(atom)  # type: ignore[return-value]
+        value = self.atoms.get(atom)
+        if value is None:
+            a, b = self.normal(atom.args[0]), self.normal(atom.args[1])
             match atom.op:
                 case "//":
                     value = self.floor(a, b)
@@ -1078,93 +1077,139 @@ class _Theory:
                 case _:
                     value = a - self.positive_part(a - b)
             self.atoms[atom] = value
-        return self.atoms[atom]
+        return value
 
     def positive_part(self, size: Size) -> Size:
         """max(size, 0)."""
         if isinstance(size, int):
             return max(size, 0)
-        factor = _content(size)
-        size = _shrink(size, factor)
-        assert isinstance(size, Poly)
         if size.terms[0][1] < 0:
-            return factor * (self.positive_part(-size) + size)
+            return self.positive_part(-size) + size
         if self.linear(size):
-            return factor * size
+            return size
         if self.linear(-size):
             return 0
-        call = _call("max", size, 0)
+        factor = _content(size)
+        call = _call("max", _shrink(size, factor), 0)
         return factor * self.cases.get(call.terms[0][0][0], call)
 
     def floor(self, a: Size, b: Size) -> Size:
-        """a//b, for a divisor known to be positive without whatever it divides."""
-        if isinstance(b, int) or not self.linear(b - 1):
+        """a//b; a divisor that is known to be positive comes out where it divides."""
+        if isinstance(b, int):
+            quotient, rest, constant = _residue(a, b) if b > 0 else (0, a, 0)
+            rest = rest + constant
+        elif not self.linear(b - 1):
             return floordiv(a, b)
-        for atom in dict.fromkeys(b.terms[0][0]):
-            factor = Poly((((atom,), 1),))
-            if (fewer := divide_exact(b, factor)) is not None and self.linear(factor - 1):
-                if (less := divide_exact(a, factor)) is not None:
+        else:
+            for factor in (_term(atom) for atom in dict.fromkeys(b.terms[0][0])):
+                less, fewer = divide_exact(a, factor), divide_exact(b, factor)
+                if less is not None and fewer is not None and self.linear(factor - 1):
                     return self.floor(less, fewer)
-        quotient, rest = _divide(a, b)
-        if self.linear(rest) and self.linear(b - 1 - rest):
-            return quotient
-        if self.linear(-1 - rest) and self.linear(b + rest):
-            return quotient - 1
-        if _terms(rest)[0][1] < 0:
-            return quotient - self.floor(b - 1 - rest, b)
-        for (atom, *more), coefficient in rest.terms if isinstance(rest, Poly) and () not in dict(rest.terms) else ():
-            if coefficient == 1 and not more and atom.op == "//" and self.linear(atom.args[1] - 1):  # (a//m + r)//b
-                inner, m = atom.args
-                return quotient + self.floor(inner + m * (rest - Poly((((atom,), 1),))), m * b)
+            quotient, rest = _divide(a, b)
+            if self.linear(rest) and self.linear(b - 1 - rest):
+                return quotient
+            if self.linear(-1 - rest) and self.linear(b + rest):
+                return quotient - 1
+            if _terms(rest)[0][1] < 0:
+                return quotient - self.floor(b - 1 - rest, b)
+        for monomial, coefficient in _terms(rest):
+            if len(monomial) == 1 and coefficient == 1 and (atom := monomial[0]).op == "//":
+                inner, m = atom.args  # (inner//m + outer)//b
+                if isinstance(m, Poly) and self.linear(m - 1) and self.linear(b - 1):
+                    return quotient + self.floor(inner + m * (rest - _term(atom)), m * b)
         return quotient + floordiv(rest, b)
 
+    # -- proving
+
+    def plain(self, claim: Fact) -> bool:
+        gap = self.normal(claim.right - claim.left)
+        return gap == 0 or (claim.relation == "<=" and self.linear(gap))
+
+    def prove(self, claim: Fact) -> bool:
+        """Whether the claim follows: straight, or in each of a few cases."""
+        todo: list[tuple[_Theory, Size]] = [(self, claim.right - claim.left)]
+        budget = _MAX_CASES
+        while todo:
+            theory, goal = todo.pop()
+            goal = theory.normal(goal)
+            if theory.linear(goal) and (claim.relation == "<=" or theory.linear(-goal)):
+                continue
+            cases = theory.split(goal)
+            budget -= len(cases)
+            if not cases or budget < 0:
+                return False
+            todo += [(case, goal) for case in cases]
+        return True
+
+    def split(self, goal: Size) -> list[_Theory]:
+        """Theories that cover this one together: both sides of a max, or all residues of a symbol that is divided."""
+        atoms = _atoms(goal)
+        for atom in atoms:
+            if atom.op == "max":
+                cases = [_Theory(self), _Theory(self)]
+                for case, sign in zip(cases, (1, 0), strict=True):
+                    case.know(atom.args[0] if sign else -atom.args[0])
+                    case.cases[atom] = sign * atom.args[0]
+                return cases
+        floors = [(atom, k) for atom in atoms if atom.op == "//" and isinstance(k := atom.args[1], int)]
+        for atom, k in floors:
+            for name in (a.name for monomial, _ in _terms(atom.args[0]) for a in monomial if a.op == "symbol"):
+                modulus = lcm(*(divisor for other, divisor in floors if name in other.names))
+                if (modulus := modulus if modulus <= _MAX_MODULUS else k) <= _MAX_MODULUS:
+                    cases = [_Theory(self) for _ in range(modulus)]
+                    for rest, case in enumerate(cases):
+                        case.bind(name, modulus * case.fresh() + rest)
+                    return cases
+        return []
+
     def linear(self, goal: Size) -> bool:
-        """Whether `goal >= 0` follows by adding up multiples of what is known, monomials taken as unknowns."""
+        """Whether `goal >= 0` follows by adding up multiples of what is known, with monomials as the unknowns."""
         if isinstance(goal, int):
             return goal >= 0
         if _nonneg(goal):
             return True
         if goal not in self.proved:
-            self.proved[goal] = _infeasible(self.rows(goal))
+            if self.fuel[0] < 0:
+                return False
+            rows = self.rows(goal)
+            self.proved[goal], self.fuel[0] = _infeasible(rows, self.fuel[0] - len(rows))
         return self.proved[goal]
 
     def rows(self, goal: Poly) -> list[Size]:
-        """Sizes that would all be >= 0 were the goal < 0: what is known, times what leads to a monomial in question."""
+        """Sizes that are all >= 0 if the goal is not: what is known, times what leads to a monomial in question."""
         rows: list[Size] = [-1 - goal]
         sources = list(self.known)
         queue = [monomial for monomial, _ in goal.terms if monomial]
-        met, used = set(queue), set[tuple[int, Monomial]]()
-        defined = set[Atom]()
+        met, defined, used = set(queue), set[Atom](), set[tuple[int, Monomial]]()
         for monomial in queue:  # which grows
             for atom in monomial:
                 if atom not in defined:
                     defined.add(atom)
                     sources += self.definition(atom)
             if all(atom.nonneg for atom in monomial):
-                rows.append(Poly(((monomial, 1),)))
+                rows.append(_term(*monomial))
             for number, source in enumerate(sources):
                 for part, _ in source.terms:
                     rest = _without(monomial, part) if part else None
                     if rest is None or (number, rest) in used or not all(atom.nonneg for atom in rest):
                         continue
                     used.add((number, rest))
-                    row = _multiply(source, Poly(((rest, 1),))) if rest else source
-                    rows.append(row)
-                    new = [m for m, _ in _terms(row) if m and m not in met]
-                    queue += new
-                    met.update(new)
+                    rows.append(_multiply(source, _term(*rest)) if rest else source)
+                    for new, _ in _terms(rows[-1]):
+                        if new and new not in met:
+                            met.add(new)
+                            queue.append(new)
                     if len(rows) >= _MAX_ROWS:
                         return rows
         return rows
 
     def definition(self, atom: Atom) -> list[Poly]:
         """What is >= 0 because of what the atom means."""
-        this: Size = Poly((((atom,), 1),))
         rows: list[Size] = []
         if atom.op == "max":
-            rows = [this - atom.args[0], this - atom.args[1]]
+            rows = [_term(atom) - arg for arg in atom.args]
         elif atom.op == "//" and self.low(atom.args[1]) >= 1:
-            rest = atom.args[0] - atom.args[1] * this
+            rest = atom.args[0] - atom.args[1] * _term(atom)
             rows = [rest, atom.args[1] - 1 - rest]
         return [row for row in rows if isinstance(row, Poly)]
 
@@ -1179,125 +1224,92 @@ class _Theory:
             total += coefficient
         return total
 
-    def prove(self, goal: Size, exact: bool) -> bool:
-        """Whether `goal >= 0`, or `goal == 0`: straight, or in each of a few cases."""
-        todo: list[tuple[_Theory, Size]] = [(self, goal)]
-        budget = _MAX_CASES
-        while todo:
-            theory, goal = todo.pop()
-            goal = theory.normal(goal)
-            if theory.linear(goal) and (not exact or theory.linear(-goal)):
-                continue
-            cases = theory.split(goal)
-            budget -= len(cases)
-            if not cases or budget < 0:
-                return False
-            todo += [(case, goal) for case in cases]
-        return True
-
-    def split(self, goal: Size) -> list[_Theory]:
-        """Theories that together cover this one: the two sides of a max, or the residues of a symbol that is divided."""
-        atoms = _atoms(goal)
-        for atom in atoms:
-            if atom.op == "max":
-                cases = [_Theory(self), _Theory(self)]
-                for case, sign in zip(cases, (1, -1), strict=True):
-                    case.know(sign * atom.args[0])
-                    case.cases[atom] = atom.args[0] if sign > 0 else 0
-                return cases
-        for atom in atoms:
-            if atom.op == "//" and isinstance(atom.args[1], int):
-                names = [inner.name for monomial, _ in _terms(atom.args[0]) for inner in monomial if inner.op == "symbol"]
-                for name in sorted(names):
-                    divisors = [b for a in atoms if a.op == "//" and name in a.names and isinstance(b := a.args[1], int)]
-                    modulus = lcm(*divisors)
-                    if (modulus := modulus if modulus <= _MAX_MODULUS else atom.args[1]) <= _MAX_MODULUS:
-                        return [self.residue(name, modulus, rest) for rest in range(modulus)]
-        return []
-
-    def residue(self, name: str, modulus: int, rest: int) -> _Theory:
-        case = _Theory(self)
-        case.bind(name, modulus * case.fresh() + rest)
-        return case
-
 
 def _lone_symbol(size: Size, among: frozenset[str] | None = None) -> tuple[str, Size] | None:
-    """A symbol and what it is where `size == 0`; one that is plainly >= 0 if there is one."""
-    solutions = []
+    """A symbol and what it is where `size == 0`: by preference something that is plainly >= 0."""
+    solutions: list[tuple[str, Size]] = []
     for monomial, coefficient in _terms(size):
-        if len(monomial) == 1 and abs(coefficient) == 1 and monomial[0].op == "symbol":
-            value = _collect({monomial: 1}) - coefficient * size
-            name = monomial[0].name
-            if name not in symbols(value) and (among is None or name in among):
-                solutions.append((not _nonneg(value), len(solutions), (name, value)))
-    return min(solutions)[2] if solutions else None
+        if len(monomial) == 1 and abs(coefficient) == 1 and (atom := monomial[0]).op == "symbol":
+            value = _term(atom) - coefficient * size
+            if atom.name not in symbols(value) and (among is None or atom.name in among):
+                solutions.append((atom.name, value))
+    return next((solution for solution in solutions if _nonneg(solution[1])), solutions[0] if solutions else None)
 
 
 def _mentions(size: Size, monomial: Monomial) -> bool:
-    return any(
-        _without(other, monomial) is not None or any(_mentions(arg, monomial) for atom in other for arg in atom.args)
-        for other, _ in _terms(size)
-    )
-
-
-def _infeasible(rows: Iterable[Size]) -> bool:
-    """Whether no integers make every row >= 0: Fourier and Motzkin's elimination, rounding each constant down."""
-    system: dict[tuple[tuple[Monomial, int], ...], int] = {}
-
-    def insert(row: Size) -> bool:
-        terms = _terms(row)
-        constant = 0
-        if terms and not terms[-1][0]:
-            constant = terms[-1][1]
-            terms = terms[:-1]
-        if not terms:
-            return constant < 0
-        if (factor := gcd(*(coefficient for _, coefficient in terms))) > 1:
-            terms = tuple((monomial, coefficient // factor) for monomial, coefficient in terms)
-            constant //= factor
-        system[terms] = min(constant, system.get(terms, constant))
-        return False
-
-    if any([insert(row) for row in rows]):
-        return True
-    budget = _MAX_COMBINATIONS
-    while system:
-        signs: dict[Monomial, list[int]] = {}
-        for terms in system:
-            for monomial, coefficient in terms:
-                signs.setdefault(monomial, [0, 0])[coefficient > 0] += 1
-        unknown = min(signs, key=lambda monomial: signs[monomial][0] * signs[monomial][1])
-        above: list[tuple[int, Size]] = []
-        below: list[tuple[int, Size]] = []
-        for terms in tuple(system):
-            coefficient = next((c for monomial, c in terms if monomial == unknown), 0)
-            if coefficient:
-                row = Poly((*terms, ((), constant))) if (constant := system.pop(terms)) else Poly(terms)
-                (above if coefficient > 0 else below).append((coefficient, row))
-        budget -= len(above) * len(below)
-        if budget < 0:
-            return False
-        for up, lower in above:
-            for down, upper in below:
-                if insert(lower * (-down // (common := gcd(up, down))) + upper * (up // common)):
-                    return True
+    for other, _ in _terms(size):
+        if _without(other, monomial) is not None or any(
+            _mentions(arg, monomial) for atom in other for arg in atom.args
+        ):
+            return True
     return False
 
 
-def _candidates(names: Sequence[str], pool: Sequence[int]) -> Iterator[dict[str, int]]:
-    """Assignments to try, the same ones every time: small and distinct, all alike, one unusual, then mixed."""
-    first = [pool[i % 6] for i in range(len(names))]
-    for shift in range(3):
-        yield dict(zip(names, first[shift:] + first[:shift], strict=True))
+def _infeasible(rows: Sequence[Size], budget: int) -> tuple[bool, int]:
+    """Whether no integers make every row >= 0, and what is left of the budget for adding up rows.
+
+    Fourier and Motzkin's elimination, with monomials as unknowns and each constant rounded down.
+    """
+    number: dict[Monomial, int] = {(): -1}  # of an unknown; the constant comes first in a sorted row
+    new = [{number.setdefault(monomial, len(number)): c for monomial, c in _terms(row)} for row in rows]
+    system: dict[tuple[tuple[int, int], ...], int] = {}
+    while True:
+        for row in new:
+            constant = row.pop(-1, 0)
+            factor = gcd(*row.values())
+            if factor:
+                key = tuple(sorted([(i, c // factor) for i, c in row.items() if c]))
+                system[key] = min(constant // factor, system.get(key, constant // factor))
+            elif constant < 0:
+                return True, budget
+        signs: dict[int, list[int]] = {}
+        for key in system:
+            for i, c in key:
+                signs.setdefault(i, [0, 0])[c > 0] += 1
+        if not signs:
+            return False, budget
+        unknown = min(signs, key=lambda i: signs[i][0] * signs[i][1])
+        budget -= signs[unknown][0] * signs[unknown][1] + 1
+        if budget < 0:
+            return False, budget
+        bounds: tuple[list[dict[int, int]], ...] = ([], [])
+        for key in tuple(system):
+            if coefficient := dict(key).get(unknown):
+                bounds[coefficient > 0].append({**dict(key), -1: system.pop(key)})
+        new = []
+        for upper in bounds[0]:
+            for lower in bounds[1]:
+                row = {i: c * lower[unknown] for i, c in upper.items()}
+                for i, c in lower.items():
+                    row[i] = row.get(i, 0) - c * upper[unknown]
+                new.append(row)
+
+
+# ------------------------------------------------------------------------------------------------ counterexamples
+
+_POOL = (2, 3, 5, 7, 11, 13, 1, 0, 4, 6, 8, 9, 10, 12, 16, 17, 31, 32, 64, 97)
+
+
+def _candidates(
+    names: Sequence[str], pool: Sequence[int], example: Callable[[], Mapping[str, int]], moving: int
+) -> Iterator[dict[str, int]]:
+    """Assignments to try, the same ones every time: small and distinct, all alike, one unusual, then mixed.
+
+    `example()` are numbers that satisfy the facts; the claim depends on the first `moving` names.
+    """
+    for shift in (0, 1, 2):
+        yield {name: pool[(i + shift) % 6] for i, name in enumerate(names)}
     for number in (1, 2, 0):
         yield dict.fromkeys(names, number)
+    good = example()
+    base = {name: good.get(name, pool[i % 6]) for i, name in enumerate(names)}
     for number in pool:
-        for name in names:
-            yield {**dict(zip(names, first, strict=True)), name: number}
+        for name in names[:moving]:
+            yield {**base, name: number}
     state = 1
     while names:
-        values = {}
-        for name in names:
+        values = dict(base)
+        for name in names[: moving if state % 2 else None]:
             state = (state * 1103515245 + 12345) % (1 << 31)
             values[name] = pool[(state >> 16) % len(pool)]
         yield values
@@ -1305,23 +1317,18 @@ def _candidates(names: Sequence[str], pool: Sequence[int]) -> Iterator[dict[str,
 
 def _repair(values: dict[str, int], rows: Sequence[Size]) -> dict[str, int]:
     """Numbers near the given ones that make more of the rows >= 0: one symbol moves at a time, along the slope."""
-    for _ in range(6):
+    values = dict(values)
+    for _ in range(4):
+        changed = False
         for row in rows:
             lack = -evaluate(row, values)
-            if lack <= 0:
-                continue
-            for name in symbols_in_order(row):
+            for name in symbols_in_order(row) if lack > 0 else ():
                 slope = evaluate(row, {**values, name: values[name] + 1}) + lack
                 step = -(-lack // abs(slope)) * (1 if slope > 0 else -1) if slope else 0
                 if step and values[name] + step >= 0:
-                    values = {**values, name: values[name] + step}
+                    values[name] += step
+                    changed = True
                     break
-            else:
-                return values
-            break
-        else:
+        if not changed:
             break
     return values
-
-
-_NO_FACTS = Facts()

@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A place in a user's file: a path (or `<text>`), a line and a column counted from 1, and a node's name if it has one."""
+    """A place in a user's file: path, line and column (counted from 1), and a node's name if it has one."""
 
     path: str
     line: int = 0

@@ -32,7 +32,9 @@ def read(path: str | Path) -> tuple[Program, Weights]:
         raise FileError("no such file", expected="a path to a model", got=path)
     reader = FORMATS.get(path.suffix.lower())
     if reader is None:
-        raise UnsupportedError("unknown model format", expected=", ".join(FORMATS), got=path.suffix or path.name, where=path)
+        raise UnsupportedError(
+            "unknown model format", expected=", ".join(FORMATS), got=path.suffix or path.name, where=path
+        )
     return reader(path)
 
 
@@ -51,7 +53,9 @@ class Model:
         self._executable = executable
 
     @staticmethod
-    def of(program: Program, weights: Weights, *, device: str = "auto", engine: str = "auto", name: str = "model") -> Model:
+    def of(
+        program: Program, weights: Weights, *, device: str = "auto", engine: str = "auto", name: str = "model"
+    ) -> Model:
         """Compile a program and bind its weights. `auto` takes the first engine that can run the program."""
         candidates = list(ENGINES) if engine == "auto" else [platform(device, engine).engine]
         refused: UnsupportedError | None = None

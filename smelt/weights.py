@@ -31,7 +31,9 @@ class Stored:
 class Weights(Mapping[str, HostBuffer]):
     """Named tensors, loaded when asked for. Iterating or asking for a shape reads no data."""
 
-    def __init__(self, stored: Mapping[str, Stored], metadata: Mapping[str, str] = MappingProxyType({}), source: str = "") -> None:
+    def __init__(
+        self, stored: Mapping[str, Stored], metadata: Mapping[str, str] = MappingProxyType({}), source: str = ""
+    ) -> None:
         self._stored = dict(stored)
         self.metadata = MappingProxyType(dict(metadata))
         self.source = source
@@ -112,4 +114,8 @@ class MappedFile:
                 expected=f"at most {self.size} bytes",
                 got=f"{length} bytes at {offset}",
             )
-        return np.frombuffer(self._map, element.numpy, count, offset).reshape(sizes) if count else np.empty(sizes, element.numpy)
+        return (
+            np.frombuffer(self._map, element.numpy, count, offset).reshape(sizes)
+            if count
+            else np.empty(sizes, element.numpy)
+        )

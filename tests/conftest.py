@@ -1,6 +1,7 @@
 """What every test may ask for: the public suites, and one hypothesis profile."""
 
 import os
+import secrets
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,11 @@ def suites() -> Path:
     if folder is None:
         pytest.skip(ABSENT)
     return folder
+
+
+@pytest.fixture
+def seed() -> int:
+    """A seed for a randomised test: new each time, printed, and taken from SMELT_SEED where that is set."""
+    chosen = int(os.environ.get("SMELT_SEED") or secrets.randbelow(1 << 31))
+    print(f"SMELT_SEED={chosen} repeats this run")
+    return chosen

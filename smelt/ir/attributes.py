@@ -1,4 +1,4 @@
-"""Attribute values: the nodes that text carries, the typed records that ops hold, and the kinds that map one to the other.
+"""Attribute values: the nodes that text carries, the records that ops hold, the kinds that map one to the other.
 
 A declared attribute has a `Kind`: `read` turns a parsed node into a Python value, `write` turns it back into a node.
 Attributes the op table does not declare stay nodes, so that `sdy.sharding` and friends survive untouched.
@@ -80,9 +80,7 @@ class DenseArray:
 
 @dataclass(frozen=True, slots=True)
 class DialectAttr:
-    """`#stablehlo.dot<...>` or `#stablehlo<precision DEFAULT>`: dialect, mnemonic (may be empty) and the text between <>.
-
-    `suffix` keeps a trailing type where the text had one."""
+    """`#stablehlo.dot<...>` or `#stablehlo<precision DEFAULT>`: dialect, mnemonic (or "") and the text between <>."""
 
     dialect: str
     mnemonic: str
@@ -278,7 +276,7 @@ class OutputOperandAlias:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How a declared attribute is read from a node and written to one. `read` raises ValueError with what it expected."""
+    """How a declared attribute is read from a node and written to one; `read` raises ValueError(what it expects)."""
 
     name: str
     read: Callable[[Any], Any]
@@ -406,7 +404,7 @@ _FIELD = re.compile(r"\s*(\w+)\s*=\s*(\[[^\[\]]*\]|#?[\w.]+<[^<>]*>|[^,<>\[\]]+?
 
 
 def record(cls: type[Any], mnemonic: str, dialect: str = "stablehlo") -> Kind:
-    """`#stablehlo.gather<offset_dims = [2], index_vector_dim = 1>`: a frozen dataclass of ints, int lists, bools and words."""
+    """`#stablehlo.gather<offset_dims = [2], index_vector_dim = 1>`: a dataclass of ints, lists, bools and words."""
     known = {each.name: str(each.type) for each in fields(cls)}
     expected = f"#{dialect}.{mnemonic}<{', '.join(known)}>"
 

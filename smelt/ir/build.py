@@ -49,14 +49,14 @@ def settle(call: Call, inferred: Sequence[Type]) -> list[Type]:
     if len(call.declared) != len(inferred):
         call.fail("", "wrong number of results", expected=len(inferred), got=len(call.declared))
     return [
-        have if have is want else _settle_one(call, have, want)
+        have if have is want and not isinstance(have, Shape) else _settle_one(call, have, want)
         for have, want in zip(inferred, call.declared, strict=True)
     ]
 
 
 def _settle_one(call: Call, have: Type, want: Type) -> Type:
     if isinstance(have, Shape) and isinstance(want, Shape):
-        if have == want:
+        if have == want and (want.is_static or UNKNOWN not in want.sizes):
             return want
         if have.dtype != want.dtype or have.rank != want.rank:
             call.fail("", "the declared result type is not the inferred one", expected=have, got=want)
@@ -90,6 +90,7 @@ class Builder:
     def op(
         self,
         name: str,
+        /,
         *operands: Value,
         result: Type | Sequence[Type] | None = None,
         regions: Sequence[Region] = (),

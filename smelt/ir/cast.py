@@ -33,6 +33,8 @@ def cast(array: Array, to: DType) -> Array:
             return np.asarray(cast(array, to.part)).astype(to.numpy)
         if to.kind == "float" and to.name not in _NATIVE:
             array = _to_single(array, of)
+        elif of.is_integer and of.bits < 8:  # ml_dtypes does not go from one of these to another
+            array = np.asarray(array).astype(np.int8)
         return np.asarray(array).astype(to.numpy)
 
 
@@ -49,13 +51,14 @@ def _to_integer(array: Array, to: DType) -> Array:
 def _to_single(array: Array, of: DType) -> Array:
     """f32, rounded to odd: what a narrower type then makes of it is as if it were rounded once.
 
-    Round to odd keeps in the last bit whether anything was lost; f32 has at least two bits more than every narrower type.
+    Round to odd keeps in the last bit whether anything was lost; f32 has two bits more than every narrower type.
     """
     if of.bits < 32 or of.name == "f32":
         return np.asarray(array).astype(np.float32)  # exact
     if of.bits == 64 and of.is_integer:
         lost = (array & of.numpy.type(0x7FF)) != 0
-        array = ((array >> of.numpy.type(11)) | lost) << of.numpy.type(11)
+        odd = ((array >> of.numpy.type(11)) | lost) << of.numpy.type(11)
+        array = np.where(np.abs(np.asarray(array).astype(np.float64)) < 2.0**53, array, odd)
     x = np.asarray(array).astype(np.float64)
     near = np.asarray(x.astype(np.float32))
     bits = near.view(np.int32) - (np.abs(near) > np.abs(x))

@@ -123,7 +123,7 @@ class Func:
     visibility: str = ""  # "", "public" or "private"
     arg_attrs: tuple[Attrs, ...] = ()
     result_attrs: tuple[Attrs, ...] = ()
-    attrs: Attrs = NO_ATTRS
+    attrs: Attrs = field(default_factory=lambda: NO_ATTRS)
     location: Location | None = None
 
     def __post_init__(self) -> None:
@@ -155,7 +155,7 @@ class Program:
 
     funcs: Mapping[str, Func]
     name: str = ""
-    attrs: Attrs = NO_ATTRS
+    attrs: Attrs = field(default_factory=lambda: NO_ATTRS)
     declarations: tuple[Op, ...] = ()
 
     @staticmethod

@@ -1,13 +1,12 @@
 """Integer arithmetic and bit patterns the way StableHLO defines them.
 
-In: arrays of any integer type from 2 to 64 bits (floats for `reduce_precision` and `next_after`), operands of one dtype.
+In: arrays of any integer type from 2 to 64 bits, operands of one dtype (floats for `next_after`, `reduce_precision`).
 Out: the same dtype and the broadcast shape. Everything is computed in 64 bits and cut to the type's width, so results
 wrap around; where the specification leaves a result open they are XLA's. Called by the op table.
 """
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 
 from smelt.dtype import Array, dtype
@@ -116,23 +115,16 @@ def count_leading_zeros(x: Array) -> Array:
     return _cut(dtype(x.dtype).bits - np.bitwise_count(filled), x)
 
 
-# Bit patterns of floats: a sign, an exponent and a mantissa of `nmant` bits ---------------------------------------------
+# Bit patterns of floats -----------------------------------------------------------------------------------------------
 
 
 @_quiet
 def next_after(x: Array, y: Array) -> Array:
-    """The number of x's type next to x towards y: y itself if they are equal, nan if one is nan.
+    """The number of x's type next to x on the way to y: y itself where they are equal (±0 too), nan if one is nan."""
+    return np.where(x == y, y, np.nextafter(x, y))
 
-    Without its sign, a float's bit pattern counts magnitudes upwards.
-    """
-    unsigned = np.dtype(f"u{x.itemsize}")
-    top = 1 << (8 * x.itemsize - 1)
-    a, b = x.view(unsigned), y.view(unsigned)
-    size, target = a & (top - 1), b & (top - 1)
-    inwards = (a ^ b >= top) | (size > target)
-    step = np.where(size == 0, b & top | 1, np.where(inwards, a - 1, a + 1))
-    nan = np.isnan(x) | np.isnan(y)
-    return np.where(nan, np.array(np.nan, x.dtype), np.where(x == y, y, step.astype(unsigned).view(x.dtype)))
+
+_MANTISSA = {"f64": 52, "f32": 23, "f16": 10, "bf16": 7}
 
 
 @_quiet
@@ -142,18 +134,22 @@ def reduce_precision(x: Array, exponent_bits: int, mantissa_bits: int) -> Array:
     A narrower exponent turns what is too large into ±inf and what would be subnormal into ±0. A nan stays as it is; a
     format without mantissa has none and gets +inf.
     """
-    unsigned, nmant = np.dtype(f"u{x.itemsize}"), ml_dtypes.finfo(x.dtype).nmant
-    nexp = 8 * x.itemsize - 1 - nmant
+    kind = dtype(x.dtype)
+    if kind.name not in _MANTISSA:  # f8E4M3FN and the like are exact in f32, where every layout is the same
+        narrower = exponent_bits < int(kind.name[kind.name.index("E") + 1])
+        return reduce_precision(x.astype(np.float32), exponent_bits if narrower else 8, mantissa_bits).astype(x.dtype)
+    unsigned, mantissa = np.dtype(f"u{x.itemsize}"), _MANTISSA[kind.name]
+    exponent = kind.bits - 1 - mantissa
     bits = x.view(unsigned).astype(np.uint64)
-    sign = bits & (1 << (8 * x.itemsize - 1))
-    if (cut := nmant - mantissa_bits) > 0:
+    sign = bits & (1 << (kind.bits - 1))
+    if (cut := mantissa - mantissa_bits) > 0:
         last = bits >> cut & 1
         bits = (bits + ((1 << cut - 1) - 1) + last) & ~np.uint64((1 << cut) - 1)
-    if exponent_bits < nexp:
-        infinity = (1 << nexp) - 1 << nmant
-        bias, reach = (1 << nexp - 1) - 1, (1 << exponent_bits - 1) - 1
-        exponent = bits & infinity
-        bits = np.where(exponent > bias + reach << nmant, sign | infinity, bits)
-        bits = np.where(exponent <= bias - reach << nmant, sign, bits)
+    if exponent_bits < exponent:
+        infinity = (1 << exponent) - 1 << mantissa
+        bias, reach = (1 << exponent - 1) - 1, (1 << exponent_bits - 1) - 1
+        power = bits & infinity
+        bits = np.where(power > bias + reach << mantissa, sign | infinity, bits)
+        bits = np.where(power <= bias - reach << mantissa, sign, bits)
     rounded = np.asarray(bits).astype(unsigned).view(x.dtype)
     return np.where(np.isnan(x), x if mantissa_bits > 0 else np.array(np.inf, x.dtype), rounded)

@@ -1,7 +1,7 @@
 """Running a program on NumPy arrays, op by op, as the specification says: the meaning that every engine is held to.
 
-`run(program, args)` runs one process; `run_grid` runs replicas x partitions that exchange data. Processes are generators
-that yield an `Exchange` whenever they wait for each other, so several of them need no threads and a deadlock is an error.
+`run(program, args)` runs one process; `run_grid` runs replicas x partitions that exchange data. Processes are
+generators that yield an `Exchange` whenever they wait for each other: no threads, and a deadlock is an error.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-from smelt.dim import solve, substitute
 
+from smelt.dim import Size, solve, substitute
 from smelt.dtype import Array
 from smelt.errors import RunError, ShapeError, SmeltError
 from smelt.ir.core import Func, Op, Program, Region, Type, Value, walk
@@ -24,6 +24,7 @@ from smelt.shape import Shape
 
 Callback: TypeAlias = Callable[..., Any]
 Steps: TypeAlias = Generator[Exchange, Any, tuple[Any, ...]]
+Grid: TypeAlias = Sequence[Sequence[tuple[Func, tuple[Any, ...]]]]
 
 
 def run(
@@ -52,7 +53,12 @@ class World:
     outfeed: list[tuple[Any, ...]] = field(default_factory=list)
     probes: dict[str, list[Array]] = field(default_factory=dict)
     plans: dict[Region, _Plan] = field(default_factory=dict)
-    births: dict[Func, dict[Op, frozenset[str]]] = field(default_factory=dict)
+    births: dict[Func, dict[Op | Region, frozenset[str]]] = field(default_factory=dict)
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))  # what `rng` draws from
+
+    def parallel(self, grid: Grid, infeed: Sequence[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
+        """Run a grid of processes that have a queue of their own and share everything else."""
+        return run_grid(replace(self, infeed=deque(infeed)), grid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,7 @@ class _Plan:
 
     steps: tuple[tuple[Op, Any, bool, tuple[Value, ...]], ...]
     elementwise: bool
+    symbolic: bool  # some argument's size is a symbol
 
 
 class Frame:
@@ -123,13 +130,17 @@ class Frame:
         """Run a region in this frame: `results = yield from frame.steps(region, *args)`."""
         values = self.values
         values.update(zip(region.args, args, strict=True))
-        for op, meaning, waits, dead in self._plan(region).steps:
+        plan = self._plan(region)
+        if plan.symbolic and region is not self.func.body:
+            self._learn(region, region.args, args)
+        for op, meaning, waits, dead in plan.steps:
             operands = [values[operand] for operand in op.operands]
             try:
-                with np.errstate(all="ignore"):
-                    out = meaning(self, op, *operands)
-                    if waits:
-                        out = yield from out
+                if waits:  # never inside errstate: processes take turns, and its state would leak from one to another
+                    out = yield from meaning(self, op, *operands)
+                else:
+                    with np.errstate(all="ignore"):
+                        out = meaning(self, op, *operands)
             except SmeltError as error:
                 if error.where is None:
                     error.where = op.location
@@ -164,41 +175,56 @@ class Frame:
 
     def _keep(self, op: Op, out: Sequence[Any]) -> None:
         assert len(out) == len(op.results), f"{op.name} gave {len(out)} results for {len(op.results)}"
+        static = True
         for value, array in zip(op.results, out, strict=True):
             shape = value.type
             if isinstance(shape, Shape):
                 assert isinstance(array, np.ndarray | np.generic), f"{op.name} gave a {type(array).__name__}"
                 assert array.dtype == shape.dtype.numpy, f"{op.name} gave {array.dtype} for {shape}"
-                if not shape.is_static:
-                    self._learn(op, shape, array.shape)
+                if shape.is_static:
+                    if array.shape != shape.sizes:
+                        assumed = any(isinstance(v.type, Shape) and not v.type.is_static for v in op.operands)
+                        assert assumed, f"{op.name} gave {array.shape} for {shape}"
+                        raise RunError(
+                            f"{op.name}: a size is not what the program promised", expected=shape, got=list(array.shape)
+                        )
                 else:
-                    assert array.shape == shape.sizes, f"{op.name} gave {array.shape} for {shape}"
+                    static = False
                 array = np.asarray(array)
             self.values[value] = array
+        if not static:
+            self._learn(op, op.results, out)
 
-    def _learn(self, op: Op, shape: Shape, actual: tuple[int, ...]) -> None:
-        """Symbols are born here with the sizes that came out; every other size must be what was proven or assumed."""
-        for name in self._births().get(op, ()):
+    def _learn(self, owner: Op | Region, values: Sequence[Value], arrays: Sequence[Any]) -> None:
+        """Symbols are born here with the sizes that came; every other size must be what was proven or assumed."""
+        for name in self._births().get(owner, ()):
             self.symbols.pop(name, None)
-        known = {name: self.symbols[name] for name in shape.symbols if name in self.symbols}
+        patterns: list[Size] = []
+        actual: list[int] = []
+        for value, array in zip(values, arrays, strict=True):
+            if isinstance(value.type, Shape) and not value.type.is_static:
+                patterns += [substitute(size, self.symbols) for size in value.type.sizes]
+                actual += array.shape
         try:
-            self.symbols |= solve([substitute(size, known) for size in shape.sizes], actual)
+            self.symbols |= solve(patterns, actual)
         except ShapeError as error:
-            raise RunError(
-                f"{op.name}: a size is not what the program promised", expected=shape, got=list(actual)
-            ) from error
+            name = owner.name if isinstance(owner, Op) else "a region"
+            types = [str(value.type) for value in values]
+            raise RunError(f"{name}: a size is not what the program promised", expected=types, got=actual) from error
 
-    def _births(self) -> dict[Op, frozenset[str]]:
+    def _births(self) -> dict[Op | Region, frozenset[str]]:
         births = self.world.births.get(self.func)
         if births is None:
             births = self.world.births[self.func] = {}
-            seen = set().union(*(arg.type.symbols for arg in self.func.args if isinstance(arg.type, Shape)))
+            seen = set(_symbols(self.func.args))
             for op in walk(self.func.body):
-                types = [value.type for value in op.results]
-                new = frozenset().union(*(t.symbols for t in types if isinstance(t, Shape))) - seen
-                if new:
-                    births[op] = new
-                    seen |= new
+                owners: list[tuple[Op | Region, tuple[Value, ...]]] = [(op, op.results)]
+                owners += [(region, region.args) for region in op.regions]
+                for owner, values in owners:
+                    new = _symbols(values) - seen
+                    if new:
+                        births[owner] = frozenset(new)
+                        seen |= new
         return births
 
     def _plan(self, region: Region) -> _Plan:
@@ -226,7 +252,11 @@ def _plan_region(region: Region) -> _Plan:
     simple = all(
         OPS[op.name].elementwise and len(op.results) == 1 and op.results[0].shape.rank == 0 for op in region.ops
     )
-    return _Plan(tuple(steps), scalar and simple)
+    return _Plan(tuple(steps), scalar and simple, bool(_symbols(region.args)))
+
+
+def _symbols(values: Sequence[Value]) -> frozenset[str]:
+    return frozenset().union(*(value.type.symbols for value in values if isinstance(value.type, Shape)))
 
 
 def _check_argument(func: Func, index: int, shape: Shape, arg: Any) -> None:
@@ -241,8 +271,16 @@ def _check_argument(func: Func, index: int, shape: Shape, arg: Any) -> None:
 # ---- several processes ----
 
 
-def run_grid(world: World, grid: Sequence[Sequence[tuple[Func, tuple[Any, ...]]]]) -> list[list[tuple[Any, ...]]]:
-    """Run `grid[replica][partition] = (function, arguments)` until all are done; gives the results in the same layout."""
+def run_grid(world: World, grid: Grid) -> list[list[tuple[Any, ...]]]:
+    """Run `grid[replica][partition] = (function, arguments)` until all are done; gives the results in that layout."""
+    try:
+        with np.errstate(all="ignore"):
+            return _run_grid(world, grid)
+    except RecursionError:
+        raise RunError("calls or regions are nested too deeply", remedy="inline some of them") from None
+
+
+def _run_grid(world: World, grid: Grid) -> list[list[tuple[Any, ...]]]:
     running: dict[Process, Steps] = {}
     inbox: dict[Process, Any] = {}
     waiting: dict[Process, Exchange] = {}

@@ -1,6 +1,6 @@
 """Changing programs: an `Edit` opens a function for rewriting, `Rule`s say what to change, `rewrite` drives them.
 
-Ops stay frozen. An Edit keeps, per region, the order of the ops, who uses each value and what each replaced value became;
+Ops stay frozen. An Edit keeps the order of the ops, who uses each value and what each replaced value became;
 replacing is constant-time, and `freeze` builds the new function once. Used by `passes`.
 """
 
@@ -332,7 +332,7 @@ Rewrite = Callable[[Match], Value | Sequence[Value] | None]
 class Rule:
     """Where `pattern` matches, `fn` gives the values that replace the root's results, or None to leave it alone.
 
-    `why` says why the result is the same. `exact=False` marks a rule that may change floating-point results: off by default.
+    `why` says why the result is the same. `exact=False`: may change floating-point results, so it is off by default.
     """
 
     pattern: Pattern

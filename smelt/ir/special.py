@@ -47,7 +47,7 @@ def _complex(re: Array, im: Array) -> Array:
 
 def _is_integral(x: Array) -> Array:
     """Whole numbers; both infinities count, as they do for every large double."""
-    return np.floor(x) == x
+    return np.asarray(np.floor(x) == x)
 
 
 # Rounding and classification ------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def cbrt(x: Array) -> Array:
     re, im, exponent = _scaled(x, multiple=3)
     radius = np.ldexp(np.cbrt(np.hypot(re, im)), exponent // 3)
     angle = np.arctan2(x.imag, x.real) / 3
-    return _complex(radius * np.cos(angle), radius * np.sin(angle))
+    return _complex(radius * np.cos(angle), np.where(angle == 0, angle, radius * np.sin(angle)))
 
 
 @_quiet
@@ -268,12 +268,12 @@ def zeta(x: Array, q: Array) -> Array:
 
     inf at x = 1, nan below and for q < 0 with a fractional x. At a pole, q = 0, -1, …, inf for even x and nan for odd.
     Below 0 the terms on both sides of 0 are summed apart: with p = ⌈q⌉ - q,
-    ζ(x, q) = ζ(x, 1 - p) + (-1)^x (ζ(x, p) - ζ(x, 1 - q)).
+    ζ(x, q) = ζ(x, 1 - p) + (-1)^x ζ(x, p) - (-1)^x ζ(x, 1 - q).
     """
-    parity = np.fmod(x, 2)
-    p = np.ceil(q) - q
-    below = _hurwitz(x, 1 - p) + np.where(parity == 0, 1, -1) * (_hurwitz(x, p) - _hurwitz(x, 1 - q))
-    below = np.where(_is_integral(q), np.where(parity == 0, np.inf, np.nan), below)
+    even = np.fmod(x, 2) == 0
+    p, sign = np.ceil(q) - q, np.where(even, 1, -1)
+    below = (_hurwitz(x, 1 - p) + sign * _hurwitz(x, p)) - sign * _hurwitz(x, 1 - q)
+    below = np.where(_is_integral(q), np.where(even, np.inf, np.nan), below)
     value = np.where(q > 0, _hurwitz(x, q), np.where(_is_integral(x) & np.isfinite(x), below, np.nan))
     value = np.where(np.isnan(q), q, value)
     return np.where(x > 1, value, np.where(x == 1, np.inf, np.nan))
@@ -285,19 +285,20 @@ def _hurwitz(s: Array, q: Array) -> Array:
 
 
 def _hurwitz_ratio(s: Array, q: Array) -> Array:
-    """ζ(s, q) q^(s-1), which neither over- nor underflows: ten terms, then the Euler–Maclaurin series at a = q + 10.
+    """ζ(s, q) q^(s-1), which stays in range: ten terms, then the Euler–Maclaurin series at a = q + 10.
 
-    1/q Σ (1 + k/q)^-s + (a/q)^(1-s) / (s-1) + (a/q)^-s / q (1/2 + Σ B₂ⱼ/(2j)! s(s+1)…(s+2j-2) / a^(2j-1))
+    1/q (Σ (1 + k/q)^-s + (a/q)^-s (1/2 + Σ B₂ⱼ/(2j)! s(s+1)…(s+2j-2) / a^(2j-1))) + (a/q)^(1-s) / (s-1)
     """
     a = q + 10
     tail = np.zeros_like(s * a)
     for j in range(len(_BERNOULLI), 0, -1):
-        rising = (s + (2 * j - 1)) * (s + 2 * j)
-        tail = _BERNOULLI[j - 1] / math.factorial(2 * j) + rising / (a * a) * tail
-    shrink = np.exp(-s * np.log1p(10 / q))
-    terms = sum(np.exp(-s * np.log1p(k / q)) for k in range(1, 10)) + 1.0
-    rest = np.where(shrink == 0, 0.0, shrink * (0.5 + s / a * tail + a / (s - 1)))
-    return (terms + rest) / q
+        tail = _BERNOULLI[j - 1] / math.factorial(2 * j) + (s + (2 * j - 1)) / a * ((s + 2 * j) / a) * tail
+    grown = np.log1p(10 / q)
+    shrunk = np.exp(-s * grown)
+    terms = np.where(shrunk == 0, 0.0, shrunk * (0.5 + s / a * tail))
+    for k in range(9, 0, -1):
+        terms = terms + np.exp(-s * np.log1p(k / q))
+    return np.asarray((1 + terms) / q + np.exp((1 - s) * grown) / (s - 1))
 
 
 # log Γ(2 + t) = (1 - γ) t + Σ (ζ(k) - 1) (-t)^k / k
@@ -328,13 +329,13 @@ def _lgamma_near_2(y: Array) -> Array:
     for k in range(1, 7):
         product = np.where(k <= steps, product * (y - k), product)
     t = np.where(y < 0.5, y, np.where(y < 1.5, y - 1, y - (steps + 2)))
-    return _horner(t, _LGAMMA_AT_2) + np.where(y < 1.5, -1, 1) * np.log(product)
+    return np.asarray(_horner(t, _LGAMMA_AT_2) + np.where(y < 1.5, -1, 1) * np.log(product))
 
 
 def _lgamma_stirling(y: Array) -> Array:
     """(y - ½)(log y - 1) - ½ + ½ log 2π + Σ B₂ⱼ / (2j(2j-1) y^(2j-1)), for y >= 8."""
     constant = 0.5 * math.log(2 * math.pi) - 0.5
-    return (y - 0.5) * (np.log(y) - 1) + (constant + _horner(1 / (y * y), _STIRLING) / y)
+    return np.asarray((y - 0.5) * (np.log(y) - 1) + (constant + _horner(1 / (y * y), _STIRLING) / y))
 
 
 # The one positive zero x₀ of ψ as the sum of two doubles, and ψ⁽ᵏ⁾(x₀)/k! = (-1)^(k+1) ζ(k + 1, x₀).

@@ -1,4 +1,4 @@
-"""One spelling for each thing: legacy and CHLO forms, implicit broadcasts and dynamic ops with known sizes become plain ops.
+"""One spelling for each thing: legacy forms, implicit broadcasts and dynamic ops with known sizes become plain ops.
 
 After this pass engines and other rules meet fewer forms. Called by `pipeline`.
 """
@@ -168,9 +168,7 @@ def _dynamic_conv(m: Match) -> Value | None:
         return None
     padding: Constant = maker.attrs["value"]
     pairs = tuple((int(low), int(high)) for low, high in np.asarray(padding.array).tolist())
-    value: Value = m.build.convolution(
-        m.operand(0), m.operand(1), padding=pairs, result=m.shape, **dict(m.op.attrs)
-    )
+    value: Value = m.build.convolution(m.operand(0), m.operand(1), padding=pairs, result=m.shape, **dict(m.op.attrs))
     return value
 
 

@@ -1,4 +1,4 @@
-"""Common subexpressions: an op that says the same as an earlier one, visible from it, is replaced by the earlier one."""
+"""Common subexpressions: an op that says the same as an earlier one, visible from it, gives way to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounded constant folding: ops whose operands are all constants are computed by their own meaning, if the result is small."""
+"""Bounded constant folding: an op on constants is computed now, by its own meaning, if the result is small."""
 
 from __future__ import annotations
 
@@ -82,5 +82,3 @@ def _compute(edit: Edit, op: Op) -> Sequence[Value] | None:
         builder.op("stablehlo.constant", value=Constant.of(np.array(array), value.shape.dtype)).result
         for value, array in zip(op.results, results, strict=True)
     ]
-
-

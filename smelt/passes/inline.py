@@ -1,4 +1,4 @@
-"""Inline every `func.call`; functions that nobody names any more go. Composites keep their decompositions as functions."""
+"""Inline every `func.call`; functions that nobody names any more go. Composites keep their decompositions."""
 
 from __future__ import annotations
 
@@ -106,7 +106,11 @@ def _drop_unnamed(program: Program) -> Program:
 def _named(op: Op) -> list[str]:
     """The functions an op's attributes name."""
     found: list[str] = []
-    stack = [op.attrs[key] for key in ("callee", "decomposition", "called_computations", "programs", "infeed") if key in op.attrs]
+    stack = [
+        op.attrs[key]
+        for key in ("callee", "decomposition", "called_computations", "programs", "infeed")
+        if key in op.attrs
+    ]
     while stack:
         item = stack.pop()
         if isinstance(item, tuple | list):
@@ -116,5 +120,3 @@ def _named(op: Op) -> list[str]:
         elif isinstance(item, str):
             found.append(item)
     return found
-
-

@@ -59,7 +59,12 @@ def _broadcast_is_reshape(m: Match) -> Value | None:
     dims = m.op.attrs["broadcast_dimensions"]
     x = m["x"].shape
     kept = [m.shape.sizes[d] for d in dims]
-    if tuple(kept) != x.sizes or list(dims) != sorted(dims) or x.dtype != m.shape.dtype or not isinstance(x.dtype, DType):
+    if (
+        tuple(kept) != x.sizes
+        or list(dims) != sorted(dims)
+        or x.dtype != m.shape.dtype
+        or not isinstance(x.dtype, DType)
+    ):
         return None
     if any(size != 1 for i, size in enumerate(m.shape.sizes) if i not in dims):
         return None
@@ -82,7 +87,9 @@ def _whole_slice(m: Match) -> Value | None:
 
 def _merge_slices(m: Match) -> Value:
     inner, outer = m.ops["inner"].attrs, m.op.attrs
-    starts = [a + b * s for a, b, s in zip(inner["start_indices"], outer["start_indices"], inner["strides"], strict=True)]
+    starts = [
+        a + b * s for a, b, s in zip(inner["start_indices"], outer["start_indices"], inner["strides"], strict=True)
+    ]
     limits = [
         min(a + (b - 1) * s + 1, limit) if b else a
         for a, b, s, limit in zip(
@@ -166,9 +173,18 @@ def _filled_with(number: float, *, negative_zero: bool = False) -> Callable[[Mat
 
     def holds(m: Match, name: str) -> bool:
         constant = constant_of(m.edit, m[name])
-        if constant is None or not isinstance(constant.dtype, DType) or constant.array.size == 0 or constant.array.size > 4096:
+        if (
+            constant is None
+            or not isinstance(constant.dtype, DType)
+            or constant.array.size == 0
+            or constant.array.size > 4096
+        ):
             return False
-        array = constant.array if constant.dtype.kind in ("int", "uint", "bool") else constant.array.astype(constant.dtype.wide)
+        array = (
+            constant.array
+            if constant.dtype.kind in ("int", "uint", "bool")
+            else constant.array.astype(constant.dtype.wide)
+        )
         if not bool((array == number).all()):
             return False
         if constant.dtype.is_float and number == 0:
@@ -215,7 +231,11 @@ def _either(m: Match) -> Value | None:
 
 
 def _and_ones(m: Match) -> Value | None:
-    return m["x"] if _filled_with(1 if _kind(m) == "bool" else -1 if _kind(m) == "int" else (1 << m.shape.dtype.bits) - 1)(m, "c") else None
+    return (
+        m["x"]
+        if _filled_with(1 if _kind(m) == "bool" else -1 if _kind(m) == "int" else (1 << m.shape.dtype.bits) - 1)(m, "c")
+        else None
+    )
 
 
 def _or_zero(m: Match) -> Value | None:
@@ -243,11 +263,18 @@ def _compare_itself(m: Match) -> Value | None:
 def _divide_by_power_of_two(m: Match) -> Value | None:
     """x / 2^k is x * 2^-k, bit for bit, as long as 2^-k is a normal number."""
     constant = constant_of(m.edit, m["c"])
-    if constant is None or m.shape.dtype.name not in ("f32", "f64") or constant.array.size == 0 or constant.array.size > 4096:
+    if (
+        constant is None
+        or m.shape.dtype.name not in ("f32", "f64")
+        or constant.array.size == 0
+        or constant.array.size > 4096
+    ):
         return None
     values = constant.array.astype(np.float64)
     mantissa, exponent = np.frexp(values)
-    if not bool((np.abs(mantissa) == 0.5).all() and (np.abs(exponent) < 100).all()) or not constant.is_splat and constant.array.ndim:
+    if not bool((np.abs(mantissa) == 0.5).all() and (np.abs(exponent) < 100).all()) or (
+        not constant.is_splat and constant.array.ndim
+    ):
         return None
     factor = m.build.full(float(1.0 / values.reshape(-1)[0]), m.shape)
     product: Value = m.build.multiply(m["x"], factor)
@@ -283,9 +310,7 @@ def _inline_region(m: Match, region: Region) -> list[Value] | None:
     values: dict[Value, Value] = {}
     for inner in from_edit:
         operands = [values.get(operand, operand) for operand in m.edit.operands(inner)]
-        copy = builder.op(
-            inner.name, *operands, result=[value.type for value in inner.results], **dict(inner.attrs)
-        )
+        copy = builder.op(inner.name, *operands, result=[value.type for value in inner.results], **dict(inner.attrs))
         values.update(zip(inner.results, copy.results, strict=True))
     return [values.get(value, value) for value in m.edit.results(region)]
 
@@ -340,4 +365,3 @@ ALGEBRA = [
 ]
 
 SIMPLIFY = CANCELLATION + ALGEBRA
-

@@ -18,7 +18,7 @@ WEIGHT, NAME, BOUND = "smelt.weight", "smelt.name", "smelt.bound"
 
 
 def split_prepare(program: Program) -> Program:
-    """The program with `@prepare` and a `@main` that takes the bound values first; unchanged where there are no weights."""
+    """The program with `@prepare` and a `@main` that takes the bound values first; unchanged without weights."""
     main = program.main
     weights = [arg for arg, attrs in zip(main.args, main.arg_attrs, strict=True) if WEIGHT in attrs]
     if not weights:

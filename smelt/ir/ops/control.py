@@ -1,7 +1,7 @@
 """Control flow, calls, tokens and the ops that only order or place others.
 
-Regions run in the frame of the function around them. Loops, branches and calls are generators, because a collective inside
-them may wait for other processes.
+Regions run in the frame of the function around them. Loops, branches and calls are generators, because a collective
+inside them may wait for other processes.
 """
 
 from __future__ import annotations
@@ -108,7 +108,11 @@ def _infer_while(call: Call) -> Sequence[Type]:
     outside = frozenset().union(*(type.symbols for type in types if isinstance(type, Shape)))
     for region, label in ((condition, "while_c1"), (body, "while_c2")):
         call.require(
-            len(region.args) == len(types), label, "a region takes the wrong number of values", expected=len(types), got=len(region.args)
+            len(region.args) == len(types),
+            label,
+            "a region takes the wrong number of values",
+            expected=len(types),
+            got=len(region.args),
         )
         for i, (want, arg) in enumerate(zip(types, region.args, strict=True)):
             _match_carried(call, i, want, arg.type, outside, label)
@@ -141,7 +145,7 @@ def _carried_type(call: Call, i: int, want: Type, body: Region, outside: frozens
         call.fail("while_c2", message, expected=want, got=have)
     sizes = []
     for axis, (before, inside, after) in enumerate(zip(want.sizes, arg.sizes, have.sizes, strict=True)):
-        if after == inside or after == before:  # the size stays what it was
+        if after in (inside, before):  # the size stays what it was
             sizes.append(before)
         elif _is_own(inside, outside):
             declared = _declared_size(call, i, want.rank, axis)
@@ -170,7 +174,7 @@ def _while(frame: Frame, op: Op, *state: Any) -> Steps:
 
 
 def _infer_call(call: Call) -> Sequence[Type]:
-    return call_types(call, call.attrs["callee"], [value.type for value in call.operands], call.declared, "call")
+    return call_types(call, call.attrs["callee"], [value.type for value in call.operands], call.declared, "")
 
 
 def _call(frame: Frame, op: Op, *args: Any) -> Steps:
@@ -180,7 +184,13 @@ def _call(frame: Frame, op: Op, *args: Any) -> Steps:
 def _infer_composite(call: Call) -> Sequence[Type]:
     name: str = call.attrs["name"]
     dialect, dot, mnemonic = name.partition(".")
-    call.require(bool(dialect and dot and mnemonic), "composite_c1", "the name must be one of a dialect", expected="dialect.op", got=name)
+    call.require(
+        bool(dialect and dot and mnemonic),
+        "composite_c1",
+        "the name must be one of a dialect",
+        expected="dialect.op",
+        got=name,
+    )
     types = [value.type for value in call.operands]
     return call_types(call, call.attrs["decomposition"], types, call.declared, "composite_c2")
 
@@ -198,7 +208,9 @@ def _infer_custom_call(call: Call) -> Sequence[Type]:
         call.fail("", "the result types cannot be inferred", expected="declared result types")
     config = call.attrs.get("backend_config")
     if isinstance(config, Dict):
-        call.require(call.attrs["api_version"] == TYPED_FFI, "", "a dictionary as backend_config needs api_version 4", got=config)
+        call.require(
+            call.attrs["api_version"] == TYPED_FFI, "", "a dictionary as backend_config needs api_version 4", got=config
+        )
     for name in call.attrs["called_computations"]:
         call.require(name in call.signatures, "", f"no function @{name}", got=f"@{name}")
     _check_layouts(call, call.declared)
@@ -206,15 +218,19 @@ def _infer_custom_call(call: Call) -> Sequence[Type]:
 
 
 def _check_layouts(call: Call, results: Sequence[Type]) -> None:
-    given = [call.attrs.get(name) for name in ("operand_layouts", "result_layouts")]
-    if given == [None, None]:
+    given = (call.attrs.get("operand_layouts"), call.attrs.get("result_layouts"))
+    if given == (None, None):
         return
-    for what, layouts, types in zip(("operand", "result"), given, ([v.type for v in call.operands], results), strict=True):
-        call.require(layouts is not None, "", "operand_layouts and result_layouts come together", got=f"no {what}_layouts")
-        call.require(len(layouts) == len(types), "", f"one layout for each {what}", expected=len(types), got=len(layouts))
+    for what, layouts, types in (
+        ("operand", given[0], [value.type for value in call.operands]),
+        ("result", given[1], list(results)),
+    ):
+        if layouts is None or len(layouts) != len(types):
+            call.fail("", f"{what}_layouts needs one layout for each {what}", expected=len(types), got=layouts)
         for layout, type in zip(layouts, types, strict=True):
             rank = type.rank if isinstance(type, Shape) else 0
-            call.require(sorted(layout) == list(range(rank)), "", f"the layout of a {what} orders its dimensions", expected=f"rank {rank}", got=layout)
+            message = f"the layout of a {what} must order its dimensions"
+            call.require(sorted(layout) == list(range(rank)), "", message, expected=f"rank {rank}", got=layout)
 
 
 def _fresh_sizes(call: Call, type: Type) -> Type:
@@ -249,14 +265,24 @@ def _fit(op: Op, target: str, given: Any) -> tuple[Any, ...]:
     """What a callback returned, if it has the types that the op promises."""
     out = given if isinstance(given, tuple | list) else () if given is None else (given,)
     if len(out) != len(op.results):
-        raise RunError(f"the callback for @{target} gave the wrong number of results", expected=len(op.results), got=len(out))
+        raise RunError(
+            f"the callback for @{target} gave the wrong number of results", expected=len(op.results), got=len(out)
+        )
     arrays = []
     for value, item in zip(op.results, out, strict=True):
         if isinstance(value.type, Shape):
             item = np.asarray(item)
             want = value.type
-            if item.dtype != want.dtype.numpy or item.ndim != want.rank or (want.is_static and item.shape != want.sizes):
-                raise RunError(f"the callback for @{target} gave another type", expected=want, got=f"{item.dtype}{list(item.shape)}")
+            if (
+                item.dtype != want.dtype.numpy
+                or item.ndim != want.rank
+                or (want.is_static and item.shape != want.sizes)
+            ):
+                raise RunError(
+                    f"the callback for @{target} gave another type",
+                    expected=want,
+                    got=f"{item.dtype}{list(item.shape)}",
+                )
         arrays.append(item)
     return tuple(arrays)
 
@@ -299,7 +325,13 @@ CHECKS = {
 
 def _infer_tokens(call: Call) -> Sequence[Type]:
     for value in call.operands:
-        call.require(value.type == TOKEN, "after_all_i1", "every operand must be a token", expected="!stablehlo.token", got=value.type)
+        call.require(
+            value.type == TOKEN,
+            "after_all_i1",
+            "every operand must be a token",
+            expected="!stablehlo.token",
+            got=value.type,
+        )
     return [TOKEN]
 
 

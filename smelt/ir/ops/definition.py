@@ -147,7 +147,7 @@ class OpDef:
         if self.regions is not None and len(call.regions) != self.regions:
             call.fail("", "wrong number of regions", expected=self.regions, got=len(call.regions))
         for attr in self.attrs:
-            if call.attrs.get(attr.name, REQUIRED) is REQUIRED:
+            if attr.default is REQUIRED and attr.name not in call.attrs:
                 call.fail("", f"attribute {attr.name!r} is missing", expected=attr.kind.name)
 
 

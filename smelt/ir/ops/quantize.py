@@ -24,7 +24,7 @@ def dequantize(array: Array, of: Quantized) -> Array:
 
 
 def quantize(array: Array, to: Quantized) -> Array:
-    """`round_nearest_even(clamp(x / scale + zero_point))` in the storage type; each step is rounded to the expressed type."""
+    """`round_nearest_even(clamp(x / scale + zero_point))` in the storage type, each step rounded to the expressed."""
     scales, zero_points = _parameters(to, np.ndim(array))
     scaled = cast(np.asarray(array).astype(np.float64) / scales, to.expressed)
     shifted = cast(scaled.astype(np.float64) + _expressed(zero_points, to), to.expressed).astype(np.float64)
@@ -56,7 +56,9 @@ def check_axis(call: Call, shape: Shape) -> None:
     if isinstance(element, Quantized) and element.axis is not None:
         call.dims([element.axis], shape.rank, "quantized_tensor_type_c12", "the quantisation dimension")
         size = shape.sizes[element.axis]
-        call.same_size(size, len(element.scales), "quantized_tensor_type_c13", "one scale per slice of the quantisation dimension")
+        call.same_size(
+            size, len(element.scales), "quantized_tensor_type_c13", "one scale per slice of the quantisation dimension"
+        )
 
 
 def _infer_quantize(call: Call) -> Sequence[Type]:

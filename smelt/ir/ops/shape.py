@@ -20,6 +20,7 @@ from smelt.ir.attributes import INT, INT32, INTS, elements
 from smelt.ir.cast import cast
 from smelt.ir.core import Op, Tuple, Type
 from smelt.ir.ops.definition import UNKNOWN, Attr, Call, Frame, OpDef
+from smelt.ir.ops.quantize import check_axis, quantize
 from smelt.ir.sizes import trace
 from smelt.shape import Shape
 
@@ -41,14 +42,18 @@ def not_per_axis(call: Call, *shapes: Shape) -> None:
 def same_length(call: Call, rank: int, label: str, **lists: Sequence[Any]) -> None:
     """Attributes that hold one number per dimension."""
     for name, values in lists.items():
-        call.require(len(values) == rank, label, f"{name} must have one number per dimension", expected=rank, got=list(values))
+        call.require(
+            len(values) == rank, label, f"{name} must have one number per dimension", expected=rank, got=list(values)
+        )
 
 
 def is_per_axis(dtype: ElementType) -> bool:
     return isinstance(dtype, Quantized) and dtype.axis is not None
 
 
-def moved_dtype(call: Call, operand: ElementType, wanted: ElementType, label: str, *, scales: bool = False) -> ElementType:
+def moved_dtype(
+    call: Call, operand: ElementType, wanted: ElementType, label: str, *, scales: bool = False
+) -> ElementType:
     """The declared element type: the operand's, except that a quantisation per axis may sit on another axis.
 
     With `scales` the scales and zero points may differ as well.
@@ -70,7 +75,9 @@ def check_fits(op: Op, sizes: Sequence[int]) -> tuple[int, ...]:
     if prod(sizes) * result.dtype.numpy.itemsize >= 1 << 62:
         raise RunError(f"{op.name}: no memory for the result", got=list(sizes), where=op.location)
     if len(sizes) != result.rank or (result.is_static and tuple(sizes) != result.sizes):
-        raise RunError(f"{op.name}: a size is not what the program promised", expected=result, got=list(sizes), where=op.location)
+        raise RunError(
+            f"{op.name}: a size is not what the program promised", expected=result, got=list(sizes), where=op.location
+        )
     return tuple(sizes)
 
 
@@ -81,17 +88,25 @@ def _infer_bitcast_convert(call: Call) -> list[Type]:
     operand, dtype = call.shape(0), call.wanted().dtype
     source, target = elements(operand.dtype), elements(dtype)
     call.require(
-        source.is_complex == target.is_complex, "bitcast_convert_c2", "only complex casts to complex", expected=source, got=target
+        source.is_complex == target.is_complex,
+        "bitcast_convert_c2",
+        "only complex casts to complex",
+        expected=source,
+        got=target,
     )
     label = "bitcast_convert_c1"
     if source.bits == target.bits:
         return [Shape.of(dtype, operand.sizes)]
     if source.bits > target.bits:
-        call.require(source.bits % target.bits == 0, label, "one width must divide the other", expected=source, got=target)
+        call.require(
+            source.bits % target.bits == 0, label, "one width must divide the other", expected=source, got=target
+        )
         return [Shape.of(dtype, (*operand.sizes, source.bits // target.bits))]
     call.require(target.bits % source.bits == 0, label, "one width must divide the other", expected=source, got=target)
     call.require(operand.rank > 0, label, "a wider element needs a last dimension to be made of", got=operand)
-    call.same_size(target.bits // source.bits, operand.sizes[-1], label, "the last dimension must make up one wider element")
+    call.same_size(
+        target.bits // source.bits, operand.sizes[-1], label, "the last dimension must make up one wider element"
+    )
     return [Shape.of(dtype, operand.sizes[:-1])]
 
 
@@ -150,7 +165,7 @@ def _mean_broadcast(frame: Frame, op: Op, operand: Array) -> Array:
 
 
 def infer_broadcast(call: Call, sizes: Sequence[Size], dtype: ElementType) -> Shape:
-    """The result of broadcasting operand 0 to sizes that are declared or known; `UNKNOWN` ones come from the operand."""
+    """Broadcasting operand 0 to sizes that are declared or known; `UNKNOWN` ones come from the operand."""
     operand, dims, name = call.shape(0), call.attrs["broadcast_dimensions"], short(call)
     dtype = moved_dtype(call, operand.dtype, dtype, f"{name}_c1", scales=True)
     same_length(call, operand.rank, f"{name}_c2", broadcast_dimensions=dims)
@@ -163,7 +178,8 @@ def infer_broadcast(call: Call, sizes: Sequence[Size], dtype: ElementType) -> Sh
         elif type(have) is int and have != 1:
             call.same_size(have, result[dim], f"{name}_c5", "a dimension that is not 1 must keep its size")
     if isinstance(dtype, Quantized) and isinstance(operand.dtype, Quantized) and dtype.axis is not None:
-        assert operand.dtype.axis is not None
+        check_axis(call, operand)
+        check_axis(call, Shape.of(dtype, result))
         _check_broadcast_scales(call, operand.dtype, dtype, operand.sizes, dims)
     return Shape.of(dtype, result)
 
@@ -172,9 +188,10 @@ def _check_broadcast_scales(
     call: Call, operand: Quantized, result: Quantized, sizes: Sequence[Size], dims: Sequence[int]
 ) -> None:
     label, axis = f"{short(call)}_c6", operand.axis
-    call.require(axis is not None and axis < len(dims), label, "the quantised axis must exist", got=axis)
     assert axis is not None
-    call.require(result.axis == dims[axis], label, "the quantised axis must move along", expected=dims[axis], got=result.axis)
+    call.require(
+        result.axis == dims[axis], label, "the quantised axis must move along", expected=dims[axis], got=result.axis
+    )
     if sizes[axis] == 1:
         same = set(result.scales) <= set(operand.scales[:1]) and set(result.zero_points) <= set(operand.zero_points[:1])
         call.require(same, label, "all slices must have the one scale and zero point", expected=operand, got=result)
@@ -195,7 +212,12 @@ def broadcast_in_dim(op: Op, operand: Array, sizes: tuple[int, ...]) -> Array:
     spread = [1] * len(sizes)
     for have, dim in zip(operand.shape, dims, strict=True):
         if have not in (1, sizes[dim]):
-            raise RunError(f"{op.name}: dimension {dim} is neither 1 nor as wanted", expected=sizes[dim], got=have, where=op.location)
+            raise RunError(
+                f"{op.name}: dimension {dim} is neither 1 nor as wanted",
+                expected=sizes[dim],
+                got=have,
+                where=op.location,
+            )
         spread[dim] = have
     order = sorted(range(len(dims)), key=lambda i: dims[i])
     return np.broadcast_to(operand.transpose(order).reshape(spread), sizes)
@@ -213,7 +235,9 @@ def _infer_concatenate(call: Call) -> list[Type]:
     total = first.sizes[dim]
     for shape in others:
         call.same_dtype(first.dtype, shape.dtype, "concatenate_c1", "all inputs must have one element type")
-        call.require(shape.rank == first.rank, "concatenate_c2", "all inputs must have one rank", expected=first, got=shape)
+        call.require(
+            shape.rank == first.rank, "concatenate_c2", "all inputs must have one rank", expected=first, got=shape
+        )
         for i, (a, b) in enumerate(zip(first.sizes, shape.sizes, strict=True)):
             if i != dim:
                 call.same_size(a, b, "concatenate_c2", f"inputs differ in dimension {i}")
@@ -227,7 +251,12 @@ def _mean_concatenate(_: Frame, op: Op, *inputs: Array) -> Array:
     dim = op.attrs["dimension"]
     for other in inputs[1:]:
         if any(a != b for i, (a, b) in enumerate(zip(inputs[0].shape, other.shape, strict=True)) if i != dim):
-            raise RunError(f"{op.name}: inputs differ in size", expected=list(inputs[0].shape), got=list(other.shape), where=op.location)
+            raise RunError(
+                f"{op.name}: inputs differ in size",
+                expected=list(inputs[0].shape),
+                got=list(other.shape),
+                where=op.location,
+            )
     return np.concatenate(inputs, axis=dim)
 
 
@@ -235,7 +264,10 @@ def infer_iota(call: Call, sizes: Sequence[Size], dtype: ElementType) -> Shape:
     result = Shape.of(dtype, sizes)
     not_per_axis(call, result)
     call.require(
-        isinstance(dtype, Quantized) or dtype.kind != "bool", f"{short(call)}_o1", "the element type must be a number type", got=dtype
+        isinstance(dtype, Quantized) or dtype.kind != "bool",
+        f"{short(call)}_o1",
+        "the element type must be a number type",
+        got=dtype,
     )
     call.dims([call.attrs["iota_dimension"]], result.rank, f"{short(call)}_c1", "iota_dimension")
     return result
@@ -259,12 +291,10 @@ def iota(op: Op, sizes: tuple[int, ...]) -> Array:
 
 
 def _count(count: int, dtype: ElementType) -> Array:
-    """0, 1, … in an element type: integers wrap, floats round."""
+    """0, 1, … in an element type: integers wrap, floats round, quantised ones stand for the numbers."""
     values = np.arange(count, dtype=np.int64)
     if isinstance(dtype, Quantized):
-        scaled = values.astype(dtype.expressed.numpy) / dtype.expressed.numpy.type(dtype.scales[0])
-        shifted = scaled.astype(np.float64) + dtype.zero_points[0]
-        return np.rint(np.clip(shifted, dtype.storage_min, dtype.storage_max)).astype(dtype.numpy)
+        return quantize(cast(values, dtype.expressed), dtype)
     return cast(values, dtype)
 
 
@@ -286,7 +316,9 @@ def solve_reshape(call: Call, count: Size, sizes: Sequence[Size]) -> list[Size]:
     if len(open_at) == 1:
         rest = product(size for size in found if size != UNKNOWN)
         if rest == 0:
-            call.fail(f"{short(call)}_c2", "the unknown size can be anything beside a dimension of size 0", got=list(sizes))
+            call.fail(
+                f"{short(call)}_c2", "the unknown size can be anything beside a dimension of size 0", got=list(sizes)
+            )
         exact = divide_exact(count, rest)
         found[open_at[0]] = floordiv(count, rest) if exact is None else exact
     return found
@@ -296,7 +328,8 @@ def _check_reshaped_scales(call: Call, operand: Shape, result: Shape) -> None:
     a, b, label = operand.dtype, result.dtype, f"{short(call)}_c3"
     if not (isinstance(a, Quantized) and isinstance(b, Quantized)) or a.axis is None or b.axis is None:
         return
-    call.require(a.axis < operand.rank and b.axis < result.rank, label, "the quantised axis must exist", expected=operand, got=result)
+    check_axis(call, operand)
+    check_axis(call, result)
     for have, want in (
         (operand.sizes[: a.axis], result.sizes[: b.axis]),
         (operand.sizes[a.axis : a.axis + 1], result.sizes[b.axis : b.axis + 1]),
@@ -317,7 +350,10 @@ def _mean_reshape(frame: Frame, op: Op, operand: Array) -> Array:
 def reshape(op: Op, operand: Array, sizes: tuple[int, ...]) -> Array:
     if prod(sizes) != operand.size:
         raise RunError(
-            f"{op.name}: the number of elements must stay the same", expected=operand.size, got=list(sizes), where=op.location
+            f"{op.name}: the number of elements must stay the same",
+            expected=operand.size,
+            got=list(sizes),
+            where=op.location,
         )
     return operand.reshape(sizes)
 
@@ -358,17 +394,24 @@ def _mean_slice(_: Frame, op: Op, operand: Array) -> Array:
 def take_slice(op: Op, operand: Array, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int]) -> Array:
     """A view of part of the operand; the limits are checked here, because a symbolic size left them open."""
     if any(limit > size for limit, size in zip(limits, operand.shape, strict=True)):
-        raise RunError(f"{op.name}: a slice goes past the end", expected=list(operand.shape), got=list(limits), where=op.location)
+        raise RunError(
+            f"{op.name}: a slice goes past the end", expected=list(operand.shape), got=list(limits), where=op.location
+        )
     return operand[tuple(slice(*bounds) for bounds in zip(starts, limits, strides, strict=True))]
 
 
 def _infer_transpose(call: Call) -> list[Type]:
     operand, order = call.shape(0), call.attrs["permutation"]
     if sorted(order) != list(range(operand.rank)):
-        call.fail("transpose_c2", "permutation must name every dimension once", expected=f"rank {operand.rank}", got=list(order))
+        call.fail(
+            "transpose_c2",
+            "permutation must name every dimension once",
+            expected=f"rank {operand.rank}",
+            got=list(order),
+        )
     dtype = operand.dtype
     if isinstance(dtype, Quantized) and dtype.axis is not None:
-        call.require(dtype.axis < operand.rank, "transpose_c4", "the quantised axis must exist", got=operand)
+        check_axis(call, operand)
         dtype = replace(dtype, axis=order.index(dtype.axis))
     return [Shape.of(dtype, (operand.sizes[dim] for dim in order))]
 
@@ -386,7 +429,9 @@ def padded_size(size: Size, low: Size, high: Size, interior: Size) -> Size:
 def check_pad(call: Call) -> Shape:
     operand, value = call.shape(0), call.shape(1)
     not_per_axis(call, operand)
-    call.same_dtype(operand.dtype, value.dtype, f"{short(call)}_c1", "the padding value must have the operand's element type")
+    call.same_dtype(
+        operand.dtype, value.dtype, f"{short(call)}_c1", "the padding value must have the operand's element type"
+    )
     call.require(value.rank == 0, f"{short(call)}_i2", "the padding value must be a scalar", got=value)
     return operand
 
@@ -403,10 +448,14 @@ def _infer_pad(call: Call) -> list[Type]:
 
 
 def _mean_pad(_: Frame, op: Op, operand: Array, value: Array) -> Array:
-    return pad(op, operand, value, op.attrs["edge_padding_low"], op.attrs["edge_padding_high"], op.attrs["interior_padding"])
+    return pad(
+        op, operand, value, op.attrs["edge_padding_low"], op.attrs["edge_padding_high"], op.attrs["interior_padding"]
+    )
 
 
-def pad(op: Op, operand: Array, value: Array, low: Sequence[int], high: Sequence[int], interior: Sequence[int]) -> Array:
+def pad(
+    op: Op, operand: Array, value: Array, low: Sequence[int], high: Sequence[int], interior: Sequence[int]
+) -> Array:
     """The operand spread out, with the padding value around and between; negative edges cut elements off."""
     sizes, into, source = [], [], []
     for size, before, after, between in zip(operand.shape, low, high, interior, strict=True):
@@ -440,7 +489,9 @@ def _infer_set_dimension_size(call: Call) -> list[Type]:
     operand, size, dim = call.shape(0), call.shape(1), call.attrs["dimension"]
     not_per_axis(call, operand)
     call.dims([dim], operand.rank, "set_dimension_size_c1", "dimension")
-    call.require(size.rank == 0 and size.dtype == i32, "set_dimension_size_i2", "the size must be a scalar i32", got=size)
+    call.require(
+        size.rank == 0 and size.dtype == i32, "set_dimension_size_i2", "the size must be a scalar i32", got=size
+    )
     known = trace(call.operands[1])
     sizes = list(operand.sizes)
     if known is not None:
@@ -451,18 +502,23 @@ def _infer_set_dimension_size(call: Call) -> list[Type]:
         declared = call.wanted().sizes if call.declared else ()
         sizes[dim] = declared[dim] if len(declared) == operand.rank and declared[dim] != UNKNOWN else call.scope.fresh()
     bound = operand.sizes[dim]
-    bounds = tuple(bound if i == dim and type(s) is not int and type(bound) is int else None for i, s in enumerate(sizes))
+    bounds = tuple(
+        bound if i == dim and type(s) is not int and type(bound) is int else None for i, s in enumerate(sizes)
+    )
     return [Shape.of(operand.dtype, sizes, None, bounds)]
 
 
 def _mean_set_dimension_size(_: Frame, op: Op, operand: Array, size: Array) -> Array:
     dim, count = op.attrs["dimension"], int(size)
     if not 0 <= count <= operand.shape[dim]:
-        raise RunError(f"{op.name}: the size is out of range", expected=f"0 to {operand.shape[dim]}", got=count, where=op.location)
+        raise RunError(
+            f"{op.name}: the size is out of range", expected=f"0 to {operand.shape[dim]}", got=count, where=op.location
+        )
     sizes = list(operand.shape)
     sizes[dim] = count
     check_fits(op, sizes)
-    return operand[(slice(None),) * dim + (slice(count),)]
+    view: Array = operand[(slice(None),) * dim + (slice(count),)]
+    return view
 
 
 # ---- tuples ----
@@ -518,7 +574,11 @@ ROWS: list[OpDef] = [
         (Attr("edge_padding_low", INTS), Attr("edge_padding_high", INTS), Attr("interior_padding", INTS)),
     ),
     OpDef(
-        "stablehlo.get_dimension_size", "operand", _infer_get_dimension_size, _mean_get_dimension_size, (Attr("dimension", INT),)
+        "stablehlo.get_dimension_size",
+        "operand",
+        _infer_get_dimension_size,
+        _mean_get_dimension_size,
+        (Attr("dimension", INT),),
     ),
     OpDef(
         "stablehlo.set_dimension_size",
@@ -528,5 +588,11 @@ ROWS: list[OpDef] = [
         (Attr("dimension", INT),),
     ),
     OpDef("stablehlo.tuple", "val*", _infer_tuple, _mean_tuple),
-    OpDef("stablehlo.get_tuple_element", "operand", _infer_get_tuple_element, _mean_get_tuple_element, (Attr("index", INT32),)),
+    OpDef(
+        "stablehlo.get_tuple_element",
+        "operand",
+        _infer_get_tuple_element,
+        _mean_get_tuple_element,
+        (Attr("index", INT32),),
+    ),
 ]

@@ -1,7 +1,7 @@
 """Matching a call with the function it names: operands against argument types, and the result types that follow.
 
-`func.call`, `stablehlo.composite` and `interpreter.run_parallel` infer their types here. A function's symbols are its own:
-each call gives them values, so one function serves many sizes.
+`func.call`, `stablehlo.composite` and `interpreter.run_parallel` infer their types here. A function's symbols are its
+own: each call gives them values, so one function serves many sizes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from smelt.ir.ops.definition import UNKNOWN, Call
 from smelt.shape import Shape
 
 
-def call_types(call: Call, name: str, operands: Sequence[Type], declared: Sequence[Type] | None, label: str) -> list[Type]:
+def call_types(
+    call: Call, name: str, operands: Sequence[Type], declared: Sequence[Type] | None, label: str
+) -> list[Type]:
     """The result types of a call of @name: the callee's symbols take the values that the operands give them.
 
     Symbols that its body gives birth to are new ones here, or what the declared types call them.
@@ -36,11 +38,11 @@ def call_types(call: Call, name: str, operands: Sequence[Type], declared: Sequen
     return results
 
 
-def _unify(
-    call: Call, name: str, signature: FuncType, operands: Sequence[Type], label: str
-) -> dict[str, Size]:
+def _unify(call: Call, name: str, signature: FuncType, operands: Sequence[Type], label: str) -> dict[str, Size]:
     if len(operands) != len(signature.inputs):
-        call.fail(label, f"@{name} takes another number of arguments", expected=len(signature.inputs), got=len(operands))
+        call.fail(
+            label, f"@{name} takes another number of arguments", expected=len(signature.inputs), got=len(operands)
+        )
     values: dict[str, Size] = {}
     open_sizes: list[tuple[Size, Size]] = []
     for i, (want, have) in enumerate(zip(signature.inputs, operands, strict=True)):
@@ -58,20 +60,26 @@ def _unify(
     for pattern, size in open_sizes:
         if not symbols(pattern) <= values.keys():
             _bind(call, name, pattern, size, values, label)
-        call.same_size(substitute(pattern, values), size, label, f"a size of an argument of @{name} is not what it takes")
+        call.same_size(
+            substitute(pattern, values), size, label, f"a size of an argument of @{name} is not what it takes"
+        )
     return values
 
 
 def _bind(call: Call, name: str, pattern: Size, size: Size, values: dict[str, Size], label: str) -> None:
     """Give the last open symbol of a size its value, where it occurs as a multiple: `2*N` against `6*M`."""
-    rest = substitute(pattern, values)
-    missing = sorted(symbols(rest) - {each for value in values.values() for each in symbols(value)})
-    if len(missing) == 1 and substitute(rest, {missing[0]: 0}) == 0:
-        value = divide_exact(size, substitute(rest, {missing[0]: 1}))
+    missing = sorted(symbols(pattern) - values.keys())
+    if len(missing) == 1 and substitute(pattern, {**values, missing[0]: 0}) == 0:
+        value = divide_exact(size, substitute(pattern, {**values, missing[0]: 1}))
         if value is not None:
             values[missing[0]] = value
             return
-    call.fail(label, f"the size {pattern} of an argument of @{name} leaves {', '.join(missing)} open", expected=pattern, got=size)
+    call.fail(
+        label,
+        f"the size {pattern} of an argument of @{name} leaves {', '.join(missing)} open",
+        expected=pattern,
+        got=size,
+    )
 
 
 def _name_births(call: Call, type: Shape, want: Shape | None, values: dict[str, Size]) -> None:

@@ -1,7 +1,7 @@
-"""The test-only dialects: `check.*` compares results with expectations, `interpreter.*` runs processes and keeps probes.
+"""The test-only dialects: `check.*` compares results with expectations, `interpreter.*` runs processes and probes.
 
-A check that does not hold raises `RunError` with the worst element. `control.py` uses the same checks for the custom calls
-`@check.expect_close`, `@check.expect_almost_eq` and `@check.expect_eq`.
+A check that does not hold raises `RunError` with the worst element. `control.py` uses the same checks for the custom
+calls `@check.expect_close`, `@check.expect_almost_eq` and `@check.expect_eq`.
 """
 
 from __future__ import annotations
@@ -139,7 +139,9 @@ def _two_floats(call: Call) -> Sequence[Type]:
 
 def _require_float(call: Call) -> None:
     element = call.shape(0).dtype
-    call.require(element.is_float or element.is_complex, "", "only floats are almost equal", expected="floats", got=element)
+    call.require(
+        element.is_float or element.is_complex, "", "only floats are almost equal", expected="floats", got=element
+    )
 
 
 def _with_constant(call: Call) -> Sequence[Type]:
@@ -192,7 +194,9 @@ def _serialized_eq(frame: Frame, op: Op, expected: Array) -> tuple[()]:
     turn = op.attrs.get("iteration", op.attrs["iter"])
     if not 0 <= turn < len(kept):
         raise RunError(
-            f"{op.name}: the probe {op.attrs['probe_id']!r} kept too little", expected=f"iteration {turn}", got=f"{len(kept)} of them"
+            f"{op.name}: the probe {op.attrs['probe_id']!r} kept too little",
+            expected=f"iteration {turn}",
+            got=f"{len(kept)} of them",
         )
     expect_eq(op.name, kept[turn], expected, _element(op))
     return ()
@@ -214,7 +218,9 @@ def _infer_parallel(call: Call) -> Sequence[Type]:
         if signature is None:
             call.fail("", f"no function @{name}", expected="one of " + ", ".join(call.signatures), got=f"@{name}")
         count = len(signature.inputs)
-        declared = None if call.declared is None else call.declared[len(results) : len(results) + len(signature.results)]
+        declared = (
+            None if call.declared is None else call.declared[len(results) : len(results) + len(signature.results)]
+        )
         results += call_types(call, name, types[at : at + count], declared, "")
         at += count
     call.require(at == len(types), "", "wrong number of inputs for all programs", expected=at, got=len(types))
@@ -271,7 +277,15 @@ ROWS: list[OpDef] = [
         Attr("max_ulp_difference", UINT64, 3),
         Attr("min_ulp_difference", UINT64, 0),
     ),
-    _check("expect_serialized_eq", "expected", _nothing, _serialized_eq, _PROBE, Attr("iter", UINT32, 0), Attr("iteration", UINT32, None)),
+    _check(
+        "expect_serialized_eq",
+        "expected",
+        _nothing,
+        _serialized_eq,
+        _PROBE,
+        Attr("iter", UINT32, 0),
+        Attr("iteration", UINT32, None),
+    ),
     OpDef(
         "interpreter.run_parallel",
         "inputs*",

@@ -1,0 +1,1 @@
+"""The command line: `smelt demo | run | show | check`."""

@@ -1,0 +1,128 @@
+"""`smelt demo`: real digits through the whole stack, offline; every number shown is computed in this run."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from importlib.resources import as_file, files
+from typing import Any, TypeVar
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from smelt.dtype import Array
+from smelt.engine import ENGINES
+from smelt.ir.core import Program
+from smelt.ir.verify import verify
+from smelt.kernel.fuse import fuse
+from smelt.model import Model, read
+from smelt.passes import pipeline
+from smelt.weights import Weights
+
+T = TypeVar("T")
+SHADES = " .:-=+*#%@"
+
+
+def demo(as_json: bool) -> None:
+    assets = files("smelt") / "assets"
+    with as_file(assets / "digits.onnx") as path, as_file(assets / "digits_test.npz") as data:
+        read_ms, (program, weights) = timed(lambda: read(path))
+        with np.load(data) as stored:
+            images, labels = stored["images"], stored["labels"]
+        pixels = images.astype(np.float32) / 16
+        record = measure(program, weights, pixels, labels)
+        record["stages"] = [
+            {"stage": "read", "ms": read_ms, "what": f"digits.onnx, {len(weights)} weights"},
+            *record["stages"],
+        ]
+    if as_json:
+        print(json.dumps(record))
+        return
+    console = Console(highlight=False)
+    console.print("[bold]smelt demo[/]: handwritten digits, from an ONNX file to machine code\n")
+    picture(console, images, record["predictions"], labels)
+    stages = Table("stage", "ms", "what", box=None, pad_edge=False)
+    for stage in record["stages"]:
+        stages.add_row(stage["stage"], f"{stage['ms']:.2f}", stage["what"])
+    console.print(stages)
+    results = Table("engine", "accuracy", "one image", "all images", box=None, pad_edge=False)
+    for name, result in record["engines"].items():
+        right = f"{result['correct']} of {result['total']} ({100 * result['accuracy']:.1f} %)"
+        results.add_row(name, right, f"{1e3 * result['one_ms']:.0f} µs", f"{result['all_ms']:.2f} ms")
+    console.print()
+    console.print(results)
+    if "difference" in record:
+        console.print(f"\nlargest difference between the engines: {record['difference']:.2e}")
+
+
+def measure(program: Program, weights: Weights, pixels: Array, labels: Array) -> dict[str, Any]:
+    """Take the program through every stage and every engine that works here."""
+    stages: list[dict[str, Any]] = []
+    ms, facts = timed(lambda: verify(program))
+    assumed = f", {len(facts)} assumed" if facts else ""
+    stages.append({"stage": "verify", "ms": ms, "what": f"every shape proven for every batch size{assumed}"})
+    ms, (optimised, reports) = timed(lambda: pipeline.run(program))
+    stages.append(
+        {"stage": "passes", "ms": ms, "what": f"{reports[0].before} → {len(optimised.main.body.ops)} ops per call"}
+    )
+    kernels = len(fuse(optimised.main).kernels)
+    engines: dict[str, Any] = {}
+    answers: list[Array] = []
+    for engine in ENGINES:
+        if engine.missing() is not None:
+            stages.append({"stage": "compile", "ms": 0.0, "what": f"{engine.name}: {engine.missing()}"})
+            continue
+        chosen = engine.name
+        ms, model = timed(lambda: Model.of(program, weights, engine=chosen))  # noqa: B023 - called at once
+        what = (
+            f"{kernels} kernels to machine code, weights bound" if chosen == "native" else "interpreter, weights bound"
+        )
+        stages.append({"stage": "compile", "ms": ms, "what": f"{chosen}: {what}"})
+        engines[chosen], answer = score(model, pixels, labels)
+        answers.append(answer)
+    record: dict[str, Any] = {"stages": stages, "engines": engines, "predictions": answers[0].argmax(1).tolist()}
+    if len(answers) > 1:
+        record["difference"] = float(np.abs(answers[0].astype(np.float64) - answers[1]).max())
+    return record
+
+
+def score(model: Model, pixels: Array, labels: Array) -> tuple[dict[str, Any], Array]:
+    """Accuracy on all images, and the median time of one image and of all of them."""
+    (name,) = (port.name for port in model.signature.inputs)
+    (output,) = (port.name for port in model.signature.outputs)
+    answer = model.run({name: pixels})[output]
+    one = [timed(lambda: model.run({name: pixels[:1]}))[0] for _ in range(50)]
+    everything = [timed(lambda: model.run({name: pixels}))[0] for _ in range(5)]
+    correct = int((answer.argmax(1) == labels).sum())
+    result = {
+        "correct": correct,
+        "total": len(labels),
+        "accuracy": correct / len(labels),
+        "one_ms": statistics.median(one),
+        "all_ms": statistics.median(everything),
+    }
+    return result, answer
+
+
+def picture(console: Console, images: Array, predictions: list[int], labels: Array, count: int = 6) -> None:
+    """A few of the images, with what the model says below them."""
+    grids = images[:count].reshape(-1, 8, 8)
+    for row in range(8):
+        shades = (
+            "".join(SHADES[min(int(value) * len(SHADES) // 17, len(SHADES) - 1)] * 2 for value in grid[row])
+            for grid in grids
+        )
+        console.print("  ".join(shades), style="cyan", markup=False)
+    verdicts = []
+    for guess, truth in zip(predictions[:count], labels[:count], strict=True):
+        verdicts.append(f"{guess} {'✓' if guess == truth else f'✗ ({truth})'}".ljust(16))
+    console.print("  ".join(verdicts) + "\n")
+
+
+def timed(work: Callable[[], T]) -> tuple[float, T]:
+    start = time.perf_counter()
+    result = work()
+    return 1e3 * (time.perf_counter() - start), result

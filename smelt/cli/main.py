@@ -1,0 +1,113 @@
+"""The commands and their options; each command's work lives in a file of its own.
+
+Exit codes: 0 done, 1 the input is wrong or cannot be run (the error says why), 2 the command line is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from smelt.cli import check as check_command
+from smelt.cli import demo as demo_command
+from smelt.cli import run as run_command
+from smelt.cli import show as show_command
+from smelt.errors import SmeltError
+
+app = typer.Typer(
+    name="smelt",
+    help="Take any model, prove its shapes, compile it for this machine, run it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+File = Annotated[Path, typer.Argument(help="A model: .onnx, .mlir (StableHLO text) or .mlirbc (portable bytecode).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+EngineName = Annotated[str, typer.Option("--engine", help="auto, native or reference.")]
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and check every pass.")] = False,
+) -> None:
+    if debug:
+        os.environ["SMELT_DEBUG"] = ",".join(filter(None, [os.environ.get("SMELT_DEBUG", ""), "traceback", "passes"]))
+
+
+@app.command()
+def demo(as_json: AsJson = False) -> None:
+    """Classify real handwritten digits: read, prove, compile, run; everything shown is computed now."""
+    demo_command.demo(as_json)
+
+
+@app.command()
+def run(
+    file: File,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", "-i", help="NAME=FILE.npy, NAME=random, or random for all. Repeatable. Default: random."
+        ),
+    ] = None,
+    size: Annotated[
+        list[str] | None, typer.Option("--size", "-s", help="SYMBOL=NUMBER for random inputs of open size. Default: 1.")
+    ] = None,
+    engine: EngineName = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    output_dir: Annotated[Path | None, typer.Option(help="Write each output to this folder as NAME.npy.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a model once and show its outputs."""
+    run_command.run(file, inputs or ["random"], size or [], engine, seed, output_dir, as_json)
+
+
+@app.command()
+def show(
+    file: File,
+    stage: Annotated[str, typer.Option(help="ir, passes, kernels or source.")] = "ir",
+    generic: Annotated[bool, typer.Option(help="The generic form of every op.")] = False,
+    export: Annotated[bool, typer.Option(help="Plain StableHLO: symbolic sizes as dynamic ops.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print a model as it stands after a stage of compilation."""
+    show_command.show(file, stage, generic, export, as_json)
+
+
+@app.command()
+def check(file: File, as_json: AsJson = False) -> None:
+    """Verify a model against the specification, for all sizes at once; exit code 1 if it breaks a constraint."""
+    check_command.check(file, as_json)
+
+
+def main() -> None:
+    """The entry point: errors of ours become one readable message, without a traceback unless asked for."""
+    try:
+        app()
+    except SmeltError as error:
+        if "traceback" in os.environ.get("SMELT_DEBUG", ""):
+            traceback.print_exc()
+        if "--json" in sys.argv:
+            print(json.dumps(error.record()))
+        else:
+            Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error[/] {_plain(str(error))}")
+        sys.exit(1)
+    except BrokenPipeError:  # the reader of our output has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _plain(text: str) -> str:
+    """Text of an error, with nothing that rich would take for markup."""
+    return text.replace("[", r"\[")
+
+
+if __name__ == "__main__":
+    main()

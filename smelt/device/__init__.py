@@ -1,0 +1,1 @@
+"""Bytes and launches: what touches compilers, drivers and device memory."""

@@ -1,0 +1,304 @@
+"""Elements of tensors as text: `dense<…>` in every spelling, and the blobs behind `dense_resource`, both ways.
+
+In: the stretch of text between the brackets and the tensor type that follows it. Out: a `Constant`; a splat stays one element
+however large its type is. Numbers are read in bulk; only lists with hexadecimal or odd spellings go one by one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from smelt.dtype import Array, DType, dtype
+from smelt.ir.attributes import Constant
+from smelt.ir.cast import cast
+from smelt.ir.text.lexer import Cursor
+from smelt.shape import Shape
+
+_BODY = re.compile(r"((?:[^>/]++|//[^\n]*+|/)*+)>")
+_COMMENT = re.compile(r"//[^\n]*")
+_BLANK = " \t\r\n"
+_DECIMAL = b"0123456789-, \t\r\n"
+_FLOATS = b"0123456789+-.eE, \t\r\n"
+_ALL_BUT_STRUCTURE = bytes(byte for byte in range(256) if byte not in b"[],")
+_PAIR = re.compile(r"\(\s*([^(),\[\]]*),([^(),\[\]]*)\)")
+_FLOAT = re.compile(r"(-?)\s*([0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?)", re.ASCII)
+_INTEGER = re.compile(r"(-?)\s*(0x[0-9a-fA-F]+|[0-9]+)", re.ASCII)
+
+HEX_FROM = 101  # as many elements as this are printed as one hexadecimal blob
+MAX_BYTES = 1 << 62
+
+
+class BadElements(ValueError):
+    """A literal that does not fit its type: message, expected, got."""
+
+    def __init__(self, message: str, expected: object = None, got: object = None) -> None:
+        super().__init__(message)
+        self.expected = expected
+        self.got = got
+
+
+def stretch(cursor: Cursor) -> str:
+    """What stands between `<` and `>` of a literal whose word was just passed; the cursor goes on after it."""
+    if cursor.token != "<":
+        cursor.fail("unexpected text", expected="'<'")
+    match = _BODY.match(cursor.text, cursor.end)
+    if match is None:
+        cursor.fail("a literal is never closed", at=cursor.start)
+    cursor.seek(match.end())
+    body = match[1]
+    return (_COMMENT.sub("", body) if "//" in body else body).strip(_BLANK)
+
+
+def read_elements(body: str, shape: Shape) -> Constant:
+    """The literal `dense<body> : shape`; raises BadElements."""
+    if not isinstance(shape.dtype, DType):
+        raise BadElements("a literal of quantised elements", expected=f"its storage type {shape.dtype.storage}", got=shape)
+    if not shape.is_static:
+        raise BadElements("a literal needs a type of known size", got=shape)
+    element, sizes = shape.dtype, shape.numbers()
+    if prod(size or 1 for size in sizes) * element.numpy.itemsize >= MAX_BYTES:
+        raise BadElements("a literal too large to address", got=shape)
+    if body.startswith('"'):
+        return Constant.of(_from_hex(body, element, sizes), element)
+    if not body:
+        if prod(sizes):
+            raise BadElements("a literal without elements", expected=f"{prod(sizes)} elements", got="dense<>")
+        return Constant.of(np.zeros(sizes, element.numpy), element)
+    if not body.startswith("["):
+        return Constant.of(np.broadcast_to(_numbers([body], element, body), sizes), element)
+    flat, skeleton, count = body.replace("[", "").replace("]", ""), body, prod(sizes)
+    if element.is_complex:
+        pairs = _PAIR.findall(body)
+        skeleton, flat = _PAIR.sub("x", body), ",".join(f"{real},{imag}" for real, imag in pairs)
+        if len(pairs) != skeleton.count("x") or "(" in skeleton:
+            raise BadElements("complex elements", expected="(real, imaginary)", got=body[:60])
+    tokens = flat.split(",") if flat.strip(_BLANK) or count else []
+    parts = 2 if element.is_complex else 1
+    if len(tokens) != count * parts and count:
+        raise BadElements("a literal with another number of elements than its type", expected=count, got=len(tokens) // parts)
+    if skeleton.encode("utf-8", "replace").translate(None, _ALL_BUT_STRUCTURE) != _skeleton(sizes):
+        raise BadElements("the lists of a literal are not those of its type", expected=list(sizes), got=body[:60])
+    if not count:
+        return Constant.of(np.zeros(sizes, element.numpy), element)
+    return Constant.of(_numbers(tokens, element, flat).reshape(sizes), element)
+
+
+def _skeleton(sizes: Sequence[int]) -> bytes:
+    """The brackets and commas of nested lists of these sizes; what lies inside an empty axis cannot be seen."""
+    inner = b""
+    for size in reversed(sizes):
+        inner = b"[" + b",".join([inner] * size) + b"]" if size else b"[]"
+    return inner
+
+
+def _numbers(tokens: list[str], element: DType, flat: str) -> Array:
+    """Tokens as elements; of a complex type two tokens make one."""
+    if element.is_complex:
+        if len(tokens) == 1:
+            match = _PAIR.fullmatch(tokens[0].strip(_BLANK))
+            if match is None:
+                raise BadElements("a complex element", expected="(real, imaginary)", got=tokens[0][:60])
+            tokens = [match[1], match[2]]
+            flat = ",".join(tokens)
+        return _numbers(tokens, element.part, flat).view(element.numpy)
+    raw = flat.encode("utf-8", "replace")
+    try:
+        if element.is_float:
+            if not raw.translate(None, _FLOATS) and raw.count(b".") == len(tokens):
+                return cast(np.fromiter(map(float, tokens), np.float64, len(tokens)), element)
+        elif not raw.translate(None, _DECIMAL):
+            return _wrapped(np.fromiter(map(int, tokens), np.int64, len(tokens)), element)
+    except (ValueError, OverflowError):
+        pass  # the careful way finds out which token it is
+    if element.is_float:
+        return _floats(tokens, element)
+    return _integers(tokens, element)
+
+
+def _wrapped(values: Array, element: DType) -> Array:
+    """Integers as elements: a type without sign takes both -1 and 255 in eight bits."""
+    low = 0 if element.kind == "uint" else -(1 << (element.bits - 1))
+    high = (1 << element.bits) - 1 if element.name != "index" else (1 << 63) - 1
+    if values.size and (int(values.min()) < low or int(values.max()) > high):
+        bad = int(values.min()) if int(values.min()) < low else int(values.max())
+        raise BadElements("an integer out of range for its type", expected=f"{low} to {high}", got=bad)
+    if element.kind == "bool":
+        return (values & 1).astype(np.bool_)
+    if element.bits == 64:
+        return values.astype(element.numpy)
+    if element.kind == "int":
+        half = 1 << (element.bits - 1)
+        values = ((values + half) & ((1 << element.bits) - 1)) - half
+    narrow = values.astype(np.int8 if element.kind == "int" else np.uint8) if element.bits < 8 else values
+    return narrow.astype(element.numpy)
+
+
+def _integers(tokens: list[str], element: DType) -> Array:
+    low = 0 if element.kind == "uint" else -(1 << (element.bits - 1))
+    high = (1 << element.bits) - 1
+    values = []
+    for token in (token.strip(_BLANK) for token in tokens):
+        if token in ("true", "false") and element.kind == "bool":
+            values.append(int(token == "true"))
+            continue
+        match = _INTEGER.fullmatch(token)
+        if match is None or len(token) > 40:
+            raise BadElements("not an element of this type", expected=element, got=token[:60])
+        value = int(match[1] + match[2], 16 if match[2].startswith("0x") else 10)
+        if not low <= value <= high:
+            raise BadElements("an integer out of range for its type", expected=f"{low} to {high}", got=token)
+        values.append(value)
+    if element.bits == 64:
+        mask = (1 << 64) - 1
+        return np.array([value & mask for value in values], np.uint64).view(element.numpy)
+    return _wrapped(np.array(values, np.int64), element)
+
+
+def _floats(tokens: list[str], element: DType) -> Array:
+    """Floats, and integers in hexadecimal that are the bits of floats."""
+    values = np.zeros(len(tokens), np.float64)
+    bits: dict[int, int] = {}
+    for i, token in enumerate(token.strip(_BLANK) for token in tokens):
+        match = _FLOAT.fullmatch(token)
+        if match is not None:
+            values[i] = float(match[1] + match[2])
+        elif re.fullmatch(r"0x[0-9a-fA-F]+", token) and len(token) <= 40:
+            bits[i] = int(token, 16)
+            if bits[i] >> element.bits:
+                raise BadElements("a hexadecimal float out of range for its type", expected=f"{element.bits} bits", got=token)
+        elif _INTEGER.fullmatch(token):
+            raise BadElements("a whole number where a float is wanted", expected="a dot, or bits such as 0x7F800000", got=token[:60])
+        else:
+            raise BadElements("not an element of this type", expected=element, got=token[:60])
+    result = np.array(cast(values, element))
+    raw = result.view(f"u{element.numpy.itemsize}")
+    for i, pattern in bits.items():
+        raw[i] = pattern
+    return result
+
+
+# ---- bytes ----
+
+
+def _from_hex(body: str, element: DType, sizes: tuple[int, ...]) -> Array:
+    if not (body.startswith('"0x') and body.endswith('"') and len(body) >= 4):
+        raise BadElements("a string where elements are wanted", expected='"0x…"', got=body[:60])
+    try:
+        raw = bytes.fromhex(body[3:-1])
+    except ValueError:
+        raise BadElements("not hexadecimal", expected='"0x…" with two digits a byte', got=body[:60]) from None
+    if any(char in _BLANK for char in body):
+        raise BadElements("not hexadecimal", expected="digits without blanks", got=body[:60])
+    return from_bytes(raw, element, sizes)
+
+
+def from_bytes(raw: bytes, element: DType, sizes: tuple[int, ...]) -> Array:
+    """Little-endian elements, a byte at least for each; one element alone fills the tensor. Booleans may be packed."""
+    count, width = prod(sizes), element.numpy.itemsize
+    if element.kind == "bool":
+        return _booleans(raw, sizes)
+    if len(raw) not in (count * width, width) or (count == 0 and len(raw) not in (0, width)):
+        raise BadElements("the bytes of a literal do not fill its type", expected=count * width, got=len(raw))
+    values = np.frombuffer(raw, np.uint8 if element.bits < 8 else element.numpy)
+    if element.bits < 8:
+        values = values & np.uint8((1 << element.bits) - 1)
+        if element.is_integer:
+            values = _wrapped(values.astype(np.int64), element)
+        else:
+            values = values.view(element.numpy)
+    if count == 0:
+        return np.zeros(sizes, element.numpy)
+    return values.reshape(sizes) if len(values) == count else np.broadcast_to(values, sizes)
+
+
+def _booleans(raw: bytes, sizes: tuple[int, ...]) -> Array:
+    """A byte for each, or (older text) a bit for each."""
+    count = prod(sizes)
+    values = np.frombuffer(raw, np.uint8)
+    if len(raw) == count:
+        return (values & 1).astype(np.bool_).reshape(sizes)
+    if len(raw) == 1 and raw[0] in (0, 1, 0xFF):
+        return np.broadcast_to(np.bool_(raw[0] & 1), sizes)
+    if len(raw) == -(-count // 8):
+        return np.unpackbits(values, count=count, bitorder="little").astype(np.bool_).reshape(sizes)
+    raise BadElements("the bytes of a literal do not fill its type", expected=count, got=len(raw))
+
+
+# ---- printing ----
+
+
+def show_elements(constant: Constant) -> str:
+    """What stands between the brackets of `dense<…>`."""
+    array, element = constant.array, constant.dtype
+    of = element if isinstance(element, DType) else element.storage
+    if array.size == 0:
+        return ""
+    if constant.is_splat or _is_one_value(array):
+        return _show(array[(0,) * array.ndim], of)
+    if array.size >= HEX_FROM:
+        return f'"0x{_bytes(array).hex().upper()}"'
+    return _show_list(array, of)
+
+
+def _is_one_value(array: Array) -> bool:
+    flat = np.ascontiguousarray(array).reshape(-1)
+    raw = flat.view(np.uint8).reshape(flat.size, -1)
+    return bool((raw == raw[0]).all())
+
+
+def _bytes(array: Array) -> bytes:
+    little = array.astype(array.dtype.newbyteorder("<")) if array.dtype.byteorder == ">" else array
+    return np.ascontiguousarray(little).tobytes()
+
+
+def _show_list(array: Array, element: DType) -> str:
+    if array.ndim == 0:
+        return _show(array[()], element)
+    return "[" + ", ".join(_show_list(row, element) for row in array) + "]"
+
+
+def _show(value: Any, element: DType) -> str:
+    match element.kind:
+        case "bool":
+            return "true" if value else "false"
+        case "int" | "uint":
+            return str(int(value))
+        case "float":
+            return show_float(value, element)
+        case "complex":
+            part = element.part
+            return f"({show_float(part.numpy.type(value.real), part)},{show_float(part.numpy.type(value.imag), part)})"
+
+
+def show_float(value: Any, element: DType) -> str:
+    """A float that reads back as the same bits: six digits where they are enough, all that count elsewhere, else bits."""
+    scalar = np.asarray(value, element.numpy)
+    wide = float(scalar)
+    if np.isfinite(wide):
+        for text in (f"{wide:.6e}", np.format_float_scientific(np.float64(wide), precision=8, unique=False), f"{wide:.16e}"):
+            if cast(np.array([float(text)]), element).tobytes() == scalar.tobytes():
+                return text
+    bits = int(scalar.view(f"u{element.numpy.itemsize}"))
+    return f"0x{bits:0{element.numpy.itemsize * 2}X}"
+
+
+def float_from_bits(bits: int, element: DType) -> float:
+    """The value of a hexadecimal float."""
+    raw = np.array([bits], f"u{element.numpy.itemsize}")
+    return float(raw.view(element.numpy)[0])
+
+
+def rounded(value: float, element: DType) -> float:
+    """A number as the type can hold it."""
+    return float(cast(np.array([value], np.float64), element)[0]) if element.is_float else value
+
+
+def array_of(values: Sequence[Any], element: str) -> Constant:
+    """A constant of one axis, for what attributes hold."""
+    kind = dtype(element)
+    return Constant.of(np.array(values, kind.numpy), kind)

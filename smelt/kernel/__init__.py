@@ -1,0 +1,1 @@
+"""Program → Plan of Kernels → source text: the kernel compiler."""

@@ -1,0 +1,1 @@
+"""Files as programs and weights: one module per format."""

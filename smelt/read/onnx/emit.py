@@ -1,0 +1,430 @@
+"""What operators are made of: StableHLO in the terms that ONNX thinks in, with symbolic sizes throughout.
+
+`Emit` wraps a builder. Its methods take and give values of the program; where a size that an op states as a number is
+symbolic they emit the `dynamic_*` op instead, fed by the sizes of arguments. `read.onnx.graph` derives from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from smelt.dim import Atom, Size, at_most, product
+from smelt.dtype import DType, dtype, i1, i64, integer_range
+from smelt.errors import ShapeError, UnsupportedError
+from smelt.ir.attributes import DotDims, GatherDims, ScatterDims
+from smelt.ir.build import Builder
+from smelt.ir.core import Region, Value
+from smelt.shape import Shape
+
+
+def ints(sizes: Sequence[Size]) -> tuple[int, ...] | None:
+    """The sizes as numbers, if none has symbols."""
+    return tuple(sizes) if all(type(size) is int for size in sizes) else None  # type: ignore[arg-type]
+
+
+def axis_of(axis: int, rank: int, what: str = "axis") -> int:
+    """A dimension number that may count from the end."""
+    if not -rank <= axis < rank:
+        raise ShapeError(f"{what} is out of range", expected=f"-{rank} to {rank - 1}", got=axis)
+    return axis % rank if rank else 0
+
+
+def axes_of(axes: Sequence[int], rank: int, what: str = "axes") -> tuple[int, ...]:
+    """Several of them, all different."""
+    found = tuple(axis_of(axis, rank, what) for axis in axes)
+    if len(set(found)) != len(found):
+        raise ShapeError(f"{what} must be different", got=list(axes))
+    return found
+
+
+def joined(*shapes: Sequence[Size]) -> tuple[Size, ...]:
+    """The sizes that several shapes are broadcast to. Of two that may differ, the number wins, and 1 gives way."""
+    rank = max((len(sizes) for sizes in shapes), default=0)
+    result: list[Size] = [1] * rank
+    for sizes in shapes:
+        for i, size in enumerate(sizes, rank - len(sizes)):
+            have = result[i]
+            if size == 1 or size == have:
+                continue
+            if have == 1 or (type(have) is not int and type(size) is int):
+                result[i] = size
+            elif type(have) is int and type(size) is int:
+                raise ShapeError("sizes do not broadcast", expected=have, got=size)
+    return tuple(result)
+
+
+class Emit:
+    """A builder with ONNX's vocabulary."""
+
+    def __init__(self, b: Builder, births: dict[str, tuple[Value, int]]) -> None:
+        self.b = b
+        self.births = births  # symbol → a value with a dimension of exactly that size
+
+    # -- constants --
+
+    def const(self, array: Any, element: DType) -> Value:
+        """A small constant."""
+        return self.b.constant(np.asarray(array), element)
+
+    def scalar(self, number: float | int | bool, element: DType) -> Value:
+        if element.is_integer:
+            low, high = integer_range(element)
+            assert low <= number <= high, f"{number} is no {element}"
+        return self.b.constant(number, element)
+
+    def full(self, number: float | int | bool, shape: Shape) -> Value:
+        return self.broadcast_to(self.scalar(number, shape.element), shape.sizes)
+
+    def like(self, number: float | int | bool, value: Value) -> Value:
+        """One number in the shape of a value."""
+        return self.full(number, value.shape)
+
+    def iota(self, element: DType, sizes: Sequence[Size], axis: int) -> Value:
+        return self._value(self.b.iota(iota_dimension=axis, result=Shape.of(element, sizes)))
+
+    # -- sizes as values --
+
+    def size(self, size: Size) -> Value:
+        """A size as a scalar of i64."""
+        if isinstance(size, int):
+            return self.scalar(size, i64)
+        total: Value | None = None
+        for monomial, coefficient in size.terms:
+            term = self.scalar(coefficient, i64) if coefficient != 1 or not monomial else None
+            for atom in monomial:
+                factor = self._atom(atom)
+                term = factor if term is None else self._value(self.b.multiply(term, factor))
+            assert term is not None
+            total = term if total is None else self._value(self.b.add(total, term))
+        assert total is not None
+        return total
+
+    def _atom(self, atom: Atom) -> Value:
+        if atom.op == "symbol":
+            if atom.name not in self.births:
+                raise UnsupportedError("a size is needed as a number and no tensor has it", got=atom)
+            value, axis = self.births[atom.name]
+            return self.convert(self.b.get_dimension_size(value, dimension=axis), i64)
+        a, b = (self.size(arg) for arg in atom.args)
+        match atom.op:
+            case "max":
+                return self._value(self.b.maximum(a, b))
+            case "min":
+                return self._value(self.b.minimum(a, b))
+            case "//":
+                if at_most(0, atom.args[0]) and at_most(0, atom.args[1]):
+                    return self._value(self.b.divide(a, b))
+                quotient = self._value(self.b.divide(a, b))
+                return self.select(self._rounds_up(a, b), self.b.subtract(quotient, self.scalar(1, i64)), quotient)
+            case _:
+                rest = self._value(self.b.remainder(a, b))
+                if at_most(0, atom.args[0]) and at_most(0, atom.args[1]):
+                    return rest
+                return self.select(self._rounds_up(a, b), self.b.add(rest, b), rest)
+
+    def _rounds_up(self, a: Value, b: Value) -> Value:
+        """Whether a division that drops the fraction rounds up: there is a rest, and its sign is not the divisor's."""
+        zero = self.scalar(0, i64)
+        rest = self._value(self.b.remainder(a, b))
+        opposite = self.b.xor(self.compare(rest, zero, "LT"), self.compare(b, zero, "LT"))
+        return self._value(self.b.and_(self.compare(rest, zero, "NE"), opposite))
+
+    def size_vector(self, sizes: Sequence[Size], element: DType = i64) -> Value:
+        """Sizes as a vector."""
+        known = ints(sizes)
+        if known is not None:
+            return self.const(np.array(known, np.int64).astype(element.numpy), element)
+        parts = [self.reshape(self.size(size), (1,)) for size in sizes]
+        whole = parts[0] if len(parts) == 1 else self._value(self.b.concatenate(*parts, dimension=0))
+        return self.convert(whole, element)
+
+    # -- shape --
+
+    def reshape(self, x: Value, sizes: Sequence[Size]) -> Value:
+        if x.shape.sizes == tuple(sizes):
+            return x
+        return self._value(self.b.reshape(x, result=Shape.of(x.shape.dtype, sizes)))
+
+    def broadcast_in_dim(self, x: Value, sizes: Sequence[Size], dims: Sequence[int]) -> Value:
+        if x.shape.sizes == tuple(sizes) and tuple(dims) == tuple(range(len(sizes))):
+            return x
+        shape = Shape.of(x.shape.dtype, sizes)
+        return self._value(self.b.broadcast_in_dim(x, broadcast_dimensions=tuple(dims), result=shape))
+
+    def broadcast_to(self, x: Value, sizes: Sequence[Size]) -> Value:
+        """NumPy's broadcast: sizes align at the end."""
+        rank = len(sizes)
+        if x.shape.rank > rank:
+            raise ShapeError("a shape cannot lose dimensions by broadcasting", expected=list(sizes), got=x.shape)
+        return self.broadcast_in_dim(x, sizes, range(rank - x.shape.rank, rank))
+
+    def together(self, *values: Value) -> tuple[Value, ...]:
+        """All broadcast to one shape."""
+        sizes = joined(*(value.shape.sizes for value in values))
+        return tuple(self.broadcast_to(value, sizes) for value in values)
+
+    def along(self, vector: Value, rank: int, axis: int) -> Value:
+        """A vector as a tensor of a rank whose other sizes are 1."""
+        sizes: list[Size] = [1] * rank
+        sizes[axis] = vector.shape.count
+        return self.reshape(vector, sizes)
+
+    def expand_dims(self, x: Value, axes: Sequence[int]) -> Value:
+        """Dimensions of size 1 at `axes` of the result."""
+        rank = x.shape.rank + len(axes)
+        rest = iter(x.shape.sizes)
+        places = axes_of(axes, rank)
+        return self.reshape(x, [1 if i in places else next(rest) for i in range(rank)])
+
+    def transpose(self, x: Value, order: Sequence[int]) -> Value:
+        if tuple(order) == tuple(range(x.shape.rank)):
+            return x
+        return self._value(self.b.transpose(x, permutation=tuple(order)))
+
+    def concat(self, parts: Sequence[Value], axis: int) -> Value:
+        return parts[0] if len(parts) == 1 else self._value(self.b.concatenate(*parts, dimension=axis))
+
+    def slice(self, x: Value, starts: Sequence[Size], limits: Sequence[Size], strides: Sequence[int]) -> Value:
+        """Part of a tensor; strides are positive."""
+        static = ints((*starts, *limits))
+        rank = x.shape.rank
+        if all(start == 0 for start in starts) and tuple(limits) == x.shape.sizes and set(strides) <= {1}:
+            return x
+        if static is not None:
+            return self._value(
+                self.b.slice(x, start_indices=static[:rank], limit_indices=static[rank:], strides=tuple(strides))
+            )
+        sizes = [-((start - limit) // stride) for start, limit, stride in zip(starts, limits, strides, strict=True)]
+        operands = [self.size_vector(starts), self.size_vector(limits), self.size_vector(strides)]
+        return self._value(self.b.real_dynamic_slice(x, *operands, result=Shape.of(x.shape.dtype, sizes)))
+
+    def slice_axis(self, x: Value, axis: int, start: Size, limit: Size, stride: int = 1) -> Value:
+        starts: list[Size] = [0] * x.shape.rank
+        limits = list(x.shape.sizes)
+        strides = [1] * x.shape.rank
+        starts[axis], limits[axis], strides[axis] = start, limit, stride
+        return self.slice(x, starts, limits, strides)
+
+    def pad(
+        self, x: Value, value: Value, low: Sequence[Size], high: Sequence[Size], interior: Sequence[int] | None = None
+    ) -> Value:
+        between = tuple(interior or (0,) * x.shape.rank)
+        static = ints((*low, *high))
+        if not any(between) and all(amount == 0 for amount in (*low, *high)):
+            return x
+        if static is not None:
+            rank = x.shape.rank
+            return self._value(
+                self.b.pad(
+                    x,
+                    value,
+                    edge_padding_low=static[:rank],
+                    edge_padding_high=static[rank:],
+                    interior_padding=between,
+                )
+            )
+        sizes = [
+            size + a + b + (n * (size - 1) if n else 0)
+            for size, a, b, n in zip(x.shape.sizes, low, high, between, strict=True)
+        ]
+        operands = [self.size_vector(low), self.size_vector(high), self.size_vector(between)]
+        return self._value(self.b.dynamic_pad(x, value, *operands, result=Shape.of(x.shape.dtype, sizes)))
+
+    def reverse(self, x: Value, axes: Sequence[int]) -> Value:
+        return self._value(self.b.reverse(x, dimensions=tuple(axes))) if axes else x
+
+    # -- elements --
+
+    def convert(self, x: Value, element: DType) -> Value:
+        if x.shape.dtype == element:
+            return x
+        return self._value(self.b.convert(x, result=x.shape.with_dtype(element)))
+
+    def compare(self, a: Value, b: Value, direction: str) -> Value:
+        return self._value(self.b.compare(a, b, comparison_direction=direction))
+
+    def select(self, condition: Value, a: Value, b: Value) -> Value:
+        return self._value(self.b.select(condition, a, b))
+
+    def binary(self, name: str, a: Value, b: Value) -> Value:
+        """`add`, `multiply` … of two values that are broadcast first."""
+        a, b = self.together(a, b)
+        return self.b.op(f"stablehlo.{name}", a, b).result
+
+    def unary(self, name: str, x: Value) -> Value:
+        return self.b.op(name if "." in name else f"stablehlo.{name}", x).result
+
+    def times(self, x: Value, number: float | int) -> Value:
+        return x if number == 1 else self._value(self.b.multiply(x, self.like(number, x)))
+
+    def plus(self, x: Value, number: float | int) -> Value:
+        return x if number == 0 else self._value(self.b.add(x, self.like(number, x)))
+
+    def choose(self, condition: Value, a: Value, b: Value) -> Value:
+        """Select after broadcasting all three."""
+        return self.select(*self.together(condition, a, b))
+
+    def in_f32(self, function: Callable[[Value], Value], x: Value) -> Value:
+        """A function of a narrow float computed in f32."""
+        element = x.shape.element
+        if not element.is_float or element.bits >= 32:
+            return function(x)
+        return self.convert(function(self.convert(x, dtype("f32"))), element)
+
+    # -- reductions --
+
+    def reduce(self, x: Value, axes: Sequence[int], kind: str, init: float | int | bool, keep: bool = False) -> Value:
+        """`add`, `maximum` … over axes."""
+        if not axes:
+            return x
+        element = x.shape.element
+        body = self.scalar_region(element, lambda r, a, b: r.op(f"stablehlo.{kind}", a, b).result)
+        result = self._value(self.b.reduce(x, self.scalar(init, element), dimensions=tuple(sorted(axes)), regions=[body]))
+        return self.expand_dims(result, sorted(axes)) if keep else result
+
+    def scalar_region(self, element: DType, fn: Callable[[Builder, Value, Value], Value]) -> Region:
+        """A region over two scalars of one type."""
+        with self.b.region(Shape.of(element, ()), Shape.of(element, ())) as r:
+            return r.result(fn(r, *r.args))
+
+    def sum(self, x: Value, axes: Sequence[int], keep: bool = False) -> Value:
+        return self.reduce(x, axes, "add", 0, keep)
+
+    def max(self, x: Value, axes: Sequence[int], keep: bool = False) -> Value:
+        return self.reduce(x, axes, "maximum", lowest(x.shape.element), keep)
+
+    def min(self, x: Value, axes: Sequence[int], keep: bool = False) -> Value:
+        return self.reduce(x, axes, "minimum", highest(x.shape.element), keep)
+
+    def count(self, x: Value, axes: Sequence[int], element: DType) -> Value:
+        """How many elements a reduction over axes joins, as a scalar."""
+        size = product(x.shape.sizes[axis] for axis in axes)
+        return self.scalar(size, element) if isinstance(size, int) else self.convert(self.size(size), element)
+
+    def mean(self, x: Value, axes: Sequence[int], keep: bool = False) -> Value:
+        total = self.sum(x, axes, keep)
+        return self.binary("divide", total, self.count(x, axes, x.shape.element)) if axes else total
+
+    # -- indices --
+
+    def wrap(self, indices: Value, size: Size) -> Value:
+        """Indices that count from the end where they are negative."""
+        element = indices.shape.element
+        if element.kind == "uint":
+            return indices
+        moved = self.binary("add", indices, self.convert(self.size(size), element))
+        return self.select(self.compare(indices, self.like(0, indices), "LT"), moved, indices)
+
+    def gather(self, x: Value, indices: Value, dims: GatherDims, slice_sizes: Sequence[Size]) -> Value:
+        static = ints(slice_sizes)
+        if static is not None:
+            return self._value(
+                self.b.gather(x, indices, dimension_numbers=dims, slice_sizes=static, indices_are_sorted=False)
+            )
+        sizes = self.size_vector(slice_sizes, indices.shape.element)
+        return self._value(self.b.dynamic_gather(x, indices, sizes, dimension_numbers=dims, indices_are_sorted=False))
+
+    def take(self, x: Value, indices: Value, axis: int) -> Value:
+        """NumPy's `take` of indices that are not negative."""
+        rank, many = x.shape.rank, indices.shape.rank
+        window = [1 if i == axis else size for i, size in enumerate(x.shape.sizes)]
+        dims = GatherDims(
+            offset_dims=(*range(axis), *range(axis + many, rank - 1 + many)),
+            collapsed_slice_dims=(axis,),
+            start_index_map=(axis,),
+            index_vector_dim=many,
+        )
+        return self.gather(x, indices, dims, window)
+
+    def scatter(
+        self, x: Value, indices: Value, updates: Value, dims: ScatterDims, body: Region, unique: bool = False
+    ) -> Value:
+        return self._value(
+            self.b.scatter(
+                x,
+                indices,
+                updates,
+                scatter_dimension_numbers=dims,
+                indices_are_sorted=False,
+                unique_indices=unique,
+                regions=[body],
+            )
+        )
+
+    # -- products --
+
+    def dot(
+        self,
+        a: Value,
+        b: Value,
+        contract: tuple[Sequence[int], Sequence[int]],
+        batch: tuple[Sequence[int], Sequence[int]] = ((), ()),
+        element: DType | None = None,
+    ) -> Value:
+        """`dot_general`: batch dimensions first, then what is left of a and of b."""
+        dims = DotDims(tuple(batch[0]), tuple(batch[1]), tuple(contract[0]), tuple(contract[1]))
+        left = [s for i, s in enumerate(a.shape.sizes) if i not in (*contract[0], *batch[0])]
+        right = [s for i, s in enumerate(b.shape.sizes) if i not in (*contract[1], *batch[1])]
+        sizes = [a.shape.sizes[i] for i in batch[0]] + left + right
+        shape = Shape.of(element or a.shape.element, sizes)
+        return self._value(self.b.dot_general(a, b, dot_dimension_numbers=dims, result=shape))
+
+    def matmul(self, a: Value, b: Value, element: DType | None = None) -> Value:
+        """NumPy's `matmul`."""
+        if a.shape.rank == 0 or b.shape.rank == 0:
+            raise ShapeError("a matrix product of a scalar", got=f"{a.shape} and {b.shape}")
+        if a.shape.rank == 1:
+            rows = self.matmul(self.expand_dims(a, (0,)), b, element)
+            return self.reshape(rows, (*rows.shape.sizes[:-2], rows.shape.sizes[-1]) if b.shape.rank > 1 else ())
+        if b.shape.rank == 1:
+            return self.dot(a, b, ((a.shape.rank - 1,), (0,)), element=element)
+        if b.shape.rank == 2:  # one matrix for all batches: a plain product
+            return self.dot(a, b, ((a.shape.rank - 1,), (0,)), element=element)
+        batch = joined(a.shape.sizes[:-2], b.shape.sizes[:-2])
+        a = self.broadcast_to(a, (*batch, *a.shape.sizes[-2:]))
+        b = self.broadcast_to(b, (*batch, *b.shape.sizes[-2:]))
+        n = len(batch)
+        return self.dot(a, b, ((n + 1,), (n,)), (range(n), range(n)), element)
+
+    # -- odds and ends --
+
+    def sort(self, values: Sequence[Value], axis: int, comparator: Callable[[Builder, Sequence[Value]], Value]) -> Any:
+        """Stable; the comparator sees two scalars per value, in order."""
+        types = [Shape.of(value.shape.dtype, ()) for value in values for _ in range(2)]
+        with self.b.region(*types) as r:
+            body = r.result(comparator(r, r.args))
+        result = self.b.sort(*values, dimension=axis, is_stable=True, regions=[body])
+        return result if isinstance(result, tuple) else (result,)
+
+    def all_true(self, shape: Shape) -> Value:
+        return self.full(True, shape.with_dtype(i1))
+
+    def _value(self, result: Any) -> Value:
+        assert isinstance(result, Value)
+        return result
+
+
+def lowest(element: DType) -> float | int | bool:
+    """What a maximum starts from."""
+    if element.is_float:
+        return float("-inf") if _has_infinity(element) else float(-np.array(_finfo_max(element)))
+    return integer_range(element)[0] if element.kind != "bool" else False
+
+
+def highest(element: DType) -> float | int | bool:
+    """What a minimum starts from."""
+    if element.is_float:
+        return float("inf") if _has_infinity(element) else float(_finfo_max(element))
+    return integer_range(element)[1] if element.kind != "bool" else True
+
+
+def _has_infinity(element: DType) -> bool:
+    return bool(np.isinf(np.array(np.inf).astype(element.numpy).astype(np.float64)))
+
+
+def _finfo_max(element: DType) -> float:
+    return float(ml_dtypes.finfo(element.numpy).max)

@@ -1,0 +1,578 @@
+"""Reading a graph: nodes in, ops of a program out.
+
+`Graph` keeps what every name stands for and calls the registered operator of each node; subgraphs and functions are
+graphs inside it. `Model` is what all graphs of one file share. Called by `read.onnx.model` and by the operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from smelt.dim import Size, symbol
+from smelt.dtype import Array
+from smelt.errors import Location, ParseError, SmeltError, UnsupportedError, VerifyError
+from smelt.ir.build import Builder
+from smelt.ir.core import Func, Op, Program, Region, Value, walk
+from smelt.ir.interpret import run
+from smelt.ir.ops.definition import UNKNOWN
+from smelt.ir.ops.signature import bare_symbol
+from smelt.ir.rewrite import has_effect
+from smelt.ir.sizes import trace
+from smelt.read.onnx.emit import Emit
+from smelt.read.onnx.items import Item, Optional, Sequence, Tensor, Text
+from smelt.read.onnx.registry import REQUIRED, ROWS, Input, Row, find
+from smelt.read.onnx.tensors import STRING, TensorReader, element_number
+from smelt.read.onnx.wire import INLINE_LIMIT
+from smelt.weights import Stored
+
+_MAX_NESTING = 48  # functions and subgraphs inside each other
+_MISTAKES = (IndexError, ValueError, TypeError, KeyError, OverflowError, ZeroDivisionError)
+
+
+class StaticError(UnsupportedError):
+    """A value that shapes the program is not known at import. `inputs` are the model's inputs it depends on."""
+
+    def __init__(self, message: str, inputs: tuple[str, ...], **details: Any) -> None:
+        super().__init__(message, **details)
+        self.inputs = inputs
+
+
+@dataclass(slots=True)
+class Model:
+    """What the graphs of one file share."""
+
+    path: str
+    reader: TensorReader
+    functions: Mapping[tuple[str, str], Any]
+    opsets: Mapping[str, int]
+    static: Mapping[str, Any]
+    stored: dict[str, Stored] = field(default_factory=dict)  # weights by name
+    weights: dict[str, Value] = field(default_factory=dict)  # those that the program uses, as arguments
+    inputs: dict[Value, str] = field(default_factory=dict)
+    births: dict[str, tuple[Value, int]] = field(default_factory=dict)
+    evaluated: dict[Value, Array] = field(default_factory=dict)
+    optional_sources: dict[str, str] = field(default_factory=dict)
+
+    def weight(self, name: str, stored: Stored) -> Value:
+        """The argument that brings a weight."""
+        value = self.weights.get(name)
+        if value is None:
+            self.stored.setdefault(name, stored)
+            value = self.weights[name] = Value(stored.shape, None, 0, name)
+        return value
+
+    def fresh_name(self, hint: str) -> str:
+        """A name for a weight that the file does not have."""
+        name, n = hint, 0
+        while not name or name in self.stored:
+            n += 1
+            name = f"{hint}.{n}"
+        return name
+
+
+class Graph(Emit):
+    """A graph that is being read into a builder."""
+
+    def __init__(
+        self,
+        model: Model,
+        b: Builder,
+        outer: Graph | None = None,
+        opsets: Mapping[str, int] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        captures: bool = True,
+    ) -> None:
+        super().__init__(b, outer.births if outer is not None else model.births)
+        self.model = model
+        self.outer = outer if captures else None
+        self.depth = outer.depth + 1 if outer is not None else 0
+        self.opsets = opsets or (outer.opsets if outer is not None else model.opsets)
+        self.attributes = attributes or {}  # of the function whose body this is
+        self.items: dict[str, Item] = {}
+        self.node: Any = None
+        if self.depth > _MAX_NESTING:
+            raise UnsupportedError("functions or graphs inside each other, too deep", expected=_MAX_NESTING)
+
+    # -- names --
+
+    def find(self, name: str) -> Item:
+        graph: Graph | None = self
+        while graph is not None:
+            if name in graph.items:
+                return graph.items[name]
+            graph = graph.outer
+        raise ParseError(f"{name!r} is used before anything makes it", where=self.location)
+
+    def bind(self, name: str, item: Item) -> None:
+        """Give a name its meaning; nothing has two."""
+        if name in self.items:
+            raise ParseError(f"{name!r} is made twice", where=self.location)
+        self.items[name] = item
+
+    @property
+    def location(self) -> Location:
+        node = self.node
+        if node is None:
+            return Location(self.model.path)
+        output = node.output[0] if node.output else ""
+        return Location(self.model.path, name=node.name or f"{node.op_type}/{output}")
+
+    # -- nodes --
+
+    def run(self, nodes: Iterable[Any]) -> None:
+        """Read nodes, in order."""
+        for node in nodes:
+            self.node = node
+            self.b.location = self.location
+            results = self.call(node)
+            for name, item in zip(node.output, results, strict=False):
+                if name:
+                    self.bind(name, item)
+            if any(node.output[len(results) :]):
+                raise UnsupportedError(
+                    f"{node.op_type}: an output that is not supported",
+                    got=list(node.output[len(results) :]),
+                    where=self.location,
+                )
+
+    def call(self, node: Any) -> list[Item]:
+        """The outputs of one node."""
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        inputs = [self.find(name) if name else None for name in node.input]
+        while inputs and inputs[-1] is None:
+            inputs.pop()
+        attributes = self._attributes(node)
+        function = self.model.functions.get((domain, node.op_type))
+        try:
+            if function is not None:
+                return self.expand(function, inputs, attributes)
+            version = self.opsets.get(domain)
+            if version is None:
+                raise ParseError(f"the model imports no operators of {domain or 'ai.onnx'!r}", got=node.op_type)
+            row = find(domain, node.op_type, version)
+            if row is None:
+                return self._by_definition(domain, node, version, inputs, attributes)
+            return self._apply(row, inputs, attributes)
+        except SmeltError as error:
+            if error.where is None:
+                error.where = self.location
+            raise
+        except _MISTAKES as error:
+            raise VerifyError(
+                f"{node.op_type}: its inputs or attributes do not fit", got=f"{type(error).__name__}: {error}", where=self.location
+            ) from error
+
+    def _apply(self, row: Row, inputs: list[Item | None], attributes: dict[str, Any]) -> list[Item]:
+        unknown = [name for name in attributes if name not in row.attributes]
+        if unknown:
+            raise UnsupportedError(
+                f"{row.name}: unknown attribute {unknown[0]!r}", expected=", ".join(row.attributes) or "no attributes"
+            )
+        for name, default in row.attributes.items():
+            if default is REQUIRED and name not in attributes:
+                raise ParseError(f"{row.name}: attribute {name!r} is missing")
+        if row.variadic is None and len(inputs) > len(row.inputs):
+            raise ParseError(f"{row.name}: too many inputs", expected=len(row.inputs), got=len(inputs))
+        arguments = []
+        for i, wanted in enumerate(row.inputs):
+            given = inputs[i] if i < len(inputs) else None
+            if given is None and not wanted.optional:
+                raise ParseError(f"{row.name}: input {wanted.name!r} is missing")
+            arguments.append(None if given is None else self._argument(given, wanted))
+        if row.variadic is not None:
+            for given in inputs[len(row.inputs) :]:
+                arguments.append(None if given is None else self._argument(given, row.variadic))
+        keywords = {name if name not in _KEYWORDS else name + "_": value for name, value in attributes.items()}
+        result = row.function(self, *arguments, **keywords)
+        return [self.item(each) for each in (result if isinstance(result, tuple | list) else (result,))]
+
+    def _argument(self, item: Item, wanted: Input) -> Any:
+        if wanted.kind == "Item":
+            return item
+        if wanted.kind == "Array" and isinstance(item, Text):
+            return item.array
+        if not isinstance(item, Tensor):
+            raise UnsupportedError(
+                f"input {wanted.name!r} must be a tensor", got=type(item).__name__.lower(), where=self.location
+            )
+        match wanted.kind:
+            case "Value":
+                return self.value(item)
+            case "Tensor":
+                return item
+            case "Sizes":
+                return tuple(self.sizes(item, wanted.name).reshape(-1).tolist())
+            case "Ints":
+                return tuple(int(each) for each in self.numbers(item, wanted.name).reshape(-1).tolist())
+            case _:
+                return self.numbers(item, wanted.name)
+
+    def item(self, result: Item | Value) -> Item:
+        """What an operator gave, remembered as a place where its symbols can be read off."""
+        if not isinstance(result, Value):
+            return result
+        shape = result.shape
+        if not shape.is_static:
+            for axis, size in enumerate(shape.sizes):
+                name = bare_symbol(size)
+                if name is not None and name not in self.births:
+                    self.births[name] = (result, axis)
+        return Tensor.of(result)
+
+    # -- functions and subgraphs --
+
+    def expand(self, function: Any, inputs: list[Item | None], attributes: dict[str, Any]) -> list[Item]:
+        """The body of a function in place of its call."""
+        opsets = {("" if each.domain == "ai.onnx" else each.domain): each.version for each in function.opset_import}
+        defaults = {proto.name: self.attribute(proto) for proto in function.attribute_proto}
+        inner = Graph(self.model, self.b, self, opsets or self.opsets, {**defaults, **attributes}, captures=False)
+        for name, item in zip(function.input, inputs, strict=False):
+            if item is not None:
+                inner.items[name] = item
+        for name in function.input[len(inputs) :]:
+            inner.items.pop(name, None)
+        inner.run(_present(function.node, inner, set(function.input) - set(inner.items)))
+        self.b.location = self.location
+        return [inner.find(name) if name in inner.items else Optional() for name in function.output]
+
+    def _by_definition(
+        self, domain: str, node: Any, version: int, inputs: list[Item | None], attributes: dict[str, Any]
+    ) -> list[Item]:
+        """An operator without a row: the function that the ONNX standard defines it by."""
+        import onnx
+
+        where = self.location
+        try:
+            schema = onnx.defs.get_schema(node.op_type, version, domain)
+        except onnx.defs.SchemaError:
+            known = (domain, node.op_type) in ROWS
+            raise UnsupportedError(
+                f"no operator {domain or 'ai.onnx'}.{node.op_type} in opset {version}", where=where
+            ) if known else UnsupportedError(f"unknown operator {domain or 'ai.onnx'}.{node.op_type}", where=where) from None
+        function = self._definition(schema, node, version, inputs)
+        if function is None:
+            raise UnsupportedError(f"the operator {node.op_type} is not supported", where=where)
+        defaults = {name: self.attribute(each.default_value) for name, each in schema.attributes.items() if each.default_value.name}
+        return self.expand(function, inputs, {**defaults, **attributes})
+
+    def _definition(self, schema: Any, node: Any, version: int, inputs: list[Item | None]) -> Any:
+        import onnx
+
+        function = onnx.FunctionProto()
+        if schema.has_context_dependent_function:
+            types = [_type_proto(item) for item in inputs]
+            plain = onnx.NodeProto()
+            plain.CopyFrom(node)
+            versions = [v for v in schema.context_dependent_function_opset_versions if v <= version]
+            chosen = max(versions, default=min(schema.context_dependent_function_opset_versions))
+            text = schema.get_context_dependent_function_with_opset_version(
+                chosen, plain.SerializeToString(), [each.SerializeToString() for each in types]
+            )
+            if not text:
+                return None
+            function.ParseFromString(text)
+            return function
+        if schema.has_function:
+            versions = [v for v in schema.function_opset_versions if v <= version]
+            chosen = max(versions, default=min(schema.function_opset_versions))
+            function.ParseFromString(schema.get_function_with_opset_version(chosen))
+            return function
+        return None
+
+    def inside(self, graph: Any, b: Builder, items: list[Item]) -> list[Item]:
+        """Read a subgraph, whose inputs are `items`, into a builder; its outputs."""
+        inner = Graph(self.model, b, self)
+        inner.births = dict(self.births)
+        inner.attributes = self.attributes
+        if len(items) > len(graph.input):
+            raise ParseError("a subgraph takes fewer inputs than it gets", expected=len(graph.input), got=len(items))
+        for port, item in zip(graph.input, items, strict=False):
+            inner.bind(port.name, item)
+        inner.initialisers(graph)
+        inner.run(graph.node)
+        inner.node = None
+        return [inner.find(port.name) for port in graph.output]
+
+    def initialisers(self, graph: Any) -> None:
+        """The constants of a graph. At the top their names are the weights' names."""
+        for proto in graph.initializer:
+            if not proto.name:
+                raise ParseError("an initialiser without a name", where=self.model.path)
+            if self.outer is None and self.depth == 0 and proto.name in self.model.static:
+                continue
+            self.bind(proto.name, self.tensor(proto, proto.name))
+        for sparse in graph.sparse_initializer:
+            self.bind(sparse.values.name, Tensor.constant(self.dense(sparse)))
+
+    def dense(self, sparse: Any) -> Array:
+        """A sparse tensor, spread out."""
+        values = self.model.reader.array(sparse.values).reshape(-1)
+        indices = self.model.reader.array(sparse.indices)
+        sizes = tuple(sparse.dims)
+        if any(size < 0 for size in sizes) or np.prod(np.array(sizes, float)) > 1 << 28:
+            raise ParseError("a sparse tensor has impossible sizes", got=list(sizes))
+        result = np.zeros(sizes, values.dtype)
+        flat = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), sizes)
+        if flat.size != values.size or (flat.size and not (0 <= flat.min() and flat.max() < max(result.size, 1))):
+            raise ParseError("the indices of a sparse tensor do not fit", got=list(sizes))
+        result.reshape(-1)[flat] = values
+        return result
+
+    def tensor(self, proto: Any, name: str = "") -> Item:
+        """A TensorProto: small ones are known, big ones stay in the file."""
+        if proto.data_type == STRING:
+            return Text(self.model.reader.text(proto))
+        stored = self.model.reader.stored(proto)
+        top = self.depth == 0 and name
+        if top:
+            self.model.stored[name] = stored
+        count = stored.shape.count
+        assert isinstance(count, int)
+        if count * stored.shape.element.numpy.itemsize <= INLINE_LIMIT:
+            return Tensor(stored.shape, known=stored.load(), name=name)
+        key = name if top else self.model.fresh_name(name or proto.name or f"{self.location.name}.value")
+        self.model.stored[key] = stored
+        return Tensor(stored.shape, stored=stored, name=key)
+
+    # -- attributes --
+
+    def _attributes(self, node: Any) -> dict[str, Any]:
+        found = {}
+        for proto in node.attribute:
+            if proto.ref_attr_name:
+                if proto.ref_attr_name in self.attributes:
+                    found[proto.name] = self.attributes[proto.ref_attr_name]
+            else:
+                found[proto.name] = self.attribute(proto)
+        return found
+
+    def attribute(self, proto: Any) -> Any:
+        """The value of an attribute in Python's terms; graphs stay messages."""
+        match proto.type:
+            case 1:
+                return float(proto.f)
+            case 2:
+                return int(proto.i)
+            case 3:
+                return _text(proto.s, proto.name)
+            case 4:
+                return self.tensor(proto.t)
+            case 5:
+                return proto.g
+            case 6:
+                return tuple(float(each) for each in proto.floats)
+            case 7:
+                return tuple(int(each) for each in proto.ints)
+            case 8:
+                return tuple(_text(each, proto.name) for each in proto.strings)
+            case 9:
+                return tuple(self.tensor(each) for each in proto.tensors)
+            case 10:
+                return tuple(proto.graphs)
+            case 11:
+                return Tensor.constant(self.dense(proto.sparse_tensor))
+            case 13:
+                return proto.tp
+            case _:
+                raise UnsupportedError(f"attribute {proto.name!r} has a type that is not supported", got=proto.type)
+
+    # -- what is known --
+
+    def value(self, tensor: Tensor) -> Value:
+        """The tensor as a value of the program."""
+        if tensor.value is not None:
+            return tensor.value
+        if tensor.stored is not None:
+            return self.model.weight(tensor.name, tensor.stored)
+        known = tensor.known
+        assert known is not None
+        if known.dtype == object:
+            flat = known.reshape(-1).tolist()
+            return self.reshape(self.size_vector(flat, tensor.element), known.shape)
+        if known.nbytes <= INLINE_LIMIT:
+            return self.const(known, tensor.element)
+        first = known.reshape(-1)[0]
+        if known.dtype.kind in "biuf" and bool((known == first).all()):
+            return self.broadcast_to(self.const(first, tensor.element), known.shape)
+        tensor.name = self.model.fresh_name(tensor.name or f"{self.location.name}.value")
+        tensor.stored = Stored(tensor.shape, lambda: known)
+        return self.model.weight(tensor.name, tensor.stored)
+
+    def elements(self, tensor: Tensor) -> Array | None:
+        """The elements of a tensor as far as they are known at import: numbers, or objects where some are sizes."""
+        if tensor.known is not None:
+            return tensor.known
+        if tensor.stored is not None:
+            return tensor.stored.load()
+        assert tensor.value is not None
+        found = trace(tensor.value)
+        if found is not None:
+            array = np.empty(len(found), object)
+            array[:] = found
+            tensor.known = Tensor.symbolic(array.reshape(tensor.shape.numbers()), tensor.element).known
+            return tensor.known
+        missing: set[str] = set()
+        array_or_none = self._evaluate(tensor.value, missing)
+        if array_or_none is None:
+            self._missing = tuple(sorted(missing))
+        return array_or_none
+
+    _missing: tuple[str, ...] = ()
+
+    def sizes(self, tensor: Tensor, what: str) -> Array:
+        """The elements of an integer tensor, as an array of sizes."""
+        self._missing = ()
+        found = self.elements(tensor)
+        if found is None:
+            raise self._not_known(what)
+        return found if found.dtype == object else found.astype(object)
+
+    def numbers(self, tensor: Tensor, what: str) -> Array:
+        """The elements of a tensor, as numbers."""
+        self._missing = ()
+        found = self.elements(tensor)
+        if found is None:
+            raise self._not_known(what)
+        if found.dtype == object:
+            raise StaticError(
+                f"input {what!r} shapes the program and depends on sizes that are not fixed",
+                (),
+                got=", ".join(str(each) for each in found.reshape(-1)[:8]),
+                where=self.location,
+                remedy="give the model fixed sizes",
+            )
+        return found
+
+    def _not_known(self, what: str) -> StaticError:
+        names = self._missing
+        remedy = f"static={{{names[0]!r}: …}} if its value is always the same" if names else None
+        return StaticError(
+            f"input {what!r} shapes the program and is not known at import",
+            names,
+            expected="a constant, or something computed from sizes",
+            got="it depends on " + ", ".join(names) if names else None,
+            where=self.location,
+            remedy=remedy,
+        )
+
+    def _evaluate(self, value: Value, missing: set[str]) -> Array | None:
+        """Run the part of the program that makes a value, if constants and weights are all it needs."""
+        if value in self.model.evaluated:
+            return self.model.evaluated[value]
+        if not value.shape.is_static:
+            _leaves_of(value, self.model, missing)
+            return None
+        ops, leaves = _leaves_of(value, self.model, missing)
+        if missing or any(leaf not in self._weight_values() for leaf in leaves) or any(has_effect(op) for op in ops):
+            return None
+        names = self._weight_values()
+        args = [self.model.stored[names[leaf]].load() for leaf in leaves]
+        region = Region(tuple(leaves), tuple(ops), (value,))
+        array: Array = run(Program.of(Func("constant", region)), args)[0]
+        self.model.evaluated[value] = array
+        return array
+
+    def _weight_values(self) -> dict[Value, str]:
+        return {value: name for name, value in self.model.weights.items()}
+
+
+_KEYWORDS = ("else", "if", "in", "is", "not", "from")  # an attribute of such a name is a parameter with `_` behind it
+
+
+def _leaves_of(value: Value, model: Model, missing: set[str]) -> tuple[list[Op], list[Value]]:
+    """The ops a value is made by, in order, and the arguments they start from; inputs of the model go into `missing`."""
+    order: list[Op] = []
+    leaves: dict[Value, None] = {}
+    done: set[Op] = set()
+    stack: list[tuple[Op | None, Value]] = [(None, value)]
+    while stack:
+        finished, current = stack.pop()
+        if finished is not None:
+            if finished not in done:
+                done.add(finished)
+                order.append(finished)
+            continue
+        op = current.op
+        if op is None:
+            if current in model.inputs:
+                missing.add(model.inputs[current])
+            leaves[current] = None
+        elif op not in done:
+            stack.append((op, current))
+            own = {v for inner in op.regions for r in _regions(inner) for v in r.args}
+            own |= {v for inner in op.regions for each in walk(inner) for v in each.results}
+            used = list(op.operands)
+            for inner in op.regions:
+                used += [v for r in _regions(inner) for v in r.results]
+                used += [v for each in walk(inner) for v in each.operands]
+            stack += [(None, v) for v in used if v not in own]
+    return order, list(leaves)
+
+
+def _regions(region: Region) -> list[Region]:
+    return [region, *(inner for op in walk(region) for inner in op.regions)]
+
+
+def _text(data: bytes, what: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ParseError(f"attribute {what!r} is not UTF-8") from None
+
+
+def _present(nodes: Iterable[Any], graph: Graph, absent: set[str]) -> Iterable[Any]:
+    """The nodes of a function, with names of inputs that were not given replaced by the empty name."""
+    for node in nodes:
+        if absent.intersection(node.input):
+            copy = type(node)()
+            copy.CopyFrom(node)
+            for i, name in enumerate(copy.input):
+                if name in absent:
+                    copy.input[i] = ""
+            yield copy
+        else:
+            yield node
+
+
+def _type_proto(item: Item | None) -> Any:
+    import onnx
+
+    from_item = onnx.TypeProto()
+    if isinstance(item, Tensor):
+        from_item.tensor_type.elem_type = element_number(item.element)
+        for size in item.sizes:
+            dim = from_item.tensor_type.shape.dim.add()
+            if isinstance(size, int):
+                dim.dim_value = size
+            else:
+                dim.dim_param = str(size)
+    return from_item
+
+
+def dimension(proto: Any, b: Builder, what: str) -> Size:
+    """The size of one dimension of an input: a number, a named symbol or a new one."""
+    if proto.HasField("dim_value"):
+        if proto.dim_value < -1:
+            raise ParseError(f"{what} has an impossible size", got=proto.dim_value)
+        if proto.dim_value >= 0:
+            return int(proto.dim_value)
+    name = proto.dim_param.strip()
+    if not name or symbol(name) == UNKNOWN:
+        return b.scope.fresh()
+    return symbol(name)
+
+
+def sequence_of(value: Any) -> Item:
+    """A Python value given for an input: an array, a list of them, or None."""
+    if value is None:
+        return Optional()
+    if isinstance(value, list | tuple):
+        return Sequence(tuple(sequence_of(each) for each in value))
+    array = np.asarray(value)
+    if array.dtype.kind in "OUST":
+        return Text(array.astype(object))
+    return Tensor.constant(array)

@@ -1,0 +1,157 @@
+"""An ONNX file as a program and its weights: `read(path)`.
+
+Weights become arguments of @main marked `smelt.weight`, the model's inputs follow them; every argument and result carries
+its ONNX name. Dynamic dimensions are symbols. Called through `smelt.read.onnx`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+from smelt.dim import symbol
+from smelt.errors import MissingPackageError, ParseError, ShapeError, UnsupportedError
+from smelt.ir.build import Builder
+from smelt.ir.core import Attrs, Func, Program, Region, Value
+from smelt.ir.ops.definition import Scope
+from smelt.ir.ops.signature import bare_symbol
+from smelt.read.onnx import contrib, control, math, ml, nn, quant, reduce, sequence, shape, signal  # noqa: F401
+from smelt.read.onnx.graph import Graph, Model, StaticError, dimension, sequence_of
+from smelt.read.onnx.items import Item, Optional, Sequence, Tensor
+from smelt.read.onnx.tensors import STRING, TensorReader, element_type
+from smelt.read.onnx.wire import lift
+from smelt.shape import Shape
+from smelt.weights import MappedFile, Weights
+
+_NO_STATIC: Mapping[str, Any] = {}
+
+
+def read(path: str | Path, static: Mapping[str, Any] = _NO_STATIC) -> tuple[Program, Weights]:
+    """The program in an ONNX file and its weights, which stay in the file until they are looked at.
+
+    `static` gives inputs values at import: they are constants of the program then, and may shape it.
+    """
+    file = MappedFile(path)
+    lifted = lift(file.bytes, str(path))
+    proto = _parse(lifted.message, path)
+    if not proto.HasField("graph"):
+        raise ParseError(f"{path}: not an ONNX model", expected="a graph", got="none")
+    opsets = {("" if each.domain == "ai.onnx" else each.domain): each.version for each in proto.opset_import}
+    functions = {(("" if f.domain == "ai.onnx" else f.domain), f.name): f for f in proto.functions}
+    model = Model(str(path), TensorReader(file, lifted.payloads), functions, opsets or {"": 1}, static)
+    func = _main(model, proto.graph)
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    return Program.of(func, name=proto.graph.name), Weights(model.stored, metadata, str(path))
+
+
+def _parse(message: bytes, path: str | Path) -> Any:
+    try:
+        import onnx
+        from google.protobuf.message import DecodeError
+    except ImportError as error:
+        raise MissingPackageError("reading ONNX files needs the package onnx", remedy="pip install onnx") from error
+    try:
+        return onnx.ModelProto.FromString(message)
+    except (DecodeError, ValueError, RecursionError) as error:
+        raise ParseError(f"{path}: not an ONNX file", got=error) from error
+
+
+def _main(model: Model, graph: Any) -> Func:
+    taken = {
+        dim.dim_param.strip()
+        for port in graph.input
+        for dim in port.type.tensor_type.shape.dim
+        if dim.dim_param.strip()
+    }
+    b = Builder(Scope(frozenset(taken)))
+    top = Graph(model, b)
+    top.initialisers(graph)
+    inputs: dict[str, Value] = {}
+    for port in graph.input:
+        if port.name in top.items:  # an initialiser that may be overridden: it is not
+            continue
+        if port.name in model.static:
+            top.bind(port.name, _static(port, model.static[port.name], model))
+            continue
+        value = _input(port, b, model)
+        inputs[port.name] = value
+        top.bind(port.name, top.item(value))
+    unknown = set(model.static) - {port.name for port in graph.input}
+    if unknown:
+        raise UnsupportedError(
+            f"{model.path}: no input {sorted(unknown)[0]!r}", expected=", ".join(port.name for port in graph.input)
+        )
+    top.run(graph.node)
+    top.node = None
+    b.location = None
+    results: dict[str, Value] = {}
+    for port in graph.output:
+        results |= _results(top, port.name, top.find(port.name))
+    return _func(model, b, inputs, results)
+
+
+def _func(model: Model, b: Builder, inputs: dict[str, Value], results: dict[str, Value]) -> Func:
+    args = [*model.weights.values(), *inputs.values()]
+    for index, value in enumerate(args):  # only now is it known how many weights come before the inputs
+        object.__setattr__(value, "index", index)
+    attrs: list[Attrs] = [{"smelt.weight": name, "smelt.name": name} for name in model.weights]
+    attrs += [{"smelt.name": name} for name in inputs]
+    body = Region(tuple(args), tuple(b.ops), tuple(results.values()))
+    return Func("main", body, "public", tuple(attrs), tuple({"smelt.name": name} for name in results))
+
+
+def _input(port: Any, b: Builder, model: Model) -> Value:
+    what = f"{model.path}: input {port.name!r}"
+    kind = port.type.WhichOneof("value")
+    if kind != "tensor_type" or port.type.tensor_type.elem_type == STRING:
+        found = "a tensor of strings" if kind == "tensor_type" else f"a {kind or 'value without a type'}"
+        raise StaticError(f"{what} must be known at import", (port.name,), expected="a tensor", got=found)
+    tensor = port.type.tensor_type
+    if not tensor.HasField("shape"):
+        raise StaticError(f"{what} has no rank", (port.name,), expected="a shape", remedy="export the model with shapes")
+    element = element_type(tensor.elem_type, what)
+    sizes = [dimension(dim, b, what) for dim in tensor.shape.dim]
+    value = Value(Shape.of(element, sizes), None, 0, port.name)
+    model.inputs[value] = port.name
+    return value
+
+
+def _static(port: Any, given: Any, model: Model) -> Item:
+    """A given value, which must be of the input's type."""
+    item = sequence_of(given)
+    if port.type.WhichOneof("value") != "tensor_type" or not isinstance(item, Tensor):
+        return item
+    tensor = port.type.tensor_type
+    expected = element_type(tensor.elem_type, f"{model.path}: input {port.name!r}")
+    dims = list(tensor.shape.dim) if tensor.HasField("shape") else None
+    fits = dims is None or (
+        len(dims) == item.rank
+        and all(not d.HasField("dim_value") or d.dim_value in (-1, n) for d, n in zip(dims, item.sizes, strict=True))
+    )
+    if item.element != expected or not fits:
+        raise ShapeError(f"{model.path}: the static value of {port.name!r} does not fit", expected=expected, got=item.shape)
+    for dim, size in zip(dims or (), item.sizes, strict=True):
+        if dim.dim_param.strip() and bare_symbol(symbol(dim.dim_param.strip())):
+            pass  # the symbol may appear in other inputs, where it stays open
+    item.name = port.name
+    return item
+
+
+def _results(top: Graph, name: str, item: Item) -> dict[str, Value]:
+    """The results that an output of the model becomes: one, or one per element of a sequence."""
+    match item:
+        case Tensor():
+            return {name: top.value(item)}
+        case Sequence():
+            found: dict[str, Value] = {}
+            for i, each in enumerate(item.items):
+                found |= _results(top, f"{name}[{i}]", each)
+            return found
+        case Optional():
+            return {}
+        case _:
+            raise UnsupportedError(f"{top.model.path}: output {name!r} is text, which has no place in a program")
+
+

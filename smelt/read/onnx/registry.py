@@ -1,0 +1,84 @@
+"""The operators that can be read, each a function whose signature is its schema's.
+
+`@onnx_op("Softmax", since=13)` registers a version. Positional parameters are inputs, in order; their annotations say what
+must be known about each at import: `Value` nothing, `Tensor` nothing but it may be looked at, `Sizes` its elements up to
+symbols, `Ints` and `Array` its elements as numbers, `Item` it may be no tensor at all. Keyword-only ones are attributes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from smelt.dim import Size
+
+Sizes: TypeAlias = tuple[Size, ...]
+Ints: TypeAlias = tuple[int, ...]
+
+_KINDS = ("Value", "Tensor", "Sizes", "Ints", "Array", "Item")
+REQUIRED: Any = inspect.Parameter.empty
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input of an operator: its name, what must be known about it, and whether it may be absent."""
+
+    name: str
+    kind: str
+    optional: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One version of an operator."""
+
+    name: str
+    since: int
+    function: Callable[..., Any]
+    inputs: tuple[Input, ...]
+    variadic: Input | None
+    attributes: dict[str, Any]  # name → default
+
+
+ROWS: dict[tuple[str, str], list[Row]] = {}
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def onnx_op(name: str, since: int = 1, domain: str = "") -> Callable[[_F], _F]:
+    """Register a version of an operator."""
+
+    def register(function: _F) -> _F:
+        rows = ROWS.setdefault((domain, name), [])
+        rows.append(_row(name, since, function))
+        rows.sort(key=lambda row: -row.since)
+        return function
+
+    return register
+
+
+def find(domain: str, name: str, version: int) -> Row | None:
+    """The newest version of an operator that a model of this opset may mean."""
+    for row in ROWS.get((domain, name), ()):
+        if row.since <= version:
+            return row
+    return None
+
+
+def _row(name: str, since: int, function: Callable[..., Any]) -> Row:
+    inputs: list[Input] = []
+    variadic = None
+    attributes: dict[str, Any] = {}
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            attributes[parameter.name.rstrip("_")] = parameter.default
+            continue
+        kind = str(parameter.annotation).removesuffix(" | None")
+        assert kind in _KINDS, f"{name}: {parameter.name} is annotated {parameter.annotation}"
+        found = Input(parameter.name, kind, parameter.default is not REQUIRED)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            variadic = found
+        else:
+            inputs.append(found)
+    return Row(name, since, function, tuple(inputs), variadic, attributes)
