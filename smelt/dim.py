@@ -288,7 +288,7 @@ def _collect(terms: Mapping[Monomial, int]) -> Size:
         kept.sort(key=_leading_first)
     elif not kept[0][0]:
         return kept[0][1]
-    if len(kept) > _MAX_TERMS or len(kept[0][0]) > _MAX_DEGREE or any(abs(c) > _MAX_COEFFICIENT for _, c in kept):
+    if len(kept) > _MAX_TERMS or len(kept[0][0]) > _MAX_DEGREE or max(map(abs, terms.values())) > _MAX_COEFFICIENT:
         raise _too_large()
     return Poly(tuple(kept))
 
@@ -523,7 +523,7 @@ class _Parser:
     def primary(self) -> Size:
         token = self.tokens[self.at]
         self.at += token != ""
-        if token[:1].isdecimal() and token.isascii():
+        if "0" <= token[:1] <= "9":
             return self.fits(int(token[:40]))
         if token[:1] == '"' and len(token) > 1:
             return symbol(re.sub(r"\\(.)", r"\1", token[1:-1]))
@@ -572,7 +572,7 @@ def _term_text(monomial: Monomial, coefficient: int, *, alone: bool) -> str:
 def _tight(size: Size) -> str:
     """The text of an operand of `//` or `%`."""
     text = str(size)
-    bare = size >= 0 if isinstance(size, int) else text == size.terms[0][0][0] and size.terms[0][0][0].op == "symbol"
+    bare = size >= 0 if isinstance(size, int) else text == (atom := size.terms[0][0][0]) and atom.op not in ("//", "%")
     return text if bare else f"({text})"
 
 
@@ -619,10 +619,12 @@ def solve(patterns: Sequence[Size], actual: Sequence[int]) -> dict[str, int]:
         if still == waiting:
             break
         waiting = still
+    for position in waiting:
+        unknown_names = ", ".join(sorted(symbols(patterns[position]) - values.keys()))
+        remedy = f"give {unknown_names} a size of its own among the arguments"
+        message = f"size {position}, {patterns[position]}, does not determine {unknown_names}"
+        raise ShapeError(message, got=actual[position], remedy=remedy)
     for position, (pattern, number) in enumerate(zip(patterns, actual, strict=True)):
-        if missing := ", ".join(sorted(symbols(pattern) - values.keys())):
-            remedy = f"give {missing} a size of its own among the arguments"
-            raise ShapeError(f"size {position}, {pattern}, does not determine {missing}", got=number, remedy=remedy)
         if (expected := evaluate(pattern, values)) != number:
             raise _misfit(position, pattern, f"= {expected}" if isinstance(pattern, Poly) else "", number, values)
     return values
@@ -692,14 +694,15 @@ class Answer:
 
     status: Proof
     counterexample: dict[str, int] | None = None  # of a refuted claim: numbers that satisfy the facts and break it
-    missing: str | None = None  # of any other that is not proven: a fact that would prove it, if one was found
+    missing: str | None = None  # a fact that would prove the claim and goes together with the others, if one was found
 
     def __bool__(self) -> bool:
         return self.status is Proof.PROVEN
 
     def __str__(self) -> str:
-        numbers = f", not for {_assignment(self.counterexample)}" if self.counterexample else ""
-        return self.status.value + numbers + (f"; holds if {self.missing}" if self.missing else "")
+        numbers = dict(islice((self.counterexample or {}).items(), 8))
+        example = f", not for {_assignment(numbers)}" if numbers else ""
+        return self.status.value + example + (f"; holds if {self.missing}" if self.missing else "")
 
 
 _PROVEN = Answer(Proof.PROVEN)
@@ -721,7 +724,8 @@ class Facts:
 
     def __init__(self, facts: Iterable[Fact] = (), _parent: Facts | None = None) -> None:
         self.facts = tuple(dict.fromkeys(facts))
-        self._parent = _parent  # whose facts are our first ones: its theory need only be extended
+        # Facts that are the first of ours and whose theory is ready: it need only be extended.
+        self._parent: Facts | None = _parent._parent if _parent and _parent._theory is None else _parent
         self._theory: _Theory | None = None
         self._witness: dict[str, int] | None = None
         self._false: Answer | None = None if self.facts else Answer(Proof.REFUTED, {})
@@ -775,7 +779,7 @@ class Facts:
 
     def at_most(self, a: Size, b: Size) -> Answer:
         """Whether `a <= b`."""
-        if a is b or (isinstance(a, int) and isinstance(b, int) and a <= b):
+        if a is b or a == b or (isinstance(a, int) and isinstance(b, int) and a <= b):
             return _PROVEN
         return self._ask(Fact("<=", a, b))
 
@@ -839,7 +843,9 @@ class Facts:
         near = sorted({abs(number) for fact in (*self.facts, claim) if fact for number in _numbers(fact)})[:12]
         pool = list(dict.fromkeys((*_POOL, *(n for number in near for n in (number, number + 1, abs(number - 1))))))
         base = self._example if claim and self.facts else dict
-        for trial, start in enumerate(_candidates(free, pool, base, moving)):
+        weight = sum(len(_atoms(fact.left, fact.right)) for fact in (*self.facts, claim) if fact)
+        limit = max(_MAX_TRIALS // 5, _MAX_TRIALS * 10 // (weight + 1))
+        for trial, start in zip(range(limit), _candidates(free, pool, base, moving), strict=False):
             try:
                 values = _repair(start, [*theory.known, *aims[trial % len(aims)]])
                 numbers = {name: evaluate(size, values) for name, size in sizes.items()}
@@ -857,20 +863,23 @@ class Facts:
 
     def _missing(self, claim: Fact) -> str | None:
         """A fact that would prove the claim and goes together with the others."""
-        candidates: list[Fact] = []
+        divisors: list[Fact] = []
+        others: list[Fact] = []
         for atom in _atoms(claim.left, claim.right):
             a, b = atom.args or (0, 0)
             if atom.op in ("//", "%"):
-                candidates += [Fact("<=", 1, b)] * isinstance(b, Poly) + [Fact("==", mod(a, b), 0)]
+                divisors += [Fact("<=", 1, b)] * isinstance(b, Poly)
+                others += [Fact("==", mod(a, b), 0)]
             elif atom.op in ("max", "min"):
-                candidates += [Fact("<=", a, b), Fact("<=", b, a)]
+                others += [Fact("<=", a, b), Fact("<=", b, a)]
         self._ready().refuel(_MAX_FUEL // 4)
-        for fact in (*candidates[:12], _simplest(claim)):
-            more = Facts((*self.facts, fact))
-            more._theory = _Theory(self._theory)
-            more._theory.add(fact)
-            if more._theory.plain(claim) and more._example(16):
-                return str(fact)
+        for fact in (*dict.fromkeys(divisors[:4] + others[:6]), _simplest(claim)):
+            with suppress(ShapeError):
+                more = Facts((*self.facts, fact))
+                more._theory = _Theory(self._theory)
+                more._theory.add(fact)
+                if more._theory.plain(claim) and more._example(16):
+                    return str(fact)
         return None
 
 
@@ -952,6 +961,7 @@ class _Theory:
         self.rules: list[tuple[Monomial, Size]] = list(base.rules) if base else []
         self.known: list[Poly] = list(base.known) if base else []
         self.lows: dict[str, int] = dict(base.lows) if base else {}
+        self.mentioned: set[str] = set(base.mentioned) if base else set()  # at least the symbols of all of the above
         self.cases: dict[Atom, Size] = dict(base.cases) if base else {}  # what a max is, in the case at hand
         self.hidden: int = base.hidden if base else 0
         self.fuel: list[int] = base.fuel if base else [_MAX_FUEL]  # one tank for a question with all its cases
@@ -988,6 +998,7 @@ class _Theory:
         if isinstance(size, int) or _nonneg(size) or size in self.known:
             return
         self.known.append(size)
+        self.mentioned.update(symbols(size))
         (monomial, coefficient), *rest = size.terms
         if len(rest) == 1 and rest[0][0] == () and coefficient > 0 > rest[0][1] and _nonneg(_term(*monomial)):
             for atom in monomial:  # a product that is at least 1 has no factor 0
@@ -1009,19 +1020,23 @@ class _Theory:
                 pending += [_term(*monomial) - value for monomial, value in self.rules]
                 self.rules = []
                 continue
+            self.know(size)
+            self.know(-size)
             degree = len(_terms(size)[0][0])
             for monomial, coefficient in _terms(size):
                 value = _term(*monomial) - coefficient * size
                 if abs(coefficient) == 1 and len(monomial) == degree and not _mentions(value, monomial):
                     self.rules.append((monomial, value))
+                    self.forget()
                     break
-            self.know(size)
-            self.know(-size)
 
     def bind(self, name: str, value: Size) -> None:
-        self.bindings = {key: substitute(old, {name: value}) for key, old in self.bindings.items()}
+        known: list[Poly] = []
+        if name in self.mentioned:
+            self.bindings = {key: substitute(old, {name: value}) for key, old in self.bindings.items()}
+            known, self.known, self.lows = self.known, [], {}
         self.bindings[name] = value
-        known, self.known, self.lows = self.known, [], {}
+        self.mentioned.update(symbols(value))
         self.forget()
         for size in (*known, value):
             self.know(size)
@@ -1063,7 +1078,7 @@ class _Theory:
 
     def atom(self, atom: Atom) -> Size:
         if atom.op == "symbol":
-            return self.bindings.get(atom.name) if atom.name in self.bindings else _term(atom)  # type: ignore[return-value]
+            return self.bindings.get(atom.name, _term(atom))
         value = self.atoms.get(atom)
         if value is None:
             a, b = self.normal(atom.args[0]), self.normal(atom.args[1])
@@ -1150,6 +1165,7 @@ class _Theory:
                 for case, sign in zip(cases, (1, 0), strict=True):
                     case.know(atom.args[0] if sign else -atom.args[0])
                     case.cases[atom] = sign * atom.args[0]
+                    case.forget()
                 return cases
         floors = [(atom, k) for atom in atoms if atom.op == "//" and isinstance(k := atom.args[1], int)]
         for atom, k in floors:
@@ -1199,7 +1215,7 @@ class _Theory:
                         if new and new not in met:
                             met.add(new)
                             queue.append(new)
-                    if len(rows) >= _MAX_ROWS:
+                    if len(used) >= _MAX_ROWS:
                         return rows
         return rows
 
@@ -1237,12 +1253,10 @@ def _lone_symbol(size: Size, among: frozenset[str] | None = None) -> tuple[str, 
 
 
 def _mentions(size: Size, monomial: Monomial) -> bool:
-    for other, _ in _terms(size):
-        if _without(other, monomial) is not None or any(
-            _mentions(arg, monomial) for atom in other for arg in atom.args
-        ):
-            return True
-    return False
+    inside = (arg for other, _ in _terms(size) for atom in other for arg in atom.args)
+    return any(_without(other, monomial) is not None for other, _ in _terms(size)) or any(
+        _mentions(arg, monomial) for arg in inside
+    )
 
 
 def _infeasible(rows: Sequence[Size], budget: int) -> tuple[bool, int]:

@@ -97,7 +97,7 @@ class Builder:
         **attrs: Any,
     ) -> Op:
         """Make an op of any dialect and append it."""
-        declared = None if result is None else [result] if not isinstance(result, list | tuple) else list(result)
+        declared: Any = result if result is None or isinstance(result, list | tuple) else [result]
         made = make(
             name,
             operands,
@@ -152,11 +152,11 @@ class RegionBuilder(Builder):
         super().__init__(outer.scope, outer.location)
         self.signatures = outer.signatures
         self.args = tuple(Value(type, None, i) for i, type in enumerate(args))
-        self.region: Region | None = None
+        self.region: Any = None  # the Region, once finished; regions inside it are opened with the outer builder
 
     def result(self, *values: Value) -> Region:
-        self.region = Region(self.args, tuple(self.ops), values)
-        return self.region
+        region = self.region = Region(self.args, tuple(self.ops), values)
+        return region
 
 
 class FuncBuilder(Builder):

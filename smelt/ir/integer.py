@@ -129,7 +129,7 @@ _MANTISSA = {"f64": 52, "f32": 23, "f16": 10, "bf16": 7}
 
 @_quiet
 def reduce_precision(x: Array, exponent_bits: int, mantissa_bits: int) -> Array:
-    """x rounded to a format with these widths (ties to even), still in x's type.
+    """x rounded to a format with these widths, still in x's type; ties go to the even bit pattern.
 
     A narrower exponent turns what is too large into ±inf and what would be subnormal into ±0. A nan stays as it is; a
     format without mantissa has none and gets +inf.

@@ -376,7 +376,7 @@ def polygamma(n: Array, x: Array) -> Array:
     order = np.where(natural, n, 1.0)
     factorial = np.where(order <= 170, _FACTORIALS[np.minimum(order, 170).astype(np.intp)], np.inf)
     power = np.power(x, -order)
-    in_range = np.isfinite(factorial * power) & (power > 1e-300)
+    in_range = np.isfinite(factorial * power) & (power > 1e-307)
     scale = np.where(in_range, factorial * power, np.exp(lgamma(order + 1) - order * np.log(x)))
     positive = np.where(np.isinf(x), 0.0, scale * _hurwitz_ratio(order + 1, x))
     size = np.where(x > 0, positive, factorial * zeta(order + 1, x))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -69,7 +70,7 @@ def key_of(value: Any) -> Hashable:
     """A type or an attribute's value as nested tuples of texts: comparable, hashable, with a stable `repr`."""
     match value:
         case Shape():
-            return ("shape", repr(value), value.bounds)
+            return _shape_key(value)
         case Constant():
             return ("constant", value.digest.hex())
         case DType() | Quantized():
@@ -85,6 +86,11 @@ def key_of(value: Any) -> Hashable:
     if is_dataclass(value) and not isinstance(value, type):
         return (type(value).__name__, *(key_of(getattr(value, each.name)) for each in fields(value)))
     return (type(value).__name__, repr(value))
+
+
+@lru_cache(4096)
+def _shape_key(shape: Shape) -> Hashable:
+    return ("shape", repr(shape), shape.bounds)
 
 
 class _Numbering:

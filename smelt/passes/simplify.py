@@ -87,16 +87,13 @@ def _whole_slice(m: Match) -> Value | None:
 
 def _merge_slices(m: Match) -> Value:
     inner, outer = m.ops["inner"].attrs, m.op.attrs
-    starts = [
-        a + b * s for a, b, s in zip(inner["start_indices"], outer["start_indices"], inner["strides"], strict=True)
-    ]
-    limits = [
-        min(a + (b - 1) * s + 1, limit) if b else a
-        for a, b, s, limit in zip(
-            inner["start_indices"], outer["limit_indices"], inner["strides"], inner["limit_indices"], strict=True
-        )
-    ]
-    limits = [max(limit, start) for limit, start in zip(limits, starts, strict=True)]
+    starts, limits = [], []
+    for base, stride, start, limit in zip(
+        inner["start_indices"], inner["strides"], outer["start_indices"], outer["limit_indices"], strict=True
+    ):
+        empty = start == limit  # its start may lie past the end of the inner slice, so it moves to 0
+        starts.append(0 if empty else base + start * stride)
+        limits.append(0 if empty else base + (limit - 1) * stride + 1)
     strides = [a * b for a, b in zip(inner["strides"], outer["strides"], strict=True)]
     merged: Value = m.build.slice(
         m["x"], start_indices=tuple(starts), limit_indices=tuple(limits), strides=tuple(strides)

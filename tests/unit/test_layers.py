@@ -26,9 +26,10 @@ BELOW: dict[str, tuple[str, ...]] = {
     "engine": ("passes", "kernel", "device"),
     "tensor": ("ir", "engine"),
     "read": ("ir", "passes"),
-    "llm": ("engine", "tensor", "read"),
-    "dist": ("engine", "tensor", "read"),
-    "aot": ("engine", "tensor", "read"),
+    "model": ("engine", "tensor", "read"),
+    "llm": ("model",),
+    "dist": ("model",),
+    "aot": ("model",),
     "serve": ("llm", "dist", "aot"),
     "cli": ("serve", "smelt"),
     "smelt": (),  # the public names in smelt/__init__.py, which resolve lazily: exempt, and imported by cli alone

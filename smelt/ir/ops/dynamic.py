@@ -7,8 +7,9 @@ declared, and one that only data knows is a new symbol, whose value the run give
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from smelt.dim import Size, at_most, ceildiv, product
+from smelt.dim import Size, at_most, floordiv, product
 from smelt.dtype import Array, ElementType
 from smelt.errors import RunError
 from smelt.ir.attributes import BOOL, BOOLS, CONV, GATHER, INT, INTS, PRECISION
@@ -193,7 +194,7 @@ def _infer_real_dynamic_slice(call: Call) -> list[Type]:
             known.append(None)
         else:
             call.at_most(start, limit, "slice_c3", "a slice must not end before it begins")
-            known.append(ceildiv(limit - start, stride))
+            known.append(floordiv(limit - start + stride - 1, stride))
     return [Shape.of(operand.dtype, chosen(call, known))]
 
 
@@ -214,7 +215,7 @@ def _mean_real_dynamic_slice(_: Frame, op: Op, operand: Array, *parts: Array) ->
 
 
 def _infer_dynamic_conv(call: Call) -> list[Type]:
-    """A row of the padding that is not two numbers here is left to the run."""
+    """A row of the padding that only data knows is left to the run."""
     lhs, padding = call.shape(0), call.shape(2)
     fits = padding.rank == 2 and padding.dtype.is_integer
     call.require(fits, "dynamic_conv_i3", "the padding must be a matrix of integers", got=padding)
@@ -222,9 +223,8 @@ def _infer_dynamic_conv(call: Call) -> list[Type]:
         (max(lhs.rank - 2, 0), 2), padding.sizes, "dynamic_conv_c4", "one pair of numbers per spatial dimension"
     )
     known = trace_each(call.operands[2]) or (None,) * (2 * max(lhs.rank - 2, 0))
-    pairs = [known[i : i + 2] for i in range(0, len(known), 2)]
-    rows = [None if None in pair else tuple(int(n) for n in pair if type(n) is int) for pair in pairs]
-    return infer_convolution(call, [None if row is None or len(row) < 2 else row for row in rows])
+    rows: list[Any] = [None if None in (pair := known[i : i + 2]) else pair for i in range(0, len(known), 2)]
+    return infer_convolution(call, rows)
 
 
 def _mean_dynamic_conv(_: Frame, op: Op, lhs: Array, rhs: Array, padding: Array) -> Array:

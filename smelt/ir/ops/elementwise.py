@@ -236,16 +236,11 @@ def _predicate(_: ElementType) -> ElementType:
 # ---- functions that NumPy spells differently ----
 
 
-def _absolute(x: Array) -> Array:
-    return np.abs(x)
-
-
-def _ordered(x: Array, y: Array) -> tuple[Array, Array]:
-    """x < y and x == y; complex numbers compare by real part, then by imaginary part."""
+def _ordered(relation: Function, x: Array, y: Array) -> Array:
+    """A comparison; complex numbers compare by real part, and by imaginary part where those are equal."""
     if dtype(x.dtype).is_complex:
-        same = x.real == y.real
-        return (x.real < y.real) | (same & (x.imag < y.imag)), same & (x.imag == y.imag)
-    return x < y, x == y
+        return np.where(x.real == y.real, relation(x.imag, y.imag), relation(x.real, y.real))
+    return relation(x, y)
 
 
 def _extreme(numpy: Callable[[Array, Array], Array], greatest: bool) -> Function:
@@ -254,9 +249,8 @@ def _extreme(numpy: Callable[[Array, Array], Array], greatest: bool) -> Function
     def function(x: Array, y: Array) -> Array:
         kind = dtype(x.dtype).kind
         if kind == "complex":
-            less, _ = _ordered(x, y)
-            first = np.isnan(x) | (~np.isnan(y) & (~less if greatest else less))
-            return np.where(first, x, y)
+            first = _ordered(np.greater if greatest else np.less, x, y)
+            return np.where(np.isnan(x) | (first & ~np.isnan(y)), x, y)
         value = numpy(x, y)
         if kind == "float":
             zero = x + y if greatest else -(-x - y)
@@ -274,14 +268,6 @@ def _sign(x: Array) -> Array:
     return _narrow(np.sign)(x) if dtype(x.dtype).is_integer else special.sign(x)
 
 
-def _negate(x: Array) -> Array:
-    return np.negative(x)
-
-
-def _real(x: Array) -> Array:
-    return x.real
-
-
 def _imag(x: Array) -> Array:
     return x.imag if dtype(x.dtype).is_complex else np.zeros_like(x)
 
@@ -293,8 +279,49 @@ def _pair(re: Array, im: Array) -> Array:
     return z
 
 
-def _conjugate(x: Array) -> Array:
-    return np.conj(x)
+def _multiply(x: Array, y: Array) -> Array:
+    """The product. NumPy's own of complex numbers depends on whether the machine has fused multiply-add."""
+    if not dtype(x.dtype).is_complex:
+        return np.multiply(x, y)
+    return _pair(x.real * y.real - x.imag * y.imag, x.real * y.imag + x.imag * y.real)
+
+
+def _square(x: Array) -> Array:
+    return _multiply(x, x)
+
+
+def _divide(x: Array, y: Array) -> Array:
+    """The quotient. Complex: as in C99, annex G, where inf / finite and finite / 0 are inf, and finite / inf is 0."""
+    if not dtype(x.dtype).is_complex:
+        return np.divide(x, y)
+    a, b, c, d = x.real, x.imag, y.real, y.imag
+    above = np.where(np.maximum(np.abs(a), np.abs(b)) > 2.0**1000, 4, 0)  # so that a sum of products is in range
+    below = np.frexp(np.maximum(np.abs(c), np.abs(d)))[1]
+    p, q, r, s = np.ldexp(a, -above), np.ldexp(b, -above), np.ldexp(c, -below), np.ldexp(d, -below)
+    size = r * r + s * s
+    parts = [np.ldexp(part / size, above - below) for part in _times_conjugate(p, q, r, s)]
+    lost = np.isnan(parts[0]) & np.isnan(parts[1])
+    by_zero = np.copysign(np.inf, c)
+    endless = _times_conjugate(_boxed(a), _boxed(b), c, d)
+    nothing = _times_conjugate(a, b, _boxed(c), _boxed(d))
+    rescues = [
+        (y == 0, (by_zero * a, by_zero * b)),
+        (np.isinf(x) & np.isfinite(y), (np.inf * endless[0], np.inf * endless[1])),
+        (np.isfinite(x) & np.isinf(y), (0.0 * nothing[0], 0.0 * nothing[1])),
+    ]
+    for applies, rescue in reversed(rescues):  # the first that applies wins
+        parts = [np.where(lost & applies, new, old) for new, old in zip(rescue, parts, strict=True)]
+    return _pair(*parts)
+
+
+def _times_conjugate(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array]:
+    """The parts of (a + ib) (c - id)."""
+    return a * c + b * d, b * c - a * d
+
+
+def _boxed(part: Array) -> Array:
+    """±1 for ±inf, ±0 for everything else."""
+    return np.copysign(np.where(np.isinf(part), 1.0, 0.0), part)
 
 
 def _remainder(x: Array, y: Array) -> Array:
@@ -330,10 +357,6 @@ def _infer_select(call: Call) -> Sequence[Type]:
     return [_declared(call, result)]
 
 
-def _select(pred: Array, on_true: Array, on_false: Array) -> Array:
-    return np.where(pred, on_true, on_false)
-
-
 _COMPARE_TYPES = {
     "int": {"SIGNED"},
     "uint": {"UNSIGNED"},
@@ -359,33 +382,21 @@ def _infer_compare(call: Call) -> Sequence[Type]:
     return [result.with_dtype(i1)]
 
 
+_RELATIONS: dict[str, Function] = {
+    "EQ": np.equal,
+    "NE": np.not_equal,
+    "LT": np.less,
+    "LE": np.less_equal,
+    "GT": np.greater,
+    "GE": np.greater_equal,
+}
+
+
 def _compare(_: Frame, op: Op, x: Array, y: Array) -> Array:
     x, y = (_widened(array, exact=True) for array in _expressed(op, (x, y)))
     if op.attrs.get("compare_type") == "TOTALORDER":
         x, y = _total_order(x), _total_order(y)
-    less, same = _narrow(_less)(x, y), _narrow(_same)(x, y)
-    match op.attrs["comparison_direction"]:
-        case "EQ":
-            out = same
-        case "NE":
-            out = ~same
-        case "LT":
-            out = less
-        case "LE":
-            out = less | same
-        case "GT":
-            out = _narrow(_less)(y, x)
-        case _:
-            out = _narrow(_less)(y, x) | same
-    return np.asarray(out)
-
-
-def _less(x: Array, y: Array) -> Array:
-    return _ordered(x, y)[0]
-
-
-def _same(x: Array, y: Array) -> Array:
-    return _ordered(x, y)[1]
+    return np.asarray(_ordered(_narrow(_RELATIONS[op.attrs["comparison_direction"]]), x, y))
 
 
 def _total_order(x: Array) -> Array:
@@ -455,14 +466,10 @@ def _infer_add(call: Call) -> Sequence[Type]:
     sizes = _joined(call, lhs, rhs, "add_c1").sizes
     left, right = lhs.dtype, rhs.dtype
     if not isinstance(left, Quantized) or not isinstance(right, Quantized):
-        call.same_dtype(
-            left,
-            right,
-            "add_c2" if "quantized" in (left.kind, right.kind) else "add_c1",
-            "the operands have different element types",
-        )
+        label = "add_c2" if "quantized" in (left.kind, right.kind) else "add_c1"
+        call.same_dtype(left, right, label, "the operands have different element types")
         return [lhs if sizes == lhs.sizes else lhs.with_sizes(sizes)]
-    result: ElementType = left if left.axis is not None else right
+    result: ElementType = right if left.axis is None and right.axis is not None else left
     if call.declared:
         result = call.wanted().dtype
     if not isinstance(result, Quantized):
@@ -603,7 +610,7 @@ _FORMAT = (Attr("exponent_bits", INT32), Attr("mantissa_bits", INT32))
 _VALUE = (Attr("value", CONSTANT),)
 
 _UNARY = [
-    unary("abs", SIGNED | ANALYTIC, _narrow(_absolute), gives=_real_part, exact=True),
+    unary("abs", SIGNED | ANALYTIC, _narrow(np.abs), gives=_real_part, exact=True),
     unary("cbrt", ANALYTIC, special.cbrt, ACCURACY),
     unary("ceil", REAL, np.ceil, exact=True),
     unary("cosine", ANALYTIC, np.cos, ACCURACY),
@@ -616,10 +623,10 @@ _UNARY = [
     unary("log", ANALYTIC, np.log, ACCURACY),
     unary("log_plus_one", ANALYTIC, special.log_plus_one, ACCURACY),
     unary("logistic", ANALYTIC, special.logistic, ACCURACY),
-    unary("negate", NUMBER, _narrow(_negate), exact=True),
+    unary("negate", NUMBER, _narrow(np.negative), exact=True),
     unary("not", BOOL | INT, _narrow(np.invert)),
     unary("popcnt", INT, integer.popcnt),
-    unary("real", FLOAT | COMPLEX, _real, gives=_real_part),
+    unary("real", FLOAT | COMPLEX, np.real, gives=_real_part),
     unary("round_nearest_afz", REAL, special.round_nearest_afz),
     unary("round_nearest_even", REAL, special.round_nearest_even),
     unary("rsqrt", ANALYTIC, special.rsqrt, ACCURACY),
@@ -634,10 +641,10 @@ _BINARY = [
     OpDef("stablehlo.add", "lhs rhs", _infer_add, computed(_narrow(np.add), exact=True), elementwise=True),
     binary("and", BOOL | INT, _narrow(np.bitwise_and)),
     binary("atan2", ANALYTIC, special.atan2),
-    binary("divide", NUMBER, either(np.divide, integer.divide), exact=True),
+    binary("divide", NUMBER, either(_divide, integer.divide), exact=True),
     binary("maximum", ANYTHING, _maximum, exact=True),
     binary("minimum", ANYTHING, _minimum, exact=True),
-    binary("multiply", ANYTHING, _narrow(np.multiply), exact=True),
+    binary("multiply", ANYTHING, _narrow(_multiply), exact=True),
     binary("or", BOOL | INT, _narrow(np.bitwise_or)),
     binary("power", NUMBER, either(special.power, integer.power)),
     binary("remainder", NUMBER, either(_remainder, integer.remainder), exact=True),
@@ -657,7 +664,9 @@ _OTHERS = [
     OpDef(
         "stablehlo.reduce_precision", "operand", _infer_reduce_precision, _reduce_precision, _FORMAT, elementwise=True
     ),
-    OpDef("stablehlo.select", "pred on_true on_false", _infer_select, computed(_select, native=True), elementwise=True),
+    OpDef(
+        "stablehlo.select", "pred on_true on_false", _infer_select, computed(np.where, native=True), elementwise=True
+    ),
 ]
 
 _CHLO = [
@@ -668,7 +677,7 @@ _CHLO = [
     unary("chlo.atan", FLOAT | COMPLEX, np.arctan),
     unary("chlo.atanh", FLOAT | COMPLEX, np.arctanh),
     unary("chlo.bessel_i1e", FLOAT, special.bessel_i1e),
-    unary("chlo.conj", FLOAT | COMPLEX, _conjugate),
+    unary("chlo.conj", FLOAT | COMPLEX, np.conj),
     unary("chlo.cosh", FLOAT | COMPLEX, np.cosh),
     unary("chlo.digamma", FLOAT, special.digamma),
     unary("chlo.erf", FLOAT, special.erf),
@@ -679,7 +688,7 @@ _CHLO = [
     unary("chlo.is_pos_inf", FLOAT, special.is_pos_inf, gives=_predicate, exact=True),
     unary("chlo.lgamma", FLOAT, special.lgamma),
     unary("chlo.sinh", FLOAT | COMPLEX, np.sinh),
-    unary("chlo.square", INT | FLOAT | COMPLEX, _narrow(np.square), exact=True),
+    unary("chlo.square", INT | FLOAT | COMPLEX, _narrow(_square), exact=True),
     unary("chlo.tan", FLOAT | COMPLEX, np.tan),
     binary("chlo.mulhi", INT, integer.mulhi),
     binary("chlo.next_after", FLOAT, integer.next_after, operands="x y", native=True),

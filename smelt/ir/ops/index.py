@@ -18,7 +18,7 @@ from smelt.ir.attributes import BOOL, GATHER, INT, INTS, SCATTER, GatherDims, Sc
 from smelt.ir.core import Op, Region, Type
 from smelt.ir.ops.definition import Attr, Call, Frame, OpDef
 from smelt.ir.ops.reduce import check_reducer, promoted
-from smelt.ir.ops.shape import not_per_axis, same_length
+from smelt.ir.ops.shape import check_equal, not_per_axis, same_length
 from smelt.shape import Shape
 
 
@@ -148,7 +148,14 @@ def gather(op: Op, operand: Array, indices: Array, slice_sizes: Sequence[int]) -
     dropped = {*dims.collapsed_slice_dims, *dims.operand_batching_dims}
     if any(slice_sizes[dim] > 1 for dim in dropped):
         raise RunError(f"{op.name}: a collapsed slice has several elements", got=list(slice_sizes), where=op.location)
-    starts, batch = _starts(indices, dims.index_vector_dim, dims.start_index_map)
+    starts, batch = _starts(op, indices, dims.index_vector_dim, dims.start_index_map)
+    check_equal(
+        op,
+        (
+            [indices.shape[dim] for dim in dims.start_indices_batching_dims],
+            [operand.shape[dim] for dim in dims.operand_batching_dims],
+        ),
+    )
     rank, kept = len(batch) + len(dims.offset_dims), [dim for dim in range(operand.ndim) if dim not in dropped]
     whole = [dim for dim in kept if slice_sizes[dim] == operand.shape[dim]]
     picked = [dim for dim in range(operand.ndim) if dim not in whole]
@@ -181,9 +188,10 @@ def gather(op: Op, operand: Array, indices: Array, slice_sizes: Sequence[int]) -
     return found.transpose([place[dim] for dim in range(rank)])
 
 
-def _starts(indices: Array, vector_dim: int, mapped: Sequence[int]) -> tuple[dict[int, Array], tuple[int, ...]]:
+def _starts(op: Op, indices: Array, vector_dim: int, mapped: Sequence[int]) -> tuple[dict[int, Array], tuple[int, ...]]:
     """For each mapped operand dimension the start indices over the batch, and the sizes of the batch."""
     vectors = indices[..., None] if vector_dim == indices.ndim else np.moveaxis(indices, vector_dim, -1)
+    check_equal(op, (vectors.shape[-1:], (len(mapped),)))
     return {dim: as_int64(vectors[..., i]) for i, dim in enumerate(mapped)}, vectors.shape[:-1]
 
 
@@ -252,11 +260,13 @@ def _check_scatter_dims(call: Call, operand: Shape, indices: Shape, update: Shap
 def _mean_scatter(frame: Frame, op: Op, *operands: Array) -> tuple[Array, ...]:
     count = len(op.results)
     indices, updates = operands[count], operands[count + 1 :]
+    check_equal(op, *((each.shape, operands[0].shape) for each in operands[:count]))
+    check_equal(op, *((each.shape, updates[0].shape) for each in updates))
     results = []
     for i in range(count):
         wide = promoted(operands[i], op.operands[i].shape.dtype, op.results[i].shape.dtype)
         results.append(np.array(wide, order="C").reshape(-1))  # a copy
-    targets, inside = _targets(op.attrs["scatter_dimension_numbers"], operands[0].shape, indices, updates[0].shape)
+    targets, inside = _targets(op, operands[0].shape, indices, updates[0].shape)
     values = []
     for i, update in enumerate(updates):
         flat = update.reshape(-1) if inside is None else update.reshape(-1)[inside]
@@ -267,12 +277,21 @@ def _mean_scatter(frame: Frame, op: Op, *operands: Array) -> tuple[Array, ...]:
 
 
 def _targets(
-    dims: ScatterDims, sizes: tuple[int, ...], indices: Array, update_sizes: tuple[int, ...]
+    op: Op, sizes: tuple[int, ...], indices: Array, update_sizes: tuple[int, ...]
 ) -> tuple[Array, Array | None]:
     """Where each update lands in the flat input, in the updates' order, and which land inside it (None: all)."""
-    starts, batch = _starts(indices, dims.index_vector_dim, dims.scatter_dims_to_operand_dims)
+    dims: ScatterDims = op.attrs["scatter_dimension_numbers"]
+    starts, batch = _starts(op, indices, dims.index_vector_dim, dims.scatter_dims_to_operand_dims)
     rank = len(update_sizes)
     scattered = [dim for dim in range(rank) if dim not in dims.update_window_dims]
+    check_equal(
+        op,
+        ([update_sizes[dim] for dim in scattered], batch),
+        (
+            [indices.shape[dim] for dim in dims.scatter_indices_batching_dims],
+            [sizes[dim] for dim in dims.input_batching_dims],
+        ),
+    )
     windows = iter(dims.update_window_dims)
     target: Any = np.zeros((1,) * rank, np.int64)
     inside: Any = np.ones((1,) * rank, np.bool_)
@@ -447,6 +466,7 @@ def _select_dims(attrs: Any, rank: int, index_rank: int) -> tuple[int, int]:
 
 def _mean_torch_index_select(_: Frame, op: Op, operand: Array, index: Array) -> Array:
     dim, batch = _select_dims(op.attrs, operand.ndim, index.ndim)
+    check_equal(op, (index.shape[:batch], operand.shape[:batch]))
     if not operand.shape[dim] and index.size:
         raise RunError(f"{op.name}: there is nothing to select from", got=list(operand.shape), where=op.location)
     result = (*operand.shape[:dim], *index.shape[batch:], *operand.shape[dim + 1 :])
@@ -481,6 +501,7 @@ def _infer_sort(call: Call) -> list[Type]:
 
 def _mean_sort(frame: Frame, op: Op, *inputs: Array) -> tuple[Array, ...]:
     axis = op.attrs["dimension"] % inputs[0].ndim
+    check_equal(op, *((each.shape, inputs[0].shape) for each in inputs))
     moved = [np.moveaxis(each, axis, -1) for each in inputs]
     sizes = moved[0].shape
     if moved[0].size == 0 or sizes[-1] == 1:

@@ -108,7 +108,7 @@ def result_element(call: Call, lhs: Shape) -> ElementType:
 
 def in_floats(op: Op, compute: Callable[..., Array], *operands: Array) -> Array:
     """`compute(*operands, result type)` on what the operands express, quantised again where the result is."""
-    types = [value.shape.dtype for value in op.operands]
+    types = [value.shape.dtype for value in op.operands[: len(operands)]]  # dynamic_conv has one more
     values = [dequantize(x, of) if isinstance(of, Quantized) else x for x, of in zip(operands, types, strict=True)]
     to = op.result.shape.dtype
     if isinstance(to, Quantized):

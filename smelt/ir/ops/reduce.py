@@ -143,27 +143,30 @@ def check_reducer(call: Call, region: Region, inputs: Sequence[Shape], label: st
     return elements
 
 
-def check_inputs(call: Call, name: str) -> tuple[list[Shape], list[Shape]]:
-    """One initial value per input, a scalar of its element type; at least one input; all inputs of one shape."""
-    shapes = call.shapes
-    count = len(shapes) // 2
-    if not shapes or len(shapes) % 2:
-        call.fail(f"{name}_c3", "it takes one initial value per input, and at least one input", got=len(shapes))
-    inputs, inits = shapes[:count], shapes[count:]
+def check_inputs(call: Call, name: str, shapes: int, elements: int, counts: int) -> list[Shape]:
+    """One initial value per input, a scalar of its element type; at least one input; all inputs of one shape.
+
+    The numbers are those of the constraints that say so.
+    """
+    operands = call.shapes
+    count = len(operands) // 2
+    if not operands or len(operands) % 2:
+        message = "it takes one initial value per input, and at least one input"
+        call.fail(f"{name}_c{counts}", message, got=f"{len(operands)} operands")
+    inputs, inits = operands[:count], operands[count:]
     for i, (shape, init) in enumerate(zip(inputs, inits, strict=True)):
-        call.same_sizes(inputs[0].sizes, shape.sizes, f"{name}_c1", f"input {i} must have the shape of input 0")
+        call.same_sizes(inputs[0].sizes, shape.sizes, f"{name}_c{shapes}", f"input {i} must have the shape of input 0")
         call.require(init.rank == 0, f"{name}_i2", f"initial value {i} must be a scalar", got=init)
-        call.same_dtype(
-            shape.dtype, init.dtype, f"{name}_c2", f"initial value {i} must have the element type of input {i}"
-        )
-    return inputs, inits
+        message = f"initial value {i} must have the element type of input {i}"
+        call.same_dtype(shape.dtype, init.dtype, f"{name}_c{elements}", message)
+    return inputs
 
 
 # ---- reduce ----
 
 
 def _infer_reduce(call: Call) -> list[Type]:
-    inputs, _ = check_inputs(call, "reduce")
+    inputs = check_inputs(call, "reduce", shapes=1, elements=2, counts=3)
     shape = inputs[0]
     dimensions = call.attrs["dimensions"]
     call.dims(dimensions, shape.rank, "reduce_c4", "dimensions", unique=False)

@@ -81,6 +81,13 @@ def check_fits(op: Op, sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def check_equal(op: Op, *pairs: tuple[Sequence[int], Sequence[int]]) -> None:
+    """Sizes that inference took to be equal, because symbols left it open, are so."""
+    for have, want in pairs:
+        if tuple(have) != tuple(want):
+            raise RunError(f"{op.name}: sizes must agree", expected=list(want), got=list(have), where=op.location)
+
+
 # ---- bitcast_convert ----
 
 
@@ -249,14 +256,8 @@ def _infer_concatenate(call: Call) -> list[Type]:
 
 def _mean_concatenate(_: Frame, op: Op, *inputs: Array) -> Array:
     dim = op.attrs["dimension"]
-    for other in inputs[1:]:
-        if any(a != b for i, (a, b) in enumerate(zip(inputs[0].shape, other.shape, strict=True)) if i != dim):
-            raise RunError(
-                f"{op.name}: inputs differ in size",
-                expected=list(inputs[0].shape),
-                got=list(other.shape),
-                where=op.location,
-            )
+    sizes = [each.shape[:dim] + each.shape[dim + 1 :] for each in inputs]
+    check_equal(op, *((other, sizes[0]) for other in sizes))
     return np.concatenate(inputs, axis=dim)
 
 

@@ -165,10 +165,7 @@ def spread(array: Array, padding: Pairs, dilations: Sequence[int], fill: Any) ->
 
 
 def _infer_reduce_window(call: Call) -> list[Type]:
-    shapes = call.shapes
-    if not shapes or len(shapes) % 2:
-        call.fail("reduce_window_c1", "it takes one initial value per input, and at least one input", got=len(shapes))
-    inputs, _ = check_inputs(call, "reduce_window")
+    inputs = check_inputs(call, "reduce_window", shapes=2, elements=3, counts=1)
     window = _check_window(call, inputs[0].rank, (4, 6, 8, 10, 12), "reduce_window")
     elements = check_reducer(call, call.regions[0], inputs, "reduce_window_c13")
     sizes = _window_sizes(inputs[0], window)  # reduce_window_c15

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-from smelt.dtype import Array, DType, dtype
+from smelt.dtype import Array, DType
 from smelt.ir.attributes import Constant
 from smelt.ir.cast import cast
 from smelt.ir.text.lexer import Cursor
@@ -70,7 +71,7 @@ def read_elements(body: str, shape: Shape) -> Constant:
             raise BadElements("a literal without elements", expected=f"{prod(sizes)} elements", got="dense<>")
         return Constant.of(np.zeros(sizes, element.numpy), element)
     if not body.startswith("["):
-        return Constant.of(np.broadcast_to(_numbers([body], element, body), sizes), element)
+        return Constant.of(np.broadcast_to(_numbers([body], element, body).reshape(()), sizes), element)
     flat, skeleton, count = body.replace("[", "").replace("]", ""), body, prod(sizes)
     if element.is_complex:
         pairs = _PAIR.findall(body)
@@ -213,7 +214,7 @@ def from_bytes(raw: bytes, element: DType, sizes: tuple[int, ...]) -> Array:
             values = values.view(element.numpy)
     if count == 0:
         return np.zeros(sizes, element.numpy)
-    return values.reshape(sizes) if len(values) == count else np.broadcast_to(values, sizes)
+    return values.reshape(sizes) if len(values) == count else np.broadcast_to(values.reshape(()), sizes)
 
 
 def _booleans(raw: bytes, sizes: tuple[int, ...]) -> Array:
@@ -276,15 +277,33 @@ def _show(value: Any, element: DType) -> str:
 
 
 def show_float(value: Any, element: DType) -> str:
-    """A float that reads back as the same bits: six digits where they are enough, all that count elsewhere, else bits."""
+    """A float as MLIR spells it: six digits where they are enough, then all that its type has, then its bits."""
     scalar = np.asarray(value, element.numpy)
     wide = float(scalar)
     if np.isfinite(wide):
-        for text in (f"{wide:.6e}", np.format_float_scientific(np.float64(wide), precision=8, unique=False), f"{wide:.16e}"):
-            if cast(np.array([float(text)]), element).tobytes() == scalar.tobytes():
+        head, _, exponent = f"{wide:.5e}".partition("e")
+        for text in (f"{head}0e{exponent}", _all_digits(wide, element)):
+            if "." in text and cast(np.array([float(text)]), element).tobytes() == scalar.tobytes():
                 return text
     bits = int(scalar.view(f"u{element.numpy.itemsize}"))
     return f"0x{bits:0{element.numpy.itemsize * 2}X}"
+
+
+def _all_digits(value: float, element: DType) -> str:
+    """As many digits as tell the values of a type apart; with an exponent where more than three zeros would stand beside them."""
+    precision = 2 + (int(ml_dtypes.finfo(element.numpy).nmant) + 1) * 59 // 196
+    sign = "-" if value < 0 else ""
+    head, _, tail = f"{abs(value):.{precision - 1}e}".partition("e")
+    digits = head.replace(".", "").rstrip("0") or "0"
+    first = int(tail)  # the power of ten of the first digit
+    last = first - len(digits) + 1
+    if last > 3 or (last >= 0 and len(digits) + last > precision) or first < -3:
+        return f"{sign}{digits[0]}.{digits[1:] or '0'}E{first:+d}"
+    if last >= 0:
+        return f"{sign}{digits}{'0' * last}"
+    if first >= 0:
+        return f"{sign}{digits[: first + 1]}.{digits[first + 1 :]}"
+    return f"{sign}0.{'0' * (-first - 1)}{digits}"
 
 
 def float_from_bits(bits: int, element: DType) -> float:
@@ -296,9 +315,3 @@ def float_from_bits(bits: int, element: DType) -> float:
 def rounded(value: float, element: DType) -> float:
     """A number as the type can hold it."""
     return float(cast(np.array([value], np.float64), element)[0]) if element.is_float else value
-
-
-def array_of(values: Sequence[Any], element: str) -> Constant:
-    """A constant of one axis, for what attributes hold."""
-    kind = dtype(element)
-    return Constant.of(np.array(values, kind.numpy), kind)

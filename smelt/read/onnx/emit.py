@@ -198,9 +198,8 @@ class Emit:
             return self._value(
                 self.b.slice(x, start_indices=static[:rank], limit_indices=static[rank:], strides=tuple(strides))
             )
-        sizes = [-((start - limit) // stride) for start, limit, stride in zip(starts, limits, strides, strict=True)]
         operands = [self.size_vector(starts), self.size_vector(limits), self.size_vector(strides)]
-        return self._value(self.b.real_dynamic_slice(x, *operands, result=Shape.of(x.shape.dtype, sizes)))
+        return self._value(self.b.real_dynamic_slice(x, *operands))
 
     def slice_axis(self, x: Value, axis: int, start: Size, limit: Size, stride: int = 1) -> Value:
         starts: list[Size] = [0] * x.shape.rank
@@ -227,12 +226,8 @@ class Emit:
                     interior_padding=between,
                 )
             )
-        sizes = [
-            size + a + b + (n * (size - 1) if n else 0)
-            for size, a, b, n in zip(x.shape.sizes, low, high, between, strict=True)
-        ]
         operands = [self.size_vector(low), self.size_vector(high), self.size_vector(between)]
-        return self._value(self.b.dynamic_pad(x, value, *operands, result=Shape.of(x.shape.dtype, sizes)))
+        return self._value(self.b.dynamic_pad(x, value, *operands))
 
     def reverse(self, x: Value, axes: Sequence[int]) -> Value:
         return self._value(self.b.reverse(x, dimensions=tuple(axes))) if axes else x

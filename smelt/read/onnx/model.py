@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 
-from smelt.dim import symbol
 from smelt.errors import MissingPackageError, ParseError, ShapeError, UnsupportedError
 from smelt.ir.build import Builder
 from smelt.ir.core import Attrs, Func, Program, Region, Value
 from smelt.ir.ops.definition import Scope
-from smelt.ir.ops.signature import bare_symbol
 from smelt.read.onnx import contrib, control, math, ml, nn, quant, reduce, sequence, shape, signal  # noqa: F401
 from smelt.read.onnx.graph import Graph, Model, StaticError, dimension, sequence_of
 from smelt.read.onnx.items import Item, Optional, Sequence, Tensor
@@ -132,9 +130,6 @@ def _static(port: Any, given: Any, model: Model) -> Item:
     )
     if item.element != expected or not fits:
         raise ShapeError(f"{model.path}: the static value of {port.name!r} does not fit", expected=expected, got=item.shape)
-    for dim, size in zip(dims or (), item.sizes, strict=True):
-        if dim.dim_param.strip() and bare_symbol(symbol(dim.dim_param.strip())):
-            pass  # the symbol may appear in other inputs, where it stays open
     item.name = port.name
     return item
 

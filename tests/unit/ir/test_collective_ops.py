@@ -1,12 +1,14 @@
 """Collectives on small grids, against what NumPy says each process should get."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from smelt.errors import RunError, SmeltError, VerifyError
 from smelt.ir.attributes import ChannelHandle
 from smelt.ir.build import FuncBuilder
-from smelt.ir.core import Program, Token
+from smelt.ir.core import Program, Token, Type
 from smelt.ir.interpret import World, run, run_grid
 from smelt.ir.verify import verify
 from smelt.shape import Shape
@@ -183,7 +185,7 @@ def test_send_and_receive_keep_their_order():
         token = s.op("stablehlo.send", value, token, channel_handle=channel).result
     sender = s.func(token)
     r = FuncBuilder("recv", [Token()])
-    types = [Shape("i64", 2), Token()]
+    types: list[Type] = [Shape("i64", 2), Token()]
     a, token = r.op("stablehlo.recv", r.args[0], channel_handle=channel, result=types).results
     b, _ = r.op("stablehlo.recv", token, channel_handle=channel, result=types).results
     receiver = r.func(a, b)
@@ -197,7 +199,7 @@ def test_send_and_receive_keep_their_order():
 
 def test_routed_send_and_receive():
     f = FuncBuilder("main", [Shape("i64"), Token()])
-    keywords = {"channel_handle": ChannelHandle(0, 1), "source_target_pairs": ((0, 1), (1, 2))}
+    keywords: dict[str, Any] = {"channel_handle": ChannelHandle(0, 1), "source_target_pairs": ((0, 1), (1, 2))}
     f.op("stablehlo.send", *f.args, **keywords)
     got = f.op("stablehlo.recv", f.args[1], **keywords, result=[Shape("i64"), Token()]).results[0]
     func = f.func(got)
@@ -335,7 +337,7 @@ def test_a_group_that_gives_another_size_is_an_error():
 )
 def test_tokens_instead_of_tensors_raise_our_own_errors(name):
     f = FuncBuilder("main", [Token()])
-    attrs = {
+    attrs: dict[str, Any] = {
         "replica_groups": ((0,),),
         "all_gather_dim": 0,
         "split_dimension": 0,

@@ -1,5 +1,7 @@
 """Control flow, calls and tokens, built by hand and run on NumPy."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -259,7 +261,7 @@ def test_placement_is_the_identity():
 
 def test_layouts_of_custom_calls_are_permutations():
     f = FuncBuilder("main", [Shape("f32", 2, 3)])
-    keywords = {"call_target_name": "t", "result": [Shape("f32", 4)]}
+    keywords: dict[str, Any] = {"call_target_name": "t", "result": [Shape("f32", 4)]}
     f.op("stablehlo.custom_call", *f.args, **keywords, operand_layouts=((0, 1),), result_layouts=((0,),))
     for operand_layouts, result_layouts in [(((0, 0),), ((0,),)), (((0, 1),), ()), (((0, 1),), None), (None, ((0,),))]:
         with pytest.raises(VerifyError):
@@ -368,8 +370,8 @@ def test_malformed_ops_raise_our_own_errors(name, regions, kind):
     f = FuncBuilder("main", [kind, I64])
     with f.region(I64, F) as r:
         r.result(f.args[1])
-    for operands in ([], f.args[:1], f.args):
-        attrs = {"name": "a.b", "decomposition": "x"} if name == "composite" else {}
+    for operands in (f.args[:0], f.args[:1], f.args):
+        attrs: dict[str, Any] = {"name": "a.b", "decomposition": "x"} if name == "composite" else {}
         try:
             f.op(f"stablehlo.{name}", *operands, regions=[r.region] * regions, **attrs)
         except SmeltError:

@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 from fractions import Fraction
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -135,7 +136,7 @@ def every_value(element):
     bits = np.arange(1 << dtype(element).bits, dtype=np.dtype(f"u{of.itemsize}"))
     with np.errstate(invalid="ignore"):  # signalling nans
         values = bits.view(of).astype(np.float64).tolist()
-    codes = {value: code for code, value in reversed(list(enumerate(values))) if math.isfinite(value)}
+    codes = {value + 0.0: code for code, value in reversed(list(enumerate(values))) if math.isfinite(value)}
     return sorted(codes), codes
 
 
@@ -244,7 +245,13 @@ def test_integer_arithmetic_wraps(element):
     def wrap(value):
         return (value - low) % (1 << of.bits) + low
 
-    table = {"add": int.__add__, "subtract": int.__sub__, "multiply": int.__mul__, "maximum": max, "minimum": min}
+    table: dict[str, Any] = {
+        "add": int.__add__,
+        "subtract": int.__sub__,
+        "multiply": int.__mul__,
+        "maximum": max,
+        "minimum": min,
+    }
     table |= {"and": int.__and__, "or": int.__or__, "xor": int.__xor__}
     for name, oracle in table.items():
         got = [int(v) for v in evaluate(name, a, b)]
@@ -337,6 +344,22 @@ def test_complex_functions():
         a * b for a, b in zip(z.tolist(), z[::-1].tolist(), strict=True)
     ]
     np.testing.assert_allclose(evaluate("divide", z, z[::-1]), z / z[::-1], rtol=1e-15)
+
+
+def test_complex_division_at_the_edges():
+    """C99's annex G, which XLA follows too."""
+    cases = [
+        (complex(INF, INF), 1j, complex(INF, -INF)),
+        (1 + 1j, 0j, complex(INF, INF)),
+        (complex(0, -INF), 0j, complex(NAN, -INF)),
+        (1 + 1j, complex(INF, NAN), 0j),
+        (1e308 + 1e308j, 1e308 + 1e308j, 1 + 0j),
+        (1e-320 + 1e-320j, 1e-320 + 0j, 1 + 1j),
+        (1e300 + 1e-300j, 1e-300j, complex(1, -INF)),
+        (complex(NAN, NAN), 1 + 0j, complex(NAN, NAN)),
+    ]
+    x, y, want = (np.array(column) for column in zip(*cases, strict=True))
+    np.testing.assert_array_equal(evaluate("divide", x, y), want)
 
 
 def test_sign_and_rounding_keep_the_sign_of_zero():
@@ -611,7 +634,7 @@ def test_declared_sizes_win_over_symbols():
         make("add", Shape("f32", n), Shape("f32", n + 1))
 
 
-TYPES = [
+TYPES: list[Any] = [
     *(
         Shape(element, *sizes)
         for element in ("f32", "i8", "ui4", "i1", "complex<f64>", "f8E4M3FN")
@@ -624,7 +647,7 @@ TYPES = [
     Token(),
     Tuple((Shape("f32"),)),
 ]
-ATTRS = {
+ATTRS: dict[str, list[Any]] = {
     "comparison_direction": ["LT", "NE"],
     "compare_type": [None, "FLOAT", "TOTALORDER", "SIGNED", "NOTYPE"],
     "broadcast_dimensions": [None, (), (0,), (1,), (0, 1), (-3,), (7, 7)],

@@ -1,6 +1,7 @@
 """Ops that move elements, held against NumPy and values written by hand; symbolic sizes are checked as formulas."""
 
 import warnings
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -297,16 +298,17 @@ def test_slice():
 
 
 def test_slice_refuses():
-    good = {"start_indices": (1,), "limit_indices": (3,), "strides": (1,)}
-    for change, label in [
+    good: dict[str, Any] = {"start_indices": (1,), "limit_indices": (3,), "strides": (1,)}
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"start_indices": (-1,)}, "slice_c3"),
         ({"start_indices": (4,)}, "slice_c3"),
         ({"limit_indices": (6,)}, "slice_c3"),
         ({"strides": (0,)}, "slice_c4"),
         ({"strides": (1, 1)}, "slice_c2"),
         ({"limit_indices": ()}, "slice_c2"),
-    ]:
-        refused("slice", Shape("f32", 5), **(good | change), label=label)
+    ]
+    for change, label in changes:
+        refused("slice", Shape("f32", 5), **{**good, **change}, label=label)
     refused("slice", Shape("f32", 5), start_indices=(1,), limit_indices=(3,))
 
 

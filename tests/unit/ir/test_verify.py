@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from smelt.dim import symbol
+from smelt.dtype import dtype
 from smelt.errors import VerifyError
+from smelt.ir.attributes import Constant
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Func, Op, Program, Region, Value
 from smelt.ir.verify import callees, verify, verify_all
@@ -230,8 +232,7 @@ def test_a_long_chain_of_calls_does_not_recurse():
 
 
 def test_constants_are_checked_against_their_type():
-    f = FuncBuilder("main", [])
-    value = f.constant(np.zeros(3, np.float32))
-    wrong = Op("stablehlo.constant", [], [Shape("f32", 4)], value.op.attrs)
+    value = Constant.of(np.zeros(3, np.float32), dtype("f32"))
+    wrong = Op("stablehlo.constant", [], [Shape("f32", 4)], {"value": value})
     with pytest.raises(VerifyError):
         verify(Program.of(func("main", [], [wrong], [])))

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from recipes import RECIPES, Draw
 
 from smelt.dtype import Array
 from smelt.ir.core import Program
@@ -18,6 +12,7 @@ from smelt.ir.rewrite import Edit, Rule, rewrite
 from smelt.ir.verify import verify
 from smelt.passes.canonicalise import CANONICALISE
 from smelt.passes.simplify import SIMPLIFY
+from tests.unit.passes.recipes import RECIPES, Draw
 
 RULES = CANONICALISE + SIMPLIFY
 WANTED = 12  # how often each rule must have fired

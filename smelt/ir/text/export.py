@@ -1,0 +1,4 @@
+"""placeholder"""
+from smelt.ir.core import Program
+def lower(program: Program) -> Program:
+    return program
