@@ -1194,27 +1194,25 @@ class _Theory:
     def rows(self, goal: Poly) -> list[Size]:
         """Sizes that are all >= 0 if the goal is not: what is known, times what leads to a monomial in question."""
         rows: list[Size] = [-1 - goal]
-        sources = list(self.known)
+        sources = [(size, [monomial for monomial, _ in size.terms if monomial]) for size in self.known]
         queue = [monomial for monomial, _ in goal.terms if monomial]
         met, defined, used = set(queue), set[Atom](), set[tuple[int, Monomial]]()
         for monomial in queue:  # which grows
             for atom in monomial:
                 if atom not in defined:
                     defined.add(atom)
-                    sources += self.definition(atom)
+                    sources += [(size, [(atom,), *(m for m, _ in size.terms if m)]) for size in self.definition(atom)]
             if all(atom.nonneg for atom in monomial):
                 rows.append(_term(*monomial))
-            for number, source in enumerate(sources):
-                for part, _ in source.terms:
-                    rest = _without(monomial, part) if part else None
+            for number, (source, handles) in enumerate(sources):
+                for rest in (_without(monomial, handle) for handle in handles):
                     if rest is None or (number, rest) in used or not all(atom.nonneg for atom in rest):
                         continue
                     used.add((number, rest))
                     rows.append(_multiply(source, _term(*rest)) if rest else source)
-                    for new, _ in _terms(rows[-1]):
-                        if new and new not in met:
-                            met.add(new)
-                            queue.append(new)
+                    new = [m for m, _ in _terms(rows[-1]) if m and m not in met]
+                    met.update(new)
+                    queue += new
                     if len(used) >= _MAX_ROWS:
                         return rows
         return rows

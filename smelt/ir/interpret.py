@@ -10,6 +10,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -243,6 +244,7 @@ def _plan_region(region: Region) -> _Plan:
             for nested in walk(inner):
                 used |= dict.fromkeys(nested.operands)
             used |= dict.fromkeys(inner.results)
+        _check_room(op)
         dead = tuple(value for value in (*used, *op.results) if value in own)
         own.difference_update(dead)
         row = OPS[op.name]
@@ -253,6 +255,14 @@ def _plan_region(region: Region) -> _Plan:
         OPS[op.name].elementwise and len(op.results) == 1 and op.results[0].shape.rank == 0 for op in region.ops
     )
     return _Plan(tuple(steps), scalar and simple, bool(_symbols(region.args)))
+
+
+def _check_room(op: Op) -> None:
+    """Refuse results that no array can hold: NumPy says so with a ValueError, or not at all."""
+    for value in op.results:
+        shape = value.type
+        if isinstance(shape, Shape) and shape.is_static and prod(max(n, 1) for n in shape.numbers()) >= 1 << 58:
+            raise RunError(f"{op.name}: no memory for the result", got=shape, where=op.location)
 
 
 def _symbols(values: Sequence[Value]) -> frozenset[str]:

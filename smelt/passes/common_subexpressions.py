@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
-from smelt.ir.core import Op, Region, Value
+from smelt.ir.core import Op, Value
 from smelt.ir.rewrite import Edit, has_effect
 from smelt.ir.structure import op_key
 
@@ -18,31 +18,26 @@ def common_subexpressions(edit: Edit) -> int:
 
     count = 0
     seen: dict[Hashable, Op] = {}
-    added: list[Hashable] = []
-    work: list[tuple[Region, int] | tuple[None, int]] = [(edit.func.body, 0)]
-    while work:
-        region, mark = work.pop()
-        if region is None:  # leaving a region: forget what was found inside
-            while len(added) > mark:
-                del seen[added.pop()]
+    found: list[Hashable] = []  # the keys in the order of their finding, so that a region's can be forgotten
+    open_regions: list[tuple[Iterator[Op], int]] = [(edit.ops(), 0)]
+    while open_regions:
+        ops, mark = open_regions[-1]
+        op = next(ops, None)
+        if op is None:
+            open_regions.pop()
+            while len(found) > mark:
+                del seen[found.pop()]
             continue
-        inner: list[Region] = []
-        for op in edit.ops(region):
-            if has_effect(op):
-                inner += op.regions
-                continue
-            key = op_key(op, number)
-            earlier = seen.get(key)
-            if earlier is not None:
-                for old, new in zip(op.results, earlier.results, strict=True):
-                    edit.replace(old, new)
-                edit.erase(op)
-                count += 1
-                continue
+        key = None if has_effect(op) else op_key(op, number)
+        earlier = seen.get(key) if key is not None else None
+        if earlier is not None:
+            for old, new in zip(op.results, earlier.results, strict=True):
+                edit.replace(old, new)
+            edit.erase(op)
+            count += 1
+            continue
+        if key is not None:
             seen[key] = op
-            added.append(key)
-            inner += op.regions
-        for nested in inner:
-            work.append((None, len(added)))
-            work.append((nested, len(added)))
+            found.append(key)
+        open_regions += [(edit.ops(region), len(found)) for region in reversed(op.regions)]
     return count

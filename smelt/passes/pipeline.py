@@ -65,15 +65,28 @@ def rules(rules: Sequence[Rule], *, inexact: bool = False) -> Callable[[Program]
     return per_function(lambda edit: rewrite(edit, rules, inexact=inexact))
 
 
+def until_stable(*changes: Callable[[Edit], int]) -> Callable[[Program], Program]:
+    """A pass that repeats changes, in order, until none of them finds anything; dead ops go with the first."""
+
+    def change(edit: Edit) -> int:
+        total = 0
+        while count := sum(each(edit) for each in changes):
+            total += count
+        return total
+
+    return per_function(change)
+
+
 def passes(*, inexact: bool = False) -> list[Pass]:
     """All passes in order."""
+
+    def simplify(edit: Edit) -> int:
+        return rewrite(edit, CANONICALISE + SIMPLIFY, inexact=inexact)
+
     return [
         Pass("inline", inline, "one function to look at"),
         Pass("canonicalise", rules(CANONICALISE), "one spelling for each thing"),
-        Pass("fold", per_function(fold), "compute now what is known now"),
-        Pass("simplify", rules(CANONICALISE + SIMPLIFY, inexact=inexact), "cancel what does nothing"),
-        Pass("common_subexpressions", per_function(common_subexpressions), "compute equal things once"),
-        Pass("dead", rules(()), "drop what nobody uses"),
+        Pass("simplify", until_stable(simplify, fold, common_subexpressions), "no op that is known, equal or idle"),
         Pass("split_prepare", split_prepare, "what depends on weights alone runs once"),
     ]
 

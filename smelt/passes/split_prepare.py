@@ -61,25 +61,22 @@ def _captured(op: Op) -> list[Value]:
 
 
 def _frontier(main: Func, weights: list[Value], early: dict[Op, None]) -> list[Value]:
-    """The values to bind, in order. Ops that only spread a smaller value out move back to the run."""
-    stored = set(weights)
-    changed = True
-    while changed:
-        changed = False
-        needed = _needed_late(main, early, stored)
-        for op in reversed(list(early)):
-            if any(value in needed for value in op.results) and _spreads(op):
-                del early[op]
-                changed = True
-    order = [value for value in (*main.args, *(v for op in main.body.ops for v in op.results)) if value in needed]
-    return order
+    """The values to bind, in order. An op that only spreads a smaller value out is repeated by the run instead."""
+    made = {*weights, *(value for op in early for value in op.results)}
+    repeated: set[Op] = set()
+    needed = _needed_late(main, early, made, repeated)
+    while cheap := {value.op for value in needed if value.op is not None and _spreads(value.op)} - repeated:
+        repeated |= cheap
+        needed = _needed_late(main, early, made, repeated)
+    kept = needed - {value for op in repeated for value in op.results}
+    return [value for value in (*main.args, *(value for op in main.body.ops for value in op.results)) if value in kept]
 
 
-def _needed_late(main: Func, early: dict[Op, None], stored: set[Value]) -> set[Value]:
-    made = stored | {value for op in early for value in op.results}
+def _needed_late(main: Func, early: dict[Op, None], made: set[Value], repeated: set[Op]) -> set[Value]:
+    """What the run takes from `prepare`, if it repeats some of its ops."""
     needed = {value for value in main.results if value in made}
     for op in main.body.ops:
-        if op not in early:
+        if op not in early or op in repeated:
             needed.update(value for value in (*op.operands, *_captured(op)) if value in made)
     return needed
 

@@ -54,16 +54,13 @@ def test_every_excuse_has_a_reason():
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", ["testdata", "interpret"])
 def test_wrong_expectations_are_noticed(suites, part):
-    """One expected element changed in a copy of every program: each copy must fail, at a check, in every family."""
+    """One expected element changed in a copy of every program: each copy must fail, at a check."""
     cases = harness.run_folder(suites / part, seed=SEED)
     wrong = [case for case in cases if case.status in ("missed", "failed")]
     details = "\n".join(f"{case.status} {case.name}: {case.detail.splitlines()[0]}" for case in wrong)
     assert not wrong, f"seed {SEED}\n{details}"
-    noticed = {harness.family(case.name) for case in cases if case.status == "noticed"}
-    silent = {harness.family(case.name) for case in cases} - noticed
-    assert silent <= {"after_all", "api_input_arguments", "outfeed", "printing"}, (
-        f"families without a falsified program: {silent}"
-    )
+    untouched = [f"{case.name}: {case.detail}" for case in cases if case.status == "untouched"]
+    assert len(untouched) <= len(cases) // 50, "these hold nothing that could be falsified:\n" + "\n".join(untouched)
 
 
 # ---- the harness itself ----

@@ -72,7 +72,7 @@ def check_fits(op: Op, sizes: Sequence[int]) -> tuple[int, ...]:
     result = op.results[0].shape
     if any(size < 0 for size in sizes):
         raise RunError(f"{op.name}: a size of the result is negative", got=list(sizes), where=op.location)
-    if prod(sizes) * result.dtype.numpy.itemsize >= 1 << 62:
+    if prod(max(size, 1) for size in sizes) >= 1 << 58:
         raise RunError(f"{op.name}: no memory for the result", got=list(sizes), where=op.location)
     if len(sizes) != result.rank or (result.is_static and tuple(sizes) != result.sizes):
         raise RunError(
@@ -168,7 +168,7 @@ def _infer_broadcast(call: Call) -> list[Type]:
 
 
 def _mean_broadcast(frame: Frame, op: Op, operand: Array) -> Array:
-    return np.broadcast_to(operand, frame.shape(op.results[0].type))
+    return np.broadcast_to(operand, check_fits(op, frame.shape(op.results[0].type)))
 
 
 def infer_broadcast(call: Call, sizes: Sequence[Size], dtype: ElementType) -> Shape:
@@ -210,7 +210,7 @@ def _infer_broadcast_in_dim(call: Call) -> list[Type]:
 
 
 def _mean_broadcast_in_dim(frame: Frame, op: Op, operand: Array) -> Array:
-    return broadcast_in_dim(op, operand, frame.shape(op.results[0].type))
+    return broadcast_in_dim(op, operand, check_fits(op, frame.shape(op.results[0].type)))
 
 
 def broadcast_in_dim(op: Op, operand: Array, sizes: tuple[int, ...]) -> Array:
@@ -280,7 +280,7 @@ def _infer_iota(call: Call) -> list[Type]:
 
 
 def _mean_iota(frame: Frame, op: Op) -> Array:
-    return iota(op, frame.shape(op.results[0].type))
+    return iota(op, check_fits(op, frame.shape(op.results[0].type)))
 
 
 def iota(op: Op, sizes: tuple[int, ...]) -> Array:

@@ -35,6 +35,7 @@ _TOKEN = re.compile(
     r"|(.))",
     re.ASCII | re.DOTALL,
 )
+_NEXT: Callable[[str, int], Any] = _TOKEN.match  # always a match
 _BRACKET = re.compile(rf"{_STRING}|//[^\n]*+|->|([<({{\[])|([>)}}\]])", re.ASCII)
 _BRACE = re.compile(rf"{_STRING}|//[^\n]*+|([{{}}])", re.ASCII)
 _NOISE = re.compile(rf"({_STRING})|(?:[ \t\r\n]++|//[^\n]*+)++", re.ASCII)
@@ -51,38 +52,42 @@ _MAX_SHOWN = 100  # characters of a line in an error
 class Cursor:
     """The place where a reader stands in a text: `kind` and `token` are what comes next."""
 
-    __slots__ = ("_depth", "_lines", "end", "kind", "path", "start", "text", "token")
+    __slots__ = ("_depth", "_lines", "_match", "end", "kind", "path", "text", "token")
 
     def __init__(self, text: str, path: str, at: int = 0) -> None:
         self.text = text
         self.path = path
         self._lines: list[int] | None = None
         self._depth = 0
+        self._match: Any = None
         self.seek(at)
 
     # -- going on --
 
     def seek(self, at: int) -> None:
         """Stand at the first token from `at` on."""
-        match = _TOKEN.match(self.text, at)
-        assert match is not None and match.lastindex is not None  # (.) and \Z leave nothing over
-        kind = match.lastindex
-        self.kind, self.token = kind, match[kind]
-        self.start, self.end = match.span(kind)
+        self._match = match = _NEXT(self.text, at)
+        self.kind = kind = match.lastindex
+        self.token = match[kind]
+        self.end = match.end()
         if kind == BAD:
             self.bad_character()
 
     def advance(self) -> str:
         """Pass the current token and give it."""
         token = self.token
-        match = _TOKEN.match(self.text, self.end)
-        assert match is not None and match.lastindex is not None
-        kind = match.lastindex
-        self.kind, self.token = kind, match[kind]
-        self.start, self.end = match.span(kind)
+        self._match = match = _NEXT(self.text, self.end)
+        self.kind = kind = match.lastindex
+        self.token = match[kind]
+        self.end = match.end()
         if kind == BAD:
             self.bad_character()
         return token
+
+    @property
+    def start(self) -> int:
+        """Where the current token begins."""
+        return self._match.start(self.kind)
 
     def accept(self, token: str) -> bool:
         """Pass `token` if it comes next."""

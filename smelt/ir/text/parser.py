@@ -19,10 +19,11 @@ from smelt.errors import Location, ParseError, SmeltError, UnsupportedError, Ver
 from smelt.ir.attributes import DialectAttr, Dict, Symbol, read_attr
 from smelt.ir.build import make
 from smelt.ir.core import Attrs, Func, FuncType, Future, Op, Program, Region, Tuple, Type, Value
-from smelt.ir.ops import definition_of
+from smelt.ir.ops import OPS, definition_of
 from smelt.ir.ops.definition import UNKNOWN, Scope
 from smelt.ir.text import types as text_types
 from smelt.ir.text.attrs import Attributes
+from smelt.ir.text.export import SIZES
 from smelt.ir.text.formats import FORMATS, Draft, read_function
 from smelt.ir.text.lexer import AT, BANG, CARET, END, HASH, ID, INTEGER, STRING, VALUE, Cursor, unescape
 from smelt.ir.text.types import Types
@@ -421,6 +422,7 @@ class Parser:
         cursor.expect("{")
         if outline.generic:
             self._generic_names(outline)
+        self._read_sizes(outline)
         taken = {name for type in outline.inputs for name in _symbols(type)} - {"?"}
         self.scope = Scope(frozenset(taken))
         types = _named_sizes(outline.inputs, self.scope)
@@ -443,6 +445,14 @@ class Parser:
         )
         self.funcs[func.name] = func
         self.signatures[func.name] = func.type
+
+    def _read_sizes(self, outline: _Outline) -> None:
+        """Names for sizes that our own export keeps in an attribute."""
+        for i, (type, attrs) in enumerate(zip(outline.inputs, outline.arg_attrs, strict=True)):
+            text = attrs.get(SIZES)
+            if isinstance(type, Shape) and isinstance(text, str):
+                outline.inputs[i] = self.types.sizes(type, text, outline.start)
+                outline.arg_attrs[i] = MappingProxyType({name: node for name, node in attrs.items() if name != SIZES})
 
     def _generic_names(self, outline: _Outline) -> None:
         """The names of the arguments of a function in generic form, from its block."""
@@ -548,23 +558,25 @@ class Parser:
         names: list[tuple[str, int]] = []
         if cursor.kind == VALUE:
             names = self._result_names()
-        op_start = cursor.start
         if cursor.kind == STRING:
-            name = cursor.string()
-            draft = Draft(name, definition_of(name, cursor.place(op_start)), start)
+            at = cursor.start
+            draft = self._draft(cursor.string(), start, at)
             self.generic(draft)
         elif cursor.kind == ID:
             name = _SHORT_NAMES.get(cursor.token, cursor.token)
+            draft = self._draft(name, start, cursor.start)
             form = FORMATS.get(name)
             if form is None:
-                definition_of(name, cursor.place(op_start))
-                cursor.fail(f"{name} has no short form", at=op_start, expected=f'"{name}"(…)')
+                cursor.fail(f"{name} has no short form", expected=f'"{name}"(…)')
             cursor.advance()
-            draft = Draft(name, definition_of(name, cursor.place(op_start)), start)
             form.read(self, draft)
         else:
             cursor.fail("unexpected text", expected="an op")
         return self._finish(draft, names, start)
+
+    def _draft(self, name: str, start: int, at: int) -> Draft:
+        definition = OPS.get(name)
+        return Draft(name, definition_of(name, self.cursor.place(at)) if definition is None else definition, start)
 
     def _result_names(self) -> list[tuple[str, int]]:
         """`%a, %b:2 =`"""
@@ -590,21 +602,17 @@ class Parser:
         place = cursor.place(start)
         if cursor.token == "loc" and cursor.kind == ID:
             place = self.attributes.location() or place
-        count = sum(n for _, n in names)
-        if names and count != len(draft.results):
-            cursor.fail(f"{draft.name} has another number of results", at=start, expected=len(draft.results), got=count)
-        if not names and draft.results:
-            # MLIR lets results go unnamed; nobody can refer to them.
-            hints: list[str] = []
+        results = draft.results
+        if len(names) == 1 and names[0][1] == 1 == len(results):
+            hints = [_hint(names[0][0])]
         else:
-            hints = [hint for name, n in names for hint in (_hint(name), *[""] * (n - 1))]
-        declared = [self._value_type(type, start) for type in draft.results]
+            hints = self._hints(names, draft, start)
         op = make(
             draft.name,
             draft.operands,
             self._typed(draft, place),
             draft.regions,
-            declared,
+            [type if isinstance(type, Shape) else self._value_type(type, start) for type in results],
             scope=self.scope,
             location=place,
             result_names=hints,
@@ -615,6 +623,13 @@ class Parser:
             self._define(name, op.results[at : at + n], start)
             at += n
         return op
+
+    def _hints(self, names: list[tuple[str, int]], draft: Draft, start: int) -> list[str]:
+        """Names for printing; results that the text leaves unnamed have none."""
+        count = sum(n for _, n in names)
+        if names and count != len(draft.results):
+            self.cursor.fail(f"{draft.name} has another number of results", at=start, expected=len(draft.results), got=count)
+        return [hint for name, n in names for hint in (_hint(name), *[""] * (n - 1))]
 
     def _value_type(self, type: Any, start: int) -> Type:
         if isinstance(type, Shape | text_types.Token | Tuple | Future):

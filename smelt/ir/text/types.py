@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 from smelt.dim import Poly, Size, parse_size
-from smelt.dtype import DTYPES, DType, ElementType, Quantized, integer_range
+from smelt.dtype import DTYPES, DType, ElementType, Quantized, i64, integer_range
 from smelt.errors import ShapeError
 from smelt.ir.attributes import DialectType
 from smelt.ir.core import Future, FuncType, Token, Tuple, Type
@@ -25,6 +25,7 @@ _SIZES = re.compile(r"((?:(?:[0-9]++|\?)[ \t\r\n]*+x[ \t\r\n]*+)*+)", re.ASCII)
 _ONE_SIZE = re.compile(r"[0-9]+|\?")
 _STORAGE = re.compile(r"(?:u|ui|i)[0-9]+", re.ASCII)
 _ODD = re.compile(r"[su]?i[0-9]+|f[0-9]+\w*|tf32|bf16|none|index", re.ASCII)
+_WORD = re.compile(r'"(?:[^"\\]|\\.)*+"|\bfloordiv\b|//')
 
 MAX_RANK = 64  # NumPy's
 MAX_SIZE = (1 << 63) - 1
@@ -183,11 +184,9 @@ class Types:
         body = cursor.balanced()
         if name == "#smelt.sizes":
             body, _, tail = body.partition("; bounds = ")
-            formulas = self._formulas(body, start)
+            shape = self.sizes(Shape.of(i64, sizes), body, start)
             bounds = self._bounds(tail.strip().removeprefix("[").removesuffix("]"), len(sizes), start) if tail else None
-            if len(formulas) != len(sizes) or any(a not in (UNKNOWN, b) for a, b in zip(sizes, formulas, strict=True)):
-                cursor.fail("the sizes in the encoding are not those of the type", at=start, expected=sizes, got=formulas)
-            return formulas, bounds
+            return list(shape.sizes), bounds
         if name == "#stablehlo.type_extensions":
             body = body.strip().removeprefix("bounds").strip().removeprefix("=").strip().removeprefix("[").removesuffix("]")
         bounds = self._bounds(body, len(sizes), start)
@@ -201,9 +200,17 @@ class Types:
             self.cursor.fail("one bound per axis", at=start, expected=f"{rank} numbers or ?", got=body)
         return tuple(None if word == "?" else int(word) for word in words)
 
+    def sizes(self, shape: Shape, body: str, start: int) -> Shape:
+        """A shape whose open sizes are given apart, as `B, 3`."""
+        formulas = self._formulas(body, start)
+        if len(formulas) != shape.rank or any(a not in (UNKNOWN, b) for a, b in zip(shape.sizes, formulas, strict=True)):
+            self.cursor.fail("sizes that are not those of the type", at=start, expected=show(shape), got=body[:60])
+        return Shape.of(shape.dtype, formulas, None, shape.bounds)
+
     def _formulas(self, body: str, start: int) -> list[Size]:
         try:
-            sizes = [parse_size(part) for part in split_formulas(body)] if body.strip() else []
+            text = _WORD.sub(lambda match: "//" if match[0] == "floordiv" else match[0], body)
+            sizes = [parse_size(part) for part in split_formulas(text)] if text.strip() else []
         except ShapeError as error:
             raise self.cursor.located(error, start) from None
         for size in sizes:
@@ -374,8 +381,14 @@ def _show_tensor(shape: Shape, export: bool) -> str:
         encoding = f", #stablehlo.bounds<{bounds}>" if bounds else ""
     else:
         tail = f"; bounds = [{bounds}]" if bounds else ""
-        encoding = f", #smelt.sizes<{', '.join(map(str, shape.sizes))}{tail}>"
+        encoding = f", #smelt.sizes<{', '.join(map(_show_size, shape.sizes))}{tail}>"
     return f"tensor<{dims}{element}{encoding}>"
+
+
+def _show_size(size: Size) -> str:
+    """A formula; `//` would begin a comment here, so it is spelled `floordiv`, and a symbol of that name is quoted."""
+    text = _WORD.sub(lambda match: '"floordiv"' if match[0] == "floordiv" else match[0], str(size))
+    return _WORD.sub(lambda match: " floordiv " if match[0] == "//" else match[0], text)
 
 
 def show_element(element: ElementType) -> str:

@@ -186,7 +186,7 @@ class Graph(Emit):
         if row.variadic is not None:
             for given in inputs[len(row.inputs) :]:
                 arguments.append(None if given is None else self._argument(given, row.variadic))
-        keywords = {name if name not in _KEYWORDS else name + "_": value for name, value in attributes.items()}
+        keywords = {row.parameters[name]: value for name, value in attributes.items()}
         result = row.function(self, *arguments, **keywords)
         return [self.item(each) for each in (result if isinstance(result, tuple | list) else (result,))]
 
@@ -478,9 +478,6 @@ class Graph(Emit):
 
     def _weight_values(self) -> dict[Value, str]:
         return {value: name for name, value in self.model.weights.items()}
-
-
-_KEYWORDS = ("else", "if", "in", "is", "not", "from")  # an attribute of such a name is a parameter with `_` behind it
 
 
 def _leaves_of(value: Value, model: Model, missing: set[str]) -> tuple[list[Op], list[Value]]:

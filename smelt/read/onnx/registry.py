@@ -40,6 +40,7 @@ class Row:
     inputs: tuple[Input, ...]
     variadic: Input | None
     attributes: dict[str, Any]  # name → default
+    parameters: dict[str, str]  # name → the parameter it is passed as: `split_` where `split` is an input too
 
 
 ROWS: dict[tuple[str, str], list[Row]] = {}
@@ -70,9 +71,11 @@ def _row(name: str, since: int, function: Callable[..., Any]) -> Row:
     inputs: list[Input] = []
     variadic = None
     attributes: dict[str, Any] = {}
+    parameters: dict[str, str] = {}
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
         if parameter.kind is parameter.KEYWORD_ONLY:
             attributes[parameter.name.rstrip("_")] = parameter.default
+            parameters[parameter.name.rstrip("_")] = parameter.name
             continue
         kind = str(parameter.annotation).removesuffix(" | None")
         assert kind in _KINDS, f"{name}: {parameter.name} is annotated {parameter.annotation}"
@@ -81,4 +84,4 @@ def _row(name: str, since: int, function: Callable[..., Any]) -> Row:
             variadic = found
         else:
             inputs.append(found)
-    return Row(name, since, function, tuple(inputs), variadic, attributes)
+    return Row(name, since, function, tuple(inputs), variadic, attributes, parameters)

@@ -519,3 +519,27 @@ def test_top_k_refuses():
     assert values.type == Shape("f32", 2)
     with pytest.raises(SmeltError):
         run(Program.of(f.func(values)), [f32(1)])
+
+
+# ---- sizes that inference had to take for granted ----
+
+
+def test_sizes_taken_for_granted_are_checked_at_run_time():
+    f = FuncBuilder("main", [Shape("f32", B), Shape("f32", S)])
+    with f.region(F32, F32, F32, F32) as r:
+        r.result(r.compare(r.args[0], r.args[1], comparison_direction="LT"))
+    both = f.sort(*f.args, regions=[r.region], dimension=0)
+    with pytest.raises(RunError):
+        run(Program.of(f.func(*both)), [f32(1), f32(2)])
+    f = FuncBuilder("main", [Shape("f32", B, 4), Shape("i64", S, 1)])
+    dims = GatherDims((), (1,), (0,), (0,), (1,), 1)
+    picked = f.gather(*f.args, dimension_numbers=dims, slice_sizes=(1, 1))
+    assert run(Program.of(f.func(picked)), [f32(2, 4), np.array([[1], [2]])])[0].tolist() == [1, 6]
+    with pytest.raises(RunError):
+        run(Program.of(f.func(picked)), [f32(2, 4), np.array([[1]])])
+    f = FuncBuilder("main", [Shape("f32", 4), Shape("i64", S), Shape("f32", B)])
+    with f.region(F32, F32) as r:
+        r.result(r.add(*r.args))
+    total = f.scatter(*f.args, regions=[r.region], scatter_dimension_numbers=FLAT)
+    with pytest.raises(RunError):
+        run(Program.of(f.func(total)), [f32(4), np.array([1, 2]), f32(1)])

@@ -458,3 +458,14 @@ def test_every_element_type_moves(kind):
 def test_ml_dtypes_stay_what_they_are():
     (out,) = call("reverse", np.array([1, 2], ml_dtypes.bfloat16), dimensions=(0,))
     assert out.dtype == ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("sizes", [(1 << 62, 8), ((1 << 63) - 1,), (0, 1 << 62, 8)])
+def test_results_that_no_array_can_hold_are_run_errors(sizes):
+    with pytest.raises(RunError):
+        call("iota", iota_dimension=0, result=Shape("i8", *sizes))
+    with pytest.raises(RunError):
+        call("broadcast_in_dim", np.array(1, np.int8), broadcast_dimensions=(), result=Shape("i8", *sizes))
+    f, op = make("broadcast", Shape("i8", B), broadcast_sizes=(1 << 40, 1 << 10))
+    with pytest.raises(RunError):
+        run(Program.of(f.func(op.result)), [np.zeros(1 << 10, np.int8)])

@@ -1,0 +1,268 @@
+"""The official ONNX backend suite on an engine, as the onnx package brings it.
+
+    python tests/conformance/onnx_suite.py [--engine reference] [--json FILE] [--jobs N] [--filter TEXT]
+
+A case passes when its model reads, compiles, runs, and gives what the suite expects within the suite's own tolerances
+(by default rtol 1e-3, atol 1e-7). Inputs whose values shape the program are given at import, as `StaticError` asks for
+them. Cases run in worker processes: one that crashes or hangs fails alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
+SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Case:
+    """What became of one case: passed or failed, and why."""
+
+    name: str
+    status: str
+    detail: str
+
+
+class TimeOut(Exception):
+    """A case took too long."""
+
+
+# ---- the suite ----
+
+
+def load_suite() -> list[Any]:
+    """Every case of the installed suite, in order of kind and name."""
+    from onnx.backend.test.loader import load_model_tests
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [case for kind in KINDS for case in sorted(load_model_tests(kind=kind), key=lambda case: case.name)]
+
+
+def data_of(case: Any) -> tuple[Any, list[tuple[list[Any], list[Any]]]]:
+    """The model and its (inputs, expected outputs)."""
+    import onnx
+
+    if case.model is not None:
+        sets = [([plain(x) for x in inputs], [plain(y) for y in outputs]) for inputs, outputs in case.data_sets]
+        return case.model, sets
+    if case.model_dir is not None:
+        folder = Path(case.model_dir)
+        model = onnx.load(folder / "model.onnx")
+        return model, [read_set(path, model) for path in sorted(folder.glob("test_data_set_*"))]
+    path = Path(onnx.__file__).parents[1] / case.url
+    model = onnx.load(path)
+    return model, [light_set(path, model)]
+
+
+def plain(item: Any) -> Any:
+    import onnx
+
+    return onnx.numpy_helper.to_array(item) if isinstance(item, onnx.TensorProto) else item
+
+
+def read_set(folder: Path, model: Any) -> tuple[list[Any], list[Any]]:
+    def files(stem: str, ports: Any) -> list[Any]:
+        count = len(list(folder.glob(f"{stem}_*.pb")))
+        return [load_item(folder / f"{stem}_{i}.pb", ports[i].type) for i in range(count)]
+
+    return files("input", model.graph.input), files("output", model.graph.output)
+
+
+def load_item(path: Path, type: Any) -> Any:
+    import onnx
+    from onnx import numpy_helper
+
+    data = path.read_bytes()
+    if type.HasField("sequence_type"):
+        return numpy_helper.to_list(onnx.SequenceProto.FromString(data))
+    if type.HasField("optional_type"):
+        return numpy_helper.to_optional(onnx.OptionalProto.FromString(data))
+    return numpy_helper.to_array(onnx.TensorProto.FromString(data))
+
+
+def light_set(path: Path, model: Any) -> tuple[list[Any], list[Any]]:
+    """The models without weights of their own: inputs count up, as the suite's runner makes them."""
+    held = {initializer.name for initializer in model.graph.initializer}
+    inputs = []
+    for port in model.graph.input:
+        if port.name not in held:
+            sizes = [d.dim_value if d.HasField("dim_value") else 1 for d in port.type.tensor_type.shape.dim]
+            count = int(np.prod(sizes))
+            inputs.append((np.arange(count).reshape(sizes) / count).astype(np.float32))
+    outputs = [
+        load_item(path.with_name(f"{path.stem}_output_{i}.pb"), port.type) for i, port in enumerate(model.graph.output)
+    ]
+    return inputs, outputs
+
+
+# ---- one case ----
+
+
+def run_case(engine: str, case: Any) -> Case:
+    signal.signal(signal.SIGALRM, _alarm)
+    signal.alarm(SECONDS)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            check_case(engine, case)
+    except Exception as error:
+        kind = type(error).__name__
+        return Case(case.name, "failed", f"{kind}: {str(error).strip()[:600]}")
+    finally:
+        signal.alarm(0)
+    return Case(case.name, "passed", "")
+
+
+def _alarm(number: int, frame: Any) -> None:
+    raise TimeOut(f"more than {SECONDS} s")
+
+
+def check_case(engine: str, case: Any) -> None:
+    model, sets = data_of(case)
+    assert sets, "no data"
+    held = {initializer.name for initializer in model.graph.initializer}
+    names = [port.name for port in model.graph.input]
+    if len(sets[0][0]) < len(names):
+        names = [name for name in names if name not in held]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        path.write_bytes(model.SerializeToString())
+        for inputs, expected in sets:
+            given = dict(zip(names, inputs, strict=False))
+            outputs = execute(engine, path, given, [port.name for port in model.graph.output])
+            compare(outputs, expected, case.rtol, case.atol)
+
+
+def execute(engine: str, path: Path, given: dict[str, Any], outputs: Sequence[str]) -> list[Any]:
+    """Read the model, with more inputs known at import as long as it asks for them, and run it."""
+    from smelt.read.onnx import StaticError, read
+
+    static: dict[str, Any] = {}
+    while True:
+        try:
+            program, weights = read(path, static)
+            break
+        except StaticError as error:
+            more = {name: given[name] for name in error.inputs if name in given and name not in static}
+            if not more:
+                raise
+            static |= more
+    executable = find_engine(engine).compile(program).prepare(weights)
+    signature = executable.signature
+    found = executable(*(np.asarray(given[port.name]) for port in signature.inputs))
+    by_name = {port.name: value for port, value in zip(signature.outputs, found, strict=True)}
+    return [assemble(name, by_name) for name in outputs]
+
+
+def assemble(name: str, by_name: dict[str, Any]) -> Any:
+    """A tensor, or the list whose elements are results of their own."""
+    if name in by_name:
+        return by_name[name]
+    if not any(other.startswith(f"{name}[") for other in by_name):
+        return None
+    items = []
+    while True:
+        item = assemble(f"{name}[{len(items)}]", by_name)
+        if item is None:
+            return items
+        items.append(item)
+
+
+def find_engine(name: str) -> Any:
+    if name == "reference":
+        from smelt.engine.reference import ReferenceEngine
+
+        return ReferenceEngine()
+    if name == "native":
+        from smelt.engine.native import NativeEngine
+
+        return NativeEngine()
+    raise SystemExit(f"no engine {name!r}")
+
+
+def compare(outputs: Sequence[Any], expected: Sequence[Any], rtol: float, atol: float) -> None:
+    """What the suite's own runner compares: shape, element type, values."""
+    assert len(outputs) == len(expected), f"{len(outputs)} outputs instead of {len(expected)}"
+    for found, want in zip(outputs, expected, strict=True):
+        if want is None or (isinstance(want, list | tuple) and not want):
+            assert found is None or len(found) == 0, "an empty optional or sequence was expected"
+        elif isinstance(want, list | tuple):
+            assert isinstance(found, list | tuple), "a sequence was expected"
+            compare(found, want, rtol, atol)
+        else:
+            assert found is not None, "nothing came out"
+            compare_arrays(np.asarray(found), np.asarray(want), rtol, atol)
+
+
+def compare_arrays(found: Any, want: Any, rtol: float, atol: float) -> None:
+    assert found.shape == want.shape, f"shape {found.shape} instead of {want.shape}"
+    if want.dtype.kind in "OUS":
+        np.testing.assert_array_equal(found, want)
+        return
+    assert found.dtype == want.dtype, f"{found.dtype} instead of {want.dtype}"
+    if want.dtype.name == "bfloat16":
+        rtol = max(rtol, 2**-6)
+    if want.dtype.kind == "V" or want.dtype.name.startswith(("bfloat", "float8", "float4", "int4", "uint4", "int2", "uint2")):
+        found, want = found.astype(np.float32), want.astype(np.float32)
+    np.testing.assert_allclose(found, want, rtol=rtol, atol=atol)
+
+
+# ---- all cases ----
+
+CASES: list[Any] = []
+
+
+def _run_index(job: tuple[str, int]) -> Case:
+    return run_case(job[0], CASES[job[1]])
+
+
+def run_suite(engine: str, jobs: int, text: str = "") -> Iterator[Case]:
+    """Every case whose name contains a text. Workers are forked after the suite is loaded, so they share it."""
+    CASES[:] = [case for case in load_suite() if text in case.name]
+    context = multiprocessing.get_context("fork")
+    with context.Pool(jobs, maxtasksperchild=200) as pool:
+        yield from pool.imap(_run_index, [(engine, i) for i in range(len(CASES))], chunksize=8)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="The official ONNX backend suite on an engine.")
+    parser.add_argument("--engine", default="reference")
+    parser.add_argument("--json", type=Path, help="write what became of every case to this file")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--filter", default="", help="only cases whose name contains this")
+    options = parser.parse_args(argv)
+    began = time.monotonic()
+    cases = list(run_suite(options.engine, options.jobs, options.filter))
+    passed = sum(case.status == "passed" for case in cases)
+    for case in cases:
+        if case.status != "passed":
+            print(f"{case.name}: {case.detail.splitlines()[0][:200] if case.detail else ''}")
+    kinds = Counter(case.detail.split(":")[0] for case in cases if case.status != "passed")
+    print(f"{passed} of {len(cases)} pass on {options.engine} in {time.monotonic() - began:.0f} s; {dict(kinds)}")
+    if options.json is not None:
+        record = {"engine": options.engine, "total": len(cases), "passed": passed, "cases": [asdict(c) for c in cases]}
+        options.json.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
