@@ -150,7 +150,7 @@ def symbol(name: str) -> Poly:
 
 
 def floordiv(a: Size, b: Size) -> Size:
-    """`a / b`, rounded down. What a number divides comes out: `(8*S + T + 9)//8` is `S + (T + 1)//8 + 1`."""
+    """`a / b`, rounded down. What a number divides comes out: `(8*S + T + 9)//8` is `(T + 1)//8 + S + 1`."""
     if not isinstance(b, int):
         a, b, _ = _lowest(a, b)
         return _call("//", a, b)
@@ -453,7 +453,7 @@ def parse_size(text: str) -> Size:
     Names that are not identifiers stand in double quotes; `floordiv`, `mod`, `max` and `min` take two arguments.
 
     >>> parse_size('2*(S + 7)//8 + "my dim"'), parse_size("max(S, 1)*S**2")
-    ("my dim" + (S + 7)//4, S**2*max(S, 1))
+    ("my dim" + (S + 3)//4 + 1, S**2*max(S, 1))
     """
     parser = _Parser(text)
     size = parser.sum()

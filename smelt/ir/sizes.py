@@ -174,7 +174,10 @@ def _each(fn: Callable[..., Known]) -> _Rule:
     """An elementwise rule from a function of known elements."""
 
     def rule(_: Op, *operands: Elements) -> Elements | None:
-        spread = np.broadcast_arrays(*operands)  # the predicate of a select may be a scalar
+        if all(each.shape == () for each in operands):
+            row = [each.item() for each in operands]
+            return _array([None if None in row else fn(*row)], ())
+        spread = np.broadcast_arrays(*operands)  # the bounds of a clamp may be scalars
         rows = zip(*(each.reshape(-1).tolist() for each in spread), strict=True)
         return _array([None if None in row else fn(*row) for row in rows], spread[0].shape)
 

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any, NoReturn, Protocol
 
 from smelt.dim import Size, at_most, symbol
-
 from smelt.dtype import Array, ElementType
 from smelt.errors import Location, VerifyError
 from smelt.ir.attributes import Kind
@@ -254,7 +253,7 @@ class Call:
             self.same_size(x, y, label, message)
 
     def at_most(self, a: Size, b: Size, label: str, message: str) -> None:
-        """One size is at most another: refused where that never holds; where symbols leave it open, the meaning checks it."""
+        """One size is at most another: refused where it never holds; what symbols leave open, the meaning checks."""
         if a > b if type(a) is int and type(b) is int else at_most(b + 1, a):
             self.fail(label, message, expected=f"at most {b}", got=a)
 

@@ -35,13 +35,16 @@ from smelt.ir.cast import cast
 from smelt.ir.core import Op, Type
 from smelt.ir.ops.definition import Attr, Call, Frame, OpDef
 from smelt.ir.ops.quantize import baseline, check_axis, dequantize, quantize
+from smelt.ir.ops.reduce import SHORT
 from smelt.shape import Shape
 
 # ---- sums of products ----
 
 
 def accumulator(lhs: DType, rhs: DType, depth: int, result: DType) -> np.dtype[Any]:
-    """The type in which `depth` products are summed: exactly, or wrapping as the result does, or in double."""
+    """The type in which `depth` products are summed: exactly, wrapping as the result does, in the result's, in double."""
+    if depth <= SHORT and result.name in ("f32", "complex<f32>"):
+        return result.numpy
     if "complex" in (lhs.kind, rhs.kind, result.kind):
         return np.dtype(np.complex128)
     if "float" in (lhs.kind, rhs.kind, result.kind):
@@ -59,8 +62,15 @@ def accumulated(total: Array, result: DType) -> Array:
 
 def matmul(lhs: Array, rhs: Array, result: DType) -> Array:
     """`lhs[b, m, k] * rhs[b, k, n]`, summed over k."""
-    wide = accumulator(dtype(lhs.dtype), dtype(rhs.dtype), lhs.shape[-1], result)
-    return accumulated(np.matmul(lhs.astype(wide), rhs.astype(wide)), result)
+    depth = lhs.shape[-1]
+    wide = accumulator(dtype(lhs.dtype), dtype(rhs.dtype), depth, result)
+    left, right = lhs.astype(wide), rhs.astype(wide)
+    if depth > SHORT or result.kind not in ("float", "complex"):
+        return accumulated(np.matmul(left, right), result)
+    total = np.zeros(np.broadcast_shapes(left[..., :1].shape, right[..., :1, :].shape), wide)
+    for k in range(depth):
+        total += left[..., k, None] * right[..., None, k, :]
+    return accumulated(total, result)
 
 
 def check_products(call: Call, lhs: Shape, rhs: Shape, result: ElementType, first: int) -> None:

@@ -23,6 +23,7 @@ from smelt.shape import Shape
 
 Arrays: TypeAlias = tuple[Array, ...]
 
+SHORT = 64  # terms: a sum of floats this short rounds at every step, as its body says; a longer one in double, once
 SEQUENTIAL = 4096  # up to so many elements an arbitrary body runs in order; beyond, as a tree that keeps the order
 
 _UFUNCS: dict[str, np.ufunc] = {
@@ -86,8 +87,8 @@ class Fold:
         return self.element.is_float and self.ufunc in (np.maximum, np.minimum)
 
 
-def fold_of(region: Region) -> Fold | None:
-    """The fold that a body is, if it is one."""
+def fold_of(region: Region, terms: int) -> Fold | None:
+    """The fold that a body is, if it is one; a short sum or product of floats is left to run in order, step by step."""
     if len(region.ops) != 1 or len(region.args) != 2:
         return None
     op = region.ops[0]
@@ -98,6 +99,8 @@ def fold_of(region: Region) -> Fold | None:
     if not isinstance(element, DType) or op.result.shape.rank:
         return None
     if element.is_complex and ufunc not in (np.add, np.multiply):  # lexicographic
+        return None
+    if element.is_float and ufunc in (np.add, np.multiply) and terms <= SHORT:
         return None
     return Fold(ufunc, element)
 
@@ -188,7 +191,7 @@ def reduce_over(frame: Frame, op: Op, body: Region, axes: tuple[int, ...], opera
     types = [value.shape.dtype for value in op.operands]
     values = [promoted(*each) for each in zip(operands, types, elements * 2, strict=True)]
     inputs, inits = values[: len(elements)], values[len(elements) :]
-    fold = fold_of(body)
+    fold = fold_of(body, prod(inputs[0].shape[d] for d in axes))
     if fold is not None:
         return (fold.narrow(fold.along(fold.widen(inputs[0]), axes, fold.widen(inits[0]))),)
     kept = [d for d in range(inputs[0].ndim) if d not in axes]

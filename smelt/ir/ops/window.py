@@ -27,7 +27,7 @@ from smelt.shape import Shape
 Pairs: TypeAlias = Sequence[tuple[int, int]]
 T = TypeVar("T")
 
-_MOST = 1 << 33  # elements of a padded tensor; more is a mistake, and NumPy would not say so
+_MOST = 1 << 33  # elements of a tensor; padding and strides can ask for more than NumPy can say it has no room for
 
 # ---- windows ----
 
@@ -65,7 +65,7 @@ def dilated(size: Size, dilation: int) -> Size:
     return maximum((size - 1) * dilation + 1, 0)
 
 
-def window_count(size: Size, padding: tuple[int, int], base: int, window: Size, dilation: int, stride: int) -> Size:
+def window_count(size: Size, padding: tuple[Size, Size], base: int, window: Size, dilation: int, stride: int) -> Size:
     """How many positions a window has along one dimension: none where it does not fit."""
     padded = padding[0] + dilated(size, base) + padding[1]
     return maximum(floordiv(padded - dilated(window, dilation), stride) + 1, 0)
@@ -87,8 +87,8 @@ def _check_entries(call: Call, name: str, default: Any, rank: int, labels: tuple
 
 
 def _check_padding(
-    call: Call, given: Sequence[Sequence[int]] | None, rank: int, label: str
-) -> tuple[tuple[int, int], ...]:
+    call: Call, given: Sequence[Sequence[Any]] | None, rank: int, label: str
+) -> tuple[tuple[Any, Any], ...]:
     rows = _or_default(given, (0, 0), rank)
     if len(rows) != rank or any(len(row) != 2 for row in rows):
         call.fail(
@@ -154,11 +154,15 @@ def spread(array: Array, padding: Pairs, dilations: Sequence[int], fill: Any) ->
         take.append(slice(first, max(last, first)))
         start = max(low + first * dilation, 0)
         into.append(slice(start, start + max(last - first - 1, 0) * dilation + 1 if last > first else start, dilation))
-    if prod(sizes) > _MOST:
-        raise RunError("padding makes a tensor too large for memory", expected=f"up to {_MOST} elements", got=sizes)
+    _make_room(sizes)
     out = np.full(sizes, fill, array.dtype)
     out[tuple(into)] = array[tuple(take)]
     return out
+
+
+def _make_room(sizes: Sequence[int]) -> None:
+    if prod(sizes) > _MOST:
+        raise RunError("a tensor is too large for memory", expected=f"up to {_MOST} elements", got=list(sizes))
 
 
 # ---- reduce_window ----
@@ -179,7 +183,7 @@ def _reduce_window(frame: Frame, op: Op, *operands: Array) -> Arrays:
     values = [promoted(*each) for each in zip(operands, types, elements * 2, strict=True)]
     inputs, inits = values[: len(elements)], values[len(elements) :]
     counts = window.counts(inputs[0].shape)
-    fold = fold_of(body)
+    fold = fold_of(body, prod(window.sizes))
     if fold is not None:
         init = fold.widen(inits[0])
         padded = spread(fold.widen(inputs[0]), window.padding, window.base_dilations, init)
@@ -264,12 +268,13 @@ def _infer_select_and_scatter(call: Call) -> list[Type]:
 
 def _select_and_scatter(frame: Frame, op: Op, operand: Array, source: Array, init: Array) -> Array:
     select, scatter = op.regions
-    chosen = _selected(frame, select, operand, _window_of(op)).reshape(-1)
+    window = _window_of(op)
+    chosen = _selected(frame, select, operand, window).reshape(-1)
     of, to = op.operands[0].shape.dtype, scatter.results[0].shape.dtype
     init = promoted(init, of, to)
     values = promoted(source, of, to).reshape(-1)[chosen >= 0]
     places = chosen[chosen >= 0]
-    fold = fold_of(scatter)
+    fold = fold_of(scatter, prod(window.sizes))
     if fold is not None and fold.ufunc not in (np.maximum, np.minimum):
         total = np.full(operand.size, fold.widen(init))
         fold.ufunc.at(total, places, fold.widen(values))
@@ -308,7 +313,7 @@ def _turns(places: Array) -> list[Array]:
 # ---- convolution ----
 
 
-def infer_convolution(call: Call, padding: Sequence[Sequence[int] | None] | None) -> list[Type]:
+def infer_convolution(call: Call, padding: Sequence[Sequence[Size] | None] | None) -> list[Type]:
     """The type of a convolution. A padding of None is zeros; a row of None is not known before the program runs."""
     name = call.name.rpartition(".")[2]
     lhs, rhs = call.shape(0), call.shape(1)
@@ -485,6 +490,7 @@ def _correlate(image: Array, kernel: Array, window: Window, counts: tuple[int, .
     groups, batch, features = image.shape[:3]
     outputs = kernel.shape[1]
     positions = prod(counts)
+    _make_room([groups, batch, positions, outputs])
     total = np.zeros((groups, batch * positions, outputs), image.dtype)
     if prod(window.sizes) <= positions:
         for index in np.ndindex(window.sizes):

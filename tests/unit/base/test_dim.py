@@ -95,7 +95,7 @@ def test_a_size_has_the_value_python_computes(formula, values):
     assert isinstance(size, int) or symbols(size) <= set(NAMES)
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(FORMULAS)
 def test_text_round_trips(formula):
     size = size_of(formula)
@@ -104,7 +104,7 @@ def test_text_round_trips(formula):
     assert pickle.loads(pickle.dumps(size)) == size
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(FORMULAS, st.dictionaries(st.sampled_from(NAMES), FORMULAS, min_size=1), ASSIGNMENTS)
 def test_substitution_commutes_with_evaluation(formula, replacements, values):
     size = size_of(formula)
@@ -127,7 +127,7 @@ def test_ring_laws_are_structural(x, y, z):
     assert hash(a * (b + c)) == hash(a * b + c * a)
 
 
-@settings(max_examples=300)
+@settings(max_examples=60)
 @given(FORMULAS, st.integers(1, 9))
 def test_quotient_and_remainder_of_a_number_fit_together(formula, k):
     size = size_of(formula)
@@ -201,7 +201,7 @@ def test_a_size_is_immutable_and_hashable():
     ("size", "text"),
     [
         ((8 * S) // 8, "S"),
-        ((8 * S + T + 9) // 8, "S + (T + 1)//8 + 1"),
+        ((8 * S + T + 9) // 8, "(T + 1)//8 + S + 1"),
         ((S - 1) // 2 + 1, "(S + 1)//2"),
         ((2 * S + 3) // 4, "(S + 1)//2"),
         (((S + 1) // 2 + 1) // 2, "(S + 3)//4"),
@@ -210,7 +210,7 @@ def test_a_size_is_immutable_and_hashable():
         ((2 * S + 1) % 4, "2*(S % 2) + 1"),
         (((-S) % 8 + S) % 8, "0"),
         ((S % 8) % 4, "S % 4"),
-        (S // -2, "(S + 1)//2 - S"),
+        (S // -2, "S//2 - S"),
         (maximum(S, 0), "S"),
         (maximum(S + 1, S), "S + 1"),
         (minimum(S, S + T), "S"),
@@ -327,7 +327,8 @@ def test_the_grammar_is_python_s():
 HOSTILE = [
     "", " ", "S +", "* S", "S T", "(S", "S)", "()", "max(S)", "max(S, T, 1)", "max(S", "foo(S)", "1.5", "S/T", "S = 1",
     "S == T", "S < T", '"', '"open', '""', '"a\nb"', "S**T", "S**-1", "S**1000", "9" * 60,
-    "(" * 5000 + "S" + ")" * 5000, "max(" * 500 + "S" + ", 1)" * 500, "-" * 60000, "S" * 70000, "S//0", "S % 0", "5//0", "\0", "S\0", "²", "٣",
+    "(" * 5000 + "S" + ")" * 5000,
+    "max(" * 500 + "S" + ", 1)" * 500, "-" * 60000, "S" * 70000, "S//0", "S % 0", "5//0", "\0", "S\0", "²", "٣",
     "S if T", "__import__('os')", "(((9**60)**60)**60)", "(a+b+c+d+e)**60", "*".join(["(a+b+c+d)"] * 60), "divides",
     "*".join(f"(x{i}+1)" for i in range(30)), "max(" + "+".join(f"x{i}" for i in range(400)) + ", 1)",
 ]  # fmt: skip
@@ -692,7 +693,7 @@ IDENTITIES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.lists(FACTS, max_size=3), st.sampled_from(IDENTITIES), FORMULAS, FORMULAS, st.randoms(use_true_random=False))
 def test_answers_hold_on_numbers(parts, identity, x, y, chance):
     facts = Facts(fact_of(part) for part in parts)

@@ -340,7 +340,7 @@ def test_many_indices_take_no_time():
     rng = np.random.default_rng(0)
     count = 100_000
     table, rows = rng.standard_normal((5000, 16)).astype(np.float32), rng.integers(0, 5000, count)
-    started = time.perf_counter()
+    started = time.process_time()
     dims = GatherDims((1,), (0,), (), (), (0,), 1)
     (found,) = call("stablehlo.gather", table, rows, dimension_numbers=dims, slice_sizes=(1, 16))
     assert np.array_equal(found, table[rows])
@@ -353,7 +353,7 @@ def test_many_indices_take_no_time():
     order = {"region": lambda r, a, b: r.compare(a, b, comparison_direction="LT"), "scalars": [I64, I64]}
     (sorted_values,) = call("stablehlo.sort", values, **order)
     assert np.array_equal(sorted_values, np.sort(values))
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 # ---- slices at computed places ----

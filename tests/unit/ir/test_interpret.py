@@ -207,3 +207,6 @@ def test_checks_refuse_other_types():
             f.op(f"check.{name}", f.args[a], f.args[b])
     with pytest.raises(SmeltError):
         f.op("check.expect_eq_const", f.args[1], value=Constant.of(np.zeros(3, np.float32), dtype("f32")))
+    for limits in ({"max_ulp_difference": -1}, {"min_ulp_difference": -1}, {"max_ulp_difference": 2**64}):
+        with pytest.raises(SmeltError, match="ui64"):
+            f.op("check.expect_close", f.args[0], f.args[0], **limits)

@@ -130,9 +130,9 @@ def test_long_chains_and_shared_values_cost_linear_time():
     value = b
     for _ in range(50_000):
         value = f.add(value, one)
-    started = time.perf_counter()
+    started = time.process_time()
     assert trace(value) == (B + 50_000,)
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10
     value = one
     for _ in range(30):
         value = f.add(value, value)  # 2**30 paths
