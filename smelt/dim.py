@@ -1110,28 +1110,19 @@ class _Theory:
 
     def floor(self, a: Size, b: Size) -> Size:
         """a//b; a divisor that is known to be positive comes out where it divides."""
-        if isinstance(b, int):
-            quotient, rest, constant = _residue(a, b) if b > 0 else (0, a, 0)
-            rest = rest + constant
-        elif not self.linear(b - 1):
+        if isinstance(b, int) or not self.linear(b - 1):
             return floordiv(a, b)
-        else:
-            for factor in (_term(atom) for atom in dict.fromkeys(b.terms[0][0])):
-                less, fewer = divide_exact(a, factor), divide_exact(b, factor)
-                if less is not None and fewer is not None and self.linear(factor - 1):
-                    return self.floor(less, fewer)
-            quotient, rest = _divide(a, b)
-            if self.linear(rest) and self.linear(b - 1 - rest):
-                return quotient
-            if self.linear(-1 - rest) and self.linear(b + rest):
-                return quotient - 1
-            if _terms(rest)[0][1] < 0:
-                return quotient - self.floor(b - 1 - rest, b)
-        for monomial, coefficient in _terms(rest):
-            if len(monomial) == 1 and coefficient == 1 and (atom := monomial[0]).op == "//":
-                inner, m = atom.args  # (inner//m + outer)//b
-                if isinstance(m, Poly) and self.linear(m - 1) and self.linear(b - 1):
-                    return quotient + self.floor(inner + m * (rest - _term(atom)), m * b)
+        for factor in (_term(atom) for atom in dict.fromkeys(b.terms[0][0])):
+            less, fewer = divide_exact(a, factor), divide_exact(b, factor)
+            if less is not None and fewer is not None and self.linear(factor - 1):
+                return self.floor(less, fewer)
+        quotient, rest = _divide(a, b)
+        if self.linear(rest) and self.linear(b - 1 - rest):
+            return quotient
+        if self.linear(-1 - rest) and self.linear(b + rest):
+            return quotient - 1
+        if _terms(rest)[0][1] < 0:
+            return quotient - self.floor(b - 1 - rest, b)
         return quotient + floordiv(rest, b)
 
     # -- proving
@@ -1194,9 +1185,9 @@ class _Theory:
     def rows(self, goal: Poly) -> list[Size]:
         """Sizes that are all >= 0 if the goal is not: what is known, times what leads to a monomial in question."""
         rows: list[Size] = [-1 - goal]
-        sources = [(size, [monomial for monomial, _ in size.terms if monomial]) for size in self.known]
+        sources = [(size, [monomial for monomial, _ in size.terms if monomial]) for size in (*self.known, -goal - 1)]
         queue = [monomial for monomial, _ in goal.terms if monomial]
-        met, defined, used = set(queue), set[Atom](), set[tuple[int, Monomial]]()
+        met, defined, used = set(queue), set[Atom](), {(len(self.known), ())}
         for monomial in queue:  # which grows
             for atom in monomial:
                 if atom not in defined:

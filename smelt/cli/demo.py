@@ -107,7 +107,7 @@ def score(model: Model, pixels: Array, labels: Array) -> tuple[dict[str, Any], A
     return result, answer
 
 
-def picture(console: Console, images: Array, predictions: list[int], labels: Array, count: int = 6) -> None:
+def picture(console: Console, images: Array, predictions: list[int], labels: Array, count: int = 4) -> None:
     """A few of the images, with what the model says below them."""
     grids = images[:count].reshape(-1, 8, 8)
     for row in range(8):

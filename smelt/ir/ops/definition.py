@@ -1,6 +1,6 @@
 """What a row of the op table is, and what its rules see.
 
-`OpDef` is the row. `infer(call)` proves the constraints of the specification and gives the result types; it sees a `Call`.
+`OpDef` is the row. `infer(call)` proves the specification's constraints and gives the result types; it sees a `Call`.
 `meaning(frame, op, *operands)` computes the results on NumPy arrays; it sees a `Frame`, which `ir.interpret` provides.
 """
 
@@ -112,7 +112,7 @@ class OpDef:
     """One row of the table.
 
     `operands` names them, in order: `"lhs rhs"`; `"inputs*"` is variadic, `"token?"` optional.
-    `meaning` returns one array, or a tuple with one per result; a generator may `yield` an exchange with other processes.
+    `meaning` returns one array, or a tuple with one per result; a generator may `yield` an `Exchange` with others.
     `elementwise`: the meaning works on arrays of any common shape, element by element.
     `effect`: the op does more than give results, so it is never removed, duplicated or reordered.
     """
@@ -169,7 +169,7 @@ class Scope:
 
 
 class Call:
-    """An op about to exist (or being verified), as its rule sees it: operands, typed attributes, regions, declared types.
+    """An op about to exist (or being verified), as its rule sees it: operands, attributes, regions, declared types.
 
     Declared result types may hold `UNKNOWN` sizes; they are None where nothing was declared and the rule must know all.
     """
@@ -236,7 +236,7 @@ class Call:
             self.fail(label, message, expected=expected, got=got)
 
     def same_size(self, a: Size, b: Size, label: str, message: str) -> None:
-        """Two sizes are equal: proven, refused, or (where symbols leave it open) taken for granted and checked at run time."""
+        """Two sizes are equal: proven, refused, or (where symbols leave it open) assumed and checked at run time."""
         if type(a) is int and type(b) is int:
             if a != b:
                 self.fail(label, message, expected=a, got=b)
@@ -253,7 +253,7 @@ class Call:
             self.same_size(x, y, label, message)
 
     def at_most(self, a: Size, b: Size, label: str, message: str) -> None:
-        """One size is at most another: refused where it never holds; what symbols leave open, the meaning checks."""
+        """One size is at most another: refused where it never holds; the meaning checks what is open."""
         if a > b if type(a) is int and type(b) is int else at_most(b + 1, a):
             self.fail(label, message, expected=f"at most {b}", got=a)
 

@@ -42,7 +42,7 @@ from smelt.shape import Shape
 
 
 def accumulator(lhs: DType, rhs: DType, depth: int, result: DType) -> np.dtype[Any]:
-    """The type in which `depth` products are summed: exactly, wrapping as the result does, in the result's, in double."""
+    """The type to sum `depth` products in: an exact one, one that wraps alike, the result's own, or double."""
     if depth <= SHORT and result.name in ("f32", "complex<f32>"):
         return result.numpy
     if "complex" in (lhs.kind, rhs.kind, result.kind):

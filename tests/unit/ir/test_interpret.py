@@ -1,6 +1,7 @@
 """The interpreter's own business: entry checks, sizes that are learned, lanes, probes, errors that say where."""
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -207,6 +208,11 @@ def test_checks_refuse_other_types():
             f.op(f"check.{name}", f.args[a], f.args[b])
     with pytest.raises(SmeltError):
         f.op("check.expect_eq_const", f.args[1], value=Constant.of(np.zeros(3, np.float32), dtype("f32")))
-    for limits in ({"max_ulp_difference": -1}, {"min_ulp_difference": -1}, {"max_ulp_difference": 2**64}):
+    wrong: list[dict[str, Any]] = [
+        {"max_ulp_difference": -1},
+        {"min_ulp_difference": -1},
+        {"max_ulp_difference": 2**64},
+    ]
+    for limits in wrong:
         with pytest.raises(SmeltError, match="ui64"):
             f.op("check.expect_close", f.args[0], f.args[0], **limits)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from smelt.errors import SmeltError
+from smelt.ir.structure import difference, same
 from smelt.ir.text import parse, print_program
 
 COUNT = int(os.environ.get("SMELT_FUZZ_COUNT", "1500"))
@@ -143,7 +144,8 @@ def survives(text: str) -> bool:
         str(error)
         error.record()
         return False
-    parse(print_program(program))
+    again = parse(print_program(program))
+    assert same(program, again), difference(program, again)
     return True
 
 
