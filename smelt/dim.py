@@ -361,6 +361,10 @@ def _nonneg(size: Size) -> bool:
     return all(coefficient > 0 and all(atom.nonneg for atom in monomial) for monomial, coefficient in _terms(size))
 
 
+def _degree(size: Size) -> int:
+    return len(size.terms[0][0]) if isinstance(size, Poly) else 0
+
+
 def _content(size: Size) -> int:
     return gcd(*(coefficient for _, coefficient in _terms(size)))
 
@@ -1005,7 +1009,8 @@ class _Theory:
                 low = -(rest[0][1] // coefficient) if len(monomial) == 1 else 1
                 if atom.op == "symbol" and low > self.lows.get(atom.name, 0):
                     self.lows[atom.name] = low
-                    self.known.append(Poly((((atom,), 1), ((), -low))))
+                    bound = Poly((((atom,), 1), ((), -low)))
+                    self.known += [bound] * (bound not in self.known)
         self.forget()
 
     def equate(self, pending: list[Size]) -> None:
@@ -1184,23 +1189,28 @@ class _Theory:
 
     def rows(self, goal: Poly) -> list[Size]:
         """Sizes that are all >= 0 if the goal is not: what is known, times what leads to a monomial in question."""
-        rows: list[Size] = [-1 - goal]
-        sources = [(size, [monomial for monomial, _ in size.terms if monomial]) for size in (*self.known, -goal - 1)]
+        rows: list[Size] = []
+        sources: list[tuple[Size, Monomial]] = [(size, ()) for size in (-1 - goal, *self.known)]
         queue = [monomial for monomial, _ in goal.terms if monomial]
-        met, defined, used = set(queue), set[Atom](), {(len(self.known), ())}
+        met, defined, used = set(queue), set[Atom](), set[tuple[int, Monomial]]()
         for monomial in queue:  # which grows
             for atom in monomial:
                 if atom not in defined:
                     defined.add(atom)
-                    sources += [(size, [(atom,), *(m for m, _ in size.terms if m)]) for size in self.definition(atom)]
+                    sources += [(size, (atom,)) for size in self.definition(atom)]
             if all(atom.nonneg for atom in monomial):
                 rows.append(_term(*monomial))
-            for number, (source, handles) in enumerate(sources):
-                for rest in (_without(monomial, handle) for handle in handles):
+            highest = _degree(goal) - 1 + max(_degree(source) for source, _ in sources)
+            for number, (source, subject) in enumerate(sources):
+                terms = dict(_terms(source))
+                for part in (subject, *terms):
+                    rest = _without(monomial, part) if part else None
                     if rest is None or (number, rest) in used or not all(atom.nonneg for atom in rest):
                         continue
+                    if rest and (_degree(source) + len(rest) > highest or (part == subject and monomial in terms)):
+                        continue  # leads away from the goal
                     used.add((number, rest))
-                    rows.append(_multiply(source, _term(*rest)) if rest else source)
+                    rows.append(_term(*rest) * source if rest else source)
                     new = [m for m, _ in _terms(rows[-1]) if m and m not in met]
                     met.update(new)
                     queue += new

@@ -21,6 +21,7 @@ from smelt.passes.canonicalise import CANONICALISE
 from smelt.passes.common_subexpressions import common_subexpressions
 from smelt.passes.fold import fold
 from smelt.passes.inline import inline
+from smelt.passes.refine import refine
 from smelt.passes.simplify import SIMPLIFY
 from smelt.passes.split_prepare import split_prepare
 
@@ -85,6 +86,7 @@ def passes(*, inexact: bool = False) -> list[Pass]:
 
     return [
         Pass("inline", inline, "one function to look at"),
+        Pass("refine", refine, "sizes as well known as they can be"),
         Pass("canonicalise", rules(CANONICALISE), "one spelling for each thing"),
         Pass("simplify", until_stable(simplify, fold, common_subexpressions), "no op that is known, equal or idle"),
         Pass("split_prepare", split_prepare, "what depends on weights alone runs once"),

@@ -67,7 +67,7 @@ def matmul(lhs: Array, rhs: Array, result: DType) -> Array:
     left, right = lhs.astype(wide), rhs.astype(wide)
     if depth > SHORT or result.kind not in ("float", "complex"):
         return accumulated(np.matmul(left, right), result)
-    total = np.zeros(np.broadcast_shapes(left[..., :1].shape, right[..., :1, :].shape), wide)
+    total = np.zeros((*left.shape[:-1], right.shape[-1]), wide)
     for k in range(depth):
         total += left[..., k, None] * right[..., None, k, :]
     return accumulated(total, result)

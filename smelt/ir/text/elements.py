@@ -82,11 +82,20 @@ def read_elements(body: str, shape: Shape) -> Constant:
     parts = 2 if element.is_complex else 1
     if len(tokens) != count * parts and count:
         raise BadElements("a literal with another number of elements than its type", expected=count, got=len(tokens) // parts)
-    if skeleton.encode("utf-8", "replace").translate(None, _ALL_BUT_STRUCTURE) != _skeleton(sizes):
+    structure = skeleton.encode("utf-8", "replace").translate(None, _ALL_BUT_STRUCTURE)
+    if len(structure) != _skeleton_length(sizes) or structure != _skeleton(sizes):
         raise BadElements("the lists of a literal are not those of its type", expected=list(sizes), got=body[:60])
     if not count:
         return Constant.of(np.zeros(sizes, element.numpy), element)
     return Constant.of(_numbers(tokens, element, flat).reshape(sizes), element)
+
+
+def _skeleton_length(sizes: Sequence[int]) -> int:
+    """How long a skeleton is, which hostile sizes could make longer than memory."""
+    length = 0
+    for size in reversed(sizes):
+        length = 2 + size * length + size - 1 if size else 2
+    return length
 
 
 def _skeleton(sizes: Sequence[int]) -> bytes:

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from smelt.dim import (
     Facts,
     Poly,
     Proof,
+    Size,
     at_most,
     ceildiv,
     divide_exact,
@@ -49,13 +51,21 @@ OURS = {"floordiv": floordiv, "mod": mod, "max": maximum, "min": minimum}
 LEAVES = st.sampled_from([*NAMES, *NAMES, "0", "1", "2", "3", "8", "-1"])
 
 
-def grow(inner):
+def plain(inner):
+    """Sums, products, and division by numbers."""
     infix = st.tuples(inner, st.sampled_from(["+", "-", "*"]), inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})")
-    calls = st.tuples(st.sampled_from(sorted(PYTHON)), inner, inner).map(lambda t: f"{t[0]}({t[1]}, {t[2]})")
+    choice = st.tuples(st.sampled_from(["max", "min"]), inner, inner)
     by_number = st.tuples(st.sampled_from(["floordiv", "mod"]), inner, st.sampled_from([2, 3, 4, 8, -2]))
-    return infix | calls | by_number.map(lambda t: f"{t[0]}({t[1]}, {t[2]})")
+    return infix | (choice | by_number).map(lambda t: f"{t[0]}({t[1]}, {t[2]})")
 
 
+def grow(inner):
+    """Those, and division by anything."""
+    calls = st.tuples(st.sampled_from(sorted(PYTHON)), inner, inner)
+    return plain(inner) | calls.map(lambda t: f"{t[0]}({t[1]}, {t[2]})")
+
+
+PLAIN_FORMULAS = st.recursive(LEAVES, plain, max_leaves=6)
 FORMULAS = st.recursive(LEAVES, grow, max_leaves=8)
 
 
@@ -128,14 +138,13 @@ def test_ring_laws_are_structural(x, y, z):
 
 
 @settings(max_examples=60)
-@given(FORMULAS, st.integers(1, 9))
+@given(PLAIN_FORMULAS, st.integers(1, 9))
 def test_quotient_and_remainder_of_a_number_fit_together(formula, k):
     size = size_of(formula)
     assert equal(size // k * k + size % k, size)
     assert at_most(0, size % k)
     assert at_most(size % k, k - 1)
-    assert equal(ceildiv(size, k), (size + k - 1) // k).status is not Proof.REFUTED
-    assert equal(ceildiv(S + T, k), (S + T + k - 1) // k)
+    assert equal(ceildiv(size, k), (size + k - 1) // k)
 
 
 # ---------------------------------------------------------------------------------------------- arithmetic
@@ -164,12 +173,14 @@ def test_operators_take_both_orders():
     assert evaluate(17 % S, {"S": 5}) == 2
     assert S**3 == S * S * S
     assert S**0 == 1
-    assert np.int64(3) * S == 3 * S
-    assert S + np.int32(3) == S + 3
-    assert type((S * np.int64(2)).terms[0][1]) is int
+    three: Any = np.int64(3)
+    assert three * S == S * three == 3 * S
+    assert S + three == three + S == S + 3
+    assert type((S * three).terms[0][1]) is int
 
 
 def test_other_types_are_refused():
+    wrong: Any
     for wrong in ("2", 1.5, None):
         with pytest.raises(TypeError):
             S + wrong
@@ -184,7 +195,7 @@ def test_a_size_does_not_answer_for_its_symbols():
         with pytest.raises(TypeError, match=r"Facts\.at_most"):
             compare()
     with pytest.raises(TypeError):
-        int(S)
+        range(S)  # type: ignore[call-overload]
     assert S != T
     assert S != 3
     assert (S == 3) is False
@@ -359,12 +370,12 @@ def test_arithmetic_is_bounded():
             size = size * size
 
     def nest():
-        size = S
+        size: Size = S
         for i in range(2000):
             size = maximum(size // 3, T + i)
 
     def double():
-        size = S
+        size: Size = S
         for i in range(100):
             size = size // symbol(f"d{i}") + maximum(size, i)
 
@@ -611,7 +622,7 @@ def test_refuted(facts, claim, missing):
         assert ask(known | Facts.of(answer.missing), claim), answer
 
 
-UNKNOWN = [
+UNKNOWN: list[tuple[list[str], str, str]] = [
     ([], "(B*S)//B == S", "B >= 1"),
     ([], "B*S//B//2 == S//2", "B >= 1"),
     ([], "D//H <= D", "H >= 1"),

@@ -11,6 +11,7 @@ from smelt.ir.attributes import Dict, Int
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Future, Program, Token
 from smelt.ir.interpret import run
+from smelt.ir.text import parse
 from smelt.ir.verify import verify
 from smelt.shape import Shape
 
@@ -377,3 +378,17 @@ def test_malformed_ops_raise_our_own_errors(name, regions, kind):
         except SmeltError:
             continue
         assert name == "after_all"
+
+
+def test_sharding_hints_change_nothing():
+    text = """func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+      sdy.sharding_group %x group_id=3 : tensor<2xf32>
+      %0 = "sdy.propagation_barrier"(%x) {allowed_direction = 0 : i32} : (tensor<2xf32>) -> tensor<2xf32>
+      check.expect_almost_eq_const %0, dense<[1.0, 2.0]> : tensor<2xf32>
+      return %0 : tensor<2xf32>
+    }"""
+    program = parse(text)
+    x = np.array([1, 2], np.float32)
+    np.testing.assert_array_equal(run(program, [x])[0], x)
+    with pytest.raises(RunError):
+        run(program, [x + 1])

@@ -112,7 +112,7 @@ def argmax(x: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
         np.arange(x.shape[axis], dtype=np.int32).reshape([-1 if d == axis else 1 for d in range(x.ndim)]), x.shape
     )
     args = [x, numbers, np.array(-np.inf, x.dtype), np.array(0, np.int32)]
-    return run(Program.of(f.func(*out)), args)  # type: ignore[return-value]
+    return run(Program.of(f.func(*out)), args)
 
 
 @pytest.mark.parametrize("length", [1, 7, family.SEQUENTIAL + 3])

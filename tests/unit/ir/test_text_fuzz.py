@@ -98,7 +98,20 @@ module {
 
 TOKEN = re.compile(r'"[^"\n]*"|[%@#!^]?[\w.$]+|->|\s+|.', re.DOTALL)
 BRACKETS = "()[]{}<>"
-NUMBERS = ["0", "1", "-1", "2", "7", "64", "4294967296", "9223372036854775807", "99999999999999999999", "1000000000000000", "0x1F", "?"]
+NUMBERS = [
+    "0",
+    "1",
+    "-1",
+    "2",
+    "7",
+    "64",
+    "4294967296",
+    "9223372036854775807",
+    "99999999999999999999",
+    "1000000000000000",
+    "0x1F",
+    "?",
+]
 WORDS = [
     "tensor<?x?xf32>", "tensor<*xf32>", "tensor<0xi8>", "tensor<f8E4M3FN>", "tuple<>", "!stablehlo.token", "dense<>", "dense<[]>",
     "array<i64>", "loc(unknown)", "{", "}", ":", ",", "->", '"', "//", "%0", "@main", "#loc", "complex<f64>", "1000000000000",
@@ -224,5 +237,7 @@ def test_hostile_text_is_refused(text: str):
 
 
 def test_a_splat_of_a_petabyte_is_one_element():
-    program = parse("func.func @f() -> tensor<1000000000000000xi8> {\n  %0 = stablehlo.constant dense<7> : tensor<1000000000000000xi8>\n  return %0 : tensor<1000000000000000xi8>\n}")
+    program = parse(
+        "func.func @f() -> tensor<1000000000000000xi8> {\n  %0 = stablehlo.constant dense<7> : tensor<1000000000000000xi8>\n  return %0 : tensor<1000000000000000xi8>\n}"
+    )
     assert "dense<7>" in print_program(program)

@@ -18,6 +18,7 @@ from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program, Region, Token
 from smelt.ir.interpret import run
 from smelt.ir.ops import window as family
+from smelt.ir.ops.reduce import SEQUENTIAL
 from smelt.shape import Shape
 
 
@@ -106,7 +107,7 @@ def test_cumulative_sum_is_fast_and_exact() -> None:
     np.testing.assert_array_equal(got, np.cumsum(x.astype(np.longdouble), axis=0).astype(np.float32))
 
 
-@pytest.mark.parametrize("length", [9, family.SEQUENTIAL + 1])
+@pytest.mark.parametrize("length", [9, SEQUENTIAL + 1])
 def test_any_body(length: int) -> None:
     """A running maximum with its index, by a body of two values: in order, or in blocks where the window is long."""
     value, number = Shape("f32"), Shape("i32")
@@ -221,7 +222,7 @@ def scattered(scatter: str, init: int, x: Sequence[int], source: Sequence[int], 
     regions = [body(f, "compare", scalar, comparison_direction="GE"), body(f, scatter, scalar)]
     out = f.select_and_scatter(*f.args, regions=regions, **window)
     args = [np.array(x, np.int32), np.array(source, np.int32), np.array(init, np.int32)]
-    return run(Program.of(f.func(out)), args)[0].tolist()  # type: ignore[no-any-return]
+    return run(Program.of(f.func(out)), args)[0].tolist()
 
 
 def test_select_and_scatter_by_hand() -> None:

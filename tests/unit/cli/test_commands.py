@@ -1,0 +1,137 @@
+"""The command line as a user meets it: in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ADD = """func.func @main(%x: tensor<?x2xf32>, %y: tensor<?x2xf32>) -> tensor<?x2xf32> {
+  %0 = stablehlo.add %x, %y : tensor<?x2xf32>
+  return %0 : tensor<?x2xf32>
+}
+"""
+BROKEN = """func.func @main(%x: tensor<2xf32>, %y: tensor<3xf32>) -> tensor<2xf32> {
+  %0 = stablehlo.add %x, %y : (tensor<2xf32>, tensor<3xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+"""
+
+
+def smelt(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "smelt.cli.main", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def answer(*arguments: object) -> dict[str, Any]:
+    done = smelt(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    record: dict[str, Any] = json.loads(done.stdout)
+    return record
+
+
+@pytest.fixture
+def add(tmp_path: Path) -> Path:
+    path = tmp_path / "add.mlir"
+    path.write_text(ADD)
+    return path
+
+
+def test_demo_classifies_real_digits() -> None:
+    record = answer("demo")
+    assert set(record["engines"]) == {"native", "reference"}
+    for result in record["engines"].values():
+        assert result["total"] == 360
+        assert result["correct"] >= 340
+    assert record["difference"] < 1e-6
+    assert [stage["stage"] for stage in record["stages"]] == ["read", "verify", "passes", "compile", "compile"]
+    shown = smelt("demo")
+    assert shown.returncode == 0
+    assert "of 360" in shown.stdout
+
+
+def test_run_takes_files_and_writes_files(add: Path, tmp_path: Path) -> None:
+    x, y = np.array([[1, 2]], np.float32), np.array([[10, 20]], np.float32)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    record = answer(
+        "run", add, "-i", f"x={tmp_path / 'x.npy'}", "-i", f"y={tmp_path / 'y.npy'}", "--output-dir", tmp_path / "out"
+    )
+    assert record["outputs"]["result0"]["first"] == [11.0, 22.0]
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / "result0.npy"), x + y)
+
+
+@pytest.mark.parametrize("engine", ["native", "reference", "auto"])
+def test_run_draws_random_inputs_of_a_size(add: Path, engine: str) -> None:
+    symbols = sorted(json.loads(smelt("run", add, "--json").stdout)["inputs"])
+    assert symbols == ["x", "y"]
+    record = answer("run", add, "--engine", engine, "--seed", 3)
+    assert record["outputs"]["result0"]["type"] == "f32[1, 2]"
+    total = [a + b for a, b in zip(record["inputs"]["x"]["first"], record["inputs"]["y"]["first"], strict=True)]
+    assert record["outputs"]["result0"]["first"] == pytest.approx(total)
+
+
+def test_show_prints_every_stage(add: Path) -> None:
+    assert "stablehlo.add %x, %y" in smelt("show", add).stdout
+    assert '"stablehlo.add"' in smelt("show", add, "--generic").stdout
+    assert "// simplify:" in smelt("show", add, "--stage", "passes").stdout
+    assert "kernel0" in smelt("show", add, "--stage", "kernels").stdout
+    assert "int smelt_run" in smelt("show", add, "--stage", "source").stdout
+    assert answer("show", add)["stage"] == "ir"
+
+
+def test_check_says_what_holds_and_what_does_not(add: Path, tmp_path: Path) -> None:
+    record = answer("check", add)
+    assert record["ok"]
+    assert record["assumed"], "the two batch sizes are different symbols: their equality is assumed, and said"
+    broken = tmp_path / "broken.mlir"
+    broken.write_text(BROKEN)
+    done = smelt("check", broken)
+    assert done.returncode == 1
+    assert "add_c1" in done.stderr + done.stdout
+    assert f"{broken}:2:" in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "missing.onnx"], "no such file"),
+        (["run", "{add}", "--engine", "abacus"], "unknown engine"),
+        (["run", "{add}", "-i", "z=1.npy"], "no such input"),
+        (["run", "{add}", "-i", "x=nothing.npy"], "cannot read"),
+        (["run", "{add}", "--size", "Q=2"], "--size"),
+        (["show", "{add}", "--stage", "dreams"], "unknown stage"),
+        (["check", "{text}"], "unknown model format"),
+    ],
+)
+def test_mistakes_get_one_message_and_no_traceback(
+    arguments: list[str], message: str, add: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").touch()
+    filled = [item.format(add=add, text=tmp_path / "notes.txt") for item in arguments]
+    done = smelt(*filled)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    machine = smelt(*filled, "--json")
+    assert machine.returncode == 1
+    assert message in json.loads(machine.stdout)["message"]
+
+
+def test_a_wrong_command_line_is_code_two() -> None:
+    assert smelt("fly").returncode == 2
+    assert smelt("run").returncode == 2
+    assert smelt("--help").returncode == 0
+
+
+def test_importing_smelt_imports_no_optional_package() -> None:
+    optional = ("onnx", "jax", "typer", "rich", "ziglang", "safetensors")
+    code = f"import smelt, sys; print([name for name in {optional} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

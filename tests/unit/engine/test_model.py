@@ -1,0 +1,110 @@
+"""`smelt.load` and the engines behind it, on the committed digits model; onnxruntime is the oracle."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import smelt
+from smelt.errors import FileError, RunError, ShapeError, UnsupportedError
+from smelt.model import Model, read
+from smelt.weights import Weights
+
+DIGITS = Path(str(files("smelt") / "assets" / "digits.onnx"))
+
+
+@pytest.fixture(scope="module")
+def pixels() -> np.ndarray:
+    with np.load(str(files("smelt") / "assets" / "digits_test.npz")) as stored:
+        return stored["images"].astype(np.float32) / 16
+
+
+@pytest.mark.parametrize("engine", ["native", "reference"])
+@pytest.mark.parametrize("batch", [0, 1, 2, 37])
+def test_digits_agree_with_onnxruntime(engine: str, batch: int, pixels: np.ndarray) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(str(DIGITS), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {"pixels": pixels[:batch]})
+    with_names = smelt.load(DIGITS, engine=engine)(pixels=pixels[:batch])
+    np.testing.assert_allclose(with_names["probabilities"], expected, rtol=2e-5, atol=1e-7)
+
+
+def test_inputs_go_by_position_or_by_name(pixels: np.ndarray) -> None:
+    model = smelt.load(DIGITS)
+    by_name, by_position = model(pixels=pixels[:2]), model(pixels[:2])
+    np.testing.assert_array_equal(by_name["probabilities"], by_position["probabilities"])
+    assert "pixels: f32[batch, 64]" in repr(model)
+
+
+def test_wrong_inputs_say_what_was_expected(pixels: np.ndarray) -> None:
+    model = smelt.load(DIGITS, engine="reference")
+    with pytest.raises(RunError, match="no pixels, unknown image"):
+        model(image=pixels)
+    with pytest.raises(RunError, match="twice, or too many"):
+        model(pixels, pixels=pixels)
+    with pytest.raises(ShapeError, match="astype"):
+        model(pixels=pixels.astype(np.float64))
+    with pytest.raises(ShapeError):
+        model(pixels=pixels[:, :63])
+    model.close()
+    with pytest.raises(RunError, match="closed"):
+        model(pixels=pixels)
+
+
+@pytest.mark.parametrize("engine", ["native", "reference"])
+def test_two_bindings_of_one_executable_are_independent(engine: str, pixels: np.ndarray) -> None:
+    program, weights = read(DIGITS)
+    executable = smelt.platform(engine=engine).engine.compile(program)
+    with pytest.raises(RunError, match="not bound"):
+        executable(pixels[:1])
+    zeros = Weights.of({name: np.zeros_like(weights[name].numpy()) for name in weights})
+    real, blank = executable.prepare(weights), executable.prepare(zeros)
+    before = real(pixels[:3])[0]
+    assert not np.allclose(before, blank(pixels[:3])[0])
+    np.testing.assert_array_equal(real(pixels[:3])[0], before)
+
+
+def test_missing_and_misshapen_weights_are_named() -> None:
+    program, weights = read(DIGITS)
+    executable = smelt.platform(engine="reference").engine.compile(program)
+    arrays = {name: weights[name].numpy() for name in weights}
+    name = next(port.name for port in executable.signature.weights)
+    with pytest.raises(FileError, match=name):
+        executable.prepare(Weights.of({key: array for key, array in arrays.items() if key != name}))
+    with pytest.raises(ShapeError, match=name):
+        executable.prepare(Weights.of(arrays | {name: arrays[name][:1]}))
+
+
+def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="no such file"):
+        smelt.load(tmp_path / "none.onnx")
+    (tmp_path / "model.pickle").touch()
+    with pytest.raises(UnsupportedError, match=r"\.onnx, \.mlir"):
+        smelt.load(tmp_path / "model.pickle")
+
+
+def test_auto_takes_the_engine_that_knows_the_program(tmp_path: Path) -> None:
+    path = tmp_path / "model.mlir"
+    text = """func.func @main(%x: tensor<3x{0}>) -> tensor<3x{0}> {{
+      %0 = stablehlo.negate %x : tensor<3x{0}>
+      return %0 : tensor<3x{0}>
+    }}"""
+    path.write_text(text.format("f32"))
+    assert smelt.load(path).engine == "native"
+    path.write_text(text.format("complex<f32>"))
+    model = smelt.load(path)
+    assert model.engine == "reference"
+    np.testing.assert_array_equal(model(np.array([1j, 2, 3], np.complex64))["result0"], [-1j, -2, -3])
+    with pytest.raises(UnsupportedError, match="does not know this type"):
+        smelt.load(path, engine="native")
+
+
+def test_the_public_names_resolve() -> None:
+    for name in smelt.__all__:
+        assert getattr(smelt, name) is not None
+    with pytest.raises(AttributeError):
+        _ = smelt.nothing
+    assert isinstance(smelt.load(DIGITS), Model)

@@ -1,0 +1,97 @@
+"""The op table is complete: every op of the specification has a row, and every gap is named here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from smelt.errors import UnsupportedError
+from smelt.ir.attributes import Kind
+from smelt.ir.ops import FAMILIES, OPS, definition_of
+from smelt.ir.ops.definition import REQUIRED
+from smelt.kernel.math import SCALAR
+
+STABLEHLO = """
+abs add after_all all_gather all_reduce all_to_all and async_done async_start atan2 batch_norm_grad
+batch_norm_inference batch_norm_training bitcast_convert broadcast_in_dim case cbrt ceil cholesky clamp
+collective_broadcast collective_permute compare complex composite concatenate constant convert convolution cosine
+count_leading_zeros custom_call divide dot_general dynamic_broadcast_in_dim dynamic_conv dynamic_gather dynamic_iota
+dynamic_pad dynamic_reshape dynamic_slice dynamic_update_slice exponential exponential_minus_one fft floor gather
+get_dimension_size get_tuple_element if imag infeed iota is_finite log log_plus_one logistic map maximum minimum
+multiply negate not optimization_barrier or outfeed pad partition_id popcnt power real recv reduce reduce_precision
+reduce_scatter reduce_window remainder replica_id reshape reverse rng rng_bit_generator round_nearest_afz
+round_nearest_even rsqrt scatter select select_and_scatter send shift_left shift_right_arithmetic shift_right_logical
+sign sine slice sort sqrt subtract tan tanh transpose triangular_solve tuple uniform_dequantize uniform_quantize while
+xor
+"""
+# In the dialect, though not (or no longer) in the specification; programs in the wild use them.
+LEGACY = """
+broadcast create_token cross-replica-sum dot einsum real_dynamic_slice set_dimension_size torch_index_select
+unary_einsum
+"""
+CHLO = """
+acos acosh asin asinh atan atanh bessel_i1e conj constant constant_like cosh digamma dynamic_reshape erf erf_inv erfc
+is_inf is_neg_inf is_pos_inf lgamma mulhi next_after polygamma ragged_dot scan sinh square tan top_k zeta broadcast_add
+broadcast_and broadcast_atan2 broadcast_compare broadcast_complex broadcast_divide broadcast_maximum broadcast_minimum
+broadcast_multiply broadcast_next_after broadcast_or broadcast_polygamma broadcast_power broadcast_remainder
+broadcast_select broadcast_shift_left broadcast_shift_right_arithmetic broadcast_shift_right_logical broadcast_subtract
+broadcast_xor broadcast_zeta
+"""
+KERNELS_LACK = """
+atan2 cbrt ceil cosine count_leading_zeros exponential_minus_one floor imag is_finite log log_plus_one popcnt power real
+reduce_precision round_nearest_afz round_nearest_even shift_left shift_right_arithmetic shift_right_logical sign sine
+tan clamp complex uniform_quantize uniform_dequantize
+"""
+KERNELS_BUILD = {"compare", "constant", "convert", "select"}  # expressions of their own in kernel.fuse
+
+
+@pytest.mark.parametrize("dialect", ["stablehlo", "chlo"])
+def test_every_op_of_the_specification_has_a_row(dialect: str) -> None:
+    names = (STABLEHLO + LEGACY if dialect == "stablehlo" else CHLO).split()
+    missing = [name for name in names if f"{dialect}.{name}" not in OPS]
+    assert missing == []
+
+
+def test_no_two_families_claim_an_op() -> None:
+    names = [row.name for family in FAMILIES for row in family.ROWS]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_rows_are_well_formed(name: str) -> None:
+    row = OPS[name]
+    assert re.fullmatch(r"[a-z]+\.[a-z0-9_-]+", name)
+    assert callable(row.infer)
+    assert callable(row.meaning)
+    operands = row.operands.split()
+    assert all(re.fullmatch(r"\w+[*?]?", operand) for operand in operands)
+    assert sum(operand.endswith("*") for operand in operands) <= 2
+    assert len({attr.name for attr in row.attrs}) == len(row.attrs)
+    for attr in row.attrs:
+        assert isinstance(attr.kind, Kind)
+        if attr.default is not None and attr.default is not REQUIRED:
+            assert attr.kind.read(attr.kind.write(attr.default)) == attr.default, f"{attr.name} does not survive text"
+
+
+def test_every_elementwise_op_has_a_kernel_or_is_named() -> None:
+    elementwise = {
+        name.removeprefix("stablehlo.") for name, row in OPS.items() if row.elementwise and "stablehlo." in name
+    }
+    lacking = elementwise - set(SCALAR) - KERNELS_BUILD
+    assert lacking == set(KERNELS_LACK.split()), "shrink the list when a kernel is added; never extend it"
+
+
+def test_every_op_appears_in_a_unit_test() -> None:
+    here = Path(__file__).parent
+    text = "\n".join(path.read_text() for path in here.glob("test_*.py") if path.name != Path(__file__).name)
+    words = set(re.findall(r"[a-z0-9_-]+", text))
+    unnamed = [name for name in OPS if name.partition(".")[2] not in words and "broadcast_" not in name]
+    assert unnamed == []
+
+
+def test_an_unknown_op_gets_the_nearest_one_as_advice() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        definition_of("stablehlo.multiplay")
+    assert caught.value.remedy == "stablehlo.multiply"
