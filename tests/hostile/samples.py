@@ -41,8 +41,8 @@ _BODY = {
     "scan": "^bb0(%x: tensor<2xf32>, %y: tensor<2xf32>):\n"
     '      %r = "stablehlo.add"(%x, %y) : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>\n'
     '      "stablehlo.return"(%r, %r) : (tensor<2xf32>, tensor<2xf32>) -> ()',
-    "gather_async": "^bb0(%x: tensor<2x2xf32>):\n"
-    '      %r = "stablehlo.all_gather"(%x) <{all_gather_dim = 1 : i64, replica_groups = dense<0> : tensor<1x1xi64>}> : '
+    "gather_async": "^bb0(%y: tensor<2x2xf32>):\n"
+    '      %r = "stablehlo.all_gather"(%y) <{all_gather_dim = 1 : i64, replica_groups = dense<0> : tensor<1x1xi64>}> : '
     "(tensor<2x2xf32>) -> tensor<2x2xf32>\n"
     '      "stablehlo.return"(%r) : (tensor<2x2xf32>) -> ()',
 }
@@ -117,7 +117,7 @@ stablehlo.cholesky | tensor<2x3x3xf32> | lower = true | | tensor<2x3x3xf32>
 stablehlo.triangular_solve | tensor<3x3xf32>; tensor<3x2xf32> | left_side = true, lower = true, unit_diagonal = false, transpose_a = #stablehlo<transpose ADJOINT> | | tensor<3x2xf32>
 stablehlo.fft | tensor<2x4xcomplex<f32>> | fft_type = #stablehlo<fft_type FFT>, fft_length = array<i64: 4> | | tensor<2x4xcomplex<f32>>
 stablehlo.fft | tensor<3x8xf32> | fft_type = #stablehlo<fft_type RFFT>, fft_length = array<i64: 8> | | tensor<3x5xcomplex<f32>>
-chlo.ragged_dot | tensor<4x3xf32>; tensor<2x3x2xf32>; tensor<2xi64> | ragged_dot_dimension_numbers = #chlo.ragged_dot<lhs_batching_dimensions = [], rhs_batching_dimensions = [], lhs_contracting_dimensions = [1], rhs_contracting_dimensions = [1], lhs_ragged_dimensions = [0], rhs_group_dimensions = [0]>, precision_config = [#stablehlo<precision DEFAULT>, #stablehlo<precision DEFAULT>] | | tensor<4x2xf32>
+chlo.ragged_dot | tensor<4x3xf32>; tensor<2x3x2xf32>; tensor<2xi64> | ragged_dot_dimension_numbers = #chlo.ragged_dot<lhs_batching_dimensions = [], rhs_batching_dimensions = [], lhs_contracting_dimensions = [1], rhs_contracting_dimensions = [1], lhs_ragged_dimensions = [0], rhs_group_dimensions = [0]>, precision_config = [#chlo<precision DEFAULT>, #chlo<precision DEFAULT>] | | tensor<4x2xf32>
 stablehlo.rng | tensor<f32>; tensor<f32>; tensor<2xi64> | rng_distribution = #stablehlo<rng_distribution NORMAL> | | tensor<?x?xf32>
 stablehlo.rng_bit_generator | tensor<2xui64> | rng_algorithm = #stablehlo<rng_algorithm THREE_FRY> | | tensor<2xui64>; tensor<2x3xui32>
 stablehlo.if | tensor<i1>; tensor<2xf32> | | first, second | tensor<2xf32>
@@ -132,6 +132,7 @@ stablehlo.all_gather | tensor<2x2xi64> | all_gather_dim = 1 : i64, GROUPS, CHANN
 stablehlo.all_reduce | tensor<4xf32>; tensor<2xf32> | GROUPS, CHANNEL | add | tensor<4xf32>; tensor<2xf32>
 stablehlo.all_to_all | tensor<2x4xi64> | split_dimension = 1 : i64, concat_dimension = 0 : i64, split_count = 2 : i64, GROUPS | | tensor<4x2xi64>
 stablehlo.reduce_scatter | tensor<2x4xf32> | scatter_dimension = 1 : i64, GROUPS, CHANNEL | add | tensor<2x2xf32>
+stablehlo.collective_reduce | tensor<4xf32> | GROUPS, CHANNEL | add | tensor<4xf32>
 stablehlo.collective_broadcast | tensor<1x2xi64> | GROUPS, CHANNEL | | tensor<1x2xi64>
 stablehlo.collective_permute | tensor<2x2xi64> | source_target_pairs = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>, CHANNEL | | tensor<2x2xi64>
 stablehlo.cross-replica-sum | tensor<2xf32> | GROUPS | | tensor<2xf32>
@@ -269,7 +270,10 @@ module {
   func.func @main(%x: !row loc(#where)) -> !row {
     %0 = "stablehlo.dot_general"(%x, %x) <{dot_dimension_numbers = #map}> : (!row, !row) -> !row loc(#where)
     %1 = sdy.sharding_constraint %0 <@mesh, [{"x"}, {}]> : !row
-    return %1 : !row loc(#where)
+    %2 = sdy.reshard %1 <@mesh, [{}, {"x"}]> : !row
+    %3 = sdy.propagation_barrier %2 allowed_direction=NONE : !row
+    sdy.sharding_group %3 group_id=21 : !row
+    return %3 : !row loc(#where)
   } loc(#where)
 } loc(#where)
 """,

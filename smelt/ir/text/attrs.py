@@ -134,8 +134,10 @@ class Attributes:
         self.cursor.advance()
         return Unit()
 
-    def _string(self) -> Any:
+    def _string(self) -> str:
         text = self.cursor.string()
+        if self.cursor.accept(":"):  # a string may have a type, which says nothing to anybody
+            self.types.any()
         return text
 
     def _dense(self) -> Any:
@@ -189,7 +191,7 @@ class Attributes:
         cursor.advance()
         cursor.expect("<")
         of = DTYPES.get(cursor.word())
-        if of is None or of.is_complex:
+        if of is None or of.is_complex or (of.bits % 8 and of.kind != "bool"):
             cursor.fail("an array of this type", at=start, expected="array<i64: …>")
         values: list[int | float | bool] = []
         if cursor.accept(":"):
@@ -314,9 +316,9 @@ class Attributes:
         cursor = self.cursor
         text = cursor.string()
         if cursor.accept(":"):
-            line = cursor.integer()
+            line = self._line_number()
             cursor.expect(":")
-            column = cursor.integer()
+            column = self._line_number()
             if cursor.accept("to"):  # a range: its beginning is the place
                 if cursor.kind == INTEGER:
                     cursor.advance()
@@ -329,6 +331,12 @@ class Attributes:
             if inner is not None:
                 return Location(inner.path, inner.line, inner.column, text)
         return Location("", name=text)
+
+    def _line_number(self) -> int:
+        cursor = self.cursor
+        if cursor.kind != INTEGER or len(cursor.token) > 18 or cursor.token.startswith("0x"):
+            cursor.fail("unexpected text", expected="a line or column number")
+        return int(cursor.advance())
 
     def _location_as_text(self) -> Raw:
         start = self.cursor.start

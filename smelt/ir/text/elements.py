@@ -26,6 +26,7 @@ _BLANK = " \t\r\n"
 _DECIMAL = b"0123456789-, \t\r\n"
 _FLOATS = b"0123456789+-.eE, \t\r\n"
 _ALL_BUT_STRUCTURE = bytes(byte for byte in range(256) if byte not in b"[],")
+_BESIDE_BRACKET = re.compile(r"\][ \t\r\n]*+[^\], \t\r\n]|[^\[, \t\r\n][ \t\r\n]*\[")  # an element that belongs to no list
 _PAIR = re.compile(r"\(\s*([^(),\[\]]*),([^(),\[\]]*)\)")
 _FLOAT = re.compile(r"(-?)\s*([0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?)", re.ASCII)
 _INTEGER = re.compile(r"(-?)\s*(0x[0-9a-fA-F]+|[0-9]+)", re.ASCII)
@@ -76,14 +77,15 @@ def read_elements(body: str, shape: Shape) -> Constant:
     if element.is_complex:
         pairs = _PAIR.findall(body)
         skeleton, flat = _PAIR.sub("x", body), ",".join(f"{real},{imag}" for real, imag in pairs)
-        if len(pairs) != skeleton.count("x") or "(" in skeleton:
+        bare = skeleton.replace("[", "").replace("]", "").split(",") if count else []
+        if any(item.strip(_BLANK) != "x" for item in bare):
             raise BadElements("complex elements", expected="(real, imaginary)", got=body[:60])
     tokens = flat.split(",") if flat.strip(_BLANK) or count else []
     parts = 2 if element.is_complex else 1
     if len(tokens) != count * parts and count:
         raise BadElements("a literal with another number of elements than its type", expected=count, got=len(tokens) // parts)
     structure = skeleton.encode("utf-8", "replace").translate(None, _ALL_BUT_STRUCTURE)
-    if len(structure) != _skeleton_length(sizes) or structure != _skeleton(sizes):
+    if len(structure) != _skeleton_length(sizes) or structure != _skeleton(sizes) or _BESIDE_BRACKET.search(skeleton):
         raise BadElements("the lists of a literal are not those of its type", expected=list(sizes), got=body[:60])
     if not count:
         return Constant.of(np.zeros(sizes, element.numpy), element)
@@ -121,7 +123,7 @@ def _numbers(tokens: list[str], element: DType, flat: str) -> Array:
         if element.is_float:
             if not raw.translate(None, _FLOATS) and raw.count(b".") == len(tokens):
                 return cast(np.fromiter(map(float, tokens), np.float64, len(tokens)), element)
-        elif not raw.translate(None, _DECIMAL):
+        elif b"-0" not in raw and not raw.translate(None, _DECIMAL):
             return _wrapped(np.fromiter(map(int, tokens), np.int64, len(tokens)), element)
     except (ValueError, OverflowError):
         pass  # the careful way finds out which token it is
@@ -160,7 +162,7 @@ def _integers(tokens: list[str], element: DType) -> Array:
         if match is None or len(token) > 40:
             raise BadElements("not an element of this type", expected=element, got=token[:60])
         value = int(match[1] + match[2], 16 if match[2].startswith("0x") else 10)
-        if not low <= value <= high:
+        if not low <= value <= high or (match[1] and not value):  # MLIR has no -0 either
             raise BadElements("an integer out of range for its type", expected=f"{low} to {high}", got=token)
         values.append(value)
     if element.bits == 64:

@@ -173,6 +173,8 @@ class _Attribute:
     symbol: bool
 
     def read(self, reader: Reader, draft: Draft) -> None:
+        if self.symbol and reader.cursor.kind != AT:
+            reader.cursor.fail("unexpected text", expected="@name")
         draft.attrs[self.name] = _read_short(reader, draft.definition, self.name)
 
     def show(self, writer: Writer, op: Op, definition: OpDef) -> str:
@@ -304,7 +306,8 @@ def _read_short(reader: Reader, definition: OpDef, name: str) -> Any:
     if cursor.kind == FLOAT or kind == "float":
         return Float(reader.attributes.floating())
     if cursor.kind == INTEGER or cursor.token == "-":
-        return Int(cursor.integer())
+        value = cursor.integer()
+        return Int(value) if kind != "int" or declared is None else declared.kind.write(value)
     if cursor.kind == ID and cursor.token not in ("dense", "dense_resource"):
         word = cursor.advance()
         return word == "true" if word in ("true", "false") else word

@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import Any
 
 from smelt.dim import Size, symbol
-from smelt.errors import Location, ParseError, SmeltError, UnsupportedError, VerifyError
-from smelt.ir.attributes import DialectAttr, Dict, Symbol, read_attr
+from smelt.errors import Location, ParseError, SmeltError, VerifyError
+from smelt.ir.attributes import DenseArray, DialectAttr, Dict, Float, Int, Kind, Unit, read_attr
 from smelt.ir.build import make
-from smelt.ir.core import Attrs, Func, FuncType, Future, Op, Program, Region, Tuple, Type, Value
+from smelt.ir.core import NO_ATTRS, Attrs, Func, FuncType, Future, Op, Program, Region, Tuple, Type, Value
 from smelt.ir.ops import OPS, definition_of
 from smelt.ir.ops.definition import UNKNOWN, Scope
 from smelt.ir.text import types as text_types
@@ -32,12 +32,12 @@ from smelt.shape import Shape
 _RETURNS = {"return": "func.return", "func.return": "func.return"} | {
     name: name for name in ("stablehlo.return", "sdy.return")
 }
+_ALSO_RETURNS = {("stablehlo.return", "sdy.return"), ("func.return", "stablehlo.return")}  # (expected, as good as that)
 _SHORT_NAMES = {"call": "func.call", "return": "func.return"}
 _REFERENCE = re.compile(
     r'custom_call\s+@(?:[\w$.]+|"(?:[^"\\]|\\.)*")|//[^\n]*+|@([A-Za-z_][\w$.]*+)|@"((?:[^"\\]|\\.)*+)"|"(?:[^"\\\n]|\\.)*+"',
     re.ASCII,
 )
-_MAX_OPERANDS = 1 << 20
 
 
 def parse(text: str, path: str = "<text>") -> Program:
@@ -83,8 +83,8 @@ class Parser:
         self.signatures: dict[str, FuncType] = {}
         self.values: dict[str, tuple[Value, ...]] = {}
         self.scope = Scope()
+        self.declared: dict[Value, Type] = {}  # how the text calls values whose sizes it leaves open
         self._defined: list[str] = []
-        self._terminator = ""
 
     def program(self) -> Program:
         try:
@@ -119,8 +119,11 @@ class Parser:
                 if modules > 1 or self.outlines or self.declarations:
                     cursor.refuse("several modules in one text", expected="one module")
                 name, attrs = self._module()
+            elif modules:
+                cursor.fail("text after the module", expected="an alias, resources or the end")
             else:
                 self._top_level(start)
+        self._resolve_aliases()
         self._resolve_locations()
         return name, attrs
 
@@ -200,14 +203,23 @@ class Parser:
             return self._generic_module()
         if cursor.kind == AT:
             name = cursor.symbol()
+        start = cursor.start
         if cursor.accept("attributes"):
             attrs = self.attributes.dictionary()
+        self._prefixed(attrs, start)
         self._module_body()
         self._skip_location()
         return name, attrs
 
+    def _prefixed(self, attrs: Mapping[str, Any], start: int) -> None:
+        """Attributes of modules, arguments and results belong to a dialect."""
+        for name in attrs:
+            if "." not in name:
+                self.cursor.fail("an attribute without a dialect", at=start, expected="dialect.name", got=name)
+
     def _generic_module(self) -> tuple[str, dict[str, Any]]:
         cursor = self.cursor
+        start = cursor.start
         cursor.expect("(")
         cursor.expect(")")
         attrs = self._properties()
@@ -220,7 +232,10 @@ class Parser:
         self.types.function()
         self._skip_location()
         name = attrs.pop("sym_name", "")
-        return name if isinstance(name, str) else "", attrs
+        self._prefixed(attrs, start)
+        if not isinstance(name, str):
+            cursor.fail("a module with this name", at=start, expected="a string", got=name)
+        return name, attrs
 
     def _module_body(self) -> None:
         cursor = self.cursor
@@ -300,7 +315,7 @@ class Parser:
                     result_attrs.append(self._optional_dictionary())
             else:
                 results.append(self.types.value())
-                result_attrs.append(MappingProxyType({}))
+                result_attrs.append(NO_ATTRS)
         attrs = self.attributes.dictionary() if cursor.accept("attributes") else {}
         if cursor.token != "{" or len(names) != len(inputs):
             cursor.refuse("a function without a body", at=start, got=f"@{name}", remedy="define it in the same text")
@@ -342,13 +357,18 @@ class Parser:
 
     def _dictionaries(self, node: Any, count: int, start: int) -> list[Attrs]:
         if node is None:
-            return [MappingProxyType({})] * count
+            return [NO_ATTRS] * count
         if not isinstance(node, tuple) or len(node) != count or not all(isinstance(item, Dict) for item in node):
             self.cursor.fail("one dictionary for each argument or result", at=start, expected=count, got=node)
         return [MappingProxyType(dict(item.items)) for item in node]
 
     def _optional_dictionary(self) -> Attrs:
-        return MappingProxyType(self.attributes.dictionary() if self.cursor.token == "{" else {})
+        start = self.cursor.start
+        if self.cursor.token != "{":
+            return NO_ATTRS
+        attrs = self.attributes.dictionary()
+        self._prefixed(attrs, start)
+        return MappingProxyType(attrs)
 
     def _properties(self) -> dict[str, Any]:
         """`<{…}>` if it comes next."""
@@ -368,6 +388,17 @@ class Parser:
                 outline.end = cursor.start
             cursor.advance()
             cursor.balanced()
+
+    def _resolve_aliases(self) -> None:
+        """Read every alias once, so that a broken one is found even where nobody uses it."""
+        cursor, end = self.cursor, self.cursor.start
+        for name in self.types.aliases.places:
+            self.types.aliases.resolve(cursor, name, self.types.any)
+        for name, place in self.attributes.aliases.places.items():
+            cursor.seek(place)
+            is_place = cursor.token == "loc" and cursor.kind == ID
+            cursor.seek(end)
+            self.attributes.aliases.resolve(cursor, name, self.attributes._aliased_place if is_place else self.attributes.any)
 
     def _resolve_locations(self) -> None:
         cursor = self.cursor
@@ -427,8 +458,9 @@ class Parser:
         self.scope = Scope(frozenset(taken))
         types = _named_sizes(outline.inputs, self.scope)
         args = tuple(Value(type, None, i, _hint(name)) for i, (type, name) in enumerate(zip(types, outline.names, strict=True)))
-        for name, arg in zip(outline.names, args, strict=True):
+        for name, arg, type in zip(outline.names, args, outline.inputs, strict=True):
             self._define(name, (arg,), outline.start)
+            self.declared[arg] = type
         if cursor.kind == CARET and not outline.generic:
             cursor.fail("a function with several blocks", expected="an op")
         ops, results, returned_at = self._ops("func.return")
@@ -472,7 +504,7 @@ class Parser:
                 f"@{outline.name} returns another number of values", at=at, expected=len(outline.results), got=len(results)
             )
         for value, declared in zip(results, outline.results, strict=True):
-            if not fits(value.type, declared):
+            if not self._is_called(value, declared):
                 raise VerifyError(
                     f"@{outline.name} returns a value of another type than its signature says",
                     expected=text_types.show(declared),
@@ -513,7 +545,7 @@ class Parser:
                 ops.append(self._op())
                 continue
             start = cursor.start
-            if found != terminator and not (terminator == "stablehlo.return" and found == "sdy.return"):
+            if found != terminator and (terminator, found) not in _ALSO_RETURNS:
                 cursor.fail("the wrong return for this place", expected=terminator)
             values = self._return()
             if cursor.token != "}":
@@ -618,6 +650,9 @@ class Parser:
             result_names=hints,
             signatures=self.signatures,
         )
+        for value, type in zip(op.results, results, strict=True):
+            if value.type is not type and value.type != type:
+                self.declared[value] = type
         at = 0
         for name, n in names:
             self._define(name, op.results[at : at + n], start)
@@ -641,21 +676,34 @@ class Parser:
         attrs = {}
         for name, node in draft.attrs.items():
             declared = known.get(name)
-            attrs[name] = node if declared is None else read_attr(declared.kind, node, draft.name, name, place)
+            attrs[name] = node if declared is None else self._typed_one(declared.kind, node, draft.name, name, place)
         return attrs
+
+    def _typed_one(self, kind: Kind, node: Any, op: str, name: str, place: Location) -> Any:
+        value = read_attr(kind, node, op, name, place)
+        wanted = kind.write(value) if isinstance(node, Int | Float | DenseArray) and kind.name != "any" else node
+        if isinstance(wanted, Int | Float | DenseArray) and wanted.type != node.type:
+            raise ParseError(f"{op}: attribute {name!r} has another type", expected=wanted.type, got=node.type, where=place)
+        if isinstance(node, Unit) and kind.name == "bool":
+            raise ParseError(f"{op}: attribute {name!r}", expected="true or false", got="no value", where=place)
+        return value
 
     def _check_types(self, values: Sequence[Value], types: Sequence[Type], start: int) -> None:
         """The types that the text gives operands are those they were defined with."""
         if len(values) != len(types):
             self.cursor.fail("wrong number of types", at=start, expected=len(values), got=len(types))
         for i, (value, type) in enumerate(zip(values, types, strict=True)):
-            if value.type is not type and not fits(value.type, type):
+            if value.type is not type and not self._is_called(value, type):
                 self.cursor.fail(
                     f"operand {i} was defined with another type",
                     at=start,
                     expected=text_types.show(value.type),
                     got=text_types.show(type),
                 )
+
+    def _is_called(self, value: Value, type: Type) -> bool:
+        """Whether a text may call a value's type `type`: a `?` stays a `?` even where inference found a number."""
+        return fits(value.type, type) and is_as_open(self.declared.get(value, value.type), type)
 
     # ---- what formats ask for ----
 
@@ -719,6 +767,7 @@ class Parser:
             for i, (name, type) in enumerate(given):
                 feeding = draft.operands[i].type if i < len(draft.operands) else None
                 value = Value(_fed(type, feeding, self.scope), None, i, _hint(name))
+                self.declared[value] = type
                 self._define(name, (value,), start)
                 values.append(value)
             ops, results, _ = self._ops("stablehlo.return")
@@ -756,6 +805,17 @@ def fits(type: Type, declared: Type) -> bool:
         case (Tuple(), Tuple()) | (Future(), Future()):
             return len(type.types) == len(declared.types) and all(map(fits, type.types, declared.types))
     return False
+
+
+def is_as_open(declared: Type, used: Type) -> bool:
+    """Whether two texts leave the same sizes open; a formula may be called `?`, a number may not."""
+    match declared, used:
+        case Shape(), Shape():
+            pairs = zip(declared.sizes, used.sizes, strict=True)
+            return all((type(a) is int) == (type(b) is int) for a, b in pairs)
+        case (Tuple(), Tuple()) | (Future(), Future()):
+            return all(map(is_as_open, declared.types, used.types))
+    return True
 
 
 def _symbols(type: Type) -> frozenset[str]:
@@ -809,4 +869,3 @@ def _hint(name: str) -> str:
     return "" if name[1:].isdigit() else name[1:]
 
 
-__all__ = ["Parser", "UnsupportedError", "parse", "Symbol"]

@@ -21,10 +21,11 @@ from smelt.shape import Shape
 
 _SCALARS = {name: row for name, row in DTYPES.items() if not row.is_complex}
 _SIMPLE = re.compile(r"tensor<((?:[0-9]+x)*+)([a-z][A-Za-z0-9]*+)>", re.ASCII)
+_ENCODED = re.compile(r'tensor<[\dx?a-zA-Z]+, #smelt\.sizes<[^<>"#]*>>', re.ASCII)  # read once, then found by its text
 _SIZES = re.compile(r"((?:(?:[0-9]++|\?)[ \t\r\n]*+x[ \t\r\n]*+)*+)", re.ASCII)
 _ONE_SIZE = re.compile(r"[0-9]+|\?")
 _STORAGE = re.compile(r"(?:u|ui|i)[0-9]+", re.ASCII)
-_ODD = re.compile(r"[su]?i[0-9]+|f[0-9]+\w*|tf32|bf16|none|index", re.ASCII)
+_ODD = re.compile(r"[su]?i[1-9][0-9]{0,6}|f80|f128|tf32|none", re.ASCII)
 _WORD = re.compile(r'"(?:[^"\\]|\\.)*+"|\bfloordiv\b|//')
 
 MAX_RANK = 64  # NumPy's
@@ -70,7 +71,7 @@ class Types:
                 cursor.advance()
                 cursor.balanced()
                 return DialectType(cursor.since(start))
-            if _ODD.fullmatch(word):
+            if word in _SCALARS or _ODD.fullmatch(word):
                 cursor.advance()
                 return DialectType(word)
             cursor.fail("unknown type", expected="a type")
@@ -132,8 +133,16 @@ class Types:
             if shape is not None:
                 cursor.seek(simple.end())
                 return shape
+        encoded = _ENCODED.match(cursor.text, cursor.start)
+        known = self._simple.get(encoded[0]) if encoded is not None else None
+        if encoded is not None and known is not None:
+            cursor.seek(encoded.end())
+            return known
         with cursor.deeper():
-            return self._full_tensor()
+            shape = self._full_tensor()
+        if encoded is not None and not cursor.text[encoded.end() : cursor.start].strip():
+            self._simple[encoded[0]] = shape
+        return shape
 
     def _full_tensor(self) -> Shape:
         cursor = self.cursor
