@@ -173,7 +173,7 @@ def mod(a: Size, b: Size) -> Size:
 
 def ceildiv(a: Size, b: Size) -> Size:
     """`a / b`, rounded up."""
-    return -floordiv(-a, b)
+    return floordiv(a + b - 1, b) if isinstance(b, int) and b > 0 else -floordiv(-a, b)
 
 
 def maximum(a: Size, b: Size) -> Size:

@@ -451,7 +451,7 @@ def _field_value(text: str, annotation: str, expected: str) -> Any:
         if annotation.startswith("tuple"):
             if not text.startswith("["):
                 raise ValueError(expected)
-            return tuple(int(item) for item in text[1:-1].split(",") if item.strip())
+            return tuple(int(item) for item in text[1:-1].split(",")) if text[1:-1].strip() else ()
         if annotation == "bool":
             return {"true": True, "false": False}[text]
         if annotation == "int":

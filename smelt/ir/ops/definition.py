@@ -12,13 +12,26 @@ from types import MappingProxyType
 from typing import Any, NoReturn, Protocol
 
 from smelt.dim import Size, at_most, symbol
-from smelt.dtype import Array, ElementType
+from smelt.dtype import Array, ElementType, index
 from smelt.errors import Location, VerifyError
 from smelt.ir.attributes import Kind
 from smelt.ir.core import Attrs, Func, FuncType, Program, Region, Type, Value
 from smelt.shape import Shape
 
 REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()
+_TAKE_INDEX = frozenset(
+    f"{dialect}.{name}"
+    for dialect in ("stablehlo", "chlo")
+    for name in (
+        "dynamic_broadcast_in_dim",
+        "dynamic_iota",
+        "dynamic_pad",
+        "dynamic_reshape",
+        "real_dynamic_slice",
+        "rng",
+        "scatter",
+    )
+)
 UNKNOWN = symbol("?")  # in a declared result type: the size is whatever inference says; never in a finished op
 
 
@@ -148,6 +161,15 @@ class OpDef:
         for attr in self.attrs:
             if attr.default is REQUIRED and attr.name not in call.attrs:
                 call.fail("", f"attribute {attr.name!r} is missing", expected=attr.kind.name)
+        if self.name.startswith(("stablehlo.", "chlo.")):
+            self._check_elements(call)
+
+    def _check_elements(self, call: Call) -> None:
+        """The specification has no `index` elements; MLIR allows them in a few lists of sizes and places."""
+        types = [] if self.name in _TAKE_INDEX else [value.type for value in call.operands]
+        for type in (*types, *(call.declared or ())):
+            if isinstance(type, Shape) and type.dtype is index:
+                call.fail("", "tensors of index are no values of this op", expected="i64 or another type", got=type)
 
 
 class Scope:

@@ -1,7 +1,7 @@
 """The text form of programs: MLIR text in, a Program out, and back.
 
-`parse` reads what stablehlo-opt, JAX and we print; `print_program` writes it. Called by the readers, the command line and
-every test that shows a program.
+`parse` reads what stablehlo-opt, JAX and we print; `print_program` writes it. Called by the readers, the command line
+and every test that shows a program.
 """
 
 from __future__ import annotations

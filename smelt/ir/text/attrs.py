@@ -1,11 +1,12 @@
 """Attributes as text: numbers, strings, symbols, lists, dictionaries, elements and dialect attributes, both ways.
 
-In: a cursor before an attribute. Out: the nodes of `ir.attributes`. What only its dialect understands keeps its text, so that
-it survives a round trip. Called by the parser and the printer.
+In: a cursor before an attribute. Out: the nodes of `ir.attributes`. What only its dialect understands keeps its text,
+so that it survives a round trip. Called by the parser and the printer.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,13 +26,13 @@ from smelt.ir.attributes import (
     Symbol,
     Unit,
 )
-from smelt.ir.core import Future, FuncType, Token, Tuple
+from smelt.ir.core import FuncType, Future, Token, Tuple
 from smelt.ir.text import elements, types
-from smelt.ir.text.lexer import AT, BANG, FLOAT, HASH, ID, INTEGER, STRING, Aliases, Cursor, quoted
+from smelt.ir.text.lexer import BANG, FLOAT, HASH, ID, INTEGER, STRING, Aliases, Cursor, quoted
 from smelt.shape import Shape
 
 _RAW = frozenset({"affine_map", "affine_set", "strided", "opaque"})
-_BARE = types.re.compile(r"[A-Za-z_][\w$.]*", types.re.ASCII)
+_BARE = re.compile(r"[A-Za-z_][\w$.]*", re.ASCII)
 
 
 class Attributes:
@@ -80,6 +81,16 @@ class Attributes:
             items[name] = self.any() if cursor.accept("=") else Unit()
         return items
 
+    def properties(self) -> dict[str, Any]:
+        """`<{…}>` if it comes next."""
+        cursor = self.cursor
+        if cursor.token != "<" or cursor.kind == STRING:
+            return {}
+        cursor.advance()
+        found = self.dictionary()
+        cursor.expect(">")
+        return found
+
     # -- numbers --
 
     def _number(self, start: int) -> Any:
@@ -112,7 +123,9 @@ class Attributes:
             value = float(digits) if len(digits) <= 400 else float("nan")
             return elements.rounded(-value if negative else value, of)
         if negative or not digits.startswith("0x") or len(digits) > 40 or int(digits, 16) >> of.bits:
-            self.cursor.fail("not a float", at=start, expected=f"a dot, or {of.bits} bits in hexadecimal", got=digits[:40])
+            self.cursor.fail(
+                "not a float", at=start, expected=f"a dot, or {of.bits} bits in hexadecimal", got=digits[:40]
+            )
         return elements.float_from_bits(int(digits, 16), of)
 
     def floating(self) -> float:
@@ -164,7 +177,7 @@ class Attributes:
             cursor.fail("a literal of this type", at=type_at, expected="a tensor type")
         try:
             return elements.read_elements(body, shape)
-        except elements.BadElements as error:
+        except elements.ElementsError as error:
             cursor.fail(str(error), at=at, expected=error.expected, got=error.got)
 
     def _resource(self) -> Constant:
@@ -182,7 +195,7 @@ class Attributes:
             cursor.fail("a resource of this type", at=start, expected="a tensor of known size", got=types.show(shape))
         try:
             return Constant.of(elements.from_bytes(self.resources[name], shape.dtype, shape.numbers()), shape.dtype)
-        except (elements.BadElements, ValueError) as error:
+        except (elements.ElementsError, ValueError) as error:
             cursor.fail(str(error), at=start, got=name)
 
     def _array(self) -> DenseArray:
@@ -355,7 +368,8 @@ _WORDS: dict[str, Callable[[Attributes], Any]] = {
     "sparse": Attributes._sparse,
     "distinct": Attributes._distinct,
     "loc": Attributes._location_as_text,
-} | dict.fromkeys(_RAW, Attributes._raw)
+    **dict.fromkeys(_RAW, Attributes._raw),
+}
 
 
 # ---- printing ----
@@ -448,6 +462,3 @@ def show_location(location: Location | None) -> str:
     if not location.name:
         return f"loc({place})"
     return f"loc({quoted(location.name)}({place}))" if place else f"loc({quoted(location.name)})"
-
-
-__all__ = ["AT", "Attributes", "show", "show_dictionary", "show_location", "show_symbol"]

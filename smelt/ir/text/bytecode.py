@@ -1,7 +1,7 @@
 """Portable StableHLO bytecode, through jaxlib's own reader and writer.
 
-In: the bytes of a portable artifact, or a program. Out: a program, or the bytes. jaxlib is imported when first needed; without it
-these two functions say how to get it and everything else works.
+In: the bytes of a portable artifact, or a program. Out: a program, or the bytes. jaxlib is imported when first needed;
+without it these two functions say how to get it, and everything else works.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ MAGIC = b"ML\xefR"  # how MLIR bytecode begins
 def read_bytecode(data: bytes, path: str = "<bytecode>") -> Program:
     """The program in a portable artifact."""
     if not data.startswith(MAGIC):
-        raise FileError("this is no MLIR bytecode", expected=f"bytes that begin with {MAGIC!r}", got=data[:8], where=path)
+        raise FileError(
+            "this is no MLIR bytecode", expected=f"bytes that begin with {MAGIC!r}", got=data[:8], where=path
+        )
     ir, stablehlo, context = _jaxlib()
     with context, ir.Location.unknown():
         try:
@@ -31,7 +33,7 @@ def read_bytecode(data: bytes, path: str = "<bytecode>") -> Program:
 
 
 def write_bytecode(program: Program, *, version: str | None = None) -> bytes:
-    """A portable artifact that says a program; `version` is the oldest StableHLO that must read it (default: the minimum)."""
+    """A portable artifact that says a program; `version` is the oldest StableHLO that must read it (default: any)."""
     ir, stablehlo, context = _jaxlib()
     text = print_program(program, export=True, locations=True)
     with context:

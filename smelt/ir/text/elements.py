@@ -1,7 +1,7 @@
 """Elements of tensors as text: `dense<…>` in every spelling, and the blobs behind `dense_resource`, both ways.
 
-In: the stretch of text between the brackets and the tensor type that follows it. Out: a `Constant`; a splat stays one element
-however large its type is. Numbers are read in bulk; only lists with hexadecimal or odd spellings go one by one.
+In: the stretch of text between the brackets and the tensor type that follows it. Out: a `Constant`; a splat stays one
+element however large its type is. Numbers are read in bulk; only lists with hexadecimal or odd spellings go one by one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ _BLANK = " \t\r\n"
 _DECIMAL = b"0123456789-, \t\r\n"
 _FLOATS = b"0123456789+-.eE, \t\r\n"
 _ALL_BUT_STRUCTURE = bytes(byte for byte in range(256) if byte not in b"[],")
-_BESIDE_BRACKET = re.compile(r"\][ \t\r\n]*+[^\], \t\r\n]|[^\[, \t\r\n][ \t\r\n]*\[")  # an element that belongs to no list
+_BESIDE_BRACKET = re.compile(
+    r"\][ \t\r\n]*+[^\], \t\r\n]|[^\[, \t\r\n][ \t\r\n]*\["
+)  # an element that belongs to no list
 _PAIR = re.compile(r"\(\s*([^(),\[\]]*),([^(),\[\]]*)\)")
+_PLUS = re.compile(rb"(?<![eE])\+")
 _FLOAT = re.compile(r"(-?)\s*([0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?)", re.ASCII)
 _INTEGER = re.compile(r"(-?)\s*(0x[0-9a-fA-F]+|[0-9]+)", re.ASCII)
 
@@ -35,7 +38,7 @@ HEX_FROM = 101  # as many elements as this are printed as one hexadecimal blob
 MAX_BYTES = 1 << 62
 
 
-class BadElements(ValueError):
+class ElementsError(ValueError):
     """A literal that does not fit its type: message, expected, got."""
 
     def __init__(self, message: str, expected: object = None, got: object = None) -> None:
@@ -57,19 +60,21 @@ def stretch(cursor: Cursor) -> str:
 
 
 def read_elements(body: str, shape: Shape) -> Constant:
-    """The literal `dense<body> : shape`; raises BadElements."""
+    """The literal `dense<body> : shape`; raises ElementsError."""
     if not isinstance(shape.dtype, DType):
-        raise BadElements("a literal of quantised elements", expected=f"its storage type {shape.dtype.storage}", got=shape)
+        raise ElementsError(
+            "a literal of quantised elements", expected=f"its storage type {shape.dtype.storage}", got=shape
+        )
     if not shape.is_static:
-        raise BadElements("a literal needs a type of known size", got=shape)
+        raise ElementsError("a literal needs a type of known size", got=shape)
     element, sizes = shape.dtype, shape.numbers()
     if prod(size or 1 for size in sizes) * element.numpy.itemsize >= MAX_BYTES:
-        raise BadElements("a literal too large to address", got=shape)
+        raise ElementsError("a literal too large to address", got=shape)
     if body.startswith('"'):
         return Constant.of(_from_hex(body, element, sizes), element)
     if not body:
         if prod(sizes):
-            raise BadElements("a literal without elements", expected=f"{prod(sizes)} elements", got="dense<>")
+            raise ElementsError("a literal without elements", expected=f"{prod(sizes)} elements", got="dense<>")
         return Constant.of(np.zeros(sizes, element.numpy), element)
     if not body.startswith("["):
         return Constant.of(np.broadcast_to(_numbers([body], element, body).reshape(()), sizes), element)
@@ -79,14 +84,16 @@ def read_elements(body: str, shape: Shape) -> Constant:
         skeleton, flat = _PAIR.sub("x", body), ",".join(f"{real},{imag}" for real, imag in pairs)
         bare = skeleton.replace("[", "").replace("]", "").split(",") if count else []
         if any(item.strip(_BLANK) != "x" for item in bare):
-            raise BadElements("complex elements", expected="(real, imaginary)", got=body[:60])
+            raise ElementsError("complex elements", expected="(real, imaginary)", got=body[:60])
     tokens = flat.split(",") if flat.strip(_BLANK) or count else []
     parts = 2 if element.is_complex else 1
     if len(tokens) != count * parts and count:
-        raise BadElements("a literal with another number of elements than its type", expected=count, got=len(tokens) // parts)
+        raise ElementsError(
+            "a literal with another number of elements than its type", expected=count, got=len(tokens) // parts
+        )
     structure = skeleton.encode("utf-8", "replace").translate(None, _ALL_BUT_STRUCTURE)
     if len(structure) != _skeleton_length(sizes) or structure != _skeleton(sizes) or _BESIDE_BRACKET.search(skeleton):
-        raise BadElements("the lists of a literal are not those of its type", expected=list(sizes), got=body[:60])
+        raise ElementsError("the lists of a literal are not those of its type", expected=list(sizes), got=body[:60])
     if not count:
         return Constant.of(np.zeros(sizes, element.numpy), element)
     return Constant.of(_numbers(tokens, element, flat).reshape(sizes), element)
@@ -114,14 +121,14 @@ def _numbers(tokens: list[str], element: DType, flat: str) -> Array:
         if len(tokens) == 1:
             match = _PAIR.fullmatch(tokens[0].strip(_BLANK))
             if match is None:
-                raise BadElements("a complex element", expected="(real, imaginary)", got=tokens[0][:60])
+                raise ElementsError("a complex element", expected="(real, imaginary)", got=tokens[0][:60])
             tokens = [match[1], match[2]]
             flat = ",".join(tokens)
         return _numbers(tokens, element.part, flat).view(element.numpy)
     raw = flat.encode("utf-8", "replace")
     try:
         if element.is_float:
-            if not raw.translate(None, _FLOATS) and raw.count(b".") == len(tokens):
+            if not raw.translate(None, _FLOATS) and raw.count(b".") == len(tokens) and not _PLUS.search(raw):
                 return cast(np.fromiter(map(float, tokens), np.float64, len(tokens)), element)
         elif b"-0" not in raw and not raw.translate(None, _DECIMAL):
             return _wrapped(np.fromiter(map(int, tokens), np.int64, len(tokens)), element)
@@ -138,7 +145,7 @@ def _wrapped(values: Array, element: DType) -> Array:
     high = (1 << element.bits) - 1 if element.name != "index" else (1 << 63) - 1
     if values.size and (int(values.min()) < low or int(values.max()) > high):
         bad = int(values.min()) if int(values.min()) < low else int(values.max())
-        raise BadElements("an integer out of range for its type", expected=f"{low} to {high}", got=bad)
+        raise ElementsError("an integer out of range for its type", expected=f"{low} to {high}", got=bad)
     if element.kind == "bool":
         return (values & 1).astype(np.bool_)
     if element.bits == 64:
@@ -160,10 +167,10 @@ def _integers(tokens: list[str], element: DType) -> Array:
             continue
         match = _INTEGER.fullmatch(token)
         if match is None or len(token) > 40:
-            raise BadElements("not an element of this type", expected=element, got=token[:60])
+            raise ElementsError("not an element of this type", expected=element, got=token[:60])
         value = int(match[1] + match[2], 16 if match[2].startswith("0x") else 10)
         if not low <= value <= high or (match[1] and not value):  # MLIR has no -0 either
-            raise BadElements("an integer out of range for its type", expected=f"{low} to {high}", got=token)
+            raise ElementsError("an integer out of range for its type", expected=f"{low} to {high}", got=token)
         values.append(value)
     if element.bits == 64:
         mask = (1 << 64) - 1
@@ -182,11 +189,15 @@ def _floats(tokens: list[str], element: DType) -> Array:
         elif re.fullmatch(r"0x[0-9a-fA-F]+", token) and len(token) <= 40:
             bits[i] = int(token, 16)
             if bits[i] >> element.bits:
-                raise BadElements("a hexadecimal float out of range for its type", expected=f"{element.bits} bits", got=token)
+                raise ElementsError(
+                    "a hexadecimal float out of range for its type", expected=f"{element.bits} bits", got=token
+                )
         elif _INTEGER.fullmatch(token):
-            raise BadElements("a whole number where a float is wanted", expected="a dot, or bits such as 0x7F800000", got=token[:60])
+            raise ElementsError(
+                "a whole number where a float is wanted", expected="a dot, or bits such as 0x7F800000", got=token[:60]
+            )
         else:
-            raise BadElements("not an element of this type", expected=element, got=token[:60])
+            raise ElementsError("not an element of this type", expected=element, got=token[:60])
     result = np.array(cast(values, element))
     raw = result.view(f"u{element.numpy.itemsize}")
     for i, pattern in bits.items():
@@ -199,13 +210,13 @@ def _floats(tokens: list[str], element: DType) -> Array:
 
 def _from_hex(body: str, element: DType, sizes: tuple[int, ...]) -> Array:
     if not (body.startswith('"0x') and body.endswith('"') and len(body) >= 4):
-        raise BadElements("a string where elements are wanted", expected='"0x…"', got=body[:60])
+        raise ElementsError("a string where elements are wanted", expected='"0x…"', got=body[:60])
     try:
         raw = bytes.fromhex(body[3:-1])
     except ValueError:
-        raise BadElements("not hexadecimal", expected='"0x…" with two digits a byte', got=body[:60]) from None
+        raise ElementsError("not hexadecimal", expected='"0x…" with two digits a byte', got=body[:60]) from None
     if any(char in _BLANK for char in body):
-        raise BadElements("not hexadecimal", expected="digits without blanks", got=body[:60])
+        raise ElementsError("not hexadecimal", expected="digits without blanks", got=body[:60])
     return from_bytes(raw, element, sizes)
 
 
@@ -215,7 +226,7 @@ def from_bytes(raw: bytes, element: DType, sizes: tuple[int, ...]) -> Array:
     if element.kind == "bool":
         return _booleans(raw, sizes)
     if len(raw) not in (count * width, width) or (count == 0 and len(raw) not in (0, width)):
-        raise BadElements("the bytes of a literal do not fill its type", expected=count * width, got=len(raw))
+        raise ElementsError("the bytes of a literal do not fill its type", expected=count * width, got=len(raw))
     values = np.frombuffer(raw, np.uint8 if element.bits < 8 else element.numpy)
     if element.bits < 8:
         values = values & np.uint8((1 << element.bits) - 1)
@@ -238,7 +249,7 @@ def _booleans(raw: bytes, sizes: tuple[int, ...]) -> Array:
         return np.broadcast_to(np.bool_(raw[0] & 1), sizes)
     if len(raw) == -(-count // 8):
         return np.unpackbits(values, count=count, bitorder="little").astype(np.bool_).reshape(sizes)
-    raise BadElements("the bytes of a literal do not fill its type", expected=count, got=len(raw))
+    raise ElementsError("the bytes of a literal do not fill its type", expected=count, got=len(raw))
 
 
 # ---- printing ----
@@ -301,8 +312,9 @@ def show_float(value: Any, element: DType) -> str:
 
 
 def _all_digits(value: float, element: DType) -> str:
-    """As many digits as tell the values of a type apart; with an exponent where more than three zeros would stand beside them."""
-    precision = 2 + (int(ml_dtypes.finfo(element.numpy).nmant) + 1) * 59 // 196
+    """As many digits as tell the values of a type apart; with an exponent instead of more than three zeros."""
+    mantissa = int(ml_dtypes.finfo(element.numpy).nmant)  # type: ignore[no-untyped-call]
+    precision = 2 + (mantissa + 1) * 59 // 196
     sign = "-" if value < 0 else ""
     head, _, tail = f"{abs(value):.{precision - 1}e}".partition("e")
     digits = head.replace(".", "").rstrip("0") or "0"

@@ -1,7 +1,7 @@
-"""A program whose sizes are formulas, as one that other StableHLO parsers take: sizes are computed where they are needed.
+"""A program whose sizes are formulas, as one that other StableHLO parsers take: sizes are computed where needed.
 
-In: static ops with symbolic results. Out: their `dynamic_*` forms, fed by `get_dimension_size` and arithmetic on i64 scalars.
-Types keep their formulas; the printer then writes them as `?`. Called by `print_program(…, export=True)` and for bytecode.
+In: static ops with symbolic results. Out: their `dynamic_*` forms, fed by `get_dimension_size` and arithmetic on i64
+scalars. Types keep their formulas; the printer then writes them as `?`. Called by `print_program(…, export=True)`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def lower(program: Program) -> Program:
 
 
 class _Lowering:
-    """Copies one function. `sources` says for each symbol at which value and axis it can be read off, in the present region."""
+    """Copies one function. `sources` says for each symbol at which value and axis it can be read off, here and now."""
 
     def __init__(self, func: Func, signatures: dict[str, FuncType]) -> None:
         self.source = func
@@ -229,6 +229,3 @@ def _with_sizes(arg: Value, attrs: Attrs) -> Attrs:
     if not isinstance(arg.type, Shape) or arg.type.is_static:
         return attrs
     return MappingProxyType({**attrs, SIZES: ", ".join(map(str, arg.type.sizes))})
-
-
-

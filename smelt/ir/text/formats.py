@@ -1,487 +1,40 @@
-"""The assembly formats of ops: how each reads and how each prints, side by side.
+"""The assembly formats of ops: a line of parts each, or a class where a format says more.
 
-A format is a line of parts. Words and punctuation stand for themselves; `%` is an operand, `%*` are all that are left, `%*,`
-the same with a comma after each; `$name` is an attribute in its short spelling and `@name` a string spelled as a symbol;
-`(?name` … `?)` is there when the attribute is; `{}` are the other attributes; `:…` the types. Ops whose format says
-more have a class of their own. An op without a format is written generically.
+In and out: what stands after an op's name; reading and printing are side by side. An op without a format is written
+generically. Called by the parser and the printer.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from smelt.dtype import DType, dtype, i64
-from smelt.ir.attributes import Constant, DenseArray, DialectAttr, Dict, Float, Int, Symbol, print_conv_dims
-from smelt.ir.core import FuncType, Op, Region, Tuple, Type, Value
+from smelt.ir.attributes import Constant, DenseArray, DialectAttr, Int, print_conv_dims
+from smelt.ir.core import Op, Value
 from smelt.ir.ops.definition import OpDef
 from smelt.ir.text import attrs as text_attrs
-from smelt.ir.text.attrs import Attributes, show_symbol
-from smelt.ir.text.lexer import AT, FLOAT, ID, INTEGER, STRING, VALUE, Cursor
-from smelt.ir.text.types import Types
+from smelt.ir.text.assembly import (
+    Draft,
+    Line,
+    Operands,
+    Part,
+    Reader,
+    Writer,
+    bracketed,
+    is_told,
+    read_function,
+    read_list,
+    read_pairwise,
+    read_same,
+    show_row,
+    show_same,
+)
+from smelt.ir.text.lexer import ID, STRING, VALUE, Cursor
 from smelt.shape import Shape
-
-
-@dataclass(slots=True)
-class Draft:
-    """An op while it is being read. Its attributes are nodes; `operand_types` is None until the text has said them."""
-
-    name: str
-    definition: OpDef
-    start: int
-    operands: list[Value] = field(default_factory=list)
-    attrs: dict[str, Any] = field(default_factory=dict)
-    regions: list[Region] = field(default_factory=list)
-    operand_types: Sequence[Type] | None = None
-    results: Sequence[Type] = ()
-
-
-class Reader(Protocol):
-    """What formats ask of the parser."""
-
-    cursor: Cursor
-    types: Types
-    attributes: Attributes
-
-    def operand(self) -> Value:
-        """`%name`, looked up."""
-
-    def argument(self) -> tuple[str, Type]:
-        """`%name: type` of a region, with an optional location."""
-
-    def region(self, draft: Draft, args: Sequence[tuple[str, Type]] | None = None) -> Region:
-        """`{…}` with arguments that its text names, or that are given here."""
-
-    def one_op_region(self, draft: Draft, name: str, args: Sequence[Type]) -> Region:
-        """A region that returns one op of all its arguments."""
-
-    def dictionary(self, draft: Draft) -> None:
-        """`{…}` if it comes next: attributes, none of which may be there already."""
-
-    def generic(self, draft: Draft) -> None:
-        """The generic form, from its operands on."""
-
-
-class Writer(Protocol):
-    """What formats ask of the printer."""
-
-    def name(self, value: Value) -> str:
-        """`%0`"""
-
-    def type(self, type: Type) -> str:
-        """A type as text."""
-
-    def function_type(self, op: Op) -> str:
-        """`(a, b) -> c`"""
-
-    def argument(self, value: Value) -> str:
-        """`%arg0: type`"""
-
-    def enter(self, *regions: Region) -> None:
-        """Name the arguments of regions; a further region's arguments get the names of the first one's."""
-
-    def region(self, region: Region, *, args: bool) -> str:
-        """`{…}` on several lines, with a line for its arguments where asked."""
-
-    def dictionary(self, op: Op, shown: Collection[str], keyword: str = "") -> str:
-        """The attributes that are not in `shown` and not at their defaults, with a blank before them; or nothing."""
-
-    def generic(self, op: Op) -> str:
-        """The generic form, from its operands on."""
-
-    def newline(self) -> str:
-        """A line break, and the indentation of the op being printed."""
-
-
-class Part(Protocol):
-    """A piece of a format."""
-
-    def read(self, reader: Reader, draft: Draft) -> None:
-        """Read it into the draft."""
-
-    def show(self, writer: Writer, op: Op, definition: OpDef) -> str:
-        """Print it, with a blank before it where there is one."""
-
-
-# ---- parts of lines ----
-
-
-@dataclass(frozen=True, slots=True)
-class _Literal:
-    text: str
-    space: bool
-
-    def read(self, reader: Reader, draft: Draft) -> None:
-        reader.cursor.expect(self.text)
-
-    def show(self, writer: Writer, op: Op, definition: OpDef) -> str:
-        return f" {self.text}" if self.space else self.text
-
-
-@dataclass(frozen=True, slots=True)
-class _Operand:
-    index: int
-    space: bool
-
-    def read(self, reader: Reader, draft: Draft) -> None:
-        draft.operands.append(reader.operand())
-
-    def show(self, writer: Writer, op: Op, definition: OpDef) -> str:
-        name = writer.name(op.operands[self.index])
-        return f" {name}" if self.space else name
-
-
-@dataclass(frozen=True, slots=True)
-class _Operands:
-    """All operands from `index` on."""
-
-    index: int
-    space: bool
-    trailing: bool  # whether a comma follows the last one
-
-    def read(self, reader: Reader, draft: Draft) -> None:
-        cursor = reader.cursor
-        if cursor.kind != VALUE:
-            if self.trailing and self.index:
-                cursor.accept(",")
-            return
-        while cursor.kind == VALUE:
-            draft.operands.append(reader.operand())
-            if not cursor.accept(","):
-                if self.trailing:
-                    cursor.fail("unexpected text", expected="','")
-                return
-        if not self.trailing:
-            cursor.fail("unexpected text", expected="an operand")
-
-    def show(self, writer: Writer, op: Op, definition: OpDef) -> str:
-        names = [writer.name(value) for value in op.operands[self.index :]]
-        if self.trailing:
-            return "".join(f" {name}," for name in names)
-        text = ", ".join(names)
-        return f" {text}" if self.space else text
-
-
-@dataclass(frozen=True, slots=True)
-class _Attribute:
-    name: str
-    space: bool
-    symbol: bool
-
-    def read(self, reader: Reader, draft: Draft) -> None:
-        if self.symbol and reader.cursor.kind != AT:
-            reader.cursor.fail("unexpected text", expected="@name")
-        draft.attrs[self.name] = _read_short(reader, draft.definition, self.name)
-
-    def show(self, writer: Writer, op: Op, definition: OpDef) -> str:
-        value = op.attrs[self.name]
-        kind = definition.by_name.get(self.name)
-        text = show_symbol(value) if self.symbol else _show_short(value if kind is None else kind.kind.write(value))
-        return f" {text}" if self.space else text
-
-
-@dataclass(frozen=True, slots=True)
-class _Optional:
-    """Parts that are there when an attribute is. The first two are literals, and tell by themselves what follows."""
-
-    name: str
-    parts: tuple[Part, ...]
-
-    def read(self, reader: Reader, draft: Draft) -> None:
-        cursor = reader.cursor
-        first, second = self.parts[0], self.parts[1]
-        assert isinstance(first, _Literal)
-        if cursor.token != first.text:
-            return
-        back = cursor.start
-        if isinstance(second, _Literal):
-            cursor.advance()
-            if cursor.token != second.text:
-                cursor.seek(back)
-                return
-            cursor.seek(back)
-        for part in self.parts:
-            part.read(reader, draft)
-
-    def show(self, writer: Writer, op: Op, definition: OpDef) -> str:
-        if not is_told(op, definition, self.name):
-            return ""
-        return "".join(part.show(writer, op, definition) for part in self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class _Dictionary:
-    shown: tuple[str, ...]
-
-    def read(self, reader: Reader, draft: Draft) -> None:
-        reader.dictionary(draft)
-
-    def show(self, writer: Writer, op: Op, definition: OpDef) -> str:
-        return writer.dictionary(op, self.shown)
-
-
-@dataclass(frozen=True, slots=True)
-class _Types:
-    how: str
-
-    def read(self, reader: Reader, draft: Draft) -> None:
-        reader.cursor.expect(":")
-        _READ_TYPES[self.how](reader, draft)
-
-    def show(self, writer: Writer, op: Op, definition: OpDef) -> str:
-        return " : " + _SHOW_TYPES[self.how](writer, op)
-
-
-class Line:
-    """A format given as a line of parts."""
-
-    def __init__(self, text: str) -> None:
-        self.parts = _compile(text)
-
-    def read(self, reader: Reader, draft: Draft) -> None:
-        for part in self.parts:
-            part.read(reader, draft)
-
-    def show(self, writer: Writer, op: Op, definition: OpDef) -> str:
-        return "".join(part.show(writer, op, definition) for part in self.parts)
-
-
-def _compile(text: str) -> tuple[Part, ...]:
-    words = text.split()
-    shown = tuple(word[1:] for word in words if word[0] in "$@")
-    parts: list[Part] = []
-    outer: list[Part] = parts
-    operands, space = 0, True
-    for word in words:
-        if word == "%":
-            parts.append(_Operand(operands, space))
-            operands += 1
-        elif word[0] == "%":
-            parts.append(_Operands(operands, space, word == "%*,"))
-        elif word[0] in "$@":
-            parts.append(_Attribute(word[1:], space, word[0] == "@"))
-        elif word.startswith("(?"):
-            group: list[Part] = []
-            optional = word[2:]
-            parts = group
-        elif word == "?)":
-            outer.append(_Optional(optional, tuple(parts)))
-            parts = outer
-        elif word == "{}":
-            parts.append(_Dictionary(shown))
-        elif word[0] == ":":
-            parts.append(_Types(word))
-        else:
-            parts.append(_Literal(word, word not in (",", "(", ")", "[", "]")))
-        space = word not in ("(", "[")
-    return tuple(outer)
-
-
-def is_told(op: Op, definition: OpDef, name: str) -> bool:
-    """Whether the text must say an attribute: it is there, and not what it is by default."""
-    if name not in op.attrs or op.attrs[name] is None:
-        return False
-    declared = definition.by_name.get(name)
-    return declared is None or declared.default is None or op.attrs[name] != declared.default
-
-
-# ---- attributes in their short spelling ----
-
-
-def _read_short(reader: Reader, definition: OpDef, name: str) -> Any:
-    """A node from `3`, `[1, 2]`, `WORD`, `"text"`, `@name`, `true` or a typed literal, as the attribute's kind wants it."""
-    cursor = reader.cursor
-    declared = definition.by_name.get(name)
-    kind = "" if declared is None else declared.kind.name
-    if cursor.kind == STRING:
-        return cursor.string()
-    if cursor.kind == AT:
-        return Symbol((cursor.symbol(),)) if kind == "symbol" else cursor.symbol()
-    if cursor.token == "[":
-        return read_list(reader, words=kind.startswith("array"))
-    if cursor.kind == FLOAT or kind == "float":
-        return Float(reader.attributes.floating())
-    if cursor.kind == INTEGER or cursor.token == "-":
-        value = cursor.integer()
-        return Int(value) if kind != "int" or declared is None else declared.kind.write(value)
-    if cursor.kind == ID and cursor.token not in ("dense", "dense_resource"):
-        word = cursor.advance()
-        return word == "true" if word in ("true", "false") else word
-    return reader.attributes.any()
-
-
-def read_list(reader: Reader, *, words: bool = False) -> Any:
-    """`[0, 1]` or `[HIGH, DEFAULT]`"""
-    cursor = reader.cursor
-    if words:
-        return tuple([cursor.word() for _ in cursor.listed("[", "]")])
-    return DenseArray(i64, tuple([cursor.integer() for _ in cursor.listed("[", "]")]))
-
-
-def _show_short(node: Any) -> str:
-    match node:
-        case DenseArray():
-            return _bracketed(node.values)
-        case Int():
-            return str(node.value)
-        case Float():
-            return text_attrs.show(node, inside=True)
-        case DialectAttr(_, "", body):
-            return body.rpartition(" ")[2]
-        case tuple():
-            return "[" + ", ".join(_show_short(item) for item in node) + "]"
-        case _:
-            return text_attrs.show(node)
-
-
-def _bracketed(values: Sequence[Any]) -> str:
-    return "[" + ", ".join(str(int(value)) for value in values) + "]"
-
-
-# ---- types ----
-
-
-def _from_function(reader: Reader, draft: Draft, type: FuncType, start: int) -> None:
-    if len(type.inputs) != len(draft.operands):
-        reader.cursor.fail("wrong number of operand types", at=start, expected=len(draft.operands), got=len(type.inputs))
-    draft.operand_types, draft.results = type.inputs, type.results
-
-
-def read_function(reader: Reader, draft: Draft) -> None:
-    """`(a, b) -> c`"""
-    start = reader.cursor.start
-    if reader.cursor.token != "(":
-        reader.cursor.fail("unexpected text", expected="a function type")
-    _from_function(reader, draft, reader.types.function(), start)
-
-
-def _read_same(reader: Reader, draft: Draft) -> None:
-    if reader.cursor.token == "(":
-        read_function(reader, draft)
-        return
-    type = reader.types.value()
-    draft.operand_types, draft.results = [type] * len(draft.operands), [type]
-
-
-def _show_same(writer: Writer, op: Op) -> str:
-    result = op.results[0].type
-    return writer.type(result) if all(value.type == result for value in op.operands) else writer.function_type(op)
-
-
-def _read_result(reader: Reader, draft: Draft) -> None:
-    draft.results = [reader.types.value()]
-
-
-def _read_operand(reader: Reader, draft: Draft) -> None:
-    draft.operand_types = [reader.types.value()] * len(draft.operands)
-
-
-def _read_operands(reader: Reader, draft: Draft) -> None:
-    start = reader.cursor.start
-    types = reader.types.row()
-    if len(types) != len(draft.operands):
-        reader.cursor.fail("wrong number of operand types", at=start, expected=len(draft.operands), got=len(types))
-    draft.operand_types = types
-
-
-def _read_pairwise(reader: Reader, draft: Draft) -> None:
-    _read_operands(reader, draft)
-    assert draft.operand_types is not None
-    draft.results = draft.operand_types
-
-
-def _show_row(writer: Writer, op: Op) -> str:
-    return ", ".join(writer.type(value.type) for value in op.operands)
-
-
-def _read_arrow(reader: Reader, draft: Draft) -> None:
-    """`a, b -> c`"""
-    start = reader.cursor.start
-    inputs = tuple(reader.types.row())
-    reader.cursor.expect("->")
-    _from_function(reader, draft, FuncType(inputs, reader.types.results()), start)
-
-
-def _show_arrow(writer: Writer, op: Op) -> str:
-    results = ", ".join(writer.type(value.type) for value in op.results)
-    return f"{_show_row(writer, op)} -> {results if len(op.results) == 1 else f'({results})'}"
-
-
-def _read_complex(reader: Reader, draft: Draft) -> None:
-    """Of complex numbers only the result's type is said; the parts have its parts' type."""
-    if reader.cursor.token == "(":
-        read_function(reader, draft)
-        return
-    start = reader.cursor.start
-    type = reader.types.value()
-    if not isinstance(type, Shape) or not isinstance(type.dtype, DType) or not type.dtype.is_complex:
-        reader.cursor.fail("unexpected type", at=start, expected="a tensor of complex numbers")
-    draft.operand_types, draft.results = [type.with_dtype(type.dtype.part)] * len(draft.operands), [type]
-
-
-def _show_complex(writer: Writer, op: Op) -> str:
-    result = op.results[0].shape
-    part = result.with_dtype(result.element.part)
-    return writer.type(result) if all(value.type == part for value in op.operands) else writer.function_type(op)
-
-
-def _read_select(reader: Reader, draft: Draft) -> None:
-    if reader.cursor.token == "(":
-        read_function(reader, draft)
-        return
-    start = reader.cursor.start
-    types = reader.types.row()
-    if len(types) != 2 or len(draft.operands) != 3:
-        reader.cursor.fail("unexpected types", at=start, expected="the predicate's type and the result's")
-    draft.operand_types, draft.results = [types[0], types[1], types[1]], [types[1]]
-
-
-def _show_select(writer: Writer, op: Op) -> str:
-    result = op.results[0].type
-    if any(value.type != result for value in op.operands[1:]):
-        return writer.function_type(op)
-    return f"{writer.type(op.operands[0].type)}, {writer.type(result)}"
-
-
-def _read_tuple(reader: Reader, draft: Draft) -> None:
-    start = reader.cursor.start
-    type = reader.types.value()
-    if not isinstance(type, Tuple):
-        reader.cursor.fail("unexpected type", at=start, expected="a tuple")
-    _from_function(reader, draft, FuncType(type.types, (type,)), start)
-
-
-_READ_TYPES = {
-    ":function": read_function,
-    ":same": _read_same,
-    ":result": _read_result,
-    ":operand": _read_operand,
-    ":operands": _read_operands,
-    ":pairwise": _read_pairwise,
-    ":arrow": _read_arrow,
-    ":complex": _read_complex,
-    ":select": _read_select,
-    ":tuple": _read_tuple,
-}
-_SHOW_TYPES = {
-    ":function": lambda writer, op: writer.function_type(op),
-    ":same": _show_same,
-    ":result": lambda writer, op: writer.type(op.results[0].type),
-    ":operand": lambda writer, op: writer.type(op.operands[0].type),
-    ":operands": _show_row,
-    ":pairwise": _show_row,
-    ":arrow": _show_arrow,
-    ":complex": _show_complex,
-    ":select": _show_select,
-    ":tuple": lambda writer, op: writer.type(op.results[0].type),
-}
-
-
-# ---- formats of their own ----
 
 
 class _ConstantFormat:
@@ -514,15 +67,15 @@ class _OptionalOperands:
             cursor.expect(")")
             draft.operand_types = []
             return
-        _Operands(0, True, False).read(reader, draft)
+        Operands(0, True, False).read(reader, draft)
         cursor.expect(":")
-        _read_pairwise(reader, draft)
+        read_pairwise(reader, draft)
 
     def show(self, writer: Writer, op: Op, definition: OpDef) -> str:
         head = writer.dictionary(op, ())
         if not op.operands:
             return f"{head}()"
-        return f"{head} {', '.join(map(writer.name, op.operands))} : {_show_row(writer, op)}"
+        return f"{head} {', '.join(map(writer.name, op.operands))} : {show_row(writer, op)}"
 
 
 class _Slice:
@@ -547,7 +100,9 @@ class _Slice:
 
     def show(self, writer: Writer, op: Op, definition: OpDef) -> str:
         bounds = zip(*(op.attrs[name] for name in self.NAMES), strict=True)
-        ranges = ", ".join(f"{start}:{limit}" + (f":{stride}" if stride != 1 else "") for start, limit, stride in bounds)
+        ranges = ", ".join(
+            f"{start}:{limit}" + (f":{stride}" if stride != 1 else "") for start, limit, stride in bounds
+        )
         head = f" {writer.name(op.operands[0])} [{ranges}]{writer.dictionary(op, self.NAMES)}"
         return f"{head} : {writer.function_type(op)}"
 
@@ -571,12 +126,12 @@ class _ReducePrecision:
             draft.attrs[name] = Int(int(digits), dtype("i32"))
         reader.dictionary(draft)
         cursor.expect(":")
-        _read_same(reader, draft)
+        read_same(reader, draft)
 
     def show(self, writer: Writer, op: Op, definition: OpDef) -> str:
         exponent, mantissa = (op.attrs[name] for name in self.NAMES)
         head = f" {writer.name(op.operands[0])}, format = e{exponent}m{mantissa}{writer.dictionary(op, self.NAMES)}"
-        return f"{head} : {_show_same(writer, op)}"
+        return f"{head} : {show_same(writer, op)}"
 
 
 class _DotGeneral:
@@ -614,10 +169,10 @@ class _DotGeneral:
         dims = op.attrs["dot_dimension_numbers"]
         text = f" {writer.name(op.operands[0])}, {writer.name(op.operands[1])}"
         if dims.lhs_batching_dimensions or dims.rhs_batching_dimensions:
-            text += f", batching_dims = {_bracketed(dims.lhs_batching_dimensions)} x "
-            text += _bracketed(dims.rhs_batching_dimensions)
-        text += f", contracting_dims = {_bracketed(dims.lhs_contracting_dimensions)} x "
-        text += _bracketed(dims.rhs_contracting_dimensions)
+            text += f", batching_dims = {bracketed(dims.lhs_batching_dimensions)} x "
+            text += bracketed(dims.rhs_batching_dimensions)
+        text += f", contracting_dims = {bracketed(dims.lhs_contracting_dimensions)} x "
+        text += bracketed(dims.rhs_contracting_dimensions)
         if is_told(op, definition, "precision_config"):
             text += f", precision = [{', '.join(op.attrs['precision_config'])}]"
         if is_told(op, definition, "algorithm"):
@@ -632,7 +187,7 @@ def _dot_body(numbers: dict[str, Sequence[Any]]) -> str:
     fields = []
     for word, name in (("batching_dims", "batching"), ("contracting_dims", "contracting")):
         for side, values in zip(("lhs", "rhs"), numbers.get(word, ((), ())), strict=True):
-            fields.append(f"{side}_{name}_dimensions = {_bracketed(values)}")
+            fields.append(f"{side}_{name}_dimensions = {bracketed(values)}")
     return ", ".join(fields)
 
 
@@ -651,7 +206,7 @@ class _Convolution:
     def read(self, reader: Reader, draft: Draft) -> None:
         cursor = reader.cursor
         cursor.expect("(")
-        _Operands(0, True, False).read(reader, draft)
+        Operands(0, True, False).read(reader, draft)
         for literal in (")", "dim_numbers", "="):
             cursor.expect(literal)
         start = cursor.start
@@ -693,7 +248,8 @@ class _Convolution:
             if is_told(op, definition, name):
                 window.append(f"{word} = {self._show_window(word, op.attrs[name])}")
         operands = ", ".join(map(writer.name, op.operands))
-        head = f"({operands}) dim_numbers = {print_conv_dims(op.attrs['dimension_numbers'])}, window = {{{', '.join(window)}}}"
+        dims = print_conv_dims(op.attrs["dimension_numbers"])
+        head = f"({operands}) dim_numbers = {dims}, window = {{{', '.join(window)}}}"
         return f"{head}{writer.dictionary(op, self.NAMES)} : {writer.function_type(op)}"
 
     @staticmethod
@@ -701,8 +257,8 @@ class _Convolution:
         if word == "reverse":
             return "[" + ", ".join("true" if each else "false" for each in value) + "]"
         if word == "pad":
-            return "[" + ", ".join(_bracketed(row) for row in value) + "]"
-        return _bracketed(value)
+            return "[" + ", ".join(bracketed(row) for row in value) + "]"
+        return bracketed(value)
 
 
 def _truth(cursor: Cursor) -> bool:
@@ -714,7 +270,9 @@ def _truth(cursor: Cursor) -> bool:
 class _Reduce:
     """`(%0 init: %1) applies stablehlo.add across dimensions = [0] : …`, or with `reducer(…) {…}` at the end."""
 
-    COMMUTATIVE = frozenset(f"stablehlo.{name}" for name in ("add", "and", "maximum", "minimum", "multiply", "or", "xor"))
+    COMMUTATIVE = frozenset(
+        f"stablehlo.{name}" for name in ("add", "and", "maximum", "minimum", "multiply", "or", "xor")
+    )
 
     def read(self, reader: Reader, draft: Draft) -> None:
         cursor = reader.cursor
@@ -762,7 +320,7 @@ class _Reduce:
         inner = self._inner(op)
         if inner:
             text += f" applies {inner}"
-        text += f" across dimensions = {_bracketed(op.attrs['dimensions'])}{writer.dictionary(op, ('dimensions',))}"
+        text += f" across dimensions = {bracketed(op.attrs['dimensions'])}{writer.dictionary(op, ('dimensions',))}"
         text += f" : {writer.function_type(op)}"
         if inner:
             return text
@@ -797,7 +355,7 @@ class _While:
         draft.operand_types = []
         if names:
             cursor.expect(":")
-            _read_pairwise(reader, draft)
+            read_pairwise(reader, draft)
         if cursor.accept("attributes"):
             reader.dictionary(draft)
         args = list(zip(names, draft.results, strict=True))
@@ -811,7 +369,7 @@ class _While:
         args = zip(body.args, op.operands, strict=True)
         text = "(" + ", ".join(f"{writer.name(arg)} = {writer.name(operand)}" for arg, operand in args) + ")"
         if op.operands:
-            text += f" : {_show_row(writer, op)}"
+            text += f" : {show_row(writer, op)}"
         text += writer.dictionary(op, (), "attributes ")
         head = f"{text}{writer.newline()}cond {writer.region(cond, args=False)}"
         return f"{head} do {writer.region(body, args=False)}"
@@ -849,7 +407,8 @@ class _Scan:
         writer.enter(op.regions[0])
         inputs = ", ".join(map(writer.name, op.operands[: segments[0]]))
         inits = ", ".join(map(writer.name, op.operands[segments[0] :]))
-        text = f"({inputs}) inits ({inits}) dimension={op.attrs['dimension']}{writer.dictionary(op, self.NAMES, 'attributes ')}"
+        attrs = writer.dictionary(op, self.NAMES, "attributes ")
+        text = f"({inputs}) inits ({inits}) dimension={op.attrs['dimension']}{attrs}"
         return f"{text} {writer.region(op.regions[0], args=True)} : {writer.function_type(op)}"
 
 
@@ -861,27 +420,28 @@ class _Sharded:
         draft.attrs["sharding"] = DialectAttr("sdy", "sharding", reader.cursor.balanced())
         reader.dictionary(draft)
         reader.cursor.expect(":")
-        _read_same(reader, draft)
+        read_same(reader, draft)
 
     def show(self, writer: Writer, op: Op, definition: OpDef) -> str:
         sharding = op.attrs["sharding"]
         if not isinstance(sharding, DialectAttr):
             return writer.generic(op)
         head = f" {writer.name(op.operands[0])} <{sharding.body}>{writer.dictionary(op, ('sharding',))}"
-        return f"{head} : {_show_same(writer, op)}"
+        return f"{head} : {show_same(writer, op)}"
 
 
 _UNARY = (
-    "abs cbrt ceil convert cosine count_leading_zeros exponential exponential_minus_one floor imag log log_plus_one logistic "
-    "negate not popcnt real round_nearest_afz round_nearest_even rsqrt sign sine sqrt tan tanh uniform_dequantize uniform_quantize"
+    "abs cbrt ceil convert cosine count_leading_zeros exponential exponential_minus_one floor imag log log_plus_one "
+    "logistic negate not popcnt real round_nearest_afz round_nearest_even rsqrt sign sine sqrt tan tanh "
+    "uniform_dequantize uniform_quantize"
 )
 _BINARY = (
-    "add and atan2 divide maximum minimum multiply or power remainder shift_left shift_right_arithmetic shift_right_logical "
-    "subtract xor"
+    "add and atan2 divide maximum minimum multiply or power remainder shift_left shift_right_arithmetic "
+    "shift_right_logical subtract xor"
 )
 _CHLO_UNARY = (
-    "acos acosh _asin_acos_kernel asin asinh atan atanh bessel_i1e conj cosh digamma erf erf_inv erfc is_inf is_neg_inf "
-    "is_pos_inf lgamma sinh square tan"
+    "acos acosh _asin_acos_kernel asin asinh atan atanh bessel_i1e conj cosh digamma erf erf_inv erfc is_inf "
+    "is_neg_inf is_pos_inf lgamma sinh square tan"
 )
 _CHLO_BROADCAST = (
     "add and atan2 compare complex divide maximum minimum multiply next_after or polygamma power remainder shift_left "
@@ -965,5 +525,3 @@ FORMATS: dict[str, Part] = {
     "sdy.sharding_constraint": _Sharded(),
     "sdy.sharding_group": Line("% group_id = $group_id {} :operand"),
 }
-
-__all__ = ["FORMATS", "Dict", "Draft", "Part", "Reader", "Writer", "is_told"]

@@ -1,7 +1,7 @@
 """A cursor over MLIR text: the current token, where it stands, and errors that show its line.
 
-In: text and the name of its file. Out: one token at a time, or raw stretches for what is quicker read whole (literals, bodies
-of attributes). Everything in `ir.text` that reads goes through a cursor.
+In: text and the name of its file. Out: one token at a time, or raw stretches for what is quicker read whole (literals,
+bodies of attributes). Everything in `ir.text` that reads goes through a cursor.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ class Cursor:
         self._lines: list[int] | None = None
         self._depth = 0
         self._match: Any = None
+        self.kind = self.end = 0
+        self.token = ""
         self.seek(at)
 
     # -- going on --
@@ -75,7 +77,7 @@ class Cursor:
 
     def advance(self) -> str:
         """Pass the current token and give it."""
-        token = self.token
+        token: str = self.token
         self._match = match = _NEXT(self.text, self.end)
         self.kind = kind = match.lastindex
         self.token = match[kind]
@@ -87,7 +89,8 @@ class Cursor:
     @property
     def start(self) -> int:
         """Where the current token begins."""
-        return self._match.start(self.kind)
+        start: int = self._match.start(self.kind)
+        return start
 
     def accept(self, token: str) -> bool:
         """Pass `token` if it comes next."""
@@ -164,7 +167,7 @@ class Cursor:
     # -- raw stretches --
 
     def balanced(self) -> str:
-        """The text inside the bracket that comes next, which is passed with everything in it; spaces are made single."""
+        """The text inside the bracket that comes next, passed with everything in it; blanks are made single."""
         opening, begin = self.start, self.end
         if self.token not in _CLOSING or self.kind == STRING:
             self.fail("unexpected text", expected="an opening bracket")
@@ -187,7 +190,7 @@ class Cursor:
         return one_line(body)
 
     def skip_braces(self) -> int:
-        """Pass `{…}` without looking at what is inside, strings and comments aside; give the place of its opening brace."""
+        """Pass `{…}` without looking at what is inside, strings and comments aside; give where its brace opens."""
         opening = self.start
         if self.token != "{":
             self.fail("unexpected text", expected="'{'")
@@ -280,7 +283,9 @@ class Aliases:
             cursor.fail("an alias that stands for itself", got=self.sigil + name)
         self._nested += bool(self._open)
         if self._nested > MAX_NESTED_ALIASES:
-            cursor.fail("aliases that expand to too much", expected=f"at most {MAX_NESTED_ALIASES}", got=self.sigil + name)
+            cursor.fail(
+                "aliases that expand to too much", expected=f"at most {MAX_NESTED_ALIASES}", got=self.sigil + name
+            )
         self._open.append(name)
         cursor.seek(self.places[name])
         found = read()

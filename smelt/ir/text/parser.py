@@ -1,31 +1,31 @@
 """MLIR text to a Program: functions, regions and ops of func, stablehlo, chlo, sdy, check and interpreter.
 
-Two passes. The first reads the module's outline: signatures, aliases, meshes and resources, and skips the bodies. The second
-reads each body after those of the functions it calls, because a `?` in a callee's result is known only then. Every op is
-made by `ir.build.make`, which verifies it. Whatever is wrong with the text becomes a SmeltError that shows the line.
+Two passes. The first reads the module's outline: signatures, aliases, meshes and resources, and skips the bodies. The
+second reads each body after those of the functions it calls, because a `?` in a callee's result is known only then.
+Ops are made by `ir.build.make`, which verifies them. What is wrong with the text becomes a SmeltError that shows the line.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from smelt.dim import Size, symbol
 from smelt.errors import Location, ParseError, SmeltError, VerifyError
-from smelt.ir.attributes import DenseArray, DialectAttr, Dict, Float, Int, Kind, Unit, read_attr
+from smelt.ir.attributes import DenseArray, Float, Int, Kind, Unit, read_attr
 from smelt.ir.build import make
-from smelt.ir.core import NO_ATTRS, Attrs, Func, FuncType, Future, Op, Program, Region, Tuple, Type, Value
+from smelt.ir.core import Func, FuncType, Future, Op, Program, Region, Token, Tuple, Type, Value
 from smelt.ir.ops import OPS, definition_of
 from smelt.ir.ops.definition import UNKNOWN, Scope
 from smelt.ir.text import types as text_types
+from smelt.ir.text.assembly import Draft, read_function
 from smelt.ir.text.attrs import Attributes
 from smelt.ir.text.export import SIZES
-from smelt.ir.text.formats import FORMATS, Draft, read_function
-from smelt.ir.text.lexer import AT, BANG, CARET, END, HASH, ID, INTEGER, STRING, VALUE, Cursor, unescape
+from smelt.ir.text.formats import FORMATS
+from smelt.ir.text.lexer import CARET, HASH, ID, INTEGER, STRING, VALUE, Cursor
+from smelt.ir.text.outline import FuncOutline, Outline
 from smelt.ir.text.types import Types
 from smelt.shape import Shape
 
@@ -34,10 +34,6 @@ _RETURNS = {"return": "func.return", "func.return": "func.return"} | {
 }
 _ALSO_RETURNS = {("stablehlo.return", "sdy.return"), ("func.return", "stablehlo.return")}  # (expected, as good as that)
 _SHORT_NAMES = {"call": "func.call", "return": "func.return"}
-_REFERENCE = re.compile(
-    r'custom_call\s+@(?:[\w$.]+|"(?:[^"\\]|\\.)*")|//[^\n]*+|@([A-Za-z_][\w$.]*+)|@"((?:[^"\\]|\\.)*+)"|"(?:[^"\\\n]|\\.)*+"',
-    re.ASCII,
-)
 
 
 def parse(text: str, path: str = "<text>") -> Program:
@@ -50,26 +46,6 @@ def parse(text: str, path: str = "<text>") -> Program:
         raise ParseError("nested too deeply", where=Location(path)) from None
 
 
-@dataclass(slots=True)
-class _Outline:
-    """A function of which the first pass has read all but the body."""
-
-    name: str
-    start: int
-    body: int  # where its brace opens
-    names: list[str]
-    inputs: list[Type]
-    results: list[Type]
-    visibility: str
-    arg_attrs: list[Attrs]
-    result_attrs: list[Attrs]
-    attrs: Attrs
-    location: Location | None
-    end: int = 0
-    generic: bool = False
-    calls: list[str] = field(default_factory=list)
-
-
 class Parser:
     """Reads one text. The names of values are scoped: a region sees those around it and may not define them again."""
 
@@ -77,9 +53,8 @@ class Parser:
         self.cursor = Cursor(text, path)
         self.types = Types(self.cursor)
         self.attributes = Attributes(self.cursor, self.types)
-        self.outlines: dict[str, _Outline] = {}
+        self.outline = Outline(self.cursor, self.types, self.attributes)
         self.funcs: dict[str, Func] = {}
-        self.declarations: list[Op] = []
         self.signatures: dict[str, FuncType] = {}
         self.values: dict[str, tuple[Value, ...]] = {}
         self.scope = Scope()
@@ -88,14 +63,15 @@ class Parser:
 
     def program(self) -> Program:
         try:
-            name, attrs = self._outline()
-            for func in self._in_call_order():
+            self.outline.read()
+            for func in self.outline.in_call_order():
                 self._body(func)
         except SmeltError as error:
             self._show_line(error)
             raise
-        funcs = MappingProxyType({func: self.funcs[func] for func in self.outlines})
-        return Program(funcs, name, MappingProxyType(attrs), tuple(self.declarations))
+        outline = self.outline
+        funcs = MappingProxyType({name: self.funcs[name] for name in outline.funcs})
+        return Program(funcs, outline.name, MappingProxyType(outline.attrs), tuple(outline.declarations))
 
     def _show_line(self, error: SmeltError) -> None:
         where = error.where
@@ -104,349 +80,9 @@ class Parser:
             if where.line <= last:
                 error.source = self.cursor.shown(where)
 
-    # ---- the first pass: the outline ----
-
-    def _outline(self) -> tuple[str, dict[str, Any]]:
-        cursor = self.cursor
-        name, attrs = "", dict[str, Any]()
-        modules = 0
-        while cursor.kind != END:
-            if self._aside():
-                continue
-            start = cursor.start
-            if cursor.token in ("module", "builtin.module") or cursor.token == '"builtin.module"':
-                modules += 1
-                if modules > 1 or self.outlines or self.declarations:
-                    cursor.refuse("several modules in one text", expected="one module")
-                name, attrs = self._module()
-            elif modules:
-                cursor.fail("text after the module", expected="an alias, resources or the end")
-            else:
-                self._top_level(start)
-        self._resolve_aliases()
-        self._resolve_locations()
-        return name, attrs
-
-    def _aside(self) -> bool:
-        """Aliases and resources, which may stand before and after the module."""
-        cursor = self.cursor
-        if cursor.kind in (HASH, BANG):
-            start, kind, name = cursor.start, cursor.kind, cursor.advance()[1:]
-            cursor.expect("=")
-            if "." in name:
-                cursor.fail("an alias may not have a dot in its name", at=start, got=name)
-            (self.attributes.aliases if kind == HASH else self.types.aliases).define(cursor, name)
-            self._skip_definition(kind)
-            return True
-        if cursor.token == "{-#":
-            self._resources()
-            return True
-        return False
-
-    def _skip_definition(self, kind: int) -> None:
-        """Pass an alias's definition without resolving what it refers to, which may stand further down."""
-        cursor = self.cursor
-        if cursor.kind in (HASH, BANG) or (cursor.kind == ID and cursor.token not in ("dense", "sparse")):
-            cursor.advance()
-            while cursor.token in ("<", "(", "[") and cursor.kind != STRING and self._touches():
-                cursor.balanced()
-            if kind == BANG and cursor.accept("->"):
-                self._skip_definition(kind)
-            return
-        if kind == BANG and cursor.token == "(":
-            cursor.balanced()
-            cursor.expect("->")
-            self._skip_definition(kind)
-            return
-        self.attributes.any()
-
-    def _touches(self) -> bool:
-        return self.cursor.text[self.cursor.start - 1] not in " \t\r\n"
-
-    def _resources(self) -> None:
-        """`{-# dialect_resources: { builtin: { name: "0x…" } } #-}`: each blob begins with its alignment."""
-        cursor = self.cursor
-        cursor.advance()
-        while cursor.token != "#-}":
-            section = cursor.word()
-            cursor.expect(":")
-            for _ in cursor.listed("{", "}"):
-                cursor.word()
-                cursor.expect(":")
-                for _ in cursor.listed("{", "}"):
-                    self._resource(section)
-            if not cursor.accept(","):
-                break
-        cursor.expect("#-}")
-
-    def _resource(self, section: str) -> None:
-        cursor = self.cursor
-        start = cursor.start
-        name = cursor.string() if cursor.kind == STRING else cursor.word()
-        cursor.expect(":")
-        if section != "dialect_resources" or cursor.kind != STRING:
-            self.attributes.any()
-            return
-        blob = cursor.advance()[1:-1]
-        try:
-            raw = bytes.fromhex(blob.removeprefix("0x"))
-        except ValueError:
-            raw = b""
-        if len(raw) < 4 or not blob.startswith("0x"):
-            cursor.fail("a resource that is no blob", at=start, expected='"0x" and an alignment of four bytes', got=name)
-        self.attributes.resources[name] = raw[4:]
-
-    def _module(self) -> tuple[str, dict[str, Any]]:
-        cursor = self.cursor
-        name, attrs = "", dict[str, Any]()
-        if cursor.advance() == '"builtin.module"':
-            return self._generic_module()
-        if cursor.kind == AT:
-            name = cursor.symbol()
-        start = cursor.start
-        if cursor.accept("attributes"):
-            attrs = self.attributes.dictionary()
-        self._prefixed(attrs, start)
-        self._module_body()
-        self._skip_location()
-        return name, attrs
-
-    def _prefixed(self, attrs: Mapping[str, Any], start: int) -> None:
-        """Attributes of modules, arguments and results belong to a dialect."""
-        for name in attrs:
-            if "." not in name:
-                self.cursor.fail("an attribute without a dialect", at=start, expected="dialect.name", got=name)
-
-    def _generic_module(self) -> tuple[str, dict[str, Any]]:
-        cursor = self.cursor
-        start = cursor.start
-        cursor.expect("(")
-        cursor.expect(")")
-        attrs = self._properties()
-        cursor.expect("(")
-        self._module_body()
-        cursor.expect(")")
-        if cursor.token == "{":
-            attrs |= self.attributes.dictionary()
-        cursor.expect(":")
-        self.types.function()
-        self._skip_location()
-        name = attrs.pop("sym_name", "")
-        self._prefixed(attrs, start)
-        if not isinstance(name, str):
-            cursor.fail("a module with this name", at=start, expected="a string", got=name)
-        return name, attrs
-
-    def _module_body(self) -> None:
-        cursor = self.cursor
-        cursor.expect("{")
-        if cursor.kind == CARET:
-            cursor.advance()
-            cursor.expect(":")
-        while cursor.token != "}" or cursor.kind == STRING:
-            if cursor.kind == END:
-                cursor.fail("a module is never closed", expected="'}'")
-            self._top_level(cursor.start)
-        cursor.advance()
-
-    def _top_level(self, start: int) -> None:
-        cursor = self.cursor
-        match cursor.token:
-            case "func.func" | "func":
-                cursor.advance()
-                outline = self._signature(start)
-            case '"func.func"':
-                cursor.advance()
-                outline = self._generic_signature(start)
-            case "sdy.mesh" | '"sdy.mesh"':
-                self._mesh(start)
-                return
-            case "module" | "builtin.module" | '"builtin.module"':
-                cursor.refuse("a module inside a module")
-            case _:
-                cursor.fail("unexpected text", expected="func.func, sdy.mesh or the end of the module")
-        if outline.name in self.outlines:
-            cursor.fail("a function is defined twice", at=start, got=f"@{outline.name}")
-        self.outlines[outline.name] = outline
-
-    def _mesh(self, start: int) -> None:
-        """`sdy.mesh @mesh = <["x"=2]>`, kept as text."""
-        cursor = self.cursor
-        if cursor.advance().startswith('"'):
-            cursor.expect("(")
-            cursor.expect(")")
-            attrs = self._properties()
-            if cursor.token == "{":
-                attrs |= self.attributes.dictionary()
-            cursor.expect(":")
-            self.types.function()
-        else:
-            attrs = {"sym_name": cursor.symbol()}
-            cursor.expect("=")
-            attrs["mesh"] = DialectAttr("sdy", "mesh", cursor.balanced())
-            if cursor.token == "{":
-                attrs |= self.attributes.dictionary()
-        if not isinstance(attrs.get("sym_name"), str) or not isinstance(attrs.get("mesh"), DialectAttr):
-            cursor.fail("a mesh without a name or axes", at=start, expected='sdy.mesh @mesh = <["x"=2]>')
-        self._skip_location()
-        self.declarations.append(Op("sdy.mesh", (), (), attrs, location=cursor.place(start)))
-
-    def _signature(self, start: int) -> _Outline:
-        """From after `func.func` to the end of the function; its body is skipped."""
-        cursor = self.cursor
-        visibility = cursor.advance() if cursor.token in ("public", "private", "nested") and cursor.kind == ID else ""
-        name = cursor.symbol()
-        names: list[str] = []
-        inputs: list[Type] = []
-        arg_attrs: list[Attrs] = []
-        for _ in cursor.listed("(", ")"):
-            if cursor.kind == VALUE:
-                names.append(cursor.advance())
-                cursor.expect(":")
-            inputs.append(self.types.value())
-            arg_attrs.append(self._optional_dictionary())
-            self._skip_location()
-        results: list[Type] = []
-        result_attrs: list[Attrs] = []
-        if cursor.accept("->"):
-            if cursor.token == "(":
-                for _ in cursor.listed("(", ")"):
-                    results.append(self.types.value())
-                    result_attrs.append(self._optional_dictionary())
-            else:
-                results.append(self.types.value())
-                result_attrs.append(NO_ATTRS)
-        attrs = self.attributes.dictionary() if cursor.accept("attributes") else {}
-        if cursor.token != "{" or len(names) != len(inputs):
-            cursor.refuse("a function without a body", at=start, got=f"@{name}", remedy="define it in the same text")
-        body = cursor.skip_braces()
-        end = cursor.start
-        outline = _Outline(
-            name, start, body, names, inputs, results, visibility, arg_attrs, result_attrs, MappingProxyType(attrs), None, end
-        )
-        self._skip_location(outline)
-        return outline
-
-    def _generic_signature(self, start: int) -> _Outline:
-        """`"func.func"() <{function_type = …, sym_name = …}> ({…}) {…} : () -> ()`"""
-        cursor = self.cursor
-        cursor.expect("(")
-        cursor.expect(")")
-        attrs = self._properties()
-        cursor.expect("(")
-        body = cursor.skip_braces()
-        end = cursor.start
-        cursor.expect(")")
-        if cursor.token == "{":
-            attrs |= self.attributes.dictionary()
-        cursor.expect(":")
-        self.types.function()
-        name, type = attrs.pop("sym_name", None), attrs.pop("function_type", None)
-        visibility = attrs.pop("sym_visibility", "")
-        if not isinstance(name, str) or not isinstance(type, FuncType) or not isinstance(visibility, str):
-            cursor.fail("a function without a name or type", at=start, expected="sym_name and function_type")
-        arg_attrs = self._dictionaries(attrs.pop("arg_attrs", None), len(type.inputs), start)
-        result_attrs = self._dictionaries(attrs.pop("res_attrs", None), len(type.results), start)
-        inputs, results = list(type.inputs), list(type.results)
-        attrs = MappingProxyType(attrs)  # type: ignore[assignment]
-        outline = _Outline(
-            name, start, body, [], inputs, results, visibility, arg_attrs, result_attrs, attrs, None, end, generic=True
-        )
-        self._skip_location(outline)
-        return outline
-
-    def _dictionaries(self, node: Any, count: int, start: int) -> list[Attrs]:
-        if node is None:
-            return [NO_ATTRS] * count
-        if not isinstance(node, tuple) or len(node) != count or not all(isinstance(item, Dict) for item in node):
-            self.cursor.fail("one dictionary for each argument or result", at=start, expected=count, got=node)
-        return [MappingProxyType(dict(item.items)) for item in node]
-
-    def _optional_dictionary(self) -> Attrs:
-        start = self.cursor.start
-        if self.cursor.token != "{":
-            return NO_ATTRS
-        attrs = self.attributes.dictionary()
-        self._prefixed(attrs, start)
-        return MappingProxyType(attrs)
-
-    def _properties(self) -> dict[str, Any]:
-        """`<{…}>` if it comes next."""
-        cursor = self.cursor
-        if cursor.token != "<" or cursor.kind == STRING:
-            return {}
-        cursor.advance()
-        found = self.attributes.dictionary()
-        cursor.expect(">")
-        return found
-
-    def _skip_location(self, outline: _Outline | None = None) -> None:
-        """Pass `loc(…)`; aliases in it may be defined further down, so it is not looked at yet."""
-        cursor = self.cursor
-        if cursor.token == "loc" and cursor.kind == ID:
-            if outline is not None:
-                outline.end = cursor.start
-            cursor.advance()
-            cursor.balanced()
-
-    def _resolve_aliases(self) -> None:
-        """Read every alias once, so that a broken one is found even where nobody uses it."""
-        cursor, end = self.cursor, self.cursor.start
-        for name in self.types.aliases.places:
-            self.types.aliases.resolve(cursor, name, self.types.any)
-        for name, place in self.attributes.aliases.places.items():
-            cursor.seek(place)
-            is_place = cursor.token == "loc" and cursor.kind == ID
-            cursor.seek(end)
-            self.attributes.aliases.resolve(cursor, name, self.attributes._aliased_place if is_place else self.attributes.any)
-
-    def _resolve_locations(self) -> None:
-        cursor = self.cursor
-        for outline in self.outlines.values():
-            cursor.seek(outline.end)
-            found = self.attributes.location() if cursor.token == "loc" and cursor.kind == ID else None
-            outline.location = found or cursor.place(outline.start)
-
-    # ---- the order of the bodies ----
-
-    def _in_call_order(self) -> list[_Outline]:
-        """Functions so that each comes after those it refers to; a circle is refused."""
-        order: list[_Outline] = []
-        state: dict[str, bool] = {}  # False: being looked at, True: done
-        for name in self.outlines:
-            stack = [(name, iter(self._references(name)))] if name not in state else []
-            state.setdefault(name, False)
-            while stack:
-                current, callees = stack[-1]
-                callee = next(callees, None)
-                if callee is None:
-                    stack.pop()
-                    state[current] = True
-                    order.append(self.outlines[current])
-                elif callee not in state:
-                    state[callee] = False
-                    stack.append((callee, iter(self._references(callee))))
-                elif not state[callee]:
-                    self.cursor.refuse(
-                        "a function that calls itself",
-                        at=self.outlines[callee].start,
-                        got=" → ".join(f"@{each}" for each, _ in stack) + f" → @{callee}",
-                        remedy="write it as a stablehlo.while",
-                    )
-        return order
-
-    def _references(self, name: str) -> list[str]:
-        outline = self.outlines[name]
-        found = dict[str, None]()
-        for match in _REFERENCE.finditer(self.cursor.text, outline.body, outline.end):
-            callee = match[1] or (unescape(match[2]) if match[2] else "")
-            if callee in self.outlines:
-                found[callee] = None
-        return list(found)
-
     # ---- the second pass: bodies ----
 
-    def _body(self, outline: _Outline) -> None:
+    def _body(self, outline: FuncOutline) -> None:
         cursor = self.cursor
         self.values, self._defined = {}, []
         cursor.seek(outline.body)
@@ -457,18 +93,19 @@ class Parser:
         taken = {name for type in outline.inputs for name in _symbols(type)} - {"?"}
         self.scope = Scope(frozenset(taken))
         types = _named_sizes(outline.inputs, self.scope)
-        args = tuple(Value(type, None, i, _hint(name)) for i, (type, name) in enumerate(zip(types, outline.names, strict=True)))
+        args = tuple(
+            Value(type, None, i, _hint(name)) for i, (type, name) in enumerate(zip(types, outline.names, strict=True))
+        )
         for name, arg, type in zip(outline.names, args, outline.inputs, strict=True):
             self._define(name, (arg,), outline.start)
             self.declared[arg] = type
         if cursor.kind == CARET and not outline.generic:
             cursor.fail("a function with several blocks", expected="an op")
         ops, results, returned_at = self._ops("func.return")
-        results = tuple(results)
         self._check_returned(outline, results, returned_at)
         func = Func(
             outline.name,
-            Region(args, tuple(ops), results),
+            Region(args, tuple(ops), tuple(results)),
             outline.visibility,
             tuple(outline.arg_attrs),
             tuple(outline.result_attrs),
@@ -478,7 +115,7 @@ class Parser:
         self.funcs[func.name] = func
         self.signatures[func.name] = func.type
 
-    def _read_sizes(self, outline: _Outline) -> None:
+    def _read_sizes(self, outline: FuncOutline) -> None:
         """Names for sizes that our own export keeps in an attribute."""
         for i, (type, attrs) in enumerate(zip(outline.inputs, outline.arg_attrs, strict=True)):
             text = attrs.get(SIZES)
@@ -486,22 +123,29 @@ class Parser:
                 outline.inputs[i] = self.types.sizes(type, text, outline.start)
                 outline.arg_attrs[i] = MappingProxyType({name: node for name, node in attrs.items() if name != SIZES})
 
-    def _generic_names(self, outline: _Outline) -> None:
+    def _generic_names(self, outline: FuncOutline) -> None:
         """The names of the arguments of a function in generic form, from its block."""
         cursor = self.cursor
         start = cursor.start
         args: list[tuple[str, Type]] = []
         if cursor.kind == CARET:
             args = self._block_arguments()
-        if len(args) != len(outline.inputs) or any(not fits(a, b) for (_, a), b in zip(args, outline.inputs, strict=True)):
-            cursor.fail("the block's arguments are not the function's", at=start, expected=len(outline.inputs), got=len(args))
+        if len(args) != len(outline.inputs) or any(
+            not fits(a, b) for (_, a), b in zip(args, outline.inputs, strict=True)
+        ):
+            cursor.fail(
+                "the block's arguments are not the function's", at=start, expected=len(outline.inputs), got=len(args)
+            )
         outline.names = [name for name, _ in args]
 
-    def _check_returned(self, outline: _Outline, results: Sequence[Value], at: int) -> None:
+    def _check_returned(self, outline: FuncOutline, results: Sequence[Value], at: int) -> None:
         """What a function returns is what its signature says, so far as it says it."""
         if len(results) != len(outline.results):
             self.cursor.fail(
-                f"@{outline.name} returns another number of values", at=at, expected=len(outline.results), got=len(results)
+                f"@{outline.name} returns another number of values",
+                at=at,
+                expected=len(outline.results),
+                got=len(results),
             )
         for value, declared in zip(results, outline.results, strict=True):
             if not self._is_called(value, declared):
@@ -541,7 +185,9 @@ class Parser:
                 if cursor.token == "}" and cursor.kind != STRING:
                     cursor.fail("a region without a return at its end", expected=terminator)
                 if cursor.kind == CARET:
-                    cursor.refuse("a region with several blocks", expected="one block", remedy="use stablehlo.if or while")
+                    cursor.refuse(
+                        "a region with several blocks", expected="one block", remedy="use stablehlo.if or while"
+                    )
                 ops.append(self._op())
                 continue
             start = cursor.start
@@ -565,7 +211,7 @@ class Parser:
             values.append(self.operand())
             while cursor.accept(","):
                 values.append(self.operand())
-        self._properties()
+        self.attributes.properties()
         if cursor.token == "{":
             self.attributes.dictionary()
         types: Sequence[Type] = ()
@@ -618,7 +264,12 @@ class Parser:
             name = cursor.expect_kind(VALUE, "%name")
             count = 1
             if cursor.accept(":"):
-                if cursor.kind != INTEGER or len(cursor.token) > 6 or cursor.token.startswith("0x") or int(cursor.token) < 1:
+                if (
+                    cursor.kind != INTEGER
+                    or len(cursor.token) > 6
+                    or cursor.token.startswith("0x")
+                    or int(cursor.token) < 1
+                ):
                     cursor.fail("unexpected text", expected="a number of results")
                 count = int(cursor.advance())
             names.append((name, count))
@@ -663,13 +314,17 @@ class Parser:
         """Names for printing; results that the text leaves unnamed have none."""
         count = sum(n for _, n in names)
         if names and count != len(draft.results):
-            self.cursor.fail(f"{draft.name} has another number of results", at=start, expected=len(draft.results), got=count)
+            self.cursor.fail(
+                f"{draft.name} has another number of results", at=start, expected=len(draft.results), got=count
+            )
         return [hint for name, n in names for hint in (_hint(name), *[""] * (n - 1))]
 
     def _value_type(self, type: Any, start: int) -> Type:
-        if isinstance(type, Shape | text_types.Token | Tuple | Future):
+        if isinstance(type, Shape | Token | Tuple | Future):
             return type
-        self.cursor.refuse("a value of this type", at=start, expected="a tensor, a token, a tuple or a future", got=type)
+        self.cursor.refuse(
+            "a value of this type", at=start, expected="a tensor, a token, a tuple or a future", got=type
+        )
 
     def _typed(self, draft: Draft, place: Location) -> dict[str, Any]:
         known = draft.definition.by_name
@@ -683,7 +338,9 @@ class Parser:
         value = read_attr(kind, node, op, name, place)
         wanted = kind.write(value) if isinstance(node, Int | Float | DenseArray) and kind.name != "any" else node
         if isinstance(wanted, Int | Float | DenseArray) and wanted.type != node.type:
-            raise ParseError(f"{op}: attribute {name!r} has another type", expected=wanted.type, got=node.type, where=place)
+            raise ParseError(
+                f"{op}: attribute {name!r} has another type", expected=wanted.type, got=node.type, where=place
+            )
         if isinstance(node, Unit) and kind.name == "bool":
             raise ParseError(f"{op}: attribute {name!r}", expected="true or false", got="no value", where=place)
         return value
@@ -745,7 +402,7 @@ class Parser:
     def generic(self, draft: Draft) -> None:
         cursor = self.cursor
         draft.operands += [self.operand() for _ in cursor.listed("(", ")")]
-        draft.attrs |= self._properties()
+        draft.attrs |= self.attributes.properties()
         if cursor.token == "(":
             for _ in cursor.listed("(", ")"):
                 draft.regions.append(self.region(draft))
@@ -802,8 +459,10 @@ def fits(type: Type, declared: Type) -> bool:
             if type.dtype != declared.dtype or type.rank != declared.rank:
                 return False
             return all(want in (have, UNKNOWN) for have, want in zip(type.sizes, declared.sizes, strict=True))
-        case (Tuple(), Tuple()) | (Future(), Future()):
-            return len(type.types) == len(declared.types) and all(map(fits, type.types, declared.types))
+        case Tuple(mine), Tuple(theirs):
+            return len(mine) == len(theirs) and all(map(fits, mine, theirs))
+        case Future(mine), Future(theirs):
+            return len(mine) == len(theirs) and all(map(fits, mine, theirs))
     return False
 
 
@@ -813,8 +472,10 @@ def is_as_open(declared: Type, used: Type) -> bool:
         case Shape(), Shape():
             pairs = zip(declared.sizes, used.sizes, strict=True)
             return all((type(a) is int) == (type(b) is int) for a, b in pairs)
-        case (Tuple(), Tuple()) | (Future(), Future()):
-            return all(map(is_as_open, declared.types, used.types))
+        case Tuple(mine), Tuple(theirs):
+            return all(map(is_as_open, mine, theirs))
+        case Future(mine), Future(theirs):
+            return all(map(is_as_open, mine, theirs))
     return True
 
 
@@ -867,5 +528,3 @@ def _fed(type: Type, feeding: Type | None, scope: Scope) -> Type:
 def _hint(name: str) -> str:
     """The name of a value, where it is more than a number."""
     return "" if name[1:].isdigit() else name[1:]
-
-

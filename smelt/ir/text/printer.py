@@ -1,7 +1,7 @@
 """A Program to MLIR text, in the formats that stablehlo-opt prints.
 
-In: a program, a function or an op. Out: text that `parse` reads back as the same program. Values keep the names they came
-with where these are free; everything that stems from a file is escaped, so no name can break the text.
+In: a program, a function or an op. Out: text that `parse` reads back as the same program. Values keep the names they
+came with where these are free; everything that stems from a file is escaped, so no name can break the text.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from smelt.ir.core import Func, Op, Program, Region, Type, Value
 from smelt.ir.ops import OPS
 from smelt.ir.ops.definition import OpDef
 from smelt.ir.text import types
+from smelt.ir.text.assembly import is_told
 from smelt.ir.text.attrs import show, show_dictionary, show_location, show_symbol
 from smelt.ir.text.export import lower
-from smelt.ir.text.formats import FORMATS, is_told
+from smelt.ir.text.formats import FORMATS
 
 _NAME = re.compile(r"[A-Za-z$._-][\w$.-]*", re.ASCII)
 _ODD = re.compile(r"[^\w$.-]", re.ASCII)
@@ -121,7 +122,9 @@ class _Printer:
             self.argument(arg) + self._optional(attrs) for arg, attrs in zip(func.args, func.arg_attrs, strict=True)
         )
         results = self._results(func)
-        attrs = f" attributes {show_dictionary(dict(sorted(func.attrs.items())), export=self.export)}" if func.attrs else ""
+        attrs = (
+            f" attributes {show_dictionary(dict(sorted(func.attrs.items())), export=self.export)}" if func.attrs else ""
+        )
         return f"func.func {visibility}{show_symbol(func.name)}({args}){results}{attrs} {self._body(func)}{where}"
 
     def _results(self, func: Func) -> str:
@@ -142,10 +145,14 @@ class _Printer:
         )
         properties = []
         if any(func.arg_attrs):
-            properties.append(f"arg_attrs = [{', '.join(self._optional(each).strip() or '{}' for each in func.arg_attrs)}]")
+            properties.append(
+                f"arg_attrs = [{', '.join(self._optional(each).strip() or '{}' for each in func.arg_attrs)}]"
+            )
         properties.append(f"function_type = {type}")
         if any(func.result_attrs):
-            properties.append(f"res_attrs = [{', '.join(self._optional(each).strip() or '{}' for each in func.result_attrs)}]")
+            properties.append(
+                f"res_attrs = [{', '.join(self._optional(each).strip() or '{}' for each in func.result_attrs)}]"
+            )
         properties.append(f"sym_name = {show(func.name)}")
         if func.visibility:
             properties.append(f"sym_visibility = {show(func.visibility)}")

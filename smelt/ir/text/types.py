@@ -1,7 +1,7 @@
 """Types as text: `tensor<?x3xf32>`, tokens, tuples, futures, function types and quantised element types, both ways.
 
-A `?` is read as `UNKNOWN`; sizes that are formulas are written in our own encoding, `tensor<?x3xf32, #smelt.sizes<B, 3>>`,
-or (for export) as a plain `?`. Called by the parser, the printer and the attributes.
+A `?` is read as `UNKNOWN`; sizes that are formulas are written in our own encoding, as in
+`tensor<?x3xf32, #smelt.sizes<B, 3>>`, or (for export) as a plain `?`. Called by everything else here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from smelt.dim import Poly, Size, parse_size
 from smelt.dtype import DTYPES, DType, ElementType, Quantized, i64, integer_range
 from smelt.errors import ShapeError
 from smelt.ir.attributes import DialectType
-from smelt.ir.core import Future, FuncType, Token, Tuple, Type
+from smelt.ir.core import FuncType, Future, Token, Tuple, Type
 from smelt.ir.ops.definition import UNKNOWN
 from smelt.ir.text.lexer import BANG, FLOAT, ID, INTEGER, Aliases, Cursor
 from smelt.shape import Shape
@@ -49,7 +49,9 @@ class Types:
         type = self.any()
         if isinstance(type, Shape | Token | Tuple | Future):
             return type
-        cursor.refuse("a value of this type", at=start, expected="a tensor, a token, a tuple or a future", got=show(type))
+        cursor.refuse(
+            "a value of this type", at=start, expected="a tensor, a token, a tuple or a future", got=show(type)
+        )
 
     def any(self) -> Type | DialectType:
         """A type of any sort; what smelt has no record for is kept as text."""
@@ -152,7 +154,9 @@ class Types:
             cursor.fail("unexpected text", expected="'<'")
         cursor.seek(cursor.end)
         if cursor.token == "*":
-            cursor.refuse("a tensor whose rank is unknown", at=start, expected="a ranked tensor", remedy="state its sizes")
+            cursor.refuse(
+                "a tensor whose rank is unknown", at=start, expected="a ranked tensor", remedy="state its sizes"
+            )
         dims = _SIZES.match(cursor.text, cursor.start)
         assert dims is not None  # it may match nothing
         sizes = [self._size(size) for size in _ONE_SIZE.findall(dims[1])]
@@ -180,7 +184,9 @@ class Types:
             axis = element.axis
             if axis >= len(sizes) or (isinstance(sizes[axis], int) and sizes[axis] != len(element.scales)):
                 size = sizes[axis] if axis < len(sizes) else f"no axis {axis}"
-                self.cursor.fail("one scale per slice of the quantised axis", at=start, expected=len(element.scales), got=size)
+                self.cursor.fail(
+                    "one scale per slice of the quantised axis", at=start, expected=len(element.scales), got=size
+                )
         return Shape.of(element, sizes, None, bounds)
 
     def _encoding(self, sizes: list[Size]) -> tuple[list[Size], tuple[int | None, ...] | None]:
@@ -197,7 +203,15 @@ class Types:
             bounds = self._bounds(tail.strip().removeprefix("[").removesuffix("]"), len(sizes), start) if tail else None
             return list(shape.sizes), bounds
         if name == "#stablehlo.type_extensions":
-            body = body.strip().removeprefix("bounds").strip().removeprefix("=").strip().removeprefix("[").removesuffix("]")
+            body = (
+                body.strip()
+                .removeprefix("bounds")
+                .strip()
+                .removeprefix("=")
+                .strip()
+                .removeprefix("[")
+                .removesuffix("]")
+            )
         bounds = self._bounds(body, len(sizes), start)
         if any(bound is not None and size != UNKNOWN for size, bound in zip(sizes, bounds, strict=True)):
             cursor.fail("only a dynamic size has a bound", at=start, expected=sizes, got=body)
@@ -212,7 +226,9 @@ class Types:
     def sizes(self, shape: Shape, body: str, start: int) -> Shape:
         """A shape whose open sizes are given apart, as `B, 3`."""
         formulas = self._formulas(body, start)
-        if len(formulas) != shape.rank or any(a not in (UNKNOWN, b) for a, b in zip(shape.sizes, formulas, strict=True)):
+        if len(formulas) != shape.rank or any(
+            a not in (UNKNOWN, b) for a, b in zip(shape.sizes, formulas, strict=True)
+        ):
             self.cursor.fail("sizes that are not those of the type", at=start, expected=show(shape), got=body[:60])
         return Shape.of(shape.dtype, formulas, None, shape.bounds)
 
@@ -242,10 +258,10 @@ class Types:
                 cursor.expect("<")
                 part = cursor.advance()
                 cursor.expect(">")
-                found = DTYPES.get(f"complex<{part}>")
-                if found is None:
+                pair = DTYPES.get(f"complex<{part}>")
+                if pair is None:
                     cursor.refuse("complex numbers of this type", at=start, expected="f32 or f64", got=part)
-                return found
+                return pair
         if cursor.kind == BANG:
             if cursor.token == "!quant.uniform":
                 cursor.advance()

@@ -145,17 +145,18 @@ class Graph(Emit):
         inputs = [self.find(name) if name else None for name in node.input]
         while inputs and inputs[-1] is None:
             inputs.pop()
-        attributes = self._attributes(node)
+        protos = self._attribute_protos(node)
+        attributes = {name: self.attribute(proto) for name, proto in protos.items()}
         function = self.model.functions.get((domain, node.op_type))
         try:
             if function is not None:
-                return self.expand(function, inputs, attributes)
+                return self.expand(function, inputs, protos)
             version = self.opsets.get(domain)
             if version is None:
                 raise ParseError(f"the model imports no operators of {domain or 'ai.onnx'!r}", got=node.op_type)
             row = find(domain, node.op_type, version)
             if row is None:
-                return self._by_definition(domain, node, version, inputs, attributes)
+                return self._by_definition(domain, node, version, inputs, protos)
             return self._apply(row, inputs, attributes)
         except SmeltError as error:
             if error.where is None:
@@ -228,8 +229,10 @@ class Graph(Emit):
     def expand(self, function: Any, inputs: list[Item | None], attributes: dict[str, Any]) -> list[Item]:
         """The body of a function in place of its call."""
         opsets = {("" if each.domain == "ai.onnx" else each.domain): each.version for each in function.opset_import}
-        defaults = {proto.name: self.attribute(proto) for proto in function.attribute_proto}
-        inner = Graph(self.model, self.b, self, opsets or self.opsets, {**defaults, **attributes}, captures=False)
+        defaults = {proto.name: proto for proto in function.attribute_proto}
+        inner = Graph(
+            self.model, self.b, self, {**self.opsets, **opsets}, {**defaults, **attributes}, captures=False
+        )
         for name, item in zip(function.input, inputs, strict=False):
             if item is not None:
                 inner.items[name] = item
@@ -253,13 +256,15 @@ class Graph(Emit):
             raise UnsupportedError(
                 f"no operator {domain or 'ai.onnx'}.{node.op_type} in opset {version}", where=where
             ) if known else UnsupportedError(f"unknown operator {domain or 'ai.onnx'}.{node.op_type}", where=where) from None
-        function = self._definition(schema, node, version, inputs)
+        function = self._definition(schema, node, version, inputs, attributes)
         if function is None:
             raise UnsupportedError(f"the operator {node.op_type} is not supported", where=where)
-        defaults = {name: self.attribute(each.default_value) for name, each in schema.attributes.items() if each.default_value.name}
+        defaults = {name: each.default_value for name, each in schema.attributes.items() if each.default_value.name}
         return self.expand(function, inputs, {**defaults, **attributes})
 
-    def _definition(self, schema: Any, node: Any, version: int, inputs: list[Item | None]) -> Any:
+    def _definition(
+        self, schema: Any, node: Any, version: int, inputs: list[Item | None], attributes: dict[str, Any]
+    ) -> Any:
         import onnx
 
         function = onnx.FunctionProto()
@@ -267,6 +272,8 @@ class Graph(Emit):
             types = [_type_proto(item) for item in inputs]
             plain = onnx.NodeProto()
             plain.CopyFrom(node)
+            del plain.attribute[:]
+            plain.attribute.extend(attributes.values())
             versions = [v for v in schema.context_dependent_function_opset_versions if v <= version]
             chosen = max(versions, default=min(schema.context_dependent_function_opset_versions))
             text = schema.get_context_dependent_function_with_opset_version(
@@ -340,14 +347,17 @@ class Graph(Emit):
 
     # -- attributes --
 
-    def _attributes(self, node: Any) -> dict[str, Any]:
+    def _attribute_protos(self, node: Any) -> dict[str, Any]:
+        """The attributes of a node; one that refers to an attribute of the function around it has that one's value."""
         found = {}
         for proto in node.attribute:
-            if proto.ref_attr_name:
-                if proto.ref_attr_name in self.attributes:
-                    found[proto.name] = self.attributes[proto.ref_attr_name]
-            else:
-                found[proto.name] = self.attribute(proto)
+            if not proto.ref_attr_name:
+                found[proto.name] = proto
+            elif proto.ref_attr_name in self.attributes:
+                copy = type(proto)()
+                copy.CopyFrom(self.attributes[proto.ref_attr_name])
+                copy.name = proto.name
+                found[proto.name] = copy
         return found
 
     def attribute(self, proto: Any) -> Any:

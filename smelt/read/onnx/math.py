@@ -173,7 +173,8 @@ _bitwise("BitwiseXor", "xor", 18)
 def bit_shift(g: Graph, X: Value, Y: Value, *, direction: str) -> Value:
     if direction not in ("LEFT", "RIGHT"):
         raise ParseError("BitShift: attribute 'direction'", expected="LEFT or RIGHT", got=direction)
-    return g.binary("shift_left" if direction == "LEFT" else "shift_right_logical", X, Y)
+    right = "shift_right_arithmetic" if X.shape.element.kind == "int" else "shift_right_logical"
+    return g.binary("shift_left" if direction == "LEFT" else right, X, Y)
 
 
 def _comparison(name: str, direction: str, folded: Callable[[Any, Any], Any], since: int) -> None:
@@ -294,6 +295,8 @@ def _cast(g: Graph, x: Tensor, to: DType, saturate: bool, round_mode: str) -> Te
         return _to_exponent(g, value, saturate, round_mode)
     if to.is_float and to.bits <= 8 and x.element.is_float and (saturate or to.bits == 4):
         return _saturated(g, value, to)
+    if to.is_integer and to.bits < 8 and x.element.is_float:  # these keep the low bits
+        return g.convert(g.convert(value, i64), to)
     return g.convert(value, to)
 
 
@@ -355,12 +358,15 @@ def _print_numbers(g: Graph, x: Tensor) -> np.ndarray[Any, Any]:
 @onnx_op("BitCast", since=26)
 def bit_cast(g: Graph, input: Value, *, to: int) -> Value:
     element = element_type(to, g.location)
+    if {element.kind, input.shape.element.kind} in ({"bool", "uint"}, {"bool", "int"}) and 8 in (
+        element.bits,
+        input.shape.element.bits,
+    ):
+        return g.convert(input, element)  # a boolean is a byte that is 0 or 1
     if element.bits != input.shape.element.bits:
         raise ShapeError("BitCast keeps the width", expected=input.shape.element, got=element)
     if element.is_complex != input.shape.element.is_complex:
         raise UnsupportedError("BitCast between complex and other types")
-    if element.kind == "bool" or input.shape.element.kind == "bool":
-        raise UnsupportedError("BitCast of booleans")
     return _one(g.b.bitcast_convert(input, result=input.shape.with_dtype(element)))
 
 

@@ -15,7 +15,22 @@ from smelt.errors import MissingPackageError, ParseError, ShapeError, Unsupporte
 from smelt.ir.build import Builder
 from smelt.ir.core import Attrs, Func, Program, Region, Value
 from smelt.ir.ops.definition import Scope
-from smelt.read.onnx import contrib, control, math, ml, nn, quant, reduce, sequence, shape, signal  # noqa: F401
+from smelt.read.onnx import (  # noqa: F401  each registers its operators
+    contrib,
+    control,
+    math,
+    ml,
+    nn,
+    quant,
+    reduce,
+    resize,
+    rnn,
+    sequence,
+    shape,
+    signal,
+    training,
+    vision,
+)
 from smelt.read.onnx.graph import Graph, Model, StaticError, dimension, sequence_of
 from smelt.read.onnx.items import Item, Optional, Sequence, Tensor
 from smelt.read.onnx.tensors import STRING, TensorReader, element_type

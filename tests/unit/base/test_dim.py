@@ -144,7 +144,7 @@ def test_quotient_and_remainder_of_a_number_fit_together(formula, k):
     assert equal(size // k * k + size % k, size)
     assert at_most(0, size % k)
     assert at_most(size % k, k - 1)
-    assert equal(ceildiv(size, k), (size + k - 1) // k)
+    assert equal(k * ceildiv(size, k), size + -size % k)
 
 
 # ---------------------------------------------------------------------------------------------- arithmetic
@@ -160,6 +160,8 @@ def test_constants_are_plain_integers():
     assert maximum(2, 5) == 5
     assert minimum(2, 5) == 2
     assert ceildiv(7, 2) == 4
+    assert ceildiv(7, -2) == -3
+    assert ceildiv(ceildiv(S, 2), 2) == ceildiv(S, 4)
     assert product([]) == 1
     assert product([2, 3]) == 6
     assert product([B, 2, S]) == 2 * B * S
@@ -371,7 +373,7 @@ def test_arithmetic_is_bounded():
 
     def nest():
         size: Size = S
-        for i in range(600):
+        for i in range(2000):
             size = maximum(size // 3, T + i)
 
     def double():

@@ -1,0 +1,267 @@
+"""Lowers functions of JAX to StableHLO, runs them here and there, and says where the results differ.
+
+    python tests/conformance/jax_sweep.py [--filter TEXT] [--seed N] [--every N] [--json FILE]
+
+A case passes when its text parses and verifies, comes back the same from our printer, gives JAX's result within the
+case's tolerance, and gives the very same bits after the passes. The table is in `jax_cases.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import signal
+import sys
+import time
+import traceback
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from jax import export
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from smelt.errors import SmeltError  # noqa: E402
+from smelt.ir.interpret import run  # noqa: E402
+from smelt.ir.structure import difference  # noqa: E402
+from smelt.ir.text import parse, print_program  # noqa: E402
+from smelt.ir.verify import verify  # noqa: E402
+from smelt.passes import pipeline  # noqa: E402
+from tests.conformance.jax_cases import Arg, Case, Tolerance, cases, kind  # noqa: E402
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one case: `passed`, or the stage that failed and why."""
+
+    name: str
+    status: str
+    detail: str = ""
+
+
+class Failure(Exception):
+    """A case failed at a stage."""
+
+    def __init__(self, stage: str, detail: str) -> None:
+        super().__init__(f"{stage}: {detail}")
+        self.stage, self.detail = stage, detail
+
+
+# ---- one case ----
+
+
+def run_case(case: Case, seed: int, timeout: int = 120) -> Outcome:
+    """Lower, parse, print, run, optimise and compare one case; the arguments depend on the seed and the name."""
+    random = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
+    try:
+        with limit(timeout):
+            if case.sizes:
+                check_export(case, random)
+            else:
+                check_static(case, random)
+    except Failure as failure:
+        return Outcome(case.name, failure.stage, failure.detail)
+    return Outcome(case.name, "passed")
+
+
+def check_static(case: Case, random: np.random.Generator) -> None:
+    args = draw(case.args, {}, random)
+    lowered = staged("jax", lambda: jax.jit(case.function, keep_unused=True).lower(*args))
+    wanted = staged("jax", lambda: leaves(lowered.compile()(*args)))
+    text = lowered.as_text()
+    program = read(text)
+    located = staged("locations", lambda: parse(lowered.as_text(debug_info=True)))
+    if found := difference(program, located):
+        raise Failure("locations", found)
+    compare(case, program, optimise(program), args, wanted)
+
+
+def check_export(case: Case, random: np.random.Generator) -> None:
+    """Symbolic sizes: one program for all of them."""
+    scope = export.SymbolicScope(case.constraints)
+    types = [
+        jax.ShapeDtypeStruct(export.symbolic_shape(", ".join(map(str, arg.shape)), scope=scope), arg.dtype)
+        for arg in case.args
+    ]
+    exported = staged("jax", lambda: export.export(jax.jit(case.function))(*types))
+    program = read(exported.mlir_module())
+    optimised = optimise(program)
+    for sizes in case.sizes:
+        args = draw(case.args, sizes, random)
+        wanted = staged("jax", lambda args=args: leaves(jax.jit(case.function)(*args)))
+        kept = [args[i] for i in exported.module_kept_var_idx]
+        compare(case, program, optimised, kept, wanted)
+
+
+def draw(args: Sequence[Arg], sizes: dict[str, int], random: np.random.Generator) -> list[Array]:
+    """Arguments; a name in a shape is an expression over the symbolic sizes."""
+    shapes = [tuple(n if isinstance(n, int) else int(eval(n, {}, sizes)) for n in arg.shape) for arg in args]
+    return [arg.draw(random, shape, arg.dtype) for arg, shape in zip(args, shapes, strict=True)]
+
+
+def leaves(tree: Any) -> list[Array]:
+    return [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(tree)]
+
+
+def read(text: str) -> Any:
+    program = staged("parse", lambda: parse(text))
+    staged("verify", lambda: verify(program))
+    again = staged("print", lambda: parse(print_program(program)))
+    if found := difference(program, again):
+        raise Failure("print", found)
+    return program
+
+
+def optimise(program: Any) -> Any:
+    optimised, _ = staged("passes", lambda: pipeline.run(program, until="simplify"))
+    staged("passes", lambda: verify(optimised))
+    return optimised
+
+
+def compare(case: Case, program: Any, optimised: Any, args: Sequence[Array], wanted: Sequence[Array]) -> None:
+    plain = staged("run", lambda: run(program, args))
+    fast = staged("run optimised", lambda: run(optimised, args))
+    if len(plain) != len(wanted):
+        raise Failure("results", f"{len(plain)} instead of {len(wanted)}")
+    for i, (got, same, want) in enumerate(zip(plain, fast, wanted, strict=True)):
+        if found := far_apart(np.asarray(same), np.asarray(got), Tolerance()):
+            raise Failure("optimised results", f"result {i} changed: {found}")
+        if found := far_apart(np.asarray(got), want, case.tolerance):
+            raise Failure("results", f"result {i}: {found}")
+
+
+def staged(stage: str, function: Callable[[], Any]) -> Any:
+    """Call a function; whatever goes wrong carries the name of the stage. Only our own errors are not crashes."""
+    try:
+        return function()
+    except SmeltError as error:
+        raise Failure(stage, f"{type(error).__name__}: {error}") from error
+    except (Exception, RecursionError) as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}:{place.lineno}"
+        raise Failure(stage, f"crash: {type(error).__name__}: {error} at {where}") from error
+
+
+@contextmanager
+def limit(seconds: int) -> Iterator[None]:
+    """Stop a case that hangs."""
+
+    def stop(*_: Any) -> None:
+        raise Failure("timeout", f"{seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# ---- comparing ----
+
+
+def far_apart(got: Array, want: Array, tolerance: Tolerance) -> str:
+    """What is wrong, or nothing. NaNs are equal; zeros are equal if their signs are, or if the tolerance is not zero."""
+    if got.dtype != want.dtype or got.shape != want.shape:
+        return f"{got.dtype}{list(got.shape)} instead of {want.dtype}{list(want.shape)}"
+    wrong = np.zeros(got.shape, np.bool_)
+    for a, b in zip(parts(got), parts(want), strict=True):
+        wrong |= ~near(a, b, tolerance, scale(want))
+    if not wrong.any():
+        return ""
+    at = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return f"{int(wrong.sum())} of {wrong.size} differ, at {list(at)} {got[at]!r} instead of {want[at]!r}"
+
+
+def parts(array: Array) -> tuple[Array, ...]:
+    return (array.real, array.imag) if array.dtype.kind == "c" else (array,)
+
+
+def scale(want: Array) -> float:
+    """The largest finite magnitude."""
+    if kind(want.dtype) not in ("float", "complex"):
+        return 0
+    magnitude = np.abs(want.astype(np.complex128 if want.dtype.kind == "c" else np.float64))
+    return float(magnitude.max(initial=0, where=np.isfinite(magnitude)))
+
+
+def near(got: Array, want: Array, tolerance: Tolerance, largest: float) -> Array:
+    if kind(want.dtype) != "float":
+        return got == want
+    info = ml_dtypes.finfo(want.dtype)
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    exact = tolerance.ulp == 0
+    same = (a == b) & ((np.signbit(a) == np.signbit(b)) | ~np.bool_(exact)) | np.isnan(a) & np.isnan(b)
+    if not tolerance.subnormals:
+        tiny = float(info.tiny)
+        same |= (np.abs(a) < tiny) & (np.abs(b) < tiny)
+    if exact and not tolerance.scaled:
+        return same
+    finite = np.isfinite(a) & np.isfinite(b)
+    with np.errstate(all="ignore"):
+        steps = np.abs(ordinal(got).astype(np.float64) - ordinal(want).astype(np.float64))
+        close = (steps <= tolerance.ulp) | (np.abs(a - b) <= tolerance.scaled * float(info.eps) * largest)
+    return same | finite & close
+
+
+def ordinal(array: Array) -> Array:
+    """Floats as whole numbers in the same order, one apart where the floats are neighbours."""
+    bits = np.ascontiguousarray(array).view(f"i{array.dtype.itemsize}").reshape(array.shape).astype(np.int64)
+    lowest = np.int64(-(1 << (8 * array.dtype.itemsize - 1)))
+    return np.where(bits < 0, lowest - bits, bits)
+
+
+# ---- the whole table ----
+
+
+def chosen(text: str, every: int, seed: int) -> list[Case]:
+    """The cases whose names contain a text; of each group one in `every`, which ones depends on the seed."""
+    found = [case for case in cases() if text in case.name]
+    if every == 1:
+        return found
+    return [case for case in found if zlib.crc32(f"{seed} {case.name}".encode()) % every == 0]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--filter", default="", help="only cases whose names contain this")
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--every", type=int, default=1, help="only one case in this many")
+    parser.add_argument("--json", type=Path, help="write the outcomes to this file")
+    options = parser.parse_args()
+    seed = secrets.randbelow(1 << 31) if options.seed is None else options.seed
+    started = time.perf_counter()
+    outcomes = []
+    for case in chosen(options.filter, options.every, seed):
+        outcomes.append(run_case(case, seed))
+        if outcomes[-1].status != "passed":
+            print(f"{outcomes[-1].status} {case.name}\n    {outcomes[-1].detail}", flush=True)
+    groups: dict[str, Counter[str]] = defaultdict(Counter)
+    for outcome in outcomes:
+        groups[outcome.name.split("/")[0]][outcome.status] += 1
+    for group, counts in groups.items():
+        print(f"{group:<12} {counts['passed']:>4} / {counts.total()}")
+    passed = sum(outcome.status == "passed" for outcome in outcomes)
+    print(f"{'all':<12} {passed:>4} / {len(outcomes)}, {time.perf_counter() - started:.1f} s, seed {seed}")
+    if options.json:
+        record = {"seed": seed, "passed": passed, "outcomes": [asdict(outcome) for outcome in outcomes]}
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 0 if passed == len(outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
