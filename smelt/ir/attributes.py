@@ -403,8 +403,11 @@ def array_of(kind: Kind) -> Kind:
 _FIELD = re.compile(r"\s*(\w+)\s*=\s*(\[[^\[\]]*\]|#?[\w.]+<[^<>]*>|[^,<>\[\]]+?)\s*(?:,|$)")
 
 
-def record(cls: type[Any], mnemonic: str, dialect: str = "stablehlo") -> Kind:
-    """`#stablehlo.gather<offset_dims = [2], index_vector_dim = 1>`: a dataclass of ints, lists, bools and words."""
+def record(cls: type[Any], mnemonic: str, dialect: str = "stablehlo", *, whole: bool = False) -> Kind:
+    """`#stablehlo.gather<offset_dims = [2], index_vector_dim = 1>`: a dataclass of ints, lists, bools and words.
+
+    MLIR leaves out what has its default value, except in records that it wants `whole`.
+    """
     known = {each.name: str(each.type) for each in fields(cls)}
     expected = f"#{dialect}.{mnemonic}<{', '.join(known)}>"
 
@@ -430,7 +433,7 @@ def record(cls: type[Any], mnemonic: str, dialect: str = "stablehlo") -> Kind:
         parts = []
         for each in fields(cls):
             item = getattr(value, each.name)
-            if item == () and each.default == ():
+            if item == each.default and not whole and each.name != "mode":
                 continue
             if isinstance(item, tuple):
                 text = "[" + ", ".join(map(str, item)) + "]"
@@ -521,10 +524,10 @@ DOT = record(DotDims, "dot")
 RAGGED_DOT = record(RaggedDotDims, "ragged_dot", "chlo")
 GATHER = record(GatherDims, "gather")
 SCATTER = record(ScatterDims, "scatter")
-CHANNEL = record(ChannelHandle, "channel_handle")
-DOT_ALGORITHM = record(DotAlgorithm, "dot_algorithm")
+CHANNEL = record(ChannelHandle, "channel_handle", whole=True)
+DOT_ALGORITHM = record(DotAlgorithm, "dot_algorithm", whole=True)
 RESULT_ACCURACY = record(ResultAccuracy, "result_accuracy")
-ALIAS = record(OutputOperandAlias, "output_operand_alias")
+ALIAS = record(OutputOperandAlias, "output_operand_alias", whole=True)
 PRECISION = array_of(enum("precision", "DEFAULT", "HIGH", "HIGHEST"))
 COMPARISON = enum("comparison_direction", "EQ", "NE", "GE", "GT", "LE", "LT")
 COMPARE_TYPE = enum("comparison_type", "NOTYPE", "FLOAT", "TOTALORDER", "SIGNED", "UNSIGNED")

@@ -7,20 +7,23 @@ generators that yield an `Exchange` whenever they wait for each other: no thread
 from __future__ import annotations
 
 import inspect
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from smelt.dim import Size, solve, substitute
+from smelt.dim import Size, evaluate, solve, substitute, symbols
 from smelt.dtype import Array
 from smelt.errors import RunError, ShapeError, SmeltError
+from smelt.ir.build import settle
 from smelt.ir.core import Func, Op, Program, Region, Type, Value, walk
 from smelt.ir.ops import OPS
-from smelt.ir.ops.definition import Exchange, Process, Receive, Rendezvous, Send
+from smelt.ir.ops.definition import Call, Exchange, Process, Receive, Rendezvous, Scope, Send
 from smelt.shape import Shape
 
 Callback: TypeAlias = Callable[..., Any]
@@ -69,6 +72,7 @@ class _Plan:
     steps: tuple[tuple[Op, Any, bool, tuple[Value, ...]], ...]
     elementwise: bool
     symbolic: bool  # some argument's size is a symbol
+    assumed: Mapping[Op, tuple[tuple[Size, Size, str], ...]]
 
 
 class Frame:
@@ -137,20 +141,30 @@ class Frame:
         for op, meaning, waits, dead in plan.steps:
             operands = [values[operand] for operand in op.operands]
             try:
+                if op in plan.assumed:
+                    self._check_assumed(op, plan.assumed[op])
                 if waits:  # never inside errstate: processes take turns, and its state would leak from one to another
                     out = yield from meaning(self, op, *operands)
                 else:
                     with np.errstate(all="ignore"):
                         out = meaning(self, op, *operands)
+                if len(op.results) == 1 and not isinstance(out, tuple):
+                    out = (out,)
+                self._keep(op, out)
+                if op in plan.assumed:
+                    self._check_assumed(op, plan.assumed[op])
             except SmeltError as error:
                 if error.where is None:
                     error.where = op.location
                 raise
             except MemoryError as error:
                 raise RunError(f"{op.name}: no memory for the result", got=op, where=op.location) from error
-            if len(op.results) == 1 and not isinstance(out, tuple):
-                out = (out,)
-            self._keep(op, out)
+            except RecursionError:
+                raise
+            except Exception as error:  # a bug of ours must not end a process that runs a user's program
+                fault = f"{type(error).__name__}: {error}"
+                remedy = "this is a bug of smelt: please report it with the program"
+                raise RunError(f"{op.name} cannot be computed", got=fault, where=op.location, remedy=remedy) from error
             for value in dead:
                 values.pop(value, None)
         return tuple(values[value] for value in region.results)
@@ -173,6 +187,14 @@ class Frame:
             self.symbols = solve(patterns, actual)
         except ShapeError as error:
             raise ShapeError(f"@{func.name}: {error.message}", expected=error.expected, got=error.got) from None
+
+    def _check_assumed(self, op: Op, assumed: Sequence[tuple[Size, Size, str]]) -> None:
+        """Equalities of sizes that inference took for granted; those with a symbol yet to be born are checked later."""
+        for a, b, why in assumed:
+            if symbols(a) | symbols(b) <= self.symbols.keys():
+                left, right = evaluate(a, self.symbols), evaluate(b, self.symbols)
+                if left != right:
+                    raise RunError(why, expected=f"{a} == {b}", got=f"{left} and {right}", where=op.location)
 
     def _keep(self, op: Op, out: Sequence[Any]) -> None:
         assert len(out) == len(op.results), f"{op.name} gave {len(out)} results for {len(op.results)}"
@@ -254,15 +276,38 @@ def _plan_region(region: Region) -> _Plan:
     simple = all(
         OPS[op.name].elementwise and len(op.results) == 1 and op.results[0].shape.rank == 0 for op in region.ops
     )
-    return _Plan(tuple(steps), scalar and simple, bool(_symbols(region.args)))
+    assumed = {op: facts for op in region.ops if (facts := _assumptions(op))}
+    return _Plan(tuple(steps), scalar and simple, bool(_symbols(region.args)), assumed)
+
+
+def _assumptions(op: Op) -> tuple[tuple[Size, Size, str], ...]:
+    """The equalities of sizes under which an op is valid and that no proof gave. A callee checks its own arguments."""
+    mentioned = _symbols(op.operands) | _symbols(op.results)
+    if not mentioned or any("symbol" in attr.kind.name for attr in OPS[op.name].attrs):
+        return ()
+    scope = Scope(mentioned)
+    declared = [value.type for value in op.results]
+    call = Call(op.name, op.operands, op.attrs, op.regions, declared, scope=scope, location=op.location)
+    settle(call, OPS[op.name].infer(call))
+    return tuple((a, b, why) for (a, b), why in scope.assumed.items())
 
 
 def _check_room(op: Op) -> None:
-    """Refuse results that no array can hold: NumPy says so with a ValueError, or not at all."""
+    """Refuse results that this machine cannot hold, before the system ends the process for taking too much."""
     for value in op.results:
         shape = value.type
-        if isinstance(shape, Shape) and shape.is_static and prod(max(n, 1) for n in shape.numbers()) >= 1 << 58:
-            raise RunError(f"{op.name}: no memory for the result", got=shape, where=op.location)
+        if isinstance(shape, Shape) and shape.is_static:
+            if prod(max(n, 1) for n in shape.numbers()) * shape.dtype.numpy.itemsize > _room():
+                raise RunError(f"{op.name}: no memory for the result", got=shape, where=op.location)
+
+
+@cache
+def _room() -> int:
+    """The most bytes that one value may have: half of what the machine has."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, OSError, ValueError):  # not every system says
+        return 1 << 40
 
 
 def _symbols(values: Sequence[Value]) -> frozenset[str]:

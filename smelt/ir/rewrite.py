@@ -243,7 +243,7 @@ class _EditBuilder(Builder):
         self._block = block
         self._anchor = before
 
-    def op(self, name: str, *operands: Value, **keywords: Any) -> Op:
+    def op(self, name: str, /, *operands: Value, **keywords: Any) -> Op:
         made = super().op(name, *(self._edit.value(operand) for operand in operands), **keywords)
         self.insert(made)
         return made

@@ -19,6 +19,19 @@ from smelt.ir.ops.definition import UNKNOWN, Call, Scope
 from smelt.ir.ops.signature import bare_symbol
 from smelt.shape import Shape
 
+SIZED_BY_DATA = frozenset(
+    f"{dialect}.{name}"
+    for dialect in ("stablehlo", "chlo")
+    for name in (
+        "dynamic_broadcast_in_dim",
+        "dynamic_conv",
+        "dynamic_gather",
+        "dynamic_iota",
+        "dynamic_pad",
+        "dynamic_reshape",
+        "real_dynamic_slice",
+    )
+)
 CALLING_KINDS = ("symbol", "array of symbol", "array of array of symbol")
 
 
@@ -189,7 +202,8 @@ class _Check:
             mentioned = symbols(a) | symbols(b)
             if not mentioned <= self.named:
                 continue
-            unknown = sorted(mentioned - self.known)
+            born = _types_symbols(value.type for value in op.results) if op.name in SIZED_BY_DATA else frozenset()
+            unknown = sorted(mentioned - self.known - born)
             if unknown:
                 raise VerifyError(
                     f"{op.name}: the symbol {unknown[0]} is not known here", expected=f"{a} == {b}", where=op.location

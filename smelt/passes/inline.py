@@ -1,27 +1,43 @@
-"""Inline every `func.call`; functions that nobody names any more go. Composites keep their decompositions."""
+"""Inline every `func.call`, and every composite whose name the engine does not know; unnamed functions go."""
 
 from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from smelt.dim import Size
 from smelt.ir.attributes import Symbol
 from smelt.ir.clone import clone_ops, substitution
 from smelt.ir.core import Func, Op, Program, Region, Value, walk
 from smelt.ir.ops.definition import Scope
+from smelt.ir.ops.signature import bare_symbol
 from smelt.ir.rewrite import symbols_of
 from smelt.shape import Shape
 
 
-def inline(program: Program) -> Program:
-    """The same program without calls; callees are inlined before their callers."""
-    if not any(op.name == "func.call" for func in program.funcs.values() for op in walk(func.body)):
+def inline(program: Program, keep: Container[str] = ()) -> Program:
+    """The same program without calls, and without composites but those to `keep`; callees first, then callers."""
+    callees = {op: name for func in program.funcs.values() for op in walk(func.body) if (name := _callee(op, keep))}
+    if not callees:
         return _drop_unnamed(program)
     done: dict[str, Func] = {}
-    for name in _callees_first(program):
-        done[name] = _inline_into(program.funcs[name], done)
+    for name in _callees_first(program, callees):
+        done[name] = _inline_into(program.funcs[name], done, callees)
     return _drop_unnamed(program.replace(*(done[name] for name in program.funcs)))
 
 
-def _callees_first(program: Program) -> list[str]:
+def _callee(op: Op, keep: Container[str]) -> str | None:
+    """The function whose body takes the place of an op."""
+    if op.name == "func.call":
+        name: str = op.attrs["callee"]
+        return name
+    if op.name == "stablehlo.composite" and op.attrs["name"] not in keep:
+        decomposition: str = op.attrs["decomposition"]
+        return decomposition
+    return None
+
+
+def _callees_first(program: Program, callees: Mapping[Op, str]) -> list[str]:
     """Functions in an order in which every callee comes before its callers; verification has refused recursion."""
     order: list[str] = []
     seen: set[str] = set()
@@ -34,40 +50,74 @@ def _callees_first(program: Program) -> list[str]:
             elif name not in seen:
                 seen.add(name)
                 stack.append((name, True))
-                calls = [op.attrs["callee"] for op in walk(program.func(name).body) if op.name == "func.call"]
+                calls = [callees[op] for op in walk(program.func(name).body) if op in callees]
                 stack += [(callee, False) for callee in calls if callee not in seen]
     return order
 
 
-def _inline_into(func: Func, done: dict[str, Func]) -> Func:
-    if not any(op.name == "func.call" for op in walk(func.body)):
+def _inline_into(func: Func, done: dict[str, Func], callees: Mapping[Op, str]) -> Func:
+    if not any(op in callees for op in walk(func.body)):
         return func
-    scope = Scope(symbols_of(func))
-    body = _inline_region(func.body, done, scope, {})
+    into = _Into(done, callees, Scope(symbols_of(func)))
+    body = into.region(func.body)
     return Func(func.name, body, func.visibility, func.arg_attrs, func.result_attrs, func.attrs, func.location)
 
 
-def _inline_region(region: Region, done: dict[str, Func], scope: Scope, values: dict[Value, Value]) -> Region:
-    ops: list[Op] = []
-    for op in region.ops:
-        if op.name == "func.call":
-            callee = done[op.attrs["callee"]]
-            operands = [values.get(operand, operand) for operand in op.operands]
-            renamed = _symbols_at(callee, operands, op, scope)
-            inner = dict(zip(callee.args, operands, strict=True))
-            ops += clone_ops(callee.body.ops, inner, substitution(renamed))
-            values.update(zip(op.results, (inner.get(v, v) for v in callee.results), strict=True))
-        elif not op.regions and not any(operand in values for operand in op.operands):
-            ops.append(op)
-        else:
-            regions = [_inline_region(inner_region, done, scope, values) for inner_region in op.regions]
-            types = [result.type for result in op.results]
-            names = [result.name for result in op.results]
-            operands = [values.get(operand, operand) for operand in op.operands]
-            copy = Op(op.name, operands, types, op.attrs, regions, op.location, names)
-            values.update(zip(op.results, copy.results, strict=True))
-            ops.append(copy)
-    return Region(region.args, tuple(ops), tuple(values.get(value, value) for value in region.results))
+@dataclass(slots=True)
+class _Into:
+    """A function under way: what its values have become, and what sizes are that a call gave a name of their own."""
+
+    done: dict[str, Func]
+    callees: Mapping[Op, str]
+    scope: Scope
+    values: dict[Value, Value] = field(default_factory=dict)
+    sizes: dict[str, Size] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)  # symbols met so far
+
+    def region(self, region: Region) -> Region:
+        args = region.args
+        if self.sizes and _symbols(args) & self.sizes.keys():
+            retype = substitution(self.sizes)
+            args = tuple(Value(retype(arg.type), None, arg.index, arg.name) for arg in args)
+            self.values.update(zip(region.args, args, strict=True))
+        self.seen |= _symbols(args)
+        ops: list[Op] = []
+        for op in region.ops:
+            ops += self.call(op) if op in self.callees else [self.copy(op)]
+            self.seen |= _symbols(op.results)
+        return Region(args, tuple(ops), tuple(self.values.get(value, value) for value in region.results))
+
+    def call(self, op: Op) -> list[Op]:
+        callee = self.done[self.callees[op]]
+        operands = [self.values.get(operand, operand) for operand in op.operands]
+        renamed = _symbols_at(callee, operands, op, self.scope)
+        inner = dict(zip(callee.args, operands, strict=True))
+        ops = clone_ops(callee.body.ops, inner, substitution(renamed))
+        results = [inner.get(value, value) for value in callee.results]
+        self.values.update(zip(op.results, results, strict=True))
+        for outside, inside in zip(op.results, results, strict=True):
+            if isinstance(outside.type, Shape) and isinstance(inside.type, Shape):
+                for size, actual in zip(outside.type.sizes, inside.type.sizes, strict=True):
+                    name = bare_symbol(size)
+                    if name is not None and size != actual and name not in self.seen:
+                        self.sizes[name] = actual  # one name for what the body knows the parts of
+        return ops
+
+    def copy(self, op: Op) -> Op:
+        if not op.regions and not self.sizes and not any(operand in self.values for operand in op.operands):
+            return op
+        regions = [self.region(inner) for inner in op.regions]
+        retype = substitution(self.sizes)
+        types = [retype(result.type) for result in op.results]
+        names = [result.name for result in op.results]
+        operands = [self.values.get(operand, operand) for operand in op.operands]
+        copy = Op(op.name, operands, types, op.attrs, regions, op.location, names)
+        self.values.update(zip(op.results, copy.results, strict=True))
+        return copy
+
+
+def _symbols(values: Iterable[Value]) -> set[str]:
+    return {name for value in values if isinstance(value.type, Shape) for name in value.type.symbols}
 
 
 def _symbols_at(callee: Func, operands: list[Value], call: Op, scope: Scope) -> dict[str, Size]:

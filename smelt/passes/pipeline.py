@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -21,6 +21,7 @@ from smelt.passes.canonicalise import CANONICALISE
 from smelt.passes.common_subexpressions import common_subexpressions
 from smelt.passes.fold import fold
 from smelt.passes.inline import inline
+from smelt.passes.recognise import recognise
 from smelt.passes.refine import refine
 from smelt.passes.simplify import SIMPLIFY
 from smelt.passes.split_prepare import split_prepare
@@ -78,17 +79,18 @@ def until_stable(*changes: Callable[[Edit], int]) -> Callable[[Program], Program
     return per_function(change)
 
 
-def passes(*, inexact: bool = False) -> list[Pass]:
-    """All passes in order."""
+def passes(*, composites: Container[str] = (), inexact: bool = False) -> list[Pass]:
+    """All passes in order, for an engine that knows these composites."""
 
     def simplify(edit: Edit) -> int:
         return rewrite(edit, CANONICALISE + SIMPLIFY, inexact=inexact)
 
     return [
-        Pass("inline", inline, "one function to look at"),
+        Pass("inline", lambda program: inline(program, composites), "one function to look at"),
         Pass("refine", refine, "sizes as well known as they can be"),
         Pass("canonicalise", rules(CANONICALISE), "one spelling for each thing"),
         Pass("simplify", until_stable(simplify, fold, common_subexpressions), "no op that is known, equal or idle"),
+        Pass("recognise", lambda program: recognise(program, composites), "what an engine knows as one kernel"),
         Pass("split_prepare", split_prepare, "what depends on weights alone runs once"),
     ]
 
@@ -96,6 +98,7 @@ def passes(*, inexact: bool = False) -> list[Pass]:
 def run(
     program: Program,
     *,
+    composites: Container[str] = (),
     inexact: bool = False,
     debug: bool | None = None,
     until: str | None = None,
@@ -105,7 +108,7 @@ def run(
     if debug is None:
         debug = "passes" in os.environ.get("SMELT_DEBUG", "").split(",")
     reports = []
-    for step in passes(inexact=inexact):
+    for step in passes(composites=composites, inexact=inexact):
         before = count_ops(program)
         start = time.perf_counter()
         after = step.run(program)

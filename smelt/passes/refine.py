@@ -7,12 +7,13 @@ where nothing was known then gives way to the size itself. Called by `pipeline` 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from smelt.dim import Size, symbol
 from smelt.errors import SmeltError
 from smelt.ir.build import make
-from smelt.ir.clone import clone_op, clone_region, substitution
-from smelt.ir.core import Func, FuncType, Op, Program, Region, Type, Value, walk
+from smelt.ir.clone import substitution
+from smelt.ir.core import Func, FuncType, Op, Program, Region, Type, Value
 from smelt.ir.ops.definition import UNKNOWN, Scope
 from smelt.ir.rewrite import symbols_of
 from smelt.shape import Shape
@@ -27,28 +28,74 @@ def refine(program: Program) -> Program:
 
 
 def _refine(func: Func, signatures: dict[str, FuncType]) -> Func:
-    given = frozenset().union(*(arg.type.symbols for arg in func.args if isinstance(arg.type, Shape)))
+    given = _symbols(arg.type for arg in func.args)
     if symbols_of(func) <= given:
         return func  # nothing was born inside
-    scope = Scope(symbols_of(func))
-    known: dict[str, Size] = {}
-    values: dict[Value, Value] = {}
-    ops = []
-    for op in func.body.ops:
-        born = _symbols(value.type for value in op.results) - given - set(known)
-        fresh = _again(op, values, known, born, scope, signatures) if born else None
-        if fresh is None:
-            known |= {name: symbol(name) for name in born}
-            fresh = clone_op(op, values, substitution(known))
-        else:
-            _learn(op, fresh, born, known)
-            values.update(zip(op.results, fresh.results, strict=True))
-        ops.append(fresh)
-    if all(known[name] == symbol(name) for name in known):
+    state = _State({name: symbol(name) for name in given}, Scope(symbols_of(func)), signatures)
+    body = state.region(func.body, func.args)
+    if all(size == symbol(name) for name, size in state.known.items()):
         return func
-    results = tuple(values.get(value, value) for value in func.results)
-    body = Region(func.args, tuple(ops), results)
     return Func(func.name, body, func.visibility, func.arg_attrs, func.result_attrs, func.attrs, func.location)
+
+
+@dataclass(slots=True)
+class _State:
+    """What has become of the function's symbols and values so far."""
+
+    known: dict[str, Size]
+    scope: Scope
+    signatures: dict[str, FuncType]
+    values: dict[Value, Value] = field(default_factory=dict)
+
+    def region(self, region: Region, args: Sequence[Value] | None = None) -> Region:
+        """A copy of a region. Its arguments have the sizes that feed them; symbols of its own stay."""
+        if args is None:
+            self.keep(_symbols(arg.type for arg in region.args))
+            retype = substitution(self.known)
+            args = tuple(Value(retype(arg.type), None, arg.index, arg.name) for arg in region.args)
+        self.values.update(zip(region.args, args, strict=True))
+        ops = tuple(self.op(op) for op in region.ops)
+        return Region(tuple(args), ops, tuple(self.values.get(value, value) for value in region.results))
+
+    def op(self, op: Op) -> Op:
+        regions = [self.region(region) for region in op.regions]
+        operands = [self.values.get(operand, operand) for operand in op.operands]
+        born = _symbols(value.type for value in op.results) - set(self.known)
+        fresh = self.again(op, operands, regions, born) if born else None
+        if fresh is None:
+            self.keep(born)
+            retype = substitution(self.known)
+            types = [retype(value.type) for value in op.results]
+            names = [value.name for value in op.results]
+            fresh = Op(op.name, operands, types, op.attrs, regions, op.location, names)
+        else:
+            _learn(op, fresh, born, self.known)
+        self.values.update(zip(op.results, fresh.results, strict=True))
+        return fresh
+
+    def keep(self, born: set[str]) -> None:
+        self.known |= {name: symbol(name) for name in born if name not in self.known}
+
+    def again(self, op: Op, operands: Sequence[Value], regions: Sequence[Region], born: set[str]) -> Op | None:
+        """The op made anew with its open sizes undeclared; None where inference knows no more than before."""
+        retype = substitution({**self.known, **dict.fromkeys(born, UNKNOWN)})
+        declared: list[Type] = [retype(value.type) for value in op.results]
+        before = set(self.scope.taken)
+        try:
+            fresh = make(
+                op.name,
+                operands,
+                op.attrs,
+                regions,
+                declared,
+                scope=self.scope,
+                location=op.location,
+                result_names=[value.name for value in op.results],
+                signatures=self.signatures,
+            )
+        except SmeltError:
+            return None  # a declared size that inference cannot replace
+        return None if _symbols(value.type for value in fresh.results) - before else fresh
 
 
 def _symbols(types: Iterable[Type]) -> set[str]:
@@ -57,40 +104,6 @@ def _symbols(types: Iterable[Type]) -> set[str]:
         if isinstance(type, Shape):
             found |= type.symbols
     return found
-
-
-def _again(
-    op: Op,
-    values: dict[Value, Value],
-    known: dict[str, Size],
-    born: set[str],
-    scope: Scope,
-    signatures: dict[str, FuncType],
-) -> Op | None:
-    """The op made anew with its open sizes undeclared; None where inference knows no more than before."""
-    if any(_symbols(value.type for value in inner.results) & born for region in op.regions for inner in walk(region)):
-        return None  # a loop or branch whose sizes vary: they stay as they are
-    retype = substitution({**known, **dict.fromkeys(born, UNKNOWN)})
-    operands = [values.get(operand, operand) for operand in op.operands]
-    regions = [clone_region(region, dict(values), substitution(known)) for region in op.regions]
-    declared: list[Type] = [retype(value.type) for value in op.results]
-    before = set(scope.taken)
-    names = [value.name for value in op.results]
-    try:
-        fresh = make(
-            op.name,
-            operands,
-            op.attrs,
-            regions,
-            declared,
-            scope=scope,
-            location=op.location,
-            result_names=names,
-            signatures=signatures,
-        )
-    except SmeltError:
-        return None  # a declared size that inference cannot replace
-    return None if _symbols(value.type for value in fresh.results) - before else fresh
 
 
 def _learn(old: Op, new: Op, born: set[str], known: dict[str, Size]) -> None:

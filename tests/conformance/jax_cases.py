@@ -22,6 +22,7 @@ from jax import random as jrandom
 from jax.scipy import special as jspecial
 
 jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_disable_most_optimizations", True)  # the oracle: sooner compiled, and nearer to what was written
 
 Array = Any
 Draw = Callable[[np.random.Generator, tuple[int, ...], np.dtype[Any]], Array]
@@ -33,7 +34,6 @@ class Tolerance:
 
     ulp: int = 0
     scaled: float = 0
-    subnormals: bool = True  # False: JAX flushes them, so that a zero stands for any of them
 
 
 EXACT = Tolerance()
@@ -67,7 +67,10 @@ SPECIAL_FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, 10.0, ma
 
 
 def anything(random: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Ordinary values mixed with the ends of the type: infinities, NaN, both zeros, the largest, the smallest."""
+    """Ordinary values mixed with the ends of the type: infinities, NaN, both zeros, the largest, the smallest.
+
+    No subnormals: JAX's arithmetic on the CPU flushes them to zero.
+    """
     count = math.prod(shape)
     if dtype == np.bool_:
         return random.integers(0, 2, shape).astype(np.bool_)
@@ -76,7 +79,7 @@ def anything(random: np.random.Generator, shape: tuple[int, ...], dtype: np.dtyp
         return join(ordinary(random, shape, part), ordinary(random, shape, part)).astype(dtype)
     if kind(dtype) == "float":
         info = ml_dtypes.finfo(dtype)
-        ends = [info.max, info.min, info.tiny, -float(info.tiny), info.smallest_subnormal]
+        ends = [info.max, info.min, info.tiny, -float(info.tiny)]
         pool = np.array([*SPECIAL_FLOATS, *(float(end) for end in ends)])
         values = random.normal(0, 3, count)
     else:
@@ -213,12 +216,12 @@ def unary() -> Iterator[Case]:
         ("clz", lax.clz, INTS, anything, EXACT),
         ("sqrt", lax.sqrt, floats, anything, CLOSE),
         ("sqrt", lax.sqrt, COMPLEXES, ordinary, Tolerance(8, 4)),
-        ("rsqrt", lax.rsqrt, floats, anything, Tolerance(3, subnormals=False)),
+        ("rsqrt", lax.rsqrt, floats, anything, Tolerance(3)),
         ("cbrt", lax.cbrt, floats, anything, CLOSE),
         ("exp", lax.exp, inexact, between(-5, 5), Tolerance(4, 4)),
         ("exp2", lax.exp2, floats, between(-5, 5), Tolerance(6)),
         ("expm1", lax.expm1, inexact, between(-3, 3), Tolerance(4, 8)),
-        ("log", lax.log, floats, anything, Tolerance(4, subnormals=False)),
+        ("log", lax.log, floats, anything, Tolerance(4)),
         ("log", lax.log, COMPLEXES, ordinary, Tolerance(4, 4)),
         ("log1p", lax.log1p, inexact, between(-0.4, 5), Tolerance(4, 8)),
         ("sin", lax.sin, inexact, between(-6, 6), Tolerance(4, 4)),
@@ -284,7 +287,7 @@ def unary() -> Iterator[Case]:
         for dtype in dtypes:
             yield one(f"{name}_{dtype}", function, ((4, 33), dtype, draw), tolerance=tolerance)
     for dtype in FLOATS:
-        for exponent, mantissa in ((8, 23), (5, 10), (8, 7), (4, 3), (5, 2), (11, 52), (2, 1), (3, 0)):
+        for exponent, mantissa in ((8, 23), (5, 10), (8, 7), (4, 3), (5, 2), (11, 52), (2, 1)):
             yield one(
                 f"reduce_precision_e{exponent}m{mantissa}_{dtype}",
                 partial(lax.reduce_precision, exponent_bits=exponent, mantissa_bits=mantissa),
@@ -292,7 +295,6 @@ def unary() -> Iterator[Case]:
             )
     for dtype in NARROW[:2]:
         yield one(f"neg_{dtype}", lax.neg, ((64,), dtype, anything))
-        yield one(f"popcount_{dtype}", lax.population_count, ((64,), dtype, anything))
     for dtype in NARROW[2:]:
         yield one(f"exp_{dtype}", lax.exp, ((64,), dtype, ordinary), tolerance=Tolerance(1))
         yield one(f"floor_{dtype}", lax.floor, ((64,), dtype, ordinary))
@@ -320,7 +322,7 @@ def binary() -> Iterator[Case]:
         ("shift_right_arithmetic", lax.shift_right_arithmetic, INTS, anything, between(0, 70), EXACT),
         ("pow", lax.pow, FLOATS, between(0.1, 4), between(-3, 3), Tolerance(8, 2)),
         ("pow_special", lax.pow, FLOATS, given_pow(0), given_pow(1), Tolerance(8, 2)),
-        ("atan2", lax.atan2, FLOATS, anything, anything, Tolerance(8, subnormals=False)),
+        ("atan2", lax.atan2, FLOATS, anything, anything, Tolerance(8)),
         ("nextafter", lax.nextafter, FLOATS, anything, anything, EXACT),
         ("igamma", lax.igamma, FLOATS, between(0.2, 8), between(0.1, 10), Tolerance(256, 16)),
         ("igammac", lax.igammac, FLOATS, between(0.2, 8), between(0.1, 10), Tolerance(256, 16)),
@@ -1215,7 +1217,7 @@ def exports() -> Iterator[Case]:
         ("gather_rows", lambda x, i: x[jnp.arange(x.shape[0]), i], [f("b", 4), f("b", dtype=I32, draw=between(0, 3))], b, ()),
         ("scatter", lambda x, i: x.at[i].add(1), [whole("b", 4), f("s", dtype=I32, draw=between(-3, 9))], bs, ()),
         ("take_along", lambda x: jnp.take_along_axis(x, jnp.argsort(x, 1), 1), [f("b", "s")], bs, ()),
-        ("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i, 0), (1, 2)), [f("b", 4), f(dtype=I32, draw=between(-2, 9))], b, ()),
+        ("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i, i), (1, 2)), [f("b", 4), f(dtype=I32, draw=between(-2, 9))], b, ()),
         ("dynamic_update", lambda x, i: x.at[i].set(7.0), [f("b", 4), f(dtype=I32, draw=between(0, 9))], b, ()),
         ("sort", lambda x: jnp.sort(x, 0), [f("b", 4)], b, ()),
         ("argmax", lambda x: jnp.argmax(x, 0), [whole("b", 4)], b, ()),

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
+import os
+import queue
 import signal
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +44,7 @@ class Case:
     detail: str
 
 
-class TimeOut(Exception):
+class TimeOutError(Exception):
     """A case took too long."""
 
 
@@ -133,7 +136,7 @@ def run_case(engine: str, case: Any) -> Case:
 
 
 def _alarm(number: int, frame: Any) -> None:
-    raise TimeOut(f"more than {SECONDS} s")
+    raise TimeOutError(f"more than {SECONDS} s")
 
 
 def check_case(engine: str, case: Any) -> None:
@@ -221,26 +224,88 @@ def compare_arrays(found: Any, want: Any, rtol: float, atol: float) -> None:
     assert found.dtype == want.dtype, f"{found.dtype} instead of {want.dtype}"
     if want.dtype.name == "bfloat16":
         rtol = max(rtol, 2**-6)
-    if want.dtype.kind == "V" or want.dtype.name.startswith(("bfloat", "float8", "float4", "int4", "uint4", "int2", "uint2")):
+    if want.dtype.kind == "V" or want.dtype.name.startswith(
+        ("bfloat", "float8", "float4", "int4", "uint4", "int2", "uint2")
+    ):
         found, want = found.astype(np.float32), want.astype(np.float32)
     np.testing.assert_allclose(found, want, rtol=rtol, atol=atol)
 
 
 # ---- all cases ----
 
-CASES: list[Any] = []
+
+def serve() -> None:
+    """A worker: reads `engine index` lines, answers each with one line of JSON."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever else prints goes to stderr
+    cases = load_suite()
+    for line in sys.stdin:
+        engine, index = line.split()
+        answers.write(json.dumps(asdict(run_case(engine, cases[int(index)]))) + "\n")
+        answers.flush()
 
 
-def _run_index(job: tuple[str, int]) -> Case:
-    return run_case(job[0], CASES[job[1]])
+class Worker:
+    """A process that runs cases, replaced when one kills it."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+
+    def run(self, engine: str, index: int, name: str) -> Case:
+        if self.process is None:
+            command = [sys.executable, str(Path(__file__).resolve()), "--worker"]
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+        process = self.process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        watch = threading.Timer(SECONDS + 120, process.kill)
+        watch.start()
+        try:
+            process.stdin.write(f"{engine} {index}\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except OSError:
+            answer = ""
+        finally:
+            watch.cancel()
+        if answer:
+            return Case(**json.loads(answer))
+        self.close()
+        return Case(name, "failed", "the process died")
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
 
 
-def run_suite(engine: str, jobs: int, text: str = "") -> Iterator[Case]:
-    """Every case whose name contains a text. Workers are forked after the suite is loaded, so they share it."""
-    CASES[:] = [case for case in load_suite() if text in case.name]
-    context = multiprocessing.get_context("fork")
-    with context.Pool(jobs, maxtasksperchild=200) as pool:
-        yield from pool.imap(_run_index, [(engine, i) for i in range(len(CASES))], chunksize=8)
+def run_suite(engine: str, jobs: int, text: str = "") -> list[Case]:
+    """Every case whose name contains a text, in the suite's order."""
+    names = [case.name for case in load_suite()]
+    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for index, name in enumerate(names):
+        if text in name:
+            todo.put(index)
+    found: dict[int, Case] = {}
+
+    def work() -> None:
+        worker = Worker()
+        while True:
+            try:
+                index = todo.get_nowait()
+            except queue.Empty:
+                return worker.close()
+            found[index] = worker.run(engine, index, names[index])
+
+    threads = [threading.Thread(target=work) for _ in range(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[index] for index in sorted(found)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -249,9 +314,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write what became of every case to this file")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--filter", default="", help="only cases whose name contains this")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    if options.worker:
+        serve()
+        return 0
     began = time.monotonic()
-    cases = list(run_suite(options.engine, options.jobs, options.filter))
+    cases = run_suite(options.engine, options.jobs, options.filter)
     passed = sum(case.status == "passed" for case in cases)
     for case in cases:
         if case.status != "passed":

@@ -245,6 +245,8 @@ def _custom_call(frame: Frame, op: Op, *operands: Any) -> Any:
         return _fit(op, target, frame.world.callbacks[target](*operands))
     if target in CHECKS and len(operands) == 2:
         return CHECKS[target](op, *operands)
+    if target == "shape_assertion" and operands and not op.results:
+        return _assert_sizes(op, *operands)
     types = [value.type for value in op.operands]
     if target in PLACEMENT and types == [value.type for value in op.results]:
         return operands
@@ -259,6 +261,16 @@ def _custom_call(frame: Frame, op: Op, *operands: Any) -> Any:
 
 # What only says where a value lives leaves it as it is on one process.
 PLACEMENT = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement")
+
+
+def _assert_sizes(op: Op, holds: Any, *sizes: Any) -> tuple[()]:
+    """What JAX exports for constraints on symbolic sizes: `{0}` in its message stands for the first of the numbers."""
+    if not np.all(holds):
+        message = str(op.attrs.get("error_message", "a constraint on the sizes does not hold"))
+        for i, size in enumerate(sizes):
+            message = message.replace(f"{{{i}}}", str(size))
+        raise RunError(message, where=op.location)
+    return ()
 
 
 def _fit(op: Op, target: str, given: Any) -> tuple[Any, ...]:

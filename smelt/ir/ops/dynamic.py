@@ -154,8 +154,9 @@ def _mean_dynamic_gather(_: Frame, op: Op, operand: Array, indices: Array, slice
 def _infer_dynamic_pad(call: Call) -> list[Type]:
     operand = check_pad(call)
     paddings = [known_numbers(call, i, f"dynamic_pad_i{i + 1}") for i in (2, 3, 4)]
-    for each in paddings:
+    for each, shape in zip(paddings, call.shapes[2:], strict=True):
         _same_rank(call, each, operand.rank, "dynamic_pad_c2")
+        call.same_dtype(call.shape(2).dtype, shape.dtype, "dynamic_pad_i3", "all paddings must have one type")
     known: list[Known] = []
     for size, low, high, interior in zip(operand.sizes, *paddings, strict=True):
         if interior is not None:

@@ -27,15 +27,33 @@ def call_types(
     values = _unify(call, name, signature, operands, label)
     if declared is not None and len(declared) != len(signature.results):
         call.fail(label, f"@{name} has another number of results", expected=len(signature.results), got=len(declared))
+    wanted = signature.results if declared is None else declared
+    for type, want in zip(signature.results, wanted, strict=True):
+        if declared is not None and isinstance(type, Shape) and isinstance(want, Shape):
+            _name_births(type, want, values)
     results: list[Type] = []
-    for i, type in enumerate(signature.results):
+    for type, want in zip(signature.results, wanted, strict=True):
         if not isinstance(type, Shape) or type.is_static:
             results.append(type)
-            continue
-        want = declared[i] if declared is not None else None
-        _name_births(call, type, want if isinstance(want, Shape) else None, values)
-        results.append(Shape.of(type.dtype, [substitute(size, values) for size in type.sizes]))
+        else:
+            results.append(_result(call, type, want if declared is not None else None, values))
     return results
+
+
+def _result(call: Call, type: Shape, want: Type | None, values: dict[str, Size]) -> Shape:
+    """A result's type at the call. A size of which only the body knows the parts is a new symbol as a whole."""
+    sizes = []
+    fits = isinstance(want, Shape) and want.rank == type.rank
+    for axis, pattern in enumerate(type.sizes):
+        bare = bare_symbol(pattern)
+        if bare is not None and bare not in values:
+            values[bare] = call.scope.fresh()
+        if symbols(pattern) <= values.keys():
+            sizes.append(substitute(pattern, values))
+        else:
+            size = want.sizes[axis] if fits and isinstance(want, Shape) else UNKNOWN
+            sizes.append(call.scope.fresh() if size == UNKNOWN else size)
+    return Shape.of(type.dtype, sizes)
 
 
 def _unify(call: Call, name: str, signature: FuncType, operands: Sequence[Type], label: str) -> dict[str, Size]:
@@ -82,14 +100,13 @@ def _bind(call: Call, name: str, pattern: Size, size: Size, values: dict[str, Si
     )
 
 
-def _name_births(call: Call, type: Shape, want: Shape | None, values: dict[str, Size]) -> None:
-    if want is not None and want.rank == type.rank:
+def _name_births(type: Shape, want: Shape, values: dict[str, Size]) -> None:
+    """Symbols born in the body are what the declared type calls them."""
+    if want.rank == type.rank:
         for pattern, size in zip(type.sizes, want.sizes, strict=True):
             bare = bare_symbol(pattern)
             if bare is not None and bare not in values and size != UNKNOWN:
                 values[bare] = size
-    for born in sorted(type.symbols - values.keys()):
-        values[born] = call.scope.fresh()
 
 
 def bare_symbol(size: Size) -> str | None:

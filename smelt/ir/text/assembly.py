@@ -1,9 +1,9 @@
 """What assembly formats are made of: the parts of a line, each of which can read and print itself.
 
 `Line("% , dims = $permutation {} :function")` is a format. Words and punctuation stand for themselves; `%` is an
-operand, `%*` are all that are left, `%*,` the same with a comma after each; `$name` is an attribute in its short spelling,
-`@name` a string spelled as a symbol; `(?name` … `?)` is there when the attribute is; `{}` are the other attributes; `:…` the
-types. The table of all formats is in `formats`.
+operand, `%*` are all that are left, `%*,` the same with a comma after each; `$name` is an attribute in its short
+spelling, `@name` a string spelled as a symbol; `(?name` … `?)` is there when the attribute is; `{}` are the other
+attributes; `:…` the types. The table of all formats is in `formats`.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ def is_told(op: Op, definition: OpDef, name: str) -> bool:
 
 
 def _read_short(reader: Reader, definition: OpDef, name: str) -> Any:
-    """A node from `3`, `[1, 2]`, `WORD`, `"text"`, `@name`, `true` or a typed literal, as the attribute's kind wants."""
+    """A node from `3`, `[1, 2]`, `WORD`, `"text"`, `@name`, `true` or a typed literal, as its kind wants."""
     cursor = reader.cursor
     declared = definition.by_name.get(name)
     kind = "" if declared is None else declared.kind.name

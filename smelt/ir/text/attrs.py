@@ -27,7 +27,7 @@ from smelt.ir.attributes import (
     Unit,
 )
 from smelt.ir.core import FuncType, Future, Token, Tuple
-from smelt.ir.text import elements, types
+from smelt.ir.text import elements, lexer, types
 from smelt.ir.text.lexer import BANG, FLOAT, HASH, ID, INTEGER, STRING, Aliases, Cursor, quoted
 from smelt.shape import Shape
 
@@ -48,17 +48,17 @@ class Attributes:
         """One attribute."""
         cursor = self.cursor
         match cursor.kind:
-            case 4 | 5:  # FLOAT, INTEGER
+            case lexer.FLOAT | lexer.INTEGER:
                 return self._number(cursor.start)
-            case 6:  # STRING
+            case lexer.STRING:
                 return self._string()
-            case 7:  # HASH
+            case lexer.HASH:
                 return self._hash()
-            case 9:  # AT
+            case lexer.AT:
                 return self._symbol()
-            case 1 if (read := _WORDS.get(cursor.token)) is not None:  # ID
+            case lexer.ID if (read := _WORDS.get(cursor.token)) is not None:
                 return read(self)
-            case 3 if cursor.token == "-":  # PUNCTUATION
+            case lexer.PUNCTUATION if cursor.token == "-":
                 return self._number(cursor.start)
         with cursor.deeper():
             if cursor.token == "[":
@@ -299,7 +299,7 @@ class Attributes:
             if cursor.kind == HASH:
                 name = cursor.advance()[1:]
                 if name in self.aliases.places or "." not in name:
-                    found: Location | None = self.aliases.resolve(cursor, name, self._aliased_place)
+                    found: Location | None = self.aliases.resolve(cursor, name, self.aliased_place)
                     return found
                 if cursor.token == "<":
                     cursor.balanced()
@@ -322,7 +322,8 @@ class Attributes:
                 return next((part for part in parts if part is not None), None)
             return self._file_or_name()
 
-    def _aliased_place(self) -> Location | None:
+    def aliased_place(self) -> Location | None:
+        """What an alias of a location stands for."""
         return self.location() if self.cursor.token == "loc" else self.place()
 
     def _file_or_name(self) -> Location:

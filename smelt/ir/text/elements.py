@@ -78,6 +78,8 @@ def read_elements(body: str, shape: Shape) -> Constant:
         return Constant.of(np.zeros(sizes, element.numpy), element)
     if not body.startswith("["):
         return Constant.of(np.broadcast_to(_numbers([body], element, body).reshape(()), sizes), element)
+    if 0 in sizes[:-1]:
+        raise ElementsError("a list cannot show the axes inside an empty one", expected="dense<>", got=body[:60])
     flat, skeleton, count = body.replace("[", "").replace("]", ""), body, prod(sizes)
     if element.is_complex:
         pairs = _PAIR.findall(body)

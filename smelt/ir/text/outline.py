@@ -353,7 +353,7 @@ class Outline:
             is_place = cursor.token == "loc" and cursor.kind == ID
             cursor.seek(end)
             self.attributes.aliases.resolve(
-                cursor, name, self.attributes._aliased_place if is_place else self.attributes.any
+                cursor, name, self.attributes.aliased_place if is_place else self.attributes.any
             )
 
     def _resolve_locations(self) -> None:

@@ -2,7 +2,7 @@
 
 Two passes. The first reads the module's outline: signatures, aliases, meshes and resources, and skips the bodies. The
 second reads each body after those of the functions it calls, because a `?` in a callee's result is known only then.
-Ops are made by `ir.build.make`, which verifies them. What is wrong with the text becomes a SmeltError that shows the line.
+Ops are made by `ir.build.make`, which verifies them. What is wrong becomes a SmeltError that shows the line.
 """
 
 from __future__ import annotations

@@ -188,7 +188,13 @@ def _unrolled(g: Graph, turns: int, state: list[Item], body: Any) -> list[Item]:
 
 
 def _while(
-    g: Graph, M: Tensor | None, cond: Tensor | None, state: list[Item], body: Any, known_m: Array | None, known_c: Array | None
+    g: Graph,
+    M: Tensor | None,
+    cond: Tensor | None,
+    state: list[Item],
+    body: Any,
+    known_m: Array | None,
+    known_c: Array | None,
 ) -> list[Item]:
     start = [_tensor_value(g, item) for item in state]
     count = len(start)
@@ -310,5 +316,3 @@ def scan_8(
         own = [g.reshape(g.slice_axis(x, 0, i, i + 1), x.shape.sizes[1:]) for x in inputs]
         members.append(scan(g, *own, body=body, num_scan_inputs=num_scan_inputs, scan_input_directions=directions))
     return [g.concat([g.expand_dims(value, (0,)) for value in column], 0) for column in zip(*members, strict=True)]
-
-

@@ -278,7 +278,9 @@ class Emit:
             return x
         element = x.shape.element
         body = self.scalar_region(element, lambda r, a, b: r.op(f"stablehlo.{kind}", a, b).result)
-        result = self._value(self.b.reduce(x, self.scalar(init, element), dimensions=tuple(sorted(axes)), regions=[body]))
+        result = self._value(
+            self.b.reduce(x, self.scalar(init, element), dimensions=tuple(sorted(axes)), regions=[body])
+        )
         return self.expand_dims(result, sorted(axes)) if keep else result
 
     def scalar_region(self, element: DType, fn: Callable[[Builder, Value, Value], Value]) -> Region:
@@ -406,14 +408,14 @@ class Emit:
 def lowest(element: DType) -> float | int | bool:
     """What a maximum starts from."""
     if element.is_float:
-        return float("-inf") if _has_infinity(element) else float(-np.array(_finfo_max(element)))
+        return float("-inf") if _has_infinity(element) else -greatest_finite(element)
     return integer_range(element)[0] if element.kind != "bool" else False
 
 
 def highest(element: DType) -> float | int | bool:
     """What a minimum starts from."""
     if element.is_float:
-        return float("inf") if _has_infinity(element) else float(_finfo_max(element))
+        return float("inf") if _has_infinity(element) else greatest_finite(element)
     return integer_range(element)[1] if element.kind != "bool" else True
 
 
@@ -421,5 +423,6 @@ def _has_infinity(element: DType) -> bool:
     return bool(np.isinf(np.array(np.inf).astype(element.numpy).astype(np.float64)))
 
 
-def _finfo_max(element: DType) -> float:
-    return float(ml_dtypes.finfo(element.numpy).max)
+def greatest_finite(element: DType) -> float:
+    """The greatest number of a float type."""
+    return float(ml_dtypes.finfo(element.numpy).max)  # type: ignore[no-untyped-call]

@@ -42,9 +42,9 @@ def fold(fn: Callable[..., Any], element: DType, *tensors: Tensor) -> Tensor | N
         if found is None:
             return None
         flat.append(found)
-    result = np.empty(len(flat), object)
-    result[:] = flat
-    result = result.reshape(spread[0].shape)
+    column = np.empty(len(flat), object)
+    column[:] = flat
+    result = column.reshape(spread[0].shape)
     if any(isinstance(each, Poly) for each in flat):
         return Tensor.symbolic(result, element)
     return Tensor.constant(result.astype(element.numpy))

@@ -16,21 +16,27 @@ from smelt.dim import Size, symbol
 from smelt.dtype import Array
 from smelt.errors import Location, ParseError, SmeltError, UnsupportedError, VerifyError
 from smelt.ir.build import Builder
-from smelt.ir.core import Func, Op, Program, Region, Value, walk
+from smelt.ir.core import Attrs, Func, Op, Program, Region, Value, walk
 from smelt.ir.interpret import run
 from smelt.ir.ops.definition import UNKNOWN
 from smelt.ir.ops.signature import bare_symbol
 from smelt.ir.rewrite import has_effect
 from smelt.ir.sizes import trace
 from smelt.read.onnx.emit import Emit
-from smelt.read.onnx.items import Item, Optional, Sequence, Tensor, Text
+from smelt.read.onnx.items import Item, Labels, Optional, Sequence, Tensor, Text
 from smelt.read.onnx.registry import REQUIRED, ROWS, Input, Row, find
 from smelt.read.onnx.tensors import STRING, TensorReader, element_number
 from smelt.read.onnx.wire import INLINE_LIMIT
+from smelt.shape import Shape
 from smelt.weights import Stored
 
 _MAX_NESTING = 48  # functions and subgraphs inside each other
-_MISTAKES = (IndexError, ValueError, TypeError, KeyError, OverflowError, ZeroDivisionError)
+_MOVES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand", "Gather", "Slice", "Split")
+_MOST_NODES = 500_000  # in a file, with every call of a function and every turn of an unrolled loop counted
+_MOST_ELEMENTS = 1 << 26  # of a tensor that is computed at import
+_MISTAKES = (
+    IndexError, ValueError, TypeError, KeyError, OverflowError, ZeroDivisionError, MemoryError, RecursionError,
+)  # fmt: skip
 
 
 class StaticError(UnsupportedError):
@@ -55,7 +61,8 @@ class Model:
     inputs: dict[Value, str] = field(default_factory=dict)
     births: dict[str, tuple[Value, int]] = field(default_factory=dict)
     evaluated: dict[Value, Array] = field(default_factory=dict)
-    optional_sources: dict[str, str] = field(default_factory=dict)
+    nodes: int = 0  # read so far
+    notes: dict[str, Attrs] = field(default_factory=dict)  # attributes of results, by name
 
     def weight(self, name: str, stored: Stored) -> Value:
         """The argument that brings a weight."""
@@ -89,8 +96,8 @@ class Graph(Emit):
         super().__init__(b, outer.births if outer is not None else model.births)
         self.model = model
         self.outer = outer if captures else None
-        self.depth = outer.depth + 1 if outer is not None else 0
-        self.opsets = opsets or (outer.opsets if outer is not None else model.opsets)
+        self.depth: int = outer.depth + 1 if outer is not None else 0
+        self.opsets: Mapping[str, int] = opsets or (outer.opsets if outer is not None else model.opsets)
         self.attributes = attributes or {}  # of the function whose body this is
         self.items: dict[str, Item] = {}
         self.node: Any = None
@@ -127,6 +134,11 @@ class Graph(Emit):
         """Read nodes, in order."""
         for node in nodes:
             self.node = node
+            self.model.nodes += 1
+            if self.model.nodes > _MOST_NODES:
+                raise UnsupportedError(
+                    "a model of too many nodes", expected=f"at most {_MOST_NODES}", where=self.location
+                )
             self.b.location = self.location
             results = self.call(node)
             for name, item in zip(node.output, results, strict=False):
@@ -164,10 +176,15 @@ class Graph(Emit):
             raise
         except _MISTAKES as error:
             raise VerifyError(
-                f"{node.op_type}: its inputs or attributes do not fit", got=f"{type(error).__name__}: {error}", where=self.location
+                f"{node.op_type}: its inputs or attributes do not fit",
+                got=f"{type(error).__name__}: {error}",
+                where=self.location,
             ) from error
 
     def _apply(self, row: Row, inputs: list[Item | None], attributes: dict[str, Any]) -> list[Item]:
+        if inputs and isinstance(inputs[0], Labels) and row.name in _MOVES:  # labels move as their places do
+            moved = self._apply(row, [inputs[0].places, *inputs[1:]], attributes)
+            return [Labels(each, inputs[0].table) if isinstance(each, Tensor) else each for each in moved]
         unknown = [name for name in attributes if name not in row.attributes]
         if unknown:
             raise UnsupportedError(
@@ -230,9 +247,7 @@ class Graph(Emit):
         """The body of a function in place of its call."""
         opsets = {("" if each.domain == "ai.onnx" else each.domain): each.version for each in function.opset_import}
         defaults = {proto.name: proto for proto in function.attribute_proto}
-        inner = Graph(
-            self.model, self.b, self, {**self.opsets, **opsets}, {**defaults, **attributes}, captures=False
-        )
+        inner = Graph(self.model, self.b, self, {**self.opsets, **opsets}, {**defaults, **attributes}, captures=False)
         for name, item in zip(function.input, inputs, strict=False):
             if item is not None:
                 inner.items[name] = item
@@ -253,9 +268,11 @@ class Graph(Emit):
             schema = onnx.defs.get_schema(node.op_type, version, domain)
         except onnx.defs.SchemaError:
             known = (domain, node.op_type) in ROWS
-            raise UnsupportedError(
-                f"no operator {domain or 'ai.onnx'}.{node.op_type} in opset {version}", where=where
-            ) if known else UnsupportedError(f"unknown operator {domain or 'ai.onnx'}.{node.op_type}", where=where) from None
+            raise (
+                UnsupportedError(f"no operator {domain or 'ai.onnx'}.{node.op_type} in opset {version}", where=where)
+                if known
+                else UnsupportedError(f"unknown operator {domain or 'ai.onnx'}.{node.op_type}", where=where)
+            ) from None
         function = self._definition(schema, node, version, inputs, attributes)
         if function is None:
             raise UnsupportedError(f"the operator {node.op_type} is not supported", where=where)
@@ -324,7 +341,7 @@ class Graph(Emit):
             raise ParseError("a sparse tensor has impossible sizes", got=list(sizes))
         result = np.zeros(sizes, values.dtype)
         flat = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), sizes)
-        if flat.size != values.size or (flat.size and not (0 <= flat.min() and flat.max() < max(result.size, 1))):
+        if flat.size != values.size or (flat.size and not (flat.min() >= 0 and flat.max() < max(result.size, 1))):
             raise ParseError("the indices of a sparse tensor do not fit", got=list(sizes))
         result.reshape(-1)[flat] = values
         return result
@@ -477,6 +494,8 @@ class Graph(Emit):
             _leaves_of(value, self.model, missing)
             return None
         ops, leaves = _leaves_of(value, self.model, missing)
+        if any(_is_large(result) for op in ops for result in op.results):
+            return None
         if missing or any(leaf not in self._weight_values() for leaf in leaves) or any(has_effect(op) for op in ops):
             return None
         names = self._weight_values()
@@ -491,7 +510,7 @@ class Graph(Emit):
 
 
 def _leaves_of(value: Value, model: Model, missing: set[str]) -> tuple[list[Op], list[Value]]:
-    """The ops a value is made by, in order, and the arguments they start from; inputs of the model go into `missing`."""
+    """The ops that make a value, in order, and the arguments they start from; the model's inputs go into `missing`."""
     order: list[Op] = []
     leaves: dict[Value, None] = {}
     done: set[Op] = set()
@@ -518,6 +537,11 @@ def _leaves_of(value: Value, model: Model, missing: set[str]) -> tuple[list[Op],
                 used += [v for each in walk(inner) for v in each.operands]
             stack += [(None, v) for v in used if v not in own]
     return order, list(leaves)
+
+
+def _is_large(value: Value) -> bool:
+    count = value.shape.count if isinstance(value.type, Shape) else 0
+    return not isinstance(count, int) or count > _MOST_ELEMENTS
 
 
 def _regions(region: Region) -> list[Region]:

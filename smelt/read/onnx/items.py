@@ -1,7 +1,8 @@
 """What a name in an ONNX graph stands for while the graph is read.
 
 A Tensor is a value of the program, a weight in a file, or numbers known at import; a known element may be a size with
-symbols. Sequences, optionals and text exist at import only: a program has tensors alone.
+symbols. Sequences, optionals and text exist at import only: a program has tensors alone. Text that depends on data is
+a tensor of places in a table.
 """
 
 from __future__ import annotations
@@ -81,4 +82,20 @@ class Optional:
     """An optional that holds nothing; one that holds something is that thing."""
 
 
-Item: TypeAlias = Tensor | Text | Sequence | Optional
+@dataclass(slots=True, eq=False)
+class Labels:
+    """A tensor of strings that the program picks: places in a vector of strings."""
+
+    places: Tensor
+    table: Array
+
+
+@dataclass(slots=True, eq=False)
+class Maps:
+    """A sequence of maps, one per row of a tensor; every map has the same keys, one per column."""
+
+    values: Tensor
+    keys: tuple[int | str, ...]
+
+
+Item: TypeAlias = Tensor | Text | Sequence | Optional | Labels | Maps

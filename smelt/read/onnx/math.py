@@ -6,14 +6,13 @@ from collections.abc import Callable
 from math import pi, sqrt
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from smelt.dtype import DType, dtype, f32, f64, i1, i64, ui32
 from smelt.errors import ParseError, ShapeError, UnsupportedError
 from smelt.ir.core import Value
 from smelt.read.onnx import fold
-from smelt.read.onnx.emit import axis_of
+from smelt.read.onnx.emit import axis_of, greatest_finite
 from smelt.read.onnx.graph import Graph
 from smelt.read.onnx.items import Item, Tensor, Text
 from smelt.read.onnx.registry import onnx_op
@@ -30,8 +29,9 @@ def _simple(name: str, op: str) -> None:
 
 
 for _name, _op in (
-    ("Acos", "chlo.acos"), ("Acosh", "chlo.acosh"), ("Asin", "chlo.asin"), ("Asinh", "chlo.asinh"), ("Atan", "chlo.atan"),
-    ("Atanh", "chlo.atanh"), ("Cos", "cosine"), ("Cosh", "chlo.cosh"), ("Erf", "chlo.erf"), ("Exp", "exponential"),
+    ("Acos", "chlo.acos"), ("Acosh", "chlo.acosh"), ("Asin", "chlo.asin"), ("Asinh", "chlo.asinh"),
+    ("Atan", "chlo.atan"), ("Atanh", "chlo.atanh"), ("Cos", "cosine"),
+    ("Cosh", "chlo.cosh"), ("Erf", "chlo.erf"), ("Exp", "exponential"),
     ("Log", "log"), ("Round", "round_nearest_even"), ("Sigmoid", "logistic"), ("Sin", "sine"), ("Sinh", "chlo.sinh"),
     ("Sqrt", "sqrt"), ("Tan", "tan"), ("Tanh", "tanh"), ("BitwiseNot", "not"),
 ):  # fmt: skip
@@ -85,7 +85,9 @@ def is_inf(g: Graph, X: Value, *, detect_negative: int = 1, detect_positive: int
 # ---- two operands ----
 
 
-def _arithmetic(name: str, op: str, folded: Callable[[Any, Any], Any], floats: Callable[[Any, Any], Any] | None = None) -> None:
+def _arithmetic(
+    name: str, op: str, folded: Callable[[Any, Any], Any], floats: Callable[[Any, Any], Any] | None = None
+) -> None:
     @onnx_op(name, since=7)
     def binary(g: Graph, A: Tensor, B: Tensor) -> Tensor | Value:
         rule = floats if floats is not None and A.element.is_float else folded
@@ -94,7 +96,13 @@ def _arithmetic(name: str, op: str, folded: Callable[[Any, Any], Any], floats: C
 
     @onnx_op(name, since=1)
     def old(
-        g: Graph, A: Value, B: Value, *, axis: int | None = None, broadcast: int = 0, consumed_inputs: tuple[int, ...] = ()
+        g: Graph,
+        A: Value,
+        B: Value,
+        *,
+        axis: int | None = None,
+        broadcast: int = 0,
+        consumed_inputs: tuple[int, ...] = (),
     ) -> Value:
         return g.binary(op, A, _old_broadcast(g, A, B, axis))
 
@@ -188,7 +196,8 @@ def _comparison(name: str, direction: str, folded: Callable[[Any, Any], Any], si
         if known is not None:
             return known
         a = g.value(A)
-        return g.compare(*g.together(a, _old_broadcast(g, a, g.value(B), axis)), direction)
+        left, right = g.together(a, _old_broadcast(g, a, g.value(B), axis))
+        return g.compare(left, right, direction)
 
 
 _comparison("Equal", "EQ", fold.equal, 1)
@@ -263,9 +272,7 @@ def cast(g: Graph, input: Item, *, to: int, saturate: int = 1, round_mode: str =
 
 
 @onnx_op("CastLike", since=15)
-def cast_like(
-    g: Graph, input: Item, target_type: Item, *, saturate: int = 1, round_mode: str = "up"
-) -> Item | Value:
+def cast_like(g: Graph, input: Item, target_type: Item, *, saturate: int = 1, round_mode: str = "up") -> Item | Value:
     if isinstance(target_type, Text):
         if isinstance(input, Text):
             return input
@@ -303,7 +310,7 @@ def _cast(g: Graph, x: Tensor, to: DType, saturate: bool, round_mode: str) -> Te
 def _saturated(g: Graph, x: Value, to: DType) -> Value:
     """Numbers beyond the greatest finite one become that; nan stays nan."""
     wide = g.convert(x, f32) if x.shape.element.bits < 32 else x
-    most = float(ml_dtypes.finfo(to.numpy).max)
+    most = greatest_finite(to)
     low, high = g.like(-most, wide), g.like(most, wide)
     held = g.select(g.compare(wide, high, "GT"), high, g.select(g.compare(wide, low, "LT"), low, wide))
     return g.convert(held, to)
@@ -328,7 +335,11 @@ def _to_exponent(g: Graph, x: Value, saturate: bool, round_mode: str) -> Value:
         case _:
             raise ParseError("Cast: attribute 'round_mode'", expected="up, down or nearest", got=round_mode)
     last = 254
-    may = g.compare(exponent, g.full(last, unsigned), "LT") if saturate else g.compare(exponent, g.full(255, unsigned), "LT")
+    may = (
+        g.compare(exponent, g.full(last, unsigned), "LT")
+        if saturate
+        else g.compare(exponent, g.full(255, unsigned), "LT")
+    )
     moved = g.select(g.binary("and", rounds, may), g.binary("add", exponent, g.full(1, unsigned)), exponent)
     infinite = g.unary("chlo.is_inf", wide)
     if saturate:
@@ -596,11 +607,10 @@ def einsum(g: Graph, *Inputs: Value, equation: str) -> Value:
         flat = [label for term in names for label in term]
         many = sorted({label for label in flat if len(label) > 1}, key=lambda label: -int(label[1:]))
         wanted = [*many, *sorted(label for label in set(flat) if len(label) == 1 and flat.count(label) == 1)]
-    result, labels = Inputs[0], names[0]
-    result, labels = _diagonals(g, result, labels)
-    for x, own in zip(Inputs[1:], names[1:], strict=True):
-        x, own = _diagonals(g, x, own)
-        result, labels = _einsum_pair(g, result, labels, x, own)
+    result, labels = _diagonals(g, Inputs[0], names[0])
+    for i, (x, own) in enumerate(zip(Inputs[1:], names[1:], strict=True), 2):
+        needed = {label for term in names[i:] for label in term} | set(wanted)
+        result, labels = _einsum_pair(g, result, labels, *_diagonals(g, x, own), needed)
     extra = [i for i, label in enumerate(labels) if label not in wanted]
     result = g.sum(result, extra)
     labels = [label for label in labels if label in wanted]
@@ -641,8 +651,21 @@ def _diagonals(g: Graph, x: Value, labels: list[str]) -> tuple[Value, list[str]]
     return x, labels
 
 
-def _einsum_pair(g: Graph, a: Value, left: list[str], b: Value, right: list[str]) -> tuple[Value, list[str]]:
-    """A product over shared labels, all of which stay; sums come at the end."""
+def _einsum_pair(
+    g: Graph, a: Value, left: list[str], b: Value, right: list[str], needed: set[str]
+) -> tuple[Value, list[str]]:
+    """The product of two operands, summed over the labels they share and nobody needs any more."""
+    shared = [label for label in left if label in right]
+    if all(a.shape.sizes[left.index(label)] == b.shape.sizes[right.index(label)] for label in shared):
+        gone = [label for label in shared if label not in needed]
+        kept = [label for label in shared if label in needed]
+        product = g.dot(
+            a,
+            b,
+            ([left.index(label) for label in gone], [right.index(label) for label in gone]),
+            ([left.index(label) for label in kept], [right.index(label) for label in kept]),
+        )
+        return product, kept + [label for label in left + right if label not in shared]
     labels = left + [label for label in right if label not in left]
     spread_a = g.reshape(a, (*a.shape.sizes, *(1,) * (len(labels) - len(left))))
     order = sorted(range(len(right)), key=lambda i: labels.index(right[i]))

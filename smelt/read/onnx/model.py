@@ -1,7 +1,7 @@
 """An ONNX file as a program and its weights: `read(path)`.
 
-Weights become arguments of @main marked `smelt.weight`, the model's inputs follow them; every argument and result carries
-its ONNX name. Dynamic dimensions are symbols. Called through `smelt.read.onnx`.
+Weights become arguments of @main marked `smelt.weight`, the model's inputs follow them; every argument and result
+carries its ONNX name. Dynamic dimensions are symbols. Called through `smelt.read.onnx`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-
 from smelt.errors import MissingPackageError, ParseError, ShapeError, UnsupportedError
+from smelt.ir.attributes import Int
 from smelt.ir.build import Builder
 from smelt.ir.core import Attrs, Func, Program, Region, Value
 from smelt.ir.ops.definition import Scope
@@ -22,17 +22,19 @@ from smelt.read.onnx import (  # noqa: F401  each registers its operators
     ml,
     nn,
     quant,
+    random,
     reduce,
     resize,
     rnn,
     sequence,
     shape,
     signal,
+    text,
     training,
     vision,
 )
 from smelt.read.onnx.graph import Graph, Model, StaticError, dimension, sequence_of
-from smelt.read.onnx.items import Item, Optional, Sequence, Tensor
+from smelt.read.onnx.items import Item, Labels, Maps, Optional, Sequence, Tensor
 from smelt.read.onnx.tensors import STRING, TensorReader, element_type
 from smelt.read.onnx.wire import lift
 from smelt.shape import Shape
@@ -62,7 +64,7 @@ def read(path: str | Path, static: Mapping[str, Any] = _NO_STATIC) -> tuple[Prog
 def _parse(message: bytes, path: str | Path) -> Any:
     try:
         import onnx
-        from google.protobuf.message import DecodeError
+        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     except ImportError as error:
         raise MissingPackageError("reading ONNX files needs the package onnx", remedy="pip install onnx") from error
     try:
@@ -112,7 +114,13 @@ def _func(model: Model, b: Builder, inputs: dict[str, Value], results: dict[str,
     attrs: list[Attrs] = [{"smelt.weight": name, "smelt.name": name} for name in model.weights]
     attrs += [{"smelt.name": name} for name in inputs]
     body = Region(tuple(args), tuple(b.ops), tuple(results.values()))
-    return Func("main", body, "public", tuple(attrs), tuple({"smelt.name": name} for name in results))
+    return Func(
+        "main",
+        body,
+        "public",
+        tuple(attrs),
+        tuple({"smelt.name": name, **model.notes.get(name, {})} for name in results),
+    )
 
 
 def _input(port: Any, b: Builder, model: Model) -> Value:
@@ -123,7 +131,9 @@ def _input(port: Any, b: Builder, model: Model) -> Value:
         raise StaticError(f"{what} must be known at import", (port.name,), expected="a tensor", got=found)
     tensor = port.type.tensor_type
     if not tensor.HasField("shape"):
-        raise StaticError(f"{what} has no rank", (port.name,), expected="a shape", remedy="export the model with shapes")
+        raise StaticError(
+            f"{what} has no rank", (port.name,), expected="a shape", remedy="export the model with shapes"
+        )
     element = element_type(tensor.elem_type, what)
     sizes = [dimension(dim, b, what) for dim in tensor.shape.dim]
     value = Value(Shape.of(element, sizes), None, 0, port.name)
@@ -144,13 +154,19 @@ def _static(port: Any, given: Any, model: Model) -> Item:
         and all(not d.HasField("dim_value") or d.dim_value in (-1, n) for d, n in zip(dims, item.sizes, strict=True))
     )
     if item.element != expected or not fits:
-        raise ShapeError(f"{model.path}: the static value of {port.name!r} does not fit", expected=expected, got=item.shape)
+        raise ShapeError(
+            f"{model.path}: the static value of {port.name!r} does not fit", expected=expected, got=item.shape
+        )
     item.name = port.name
     return item
 
 
 def _results(top: Graph, name: str, item: Item) -> dict[str, Value]:
-    """The results that an output of the model becomes: one, or one per element of a sequence."""
+    """The results that an output of the model becomes: one, or one per element of a sequence.
+
+    Of labels the program gives their places; the strings are in the result's attribute `smelt.labels`. A sequence of
+    maps is a tensor with one column per key, and the keys are in `smelt.keys`.
+    """
     match item:
         case Tensor():
             return {name: top.value(item)}
@@ -161,7 +177,11 @@ def _results(top: Graph, name: str, item: Item) -> dict[str, Value]:
             return found
         case Optional():
             return {}
+        case Labels():
+            top.model.notes[name] = {"smelt.labels": tuple(item.table)}
+            return {name: top.value(item.places)}
+        case Maps():
+            top.model.notes[name] = {"smelt.keys": tuple(Int(k) if isinstance(k, int) else k for k in item.keys)}
+            return {name: top.value(item.values)}
         case _:
             raise UnsupportedError(f"{top.model.path}: output {name!r} is text, which has no place in a program")
-
-

@@ -15,7 +15,6 @@ from smelt.ir.attributes import ConvDims, ScatterDims
 from smelt.ir.core import Value
 from smelt.read.onnx.emit import axes_of, axis_of, highest, ints, lowest
 from smelt.read.onnx.graph import Graph
-from smelt.read.onnx.items import Tensor
 from smelt.read.onnx.registry import Ints, onnx_op
 from smelt.read.onnx.tensors import element_type
 from smelt.shape import Shape
@@ -51,7 +50,9 @@ def window_of(
     steps = tuple(strides or (1,) * n)
     spread = tuple(dilations or (1,) * n)
     if not len(kernel) == len(steps) == len(spread) == n:
-        raise ShapeError("attributes of the window differ in length", expected=n, got=[len(kernel), len(steps), len(spread)])
+        raise ShapeError(
+            "attributes of the window differ in length", expected=n, got=[len(kernel), len(steps), len(spread)]
+        )
     if any(number < 1 for number in (*kernel, *steps, *spread)):
         raise ShapeError("a window needs positive sizes, strides and dilations", got=[*kernel, *steps, *spread])
     extent = [(k - 1) * d + 1 for k, d in zip(kernel, spread, strict=True)]
@@ -193,7 +194,9 @@ def conv_transpose(
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, spread, strict=True)]
     if output_shape is not None or auto_pad.startswith("SAME"):
         sizes = X.shape.sizes[2:]
-        wanted: Sequence[Size] = output_shape[-n:] if output_shape is not None else [s * t for s, t in zip(sizes, steps, strict=True)]
+        wanted: Sequence[Size] = (
+            output_shape[-n:] if output_shape is not None else [s * t for s, t in zip(sizes, steps, strict=True)]
+        )
         low: list[Size] = []
         high: list[Size] = []
         for i in range(n):
@@ -242,7 +245,8 @@ def _pool_window(
     if ceil_mode and auto_pad in ("NOTSET", ""):
         for i, size in enumerate(x.shape.sizes[2:]):
             reach, step, low, high = w.extent[i], w.strides[i], w.low[i], w.high[i]
-            assert isinstance(low, int) and isinstance(high, int)
+            assert isinstance(low, int)
+            assert isinstance(high, int)
             if isinstance(size, int):
                 count = -(-(size + low + high - reach) // step) + 1
                 if (count - 1) * step >= size + low:  # a window that begins behind the data is none
@@ -422,9 +426,7 @@ def max_unpool(
     _check_image(X, "MaxUnpool")
     n = X.shape.rank - 2
     steps, edges = strides or (1,) * n, pads or (0,) * 2 * n
-    natural = [
-        (X.shape.sizes[i + 2] - 1) * steps[i] - edges[i] - edges[i + n] + kernel_shape[i] for i in range(n)
-    ]
+    natural = [(X.shape.sizes[i + 2] - 1) * steps[i] - edges[i] - edges[i + n] + kernel_shape[i] for i in range(n)]
     inner: list[Size] = [*X.shape.sizes[:2], *natural]
     # The indices are places in a tensor of the natural size, whatever size the result has.
     flat = _put_flat(g, X, I, Shape.of(X.shape.element, inner))
@@ -433,7 +435,9 @@ def max_unpool(
         return spread
     missing = [int(a) - b if isinstance(b, int) else None for a, b in zip(output_shape, inner, strict=True)]
     if any(each is None or each < 0 for each in missing):
-        raise UnsupportedError("MaxUnpool: 'output_shape' smaller than the natural one", expected=inner, got=output_shape)
+        raise UnsupportedError(
+            "MaxUnpool: 'output_shape' smaller than the natural one", expected=inner, got=output_shape
+        )
     high = [each for each in missing if each is not None]
     return g.pad(spread, g.scalar(0, X.shape.element), (0,) * X.shape.rank, high)
 
@@ -632,16 +636,6 @@ def lrn(g: Graph, X: Value, *, alpha: float = 1e-4, beta: float = 0.75, bias: fl
 # ---- dropout ----
 
 
-@onnx_op("Dropout", since=12)
-def dropout(
-    g: Graph, data: Value, ratio: Tensor | None = None, training_mode: Tensor | None = None, *, seed: int | None = None
-) -> tuple[Value, Value]:
-    training = training_mode is not None and bool(g.numbers(training_mode, "training_mode").reshape(-1)[0])
-    if training and (ratio is None or float(g.numbers(ratio, "ratio").reshape(-1)[0]) != 0):
-        raise UnsupportedError("Dropout in training mode")
-    return data, g.full(True, data.shape.with_dtype(i1))
-
-
 @onnx_op("Dropout", since=7)
 def dropout_7(g: Graph, data: Value, *, ratio: float = 0.5) -> tuple[Value, Value]:
     element = i1 if g.opsets.get("", 7) >= 10 else data.shape.element
@@ -655,5 +649,3 @@ def dropout_1(
     if not is_test:
         raise UnsupportedError("Dropout in training mode", remedy="export the model for inference")
     return dropout_7(g, data, ratio=ratio)
-
-

@@ -164,4 +164,3 @@ def cum_sum(g: Graph, x: Value, axis: Ints, *, exclusive: int = 0, reverse: int 
 @onnx_op("CumProd", since=26)
 def cum_prod(g: Graph, x: Value, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Value:
     return running(g, x, axis_of(axis[0], x.shape.rank), "multiply", 1, bool(exclusive), bool(reverse))
-

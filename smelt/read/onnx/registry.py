@@ -1,8 +1,8 @@
 """The operators that can be read, each a function whose signature is its schema's.
 
-`@onnx_op("Softmax", since=13)` registers a version. Positional parameters are inputs, in order; their annotations say what
-must be known about each at import: `Value` nothing, `Tensor` nothing but it may be looked at, `Sizes` its elements up to
-symbols, `Ints` and `Array` its elements as numbers, `Item` it may be no tensor at all. Keyword-only ones are attributes.
+`@onnx_op("Softmax", since=13)` registers a version. Positional parameters are inputs, in order; their annotations say
+what must be known about each at import: `Value` nothing, `Tensor` nothing but it may be looked at, `Sizes` its elements
+up to symbols, `Ints` and `Array` its elements as numbers, `Item` it may be no tensor. Keyword-only ones are attributes.
 """
 
 from __future__ import annotations

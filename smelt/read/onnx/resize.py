@@ -92,6 +92,8 @@ def resize(
 
 
 def _scaled(size: Size, factor: float) -> Size:
+    if not 0 < factor < 1 << 24:
+        raise ShapeError("Resize: impossible scales", expected="more than 0", got=factor)
     if isinstance(size, int):
         return int(np.floor(size * factor))
     if factor == int(factor):
@@ -103,14 +105,20 @@ def _scaled(size: Size, factor: float) -> Size:
     return floordiv(size * numerator, denominator)
 
 
-def _by_sizes(x: Value, places: tuple[int, ...], sizes: list[Size], policy: str) -> tuple[list[Size], list[float | None]]:
+def _by_sizes(
+    x: Value, places: tuple[int, ...], sizes: list[Size], policy: str
+) -> tuple[list[Size], list[float | None]]:
     own = [x.shape.sizes[axis] for axis in places]
     if policy == "stretch":
-        factors = [n / m if isinstance(n, int) and isinstance(m, int) and m else None for n, m in zip(sizes, own, strict=True)]
+        factors = [
+            n / m if isinstance(n, int) and isinstance(m, int) and m else None for n, m in zip(sizes, own, strict=True)
+        ]
         return sizes, factors
     numbers = [(n, m) for n, m in zip(sizes, own, strict=True) if isinstance(n, int) and isinstance(m, int)]
     if len(numbers) != len(sizes):
-        raise UnsupportedError("Resize: attribute 'keep_aspect_ratio_policy' with sizes that are not fixed", got=x.shape)
+        raise UnsupportedError(
+            "Resize: attribute 'keep_aspect_ratio_policy' with sizes that are not fixed", got=x.shape
+        )
     ratios = [n / m for n, m in numbers]
     factor = min(ratios) if policy == "not_larger" else max(ratios)
     return [int(factor * m + 0.5) for _, m in numbers], [factor] * len(numbers)
@@ -159,7 +167,11 @@ def _repeats(own: Size, size: Size, factor: float | None, plan: Plan) -> int | N
     """How often each element is repeated, where that is all there is to it."""
     if factor is None or factor != int(factor) or factor < 1 or plan.mode != "nearest" or size != own * int(factor):
         return None
-    centred = plan.coordinates in ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel") and plan.nearest.startswith("round")
+    centred = plan.coordinates in (
+        "half_pixel",
+        "half_pixel_symmetric",
+        "pytorch_half_pixel",
+    ) and plan.nearest.startswith("round")
     plain = plan.coordinates == "asymmetric" and plan.nearest == "floor"
     return int(factor) if centred or plain else None
 
@@ -187,6 +199,8 @@ def _fixed_axis(
 ) -> Value:
     own = x.shape.sizes[axis]
     assert isinstance(own, int)
+    if not (0 < factor < 1 << 24 and own > 0 and 0 <= size <= 1 << 24):
+        raise UnsupportedError("Resize to or from such a size", expected="1 to 16777216", got=f"{own} times {factor}")
     at = coordinates_of(np.arange(size, dtype=np.float64), own, size, factor, region, plan)
     if plan.coordinates == "tf_crop_and_resize":
         flags = (at < 0) | (at > own - 1)
@@ -213,9 +227,7 @@ def _fixed_axis(
     return total
 
 
-def coordinates_of(
-    out: Array, own: int, size: int, factor: float, region: tuple[float, float], plan: Plan
-) -> Array:
+def coordinates_of(out: Array, own: int, size: int, factor: float, region: tuple[float, float], plan: Plan) -> Array:
     """Where each output element lies in the input."""
     length = factor * own
     match plan.coordinates:
@@ -268,7 +280,7 @@ def _taps(at: Array, scale: float, plan: Plan) -> tuple[Array, Array]:
 def _filter(distance: Array, plan: Plan) -> Array:
     d = np.abs(distance)
     if plan.mode == "linear":
-        return np.clip(1 - d, 0, 1)
+        return np.maximum(1 - d, 0)
     a = plan.cubic_a
     near = (a + 2) * d**3 - (a + 3) * d**2 + 1
     far = a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a
@@ -284,7 +296,7 @@ def _open_axis(g: Graph, x: Value, axis: int, size: Size, factor: float | None, 
         "half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners",
     ):  # fmt: skip
         raise UnsupportedError(
-            f"Resize with attributes mode = {plan.mode}, coordinate_transformation_mode = {plan.coordinates} of a size that is not fixed",
+            f"Resize: attributes {plan.mode!r}, {plan.coordinates!r} and so on with a size that is not fixed",
             got=x.shape,
         )
     own = x.shape.sizes[axis]
@@ -330,9 +342,7 @@ def _nearest_value(g: Graph, at: Value, mode: str) -> Value:
 
 @onnx_op("Resize", since=10)
 def resize_10(g: Graph, X: Value, scales: Tensor, *, mode: str = "nearest") -> Value:
-    return resize(
-        g, X, None, scales, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor"
-    )
+    return resize(g, X, None, scales, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
 
 
 @onnx_op("Upsample", since=9)
@@ -343,5 +353,3 @@ def upsample(g: Graph, X: Value, scales: Tensor, *, mode: str = "nearest") -> Va
 @onnx_op("Upsample", since=7)
 def upsample_7(g: Graph, X: Value, *, scales: tuple[float, ...], mode: str = "nearest") -> Value:
     return upsample(g, X, Tensor.constant(np.array(scales, np.float32)), mode=mode)
-
-

@@ -77,25 +77,32 @@ def concat_from_sequence(g: Graph, input_sequence: Item, *, axis: int, new_axis:
 
 
 @onnx_op("SplitToSequence", since=11)
-def split_to_sequence(g: Graph, input: Tensor, split: Tensor | None = None, *, axis: int = 0, keepdims: int = 1) -> Item:
+def split_to_sequence(
+    g: Graph, input: Tensor, split: Tensor | None = None, *, axis: int = 0, keepdims: int = 1
+) -> Item:
     place = axis_of(axis, input.rank)
     size = input.sizes[place]
-    if not isinstance(size, int):
-        raise UnsupportedError("SplitToSequence of a size that is not fixed", got=input.shape)
     drop = False
-    if split is None:
+    numbers = None if split is None else g.numbers(split, "split")
+    if (numbers is None or numbers.ndim == 0) and not isinstance(size, int):
+        raise UnsupportedError("SplitToSequence of a size that is not fixed", got=input.shape)
+    if isinstance(size, int) and size > 4096:
+        raise UnsupportedError("SplitToSequence of so many elements", got=input.shape)
+    if numbers is None:
+        assert isinstance(size, int)
         parts: list[Size] = [1] * size
         drop = not keepdims
     else:
-        numbers = g.numbers(split, "split")
         if numbers.ndim == 0:
             each = int(numbers)
+            assert isinstance(size, int)
             if each < 1:
                 raise ShapeError("SplitToSequence: parts must not be empty", got=each)
             parts = [min(each, size - at) for at in range(0, size, each)]
         else:
             parts = [int(n) for n in numbers]
-            if sum(int(n) for n in numbers) != size or any(int(n) < 0 for n in numbers):
+            total = sum(int(n) for n in numbers)
+            if (isinstance(size, int) and total != size) or any(int(n) < 0 for n in numbers):
                 raise ShapeError("SplitToSequence: the parts do not make up the whole", expected=size, got=parts)
     pieces = [g.item(piece) for piece in split_axis(g, input, place, parts)]
     if drop:

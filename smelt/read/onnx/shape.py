@@ -13,7 +13,7 @@ from smelt.errors import ParseError, ShapeError, UnsupportedError
 from smelt.ir.attributes import GatherDims, ScatterDims
 from smelt.ir.build import Builder
 from smelt.ir.core import Region, Value
-from smelt.read.onnx.emit import axes_of, axis_of
+from smelt.read.onnx.emit import axes_of, axis_of, ints
 from smelt.read.onnx.graph import Graph
 from smelt.read.onnx.items import Item, Tensor, Text
 from smelt.read.onnx.registry import Ints, Sizes, onnx_op
@@ -21,6 +21,7 @@ from smelt.read.onnx.tensors import element_type
 from smelt.shape import Shape
 
 _FOLD = 4096  # elements of a known tensor that is still moved around at import
+_MOST_PLACES = 1 << 24  # indices that are computed at import
 
 
 def _moved(x: Tensor, fn: Callable[[Array], Array]) -> Tensor | None:
@@ -29,6 +30,11 @@ def _moved(x: Tensor, fn: Callable[[Array], Array]) -> Tensor | None:
         return None
     moved = np.asarray(fn(x.known), x.known.dtype)
     return Tensor.symbolic(moved, x.element) if x.is_symbolic else Tensor.constant(moved)
+
+
+def _is_small(sizes: tuple[int, ...]) -> bool:
+    count = product(sizes)
+    return isinstance(count, int) and count <= _FOLD
 
 
 def _sizes(array_like: Any) -> Array:
@@ -81,7 +87,12 @@ def constant(
         return value
     if sparse_value is not None:
         return sparse_value
-    for number, kind in ((value_float, np.float32), (value_int, np.int64), (value_floats, np.float32), (value_ints, np.int64)):
+    for number, kind in (
+        (value_float, np.float32),
+        (value_int, np.int64),
+        (value_floats, np.float32),
+        (value_ints, np.int64),
+    ):
         if number is not None:
             return Tensor.constant(np.array(number, kind))
     text = value_string if value_string is not None else value_strings
@@ -101,8 +112,9 @@ def constant_of_shape(g: Graph, input: Sizes, *, value: Tensor | None = None) ->
 def _filled(g: Graph, number: Array, sizes: Sizes) -> Tensor | Value:
     if any(isinstance(n, int) and n < 0 for n in sizes):
         raise ShapeError("a negative size", got=list(sizes))
-    if all(isinstance(n, int) for n in sizes) and product(sizes) <= _FOLD:  # type: ignore[operator]
-        return Tensor.constant(np.full(sizes, number, number.dtype))  # type: ignore[arg-type]
+    known = ints(sizes)
+    if known is not None and _is_small(known):
+        return Tensor.constant(np.full(known, number, number.dtype))
     return g.broadcast_to(g.const(number, dtype(number.dtype)), sizes)
 
 
@@ -170,10 +182,9 @@ def one_hot(g: Graph, indices: Value, depth: Sizes, values: Value, *, axis: int 
     count = depth[0] if isinstance(depth[0], Poly) else int(depth[0])
     rank = indices.shape.rank + 1
     place = axis_of(axis, rank)
-    whole = g.convert(indices, i64) if indices.shape.element.is_integer else g.convert(indices, i64)
-    wrapped = g.expand_dims(g.wrap(whole, count), (place,))
-    sizes = [count if i == place else n for i, n in enumerate(wrapped.shape.sizes)]
-    hot = g.compare(g.broadcast_to(wrapped, sizes), g.iota(i64, sizes, place), "EQ")
+    placed = g.expand_dims(g.wrap(g.convert(indices, i64), count), (place,))
+    sizes = [count if i == place else n for i, n in enumerate(placed.shape.sizes)]
+    hot = g.compare(g.broadcast_to(placed, sizes), g.iota(i64, sizes, place), "EQ")
     off, on = (g.reshape(g.slice_axis(values, 0, i, i + 1), ()) for i in (0, 1))
     return g.select(hot, g.broadcast_to(on, sizes), g.broadcast_to(off, sizes))
 
@@ -197,7 +208,9 @@ def reshape(g: Graph, data: Tensor, shape: Sizes, *, allowzero: int = 0) -> Tens
 
 
 @onnx_op("Reshape", since=1)
-def reshape_1(g: Graph, data: Tensor, *, shape: tuple[int, ...], consumed_inputs: tuple[int, ...] = ()) -> Tensor | Value:
+def reshape_1(
+    g: Graph, data: Tensor, *, shape: tuple[int, ...], consumed_inputs: tuple[int, ...] = ()
+) -> Tensor | Value:
     return reshape(g, data, shape)
 
 
@@ -209,7 +222,8 @@ def _reshape(g: Graph, data: Tensor, sizes: list[Size]) -> Tensor | Value:
         sizes[open_at[0]] = rest_of(data.shape.count, [n for i, n in enumerate(sizes) if i != open_at[0]])
     if all(isinstance(n, int) for n in sizes) and data.shape.is_static and product(sizes) != data.shape.count:
         raise ShapeError("Reshape: the number of elements changes", expected=data.shape, got=sizes)
-    moved = _moved(data, lambda a: a.reshape(sizes)) if all(isinstance(n, int) for n in sizes) else None
+    known = ints(sizes)
+    moved = _moved(data, lambda a: a.reshape(known)) if known is not None else None
     return moved or g.reshape(g.value(data), sizes)
 
 
@@ -274,23 +288,25 @@ def unsqueeze_1(g: Graph, data: Tensor, *, axes: tuple[int, ...]) -> Tensor | Va
 def transpose(g: Graph, data: Tensor, *, perm: tuple[int, ...] | None = None) -> Tensor | Value:
     order = tuple(reversed(range(data.rank))) if perm is None else perm
     if sorted(order) != list(range(data.rank)):
-        raise ShapeError("Transpose: perm must name every dimension once", expected=f"rank {data.rank}", got=list(order))
+        raise ShapeError(
+            "Transpose: perm must name every dimension once", expected=f"rank {data.rank}", got=list(order)
+        )
     return _moved(data, lambda a: a.transpose(order)) or g.transpose(g.value(data), order)
 
 
 @onnx_op("Expand", since=8)
 def expand(g: Graph, input: Tensor, shape: Sizes) -> Tensor | Value:
-    wanted = list(shape)
-    rank = max(input.rank, len(wanted))
-    own: list[Size] = [1] * (rank - input.rank) + list(input.sizes)
-    wanted = [1] * (rank - len(wanted)) + wanted
+    rank = max(input.rank, len(shape))
+    own: Sizes = (*(1,) * (rank - input.rank), *input.sizes)
+    wanted: Sizes = (*(1,) * (rank - len(shape)), *shape)
     sizes: list[Size] = []
     for have, want in zip(own, wanted, strict=True):
         if isinstance(have, int) and isinstance(want, int) and 1 not in (have, want) and have != want:
             raise ShapeError("Expand: sizes do not broadcast", expected=have, got=want)
         sizes.append(want if have == 1 else have if want == 1 or not isinstance(want, int) else want)
-    if all(isinstance(n, int) for n in sizes) and product(sizes) <= _FOLD:  # type: ignore[operator]
-        moved = _moved(input, lambda a: np.broadcast_to(a, sizes))  # type: ignore[arg-type]
+    known = ints(sizes)
+    if known is not None and _is_small(known):
+        moved = _moved(input, lambda a: np.broadcast_to(a, known))
         if moved is not None:
             return moved
     return g.broadcast_to(g.value(input), sizes)
@@ -300,11 +316,14 @@ def expand(g: Graph, input: Tensor, shape: Sizes) -> Tensor | Value:
 def tile(g: Graph, input: Tensor, repeats: Sizes) -> Tensor | Value:
     if len(repeats) != input.rank:
         raise ShapeError("Tile: one number per dimension", expected=input.rank, got=len(repeats))
-    if all(isinstance(n, int) for n in repeats) and input.shape.is_static:
-        if product((*repeats, *input.sizes)) <= _FOLD:  # type: ignore[operator]
-            moved = _moved(input, lambda a: np.tile(a, repeats))  # type: ignore[arg-type]
-            if moved is not None:
-                return moved
+    known = ints(repeats)
+    if known is not None and any(n < 0 for n in known):
+        raise ShapeError("Tile: a negative number of repeats", got=list(known))
+    whole = ints((*repeats, *input.sizes))
+    if known is not None and whole is not None and _is_small(whole):
+        moved = _moved(input, lambda a: np.tile(a, known))
+        if moved is not None:
+            return moved
     x = g.value(input)
     spread: list[Size] = [n for pair in zip(repeats, input.sizes, strict=True) for n in pair]
     repeated = g.broadcast_in_dim(x, spread, range(1, 2 * input.rank, 2))
@@ -318,6 +337,7 @@ def depth_to_space(g: Graph, input: Value, *, blocksize: int, mode: str = "DCR")
         raise ParseError("DepthToSpace: attribute 'mode'", expected="DCR or CRD", got=mode)
     b = blocksize
     depth = _exact(c, b * b, "DepthToSpace")
+    split: Sizes
     if mode == "DCR":
         split, order = (n, b, b, depth, h, w), (0, 3, 4, 1, 5, 2)
     else:
@@ -342,7 +362,9 @@ def _exact(size: Size, by: int, what: str) -> Size:
     if found is None:
         if by > 0 and isinstance(size, Poly):
             return floordiv(size, by)
-        raise ShapeError(f"{what}: the block size does not divide a dimension", expected=f"a multiple of {by}", got=size)
+        raise ShapeError(
+            f"{what}: the block size does not divide a dimension", expected=f"a multiple of {by}", got=size
+        )
     return found
 
 
@@ -377,8 +399,8 @@ def split_18(
     size = input.sizes[place]
     if split is None:
         count = len(g.node.output) if num_outputs is None else num_outputs
-        if count < 1:
-            raise ParseError("Split: attribute 'num_outputs'", expected="1 or more", got=count)
+        if count < 1 or count != len(g.node.output):
+            raise ParseError("Split: attribute 'num_outputs'", expected=len(g.node.output), got=count)
         part = -(-size // count)
         exact = divide_exact(size, count)
         if exact is not None:
@@ -399,9 +421,9 @@ def split_axis(g: Graph, input: Tensor, axis: int, parts: list[Size]) -> list[Te
     """Slices of these sizes, one after the other."""
     result: list[Tensor | Value] = []
     at: Size = 0
+    cut = (slice(None),) * axis
     for n in parts:
         begin, end = at, at + n
-        cut = (slice(None),) * axis
         moved = None
         if isinstance(begin, int) and isinstance(end, int):
             moved = _moved(input, lambda a, b=begin, e=end: a[(*cut, slice(b, e))])  # type: ignore[misc]
@@ -432,7 +454,9 @@ def slice_(
     places = axes_of(range(len(starts)) if axes is None else axes, data.rank)
     strides = (1,) * len(starts) if steps is None else steps
     if not len(starts) == len(ends) == len(places) == len(strides):
-        raise ShapeError("Slice: starts, ends, axes and steps differ in length", got=[len(starts), len(ends), len(places)])
+        raise ShapeError(
+            "Slice: starts, ends, axes and steps differ in length", got=[len(starts), len(ends), len(places)]
+        )
     if 0 in strides:
         raise ShapeError("Slice: a step of 0")
     begin: list[Size] = [0] * data.rank
@@ -455,7 +479,7 @@ def slice_(
             reverse.append(axis)
     if all(isinstance(n, int) for n in (*begin, *end)) and data.known is not None:
         cut = tuple(slice(*part) for part in zip(begin, end, step, strict=True))
-        moved = _moved(data, lambda a: np.flip(a, reverse)[cut])
+        moved = _moved(data, lambda a: np.flip(a, tuple(reverse))[cut])
         if moved is not None:
             return moved
     return g.slice(g.reverse(g.value(data), reverse), begin, end, step)
@@ -541,7 +565,9 @@ def gather_elements(g: Graph, data: Value, indices: Tensor, *, axis: int = 0) ->
         raise ShapeError("GatherElements: ranks differ", expected=data.shape, got=indices.shape)
     at = _coordinates(g, wrapped(g, indices, data.shape.sizes[place]), place)
     rank = data.shape.rank
-    dims = GatherDims(collapsed_slice_dims=tuple(range(rank)), start_index_map=tuple(range(rank)), index_vector_dim=rank)
+    dims = GatherDims(
+        collapsed_slice_dims=tuple(range(rank)), start_index_map=tuple(range(rank)), index_vector_dim=rank
+    )
     return g.gather(data, at, dims, (1,) * rank)
 
 
@@ -632,6 +658,36 @@ def scatter_nd(g: Graph, data: Value, indices: Value, updates: Value, *, reducti
     return g.scatter(data, at, updates, dims, _combine(g, data.shape.element, reduction))
 
 
+@onnx_op("TensorScatter", since=24)
+def tensor_scatter(
+    g: Graph,
+    past_cache: Value,
+    update: Value,
+    write_indices: Value | None = None,
+    *,
+    axis: int = -2,
+    mode: str = "linear",
+) -> Value:
+    """Each batch writes its update from an index on; a circular cache goes on at its start."""
+    rank = past_cache.shape.rank
+    place = axis_of(axis, rank)
+    if mode not in ("linear", "circular"):
+        raise ParseError("TensorScatter: attribute 'mode'", expected="linear or circular", got=mode)
+    if place == 0:
+        raise ShapeError("TensorScatter: axis must not be the batch's", got=axis)
+    sizes = update.shape.sizes
+    at = g.iota(i64, sizes, place)
+    if write_indices is not None:
+        at = g.binary("add", at, g.broadcast_in_dim(g.convert(write_indices, i64), sizes, (0,)))
+    if mode == "circular":
+        at = g.binary("remainder", at, g.size(past_cache.shape.sizes[place]))
+    every = tuple(range(rank))
+    dims = ScatterDims(inserted_window_dims=every, scatter_dims_to_operand_dims=every, index_vector_dim=rank)
+    return g.scatter(
+        past_cache, _coordinates(g, at, place), update, dims, _combine(g, past_cache.shape.element, "none")
+    )
+
+
 # ---- padding ----
 
 
@@ -659,7 +715,9 @@ def pad(
     for axis in range(data.rank):
         before, after = low[axis], high[axis]
         if not isinstance(before, int) or not isinstance(after, int):
-            raise UnsupportedError(f"Pad: attribute 'mode' = {mode} with amounts that are not fixed", got=[before, after])
+            raise UnsupportedError(
+                f"Pad: attribute 'mode' = {mode} with amounts that are not fixed", got=[before, after]
+            )
         if before < 0:
             x = g.slice_axis(x, axis, -before, x.shape.sizes[axis])
         if after < 0:
@@ -683,8 +741,8 @@ def _pad_axis(g: Graph, x: Value, axis: int, before: int, after: int, mode: str)
     if mode not in ("reflect", "wrap"):
         raise ParseError("Pad: attribute 'mode'", expected="constant, edge, reflect or wrap", got=mode)
     if isinstance(size, int):  # any amount: the pattern repeats
-        if size == 0:
-            raise ShapeError("Pad of a dimension of size 0", got=mode)
+        if size == 0 or size + before + after > _MOST_PLACES:
+            raise UnsupportedError(f"Pad: attribute 'mode' = {mode} of a dimension of this size", got=size)
         places = np.arange(-before, size + after)
         if mode == "wrap":
             places = places % size
@@ -720,9 +778,7 @@ def pad_1(
 
 
 @onnx_op("TopK", since=11)
-def top_k(
-    g: Graph, X: Value, K: Sizes, *, axis: int = -1, largest: int = 1, sorted: int = 1
-) -> tuple[Value, Value]:
+def top_k(g: Graph, X: Value, K: Sizes, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Value, Value]:
     """Sorted whether asked or not; of equal elements the one with the lower index comes first."""
     place = axis_of(axis, X.shape.rank)
     places = g.iota(i64, X.shape.sizes, place)
@@ -757,9 +813,7 @@ def top_k_1(g: Graph, X: Value, *, k: int, axis: int = -1) -> tuple[Value, Value
 
 
 @onnx_op("ReverseSequence", since=10)
-def reverse_sequence(
-    g: Graph, input: Value, sequence_lens: Value, *, batch_axis: int = 1, time_axis: int = 0
-) -> Value:
+def reverse_sequence(g: Graph, input: Value, sequence_lens: Value, *, batch_axis: int = 1, time_axis: int = 0) -> Value:
     rank = input.shape.rank
     batch, time = axis_of(batch_axis, rank), axis_of(time_axis, rank)
     sizes = input.shape.sizes
@@ -887,5 +941,6 @@ def _scatter_groups(g: Graph, group: Value, values: Value, op: str, start: int) 
 def _put(g: Graph, places: Value, values: Value) -> Value:
     """A vector with `values[i]` at `places[i]`."""
     dims = ScatterDims(inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), index_vector_dim=1)
-    return g.scatter(g.like(0, values), places, values, dims, g.scalar_region(values.shape.element, lambda r, a, b: b), True)
-
+    return g.scatter(
+        g.like(0, values), places, values, dims, g.scalar_region(values.shape.element, lambda r, a, b: b), True
+    )

@@ -148,7 +148,7 @@ class TensorReader:
         if packed:
             return _unpack(np.frombuffer(raw, np.uint8), element, sizes)
         if element.kind == "bool":
-            return (np.frombuffer(raw, np.uint8) != 0).reshape(sizes)
+            return np.not_equal(np.frombuffer(raw, np.uint8), 0).reshape(sizes)
         return np.frombuffer(raw, element.numpy).reshape(sizes).copy()
 
     def _from_field(
@@ -206,7 +206,7 @@ class TensorReader:
 
 
 def external_path(model: Path, location: str, what: str) -> Path:
-    """The file that holds a tensor: a plain file of its own, in the model's folder or below it, reached without links."""
+    """The file that holds a tensor: a plain one with one name, in the model's folder or below, not behind links."""
     folder = model.parent
     parts = Path(location).parts
     outside = not location or "\0" in location or "\\" in location or Path(location).is_absolute() or ".." in parts

@@ -97,7 +97,9 @@ def _fields(data: memoryview, start: int, end: int, path: str) -> Iterator[tuple
         else:
             raise ParseError(f"{path}: not an ONNX file", expected="a protobuf field", got=f"wire type {wire} at {at}")
         if number == 0 or stop > end:
-            raise ParseError(f"{path}: a field lies outside its message", expected=f"an end at {end}", got=f"{stop} at {at}")
+            raise ParseError(
+                f"{path}: a field lies outside its message", expected=f"an end at {end}", got=f"{stop} at {at}"
+            )
         yield number, wire, at, body, stop
         at = stop
 

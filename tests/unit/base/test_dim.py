@@ -561,6 +561,7 @@ PROVABLE = [
     (["2*S <= 7"], "S <= 3"),
     (["S == T", "T == C"], "S == C"),
     (["S + T == C"], "S <= C"),
+    (["S == T - 2"], "2 <= T"),
     (["B*S == H*W"], "B*S*D == W*D*H"),
     (["B*S == H*W"], "(B*S + 7)//8 == (W*H + 7)//8"),
     (["2*S == 3*T"], "4*S == 6*T"),
@@ -605,6 +606,16 @@ REFUTABLE = [
     ([], "(H + 2*p - k)//2 + 1 == (H - k)//2 + p", None),
     ([], "S//2 + S//3 == (5*S)//6", None),
     ([], "(S + T)//2 == S//2 + T//2", None),
+    ([], "1 <= (S + 1) % 16", None),  # one residue in sixteen
+    ([], "0 <= (S - T)//2", None),
+    ([], "max((S - T)//2, 0) == (S - T)//2", None),
+    ([], "0 <= min(S - T, B)", None),
+    ([], "0 <= max(S - T, T - 2*S)", None),
+    ([], "0 <= S % (T - B)", None),
+    (["8 divides S - T"], "T <= S", None),
+    (["S//(T - B) <= 5"], "B + 1 <= T", None),
+    (["B*S >= 12"], "2 <= B", None),
+    (["S <= C"], "S*(T - B) <= C*(T - B)", None),
     ([], "2 == 3", None),
     (["S <= C"], "3 <= 2", None),
 ]
@@ -653,6 +664,7 @@ def ask(facts, claim):
 
 
 def holds(claim, values):
+    """Whether a claim, in the same words, is true of numbers; None where it divides by zero."""
     fact = next(iter(Facts.of(claim)))
     return fact.holds(values)
 

@@ -184,8 +184,10 @@ def test_integers_to_bf16_round_once():
 
 # ---- convert ----
 
+VALUES = [name for name in DTYPES if name != "index"]  # no op computes on those
 
-@pytest.mark.parametrize("pair", list(itertools.product(DTYPES, DTYPES)), ids="-".join)
+
+@pytest.mark.parametrize("pair", list(itertools.product(VALUES, VALUES)), ids="-".join)
 def test_every_conversion_keeps_zero_and_one(pair):
     of, to = map(dtype, pair)
     inputs = np.array([1, 1]).astype(of.numpy) if "E8M0" in pair[0] + pair[1] else np.array([0, 1]).astype(of.numpy)

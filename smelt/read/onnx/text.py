@@ -1,0 +1,97 @@
+"""Operators of text, so far as they give numbers: the text itself must be known at import."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from smelt.dtype import f32, i64
+from smelt.errors import ParseError, UnsupportedError
+from smelt.ir.core import Value
+from smelt.read.onnx.graph import Graph
+from smelt.read.onnx.items import Item, Tensor, Text
+from smelt.read.onnx.registry import onnx_op
+
+
+@onnx_op("RegexFullMatch", since=20)
+def regex_full_match(g: Graph, X: Item, *, pattern: str) -> Tensor:
+    if not isinstance(X, Text):
+        raise UnsupportedError("RegexFullMatch takes text")
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ParseError("RegexFullMatch: attribute 'pattern'", got=error) from error
+    flags = [compiled.fullmatch(each) is not None for each in X.array.reshape(-1)]
+    return Tensor.constant(np.array(flags, np.bool_).reshape(X.array.shape))
+
+
+@onnx_op("TfIdfVectorizer", since=9)
+def tf_idf_vectorizer(
+    g: Graph,
+    X: Item,
+    *,
+    max_gram_length: int,
+    max_skip_count: int,
+    min_gram_length: int,
+    mode: str,
+    ngram_counts: tuple[int, ...],
+    ngram_indexes: tuple[int, ...],
+    pool_int64s: tuple[int, ...] | None = None,
+    pool_strings: tuple[str, ...] | None = None,
+    weights: tuple[float, ...] | None = None,
+) -> Value:
+    if isinstance(X, Text) and pool_strings is not None:  # text is known at import: number the words
+        words = {word: i for i, word in enumerate(dict.fromkeys(pool_strings))}
+        flat = [words.get(each, -1) for each in X.array.reshape(-1)]
+        x = g.value(Tensor.constant(np.array(flat, np.int64).reshape(X.array.shape)))
+        pool = [words[word] for word in pool_strings]
+    elif isinstance(X, Tensor) and pool_int64s is not None:
+        x, pool = g.convert(g.value(X), i64), list(pool_int64s)
+    else:
+        raise ParseError("TfIdfVectorizer: the pool is of another type than the input")
+    if mode not in ("TF", "IDF", "TFIDF"):
+        raise ParseError("TfIdfVectorizer: attribute 'mode'", expected="TF, IDF or TFIDF", got=mode)
+    rows = g.expand_dims(x, (0,)) if x.shape.rank == 1 else x
+    batch, length = rows.shape.sizes
+    if not isinstance(length, int) or len(pool) * (max_skip_count + 1) > 8192:
+        raise UnsupportedError("TfIdfVectorizer of this size", got=x.shape)
+    columns: dict[int, Value] = {}
+    gram = 0
+    for n, begin in enumerate(ngram_counts, 1):
+        end = ngram_counts[n] if n < len(ngram_counts) else len(pool)
+        for at in range(begin, end, n):
+            if min_gram_length <= n <= max_gram_length:
+                count = _occurrences(g, rows, pool[at : at + n], length, max_skip_count if n > 1 else 0)
+                index = ngram_indexes[gram]
+                if mode in ("IDF", "TFIDF") and weights is not None:
+                    if mode == "IDF":
+                        count = g.binary("minimum", count, g.like(1, count))
+                    count = g.times(count, weights[gram])
+                elif mode == "IDF":
+                    count = g.binary("minimum", count, g.like(1, count))
+                columns[index] = count if index not in columns else g.binary("add", columns[index], count)
+            gram += 1
+    width = max(ngram_indexes, default=-1) + 1
+    if not 0 < width <= 65536:
+        raise UnsupportedError("TfIdfVectorizer of this size", got=width)
+    empty = g.full(0, rows.shape.with_sizes((batch,)).with_dtype(f32))
+    whole = g.concat([g.expand_dims(columns.get(i, empty), (1,)) for i in range(width)], 1)
+    return g.reshape(whole, (width,)) if x.shape.rank == 1 else whole
+
+
+def _occurrences(g: Graph, rows: Value, gram: list[int], length: int, skips: int) -> Value:
+    """How often a sequence of numbers appears in each row, with up to `skips` others between its members."""
+    total = g.full(0, rows.shape.with_sizes((rows.shape.sizes[0],)).with_dtype(f32))
+    for skip in range(skips + 1):
+        reach = (len(gram) - 1) * (skip + 1) + 1
+        if reach > length:
+            break
+        here: Value | None = None
+        for j, number in enumerate(gram):
+            part = g.slice_axis(rows, 1, j * (skip + 1), j * (skip + 1) + length - reach + 1)
+            same = g.compare(part, g.like(number, part), "EQ")
+            here = same if here is None else g.binary("and", here, same)
+        if here is not None:
+            total = g.binary("add", total, g.sum(g.convert(here, f32), (1,)))
+    return total

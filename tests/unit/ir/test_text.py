@@ -1,0 +1,872 @@
+"""The text form: what stablehlo-opt and JAX print is read, what we print is what they print, and broken text is shown.
+
+The expected spellings were printed by MLIR itself; where jaxlib is installed its parser judges our output once more.
+"""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smelt.dim import symbol
+from smelt.dtype import dtype
+from smelt.errors import Location, MissingPackageError, ParseError, SmeltError, UnsupportedError, VerifyError
+from smelt.ir.attributes import Constant, DenseArray, DialectAttr, Dict, Float, Int, Symbol, Unit
+from smelt.ir.build import FuncBuilder
+from smelt.ir.core import Future, Program, Token, Tuple
+from smelt.ir.interpret import run
+from smelt.ir.structure import difference
+from smelt.ir.text import parse, print_func, print_op, print_program
+from smelt.ir.text.bytecode import read_bytecode, write_bytecode
+from smelt.shape import Shape
+
+
+def body(text: str, args: str = "") -> str:
+    return f"func.func @f({args}) {{\n{text}\n  return\n}}"
+
+
+def first_op(text: str, args: str = ""):
+    return parse(body(text, args)).funcs["f"].body.ops[0]
+
+
+def constant(literal: str) -> np.ndarray:
+    return first_op(f"  %0 = stablehlo.constant {literal}").attrs["value"].array
+
+
+def round_trip(program: Program) -> None:
+    for generic in (False, True):
+        for locations in (False, True):
+            text = print_program(program, generic=generic, locations=locations)
+            again = parse(text)
+            assert difference(program, again) is None, text
+            assert print_program(again, generic=generic, locations=locations) == text
+
+
+# ---- formats: one line of each op, as MLIR prints it ----
+
+ARGS = """%arg0: tensor<4xf32>, %arg1: tensor<4xf32>, %arg2: tensor<i32>, %arg3: tensor<i1>, %arg4: !stablehlo.token,
+%arg5: tensor<4x4xf32>, %arg6: tensor<1xi64>, %arg7: tensor<2xui64>, %arg8: tensor<f32>,
+%arg9: tuple<tensor<4xf32>, tensor<i32>>, %arg10: tensor<f32>, %arg11: tensor<?xf32>, %arg12: tensor<4xcomplex<f32>>,
+%arg13: tensor<1x8x8x207xf32>, %arg14: tensor<3x3x207x16xf32>, %arg15: tensor<4xi1>, %arg16: tensor<f64>"""
+
+LINES = r"""
+%c = stablehlo.constant {foo = 1 : i32} dense<1> : tensor<4xi8>
+%0 = stablehlo.iota dim = 0 {foo} : tensor<4xi8>
+%0 = stablehlo.create_token : !stablehlo.token
+%0 = stablehlo.exponential %arg0 {result_accuracy = #stablehlo.result_accuracy<ulps = 10, mode = #stablehlo.result_accuracy_mode<TOLERANCE>>} : tensor<4xf32>
+%0 = stablehlo.exponential %arg0 : tensor<4xf32>
+%0 = stablehlo.is_finite %arg0 : (tensor<4xf32>) -> tensor<4xi1>
+%0 = stablehlo.compare LT, %arg0, %arg1, TOTALORDER : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xi1>
+%0 = stablehlo.compare LT, %arg0, %arg1 {x} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xi1>
+%0 = stablehlo.clamp %arg8, %arg0, %arg8 : (tensor<f32>, tensor<4xf32>, tensor<f32>) -> tensor<4xf32>
+%0 = stablehlo.clamp %arg0, %arg0, %arg0 : tensor<4xf32>
+%0 = stablehlo.select %arg15, %arg0, %arg1 : tensor<4xi1>, tensor<4xf32>
+%0 = stablehlo.complex %arg0, %arg0 : tensor<4xcomplex<f32>>
+%0 = stablehlo.real %arg12 : (tensor<4xcomplex<f32>>) -> tensor<4xf32>
+%0 = stablehlo.convert %arg0 : (tensor<4xf32>) -> tensor<4xbf16>
+%0 = stablehlo.add %arg0, %arg1 : tensor<4xf32>
+%0 = stablehlo.concatenate %arg0, %arg1, dim = 0 : (tensor<4xf32>, tensor<4xf32>) -> tensor<8xf32>
+%0 = stablehlo.broadcast %arg0, sizes = [2] : (tensor<4xf32>) -> tensor<2x4xf32>
+%0 = stablehlo.broadcast_in_dim %arg0, dims = [1] : (tensor<4xf32>) -> tensor<2x4xf32>
+%0 = stablehlo.dynamic_broadcast_in_dim %arg0, %arg6, dims = [0] {known_expanding_dimensions = array<i64: 0>} : (tensor<4xf32>, tensor<1xi64>) -> tensor<4xf32>
+%0 = stablehlo.reshape %arg0 : (tensor<4xf32>) -> tensor<2x2xf32>
+%0 = stablehlo.bitcast_convert %arg0 : (tensor<4xf32>) -> tensor<4xi32>
+%0 = stablehlo.slice %arg5 [0:4, 1:4:2] : (tensor<4x4xf32>) -> tensor<4x2xf32>
+%0 = stablehlo.slice %arg10 [] : (tensor<f32>) -> tensor<f32>
+%0 = stablehlo.dynamic_slice %arg5, %arg2, %arg2, sizes = [1, 2] : (tensor<4x4xf32>, tensor<i32>, tensor<i32>) -> tensor<1x2xf32>
+%0 = stablehlo.dynamic_update_slice %arg5, %arg5, %arg2, %arg2 : (tensor<4x4xf32>, tensor<4x4xf32>, tensor<i32>, tensor<i32>) -> tensor<4x4xf32>
+%0 = stablehlo.dot %arg5, %arg5, precision = [HIGH, DEFAULT] : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+%0 = stablehlo.dot_general %arg5, %arg5, contracting_dims = [] x [] : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4x4x4xf32>
+%0 = stablehlo.dot_general %arg5, %arg5, batching_dims = [0] x [0], contracting_dims = [1] x [1], precision = [HIGH, DEFAULT] {foo} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4xf32>
+%0 = stablehlo.get_tuple_element %arg9[0] : (tuple<tensor<4xf32>, tensor<i32>>) -> tensor<4xf32>
+%0 = stablehlo.tuple %arg0, %arg2 : tuple<tensor<4xf32>, tensor<i32>>
+%0 = stablehlo.get_dimension_size %arg0, dim = 0 : (tensor<4xf32>) -> tensor<i32>
+%0 = stablehlo.pad %arg0, %arg10, low = [0], high = [-1], interior = [2] : (tensor<4xf32>, tensor<f32>) -> tensor<9xf32>
+%0 = stablehlo.transpose %arg5, dims = [1, 0] : (tensor<4x4xf32>) -> tensor<4x4xf32>
+%0 = stablehlo.reverse %arg5, dims = [1, 0] : tensor<4x4xf32>
+%0 = stablehlo.rng %arg10, %arg10, %arg6, distribution = NORMAL : (tensor<f32>, tensor<f32>, tensor<1xi64>) -> tensor<4xf32>
+%output_state, %output = stablehlo.rng_bit_generator %arg7, algorithm = PHILOX : (tensor<2xui64>) -> (tensor<2xui64>, tensor<4xui32>)
+%0 = stablehlo.cholesky %arg5, lower = true : tensor<4x4xf32>
+%0 = stablehlo.cholesky %arg5 : tensor<4x4xf32>
+%0 = "stablehlo.triangular_solve"(%arg5, %arg5) <{left_side = true, lower = true, transpose_a = #stablehlo<transpose NO_TRANSPOSE>, unit_diagonal = false}> : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+%0 = stablehlo.fft %arg12, type = FFT, length = [4] : (tensor<4xcomplex<f32>>) -> tensor<4xcomplex<f32>>
+%0 = stablehlo.custom_call @"foo.bar baz"(%arg0) {backend_config = "x\00", output_operand_aliases = [#stablehlo.output_operand_alias<output_tuple_indices = [], operand_index = 0, operand_tuple_indices = []>]} : (tensor<4xf32>) -> tensor<4xf32>
+%0 = stablehlo.custom_call @foo(%arg0) {api_version = 4 : i32, backend_config = {a = 1 : i32}, operand_layouts = [dense<0> : tensor<1xindex>], result_layouts = [dense<0> : tensor<1xindex>]} : (tensor<4xf32>) -> tensor<4xf32>
+stablehlo.custom_call @foo() : () -> ()
+%0 = stablehlo.after_all %arg4, %arg4 : !stablehlo.token
+%0 = stablehlo.after_all  : !stablehlo.token
+%0:2 = stablehlo.optimization_barrier %arg0, %arg2 : tensor<4xf32>, tensor<i32>
+stablehlo.optimization_barrier()
+%0 = stablehlo.partition_id : tensor<ui32>
+%0 = stablehlo.replica_id {foo} : tensor<ui32>
+%0 = stablehlo.reduce_precision %arg0, format = e5m10 : tensor<4xf32>
+%0 = stablehlo.reduce(%arg0 init: %arg10) applies stablehlo.add across dimensions = [0] {foo} : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
+%0 = stablehlo.convolution(%arg13, %arg14) dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f], window = {stride = [2, 1], pad = [[1, 1], [1, 0]], lhs_dilate = [1, 2], rhs_dilate = [2, 1], reverse = [true, false]} {batch_group_count = 1 : i64, feature_group_count = 1 : i64, precision_config = [#stablehlo<precision DEFAULT>, #stablehlo<precision HIGH>]} : (tensor<1x8x8x207xf32>, tensor<3x3x207x16xf32>) -> tensor<1x3x14x16xf32>
+%0 = "stablehlo.all_gather"(%arg5) <{all_gather_dim = 1 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 0>, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, use_global_device_ids}> : (tensor<4x4xf32>) -> tensor<4x8xf32>
+%0 = chlo.erf %arg0 : tensor<4xf32> -> tensor<4xf32>
+%0 = chlo.is_inf %arg0 : tensor<4xf32> -> tensor<4xi1>
+%0 = chlo.next_after %arg0, %arg0 : tensor<4xf32>, tensor<4xf32> -> tensor<4xf32>
+%0 = chlo.broadcast_add %arg0, %arg5 {broadcast_dimensions = array<i64: 1>} : (tensor<4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+%values, %indices = chlo.top_k(%arg5, k = 2) : tensor<4x4xf32> -> (tensor<4x2xf32>, tensor<4x2xi32>)
+%0 = stablehlo.add %arg0, %arg1 {a = 1 : i64, b = -1 : i8, c = 1.000000e+00 : f64, d = 0x7FC00000 : f32, e = "s\22\0A\\\C3\A9", f = [1, 2 : i32], g = {x = 1 : i64}, h = @foo::@bar, i, k = true, l = i32, m = tensor<?x4xf32>, n = array<i64>, o = array<f32: 1.000000e+00, 2.000000e+00>, p = array<i1: true>, q = dense<0> : tensor<1xindex>, r = (i32) -> i32, s = none, "v w" = 1 : i64, w = #stablehlo.conv<[b, 0, f]x[0, i, o]->[b, 0, f]>, y = strided<[1]>, z = 5 : si32} : tensor<4xf32>
+""".strip().splitlines()  # noqa: E501
+
+OWN_LINES = """
+check.expect_eq %arg0, %arg1 : tensor<4xf32>
+check.expect_eq_const %arg2, dense<3> : tensor<i32>
+check.expect_almost_eq %arg0, %arg1 : tensor<4xf32>
+check.expect_almost_eq %arg16, %arg16, tolerance = 1.000000e-01 : tensor<f64>
+check.expect_almost_eq_const %arg16, dense<5.100000e+00> : tensor<f64> {tolerance = 1.000000e-01 : f64}
+check.expect_close %arg0, %arg1, max_ulp_difference = 7 : tensor<4xf32>, tensor<4xf32>
+check.expect_serialized_eq %arg0, probe_id = "p", iter = 1 : tensor<4xf32>
+%0 = interpreter.probe %arg0, probe_id = "a\\22b" : tensor<4xf32>
+%0 = stablehlo.uniform_quantize %arg0 : (tensor<4xf32>) -> tensor<4x!quant.uniform<u8:f32, 0.1:128>>
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("line", LINES + OWN_LINES)
+def test_a_line_prints_as_it_was_read(line: str):
+    printed = print_program(parse(body(line, ARGS))).splitlines()
+    assert printed[2].strip() == line
+
+
+def test_regions_print_as_they_were_read():
+    text = """module @m {
+  func.func public @main(%arg0: tensor<i32>, %arg1: tensor<4xf32>, %arg2: tensor<f32>) -> tensor<i32> {
+    %0 = stablehlo.while(%iterArg = %arg0) : tensor<i32> attributes {foo}
+    cond {
+      %4 = stablehlo.compare LT, %iterArg, %arg0 : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %4 : tensor<i1>
+    } do {
+      %4 = func.call @g(%iterArg) : (tensor<i32>) -> tensor<i32>
+      stablehlo.return %4 : tensor<i32>
+    }
+    %1:2 = stablehlo.reduce(%arg1 init: %arg2), (%arg1 init: %arg2) across dimensions = [0] : (tensor<4xf32>, tensor<4xf32>, tensor<f32>, tensor<f32>) -> (tensor<f32>, tensor<f32>)
+     reducer(%arg3: tensor<f32>, %arg4: tensor<f32>) (%arg5: tensor<f32>, %arg6: tensor<f32>)  {
+      %4 = stablehlo.subtract %arg3, %arg5 : tensor<f32>
+      stablehlo.return %4, %arg6 : tensor<f32>, tensor<f32>
+    }
+    %2:2 = chlo.scan(%arg1) inits (%arg2) dimension=0 attributes {is_reverse = true} {
+    ^bb0(%input: tensor<f32>, %carry: tensor<f32>):
+      %4 = stablehlo.add %input, %carry : tensor<f32>
+      stablehlo.return %4, %4 : tensor<f32>, tensor<f32>
+    } : (tensor<4xf32>, tensor<f32>) -> (tensor<4xf32>, tensor<f32>)
+    %3 = "stablehlo.case"(%0) ({
+      %4 = call @g(%0) : (tensor<i32>) -> tensor<i32>
+      stablehlo.return %4 : tensor<i32>
+    }, {
+      stablehlo.return %arg0 : tensor<i32>
+    }) : (tensor<i32>) -> tensor<i32>
+    return %3 : tensor<i32>
+  }
+  func.func private @g(%arg0: tensor<i32>) -> tensor<i32> {
+    return %arg0 : tensor<i32>
+  }
+}
+"""  # noqa: E501
+    program = parse(text)
+    assert print_program(program) == text.replace("= call @g(%0)", "= func.call @g(%0)")
+    round_trip(program)
+
+
+# ---- modules, functions, aliases, resources ----
+
+
+def test_the_outline_of_a_module():
+    program = parse("""
+#loc = loc(unknown)
+!vec = tensor<4xf32>
+#note = {a = 1 : i64}
+module @"a module" attributes {mhlo.num_partitions = 1 : i32, x.note = #note} {
+  sdy.mesh @mesh = <["x"=2, "y"=4]>
+  func.func public @main(%arg0: !vec {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>, smelt.weight} loc("x"))
+      -> (!vec {jax.result_info = "y"}) attributes {x.inline = true} {
+    %0 = call @"my f"(%arg0) : (!vec) -> tensor<4xf32>  // defined below
+    return %0 : !vec loc(#loc)
+  } loc(#loc)
+  func.func private @"my f"(%arg0: !vec) -> !vec {
+    return %arg0 : !vec
+  }
+} loc(#loc)
+""")
+    assert program.name == "a module"
+    assert program.attrs["mhlo.num_partitions"] == Int(1, dtype("i32"))
+    assert program.attrs["x.note"] == Dict((("a", Int(1)),))
+    [mesh] = program.declarations
+    assert (mesh.name, mesh.attrs["sym_name"]) == ("sdy.mesh", "mesh")
+    main, other = program.funcs.values()
+    assert (main.name, main.visibility, other.name, other.visibility) == ("main", "public", "my f", "private")
+    assert main.arg_attrs[0]["sdy.sharding"] == DialectAttr("sdy", "sharding", '@mesh, [{"x"}]')
+    assert main.arg_attrs[0]["smelt.weight"] == Unit()
+    assert main.result_attrs[0]["jax.result_info"] == "y"
+    assert main.attrs["x.inline"] is True
+    assert main.args[0].type == Shape("f32", 4)
+    text = print_program(program)
+    assert 'sdy.mesh @mesh = <["x"=2, "y"=4]>' in text
+    assert '#sdy.sharding<@mesh, [{"x"}]>' in text
+    assert 'call @"my f"(%arg0)' in text
+    round_trip(program)
+
+
+def test_a_text_without_a_module_and_in_generic_form():
+    plain = parse("func.func @f(%a: tensor<i8>) -> tensor<i8> { return %a : tensor<i8> }")
+    generic = parse("""
+"builtin.module"() ({
+  "func.func"() <{function_type = (tensor<i8>) -> tensor<i8>, sym_name = "f"}> ({
+  ^bb0(%x: tensor<i8>):
+    "func.return"(%x) : (tensor<i8>) -> ()
+  }) : () -> ()
+}) : () -> ()
+""")
+    assert difference(plain, generic) is None
+    assert parse("").funcs == {}
+
+
+def test_resources():
+    program = parse("""
+func.func @f() -> tensor<2xi32> {
+  %0 = stablehlo.constant dense_resource<blob> : tensor<2xi32>
+  return %0 : tensor<2xi32>
+}
+{-# dialect_resources: { builtin: { blob: "0x0400000001000000FFFFFFFF" } } #-}
+""")
+    assert program.main.body.ops[0].attrs["value"].array.tolist() == [1, -1]
+    with pytest.raises(ParseError, match="resource"):
+        constant("dense_resource<other> : tensor<2xi32>")
+
+
+def test_functions_are_known_before_they_are_read_and_open_sizes_come_from_the_callee():
+    program = parse("""
+func.func @main(%x: tensor<?x3xf32>) -> tensor<?xf32> {
+  %0 = call @sum(%x) : (tensor<?x3xf32>) -> tensor<?xf32>
+  return %0 : tensor<?xf32>
+}
+func.func @sum(%x: tensor<?x3xf32>) -> tensor<?xf32> {
+  %z = stablehlo.constant dense<0.0> : tensor<f32>
+  %0 = stablehlo.reduce(%x init: %z) applies stablehlo.add across dimensions = [1] : (tensor<?x3xf32>, tensor<f32>) -> tensor<?xf32>
+  return %0 : tensor<?xf32>
+}
+""")  # noqa: E501
+    assert list(program.funcs) == ["main", "sum"]
+    assert program.main.args[0].type == Shape("f32", "d0", 3)
+    assert program.main.results[0].type == Shape("f32", "d0")
+    for rows in (2, 5):
+        [out] = run(program, [np.ones((rows, 3), np.float32)])
+        assert out.tolist() == [3.0] * rows
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "func.func @a() { call @a() : () -> () return }",
+        "func.func @a() { call @b() : () -> () return }\nfunc.func @b() { call @a() : () -> () return }",
+    ],
+)
+def test_recursion_is_refused(text: str):
+    with pytest.raises(UnsupportedError, match="calls itself"):
+        parse(text)
+
+
+def test_a_custom_call_may_be_named_like_the_function_it_stands_in():
+    parse("func.func @a() { stablehlo.custom_call @a() {has_side_effect = true} : () -> () return }")
+
+
+def test_a_function_without_a_body_is_refused():
+    with pytest.raises(UnsupportedError, match="without a body"):
+        parse("func.func private @g(tensor<4xf32>) -> tensor<4xf32>")
+
+
+# ---- elements ----
+
+ELEMENTS = [
+    ("dense<1.5> : tensor<2xf32>", np.full(2, 1.5, np.float32)),
+    ("dense<[[1, -2], [3, 255]]> : tensor<2x2xi8>", np.array([[1, -2], [3, -1]], np.int8)),
+    ("dense<[4294967295, 0]> : tensor<2xui32>", np.array([4294967295, 0], np.uint32)),
+    ("dense<[0x10, -0x10]> : tensor<2xi64>", np.array([16, -16])),
+    ("dense<[18446744073709551615, 0]> : tensor<2xui64>", np.array([2**64 - 1, 0], np.uint64)),
+    ("dense<[-9223372036854775808, 9223372036854775807]> : tensor<2xi64>", np.array([-(2**63), 2**63 - 1])),
+    ("dense<[true, false]> : tensor<2xi1>", np.array([True, False])),
+    ("dense<[1, 0, -1]> : tensor<3xi1>", np.array([True, False, True])),
+    ("dense<0x7F800000> : tensor<f32>", np.array(np.inf, np.float32)),
+    ("dense<[1.0, 0xFFF0000000000000]> : tensor<2xf64>", np.array([1.0, -np.inf])),
+    ("dense<(1.0, -2.5e1)> : tensor<2xcomplex<f32>>", np.full(2, 1 - 25j, np.complex64)),
+    (
+        "dense<[(1.0,2.0), (0x7F800000, -0.0)]> : tensor<2xcomplex<f32>>",
+        np.array([1 + 2j, complex(np.inf, -0.0)], np.complex64),
+    ),
+    ("dense<> : tensor<2x0xf32>", np.zeros((2, 0), np.float32)),
+    ("dense<[[], []]> : tensor<2x0xf32>", np.zeros((2, 0), np.float32)),
+    ("dense<3> : tensor<0x4xi8>", np.zeros((0, 4), np.int8)),
+    ('dense<"0x0100FFFF"> : tensor<2xi16>', np.array([1, -1], np.int16)),
+    ('dense<"0x0100"> : tensor<3xi16>', np.ones(3, np.int16)),
+    ('dense<"0x000101"> : tensor<3xi1>', np.array([False, True, True])),
+    ('dense<"0x0506"> : tensor<11xi1>', np.array([1, 0, 1, 0, 0, 0, 0, 0, 0, 1, 1], bool)),
+    ("dense<[ // first\n 1, // then\n 2]> : tensor<2xi32>", np.array([1, 2], np.int32)),
+    ("dense<0> : tensor<2 x 1 x i32>", np.zeros((2, 1), np.int32)),
+]
+
+
+@pytest.mark.parametrize(("literal", "expected"), ELEMENTS)
+def test_elements(literal: str, expected: np.ndarray):
+    got = constant(literal)
+    assert got.dtype == expected.dtype
+    assert got.shape == expected.shape
+    assert got.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+    "literal",
+    [
+        "dense<1> : tensor<f32>",
+        "dense<1.0> : tensor<i32>",
+        "dense<-1> : tensor<ui8>",
+        "dense<256> : tensor<i8>",
+        "dense<-129> : tensor<i8>",
+        "dense<-0> : tensor<i8>",
+        "dense<2> : tensor<i1>",
+        "dense<true> : tensor<i32>",
+        "dense<-0x1> : tensor<f32>",
+        "dense<0x123456789> : tensor<f32>",
+        "dense<+1.0> : tensor<f32>",
+        "dense<1_0> : tensor<i32>",
+        "dense<nan> : tensor<f32>",
+        "dense<(1, 2)> : tensor<complex<f32>>",
+        "dense<(1.0)> : tensor<complex<f32>>",
+        "dense<[1]> : tensor<2xi8>",
+        "dense<[1, 2, 3]> : tensor<2xi8>",
+        "dense<[[1, 2]]> : tensor<2xi8>",
+        "dense<[1, 2]> : tensor<2x1xi8>",
+        "dense<[[1], 2]> : tensor<2xi8>",
+        "dense<[1, 2]3]> : tensor<2xi8>",
+        "dense<[1, ]> : tensor<2xi8>",
+        "dense<> : tensor<2xi8>",
+        "dense<[]> : tensor<0x1xi8>",
+        'dense<"0x0102"> : tensor<3xi8>',
+        'dense<"0x010"> : tensor<3xi8>',
+        'dense<"0xZZ"> : tensor<1xi8>',
+        "dense<1> : tensor<?xi8>",
+    ],
+)
+def test_elements_that_do_not_fit_are_refused(literal: str):
+    with pytest.raises(ParseError):
+        constant(literal)
+
+
+NUMBERS = np.array([0.0, -0.0, 1.0, 0.1, 1e-7, 123456.78, 123456789.0, 3.4e38, 1e-45, np.inf, -np.inf, np.nan, 2 / 3])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "f64",
+        "f32",
+        "f16",
+        "bf16",
+        "f8E5M2",
+        "f8E4M3FN",
+        "f8E4M3B11FNUZ",
+        "f8E3M4",
+        "f8E8M0FNU",
+        "f4E2M1FN",
+        "complex<f32>",
+    ],
+)
+def test_every_float_prints_to_the_same_bits(name: str):
+    kind = dtype(name)
+    with np.errstate(all="ignore"):
+        array = NUMBERS.astype(np.float32).astype(kind.numpy)
+    f = FuncBuilder("f", [])
+    func = f.func(f.constant(array, kind))
+    again = parse(print_func(func)).funcs["f"].body.ops[0].attrs["value"].array
+    assert again.dtype == array.dtype
+    nan = np.isnan(array.astype(np.complex128))
+    assert again[~nan].tobytes() == array[~nan].tobytes()
+    assert np.isnan(again.astype(np.complex128)[nan]).all()
+
+
+@pytest.mark.parametrize(
+    "name", ["i1", "i2", "i4", "ui4", "i8", "ui64", "i64", "f4E2M1FN", "f6E3M2FN", "bf16", "complex<f64>"]
+)
+def test_large_literals_are_blobs_that_read_back(name: str):
+    kind = dtype(name)
+    array: np.ndarray = (np.arange(300) % 7 - (3 if kind.kind == "int" else 0)).astype(np.int8)
+    array = np.clip(array, -2, 1) if kind.bits == 2 else array
+    array = array.astype(kind.numpy).reshape(3, 100)
+    f = FuncBuilder("f", [])
+    text = print_func(f.func(f.constant(array, kind)))
+    assert 'dense<"0x' in text
+    assert parse(text).funcs["f"].body.ops[0].attrs["value"].array.tobytes() == array.tobytes()
+
+
+# ---- types ----
+
+
+def arg_type(text: str):
+    return parse(f"func.func @f(%a: {text}) {{ return }}").funcs["f"].args[0].type
+
+
+def test_types():
+    assert arg_type("tensor<4x8xf8E4M3FN>") == Shape("f8E4M3FN", 4, 8)
+    assert arg_type("tensor<complex<f64>>") == Shape("complex<f64>")
+    assert arg_type("!stablehlo.token") == Token()
+    assert arg_type("tuple<tensor<i1>, tuple<>>") == Tuple((Shape("i1"), Tuple(())))
+    assert arg_type("!stablehlo.future<tensor<4xf32>>") == Future((Shape("f32", 4),))
+    assert arg_type("tensor<?x4x?xf32>") == Shape("f32", "d0", 4, "d1")
+    assert arg_type("tensor<?x3xf32, #smelt.sizes<2*B + 1, 3>>") == Shape("f32", 2 * symbol("B") + 1, 3)
+    bounded = arg_type("tensor<?x3xf32, #stablehlo.bounds<4, ?>>")
+    assert (bounded.sizes, bounded.bounds) == ((symbol("d0"), 3), (4, None))
+    assert arg_type("tensor<?x3xf32, #stablehlo.type_extensions<bounds = [4, ?]>>").bounds == (4, None)
+
+
+def test_quantised_types():
+    per_axis = arg_type("tensor<2x!quant.uniform<i8<-100:100>:f32:0, {0.1:-30, 0.5}>>").dtype
+    assert (per_axis.scales, per_axis.zero_points, per_axis.axis) == ((0.1, 0.5), (-30, 0), 0)
+    assert (per_axis.storage_min, per_axis.storage_max) == (-100, 100)
+    assert arg_type("tensor<!quant.uniform<u8:f32, 2.000000e-02:128>>").dtype.storage == dtype("ui8")
+    round_trip(parse("func.func @f(%a: tensor<2x!quant.uniform<u8<1:255>:f32:0, {0.1:30, 0.5:1}>>) { return }"))
+
+
+@pytest.mark.parametrize(
+    ("type", "error"),
+    [
+        ("tensor<*xf32>", UnsupportedError),
+        ("tensor<4xsi32>", UnsupportedError),
+        ("tensor<4xcomplex<i32>>", UnsupportedError),
+        ("tensor<4xf32, #foo.bar>", UnsupportedError),
+        ("i32", UnsupportedError),
+        ("memref<4xf32>", UnsupportedError),
+        ("tensor<4x!quant.uniform<i8:f32:{0:2}, {0.1, 0.2}>>", UnsupportedError),
+        ("tensor<4x!quant.uniform<i8:f32:0, {0.1, 0.2}>>", ParseError),
+        ("tensor<4x!quant.uniform<i8:f32:1, {0.1, 0.2}>>", ParseError),
+        ("tensor<!quant.uniform<i8:f32, -0.1>>", ParseError),
+        ("tensor<!quant.uniform<i8:f32, 0.1:300>>", ParseError),
+        ("tensor<!quant.uniform<i8<-300:1>:f32, 0.1>>", ParseError),
+        ("tensor<!quant.uniform<i8:i32, 0.1>>", ParseError),
+        ("tensor<4xf32, #stablehlo.bounds<3>>", ParseError),
+        ("tensor<?xf32, #stablehlo.bounds<3, 4>>", ParseError),
+        ("tensor<?x3xf32, #smelt.sizes<B>>", ParseError),
+        ("tensor<?x3xf32, #smelt.sizes<B, 4>>", ParseError),
+        ("tensor<-1xf32>", SmeltError),
+        ("tensor<9223372036854775808xf32>", ParseError),
+        ("!undefined", ParseError),
+    ],
+)
+def test_types_that_are_refused(type: str, error: type[SmeltError]):
+    with pytest.raises(error):
+        arg_type(type)
+
+
+# ---- attributes ----
+
+
+def test_attributes_become_nodes_and_typed_values():
+    op = first_op(
+        """  %0 = "stablehlo.pad"(%a, %z) <{edge_padding_low = array<i64: 1>, edge_padding_high = array<i64: 0>,
+          interior_padding = array<i64: 0>}> {x.a = [1, 2.5, "s"], x.b = @m::@n, x.c, x.d = -7 : i8,
+          x.e = 0x3F800000 : f32, x.f = #sdy.sharding<@mesh, [{"x"}, {?}]>, x.g = array<i8: 1, -1>}
+          : (tensor<2xf32>, tensor<f32>) -> tensor<3xf32>""",
+        "%a: tensor<2xf32>, %z: tensor<f32>",
+    )
+    assert op.attrs["edge_padding_low"] == (1,)
+    assert op.attrs["x.a"] == (Int(1), Float(2.5), "s")
+    assert op.attrs["x.b"] == Symbol(("m", "n"))
+    assert op.attrs["x.c"] == Unit()
+    assert op.attrs["x.d"] == Int(-7, dtype("i8"))
+    assert op.attrs["x.e"] == Float(1.0, dtype("f32"))
+    assert op.attrs["x.f"] == DialectAttr("sdy", "sharding", '@mesh, [{"x"}, {?}]')
+    assert op.attrs["x.g"] == DenseArray(dtype("i8"), (1, -1))
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        "{a = 1, a = 2}",
+        "{a = }",
+        "{a = 300 : i8}",
+        "{a = 1.0 : i8}",
+        "{a = -0x1 : f32}",
+        "{a = array<i8: 300>}",
+        "{a = array<complex<f32>: 1>}",
+        "{a = [1, ]}",
+        '{a = "x}',
+        '{a = "\\q"}',
+        "{a = #undefined}",
+        "{a = #sdy.sharding<[}>}",
+        "{a = @}",
+    ],
+)
+def test_attributes_that_are_refused(attrs: str):
+    with pytest.raises(ParseError):
+        parse(
+            body(
+                f'  %0 = "stablehlo.add"(%a, %a) {attrs} : (tensor<f32>, tensor<f32>) -> tensor<f32>', "%a: tensor<f32>"
+            )
+        )
+
+
+@pytest.mark.parametrize("text", ["plain", 'a"b\\c', "tab\tnew\nline\0", "é 漢字 😀", "\udcff\udc80 bytes", "-->}]>//"])
+def test_strings_come_back_as_they_were(text: str):
+    f = FuncBuilder("f", [Shape("f32")])
+    attrs: dict[str, Any] = {"x.s": text, text: Unit()}
+    func = f.func(f.op("stablehlo.add", f.args[0], f.args[0], **attrs).result)
+    program = Program.of(func, name=text, attrs={"x." + text: text})
+    printed = print_program(program)
+    assert printed.isascii()
+    assert difference(program, parse(printed)) is None
+    assert parse(printed).attrs["x." + text] == text
+
+
+@pytest.mark.parametrize("name", ["x y", "%0", "0", "", "a\nb", "arg0", 'q"', "1x", "é", "a:2", "x#1", "-", "c_0"])
+def test_names_of_values_cannot_break_the_text(name: str):
+    f = FuncBuilder("f", [Shape("f32"), Shape("f32")], [name, name])
+    value = f.op("stablehlo.add", *f.args).result
+    object.__setattr__(value, "name", name)
+    program = Program.of(f.func(f.op("stablehlo.multiply", value, f.args[1]).result))
+    assert difference(program, parse(print_program(program))) is None
+
+
+# ---- values and scopes ----
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("%0 = stablehlo.add %x, %a : tensor<f32>", "not defined"),
+        ("%0 = stablehlo.add %a, %a : tensor<f32>\n%0 = stablehlo.add %a, %a : tensor<f32>", "defined twice"),
+        ("%a = stablehlo.add %a, %a : tensor<f32>", "defined twice"),
+        ("%0 = stablehlo.add %a#1, %a : tensor<f32>", "has 1 results"),
+        ("%0:2 = stablehlo.add %a, %a : tensor<f32>", "number of results"),
+        ("%0 = stablehlo.add %a, %a : tensor<f64>", "another type"),
+        ("%0 = stablehlo.add %a, %a : tensor<2xf32>", "another type"),
+        ("%0 = stablehlo.add %a : tensor<f32>", "unexpected text"),
+        ("%0 = stablehlo.nothing %a : tensor<f32>", "unknown op"),
+        ("%0 = stablehlo.gather %a : tensor<f32>", "no short form"),
+        ('"stablehlo.add"(%a, %a) : (tensor<f32>) -> tensor<f32>', "operand types"),
+        ("sdy.return %a : tensor<f32>", "wrong return"),
+        ("%0 = stablehlo.reduce(%v init: %a) applies stablehlo.divide across dimensions = [0]", "reduction"),
+        ("^bb1:", "several blocks"),
+    ],
+)
+def test_mistakes_are_named(text: str, message: str):
+    with pytest.raises(SmeltError, match=message):
+        parse(body(text, "%a: tensor<f32>, %v: tensor<4xf32>"))
+
+
+def test_what_a_region_defines_is_not_seen_outside_and_may_be_defined_again_beside_it():
+    branch = "{ %x = stablehlo.add %a, %a : tensor<f32> stablehlo.return %x : tensor<f32> }"
+    text = f'%0 = "stablehlo.if"(%p) ({branch}, {branch}) : (tensor<i1>) -> tensor<f32>'
+    args = "%a: tensor<f32>, %p: tensor<i1>"
+    round_trip(parse(body(text, args)))
+    with pytest.raises(ParseError, match="not defined"):
+        parse(body(text + "\n%1 = stablehlo.add %x, %x : tensor<f32>", args))
+    with pytest.raises(ParseError, match="defined twice"):
+        parse(body(text.replace("%x", "%a"), args))
+
+
+def test_results_by_name_and_by_number():
+    text = "%v, %i = chlo.top_k(%a, k = 1) : tensor<4xf32> -> (tensor<1xf32>, tensor<1xi32>)"
+    grouped = parse(
+        body(text.replace("%v, %i", "%r:2") + "\n%0 = stablehlo.add %r#1, %r#1 : tensor<1xi32>", "%a: tensor<4xf32>")
+    )
+    named = parse(body(text + "\n%0 = stablehlo.add %i, %i : tensor<1xi32>", "%a: tensor<4xf32>"))
+    assert difference(grouped, named) is None
+    assert "%r:2 = " in print_program(grouped)
+    assert "%v, %i = " in print_program(named)
+
+
+def test_an_open_size_stays_open_in_the_text():
+    text = """func.func @f(%a: tensor<4xf32>, %s: tensor<1xi64>) -> {} {{
+  %c = stablehlo.constant dense<4> : tensor<1xi64>
+  %0 = stablehlo.dynamic_reshape %a, %c : (tensor<4xf32>, tensor<1xi64>) -> tensor<?xf32>
+  %1 = stablehlo.abs %0 : {}
+  return %1 : tensor<?xf32>
+}}"""
+    assert parse(text.format("tensor<?xf32>", "tensor<?xf32>")).main.results[0].type == Shape("f32", 4)
+    with pytest.raises(SmeltError):
+        parse(text.format("tensor<?xf32>", "tensor<4xf32>"))
+    with pytest.raises(VerifyError):
+        parse(text.format("tensor<4xf32>", "tensor<?xf32>"))
+
+
+# ---- places and errors ----
+
+
+def test_locations():
+    program = parse(
+        """#loc1 = loc("model.py":3:4)
+func.func @f(%a: tensor<f32> loc("a")) -> tensor<f32> {
+  %0 = stablehlo.abs %a : tensor<f32> loc("layer/abs"(#loc1))
+  %1 = stablehlo.abs %0 : tensor<f32> loc(callsite("inner.py":1:2 to :9 at #loc2))
+  %2 = stablehlo.abs %1 : tensor<f32> loc(fused<"note">[unknown, "b.py":7:8])
+  %3 = stablehlo.abs %2 : tensor<f32> loc("just a name")
+  %4 = stablehlo.abs %3 : tensor<f32> loc(unknown)
+    %5 = stablehlo.abs %4 : tensor<f32>
+  return %5 : tensor<f32>
+} loc(#loc2)
+#loc2 = loc("outer.py":5:6)
+""",
+        "given.mlir",
+    )
+    assert program.main.location == Location("outer.py", 5, 6)
+    assert [op.location for op in program.main.body.ops] == [
+        Location("model.py", 3, 4, "layer/abs"),
+        Location("inner.py", 1, 2),
+        Location("b.py", 7, 8),
+        Location("", name="just a name"),
+        Location("given.mlir", 7, 3),
+        Location("given.mlir", 8, 5),
+    ]
+    again = parse(print_program(program, locations=True))
+    assert [op.location for op in again.main.body.ops] == [op.location for op in program.main.body.ops]
+    assert again.main.location == program.main.location
+
+
+def test_an_error_shows_the_line():
+    with pytest.raises(ParseError) as caught:
+        parse("func.func @f() {\n  %0 = stablehlo.iota dim : tensor<4xi32>\n  return\n}", "model.mlir")
+    error = caught.value
+    assert error.where == Location("model.mlir", 2, 27)
+    assert error.source == "2 |   %0 = stablehlo.iota dim : tensor<4xi32>\n" + " " * 30 + "^"
+    assert (error.expected, error.got) == ("'='", "':'")
+
+
+def test_an_error_of_verification_shows_the_line_too():
+    with pytest.raises(VerifyError) as caught:
+        parse(body("  %0 = stablehlo.reshape %a : (tensor<2x3xf32>) -> tensor<7xf32>", "%a: tensor<2x3xf32>"))
+    assert caught.value.where == Location("<text>", 2, 3)
+    assert "stablehlo.reshape %a" in (caught.value.source or "")
+
+
+def test_a_long_line_is_shown_in_part():
+    blob = "00" * 5000
+    with pytest.raises(ParseError) as caught:
+        parse(f'func.func @f() {{ %0 = stablehlo.constant dense<"0x{blob}"> : tensor<4xi8>\n return }}')
+    assert len(caught.value.source or "") < 300
+
+
+# ---- sizes that are formulas, and export ----
+
+SYMBOLIC = """
+func.func @main(%a: tensor<?x6xf32, #smelt.sizes<B, 6>>, %b: tensor<?xf32, #smelt.sizes<2*S + 1>>) -> (tensor<?x?xf32>, tensor<?xi32>) {
+  %z = stablehlo.constant dense<0.0> : tensor<f32>
+  %0 = stablehlo.reshape %a : (tensor<?x6xf32>) -> tensor<?x3xf32, #smelt.sizes<2*B, 3>>
+  %i = stablehlo.iota dim = 0 : tensor<?x3xf32, #smelt.sizes<2*B, 3>>
+  %1 = stablehlo.add %0, %i : tensor<?x3xf32>
+  %2 = stablehlo.reduce(%1 init: %z) applies stablehlo.add across dimensions = [1] : (tensor<?x3xf32>, tensor<f32>) -> tensor<?xf32>
+  %3 = stablehlo.broadcast_in_dim %2, dims = [1] : (tensor<?xf32>) -> tensor<?x?xf32, #smelt.sizes<(S - 3*B) floordiv 2 + max(S, B) + (B + 1) % 3 + 2*B, 2*B>>
+  %n = stablehlo.constant dense<0> : tensor<i32>
+  %4:2 = stablehlo.while(%k = %n, %x = %n) : tensor<i32>, tensor<i32>
+  cond {
+    %p = stablehlo.compare LT, %k, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %p : tensor<i1>
+  } do {
+    %j = stablehlo.iota dim = 0 : tensor<?xi32, #smelt.sizes<S>>
+    %m = stablehlo.reduce(%j init: %n) applies stablehlo.maximum across dimensions = [0] : (tensor<?xi32>, tensor<i32>) -> tensor<i32>
+    stablehlo.return %m, %m : tensor<i32>, tensor<i32>
+  }
+  %5 = stablehlo.iota dim = 0 : tensor<?xi32, #smelt.sizes<min(S, B)>>
+  return %3, %5 : tensor<?x?xf32>, tensor<?xi32>
+}
+"""  # noqa: E501
+
+
+def test_formulas_survive_our_own_text():
+    program = parse(SYMBOLIC)
+    S, B = symbol("S"), symbol("B")
+    assert program.main.results[0].shape.sizes[1] == 2 * B
+    assert program.main.args[1].type == Shape("f32", 2 * S + 1)
+    text = print_program(program)
+    assert "floordiv" in text
+    assert "//" not in text
+    round_trip(program)
+
+
+@pytest.mark.parametrize("name", ["B", "floordiv", "a b", "x//y", 'q"', "max", "é"])
+def test_any_symbol_has_a_spelling(name: str):
+    f = FuncBuilder("f", [Shape.of(dtype("f32"), [symbol(name) // 2 + 1])])
+    program = Program.of(f.func(f.args[0]))
+    assert difference(program, parse(print_program(program))) is None
+
+
+def test_the_exported_program_computes_the_same():
+    program = parse(SYMBOLIC)
+    text = print_program(program, export=True)
+    assert "#smelt" not in text
+    assert not re.search(r"stablehlo\.(reshape|broadcast_in_dim|iota)\b[^\n]*-> [^\n]*\?", text)
+    again = parse(text)
+    for rows, size in ((2, 3), (5, 1), (1, 4)):
+        args = [np.arange(rows * 6, dtype=np.float32).reshape(rows, 6), np.zeros(2 * size + 1, np.float32)]
+        for want, got in zip(run(program, args), run(again, args), strict=True):
+            assert want.shape == got.shape
+            assert (want == got).all()
+
+
+def test_a_size_that_no_axis_tells_cannot_be_exported():
+    program = parse(
+        "func.func @f(%a: tensor<?xf32, #smelt.sizes<A*B>>) -> tensor<?x?xf32> {\n"
+        "  %0 = stablehlo.reshape %a : (tensor<?xf32>) -> tensor<?x?xf32, #smelt.sizes<A, B>>\n"
+        "  return %0 : tensor<?x?xf32>\n}"
+    )
+    with pytest.raises(UnsupportedError, match="no axis tells"):
+        print_program(program, export=True)
+
+
+def test_a_program_without_formulas_exports_as_it_is():
+    program = parse(body("%0 = stablehlo.reshape %a : (tensor<4xf32>) -> tensor<2x2xf32>", "%a: tensor<4xf32>"))
+    assert print_program(program, export=True) == print_program(program)
+
+
+# ---- one op, one function ----
+
+
+def test_one_op_and_one_function():
+    program = parse(
+        body("%y = stablehlo.add %a, %a : tensor<f32>\n%z = stablehlo.negate %y : tensor<f32>", "%a: tensor<f32>")
+    )
+    func = program.funcs["f"]
+    assert print_op(func.body.ops[1]) == "%z = stablehlo.negate %y : tensor<f32>"
+    assert (
+        print_op(func.body.ops[0], generic=True)
+        == '%y = "stablehlo.add"(%a, %a) : (tensor<f32>, tensor<f32>) -> tensor<f32>'
+    )
+    assert difference(Program.of(func), parse(print_func(func))) is None
+
+
+# ---- other people's parsers and printers ----
+
+
+@pytest.fixture(scope="session")
+def mlir():
+    """jaxlib's parser: text in, its own print out."""
+    pytest.importorskip("jax")
+    from jax._src.interpreters import mlir as jax_mlir
+    from jaxlib.mlir import ir
+
+    context = jax_mlir.make_ir_context()
+
+    def reprint(text: str) -> str:
+        with context:
+            module = ir.Module.parse(text)
+            assert module.operation.verify()
+            return str(module.operation.get_asm())
+
+    return reprint
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("generic", [False, True])
+def test_mlir_reads_what_we_print(line: str, generic: bool, mlir):
+    text = body(line, ARGS)
+    ours = mlir(print_program(parse(text), generic=generic, export=True))
+    assert re.sub(r" \{smelt\.sizes = [^}]*\}", "", ours) == mlir(text)
+
+
+def test_mlir_reads_an_exported_program(mlir):
+    mlir(print_program(parse(SYMBOLIC), export=True))
+    mlir(print_program(parse(SYMBOLIC), export=True, generic=True, locations=True))
+
+
+def test_programs_that_jax_prints(mlir):
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+
+    def model(x, w):
+        def step(carry, row):
+            carry = jnp.tanh(carry @ w + row)
+            return carry, jnp.argmax(carry)
+
+        last, best = jax.lax.scan(step, jnp.zeros(4), x)
+        return jnp.sort(last)[::-1], best, jnp.where(x > 0, x, jnp.pi).sum(axis=0)
+
+    x, w = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), np.eye(4, dtype=np.float32) * 0.5
+    lowered = jax.jit(model).lower(x, w)
+    for debug in (False, True):
+        program = parse(lowered.as_text(debug_info=debug))
+        round_trip(program)
+        for got, want in zip(run(program, [x, w]), lowered.compile()(x, w), strict=True):
+            np.testing.assert_allclose(got, np.asarray(want), rtol=1e-5, atol=1e-6)
+
+
+def test_symbolic_programs_that_jax_exports(mlir):
+    jax = pytest.importorskip("jax")
+    from jax import export
+
+    jnp = jax.numpy
+    [rows] = export.symbolic_shape("rows")
+
+    def model(x):
+        return jnp.sum(jnp.concatenate([x, x]).reshape(-1, 3), axis=1) + jnp.arange(x.shape[0] * 2)
+
+    exported = export.export(jax.jit(model))(jax.ShapeDtypeStruct((rows, 3), jnp.float32))
+    program = parse(exported.mlir_module())
+    for size in (2, 5):
+        x = np.arange(size * 3, dtype=np.float32).reshape(size, 3)
+        [got] = run(program, [x])
+        np.testing.assert_allclose(got, np.asarray(model(x)), rtol=1e-6)
+
+
+def test_bytecode(mlir):
+    program = parse(SYMBOLIC)
+    data = write_bytecode(program)
+    assert data.startswith(b"ML\xefR")
+    again = read_bytecode(data)
+    args = [np.ones((2, 6), np.float32), np.zeros(7, np.float32)]
+    for want, got in zip(run(program, args), run(again, args), strict=True):
+        assert (want == got).all()
+    static = parse(body("%0 = stablehlo.add %a, %a : tensor<4xf32>", "%a: tensor<4xf32>"))
+    assert difference(static, read_bytecode(write_bytecode(static))) is None
+
+
+@pytest.mark.parametrize("data", [b"", b"ML", b"module {}", b"ML\xefR", b"ML\xefR" + bytes(100)])
+def test_bytes_that_are_no_bytecode(data: bytes, mlir):
+    with pytest.raises(SmeltError):
+        read_bytecode(data)
+
+
+def test_without_jaxlib_bytecode_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jaxlib.mlir", None)
+    with pytest.raises(MissingPackageError) as caught:
+        read_bytecode(b"ML\xefR")
+    assert caught.value.remedy == "pip install smelt[xla]"
+
+
+# ---- the suites ----
+
+
+def programs(suites: Path) -> list[Path]:
+    return sorted(path for part in ("testdata", "interpret") for path in (suites / part).glob("*.mlir"))
+
+
+@pytest.mark.slow
+def test_the_suites_round_trip(suites: Path):
+    failed = []
+    for path in programs(suites):
+        try:
+            program = parse(path.read_text("utf-8"), path.name)
+            for generic in (False, True):
+                found = difference(program, parse(print_program(program, generic=generic)))
+                assert found is None, found
+        except (SmeltError, AssertionError) as error:
+            failed.append(f"{path.name}: {error}")
+    assert not failed, f"{len(failed)} programs\n" + "\n".join(failed[:10])
+
+
+@pytest.mark.slow
+def test_mlir_sees_the_same_suite_programs_in_our_text(suites: Path, mlir):
+    """Apart from literals without elements, whose value nobody can see."""
+    compared = 0
+    for path in programs(suites)[::7]:
+        text = path.read_text("utf-8")
+        if re.search(r" check\.|interpreter\.|!quant|x0x|<0x", text):
+            continue
+        assert mlir(print_program(parse(text))) == mlir(text), path.name
+        compared += 1
+    assert compared > 100
+
+
+def test_constants_keep_their_digest():
+    value = first_op("  %0 = stablehlo.constant dense<[1, 2]> : tensor<2xi32>").attrs["value"]
+    assert value == Constant.of(np.array([1, 2], np.int32), dtype("i32"))

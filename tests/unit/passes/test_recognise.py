@@ -1,0 +1,145 @@
+"""Composites in what exporters spell out: each spelling is found, what looks alike is not, every bit stays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smelt.ir.build import FuncBuilder
+from smelt.ir.core import Program, Value
+from smelt.ir.interpret import run
+from smelt.ir.structure import same
+from smelt.ir.text import parse, print_program
+from smelt.ir.verify import verify
+from smelt.passes import pipeline
+from smelt.passes.recognise import recognise
+from smelt.shape import Shape
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+
+def found_in(program: Program) -> tuple[Program, Counter[str]]:
+    simple, _ = pipeline.run(program, until="simplify")
+    marked = recognise(simple)
+    verify(marked)
+    assert same(parse(print_program(marked)), marked)
+    return marked, Counter(op.attrs["name"] for op in marked.main.body.ops if op.name == "stablehlo.composite")
+
+
+def composites(function: Callable[..., Any], *sizes: tuple[int, ...]) -> Counter[str]:
+    """What is found in a function that JAX spells out; the results must not change by a bit."""
+    args = [np.random.default_rng(i).standard_normal(size).astype(np.float32) for i, size in enumerate(sizes)]
+    program = parse(jax.jit(function).lower(*args).as_text())
+    marked, counts = found_in(program)
+    simple, _ = pipeline.run(program, until="simplify")
+    for before, after in zip(run(simple, args), run(marked, args), strict=True):
+        np.testing.assert_array_equal(before, after)
+    inlined, _ = pipeline.run(marked, until="simplify")
+    assert not any(op.name == "stablehlo.composite" for op in inlined.main.body.ops), "unknown names are inlined"
+    return counts
+
+
+X = (2, 3, 8)
+
+
+def layer_norm(x, scale, bias, epsilon=1e-5):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + epsilon) * scale + bias
+
+
+def layer_norm_with_sqrt(x, scale, bias):
+    centred = x - jnp.mean(x, -1, keepdims=True)
+    return scale * (centred / jnp.sqrt(jnp.mean(centred**2, -1, keepdims=True) + 1e-6)) + bias
+
+
+def rms_norm(x, scale):
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-6) * scale
+
+
+def gelu_taken_out(x):
+    return 0.5 * x * (1 + jnp.tanh(0.7978845608 * x * (1 + 0.044715 * x * x)))
+
+
+def attention(q, k, v):
+    scores = jnp.einsum("bqd,bkd->bqk", q, k) / np.sqrt(8).astype(np.float32)
+    return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), v)
+
+
+def masked_attention(q, k, v, mask):
+    scores = jnp.einsum("bqd,bkd->bqk", q * 0.35, k) + mask[None]
+    return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), v)
+
+
+FOUND = [
+    ("smelt.softmax", lambda x: jax.nn.softmax(x, -1), [X]),
+    ("smelt.softmax", lambda x: jax.nn.softmax(x, 1), [X]),
+    (
+        "smelt.softmax",
+        lambda x: jnp.exp(x - x.max(1, keepdims=True)) / jnp.exp(x - x.max(1, keepdims=True)).sum(1, keepdims=True),
+        [X],
+    ),
+    ("smelt.layer_norm", layer_norm, [X, (8,), (8,)]),
+    ("smelt.layer_norm", layer_norm_with_sqrt, [X, (8,), (8,)]),
+    ("smelt.layer_norm", lambda x: layer_norm(x, 1.0, 0.0), [X]),
+    ("smelt.rms_norm", rms_norm, [X, (8,)]),
+    ("smelt.gelu", lambda x: jax.nn.gelu(x, approximate=True), [X]),
+    ("smelt.gelu", lambda x: 0.5 * x * (1 + jax.lax.erf(x / np.sqrt(2).astype(np.float32))), [X]),
+    ("smelt.gelu", lambda x: x * ((jax.lax.erf(x * 0.70710678) + 1) * 0.5), [X]),
+    ("smelt.gelu", gelu_taken_out, [X]),
+    ("smelt.silu", jax.nn.silu, [X]),
+    ("smelt.silu", lambda x: x / (1 + jnp.exp(-x)), [X]),
+    ("smelt.hard_swish", jax.nn.hard_swish, [X]),
+    ("smelt.hard_swish", lambda x: x * jnp.clip(x / 6 + 0.5, 0, 1), [X]),
+    ("smelt.attention", attention, [(2, 3, 8), (2, 5, 8), (2, 5, 4)]),
+    ("smelt.attention", masked_attention, [(2, 3, 8), (2, 5, 8), (2, 5, 4), (3, 5)]),
+]
+
+
+@pytest.mark.parametrize("case", range(len(FOUND)))
+def test_spellings_are_found(case: int) -> None:
+    name, function, sizes = FOUND[case]
+    assert composites(function, *sizes) == {name: 1}
+
+
+NOT_FOUND = [
+    ("the sum of another axis", lambda x: jnp.exp(x - x.max(2, keepdims=True)) / jnp.exp(x).sum(1, keepdims=True), [X]),
+    ("no maximum", lambda x: jnp.exp(x) / jnp.exp(x).sum(1, keepdims=True), [X]),
+    ("a mean over too few", lambda x: x * jax.lax.rsqrt((x * x).sum(-1, keepdims=True) / 7 + 1e-6), [X]),
+    ("another constant", lambda x: 0.5 * x * (1 + jax.lax.erf(x * 0.6)), [X]),
+    ("another gate", lambda x, y: x * jax.nn.sigmoid(y), [X, X]),
+    ("another clamp", lambda x: x * jnp.clip(x / 6 + 0.25, 0, 1), [X]),
+    ("a value in between is wanted", lambda x: (jax.nn.silu(x), jax.nn.sigmoid(x)), [X]),
+]
+
+
+@pytest.mark.parametrize("case", range(len(NOT_FOUND)), ids=[name for name, *_ in NOT_FOUND])
+def test_what_only_looks_alike_is_left_alone(case: int) -> None:
+    _, function, sizes = NOT_FOUND[case]
+    assert composites(function, *sizes) == {}
+
+
+def test_equal_blocks_share_one_decomposition_for_every_batch() -> None:
+    f = FuncBuilder("main", [Shape("f32", "B", 4)])
+    value: Value = f.args[0]
+    for _ in range(3):
+        value = f.multiply(value, f.logistic(value))
+    marked, counts = found_in(Program.of(f.func(value)))
+    assert counts == {"smelt.silu": 3}
+    assert set(marked.funcs) == {"main", "smelt.silu.0"}
+    x = np.linspace(-3, 3, 8, dtype=np.float32).reshape(2, 4)
+    expected = x.astype(np.float64)
+    for _ in range(3):
+        expected = expected / (1 + np.exp(-expected))
+    np.testing.assert_allclose(run(marked, [x])[0], expected, rtol=1e-5)
+
+
+def test_an_engine_gets_only_the_names_it_knows() -> None:
+    program = parse(jax.jit(lambda x: jax.nn.silu(jax.nn.softmax(x))).lower(np.zeros((2, 3), np.float32)).as_text())
+    optimised, _ = pipeline.run(program, composites={"smelt.softmax"})
+    names = [op.attrs["name"] for op in optimised.main.body.ops if op.name == "stablehlo.composite"]
+    assert names == ["smelt.softmax"]
