@@ -5,6 +5,7 @@ Readers (`smelt.read`) make them from mapped files; `Executable.prepare` takes f
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -67,10 +68,7 @@ class Weights(Mapping[str, HostBuffer]):
         """What all tensors weigh together."""
         total = 0
         for stored in self._stored.values():
-            count = 1
-            for size in stored.shape.numbers():
-                count *= size
-            total += count * stored.shape.dtype.numpy.itemsize
+            total += math.prod(stored.shape.numbers()) * stored.shape.dtype.numpy.itemsize
         return total
 
     def _find(self, name: str) -> Stored:
@@ -104,11 +102,10 @@ class MappedFile:
 
     def array(self, offset: int, element: ElementType, sizes: tuple[int, ...], what: str = "tensor") -> Array:
         """A view of part of the file; bounds are checked before anything is allocated."""
-        count = 1
-        for size in sizes:
-            count *= size
+        count = math.prod(sizes)
         length = count * element.numpy.itemsize
-        if offset < 0 or any(size < 0 for size in sizes) or offset + length > self.size:
+        span = math.prod(max(size, 1) for size in sizes) * element.numpy.itemsize  # what NumPy counts for empty arrays
+        if offset < 0 or any(size < 0 for size in sizes) or offset + length > self.size or span >= 1 << 62:
             raise FileError(
                 f"{self.path}: {what} lies outside the file",
                 expected=f"at most {self.size} bytes",

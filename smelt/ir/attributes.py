@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from smelt.dtype import Array, DType, ElementType, Quantized, f64, i64
+from smelt.dtype import Array, DType, ElementType, Quantized, f32, f64, i32, i64
 from smelt.errors import ParseError
 from smelt.ir.core import Type
 from smelt.shape import Shape
@@ -292,46 +292,62 @@ def _plain(expected: str, *types: type) -> Callable[[Any], Any]:
     return read
 
 
-def _read_int(node: Any) -> int:
-    if isinstance(node, Int):
-        return node.value
-    raise ValueError("an integer")
+def _int_of(element: DType | None) -> Callable[[Any], int]:
+    """`3 : i64`; None takes an integer of any type."""
+
+    def read(node: Any) -> int:
+        if isinstance(node, Int) and (element is None or node.type == element):
+            return node.value
+        raise ValueError(f"an integer of type {element}" if element else "an integer")
+
+    return read
 
 
-def _read_float(node: Any) -> float:
-    if isinstance(node, Float | Int):
-        return float(node.value)
-    raise ValueError("a number")
+def _float_of(element: DType | None) -> Callable[[Any], float]:
+    """`1.0 : f32`; None takes a number of any type."""
+
+    def read(node: Any) -> float:
+        if isinstance(node, Float) and (element is None or node.type == element):
+            return float(node.value)
+        if isinstance(node, Int) and element is None:
+            return float(node.value)
+        raise ValueError(f"a number of type {element}" if element else "a number")
+
+    return read
 
 
-def _read_bool(node: Any) -> bool:
-    if isinstance(node, bool):
-        return node
+def _read_unit(node: Any) -> bool:
     if isinstance(node, Unit):
         return True
-    raise ValueError("true or false")
+    raise ValueError("its name alone")
 
 
-def _read_ints(node: Any) -> tuple[int, ...]:
-    if isinstance(node, DenseArray) and node.type.kind in ("int", "uint"):
-        return tuple(int(value) for value in node.values)
+def ints_of(element: DType) -> Callable[[Any], tuple[int, ...]]:
+    """`array<i64: 1, 2>` of one type."""
+
+    def read(node: Any) -> tuple[int, ...]:
+        if isinstance(node, DenseArray) and node.type == element:
+            return tuple(int(value) for value in node.values)
+        raise ValueError(f"array<{element}: …>")
+
+    return read
+
+
+def read_row(node: Any) -> tuple[int, ...]:
+    """`dense<[1, 0]> : tensor<2xindex>`: a list of integers of any type, as layouts are."""
     if isinstance(node, Constant) and node.array.ndim == 1 and node.dtype.is_integer and node.array.size <= 4096:
         return tuple(int(value) for value in node.array)
-    if isinstance(node, tuple) and all(isinstance(item, Int) for item in node):
-        return tuple(item.value for item in node)
-    raise ValueError("array<i64: …>")
+    raise ValueError("dense<[…]> : tensor<Nxindex>")
 
 
 def _read_bools(node: Any) -> tuple[bool, ...]:
     if isinstance(node, DenseArray) and node.type.kind == "bool":
         return tuple(bool(value) for value in node.values)
-    if isinstance(node, Constant) and node.array.ndim == 1 and node.dtype.kind == "bool" and node.array.size <= 4096:
-        return tuple(bool(value) for value in node.array)
     raise ValueError("array<i1: …>")
 
 
 def _read_matrix(node: Any) -> tuple[tuple[int, ...], ...]:
-    if isinstance(node, Constant) and node.array.ndim == 2 and node.dtype.is_integer and node.array.size <= 1 << 20:
+    if isinstance(node, Constant) and node.array.ndim == 2 and node.dtype == i64 and node.array.size <= 1 << 20:
         return tuple(tuple(int(value) for value in row) for row in node.array)
     raise ValueError("dense<[[…], …]> : tensor<NxMxi64>")
 
@@ -350,14 +366,15 @@ def _write_bools(values: tuple[bool, ...]) -> DenseArray:
 
 _BOOL = Shape("i1").element
 
-INT = Kind("int", _read_int, Int)
-INT32 = Kind("int", _read_int, lambda value: Int(value, Shape("i32").element))
-FLOAT32 = Kind("float", _read_float, lambda value: Float(value, Shape("f32").element))
-FLOAT64 = Kind("float", _read_float, Float)
-BOOL = Kind("bool", _read_bool, bool)
-UNIT = Kind("unit", _read_bool, lambda _: Unit())  # present or absent; False is never written
+INT = Kind("int", _int_of(i64), Int)
+INT32 = Kind("int", _int_of(i32), lambda value: Int(value, i32))
+ANY_INT = Kind("int", _int_of(None), Int)
+FLOAT32 = Kind("float", _float_of(f32), lambda value: Float(value, f32))
+FLOAT64 = Kind("float", _float_of(None), Float)
+BOOL = Kind("bool", _plain("true or false", bool), bool)
+UNIT = Kind("unit", _read_unit, lambda _: Unit())  # present or absent; False is never written
 STRING = Kind("string", _plain("a string", str), str)
-INTS = Kind("ints", _read_ints, lambda values: DenseArray(i64, tuple(values)))
+INTS = Kind("ints", ints_of(i64), lambda values: DenseArray(i64, tuple(values)))
 BOOLS = Kind("bools", _read_bools, _write_bools)
 PAIRS = Kind("pairs", _read_matrix, _write_matrix(2))  # padding, source_target_pairs
 MATRIX = Kind("matrix", _read_matrix, _write_matrix(0))  # replica_groups
@@ -373,17 +390,12 @@ def enum(mnemonic: str, *values: str, dialect: str = "stablehlo") -> Kind:
     expected = f"#{dialect}<{mnemonic} {' | '.join(values)}>"
 
     def read(node: Any) -> str:
-        word = node
-        if isinstance(node, DialectAttr):
-            word = node.body.strip()
-            if not node.mnemonic:  # `#stablehlo<mnemonic WORD>`
-                head, _, word = word.partition(" ")
-                if head != mnemonic:
-                    raise ValueError(expected)
-            elif node.mnemonic != mnemonic:
-                raise ValueError(expected)
-        if isinstance(word, str) and word.strip() in values:
-            return word.strip()
+        if isinstance(node, DialectAttr) and node.dialect == dialect:
+            head, word = node.mnemonic, node.body
+            if not head:  # `#stablehlo<mnemonic WORD>`
+                head, _, word = node.body.strip().partition(" ")
+            if head == mnemonic and word.strip() in values:
+                return word.strip()
         raise ValueError(expected)
 
     return Kind(mnemonic, read, lambda value: DialectAttr(dialect, "", f"{mnemonic} {value}"))
@@ -414,7 +426,7 @@ def record(cls: type[Any], mnemonic: str, dialect: str = "stablehlo", *, whole: 
     def read(node: Any) -> Any:
         if isinstance(node, cls):
             return node
-        if not isinstance(node, DialectAttr) or node.mnemonic != mnemonic:
+        if not isinstance(node, DialectAttr) or (node.dialect, node.mnemonic) != (dialect, mnemonic):
             raise ValueError(expected)
         values: dict[str, Any] = {}
         at = 0
@@ -454,16 +466,29 @@ def _field_value(text: str, annotation: str, expected: str) -> Any:
         if annotation.startswith("tuple"):
             if not text.startswith("["):
                 raise ValueError(expected)
-            return tuple(int(item) for item in text[1:-1].split(",")) if text[1:-1].strip() else ()
+            return tuple(_number(item) for item in text[1:-1].split(",")) if text[1:-1].strip() else ()
         if annotation == "bool":
             return {"true": True, "false": False}[text]
         if annotation == "int":
-            return int(text)
-        if annotation == "float":
+            return _number(text)
+        if annotation == "float" and _FLOAT.fullmatch(text):
             return float(text)
     except (ValueError, KeyError):
         raise ValueError(expected) from None
     return text[text.index("<") + 1 : -1] if "<" in text else text
+
+
+_FLOAT = re.compile(r"-?[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?", re.ASCII)
+_INTEGER = re.compile(r"\s*(-?)(0x[0-9a-fA-F]{1,16}|[0-9]{1,19})\s*", re.ASCII)
+
+
+def _number(text: str) -> int:
+    """An integer of 64 bits."""
+    match = _INTEGER.fullmatch(text)
+    value = int(match[1] + match[2], 0 if match[2].startswith("0x") else 10) if match else 1 << 63
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(text)
+    return value
 
 
 _CONV = re.compile(r"\s*\[([^\]]*)\]\s*x\s*\[([^\]]*)\]\s*->\s*\[([^\]]*)\]\s*$")

@@ -182,7 +182,7 @@ def assemble(name: str, by_name: dict[str, Any]) -> Any:
         return by_name[name]
     if not any(other.startswith(f"{name}[") for other in by_name):
         return None
-    items = []
+    items: list[Any] = []
     while True:
         item = assemble(f"{name}[{len(items)}]", by_name)
         if item is None:

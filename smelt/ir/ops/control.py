@@ -14,9 +14,10 @@ import numpy as np
 from smelt.dim import Size, symbols
 from smelt.dtype import Array, i1, i32, index
 from smelt.errors import RunError, UnsupportedError
-from smelt.ir.attributes import ALIAS, ANY, BOOL, DICT, INT32, INTS, STRING, SYMBOL, Constant, Dict, Kind, array_of
+from smelt.ir.attributes import ALIAS, ANY, BOOL, DICT, INT32, STRING, SYMBOL, Constant, Dict, Kind, array_of, read_row
 from smelt.ir.core import Future, Op, Region, Token, Type
 from smelt.ir.ops.definition import UNKNOWN, Attr, Call, Exchange, Frame, OpDef
+from smelt.ir.ops.dynamic import CALLED
 from smelt.ir.ops.signature import bare_symbol, call_types
 from smelt.ir.ops.testing import expect_almost_eq, expect_close, expect_eq
 from smelt.shape import Shape
@@ -199,7 +200,7 @@ def _composite(frame: Frame, op: Op, *args: Any) -> Steps:
     return (yield from frame.invoke(frame.program.func(op.attrs["decomposition"]), *args))
 
 
-LAYOUT = Kind("layout", INTS.read, lambda order: Constant.of(np.array(order, np.int64), index))
+LAYOUT = Kind("layout", read_row, lambda order: Constant.of(np.array(order, np.int64), index))
 TYPED_FFI = 4
 
 
@@ -214,7 +215,9 @@ def _infer_custom_call(call: Call) -> Sequence[Type]:
     for name in call.attrs["called_computations"]:
         call.require(name in call.signatures, "", f"no function @{name}", got=f"@{name}")
     _check_layouts(call, call.declared)
-    return [_fresh_sizes(call, type) for type in call.declared]
+    called = CALLED.get(call.attrs["call_target_name"])
+    found = None if called is None else called[0](call)
+    return [_fresh_sizes(call, type) for type in call.declared] if found is None else found
 
 
 def _check_layouts(call: Call, results: Sequence[Type]) -> None:
@@ -245,6 +248,8 @@ def _custom_call(frame: Frame, op: Op, *operands: Any) -> Any:
         return _fit(op, target, frame.world.callbacks[target](*operands))
     if target in CHECKS and len(operands) == 2:
         return CHECKS[target](op, *operands)
+    if target in CALLED:
+        return CALLED[target][1](frame, op, *operands)
     if target == "shape_assertion" and operands and not op.results:
         return _assert_sizes(op, *operands)
     types = [value.type for value in op.operands]

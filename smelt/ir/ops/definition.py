@@ -15,7 +15,7 @@ from smelt.dim import Size, at_most, symbol
 from smelt.dtype import Array, ElementType, index
 from smelt.errors import Location, VerifyError
 from smelt.ir.attributes import Kind
-from smelt.ir.core import Attrs, Func, FuncType, Program, Region, Type, Value
+from smelt.ir.core import Attrs, Func, FuncType, Program, Region, Type, Value, walk
 from smelt.shape import Shape
 
 REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()
@@ -143,6 +143,10 @@ class OpDef:
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_name", MappingProxyType({attr.name: attr for attr in self.attrs}))
 
+    @property
+    def dialect(self) -> str:
+        return self.name.partition(".")[0]
+
     def check_counts(self, call: Call) -> None:
         """Refuse a wrong number of operands or regions, and a missing attribute, before a rule looks at them."""
         names = self.operands.split()
@@ -161,7 +165,7 @@ class OpDef:
         for attr in self.attrs:
             if attr.default is REQUIRED and attr.name not in call.attrs:
                 call.fail("", f"attribute {attr.name!r} is missing", expected=attr.kind.name)
-        if self.name.startswith(("stablehlo.", "chlo.")):
+        if self.dialect in ("stablehlo", "chlo"):
             self._check_elements(call)
 
     def _check_elements(self, call: Call) -> None:
@@ -299,6 +303,20 @@ class Call:
             self.fail(label, f"{what} must be unique", got=list(dims))
         if ordered and list(dims) != sorted(dims):
             self.fail(label, f"{what} must be sorted", got=list(dims))
+
+    def isolated(self, region: Region, label: str) -> None:
+        """A region uses no value from outside."""
+        inside: set[Value] = set(region.args)
+        used = list(region.results)
+        for op in walk(region):
+            inside.update(op.results)
+            used += op.operands
+            for inner in op.regions:
+                inside.update(inner.args)
+                used += inner.results
+        outer = [value for value in used if value not in inside]
+        if outer:
+            self.fail(label, "its region uses a value from outside", got=f"%{outer[0].name or outer[0].index}")
 
     def returns(self, region: Region, args: Sequence[Type], results: Sequence[Type], label: str) -> None:
         """A region takes and returns exactly these tensor types."""

@@ -6,7 +6,7 @@ declared, and one that only data knows is a new symbol, whose value the run give
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from smelt.dim import Size, at_most, floordiv, product
@@ -15,7 +15,8 @@ from smelt.errors import RunError
 from smelt.ir.attributes import BOOL, BOOLS, CONV, GATHER, INT, INTS, PRECISION
 from smelt.ir.core import Op, Type
 from smelt.ir.ops.definition import UNKNOWN, Attr, Call, Frame, OpDef
-from smelt.ir.ops.index import as_int64, gather, infer_gather
+from smelt.ir.ops.index import as_int64, gather, infer_gather, top_k
+from smelt.ir.ops.random import bits
 from smelt.ir.ops.shape import (
     broadcast_in_dim,
     check_fits,
@@ -31,7 +32,7 @@ from smelt.ir.ops.shape import (
     solve_reshape,
     take_slice,
 )
-from smelt.ir.ops.window import convolution_of, infer_convolution
+from smelt.ir.ops.window import Window, convolution_of, infer_convolution, reduce_windows, window_count
 from smelt.ir.sizes import Known, trace_each
 from smelt.shape import Shape
 
@@ -232,6 +233,94 @@ def _mean_dynamic_conv(_: Frame, op: Op, lhs: Array, rhs: Array, padding: Array)
     found = convolution_of(op, lhs, rhs, as_int64(padding).tolist())
     check_fits(op, found.shape)
     return found
+
+
+# ---- what JAX exports as custom calls, for want of dynamic twins ----
+
+
+def _infer_called_window(call: Call) -> list[Type] | None:
+    """`stablehlo.dynamic_reduce_window`: inputs, inits, window sizes, strides, both dilations and padding."""
+    count = len(call.declared or ())
+    types = [value.type for value in call.operands]
+    if not count or len(types) != 2 * count + 5 or not isinstance(types[0], Shape):
+        return None
+    rank = types[0].rank
+    shapes = [type.sizes if isinstance(type, Shape) else None for type in types[2 * count :]]
+    if shapes != [(rank,)] * 4 + [(rank, 2)]:
+        return None
+    sizes, strides, bases, dilations, edges = (trace_each(value) for value in call.operands[2 * count :])
+    if sizes is None or strides is None or bases is None or dilations is None or edges is None:
+        return None
+    known: list[Known] = []
+    for axis, size in enumerate(types[0].sizes):
+        low, high = edges[2 * axis : 2 * axis + 2]
+        stride, base, dilation, window = strides[axis], bases[axis], dilations[axis], sizes[axis]
+        numbers = all(isinstance(number, int) and number > 0 for number in (stride, base, dilation))
+        if not numbers or low is None or high is None or window is None:
+            known.append(None)
+        else:
+            known.append(window_count(size, (low, high), base, window, dilation, stride))  # type: ignore[arg-type]
+    return [_called_type(call, i, known) for i in range(count)]
+
+
+def _called_type(call: Call, index: int, known: Sequence[Known]) -> Shape:
+    """The declared type with its open sizes as far as they are known."""
+    wanted = call.wanted(index)
+    if wanted.rank != len(known):
+        call.fail("", f"result {index} has another rank", expected=len(known), got=wanted)
+    pairs = zip(wanted.sizes, known, strict=True)
+    sizes = [size if size != UNKNOWN else call.scope.fresh() if have is None else have for size, have in pairs]
+    return Shape.of(wanted.dtype, sizes)
+
+
+def _called_window(frame: Frame, op: Op, *operands: Array) -> tuple[Array, ...]:
+    count = len(op.results)
+    sizes, strides, bases, dilations = (tuple(numbers(each)) for each in operands[2 * count : 2 * count + 4])
+    if any(number < 1 for number in (*sizes, *strides, *bases, *dilations)):
+        got = [list(each) for each in (sizes, strides, bases, dilations)]
+        raise RunError(f"{op.name}: the numbers of a window must be positive", got=got, where=op.location)
+    padding = tuple((low, high) for low, high in as_int64(operands[2 * count + 4]).tolist())
+    body = frame.program.func(op.attrs["called_computations"][0]).body
+    window = Window(sizes, strides, padding, bases, dilations)
+    found = reduce_windows(frame, op, body, window, operands[: 2 * count])
+    check_fits(op, found[0].shape)
+    return found
+
+
+def _infer_called_top_k(call: Call) -> list[Type] | None:
+    """`stablehlo.dynamic_top_k`: an operand and k."""
+    if len(call.operands) != 2 or len(call.declared or ()) != 2 or not isinstance(call.operands[0].type, Shape):
+        return None
+    found, operand = trace_each(call.operands[1]), call.shape(0)
+    if found is None or len(found) != 1 or not operand.rank:
+        return None
+    return [_called_type(call, i, (*operand.sizes[:-1], found[0])) for i in range(2)]
+
+
+def _called_top_k(frame: Frame, op: Op, operand: Array, k: Array) -> tuple[Array, ...]:
+    return top_k(op, operand, int(k.item()))
+
+
+def _infer_called_bits(call: Call) -> list[Type] | None:
+    """`stablehlo.dynamic_rng_bit_generator`: a state and the sizes of the output."""
+    if len(call.operands) != 2 or len(call.declared or ()) != 2:
+        return None
+    found = trace_each(call.operands[1])
+    return None if found is None else [call.shape(0), _called_type(call, 1, found)]
+
+
+def _called_bits(frame: Frame, op: Op, state: Array, shape: Array) -> tuple[Array, ...]:
+    algorithm = str(op.attrs.get("rng_algorithm", "DEFAULT"))
+    name = next((name for name in ("THREE_FRY", "PHILOX") if name in algorithm), "DEFAULT")
+    return bits(state, tuple(check_fits(op, numbers(shape))), op.results[1].shape.element, name)
+
+
+# target → (inference, which is None where the call is not what JAX makes; meaning)
+CALLED: Mapping[str, tuple[Callable[[Call], list[Type] | None], Callable[..., tuple[Array, ...]]]] = {
+    "stablehlo.dynamic_reduce_window": (_infer_called_window, _called_window),
+    "stablehlo.dynamic_rng_bit_generator": (_infer_called_bits, _called_bits),
+    "stablehlo.dynamic_top_k": (_infer_called_top_k, _called_top_k),
+}
 
 
 ROWS: list[OpDef] = [

@@ -602,7 +602,10 @@ def _infer_top_k(call: Call) -> list[Type]:
 
 
 def _mean_top_k(_: Frame, op: Op, operand: Array) -> tuple[Array, ...]:
-    k = op.attrs["k"]
+    return top_k(op, operand, op.attrs["k"])
+
+
+def top_k(op: Op, operand: Array, k: int) -> tuple[Array, ...]:
     if k > operand.shape[-1]:
         raise RunError(
             f"{op.name}: there are fewer than k elements", expected=k, got=operand.shape[-1], where=op.location

@@ -42,10 +42,14 @@ def _infer_bits(call: Call) -> Sequence[Type]:
 
 def _bits(frame: Frame, op: Op, state: Array) -> tuple[Array, Array]:
     type = op.results[1].shape
-    sizes = frame.shape(type)
-    generate = _three_fry if op.attrs["rng_algorithm"] == "THREE_FRY" else _philox
-    new_state, words = generate(state, sizes, wide=type.dtype.bits == 64)
-    return new_state, _as_elements(words, type.element)
+    return bits(state, frame.shape(type), type.element, op.attrs["rng_algorithm"])
+
+
+def bits(state: Array, sizes: tuple[int, ...], element: DType, algorithm: str) -> tuple[Array, Array]:
+    """The state afterwards, and random bits in elements of a type."""
+    generate = _three_fry if algorithm == "THREE_FRY" else _philox
+    new_state, words = generate(state, sizes, wide=element.bits == 64)
+    return new_state, _as_elements(words, element)
 
 
 def _as_elements(words: Array, element: DType) -> Array:

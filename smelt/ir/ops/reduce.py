@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from smelt.dtype import Array, DType, ElementType, Quantized
-from smelt.ir.attributes import BOOL, FLOAT32, INT, INTS, DenseArray, Kind
+from smelt.dtype import Array, DType, ElementType, Quantized, i32
+from smelt.ir.attributes import BOOL, FLOAT32, INT, INTS, DenseArray, Kind, ints_of
 from smelt.ir.cast import cast
 from smelt.ir.core import Op, Region, Type
 from smelt.ir.ops.definition import Attr, Call, Frame, OpDef
@@ -344,6 +344,7 @@ def _scan_counts(op: Op | Call) -> tuple[int, int]:
 def _infer_scan(call: Call) -> list[Type]:
     shapes = call.shapes
     body = call.regions[0]
+    call.isolated(body, "scan")
     dimension = call.attrs["dimension"]
     if len(body.args) != len(shapes):
         call.fail("scan", "its body takes one argument per operand", expected=len(shapes), got=len(body.args))
@@ -397,7 +398,7 @@ def _scan(frame: Frame, op: Op, *operands: Array) -> Arrays:
     return (*(np.moveaxis(output, 0, dimension) for output in outputs), *carries)
 
 
-_SEGMENTS = Kind("segments", INTS.read, lambda values: DenseArray(Shape("i32").element, tuple(values)))
+_SEGMENTS = Kind("segments", ints_of(i32), lambda values: DenseArray(i32, tuple(values)))
 _NORM = (Attr("epsilon", FLOAT32), Attr("feature_index", INT))
 
 ROWS: list[OpDef] = [

@@ -177,9 +177,13 @@ def _infer_reduce_window(call: Call) -> list[Type]:
 
 
 def _reduce_window(frame: Frame, op: Op, *operands: Array) -> Arrays:
-    body, window = op.regions[0], _window_of(op)
+    return reduce_windows(frame, op, op.regions[0], _window_of(op), operands)
+
+
+def reduce_windows(frame: Frame, op: Op, body: Region, window: Window, operands: Sequence[Array]) -> Arrays:
+    """Every window of the inputs folded by the body; `operands` are the first of the op's: inputs, then their inits."""
     elements = [value.shape.dtype for value in body.results]
-    types = [value.shape.dtype for value in op.operands]
+    types = [value.shape.dtype for value in op.operands[: len(operands)]]
     values = [promoted(*each) for each in zip(operands, types, elements * 2, strict=True)]
     inputs, inits = values[: len(elements)], values[len(elements) :]
     counts = window.counts(inputs[0].shape)

@@ -298,8 +298,10 @@ def _read_short(reader: Reader, definition: OpDef, name: str) -> Any:
         return cursor.string()
     if cursor.kind == AT:
         return Symbol((cursor.symbol(),)) if kind == "symbol" else cursor.symbol()
+    if cursor.token == "[" and declared is not None and kind.startswith("array"):
+        return declared.kind.write(read_list(reader, words=True))
     if cursor.token == "[":
-        return read_list(reader, words=kind.startswith("array"))
+        return read_list(reader)
     if cursor.kind == FLOAT or kind == "float":
         return Float(reader.attributes.floating())
     if cursor.kind == INTEGER or cursor.token == "-":
@@ -307,7 +309,9 @@ def _read_short(reader: Reader, definition: OpDef, name: str) -> Any:
         return Int(value) if kind != "int" or declared is None else declared.kind.write(value)
     if cursor.kind == ID and cursor.token not in ("dense", "dense_resource"):
         word = cursor.advance()
-        return word == "true" if word in ("true", "false") else word
+        if word in ("true", "false"):
+            return word == "true"
+        return word if declared is None else declared.kind.write(word)
     return reader.attributes.any()
 
 

@@ -30,7 +30,7 @@ _BESIDE_BRACKET = re.compile(
     r"\][ \t\r\n]*+[^\], \t\r\n]|[^\[, \t\r\n][ \t\r\n]*\["
 )  # an element that belongs to no list
 _PAIR = re.compile(r"\(\s*([^(),\[\]]*),([^(),\[\]]*)\)")
-_PLUS = re.compile(rb"(?<![eE])\+")
+_ODD_FLOAT = re.compile(rb"(?<![eE])\+|(?<![0-9])\.")  # spellings that Python takes and MLIR does not
 _FLOAT = re.compile(r"(-?)\s*([0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?)", re.ASCII)
 _INTEGER = re.compile(r"(-?)\s*(0x[0-9a-fA-F]+|[0-9]+)", re.ASCII)
 
@@ -130,7 +130,7 @@ def _numbers(tokens: list[str], element: DType, flat: str) -> Array:
     raw = flat.encode("utf-8", "replace")
     try:
         if element.is_float:
-            if not raw.translate(None, _FLOATS) and raw.count(b".") == len(tokens) and not _PLUS.search(raw):
+            if not raw.translate(None, _FLOATS) and raw.count(b".") == len(tokens) and not _ODD_FLOAT.search(raw):
                 return cast(np.fromiter(map(float, tokens), np.float64, len(tokens)), element)
         elif b"-0" not in raw and not raw.translate(None, _DECIMAL):
             return _wrapped(np.fromiter(map(int, tokens), np.int64, len(tokens)), element)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from smelt.dtype import DType, dtype, i64
-from smelt.ir.attributes import Constant, DenseArray, DialectAttr, Int, print_conv_dims
+from smelt.ir.attributes import PRECISION, Constant, DenseArray, DialectAttr, Int, print_conv_dims
 from smelt.ir.core import Op, Value
 from smelt.ir.ops.definition import OpDef
 from smelt.ir.text import attrs as text_attrs
@@ -155,7 +155,7 @@ class _DotGeneral:
                 cursor.expect("x")
                 numbers[word] = (left, read_list(reader).values)
             elif word == "precision":
-                draft.attrs["precision_config"] = read_list(reader, words=True)
+                draft.attrs["precision_config"] = PRECISION.write(read_list(reader, words=True))
             elif word == "algorithm":
                 draft.attrs["algorithm"] = DialectAttr("stablehlo", "dot_algorithm", cursor.balanced())
             else:

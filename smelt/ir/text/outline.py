@@ -177,7 +177,7 @@ class Outline:
         cursor.expect(")")
         attrs = self.attributes.properties()
         cursor.expect("(")
-        self._module_body()
+        self._module_body(generic=True)
         cursor.expect(")")
         if cursor.token == "{":
             attrs |= self.attributes.dictionary()
@@ -190,9 +190,11 @@ class Outline:
             cursor.fail("a module with this name", at=start, expected="a string", got=name)
         return name, attrs
 
-    def _module_body(self) -> None:
+    def _module_body(self, *, generic: bool = False) -> None:
         cursor = self.cursor
         cursor.expect("{")
+        if generic and cursor.token == "}":  # in generic form no block is there unless something is in it
+            cursor.fail("a module without a block", expected="^bb0:")
         if cursor.kind == CARET:
             cursor.advance()
             cursor.expect(":")

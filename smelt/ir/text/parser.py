@@ -402,7 +402,10 @@ class Parser:
     def generic(self, draft: Draft) -> None:
         cursor = self.cursor
         draft.operands += [self.operand() for _ in cursor.listed("(", ")")]
+        start = cursor.start
         draft.attrs |= self.attributes.properties()
+        if draft.attrs and not draft.definition.attrs and draft.definition.dialect in ("stablehlo", "chlo"):
+            cursor.fail(f"{draft.name} has no properties", at=start, got=", ".join(draft.attrs))
         if cursor.token == "(":
             for _ in cursor.listed("(", ")"):
                 draft.regions.append(self.region(draft))

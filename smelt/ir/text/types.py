@@ -23,6 +23,7 @@ _SCALARS = {name: row for name, row in DTYPES.items() if not row.is_complex}
 _SIMPLE = re.compile(r"tensor<((?:[0-9]+x)*+)([a-z][A-Za-z0-9]*+)>", re.ASCII)
 _ENCODED = re.compile(r'tensor<[\dx?a-zA-Z]+, #smelt\.sizes<[^<>"#]*>>', re.ASCII)  # read once, then found by its text
 _SIZES = re.compile(r"((?:(?:[0-9]++|\?)[ \t\r\n]*+x[ \t\r\n]*+)*+)", re.ASCII)
+_BOUNDS = re.compile(r"bounds\s*=\s*\[([^\[\]]*)\]")
 _ONE_SIZE = re.compile(r"[0-9]+|\?")
 _STORAGE = re.compile(r"(?:u|ui|i)[0-9]+", re.ASCII)
 _ODD = re.compile(r"[su]?i[1-9][0-9]{0,6}|f80|f128|tf32|none", re.ASCII)
@@ -203,15 +204,12 @@ class Types:
             bounds = self._bounds(tail.strip().removeprefix("[").removesuffix("]"), len(sizes), start) if tail else None
             return list(shape.sizes), bounds
         if name == "#stablehlo.type_extensions":
-            body = (
-                body.strip()
-                .removeprefix("bounds")
-                .strip()
-                .removeprefix("=")
-                .strip()
-                .removeprefix("[")
-                .removesuffix("]")
-            )
+            spelled = _BOUNDS.fullmatch(body.strip())
+            if spelled is None:
+                cursor.fail(
+                    "a type extension that is no list of bounds", at=start, expected="bounds = […]", got=body[:60]
+                )
+            body = spelled[1]
         bounds = self._bounds(body, len(sizes), start)
         if any(bound is not None and size != UNKNOWN for size, bound in zip(sizes, bounds, strict=True)):
             cursor.fail("only a dynamic size has a bound", at=start, expected=sizes, got=body)

@@ -31,6 +31,7 @@ from smelt.read.onnx import (  # noqa: F401  each registers its operators
     signal,
     text,
     training,
+    trees,
     vision,
 )
 from smelt.read.onnx.graph import Graph, Model, StaticError, dimension, sequence_of

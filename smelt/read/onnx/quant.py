@@ -1,7 +1,7 @@
 """Quantised operators: integers, or narrow floats, that stand for `(q - zero_point) * scale`.
 
-What comes in is a node of ai.onnx; what goes out computes on whole integers (i32) and f32, and rounds to the stored type
-once, at the end. `read.onnx.contrib_quant` builds Microsoft's operators from the same parts.
+What comes in is a node of ai.onnx; what goes out computes on whole integers (i32) and f32, and rounds to the stored
+type once, at the end. `read.onnx.contrib_quant` builds Microsoft's operators from the same parts.
 """
 
 from __future__ import annotations
@@ -188,13 +188,13 @@ def dynamic_quantize_linear(g: Graph, x: Value) -> tuple[Value, Value, Value]:
 
 
 def _shifted(g: Graph, x: Value, zero: Value | None, axis: int) -> Value:
-    """The numbers less their zero point, which is one, one per slice of an axis, or broadcasts: i32, or f32 of floats."""
+    """The numbers less their zero point, which is one, one per slice or broadcasts: i32, or f32 of floats."""
     wide = f32 if x.shape.element.is_float else i32
     whole = g.convert(x, wide)
-    return whole if zero is None else g.binary("subtract", whole, g.convert(_placed(g, zero, x.shape.rank, axis), wide))
+    return whole if zero is None else g.binary("subtract", whole, g.convert(placed(g, zero, x.shape.rank, axis), wide))
 
 
-def _placed(g: Graph, parameter: Value, rank: int, axis: int) -> Value:
+def placed(g: Graph, parameter: Value, rank: int, axis: int) -> Value:
     """A scale or zero point so that it broadcasts against a tensor of a rank; a vector goes along an axis."""
     if is_single(parameter):
         return g.reshape(parameter, ())
@@ -232,8 +232,8 @@ def qlinear_matmul(
     if a.shape.element.is_float != b.shape.element.is_float:
         raise UnsupportedError("a product of integers and floats", got=f"{a.shape} and {b.shape}")
     total = matmul_integer(g, a, b, a_zero_point, b_zero_point)
-    rows = _placed(g, g.convert(a_scale, f32), a.shape.rank, _rows(a))
-    columns = _placed(g, g.convert(b_scale, f32), b.shape.rank, -1)
+    rows = placed(g, g.convert(a_scale, f32), a.shape.rank, _rows(a))
+    columns = placed(g, g.convert(b_scale, f32), b.shape.rank, -1)
     if b.shape.rank == 1 and rows.shape.rank > 1:  # a product with a vector has no columns, one of a vector no rows
         rows = g.reshape(rows, rows.shape.sizes[:-1])
     if a.shape.rank == 1 and columns.shape.rank > 1:
@@ -309,7 +309,7 @@ def qlinear_conv(
     )
     if B is not None:
         total = g.binary("add", total, g.along(B, total.shape.rank, 1))
-    channels = _placed(g, w_scale, total.shape.rank, 1)
+    channels = placed(g, w_scale, total.shape.rank, 1)
     factor = g.binary("multiply", single(g, x_scale, "x_scale"), channels)
     factor = g.binary("divide", factor, single(g, y_scale, "y_scale"))
     scaled = g.binary("multiply", g.convert(total, f32), factor)

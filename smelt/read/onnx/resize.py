@@ -280,7 +280,7 @@ def _taps(at: Array, scale: float, plan: Plan) -> tuple[Array, Array]:
 def _filter(distance: Array, plan: Plan) -> Array:
     d = np.abs(distance)
     if plan.mode == "linear":
-        return np.maximum(1 - d, 0)
+        return np.asarray(np.maximum(1 - d, 0))
     a = plan.cubic_a
     near = (a + 2) * d**3 - (a + 3) * d**2 + 1
     far = a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a

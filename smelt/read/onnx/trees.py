@@ -529,6 +529,3 @@ def _members(g: Graph, values: Tensor | None, modes: Array, what: str) -> Array 
     for owner, each in zip(owners, lists, strict=True):
         rows[owner, : len(each)] = each
     return rows
-
-
-__all__ = ["Forest"]
