@@ -1153,7 +1153,7 @@ class _Theory:
         return True
 
     def split(self, goal: Size) -> list[_Theory]:
-        """Theories that cover this one together: both sides of a max, or all residues of a symbol that is divided."""
+        """Theories that cover this one together: both sides of a max, or all residues of a size that is divided."""
         atoms = _atoms(goal)
         for atom in atoms:
             if atom.op == "max":
@@ -1163,16 +1163,25 @@ class _Theory:
                     case.cases[atom] = sign * atom.args[0]
                     case.forget()
                 return cases
-        floors = [(atom, k) for atom in atoms if atom.op == "//" and isinstance(k := atom.args[1], int)]
-        for atom, k in floors:
-            for name in (a.name for monomial, _ in _terms(atom.args[0]) for a in monomial if a.op == "symbol"):
-                modulus = lcm(*(divisor for other, divisor in floors if name in other.names))
-                if (modulus := modulus if modulus <= _MAX_MODULUS else k) <= _MAX_MODULUS:
-                    cases = [_Theory(self) for _ in range(modulus)]
-                    for rest, case in enumerate(cases):
-                        case.bind(name, modulus * case.fresh() + rest)
-                    return cases
+        floors = [
+            (_residue(atom.args[0], k)[1], k)
+            for atom in atoms
+            if atom.op == "//" and isinstance(k := atom.args[1], int)
+        ]
+        for dividend, k in floors:  # without its constant
+            inside = (_term(atom) for monomial, _ in _terms(dividend) for atom in monomial if atom.op == "symbol")
+            for part in (dividend, *inside):
+                modulus = lcm(*(divisor for other, divisor in floors if symbols(part) <= symbols(other)))
+                modulus = modulus if modulus <= _MAX_MODULUS else k
+                if _lone_symbol(part) and modulus <= _MAX_MODULUS:
+                    return [self.residue(part, modulus, rest) for rest in range(modulus)]
         return []
+
+    def residue(self, size: Size, modulus: int, rest: int) -> _Theory:
+        case = _Theory(self)
+        quotient = case.fresh() if _nonneg(size) else case.fresh() - case.fresh()
+        case.equate([size - modulus * quotient - rest])
+        return case
 
     def linear(self, goal: Size) -> bool:
         """Whether `goal >= 0` follows by adding up multiples of what is known, with monomials as the unknowns."""

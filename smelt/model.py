@@ -47,9 +47,10 @@ def load(path: str | Path, *, device: str = "auto", engine: str = "auto") -> Mod
 class Model:
     """A model that can be called by its own input names, NumPy in and NumPy out."""
 
-    def __init__(self, name: str, engine: str, executable: Executable) -> None:
+    def __init__(self, name: str, engine: str, executable: Executable, metadata: Mapping[str, str]) -> None:
         self.name = name
         self.engine = engine
+        self.metadata = metadata
         self._executable = executable
 
     @staticmethod
@@ -69,7 +70,7 @@ class Model:
                 if candidate is candidates[-1]:
                     raise
                 continue
-            return Model(name, candidate.name, executable.prepare(weights))
+            return Model(name, candidate.name, executable.prepare(weights), weights.metadata)
         raise refused or UnsupportedError("no engine can run here")
 
     @property

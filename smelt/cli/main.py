@@ -15,8 +15,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from smelt.cli import bench as bench_command
 from smelt.cli import check as check_command
 from smelt.cli import demo as demo_command
+from smelt.cli import diff as diff_command
+from smelt.cli import export as export_command
+from smelt.cli import inspect as inspect_command
 from smelt.cli import run as run_command
 from smelt.cli import show as show_command
 from smelt.errors import SmeltError
@@ -31,6 +35,9 @@ app = typer.Typer(
 
 File = Annotated[Path, typer.Argument(help="A model: .onnx, .mlir (StableHLO text) or .mlirbc (portable bytecode).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+OpenSizes = Annotated[
+    list[str] | None, typer.Option("--size", "-s", help="SYMBOL=NUMBER for an open size of the inputs. Default: 1.")
+]
 EngineName = Annotated[str, typer.Option("--engine", help="auto, native or reference.")]
 
 
@@ -57,9 +64,7 @@ def run(
             "--input", "-i", help="NAME=FILE.npy, NAME=random, or random for all. Repeatable. Default: random."
         ),
     ] = None,
-    size: Annotated[
-        list[str] | None, typer.Option("--size", "-s", help="SYMBOL=NUMBER for random inputs of open size. Default: 1.")
-    ] = None,
+    size: OpenSizes = None,
     engine: EngineName = "auto",
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     output_dir: Annotated[Path | None, typer.Option(help="Write each output to this folder as NAME.npy.")] = None,
@@ -79,6 +84,50 @@ def show(
 ) -> None:
     """Print a model as it stands after a stage of compilation."""
     show_command.show(file, stage, generic, export, as_json)
+
+
+@app.command()
+def inspect(file: File, size: OpenSizes = None, as_json: AsJson = False) -> None:
+    """Print what a model is and needs: inputs, outputs, parameters, arithmetic, memory, ops. Nothing is compiled."""
+    inspect_command.inspect(file, size or [], as_json)
+
+
+@app.command()
+def bench(
+    file: File,
+    against: Annotated[str, typer.Option(help="Peers to measure in the same run, with commas: onnxruntime.")] = "",
+    size: OpenSizes = None,
+    engine: EngineName = "auto",
+    seconds: Annotated[float, typer.Option(help="How long to measure, about.")] = 5.0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how long a call takes on random inputs, in turns with peers."""
+    bench_command.bench(file, size or [], engine, [name for name in against.split(",") if name], seconds, as_json)
+
+
+@app.command()
+def export(
+    file: File,
+    output: Annotated[Path, typer.Option("--output", "-o", help="FILE.mlir (text) or FILE.mlirbc (bytecode).")],
+    plain: Annotated[bool, typer.Option(help="Plain StableHLO: symbolic sizes as dynamic ops.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a model as StableHLO, with its weights in a safetensors file beside it."""
+    export_command.export(file, output, plain, as_json)
+
+
+@app.command()
+def diff(
+    file: File,
+    against: Annotated[str, typer.Option(help="onnxruntime, or an engine of ours: reference, native.")] = "reference",
+    engine: EngineName = "auto",
+    size: OpenSizes = None,
+    tolerance: Annotated[float, typer.Option(help="Largest difference allowed, as a part of a value's scale.")] = 1e-3,
+    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Compare every intermediate value with another engine's or a peer's; exit code 1 if one differs."""
+    diff_command.diff(file, against, engine, size or [], tolerance, seed, as_json)
 
 
 @app.command()

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from smelt.cli.sizes import given_sizes
 from smelt.dtype import Array, dtype
 from smelt.engine_api import Port, Signature
 from smelt.errors import FileError, ShapeError, SmeltError
@@ -52,7 +54,9 @@ def run(
     for name, array in outputs.items():
         facts = describe(array)
         numbers = [f"{facts[key]:.6g}" if facts.get(key) is not None else "" for key in ("min", "mean", "max")]
-        table.add_row(name, facts["type"], *numbers, ", ".join(_short(value) for value in facts["first"]))
+        table.add_row(
+            escape(name), escape(facts["type"]), *numbers, ", ".join(_short(value) for value in facts["first"])
+        )
     console.print(table)
     console.print(
         f"{model.engine} engine: loaded in {record['load_ms']} ms, called in {record['call_ms']} ms", style="dim"
@@ -132,12 +136,7 @@ def _load(path: str) -> Array:
 
 def _symbols(signature: Signature, sizes: Sequence[str], numbers: dict[str, Array]) -> dict[str, int]:
     """Values for the open sizes: from files, from `--size`, else 1."""
-    symbols: dict[str, int] = {name: 1 for port in signature.inputs for name in port.shape.symbols}
-    for item in sizes:
-        name, _, value = item.partition("=")
-        if name not in symbols or not value.isdigit():
-            raise SmeltError("--size is not understood", expected=f"one of {sorted(symbols)} = a number", got=item)
-        symbols[name] = int(value)
+    symbols = given_sizes(signature, sizes)
     for port in signature.inputs:
         if port.name in numbers:
             symbols |= _measured(port, numbers[port.name])

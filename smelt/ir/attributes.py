@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from smelt.dtype import Array, DType, ElementType, Quantized, f32, f64, i32, i64
+from smelt.dtype import Array, DType, ElementType, Quantized, f32, f64, i32, i64, index
 from smelt.errors import ParseError
 from smelt.ir.core import Type
 from smelt.shape import Shape
@@ -334,8 +334,8 @@ def ints_of(element: DType) -> Callable[[Any], tuple[int, ...]]:
 
 
 def read_row(node: Any) -> tuple[int, ...]:
-    """`dense<[1, 0]> : tensor<2xindex>`: a list of integers of any type, as layouts are."""
-    if isinstance(node, Constant) and node.array.ndim == 1 and node.dtype.is_integer and node.array.size <= 4096:
+    """`dense<[1, 0]> : tensor<2xindex>`, as layouts are."""
+    if isinstance(node, Constant) and node.array.ndim == 1 and node.dtype == index and node.array.size <= 4096:
         return tuple(int(value) for value in node.array)
     raise ValueError("dense<[…]> : tensor<Nxindex>")
 
@@ -382,6 +382,7 @@ CONSTANT = Kind("constant", _plain("dense<…>", Constant), lambda value: value)
 SYMBOL = Kind("symbol", lambda node: _plain("@name", Symbol)(node).name, lambda name: Symbol((name,)))
 DICT = Kind("dict", _plain("{…}", Dict), lambda value: value)
 ANY = Kind("any", lambda node: node, lambda value: value)
+LIST = Kind("list", _plain("[…]", tuple), lambda value: value)
 TYPE = Kind("type", _plain("a type", Shape), lambda value: value)
 
 

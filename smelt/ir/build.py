@@ -15,7 +15,7 @@ import numpy as np
 from smelt.dtype import Array, ElementType, dtype
 from smelt.errors import Location
 from smelt.ir.attributes import Constant
-from smelt.ir.core import Attrs, Func, FuncType, Op, Region, Type, Value
+from smelt.ir.core import Attrs, Func, FuncType, Future, Op, Region, Tuple, Type, Value
 from smelt.ir.ops import definition_of
 from smelt.ir.ops.definition import UNKNOWN, Call, Scope, op_attrs
 from smelt.shape import Shape
@@ -70,6 +70,8 @@ def _settle_one(call: Call, have: Type, want: Type) -> Type:
         if any(size == UNKNOWN for size in sizes):
             call.fail("", "a result size is not known here", expected="a number or a formula", got=want)
         return Shape.of(have.dtype, sizes, None, want.bounds)
+    if isinstance(have, Tuple | Future) and type(have) is type(want) and len(have.types) == len(want.types):
+        return type(have)(tuple(_settle_one(call, *each) for each in zip(have.types, want.types, strict=True)))
     if have != want:
         call.fail("", "the declared result type is not the inferred one", expected=have, got=want)
     return want

@@ -1,4 +1,4 @@
-"""StableHLO files, text or portable bytecode, as programs. They bring no weights of their own."""
+"""StableHLO files, text or portable bytecode, as programs; a safetensors file of the same name holds the weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from smelt.errors import FileError, ParseError
 from smelt.ir.core import Program
 from smelt.ir.text import parse
 from smelt.ir.text.bytecode import read_bytecode
+from smelt.read import safetensors
 from smelt.weights import Weights
 
 _BYTECODE = b"ML\xefR"
@@ -20,9 +21,14 @@ def read(path: Path) -> tuple[Program, Weights]:
     except OSError as error:
         raise FileError(f"cannot read {path}", got=error) from error
     if data.startswith(_BYTECODE):
-        return read_bytecode(data), Weights({}, source=str(path))
+        return read_bytecode(data), _weights(path)
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise ParseError("neither UTF-8 text nor MLIR bytecode", where=path, got=f"byte {error.start}") from error
-    return parse(text, str(path)), Weights({}, source=str(path))
+    return parse(text, str(path)), _weights(path)
+
+
+def _weights(path: Path) -> Weights:
+    beside = path.with_suffix(".safetensors")
+    return safetensors.read(beside) if beside.is_file() else Weights({}, source=str(beside))

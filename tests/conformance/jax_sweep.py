@@ -19,7 +19,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class Outcome:
     detail: str = ""
 
 
-class Failure(Exception):
+class StageError(Exception):
     """A case failed at a stage."""
 
     def __init__(self, stage: str, detail: str) -> None:
@@ -72,20 +72,21 @@ def run_case(case: Case, seed: int, timeout: int = 120) -> Outcome:
                 check_export(case, random)
             else:
                 check_static(case, random)
-    except Failure as failure:
+    except StageError as failure:
         return Outcome(case.name, failure.stage, failure.detail)
     return Outcome(case.name, "passed")
 
 
 def check_static(case: Case, random: np.random.Generator) -> None:
     args = draw(case.args, {}, random)
-    lowered = staged("jax", lambda: jax.jit(case.function, keep_unused=True).lower(*args))
-    wanted = staged("jax", lambda: leaves(lowered.compile()(*args)))
+    function = jax.jit(case.function, keep_unused=True)
+    lowered = staged("jax", lambda: function.trace(*args).lower(lowering_platforms=(case.platform,)))
+    wanted = staged("jax", lambda: leaves(lowered.compile()(*args) if case.platform == "cpu" else function(*args)))
     text = lowered.as_text()
     program = read(text)
     located = staged("locations", lambda: parse(lowered.as_text(debug_info=True)))
     if found := difference(program, located):
-        raise Failure("locations", found)
+        raise StageError("locations", found)
     compare(case, program, optimise(program), args, wanted)
 
 
@@ -121,7 +122,7 @@ def read(text: str) -> Any:
     staged("verify", lambda: verify(program))
     again = staged("print", lambda: parse(print_program(program)))
     if found := difference(program, again):
-        raise Failure("print", found)
+        raise StageError("print", found)
     return program
 
 
@@ -135,12 +136,12 @@ def compare(case: Case, program: Any, optimised: Any, args: Sequence[Array], wan
     plain = staged("run", lambda: run(program, args))
     fast = staged("run optimised", lambda: run(optimised, args))
     if len(plain) != len(wanted):
-        raise Failure("results", f"{len(plain)} instead of {len(wanted)}")
+        raise StageError("results", f"{len(plain)} instead of {len(wanted)}")
     for i, (got, same, want) in enumerate(zip(plain, fast, wanted, strict=True)):
         if found := far_apart(np.asarray(same), np.asarray(got), Tolerance(), flushed=False):
-            raise Failure("optimised results", f"result {i} changed: {found}")
+            raise StageError("optimised results", f"result {i} changed: {found}")
         if found := far_apart(np.asarray(got), want, case.tolerance):
-            raise Failure("results", f"result {i}: {found}")
+            raise StageError("results", f"result {i}: {found}")
 
 
 def staged(stage: str, function: Callable[[], Any]) -> Any:
@@ -148,11 +149,11 @@ def staged(stage: str, function: Callable[[], Any]) -> Any:
     try:
         return function()
     except SmeltError as error:
-        raise Failure(stage, f"{type(error).__name__}: {error}") from error
+        raise StageError(stage, f"{type(error).__name__}: {error}") from error
     except (Exception, RecursionError) as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(place.filename).name}:{place.lineno}"
-        raise Failure(stage, f"crash: {type(error).__name__}: {error} at {where}") from error
+        raise StageError(stage, f"crash: {type(error).__name__}: {error} at {where}") from error
 
 
 @contextmanager
@@ -160,7 +161,7 @@ def limit(seconds: int) -> Iterator[None]:
     """Stop a case that hangs."""
 
     def stop(*_: Any) -> None:
-        raise Failure("timeout", f"{seconds} s")
+        raise StageError("timeout", f"{seconds} s")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(seconds)
@@ -245,13 +246,14 @@ def main() -> int:
     parser.add_argument("--filter", default="", help="only cases whose names contain this")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--every", type=int, default=1, help="only one case in this many")
+    parser.add_argument("--platform", help="take this platform's lowering for every case: cpu, tpu, cuda")
     parser.add_argument("--json", type=Path, help="write the outcomes to this file")
     options = parser.parse_args()
     seed = secrets.randbelow(1 << 31) if options.seed is None else options.seed
     started = time.perf_counter()
     outcomes = []
     for case in chosen(options.filter, options.every, seed):
-        outcomes.append(run_case(case, seed))
+        outcomes.append(run_case(replace(case, platform=options.platform or case.platform), seed))
         if outcomes[-1].status != "passed":
             print(f"{outcomes[-1].status} {case.name}\n    {outcomes[-1].detail}", flush=True)
     groups: dict[str, Counter[str]] = defaultdict(Counter)

@@ -173,6 +173,10 @@ def execute(engine: str, path: Path, given: dict[str, Any], outputs: Sequence[st
     signature = executable.signature
     found = executable(*(np.asarray(given[port.name]) for port in signature.inputs))
     by_name = {port.name: value for port, value in zip(signature.outputs, found, strict=True)}
+    for attrs in program.main.result_attrs:  # text comes out as places in a table
+        if "smelt.labels" in attrs:
+            name = attrs["smelt.name"]
+            by_name[name] = np.array(attrs["smelt.labels"], object)[by_name[name]]
     return [assemble(name, by_name) for name in outputs]
 
 

@@ -27,11 +27,12 @@ BELOW: dict[str, tuple[str, ...]] = {
     "tensor": ("ir", "engine"),
     "read": ("ir", "passes"),
     "model": ("engine", "tensor", "read"),
+    "compat": ("model",),
     "llm": ("model",),
     "dist": ("model",),
     "aot": ("model",),
     "serve": ("llm", "dist", "aot"),
-    "cli": ("serve", "smelt"),
+    "cli": ("serve", "compat", "smelt"),
     "smelt": (),  # the public names in smelt/__init__.py, which resolve lazily: exempt, and imported by cli alone
 }
 

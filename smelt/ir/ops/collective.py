@@ -322,7 +322,7 @@ def _infer_reduce_scatter(call: Call) -> Sequence[Type]:
             after = call.scope.fresh()
         elif type(before) is int and type(after) is int:
             step = after * len(call.attrs["replica_groups"][0])
-            holds = before % step == 0 if step else before == 0
+            holds = before % step == 0 and before > 0 if step else before == 0
             call.require(
                 holds,
                 "reduce_scatter_c8",
@@ -665,6 +665,6 @@ ROWS: list[OpDef] = [
     OpDef("stablehlo.replica_id", "", _infer_id, _replica_id),
     _row("send", "inputs* token", _infer_send, _send, Attr("channel_handle", CHANNEL), _HOST, _ROUTES),
     _row("recv", "token", _infer_recv, _recv, Attr("channel_handle", CHANNEL), _HOST, _ROUTES),
-    _row("infeed", "token", _infer_infeed, _infeed, Attr("infeed_config", STRING, ""), Attr("layout", ANY, None)),
+    _row("infeed", "token", _infer_infeed, _infeed, Attr("infeed_config", STRING, ""), Attr("layout", LIST, None)),
     _row("outfeed", "inputs* token", _infer_outfeed, _outfeed, Attr("outfeed_config", STRING, "")),
 ]

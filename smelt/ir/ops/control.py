@@ -207,14 +207,16 @@ TYPED_FFI = 4
 def _infer_custom_call(call: Call) -> Sequence[Type]:
     if call.declared is None:
         call.fail("", "the result types cannot be inferred", expected="declared result types")
-    config = call.attrs.get("backend_config")
-    if isinstance(config, Dict):
-        call.require(
-            call.attrs["api_version"] == TYPED_FFI, "", "a dictionary as backend_config needs api_version 4", got=config
-        )
+    config, version = call.attrs.get("backend_config"), call.attrs["api_version"]
+    call.require(0 <= version <= TYPED_FFI, "", "no such api_version", expected=f"0 to {TYPED_FFI}", got=version)
+    if config is not None and isinstance(config, Dict) != (version == TYPED_FFI):
+        wanted = "a dictionary" if version == TYPED_FFI else "a string"
+        call.fail("", f"backend_config with api_version {version}", expected=wanted, got=config)
     for name in call.attrs["called_computations"]:
         call.require(name in call.signatures, "", f"no function @{name}", got=f"@{name}")
     _check_layouts(call, call.declared)
+    for alias in call.attrs["output_operand_aliases"]:
+        _check_alias(call, alias, call.declared)
     called = CALLED.get(call.attrs["call_target_name"])
     found = None if called is None else called[0](call)
     return [_fresh_sizes(call, type) for type in call.declared] if found is None else found
@@ -234,6 +236,29 @@ def _check_layouts(call: Call, results: Sequence[Type]) -> None:
             rank = type.rank if isinstance(type, Shape) else 0
             message = f"the layout of a {what} must order its dimensions"
             call.require(sorted(layout) == list(range(rank)), "", message, expected=f"rank {rank}", got=layout)
+
+
+def _check_alias(call: Call, alias: OutputOperandAlias, results: Sequence[Type]) -> None:
+    """An operand, or a part of one, that lives where a result, or a part of one, will."""
+    last = len(call.operands) - 1
+    if not 0 <= alias.operand_index <= last:
+        call.fail("", "an alias of an operand that is not there", expected=f"0 to {last}", got=alias.operand_index)
+    whole = results[0] if len(results) == 1 else Tuple(tuple(results))
+    operand = _part(call, call.operands[alias.operand_index].type, alias.operand_tuple_indices)
+    result = _part(call, whole, alias.output_tuple_indices)
+    if isinstance(operand, Shape) and isinstance(result, Shape) and not (operand.is_static and result.is_static):
+        same = (operand.dtype, operand.rank) == (result.dtype, result.rank)
+    else:
+        same = operand == result
+    call.require(same, "", "an operand and a result of different types share their place", expected=operand, got=result)
+
+
+def _part(call: Call, type: Type, path: Sequence[int]) -> Type:
+    for index in path:
+        if not isinstance(type, Tuple) or not 0 <= index < len(type.types):
+            call.fail("", "an alias of a part that is not there", got=list(path))
+        type = type.types[index]
+    return type
 
 
 def _fresh_sizes(call: Call, type: Type) -> Type:
@@ -357,6 +382,9 @@ def _token(_frame: Frame, _op: Op, *_tokens: None) -> tuple[None]:
 
 
 def _infer_same(call: Call) -> Sequence[Type]:
+    for value in call.operands:
+        kept = isinstance(value.type, Shape | Token)
+        call.require(kept, "optimization_barrier_i1", "operands are tensors and tokens", got=value.type)
     return [value.type for value in call.operands]
 
 

@@ -15,7 +15,7 @@ from smelt.dim import Size, at_most, symbol
 from smelt.dtype import Array, ElementType, index
 from smelt.errors import Location, VerifyError
 from smelt.ir.attributes import Kind
-from smelt.ir.core import Attrs, Func, FuncType, Program, Region, Type, Value, walk
+from smelt.ir.core import Attrs, Func, FuncType, Program, Region, Tuple, Type, Value, walk
 from smelt.shape import Shape
 
 REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()
@@ -171,7 +171,11 @@ class OpDef:
     def _check_elements(self, call: Call) -> None:
         """The specification has no `index` elements; MLIR allows them in a few lists of sizes and places."""
         types = [] if self.name in _TAKE_INDEX else [value.type for value in call.operands]
-        for type in (*types, *(call.declared or ())):
+        pending = [*types, *(call.declared or ())]
+        while pending:
+            type = pending.pop()
+            if isinstance(type, Tuple):
+                pending += type.types
             if isinstance(type, Shape) and type.dtype is index:
                 call.fail("", "tensors of index are no values of this op", expected="i64 or another type", got=type)
 

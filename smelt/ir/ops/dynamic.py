@@ -220,7 +220,7 @@ def _infer_dynamic_conv(call: Call) -> list[Type]:
     """A row of the padding that only data knows is left to the run."""
     lhs, padding = call.shape(0), call.shape(2)
     fits = padding.rank == 2 and padding.dtype.is_integer
-    call.require(fits, "dynamic_conv_i3", "the padding must be a matrix of integers", got=padding)
+    call.require(fits and padding.is_static, "dynamic_conv_i3", "the padding must be a matrix of integers", got=padding)
     call.same_sizes(
         (max(lhs.rank - 2, 0), 2), padding.sizes, "dynamic_conv_c4", "one pair of numbers per spatial dimension"
     )
@@ -312,7 +312,10 @@ def _infer_called_bits(call: Call) -> list[Type] | None:
 def _called_bits(frame: Frame, op: Op, state: Array, shape: Array) -> tuple[Array, ...]:
     algorithm = str(op.attrs.get("rng_algorithm", "DEFAULT"))
     name = next((name for name in ("THREE_FRY", "PHILOX") if name in algorithm), "DEFAULT")
-    return bits(state, tuple(check_fits(op, numbers(shape))), op.results[1].shape.element, name)
+    sizes = tuple(numbers(shape))
+    if any(size < 0 for size in sizes):
+        raise RunError(f"{op.name}: a size must not be negative", got=list(sizes), where=op.location)
+    return bits(state, sizes, op.results[1].shape.element, name)
 
 
 # target → (inference, which is None where the call is not what JAX makes; meaning)

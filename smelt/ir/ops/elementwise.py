@@ -436,7 +436,7 @@ def _convert(_: Frame, op: Op, x: Array) -> Array:
 
 def _infer_constant(call: Call) -> Sequence[Type]:
     value: Constant = call.attrs["value"]
-    if call.declared and not isinstance(value.dtype, Quantized):
+    if call.declared and not isinstance(value.dtype, Quantized) and call.name == "stablehlo.constant":
         wanted = call.wanted().dtype
         if isinstance(wanted, Quantized) and wanted.storage == value.dtype:
             shape = value.shape.with_dtype(wanted)
@@ -706,7 +706,7 @@ _CHLO = [
     unary("chlo.is_pos_inf", FLOAT, special.is_pos_inf, gives=_predicate, exact=True),
     unary("chlo.lgamma", FLOAT, special.lgamma),
     unary("chlo.sinh", FLOAT | COMPLEX, _hyperbolic(np.sinh, np.subtract, limit=1), native=True),
-    unary("chlo.square", INT | FLOAT | COMPLEX, _narrow(_square), exact=True),
+    unary("chlo.square", FLOAT | COMPLEX, _narrow(_square), exact=True),
     unary("chlo.tan", FLOAT | COMPLEX, np.tan),
     binary("chlo.mulhi", INT, integer.mulhi),
     binary("chlo.next_after", FLOAT, integer.next_after, operands="x y", native=True),

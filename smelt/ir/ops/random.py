@@ -145,6 +145,7 @@ def _infer_rng(call: Call) -> Sequence[Type]:
     normal = call.attrs["rng_distribution"] == "NORMAL"
     call.require(a.dtype.is_float or not normal, "rng_c2", "a normal distribution needs floats", got=a)
     call.require(sizes.rank == 1 and sizes.dtype.is_integer, "rng_i3", "shape must be a vector of integers", got=sizes)
+    call.require(sizes.is_static, "rng_i3", "shape must have a known length", got=sizes)
     return [Shape.of(a.dtype, _wanted_sizes(call, sizes))]
 
 

@@ -286,6 +286,8 @@ class Parser:
         if cursor.token == "loc" and cursor.kind == ID:
             place = self.attributes.location() or place
         results = draft.results
+        if draft.name in _FIXED:
+            self._check_fixed(draft, start)
         if len(names) == 1 and names[0][1] == 1 == len(results):
             hints = [_hint(names[0][0])]
         else:
@@ -309,6 +311,16 @@ class Parser:
             self._define(name, op.results[at : at + n], start)
             at += n
         return op
+
+    def _check_fixed(self, draft: Draft, start: int) -> None:
+        """Results whose sizes the text must say; one may stay open where it has a bound and the op allows that."""
+        for type in draft.results:
+            if isinstance(type, Shape) and UNKNOWN in type.sizes:
+                bounded = type.bounds is not None and None not in [
+                    bound for bound, size in zip(type.bounds, type.sizes, strict=True) if size == UNKNOWN
+                ]
+                if not (_FIXED[draft.name] and bounded and type.sizes.count(UNKNOWN) == 1):
+                    self.cursor.fail(f"{draft.name} needs a result of known size", at=start, got=text_types.show(type))
 
     def _hints(self, names: list[tuple[str, int]], draft: Draft, start: int) -> list[str]:
         """Names for printing; results that the text leaves unnamed have none."""

@@ -176,9 +176,7 @@ def _chosen(activation: str | None, numbers: Sequence[float | None], what: str) 
         case "HardSwish" if what != "FusedGemm":
             return hard_swish
         case "Clip" if what != "FusedGemm":
-            return lambda g, x: g.binary(
-                "minimum", g.binary("maximum", x, g.like(number(0), x)), g.like(number(1), x)
-            )
+            return lambda g, x: g.binary("minimum", g.binary("maximum", x, g.like(number(0), x)), g.like(number(1), x))
         case "Elu" if what == "FusedGemm":
             return lambda g, x: elu(g, x, alpha=number(0))
         case "Celu" if what == "FusedGemm":
@@ -216,8 +214,12 @@ def fused_gemm(
     transB: int = 0,
 ) -> Value:
     function = _chosen(activation, (activation_alpha, activation_beta, activation_gamma), "FusedGemm")
-    wide = [None if each is None else _widened(g, each)[0] if each.shape.element.is_float else each for each in (A, B, C)]
-    total = gemm(g, _given(wide[0], "A"), _given(wide[1], "B"), wide[2], alpha=alpha, beta=beta, transA=transA, transB=transB)
+    wide = [
+        None if each is None else _widened(g, each)[0] if each.shape.element.is_float else each for each in (A, B, C)
+    ]
+    total = gemm(
+        g, _given(wide[0], "A"), _given(wide[1], "B"), wide[2], alpha=alpha, beta=beta, transA=transA, transB=transB
+    )
     return g.convert(function(g, total), A.shape.element)
 
 
@@ -517,9 +519,7 @@ def q_embed_layer_normalization(
     return y, counts
 
 
-def _group_norm(
-    g: Graph, x: Value, gamma: Value, beta: Value, groups: int, epsilon: float, activation: int
-) -> Value:
+def _group_norm(g: Graph, x: Value, gamma: Value, beta: Value, groups: int, epsilon: float, activation: int) -> Value:
     """Channels first, wide; the groups lie side by side."""
     if activation not in (0, 1):
         raise UnsupportedError("GroupNorm: attribute 'activation'", expected="0 or 1", got=activation)
@@ -612,9 +612,7 @@ def ms_range(g: Graph, start: Tensor, limit: Tensor, delta: Tensor | None = None
 
 
 @onnx_op("Pad", domain=_MS)
-def ms_pad(
-    g: Graph, data: Tensor, pads: Sizes, value: Value | None = None, *, mode: str = "constant"
-) -> Value:
+def ms_pad(g: Graph, data: Tensor, pads: Sizes, value: Value | None = None, *, mode: str = "constant") -> Value:
     return pad(g, data, pads, value, mode=mode)
 
 
@@ -651,9 +649,15 @@ def inverse(g: Graph, X: Value) -> Value:
         open_ = g.select(g.compare(places, g.like(k, places), "GE"), column, g.like(-1, column))
         best = g.compare(open_, g.broadcast_to(g.max(open_, (rank - 2,), keep=True), open_.shape.sizes), "EQ")
         first = g.min(g.select(best, places, g.like(n, places)), (rank - 2,), keep=True)
-        chosen = g.sum(g.choose(g.compare(places, g.broadcast_to(first, places.shape.sizes), "EQ"), x, g.like(0, x)), (rank - 2,), keep=True)
+        chosen = g.sum(
+            g.choose(g.compare(places, g.broadcast_to(first, places.shape.sizes), "EQ"), x, g.like(0, x)),
+            (rank - 2,),
+            keep=True,
+        )
         top = g.slice_axis(x, rank - 2, k, k + 1)
-        x = g.choose(g.compare(places, g.broadcast_to(first, places.shape.sizes), "EQ"), g.broadcast_to(top, x.shape.sizes), x)
+        x = g.choose(
+            g.compare(places, g.broadcast_to(first, places.shape.sizes), "EQ"), g.broadcast_to(top, x.shape.sizes), x
+        )
         row = g.binary("divide", chosen, g.slice_axis(chosen, rank - 1, k, k + 1))
         reduced = g.binary("subtract", x, g.binary("multiply", g.slice_axis(x, rank - 1, k, k + 1), row))
         x = g.choose(g.compare(places, g.like(k, places), "EQ"), g.broadcast_to(row, x.shape.sizes), reduced)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from smelt.dim import Size, divide_exact
+from smelt.dim import Size
 from smelt.dtype import f32, i32, ui8
 from smelt.errors import ParseError, ShapeError, UnsupportedError
 from smelt.ir.core import Value

@@ -55,7 +55,7 @@ def _rather_static(g: Graph, tensor: Tensor | None, what: str, error: SmeltError
 
 
 def _branch(g: Graph, graph: Any) -> Region:
-    with g.b.region() as r:
+    with g.region() as r:
         inner = Graph(g.model, r, g)
         return r.result(*(_tensor_value(inner, item) for item in g.inside(graph, r, [])))
 
@@ -83,7 +83,7 @@ def while_loop(g: Graph, start: Sequence[Value], condition: Turn, body: Turn) ->
     types = [value.shape for value in start]
     own: set[Size] = set()  # symbols that stand for sizes that change
     for _ in range(3):
-        with g.b.region(*types) as r:
+        with g.region(*types) as r:
             turn = r.result(*body(r, r.args))
         if len(turn.results) != len(types):
             raise ParseError("a loop's body gives another number of values than it takes", expected=len(types))
@@ -93,7 +93,7 @@ def while_loop(g: Graph, start: Sequence[Value], condition: Turn, body: Turn) ->
         types = wider
     else:
         raise UnsupportedError("a loop whose values change their sizes in a way that has no formula")
-    with g.b.region(*types) as r:
+    with g.region(*types) as r:
         test = r.result(*condition(r, r.args))
     made = g.b.op("stablehlo.while", *start, regions=[test, turn])
     return [_remembered(g, value) for value in made.results]
@@ -223,7 +223,7 @@ def _while(
         return result
 
     fixed: Size | None = None
-    with g.b.region(Shape.of(i64, ()), Shape.of(i1, ()), *(value.shape for value in start)) as dry:
+    with g.region(Shape.of(i64, ()), Shape.of(i1, ()), *(value.shape for value in start)) as dry:
         dry.result(*turn(dry, dry.args))  # only to learn what is gathered
     if known_m is not None and always and known_c is not None:
         fixed = known_m.reshape(-1)[0] if known_m.dtype == object else max(0, int(known_m.reshape(-1)[0]))
@@ -275,7 +275,7 @@ def scan(
         buffers = [put_at(inner, b, v, args[0]) for b, v in zip(args[1 + count :], values[count:], strict=False)]
         return [inner.binary("add", args[0], inner.scalar(1, i64)), *values[:count], *buffers]
 
-    with g.b.region(Shape.of(i64, ()), *(value.shape for value in state)) as dry:
+    with g.region(Shape.of(i64, ()), *(value.shape for value in state)) as dry:
         dry.result(*turn(dry, dry.args))
     buffers = [g.full(0, Shape.of(shape.element, (length, *shape.sizes))) for shape in shapes]
     limit = g.size(length)

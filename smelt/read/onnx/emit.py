@@ -7,6 +7,7 @@ symbolic they emit the `dynamic_*` op instead, fed by the sizes of arguments. `r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import ml_dtypes
@@ -16,8 +17,8 @@ from smelt.dim import Atom, Size, at_most, product
 from smelt.dtype import DType, dtype, i1, i64, integer_range
 from smelt.errors import ShapeError, UnsupportedError
 from smelt.ir.attributes import DotDims, GatherDims, ScatterDims
-from smelt.ir.build import Builder
-from smelt.ir.core import Region, Value
+from smelt.ir.build import Builder, RegionBuilder
+from smelt.ir.core import Region, Type, Value
 from smelt.shape import Shape
 
 
@@ -283,9 +284,13 @@ class Emit:
         )
         return self.expand_dims(result, sorted(axes)) if keep else result
 
+    def region(self, *args: Type) -> AbstractContextManager[RegionBuilder]:
+        """A region inside the present place, which may be a region itself."""
+        return Builder.region(self.b, *args)  # a RegionBuilder's own `region` is the region it has made
+
     def scalar_region(self, element: DType, fn: Callable[[Builder, Value, Value], Value]) -> Region:
         """A region over two scalars of one type."""
-        with self.b.region(Shape.of(element, ()), Shape.of(element, ())) as r:
+        with self.region(Shape.of(element, ()), Shape.of(element, ())) as r:
             return r.result(fn(r, *r.args))
 
     def sum(self, x: Value, axes: Sequence[int], keep: bool = False) -> Value:
@@ -392,7 +397,7 @@ class Emit:
     def sort(self, values: Sequence[Value], axis: int, comparator: Callable[[Builder, Sequence[Value]], Value]) -> Any:
         """Stable; the comparator sees two scalars per value, in order."""
         types = [Shape.of(value.shape.dtype, ()) for value in values for _ in range(2)]
-        with self.b.region(*types) as r:
+        with self.region(*types) as r:
             body = r.result(comparator(r, r.args))
         result = self.b.sort(*values, dimension=axis, is_stable=True, regions=[body])
         return result if isinstance(result, tuple) else (result,)

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from smelt.errors import MissingPackageError, ParseError, ShapeError, UnsupportedError
 from smelt.ir.attributes import Int
 from smelt.ir.build import Builder
@@ -35,7 +37,7 @@ from smelt.read.onnx import (  # noqa: F401  each registers its operators
     vision,
 )
 from smelt.read.onnx.graph import Graph, Model, StaticError, dimension, sequence_of
-from smelt.read.onnx.items import Item, Labels, Maps, Optional, Sequence, Tensor
+from smelt.read.onnx.items import Item, Labels, Maps, Optional, Sequence, Tensor, Text
 from smelt.read.onnx.tensors import STRING, TensorReader, element_type
 from smelt.read.onnx.wire import lift
 from smelt.shape import Shape
@@ -54,6 +56,7 @@ def read(path: str | Path, static: Mapping[str, Any] = _NO_STATIC) -> tuple[Prog
     proto = _parse(lifted.message, path)
     if not proto.HasField("graph"):
         raise ParseError(f"{path}: not an ONNX model", expected="a graph", got="none")
+    _check_names(proto, path)
     opsets = {("" if each.domain == "ai.onnx" else each.domain): each.version for each in proto.opset_import}
     functions = {(("" if f.domain == "ai.onnx" else f.domain), f.name): f for f in proto.functions}
     model = Model(str(path), TensorReader(file, lifted.payloads), functions, opsets or {"": 1}, static)
@@ -72,6 +75,32 @@ def _parse(message: bytes, path: str | Path) -> Any:
         return onnx.ModelProto.FromString(message)
     except (DecodeError, ValueError, RecursionError) as error:
         raise ParseError(f"{path}: not an ONNX file", got=error) from error
+
+
+def _check_names(proto: Any, path: str | Path) -> None:
+    """Every name is text: the parser hands out bytes where they are not UTF-8."""
+    graphs = [proto.graph]
+    names: list[Any] = [part for f in proto.functions for part in (f.name, f.domain, *f.input, *f.output)]
+    names += [opset.domain for opset in proto.opset_import] + [
+        part for p in proto.metadata_props for part in (p.key, p.value)
+    ]
+    nodes = [node for f in proto.functions for node in f.node]
+    while graphs or nodes:
+        if graphs:
+            graph = graphs.pop()
+            nodes += graph.node
+            names.append(graph.name)
+            names += [port.name for port in (*graph.input, *graph.output, *graph.initializer)]
+            names += [dim.dim_param for port in graph.input for dim in port.type.tensor_type.shape.dim]
+        else:
+            node = nodes.pop()
+            names += [node.name, node.op_type, node.domain, *node.input, *node.output]
+            for attribute in node.attribute:
+                names += [attribute.name, attribute.ref_attr_name]
+                graphs += [*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs]
+    wrong = [name for name in names if not isinstance(name, str)]
+    if wrong:
+        raise ParseError(f"{path}: a name is not UTF-8", got=wrong[0][:64])
 
 
 def _main(model: Model, graph: Any) -> Func:
@@ -165,7 +194,7 @@ def _static(port: Any, given: Any, model: Model) -> Item:
 def _results(top: Graph, name: str, item: Item) -> dict[str, Value]:
     """The results that an output of the model becomes: one, or one per element of a sequence.
 
-    Of labels the program gives their places; the strings are in the result's attribute `smelt.labels`. A sequence of
+    Of text the program gives places in a table; the strings are in the result's attribute `smelt.labels`. A sequence of
     maps is a tensor with one column per key, and the keys are in `smelt.keys`.
     """
     match item:
@@ -184,5 +213,8 @@ def _results(top: Graph, name: str, item: Item) -> dict[str, Value]:
         case Maps():
             top.model.notes[name] = {"smelt.keys": tuple(Int(k) if isinstance(k, int) else k for k in item.keys)}
             return {name: top.value(item.values)}
-        case _:
-            raise UnsupportedError(f"{top.model.path}: output {name!r} is text, which has no place in a program")
+        case Text():
+            words = tuple(dict.fromkeys(item.array.reshape(-1).tolist()))
+            order = {word: i for i, word in enumerate(words)}
+            places = np.array([order[word] for word in item.array.reshape(-1)], np.int64).reshape(item.array.shape)
+            return _results(top, name, Labels(Tensor.constant(places), np.array(words, object)))

@@ -306,7 +306,7 @@ def _max_with_places(g: Graph, x: Value, w: Window, beyond: Sequence[int], stora
     places, _ = _padded(g, places, w, highest(i64))
     high = [a + b for a, b in zip(inner.high, beyond, strict=True)]
     scalars = (Shape.of(element, ()), Shape.of(i64, ()))
-    with g.b.region(*scalars, *scalars) as r:
+    with g.region(*scalars, *scalars) as r:
         a, at, b, bt = r.args
         same = r.compare(a, b, comparison_direction="EQ")
         earlier = r.and_(same, r.compare(bt, at, comparison_direction="LT"))

@@ -1,4 +1,4 @@
-"""Operators of text, so far as they give numbers: the text itself must be known at import."""
+"""Operators of text. The text must be known at import, so they are done there and leave nothing to the program."""
 
 from __future__ import annotations
 
@@ -24,6 +24,53 @@ def regex_full_match(g: Graph, X: Item, *, pattern: str) -> Tensor:
         raise ParseError("RegexFullMatch: attribute 'pattern'", got=error) from error
     flags = [compiled.fullmatch(each) is not None for each in X.array.reshape(-1)]
     return Tensor.constant(np.array(flags, np.bool_).reshape(X.array.shape))
+
+
+@onnx_op("StringConcat", since=20)
+def string_concat(g: Graph, X: Item, Y: Item) -> Text:
+    if not isinstance(X, Text) or not isinstance(Y, Text):
+        raise UnsupportedError("StringConcat takes text")
+    return Text(np.asarray(X.array + Y.array, object))
+
+
+@onnx_op("StringSplit", since=20)
+def string_split(g: Graph, X: Item, *, delimiter: str | None = None, maxsplit: int | None = None) -> tuple[Item, Item]:
+    """The parts of each string along a new last dimension, filled up with empty ones, and how many there are."""
+    if not isinstance(X, Text):
+        raise UnsupportedError("StringSplit takes text")
+    parts = [each.split(delimiter or None, -1 if maxsplit is None else maxsplit) for each in X.array.reshape(-1)]
+    width = max((len(row) for row in parts), default=0)
+    if width * len(parts) > 1 << 24:
+        raise UnsupportedError("StringSplit of so many parts", got=width)
+    flat = np.empty(len(parts) * width, object)
+    flat[:] = [word for row in parts for word in [*row, *[""] * (width - len(row))]]
+    counts = np.array([len(row) for row in parts], np.int64).reshape(X.array.shape)
+    return Text(flat.reshape(*X.array.shape, width)), Tensor.constant(counts)
+
+
+@onnx_op("StringNormalizer", since=10)
+def string_normalizer(
+    g: Graph,
+    X: Item,
+    *,
+    case_change_action: str = "NONE",
+    is_case_sensitive: int = 0,
+    locale: str = "",
+    stopwords: tuple[str, ...] = (),
+) -> Text:
+    if not isinstance(X, Text) or X.array.ndim not in (1, 2) or (X.array.ndim == 2 and X.array.shape[0] != 1):
+        raise UnsupportedError("StringNormalizer takes a vector of text")
+    change = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}.get(case_change_action)
+    if change is None:
+        raise ParseError(
+            "StringNormalizer: attribute 'case_change_action'", expected="NONE, LOWER or UPPER", got=case_change_action
+        )
+    same = str if is_case_sensitive else str.lower
+    stops = {same(word) for word in stopwords}
+    kept = [change(word) for word in X.array.reshape(-1) if same(word) not in stops] or [""]
+    flat = np.empty(len(kept), object)
+    flat[:] = kept
+    return Text(flat if X.array.ndim == 1 else flat.reshape(1, -1))
 
 
 @onnx_op("TfIdfVectorizer", since=9)

@@ -144,7 +144,8 @@ def test_quotient_and_remainder_of_a_number_fit_together(formula, k):
     assert equal(size // k * k + size % k, size)
     assert at_most(0, size % k)
     assert at_most(size % k, k - 1)
-    assert equal(k * ceildiv(size, k), size + -size % k)
+    assert at_most(size, k * ceildiv(size, k))
+    assert at_most(k * ceildiv(size, k), size + k - 1)
 
 
 # ---------------------------------------------------------------------------------------------- arithmetic
@@ -290,6 +291,7 @@ def test_divide_exact():
     assert divide_exact(B * (S // 2), S // 2) == B
     assert divide_exact(B * S + 1, B) is None
     assert divide_exact(3 * S, 2) is None
+    assert divide_exact(3 * S * T, 2 * T) is None
     assert divide_exact(12, 4) == 3
     assert divide_exact(12, 5) is None
     assert divide_exact(12, 0) is None
@@ -530,6 +532,8 @@ PROVABLE = [
     (["H % 32 == 0"], "(H//32)*32 == H"),
     # division
     ([], "S//2//3 == S//6"),
+    ([], "(S + T + 3)//6 + (S + T)//6 == (S + T)//3"),
+    ([], "(S - T + 3)//6 + (S - T)//6 == (S - T)//3"),
     ([], "3*S//2 == S + S//2"),
     ([], "(S*S + S) % 2 == 0"),
     ([], "S*(S + 1)//2*2 == S*(S + 1)"),
@@ -616,6 +620,9 @@ REFUTABLE = [
     (["S//(T - B) <= 5"], "B + 1 <= T", None),
     (["B*S >= 12"], "2 <= B", None),
     (["S <= C"], "S*(T - B) <= C*(T - B)", None),
+    (["S <= C"], "S*((T - B)//2) <= C*((T - B)//2)", None),
+    (["B >= 1"], "(B*S - T - 1)//B == S - 1", None),
+    ([], "T <= S + 100 + max(S - T, 0)", None),
     ([], "2 == 3", None),
     (["S <= C"], "3 <= 2", None),
 ]
@@ -629,6 +636,7 @@ def test_refuted(facts, claim, missing):
     assert not answer
     assert known.check(answer.counterexample) == []
     assert holds(claim, answer.counterexample) is False
+    assert not provable(known, claim)
     if missing is not None:
         assert answer.missing == missing
     if answer.missing is not None:
@@ -667,6 +675,13 @@ def holds(claim, values):
     """Whether a claim, in the same words, is true of numbers; None where it divides by zero."""
     fact = next(iter(Facts.of(claim)))
     return fact.holds(values)
+
+
+def provable(facts, claim):
+    """What the prover says by itself: an answer asks it only where no small numbers refute the claim."""
+    theory = facts._ready()
+    theory.refuel(10_000)
+    return theory.prove(next(iter(Facts.of(claim))))
 
 
 def test_small_counterexamples_first():
@@ -731,6 +746,7 @@ def test_answers_hold_on_numbers(parts, identity, x, y, chance):
     if answer.status is Proof.REFUTED:
         if answer.counterexample:
             assert facts.check(answer.counterexample) == []
+            assert not provable(facts, claim)
         assert holds(claim, answer.counterexample) is False
     elif answer.status is Proof.PROVEN:
         for _ in range(200):

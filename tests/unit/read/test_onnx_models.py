@@ -14,7 +14,7 @@ from smelt.read.onnx import StaticError, read
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 helper, numpy_helper = onnx.helper, onnx.numpy_helper
-F, I, B = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64, onnx.TensorProto.BOOL
+F, INT, B = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64, onnx.TensorProto.BOOL
 RNG = np.random.default_rng(7)
 
 
@@ -78,8 +78,10 @@ def test_attention_as_exporters_write_it(tmp_path: Path, batch: int, length: int
         node("Div", "d heads", "k"),
         node("Unsqueeze", "b axis", "b1"), node("Unsqueeze", "t axis", "t1"), node("Unsqueeze", "k axis", "k1"),
         node("Concat", "b1 t1 h1 k1", "split", axis=0),
-        node("MatMul", "x wq", "q0"), node("Reshape", "q0 split", "q1"), node("Transpose", "q1", "q", perm=[0, 2, 1, 3]),
-        node("MatMul", "x wk", "k0"), node("Reshape", "k0 split", "k2"), node("Transpose", "k2", "kt", perm=[0, 2, 3, 1]),
+        node("MatMul", "x wq", "q0"), node("Reshape", "q0 split", "q1"),
+        node("Transpose", "q1", "q", perm=[0, 2, 1, 3]),
+        node("MatMul", "x wk", "k0"), node("Reshape", "k0 split", "k2"),
+        node("Transpose", "k2", "kt", perm=[0, 2, 3, 1]),
         node("MatMul", "q kt", "scores"), node("Softmax", "scores", "p", axis=-1),
         node("MatMul", "p q", "o"), node("Transpose", "o", "o1", perm=[0, 2, 1, 3]),
         node("Concat", "b1 minus", "flat", axis=0), node("Reshape", "o1 flat", "y"),
@@ -223,14 +225,14 @@ def test_a_loop_that_may_stop_early(tmp_path: Path, turns: int, stop: float):
             node("Identity", "w", "row"),
         ],
         "body",
-        [info("i", I, []), info("go", B, []), info("v", F, [2])],
+        [info("i", INT, []), info("go", B, []), info("v", F, [2])],
         [info("more", B, []), info("w", F, [2]), info("row", F, [2])],
     )
     nodes = [node("Loop", "m go x", "last rows", body=body)]
     path = save(
         tmp_path / "m.onnx",
         nodes,
-        {"x": (F, [2]), "m": (I, [])},
+        {"x": (F, [2]), "m": (INT, [])},
         ["last", "rows"],
         {"go": np.array(True), "stop": np.float32(stop)},
     )
@@ -258,7 +260,7 @@ def test_results_whose_size_depends_on_data(tmp_path: Path, n: int):
         node("Unique", "i", "u first back counts", sorted=0),
     ]
     outputs = ["at", "c", "u", "first", "back", "counts"]
-    path = save(tmp_path / "m.onnx", nodes, {"x": (F, ["N"]), "i": (I, ["N"])}, outputs, {"zero": np.float32(0)})
+    path = save(tmp_path / "m.onnx", nodes, {"x": (F, ["N"]), "i": (INT, ["N"])}, outputs, {"zero": np.float32(0)})
     agree(path, {"x": floats(n), "i": RNG.integers(0, 4, n)})
 
 
@@ -312,7 +314,7 @@ def test_weights_come_first_and_everything_has_its_name(tmp_path: Path):
 
 
 def test_a_value_that_shapes_the_program_can_be_given_at_import(tmp_path: Path):
-    path = save(tmp_path / "m.onnx", [node("Reshape", "x s", "y")], {"x": (F, [2, 6]), "s": (I, [2])}, ["y"])
+    path = save(tmp_path / "m.onnx", [node("Reshape", "x s", "y")], {"x": (F, [2, 6]), "s": (INT, [2])}, ["y"])
     with pytest.raises(StaticError) as caught:
         read(path)
     assert caught.value.inputs == ("s",)
@@ -331,7 +333,7 @@ def test_what_is_computed_from_constants_alone_is_known(tmp_path: Path):
     """The shape comes out of floats, a sort and a loop over constants: the program computes it at import."""
     nodes = [
         node("Sqrt", "nine", "r"),
-        node("Cast", "r", "i", to=I),
+        node("Cast", "r", "i", to=INT),
         node("TopK", "i one", "k at", largest=0),
         node("Reshape", "x k", "y"),
     ]

@@ -1,0 +1,171 @@
+"""`smelt diff`: every value inside a model, on one engine and on another or a peer; names the first that differs.
+
+An ONNX model is compared node by node under its own names, any other program op by op, on the same random inputs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from smelt.cli.run import gather
+from smelt.dtype import Array, dtype
+from smelt.engine.executable import signature_of
+from smelt.errors import MissingPackageError, SmeltError
+from smelt.ir.core import Func, Program, Region
+from smelt.model import Model, read
+from smelt.passes.split_prepare import NAME
+from smelt.shape import Shape
+from smelt.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far two arrays of one name are apart; `worst` is the index of the element that differs most."""
+
+    name: str
+    made_by: str
+    type: str
+    largest: float
+    relative: float
+    worst: tuple[int, ...]
+    values: tuple[str, str]
+    same: bool
+
+
+def diff(file: Path, against: str, engine: str, sizes: list[str], tolerance: float, seed: int, as_json: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        shown = _all_outputs(file, Path(folder)) if file.suffix == ".onnx" else file
+        makers = _makers(shown) if file.suffix == ".onnx" else {}
+        program, weights = read(shown)
+        if file.suffix != ".onnx":
+            program, makers = _every_result(program)
+        inputs = gather(signature_of(program.main), ["random"], sizes, seed)
+        ours = Model.of(program, weights, engine=engine)
+        left = ours.run(inputs)
+        right = _other(against, shown, program, weights, inputs)
+    found = [compare(name, makers.get(name, ""), left[name], right[name], tolerance) for name in left if name in right]
+    first = next((each for each in found if not each.same), None)
+    if as_json:
+        record = {"model": str(file), "engine": ours.engine, "against": against, "compared": len(found)}
+        print(json.dumps(record | {"first": asdict(first) if first else None, "all": [asdict(each) for each in found]}))
+    else:
+        show(file, ours.engine, against, found, first)
+    if first is not None:
+        sys.exit(1)
+
+
+def compare(name: str, made_by: str, ours: Array, theirs: Array, tolerance: float) -> Difference:
+    """Two arrays; they are the same if they differ by at most `tolerance` of the larger one's greatest magnitude."""
+    kind = str(Shape.of(dtype(ours.dtype), ours.shape))
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        other = f"{theirs.dtype}{list(theirs.shape)}"
+        return Difference(name, made_by, kind, np.inf, np.inf, (), (kind, other), False)
+    a, b = (array.astype(dtype(array.dtype).wide) for array in (ours, theirs))
+    if a.dtype.kind == "b":
+        a, b = a.astype(np.int8), b.astype(np.int8)
+    with np.errstate(all="ignore"):
+        apart = np.abs(a - b).astype(np.float64)
+    apart = np.where((a == b) | ((a != a) & (b != b)), 0.0, np.where(np.isnan(apart), np.inf, apart))
+    if not apart.size:
+        return Difference(name, made_by, kind, 0.0, 0.0, (), ("", ""), True)
+    worst = tuple(int(i) for i in np.unravel_index(int(apart.argmax()), apart.shape))
+    finite = np.abs(b[np.isfinite(b)])
+    scale = float(finite.max()) if finite.size else 0.0
+    largest = float(apart.max())
+    relative = largest / scale if scale else largest
+    return Difference(
+        name, made_by, kind, largest, relative, worst, (str(a[worst]), str(b[worst])), relative <= tolerance
+    )
+
+
+def show(file: Path, engine: str, against: str, found: list[Difference], first: Difference | None) -> None:
+    console = Console(highlight=False)
+    table = Table("value", "made by", "type", "largest difference", "relative", box=None, pad_edge=False)
+    for each in sorted(found, key=lambda each: -each.relative)[:8]:
+        table.add_row(
+            escape(each.name), escape(each.made_by), escape(each.type), f"{each.largest:.3g}", f"{each.relative:.3g}"
+        )
+    console.print(f"{len(found)} values of {file}, {engine} against {against}; the largest differences:")
+    console.print(table)
+    if first is None:
+        console.print("no value differs by more than the tolerance")
+        return
+    console.print(
+        f"[bold red]first difference[/] {escape(first.name)} made by {escape(first.made_by)} {escape(first.type)}: "
+        f"{first.largest:.6g} ({first.relative:.3g} of its scale) at {escape(str(list(first.worst)))}, "
+        f"{engine} {first.values[0]}, {against} {first.values[1]}"
+    )
+
+
+def _other(
+    against: str, path: Path, program: Program, weights: Weights, inputs: Mapping[str, Array]
+) -> Mapping[str, Array]:
+    if against != "onnxruntime":
+        return Model.of(program, weights, engine=against).run(inputs)
+    if path.suffix != ".onnx":
+        raise SmeltError("onnxruntime runs ONNX files only", got=path.name, remedy="--against reference")
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingPackageError("onnxruntime is not installed", remedy="pip install onnxruntime") from error
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+
+def _all_outputs(file: Path, folder: Path) -> Path:
+    """A copy of an ONNX model that gives every tensor between its nodes as an output."""
+    import onnx
+
+    model = onnx.load(str(file))
+    given = {output.name for output in model.graph.output}
+    for node in model.graph.node:
+        for name in node.output:
+            if name and name not in given:
+                given.add(name)
+                model.graph.output.append(onnx.ValueInfoProto(name=name))
+    order = {name: i for i, name in enumerate(name for node in model.graph.node for name in node.output)}
+    outputs = sorted(model.graph.output, key=lambda output: order.get(output.name, -1))
+    del model.graph.output[:]
+    model.graph.output.extend(outputs)
+    path = folder / "every_value.onnx"
+    onnx.save(model, str(path), save_as_external_data=model.ByteSize() > 1 << 30)
+    return path
+
+
+def _makers(path: Path) -> dict[str, str]:
+    import onnx
+
+    graph = onnx.load(str(path), load_external_data=False).graph
+    return {name: f"{node.op_type} {node.name}".strip() for node in graph.node for name in node.output}
+
+
+def _every_result(program: Program) -> tuple[Program, dict[str, str]]:
+    """A program that returns the value of every op of its entry, under a number."""
+    main = program.main
+    makers: dict[str, str] = {}
+    values, attrs = [], []
+    for i, op in enumerate(main.body.ops):
+        for j, value in enumerate(op.results):
+            if isinstance(value.type, Shape):
+                name = f"{value.name or i}" + (f"#{j}" if len(op.results) > 1 else "")
+                name = f"{name}@{i}" if name in makers else name
+                makers[name] = op.name
+                values.append(value)
+                attrs.append(MappingProxyType({NAME: name}))
+    body = Region(main.args, main.body.ops, tuple(values))
+    shown = Func(main.name, body, main.visibility, main.arg_attrs, tuple(attrs), main.attrs, main.location)
+    return program.replace(shown), makers
