@@ -11,10 +11,13 @@ from typing import Any
 
 from smelt.dtype import Array
 from smelt.engine import ENGINES, platform
+from smelt.engine.per_value import MissingValuesError, PerValue
 from smelt.engine_api import Executable, Signature
 from smelt.errors import FileError, RunError, UnsupportedError
 from smelt.ir.core import Program
 from smelt.read import onnx, stablehlo
+from smelt.read.onnx import StaticError
+from smelt.read.onnx.declared import declared
 from smelt.weights import Weights
 
 FORMATS: dict[str, Callable[[Path], tuple[Program, Weights]]] = {
@@ -25,23 +28,65 @@ FORMATS: dict[str, Callable[[Path], tuple[Program, Weights]]] = {
 }
 
 
-def read(path: str | Path) -> tuple[Program, Weights]:
-    """A model file as a program and its weights; nothing is compiled and no weight is loaded."""
+def read(path: str | Path, static: Mapping[str, Any] | None = None) -> tuple[Program, Weights]:
+    """A model file as a program and its weights; nothing is compiled and no weight is loaded.
+
+    `static` gives values to inputs that shape the program (axes, k, a target shape); they are constants of it then.
+    """
     path = Path(path)
     if not path.is_file():
         raise FileError("no such file", expected="a path to a model", got=path)
-    reader = FORMATS.get(path.suffix.lower())
-    if reader is None:
-        raise UnsupportedError(
-            "unknown model format", expected=", ".join(FORMATS), got=path.suffix or path.name, where=path
-        )
-    return reader(path)
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS:
+        raise UnsupportedError("unknown model format", expected=", ".join(FORMATS), got=suffix or path.name, where=path)
+    if static and suffix != ".onnx":
+        raise UnsupportedError("only inputs of ONNX models can be given at import", got=", ".join(static), where=path)
+    return onnx.read(path, static) if static else FORMATS[suffix](path)
 
 
-def load(path: str | Path, *, device: str = "auto", engine: str = "auto") -> Model:
-    """Read, compile and bind a model: `smelt.load("model.onnx")(pixels=x)["probabilities"]`."""
-    program, weights = read(path)
-    return Model.of(program, weights, device=device, engine=engine, name=Path(path).stem)
+def load(
+    path: str | Path, *, device: str = "auto", engine: str = "auto", static: Mapping[str, Any] | None = None
+) -> Model:
+    """Read, compile and bind a model: `smelt.load("model.onnx")(pixels=x)["probabilities"]`.
+
+    Inputs whose values shape the program are found by themselves: the model then compiles once per value that comes.
+    """
+    name = Path(path).stem
+    try:
+        program, weights = read(path, static)
+    except StaticError as error:
+        if static or not error.inputs:
+            raise
+        return _load_per_value(path, error.inputs, device, engine, name)
+    return Model.of(program, weights, device=device, engine=engine, name=name)
+
+
+def _load_per_value(path: str | Path, names: tuple[str, ...], device: str, engine: str, name: str) -> Model:
+    def build(values: Mapping[str, Array]) -> Executable:
+        try:
+            program, weights = read(path, values)
+        except StaticError as error:
+            if not set(error.inputs) - set(values):
+                raise
+            raise MissingValuesError(error.inputs) from error
+        used, executable = compile_for(program, device, engine)
+        model.engine = used
+        return executable.prepare(weights)
+
+    model = Model(name, engine, PerValue(declared(path), names, build), {})
+    return model
+
+
+def compile_for(program: Program, device: str, engine: str) -> tuple[str, Executable]:
+    """The name of an engine and what it made of a program. `auto` takes the first that can run it."""
+    candidates = [each for each in ENGINES if each.missing() is None] if engine == "auto" else []
+    for candidate in candidates or [platform(device, engine).engine]:
+        try:
+            return candidate.name, candidate.compile(program)
+        except UnsupportedError:
+            if candidate is (candidates or [candidate])[-1]:
+                raise
+    raise AssertionError("the last candidate either compiled or raised")
 
 
 class Model:
@@ -57,21 +102,14 @@ class Model:
     def of(
         program: Program, weights: Weights, *, device: str = "auto", engine: str = "auto", name: str = "model"
     ) -> Model:
-        """Compile a program and bind its weights. `auto` takes the first engine that can run the program."""
-        candidates = list(ENGINES) if engine == "auto" else [platform(device, engine).engine]
-        refused: UnsupportedError | None = None
-        for candidate in candidates:
-            if candidate.missing() is not None and len(candidates) > 1:
-                continue
-            try:
-                executable = candidate.compile(program)
-            except UnsupportedError as error:
-                refused = refused or error
-                if candidate is candidates[-1]:
-                    raise
-                continue
-            return Model(name, candidate.name, executable.prepare(weights), weights.metadata)
-        raise refused or UnsupportedError("no engine can run here")
+        """Compile a program and bind its weights."""
+        used, executable = compile_for(program, device, engine)
+        return Model(name, used, executable.prepare(weights), weights.metadata)
+
+    @property
+    def static(self) -> tuple[str, ...]:
+        """The inputs whose values shape the program, as far as they are known."""
+        return self._executable.static if isinstance(self._executable, PerValue) else ()
 
     @property
     def signature(self) -> Signature:

@@ -292,26 +292,24 @@ def _plain(expected: str, *types: type) -> Callable[[Any], Any]:
     return read
 
 
-def _int_of(element: DType | None) -> Callable[[Any], int]:
-    """`3 : i64`; None takes an integer of any type."""
+def int_of(element: DType) -> Callable[[Any], int]:
+    """`3 : i64` of one type."""
 
     def read(node: Any) -> int:
-        if isinstance(node, Int) and (element is None or node.type == element):
+        if isinstance(node, Int) and node.type == element:
             return node.value
-        raise ValueError(f"an integer of type {element}" if element else "an integer")
+        raise ValueError(f"an integer of type {element}")
 
     return read
 
 
-def _float_of(element: DType | None) -> Callable[[Any], float]:
-    """`1.0 : f32`; None takes a number of any type."""
+def _float_of(element: DType) -> Callable[[Any], float]:
+    """`1.0 : f32` of one type."""
 
     def read(node: Any) -> float:
-        if isinstance(node, Float) and (element is None or node.type == element):
+        if isinstance(node, Float) and node.type == element:
             return float(node.value)
-        if isinstance(node, Int) and element is None:
-            return float(node.value)
-        raise ValueError(f"a number of type {element}" if element else "a number")
+        raise ValueError(f"a number of type {element}")
 
     return read
 
@@ -366,11 +364,10 @@ def _write_bools(values: tuple[bool, ...]) -> DenseArray:
 
 _BOOL = Shape("i1").element
 
-INT = Kind("int", _int_of(i64), Int)
-INT32 = Kind("int", _int_of(i32), lambda value: Int(value, i32))
-ANY_INT = Kind("int", _int_of(None), Int)
+INT = Kind("int", int_of(i64), Int)
+INT32 = Kind("int", int_of(i32), lambda value: Int(value, i32))
 FLOAT32 = Kind("float", _float_of(f32), lambda value: Float(value, f32))
-FLOAT64 = Kind("float", _float_of(None), Float)
+FLOAT64 = Kind("float", _float_of(f64), Float)
 BOOL = Kind("bool", _plain("true or false", bool), bool)
 UNIT = Kind("unit", _read_unit, lambda _: Unit())  # present or absent; False is never written
 STRING = Kind("string", _plain("a string", str), str)

@@ -29,17 +29,22 @@ def split_prepare(program: Program) -> Program:
 
 
 def _weights_only(main: Func, weights: list[Value]) -> dict[Op, None]:
-    """The ops that need nothing but weights and constants."""
+    """The ops that need nothing but weights and constants, sizes of inputs included."""
     ready: set[Value] = set(weights)
+    known = frozenset().union(*(_symbols(weight) for weight in weights))
     early: dict[Op, None] = {}
     for op in main.body.ops:
         if has_effect(op) or op.name.startswith("stablehlo.rng"):
             continue
         used = [*op.operands, *_captured(op)]
-        if all(value in ready for value in used):
+        if all(value in ready for value in used) and all(_symbols(value) <= known for value in op.results):
             ready.update(op.results)
             early[op] = None
     return early
+
+
+def _symbols(value: Value) -> frozenset[str]:
+    return value.type.symbols if isinstance(value.type, Shape) else frozenset()
 
 
 def _captured(op: Op) -> list[Value]:

@@ -1,5 +1,6 @@
 """ONNX files that are damaged or mean harm: each is refused with a SmeltError, quickly, and reads no other file."""
 
+import contextlib
 import os
 import random
 from pathlib import Path
@@ -83,7 +84,7 @@ def test_external_data_outside_its_file_is_refused(tmp_path: Path, entries: dict
 
 # ---- tensors ----
 
-TENSORS = {
+TENSORS: dict[str, dict[str, Any]] = {
     "too short": {"dims": [5], "raw_data": bytes(16)},
     "too long": {"dims": [3], "raw_data": bytes(16)},
     "a negative size": {"dims": [-4], "raw_data": bytes(16)},
@@ -250,9 +251,11 @@ def test_a_function_that_calls_itself_is_refused(tmp_path: Path):
         read(write(tmp_path / "m.onnx", model))
 
 
-BOMBS = {
+BOMBS: dict[str, list[tuple[str, list[str], str, dict[str, Any]]]] = {
     "a constant of 2**60 elements": [("ConstantOfShape", ["big"], "y", {})],
-    "its sum as a shape": [("ConstantOfShape", ["big"], "a", {}), ("ReduceSum", ["a"], "b", {}), ("Reshape", ["x", "b"], "y", {})],
+    "its sum as a shape": [
+        ("ConstantOfShape", ["big"], "a", {}), ("ReduceSum", ["a"], "b", {}), ("Reshape", ["x", "b"], "y", {}),
+    ],
     "a range without end": [("Range", ["zero", "huge", "one"], "y", {})],
     "a resize": [("Resize", ["x", "", "", "sizes"], "y", {"mode": "linear"})],
     "a mirror": [("Pad", ["x", "pads"], "y", {"mode": "reflect"})],
@@ -267,7 +270,8 @@ def test_small_files_that_ask_for_much_memory(tmp_path: Path, what: str):
     tensor = numpy_helper.from_array
     held = [
         tensor(np.array([2**30, 2**30]), "big"), tensor(np.int64(0), "zero"), tensor(np.int64(2**62), "huge"),
-        tensor(np.int64(1), "one"), tensor(np.array([2**40, 2**20]), "sizes"), tensor(np.array([0, 2**50, 0, 0]), "pads"),
+        tensor(np.int64(1), "one"), tensor(np.array([2**40, 2**20]), "sizes"),
+        tensor(np.array([0, 2**50, 0, 0]), "pads"),
     ]  # fmt: skip
     model = model_with(
         *held,
@@ -275,7 +279,5 @@ def test_small_files_that_ask_for_much_memory(tmp_path: Path, what: str):
         inputs=[helper.make_tensor_value_info("x", 1, [4, 4])],
         outputs=[helper.make_empty_tensor_value_info("y")],
     )
-    try:
+    with contextlib.suppress(SmeltError):
         read(write(tmp_path / "m.onnx", model))
-    except SmeltError:
-        pass

@@ -15,7 +15,7 @@ import numpy as np
 from smelt.dim import Size, divide_exact
 from smelt.dtype import Array, DType, ElementType, dtype
 from smelt.errors import RunError
-from smelt.ir.attributes import ANY, BOOL, CHANNEL, INT, MATRIX, PAIRS, STRING, UNIT, ChannelHandle
+from smelt.ir.attributes import BOOL, CHANNEL, INT, LIST, MATRIX, PAIRS, STRING, UNIT, ChannelHandle
 from smelt.ir.core import Op, Token, Type
 from smelt.ir.ops.definition import UNKNOWN, Attr, Call, Exchange, Frame, OpDef, Process, Receive, Rendezvous, Send
 from smelt.shape import Shape

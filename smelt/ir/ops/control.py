@@ -14,8 +14,22 @@ import numpy as np
 from smelt.dim import Size, symbols
 from smelt.dtype import Array, i1, i32, index
 from smelt.errors import RunError, UnsupportedError
-from smelt.ir.attributes import ALIAS, ANY, BOOL, DICT, INT32, STRING, SYMBOL, Constant, Dict, Kind, array_of, read_row
-from smelt.ir.core import Future, Op, Region, Token, Type
+from smelt.ir.attributes import (
+    ALIAS,
+    ANY,
+    BOOL,
+    DICT,
+    INT32,
+    STRING,
+    SYMBOL,
+    Constant,
+    Dict,
+    Kind,
+    OutputOperandAlias,
+    array_of,
+    read_row,
+)
+from smelt.ir.core import Future, Op, Region, Token, Tuple, Type
 from smelt.ir.ops.definition import UNKNOWN, Attr, Call, Exchange, Frame, OpDef
 from smelt.ir.ops.dynamic import CALLED
 from smelt.ir.ops.signature import bare_symbol, call_types
@@ -254,10 +268,10 @@ def _check_alias(call: Call, alias: OutputOperandAlias, results: Sequence[Type])
 
 
 def _part(call: Call, type: Type, path: Sequence[int]) -> Type:
-    for index in path:
-        if not isinstance(type, Tuple) or not 0 <= index < len(type.types):
+    for place in path:
+        if not isinstance(type, Tuple) or not 0 <= place < len(type.types):
             call.fail("", "an alias of a part that is not there", got=list(path))
-        type = type.types[index]
+        type = type.types[place]
     return type
 
 

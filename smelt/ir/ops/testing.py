@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from smelt.dtype import Array, DType, ElementType, dtype
+from smelt.dtype import Array, DType, ElementType, dtype, ui32, ui64
 from smelt.errors import RunError
-from smelt.ir.attributes import ANY_INT, CONSTANT, FLOAT64, STRING, SYMBOL, Int, Kind, array_of
+from smelt.ir.attributes import CONSTANT, FLOAT64, STRING, SYMBOL, Int, Kind, array_of, int_of
 from smelt.ir.core import Op, Type
 from smelt.ir.ops.definition import Attr, Call, Exchange, Frame, OpDef
 from smelt.ir.ops.signature import call_types
 from smelt.shape import Shape
 
-UINT64 = Kind("int", ANY_INT.read, lambda value: Int(value, dtype("ui64")))
-UINT32 = Kind("int", ANY_INT.read, lambda value: Int(value, dtype("ui32")))
+UINT64 = Kind("int", int_of(ui64), lambda value: Int(value, ui64))
+UINT32 = Kind("int", int_of(ui32), lambda value: Int(value, ui32))
 
 # ---- comparing ----
 

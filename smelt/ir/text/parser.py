@@ -14,7 +14,7 @@ from typing import Any
 
 from smelt.dim import Size, symbol
 from smelt.errors import Location, ParseError, SmeltError, VerifyError
-from smelt.ir.attributes import DenseArray, Float, Int, Kind, Unit, read_attr
+from smelt.ir.attributes import read_attr
 from smelt.ir.build import make
 from smelt.ir.core import Func, FuncType, Future, Op, Program, Region, Token, Tuple, Type, Value
 from smelt.ir.ops import OPS, definition_of
@@ -33,6 +33,14 @@ _RETURNS = {"return": "func.return", "func.return": "func.return"} | {
     name: name for name in ("stablehlo.return", "sdy.return")
 }
 _ALSO_RETURNS = {("stablehlo.return", "sdy.return"), ("func.return", "stablehlo.return")}  # (expected, as good as that)
+_FIXED = {  # ops whose results have known sizes; True: one may be open and bounded
+    "stablehlo.constant": False,
+    "chlo.constant": False,
+    "stablehlo.iota": False,
+    "stablehlo.infeed": False,
+    "stablehlo.reshape": True,
+    "stablehlo.broadcast_in_dim": True,
+}
 _SHORT_NAMES = {"call": "func.call", "return": "func.return"}
 
 
@@ -343,19 +351,8 @@ class Parser:
         attrs = {}
         for name, node in draft.attrs.items():
             declared = known.get(name)
-            attrs[name] = node if declared is None else self._typed_one(declared.kind, node, draft.name, name, place)
+            attrs[name] = node if declared is None else read_attr(declared.kind, node, draft.name, name, place)
         return attrs
-
-    def _typed_one(self, kind: Kind, node: Any, op: str, name: str, place: Location) -> Any:
-        value = read_attr(kind, node, op, name, place)
-        wanted = kind.write(value) if isinstance(node, Int | Float | DenseArray) and kind.name != "any" else node
-        if isinstance(wanted, Int | Float | DenseArray) and wanted.type != node.type:
-            raise ParseError(
-                f"{op}: attribute {name!r} has another type", expected=wanted.type, got=node.type, where=place
-            )
-        if isinstance(node, Unit) and kind.name == "bool":
-            raise ParseError(f"{op}: attribute {name!r}", expected="true or false", got="no value", where=place)
-        return value
 
     def _check_types(self, values: Sequence[Value], types: Sequence[Type], start: int) -> None:
         """The types that the text gives operands are those they were defined with."""

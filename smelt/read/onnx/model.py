@@ -53,7 +53,7 @@ def read(path: str | Path, static: Mapping[str, Any] = _NO_STATIC) -> tuple[Prog
     """
     file = MappedFile(path)
     lifted = lift(file.bytes, str(path))
-    proto = _parse(lifted.message, path)
+    proto = parse_message(lifted.message, path)
     if not proto.HasField("graph"):
         raise ParseError(f"{path}: not an ONNX model", expected="a graph", got="none")
     _check_names(proto, path)
@@ -65,7 +65,7 @@ def read(path: str | Path, static: Mapping[str, Any] = _NO_STATIC) -> tuple[Prog
     return Program.of(func, name=proto.graph.name), Weights(model.stored, metadata, str(path))
 
 
-def _parse(message: bytes, path: str | Path) -> Any:
+def parse_message(message: bytes, path: str | Path) -> Any:
     try:
         import onnx
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]

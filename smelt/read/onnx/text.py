@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 
@@ -60,12 +61,13 @@ def string_normalizer(
 ) -> Text:
     if not isinstance(X, Text) or X.array.ndim not in (1, 2) or (X.array.ndim == 2 and X.array.shape[0] != 1):
         raise UnsupportedError("StringNormalizer takes a vector of text")
-    change = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}.get(case_change_action)
+    changes: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
+    change = changes.get(case_change_action)
     if change is None:
         raise ParseError(
             "StringNormalizer: attribute 'case_change_action'", expected="NONE, LOWER or UPPER", got=case_change_action
         )
-    same = str if is_case_sensitive else str.lower
+    same: Callable[[str], str] = str if is_case_sensitive else str.lower
     stops = {same(word) for word in stopwords}
     kept = [change(word) for word in X.array.reshape(-1) if same(word) not in stops] or [""]
     flat = np.empty(len(kept), object)

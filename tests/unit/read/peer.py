@@ -35,7 +35,7 @@ def node_model(
     symbolic: Sequence[Sequence[int]] = (),
     constant: Sequence[int] = (),
 ) -> Any:
-    """A model of one node. `symbolic` names the open axes of each input, `constant` the inputs that are initialisers."""
+    """A model of one node. `symbolic` has the open axes of each input, `constant` the inputs that are initialisers."""
     names = [f"x{i}" if array is not None else "" for i, array in enumerate(inputs)]
     node = helper.make_node(
         op, names, [f"y{i}" for i in range(len(outputs))], "node", domain=domain, **(attributes or {})

@@ -161,7 +161,7 @@ MERGED = "input:f32[B,S,10] weights:f32[10,24] bias:f32[24]"
 
 ATTENTION = [
     Node("Attention", MERGED, num_heads=2),
-    Node("Attention", "input:f32[B,S,10] weights:f32[10,24]", num_heads=4, scale=0.3),
+    Node("Attention", MERGED, num_heads=4, scale=0.3),
     Node("Attention", MERGED, num_heads=2, unidirectional=1),
     Node("Attention", f"{MERGED} mask:i32[B,S]", num_heads=2, draw=MASKS),
     Node("Attention", f"{MERGED} mask:i32[B,S]", num_heads=2, draw=MASKS, unidirectional=1, mask_filter_value=-5.0),
@@ -181,9 +181,6 @@ ATTENTION = [
     Node("MultiHeadAttention", "q:f32[B,S,8] k:f32[B,T,8] v:f32[B,T,8] - lengths:i32[B]", num_heads=2, draw=MASKS),
     Node("MultiHeadAttention", "q:f32[B,S,8] k:f32[B,T,8] v:f32[B,T,8] - mask:i32[B,S,T]", num_heads=2, draw=MASKS, mask_filter_value=-4.0),
     Node("MultiHeadAttention", "q:f32[B,S,8] k:f32[B,T,8] v:f32[B,T,8] - - bias:f32[1,2,S,T]", num_heads=2),
-    Node("MultiHeadAttention", "q:f32[B,S,2,3,4]", num_heads=2),
-    Node("MultiHeadAttention", "q:f32[B,S,2,3,4] - - bias:f32[24]", num_heads=2),
-    Node("MultiHeadAttention", "q:f32[B,S,8] kv:f32[B,T,2,2,4]", num_heads=2),
     Node("MultiHeadAttention", "q:f32[B,S,8] k:f32[B,2,T,4] v:f32[B,2,T,4]", num_heads=2),
     Node("MultiHeadAttention", "q:f32[B,S,8] k:f32[B,2,T,4] v:f32[B,2,T,4] bias:f32[24]", num_heads=2),
     Node("MultiHeadAttention", "q:f32[B,S,8] k:f32[B,S,8] v:f32[B,S,8] bias:f32[24]", num_heads=2, outputs=(0, 1, 2)),

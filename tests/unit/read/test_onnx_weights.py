@@ -15,9 +15,10 @@ onnx = pytest.importorskip("onnx")
 helper, numpy_helper = onnx.helper, onnx.numpy_helper
 
 TYPES = [
-    np.float32, np.float64, np.float16, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64,
-    np.bool_, np.complex64, np.complex128, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz,
-    ml_dtypes.float8_e5m2, ml_dtypes.float8_e5m2fnuz, ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.float4_e2m1fn,
+    np.float32, np.float64, np.float16, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32,
+    np.uint64, np.bool_, np.complex64, np.complex128, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn,
+    ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2, ml_dtypes.float8_e5m2fnuz, ml_dtypes.int4, ml_dtypes.uint4,
+    ml_dtypes.float4_e2m1fn,
 ]  # fmt: skip
 
 
@@ -43,18 +44,18 @@ def test_raw_data_of_every_type(tmp_path: Path, kind: Any, count: int):
     np.testing.assert_array_equal(found, array)
 
 
-FIELDS = [
-    (onnx.TensorProto.FLOAT, "float_data", [1.5, -2.0, 3.0], np.float32([1.5, -2, 3])),
-    (onnx.TensorProto.DOUBLE, "double_data", [1.5, -2.0], np.float64([1.5, -2])),
-    (onnx.TensorProto.INT64, "int64_data", [-(2**63), 5], np.int64([-(2**63), 5])),
-    (onnx.TensorProto.UINT64, "uint64_data", [2**64 - 1], np.uint64([2**64 - 1])),
-    (onnx.TensorProto.UINT32, "uint64_data", [2**32 - 1], np.uint32([2**32 - 1])),
-    (onnx.TensorProto.INT8, "int32_data", [-128, 127], np.int8([-128, 127])),
-    (onnx.TensorProto.BOOL, "int32_data", [1, 0], np.bool_([1, 0])),
-    (onnx.TensorProto.FLOAT16, "int32_data", [0x3C00, 0xC000], np.float16([1, -2])),
+FIELDS: list[tuple[int, str, Any, Any]] = [
+    (onnx.TensorProto.FLOAT, "float_data", [1.5, -2.0, 3.0], np.array([1.5, -2, 3], np.float32)),
+    (onnx.TensorProto.DOUBLE, "double_data", [1.5, -2.0], np.array([1.5, -2], np.float64)),
+    (onnx.TensorProto.INT64, "int64_data", [-(2**63), 5], np.array([-(2**63), 5], np.int64)),
+    (onnx.TensorProto.UINT64, "uint64_data", [2**64 - 1], np.array([2**64 - 1], np.uint64)),
+    (onnx.TensorProto.UINT32, "uint64_data", [2**32 - 1], np.array([2**32 - 1], np.uint32)),
+    (onnx.TensorProto.INT8, "int32_data", [-128, 127], np.array([-128, 127], np.int8)),
+    (onnx.TensorProto.BOOL, "int32_data", [1, 0], np.array([1, 0], np.bool_)),
+    (onnx.TensorProto.FLOAT16, "int32_data", [0x3C00, 0xC000], np.array([1, -2], np.float16)),
     (onnx.TensorProto.BFLOAT16, "int32_data", [0x3F80, 0xC000], np.array([1, -2], ml_dtypes.bfloat16)),
     (onnx.TensorProto.FLOAT8E4M3FN, "int32_data", [0x38, 0xC0], np.array([1, -2], ml_dtypes.float8_e4m3fn)),
-    (onnx.TensorProto.COMPLEX64, "float_data", [1.0, 2.0, 3.0, -4.0], np.complex64([1 + 2j, 3 - 4j])),
+    (onnx.TensorProto.COMPLEX64, "float_data", [1.0, 2.0, 3.0, -4.0], np.array([1 + 2j, 3 - 4j], np.complex64)),
     (onnx.TensorProto.INT4, "int32_data", [0x8F, 0x07], np.array([-1, -8, 7], ml_dtypes.int4)),
 ]
 

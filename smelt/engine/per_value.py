@@ -1,0 +1,83 @@
+"""An executable for a model whose program depends on values of inputs: one program per value, kept for a while.
+
+Such inputs (axes, pads, k, a target shape) shape the program itself. `build(values)` compiles for given values; it may
+find that more inputs are of this kind, and says so with `MissingValuesError`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+
+import numpy as np
+
+from smelt.dtype import Array
+from smelt.engine_api import Executable, Signature
+from smelt.errors import RunError
+from smelt.weights import Weights
+
+LIMIT = 16  # programs
+log = logging.getLogger("smelt")
+
+
+class MissingValuesError(Exception):
+    """Raised by `build`: these inputs shape the program too."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__(*names)
+        self.names = names
+
+
+class PerValue:
+    """Compiles when a static input has a value that it has not seen; the least recently used program goes first."""
+
+    def __init__(
+        self, signature: Signature, static: tuple[str, ...], build: Callable[[Mapping[str, Array]], Executable]
+    ) -> None:
+        self.signature = signature
+        self.static = static
+        self._build: Callable[[Mapping[str, Array]], Executable] | None = build
+        self._programs: OrderedDict[Hashable, Executable] = OrderedDict()
+
+    def prepare(self, weights: Weights) -> Executable:
+        """Weights are bound whenever a program is built."""
+        return self
+
+    def __call__(self, *inputs: Array) -> tuple[Array, ...]:
+        names = [port.name for port in self.signature.inputs]
+        if len(inputs) != len(names):
+            raise RunError("wrong number of inputs", expected=names, got=len(inputs))
+        given = dict(zip(names, (np.asarray(array) for array in inputs), strict=True))
+        executable = self._program(given)
+        return executable(*(given[port.name] for port in executable.signature.inputs))
+
+    def close(self) -> None:
+        for executable in self._programs.values():
+            executable.close()
+        self._programs.clear()
+        self._build = None
+
+    def _program(self, given: Mapping[str, Array]) -> Executable:
+        if self._build is None:
+            raise RunError("the executable is closed", remedy="compile or load the model again")
+        while True:
+            values = {name: given[name] for name in self.static}
+            key = tuple((name, array.dtype.str, array.shape, array.tobytes()) for name, array in values.items())
+            found = self._programs.get(key)
+            if found is not None:
+                self._programs.move_to_end(key)
+                return found
+            try:
+                built = self._build(values)
+            except MissingValuesError as more:
+                new = [name for name in more.names if name not in self.static]  # build never asks for the same twice
+                self.static += tuple(new)
+                self._programs.clear()
+                continue
+            shown = ", ".join(f"{name}={array.reshape(-1)[:8].tolist()}" for name, array in values.items())
+            log.info("compiled for new values of inputs that shape the program: %s", shown)
+            self._programs[key] = built
+            if len(self._programs) > LIMIT:
+                self._programs.popitem(last=False)[1].close()
+            return built
