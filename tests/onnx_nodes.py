@@ -36,13 +36,13 @@ class Node:
         inputs: str,
         *,
         domain: str = "com.microsoft",
-        opset: int = 21,
+        version: int = 21,
         outputs: Sequence[int] = (0,),
         weights: str = "",
         draw: Mapping[str, Draw] | None = None,
         **attributes: Any,
     ) -> None:
-        self.op, self.domain, self.opset, self.outputs, self.attributes = op, domain, opset, tuple(outputs), attributes
+        self.op, self.domain, self.version, self.outputs, self.attributes = op, domain, version, tuple(outputs), attributes
         self.ports: list[tuple[str, DType, tuple[str, ...]] | None] = []
         for text in inputs.split():
             if text == "-":
@@ -66,7 +66,7 @@ class Node:
             found[name] = np.asarray(array).astype(element.numpy).reshape(numbers)
         return found
 
-    def model(self, arrays: Mapping[str, Array], opset: int | None = None) -> onnx.ModelProto:
+    def model(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
         """The model; inputs named in `weights` are initialisers."""
         ports = [port for port in self.ports if port is not None]
         names = ["" if port is None else port[0] for port in self.ports]
@@ -82,7 +82,7 @@ class Node:
         held = [onnx.numpy_helper.from_array(arrays[name], name) for name in sorted(self.weights)]
         outputs = [helper.make_value_info(name, onnx.TypeProto()) for name in made if name]
         graph = helper.make_graph([node], "node", inputs, outputs, held)
-        opsets = [helper.make_opsetid("", opset or self.opset), helper.make_opsetid("com.microsoft", 1)]
+        opsets = [helper.make_opsetid("", self.version), helper.make_opsetid("com.microsoft", 1)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 

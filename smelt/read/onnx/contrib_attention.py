@@ -487,6 +487,7 @@ def group_query_attention(
         (q_norm_weight is not None or k_norm_weight is not None, "inputs 'q_norm_weight' and 'k_norm_weight'"),
         (qk_output or any(g.node.output[3:]), "attribute 'qk_output'"),
         (sliding_window_cache, "attribute 'sliding_window_cache'"),
+        (local_window_size == 0 or local_window_size < -1, "attribute 'local_window_size' of no keys"),
     ):
         if given:
             raise UnsupportedError(f"GroupQueryAttention: {what}")
@@ -499,17 +500,17 @@ def group_query_attention(
     q, k, v = _groups(g, query, key, value, num_heads, kv_num_heads)
     batch, _, length, size = q.shape.sizes
     # The first prompt has no past, even where rows of it are padding and `seqlens_k` is small.
-    past = g.plus(g.convert(g.reshape(seqlens_k, (batch,)), i64), 1)
-    past = g.binary("maximum", g.binary("subtract", past, g.size(length)), g.scalar(0, i64))
+    ends = g.plus(g.convert(g.reshape(seqlens_k, (batch,)), i64), 1)
+    past = g.binary("maximum", g.binary("subtract", ends, g.size(length)), g.scalar(0, i64))
+    total = length if past_key is None else _total(g, total_sequence_length)
+    room = total if past_key is None else maximum(past_key.shape.sizes[2], total)  # the cache keeps its size, or grows
     if do_rotary:
         if cos_cache is None or sin_cache is None:
             raise ParseError("GroupQueryAttention: inputs 'cos_cache' and 'sin_cache' are missing")
-        places = g.binary("add", g.iota(i64, (batch, length), 1), g.reshape(past, (batch, 1)))
-        places = places if position_ids is None else position_ids
+        places = _places(g, past, length, total, position_ids)
         tables = _tables(g, cos_cache, sin_cache, places)
         element = q.shape.element
         q, k = (g.convert(_rotated(g, g.convert(x, f32), *tables, rotary_interleaved), element) for x in (q, k))
-    room = _room(g, past_key, length, total_sequence_length)
     keys = _cached(g, past_key, k, past, room)
     values = _cached(g, past_value, v, past, room)
     many = num_heads // kv_num_heads
@@ -519,7 +520,7 @@ def group_query_attention(
         scores = g.times(g.unary("tanh", g.times(scores, 1 / softcap)), softcap)
     if attention_bias is not None:
         scores = g.binary("add", scores, _fitted(g, attention_bias, room))
-    scores = _hidden(g, scores, _window(g, past, length, room, local_window_size))
+    scores = _hidden(g, scores, _window(g, past, ends, length, room, local_window_size))
     sink = None
     if head_sink is not None:
         sink = g.convert(g.reshape(head_sink, (num_heads, 1, 1)), f32)
@@ -544,17 +545,32 @@ def _groups(
     return _heads(g, query, heads), _heads(g, key, kv_heads), _heads(g, value, kv_heads)
 
 
-def _room(g: Graph, past: Value | None, length: Size, total: Tensor | None) -> Size:
-    """How many keys the cache holds afterwards: no fewer than before, and all of them."""
-    if past is None:
-        return length
+def _total(g: Graph, total: Tensor | None) -> Size:
+    """How many keys the longest row has, with the new ones."""
     if total is None:
         raise ParseError("GroupQueryAttention: input 'total_sequence_length' is missing")
-    needed = g.sizes(total, "total_sequence_length").reshape(-1)
-    if needed.size != 1:
+    found = g.sizes(total, "total_sequence_length").reshape(-1)
+    if found.size != 1:
         raise ShapeError("GroupQueryAttention: 'total_sequence_length' is one number", got=total.shape)
-    count = needed[0]
-    return maximum(past.shape.sizes[2], count if not isinstance(count, int) else int(count))
+    size: Size = found[0]
+    return size
+
+
+def _places(g: Graph, past: Value, length: Size, total: Size, given: Value | None) -> Value:
+    """Where queries and new keys stand, [batch, length]: behind the past, or where they are said to stand.
+
+    Of places given for a first prompt, the first one of all counts alone.
+    """
+    batch = past.shape.sizes[0]
+    steps = g.iota(i64, (batch, length), 1)
+    if given is None:
+        return g.binary("add", steps, g.reshape(past, (batch, 1)))
+    own = g.broadcast_to(g.convert(given, i64), (batch, length))
+    first = g.binary("add", steps, g.reshape(g.slice(own, (0, 0), (1, 1), (1, 1)), ()))
+    if total == length:
+        return first
+    prompt = g.compare(g.size(total), g.size(length), "EQ")
+    return g.choose(prompt, first, own)
 
 
 def _cached(g: Graph, old: Value | None, new: Value, past: Value, room: Size) -> Value:
@@ -583,13 +599,14 @@ def _cached(g: Graph, old: Value | None, new: Value, past: Value, room: Size) ->
     return g.select(masks[0], before, g.select(masks[1], moved, g.like(0, moved)))
 
 
-def _window(g: Graph, past: Value, length: Size, room: Size, window: int) -> Value:
-    """Which keys a query sees, [batch, 1, queries, keys]: those up to its own, at most `window` of them."""
+def _window(g: Graph, past: Value, ends: Value, length: Size, room: Size, window: int) -> Value:
+    """Which keys a query sees, [batch, 1, queries, keys]: those up to its own, at most `window`, no padding."""
     batch = past.shape.sizes[0]
     sizes = (batch, 1, length, room)
     own = g.binary("add", g.iota(i64, sizes, 2), g.reshape(past, (batch, 1, 1, 1)))
     keys = g.iota(i64, sizes, 3)
     seen = g.compare(keys, own, "LE")
+    seen = g.binary("and", seen, g.compare(keys, g.broadcast_in_dim(ends, sizes, (0,)), "LT"))
     if window > 0:
         seen = g.binary("and", seen, g.compare(keys, g.plus(own, -window), "GT"))
     return seen
