@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 from smelt.dtype import Array, DType, dtype, integer_range
 from smelt.engine.reference import ReferenceEngine
 from smelt.read.onnx import read
 from smelt.read.onnx.tensors import element_number
 
-_PORT = re.compile(r"(\w*)(?::(\w+)\[([^\]]*)\])?")
+_PORT = re.compile(r"(\w+):(\w+)\[([^\]]*)\]")
 
 Sizes = Mapping[str, int]
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Any]
@@ -42,13 +42,21 @@ class Node:
         draw: Mapping[str, Draw] | None = None,
         **attributes: Any,
     ) -> None:
-        self.op, self.domain, self.version, self.outputs, self.attributes = op, domain, version, tuple(outputs), attributes
+        self.op, self.domain, self.version, self.outputs, self.attributes = (
+            op,
+            domain,
+            version,
+            tuple(outputs),
+            attributes,
+        )
         self.ports: list[tuple[str, DType, tuple[str, ...]] | None] = []
         for text in inputs.split():
             if text == "-":
                 self.ports.append(None)
                 continue
-            name, element, sizes = re.fullmatch(r"(\w+):(\w+)\[([^\]]*)\]", text).groups()  # type: ignore[union-attr]
+            found = _PORT.fullmatch(text)
+            assert found is not None, f"not an input: {text}"
+            name, element, sizes = found.groups()
             self.ports.append((name, dtype(element), tuple(size for size in sizes.split(",") if size)))
         self.weights = set(weights.split())
         self.draw = draw or {}
@@ -98,8 +106,10 @@ def draw(random: np.random.Generator, element: DType, sizes: tuple[int, ...], na
     return random.standard_normal(sizes)
 
 
-def on_smelt(model: onnx.ModelProto, arrays: Mapping[str, Array], folder: Path, static: Sequence[str] = ()) -> list[Array]:
-    """What the reference engine makes of a model; its own reading gives it the symbols."""
+def on_smelt(
+    model: onnx.ModelProto, arrays: Mapping[str, Array], folder: Path, static: Sequence[str] = ()
+) -> list[Array]:
+    """What the reference engine makes of a model."""
     path = folder / "model.onnx"
     path.write_bytes(model.SerializeToString())
     program, weights = read(path, {name: arrays[name] for name in static})
@@ -118,6 +128,3 @@ def on_onnxruntime(model: onnx.ModelProto, arrays: Mapping[str, Array]) -> list[
     names = {port.name for port in session.get_inputs()}
     found: list[Array] = session.run(None, {name: array for name, array in arrays.items() if name in names})
     return found
-
-
-__all__ = ["Node", "TensorProto", "draw", "on_onnxruntime", "on_smelt"]

@@ -413,10 +413,12 @@ def array_of(kind: Kind) -> Kind:
 _FIELD = re.compile(r"\s*(\w+)\s*=\s*(\[[^\[\]]*\]|#?[\w.]+<[^<>]*>|[^,<>\[\]]+?)\s*(?:,|$)")
 
 
-def record(cls: type[Any], mnemonic: str, dialect: str = "stablehlo", *, whole: bool = False) -> Kind:
+def record(
+    cls: type[Any], mnemonic: str, dialect: str = "stablehlo", *, whole: bool = False, ordered: bool = False
+) -> Kind:
     """`#stablehlo.gather<offset_dims = [2], index_vector_dim = 1>`: a dataclass of ints, lists, bools and words.
 
-    MLIR leaves out what has its default value, except in records that it wants `whole`.
+    MLIR leaves out what has its default value, except in records that it wants `whole`; some it wants `ordered`.
     """
     known = {each.name: str(each.type) for each in fields(cls)}
     expected = f"#{dialect}.{mnemonic}<{', '.join(known)}>"
@@ -434,6 +436,11 @@ def record(cls: type[Any], mnemonic: str, dialect: str = "stablehlo", *, whole: 
                 raise ValueError(expected)
             values[match[1]] = _field_value(match[2], known[match[1]], expected)
             at = match.end()
+        in_order = list(values) == [name for name in known if name in values]
+        missing = known.keys() - values.keys() if whole else {"mode"} & (known.keys() - values.keys())
+        trailing = (whole or ordered) and node.body.rstrip().endswith(",")
+        if missing or trailing or (ordered and not in_order):
+            raise ValueError(expected)
         try:
             return cls(**values)
         except TypeError:
@@ -473,7 +480,7 @@ def _field_value(text: str, annotation: str, expected: str) -> Any:
             return float(text)
     except (ValueError, KeyError):
         raise ValueError(expected) from None
-    return text[text.index("<") + 1 : -1] if "<" in text else text
+    return text[text.index("<") + 1 : -1] if text.startswith("#") and "<" in text else text
 
 
 _FLOAT = re.compile(r"-?[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?", re.ASCII)
@@ -548,9 +555,9 @@ RAGGED_DOT = record(RaggedDotDims, "ragged_dot", "chlo")
 GATHER = record(GatherDims, "gather")
 SCATTER = record(ScatterDims, "scatter")
 CHANNEL = record(ChannelHandle, "channel_handle", whole=True)
-DOT_ALGORITHM = record(DotAlgorithm, "dot_algorithm", whole=True)
-RESULT_ACCURACY = record(ResultAccuracy, "result_accuracy")
-ALIAS = record(OutputOperandAlias, "output_operand_alias", whole=True)
+DOT_ALGORITHM = record(DotAlgorithm, "dot_algorithm", whole=True, ordered=True)
+RESULT_ACCURACY = record(ResultAccuracy, "result_accuracy", ordered=True)
+ALIAS = record(OutputOperandAlias, "output_operand_alias", whole=True, ordered=True)
 PRECISION = array_of(enum("precision", "DEFAULT", "HIGH", "HIGHEST"))
 COMPARISON = enum("comparison_direction", "EQ", "NE", "GE", "GT", "LE", "LT")
 COMPARE_TYPE = enum("comparison_type", "NOTYPE", "FLOAT", "TOTALORDER", "SIGNED", "UNSIGNED")

@@ -32,6 +32,7 @@ from smelt.ir.attributes import (
 from smelt.ir.core import Future, Op, Region, Token, Tuple, Type
 from smelt.ir.ops.definition import UNKNOWN, Attr, Call, Exchange, Frame, OpDef
 from smelt.ir.ops.dynamic import CALLED
+from smelt.ir.ops.shape import not_per_axis
 from smelt.ir.ops.signature import bare_symbol, call_types
 from smelt.ir.ops.testing import expect_almost_eq, expect_close, expect_eq
 from smelt.shape import Shape
@@ -221,7 +222,7 @@ TYPED_FFI = 4
 def _infer_custom_call(call: Call) -> Sequence[Type]:
     if call.declared is None:
         call.fail("", "the result types cannot be inferred", expected="declared result types")
-    config, version = call.attrs.get("backend_config"), call.attrs["api_version"]
+    config, version = call.attrs.get("backend_config"), call.attrs.get("api_version", 1)
     call.require(0 <= version <= TYPED_FFI, "", "no such api_version", expected=f"0 to {TYPED_FFI}", got=version)
     if config is not None and isinstance(config, Dict) != (version == TYPED_FFI):
         wanted = "a dictionary" if version == TYPED_FFI else "a string"
@@ -229,7 +230,7 @@ def _infer_custom_call(call: Call) -> Sequence[Type]:
     for name in call.attrs["called_computations"]:
         call.require(name in call.signatures, "", f"no function @{name}", got=f"@{name}")
     _check_layouts(call, call.declared)
-    for alias in call.attrs["output_operand_aliases"]:
+    for alias in call.attrs.get("output_operand_aliases", ()):
         _check_alias(call, alias, call.declared)
     called = CALLED.get(call.attrs["call_target_name"])
     found = None if called is None else called[0](call)
@@ -399,6 +400,8 @@ def _infer_same(call: Call) -> Sequence[Type]:
     for value in call.operands:
         kept = isinstance(value.type, Shape | Token)
         call.require(kept, "optimization_barrier_i1", "operands are tensors and tokens", got=value.type)
+        if isinstance(value.type, Shape):
+            not_per_axis(call, value.type)
     return [value.type for value in call.operands]
 
 

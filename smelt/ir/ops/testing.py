@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from smelt.dtype import Array, DType, ElementType, dtype, ui32, ui64
+from smelt.dtype import Array, DType, ElementType, ui32, ui64
 from smelt.errors import RunError
 from smelt.ir.attributes import CONSTANT, FLOAT64, STRING, SYMBOL, Int, Kind, array_of, int_of
 from smelt.ir.core import Op, Type

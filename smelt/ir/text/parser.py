@@ -38,6 +38,7 @@ _FIXED = {  # ops whose results have known sizes; True: one may be open and boun
     "chlo.constant": False,
     "stablehlo.iota": False,
     "stablehlo.infeed": False,
+    "stablehlo.recv": False,
     "stablehlo.reshape": True,
     "stablehlo.broadcast_in_dim": True,
 }

@@ -30,6 +30,7 @@ from smelt.read.onnx.quant import (
     stored,
 )
 from smelt.read.onnx.registry import onnx_op
+from smelt.read.onnx.rnn import lstm
 
 _MS = "com.microsoft"
 
@@ -462,6 +463,8 @@ def matmul_bnb4(
     """B holds an [N, K] matrix, flat, two numbers a byte with the first in the high bits, and a scale per block."""
     if quant_type not in (0, 1):
         raise UnsupportedError("MatMulBnb4: attribute 'quant_type'", expected="0 (FP4) or 1 (NF4)", got=quant_type)
+    if not transB:
+        raise UnsupportedError("MatMulBnb4: attribute 'transB' = 0, which training alone needs")
     if block_size < 1 or K < 1 or N < 1:
         raise ShapeError("MatMulBnb4: attributes 'block_size', 'K' and 'N'", got=[block_size, K, N])
     count = N * K
@@ -473,7 +476,7 @@ def matmul_bnb4(
     scales = g.broadcast_in_dim(g.reshape(g.convert(absmax, f32), (blocks,)), (blocks, block_size), (0,))
     scales = g.slice_axis(g.reshape(scales, (blocks * block_size,)), 0, 0, count)
     weights = g.reshape(g.binary("multiply", numbers, scales), (N, K))
-    y = g.dot(g.convert(A, f32), weights, ((A.shape.rank - 1,), (1 if transB else 0,)))
+    y = g.dot(g.convert(A, f32), weights, ((A.shape.rank - 1,), (1,)))
     return g.convert(y, A.shape.element)
 
 
@@ -491,55 +494,50 @@ def gather_block_quantized(
     quantize_axis: int = 1,
 ) -> Value:
     """Rows of a quantised table; an index out of range gives zeros."""
-    rank = data.shape.rank
-    picked, blocked = axis_of(gather_axis, rank), axis_of(quantize_axis, rank)
-    packs = data.shape.element == ui8 and bits != 8
-    if data.shape.element == ui8 and bits not in (2, 4, 8):
+    element = data.shape.element
+    packs = element == ui8 and bits != 8
+    picked, blocked = (axis_of(axis, data.shape.rank) for axis in (gather_axis, quantize_axis))
+    if element == ui8 and bits not in (2, 4, 8):
         raise UnsupportedError("GatherBlockQuantized: attribute 'bits'", expected="2, 4 or 8", got=bits)
-    if picked == blocked or (packs and (picked == rank - 1 or blocked != rank - 1)):
-        raise UnsupportedError(
-            "GatherBlockQuantized: attributes 'gather_axis' and 'quantize_axis'", got=[gather_axis, quantize_axis]
-        )
-    if block_size < 0 or (not block_size and not data.shape.element.is_float):
+    if packs and (picked == blocked or blocked != data.shape.rank - 1):  # numbers of a byte belong to one row
+        got = [gather_axis, quantize_axis]
+        raise UnsupportedError("GatherBlockQuantized: attributes 'gather_axis' and 'quantize_axis'", got=got)
+    if block_size < 0 or (not block_size and not element.is_float):
         raise UnsupportedError("GatherBlockQuantized: attribute 'block_size'", got=block_size)
+    if zero_points is not None and element.is_float:
+        raise ShapeError("GatherBlockQuantized: floats have no zero points", got=data.shape)
     size = data.shape.sizes[picked]
     wrapped = g.wrap(indices, size)
     limit = g.broadcast_to(g.convert(g.size(size), wrapped.shape.element), wrapped.shape.sizes)
     inside = g.binary("and", g.compare(wrapped, g.like(0, wrapped), "GE"), g.compare(wrapped, limit, "LT"))
     safe = g.select(inside, wrapped, g.like(0, wrapped))
-
-    def rows(x: Value) -> Value:
-        return x if x.shape.sizes[picked] == 1 and size != 1 else g.take(x, safe, picked)
-
+    numbers = g.take(data, safe, picked)
+    numbers = unpacked(g, numbers, bits) if packs else numbers
     many = indices.shape.rank
     place = blocked if blocked < picked else blocked + many - 1
-    numbers = g.take(data, safe, picked)
-    if packs:
-        numbers = unpacked(g, numbers, bits)
-    length = numbers.shape.sizes[place]
-    step = block_size or length
-    own = scales.shape.sizes[blocked]
-    scale = _repeated(g, _aligned(g, rows(scales), scales, picked, size, many), place, step, length)
+    block = block_size or data.shape.sizes[blocked]
+
+    def spread(x: Value, few: bool = False) -> Value:
+        """Scales or zero points of the rows that were picked, one for every number or to be broadcast."""
+        if x.shape.rank != data.shape.rank:
+            raise ShapeError("GatherBlockQuantized: scales have another rank than the data", got=x.shape)
+        if picked == blocked:
+            step = g.broadcast_to(g.convert(g.size(block), safe.shape.element), safe.shape.sizes)
+            return g.take(x, g.binary("divide", safe, step), picked)
+        if x.shape.sizes[picked] == 1 and size != 1:  # shared by all rows
+            sizes = x.shape.sizes
+            x = g.reshape(x, (*sizes[:picked], *(1,) * many, *sizes[picked + 1 :]))
+        else:
+            x = g.take(x, safe, picked)
+        x = g.slice_axis(unpacked(g, x, bits), place, 0, scales.shape.sizes[blocked]) if few else x
+        return _repeated(g, x, place, block, numbers.shape.sizes[place])
+
+    zero = g.scalar(1 << (bits - 1), i32) if element == ui8 else None
     if zero_points is not None:
-        if data.shape.element.is_float:
-            raise ShapeError("GatherBlockQuantized: floats have no zero points", got=data.shape)
-        points = rows(zero_points)
-        if packs:
-            points = g.slice_axis(unpacked(g, points, bits), place, 0, own)
-        zero: Value | None = _repeated(g, points, place, step, length)
-    else:
-        zero = g.scalar(1 << (bits - 1), i32) if data.shape.element == ui8 else None
-    real = expressed(g, numbers, scale, zero)
+        zero = spread(zero_points, packs)
+    real = expressed(g, numbers, spread(scales), zero)
     mask = g.broadcast_in_dim(inside, real.shape.sizes, range(picked, picked + many))
     return g.convert(g.select(mask, real, g.like(0, real)), scales.shape.element)
-
-
-def _aligned(g: Graph, taken: Value, scales: Value, picked: int, size: Size, many: int) -> Value:
-    """Scales that are shared by all rows, with dimensions where the indices' are."""
-    if scales.shape.sizes[picked] != 1 or size == 1:
-        return taken
-    sizes = scales.shape.sizes
-    return g.reshape(taken, (*sizes[:picked], *(1,) * many, *sizes[picked + 1 :]))
 
 
 def _repeated(g: Graph, x: Value, axis: int, times: Size, length: Size) -> Value:
@@ -552,3 +550,67 @@ def _repeated(g: Graph, x: Value, axis: int, times: Size, length: Size) -> Value
     )
     whole = g.reshape(spread, (*sizes[:axis], sizes[axis] * times, *sizes[axis + 1 :]))
     return g.slice_axis(whole, axis, 0, length)
+
+
+# ---- recurrence ----
+
+
+@onnx_op("DynamicQuantizeLSTM", domain=_MS)
+def dynamic_quantize_lstm(
+    g: Graph,
+    X: Value,
+    W: Value,
+    R: Value,
+    B: Value | None = None,
+    sequence_lens: Value | None = None,
+    initial_h: Value | None = None,
+    initial_c: Value | None = None,
+    P: Value | None = None,
+    W_scale: Value | None = None,
+    W_zero_point: Value | None = None,
+    R_scale: Value | None = None,
+    R_zero_point: Value | None = None,
+    *,
+    activation_alpha: tuple[float, ...] = (),
+    activation_beta: tuple[float, ...] = (),
+    activations: tuple[str, ...] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    input_forget: int = 0,
+) -> list[Value]:
+    """An LSTM whose input is rounded to bytes as a whole and whose weights are bytes, [directions, inputs, gates].
+
+    The state stays as it is: kernels round it too, by parts of the batch that depend on the number of threads.
+    """
+    bytes_, scale, zero = dynamic_quantize_linear(g, X)
+    return lstm(
+        g,
+        expressed(g, bytes_, scale, zero),
+        _gate_weights(g, W, W_scale, W_zero_point, "W"),
+        _gate_weights(g, R, R_scale, R_zero_point, "R"),
+        B,
+        sequence_lens,
+        initial_h,
+        initial_c,
+        P,
+        activation_alpha=activation_alpha,
+        activation_beta=activation_beta,
+        activations=activations,
+        clip=clip,
+        direction=direction,
+        hidden_size=hidden_size,
+        input_forget=input_forget,
+    )
+
+
+def _gate_weights(g: Graph, x: Value, scale: Value | None, zero: Value | None, what: str) -> Value:
+    """Weights as LSTM has them, [directions, gates, inputs]; scales are one per direction, or one per gate's row."""
+    if scale is None or zero is None:
+        raise ParseError(f"DynamicQuantizeLSTM: inputs '{what}_scale' and '{what}_zero_point' are missing")
+    ways, _, gates = x.shape.sizes
+    for each in (scale, zero):
+        if each.shape.sizes not in ((ways,), (ways, gates)):
+            raise ShapeError(f"DynamicQuantizeLSTM: scales of '{what}'", expected=[ways, gates], got=each.shape)
+    spread = [g.reshape(each, (ways, 1, gates if each.shape.rank == 2 else 1)) for each in (scale, zero)]
+    return g.transpose(expressed(g, x, *spread), (0, 2, 1))

@@ -14,7 +14,7 @@ import numpy as np
 
 from smelt.dim import Size, symbol
 from smelt.dtype import Array
-from smelt.errors import Location, ParseError, SmeltError, UnsupportedError, VerifyError
+from smelt.errors import Location, ParseError, ShapeError, SmeltError, UnsupportedError, VerifyError
 from smelt.ir.build import Builder
 from smelt.ir.core import Attrs, Func, Op, Program, Region, Value, walk
 from smelt.ir.interpret import run
@@ -32,7 +32,6 @@ from smelt.weights import Stored
 
 _MAX_NESTING = 48  # functions and subgraphs inside each other
 _MOVES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand", "Gather", "Slice", "Split")
-_MOST_NODES = 500_000  # in a file, with every call of a function and every turn of an unrolled loop counted
 _MOST_ELEMENTS = 1 << 26  # of a tensor that is computed at import
 _MISTAKES = (
     IndexError, ValueError, TypeError, KeyError, OverflowError, ZeroDivisionError, MemoryError, RecursionError,
@@ -61,7 +60,8 @@ class Model:
     inputs: dict[Value, str] = field(default_factory=dict)
     births: dict[str, tuple[Value, int]] = field(default_factory=dict)
     evaluated: dict[Value, Array] = field(default_factory=dict)
-    nodes: int = 0  # read so far
+    nodes: int = 0  # read so far: every call of a function and every turn of an unrolled loop counts
+    most_nodes: int = 20_000
     notes: dict[str, Attrs] = field(default_factory=dict)  # attributes of results, by name
 
     def weight(self, name: str, stored: Stored) -> Value:
@@ -135,9 +135,9 @@ class Graph(Emit):
         for node in nodes:
             self.node = node
             self.model.nodes += 1
-            if self.model.nodes > _MOST_NODES:
+            if self.model.nodes > self.model.most_nodes:
                 raise UnsupportedError(
-                    "a model of too many nodes", expected=f"at most {_MOST_NODES}", where=self.location
+                    "a model of too many nodes", expected=f"at most {self.model.most_nodes}", where=self.location
                 )
             self.b.location = self.location
             results = self.call(node)
@@ -605,5 +605,8 @@ def sequence_of(value: Any) -> Item:
         return Sequence(tuple(sequence_of(each) for each in value))
     array = np.asarray(value)
     if array.dtype.kind in "OUST":
-        return Text(array.astype(object))
+        words = array.astype(object)
+        if not all(isinstance(word, str) for word in words.reshape(-1)):
+            raise ShapeError("a value that is neither numbers nor text", got=type(value).__name__)
+        return Text(words)
     return Tensor.constant(array)

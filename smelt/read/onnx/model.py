@@ -56,10 +56,11 @@ def read(path: str | Path, static: Mapping[str, Any] = _NO_STATIC) -> tuple[Prog
     proto = parse_message(lifted.message, path)
     if not proto.HasField("graph"):
         raise ParseError(f"{path}: not an ONNX model", expected="a graph", got="none")
-    _check_names(proto, path)
+    nodes = _check_names(proto, path)
     opsets = {("" if each.domain == "ai.onnx" else each.domain): each.version for each in proto.opset_import}
     functions = {(("" if f.domain == "ai.onnx" else f.domain), f.name): f for f in proto.functions}
     model = Model(str(path), TensorReader(file, lifted.payloads), functions, opsets or {"": 1}, static)
+    model.most_nodes += 256 * nodes  # calls and loops multiply, but not without end
     func = _main(model, proto.graph)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     return Program.of(func, name=proto.graph.name), Weights(model.stored, metadata, str(path))
@@ -77,8 +78,9 @@ def parse_message(message: bytes, path: str | Path) -> Any:
         raise ParseError(f"{path}: not an ONNX file", got=error) from error
 
 
-def _check_names(proto: Any, path: str | Path) -> None:
-    """Every name is text: the parser hands out bytes where they are not UTF-8."""
+def _check_names(proto: Any, path: str | Path) -> int:
+    """Every name is text: the parser hands out bytes where they are not UTF-8. Gives the number of nodes."""
+    count = 0
     graphs = [proto.graph]
     names: list[Any] = [part for f in proto.functions for part in (f.name, f.domain, *f.input, *f.output)]
     names += [opset.domain for opset in proto.opset_import] + [
@@ -94,6 +96,7 @@ def _check_names(proto: Any, path: str | Path) -> None:
             names += [dim.dim_param for port in graph.input for dim in port.type.tensor_type.shape.dim]
         else:
             node = nodes.pop()
+            count += 1
             names += [node.name, node.op_type, node.domain, *node.input, *node.output]
             for attribute in node.attribute:
                 names += [attribute.name, attribute.ref_attr_name]
@@ -101,6 +104,7 @@ def _check_names(proto: Any, path: str | Path) -> None:
     wrong = [name for name in names if not isinstance(name, str)]
     if wrong:
         raise ParseError(f"{path}: a name is not UTF-8", got=wrong[0][:64])
+    return count
 
 
 def _main(model: Model, graph: Any) -> Func:

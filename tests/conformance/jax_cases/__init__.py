@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tests.conformance.jax_cases.case import Arg, Case, Tolerance, kind
+from tests.conformance.jax_cases.case import Arg, Case, Tolerance, kind, oracle
 from tests.conformance.jax_cases.elementwise import binary, converts, unary
 from tests.conformance.jax_cases.exports import exports
 from tests.conformance.jax_cases.numeric import randoms, solvers, transforms
 from tests.conformance.jax_cases.programs import control, networks
 from tests.conformance.jax_cases.structure import folds, indexing, moves, products
 
-__all__ = ["Arg", "Case", "Tolerance", "cases", "kind"]
+__all__ = ["Arg", "Case", "Tolerance", "cases", "kind", "oracle"]
 
 GROUPS: tuple[Callable[[], Iterator[Case]], ...] = (
     unary, binary, converts, moves, folds, products, indexing, randoms, transforms, solvers, control, networks, exports,

@@ -76,7 +76,7 @@ def unary() -> Iterator[Case]:
         ("cos", lax.cos, inexact, between(-6, 6), Tolerance(4, 4)),
         ("tan", lax.tan, inexact, between(-1, 1), Tolerance(4, 4)),
         ("tanh", lax.tanh, inexact, between(-3, 3), Tolerance(6, 4)),
-        ("logistic", lax.logistic, inexact, between(-4, 4), Tolerance(6, 8)),
+        ("logistic", lax.logistic, inexact, between(-2, 2), Tolerance(6, 8)),
         ("asin", lax.asin, inexact, between(-1, 1), Tolerance(8, 4)),
         ("acos", lax.acos, inexact, between(-1, 1), Tolerance(8, 4)),
         ("atan", lax.atan, inexact, between(-4, 4), Tolerance(8, 4)),
@@ -85,7 +85,7 @@ def unary() -> Iterator[Case]:
         ("asinh", lax.asinh, inexact, between(-3, 3), Tolerance(8, 4)),
         ("acosh", lax.acosh, floats, between(1.1, 4), Tolerance(8, 4)),
         ("acosh", lax.acosh, COMPLEXES, between(-4, 4), Tolerance(8, 4)),
-        ("atanh", lax.atanh, inexact, between(-0.9, 0.9), Tolerance(8, 8)),
+        ("atanh", lax.atanh, inexact, between(-0.9, 0.9), Tolerance(8, 64)),
         ("erf", lax.erf, floats, between(-4, 4), Tolerance(6, 4)),
         ("erfc", lax.erfc, floats, between(-4, 4), Tolerance(64, 4)),
         ("erf_inv", lax.erf_inv, floats, between(-0.99, 0.99), Tolerance(32, 8)),
@@ -149,7 +149,6 @@ def unary() -> Iterator[Case]:
 
 
 def binary() -> Iterator[Case]:
-    inexact = FLOATS + COMPLEXES
     rows: list[tuple[str, Callable[..., Any], Sequence[np.dtype[Any]], Draw, Draw, Tolerance]] = [
         ("add", lax.add, [*REALS, *COMPLEXES], anything, anything, EXACT),
         ("sub", lax.sub, [*REALS, *COMPLEXES], anything, anything, EXACT),
@@ -199,7 +198,7 @@ def binary() -> Iterator[Case]:
         if dtype in COMPLEXES and name not in ("eq", "ne"):
             continue
         yield one(f"{name}_{dtype}", function, ((5, 31), dtype, anything), ((5, 31), dtype, anything))
-    for name, function in compares.items():
+    for name in compares:
         if name not in ("eq", "ne"):
             yield one(f"total_order_{name}", partial(total, name), ((90,), F32, anything), ((90,), F32, anything))
     for dtype in NARROW:

@@ -19,10 +19,13 @@ from tests.conformance.jax_cases.programs import attention, block, conv_net, gru
 # ---- symbolic sizes ----
 
 
+SMALL = between(-0.6, 0.6)
+
+
 def exports() -> Iterator[Case]:
     """Programs whose sizes are symbols: lowered once, run at several sizes."""
 
-    def f(*shape: int | str, dtype: Any = F32, draw: Draw = between(-0.6, 0.6)) -> Arg:
+    def f(*shape: int | str, dtype: Any = F32, draw: Draw = SMALL) -> Arg:
         return Arg(shape, np.dtype(dtype), draw)
 
     near = Tolerance(16, 64)

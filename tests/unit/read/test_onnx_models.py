@@ -98,7 +98,7 @@ def test_attention_as_exporters_write_it(tmp_path: Path, batch: int, length: int
     assert not any(op.name == "stablehlo.dynamic_reshape" for op in walk(program.main.body))
 
 
-SHAPE_CODE = {
+SHAPE_CODE: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "expand over Where, as torch writes it": (
         [
             node("Shape", "x", "s"),
