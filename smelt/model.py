@@ -55,25 +55,25 @@ def load(
     try:
         program, weights = read(path, static)
     except StaticError as error:
-        if static or not error.inputs:
+        if static or not (error.inputs or error.sizes):
             raise
-        return _load_per_value(path, error.inputs, device, engine, name)
+        return _load_per_value(path, error, device, engine, name)
     return Model.of(program, weights, device=device, engine=engine, name=name)
 
 
-def _load_per_value(path: str | Path, names: tuple[str, ...], device: str, engine: str, name: str) -> Model:
-    def build(values: Mapping[str, Array]) -> Executable:
+def _load_per_value(path: str | Path, first: StaticError, device: str, engine: str, name: str) -> Model:
+    def build(values: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]) -> Executable:
         try:
-            program, weights = read(path, values)
+            program, weights = onnx.read(path, values, shapes)
         except StaticError as error:
-            if not set(error.inputs) - set(values):
+            if not set(error.inputs) - set(values) and not (error.sizes and not shapes):
                 raise
-            raise MissingValuesError(error.inputs) from error
+            raise MissingValuesError(error.inputs, error.sizes) from error
         used, executable = compile_for(program, device, engine)
         model.engine = used
         return executable.prepare(weights)
 
-    model = Model(name, engine, PerValue(declared(path), names, build), {})
+    model = Model(name, engine, PerValue(declared(path), first.inputs, first.sizes, build), {})
     return model
 
 

@@ -1,7 +1,7 @@
-"""An executable for a model whose program depends on values of inputs: one program per value, kept for a while.
+"""An executable for a model whose program depends on values (or sizes) of inputs: one program for each, kept a while.
 
-Such inputs (axes, pads, k, a target shape) shape the program itself. `build(values)` compiles for given values; it may
-find that more inputs are of this kind, and says so with `MissingValuesError`.
+Such inputs (axes, pads, k, a target shape) shape the program itself. `build(values, shapes)` compiles for given values;
+it may find that more inputs are of this kind, or that sizes are, and says so with `MissingValuesError`.
 """
 
 from __future__ import annotations
@@ -22,22 +22,27 @@ log = logging.getLogger("smelt")
 
 
 class MissingValuesError(Exception):
-    """Raised by `build`: these inputs shape the program too."""
+    """Raised by `build`: these inputs shape the program too, or the sizes of all inputs do."""
 
-    def __init__(self, names: tuple[str, ...]) -> None:
+    def __init__(self, names: tuple[str, ...], sizes: bool) -> None:
         super().__init__(*names)
         self.names = names
+        self.sizes = sizes
+
+
+Values = Mapping[str, Array]
+Shapes = Mapping[str, tuple[int, ...]]
+Build = Callable[[Values, Shapes], Executable]
 
 
 class PerValue:
     """Compiles when a static input has a value that it has not seen; the least recently used program goes first."""
 
-    def __init__(
-        self, signature: Signature, static: tuple[str, ...], build: Callable[[Mapping[str, Array]], Executable]
-    ) -> None:
+    def __init__(self, signature: Signature, static: tuple[str, ...], by_size: bool, build: Build) -> None:
         self.signature = signature
         self.static = static
-        self._build: Callable[[Mapping[str, Array]], Executable] | None = build
+        self.by_size = by_size
+        self._build: Build | None = build
         self._programs: OrderedDict[Hashable, Executable] = OrderedDict()
 
     def prepare(self, weights: Weights) -> Executable:
@@ -63,20 +68,25 @@ class PerValue:
             raise RunError("the executable is closed", remedy="compile or load the model again")
         while True:
             values = {name: given[name] for name in self.static}
-            key = tuple((name, array.dtype.str, array.shape, array.tobytes()) for name, array in values.items())
+            shapes = {name: array.shape for name, array in given.items() if self.by_size and name not in values}
+            key = (
+                tuple((name, array.dtype.str, array.shape, array.tobytes()) for name, array in values.items()),
+                tuple(shapes.items()),
+            )
             found = self._programs.get(key)
             if found is not None:
                 self._programs.move_to_end(key)
                 return found
             try:
-                built = self._build(values)
+                built = self._build(values, shapes)
             except MissingValuesError as more:
-                new = [name for name in more.names if name not in self.static]  # build never asks for the same twice
-                self.static += tuple(new)
+                self.static += tuple(name for name in more.names if name not in self.static)
+                self.by_size = self.by_size or more.sizes
                 self._programs.clear()
                 continue
-            shown = ", ".join(f"{name}={array.reshape(-1)[:8].tolist()}" for name, array in values.items())
-            log.info("compiled for new values of inputs that shape the program: %s", shown)
+            shown = [f"{name}={array.reshape(-1)[:8].tolist()}" for name, array in values.items()]
+            shown += [f"{name} of shape {list(shape)}" for name, shape in shapes.items()]
+            log.info("compiled for new values of what shapes the program: %s", ", ".join(shown))
             self._programs[key] = built
             if len(self._programs) > LIMIT:
                 self._programs.popitem(last=False)[1].close()

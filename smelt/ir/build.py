@@ -71,10 +71,17 @@ def _settle_one(call: Call, have: Type, want: Type) -> Type:
             call.fail("", "a result size is not known here", expected="a number or a formula", got=want)
         return Shape.of(have.dtype, sizes, None, want.bounds)
     if isinstance(have, Tuple | Future) and type(have) is type(want) and len(have.types) == len(want.types):
-        return type(have)(tuple(_settle_one(call, *each) for each in zip(have.types, want.types, strict=True)))
+        return type(have)(tuple(_settle_part(call, *each) for each in zip(have.types, want.types, strict=True)))
     if have != want:
         call.fail("", "the declared result type is not the inferred one", expected=have, got=want)
     return want
+
+
+def _settle_part(call: Call, have: Type, want: Type) -> Type:
+    """A part of a tuple is the value that went in: its sizes are left open or they are the same."""
+    if isinstance(have, Shape) and isinstance(want, Shape) and UNKNOWN not in want.sizes and have.sizes != want.sizes:
+        call.fail("", "the declared result type is not the inferred one", expected=have, got=want)
+    return _settle_one(call, have, want)
 
 
 class Builder:

@@ -253,7 +253,9 @@ def main() -> int:
     seed = secrets.randbelow(1 << 31) if options.seed is None else options.seed
     started = time.perf_counter()
     outcomes = []
-    for case in chosen(options.filter, options.every, seed):
+    for i, case in enumerate(chosen(options.filter, options.every, seed), 1):
+        if i % 200 == 0:
+            jax.clear_caches()  # compiled programs pile up otherwise
         outcomes.append(run_case(replace(case, platform=options.platform or case.platform), seed))
         if outcomes[-1].status != "passed":
             print(f"{outcomes[-1].status} {case.name}\n    {outcomes[-1].detail}", flush=True)

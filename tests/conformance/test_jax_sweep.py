@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from smelt.errors import SmeltError
+
 EVERY = 7  # one case in this many: about a minute on one core
 
 
@@ -42,6 +44,20 @@ def test_wrong_results_are_noticed(sweep, seed):
         assert sweep.run_case(case, seed).status == "results"
     finally:
         sweep.run = real
+
+
+def test_sizes_that_break_a_constraint_are_refused(sweep):
+    export = pytest.importorskip("jax.export")
+    jax = pytest.importorskip("jax")
+    scope = export.SymbolicScope(("b >= 3",))
+    shape = export.symbolic_shape("b, 4", scope=scope)
+    exported = export.export(jax.jit(lambda x: x[2:]))(jax.ShapeDtypeStruct(shape, np.float32))
+    program = sweep.parse(exported.mlir_module())
+    assert sweep.run(program, [np.ones((3, 4), np.float32)])[0].shape == (1, 4)
+    with pytest.raises(SmeltError, match=">= 3"):
+        sweep.run(program, [np.ones((2, 4), np.float32)])
+    with pytest.raises(SmeltError):
+        sweep.run(sweep.optimise(program), [np.ones((2, 4), np.float32)])
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """An op in generic form: where its name, its operands, their types and its results' types stand among the tokens."""
+    """An op in generic form: which tokens are its name, its operands, their types and its results' types."""
 
     name: int
     operands: list[int]
@@ -312,7 +312,7 @@ def _other_encoding(tensor: str, choose: Random) -> str:
     sizes, element, _ = _parts(tensor)
     if sizes and choose.random() < 0.7:
         sizes[choose.randrange(len(sizes))] = "?"
-    words = ["?" if size == "?" or choose.random() < 0.5 else size for size in sizes]
+    words = [str(choose.choice(SIZES)) if size == "?" and choose.random() < 0.9 else "?" for size in sizes]
     if choose.random() < 0.3:
         words.append("4")
     kind = choose.choice(("#stablehlo.bounds", "#stablehlo.type_extensions", "#smelt.sizes", "#unknown.encoding"))
@@ -351,7 +351,7 @@ def _all_types(change: TypeChange) -> Mutation:
 
 
 def _element_everywhere(text: Text, choose: Random) -> str | None:
-    """Change an element type in every tensor that has it, and so from one valid program to another where it is generic."""
+    """Change an element type in every tensor that has it: where the ops do not care, the program stays valid."""
     places = text.places("tensor")
     if not places:
         return None
@@ -519,8 +519,8 @@ def _literal(text: Text, choose: Random) -> str | None:
     numbers = list(re.finditer(r"-?\d+", old)) if len(old) < 5000 else []
     options = [
         "", "0", "-1", "1.0", "true", "[]", "[0]", "[[0]]", "[0, 1]", "[[0, 1], [2]]", '"0x"', '"0x0"', '"0x00"',
-        '"0x0000803F"', '"0xZZ"', '"text"', "(1.0, 2.0)", "[(1.0, 2.0)]", "0x7FC00000", "0xFFFFFFFFFFFFFFFFFF", "9" * 30,
-        "1e5", "1.0e400", "-", "nan", "inf", "[" * 300, "dense<0>",
+        '"0x0000803F"', '"0xZZ"', '"text"', "(1.0, 2.0)", "[(1.0, 2.0)]", "0x7FC00000", "0xFFFFFFFFFFFFFFFFFF",
+        "9" * 30, "1e5", "1.0e400", "-", "nan", "inf", "[" * 300, "dense<0>",
     ]  # fmt: skip
     if numbers and choose.random() < 0.6:
         match = choose.choice(numbers)

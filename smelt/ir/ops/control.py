@@ -290,8 +290,8 @@ def _custom_call(frame: Frame, op: Op, *operands: Any) -> Any:
         return CHECKS[target](op, *operands)
     if target in CALLED:
         return CALLED[target][1](frame, op, *operands)
-    if target == "shape_assertion" and operands and not op.results:
-        return _assert_sizes(op, *operands)
+    if target in ASSERTIONS and operands and not op.results:
+        return _assert(op, *operands)
     types = [value.type for value in op.operands]
     if target in PLACEMENT and types == [value.type for value in op.results]:
         return operands
@@ -308,12 +308,16 @@ def _custom_call(frame: Frame, op: Op, *operands: Any) -> Any:
 PLACEMENT = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement")
 
 
-def _assert_sizes(op: Op, holds: Any, *sizes: Any) -> tuple[()]:
-    """What JAX exports for constraints on symbolic sizes: `{0}` in its message stands for the first of the numbers."""
+# What JAX exports for constraints on symbolic sizes, and what our readers emit for what a format demands at run time.
+ASSERTIONS = ("shape_assertion", "smelt.check")
+
+
+def _assert(op: Op, holds: Any, *numbers: Any) -> tuple[()]:
+    """A boolean that must hold; `{0}` in its message stands for the first of the numbers."""
     if not np.all(holds):
-        message = str(op.attrs.get("error_message", "a constraint on the sizes does not hold"))
-        for i, size in enumerate(sizes):
-            message = message.replace(f"{{{i}}}", str(size))
+        message = str(op.attrs.get("error_message", "a constraint does not hold"))
+        for i, number in enumerate(numbers):
+            message = message.replace(f"{{{i}}}", str(number))
         raise RunError(message, where=op.location)
     return ()
 

@@ -97,6 +97,8 @@ def read_elements(body: str, shape: Shape) -> Constant:
     if len(structure) != _skeleton_length(sizes) or structure != _skeleton(sizes) or _BESIDE_BRACKET.search(skeleton):
         raise ElementsError("the lists of a literal are not those of its type", expected=list(sizes), got=body[:60])
     if not count:
+        if flat.replace(",", "").strip(_BLANK):
+            raise ElementsError("a literal with elements for a type that has none", expected=list(sizes), got=body[:60])
         return Constant.of(np.zeros(sizes, element.numpy), element)
     return Constant.of(_numbers(tokens, element, flat).reshape(sizes), element)
 

@@ -29,10 +29,8 @@ from smelt.ir.text.outline import FuncOutline, Outline
 from smelt.ir.text.types import Types
 from smelt.shape import Shape
 
-_RETURNS = {"return": "func.return", "func.return": "func.return"} | {
-    name: name for name in ("stablehlo.return", "sdy.return")
-}
-_ALSO_RETURNS = {("stablehlo.return", "sdy.return"), ("func.return", "stablehlo.return")}  # (expected, as good as that)
+_RETURNS = {"return": "func.return"} | {name: name for name in ("func.return", "stablehlo.return", "sdy.return")}
+_ALSO_RETURNS = {("func.return", "stablehlo.return")}  # (expected, as good as that)
 _FIXED = {  # ops whose results have known sizes; True: one may be open and bounded
     "stablehlo.constant": False,
     "chlo.constant": False,

@@ -211,6 +211,8 @@ class Types:
                 )
             body = spelled[1]
         bounds = self._bounds(body, len(sizes), start)
+        if all(bound is None for bound in bounds):  # another type to MLIR than the one without
+            cursor.refuse("bounds that bound nothing", at=start, got=body, remedy="leave them out")
         if any(bound is not None and size != UNKNOWN for size, bound in zip(sizes, bounds, strict=True)):
             cursor.fail("only a dynamic size has a bound", at=start, expected=sizes, got=body)
         return sizes, bounds

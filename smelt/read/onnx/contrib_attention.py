@@ -45,13 +45,14 @@ def _joined(g: Graph, x: Value) -> Value:
 
 def _parts(g: Graph, x: Value, sizes: Sequence[Size]) -> list[Value]:
     """Slices of these sizes along the last dimension."""
+    whole, total = x.shape.sizes[-1], sum(sizes[1:], sizes[0])
+    if isinstance(total, int) and isinstance(whole, int) and total != whole:
+        raise ShapeError("queries, keys and values do not make up the whole", expected=x.shape, got=list(sizes))
     found = []
     at: Size = 0
     for size in sizes:
         found.append(g.slice_axis(x, x.shape.rank - 1, at, at + size))
         at = at + size
-    if at != x.shape.sizes[-1] and isinstance(at, int) and isinstance(x.shape.sizes[-1], int):
-        raise ShapeError("queries, keys and values do not make up the whole", expected=x.shape, got=list(sizes))
     return found
 
 

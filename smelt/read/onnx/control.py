@@ -37,20 +37,21 @@ def if_(g: Graph, cond: Tensor, *, then_branch: Any, else_branch: Any) -> list[I
         return g.inside(then_branch if known.reshape(-1)[0] else else_branch, g.b, [])
     try:
         branches = [_branch(g, branch) for branch in (then_branch, else_branch)]
+        types = [_joined(a.shape, b.shape) for a, b in zip(*(region.results for region in branches), strict=True)]
     except UnsupportedError as error:
         raise _rather_static(g, cond, "cond", error) from error
-    types = [_joined(a.shape, b.shape) for a, b in zip(*(region.results for region in branches), strict=True)]
     made = g.b.op("stablehlo.if", g.reshape(g.value(cond), ()), regions=branches, result=types)
     return [g.item(value) for value in made.results]
 
 
 def _rather_static(g: Graph, tensor: Tensor | None, what: str, error: SmeltError) -> SmeltError:
-    """What to say where an input could be given at import and everything would be known: that it could."""
+    """What to say where inputs or sizes could be given at import and everything would be known: that they could."""
     if tensor is not None:
         try:
             g.numbers(tensor, what)
         except StaticError as better:
-            return better if better.inputs else error
+            if better.inputs or better.sizes:
+                return better
     return error
 
 

@@ -321,6 +321,25 @@ class Emit:
         moved = self.binary("add", indices, self.convert(self.size(size), element))
         return self.select(self.compare(indices, self.like(0, indices), "LT"), moved, indices)
 
+    def check(self, holds: Value, message: str, *numbers: Value) -> None:
+        """A boolean that must be true when the program runs; `{0}` in the message is the first of the numbers."""
+        self.b.custom_call(
+            holds, *numbers, result=[], call_target_name="smelt.check", has_side_effect=True, error_message=message
+        )
+
+    def check_range(self, indices: Value, size: Size) -> None:
+        """Indices lie in [-size, size) when the program runs."""
+        element = indices.shape.element
+        axes = range(indices.shape.rank)
+        extent = self.convert(self.size(size), i64)
+        low, high = integer_range(element)
+        least = self.convert(self.reduce(indices, axes, "minimum", high), i64)
+        most = self.convert(self.reduce(indices, axes, "maximum", low), i64)
+        above = self.compare(least, self.unary("negate", extent), "GE")
+        below = self.compare(most, extent, "LT")
+        message = "an index is out of range: they lie between {0} and {1}, and the axis has the size {2}"
+        self.check(self.binary("and", above, below), message, least, most, extent)
+
     def gather(self, x: Value, indices: Value, dims: GatherDims, slice_sizes: Sequence[Size]) -> Value:
         static = ints(slice_sizes)
         if static is not None:

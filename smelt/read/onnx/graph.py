@@ -39,11 +39,23 @@ _MISTAKES = (
 
 
 class StaticError(UnsupportedError):
-    """A value that shapes the program is not known at import. `inputs` are the model's inputs it depends on."""
+    """A value that shapes the program is not known at import: `inputs` are the model's inputs it depends on.
 
-    def __init__(self, message: str, inputs: tuple[str, ...], **details: Any) -> None:
+    `sizes`: it depends on open sizes, and would be known if the shapes of the inputs were.
+    """
+
+    def __init__(self, message: str, inputs: tuple[str, ...], *, sizes: bool = False, **details: Any) -> None:
         super().__init__(message, **details)
         self.inputs = inputs
+        self.sizes = sizes
+
+
+@dataclass(slots=True)
+class Missing:
+    """Why a value is not known at import: inputs of the model whose values it needs, or sizes that are open."""
+
+    inputs: set[str] = field(default_factory=set)
+    sizes: bool = False
 
 
 @dataclass(slots=True)
@@ -55,6 +67,7 @@ class Model:
     functions: Mapping[tuple[str, str], Any]
     opsets: Mapping[str, int]
     static: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]  # of inputs whose sizes are fixed at import
     stored: dict[str, Stored] = field(default_factory=dict)  # weights by name
     weights: dict[str, Value] = field(default_factory=dict)  # those that the program uses, as arguments
     inputs: dict[Value, str] = field(default_factory=dict)
@@ -95,6 +108,7 @@ class Graph(Emit):
     ) -> None:
         super().__init__(b, outer.births if outer is not None else model.births)
         self.model = model
+        self._missing = Missing()  # why the last value that was looked at is not known
         self.outer = outer if captures else None
         self.depth: int = outer.depth + 1 if outer is not None else 0
         self.opsets: Mapping[str, int] = opsets or (outer.opsets if outer is not None else model.opsets)
@@ -391,9 +405,9 @@ class Graph(Emit):
             case 5:
                 return proto.g
             case 6:
-                return tuple(float(each) for each in proto.floats)
+                return tuple(proto.floats)
             case 7:
-                return tuple(int(each) for each in proto.ints)
+                return tuple(proto.ints)
             case 8:
                 return tuple(_text(each, proto.name) for each in proto.strings)
             case 9:
@@ -442,17 +456,11 @@ class Graph(Emit):
             array[:] = found
             tensor.known = Tensor.symbolic(array.reshape(tensor.shape.numbers()), tensor.element).known
             return tensor.known
-        missing: set[str] = set()
-        array_or_none = self._evaluate(tensor.value, missing)
-        if array_or_none is None:
-            self._missing = tuple(sorted(missing))
-        return array_or_none
-
-    _missing: tuple[str, ...] = ()
+        self._missing = Missing()
+        return self._evaluate(tensor.value, self._missing)
 
     def sizes(self, tensor: Tensor, what: str) -> Array:
         """The elements of an integer tensor, as an array of sizes."""
-        self._missing = ()
         found = self.elements(tensor)
         if found is None:
             raise self._not_known(what)
@@ -460,7 +468,6 @@ class Graph(Emit):
 
     def numbers(self, tensor: Tensor, what: str) -> Array:
         """The elements of a tensor, as numbers."""
-        self._missing = ()
         found = self.elements(tensor)
         if found is None:
             raise self._not_known(what)
@@ -471,11 +478,12 @@ class Graph(Emit):
                 got=", ".join(str(each) for each in found.reshape(-1)[:8]),
                 where=self.location,
                 remedy="give the model fixed sizes",
+                sizes=True,
             )
         return found
 
     def _not_known(self, what: str) -> StaticError:
-        names = self._missing
+        names = tuple(sorted(self._missing.inputs))
         remedy = f"static={{{names[0]!r}: …}} if its value is always the same" if names else None
         return StaticError(
             f"input {what!r} shapes the program and is not known at import",
@@ -484,9 +492,10 @@ class Graph(Emit):
             got="it depends on " + ", ".join(names) if names else None,
             where=self.location,
             remedy=remedy,
+            sizes=self._missing.sizes,
         )
 
-    def _evaluate(self, value: Value, missing: set[str]) -> Array | None:
+    def _evaluate(self, value: Value, missing: Missing) -> Array | None:
         """Run the part of the program that makes a value, if constants and weights are all it needs."""
         if value in self.model.evaluated:
             return self.model.evaluated[value]
@@ -496,7 +505,9 @@ class Graph(Emit):
         ops, leaves = _leaves_of(value, self.model, missing)
         if any(_is_large(result) for op in ops for result in op.results):
             return None
-        if missing or any(leaf not in self._weight_values() for leaf in leaves) or any(has_effect(op) for op in ops):
+        if missing.inputs or missing.sizes or any(has_effect(op) for op in ops):
+            return None
+        if any(leaf not in self._weight_values() for leaf in leaves):
             return None
         names = self._weight_values()
         args = [self.model.stored[names[leaf]].load() for leaf in leaves]
@@ -509,7 +520,7 @@ class Graph(Emit):
         return {value: name for name, value in self.model.weights.items()}
 
 
-def _leaves_of(value: Value, model: Model, missing: set[str]) -> tuple[list[Op], list[Value]]:
+def _leaves_of(value: Value, model: Model, missing: Missing) -> tuple[list[Op], list[Value]]:
     """The ops that make a value, in order, and the arguments they start from; the model's inputs go into `missing`."""
     order: list[Op] = []
     leaves: dict[Value, None] = {}
@@ -525,8 +536,10 @@ def _leaves_of(value: Value, model: Model, missing: set[str]) -> tuple[list[Op],
         op = current.op
         if op is None:
             if current in model.inputs:
-                missing.add(model.inputs[current])
+                missing.inputs.add(model.inputs[current])
             leaves[current] = None
+        elif op.name == "stablehlo.get_dimension_size":
+            missing.sizes = True  # of a value that is not needed itself; a known size would be a constant
         elif op not in done:
             stack.append((op, current))
             own = {v for inner in op.regions for r in _regions(inner) for v in r.args}

@@ -28,6 +28,7 @@ from smelt.read.onnx import (  # noqa: F401  each registers its operators
     reduce,
     resize,
     rnn,
+    roi,
     sequence,
     shape,
     signal,
@@ -43,13 +44,16 @@ from smelt.read.onnx.wire import lift
 from smelt.shape import Shape
 from smelt.weights import MappedFile, Weights
 
-_NO_STATIC: Mapping[str, Any] = {}
+_NONE: Mapping[str, Any] = {}
 
 
-def read(path: str | Path, static: Mapping[str, Any] = _NO_STATIC) -> tuple[Program, Weights]:
+def read(
+    path: str | Path, static: Mapping[str, Any] = _NONE, shapes: Mapping[str, tuple[int, ...]] = _NONE
+) -> tuple[Program, Weights]:
     """The program in an ONNX file and its weights, which stay in the file until they are looked at.
 
-    `static` gives inputs values at import: they are constants of the program then, and may shape it.
+    `static` gives inputs values at import: they are constants of the program then, and may shape it. `shapes` fixes the
+    sizes of inputs, for models that are another program for another size.
     """
     file = MappedFile(path)
     lifted = lift(file.bytes, str(path))
@@ -59,7 +63,7 @@ def read(path: str | Path, static: Mapping[str, Any] = _NO_STATIC) -> tuple[Prog
     nodes = _check_names(proto, path)
     opsets = {("" if each.domain == "ai.onnx" else each.domain): each.version for each in proto.opset_import}
     functions = {(("" if f.domain == "ai.onnx" else f.domain), f.name): f for f in proto.functions}
-    model = Model(str(path), TensorReader(file, lifted.payloads), functions, opsets or {"": 1}, static)
+    model = Model(str(path), TensorReader(file, lifted.payloads), functions, opsets or {"": 1}, static, shapes)
     model.most_nodes += 256 * nodes  # calls and loops multiply, but not without end
     func = _main(model, proto.graph)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
@@ -170,6 +174,11 @@ def _input(port: Any, b: Builder, model: Model) -> Value:
         )
     element = element_type(tensor.elem_type, what)
     sizes = [dimension(dim, b, what) for dim in tensor.shape.dim]
+    fixed = model.shapes.get(port.name)
+    if fixed is not None:
+        if len(fixed) != len(sizes) or any(isinstance(a, int) and a != b for a, b in zip(sizes, fixed, strict=True)):
+            raise ShapeError(f"{what} does not fit", expected=Shape.of(element, sizes), got=list(fixed))
+        sizes = [int(size) for size in fixed]
     value = Value(Shape.of(element, sizes), None, 0, port.name)
     model.inputs[value] = port.name
     return value

@@ -519,7 +519,7 @@ def slice_1(
 
 @onnx_op("Gather")
 def gather(g: Graph, data: Item, indices: Tensor, *, axis: int = 0) -> Item | Value:
-    """An index out of range is an error of the model; nothing checks it at run time yet."""
+    """An index out of range is an error, at import where it is known, else when the program runs."""
     if isinstance(data, Text):
         return Text(np.take(data.array, g.numbers(indices, "indices"), axis))
     x = _tensor(data)
@@ -555,7 +555,9 @@ def wrapped(g: Graph, indices: Tensor, size: Size) -> Value:
             return g.value(Tensor.constant(np.where(known < 0, known + known.dtype.type(size), known)))
         if low >= 0:
             return g.value(indices)
-    return g.wrap(g.value(indices), size)
+    value = g.value(indices)
+    g.check_range(value, size)
+    return g.wrap(value, size)
 
 
 @onnx_op("GatherElements", since=11)

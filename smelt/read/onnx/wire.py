@@ -24,6 +24,8 @@ _CHILDREN: dict[str, dict[int, str]] = {
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
     "sparse": {1: "tensor", 2: "tensor"},
 }
+# How an attribute ends that says it is a list of floats, ints or strings. Long ones are not worth a walk.
+_LISTS = (b"\xa0\x01\x06", b"\xa0\x01\x07", b"\xa0\x01\x08")
 _RAW_DATA, _DOC_STRING = 9, 12
 _PAYLOADS = {4: "float_data", _RAW_DATA: "raw_data", 10: "double_data"}  # little-endian bytes as they are
 
@@ -66,7 +68,7 @@ def _message(data: memoryview, start: int, end: int, kind: str, lifted: Lifted, 
             if payload is not None:
                 raise ParseError(f"{path}: a tensor with two values", got=f"at {payload.offset} and at {body}")
             payload = Payload(body, stop - body, _PAYLOADS[number])
-        elif number in children:
+        elif number in children and not (children[number] == "attribute" and bytes(data[stop - 3 : stop]) in _LISTS):
             inner = _message(data, body, stop, children[number], lifted, path, depth + 1)
             out += [_varint(number << 3 | 2), _varint(sum(map(len, inner))), *inner]
         elif not (kind == "tensor" and number == _DOC_STRING):

@@ -1,4 +1,4 @@
-"""Operators of com.microsoft against onnxruntime's CPU kernels, each at two sizes of every symbol; some against NumPy."""
+"""Operators of com.microsoft against onnxruntime's CPU kernels or NumPy, each at two sizes of every symbol."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def number(value: float) -> Any:
 def close(have: Array, want: Array, rtol: float, atol: float) -> None:
     assert have.shape == want.shape
     assert have.dtype == want.dtype
-    np.testing.assert_allclose(have.astype(np.float64), want.astype(np.float64), rtol, atol)
+    size = max(1.0, float(np.abs(want.astype(np.float64)).max(initial=0)))  # sums cancel: errors are of the terms' size
+    np.testing.assert_allclose(have.astype(np.float64), want.astype(np.float64), rtol, atol * size)
 
 
 def nearly(have: Array, want: Array, share: float) -> None:
@@ -44,7 +45,7 @@ def nearly(have: Array, want: Array, share: float) -> None:
     assert have.dtype == want.dtype
     apart = np.abs(have.astype(np.int64) - want.astype(np.int64))
     assert apart.max(initial=0) <= 1
-    assert np.mean(apart) <= share if apart.size else True
+    assert np.sum(apart) <= max(2, share * apart.size)
 
 
 def compare(node: Node, seed: int, folder: Path, rtol: float = 1e-4, atol: float = 1e-5, share: float = 0.02) -> None:
@@ -159,8 +160,8 @@ NORMS = [
     ),
     Node(
         "QEmbedLayerNormalization",
-        "input_ids:i32[B,S] segment_ids:i32[B,S] word:ui8[11,8] position:ui8[9,8] segment:ui8[2,8] gamma:ui8[8] beta:ui8[8]"
-        " mask:i32[B,S] w_scale:f32[] p_scale:f32[] s_scale:f32[] g_scale:f32[] b_scale:f32[]"
+        "input_ids:i32[B,S] segment_ids:i32[B,S] word:ui8[11,8] position:ui8[9,8] segment:ui8[2,8]"
+        " gamma:ui8[8] beta:ui8[8] mask:i32[B,S] w_scale:f32[] p_scale:f32[] s_scale:f32[] g_scale:f32[] b_scale:f32[]"
         " w_zero:ui8[] p_zero:ui8[] s_zero:ui8[] g_zero:ui8[] b_zero:ui8[]",
         draw=EMBEDDED,
         outputs=(0, 1),
@@ -615,7 +616,7 @@ def test_grouped_queries(case: Grouped, heads: int, groups: int, size: int, seed
 
 def test_grouped_queries_in_a_model(seed: int, tmp_path: Path) -> None:
     """As language models have it: lengths come from the mask's sums, the total from its size, and all are symbols."""
-    inputs = {"q": ["B", "S", 64], "k": ["B", "S", 32], "v": ["B", "S", 32]}
+    inputs: dict[str, list[str | int]] = {"q": ["B", "S", 64], "k": ["B", "S", 32], "v": ["B", "S", 32]}
     inputs |= {"past_k": ["B", 2, "P", 16], "past_v": ["B", 2, "P", 16]}
     names = ("q", "k", "v", "past_k", "past_v", "lengths", "total", "cos", "sin")
     nodes = [
@@ -645,10 +646,10 @@ def test_grouped_queries_in_a_model(seed: int, tmp_path: Path) -> None:
     graph = helper.make_graph(nodes, "decoder", ports, outputs, held)
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     for sizes in ({"B": 2, "S": 1, "P": 6, "T": 7}, {"B": 1, "S": 4, "P": 0, "T": 4}, {"B": 1, "S": 3, "P": 5, "T": 8}):
-        arrays = {
-            name: random.standard_normal([sizes.get(size, size) for size in shape]).astype(np.float32)  # type: ignore[call-overload]
-            for name, shape in inputs.items()
-        }
+        arrays: dict[str, Array] = {}
+        for name, shape in inputs.items():
+            numbers = [sizes[size] if isinstance(size, str) else size for size in shape]
+            arrays[name] = random.standard_normal(numbers).astype(np.float32)
         arrays["mask"] = np.ones((sizes["B"], sizes["T"]), np.int64)
         for have, want in zip(on_smelt(model, arrays, tmp_path), on_onnxruntime(model, arrays), strict=True):
             close(have, want, 1e-4, 1e-5)
@@ -838,8 +839,9 @@ def test_lstm_of_bytes(direction: str, scales: str, seed: int, tmp_path: Path) -
     per = f"{ways}{scales}"
     node = Node(
         "DynamicQuantizeLSTM",
-        f"X:f32[S,B,4] W:i8[{ways},4,20] R:i8[{ways},5,20] bias:f32[{ways},40] lens:i32[B] h:f32[{ways},B,5] c:f32[{ways},B,5]"
-        f" P:f32[{ways},15] w_scale:f32[{per}] wz:i8[{per}] r_scale:f32[{per}] rz:i8[{per}]",
+        f"X:f32[S,B,4] W:i8[{ways},4,20] R:i8[{ways},5,20] bias:f32[{ways},40] lens:i32[B]"
+        f" h:f32[{ways},B,5] c:f32[{ways},B,5] P:f32[{ways},15] w_scale:f32[{per}] wz:i8[{per}]"
+        f" r_scale:f32[{per}] rz:i8[{per}]",
         weights="W R w_scale wz r_scale rz",
         outputs=(0, 1, 2),
         draw={name: lambda random, sizes: random.uniform(0.001, 0.01, sizes) for name in ("w_scale", "r_scale")}

@@ -254,7 +254,7 @@ def test_classifier_of_two_by_one_score(
 
 
 def test_classifier_of_two_with_an_offset_for_each(tmp_path: Path, seed: int) -> None:
-    """The trees vote for the first class; the second has its offset alone, which onnxruntime leaves out of the scores."""
+    """The trees vote for the first class; the second has its offset alone, which onnxruntime leaves out."""
     random = np.random.default_rng(seed)
     nodes, leaves = forest(random, 2, 4, 3)
     attributes = (

@@ -1,0 +1,37 @@
+"""MaxRoiPool against onnxruntime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from smelt.errors import ShapeError
+from tests.unit.read.peer import node_model, ours, same, theirs
+
+
+@pytest.mark.parametrize("pooled", [(1, 1), (2, 3), (7, 4)])
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.parametrize("open_axes", [False, True])
+def test_max_roi_pool(tmp_path: Path, seed: int, pooled: tuple[int, int], scale: float, open_axes: bool) -> None:
+    """Regions inside, across the border and upside down."""
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(2, 3, 9, 11)).astype(np.float32)
+    rois = np.concatenate([random.integers(2, size=(12, 1)), random.integers(-3, 24, (12, 4))], 1).astype(np.float32)
+    attributes = {"pooled_shape": pooled, "spatial_scale": scale}
+    symbolic = [(2, 3), (0,)] if open_axes else []
+    model = node_model("MaxRoiPool", [x, rois], [1], attributes, symbolic=symbolic)
+    for images, regions in ((x, rois), (x[:, :, :7, :6], rois[:1])):
+        if images.shape != x.shape and not open_axes:
+            continue
+        given = {"x0": images, "x1": regions}
+        same(ours(model, given, tmp_path)[0], theirs(model, given))
+
+
+def test_regions_that_are_none(tmp_path: Path) -> None:
+    x, rois = np.zeros((1, 1, 4, 4), np.float32), np.zeros((2, 5), np.float32)
+    for images, regions, pooled in ((x[0], rois, (1, 1)), (x, rois[:, :4], (1, 1)), (x, rois, (0, 1)), (x, rois, (1,))):
+        model = node_model("MaxRoiPool", [images, regions], [1], {"pooled_shape": pooled})
+        with pytest.raises(ShapeError):
+            ours(model, {"x0": images, "x1": regions}, tmp_path)
