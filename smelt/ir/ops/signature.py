@@ -27,33 +27,39 @@ def call_types(
     values = _unify(call, name, signature, operands, label)
     if declared is not None and len(declared) != len(signature.results):
         call.fail(label, f"@{name} has another number of results", expected=len(signature.results), got=len(declared))
-    wanted = signature.results if declared is None else declared
-    for type, want in zip(signature.results, wanted, strict=True):
-        if declared is not None and isinstance(type, Shape) and isinstance(want, Shape):
-            _name_births(type, want, values)
-    results: list[Type] = []
-    for type, want in zip(signature.results, wanted, strict=True):
-        if not isinstance(type, Shape) or type.is_static:
-            results.append(type)
-        else:
-            results.append(_result(call, type, want if declared is not None else None, values))
-    return results
+    wanted: Sequence[Type | None] = [None] * len(signature.results) if declared is None else declared
+    pairs = list(zip(signature.results, wanted, strict=True))
+    for type, want in pairs:
+        if isinstance(type, Shape) and not type.is_static:
+            _name_births(call, type, want, values)
+    return [
+        type if not isinstance(type, Shape) or type.is_static else _result(call, type, want, values)
+        for type, want in pairs
+    ]
+
+
+def _name_births(call: Call, type: Shape, want: Type | None, values: dict[str, Size]) -> None:
+    """Symbols born in the body that are sizes of results: what the declared type calls them, else new ones."""
+    for pattern, size in zip(type.sizes, _open_sizes(type, want), strict=True):
+        bare = bare_symbol(pattern)
+        if bare is not None and bare not in values:
+            values[bare] = call.scope.fresh() if size == UNKNOWN else size
 
 
 def _result(call: Call, type: Shape, want: Type | None, values: dict[str, Size]) -> Shape:
     """A result's type at the call. A size of which only the body knows the parts is a new symbol as a whole."""
     sizes = []
-    fits = isinstance(want, Shape) and want.rank == type.rank
-    for axis, pattern in enumerate(type.sizes):
-        bare = bare_symbol(pattern)
-        if bare is not None and bare not in values:
-            values[bare] = call.scope.fresh()
+    for pattern, size in zip(type.sizes, _open_sizes(type, want), strict=True):
         if symbols(pattern) <= values.keys():
             sizes.append(substitute(pattern, values))
         else:
-            size = want.sizes[axis] if fits and isinstance(want, Shape) else UNKNOWN
             sizes.append(call.scope.fresh() if size == UNKNOWN else size)
     return Shape.of(type.dtype, sizes)
+
+
+def _open_sizes(type: Shape, want: Type | None) -> Sequence[Size]:
+    """The declared sizes of a result, unknown where nothing (or nonsense, which is refused later) is declared."""
+    return want.sizes if isinstance(want, Shape) and want.rank == type.rank else [UNKNOWN] * type.rank
 
 
 def _unify(call: Call, name: str, signature: FuncType, operands: Sequence[Type], label: str) -> dict[str, Size]:
@@ -98,15 +104,6 @@ def _bind(call: Call, name: str, pattern: Size, size: Size, values: dict[str, Si
         expected=pattern,
         got=size,
     )
-
-
-def _name_births(type: Shape, want: Shape, values: dict[str, Size]) -> None:
-    """Symbols born in the body are what the declared type calls them."""
-    if want.rank == type.rank:
-        for pattern, size in zip(type.sizes, want.sizes, strict=True):
-            bare = bare_symbol(pattern)
-            if bare is not None and bare not in values and size != UNKNOWN:
-                values[bare] = size
 
 
 def bare_symbol(size: Size) -> str | None:
