@@ -19,10 +19,15 @@ P_contra = TypeVar("P_contra", contravariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One input, output or weight of a program."""
+    """One input, output or weight of a program.
+
+    `labels`: the numbers are places in this table of strings. `keys`: what each column stands for.
+    """
 
     name: str
     shape: Shape
+    labels: tuple[str, ...] = ()
+    keys: tuple[int | str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,10 @@ class RunError(SmeltError):
     """A failure while a program runs: a check that did not hold, a bound exceeded, no memory left."""
 
 
+class SizeError(RunError):
+    """Sizes that only a run shows do not fit together as the program took for granted."""
+
+
 class FileError(SmeltError):
     """A file that is missing, unreadable, damaged or cannot be written."""
 

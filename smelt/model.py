@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from smelt.dtype import Array
 from smelt.engine import ENGINES, platform
-from smelt.engine.per_value import MissingValuesError, PerValue
-from smelt.engine_api import Executable, Signature
+from smelt.engine.per_value import Build, MissingValuesError, OpenSizes, PerValue
+from smelt.engine_api import Executable, Port, Signature
 from smelt.errors import FileError, RunError, UnsupportedError
 from smelt.ir.core import Program
 from smelt.read import onnx, stablehlo
@@ -57,24 +59,35 @@ def load(
     except StaticError as error:
         if static or not (error.inputs or error.sizes):
             raise
-        return _load_per_value(path, error, device, engine, name)
-    return Model.of(program, weights, device=device, engine=engine, name=name)
+        build = _builder(path, device, engine, lambda used: setattr(model, "engine", used))
+        model = Model(name, engine, PerValue(declared(path), error.inputs, error.sizes, build), {})
+        return model
+    used, executable = compile_for(program, device, engine)
+    executable = executable.prepare(weights)
+    signature = executable.signature
+    if Path(path).suffix.lower() == ".onnx" and not all(port.shape.is_static for port in signature.inputs):
+        build = _builder(path, device, engine, lambda used: None, static or {})
+        executable = OpenSizes(executable, PerValue(signature, (), True, build))
+    return Model(name, used, executable, weights.metadata)
 
 
-def _load_per_value(path: str | Path, first: StaticError, device: str, engine: str, name: str) -> Model:
+def _builder(
+    path: str | Path, device: str, engine: str, tell: Callable[[str], None], static: Mapping[str, Any] | None = None
+) -> Build:
+    """What compiles a file for given values and shapes of inputs, and tells which engine it was."""
+
     def build(values: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]) -> Executable:
         try:
-            program, weights = onnx.read(path, values, shapes)
+            program, weights = onnx.read(path, {**(static or {}), **values}, shapes)
         except StaticError as error:
             if not set(error.inputs) - set(values) and not (error.sizes and not shapes):
                 raise
             raise MissingValuesError(error.inputs, error.sizes) from error
         used, executable = compile_for(program, device, engine)
-        model.engine = used
+        tell(used)
         return executable.prepare(weights)
 
-    model = Model(name, engine, PerValue(declared(path), first.inputs, first.sizes, build), {})
-    return model
+    return build
 
 
 def compile_for(program: Program, device: str, engine: str) -> tuple[str, Executable]:
@@ -87,6 +100,11 @@ def compile_for(program: Program, device: str, engine: str) -> tuple[str, Execut
             if candidate is (candidates or [candidate])[-1]:
                 raise
     raise AssertionError("the last candidate either compiled or raised")
+
+
+def _labelled(port: Port, array: Array) -> Array:
+    """The strings that an output's numbers stand for, where they stand for any."""
+    return np.array(port.labels, object)[array] if port.labels else array
 
 
 class Model:
@@ -131,7 +149,7 @@ class Model:
                 got=", ".join([*(f"no {name}" for name in missing), *(f"unknown {name}" for name in unknown)]),
             )
         outputs = self._executable(*(given[port.name] for port in ports))
-        return {port.name: array for port, array in zip(self.signature.outputs, outputs, strict=True)}
+        return {port.name: _labelled(port, array) for port, array in zip(self.signature.outputs, outputs, strict=True)}
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """The same for inputs whose names are no Python names."""

@@ -12,6 +12,7 @@ from smelt.buffer import check_array
 from smelt.dtype import Array
 from smelt.engine_api import Executable, Port, Signature
 from smelt.errors import RunError, UnsupportedError
+from smelt.ir.attributes import Int
 from smelt.ir.core import Func, Value
 from smelt.passes.split_prepare import NAME, WEIGHT
 from smelt.shape import Shape
@@ -65,10 +66,11 @@ def signature_of(main: Func) -> Signature:
     for i, (arg, attrs) in enumerate(zip(main.args, main.arg_attrs, strict=True)):
         name = str(attrs.get(WEIGHT) or attrs.get(NAME) or arg.name or f"arg{i}")
         (weights if WEIGHT in attrs else inputs).append(Port(name, _tensor(main, arg)))
-    outputs = [
-        Port(str(attrs.get(NAME) or f"result{i}"), _tensor(main, value))
-        for i, (value, attrs) in enumerate(zip(main.results, main.result_attrs, strict=True))
-    ]
+    outputs = []
+    for i, (value, attrs) in enumerate(zip(main.results, main.result_attrs, strict=True)):
+        keys = tuple(key.value if isinstance(key, Int) else str(key) for key in attrs.get("smelt.keys", ()))
+        labels = tuple(str(label) for label in attrs.get("smelt.labels", ()))
+        outputs.append(Port(str(attrs.get(NAME) or f"result{i}"), _tensor(main, value), labels, keys))
     return Signature(tuple(inputs), tuple(outputs), tuple(weights))
 
 

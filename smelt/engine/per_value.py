@@ -14,7 +14,7 @@ import numpy as np
 
 from smelt.dtype import Array
 from smelt.engine_api import Executable, Signature
-from smelt.errors import RunError
+from smelt.errors import RunError, SizeError
 from smelt.weights import Weights
 
 LIMIT = 16  # programs
@@ -50,12 +50,13 @@ class PerValue:
         return self
 
     def __call__(self, *inputs: Array) -> tuple[Array, ...]:
-        names = [port.name for port in self.signature.inputs]
-        if len(inputs) != len(names):
-            raise RunError("wrong number of inputs", expected=names, got=len(inputs))
-        given = dict(zip(names, (np.asarray(array) for array in inputs), strict=True))
+        given = self._named(inputs)
         executable = self._program(given)
         return executable(*(given[port.name] for port in executable.signature.inputs))
+
+    def knows(self, inputs: tuple[Array, ...]) -> bool:
+        """Whether there is a program for such inputs already."""
+        return self._key(self._named(inputs))[0] in self._programs
 
     def close(self) -> None:
         for executable in self._programs.values():
@@ -67,12 +68,7 @@ class PerValue:
         if self._build is None:
             raise RunError("the executable is closed", remedy="compile or load the model again")
         while True:
-            values = {name: given[name] for name in self.static}
-            shapes = {name: array.shape for name, array in given.items() if self.by_size and name not in values}
-            key = (
-                tuple((name, array.dtype.str, array.shape, array.tobytes()) for name, array in values.items()),
-                tuple(shapes.items()),
-            )
+            key, values, shapes = self._key(given)
             found = self._programs.get(key)
             if found is not None:
                 self._programs.move_to_end(key)
@@ -80,6 +76,8 @@ class PerValue:
             try:
                 built = self._build(values, shapes)
             except MissingValuesError as more:
+                if set(more.names) <= set(self.static) and self.by_size >= more.sizes:
+                    raise more.__cause__ or more from None  # nothing more can be given
                 self.static += tuple(name for name in more.names if name not in self.static)
                 self.by_size = self.by_size or more.sizes
                 self._programs.clear()
@@ -91,3 +89,42 @@ class PerValue:
             if len(self._programs) > LIMIT:
                 self._programs.popitem(last=False)[1].close()
             return built
+
+    def _named(self, inputs: tuple[Array, ...]) -> dict[str, Array]:
+        names = [port.name for port in self.signature.inputs]
+        if len(inputs) != len(names):
+            raise RunError("wrong number of inputs", expected=names, got=len(inputs))
+        return dict(zip(names, (np.asarray(array) for array in inputs), strict=True))
+
+    def _key(self, given: Mapping[str, Array]) -> tuple[Hashable, dict[str, Array], dict[str, tuple[int, ...]]]:
+        values = {name: given[name] for name in self.static}
+        shapes = {name: array.shape for name, array in given.items() if self.by_size and name not in values}
+        marks = tuple((name, array.dtype.str, array.shape, array.tobytes()) for name, array in values.items())
+        return (marks, tuple(shapes.items())), values, shapes
+
+
+class OpenSizes:
+    """A program with open sizes, and one for fixed sizes where those that come break what the first took for granted.
+
+    Two open sizes that meet are taken to be equal or to be broadcast one way; the other way needs a program of its own.
+    """
+
+    def __init__(self, open: Executable, fixed: PerValue) -> None:
+        self._open = open
+        self._fixed = fixed
+        self.signature = open.signature
+
+    def prepare(self, weights: Weights) -> Executable:
+        return OpenSizes(self._open.prepare(weights), self._fixed)
+
+    def __call__(self, *inputs: Array) -> tuple[Array, ...]:
+        if not self._fixed.knows(inputs):
+            try:
+                return self._open(*inputs)
+            except SizeError:
+                pass
+        return self._fixed(*inputs)
+
+    def close(self) -> None:
+        self._open.close()
+        self._fixed.close()

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from smelt.dim import Size
 from smelt.dtype import Array, ElementType, dtype
 from smelt.errors import Location
 from smelt.ir.attributes import Constant
@@ -69,12 +70,24 @@ def _settle_one(call: Call, have: Type, want: Type) -> Type:
                 sizes.append(declared)
         if any(size == UNKNOWN for size in sizes):
             call.fail("", "a result size is not known here", expected="a number or a formula", got=want)
-        return Shape.of(have.dtype, sizes, None, want.bounds)
+        return Shape.of(have.dtype, sizes, None, _open_bounds(call, sizes, want.bounds))
     if isinstance(have, Tuple | Future) and type(have) is type(want) and len(have.types) == len(want.types):
         return type(have)(tuple(_settle_part(call, *each) for each in zip(have.types, want.types, strict=True)))
     if have != want:
         call.fail("", "the declared result type is not the inferred one", expected=have, got=want)
     return want
+
+
+def _open_bounds(
+    call: Call, sizes: Sequence[Size], bounds: Sequence[int | None] | None
+) -> tuple[int | None, ...] | None:
+    """The bounds of the sizes that are still open; a size that turned out to be a number must keep its bound."""
+    if bounds is None:
+        return None
+    for size, bound in zip(sizes, bounds, strict=True):
+        if bound is not None:
+            call.at_most(size, bound, "", "a size is larger than its bound")
+    return tuple(None if isinstance(size, int) else bound for size, bound in zip(sizes, bounds, strict=True))
 
 
 def _settle_part(call: Call, have: Type, want: Type) -> Type:

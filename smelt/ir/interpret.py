@@ -19,7 +19,7 @@ import numpy as np
 
 from smelt.dim import Size, evaluate, solve, substitute, symbols
 from smelt.dtype import Array
-from smelt.errors import RunError, ShapeError, SmeltError
+from smelt.errors import RunError, ShapeError, SizeError, SmeltError
 from smelt.ir.build import settle
 from smelt.ir.core import Func, Op, Program, Region, Type, Value, walk
 from smelt.ir.ops import OPS
@@ -194,7 +194,7 @@ class Frame:
             if symbols(a) | symbols(b) <= self.symbols.keys():
                 left, right = evaluate(a, self.symbols), evaluate(b, self.symbols)
                 if left != right:
-                    raise RunError(why, expected=f"{a} == {b}", got=f"{left} and {right}", where=op.location)
+                    raise SizeError(why, expected=f"{a} == {b}", got=f"{left} and {right}", where=op.location)
 
     def _keep(self, op: Op, out: Sequence[Any]) -> None:
         assert len(out) == len(op.results), f"{op.name} gave {len(out)} results for {len(op.results)}"
@@ -208,7 +208,7 @@ class Frame:
                     if array.shape != shape.sizes:
                         assumed = any(isinstance(v.type, Shape) and not v.type.is_static for v in op.operands)
                         assert assumed, f"{op.name} gave {array.shape} for {shape}"
-                        raise RunError(
+                        raise SizeError(
                             f"{op.name}: a size is not what the program promised", expected=shape, got=list(array.shape)
                         )
                 else:
@@ -233,7 +233,7 @@ class Frame:
         except ShapeError as error:
             name = owner.name if isinstance(owner, Op) else "a region"
             types = [str(value.type) for value in values]
-            raise RunError(f"{name}: a size is not what the program promised", expected=types, got=actual) from error
+            raise SizeError(f"{name}: a size is not what the program promised", expected=types, got=actual) from error
 
     def _births(self) -> dict[Op | Region, frozenset[str]]:
         births = self.world.births.get(self.func)

@@ -286,8 +286,8 @@ def _custom_call(frame: Frame, op: Op, *operands: Any) -> Any:
     target: str = op.attrs["call_target_name"]
     if target in frame.world.callbacks:
         return _fit(op, target, frame.world.callbacks[target](*operands))
-    if target in CHECKS and len(operands) == 2:
-        return CHECKS[target](op, *operands)
+    if target in CHECKS and len(operands) == 2 and all(isinstance(value.type, Shape) for value in op.operands):
+        return _fit(op, target, CHECKS[target](op, *operands))
     if target in CALLED:
         return CALLED[target][1](frame, op, *operands)
     if target in ASSERTIONS and operands and not op.results:
@@ -327,7 +327,7 @@ def _fit(op: Op, target: str, given: Any) -> tuple[Any, ...]:
     out = given if isinstance(given, tuple | list) else () if given is None else (given,)
     if len(out) != len(op.results):
         raise RunError(
-            f"the callback for @{target} gave the wrong number of results", expected=len(op.results), got=len(out)
+            f"what answers @{target} gave the wrong number of results", expected=len(op.results), got=len(out)
         )
     arrays = []
     for value, item in zip(op.results, out, strict=True):
@@ -340,7 +340,7 @@ def _fit(op: Op, target: str, given: Any) -> tuple[Any, ...]:
                 or (want.is_static and item.shape != want.sizes)
             ):
                 raise RunError(
-                    f"the callback for @{target} gave another type",
+                    f"what answers @{target} gave another type",
                     expected=want,
                     got=f"{item.dtype}{list(item.shape)}",
                 )

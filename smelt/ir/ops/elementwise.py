@@ -13,7 +13,7 @@ import numpy as np
 
 from smelt.dim import Size
 from smelt.dtype import Array, DType, ElementType, Quantized, complex_of, dtype, i1
-from smelt.errors import RunError, UnsupportedError
+from smelt.errors import SizeError, UnsupportedError
 from smelt.ir import integer, special
 from smelt.ir.attributes import (
     ANY,
@@ -131,7 +131,7 @@ def _expressed(op: Op, arrays: Sequence[Array]) -> list[Array]:
             np.broadcast_shapes(*(array.shape for array in arrays))
         except ValueError:
             got = " and ".join(str(list(array.shape)) for array in arrays)
-            raise RunError(f"{op.name}: the operands have different shapes", expected="equal sizes", got=got) from None
+            raise SizeError(f"{op.name}: the operands have different shapes", expected="equal sizes", got=got) from None
     pairs = zip(types, arrays, strict=True)
     return [dequantize(array, type.dtype) if isinstance(type.dtype, Quantized) else array for type, array in pairs]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from smelt.dim import Size, divide_exact, floordiv, maximum, product
 from smelt.dtype import Array, DType, ElementType, Quantized, i32
-from smelt.errors import RunError
+from smelt.errors import RunError, SizeError
 from smelt.ir.attributes import INT, INT32, INTS, elements
 from smelt.ir.cast import cast
 from smelt.ir.core import Op, Tuple, Type
@@ -85,7 +85,7 @@ def check_equal(op: Op, *pairs: tuple[Sequence[int], Sequence[int]]) -> None:
     """Sizes that inference took to be equal, because symbols left it open, are so."""
     for have, want in pairs:
         if tuple(have) != tuple(want):
-            raise RunError(f"{op.name}: sizes must agree", expected=list(want), got=list(have), where=op.location)
+            raise SizeError(f"{op.name}: sizes must agree", expected=list(want), got=list(have), where=op.location)
 
 
 # ---- bitcast_convert ----
@@ -219,7 +219,7 @@ def broadcast_in_dim(op: Op, operand: Array, sizes: tuple[int, ...]) -> Array:
     spread = [1] * len(sizes)
     for have, dim in zip(operand.shape, dims, strict=True):
         if have not in (1, sizes[dim]):
-            raise RunError(
+            raise SizeError(
                 f"{op.name}: dimension {dim} is neither 1 nor as wanted",
                 expected=sizes[dim],
                 got=have,

@@ -97,6 +97,7 @@ class _Printer:
         if self.is_generic:
             properties = f" <{{sym_name = {show(program.name)}}}>" if program.name else ""
             tail = f" {show_dictionary(attrs, export=self.export)}" if attrs else ""
+            body = body or "^bb0:\n"  # without anything in it, a region has no block
             return f'"builtin.module"(){properties} ({{\n{body}}}){tail} : () -> ()\n'
         name = f" {show_symbol(program.name)}" if program.name else ""
         tail = f" attributes {show_dictionary(attrs, export=self.export)}" if attrs else ""

@@ -187,6 +187,16 @@ class Graph(Emit):
         except SmeltError as error:
             if error.where is None:
                 error.where = self.location
+            if self._needs_sizes(error, inputs):
+                raise StaticError(
+                    error.message,
+                    (),
+                    expected=error.expected,
+                    got=error.got,
+                    where=error.where,
+                    remedy="give the model fixed sizes",
+                    sizes=True,
+                ) from error
             raise
         except _MISTAKES as error:
             raise VerifyError(
@@ -194,6 +204,13 @@ class Graph(Emit):
                 got=f"{type(error).__name__}: {error}",
                 where=self.location,
             ) from error
+
+    def _needs_sizes(self, error: SmeltError, inputs: list[Item | None]) -> bool:
+        """Whether a node that cannot be read with open sizes may be read once they are fixed."""
+        if isinstance(error, StaticError) or not isinstance(error, UnsupportedError | ShapeError | VerifyError):
+            return False
+        open_sizes = any(isinstance(item, Tensor) and not item.shape.is_static for item in inputs)
+        return open_sizes and not self.model.shapes
 
     def _apply(self, row: Row, inputs: list[Item | None], attributes: dict[str, Any]) -> list[Item]:
         if inputs and isinstance(inputs[0], Labels) and row.name in _MOVES:  # labels move as their places do

@@ -396,8 +396,8 @@ def leaky_relu(g: Graph, X: Value, *, alpha: float = 0.01, consumed_inputs: tupl
 
 @onnx_op("PRelu", since=7)
 def prelu(g: Graph, X: Value, slope: Value) -> Value:
-    scaled = g.binary("multiply", X, g.broadcast_to(slope, X.shape.sizes))
-    return g.select(g.compare(X, g.like(0, X), "LT"), scaled, X)
+    X, slope = g.together(X, slope)
+    return g.select(g.compare(X, g.like(0, X), "LT"), g.binary("multiply", X, slope), X)
 
 
 @onnx_op("PRelu", since=1)
@@ -465,8 +465,8 @@ def thresholded_relu(g: Graph, X: Value, *, alpha: float = 1.0) -> Value:
 def shrink(g: Graph, input: Value, *, bias: float = 0.0, lambd: float = 0.5) -> Value:
     element = input.shape.element
     x = input if element.is_float else g.convert(input, f64)
-    low = g.select(g.compare(x, g.like(-lambd, x), "LT"), g.plus(x, bias), g.like(0, x))
-    return g.convert(g.select(g.compare(x, g.like(lambd, x), "GT"), g.plus(x, -bias), low), element)
+    high = g.select(g.compare(x, g.like(lambd, x), "GT"), g.plus(x, -bias), g.like(0, x))
+    return g.convert(g.select(g.compare(x, g.like(-lambd, x), "LT"), g.plus(x, bias), high), element)
 
 
 @onnx_op("Gelu", since=20)

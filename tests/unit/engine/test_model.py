@@ -108,3 +108,20 @@ def test_the_public_names_resolve() -> None:
     with pytest.raises(AttributeError):
         _ = smelt.nothing
     assert isinstance(smelt.load(DIGITS), Model)
+
+
+def test_labels_come_back_as_text_and_columns_keep_their_keys(tmp_path: Path) -> None:
+    sklearn = pytest.importorskip("sklearn.linear_model")
+    skl2onnx = pytest.importorskip("skl2onnx")
+    random = np.random.default_rng(0)
+    x = random.standard_normal((60, 4)).astype(np.float32)
+    words = np.array(["low", "middle", "high"])[np.digitize(x.sum(1), [-1, 1])]
+    fitted = sklearn.LogisticRegression(max_iter=500).fit(x, words)
+    path = tmp_path / "words.onnx"
+    path.write_bytes(skl2onnx.to_onnx(fitted, x[:1]).SerializeToString())
+    model = smelt.load(path)
+    outputs = model(x[:7])
+    assert outputs["output_label"].tolist() == fitted.predict(x[:7]).tolist()
+    columns = next(port for port in model.signature.outputs if port.name == "output_probability")
+    assert columns.keys == tuple(fitted.classes_)
+    np.testing.assert_allclose(outputs["output_probability"], fitted.predict_proba(x[:7]), rtol=1e-4, atol=1e-6)
