@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from smelt.dim import Poly, Size, evaluate, parse_size, product, substitute, symbols
-
 from smelt.dtype import DType, ElementType, Quantized, dtype
 from smelt.errors import ShapeError
 
@@ -26,6 +25,7 @@ class Shape:
     dtype: ElementType
     sizes: tuple[Size, ...]
     names: tuple[str, ...] | None
+    _hash: int
     bounds: tuple[int | None, ...] | None  # upper bounds of symbolic sizes, where they were stated
     is_static: bool
 
@@ -137,6 +137,6 @@ def _set(
 
 def _size(given: Size | str) -> Size:
     size = parse_size(given) if isinstance(given, str) else given
-    if isinstance(size, Poly) or (isinstance(size, int) and not isinstance(size, bool) and size >= 0):
+    if isinstance(size, Poly) or (type(size) is int and size >= 0):
         return size
     raise ShapeError("not a size", expected="a number of at least 0, a symbol or a formula", got=repr(given))

@@ -62,7 +62,8 @@ class CompiledProgram:
 
 def signature_of(main: Func) -> Signature:
     """Inputs, outputs and weights of an entry. Names come from `smelt.name`, the text or the position."""
-    weights, inputs = [], []
+    weights: list[Port] = []
+    inputs: list[Port] = []
     for i, (arg, attrs) in enumerate(zip(main.args, main.arg_attrs, strict=True)):
         name = str(attrs.get(WEIGHT) or attrs.get(NAME) or arg.name or f"arg{i}")
         (weights if WEIGHT in attrs else inputs).append(Port(name, _tensor(main, arg)))

@@ -5,15 +5,12 @@ Every case that does not pass is named in onnx_ignore.toml with a reason; one th
 
 from __future__ import annotations
 
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("onnx")
-sys.path.insert(0, str(Path(__file__).parent))
-from onnx_suite import run_suite
+from tests.conformance.onnx_suite import run_suite
 
 IGNORED = tomllib.loads((Path(__file__).parent / "onnx_ignore.toml").read_text())["reference"]
 TOTAL = 2033

@@ -29,7 +29,7 @@ def tensor(begin: int, end: int, sizes: list[Any], element: Any = "F32") -> dict
 def test_what_the_official_package_writes_is_read(tmp_path: Path) -> None:
     official = pytest.importorskip("safetensors.numpy")
     random = np.random.default_rng(0)
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "a": random.standard_normal((3, 4)).astype(np.float32),
         "b.weight": random.integers(0, 9, 5),
         "empty": np.zeros((0, 3), np.float16),
@@ -49,7 +49,11 @@ def test_what_the_official_package_writes_is_read(tmp_path: Path) -> None:
 
 def test_the_official_package_reads_what_is_written(tmp_path: Path) -> None:
     official = pytest.importorskip("safetensors.numpy")
-    arrays = {"x": np.arange(6, dtype=np.int8).reshape(2, 3), "y": np.ones((2, 2)), "z": np.zeros((0,), np.float32)}
+    arrays: dict[str, np.ndarray] = {
+        "x": np.arange(6, dtype=np.int8).reshape(2, 3),
+        "y": np.ones((2, 2)),
+        "z": np.zeros((0,), np.float32),
+    }
     path = tmp_path / "model.safetensors"
     write(path, arrays, {"by": "smelt"})
     for name, array in official.load_file(path).items():

@@ -65,7 +65,7 @@ def test_shapes_compare_by_value_and_never_change() -> None:
         shape.sizes = ()
     assert shape.numbers({"B": 3}) == (3, 4)
     assert shape.substitute({"B": 2}) == Shape("f32", 2, 4)
-    assert (shape.rank, shape.count, shape.symbols) == (2, 4 * symbol("B"), {"B"})
+    assert (shape.rank, shape.count, shape.symbols) == (2, 4 * symbol("B"), frozenset({"B"}))
 
 
 @pytest.mark.parametrize("wrong", [-1, True, "2 +", 1.5])

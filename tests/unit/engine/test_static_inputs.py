@@ -65,6 +65,7 @@ def test_the_number_of_programs_is_bounded(tile: Path, monkeypatch: pytest.Monke
     for repeat in (1, 2, 3, 1):
         y = model(x, np.array([1, repeat]), np.array([1]))["y"]
         np.testing.assert_array_equal(y, [2 * repeat])
+    assert isinstance(model._executable, per_value.PerValue)
     assert len(model._executable._programs) == 2
 
 

@@ -75,7 +75,7 @@ def masked_attention(q, k, v, mask):
     return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), v)
 
 
-FOUND = [
+FOUND: list[tuple[str, Callable[..., Any], list[tuple[int, ...]]]] = [
     ("smelt.softmax", lambda x: jax.nn.softmax(x, -1), [X]),
     ("smelt.softmax", lambda x: jax.nn.softmax(x, 1), [X]),
     (
@@ -106,7 +106,7 @@ def test_spellings_are_found(case: int) -> None:
     assert composites(function, *sizes) == {name: 1}
 
 
-NOT_FOUND = [
+NOT_FOUND: list[tuple[str, Callable[..., Any], list[tuple[int, ...]]]] = [
     ("the sum of another axis", lambda x: jnp.exp(x - x.max(2, keepdims=True)) / jnp.exp(x).sum(1, keepdims=True), [X]),
     ("no maximum", lambda x: jnp.exp(x) / jnp.exp(x).sum(1, keepdims=True), [X]),
     ("a mean over too few", lambda x: x * jax.lax.rsqrt((x * x).sum(-1, keepdims=True) / 7 + 1e-6), [X]),

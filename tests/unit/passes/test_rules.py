@@ -19,7 +19,7 @@ WANTED = 12  # how often each rule must have fired
 TRIES = 600
 
 
-def same_bits(a: Array, b: Array) -> bool:
+def same_bits(a: Array | None, b: Array | None) -> bool:
     """Equal in every bit, except that one nan is as good as another."""
     if a is None or b is None:
         return a is b
