@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import islice
 from math import gcd, lcm
 from operator import index
@@ -694,7 +695,10 @@ class Proof(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a claim. True only when it is proven."""
+    """What became of a claim. True only when it is proven.
+
+    A false claim about numbers alone is refuted whatever the facts are: by `{}` where nothing is known to satisfy them.
+    """
 
     status: Proof
     counterexample: dict[str, int] | None = None  # of a refuted claim: numbers that satisfy the facts and break it
@@ -792,7 +796,7 @@ class Facts:
         return self.equal(mod(a, k), 0) if k != 0 else self.equal(0, 1)
 
     def _ask(self, claim: Fact) -> Answer:
-        if isinstance(claim.left, int) and isinstance(claim.right, int):  # and false, or it would not come here
+        if isinstance(claim.left, int) and isinstance(claim.right, int):  # and false: the true ones ended before
             if self._false is None:
                 self._false = Answer(Proof.REFUTED, _visible(self._example()))
             return self._false
@@ -818,7 +822,9 @@ class Facts:
         if numbers is None and theory.prove(claim):
             return _PROVEN
         numbers = numbers or _first(search, _MAX_TRIALS)
-        missing = self._missing(claim)
+        missing: str | None = None
+        with suppress(ShapeError):
+            missing = self._missing(claim)
         return Answer(Proof.REFUTED, _visible(numbers), missing) if numbers else Answer(Proof.UNKNOWN, None, missing)
 
     def _ready(self) -> _Theory:
@@ -953,7 +959,6 @@ def _numbers(fact: Fact) -> Iterator[int]:
 
 # ------------------------------------------------------------------------------------------------ proofs
 
-
 _HIDDEN = "\0"  # begins the names of our own symbols: not printable, hence no name of a user's
 
 
@@ -998,6 +1003,7 @@ class _Theory:
 
     def know(self, size: Size) -> None:
         """Take `size >= 0` as known. Contradictions are left to whoever checks the facts."""
+        self.fuel[0] -= 2
         size = self.normal(size)
         if isinstance(size, int) or _nonneg(size) or size in self.known:
             return
@@ -1063,7 +1069,7 @@ class _Theory:
     # -- one form for sizes that the facts make equal
 
     def normal(self, size: Size) -> Size:
-        """No symbol that is bound, no `%`, no `min`, and `max` against 0 only."""
+        """The size with no symbol that is bound, no `%`, no `min`, and `max` against 0 only."""
         for _ in range(4):
             before, size = size, self.rewrite(_map(size, self.atom))
             if size == before:
@@ -1138,44 +1144,44 @@ class _Theory:
 
     def prove(self, claim: Fact) -> bool:
         """Whether the claim follows: straight, or in each of a few cases."""
-        todo: list[tuple[_Theory, Size]] = [(self, claim.right - claim.left)]
+        todo: list[tuple[Callable[[], _Theory], Size]] = [(lambda: self, claim.right - claim.left)]
         budget = _MAX_CASES
         while todo:
-            theory, goal = todo.pop()
+            case, goal = todo.pop()
+            theory = case()
             goal = theory.normal(goal)
             if theory.linear(goal) and (claim.relation == "<=" or theory.linear(-goal)):
                 continue
             cases = theory.split(goal)
             budget -= len(cases)
-            if not cases or budget < 0:
+            if not cases or budget < 0 or self.fuel[0] < 0:
                 return False
             todo += [(case, goal) for case in cases]
         return True
 
-    def split(self, goal: Size) -> list[_Theory]:
+    def split(self, goal: Size) -> list[Callable[[], _Theory]]:
         """Theories that cover this one together: both sides of a max, or all residues of a size that is divided."""
         atoms = _atoms(goal)
         for atom in atoms:
             if atom.op == "max":
-                cases = [_Theory(self), _Theory(self)]
-                for case, sign in zip(cases, (1, 0), strict=True):
-                    case.know(atom.args[0] if sign else -atom.args[0])
-                    case.cases[atom] = sign * atom.args[0]
-                    case.forget()
-                return cases
-        floors = [
-            (_residue(atom.args[0], k)[1], k)
-            for atom in atoms
-            if atom.op == "//" and isinstance(k := atom.args[1], int)
-        ]
-        for dividend, k in floors:  # without its constant
+                return [partial(self.side, atom, sign) for sign in (1, 0)]
+        floors = [(atom.args[0], k) for atom in atoms if atom.op == "//" and isinstance(k := atom.args[1], int)]
+        floors = [(_residue(dividend, k)[1], k) for dividend, k in floors]  # without its constant
+        for dividend, k in floors:
             inside = (_term(atom) for monomial, _ in _terms(dividend) for atom in monomial if atom.op == "symbol")
             for part in (dividend, *inside):
                 modulus = lcm(*(divisor for other, divisor in floors if symbols(part) <= symbols(other)))
                 modulus = modulus if modulus <= _MAX_MODULUS else k
                 if _lone_symbol(part) and modulus <= _MAX_MODULUS:
-                    return [self.residue(part, modulus, rest) for rest in range(modulus)]
+                    return [partial(self.residue, part, modulus, rest) for rest in range(modulus)]
         return []
+
+    def side(self, atom: Atom, sign: int) -> _Theory:
+        case = _Theory(self)
+        case.know(atom.args[0] if sign else -atom.args[0])
+        case.cases[atom] = sign * atom.args[0]
+        case.forget()
+        return case
 
     def residue(self, size: Size, modulus: int, rest: int) -> _Theory:
         case = _Theory(self)

@@ -165,10 +165,14 @@ def log_plus_one(x: Array) -> Array:
 
 @_quiet
 def power(x: Array, y: Array) -> Array:
-    """x^y, C's pow for reals. Complex: NumPy's, but e^(y log x) where its repeated product ran into inf/inf."""
+    """x^y, C's pow for reals. Complex: NumPy's, but e^(y log x) where its repeated product ran into inf/inf.
+
+    NumPy has short cuts for some exponents that it takes or not depending on strides: here they are always taken.
+    """
     value = np.power(x, y)
     if not np.iscomplexobj(value):
-        return value
+        root = np.where(x == -np.inf, np.inf, np.sqrt(x) + 0.0)  # C: of -0.0 it is 0.0
+        return np.select([y == 2, y == -1, y == 0.5], [x * x, 1.0 / x, root], value)
     return np.where(np.isnan(value) & (x != 0), np.exp(y * np.log(x)), value)
 
 

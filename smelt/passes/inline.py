@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from smelt.dim import Size
+from smelt.errors import UnsupportedError
 from smelt.ir.attributes import Symbol
 from smelt.ir.clone import clone_ops, substitution
 from smelt.ir.core import Func, Op, Program, Region, Value, walk
@@ -14,16 +15,31 @@ from smelt.ir.ops.signature import bare_symbol
 from smelt.ir.rewrite import symbols_of
 from smelt.shape import Shape
 
+MOST = 1 << 17  # ops that calls may expand to: functions that call each other twice double at every step
+
 
 def inline(program: Program, keep: Container[str] = ()) -> Program:
     """The same program without calls, and without composites but those to `keep`; callees first, then callers."""
     callees = {op: name for func in program.funcs.values() for op in walk(func.body) if (name := _callee(op, keep))}
     if not callees:
         return _drop_unnamed(program)
+    order = _callees_first(program, callees)
+    _check_growth(program, order, callees)
     done: dict[str, Func] = {}
-    for name in _callees_first(program, callees):
+    for name in order:
         done[name] = _inline_into(program.funcs[name], done, callees)
     return _drop_unnamed(program.replace(*(done[name] for name in program.funcs)))
+
+
+def _check_growth(program: Program, order: Iterable[str], callees: Mapping[Op, str]) -> None:
+    sizes: dict[str, int] = {}
+    for name in order:
+        func = program.funcs[name]
+        inside = list(walk(func.body))
+        sizes[name] = sum(sizes[callees[op]] if op in callees else 1 for op in inside)
+        if sizes[name] > max(MOST, len(inside)):
+            message = f"@{name} expands to too many ops"
+            raise UnsupportedError(message, expected=f"at most {MOST}", got=sizes[name], where=func.location)
 
 
 def _callee(op: Op, keep: Container[str]) -> str | None:

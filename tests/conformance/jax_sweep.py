@@ -3,7 +3,8 @@
     python tests/conformance/jax_sweep.py [--filter TEXT] [--seed N] [--every N] [--json FILE]
 
 A case passes when its text parses and verifies, comes back the same from our printer, gives JAX's result within the
-case's tolerance, and gives the very same bits after the passes. The table is in `jax_cases/`.
+case's tolerance, and gives the very same bits after the passes and wherever its arguments lie in memory. The table is
+in `jax_cases/`.
 """
 
 from __future__ import annotations
@@ -114,6 +115,14 @@ def draw(args: Sequence[Arg], sizes: dict[str, int], random: np.random.Generator
     return [np.asarray(arg.draw(random, shape, arg.dtype)) for arg, shape in zip(args, shapes, strict=True)]
 
 
+def oddly_strided(array: Array) -> Array:
+    """The same array in memory that runs backwards, by columns and with gaps: where it lies must not matter."""
+    room = np.zeros([2 * size for size in array.shape], array.dtype, order="F")
+    view = room[tuple(slice(None, None, -2) for _ in array.shape)]
+    view[...] = array
+    return view
+
+
 def leaves(tree: Any) -> list[Array]:
     return [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(tree)]
 
@@ -136,9 +145,12 @@ def optimise(program: Any) -> Any:
 def compare(case: Case, program: Any, optimised: Any, args: Sequence[Array], wanted: Sequence[Array]) -> None:
     plain = staged("run", lambda: run(program, args))
     fast = staged("run optimised", lambda: run(optimised, args))
+    odd = staged("run on odd strides", lambda: run(program, [oddly_strided(arg) for arg in args]))
     if len(plain) != len(wanted):
         raise StageError("results", f"{len(plain)} instead of {len(wanted)}")
-    for i, (got, same, want) in enumerate(zip(plain, fast, wanted, strict=True)):
+    for i, (got, same, also, want) in enumerate(zip(plain, fast, odd, wanted, strict=True)):
+        if found := far_apart(np.asarray(also), np.asarray(got), Tolerance(), flushed=False):
+            raise StageError("results on odd strides", f"result {i} changed: {found}")
         if found := far_apart(np.asarray(same), np.asarray(got), Tolerance(), flushed=False):
             raise StageError("optimised results", f"result {i} changed: {found}")
         if found := far_apart(np.asarray(got), want, case.tolerance):

@@ -31,10 +31,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-os.environ.setdefault("ALLOW_RELEASED_ONNX_OPSET_ONLY", "0")  # onnxruntime may be a version behind
-
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "conformance")]
+sys.path.insert(0, str(ROOT))
 
 SECONDS = 60  # for one mutant
 MOST = 20_000  # elements of an input
@@ -45,6 +43,12 @@ NEWEST = 24  # the newest version that onnxruntime knows well
 LEFT_OUT = {
     "Bernoulli", "ImageDecoder", "If", "Loop", "Scan", "SequenceMap", "Optional", "OptionalGetElement",
     "OptionalHasElement", "FlexAttention", "LinearAttention", "CausalConvWithState", "Adagrad", "Adam", "Momentum",
+}  # fmt: skip
+
+BROADCAST = {
+    "Add", "Sub", "Mul", "Div", "Pow", "Mod", "And", "Or", "Xor", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor",
+    "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Max", "Min", "Mean", "Sum", "Where", "MatMul",
+    "PRelu", "Expand", "Gemm", "LayerNormalization", "RMSNormalization",
 }  # fmt: skip
 
 Arrays = dict[str, Any]
@@ -117,12 +121,11 @@ class Seed:
 
 def seeds() -> list[Seed]:
     """Every official case of one node whose inputs are tensors of numbers."""
-    from onnx_suite import data_of, load_suite
+    from onnx.backend.test.loader import load_model_tests
+    from tests.conformance.onnx_suite import data_of
 
     found = []
-    for case in load_suite():
-        if case.kind != "node":
-            continue
+    for case in sorted(load_model_tests(kind="node"), key=lambda case: str(case.name)):
         model, sets = data_of(case)
         if len(model.graph.node) != 1 or model.graph.initializer or not sets:
             continue
@@ -166,7 +169,8 @@ def mutate(seed: Seed, pool: Pool, rng: np.random.Generator) -> Mutant:
     node = onnx.NodeProto()
     node.CopyFrom(seed.node)
     arrays = {name: np.asarray(array) for name, array in seed.inputs.items()}
-    mutant = Mutant(seed.name, node, seed.version, [], set(), {})
+    version = seed.version if node.domain else min(seed.version, max(NEWEST, _oldest(node.op_type)))
+    mutant = Mutant(seed.name, node, version, [], set(), {})
     chance = rng.random
     if chance() < 0.25:
         change_version(mutant, rng)
@@ -200,7 +204,9 @@ def mutate(seed: Seed, pool: Pool, rng: np.random.Generator) -> Mutant:
 
 
 def is_parameter(array: Any, node: Any, name: str) -> bool:
-    """Axes, sizes, k …: a few integers that are not the first input."""
+    """Axes, sizes, k, a threshold …: a few integers or one number, not the first input."""
+    if array.size == 1 and array.ndim <= 1 and node.op_type not in BROADCAST and name != node.input[0]:
+        return True
     return name != node.input[0] and array.dtype in (np.int64, np.int32) and array.ndim <= 1 and array.size <= 8
 
 
@@ -210,9 +216,13 @@ for _schema in onnx.defs.get_all_schemas_with_history():
         _SCHEMAS.setdefault(_schema.name, []).append(_schema)
 
 
+def _oldest(op: str) -> int:
+    return int(min(schema.since_version for schema in _SCHEMAS[op]))
+
+
 def change_version(mutant: Mutant, rng: np.random.Generator) -> None:
     if not mutant.node.domain:
-        oldest = min(schema.since_version for schema in _SCHEMAS[mutant.node.op_type])
+        oldest = _oldest(mutant.node.op_type)
         mutant.version = int(rng.integers(min(max(7, oldest), NEWEST), NEWEST + 1))
         mutant.changes.append(f"version {mutant.version}")
 
@@ -302,7 +312,7 @@ def change_attribute(mutant: Mutant, arrays: Arrays, pool: Pool, rng: np.random.
     if rng.random() < 0.35 and (node.op_type, name) in pool.attributes:
         choices = pool.attributes[node.op_type, name]
         new = choices[int(rng.integers(len(choices)))]
-    elif rng.random() < 0.15 and present:
+    elif rng.random() < 0.15 and present and not schema.attributes[name].required:
         pass  # its default
     elif kind == onnx.defs.OpSchema.AttrType.INT:
         low, high = (-rank, rank) if "axis" in name or "axes" in name else (0, 2)
@@ -367,7 +377,7 @@ def resize(
     result = {}
     places = [(name, i) for name, a in arrays.items() if name not in parameters for i in range(a.ndim)]
     chosen = places[int(rng.integers(len(places)))] if places and alone < 0.3 else None
-    broadcast = rng.random() < 0.15 and not again
+    broadcast = rng.random() < 0.2 and not again and mutant.node.op_type in BROADCAST
     for name, array in arrays.items():
         if name in parameters:
             result[name] = array
@@ -452,6 +462,7 @@ def oracle(mutant: Mutant, inputs: Arrays) -> list[Any]:
 
 
 def run_onnxruntime(model: Any, feed: Arrays) -> list[Any]:
+    os.environ.setdefault("ALLOW_RELEASED_ONNX_OPSET_ONLY", "0")  # it may be a version behind
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -488,8 +499,8 @@ def differ(found: Any, want: Any) -> str | None:
         wrong = found != want
         return f"{int(wrong.sum())} of {wrong.size} differ" if wrong.any() else None
     rtol = {"float16": 4e-3, "bfloat16": 2e-2}.get(want.dtype.name, 1e-3)
-    wide = np.complex128 if want.dtype.kind == "c" else np.float64
-    a, b = found.astype(wide), want.astype(wide)
+    wide: Any = np.complex128 if want.dtype.kind == "c" else np.float64
+    a, b = np.asarray(found).astype(wide), np.asarray(want).astype(wide)
     finite = np.abs(b[np.isfinite(b)])
     scale = float(finite.max()) if finite.size else 0.0
     close = np.isclose(a, b, rtol=rtol, atol=1e-7 + rtol * 1e-2 * min(scale, 1e3), equal_nan=True)
@@ -561,16 +572,33 @@ def _short(error: Exception) -> str:
 
 
 def serve(text: str, seed: int, engine: str) -> None:
-    """A worker: reads numbers of mutants, answers each with a line of JSON."""
+    """A worker: reads numbers of mutants, answers each with a line of JSON.
+
+    The work is done in a copy of the process: what kills it (onnxruntime, at times) costs one mutant and a new copy.
+    """
+    import smelt.model  # noqa: F401  once, for all copies
+
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
     pool = Pool(text)
-    answers.write(json.dumps(len(pool.ops)) + "\n")
-    answers.flush()
+    _answer(answers, len(pool.ops))
+    while True:
+        child = os.fork()
+        if child == 0:
+            try:
+                _work(pool, seed, engine, answers)
+            finally:
+                os._exit(0)
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
+            return
+        _answer(answers, asdict(Outcome(-1, "", "skipped", detail="the process died")))
+
+
+def _work(pool: Pool, seed: int, engine: str, answers: Any) -> None:
     signal.signal(signal.SIGALRM, _alarm)
-    with tempfile.TemporaryDirectory() as folder:
-        for line in sys.stdin:
+    with tempfile.TemporaryDirectory() as folder, os.fdopen(0, "rb", buffering=0, closefd=False) as lines:
+        while line := lines.readline():  # unbuffered: the next copy reads on where this one ended
             index = int(line)
             signal.alarm(SECONDS)
             try:
@@ -579,8 +607,12 @@ def serve(text: str, seed: int, engine: str) -> None:
                 outcome = Outcome(index, "", "skipped", detail="no mutant: " + traceback.format_exc()[-600:])
             finally:
                 signal.alarm(0)
-            answers.write(json.dumps(asdict(outcome)) + "\n")
-            answers.flush()
+            _answer(answers, asdict(outcome))
+
+
+def _answer(answers: Any, record: Any) -> None:
+    answers.write(json.dumps(record) + "\n")
+    answers.flush()
 
 
 def _alarm(number: int, frame: Any) -> None:
@@ -617,12 +649,9 @@ def run_mutants(
             process.stdin.write(f"{index}\n")
             process.stdin.flush()
             answer = process.stdout.readline()
-            if answer:
-                found.append(Outcome(**json.loads(answer)))
-            else:
-                process.communicate()
-                found.append(Outcome(index, "", "skipped", detail="the process died"))
-                process = start()
+            if not answer:
+                raise RuntimeError(f"the worker died at mutant {index} of seed {seed}")
+            found.append(Outcome(**{**json.loads(answer), "index": index}))
         process.kill()
         process.communicate()
 

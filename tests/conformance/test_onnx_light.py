@@ -20,7 +20,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 # The others take minutes where nothing compiles the reference's loops; SMALL covers every operator that they use.
-SMALL = ("squeezenet", "shufflenet", "bvlc_alexnet", "inception_v1", "densenet121", "resnet50")
+SMALL = ("squeezenet", "shufflenet", "inception_v1", "densenet121")
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -28,9 +28,12 @@ def test_light(name: str, seed: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(seed)
     model = onnx.load(FOLDER / f"light_{name}.onnx")
     put_weights(model, rng)
+    drop_softmax(model)
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     port = session.get_inputs()[0]
     images = [rng.standard_normal(port.shape).astype(np.float32) for _ in range(2)]
     wanted = apart([session.run(None, {port.name: image})[0] for image in images])
@@ -56,13 +59,29 @@ def put_weights(model: Any, rng: np.random.Generator) -> None:
     sizes |= {node.output[0]: tuple(constants[node.input[0]].tolist()) for node in filled}
     for node in filled:
         graph.node.remove(node)
-    kept = [each for each in graph.initializer if each.name not in sizes]
+    needed = {name for node in graph.node for name in node.input}
+    kept = [each for each in graph.initializer if each.name not in sizes and each.name in needed]
+    images = [port for port in graph.input if port.name not in constants and port.name not in sizes]
     del graph.initializer[:]
+    del graph.input[:]
     graph.initializer.extend(kept)
+    graph.input.extend(images)
     used = {name: use for node in graph.node for name, use in uses(node, graph)}
     for name, shape in sizes.items():
+        if name not in needed:
+            continue
         value = draw(used.get(name, ("", 0)), shape, rng)
         graph.initializer.append(onnx.numpy_helper.from_array(value.astype(np.float32), name))
+
+
+def drop_softmax(model: Any) -> None:
+    """Without the last Softmax: random weights drive it into its corners, where all answers are alike."""
+    graph = model.graph
+    if graph.node[-1].op_type == "Softmax":
+        before = graph.node[-1].input[0]
+        graph.node.pop()
+        del graph.output[:]
+        graph.output.append(onnx.helper.make_empty_tensor_value_info(before))
 
 
 def uses(node: Any, graph: Any) -> list[tuple[str, tuple[str, int]]]:
@@ -77,7 +96,7 @@ def draw(use: tuple[str, int], shape: tuple[int, ...], rng: np.random.Generator)
     noise = rng.standard_normal(shape)
     match use:
         case ("Conv" | "Gemm", 1):
-            return np.asarray(noise * np.sqrt(2 / max(1, np.prod(shape[1:]))))
+            return np.asarray(noise * np.sqrt(2 / max(1, int(np.prod(shape[1:])))))
         case ("BatchNormalization", 4):
             return rng.uniform(0.5, 1.5, shape)
         case ("BatchNormalization", 1) | ("Mul", _):

@@ -11,7 +11,7 @@ from typing import Any
 
 from smelt.dim import Size, at_most, floordiv, product
 from smelt.dtype import Array, ElementType
-from smelt.errors import RunError
+from smelt.errors import RunError, SizeError
 from smelt.ir.attributes import BOOL, BOOLS, CONV, GATHER, INT, INTS, PRECISION
 from smelt.ir.core import Op, Type
 from smelt.ir.ops.definition import UNKNOWN, Attr, Call, Frame, OpDef
@@ -205,7 +205,7 @@ def _mean_real_dynamic_slice(_: Frame, op: Op, operand: Array, *parts: Array) ->
     for start, limit, stride in zip(starts, limits, strides, strict=True):
         if not 0 <= start <= limit or stride < 1:
             got = f"start {start}, limit {limit}, stride {stride}"
-            raise RunError(
+            raise SizeError(
                 f"{op.name}: 0 <= start <= limit and a positive stride must hold", got=got, where=op.location
             )
     found = take_slice(op, operand, starts, limits, strides)

@@ -117,6 +117,8 @@ def computed(fn: Function, exact: bool = False, native: bool = False) -> Callabl
 
     def meaning(_: Frame, op: Op, *arrays: Array) -> Array:
         floats = _expressed(op, arrays)
+        if not exact:  # NumPy's vector loops do not take negative strides, and round differently from its others
+            floats = [np.asarray(array, order="C") for array in floats]
         out = fn(*(floats if native else [_widened(array, exact) for array in floats]))
         return _stored(np.asarray(out), op.results[0].shape.dtype)
 

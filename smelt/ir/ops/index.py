@@ -13,7 +13,7 @@ import numpy as np
 
 from smelt.dim import Size
 from smelt.dtype import Array, ElementType, Quantized, i1, i32
-from smelt.errors import RunError
+from smelt.errors import RunError, SizeError
 from smelt.ir.attributes import BOOL, GATHER, INT, INTS, SCATTER, GatherDims, ScatterDims, elements
 from smelt.ir.core import Op, Region, Type
 from smelt.ir.ops.definition import Attr, Call, Frame, OpDef
@@ -142,7 +142,7 @@ def gather(op: Op, operand: Array, indices: Array, slice_sizes: Sequence[int]) -
     """Slices of the operand; dimensions that are taken whole are sliced, all others are indexed by broadcast arrays."""
     dims: GatherDims = op.attrs["dimension_numbers"]
     if any(not 0 <= size <= most for size, most in zip(slice_sizes, operand.shape, strict=True)):
-        raise RunError(
+        raise SizeError(
             f"{op.name}: a slice does not fit", expected=list(operand.shape), got=list(slice_sizes), where=op.location
         )
     dropped = {*dims.collapsed_slice_dims, *dims.operand_batching_dims}

@@ -64,7 +64,7 @@ def matmul(lhs: Array, rhs: Array, result: DType) -> Array:
     """`lhs[b, m, k] * rhs[b, k, n]`, summed over k."""
     depth = lhs.shape[-1]
     wide = accumulator(dtype(lhs.dtype), dtype(rhs.dtype), depth, result)
-    left, right = lhs.astype(wide), rhs.astype(wide)
+    left, right = lhs.astype(wide, order="C"), rhs.astype(wide, order="C")  # strides decide how NumPy sums
     if depth > SHORT or result.kind not in ("float", "complex"):
         return accumulated(np.matmul(left, right), result)
     total = np.zeros((*left.shape[:-1], right.shape[-1]), wide)
@@ -312,7 +312,7 @@ def _einsum(_: Frame, op: Op, *operands: Array) -> Array:
     element = op.result.shape.element
     types = [dtype(x.dtype) for x in operands]
     wide = accumulator(types[0], types[-1], prod(x.size for x in operands), element)
-    total = np.einsum(op.attrs["einsum_config"], *(x.astype(wide) for x in operands), optimize=True)
+    total = np.einsum(op.attrs["einsum_config"], *(x.astype(wide, order="C") for x in operands), optimize=True)
     return accumulated(np.asarray(total), element)
 
 

@@ -48,7 +48,8 @@ class Fold:
     element: DType
 
     def widen(self, array: Array) -> Array:
-        return np.asarray(array).astype(self._wide)
+        """In row-major order, because NumPy sums along memory: where an array lies must not show in a result."""
+        return np.asarray(array).astype(self._wide, order="C")
 
     def narrow(self, array: Array) -> Array:
         return cast(np.asarray(array), self.element)
@@ -297,7 +298,7 @@ def _batch_norm_inference(
 def _batch_norm_training(_: Frame, op: Op, operand: Array, scale: Array, offset: Array) -> Arrays:
     axes, spread = _by_feature(op, operand)
     element = op.results[0].shape.element
-    x = operand.astype(np.float64)
+    x = operand.astype(np.float64, order="C")
     count = np.float64(prod(operand.shape[d] for d in axes))
     mean = x.sum(axis=axes) / count
     centered = x - spread(mean)
@@ -312,8 +313,8 @@ def _batch_norm_grad(
     axes, spread = _by_feature(op, operand)
     element = op.results[0].shape.element
     count = np.float64(prod(operand.shape[d] for d in axes))
-    grad = grad_output.astype(np.float64)
-    centered = operand.astype(np.float64) - spread(mean)
+    grad = grad_output.astype(np.float64, order="C")
+    centered = operand.astype(np.float64, order="C") - spread(mean)
     shifted = spread(variance) + _epsilon(op)
     grad_offset = grad.sum(axis=axes)
     along = (grad * centered).sum(axis=axes)

@@ -71,7 +71,7 @@ def check_fits(op: Op, sizes: Sequence[int]) -> tuple[int, ...]:
     """Refuse sizes found at run time that no tensor has, or that are not the ones the result type promises."""
     result = op.results[0].shape
     if any(size < 0 for size in sizes):
-        raise RunError(f"{op.name}: a size of the result is negative", got=list(sizes), where=op.location)
+        raise SizeError(f"{op.name}: a size of the result is negative", got=list(sizes), where=op.location)
     if prod(max(size, 1) for size in sizes) >= 1 << 58:
         raise RunError(f"{op.name}: no memory for the result", got=list(sizes), where=op.location)
     if len(sizes) != result.rank or (result.is_static and tuple(sizes) != result.sizes):
@@ -395,7 +395,7 @@ def _mean_slice(_: Frame, op: Op, operand: Array) -> Array:
 def take_slice(op: Op, operand: Array, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int]) -> Array:
     """A view of part of the operand; the limits are checked here, because a symbolic size left them open."""
     if any(limit > size for limit, size in zip(limits, operand.shape, strict=True)):
-        raise RunError(
+        raise SizeError(
             f"{op.name}: a slice goes past the end", expected=list(operand.shape), got=list(limits), where=op.location
         )
     return operand[tuple(slice(*bounds) for bounds in zip(starts, limits, strides, strict=True))]

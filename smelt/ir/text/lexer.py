@@ -261,9 +261,8 @@ class Aliases:
     def __init__(self, sigil: str) -> None:
         self.sigil = sigil
         self.places: dict[str, int] = {}
-        self._known: dict[tuple[str, str], Any] = {}
-        self._open: list[str] = []
-        self._nested = 0
+        self._known: dict[tuple[str, str], tuple[Any, int]] = {}  # what it is, and how many aliases it expands to
+        self._open: dict[str, int] = {}  # aliases being read, and how many each has expanded to so far
 
     def define(self, cursor: Cursor, name: str) -> None:
         """`#name =` has been passed; what follows is the definition."""
@@ -275,25 +274,30 @@ class Aliases:
         """What an alias stands for, which the cursor has just passed."""
         key = (name, read.__name__)
         if key in self._known:
-            return self._known[key]
+            found, size = self._known[key]
+            self._count(cursor, size)
+            return found
         back = cursor.start
         if name not in self.places:
             cursor.fail("an alias that is not defined", got=self.sigil + name)
         if name in self._open:
             cursor.fail("an alias that stands for itself", got=self.sigil + name)
-        self._nested += bool(self._open)
-        if self._nested > MAX_NESTED_ALIASES:
-            cursor.fail(
-                "aliases that expand to too much", expected=f"at most {MAX_NESTED_ALIASES}", got=self.sigil + name
-            )
-        self._open.append(name)
+        self._open[name] = 1
         cursor.seek(self.places[name])
         found = read()
         cursor.seek(back)
-        self._open.pop()
-        if not self._open:
-            self._known[key] = found
+        size = self._open.pop(name)
+        self._known[key] = found, size
+        self._count(cursor, size)
         return found
+
+    def _count(self, cursor: Cursor, size: int) -> None:
+        """Add to what the alias around this one expands to, which can double at every step."""
+        if self._open:
+            outer = next(reversed(self._open))
+            self._open[outer] += size
+            if self._open[outer] > MAX_NESTED_ALIASES:
+                cursor.fail("an alias that expands to too much", expected=f"at most {MAX_NESTED_ALIASES}", got=outer)
 
 
 def one_line(text: str) -> str:

@@ -342,12 +342,26 @@ class Emit:
 
     def gather(self, x: Value, indices: Value, dims: GatherDims, slice_sizes: Sequence[Size]) -> Value:
         static = ints(slice_sizes)
+        if any(size == 0 and part == 1 for size, part in zip(x.shape.sizes, slice_sizes, strict=True)):
+            return self._nothing(x, indices, dims, slice_sizes)
         if static is not None:
             return self._value(
                 self.b.gather(x, indices, dimension_numbers=dims, slice_sizes=static, indices_are_sorted=False)
             )
         sizes = self.size_vector(slice_sizes, indices.shape.element)
         return self._value(self.b.dynamic_gather(x, indices, sizes, dimension_numbers=dims, indices_are_sorted=False))
+
+    def _nothing(self, x: Value, indices: Value, dims: GatherDims, slice_sizes: Sequence[Size]) -> Value:
+        """What is gathered from an empty tensor: nothing, or else an index is out of range."""
+        dropped = {*dims.collapsed_slice_dims, *dims.operand_batching_dims}
+        parts = iter([size for i, size in enumerate(slice_sizes) if i not in dropped])
+        rest = iter([size for i, size in enumerate(indices.shape.sizes) if i != dims.index_vector_dim])
+        index_rank = indices.shape.rank - (dims.index_vector_dim < indices.shape.rank)
+        rank = index_rank + len(dims.offset_dims)
+        sizes = [next(parts) if i in dims.offset_dims else next(rest) for i in range(rank)]
+        if 0 not in sizes:
+            raise ShapeError("there is nothing to select from", got=x.shape)
+        return self.full(0, Shape.of(x.shape.element, sizes))
 
     def take(self, x: Value, indices: Value, axis: int) -> Value:
         """NumPy's `take` of indices that are not negative."""

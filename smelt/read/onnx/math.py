@@ -409,7 +409,10 @@ def prelu_1(g: Graph, X: Value, slope: Value, *, consumed_inputs: tuple[int, ...
 
 @onnx_op("Elu")
 def elu(g: Graph, X: Value, *, alpha: float = 1.0, consumed_inputs: tuple[int, ...] = ()) -> Value:
-    return g.select(g.compare(X, g.like(0, X), "LT"), g.times(g.unary("exponential_minus_one", X), alpha), X)
+    def fn(x: Value) -> Value:
+        return g.select(g.compare(x, g.like(0, x), "LT"), g.times(g.unary("exponential_minus_one", x), alpha), x)
+
+    return g.in_f32(fn, X)
 
 
 @onnx_op("Selu")
@@ -419,22 +422,28 @@ def selu(
     old = g.opsets.get("", 1) < 6
     a = alpha if alpha is not None else 1.6732 if old else 1.67326319217681884765625
     c = gamma if gamma is not None else 1.0507 if old else 1.05070102214813232421875
-    return g.times(elu(g, X, alpha=a), c)
+    return g.in_f32(lambda x: g.times(elu(g, x, alpha=a), c), X)
 
 
 @onnx_op("Celu", since=12)
 def celu(g: Graph, X: Value, *, alpha: float = 1.0) -> Value:
-    shrunk = g.times(g.unary("exponential_minus_one", g.times(X, 1 / alpha)), alpha)
-    zero = g.like(0, X)
-    return g.binary("add", g.binary("maximum", X, zero), g.binary("minimum", shrunk, zero))
+    def fn(x: Value) -> Value:
+        shrunk = g.times(g.unary("exponential_minus_one", g.times(x, 1 / alpha)), alpha)
+        zero = g.like(0, x)
+        return g.binary("add", g.binary("maximum", x, zero), g.binary("minimum", shrunk, zero))
+
+    return g.in_f32(fn, X)
 
 
 @onnx_op("HardSigmoid")
 def hard_sigmoid(
     g: Graph, X: Value, *, alpha: float = 0.2, beta: float = 0.5, consumed_inputs: tuple[int, ...] = ()
 ) -> Value:
-    line = g.plus(g.times(X, alpha), beta)
-    return g.binary("maximum", g.binary("minimum", line, g.like(1, X)), g.like(0, X))
+    def fn(x: Value) -> Value:
+        line = g.plus(g.times(x, alpha), beta)
+        return g.binary("maximum", g.binary("minimum", line, g.like(1, x)), g.like(0, x))
+
+    return g.in_f32(fn, X)
 
 
 @onnx_op("HardSwish", since=14)

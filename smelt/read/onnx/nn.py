@@ -497,8 +497,13 @@ def instance_normalization(
     g: Graph, input: Value, scale: Value, B: Value, *, epsilon: float = 1e-5, consumed_inputs: tuple[int, ...] = ()
 ) -> Value:
     rank = input.shape.rank
-    normal, _, _ = _normalised(g, input, range(2, rank), epsilon)
-    return g.binary("add", g.binary("multiply", normal, g.along(scale, rank, 1)), g.along(B, rank, 1))
+
+    def normalise(x: Value) -> Value:
+        normal, _, _ = _normalised(g, x, range(2, rank), epsilon)
+        factor, shift = (g.along(g.convert(each, x.shape.element), rank, 1) for each in (scale, B))
+        return g.binary("add", g.binary("multiply", normal, factor), shift)
+
+    return g.in_f32(normalise, input)
 
 
 @onnx_op("GroupNormalization", since=21)

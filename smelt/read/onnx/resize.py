@@ -201,6 +201,8 @@ def _fixed_axis(
     assert isinstance(own, int)
     if not (0 < factor < 1 << 24 and own > 0 and 0 <= size <= 1 << 24):
         raise UnsupportedError("Resize to or from such a size", expected="1 to 16777216", got=f"{own} times {factor}")
+    if size == 0:
+        return g.slice_axis(x, axis, 0, 0)
     at = coordinates_of(np.arange(size, dtype=np.float64), own, size, factor, region, plan)
     if plan.coordinates == "tf_crop_and_resize":
         flags = (at < 0) | (at > own - 1)
@@ -310,6 +312,8 @@ def _open_axis(g: Graph, x: Value, axis: int, size: Size, factor: float | None, 
         scale = g.scalar(factor, f64) if factor is not None else g.binary("divide", size_f, own_f)
         shift = 0.0 if plan.coordinates == "asymmetric" else 0.5
         at = g.plus(g.binary("divide", g.plus(out, shift), scale), -shift)
+        if plan.coordinates == "pytorch_half_pixel":
+            at = g.choose(g.compare(size_f, g.scalar(1, f64), "EQ"), g.scalar(0, f64), at)
     top = g.plus(own_f, -1)
     if plan.mode == "nearest":
         picked = _nearest_value(g, at, plan.nearest)

@@ -884,6 +884,8 @@ def unique(g: Graph, X: Value, *, axis: int | None = None, sorted: int = 1) -> t
     x = g.reshape(X, (X.shape.count,)) if axis is None else X
     place = 0 if axis is None else axis_of(axis, x.shape.rank)
     count = x.shape.sizes[place]
+    if count == 0:
+        return x, *(g.const(np.zeros(0, np.int64), i64) for _ in range(3))
     order = (place, *(i for i in range(x.shape.rank) if i != place))
     rows = g.reshape(g.transpose(x, order), (count, product(n for i, n in enumerate(x.shape.sizes) if i != place)))
     width = rows.shape.sizes[1]

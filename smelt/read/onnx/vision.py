@@ -358,6 +358,8 @@ def non_max_suppression(
 ) -> Value:
     """Boxes by falling score; each one kept removes those behind it that overlap it too much."""
     batch, classes, count = scores.shape.sizes
+    if 0 in (batch, classes, count):
+        return g.const(np.zeros((0, 3), np.int64), i64)
     ordered, order = sorted_with(g, scores, g.iota(i64, scores.shape.sizes, 2), 2, descending=True)
     corners = _corners(g, boxes, center_point_box)
     in_order = [g.reshape(pixels(g, g.expand_dims(corner, (1,)), [order]), scores.shape.sizes) for corner in corners]

@@ -10,12 +10,13 @@ from tests.conformance.jax_cases.elementwise import binary, converts, unary
 from tests.conformance.jax_cases.exports import exports
 from tests.conformance.jax_cases.numeric import randoms, solvers, transforms
 from tests.conformance.jax_cases.programs import control, networks
-from tests.conformance.jax_cases.structure import folds, indexing, moves, products
+from tests.conformance.jax_cases.structure import folds, indexing, moves, products, sums
 
 __all__ = ["Arg", "Case", "Tolerance", "cases", "kind", "oracle"]
 
 GROUPS: tuple[Callable[[], Iterator[Case]], ...] = (
-    unary, binary, converts, moves, folds, products, indexing, randoms, transforms, solvers, control, networks, exports,
+    unary, binary, converts, moves, folds, sums, products, indexing,
+    randoms, transforms, solvers, control, networks, exports,
 )  # fmt: skip
 
 

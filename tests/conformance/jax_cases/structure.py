@@ -387,6 +387,35 @@ def grouped_loss(groups: int, x: Array, w: Array) -> Array:
     return (lax.conv_general_dilated(x, w, (1, 2), ((1, 0), (0, 1)), feature_group_count=groups) * 2).sum()
 
 
+# ---- sums of many elements ----
+
+
+def sums() -> Iterator[Case]:
+    """Long enough for every way of summing to be taken; the error may grow with the length."""
+    x, near = (70, 130), Tolerance(8, 64)
+    for dtype in [*FLOATS, *COMPLEXES]:
+        rows: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+            "rows": (lambda x: lax.reduce(x, x.dtype.type(0), lax.add, (1,)), [x]),
+            "columns": (lambda x: lax.reduce(x, x.dtype.type(0), lax.add, (0,)), [x]),
+            "all": (lambda x: lax.reduce(x, x.dtype.type(0), lax.add, (0, 1)), [x]),
+            "middle": (lambda x: lax.reduce(x, x.dtype.type(0), lax.add, (1,)), [(3, 200, 5)]),
+            "of_transposed": (lambda x: lax.reduce(x.T, x.dtype.type(0), lax.add, (0,)), [x]),
+            "of_repeated": (lambda x: jnp.broadcast_to(x[:, :1], (70, 300)).sum(1, dtype=x.dtype), [x]),
+            "of_constants": (lambda x: (jnp.full((300,), 0.1, x.dtype).sum(dtype=x.dtype) + x, 1)[0], [(3,)]),
+            "cumulative": (lambda x: lax.cumsum(x, 0), [(300, 3)]),
+            "windows": (lambda x: lax.reduce_window(x, x.dtype.type(0), lax.add, (7, 9), (2, 1), "SAME"), [(40, 41)]),
+            "product": (lambda x, y: x @ y, [(20, 300), (300, 30)]),
+            "products": (lambda x, y: jnp.einsum("bij,kjb->bik", x, y), [(3, 20, 150), (30, 150, 3)]),
+            "convolution": (lambda x, y: lax.conv(x, y, (1, 1), "SAME"), [(1, 8, 20, 20), (8, 8, 3, 3)]),
+            "mean_and_variance": (lambda x: (jnp.mean(x, 0), jnp.var(x, 1)), [x]),
+            "softmax": (lambda x: jax.nn.softmax(x.real, 1), [x]),
+            "segments": (lambda x: jax.ops.segment_sum(x, jnp.arange(70) % 3, 3), [x]),
+        }
+        for name, (function, shapes) in rows.items():
+            args = [(shape, dtype, between(0.1, 1)) for shape in shapes]
+            yield one(f"{name}_{dtype}", function, *args, tolerance=near)
+
+
 # ---- indexing and order ----
 
 
