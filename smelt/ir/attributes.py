@@ -399,6 +399,20 @@ def enum(mnemonic: str, *values: str, dialect: str = "stablehlo") -> Kind:
     return Kind(mnemonic, read, lambda value: DialectAttr(dialect, "", f"{mnemonic} {value}"))
 
 
+def numbered(name: str, *values: str) -> Kind:
+    """An enumeration that the generic form writes as a number of type i32, held as its word."""
+
+    def read(node: Any) -> str:
+        if isinstance(node, Int) and node.type == i32 and 0 <= node.value < len(values):
+            return values[node.value]
+        raise ValueError(" | ".join(values))
+
+    def write(word: str) -> Int:
+        return Int(values.index(word) if word in values else len(values), i32)
+
+    return Kind(name, read, write)
+
+
 def array_of(kind: Kind) -> Kind:
     """`[…]` of attributes of one kind."""
 

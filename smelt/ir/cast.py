@@ -31,6 +31,8 @@ def cast(array: Array, to: DType) -> Array:
             return _to_integer(array, to)
         if to.kind == "complex" and of.kind != "complex":
             return np.asarray(cast(array, to.part)).astype(to.numpy)
+        if to.name == "f8E8M0FNU":
+            return _to_powers(array, to)
         if to.kind == "float" and to.name not in _NATIVE:
             array = _to_single(array, of)
         elif of.is_integer and of.bits < 8:  # ml_dtypes does not go from one of these to another
@@ -46,6 +48,15 @@ def _to_integer(array: Array, to: DType) -> Array:
     whole = np.where(inside, x, 0.0).astype(np.uint64 if high > np.iinfo(np.int64).max else np.int64)
     whole = np.where(above, whole.dtype.type(high), np.where(x < low, whole.dtype.type(low), whole))
     return whole.astype(to.numpy)
+
+
+def _to_powers(array: Array, to: DType) -> Array:
+    """Powers of two from 2**-127 on, ties going up; there is no zero, no sign and no infinity."""
+    x = np.asarray(array).astype(np.float64)
+    mantissa, exponent = np.frexp(x)
+    biased = np.maximum(exponent - (mantissa < 0.75) + 127, 0)
+    valid = (x >= 0) & np.isfinite(x) & (biased < 255)
+    return np.where(valid, np.where(x == 0, 0, biased), 255).astype(np.uint8).view(to.numpy)
 
 
 def _to_single(array: Array, of: DType) -> Array:

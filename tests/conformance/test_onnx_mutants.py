@@ -61,6 +61,6 @@ def test_open_sizes_that_decide_the_rank(tmp_path: Path) -> None:
 
 
 def test_open_sizes_do_not_hide_mistakes(tmp_path: Path) -> None:
-    model = open_model(tmp_path, "Transpose", 2, perm=[0, 0])
-    with pytest.raises(SmeltError):
-        model(np.zeros((2, 3), np.float32))
+    for op, attributes in [("Transpose", {"perm": [0, 0]}), ("Softmax", {"axis": 2}), ("Split", {"num_outputs": 0})]:
+        with pytest.raises(SmeltError):
+            open_model(tmp_path, op, 2, **attributes)

@@ -27,6 +27,7 @@ from smelt.ir.attributes import (
     Kind,
     OutputOperandAlias,
     array_of,
+    numbered,
     read_row,
 )
 from smelt.ir.core import Future, Op, Region, Token, Tuple, Type
@@ -215,6 +216,7 @@ def _composite(frame: Frame, op: Op, *args: Any) -> Steps:
     return (yield from frame.invoke(frame.program.func(op.attrs["decomposition"]), *args))
 
 
+_DIRECTION = numbered("direction", "NONE", "FORWARD", "BACKWARD", "BOTH")
 LAYOUT = Kind("layout", read_row, lambda order: Constant.of(np.array(order, np.int64), index))
 TYPED_FFI = 4
 
@@ -494,6 +496,6 @@ ROWS: list[OpDef] = [
     OpDef("stablehlo.async_done", "future", _infer_async_done, _async_done),
     OpDef("sdy.sharding_constraint", "input", _infer_one_tensor, _same, (Attr("sharding", ANY),)),
     OpDef("sdy.reshard", "input", _infer_one_tensor, _same, (Attr("sharding", ANY),)),
-    OpDef("sdy.propagation_barrier", "input", _infer_one_tensor, _same),
+    OpDef("sdy.propagation_barrier", "input", _infer_one_tensor, _same, (Attr("allowed_direction", _DIRECTION),)),
     OpDef("sdy.sharding_group", "input", _infer_nothing, _nothing, effect=True),
 ]

@@ -652,7 +652,7 @@ ROWS: list[OpDef] = [
         "operand index",
         _infer_torch_index_select,
         _mean_torch_index_select,
-        (Attr("dim", INT), Attr("batch_dims", INT, 0)),
+        (Attr("dim", INT), Attr("batch_dims", INT)),
     ),
     OpDef(
         "stablehlo.sort",

@@ -177,7 +177,11 @@ class _Attribute:
     def show(self, writer: Writer, op: Op, definition: OpDef) -> str:
         value = op.attrs[self.name]
         kind = definition.by_name.get(self.name)
-        text = show_symbol(value) if self.symbol else _show_short(value if kind is None else kind.kind.write(value))
+        node = value if kind is None else kind.kind.write(value)
+        if self.symbol:
+            text = show_symbol(value)
+        else:
+            text = value if isinstance(value, str) and isinstance(node, Int) else _show_short(node)
         return f" {text}" if self.space else text
 
 

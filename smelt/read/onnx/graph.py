@@ -6,13 +6,14 @@ graphs inside it. `Model` is what all graphs of one file share. Called by `read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from smelt.dim import Size, symbol
+from smelt.dim import Size, symbol, symbols
 from smelt.dtype import Array
 from smelt.errors import Location, ParseError, ShapeError, SmeltError, UnsupportedError, VerifyError
 from smelt.ir.build import Builder
@@ -207,10 +208,13 @@ class Graph(Emit):
 
     def _needs_sizes(self, error: SmeltError, inputs: list[Item | None]) -> bool:
         """Whether a node that cannot be read with open sizes may be read once they are fixed."""
-        if isinstance(error, StaticError) or not isinstance(error, UnsupportedError | ShapeError | VerifyError):
+        shapes = [item.shape for item in inputs if isinstance(item, Tensor) and not item.shape.is_static]
+        if isinstance(error, StaticError) or not shapes or self.model.shapes:
             return False
-        open_sizes = any(isinstance(item, Tensor) and not item.shape.is_static for item in inputs)
-        return open_sizes and not self.model.shapes
+        if isinstance(error, ShapeError | VerifyError):  # a mistake, unless the complaint is about an open size
+            words = set(re.findall(r"[^\W\d]\w*", f"{error.expected} {error.got}"))
+            return any(name in words for shape in shapes for size in shape.sizes for name in symbols(size))
+        return isinstance(error, UnsupportedError)
 
     def _apply(self, row: Row, inputs: list[Item | None], attributes: dict[str, Any]) -> list[Item]:
         if inputs and isinstance(inputs[0], Labels) and row.name in _MOVES:  # labels move as their places do
