@@ -391,7 +391,7 @@ def enum(mnemonic: str, *values: str, dialect: str = "stablehlo") -> Kind:
         if isinstance(node, DialectAttr) and node.dialect == dialect:
             head, word = node.mnemonic, node.body
             if not head:  # `#stablehlo<mnemonic WORD>`
-                head, _, word = node.body.strip().partition(" ")
+                head, _, word = " ".join(node.body.split()).partition(" ")
             if head == mnemonic and word.strip() in values:
                 return word.strip()
         raise ValueError(expected)
@@ -494,7 +494,11 @@ def _field_value(text: str, annotation: str, expected: str) -> Any:
             return float(text)
     except (ValueError, KeyError):
         raise ValueError(expected) from None
-    return text[text.index("<") + 1 : -1] if text.startswith("#") and "<" in text else text
+    if not text.startswith("#"):
+        return text
+    if not text.startswith("#stablehlo.result_accuracy_mode<"):
+        raise ValueError(expected)
+    return text[text.index("<") + 1 : -1]
 
 
 _FLOAT = re.compile(r"-?[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?", re.ASCII)

@@ -63,10 +63,13 @@ def _settle_one(call: Call, have: Type, want: Type) -> Type:
             call.fail("", "the declared result type is not the inferred one", expected=have, got=want)
         sizes = []
         for inferred, declared in zip(have.sizes, want.sizes, strict=True):
+            bound = None if have.bounds is None else have.bounds[len(sizes)]
             if declared == UNKNOWN:
                 sizes.append(inferred)
             else:
                 call.same_size(inferred, declared, "", "a declared result size is not the inferred one")
+                if bound is not None and isinstance(declared, int):
+                    call.at_most(declared, bound, "", "a declared result size is larger than its bound")
                 sizes.append(declared)
         if any(size == UNKNOWN for size in sizes):
             call.fail("", "a result size is not known here", expected="a number or a formula", got=want)

@@ -117,6 +117,8 @@ def draw(args: Sequence[Arg], sizes: dict[str, int], random: np.random.Generator
 
 def oddly_strided(array: Array) -> Array:
     """The same array in memory that runs backwards, by columns and with gaps: where it lies must not matter."""
+    if not array.ndim:
+        return array
     room = np.zeros([2 * size for size in array.shape], array.dtype, order="F")
     view = room[tuple(slice(None, None, -2) for _ in array.shape)]
     view[...] = array

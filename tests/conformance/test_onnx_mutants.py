@@ -61,6 +61,11 @@ def test_open_sizes_that_decide_the_rank(tmp_path: Path) -> None:
 
 
 def test_open_sizes_do_not_hide_mistakes(tmp_path: Path) -> None:
-    for op, attributes in [("Transpose", {"perm": [0, 0]}), ("Softmax", {"axis": 2}), ("Split", {"num_outputs": 0})]:
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("Transpose", {"perm": [0, 0]}),
+        ("Softmax", {"axis": 2}),
+        ("Split", {"num_outputs": 0}),
+    ]
+    for op, attributes in wrong:
         with pytest.raises(SmeltError):
             open_model(tmp_path, op, 2, **attributes)

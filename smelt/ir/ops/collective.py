@@ -536,7 +536,11 @@ def _infer_recv(call: Call) -> Sequence[Type]:
 
 def _infer_infeed(call: Call) -> Sequence[Type]:
     _token_last(call, "infeed_i1")
-    return _received_types(call, "infeed_c")
+    types = _received_types(call, "infeed_c")
+    layout = call.attrs.get("layout")
+    if layout is not None and len(layout) != len(types) - 1:
+        call.fail("", "layout needs one entry for each tensor", expected=len(types) - 1, got=len(layout))
+    return types
 
 
 def _infer_outfeed(call: Call) -> Sequence[Type]:

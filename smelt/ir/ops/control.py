@@ -226,7 +226,7 @@ def _infer_custom_call(call: Call) -> Sequence[Type]:
         call.fail("", "the result types cannot be inferred", expected="declared result types")
     config, version = call.attrs.get("backend_config"), call.attrs.get("api_version", 1)
     call.require(0 <= version <= TYPED_FFI, "", "no such api_version", expected=f"0 to {TYPED_FFI}", got=version)
-    if config is not None and isinstance(config, Dict) != (version == TYPED_FFI):
+    if config is not None and not isinstance(config, Dict if version == TYPED_FFI else str):
         wanted = "a dictionary" if version == TYPED_FFI else "a string"
         call.fail("", f"backend_config with api_version {version}", expected=wanted, got=config)
     for name in call.attrs["called_computations"]:

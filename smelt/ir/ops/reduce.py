@@ -101,7 +101,7 @@ def fold_of(region: Region, terms: int) -> Fold | None:
         return None
     if element.is_complex and ufunc not in (np.add, np.multiply):  # lexicographic
         return None
-    if element.is_float and ufunc in (np.add, np.multiply) and terms <= SHORT:
+    if (element.is_float or element.is_complex) and ufunc in (np.add, np.multiply) and terms <= SHORT:
         return None
     return Fold(ufunc, element)
 

@@ -18,7 +18,7 @@ from smelt.dtype import Array, DType, ElementType, Quantized, i32
 from smelt.errors import RunError, SizeError
 from smelt.ir.attributes import INT, INT32, INTS, elements
 from smelt.ir.cast import cast
-from smelt.ir.core import Op, Tuple, Type
+from smelt.ir.core import Future, Op, Tuple, Type
 from smelt.ir.ops.definition import UNKNOWN, Attr, Call, Frame, OpDef
 from smelt.ir.ops.quantize import check_axis, quantize
 from smelt.ir.sizes import trace
@@ -380,9 +380,12 @@ def _infer_slice(call: Call) -> list[Type]:
     not_per_axis(call, operand)
     same_length(call, operand.rank, "slice_c2", start_indices=starts, limit_indices=limits, strides=strides)
     sizes = []
-    for start, limit, stride, size in zip(starts, limits, strides, operand.sizes, strict=True):
+    bounds = operand.bounds or (None,) * operand.rank
+    for start, limit, stride, size, bound in zip(starts, limits, strides, operand.sizes, bounds, strict=True):
         call.require(0 <= start <= limit, "slice_c3", "0 <= start <= limit must hold", got=f"{start} and {limit}")
         call.at_most(limit, size, "slice_c3", "the limit must lie inside the dimension")
+        if bound is not None:
+            call.at_most(limit, bound, "slice_c3", "the limit must lie inside the dimension")
         call.require(stride > 0, "slice_c4", "strides must be positive", got=stride)
         sizes.append(-((start - limit) // stride))
     return [Shape.of(operand.dtype, sizes)]
@@ -526,6 +529,8 @@ def _mean_set_dimension_size(_: Frame, op: Op, operand: Array, size: Array) -> A
 
 
 def _infer_tuple(call: Call) -> list[Type]:
+    for value in call.operands:
+        call.require(not isinstance(value.type, Future), "tuple_i1", "a future has no place in a tuple", got=value.type)
     return [Tuple(tuple(value.type for value in call.operands))]
 
 

@@ -309,7 +309,9 @@ def _read_short(reader: Reader, definition: OpDef, name: str) -> Any:
     if cursor.kind == FLOAT or kind == "float":
         return Float(reader.attributes.floating())
     if cursor.kind == INTEGER or cursor.token == "-":
-        value = cursor.integer()
+        start, value = cursor.start, cursor.integer()
+        if not -(1 << 63) <= value < 1 << 63:
+            cursor.fail("an integer out of range for its type", at=start, expected="64 bits", got=value)
         return Int(value) if kind != "int" or declared is None else declared.kind.write(value)
     if cursor.kind == ID and cursor.token not in ("dense", "dense_resource"):
         word = cursor.advance()

@@ -56,6 +56,7 @@ class Outline:
         self.attrs: dict[str, Any] = {}
         self.funcs: dict[str, FuncOutline] = {}
         self.declarations: list[Op] = []
+        self.names: set[str] = set()  # of functions and meshes
 
     def read(self) -> None:
         cursor = self.cursor
@@ -220,9 +221,14 @@ class Outline:
                 cursor.refuse("a module inside a module")
             case _:
                 cursor.fail("unexpected text", expected="func.func, sdy.mesh or the end of the module")
-        if outline.name in self.funcs:
-            cursor.fail("a function is defined twice", at=start, got=f"@{outline.name}")
+        self._name(outline.name, start)
         self.funcs[outline.name] = outline
+
+    def _name(self, name: str, start: int) -> None:
+        """Functions and meshes share their names."""
+        if name in self.names:
+            self.cursor.fail("a function or mesh is defined twice", at=start, got=f"@{name}")
+        self.names.add(name)
 
     def _mesh(self, start: int) -> None:
         """`sdy.mesh @mesh = <["x"=2]>`, kept as text."""
@@ -244,6 +250,7 @@ class Outline:
         if not isinstance(attrs.get("sym_name"), str) or not isinstance(attrs.get("mesh"), DialectAttr):
             cursor.fail("a mesh without a name or axes", at=start, expected='sdy.mesh @mesh = <["x"=2]>')
         self._skip_location()
+        self._name(attrs["sym_name"], start)
         self.declarations.append(Op("sdy.mesh", (), (), attrs, location=cursor.place(start)))
 
     def _signature(self, start: int) -> FuncOutline:

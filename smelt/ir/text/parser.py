@@ -482,7 +482,7 @@ def is_as_open(declared: Type, used: Type) -> bool:
     match declared, used:
         case Shape(), Shape():
             pairs = zip(declared.sizes, used.sizes, strict=True)
-            return all((type(a) is int) == (type(b) is int) for a, b in pairs)
+            return declared.bounds == used.bounds and all((type(a) is int) == (type(b) is int) for a, b in pairs)
         case Tuple(mine), Tuple(theirs):
             return all(map(is_as_open, mine, theirs))
         case Future(mine), Future(theirs):
