@@ -16,8 +16,9 @@ from smelt.dim import solve
 from smelt.dtype import Array
 from smelt.engine.executable import CompiledProgram, signature_of
 from smelt.engine_api import Executable
-from smelt.errors import RunError
+from smelt.errors import RunError, SizeError
 from smelt.ir.core import Program
+from smelt.ir.verify import assumptions
 from smelt.kernel.emit_c import emit
 from smelt.kernel.fuse import fuse
 from smelt.kernel.plan import Plan
@@ -36,7 +37,7 @@ class NativeEngine:
 
     def compile(self, program: Program) -> Executable:
         optimised, _ = pipeline.run(program)
-        main = _Compiled.of(fuse(optimised.main))
+        main = _Compiled.of(fuse(optimised.main, assumptions(optimised)))
         prepare = _Compiled.of(fuse(optimised.funcs["prepare"])) if "prepare" in optimised.funcs else main
         return CompiledProgram(signature_of(program.main), prepare.run, main.run)
 
@@ -62,6 +63,10 @@ class _Compiled:
             [size for shape in plan.arguments for size in shape.sizes],
             [size for array in arguments for size in array.shape],
         )
+        for check in plan.checks:
+            if not check.holds(symbols):
+                relation = "equal to" if check.exact else "at most"
+                raise SizeError(check.why, expected=f"{check.a} {relation} {check.b}", got=dict(symbols))
         results = [np.empty(shape.numbers(symbols), shape.dtype.numpy) for shape in plan.results]
         arena, temporaries = _arena([shape.numbers(symbols) for shape in plan.temporaries], plan)
         inputs = [np.ascontiguousarray(array) for array in arguments]

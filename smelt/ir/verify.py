@@ -37,6 +37,11 @@ CALLING_KINDS = ("symbol", "array of symbol", "array of array of symbol")
 
 def verify(program: Program) -> list[str]:
     """The assumed facts as text; raises on the first violation."""
+    return [f"{a} == {b} ({why})" for a, b, why in assumptions(program)]
+
+
+def assumptions(program: Program) -> list[tuple[Size, Size, str]]:
+    """The equalities of sizes that a program takes for granted, and why; raises on the first violation."""
     check = _Check(program, keep_going=False)
     check.program()
     return check.assumed
@@ -79,7 +84,7 @@ class _Check:
         self.source = program
         self.keep_going = keep_going
         self.errors: list[SmeltError] = []
-        self.assumed: list[str] = []
+        self.assumed: list[tuple[Size, Size, str]] = []
         self.signatures: Mapping[str, FuncType] = {name: func.type for name, func in program.funcs.items()}
         self.seen: set[Value] = set()  # every value defined anywhere: a second definition is an error
         self.visible: set[Value] = set()
@@ -208,7 +213,7 @@ class _Check:
                 raise VerifyError(
                     f"{op.name}: the symbol {unknown[0]} is not known here", expected=f"{a} == {b}", where=op.location
                 )
-            self.assumed.append(f"{a} == {b} ({why})")
+            self.assumed.append((a, b, why))
 
     # -- calls --
 

@@ -36,7 +36,7 @@ from smelt.kernel.loop import (
     remainder,
 )
 from smelt.kernel.math import scalar
-from smelt.kernel.plan import Kernel, Plan
+from smelt.kernel.plan import Check, Kernel, Plan
 from smelt.shape import Shape
 
 MOVES = frozenset(
@@ -48,14 +48,18 @@ DEPTH = 64  # ops that one expression may nest
 Index = tuple[Expr, ...]
 
 
-def fuse(func: Func) -> Plan:
-    """The plan of a function; an op that kernels do not know yet is refused by name."""
-    return _Fusion(func).plan()
+def fuse(func: Func, assumed: Sequence[tuple[Size, Size, str]] = ()) -> Plan:
+    """The plan of a function; an op that kernels do not know yet is refused by name.
+
+    `assumed` are the equalities of sizes that the function takes for granted: the plan checks them at every call.
+    """
+    return _Fusion(func, [Check(a, b, True, why) for a, b, why in assumed]).plan()
 
 
 @dataclass(slots=True)
 class _Fusion:
     func: Func
+    checks: list[Check]
     buffers: dict[Value, int] = field(default_factory=dict)
     constants: list[bytes] = field(default_factory=list)
     temporaries: list[Shape] = field(default_factory=list)
@@ -99,6 +103,7 @@ class _Fusion:
             tuple(self.temporaries),
             tuple(self.kernels),
             tuple(self.sizes),
+            tuple(self.checks),
         )
 
     def _is_stored(self, op: Op) -> bool:
@@ -197,6 +202,11 @@ class _Fusion:
                 offset = self._flat(index, shape.sizes)
                 return self._value(operands[0], self._unflat(offset, _tensor(operands[0]).sizes))
             case "stablehlo.slice":
+                for limit, size in zip(attrs["limit_indices"], _tensor(operands[0]).sizes, strict=True):
+                    if not isinstance(size, int):
+                        self.checks.append(
+                            Check(limit, size, False, "stablehlo.slice: the limit lies in the dimension")
+                        )
                 parts = zip(index, attrs["start_indices"], attrs["strides"], strict=True)
                 return self._value(operands[0], tuple(add(multiply(i, Number(s)), Number(a)) for i, a, s in parts))
             case "stablehlo.select":

@@ -24,6 +24,20 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """Something about sizes that the kernels rely on and that only a call can show: a == b, or a <= b."""
+
+    a: Size
+    b: Size
+    exact: bool
+    why: str
+
+    def holds(self, symbols: Mapping[str, int]) -> bool:
+        a, b = evaluate(self.a, symbols), evaluate(self.b, symbols)
+        return a == b if self.exact else a <= b
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Buffers are numbered: the arguments, then the results, then the constants, then the temporaries."""
 
@@ -33,6 +47,7 @@ class Plan:
     temporaries: tuple[Shape, ...]
     kernels: tuple[Kernel, ...]
     sizes: tuple[Size, ...]
+    checks: tuple[Check, ...] = ()
 
     def size_table(self, symbols: Mapping[str, int]) -> list[int]:
         """The sizes that the kernels ask for, as numbers."""

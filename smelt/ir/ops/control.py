@@ -6,6 +6,7 @@ inside them may wait for other processes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -198,11 +199,13 @@ def _call(frame: Frame, op: Op, *args: Any) -> Steps:
     return (yield from frame.invoke(frame.program.func(op.attrs["callee"]), *args))
 
 
+_NAMESPACED = re.compile(r"[a-zA-Z]\w*(?:\.[\w$]+)+", re.ASCII)
+
+
 def _infer_composite(call: Call) -> Sequence[Type]:
     name: str = call.attrs["name"]
-    dialect, dot, mnemonic = name.partition(".")
     call.require(
-        bool(dialect and dot and mnemonic),
+        _NAMESPACED.fullmatch(name) is not None,
         "composite_c1",
         "the name must be one of a dialect",
         expected="dialect.op",

@@ -10,7 +10,7 @@ import pytest
 
 from smelt.dtype import Array
 from smelt.engine.native import NativeEngine
-from smelt.errors import RunError, ShapeError, UnsupportedError
+from smelt.errors import RunError, ShapeError, SizeError, UnsupportedError
 from smelt.ir.attributes import DotDims
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program, Value
@@ -155,3 +155,18 @@ def test_a_damaged_cache_entry_is_made_again(tmp_path: Path, monkeypatch: pytest
     entry.write_bytes(entry.read_bytes()[:1000])
     (native,) = NativeEngine().compile(program)(np.zeros(2, np.float32))
     np.testing.assert_array_equal(native, np.full(2, 41.5, np.float32))
+
+
+def test_sizes_taken_for_granted_are_checked_before_memory_is_touched() -> None:
+    f = FuncBuilder("main", [Shape("f32", "M"), Shape("f32", "N")])
+    total = NativeEngine().compile(Program.of(f.func(f.add(*f.args))))
+    np.testing.assert_array_equal(total(np.ones(3, np.float32), np.ones(3, np.float32))[0], [2, 2, 2])
+    for other in (1, 2, 100_000):
+        with pytest.raises(SizeError, match="add"):
+            total(np.ones(3, np.float32), np.ones(other, np.float32))
+    g = FuncBuilder("main", [Shape("f32", "N")])
+    part = g.slice(g.args[0], start_indices=(2,), limit_indices=(5,), strides=(1,))
+    cut = NativeEngine().compile(Program.of(g.func(g.negate(part))))
+    np.testing.assert_array_equal(cut(np.arange(5, dtype=np.float32))[0], [-2, -3, -4])
+    with pytest.raises(SizeError, match="slice"):
+        cut(np.arange(4, dtype=np.float32))
