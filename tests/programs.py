@@ -104,7 +104,7 @@ def _reduce(p: Pool) -> Value | None:
     dims = tuple(
         sorted(int(d) for d in p.random.permutation(x.shape.rank)[: int(p.random.integers(1, x.shape.rank + 1))])
     )
-    made: Value = p.f.reduce(x, p.f.constant(start, "f32"), dimensions=dims, regions=[r.region])
+    made: Value = p.f.reduce(x, p.f.constant(start, "f32"), dimensions=dims, regions=[r.body])
     return made
 
 

@@ -61,7 +61,7 @@ def _settle_one(call: Call, have: Type, want: Type) -> Type:
             return want
         if have.dtype != want.dtype or have.rank != want.rank:
             call.fail("", "the declared result type is not the inferred one", expected=have, got=want)
-        sizes = []
+        sizes: list[Size] = []
         for inferred, declared in zip(have.sizes, want.sizes, strict=True):
             bound = None if have.bounds is None else have.bounds[len(sizes)]
             if declared == UNKNOWN:
@@ -164,10 +164,10 @@ class Builder:
 
     @contextmanager
     def region(self, *args: Type) -> Iterator[RegionBuilder]:
-        """`with b.region(Shape("f32")) as r: r.result(r.add(r.args[0], …))`, then pass `r.region` to an op."""
+        """`with b.region(Shape("f32")) as r: r.result(r.add(r.args[0], …))`, then pass `r.body` to an op."""
         inner = RegionBuilder(self, args)
         yield inner
-        assert inner.region is not None, "the region returned nothing: call .result(...)"
+        assert inner.body is not None, "the region returned nothing: call .result(...)"
 
 
 class RegionBuilder(Builder):
@@ -177,10 +177,10 @@ class RegionBuilder(Builder):
         super().__init__(outer.scope, outer.location)
         self.signatures = outer.signatures
         self.args = tuple(Value(type, None, i) for i, type in enumerate(args))
-        self.region: Any = None  # the Region, once finished; regions inside it are opened with the outer builder
+        self.body: Any = None  # the Region, once `result` has finished it
 
     def result(self, *values: Value) -> Region:
-        region = self.region = Region(self.args, tuple(self.ops), values)
+        region = self.body = Region(self.args, tuple(self.ops), values)
         return region
 
 

@@ -47,63 +47,46 @@ class Verdict:
         return self.kind == "accepted"
 
 
-# Where the two may disagree: (what we say, what the official verifier says, why). Patterns are searched for in the
-# messages; "" stands for acceptance. A refusal of ours that cites a constraint of the specification needs no line.
-EXCUSES: tuple[tuple[str, str, str], ...] = (
-    (r"\((?:\w+_[cio]\d+|scan|einsum)\)", "", "the specification's text says so"),
-    (r"^chlo\.broadcast_", "", "CHLO leaves these checks to its lowering, and we run the op as it is"),
-    (
-        r"^(?:chlo\.|stablehlo\.)(?:einsum|unary_einsum|torch_index_select|dot|cross-replica-sum):",
-        "",
-        "deprecated: no spec",
-    ),
-    (r"^chlo\.(?:top_k|bessel_i1e|ragged_dot|scan):", "", "CHLO has no specification; we refuse what has no meaning"),
-    (r"products of lhs and rhs cannot give that result", "", "the specification converts within a kind only"),
-    (r"^stablehlo\.(?:bitcast_convert|rng_bit_generator): .*declared result", "", "their C1 and C2"),
-    (r"^stablehlo\.(?:all_gather|all_to_all|reduce_scatter): .*declared result", "", "C6, C9, C1: the size follows"),
-    (r"^stablehlo\.(?:dynamic_\w+|real_dynamic_slice): .*declared result", "", "the operand says the rank"),
-    (r"^interpreter\.run_parallel: ", "", "the results are those of the programs"),
-    (r"another number of elements than its type|not an element of this type", "", "MLIR reads (1.0, 2.0) as two reals"),
-    (r"a literal too large to address|a tensor with too many axes", "", "no array can hold it"),
-    (r"this is no text|a character that has no place", "", "MLIR skips NUL and some control characters"),
-    (
-        r"returns another number of values|returns a value of another type",
-        "",
-        "stablehlo.return ends our functions, too",
-    ),
-    (
-        r"unexpected text .*(?:stablehlo\.return|func\.return)|the wrong return",
-        "",
-        "MLIR ends a module or function with any return",
-    ),
-    (
-        r"a function without a body|several modules|a module inside a module|a function that calls itself",
-        "",
-        "unsupported",
-    ),
-    (
-        r"a value of this type|a tensor of this element type|a tensor with this encoding|bounds that bound",
-        "",
-        "unsupported",
-    ),
-    (r"a tensor whose rank is unknown|unknown op|several blocks", "", "unsupported"),
-    (r"a result size is not known here", "", "an open size that nothing binds, though it has a bound"),
-    (r"a size is larger than its bound|a size must not be negative", "", "what inference knows is checked at once"),
-    (r"attribute 'channel_handle'", "", "MLIR reads true as the number 1"),
-    (r"one scale per slice of the quantised axis", "", "our types are checked where they are read"),
-    ("", r"\bsdy\b|\bmesh\b|sharding|axis ref|axis name", "attributes of sdy are kept as text"),
-    ("", r"identifier expected to start with|expected '\['", "attributes of sdy are kept as text"),
-    ("", r"cannot be zero", "the specification has no such constraint on all_gather"),
-    ("", r"must be statically shaped 1-dimensional tensor", "an open size that inference has found"),
-    ("", r"inferred type.*bounds<", "few ops carry bounds on to their results"),
-    ("", r"async_done.*per-tensor integer quantized values", "the specification says nothing of quantised futures"),
-    ("", r"resultSegmentSizes|operandSegmentSizes", "we count the operands and results ourselves"),
-    ("", r'#"smelt"|#"unknown"', "our own encoding of sizes; an unknown one is dropped"),
-    ("", r"triangular_solve.* must be ranked tensor", "the specification takes quantised tensors"),
-    ("", r"dot_algorithm|dot algorithm", "the specification counts the components of a decomposed input"),
-    ("", r"optimization_barrier.* requires the same type|output_operand_alias attribute", "sizes that are open to us"),
-    ("", r"collective_reduce|chlo\.dynamic_reshape", "ops that this jaxlib does not know"),
-)
+# Where the two may disagree: a pattern that is found in the message of the side that refuses, and why that may be.
+# A refusal of ours that cites a constraint of the specification is the first of them.
+WE_REFUSE = {
+    r"\((?:\w+_[cio]\d+|scan|einsum)\)": "the specification's text says so",
+    r"^chlo\.broadcast_": "CHLO leaves these checks to its lowering, and we run the op as it is",
+    r"^stablehlo\.(?:einsum|unary_einsum|torch_index_select|dot|cross-replica-sum):": "deprecated, not specified",
+    r"^chlo\.(?:top_k|bessel_i1e|ragged_dot|scan):": "CHLO has no specification; we refuse what has no meaning",
+    r"products of lhs and rhs cannot give that result": "an element becomes one of the same kind only",
+    r"^stablehlo\.(?:bitcast_convert|rng_bit_generator): .*declared result": "their C1 and C2",
+    r"^stablehlo\.(?:all_gather|all_to_all|reduce_scatter): .*declared result": "C6, C9 and C1: the size follows",
+    r"^stablehlo\.(?:dynamic_\w+|real_dynamic_slice): .*declared result": "an operand says the rank",
+    r"^interpreter\.run_parallel: ": "the results are those of the programs",
+    r"another number of elements than its type|not an element of this type": "MLIR reads (1.0, 2.0) as two reals",
+    r"a literal too large to address|a tensor with too many axes": "no array can hold it",
+    r"this is no text|a character that has no place": "MLIR skips NUL and some control characters",
+    r"returns another number of values|returns a value of another type": "func.func does not look at stablehlo.return",
+    r"unexpected text .*(?:stablehlo|func|sdy)\.return|the wrong return": "any return may end a module",
+    r"a function without a body|several modules|text after the module|a module inside a module": "unsupported",
+    r"a function that calls itself|unknown op|several blocks|a tensor whose rank is unknown": "unsupported",
+    r"a value of this type|a tensor of this element type|a tensor with this encoding|bounds that bound": "unsupported",
+    r"a result size is not known here": "an open size that nothing binds, though it has a bound",
+    r"a size is larger than its bound|a size must not be negative": "what inference knows is checked at once",
+    r"attribute 'channel_handle'": "MLIR reads true as the number 1",
+    r"attribute '\w+' .*got DialectAttr\(.*,'\)": "MLIR passes over a comma after an enumeration's word",
+    r"one scale per slice of the quantised axis": "our types are checked where they are read",
+}
+THEY_REFUSE = {
+    r"\bsdy\b|\bmesh\b|sharding|axis ref|axis name|identifier expected to start": "attributes of sdy are kept as text",
+    r"expected '\['|expected attribute value": "attributes of sdy are kept as text",
+    r"cannot be zero": "the specification has no such constraint on all_gather",
+    r"must be statically shaped 1-dimensional tensor": "an open size that inference has found",
+    r"inferred type.*bounds<|is not equal to 1 or size of result dimension": "few ops carry bounds on to their results",
+    r"async_done.*per-tensor integer quantized values": "the specification says nothing of quantised futures",
+    r"resultSegmentSizes|operandSegmentSizes": "we count the operands and results ourselves",
+    r"triangular_solve.* must be ranked tensor": "the specification takes quantised tensors",
+    r"dot_algorithm|dot algorithm": "the specification counts the components of a decomposed input",
+    r"optimization_barrier.* requires the same type|output_operand_alias attribute": "sizes that are open to us",
+    r"collective_reduce|chlo\.dynamic_reshape": "ops that this jaxlib does not know",
+    r"unregistered dialect": "attributes of unknown dialects are kept as text",
+}
 
 # ---- the official verifier ----
 
@@ -297,6 +280,30 @@ def sources(folders: Sequence[Path], *, largest: int = 6000, whole: bool = True)
     return list(found)
 
 
+# ---- printing ----
+
+# What the official printer tells although it is the default, and ours leaves out.
+_DEFAULTS = re.compile(
+    r"(?:indices_are_sorted|unique_indices|is_reverse|has_side_effect|is_stable|is_host_transfer) = false, |"
+    r"api_version = 1 : i32, |called_computations = \[\], |backend_config = \"\", |version = 0 : i32, "
+)
+
+
+def same_meaning(text: str, printed: str, official: Official) -> str | None:
+    """None where the official parser reads the same from both texts, else what differs."""
+    first, second = official.ask(text, canonical=True), official.ask(printed, canonical=True)
+    if second["kind"] != "accepted":
+        return f"what we print is refused: {second['message']}"
+    left, right = (_without_defaults(each["canonical"]) for each in (first, second))
+    pairs = zip(left.splitlines(), right.splitlines(), strict=False)
+    return None if left == right else next((f"{a}\n{b}" for a, b in pairs if a != b), "another number of lines")
+
+
+def _without_defaults(canonical: str) -> str:
+    """Attributes in braces, each with a comma after it, so that those at their default can be cut out alike."""
+    return _DEFAULTS.sub("", canonical.replace("}>", ", }>")).replace("<{, }>", "").replace(" <{}>", "")
+
+
 # ---- comparing ----
 
 
@@ -312,11 +319,12 @@ class Disagreement:
     @property
     def excuse(self) -> str | None:
         """Why the verdicts may differ, if they may."""
-        for mine, theirs, why in EXCUSES:
-            pattern, message = (mine, self.ours.message) if not self.ours.accepted else (theirs, self.official.message)
-            if self.ours.kind != "crashed" and pattern and re.search(pattern, message):
-                return why
-        return None
+        excuses, message = (
+            (THEY_REFUSE, self.official.message) if self.ours.accepted else (WE_REFUSE, self.ours.message)
+        )
+        if self.ours.kind == "crashed":
+            return None
+        return next((why for pattern, why in excuses.items() if re.search(pattern, message)), None)
 
     @property
     def reason(self) -> str:

@@ -282,14 +282,16 @@ def _pair(re: Array, im: Array) -> Array:
 
 
 def _multiply(x: Array, y: Array) -> Array:
-    """The product. NumPy's own of complex numbers depends on whether the machine has fused multiply-add."""
-    if not dtype(x.dtype).is_complex:
-        return np.multiply(x, y)
-    return _pair(x.real * y.real - x.imag * y.imag, x.real * y.imag + x.imag * y.real)
+    if dtype(x.dtype).is_complex:
+        return special.complex_product(x, y)
+    return np.multiply(_widened(x, exact=True), _widened(y, exact=True))
 
 
 def _square(x: Array) -> Array:
-    return _multiply(x, x)
+    """NumPy's own square of complex numbers depends on whether the machine has fused multiply-add."""
+    if not dtype(x.dtype).is_complex:
+        return np.multiply(x, x)
+    return _pair(x.real * x.real - x.imag * x.imag, 2 * (x.real * x.imag))
 
 
 def _divide(x: Array, y: Array) -> Array:
@@ -664,7 +666,7 @@ _BINARY = [
     binary("divide", NUMBER, either(_divide, integer.divide), exact=True),
     binary("maximum", ANYTHING, _maximum, exact=True),
     binary("minimum", ANYTHING, _minimum, exact=True),
-    binary("multiply", ANYTHING, _narrow(_multiply), exact=True),
+    binary("multiply", ANYTHING, _narrow(_multiply), native=True),
     binary("or", BOOL | INT, _narrow(np.bitwise_or)),
     binary("power", NUMBER, either(special.power, integer.power)),
     binary("remainder", NUMBER, either(_remainder, integer.remainder), exact=True),

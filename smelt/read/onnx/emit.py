@@ -286,7 +286,7 @@ class Emit:
 
     def region(self, *args: Type) -> AbstractContextManager[RegionBuilder]:
         """A region inside the present place, which may be a region itself."""
-        return Builder.region(self.b, *args)  # a RegionBuilder's own `region` is the region it has made
+        return self.b.region(*args)
 
     def scalar_region(self, element: DType, fn: Callable[[Builder, Value, Value], Value]) -> Region:
         """A region over two scalars of one type."""

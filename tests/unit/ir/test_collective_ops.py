@@ -19,7 +19,7 @@ HANDLE = ChannelHandle(1, 0)
 def adder(f, element="i64"):
     with f.region(Shape(element), Shape(element)) as r:
         r.result(r.add(*r.args))
-    return [r.region]
+    return [r.body]
 
 
 def data(replicas, partitions, *shape):
@@ -153,7 +153,7 @@ def test_the_group_decides_the_order_of_a_reduction():
     f = FuncBuilder("main", [Shape("i64")])
     with f.region(Shape("i64"), Shape("i64")) as r:
         r.result(r.subtract(*r.args))
-    func = f.func(f.op("stablehlo.all_reduce", f.args[0], regions=[r.region], replica_groups=((2, 0, 1),)).result)
+    func = f.func(f.op("stablehlo.all_reduce", f.args[0], regions=[r.body], replica_groups=((2, 0, 1),)).result)
     inputs = [[np.array(v, np.int64)] for v in (1, 10, 100)]
     got = on_grid(func, inputs)
     assert [int(row[0][0]) for row in got] == [100 - 1 - 10] * 3
@@ -167,7 +167,7 @@ def test_a_collective_inside_control_flow():
     with f.region() as no:
         no.result(f.args[0])
     pred = f.compare(f.args[0], f.constant(50, "i64"), comparison_direction="LT")
-    func = f.func(f.op("stablehlo.if", pred, regions=(yes.region, no.region)).result)
+    func = f.func(f.op("stablehlo.if", pred, regions=(yes.body, no.body)).result)
     got = on_grid(func, [[np.array(3, np.int64)], [np.array(4, np.int64)]])
     assert [int(row[0][0]) for row in got] == [7, 7]
     with pytest.raises(RunError, match="wait"):
@@ -305,7 +305,7 @@ def test_the_computation_must_fit():
     with f.region(Shape("f32"), Shape("f32")) as r:
         r.result()
     with pytest.raises(VerifyError):
-        f.op("stablehlo.all_reduce", f.args[0], regions=[r.region], replica_groups=((0,),))
+        f.op("stablehlo.all_reduce", f.args[0], regions=[r.body], replica_groups=((0,),))
 
 
 def test_groups_must_exist_on_the_grid():

@@ -38,7 +38,7 @@ def choice(kind, branches, operand_type):
     for i in range(branches):
         with f.region() as r:
             r.result(r.add(f.args[1], r.constant(10 * i, "i64")), f.args[1])
-        regions.append(r.region)
+        regions.append(r.body)
     return single(f, *f.op(f"stablehlo.{kind}", f.args[0], regions=regions).results)
 
 
@@ -63,7 +63,7 @@ def test_only_the_chosen_branch_runs():
         yes.result()
     with f.region() as no:
         no.result()
-    f.op("stablehlo.if", f.args[0], regions=(yes.region, no.region))
+    f.op("stablehlo.if", f.args[0], regions=(yes.body, no.body))
     program = single(f)
     assert run(program, [np.array(False)]) == ()
     with pytest.raises(UnsupportedError, match="boom"):
@@ -83,11 +83,11 @@ def test_branches_must_agree():
         d.result(x)
     for regions in ((a, b), (a, c), (a, d), (a,), (a, a, a)):
         with pytest.raises(VerifyError):
-            f.op("stablehlo.if", f.args[0], regions=[r.region for r in regions])
+            f.op("stablehlo.if", f.args[0], regions=[r.body for r in regions])
     with pytest.raises(VerifyError, match="case_c1"):
         f.op("stablehlo.case", f.constant(0, "i32"), regions=())
     with pytest.raises(VerifyError, match="boolean"):
-        f.op("stablehlo.if", x, regions=(a.region, a.region))
+        f.op("stablehlo.if", x, regions=(a.body, a.body))
 
 
 def test_a_size_that_differs_between_branches_is_born_at_the_if():
@@ -98,8 +98,8 @@ def test_a_size_that_differs_between_branches_is_born_at_the_if():
     with f.region() as b:
         b.result(y)
     with pytest.raises(VerifyError, match="if_c2"):
-        f.op("stablehlo.if", p, regions=(a.region, b.region))
-    out = f.op("stablehlo.if", p, regions=(a.region, b.region), result=Shape("f32", symbol("?"))).result
+        f.op("stablehlo.if", p, regions=(a.body, b.body))
+    out = f.op("stablehlo.if", p, regions=(a.body, b.body), result=Shape("f32", symbol("?"))).result
     assert not out.shape.is_static
     program = single(f, f.add(out, out))
     args = [np.ones(2, np.float32), np.ones(5, np.float32)]
@@ -117,7 +117,7 @@ def counting(limit):
         body.result(
             body.add(body.args[0], body.constant(1, "i64")), body.multiply(body.args[1], body.constant(3, "i64"))
         )
-    return single(f, *f.op("stablehlo.while", *f.args, regions=(cond.region, body.region)).results)
+    return single(f, *f.op("stablehlo.while", *f.args, regions=(cond.body, body.body)).results)
 
 
 @pytest.mark.parametrize("turns", [0, 1, 7])
@@ -142,7 +142,7 @@ def test_while_needs_matching_regions():
         empty.result()
     for regions in ((number, body), (cond, wrong), (other, body), (cond, empty), (empty, body), (cond,)):
         with pytest.raises(VerifyError):
-            f.op("stablehlo.while", f.args[0], regions=[r.region for r in regions])
+            f.op("stablehlo.while", f.args[0], regions=[r.body for r in regions])
 
 
 def test_a_loop_may_grow_a_tensor():
@@ -153,7 +153,7 @@ def test_a_loop_may_grow_a_tensor():
     with f.region(*state) as body:
         grown = body.concatenate(body.args[1], body.args[1], dimension=0)
         body.result(body.add(body.args[0], body.constant(1, "i64")), grown)
-    _, out = f.op("stablehlo.while", *f.args, regions=(cond.region, body.region)).results
+    _, out = f.op("stablehlo.while", *f.args, regions=(cond.body, body.body)).results
     assert not out.shape.symbols & {"N", "M"}
     program = single(f, out)
     (result,) = run(program, [i64(0), np.arange(2, dtype=np.float32)])
@@ -166,7 +166,7 @@ def test_a_loop_that_keeps_a_size_says_so():
         cond.result(cond.constant(False, "i1"))
     with f.region(Shape("f32", M)) as body:
         body.result(body.add(body.args[0], body.args[0]))
-    out = f.op("stablehlo.while", *f.args, regions=(cond.region, body.region)).result
+    out = f.op("stablehlo.while", *f.args, regions=(cond.body, body.body)).result
     assert out.type == Shape("f32", N)
 
 
@@ -346,7 +346,7 @@ def test_async():
     f = FuncBuilder("main", [F])
     with f.region(F) as r:
         r.result(r.add(r.args[0], r.args[0]), r.args[0])
-    future = f.op("stablehlo.async_start", f.args[0], regions=[r.region]).result
+    future = f.op("stablehlo.async_start", f.args[0], regions=[r.body]).result
     assert future.type == Future((F, F))
     a, b = f.op("stablehlo.async_done", future).results
     got = run(single(f, a, b), [np.ones(3, np.float32)])
@@ -374,7 +374,7 @@ def test_malformed_ops_raise_our_own_errors(name, regions, kind):
     for operands in (f.args[:0], f.args[:1], f.args):
         attrs: dict[str, Any] = {"name": "a.b", "decomposition": "x"} if name == "composite" else {}
         try:
-            f.op(f"stablehlo.{name}", *operands, regions=[r.region] * regions, **attrs)
+            f.op(f"stablehlo.{name}", *operands, regions=[r.body] * regions, **attrs)
         except SmeltError:
             continue
         assert name == "after_all"

@@ -476,12 +476,12 @@ def test_rows_run_over_lanes():
         total = r.add(r.args[0], r.constant(0.5, "bf16"))
         less = r.compare(total, r.args[1], comparison_direction="LT")
         r.result(r.select(less, total, r.args[1]))
-    assert r.region is not None
+    assert r.body is not None
     func = f.func()
     frame = Frame(World(Program.of(func), {}), func, Process())
     x, y = np.arange(6.0).reshape(2, 3).astype(scalar.dtype.numpy), np.full((2, 3), 3.0).astype(scalar.dtype.numpy)
-    assert all(OPS[op.name].elementwise for op in r.region.ops)
-    (got,) = frame.lanes(r.region, x, y)
+    assert all(OPS[op.name].elementwise for op in r.body.ops)
+    (got,) = frame.lanes(r.body, x, y)
     assert got.astype(float).tolist() == [[0.5, 1.5, 2.5], [3, 3, 3]]
 
 

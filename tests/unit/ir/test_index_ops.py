@@ -31,7 +31,7 @@ def body(f, scalars, emit):
     with f.region(*scalars) as r:
         results = emit(r, *r.args)
         r.result(*(results if isinstance(results, tuple) else (results,)))
-    return r.region
+    return r.body
 
 
 def call(name, *arrays, region=None, scalars=(), **attrs):
@@ -528,7 +528,7 @@ def test_sizes_taken_for_granted_are_checked_at_run_time():
     f = FuncBuilder("main", [Shape("f32", B), Shape("f32", S)])
     with f.region(F32, F32, F32, F32) as r:
         r.result(r.compare(r.args[0], r.args[1], comparison_direction="LT"))
-    both = f.sort(*f.args, regions=[r.region], dimension=0)
+    both = f.sort(*f.args, regions=[r.body], dimension=0)
     with pytest.raises(RunError):
         run(Program.of(f.func(*both)), [f32(1), f32(2)])
     f = FuncBuilder("main", [Shape("f32", B, 4), Shape("i64", S, 1)])
@@ -540,6 +540,6 @@ def test_sizes_taken_for_granted_are_checked_at_run_time():
     f = FuncBuilder("main", [Shape("f32", 4), Shape("i64", S), Shape("f32", B)])
     with f.region(F32, F32) as r:
         r.result(r.add(*r.args))
-    total = f.scatter(*f.args, regions=[r.region], scatter_dimension_numbers=FLAT)
+    total = f.scatter(*f.args, regions=[r.body], scatter_dimension_numbers=FLAT)
     with pytest.raises(RunError):
         run(Program.of(f.func(total)), [f32(4), np.array([1, 2]), f32(1)])

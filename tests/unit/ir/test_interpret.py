@@ -73,7 +73,7 @@ def test_a_symbol_born_in_a_loop_is_born_on_every_turn():
         ).result
         body.negate(made)
         body.result(body.add(body.args[0], body.constant(1, "i64")))
-    out = f.op("stablehlo.while", f.constant(0, "i64"), regions=(cond.region, body.region)).result
+    out = f.op("stablehlo.while", f.constant(0, "i64"), regions=(cond.body, body.body)).result
     program = Program.of(f.func(out))
     assert run(program, callbacks={"t": lambda n: np.zeros(int(n) + 1, np.float32)})[0] == 3
 
@@ -90,7 +90,7 @@ def test_lanes_agree_with_one_call_per_lane():
     func = f.func()
     frame = Frame(World(Program.of(func), {}), func, Process())
     x, y = np.arange(6, dtype=np.float32).reshape(2, 3), np.array(3, np.float32)
-    for region in (fast.region, slow.region):
+    for region in (fast.body, slow.body):
         a, b = frame.lanes(region, x, y)
         assert np.array_equal(a, x * 3 + 1)
         assert np.array_equal(b, np.full((2, 3), 3))
@@ -120,7 +120,7 @@ def test_numpy_error_state_is_left_alone():
     f = FuncBuilder("main", [Shape("i64")])
     with f.region(Shape("i64"), Shape("i64")) as r:
         r.result(r.add(*r.args))
-    g = f.func(f.op("stablehlo.all_reduce", f.args[0], regions=[r.region], replica_groups=((0, 1),)).result)
+    g = f.func(f.op("stablehlo.all_reduce", f.args[0], regions=[r.body], replica_groups=((0, 1),)).result)
     m = FuncBuilder("main", [Shape("i64")])
     m.signatures["g"] = g.type
     op = m.op("interpreter.run_parallel", m.args[0], m.args[0], programs=(("g",), ("g",)))

@@ -107,7 +107,7 @@ def argmax(x: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
         wins = r.or_(r.compare(a, b, comparison_direction="GT"), r.compare(a, a, comparison_direction="NE"))
         first = r.and_(r.compare(a, b, comparison_direction="EQ"), r.compare(i, j, comparison_direction="LT"))
         r.result(r.select(wins, a, b), r.select(r.or_(wins, first), i, j))
-    out = f.reduce(*f.args, dimensions=(axis,), regions=[r.region])
+    out = f.reduce(*f.args, dimensions=(axis,), regions=[r.body])
     numbers = np.broadcast_to(
         np.arange(x.shape[axis], dtype=np.int32).reshape([-1 if d == axis else 1 for d in range(x.ndim)]), x.shape
     )
@@ -128,7 +128,7 @@ def test_any_body_runs_in_order() -> None:
     f = FuncBuilder("main", [Shape("i64", 2, 2, 3), Shape("i64")])
     with f.region(Shape("i64"), Shape("i64")) as r:
         r.result(r.add(r.multiply(r.args[0], r.constant(2, "i64")), r.args[1]))
-    out = f.reduce(*f.args, dimensions=(2, 0), regions=[r.region])
+    out = f.reduce(*f.args, dimensions=(2, 0), regions=[r.body])
     x = np.arange(12).reshape(2, 2, 3)
     (got,) = run(Program.of(f.func(out)), [x, np.array(1)])
     for lane in range(2):
@@ -195,24 +195,24 @@ def test_reduce_is_verified(args: list[Any], dimensions: tuple[int, ...], types:
     with f.region(*types) as r:
         r.result(r.args[0])
     with pytest.raises(VerifyError, match=label):
-        f.reduce(*f.args, dimensions=dimensions, regions=[r.region])
+        f.reduce(*f.args, dimensions=dimensions, regions=[r.body])
 
 
 def test_map() -> None:
     f = FuncBuilder("main", [Shape("i64", 2, 2), Shape("i64", 2, 2)])
     with f.region(Shape("i64"), Shape("i64")) as r:
         r.result(r.compare(r.args[0], r.args[1], comparison_direction="LT"))
-    out = f.map(*f.args, dimensions=(0, 1), regions=[r.region])
+    out = f.map(*f.args, dimensions=(0, 1), regions=[r.body])
     assert out.type == Shape("i1", 2, 2)
     args = [np.array([[0, 5], [2, 9]]), np.array([[4, 5], [6, 7]])]
     assert run(Program.of(f.func(out)), args)[0].tolist() == [[True, False], [True, False]]
     for dimensions in ((0,), (1, 0), (), (0, 1, 2)):
         with pytest.raises(VerifyError, match="map_c3"):
-            f.map(*f.args, dimensions=dimensions, regions=[r.region])
+            f.map(*f.args, dimensions=dimensions, regions=[r.body])
     with pytest.raises(VerifyError, match="map_c4"):
-        f.map(f.args[0], dimensions=(0, 1), regions=[r.region])
+        f.map(f.args[0], dimensions=(0, 1), regions=[r.body])
     with pytest.raises(VerifyError, match="map_c2"):
-        f.map(dimensions=(), regions=[r.region])
+        f.map(dimensions=(), regions=[r.body])
 
 
 def normalised(name: str, arrays: list[np.ndarray], feature: int) -> tuple[np.ndarray, ...]:
@@ -275,8 +275,8 @@ def test_scan() -> None:
             total = r.add(*r.args)
             r.result(total, r.constant(0, "i32"), total)
         with pytest.raises(VerifyError, match="no room"):  # an output of rank 0 cannot be scanned along dimension 1
-            f.op("chlo.scan", *f.args, dimension=1, regions=[r.region])
-        region = Region(r.region.args, r.region.ops, (total, total))
+            f.op("chlo.scan", *f.args, dimension=1, regions=[r.body])
+        region = Region(r.body.args, r.body.ops, (total, total))
         out = f.op("chlo.scan", *f.args, dimension=1, is_reverse=reverse, regions=[region])
         assert [value.type for value in out.results] == [Shape("i32", 2, 3), Shape("i32", 2)]
         all_, last = run(Program.of(f.func(*out.results)), [x, np.array([10, 20], np.int32)])
@@ -304,7 +304,7 @@ def test_scan_is_verified(operands: list[str], args: list[Shape], attrs: dict[st
     with f.region(*args) as r:
         r.result(*r.args)
     with pytest.raises(SmeltError):
-        f.op("chlo.scan", *(named[name] for name in operands), regions=[r.region], **attrs)
+        f.op("chlo.scan", *(named[name] for name in operands), regions=[r.body], **attrs)
 
 
 def test_reduce_agrees_with_jax() -> None:

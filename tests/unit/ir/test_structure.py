@@ -74,7 +74,7 @@ def branches(deep, outside):
         yes.result(inner if not outside else (y if deep else x))
     with f.region() as no:
         no.result(no.add(y, y))
-    return f.func(f.if_(p, regions=(yes.region, no.region), result=F))
+    return f.func(f.if_(p, regions=(yes.body, no.body), result=F))
 
 
 def test_regions_and_what_they_capture_count():

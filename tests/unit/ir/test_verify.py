@@ -53,7 +53,7 @@ def test_values_do_not_cross_sibling_regions():
         yes.result(inside)
     with f.region() as no:
         no.result(inside)
-    op = f.op("stablehlo.if", f.args[0], regions=(yes.region, no.region))
+    op = f.op("stablehlo.if", f.args[0], regions=(yes.body, no.body))
     with pytest.raises(VerifyError, match="outside the region"):
         verify(Program.of(f.func(op.result)))
 
@@ -63,7 +63,7 @@ def test_values_do_not_leave_their_region():
     with f.region() as yes:
         inside = yes.negate(f.args[1])
         yes.result(inside)
-    f.op("stablehlo.if", f.args[0], regions=(yes.region, yes.region))
+    f.op("stablehlo.if", f.args[0], regions=(yes.body, yes.body))
     with pytest.raises(VerifyError):
         verify(Program.of(f.func(f.negate(inside))))
 
@@ -76,10 +76,10 @@ def test_regions_may_use_what_stands_outside():
             inner.result(inner.negate(outer))
         with f.region() as other:
             other.result(outer)
-        yes.result(yes.op("stablehlo.if", f.args[0], regions=(inner.region, other.region)).result)
+        yes.result(yes.op("stablehlo.if", f.args[0], regions=(inner.body, other.body)).result)
     with f.region() as no:
         no.result(outer)
-    op = f.op("stablehlo.if", f.args[0], regions=(yes.region, no.region))
+    op = f.op("stablehlo.if", f.args[0], regions=(yes.body, no.body))
     assert verify(Program.of(f.func(op.result))) == []
 
 

@@ -115,7 +115,7 @@ def test_any_body(length: int) -> None:
     with f.region(value, number, value, number) as r:
         wins = r.compare(r.args[0], r.args[2], comparison_direction="GE")
         r.result(r.select(wins, r.args[0], r.args[2]), r.select(wins, r.args[1], r.args[3]))
-    out = f.reduce_window(*f.args, window_dimensions=(length,), padding=((length - 1, 0),), regions=[r.region])
+    out = f.reduce_window(*f.args, window_dimensions=(length,), padding=((length - 1, 0),), regions=[r.body])
     x = np.random.default_rng(length).integers(0, 1000, length).astype(np.float32)
     numbers = np.arange(length, dtype=np.int32)
     best, index = run(Program.of(f.func(*out)), [x, numbers, np.array(-np.inf, np.float32), np.array(-1, np.int32)])

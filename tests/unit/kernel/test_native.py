@@ -63,7 +63,7 @@ def softmax(f: FuncBuilder, x: Value, rows: Value) -> Value:
 def reduce(f: FuncBuilder, name: str, x: Value, start: float) -> Value:
     with f.region(Shape("f32"), Shape("f32")) as r:
         r.result(r.op(f"stablehlo.{name}", *r.args).result)
-    value: Value = f.reduce(x, f.constant(start, "f32"), dimensions=(1,), regions=[r.region])
+    value: Value = f.reduce(x, f.constant(start, "f32"), dimensions=(1,), regions=[r.body])
     return value
 
 
@@ -112,7 +112,7 @@ def test_a_long_chain_is_cut_into_kernels() -> None:
 def _sort(f: FuncBuilder) -> Value:
     with f.region(Shape("f32"), Shape("f32")) as r:
         r.result(r.compare(*r.args, comparison_direction="LT"))
-    value: Value = f.sort(f.args[0], dimension=0, is_stable=True, regions=[r.region])
+    value: Value = f.sort(f.args[0], dimension=0, is_stable=True, regions=[r.body])
     return value
 
 

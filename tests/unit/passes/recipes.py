@@ -348,7 +348,7 @@ def _(d: Draw) -> Value:
     for _ in range(2):
         with d.f.region() as r:
             r.result(r.add(x, r.full(float(d.random.integers(1, 9)), x.shape)))
-        regions.append(r.region)
+        regions.append(r.body)
     if d.random.random() < 0.5:
         return d.f.if_(d.f.constant(bool(d.random.random() < 0.5), "i1"), regions=regions)
     return d.f.case(d.f.constant(int(d.random.integers(-1, 4)), "i32"), regions=regions)

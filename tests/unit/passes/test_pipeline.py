@@ -101,7 +101,7 @@ def test_equal_ops_are_computed_once_but_not_across_regions() -> None:
     for _ in range(2):
         with f.region() as r:
             r.result(r.tanh(x))
-        regions.append(r.region)
+        regions.append(r.body)
     chosen = f.if_(predicate, regions=regions)
     outside = f.add(f.tanh(x), f.tanh(x))
     program = Program.of(f.func(chosen, outside))
