@@ -8,8 +8,10 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from smelt.ir.core import Program, Value
 from smelt.ir.structure import fingerprint
 from smelt.ir.text import parse, print_program
 from smelt.ir.verify import verify
+from smelt.model import read
 from smelt.passes import pipeline
 from smelt.shape import Shape
 
@@ -44,6 +47,22 @@ def literals(megabytes: float) -> str:
     dense = "[" + ", ".join(f"{number:.6e}" for number in numbers) + "]"
     lines = [f"  %c{i} = stablehlo.constant dense<{dense}> : tensor<{count}xf32>" for i in range(4)]
     return "func.func @main() {\n" + "\n".join(lines) + "\n  return\n}\n"
+
+
+def onnx_chain(nodes: int, path: Path) -> None:
+    """An ONNX file with a long chain of small nodes over an open batch."""
+    from onnx import TensorProto, helper
+
+    kinds = ("Relu", "Tanh", "Add", "Mul")
+    names = ["x", *(f"v{i}" for i in range(nodes))]
+    chain = [
+        helper.make_node(kinds[i % 4], [names[i], "x"] if i % 4 > 1 else [names[i]], [names[i + 1]])
+        for i in range(nodes)
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 16]) for name in ("x", names[-1])]
+    graph = helper.make_graph(chain, "chain", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
 
 
 def seconds(work: Callable[[], Any], repeat: int = 3) -> float:
@@ -79,6 +98,11 @@ def measure() -> dict[str, Any]:
             "fingerprint (s)": seconds(lambda program=program: fingerprint(program), 1),
             "passes (s)": {report.name: report.milliseconds / 1e3 for report in pipeline.run(program)[1]},
         }
+    with tempfile.TemporaryDirectory() as folder:
+        for nodes in (2_500, 10_000):
+            path = Path(folder) / f"{nodes}.onnx"
+            onnx_chain(nodes, path)
+            steps[f"ONNX, {nodes} nodes (s)"] = seconds(lambda path=path: read(path), 1)
     text = literals(3)
     steps["3 MB of literals"] = {"text (MB)": len(text) / 1e6, "parse (s)": seconds(lambda: parse(text))}
     return {"machine": platform.processor() or platform.machine(), "python": platform.python_version(), "steps": steps}

@@ -25,6 +25,8 @@ def recognise(program: Program, names: Container[str] = COMPOSITES) -> Program:
 
     Attention is found around its softmax, so it needs that name too.
     """
+    if not any(name in names for name in COMPOSITES):
+        return program
     decompositions: dict[bytes, Func] = {}
     signatures = {name: func.type for name, func in program.funcs.items()}
     edited = []

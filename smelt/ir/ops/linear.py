@@ -1,7 +1,7 @@
 """Linear algebra: dot products, einsum, Cholesky, triangular solves and Fourier transforms.
 
-In: calls and arrays of the op table. Out: types and values; sums of products are exact for integers and accumulate in
-double for floats, and are rounded once. `ir.ops.window` and `ir.ops.dynamic` use the same products for convolutions.
+In: calls and arrays of the op table. Out: types and values; sums of products are exact for integers; of floats, short
+ones round at every step and long ones once, from double. `ir.ops.window` uses the same accumulators for convolutions.
 """
 
 from __future__ import annotations
