@@ -8,12 +8,14 @@ import numpy as np
 
 from smelt.errors import SmeltError
 from smelt.ir.attributes import Constant
-from smelt.ir.core import Func, Op, Program, Region, Value
+from smelt.ir.core import Func, Op, Program, Region, Value, walk
 from smelt.ir.interpret import run
 from smelt.ir.rewrite import Edit, has_effect
 from smelt.shape import Shape
 
 LIMIT = 1024  # bytes: what a constant may weigh inside a program
+MOST = 1 << 20  # bytes: the operands of an op that is computed now; a constant of one element may stand for many
+NEVER = ("stablehlo.constant", "stablehlo.iota", "stablehlo.rng", "stablehlo.while", "func.call")
 
 
 def fold(edit: Edit) -> int:
@@ -31,15 +33,22 @@ def fold(edit: Edit) -> int:
 
 
 def _foldable(edit: Edit, op: Op) -> bool:
-    if op.name in ("stablehlo.constant", "stablehlo.iota", "stablehlo.rng") or has_effect(op) or op.name == "func.call":
+    if op.name in NEVER or has_effect(op):
         return False
     for value in op.results:
         shape = value.type
         if not isinstance(shape, Shape) or not shape.is_static or _bytes(shape) > LIMIT:
             return False
     makers = [edit.maker(operand) for operand in op.operands]
-    constant = all(maker is not None and maker.name == "stablehlo.constant" for maker in makers)
-    return bool(op.operands) and constant and all(not _captures(region) for region in op.regions)
+    constants = [maker.results[0].shape for maker in makers if maker is not None and maker.name == "stablehlo.constant"]
+    if not makers or len(constants) != len(makers) or sum(map(_bytes, constants)) > MOST:
+        return False
+    return all(not _captures(region) and not _loops(region) for region in op.regions)
+
+
+def _loops(region: Region) -> bool:
+    """Whether running a region may take for ever."""
+    return any(op.name == "stablehlo.while" for op in walk(region))
 
 
 def _bytes(shape: Shape) -> int:

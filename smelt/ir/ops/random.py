@@ -18,6 +18,7 @@ from smelt.ir.attributes import RNG_ALGORITHM, RNG_DISTRIBUTION, Constant
 from smelt.ir.cast import cast
 from smelt.ir.core import Op, Type
 from smelt.ir.ops.definition import UNKNOWN, Attr, Call, Frame, OpDef
+from smelt.ir.ops.shape import check_fits
 from smelt.shape import Shape
 
 _LOW = np.uint64(0xFFFFFFFF)
@@ -173,6 +174,7 @@ def _rng(frame: Frame, op: Op, a: Array, b: Array, shape: Array) -> Array:
     sizes = tuple(int(size) for size in shape)
     if any(size < 0 for size in sizes):
         raise RunError("rng: a size is negative (rng_c3)", expected="sizes of at least 0", got=list(sizes))
+    check_fits(op, sizes)
     generator: np.random.Generator = frame.world.random
     if element.is_float:
         low, high = float(a), float(b)

@@ -350,6 +350,8 @@ def _infer_scan(call: Call) -> list[Type]:
     if len(body.args) != len(shapes):
         call.fail("scan", "its body takes one argument per operand", expected=len(shapes), got=len(body.args))
     inputs, inits = _scan_counts(call)
+    told = [name for name in ("operandSegmentSizes", "resultSegmentSizes") if name in call.attrs]
+    call.require(len(told) != 1, "scan", "both segment sizes are there, or none", got=told)
     segments = call.attrs.get("operandSegmentSizes")
     if segments is not None and tuple(segments) != (inputs, inits):
         call.fail("scan", "the body does not fit the inputs and initial values", expected=segments, got=(inputs, inits))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from smelt.dtype import DType, i64
+from smelt.dtype import DType, i64, integer_range
 from smelt.ir.attributes import DenseArray, DialectAttr, Float, Int, Symbol
 from smelt.ir.core import FuncType, Op, Region, Tuple, Type, Value
 from smelt.ir.ops.definition import OpDef
@@ -310,9 +310,11 @@ def _read_short(reader: Reader, definition: OpDef, name: str) -> Any:
         return Float(reader.attributes.floating())
     if cursor.kind == INTEGER or cursor.token == "-":
         start, value = cursor.start, cursor.integer()
-        if not -(1 << 63) <= value < 1 << 63:
-            cursor.fail("an integer out of range for its type", at=start, expected="64 bits", got=value)
-        return Int(value) if kind != "int" or declared is None else declared.kind.write(value)
+        node = Int(value) if kind != "int" or declared is None else declared.kind.write(value)
+        low, high = integer_range(node.type)
+        if not low <= value <= high:
+            cursor.fail("an integer out of range for its type", at=start, expected=node.type, got=value)
+        return node
     if cursor.kind == ID and cursor.token not in ("dense", "dense_resource"):
         word = cursor.advance()
         if word in ("true", "false"):

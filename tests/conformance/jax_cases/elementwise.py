@@ -70,7 +70,7 @@ def unary() -> Iterator[Case]:
         ("exp2", lax.exp2, floats, between(-5, 5), Tolerance(6)),
         ("expm1", lax.expm1, inexact, between(-3, 3), Tolerance(4, 8)),
         ("log", lax.log, floats, anything, Tolerance(4)),
-        ("log", lax.log, COMPLEXES, ordinary, Tolerance(4, 4)),
+        ("log", lax.log, COMPLEXES, ordinary, Tolerance(4, 64)),
         ("log1p", lax.log1p, inexact, between(-0.4, 5), Tolerance(4, 8)),
         ("sin", lax.sin, inexact, between(-6, 6), Tolerance(4, 4)),
         ("cos", lax.cos, inexact, between(-6, 6), Tolerance(4, 4)),
