@@ -485,6 +485,7 @@ def indexing() -> Iterator[Case]:
                 f"sort_{stable}_{dtype}",
                 partial(lax.sort, dimension=1, is_stable=stable),
                 ((4, 30), dtype, anything if dtype not in COMPLEXES else few),
+                tolerance=EXACT if stable else Tolerance(1),  # -0.0 and 0.0 are equal, so that their order is open
             )
         if dtype not in COMPLEXES:
             yield one(f"sort_pair_{dtype}", sort_pair, ((30,), dtype, anything), ((30,), I32, ordinary))
