@@ -213,16 +213,13 @@ class Text:
                 while self.token(at) in ("<", "(", "{"):
                     at = self.after(self.closing(at))
                 types = self.after(at)
-                if self.token(at) == ":" and self.token(types) == "(":
-                    arrow = self.after(self.closing(types))
-                    found.append(
-                        Statement(
-                            i,
-                            [a for a, _ in self.items(opening)],
-                            [a for a, _ in self.items(types)],
-                            self._results(self.after(arrow)),
-                        )
-                    )
+                if self.token(at) != ":" or self.token(types) != "(":
+                    continue
+                results = self.after(self.after(self.closing(types)))
+                if results < len(self.tokens):
+                    operands = [a for a, _ in self.items(opening)]
+                    inputs = [a for a, _ in self.items(types)]
+                    found.append(Statement(i, operands, inputs, self._results(results)))
         return found
 
     def _results(self, at: int) -> list[int]:
