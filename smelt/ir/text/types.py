@@ -29,7 +29,7 @@ _STORAGE = re.compile(r"(?:u|ui|i)[0-9]+", re.ASCII)
 _ODD = re.compile(r"[su]?i[1-9][0-9]{0,6}|f80|f128|tf32|none", re.ASCII)
 _WORD = re.compile(r'"(?:[^"\\]|\\.)*+"|\bfloordiv\b|//')
 
-MAX_RANK = 64  # NumPy's
+MAX_RANK = 32  # what all of NumPy takes
 MAX_SIZE = (1 << 63) - 1
 
 
