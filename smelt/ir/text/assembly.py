@@ -309,12 +309,8 @@ def _read_short(reader: Reader, definition: OpDef, name: str) -> Any:
     if cursor.kind == FLOAT or kind == "float":
         return Float(reader.attributes.floating())
     if cursor.kind == INTEGER or cursor.token == "-":
-        start, value = cursor.start, cursor.integer()
-        node = Int(value) if kind != "int" or declared is None else declared.kind.write(value)
-        low, high = integer_range(node.type)
-        if not low <= value <= high:
-            cursor.fail("an integer out of range for its type", at=start, expected=node.type, got=value)
-        return node
+        node = Int(0) if kind != "int" or declared is None else declared.kind.write(0)
+        return Int(_integer(cursor, node.type), node.type)
     if cursor.kind == ID and cursor.token not in ("dense", "dense_resource"):
         word = cursor.advance()
         if word in ("true", "false"):
@@ -328,7 +324,15 @@ def read_list(reader: Reader, *, words: bool = False) -> Any:
     cursor = reader.cursor
     if words:
         return tuple([cursor.word() for _ in cursor.listed("[", "]")])
-    return DenseArray(i64, tuple([cursor.integer() for _ in cursor.listed("[", "]")]))
+    return DenseArray(i64, tuple([_integer(cursor, i64) for _ in cursor.listed("[", "]")]))
+
+
+def _integer(cursor: Cursor, of: DType) -> int:
+    start, value = cursor.start, cursor.integer()
+    low, high = integer_range(of)
+    if not low <= value <= high:
+        cursor.fail("an integer out of range for its type", at=start, expected=of, got=value)
+    return value
 
 
 def _show_short(node: Any) -> str:

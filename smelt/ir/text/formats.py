@@ -160,6 +160,8 @@ class _DotGeneral:
                 draft.attrs["algorithm"] = DialectAttr("stablehlo", "dot_algorithm", cursor.balanced())
             else:
                 cursor.fail("unexpected text", at=start, expected="contracting_dims, precision or algorithm")
+        if "contracting_dims" not in numbers:
+            cursor.fail("unexpected text", expected="contracting_dims = [] x []")
         draft.attrs["dot_dimension_numbers"] = DialectAttr("stablehlo", "dot", _dot_body(numbers))
         reader.dictionary(draft)
         cursor.expect(":")

@@ -137,9 +137,7 @@ class Parser:
         args: list[tuple[str, Type]] = []
         if cursor.kind == CARET:
             args = self._block_arguments()
-        if len(args) != len(outline.inputs) or any(
-            not fits(a, b) for (_, a), b in zip(args, outline.inputs, strict=True)
-        ):
+        if len(args) != len(outline.inputs) or any(a != b for (_, a), b in zip(args, outline.inputs, strict=True)):
             cursor.fail(
                 "the block's arguments are not the function's", at=start, expected=len(outline.inputs), got=len(args)
             )
