@@ -36,14 +36,20 @@ def read(path: str | Path, static: Mapping[str, Any] | None = None) -> tuple[Pro
     `static` gives values to inputs that shape the program (axes, k, a target shape); they are constants of it then.
     """
     path = Path(path)
+    suffix = check_file(path)
+    if static and suffix != ".onnx":
+        raise UnsupportedError("only inputs of ONNX models can be given at import", got=", ".join(static), where=path)
+    return onnx.read(path, static) if static else FORMATS[suffix](path)
+
+
+def check_file(path: Path) -> str:
+    """The ending of a file that exists and has a format that we know."""
     if not path.is_file():
         raise FileError("no such file", expected="a path to a model", got=path)
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
         raise UnsupportedError("unknown model format", expected=", ".join(FORMATS), got=suffix or path.name, where=path)
-    if static and suffix != ".onnx":
-        raise UnsupportedError("only inputs of ONNX models can be given at import", got=", ".join(static), where=path)
-    return onnx.read(path, static) if static else FORMATS[suffix](path)
+    return suffix
 
 
 def load(
@@ -128,6 +134,11 @@ class Model:
     def static(self) -> tuple[str, ...]:
         """The inputs whose values shape the program, as far as they are known."""
         return self._executable.static if isinstance(self._executable, PerValue) else ()
+
+    @property
+    def shaped(self) -> bool:
+        """Whether values or sizes of inputs shape the program: it compiles when they come."""
+        return isinstance(self._executable, PerValue)
 
     @property
     def signature(self) -> Signature:

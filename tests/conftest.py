@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 ABSENT = "SMELT_SUITES is not set: it names the folder that holds the StableHLO programs (testdata/, interpret/)"
+NO_MODELS = "SMELT_MODELS is not set: it names the folder that holds the benchmark networks (*.onnx)"
 
 # The same cases each time, so that a change and not the dice turns a run red; SMELT_SEED=random looks for new ones.
 EXPLORE = os.environ.get("SMELT_SEED") == "random"
@@ -27,8 +28,19 @@ def suites_folder() -> Path | None:
     return folder
 
 
-def pytest_report_header() -> str:
-    return f"suites: {suites_folder() or f'absent, their tests are skipped ({ABSENT})'}"
+def models_folder() -> Path | None:
+    """The folder SMELT_MODELS names, or None where it is not set. It may hold a part of the benchmark networks."""
+    name = os.environ.get("SMELT_MODELS")
+    if name and not any(Path(name).glob("*.onnx")):
+        raise pytest.UsageError(f"SMELT_MODELS={name} is no folder with ONNX files")
+    return Path(name) if name else None
+
+
+def pytest_report_header() -> list[str]:
+    return [
+        f"suites: {suites_folder() or f'absent, their tests are skipped ({ABSENT})'}",
+        f"models: {models_folder() or f'absent, their tests are skipped ({NO_MODELS})'}",
+    ]
 
 
 @pytest.fixture(scope="session")

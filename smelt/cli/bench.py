@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,26 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from smelt.cli.preflight import looked_at, must_be_readable, sampled
 from smelt.cli.run import gather
 from smelt.dtype import Array
 from smelt.errors import MissingPackageError, SmeltError
-from smelt.model import load
+from smelt.model import Model, load
 
 Call = Callable[[], Any]
 
 
-def bench(file: Path, sizes: list[str], engine: str, against: list[str], seconds: float, as_json: bool) -> None:
+def bench(
+    file: Path,
+    sizes: list[str],
+    engine: str,
+    against: list[str],
+    seconds: float,
+    as_json: bool,
+    static: Sequence[str] = (),
+) -> None:
     model = load(file, engine=engine)
-    inputs = gather(model.signature, ["random"], sizes, 0)
+    inputs = random_inputs(file, model, sizes, static)
     calls: dict[str, Call] = {f"smelt ({model.engine})": lambda: model.run(inputs)}
     for peer in against:
         if peer not in PEERS:
@@ -32,7 +41,8 @@ def bench(file: Path, sizes: list[str], engine: str, against: list[str], seconds
     times = measure(calls, seconds)
     rows = {name: summary(values) for name, values in times.items()}
     if as_json:
-        print(json.dumps({"model": str(file), "cores": os.cpu_count(), "engines": rows}))
+        shown = {name: list(array.shape) for name, array in inputs.items()}
+        print(json.dumps({"model": str(file), "cores": os.cpu_count(), "inputs": shown, "engines": rows}))
         return
     first = next(iter(rows.values()))["median_ms"]
     table = Table("engine", "median ms", "p10", "p90", "calls", "of smelt's", box=None, pad_edge=False)
@@ -40,6 +50,16 @@ def bench(file: Path, sizes: list[str], engine: str, against: list[str], seconds
         numbers = [f"{row[key]:.3f}" for key in ("median_ms", "p10", "p90")]
         table.add_row(name, *numbers, str(row["runs"]), f"{row['median_ms'] / first:.2f} x")
     Console(highlight=False).print(table)
+
+
+def random_inputs(file: Path, model: Model, sizes: list[str], static: Sequence[str]) -> dict[str, Array]:
+    """Random numbers; what shapes the program is as the user said, or a sample that there is a program for."""
+    if not (model.shaped or static):
+        return gather(model.signature, ["random"], sizes, 0)
+    found = looked_at(file, sizes, static)
+    assert found is not None, "only ONNX files have static inputs"
+    must_be_readable(found)
+    return {**sampled(found, 0), **found.static}
 
 
 def measure(calls: Mapping[str, Call], seconds: float) -> dict[str, list[float]]:

@@ -8,16 +8,18 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from smelt.cli.preflight import looked_at, must_be_readable, sampled
 from smelt.cli.run import gather
 from smelt.dtype import Array, dtype
 from smelt.engine.executable import signature_of
@@ -25,6 +27,7 @@ from smelt.errors import MissingPackageError, SmeltError
 from smelt.ir.core import Func, Program, Region
 from smelt.model import Model, read
 from smelt.passes.split_prepare import NAME
+from smelt.read import onnx as onnx_reader
 from smelt.shape import Shape
 from smelt.weights import Weights
 
@@ -43,24 +46,39 @@ class Difference:
     same: bool
 
 
-def diff(file: Path, against: str, engine: str, sizes: list[str], tolerance: float, seed: int, as_json: bool) -> None:
+def diff(
+    file: Path,
+    against: str,
+    engine: str,
+    sizes: list[str],
+    tolerance: float,
+    seed: int,
+    as_json: bool,
+    static: Sequence[str] = (),
+) -> None:
+    found = looked_at(file, sizes, static)
     with tempfile.TemporaryDirectory() as folder:
-        shown = _all_outputs(file, Path(folder)) if file.suffix == ".onnx" else file
-        makers = _makers(shown) if file.suffix == ".onnx" else {}
-        program, weights = read(shown)
-        if file.suffix != ".onnx":
+        if found is None:
+            shown, values = file, {}
+            program, weights = read(file)
             program, makers = _every_result(program)
-        inputs = gather(signature_of(program.main), ["random"], sizes, seed)
+            inputs = gather(signature_of(program.main), ["random"], sizes, seed)
+        else:
+            must_be_readable(found)
+            shown, values = _all_outputs(file, Path(folder)), found.static
+            makers = _makers(shown)
+            program, weights = onnx_reader.read(shown, values, found.shapes)
+            inputs = sampled(found, seed)
         ours = Model.of(program, weights, engine=engine)
         left = ours.run(inputs)
-        right = _other(against, shown, program, weights, inputs)
-    found = [compare(name, makers.get(name, ""), left[name], right[name], tolerance) for name in left if name in right]
-    first = next((each for each in found if not each.same), None)
+        right = _other(against, shown, program, weights, inputs, values)
+    pairs = [compare(name, makers.get(name, ""), left[name], right[name], tolerance) for name in left if name in right]
+    first = next((each for each in pairs if not each.same), None)
     if as_json:
-        record = {"model": str(file), "engine": ours.engine, "against": against, "compared": len(found)}
-        print(json.dumps(record | {"first": asdict(first) if first else None, "all": [asdict(each) for each in found]}))
+        record = {"model": str(file), "engine": ours.engine, "against": against, "compared": len(pairs)}
+        print(json.dumps(record | {"first": asdict(first) if first else None, "all": [asdict(each) for each in pairs]}))
     else:
-        show(file, ours.engine, against, found, first)
+        show(file, ours.engine, against, pairs, first)
     if first is not None:
         sys.exit(1)
 
@@ -109,8 +127,14 @@ def show(file: Path, engine: str, against: str, found: list[Difference], first: 
 
 
 def _other(
-    against: str, path: Path, program: Program, weights: Weights, inputs: Mapping[str, Array]
+    against: str,
+    path: Path,
+    program: Program,
+    weights: Weights,
+    inputs: Mapping[str, Array],
+    static: Mapping[str, Any],
 ) -> Mapping[str, Array]:
+    """The outputs of the peer; static inputs are part of our program, and inputs like any other to a peer."""
     if against != "onnxruntime":
         return Model.of(program, weights, engine=against).run(inputs)
     if path.suffix != ".onnx":
@@ -123,7 +147,7 @@ def _other(
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+    return dict(zip(names, session.run(names, {**inputs, **static}), strict=True))
 
 
 def _all_outputs(file: Path, folder: Path) -> Path:

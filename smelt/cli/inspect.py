@@ -1,9 +1,14 @@
-"""`smelt inspect`: what a model is and needs, without compiling or running it."""
+"""`smelt inspect`: what a model is and needs, and everything in it that is not supported, without compiling it.
+
+Values that shape the program and were not given are made up, and said; exit code 1 if a node cannot be read.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,58 +16,50 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from smelt.cli.preflight import looked_at, what_it_needs
 from smelt.cli.sizes import given_sizes
 from smelt.dim import Size, evaluate, symbols
 from smelt.engine.executable import signature_of
 from smelt.engine_api import Port
+from smelt.ir.composites import COMPOSITES
 from smelt.ir.core import Program
 from smelt.ir.cost import memory, operations
 from smelt.ir.verify import verify
 from smelt.model import read
 from smelt.passes import pipeline
 from smelt.passes.recognise import recognise
+from smelt.read.onnx.declared import type_text
+from smelt.read.onnx.sample import Preflight
+from smelt.read.onnx.survey import histogram
 from smelt.weights import Weights
 
 
-def inspect(file: Path, sizes: list[str], as_json: bool) -> None:
-    program, weights = read(file)
-    record = describe(file, program, weights, sizes)
+def inspect(file: Path, sizes: list[str], static: list[str], as_json: bool) -> None:
+    found = looked_at(file, sizes, static)
+    if found is None:
+        program, weights = read(file)
+        chosen = given_sizes(signature_of(program.main), sizes)
+        record = {"model": str(file), **describe(program, weights, chosen), "assumed": verify(program)}
+    else:
+        record = {"model": str(file), **describe_file(found)}
     if as_json:
         print(json.dumps(record))
-        return
-    console = Console(highlight=False)
-    console.print(f"[bold]{file}[/]  {record['ops']} ops, {record['parameters']:,} parameters")
-    for what in ("inputs", "outputs"):
-        table = Table(what[:-1], "type", box=None, pad_edge=False)
-        for name, kind in record[what].items():
-            table.add_row(escape(name), escape(kind))
-        console.print(table)
-    numbers = Table("", "", box=None, pad_edge=False, show_header=False)
-    numbers.add_row("weights", _bytes(record["weight_bytes"]))
-    numbers.add_row("largest working set", f"{_bytes(record['peak_bytes'])} at {_at(record['sizes'])}")
-    numbers.add_row("arithmetic", f"{record['gflop']:.3f} GFLOP at {_at(record['sizes'])}: {record['operations']}")
-    if record["composites"]:
-        numbers.add_row("recognised", ", ".join(f"{count} {name}" for name, count in record["composites"].items()))
-    numbers.add_row("ops", ", ".join(f"{count} {name}" for name, count in record["histogram"].items()))
-    for key, value in record["metadata"].items():
-        numbers.add_row(escape(key), escape(value))
-    for fact in record["assumed"]:
-        numbers.add_row("assumed", escape(fact))
-    console.print(numbers)
+    else:
+        show(record)
+    if record.get("unsupported"):
+        sys.exit(1)
 
 
-def describe(file: Path, program: Program, weights: Weights, sizes: list[str]) -> dict[str, Any]:
-    """Everything about a model that can be said before compiling it, ready for JSON."""
+def describe(program: Program, weights: Weights, sizes: dict[str, int]) -> dict[str, Any]:
+    """Everything about a program that can be said before compiling it, ready for JSON."""
     signature = signature_of(program.main)
-    chosen = given_sizes(signature, sizes)
     simple, _ = pipeline.run(program, until="simplify")
-    marked = recognise(simple)
+    marked = recognise(pipeline.run(program, composites=COMPOSITES, until="simplify")[0])
     work = operations(simple)
     return {
-        "model": str(file),
         "inputs": _ports(signature.inputs),
         "outputs": _ports(signature.outputs),
-        "sizes": chosen,
+        "sizes": sizes,
         "ops": len(program.main.body.ops),
         "histogram": dict(Counter(op.name.partition(".")[2] for op in program.main.body.ops).most_common()),
         "composites": dict(
@@ -70,12 +67,99 @@ def describe(file: Path, program: Program, weights: Weights, sizes: list[str]) -
         ),
         "parameters": sum(evaluate(port.shape.count, {}) for port in signature.weights),
         "weight_bytes": weights.nbytes,
-        "peak_bytes": memory(simple.main, chosen).peak,
+        "peak_bytes": memory(simple.main, sizes).peak,
         "operations": str(work),
-        "gflop": _number(work, chosen) / 1e9,
-        "assumed": verify(program),
+        "gflop": _number(work, sizes) / 1e9,
         "metadata": dict(weights.metadata),
     }
+
+
+def describe_file(found: Preflight) -> dict[str, Any]:
+    """The same about an ONNX file, with what only the file says and what could not be read."""
+    survey = found.survey
+    message, program, weights = survey.message, survey.program, survey.weights
+    whole = not (survey.problems or survey.unjudged)
+    record = describe(program, weights, found.sizes) if program is not None else {}
+    initialised = {tensor.name for tensor in message.graph.initializer}
+    inputs = {port.name: type_text(port.type) for port in message.graph.input if port.name not in initialised}
+    outputs = {port.name: type_text(port.type) for port in message.graph.output}
+    inferred = record.get("outputs", {}) if whole and not found.by_size else {}
+    return {
+        "format": f"ONNX, IR version {message.ir_version}",
+        "graph": message.graph.name,
+        "producer": f"{message.producer_name} {message.producer_version}".strip(),
+        "opsets": {each.domain or "ai.onnx": each.version for each in message.opset_import},
+        "nodes": histogram(message),
+        **record,
+        "inputs": inputs | {name: str(shape) for name, shape in found.open.inputs.items()},
+        "outputs": outputs | inferred if len(outputs) == len(outputs | inferred) else inferred,
+        "sizes": found.sizes,
+        "parameters": sum(evaluate(weights.shape(name).count, {}) for name in weights),
+        "weight_bytes": weights.nbytes,
+        "metadata": {entry.key: entry.value for entry in message.metadata_props},
+        "whole": whole,
+        "assumed": verify(program) if program is not None and whole else [],
+        **what_it_needs(found),
+        "unsupported": [each.record() for each in survey.problems],
+        "unjudged": [each.record() for each in survey.unjudged],
+    }
+
+
+def show(record: Mapping[str, Any]) -> None:
+    console = Console(highlight=False)
+    size = f"{record.get('ops', 0)} ops, {record['parameters']:,} parameters"
+    console.print(f"[bold]{escape(record['model'])}[/]  {size}", soft_wrap=True)
+    for what in ("inputs", "outputs"):
+        table = Table(what[:-1], "type", box=None, pad_edge=False)
+        for name, kind in record[what].items():
+            table.add_row(escape(name), escape(kind))
+        console.print(table)
+    facts = Table("", "", box=None, pad_edge=False, show_header=False)
+    for label, text in _facts(record):
+        facts.add_row(escape(label), escape(text))
+    console.print(facts)
+    if record.get("unjudged"):
+        console.print(f"{len(record['unjudged'])} nodes could not be judged, because what they take is not known:")
+        for each in record["unjudged"][:8]:
+            console.print(f"  {escape(_place(each))}", soft_wrap=True)
+    if record.get("unsupported"):
+        console.print(f"[bold red]{len(record['unsupported'])} unsupported[/]")
+        for each in record["unsupported"]:
+            details = [f"{label} {each[label]}" for label in ("expected", "got", "remedy") if label in each]
+            line = "; ".join([each["message"], *details])
+            console.print(f"  [bold]{escape(_place(each))}[/] {escape(line)}", soft_wrap=True)
+
+
+def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = [(key, str(record[key])) for key in ("format", "graph", "producer") if record.get(key)]
+    if "opsets" in record:
+        rows.append(("opsets", ", ".join(f"{domain} {version}" for domain, version in record["opsets"].items())))
+        rows.append(("nodes", _counts(record["nodes"])))
+    for name, need in record.get("static", {}).items():
+        rows.append(("static input", f"{name} = {need['value']} ({need['source']}): {need['reason']}"))
+    if record.get("fixed_sizes"):
+        need = record["fixed_sizes"]
+        rows.append(("fixed sizes", f"{_at(record['sizes'])} ({need['source']}): {need['reason']}"))
+    rows.append(("weights", _bytes(record["weight_bytes"])))
+    if "gflop" in record:
+        part = "" if record.get("whole", True) else ", of the part that could be read"
+        at = f"at {_at(record['sizes'])}{part}"
+        rows.append(("largest working set", f"{_bytes(record['peak_bytes'])} {at}"))
+        rows.append(("arithmetic", f"{record['gflop']:.3f} GFLOP {at}: {record['operations']}"))
+        if record["composites"]:
+            rows.append(("recognised", _counts(record["composites"])))
+        rows.append(("ops", _counts(record["histogram"])))
+    rows += record["metadata"].items()
+    return rows + [("assumed", fact) for fact in record["assumed"]]
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def _place(record: Mapping[str, Any]) -> str:
+    place = " / ".join([*record["path"], record["node"]])
+    return f"{record['operator']} {place}:".lstrip()
 
 
 def _ports(ports: tuple[Port, ...]) -> dict[str, str]:
@@ -95,5 +179,5 @@ def _bytes(count: int) -> str:
     return f"{number:.4g} GiB"
 
 
-def _at(sizes: dict[str, int]) -> str:
+def _at(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sizes.items()) or "its fixed size"

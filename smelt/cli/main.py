@@ -38,6 +38,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 OpenSizes = Annotated[
     list[str] | None, typer.Option("--size", "-s", help="SYMBOL=NUMBER for an open size of the inputs. Default: 1.")
 ]
+StaticValues = Annotated[
+    list[str] | None,
+    typer.Option("--static", help="NAME=VALUE (JSON, or FILE.npy) for an input that shapes the program."),
+]
 EngineName = Annotated[str, typer.Option("--engine", help="auto, native or reference.")]
 
 
@@ -87,9 +91,9 @@ def show(
 
 
 @app.command()
-def inspect(file: File, size: OpenSizes = None, as_json: AsJson = False) -> None:
-    """Print what a model is and needs: inputs, outputs, parameters, arithmetic, memory, ops. Nothing is compiled."""
-    inspect_command.inspect(file, size or [], as_json)
+def inspect(file: File, size: OpenSizes = None, static: StaticValues = None, as_json: AsJson = False) -> None:
+    """Print what a model is and needs and everything unsupported in it (exit code 1 then). Nothing is compiled."""
+    inspect_command.inspect(file, size or [], static or [], as_json)
 
 
 @app.command()
@@ -97,12 +101,14 @@ def bench(
     file: File,
     against: Annotated[str, typer.Option(help="Peers to measure in the same run, with commas: onnxruntime.")] = "",
     size: OpenSizes = None,
+    static: StaticValues = None,
     engine: EngineName = "auto",
     seconds: Annotated[float, typer.Option(help="How long to measure, about.")] = 5.0,
     as_json: AsJson = False,
 ) -> None:
     """Measure how long a call takes on random inputs, in turns with peers."""
-    bench_command.bench(file, size or [], engine, [name for name in against.split(",") if name], seconds, as_json)
+    peers = [name for name in against.split(",") if name]
+    bench_command.bench(file, size or [], engine, peers, seconds, as_json, static or [])
 
 
 @app.command()
@@ -122,18 +128,19 @@ def diff(
     against: Annotated[str, typer.Option(help="onnxruntime, or an engine of ours: reference, native.")] = "reference",
     engine: EngineName = "auto",
     size: OpenSizes = None,
+    static: StaticValues = None,
     tolerance: Annotated[float, typer.Option(help="Largest difference allowed, as a part of a value's scale.")] = 1e-3,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Compare every intermediate value with another engine's or a peer's; exit code 1 if one differs."""
-    diff_command.diff(file, against, engine, size or [], tolerance, seed, as_json)
+    diff_command.diff(file, against, engine, size or [], tolerance, seed, as_json, static or [])
 
 
 @app.command()
-def check(file: File, as_json: AsJson = False) -> None:
+def check(file: File, size: OpenSizes = None, static: StaticValues = None, as_json: AsJson = False) -> None:
     """Verify a model against the specification, for all sizes at once; exit code 1 if it breaks a constraint."""
-    check_command.check(file, as_json)
+    check_command.check(file, size or [], static or [], as_json)
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from smelt.engine_api import Signature
 from smelt.errors import SmeltError
@@ -10,11 +10,18 @@ from smelt.errors import SmeltError
 
 def given_sizes(signature: Signature, sizes: Sequence[str]) -> dict[str, int]:
     """Every open size of the inputs: what the user said, else 1."""
-    chosen: dict[str, int] = {name: 1 for port in signature.inputs for name in sorted(port.shape.symbols)}
+    chosen = {name: 1 for port in signature.inputs for name in sorted(port.shape.symbols)}
+    return chosen | said_sizes(sizes, chosen)
+
+
+def said_sizes(sizes: Sequence[str], known: Iterable[str] | None = None) -> dict[str, int]:
+    """What the user said about sizes; `known` are the names there are, if that is known yet."""
+    said: dict[str, int] = {}
     for item in sizes:
-        name, _, value = item.partition("=")
-        if name not in chosen or not value.isdigit():
-            expected = f"one of {', '.join(chosen)} = a number" if chosen else "none: every size is fixed"
+        name, _, value = item.rpartition("=")
+        if not name or not value.isdecimal() or (known is not None and name not in known):
+            names = ", ".join(known or ())
+            expected = "none: every size is fixed" if known is not None and not names else f"{names or 'NAME'}=NUMBER"
             raise SmeltError("--size is not understood", expected=expected, got=item)
-        chosen[name] = int(value)
-    return chosen
+        said[name] = int(value)
+    return said

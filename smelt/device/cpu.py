@@ -31,6 +31,7 @@ FLAGS = (
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-strict-aliasing",
+    "-g0",
 )
 
 
@@ -72,15 +73,17 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smelt"
 
 
-def build(source: str) -> ctypes.CDLL:
-    """Compile C, or find it compiled already, and load it."""
+def build(source: str, *extra: str) -> ctypes.CDLL:
+    """Compile C (with extra flags for the compiler), or find it compiled already, and load it."""
     command = compiler()
     if command is None:
         raise DeviceError(
             "no C compiler", expected="the ziglang package, clang, gcc or cc", remedy="pip install ziglang"
         )
-    tuned = "-mcpu=native" if command[-2:] == ("ziglang", "cc") else "-march=native"
-    flags = (*FLAGS, tuned)
+    tuned = ["-mcpu=native" if command[-2:] == ("ziglang", "cc") else "-march=native"]
+    if "avx512f" in target().features:
+        tuned.append("-mprefer-vector-width=512")
+    flags = (*FLAGS, *tuned, *extra)
     key = hashlib.blake2b("\0".join([*command, *flags, _processor(), source]).encode(), digest_size=20).hexdigest()
     folder = cache_folder()
     for found in folder.glob(f"{key}-*.so"):

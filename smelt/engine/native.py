@@ -1,30 +1,28 @@
-"""The native engine: our own kernels, generated as C, compiled for this processor.
+"""The native engine: our own kernels, generated as C, compiled for this processor, run by the runtime library.
 
-It knows a growing part of the op table and refuses the rest by name; `auto` then takes the reference engine.
+Program → passes → plan → C → machine code. It refuses an op that it does not know by name; `auto` then takes the
+reference engine.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import partial
 
-import numpy as np
-
-from smelt.device import cpu
-from smelt.dim import solve
+from smelt.device import cpu, runtime
 from smelt.dtype import Array
-from smelt.engine.executable import CompiledProgram, signature_of
-from smelt.engine_api import Executable
-from smelt.errors import RunError, SizeError
-from smelt.ir.core import Program
+from smelt.engine.executable import signature_of
+from smelt.engine_api import Executable, Signature
+from smelt.errors import RunError, SizeError, SmeltError
+from smelt.ir.core import Func, Program
 from smelt.ir.verify import assumptions
-from smelt.kernel.emit_c import emit
+from smelt.kernel.emit_c import FAILED, emit
 from smelt.kernel.fuse import fuse
+from smelt.kernel.memory import assign
 from smelt.kernel.plan import Plan
+from smelt.kernel.tile_c import tile_shape
 from smelt.passes import pipeline
-
-ALIGN = 64
+from smelt.weights import Weights
 
 
 class NativeEngine:
@@ -36,57 +34,92 @@ class NativeEngine:
         return None if cpu.compiler() else "no C compiler: pip install ziglang"
 
     def compile(self, program: Program) -> Executable:
-        optimised, _ = pipeline.run(program)
-        main = _Compiled.of(fuse(optimised.main, assumptions(optimised)))
-        prepare = _Compiled.of(fuse(optimised.funcs["prepare"])) if "prepare" in optimised.funcs else main
-        return CompiledProgram(signature_of(program.main), prepare.run, main.run)
+        optimised = lower(program)
+        names = [port.name for port in signature_of(program.main).inputs]
+        main = _load(fuse(optimised.main, assumptions(optimised)), optimised.main, names)
+        prepare = None
+        if "prepare" in optimised.funcs:
+            func = optimised.funcs["prepare"]
+            prepare = _load(fuse(func), func, [])
+        return NativeExecutable(signature_of(program.main), prepare, main, None if prepare else main.bind(()))
 
 
-@dataclass(slots=True)
-class _Compiled:
-    """A plan and its machine code."""
-
-    plan: Plan
-    library: ctypes.CDLL
-    constants: list[Array]
-
-    @staticmethod
-    def of(plan: Plan) -> _Compiled:
-        library = cpu.build(emit(plan))
-        library.smelt_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        return _Compiled(plan, library, [np.frombuffer(data, np.uint8) for data in plan.constants])
-
-    def run(self, arguments: Sequence[Array]) -> tuple[Array, ...]:
-        """Run on contiguous arrays that fit the plan's shapes."""
-        plan = self.plan
-        symbols = solve(
-            [size for shape in plan.arguments for size in shape.sizes],
-            [size for array in arguments for size in array.shape],
-        )
-        for check in plan.checks:
-            if not check.holds(symbols):
-                relation = "equal to" if check.exact else "at most"
-                raise SizeError(check.why, expected=f"{check.a} {relation} {check.b}", got=dict(symbols))
-        results = [np.empty(shape.numbers(symbols), shape.dtype.numpy) for shape in plan.results]
-        arena, temporaries = _arena([shape.numbers(symbols) for shape in plan.temporaries], plan)
-        inputs = [np.ascontiguousarray(array) for array in arguments]
-        pointers = [array.ctypes.data for array in (*inputs, *results, *self.constants)] + temporaries
-        table = (ctypes.c_void_p * max(len(pointers), 1))(*pointers)
-        sizes = (ctypes.c_longlong * max(len(plan.sizes), 1))(*plan.size_table(symbols))
-        status = self.library.smelt_run(table, sizes)
-        if status:
-            raise RunError("the compiled program reported a failure", got=status)
-        del arena
-        return tuple(results)
+def lower(program: Program) -> Program:
+    """The program as the kernel compiler wants it."""
+    optimised, _ = pipeline.run(program, width=tile_shape(cpu.target()).columns)
+    return optimised
 
 
-def _arena(shapes: Sequence[tuple[int, ...]], plan: Plan) -> tuple[Array, list[int]]:
-    """One allocation for all temporaries, and where each of them starts."""
-    offsets, total = [], 0
-    for sizes, shape in zip(shapes, plan.temporaries, strict=True):
-        offsets.append(total)
-        count = int(np.prod(sizes, dtype=np.int64)) * shape.dtype.numpy.itemsize
-        total += -(-count // ALIGN) * ALIGN
-    arena = np.empty(total + ALIGN, np.uint8)
-    start = -(-arena.ctypes.data // ALIGN) * ALIGN
-    return arena, [start + offset for offset in offsets]
+def _load(plan: Plan, func: Func, inputs: list[str]) -> runtime.Program:
+    """A plan as machine code."""
+    tile = tile_shape(cpu.target())
+    memory = assign(plan)
+    text = emit(plan, memory, "smelt", tile)
+    bound = len(func.args) - len(inputs)
+    return runtime.Program(
+        cpu.build(text),
+        "smelt",
+        [buffer.shape for buffer in plan.of_kind("argument")],
+        [buffer.shape for buffer in plan.of_kind("result")],
+        plan.symbols,
+        plan.constants,
+        explain=partial(_explain, plan),
+        refuse=partial(_refuse, plan),
+        names=[*(f"bound {i}" for i in range(bound)), *inputs],
+    )
+
+
+def _explain(plan: Plan, status: int, record: tuple[int, ...]) -> SmeltError:
+    """The error behind a status of the program."""
+    if status >= FAILED:
+        return RunError(plan.requirements[status - FAILED], got=f"at element {record[0]}")
+    return RunError("the compiled program reported a failure", got=status)
+
+
+def _refuse(plan: Plan, check: int, symbols: Mapping[str, int]) -> SmeltError:
+    """The error behind a size that the program takes for granted."""
+    failed = plan.checks[check]
+    relation = "equal to" if failed.exact else "at most"
+    return SizeError(failed.why, expected=f"{failed.a} {relation} {failed.b}", got=dict(symbols))
+
+
+class NativeExecutable:
+    """A compiled program. Weights are bound by `prepare`, which leaves this one as it is."""
+
+    def __init__(
+        self,
+        signature: Signature,
+        prepare: runtime.Program | None,
+        main: runtime.Program,
+        bound: runtime.Bound | None,
+    ) -> None:
+        self.signature = signature
+        self._prepare = prepare
+        self._main: runtime.Program | None = main
+        self._bound = bound
+
+    def prepare(self, weights: Weights) -> Executable:
+        main = self._open()
+        if self._prepare is None:
+            return NativeExecutable(self.signature, None, main, main.bind(()))
+        arrays = [weights[port.name].numpy() for port in self.signature.weights]
+        named = self._prepare.bind(())
+        values = named(tuple(arrays))
+        named.close()
+        return NativeExecutable(self.signature, self._prepare, main, main.bind(values))
+
+    def __call__(self, *inputs: Array) -> tuple[Array, ...]:
+        if self._bound is None:
+            self._open()
+            raise RunError("the weights are not bound", expected=".prepare(weights) before the first call")
+        return self._bound(inputs)
+
+    def close(self) -> None:
+        if self._bound is not None:
+            self._bound.close()
+        self._main = self._bound = None
+
+    def _open(self) -> runtime.Program:
+        if self._main is None:
+            raise RunError("the executable is closed", remedy="compile or load the model again")
+        return self._main

@@ -37,7 +37,18 @@ CALLING_KINDS = ("symbol", "array of symbol", "array of array of symbol")
 
 def verify(program: Program) -> list[str]:
     """The assumed facts as text; raises on the first violation."""
-    return [f"{a} == {b} ({why})" for a, b, why in assumptions(program)]
+    facts = [f"{a} == {b} ({why})" for a, b, why in assumptions(program)]
+    return list(dict.fromkeys([*facts, *_open_broadcasts(program)]))
+
+
+def _open_broadcasts(program: Program) -> Iterator[str]:
+    """Open sizes that are broadcast to others: each is 1 or the same, which no equality says."""
+    for op in (op for func in program.funcs.values() for op in walk(func.body)):
+        if op.name == "stablehlo.broadcast_in_dim":
+            wanted = op.results[0].shape.sizes
+            for have, dim in zip(op.operands[0].shape.sizes, op.attrs["broadcast_dimensions"], strict=True):
+                if not isinstance(have, int) and have != wanted[dim]:
+                    yield f"{have} == {wanted[dim]} or {have} == 1 ({op.name}: an open dimension is repeated or kept)"
 
 
 def assumptions(program: Program) -> list[tuple[Size, Size, str]]:

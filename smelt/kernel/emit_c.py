@@ -1,104 +1,459 @@
-"""Loops → C. The program is freestanding: it calls nothing, allocates nothing, and takes sizes and buffers."""
+"""Plan → C. The program is freestanding: it includes nothing, allocates nothing and starts no thread of its own.
+
+It exports `NAME_run` and `NAME_measure` (see `runtime/smelt.h`). A kernel is a function over a table of buffers and a
+table of sizes; a loop on cores is a function of its own that the runtime calls with ranges.
+"""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from smelt.dtype import DType
+from smelt.dim import Atom, Size
+from smelt.dtype import DType, f32
+from smelt.errors import UnsupportedError
+from smelt.kernel import interim, math
+from smelt.kernel.build_reduce import identity
 from smelt.kernel.loop import (
-    Assign,
-    Binary,
-    Cast,
-    Choose,
+    LANES,
+    SHORT,
+    Affine,
+    Amount,
+    Apply,
+    Array,
+    Bitcast,
+    Convert,
     Declare,
     Expr,
+    Fail,
+    Fold,
     For,
+    If,
+    Item,
+    Let,
     Load,
     Number,
-    SizeOf,
+    Product,
+    Put,
+    Quotient,
+    Remainder,
+    Set,
     Stmt,
     Store,
-    Unary,
     Var,
+    While,
 )
-from smelt.kernel.math import COMPARE, PRELUDE, SCALAR, scalar
-from smelt.kernel.plan import Plan
+from smelt.kernel.memory import Memory
+from smelt.kernel.nest import everything, expressions, mentioned
+from smelt.kernel.tile_c import TileShape, product_text
+from smelt.kernel.plan import Branch, Copy, Kernel, Launch, Plan, Repeat, Require, Step, walk
+
+ABI = """\
+typedef struct Runtime Runtime; typedef struct Context Context;
+typedef void (*Body)(void *env, i64 begin, i64 end, i64 worker);
+struct Runtime { i64 version, threads;
+  void (*parallel)(const Runtime *, Context *, Body, void *env, i64 count, i64 chunk);
+  void *(*grow)(Context *, i64 bytes); };
+struct Context { const volatile int *cancel; char *arena, *scratch; i64 scratch_stride; i64 record[8]; void *owner;
+  i64 *late; };
+#ifdef __clang__
+#define LANES _Pragma("clang loop vectorize(assume_safety) interleave(enable)")
+#else
+#define LANES _Pragma("GCC ivdep")
+#endif
+static inline i64 size_div(i64 a, i64 b) { if (b == 0) return 0; i64 q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); }
+static inline i64 size_mod(i64 a, i64 b) { return b == 0 ? 0 : a - b * size_div(a, b); }
+static inline i64 size_max(i64 a, i64 b) { return a > b ? a : b; }
+static inline i64 size_min(i64 a, i64 b) { return a < b ? a : b; }
+"""
+WORTH = 32768  # elements that are worth a core
+CANCELLED, FAILED = -1, 1 << 20
 
 
-def emit(plan: Plan) -> str:
-    """One C file: a static function per kernel, and `smelt_run`, which calls them in order."""
-    parts = [PRELUDE]
-    for kernel in plan.kernels:
-        body = "\n".join(_statement(stmt, 1) for stmt in kernel.body)
-        parts.append(f"static void {kernel.name}(void *const *b, const i64 *s) {{\n{body}\n}}")
-    calls = "\n".join(f"  {kernel.name}(buffers, sizes);" for kernel in plan.kernels)
-    parts.append(f"int smelt_run(void *const *buffers, const i64 *sizes) {{\n{calls}\n  return 0;\n}}\n")
-    return "\n\n".join(parts)
+def emit(plan: Plan, memory: Memory, name: str, tile: TileShape) -> str:
+    """The whole program as one C file."""
+    program = _Program(plan, memory, name)
+    kernels: dict[Kernel, _Function] = {}
+    for step in walk(plan.steps):
+        if isinstance(step, Launch) and step.kernel not in kernels:
+            kernels[step.kernel] = _Function(f"{name}_{step.kernel.kind}{len(kernels)}")
+    parts = [function.emit(kernel) for kernel, function in kernels.items()]
+    text = "\n".join([*parts, program.measure(), program.run(kernels)])
+    products = product_text(tile) if "smelt_product" in text else ""
+    return math.prelude(text) + ABI + products + text
 
 
-def _statement(stmt: Stmt, depth: int) -> str:
-    pad = "  " * depth
-    match stmt:
-        case For(var, extent, body):
-            inner = "\n".join(_statement(each, depth + 1) for each in body)
-            head = f"for (i64 {var.name} = 0; {var.name} < {_expr(extent)}; {var.name}++)"
-            return f"{pad}{head} {{\n{inner}\n{pad}}}"
-        case Store(buffer, index, value):
-            return f"{pad}(({_type(value.dtype)} *)b[{buffer}])[{_expr(index)}] = {_expr(value)};"
-        case Declare(var, value):
-            return f"{pad}{_type(var.dtype)} {var.name} = {_expr(value)};"
-        case Assign(var, value):
-            return f"{pad}{var.name} = {_expr(value)};"
+# ---- sizes ----
 
 
-def _type(dtype: DType) -> str:
-    return dtype.name
+def size_text(size: Size, symbols: dict[str, str]) -> str:
+    """A polynomial as C over the texts of its symbols."""
+    if isinstance(size, int):
+        return f"{size}LL"
+    terms = []
+    for monomial, coefficient in size.terms:
+        factors = [_atom_text(atom, symbols) for atom in monomial]
+        if coefficient != 1 or not factors:
+            factors.insert(0, f"{coefficient}LL")
+        terms.append(" * ".join(factors))
+    return f"({' + '.join(terms)})"
 
 
-def _expr(expr: Expr) -> str:
-    match expr:
-        case Var(name):
-            return name
-        case Number(value, dtype):
-            return _number(value, dtype)
-        case SizeOf(slot):
-            return f"s[{slot}]"
-        case Load(buffer, index, dtype):
-            return f"((const {_type(dtype)} *)b[{buffer}])[{_expr(index)}]"
-        case Cast(x, dtype):
-            if dtype.kind == "bool":
-                return f"({_expr(x)} != 0)"
-            return f"(({_type(dtype)}){_expr(x)})"
-        case Choose(condition, x, y):
-            return f"({_expr(condition)} ? {_expr(x)} : {_expr(y)})"
-        case Unary(function, x, dtype):
-            return _template(function, dtype).format(_expr(x), t=dtype.name)
-        case Binary(function, x, y, dtype):
-            if function in COMPARE:
-                return f"({_expr(x)} {COMPARE[function]} {_expr(y)})"
-            wrapped = _template(function, x.dtype).format(_expr(x), _expr(y), t=dtype.name)
-            return f"(({_type(dtype)}){wrapped})" if dtype.is_integer and dtype.bits < 32 else wrapped
+def _atom_text(atom: Atom, symbols: dict[str, str]) -> str:
+    if atom.op == "symbol":
+        return symbols[atom.name]
+    a, b = (size_text(arg, symbols) for arg in atom.args)
+    return f"{ {'//': 'size_div', '%': 'size_mod', 'max': 'size_max', 'min': 'size_min'}[atom.op] }({a}, {b})"
 
 
-def _template(function: str, dtype: DType) -> str:
-    found = scalar(function, dtype) or SCALAR.get(function, {}).get("index")
-    assert found is not None, f"no C for {function} of {dtype}"
+# ---- the program ----
+
+
+@dataclass(slots=True)
+class _Program:
+    plan: Plan
+    memory: Memory
+    name: str
+
+    @property
+    def symbols(self) -> dict[str, str]:
+        return {name: f"n[{i}]" for i, name in enumerate(self.plan.symbols)}
+
+    def measure(self) -> str:
+        """Checks on sizes, the memory that a call needs, and the sizes of the results."""
+        symbols = self.symbols
+        lines = [f"int {self.name}_measure(const i64 *n, i64 *out) {{", "  (void)n;"]
+        for i, check in enumerate(self.plan.checks):
+            a, b = size_text(check.a, symbols), size_text(check.b, symbols)
+            lines.append(f"  if (!({a} {'==' if check.exact else '<='} {b})) return {i + 1};")
+        lines.append(f"  out[0] = {size_text(self.memory.total, symbols)};")
+        lines.append(f"  out[1] = {size_text(self.memory.scratch, symbols)};")
+        sizes = [size for buffer in self.plan.of_kind("result") for size in buffer.shape.sizes]
+        lines += [f"  out[{i + 2}] = {size_text(size, symbols)};" for i, size in enumerate(sizes)]
+        return "\n".join([*lines, "  return 0;", "}"])
+
+    def run(self, kernels: dict[Kernel, _Function]) -> str:
+        symbols = self.symbols
+        sizes: dict[Size, int] = {}
+        for function in kernels.values():
+            for size in function.sizes:
+                sizes.setdefault(size, len(sizes))
+        lines = [
+            f"int {self.name}_run(const Runtime *rt, Context *ctx, void **given, const i64 *n) {{",
+            "  (void)rt; (void)ctx; (void)n; int status = 0; (void)status;",
+            f"  void *b[{max(len(self.plan.buffers), 1)}];",
+        ]
+        counts = {kind: len(self.plan.of_kind(kind)) for kind in ("argument", "result", "constant")}
+        first = {"argument": 0, "result": counts["argument"], "constant": counts["argument"] + counts["result"]}
+        for i, buffer in enumerate(self.plan.buffers):
+            if buffer.kind == "temporary":
+                lines.append(f"  b[{i}] = ctx->arena + {size_text(self.memory.offsets[i], symbols)};")
+            else:
+                lines.append(f"  b[{i}] = given[{first[buffer.kind] + buffer.index}];")
+        if sizes:
+            lines.append(f"  i64 t[{len(sizes)}];")
+            lines += [f"  t[{i}] = {size_text(size, symbols)};" for size, i in sizes.items()]
+        lines += self._steps(self.plan.steps, kernels, sizes, 1)
+        return "\n".join([*lines, "  return 0;", "}", ""])
+
+    def _steps(
+        self, steps: Sequence[Step], kernels: dict[Kernel, _Function], sizes: dict[Size, int], depth: int
+    ) -> list[str]:
+        pad = "  " * depth
+        lines: list[str] = []
+        for step in steps:
+            match step:
+                case Launch(kernel, buffers, _):
+                    function = kernels[kernel]
+                    table = ", ".join(f"b[{i}]" for i in buffers) or "0"
+                    numbers = ", ".join(f"t[{sizes[size]}]" for size in function.sizes) or "0"
+                    call = f"{function.name}(rt, ctx, (void *[]){{{table}}}, (i64[]){{{numbers}}})"
+                    lines.append(f"{pad}if ((status = {call})) return status;")
+                case Copy(source, target):
+                    count = size_text(self.plan.buffers[target].bytes, self.symbols)
+                    lines.append(f"{pad}if (b[{target}] != b[{source}]) __builtin_memcpy(b[{target}], b[{source}], {count});")
+                case Repeat(head, flag, body):
+                    lines += [f"{pad}for (;;) {{", *self._steps(head, kernels, sizes, depth + 1)]
+                    lines.append(f"{pad}  if (!*(ui8 *)b[{flag}]) break;")
+                    lines.append(f"{pad}  if (*ctx->cancel) return {CANCELLED};")
+                    lines += [*self._steps(body, kernels, sizes, depth + 1), f"{pad}}}"]
+                case Branch(selector, branches):
+                    lines.append(f"{pad}switch ({self._selector(selector, len(branches))}) {{")
+                    for i, branch in enumerate(branches):
+                        label = f"case {i}:" if i < len(branches) - 1 else "default:"
+                        lines += [f"{pad}{label} {{", *self._steps(branch, kernels, sizes, depth + 1), f"{pad}}} break;"]
+                    lines.append(f"{pad}}}")
+                case Require(flags, check):
+                    count = size_text(self.plan.buffers[flags].shape.count, self.symbols)
+                    lines.append(
+                        f"{pad}for (i64 i = 0; i < {count}; i++)"
+                        f" if (!((ui8 *)b[{flags}])[i]) {{ ctx->record[0] = i; return {FAILED + check}; }}"
+                    )
+            if not isinstance(step, Copy):
+                lines.append(f"{pad}if (*ctx->cancel) return {CANCELLED};")
+        return lines
+
+    def _selector(self, buffer: int, count: int) -> str:
+        if self.plan.buffers[buffer].shape.element.kind == "bool":
+            return f"*(ui8 *)b[{buffer}] ? 0 : 1"
+        return f"*(i32 *)b[{buffer}]"
+
+
+# ---- kernels ----
+
+
+@dataclass(slots=True)
+class _Function:
+    """A kernel's function, and the functions that its loops on cores need."""
+
+    name: str
+    sizes: dict[Size, int] = field(default_factory=dict)
+    outlined: list[str] = field(default_factory=list)
+    arrays: dict[str, str] = field(default_factory=dict)  # C types of the elements of local arrays
+
+    def emit(self, kernel: Kernel) -> str:
+        lines = self.block(kernel.body, 1)
+        head = f"static int {self.name}(const Runtime *rt, Context *ctx, void *const *b, const i64 *s) {{"
+        main = "\n".join([head, "  (void)rt; (void)ctx; (void)b; (void)s;", *lines, "  return 0;", "}"])
+        return "\n".join([*self.outlined, main])
+
+    # -- statements --
+
+    def block(self, statements: Sequence[Stmt], depth: int) -> list[str]:
+        return [line for each in statements for line in self.statement(each, depth)]
+
+    def statement(self, stmt: Stmt, depth: int) -> list[str]:
+        pad = "  " * depth
+        match stmt:
+            case For(var, extent, body, level):
+                if level == "core":
+                    return self.core(stmt, depth)
+                lanes = [f"{pad}LANES"] if level == "lane" else []
+                head = f"{pad}for (i64 {var.name} = 0; {var.name} < {self.expr(extent)}; {var.name}++) {{"
+                return [*lanes, head, *self.block(body, depth + 1), f"{pad}}}"]
+            case While(head, condition, body):
+                return [
+                    f"{pad}for (;;) {{",
+                    *self.block(head, depth + 1),
+                    f"{pad}  if (!{self.expr(condition)}) break;",
+                    *self.block(body, depth + 1),
+                    f"{pad}}}",
+                ]
+            case If(condition, then, otherwise):
+                lines = [f"{pad}if ({self.expr(condition)}) {{", *self.block(then, depth + 1)]
+                if otherwise:
+                    lines += [f"{pad}}} else {{", *self.block(otherwise, depth + 1)]
+                return [*lines, f"{pad}}}"]
+            case Let(var, value):
+                return [f"{pad}const {math.register(var.dtype)} {var.name} = {self.expr(value)};"]
+            case Declare(var, value):
+                return [f"{pad}{math.register(var.dtype)} {var.name} = {self.expr(value)};"]
+            case Set(var, value):
+                return [f"{pad}{var.name} = {self.expr(value)};"]
+            case Store(buffer, index, value):
+                stored = math.store(value.dtype, self.expr(value))
+                return [f"{pad}(({math.storage(value.dtype)} *)b[{buffer}])[{self.expr(index)}] = {stored};"]
+            case Array(name, dtype, count):
+                self.arrays[name] = math.register(dtype)
+                return [f"{pad}{math.register(dtype)} {name}[{count}];"]
+            case Put(array, index, value):
+                return [f"{pad}{array}[{self.expr(index)}] = {self.expr(value)};"]
+            case Fold():
+                return self.fold(stmt, depth)
+            case Product():
+                return [f"{pad}{self.product(stmt)}"]
+            case Fail(status, values):
+                record = [f"ctx->record[{i}] = {self.expr(value)};" for i, value in enumerate(values)]
+                return [f"{pad}{{ {' '.join(record)} return {FAILED + status}; }}"]
+
+    def core(self, loop: For, depth: int) -> list[str]:
+        """A loop whose iterations are spread over cores: a function over a range of them."""
+        name = f"{self.name}_{len(self.outlined)}"
+        inside = {loop.var}
+        captured = [
+            var
+            for var in dict.fromkeys([*mentioned(loop.body)])
+            if var not in inside and var not in _born(loop.body)
+        ]
+        lent = [each for each in used_arrays(loop.body) if each in self.arrays]
+        fields = "".join(f" {math.register(var.dtype)} {var.name};" for var in captured)
+        fields += "".join(f" {self.arrays[each]} *{each};" for each in lent)
+        env = f"struct {name} {{ Context *ctx; void *const *b; const i64 *s;{fields} }};"
+        opened = [f"  const {math.register(var.dtype)} {var.name} = env->{var.name};" for var in captured]
+        opened += [f"  {self.arrays[each]} *{each} = env->{each};" for each in lent]
+        leaf = not any(isinstance(each, For | While | Fold) for each in loop.body)
+        body = [
+            env,
+            f"static void {name}_body(void *given, i64 begin, i64 end, i64 worker) {{",
+            f"  struct {name} *env = given; Context *ctx = env->ctx; void *const *b = env->b; const i64 *s = env->s;",
+            "  (void)ctx; (void)b; (void)s; (void)worker;",
+            *opened,
+            *(["  LANES"] if leaf else []),
+            f"  for (i64 {loop.var.name} = begin; {loop.var.name} < end; {loop.var.name}++) {{",
+            *self.block(loop.body, 2),
+            "  }",
+            "}",
+        ]
+        self.outlined.append("\n".join(body))
+        pad = "  " * depth
+        values = "".join(f", {each}" for each in [*(var.name for var in captured), *lent])
+        work = self.expr(Amount(loop.work))
+        return [
+            f"{pad}struct {name} env_{name} = {{ ctx, b, s{values} }};",
+            f"{pad}rt->parallel(rt, ctx, {name}_body, &env_{name}, {self.expr(loop.extent)},"
+            f" {WORTH} / ({work} + 1) + 1);",
+        ]
+
+    def fold(self, fold: Fold, depth: int) -> list[str]:
+        """In order where it is short; else one total per lane, then halves."""
+        pad, kind = "  " * depth, math.register(fold.total.dtype)
+        var, total, extent = fold.var.name, fold.total.name, self.expr(fold.extent)
+        function, dtype = fold.function, fold.total.dtype
+
+        wide = f32 if dtype.is_float and dtype.bits < 32 else dtype  # lanes of narrow types are not rounded
+
+        def step(a: str, b: str, of: DType) -> str:
+            return _applied(function, [a, b], [of, of], of)
+
+        value = self.expr(fold.value)
+        short = [
+            f"{pad}  {kind} sum = {self.expr(fold.start)};",
+            f"{pad}  for (i64 {var} = 0; {var} < {extent}; {var}++) {{",
+            *self.block(fold.body, depth + 2),
+            f"{pad}    sum = {step('sum', value, dtype)};",
+            f"{pad}  }}",
+            f"{pad}  {total} = sum;",
+        ]
+        if isinstance(fold.extent, Amount) and isinstance(fold.extent.size, int) and fold.extent.size <= SHORT:
+            return [f"{pad}{kind} {total};", f"{pad}{{", *short, f"{pad}}}"]
+        nothing = math.literal(identity(function, wide).value, wide)
+        body = self.block(fold.body, depth + 3)
+        lines = [
+            f"{pad}{kind} {total};",
+            f"{pad}if ({extent} <= {SHORT}) {{",
+            *short,
+            f"{pad}}} else {{",
+            f"{pad}  {kind} lane[{LANES}];",
+            f"{pad}  for (i64 l = 0; l < {LANES}; l++) lane[l] = {nothing};",
+            f"{pad}  i64 at = 0;",
+            f"{pad}  for (; at + {LANES} <= {extent}; at += {LANES}) {{",
+            f"{pad}    LANES for (i64 l = 0; l < {LANES}; l++) {{ const i64 {var} = at + l;",
+            *body,
+            f"{pad}      lane[l] = {step('lane[l]', value, wide)}; }}",
+            f"{pad}  }}",
+            f"{pad}  for (i64 l = 0; l < {LANES}; l++) if (at + l < {extent}) {{ const i64 {var} = at + l;",
+            *body,
+            f"{pad}      lane[l] = {step('lane[l]', value, wide)}; }}",
+        ]
+        half = LANES // 2
+        while half:
+            lines.append(f"{pad}  for (i64 l = 0; l < {half}; l++) lane[l] = {step('lane[l]', f'lane[l + {half}]', wide)};")
+            half //= 2
+        lines += [f"{pad}  {total} = {step(self.expr(fold.start), 'lane[0]', dtype)};", f"{pad}}}"]
+        return lines
+
+    def product(self, product: Product) -> str:
+        a = f"(const f32 *)b[{product.a}] + {self.expr(product.a_index)}"
+        b = f"(const f32 *)b[{product.b}] + {self.expr(product.b_index)}"
+        numbers = [self.expr(each) for each in (product.a_row, product.a_step, product.b_step, product.extent)]
+        row, step, b_step, extent = numbers
+        rows = self.expr(product.rows)
+        name, taps = ("smelt_product_taps", f", {product.taps}, {product.tap_count}") if product.taps else ("smelt_product", "")
+        return f"{name}({rows}, {a}, {row}, {step}, {b}, {b_step}, {extent}{taps}, {product.tile});"
+
+    # -- expressions --
+
+    def size(self, size: Size) -> str:
+        if isinstance(size, int):
+            return f"{size}LL" if abs(size) >= 1 << 31 else str(size)
+        return f"s[{self.sizes.setdefault(size, len(self.sizes))}]"
+
+    def expr(self, expr: Expr) -> str:
+        match expr:
+            case Var(name):
+                return name
+            case Number(value, dtype):
+                return math.literal(value, dtype)
+            case Amount(size):
+                return self.size(size)
+            case Affine(terms, constant):
+                parts = [self._times(atom, coefficient) for atom, coefficient in terms]
+                if constant != 0:
+                    parts.append(self.size(constant))
+                return f"({' + '.join(parts)})"
+            case Quotient(x, size):
+                return f"({self.expr(x)} / {self.size(size)})"
+            case Remainder(x, size):
+                return f"({self.expr(x)} % {self.size(size)})"
+            case Load(buffer, index, dtype):
+                return math.load(dtype, f"((const {math.storage(dtype)} *)b[{buffer}])[{self.expr(index)}]")
+            case Item(array, index, _):
+                return f"{array}[{self.expr(index)}]"
+            case Convert(x, dtype):
+                return math.convert(self.expr(x), x.dtype, dtype)
+            case Bitcast(x, dtype):
+                return math.bitcast(self.expr(x), x.dtype, dtype)
+            case Apply("reduce_precision", (x,), dtype, (exponent, mantissa)):
+                return math.reduce_precision(self.expr(x), dtype, exponent, mantissa)
+            case Apply(function, args, dtype, _):
+                return _applied(function, [self.expr(arg) for arg in args], [arg.dtype for arg in args], dtype)
+
+    def _times(self, atom: Expr, coefficient: Size) -> str:
+        text = self.expr(atom)
+        return text if coefficient == 1 else f"{text} * {self.size(coefficient)}"
+
+
+def _applied(function: str, args: Sequence[str], operands: Sequence[DType], result: DType) -> str:
+    text = interim.apply(function, args, operands, result)
+    if text is None:
+        raise UnsupportedError(
+            f"the native engine does not know {function} of {operands[0]} yet", remedy="engine='reference'"
+        )
+    return text
+
+
+def used_arrays(statements: Sequence[Stmt]) -> list[str]:
+    """The local arrays that statements read or change."""
+    found: dict[str, None] = {}
+
+    def look(expr: Expr) -> None:
+        match expr:
+            case Item(array, index):
+                found[array] = None
+                look(index)
+            case Affine(terms):
+                for atom, _ in terms:
+                    look(atom)
+            case Quotient(x) | Remainder(x) | Convert(x) | Bitcast(x) | Load(_, x):
+                look(x)
+            case Apply(_, args):
+                for arg in args:
+                    look(arg)
+
+    for each in everything(statements):
+        match each:
+            case Put(array):
+                found[array] = None
+            case Product(tile, taps=taps):
+                found.update(dict.fromkeys(name for name in (tile, taps) if name))
+        for expr in expressions(each):
+            look(expr)
+    return list(found)
+
+
+def _born(statements: Sequence[Stmt]) -> set[Var]:
+    """The variables that statements declare."""
+    found: set[Var] = set()
+    for each in statements:
+        match each:
+            case For(var, _, body):
+                found |= {var, *_born(body)}
+            case While(head, _, body):
+                found |= _born(head) | _born(body)
+            case If(_, then, otherwise):
+                found |= _born(then) | _born(otherwise)
+            case Let(var) | Declare(var):
+                found.add(var)
+            case Fold(var, _, body, _, total):
+                found |= {var, total, *_born(body)}
     return found
-
-
-def _number(value: float | int | bool, dtype: DType) -> str:
-    if dtype.is_float:
-        number = float(value)
-        if math.isnan(number):
-            return '__builtin_nanf("")' if dtype.name == "f32" else '__builtin_nan("")'
-        if math.isinf(number):
-            return "(-__builtin_inf())" if number < 0 else "__builtin_inf()"
-        return f"({number.hex()}{'f' if dtype.name == 'f32' else ''})"
-    number = int(value)
-    if dtype.kind == "int" and dtype.bits == 64 and number == -(1 << 63):
-        return "(-9223372036854775807LL - 1)"
-    return (
-        f"({number}{'ULL' if dtype.kind == 'uint' else 'LL' if dtype.bits == 64 else ''})"
-        if number < 0 or dtype.bits == 64
-        else str(number)
-    )

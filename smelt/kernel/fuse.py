@@ -1,51 +1,63 @@
-"""Fusion: a function becomes few kernels. A value is either stored in a buffer or written into the loops that use it.
+"""Fusion: a function becomes a plan of few kernels. A value is either stored or pulled into the kernels that use it.
 
-Elementwise ops, broadcasts, transposes, reshapes and slices turn into index arithmetic in their consumers; reductions,
-products, results of the function and values that several consumers would recompute are stored.
+`SINKS` holds the ops that write their results themselves (products, windows, sorts …); every other op is pulled by the
+rules of `nest.PULLS`. Whether a value that could be pulled is stored is decided here, from the end to the beginning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from smelt.dim import Size
-from smelt.dtype import DType
-from smelt.errors import UnsupportedError
-from smelt.ir.core import Func, Op, Value
-from smelt.kernel.loop import (
-    Assign,
-    Binary,
-    Cast,
-    Choose,
-    Declare,
-    Expr,
-    For,
-    Load,
-    Number,
-    SizeOf,
-    Stmt,
-    Store,
-    Unary,
-    Var,
-    add,
-    divide,
-    multiply,
-    remainder,
-)
-from smelt.kernel.math import scalar
-from smelt.kernel.plan import Check, Kernel, Plan
+from smelt.dim import Size, symbols_in_order
+from smelt.ir.core import Func, Op, Region, Token, Value, walk
+from smelt.ir.ops import OPS
+from smelt.kernel import build_contract, build_index, build_map, build_reduce, build_sort, build_window  # noqa: F401  their rules
+from smelt.kernel.build_contract import strides
+from smelt.kernel.nest import PULLS, Nest, SplitLoop, flat, tensor, unknown
+from smelt.kernel.plan import Branch, Buffer, Check, Copy, Kernel, Launch, Plan, Repeat, Require, Step
+from smelt.kernel.schedule import schedule
+from smelt.kernel.sinks import ADDRESSED, ANCHORS, SINKS, Output
 from smelt.shape import Shape
 
+CONTROL = frozenset({"stablehlo.while", "stablehlo.if", "stablehlo.case"})
+SILENT = frozenset({"stablehlo.after_all", "stablehlo.create_token", "smelt.shape_assertion"})
+# Moves cost nothing where they are used: an index.
 MOVES = frozenset(
-    f"stablehlo.{name}" for name in ("broadcast_in_dim", "transpose", "reshape", "slice", "constant", "iota")
+    f"stablehlo.{name}"
+    for name in (
+        "broadcast_in_dim",
+        "dynamic_broadcast_in_dim",
+        "transpose",
+        "reshape",
+        "dynamic_reshape",
+        "slice",
+        "reverse",
+        "constant",
+        "iota",
+        "get_dimension_size",
+        "optimization_barrier",
+    )
 )
-REDUCING = frozenset({"stablehlo.reduce", "stablehlo.dot_general"})
-DEPTH = 64  # ops that one expression may nest
-
-Index = tuple[Expr, ...]
+# Ops that read their first operand where other tensors say, an element perhaps many times.
+SCATTERED = frozenset(
+    f"stablehlo.{name}" for name in ("gather", "dynamic_gather", "dynamic_slice", "torch_index_select", "reduce_window")
+)
+# Ops that choose where an element comes from.
+GUARDED = frozenset(f"stablehlo.{name}" for name in ("concatenate", "pad", "dynamic_pad", "dynamic_update_slice"))
+# Functions that cost more than a trip to memory.
+COSTLY = frozenset(
+    f"{dialect}.{name}"
+    for dialect, names in {
+        "stablehlo": "exponential exponential_minus_one log log_plus_one logistic tanh power cosine sine tan cbrt atan2"
+        " divide remainder sqrt rsqrt",
+        "chlo": " ".join(name[5:] for name in OPS if name.startswith("chlo.")),
+    }.items()
+    for name in names.split()
+)
+LARGEST = 150  # ops that one kernel may hold
 
 
 def fuse(func: Func, assumed: Sequence[tuple[Size, Size, str]] = ()) -> Plan:
@@ -57,276 +69,376 @@ def fuse(func: Func, assumed: Sequence[tuple[Size, Size, str]] = ()) -> Plan:
 
 
 @dataclass(slots=True)
+class _Use:
+    """What becomes of a value that could be pulled."""
+
+    roots: set[Op] = field(default_factory=set)  # the kernels that pull it
+    reused: bool = False  # read many times by one of them
+    outside: bool = False  # needed by another block, or returned
+    signature: tuple[int | None, ...] | None = ()  # the root's axis behind each of its own; () = not known yet
+    users: int = 0
+    ops: int = 0
+    folded: bool = False  # read by a reduction
+    linear: bool = True  # its row-major offset is the root's
+
+
+@dataclass(frozen=True, slots=True)
+class _Anchor:
+    """The op whose kernel computes a value at its end; `axes` as in `Output`."""
+
+    op: Op
+    axes: tuple[int, ...] | None
+
+
+@dataclass(slots=True)
 class _Fusion:
     func: Func
     checks: list[Check]
-    buffers: dict[Value, int] = field(default_factory=dict)
-    constants: list[bytes] = field(default_factory=list)
-    temporaries: list[Shape] = field(default_factory=list)
-    kernels: list[Kernel] = field(default_factory=list)
-    sizes: dict[Size, int] = field(default_factory=dict)
-    covered: list[str] = field(default_factory=list)
-    users: dict[Value, list[Op]] = field(default_factory=dict)
-    depths: dict[Value, int] = field(default_factory=dict)  # ops nested in the expression of a value that is not stored
-    loops: int = 0
+    stored: dict[Value, int] = field(default_factory=dict)
+    buffers: list[Buffer] = field(default_factory=list)
+    constants: dict[bytes, int] = field(default_factory=dict)
+    requirements: list[str] = field(default_factory=list)
+    keep: set[Value] = field(default_factory=set)  # values that get a buffer
+    forced: set[Value] = field(default_factory=set)  # values that must be stored whatever they are
+    anchors: dict[Op, _Anchor] = field(default_factory=dict)
 
     def plan(self) -> Plan:
         func = self.func
-        for op in func.body.ops:
-            for operand in op.operands:
-                self.users.setdefault(operand, []).append(op)
-        stored = [op for op in func.body.ops if self._is_stored(op)]
-        big = [op for op in func.body.ops if op.name == "stablehlo.constant" and not op.attrs["value"].is_splat]
-        outputs = len(func.args)
-        for i, arg in enumerate(func.args):
-            self.buffers[arg] = i
-        first_constant = outputs + len(func.results)
-        for op in big:
-            self.buffers[op.result] = first_constant + len(self.constants)
-            self.constants.append(np.asarray(op.attrs["value"].array).tobytes())
-        first_temporary = first_constant + len(self.constants)
-        returned = {value: outputs + i for i, value in reversed(list(enumerate(func.results)))}
-        for op in stored:
-            if op.result in returned:
-                self.buffers[op.result] = returned[op.result]
-            else:
-                self.buffers[op.result] = first_temporary + len(self.temporaries)
-                self.temporaries.append(_tensor(op.result))
-            self._add_kernel(op.result, self.buffers[op.result], op)
-        for i, value in enumerate(func.results):
-            if self.buffers.get(value) != outputs + i:
-                self._add_kernel(value, outputs + i, None)
+        for arg in func.args:
+            self.stored[arg] = self._buffer(tensor(arg), "argument")
+        results = [self._buffer(tensor(value), "result") for value in func.results]
+        steps = self._block(func.body, results)
+        names = symbols_in_order(*(size for arg in func.args for size in tensor(arg).sizes))
+        self._check_sizes()
         return Plan(
-            tuple(_tensor(arg) for arg in func.args),
-            tuple(_tensor(value) for value in func.results),
+            tuple(self.buffers),
             tuple(self.constants),
-            tuple(self.temporaries),
-            tuple(self.kernels),
-            tuple(self.sizes),
+            tuple(steps),
             tuple(self.checks),
+            tuple(self.requirements),
+            names,
         )
 
-    def _is_stored(self, op: Op) -> bool:
-        """Whether an op's result gets a buffer of its own."""
-        if len(op.results) != 1:
-            raise _unknown(op, "with several results")
-        if op.name in REDUCING:
+    def _buffer(self, shape: Shape, kind: str) -> int:
+        index = sum(buffer.kind == kind for buffer in self.buffers) if kind != "temporary" else 0
+        self.buffers.append(Buffer(shape, kind, index))  # type: ignore[arg-type]
+        return len(self.buffers) - 1
+
+    def _check_sizes(self) -> None:
+        """What indices rely on and types do not say."""
+        for op in walk(self.func.body):
+            if op.name == "stablehlo.slice":
+                for limit, size in zip(op.attrs["limit_indices"], tensor(op.operands[0]).sizes, strict=True):
+                    if not isinstance(size, int):
+                        why = "stablehlo.slice: the limit lies in the dimension"
+                        self.checks.append(Check(limit, size, False, why))
+            if op.name == "stablehlo.broadcast_in_dim":
+                sizes, full = tensor(op.operands[0]).sizes, tensor(op.result).sizes
+                for d, size in zip(op.attrs["broadcast_dimensions"], sizes, strict=True):
+                    if size not in (1, full[d]):
+                        why = "stablehlo.broadcast_in_dim: an open dimension is not repeated"
+                        self.checks.append(Check(size, full[d], True, why))
+
+    # -- blocks --
+
+    def _block(self, region: Region, targets: Sequence[int], *, direct: bool = True) -> list[Step]:
+        """The steps of a block whose results go to these buffers; at its end only, unless `direct`."""
+        self._decide(region)
+        returned: dict[Value, int] = {}
+        for value, target in zip(region.results, targets, strict=True):
+            if direct and value.op is not None and value in self.keep:
+                returned.setdefault(value, target)
+        steps: list[Step] = []
+        for op in region.ops:
+            steps += self._step(op, returned)
+        # Results that were stored elsewhere, or are arguments, constants or mere moves of something.
+        pending: list[Step] = []
+        for value, target in zip(region.results, targets, strict=True):
+            if isinstance(value.type, Token) or self.stored.get(value) == target:
+                continue
+            if value in self.stored:
+                pending.append(Copy(self.stored[value], target))
+            else:
+                pending.append(self._map(value, target))
+        return steps + _in_safe_order(pending, lambda shape: self._buffer(shape, "temporary"), self.buffers)
+
+    def _step(self, op: Op, returned: dict[Value, int]) -> list[Step]:
+        if op.name in SILENT:
+            return []
+        if op.name in CONTROL:
+            return self._control(op, returned)
+        if op.name == "stablehlo.custom_call":
+            return self._custom_call(op)
+        if op.name == "stablehlo.constant" and op.result in self.keep:
+            self._constant(op)
+            return []
+        if not any(value in self.keep for value in op.results):
+            return []  # pulled, or the beginning of another kernel
+        targets = [self._home(value, returned) for value in op.results]
+        anchor = self.anchors.get(op)
+        if op.name in SINKS or anchor is not None:
+            nest = Nest(self.stored, temporary=lambda shape: self._buffer(shape, "temporary"))
+            first = op if anchor is None else anchor.op
+            output = Output(targets) if anchor is None else Output(targets, op.result, anchor.axes)
+            SINKS[first.name](nest, first, output)
+            steps: list[Step] = [self._launch(nest, first.name.partition(".")[2], [first.name], [*targets, *nest.scratches])]
+        else:
+            steps = [self._map(value, target) for value, target in zip(op.results, targets, strict=True)]
+        self.stored.update(zip(op.results, targets, strict=True))
+        return steps
+
+    def _home(self, value: Value, returned: dict[Value, int]) -> int:
+        found = returned.get(value)
+        return found if found is not None else self._buffer(tensor(value), "temporary")
+
+    def _constant(self, op: Op) -> None:
+        data = np.ascontiguousarray(op.attrs["value"].array).tobytes()
+        if data not in self.constants:
+            self.constants[data] = len(self.constants)
+        self.buffers.append(Buffer(tensor(op.result), "constant", self.constants[data]))
+        self.stored[op.result] = len(self.buffers) - 1
+
+    def _map(self, value: Value, target: int) -> Step:
+        """A kernel that computes every element of a value."""
+        domain: list[Size] = list(tensor(value).sizes)
+        inner: dict[int, list[Size]] = {d: [size] for d, size in enumerate(domain)}
+        while True:
+            nest = Nest(self.stored)
+            extents = [size for d in inner for size in inner[d]]
+            try:
+                with nest.loops(extents, splittable=True) as vars:
+                    places = iter(vars)
+                    index = tuple(flat(tuple(next(places) for _ in sizes), sizes) for sizes in inner.values())
+                    element = nest.pull(value, index)
+                    nest.store(target, flat(index, domain), element)
+            except SplitLoop as wanted:
+                at = vars.index(wanted.var)
+                _split(inner, at, wanted.inner)
+                continue
+            kind = "reduce" if "stablehlo.reduce" in nest.covered else "map"
+            return self._launch(nest, kind, list(nest.covered), [target])
+
+    def _launch(self, nest: Nest, kind: str, ops: list[str], writes: Sequence[int]) -> Launch:
+        body = schedule(nest.scope.statements)
+        covered = tuple(dict.fromkeys([*ops, *nest.covered]))
+        kernel = Kernel(kind, body, len(nest.buffers), covered)
+        return Launch(kernel, tuple(nest.buffers), tuple(writes))
+
+    # -- control flow --
+
+    def _control(self, op: Op, returned: dict[Value, int]) -> list[Step]:
+        if op.name == "stablehlo.while":
+            return self._while(op, returned)
+        targets = [
+            -1 if isinstance(value.type, Token) else self._home(value, returned) for value in op.results
+        ]
+        selector = self.stored[op.operands[0]]
+        branches = tuple(tuple(self._block(region, targets)) for region in op.regions)
+        self.stored.update({v: t for v, t in zip(op.results, targets, strict=True) if t >= 0})
+        if op.name == "stablehlo.case" or len(branches) == 2:
+            return [Branch(selector, branches)]
+        raise unknown(op)
+
+    def _while(self, op: Op, returned: dict[Value, int]) -> list[Step]:
+        condition, body = op.regions
+        carried = [-1 if isinstance(value.type, Token) else self._home(value, returned) for value in op.results]
+        steps: list[Step] = []
+        for operand, target in zip(op.operands, carried, strict=True):
+            if target >= 0:
+                steps.append(
+                    Copy(self.stored[operand], target) if operand in self.stored else self._map(operand, target)
+                )
+        for region in (condition, body):
+            self.stored.update({arg: target for arg, target in zip(region.args, carried, strict=True) if target >= 0})
+        flag = self._buffer(tensor(condition.results[0]), "temporary")
+        head = tuple(self._block(condition, [flag]))
+        turn = tuple(self._block(body, carried, direct=False))
+        self.stored.update({value: target for value, target in zip(op.results, carried, strict=True) if target >= 0})
+        return [*steps, Repeat(head, flag, turn)]
+
+    def _custom_call(self, op: Op) -> list[Step]:
+        if op.attrs["call_target_name"] in ("smelt.check", "shape_assertion"):
+            self.requirements.append(str(op.attrs.get("backend_config") or op.attrs.get("error_message") or "a check"))
+            return [Require(self.stored[op.operands[0]], len(self.requirements) - 1)]
+        raise unknown(op, str(op.attrs["call_target_name"]))
+
+    # -- what is stored --
+
+    def _decide(self, region: Region) -> None:
+        """Mark the values of a block that get a buffer."""
+        uses: dict[Value, _Use] = {result: _Use() for op in region.ops for result in op.results}
+        for value in region.results:
+            if value in uses:
+                uses[value].outside = True
+        for op in region.ops:
+            for value in _captured(op):
+                if value in uses:
+                    uses[value].outside = True
+        for op in reversed(region.ops):
+            stored = self._is_stored(op, uses)
+            self._force(op)
+            if stored:
+                self.keep.update(value for value in op.results if not isinstance(value.type, Token))
+            self._spread(op, stored, uses)
+
+    def _is_stored(self, op: Op, uses: dict[Value, _Use]) -> bool:
+        if op.name in ANCHORS and self._ends_elsewhere(op, uses[op.result]):
+            return False
+        if op.name in SINKS or op.name in CONTROL or op.name == "stablehlo.custom_call":
+            return True
+        if op.name not in PULLS:
+            if op.name in SILENT:
+                return False
+            raise unknown(op)
+        seen = [uses[value] for value in op.results]
+        if op.name == "stablehlo.constant":
+            return not op.attrs["value"].is_splat or op.result in self.forced
+        if any(use.outside for use in seen) or any(value in self.forced for value in op.results):
             return True
         if op.name in MOVES:
-            self.depths[op.result] = 1 + max((self.depths.get(operand, 0) for operand in op.operands), default=0)
-            return self.depths[op.result] > DEPTH
-        users = self.users.get(op.result, [])
-        depth = 1 + max((self.depths.get(operand, 0) for operand in op.operands), default=0)
-        if len(users) != 1 or users[0].name in REDUCING or depth > DEPTH:
+            return any(use.ops > LARGEST for use in seen)
+        if len({root for use in seen for root in use.roots}) > 1:
             return True
-        self.depths[op.result] = depth
+        if any(use.reused or use.ops > LARGEST for use in seen):
+            return True
+        if op.name == "stablehlo.reduce":
+            return len(op.results) > 1 or not _is_row(op, seen[0])
+        if op.name in GUARDED:
+            return True
+        return op.name in COSTLY and any(use.users > 1 and use.folded for use in seen)
+
+    def _ends_elsewhere(self, op: Op, use: _Use) -> bool:
+        """Whether the one kernel that uses a result can be the end of the kernel that makes it."""
+        if use.outside or use.reused or use.folded or len(use.roots) != 1 or use.ops > LARGEST:
+            return False
+        root = next(iter(use.roots))
+        if root in self.anchors or root.name not in PULLS or len(root.results) != 1 or root.name == "stablehlo.reduce":
+            return False
+        rank = tensor(root.result).rank
+        axes = None if use.linear else use.signature
+        if not use.linear and (axes is None or None in axes or sorted(map(int, axes)) != list(range(rank))):  # type: ignore[arg-type]
+            return False
+        self.anchors[root] = _Anchor(op, axes)  # type: ignore[arg-type]
+        return True
+
+    def _force(self, op: Op) -> None:
+        """Have operands stored that an op wants to address and that are no plain view of something stored."""
+        for i in ADDRESSED.get(op.name, ()):
+            base = value = op.operands[i]
+            while base.op is not None and base.op.name in MOVES and base.op.operands:
+                base = base.op.operands[0]
+            if value is base or strides(Nest({base: 0}), value) is not None:
+                continue
+            while value.op is not None and value.op.name == "stablehlo.reshape":
+                value = value.op.operands[0]  # a view of what it reshapes
+            self.forced.add(value)
+
+    def _spread(self, op: Op, stored: bool, uses: dict[Value, _Use]) -> None:
+        """Tell the operands who uses them, and how."""
+        use = uses[op.results[0]] if op.results else _Use()
+        rank = len(op.results[0].type.sizes) if op.results and isinstance(op.results[0].type, Shape) else 0
+        signature = tuple(range(rank)) if stored else use.signature
+        pulled = op.name in SINKS or (stored and op.name not in PULLS)  # read as the op's own loops like
+        for i, operand in enumerate(op.operands):
+            if operand not in uses:
+                continue
+            mine = uses[operand]
+            mine.users += 1
+            mine.ops = max(mine.ops, 1 if stored or pulled else use.ops + 1)
+            mine.roots |= {op} if stored else use.roots
+            mine.folded |= op.name == "stablehlo.reduce"
+            mine.reused |= pulled or (not stored and use.reused) or (i == 0 and op.name in SCATTERED)
+            seen = None if pulled or signature is None else _through(op, i, signature)
+            mine.signature = seen if mine.signature in ((), seen) and mine.users == 1 or mine.signature == seen else None
+            same = tensor(operand).sizes == tensor(op.results[0]).sizes if op.results and not pulled else False
+            moved = op.name != "stablehlo.reshape" and not (OPS[op.name].elementwise and same)
+            mine.linear &= (stored or use.linear) and not moved
+            if op.name in CONTROL or op.name == "stablehlo.custom_call":
+                mine.outside = True
+
+
+def _through(op: Op, operand: int, signature: tuple[int | None, ...]) -> tuple[int | None, ...] | None:
+    """The root's axes behind an operand's axes, if they are plain."""
+    sizes = tensor(op.operands[operand]).sizes
+    match op.name:
+        case "stablehlo.broadcast_in_dim":
+            dims = op.attrs["broadcast_dimensions"]
+            return tuple(None if size == 1 else signature[d] for d, size in zip(dims, sizes, strict=True))
+        case "stablehlo.transpose":
+            places: list[int | None] = [None] * len(signature)
+            for at, source in zip(signature, op.attrs["permutation"], strict=True):
+                places[source] = at
+            return tuple(places)
+        case "stablehlo.reshape":
+            full = tensor(op.result).sizes
+            ours = [at for at, size in zip(signature, full, strict=True) if size != 1]
+            kept = [size for size in full if size != 1]
+            if kept != [size for size in sizes if size != 1]:
+                return None
+            axes = iter(ours)
+            return tuple(None if size == 1 else next(axes) for size in sizes)
+        case "stablehlo.reduce":
+            if operand >= len(op.results):
+                return ()
+            kept_axes = iter(signature)
+            return tuple(None if d in op.attrs["dimensions"] else next(kept_axes) for d in range(len(sizes)))
+    if OPS[op.name].elementwise and len(sizes) == len(signature):
+        return signature
+    return None if sizes else ()
+
+
+def _is_row(op: Op, use: _Use) -> bool:
+    """Whether each result of a reduction belongs to one turn of the outer loops of the one kernel that uses it."""
+    if use.signature is None or not use.roots or use.signature == ():
         return False
+    root = next(iter(use.roots))
+    rank = len(tensor(root.results[0]).sizes)
+    axes = [axis for axis in use.signature if axis is not None]
+    sizes = tensor(op.results[0]).sizes
+    if any(axis is None and size != 1 for axis, size in zip(use.signature, sizes, strict=True)):
+        return False
+    return root.name in PULLS and axes == list(range(len(axes))) and len(axes) < rank
 
-    # -- loops --
 
-    def _add_kernel(self, value: Value, buffer: int, op: Op | None) -> None:
-        self.covered = []
-        shape = _tensor(value)
-        index = tuple(self._loop_var() for _ in shape.sizes)
-        at = self._flat(index, shape.sizes)
-        if op is not None and op.name in REDUCING:
-            body = self._reduction(op, index, buffer, at)
+def _split(inner: dict[int, list[Size]], position: int, size: Size) -> None:
+    """Replace one loop by two, the inner one of `size` steps."""
+    for sizes in inner.values():
+        if position < len(sizes):
+            whole = sizes[position]
+            count = whole // size
+            sizes[position : position + 1] = [count, size]
+            return
+        position -= len(sizes)
+    raise AssertionError("no such loop")
+
+
+def _captured(op: Op) -> Iterator[Value]:
+    """What the regions of an op use from outside, and more."""
+    for region in op.regions:
+        yield from region.results
+        for inner in walk(region):
+            yield from inner.operands
+            for nested in inner.regions:
+                yield from nested.results
+
+
+def _in_safe_order(pending: list[Step], temporary: Callable[[Shape], int], buffers: list[Buffer]) -> list[Step]:
+    """Steps that fill results from other buffers, so that none reads what another has already overwritten."""
+    written = {step.target if isinstance(step, Copy) else step.writes[0] for step in pending}  # type: ignore[union-attr]
+    early: list[Step] = []
+    late: list[Step] = []
+    for step in pending:
+        target = step.target if isinstance(step, Copy) else step.writes[0]  # type: ignore[union-attr]
+        used = {step.source} if isinstance(step, Copy) else set(step.buffers) - {target}  # type: ignore[union-attr]
+        if not used & written:
+            late.append(step)
+            continue
+        held = temporary(buffers[target].shape)
+        if isinstance(step, Copy):
+            early.append(Copy(step.source, held))
         else:
-            # A result that is stored already, an argument or a constant is copied.
-            expr = self._value(value, index) if op is None else self._compute(op, index)
-            body = [Store(buffer, at, expr)]
-        loops: Sequence[Stmt] = body
-        for var, size in reversed(list(zip(index, shape.sizes, strict=True))):
-            loops = [For(var, self._size(size), tuple(loops))]
-        self.kernels.append(
-            Kernel(f"kernel{len(self.kernels)}", tuple(loops), buffer, tuple(dict.fromkeys(self.covered)))
-        )
-
-    def _loop_var(self) -> Var:
-        self.loops += 1
-        return Var(f"at{self.loops}")
-
-    def _size(self, size: Size) -> Expr:
-        if isinstance(size, int):
-            return Number(size)
-        return SizeOf(self.sizes.setdefault(size, len(self.sizes)))
-
-    def _flat(self, index: Index, sizes: Sequence[Size]) -> Expr:
-        """Row-major offset."""
-        offset: Expr = Number(0)
-        for at, size in zip(index, sizes, strict=True):
-            offset = add(multiply(offset, self._size(size)), at)
-        return offset
-
-    def _unflat(self, offset: Expr, sizes: Sequence[Size]) -> Index:
-        index: list[Expr] = []
-        for size in reversed(sizes):
-            extent = self._size(size)
-            index.append(remainder(offset, extent))
-            offset = divide(offset, extent)
-        if index:
-            index[-1] = (
-                index[-1].x if isinstance(index[-1], Binary) and index[-1].function == "remainder" else index[-1]
-            )
-        return tuple(reversed(index))
-
-    # -- values --
-
-    def _value(self, value: Value, index: Index) -> Expr:
-        """An element of a value: a load where it is stored, else the expression that makes it."""
-        if value in self.buffers:
-            shape = _tensor(value)
-            return Load(self.buffers[value], self._flat(index, shape.sizes), shape.element)
-        assert value.op is not None
-        return self._compute(value.op, index)
-
-    def _compute(self, op: Op, index: Index) -> Expr:
-        self.covered.append(op.name)
-        shape = _tensor(op.result)
-        attrs, operands = op.attrs, op.operands
-        match op.name:
-            case "stablehlo.constant":
-                return Number(attrs["value"].array.reshape(-1)[0].item(), shape.element)
-            case "stablehlo.iota":
-                return Cast(index[attrs["iota_dimension"]], shape.element)
-            case "stablehlo.broadcast_in_dim":
-                sizes = _tensor(operands[0]).sizes
-                places = zip(attrs["broadcast_dimensions"], sizes, strict=True)
-                return self._value(operands[0], tuple(Number(0) if size == 1 else index[d] for d, size in places))
-            case "stablehlo.transpose":
-                moved: list[Expr] = [Number(0)] * len(index)
-                for at, source in zip(index, attrs["permutation"], strict=True):
-                    moved[source] = at
-                return self._value(operands[0], tuple(moved))
-            case "stablehlo.reshape":
-                offset = self._flat(index, shape.sizes)
-                return self._value(operands[0], self._unflat(offset, _tensor(operands[0]).sizes))
-            case "stablehlo.slice":
-                for limit, size in zip(attrs["limit_indices"], _tensor(operands[0]).sizes, strict=True):
-                    if not isinstance(size, int):
-                        self.checks.append(
-                            Check(limit, size, False, "stablehlo.slice: the limit lies in the dimension")
-                        )
-                parts = zip(index, attrs["start_indices"], attrs["strides"], strict=True)
-                return self._value(operands[0], tuple(add(multiply(i, Number(s)), Number(a)) for i, a, s in parts))
-            case "stablehlo.select":
-                scalar_predicate = not _tensor(operands[0]).rank
-                predicate = self._value(operands[0], () if scalar_predicate else index)
-                return Choose(
-                    predicate, self._value(operands[1], index), self._value(operands[2], index), shape.element
-                )
-            case "stablehlo.compare":
-                x, y = (self._value(operand, index) for operand in operands)
-                return Binary(attrs["comparison_direction"], x, y, shape.element)
-            case "stablehlo.convert":
-                return self._convert(op, operands[0], index)
-        return self._elementwise(op, index)
-
-    def _convert(self, op: Op, operand: Value, index: Index) -> Expr:
-        source, target = _tensor(operand).element, _tensor(op.result).element
-        if source.is_float and target.is_integer:
-            raise _unknown(op, f"of {source} to {target}")
-        return Cast(self._value(operand, index), target)
-
-    def _elementwise(self, op: Op, index: Index) -> Expr:
-        name = op.name.removeprefix("stablehlo.")
-        element = _tensor(op.result).element
-        if scalar(name, element) is None or any(_tensor(operand).dtype != element for operand in op.operands):
-            raise _unknown(op, f"of {element}")
-        values = [self._value(operand, index) for operand in op.operands]
-        if len(values) == 1:
-            return Unary(name, values[0], element)
-        return Binary(name, values[0], values[1], element)
-
-    # -- reductions --
-
-    def _reduction(self, op: Op, index: Index, buffer: int, at: Expr) -> list[Stmt]:
-        self.covered.append(op.name)
-        if op.name == "stablehlo.dot_general":
-            return self._dot(op, index, buffer, at)
-        return self._reduce(op, index, buffer, at)
-
-    def _reduce(self, op: Op, index: Index, buffer: int, at: Expr) -> list[Stmt]:
-        if len(op.results) != 1 or len(op.regions[0].ops) != 1:
-            raise _unknown(op, "with this body")
-        combine = op.regions[0].ops[0]
-        name = combine.name.removeprefix("stablehlo.")
-        operand, init = op.operands
-        element = _tensor(op.result).element
-        ordered = set(combine.operands) == set(op.regions[0].args) and len(combine.operands) == 2
-        if (
-            not ordered
-            or scalar(name, element) is None
-            or name not in ("add", "multiply", "maximum", "minimum", "and", "or")
-        ):
-            raise _unknown(op, f"with the body {combine.name} of {element}")
-        shape = _tensor(operand)
-        reduced = op.attrs["dimensions"]
-        inner = {d: self._loop_var() for d in reduced}
-        kept = iter(index)
-        full = tuple(inner[d] if d in inner else next(kept) for d in range(shape.rank))
-        total = Var(f"total{self.loops}", element)
-        step = Assign(total, Binary(name, total, self._value(operand, full), element))
-        return self._accumulate(
-            total, self._value(init, ()), step, [(inner[d], shape.sizes[d]) for d in reduced], buffer, at
-        )
-
-    def _dot(self, op: Op, index: Index, buffer: int, at: Expr) -> list[Stmt]:
-        dims = op.attrs["dot_dimension_numbers"]
-        lhs, rhs = op.operands
-        element = _tensor(op.result).element
-        if scalar("multiply", element) is None or element.kind == "bool":
-            raise _unknown(op, f"of {element}")
-        left: dict[int, Expr] = {}
-        right: dict[int, Expr] = {}
-        places = iter(index)
-        for a, b in zip(dims.lhs_batching_dimensions, dims.rhs_batching_dimensions, strict=True):
-            left[a] = right[b] = next(places)
-        summed: list[tuple[Var, Size]] = []
-        for a, b in zip(dims.lhs_contracting_dimensions, dims.rhs_contracting_dimensions, strict=True):
-            var = self._loop_var()
-            left[a] = right[b] = var
-            summed.append((var, _tensor(lhs).sizes[a]))
-        for side, operand in ((left, lhs), (right, rhs)):
-            for d in range(_tensor(operand).rank):
-                if d not in side:
-                    side[d] = next(places)
-        x, y = (
-            _cast(self._value(operand, tuple(side[d] for d in range(_tensor(operand).rank))), element)
-            for operand, side in ((lhs, left), (rhs, right))
-        )
-        total = Var(f"total{self.loops}", element)
-        step = Assign(total, Binary("add", total, Binary("multiply", x, y, element), element))
-        return self._accumulate(total, Number(0, element), step, summed, buffer, at)
-
-    def _accumulate(
-        self, total: Var, init: Expr, step: Stmt, loops: list[tuple[Var, Size]], buffer: int, at: Expr
-    ) -> list[Stmt]:
-        body: Stmt = step
-        for var, size in reversed(loops):
-            body = For(var, self._size(size), (body,))
-        return [Declare(total, init), body, Store(buffer, at, total)]
-
-
-def _cast(value: Expr, dtype: DType) -> Expr:
-    return value if value.dtype == dtype else Cast(value, dtype)
-
-
-def _tensor(value: Value) -> Shape:
-    shape = value.type
-    if (
-        not isinstance(shape, Shape)
-        or not isinstance(shape.dtype, DType)
-        or shape.dtype.is_complex
-        or shape.dtype.bits not in (1, 8, 16, 32, 64)
-    ):
-        raise UnsupportedError("the native engine does not know this type yet", got=shape, remedy="engine='reference'")
-    if shape.dtype.is_float and shape.dtype.name not in ("f32", "f64"):
-        raise UnsupportedError("the native engine does not know this type yet", got=shape, remedy="engine='reference'")
-    return shape
-
-
-def _unknown(op: Op, detail: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"the native engine does not know {op.name} {detail} yet", where=op.location, remedy="engine='reference'"
-    )
+            assert isinstance(step, Launch)
+            swapped = tuple(held if i == target else i for i in step.buffers)
+            early.append(Launch(step.kernel, swapped, (held,)))
+        late.append(Copy(held, target))
+    return early + late

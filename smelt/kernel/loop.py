@@ -1,39 +1,73 @@
-"""The loop grammar: what a kernel is made of, on one screen. `kernel.build` writes it, `emit_*` print it as source.
+"""The loop grammar: what a kernel is made of, on one screen. `build_*` write it, `emit_*` print it as source.
 
-    Expr := Var | Number | SizeOf | Load | Unary | Binary | Choose | Cast
-    Stmt := For(var, extent, body) | Store(buffer, index, value) | Declare(name, value) | Assign(name, value)
+    Expr  := Var | Number | Amount | Affine | Quotient | Remainder | Load | Item | Apply | Convert | Bitcast
+    Stmt  := For | While | If | Let | Declare | Set | Store | Array | Put | Fold | Product | Fail
+    Level := "serial" (the schedule may move it) | "ordered" | "core" (spread over cores) | "lane" (over a vector's lanes)
 
-Index arithmetic is in `i64`. A buffer is a number: its place in the plan's list. No text of a model gets in here.
+Index arithmetic is in `i64` and in the affine form wherever it can be: sums of expressions times sizes. A size is a
+number or a polynomial that is known when the program is called. A buffer is a number: its place in the kernel's list.
+No text of a model gets in here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
-from smelt.dtype import DType, i64
+from smelt.dim import Size, divide_exact
+from smelt.dtype import DType, i1, i64
+
+Level = Literal["serial", "ordered", "core", "lane"]
 
 
 @dataclass(frozen=True, slots=True)
 class Var:
-    """A loop variable or an accumulator."""
+    """A loop variable, a value that has a name, or an accumulator. `extent`: it lies in [0, extent)."""
 
     name: str
     dtype: DType = i64
+    extent: Size | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    value: float | int | bool
+    value: float | int | bool | complex
     dtype: DType = i64
 
 
 @dataclass(frozen=True, slots=True)
-class SizeOf:
-    """A size known when the program is called: entry `slot` of the plan's size table."""
+class Amount:
+    """A size, as a value."""
 
-    slot: int
+    size: Size
+    dtype: DType = i64
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """The sum of `expression * size` over the terms, plus a size."""
+
+    terms: tuple[tuple[Expr, Size], ...]
+    constant: Size = 0
+    dtype: DType = i64
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """x / size for x >= 0."""
+
+    x: Expr
+    size: Size
+    dtype: DType = i64
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """x % size for x >= 0."""
+
+    x: Expr
+    size: Size
     dtype: DType = i64
 
 
@@ -45,44 +79,86 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Unary:
-    """`function` is the name of a StableHLO op."""
+class Item:
+    """An element of a local array."""
+
+    array: str
+    index: Expr
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """A scalar function: the short name of a StableHLO or CHLO op, a comparison, or one that `kernel.math` adds."""
 
     function: str
+    args: tuple[Expr, ...]
+    dtype: DType
+    detail: tuple[int, ...] = ()  # attributes, where the function has some
+
+
+@dataclass(frozen=True, slots=True)
+class Convert:
     x: Expr
     dtype: DType
 
 
 @dataclass(frozen=True, slots=True)
-class Binary:
-    function: str
-    x: Expr
-    y: Expr
-    dtype: DType
-
-
-@dataclass(frozen=True, slots=True)
-class Choose:
-    condition: Expr
-    x: Expr
-    y: Expr
-    dtype: DType
-
-
-@dataclass(frozen=True, slots=True)
-class Cast:
+class Bitcast:
     x: Expr
     dtype: DType
 
 
-Expr: TypeAlias = Var | Number | SizeOf | Load | Unary | Binary | Choose | Cast
+Expr: TypeAlias = Var | Number | Amount | Affine | Quotient | Remainder | Load | Item | Apply | Convert | Bitcast
 
 
 @dataclass(frozen=True, slots=True)
 class For:
+    """`body` for var = 0 … extent - 1. On cores and lanes the order is open, and iterations do not see each other."""
+
     var: Var
     extent: Expr
     body: tuple[Stmt, ...]
+    level: Level = "serial"
+    work: Size = 1  # core: about how many elements one iteration touches
+
+
+@dataclass(frozen=True, slots=True)
+class While:
+    """Repeat: run `head`; stop unless `condition`; run `body`."""
+
+    head: tuple[Stmt, ...]
+    condition: Expr
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class If:
+    condition: Expr
+    then: tuple[Stmt, ...]
+    otherwise: tuple[Stmt, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """A name for a value that does not change."""
+
+    var: Var
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Declare:
+    """A variable that `Set` may change."""
+
+    var: Var
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    var: Var
+    value: Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,42 +169,197 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
-class Declare:
-    var: Var
+class Array:
+    """A small local array of a fixed count, not initialised."""
+
+    name: str
+    dtype: DType
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Change an element of a local array."""
+
+    array: str
+    index: Expr
     value: Expr
 
 
 @dataclass(frozen=True, slots=True)
-class Assign:
+class Fold:
+    """total = function(total, value) over var = 0 … extent - 1, where `body` computes `value`.
+
+    Short ones (at most `SHORT` terms) run in order. Longer ones keep one total per lane: lane l takes the terms whose
+    number is l modulo `LANES`; then halves of the lanes are combined until one is left. So the order of the
+    operations depends on the extent alone. `start` joins last.
+    """
+
     var: Var
+    extent: Expr
+    body: tuple[Stmt, ...]
     value: Expr
+    total: Var
+    function: str
+    start: Expr
 
 
-Stmt: TypeAlias = For | Store | Declare | Assign
+@dataclass(frozen=True, slots=True)
+class Product:
+    """tile[i, j] = the sum over k < extent of a[i, k] * b[k, j], in the order of k, for i < rows and all columns.
+
+    `tile` is a local array of f32, row by row. a[i, k] lies at `a_index + i * a_row + k * a_step` of its buffer; row k
+    of b begins at `b_index + k * b_step`, its columns side by side. With `taps`, an array of offsets, there is one row of b
+    for each k and each tap: at `b_index + k * b_step + tap`.
+    """
+
+    tile: str
+    rows: Expr
+    a: int
+    a_index: Expr
+    a_row: Expr
+    a_step: Expr
+    b: int
+    b_index: Expr
+    b_step: Expr
+    extent: Expr
+    taps: str = ""
+    tap_count: int = 1
 
 
-def add(x: Expr, y: Expr) -> Expr:
-    """Index arithmetic that drops what is neutral."""
-    return _fold("add", x, y, 0, lambda a, b: a + b)
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Leave the program with a status; `values` go into the record."""
+
+    status: int
+    values: tuple[Expr, ...] = ()
 
 
-def multiply(x: Expr, y: Expr) -> Expr:
-    if Number(0) in (x, y):
-        return Number(0)
-    return _fold("multiply", x, y, 1, lambda a, b: a * b)
+Stmt: TypeAlias = For | While | If | Let | Declare | Set | Store | Array | Put | Fold | Product | Fail
+
+SHORT, LANES = 64, 32
+TRUE, FALSE = Number(True, i1), Number(False, i1)
 
 
-def divide(x: Expr, y: Expr) -> Expr:
-    return x if y == Number(1) else Binary("divide", x, y, i64)
+# ---- index arithmetic ----
 
 
-def remainder(x: Expr, y: Expr) -> Expr:
-    return Number(0) if y == Number(1) else Binary("remainder", x, y, i64)
+def affine(expr: Expr) -> Affine:
+    match expr:
+        case Affine():
+            return expr
+        case Number(value):
+            return Affine((), int(value.real))
+        case Amount(size):
+            return Affine((), size)
+    return Affine(((expr, 1),))
 
 
-def _fold(name: str, x: Expr, y: Expr, neutral: int, both: Callable[[int, int], int]) -> Expr:
-    if isinstance(x, Number) and isinstance(y, Number):
-        return Number(both(int(x.value), int(y.value)))
-    if x == Number(neutral):
-        return y
-    return x if y == Number(neutral) else Binary(name, x, y, i64)
+def add(*parts: Expr | Size) -> Expr:
+    """A sum, terms collected."""
+    terms: dict[Expr, Size] = {}
+    constant: Size = 0
+    for part in parts:
+        each = affine(part) if not isinstance(part, Size) else Affine((), part)
+        constant = constant + each.constant
+        for atom, coefficient in each.terms:
+            terms[atom] = terms.get(atom, 0) + coefficient
+    return _affine(terms, constant)
+
+
+def scale(x: Expr, factor: Size) -> Expr:
+    form = affine(x)
+    return _affine({atom: coefficient * factor for atom, coefficient in form.terms}, form.constant * factor)
+
+
+def _affine(terms: dict[Expr, Size], constant: Size) -> Expr:
+    for atom in [each for each in terms if isinstance(each, Remainder)]:
+        whole = Quotient(atom.x, atom.size)
+        if whole in terms and terms[whole] == terms[atom] * atom.size:  # x // n * n + x % n
+            factor = terms.pop(atom)
+            del terms[whole]
+            return add(_affine(terms, constant), scale(atom.x, factor))
+    kept = tuple((atom, coefficient) for atom, coefficient in terms.items() if coefficient != 0)
+    if not kept:
+        return Number(constant) if isinstance(constant, int) else Amount(constant)
+    if constant == 0 and len(kept) == 1 and kept[0][1] == 1:
+        return kept[0][0]
+    return Affine(kept, constant)
+
+
+def split(x: Expr, size: Size) -> tuple[Expr, Expr]:
+    """(x // size, x % size) for 0 <= x, without a division where the terms show the answer."""
+    if size == 1:
+        return x, Number(0)
+    form = affine(x)
+    high: dict[Expr, Size] = {}
+    low: dict[Expr, Size] = {}
+    for atom, coefficient in form.terms:
+        quotient = divide_exact(coefficient, size)
+        if quotient is not None:
+            high[atom] = quotient
+        else:
+            low[atom] = coefficient
+    carried = divide_exact(form.constant, size)
+    rest = _affine(low, 0 if carried is not None else form.constant)
+    whole = _affine(high, carried or 0)
+    bound = _limit(rest)
+    room = None if bound is None else size - bound
+    if isinstance(room, int) and room >= 0:
+        return whole, rest
+    if high or carried:
+        return add(whole, Quotient(rest, size)), Remainder(rest, size)
+    return Quotient(x, size), Remainder(x, size)
+
+
+def _limit(x: Expr) -> Size | None:
+    """An upper bound, exclusive, of an expression with known extents and coefficients that are not negative."""
+    form = affine(x)
+    total: Size = form.constant + 1
+    for atom, coefficient in form.terms:
+        extent = _extent(atom)
+        if extent is None or (isinstance(coefficient, int) and coefficient < 0):
+            return None
+        total = total + coefficient * (extent - 1)
+    return total
+
+
+def _extent(atom: Expr) -> Size | None:
+    match atom:
+        case Var(_, _, extent):
+            return extent
+        case Remainder(_, size):
+            return size
+    return None
+
+
+def variables(expr: Expr) -> Iterator[Var]:
+    """The variables in an expression."""
+    stack = [expr]
+    while stack:
+        each = stack.pop()
+        match each:
+            case Var():
+                yield each
+            case Affine(terms):
+                stack += [atom for atom, _ in terms]
+            case Quotient(x) | Remainder(x) | Convert(x) | Bitcast(x):
+                stack.append(x)
+            case Load(_, index) | Item(_, index):
+                stack.append(index)
+            case Apply(_, args):
+                stack += args
+
+
+def reads(expr: Expr) -> bool:
+    """Whether an expression looks at memory."""
+    match expr:
+        case Load() | Item():
+            return True
+        case Affine(terms):
+            return any(reads(atom) for atom, _ in terms)
+        case Quotient(x) | Remainder(x) | Convert(x) | Bitcast(x):
+            return reads(x)
+        case Apply(_, args):
+            return any(map(reads, args))
+    return False

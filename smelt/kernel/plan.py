@@ -1,12 +1,13 @@
-"""Plan: the kernels of a program in order, over numbered buffers whose sizes are polynomials.
+"""Plan: what a compiled program does, step by step, over numbered buffers whose sizes are polynomials.
 
-Made by `kernel.fuse`, printed by `emit_*`, run by an engine. Tied to no size: `sizes` are evaluated at each call.
+Made by `kernel.fuse`, given memory by `kernel.memory`, printed by `emit_*`, run by an engine. Tied to no size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from smelt.dim import Size, evaluate
 from smelt.kernel.loop import Stmt
@@ -14,13 +15,70 @@ from smelt.shape import Shape
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
-    """One fused computation: its loops, what it makes, and the ops of the program that it covers."""
+class Buffer:
+    """A tensor in memory, row-major. `index` counts the buffers of its kind."""
 
-    name: str
+    shape: Shape
+    kind: Literal["argument", "result", "constant", "temporary"]
+    index: int
+
+    @property
+    def bytes(self) -> Size:
+        return self.shape.count * self.shape.dtype.numpy.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One fused computation: its class, its loops, and the ops of the program that it covers.
+
+    Buffers are numbered anew from 0, so that equal layers are equal kernels.
+    """
+
+    kind: str
     body: tuple[Stmt, ...]
-    result: int
-    ops: tuple[str, ...]
+    buffers: int
+    ops: tuple[str, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    kernel: Kernel
+    buffers: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """While the scalar in `flag` holds after `head`, run `body`."""
+
+    head: tuple[Step, ...]
+    flag: int
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Run one of several lists of steps: the one that the scalar in `selector` names, else the last."""
+
+    selector: int
+    branches: tuple[tuple[Step, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Require:
+    """All elements of a buffer of booleans hold, or the call ends with an error."""
+
+    flags: int
+    check: int  # which of the plan's `requirements`
+
+
+Step: TypeAlias = Launch | Copy | Repeat | Branch | Require
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +97,41 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Buffers are numbered: the arguments, then the results, then the constants, then the temporaries."""
-
-    arguments: tuple[Shape, ...]
-    results: tuple[Shape, ...]
+    buffers: tuple[Buffer, ...]
     constants: tuple[bytes, ...]
-    temporaries: tuple[Shape, ...]
-    kernels: tuple[Kernel, ...]
-    sizes: tuple[Size, ...]
+    steps: tuple[Step, ...]
     checks: tuple[Check, ...] = ()
+    requirements: tuple[str, ...] = ()
+    symbols: tuple[str, ...] = ()
 
-    def size_table(self, symbols: Mapping[str, int]) -> list[int]:
-        """The sizes that the kernels ask for, as numbers."""
-        return [evaluate(size, symbols) for size in self.sizes]
+    def of_kind(self, kind: str) -> list[Buffer]:
+        return [buffer for buffer in self.buffers if buffer.kind == kind]
+
+
+def walk(steps: tuple[Step, ...]) -> Iterator[Step]:
+    """Every step, each before the steps inside it."""
+    for step in steps:
+        yield step
+        match step:
+            case Repeat(head, _, body):
+                yield from walk(head)
+                yield from walk(body)
+            case Branch(_, branches):
+                for branch in branches:
+                    yield from walk(branch)
+
+
+def touched(step: Step) -> Iterator[int]:
+    """The buffers that a step, or what is inside it, reads or writes."""
+    for each in walk((step,)):
+        match each:
+            case Launch(_, buffers):
+                yield from buffers
+            case Copy(source, target):
+                yield from (source, target)
+            case Repeat(_, flag, _):
+                yield flag
+            case Branch(selector, _):
+                yield selector
+            case Require(flags, _):
+                yield flags

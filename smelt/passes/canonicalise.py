@@ -5,12 +5,16 @@ After this pass engines and other rules meet fewer forms. Called by `pipeline`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from smelt.dim import Size
-from smelt.ir.attributes import Constant, DotDims
+from smelt.errors import VerifyError
+from smelt.ir.attributes import Constant
 from smelt.ir.core import Value
 from smelt.ir.ops import OPS
+from smelt.ir.ops.linear import dot_dims
 from smelt.ir.rewrite import Match, Rule, op
 from smelt.ir.sizes import trace
 from smelt.shape import Shape
@@ -22,7 +26,7 @@ def _constant_right(m: Match) -> Value | None:
     left, right = m.edit.operands(m.op)
     if not _is_constant(m, left) or _is_constant(m, right):
         return None
-    swapped: Value = m.build.op(m.op.name, right, left, **dict(m.op.attrs)).result
+    swapped: Value = m.build.op(m.op.name, right, left, result=m.shape, **dict(m.op.attrs)).result
     return swapped
 
 
@@ -39,11 +43,10 @@ def _broadcast(m: Match) -> Value:
 
 
 def _dot(m: Match) -> Value:
-    dims = DotDims((), (), (m["x"].shape.rank - 1,), (0,))
     value: Value = m.build.dot_general(
         m["x"],
         m["y"],
-        dot_dimension_numbers=dims,
+        dot_dimension_numbers=dot_dims(m["x"].shape.rank),
         precision_config=m.op.attrs.get("precision_config"),
         result=m.shape,
     )
@@ -79,7 +82,7 @@ def _explicit_broadcast(m: Match) -> Value | None:
         places = tuple(dims) if narrower and dims is not None else tuple(range(rank - shape.rank, rank))
         stretched.append(_stretch(m, operand, places, Shape.of(shape.dtype, m.shape.sizes)))
     attrs = {key: value for key, value in m.op.attrs.items() if key != "broadcast_dimensions"}
-    result: Value = m.build.op(plain, *stretched, **attrs).result
+    result: Value = m.build.op(plain, *stretched, result=m.shape, **attrs).result
     return result
 
 
@@ -106,11 +109,16 @@ def _known(m: Match, index: int) -> bool:
     return traced is not None and traced == m.shape.sizes
 
 
-def _dynamic_reshape(m: Match) -> Value | None:
-    if not _known(m, 1):
+def _twin(m: Match, name: str, *operands: Value, **keywords: Any) -> Value | None:
+    """The static op; None where what is known by now is impossible: that op fails when the run gets to it."""
+    try:
+        return m.build.op(name, *operands, **keywords).result
+    except VerifyError:
         return None
-    value: Value = m.build.reshape(m.operand(0), result=m.shape)
-    return value
+
+
+def _dynamic_reshape(m: Match) -> Value | None:
+    return _twin(m, "stablehlo.reshape", m.operand(0), result=m.shape) if _known(m, 1) else None
 
 
 def _dynamic_broadcast(m: Match) -> Value | None:
@@ -119,47 +127,34 @@ def _dynamic_broadcast(m: Match) -> Value | None:
     operand, dims = m.operand(0), m.op.attrs["broadcast_dimensions"]
     if any(size not in (1, m.shape.sizes[d]) for size, d in zip(operand.shape.sizes, dims, strict=True)):
         return None  # a size that may be one at run time
-    value: Value = m.build.broadcast_in_dim(operand, broadcast_dimensions=dims, result=m.shape)
-    return value
+    return _twin(m, "stablehlo.broadcast_in_dim", operand, broadcast_dimensions=dims, result=m.shape)
 
 
 def _dynamic_iota(m: Match) -> Value | None:
-    if not _known(m, 0):
-        return None
-    value: Value = m.build.iota(iota_dimension=m.op.attrs["iota_dimension"], result=m.shape)
-    return value
+    dim = m.op.attrs["iota_dimension"]
+    return _twin(m, "stablehlo.iota", iota_dimension=dim, result=m.shape) if _known(m, 0) else None
 
 
 def _dynamic_pad(m: Match) -> Value | None:
     low, high, interior = (_numbers(m, index) for index in (2, 3, 4))
     if low is None or high is None or interior is None:
         return None
-    value: Value = m.build.pad(
-        m.operand(0), m.operand(1), edge_padding_low=low, edge_padding_high=high, interior_padding=interior
-    )
-    return value
+    amounts = {"edge_padding_low": low, "edge_padding_high": high, "interior_padding": interior}
+    return _twin(m, "stablehlo.pad", m.operand(0), m.operand(1), **amounts)
 
 
 def _real_dynamic_slice(m: Match) -> Value | None:
     start, limit, strides = (_numbers(m, index) for index in (1, 2, 3))
     if start is None or limit is None or strides is None or not m["x"].shape.is_static:
         return None
-    value: Value = m.build.slice(m["x"], start_indices=start, limit_indices=limit, strides=strides)
-    return value
+    return _twin(m, "stablehlo.slice", m["x"], start_indices=start, limit_indices=limit, strides=strides)
 
 
 def _dynamic_gather(m: Match) -> Value | None:
     sizes = _numbers(m, 2)
     if sizes is None:
         return None
-    value: Value = m.build.gather(
-        m.operand(0),
-        m.operand(1),
-        dimension_numbers=m.op.attrs["dimension_numbers"],
-        slice_sizes=sizes,
-        indices_are_sorted=m.op.attrs.get("indices_are_sorted"),
-    )
-    return value
+    return _twin(m, "stablehlo.gather", m.operand(0), m.operand(1), slice_sizes=sizes, **dict(m.op.attrs))
 
 
 def _dynamic_conv(m: Match) -> Value | None:
@@ -168,8 +163,8 @@ def _dynamic_conv(m: Match) -> Value | None:
         return None
     padding: Constant = maker.attrs["value"]
     pairs = tuple((int(low), int(high)) for low, high in np.asarray(padding.array).tolist())
-    value: Value = m.build.convolution(m.operand(0), m.operand(1), padding=pairs, result=m.shape, **dict(m.op.attrs))
-    return value
+    attrs = dict(m.op.attrs)
+    return _twin(m, "stablehlo.convolution", m.operand(0), m.operand(1), padding=pairs, result=m.shape, **attrs)
 
 
 _BROADCASTING = sorted(name for name in OPS if name.startswith("chlo.broadcast_"))

@@ -15,7 +15,7 @@ from smelt.shape import Shape
 
 LIMIT = 1024  # bytes: what a constant may weigh inside a program
 MOST = 1 << 20  # bytes: the operands of an op that is computed now; a constant of one element may stand for many
-NEVER = ("stablehlo.constant", "stablehlo.iota", "stablehlo.rng", "stablehlo.while", "func.call")
+NEVER = ("stablehlo.constant", "stablehlo.iota", "stablehlo.rng", "stablehlo.while", "stablehlo.composite", "func.call")
 
 
 def fold(edit: Edit) -> int:

@@ -21,8 +21,9 @@ from smelt.passes.canonicalise import CANONICALISE
 from smelt.passes.common_subexpressions import common_subexpressions
 from smelt.passes.fold import fold
 from smelt.passes.inline import inline
+from smelt.passes.pack import pack_rules
 from smelt.passes.recognise import recognise
-from smelt.passes.refine import refine
+from smelt.passes.refine import defer, refine
 from smelt.passes.simplify import SIMPLIFY
 from smelt.passes.split_prepare import split_prepare
 
@@ -79,8 +80,8 @@ def until_stable(*changes: Callable[[Edit], int]) -> Callable[[Program], Program
     return per_function(change)
 
 
-def passes(*, composites: Container[str] = (), inexact: bool = False) -> list[Pass]:
-    """All passes in order, for an engine that knows these composites."""
+def passes(*, composites: Container[str] = (), inexact: bool = False, width: int = 0) -> list[Pass]:
+    """All passes in order, for an engine that knows these composites and multiplies panels of `width` columns."""
 
     def simplify(edit: Edit) -> int:
         return rewrite(edit, CANONICALISE + SIMPLIFY, inexact=inexact)
@@ -90,7 +91,9 @@ def passes(*, composites: Container[str] = (), inexact: bool = False) -> list[Pa
         Pass("refine", refine, "sizes as well known as they can be"),
         Pass("canonicalise", rules(CANONICALISE), "one spelling for each thing"),
         Pass("simplify", until_stable(simplify, fold, common_subexpressions), "no op that is known, equal or idle"),
+        Pass("defer", per_function(defer), "sizes that no op can have fail when the run gets there"),
         Pass("recognise", lambda program: recognise(program, composites), "what an engine knows as one kernel"),
+        Pass("pack", rules(pack_rules(width)) if width else lambda program: program, "products read panels"),
         Pass("split_prepare", split_prepare, "what depends on weights alone runs once"),
     ]
 
@@ -100,6 +103,7 @@ def run(
     *,
     composites: Container[str] = (),
     inexact: bool = False,
+    width: int = 0,
     debug: bool | None = None,
     until: str | None = None,
     log: TextIO | None = None,
@@ -108,7 +112,7 @@ def run(
     if debug is None:
         debug = "passes" in os.environ.get("SMELT_DEBUG", "").split(",")
     reports = []
-    for step in passes(composites=composites, inexact=inexact):
+    for step in passes(composites=composites, inexact=inexact, width=width):
         before = count_ops(program)
         start = time.perf_counter()
         after = step.run(program)

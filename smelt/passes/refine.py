@@ -1,7 +1,8 @@
 """Infer the types of a function again, from its arguments on: sizes that were open become what is known by now.
 
 After inlining, a size that a callee took from an integer argument traces back to a dimension; a symbol that was born
-where nothing was known then gives way to the size itself. Called by `pipeline` after `inline`.
+where nothing was known then gives way to the size itself. Called by `pipeline` after `inline`. `defer`, after folding,
+leaves sizes that turned out impossible to the run.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from smelt.dim import Size, symbol
-from smelt.errors import SmeltError
+from smelt.errors import SmeltError, VerifyError
 from smelt.ir.build import make
 from smelt.ir.clone import substitution
-from smelt.ir.core import Func, FuncType, Op, Program, Region, Type, Value
+from smelt.ir.core import Func, FuncType, Op, Program, Region, Type, Value, walk
 from smelt.ir.ops.definition import UNKNOWN, Scope
-from smelt.ir.rewrite import symbols_of
+from smelt.ir.rewrite import Edit, symbols_of
+from smelt.ir.verify import SIZED_BY_DATA
 from smelt.shape import Shape
+
+_SIZED = SIZED_BY_DATA | {"stablehlo.set_dimension_size"}
 
 
 def refine(program: Program) -> Program:
@@ -96,6 +100,37 @@ class _State:
         except SmeltError:
             return None  # a declared size that inference cannot replace
         return None if _symbols(value.type for value in fresh.results) - before else fresh
+
+
+def defer(edit: Edit) -> int:
+    """Hide sizes that an op cannot have behind a barrier; gives the number of ops.
+
+    The program was valid, and the op fails only where the run gets to it; inference, which sees the sizes now, would
+    refuse the whole.
+    """
+    sized = (op for op in walk(edit.func.body) if op.name in _SIZED)
+    impossible = [op for op in sized if not _possible(op, edit.scope)]
+    for op in impossible:
+        build = edit.before(op)
+        operands = [
+            build.op("stablehlo.optimization_barrier", operand, result=operand.type).result
+            if isinstance(operand.type, Shape) and operand.type.dtype.is_integer
+            else operand
+            for operand in edit.operands(op)
+        ]
+        again = build.op(op.name, *operands, result=[value.type for value in op.results], **dict(op.attrs))
+        for old, new in zip(op.results, again.results, strict=True):
+            edit.replace(old, new)
+        edit.erase(op)
+    return len(impossible)
+
+
+def _possible(op: Op, scope: Scope) -> bool:
+    try:
+        make(op.name, op.operands, op.attrs, op.regions, [value.type for value in op.results], scope=scope)
+    except VerifyError:
+        return False
+    return True
 
 
 def _symbols(types: Iterable[Type]) -> set[str]:

@@ -12,6 +12,7 @@ import numpy as np
 from smelt.dtype import DType
 from smelt.ir.attributes import Constant
 from smelt.ir.core import Region, Value
+from smelt.ir.ops.shape import is_per_axis
 from smelt.ir.rewrite import Edit, Match, Rule, op
 from smelt.shape import Shape
 
@@ -37,7 +38,9 @@ def _merge_transposes(m: Match) -> Value:
     return merged
 
 
-def _merge_reshapes(m: Match) -> Value:
+def _merge_reshapes(m: Match) -> Value | None:
+    if m["x"].shape.count != m.shape.count:
+        return None  # equal only where the run finds them so
     merged: Value = m.build.reshape(m["x"], result=m.shape)
     return merged
 
@@ -47,8 +50,15 @@ def _identity_broadcast(m: Match) -> Value | None:
     return m["x"] if dims == tuple(range(m.shape.rank)) and _same(m["x"], m.shape) else None
 
 
-def _merge_broadcasts(m: Match) -> Value:
+def _merge_broadcasts(m: Match) -> Value | None:
     inner, outer = m.ops["inner"].attrs["broadcast_dimensions"], m.op.attrs["broadcast_dimensions"]
+    first, middle = m["x"].shape, m.ops["inner"].result.shape
+    if is_per_axis(first.dtype):
+        return None  # each broadcast may have scales of its own
+    for i, (size, dim) in enumerate(zip(middle.sizes, outer, strict=True)):
+        stretches = size == 1 and (i not in inner or first.sizes[inner.index(i)] == 1)
+        if size != m.shape.sizes[dim] and not stretches:
+            return None  # a size that may be one at run time
     dims = tuple(outer[i] for i in inner)
     merged: Value = m.build.broadcast_in_dim(m["x"], broadcast_dimensions=dims, result=m.shape)
     return merged
@@ -227,6 +237,29 @@ def _either(m: Match) -> Value | None:
     return m["x"]
 
 
+def _is_plain(m: Match) -> bool:
+    """Whether elements are what they stand for: an op on quantised ones rounds and saturates."""
+    return isinstance(m["x"].shape.dtype, DType)
+
+
+def _the_same(m: Match) -> Value | None:
+    return m["x"] if _is_plain(m) else None
+
+
+def _is_signed(m: Match) -> bool:
+    """Whether a sign can be flipped and nothing else changes: a float type without a sign makes nan of it."""
+    element = m["x"].shape.dtype
+    return isinstance(element, DType) and element.name != "f8E8M0FNU"
+
+
+def _flipped_twice(m: Match) -> Value | None:
+    return m["x"] if _is_signed(m) else None
+
+
+def _abs_of_abs(m: Match) -> Value | None:
+    return m.ops["inner"].result if _is_plain(m) else None
+
+
 def _and_ones(m: Match) -> Value | None:
     return (
         m["x"]
@@ -240,14 +273,15 @@ def _or_zero(m: Match) -> Value | None:
 
 
 def _select_constant(m: Match) -> Value | None:
+    if not _is_plain(m):
+        return None
     if _one(m, "p"):
         return m["x"]
     return m["y"] if _zero(m, "p") else None
 
 
-def _abs_of_negate(m: Match) -> Value:
-    value: Value = m.build.abs(m["x"])
-    return value
+def _abs_of_negate(m: Match) -> Value | None:
+    return m.build.op("stablehlo.abs", m["x"]).result if _is_signed(m) else None
 
 
 def _compare_itself(m: Match) -> Value | None:
@@ -340,20 +374,20 @@ ALGEBRA = [
     Rule(op("multiply", "x", "c", commutes=True), _multiply_zero, "integers have no nan and no -0.0"),
     Rule(op("divide", "x", "c"), _multiply_one, "x / 1 is x"),
     Rule(op("divide", "x", "c"), _divide_by_power_of_two, "the reciprocal of a power of two is exact"),
-    Rule(op("maximum", "x", "x"), _either, "idempotent"),
-    Rule(op("minimum", "x", "x"), _either, "idempotent"),
+    Rule(op("maximum", "x", "x"), _the_same, "idempotent"),
+    Rule(op("minimum", "x", "x"), _the_same, "idempotent"),
     Rule(op("and", "x", "x"), _either, "idempotent"),
     Rule(op("or", "x", "x"), _either, "idempotent"),
     Rule(op("and", "x", "c", commutes=True), _and_ones, "all ones are neutral"),
     Rule(op("or", "x", "c", commutes=True), _or_zero, "zeros are neutral"),
     Rule(op("xor", "x", "c", commutes=True), _or_zero, "zeros are neutral"),
     Rule(op("and", "x", "c", commutes=True), _multiply_zero, "zeros absorb"),
-    Rule(op("negate", op("negate", "x")), _either, "a sign flipped twice"),
+    Rule(op("negate", op("negate", "x")), _flipped_twice, "a sign flipped twice"),
     Rule(op("not", op("not", "x")), _either, "bits flipped twice"),
     Rule(op("abs", op("negate", "x")), _abs_of_negate, "the sign goes anyway"),
-    Rule(op("abs", op("abs", "", name="inner")), lambda m: m.ops["inner"].result, "the sign is gone already"),
+    Rule(op("abs", op("abs", "x", name="inner")), _abs_of_abs, "the sign is gone already"),
     Rule(op("select", "p", "x", "y"), _select_constant, "the choice is known"),
-    Rule(op("select", "", "x", "x"), _either, "both choices are the same"),
+    Rule(op("select", "", "x", "x"), _the_same, "both choices are the same"),
     Rule(op("compare", "x", "x"), _compare_itself, "an integer equals itself"),
     Rule(op("real", op("complex", "re", "im")), _complex_part(0), "the part was just put in"),
     Rule(op("imag", op("complex", "re", "im")), _complex_part(1), "the part was just put in"),

@@ -136,9 +136,7 @@ def _run_function(main: Func, bound: list[Value]) -> Func:
     live: set[Value] = set(main.results)
     late: list[Op] = []
     for op in reversed(main.body.ops):
-        if all(result in values for result in op.results) and op.results:
-            continue  # bound already
-        if has_effect(op) or any(result in live for result in op.results):
+        if has_effect(op) or any(result in live and result not in values for result in op.results):
             live.update((*op.operands, *_captured(op)))
             late.append(op)
     ops = tuple(clone_op(op, values) for op in reversed(late))

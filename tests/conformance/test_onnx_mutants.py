@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 import smelt
+from smelt.dim import floordiv, symbol
 from smelt.errors import SmeltError
+from smelt.read.onnx.shape import rest_of
 
 onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnx.reference")
 pytest.importorskip("onnxruntime")
 
 from tests.conformance.onnx_mutants import run_mutants  # noqa: E402  needs both packages
@@ -69,3 +72,65 @@ def test_open_sizes_do_not_hide_mistakes(tmp_path: Path) -> None:
     for op, attributes in wrong:
         with pytest.raises(SmeltError):
             open_model(tmp_path, op, 2, **attributes)
+
+
+def one_node(node: Any, inputs: dict[str, Any], version: int) -> Any:
+    make = onnx.helper
+    ports = [
+        make.make_tensor_value_info(name, make.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in inputs.items()
+    ]
+    output = make.make_tensor_value_info(node.output[0], ports[0].type.tensor_type.elem_type, None)
+    graph = make.make_graph([node], "one", ports, [output])
+    return make.make_model(graph, opset_imports=[make.make_opsetid("", version)], ir_version=10)
+
+
+def check_node(folder: Path, node: Any, inputs: dict[str, Any], version: int, wider: Any) -> None:
+    """The first output of a node is what ONNX's evaluator makes of the same numbers in a wider type, rounded once."""
+    path = folder / "one.onnx"
+    onnx.save(one_node(node, inputs, version), path)
+    found = smelt.load(path, engine="reference")(**inputs)[node.output[0]]
+    wide = {name: array.astype(wider) for name, array in inputs.items()}
+    want = onnx.reference.ReferenceEvaluator(one_node(node, wide, version)).run([node.output[0]], wide)[0]
+    assert found.dtype == next(iter(inputs.values())).dtype
+    digits = 2.0**-11 if found.dtype == np.float16 else 1e-5
+    np.testing.assert_allclose(found.astype(np.float64), want, rtol=1.01 * digits, atol=2e-6)
+
+
+NARROW: dict[str, dict[str, Any]] = {
+    "AveragePool": {"kernel_shape": [2, 2], "auto_pad": "SAME_UPPER"},
+    "GlobalAveragePool": {},
+    "LpPool": {"kernel_shape": [3, 3], "p": 2},
+    "LRN": {"size": 3},
+    "LpNormalization": {"axis": 2},
+    "MeanVarianceNormalization": {},
+}
+
+
+@pytest.mark.parametrize("op", NARROW)
+def test_half_precision_is_rounded_once(tmp_path: Path, op: str) -> None:
+    sizes = (3, 3, 17, 15)  # as many batches as channels: the LRN of ONNX's evaluator takes one for the other
+    x = np.random.default_rng(1).standard_normal(sizes).astype(np.float16)
+    check_node(tmp_path, onnx.helper.make_node(op, ["x"], ["y"], **NARROW[op]), {"x": x}, 13, np.float32)
+
+
+@pytest.mark.parametrize("training_mode", [0, 1])
+@pytest.mark.parametrize("types", ["fff", "ffe", "fee", "eee", "eff", "eef"])
+def test_batch_normalization_of_several_types(tmp_path: Path, types: str, training_mode: int) -> None:
+    random = np.random.default_rng(2)
+    kinds = [np.float32 if each == "f" else np.float16 for each in types]
+    x = random.standard_normal((2, 3, 4, 5)).astype(kinds[0])
+    inputs = {"x": x}
+    for name, kind in (("scale", kinds[1]), ("bias", kinds[1]), ("mean", kinds[2]), ("variance", kinds[2])):
+        inputs[name] = random.uniform(0.5, 1.5, 3).astype(kind)
+    outputs = ["y", "m", "v"] if training_mode else ["y"]
+    node = onnx.helper.make_node("BatchNormalization", list(inputs), outputs, training_mode=training_mode)
+    check_node(tmp_path, node, inputs, 15, np.float64)
+
+
+def test_the_open_size_of_a_reshape_divides_by_each_size_once() -> None:
+    a, b, c = (symbol(name) for name in "abc")
+    assert rest_of(a * b * c, [a, 1, 2]) == rest_of(a * b * c, [2, a]) == floordiv(b * c, 2)
+    assert rest_of(a * b, [b, a]) == 1
+    assert rest_of(a * b, [a, 0]) == 0
+    assert rest_of(24, [2, 3]) == 4

@@ -30,6 +30,7 @@ if str(ROOT) not in sys.path:
 
 import numpy as np  # noqa: E402
 
+from smelt.dtype import Quantized  # noqa: E402
 from smelt.errors import SmeltError  # noqa: E402
 from smelt.ir.core import Func, Program, Token, Tuple, Type, walk  # noqa: E402
 from smelt.ir.interpret import run  # noqa: E402
@@ -37,9 +38,12 @@ from smelt.ir.structure import difference, fingerprint  # noqa: E402
 from smelt.ir.text import parse, print_program  # noqa: E402
 from smelt.ir.verify import verify  # noqa: E402
 from smelt.passes import pipeline  # noqa: E402
+from smelt.passes.canonicalise import CANONICALISE  # noqa: E402
+from smelt.passes.simplify import SIMPLIFY  # noqa: E402
 from smelt.shape import Shape  # noqa: E402
 from tests.hostile.mutate import mutate, strip_comments  # noqa: E402
 from tests.hostile.samples import SAMPLES  # noqa: E402
+from tests.unit.passes.recipes import RECIPES, Draw  # noqa: E402
 
 READING = 2.0  # seconds
 RUNNING = 4.0
@@ -99,10 +103,11 @@ def little_memory() -> Iterator[None]:
 
 
 class Trial:
-    """One text on its way; `stage` is where it is."""
+    """One text on its way; `stage` is where it is. Its arguments are ones, or `values` draws them."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, values: np.random.Generator | None = None) -> None:
         self.text = text
+        self.values = values
         self.stage = "read"
 
     def endure(self) -> str:
@@ -139,7 +144,7 @@ class Trial:
 
     def _run(self, program: Program, changed: Program) -> str:
         entry = program.main
-        args = [argument(value.type) for value in entry.args]
+        args = [argument(value.type, self.values) for value in entry.args]
         if any(arg is None and not isinstance(value.type, Token) for arg, value in zip(args, entry.args, strict=True)):
             return "not run"
         outcomes: list[Any] = []
@@ -166,17 +171,20 @@ class Trial:
         return "ran"
 
 
-def argument(type: Type) -> Any:
-    """Ones for a tensor, whatever its size; None where there is no such value."""
+def argument(type: Type, values: np.random.Generator | None) -> Any:
+    """Ones for a tensor, whatever its size, or numbers drawn for it; None where there is no such value."""
     match type:
         case Shape():
             if not type.is_static:
                 type = type.substitute(dict.fromkeys(type.symbols, 2))
-            if prod(type.numbers()) > LARGEST:
+            if prod(max(size, 1) for size in type.numbers()) > LARGEST:
                 return None
-            return np.ones(type.numbers(), type.dtype.numpy)
+            if values is None:
+                return np.ones(type.numbers(), type.dtype.numpy)
+            stored = type.dtype.storage if isinstance(type.dtype, Quantized) else type.element
+            return Draw(values).array(type.with_dtype(stored))
         case Tuple():
-            parts = tuple(argument(inner) for inner in type.types)
+            parts = tuple(argument(inner, values) for inner in type.types)
             return None if any(part is None for part in parts) else parts
     return None
 
@@ -198,14 +206,17 @@ def endure(text: str) -> str:
     return Trial(text).endure()
 
 
-def attack(texts: Sequence[str], count: int, seed: int) -> tuple[Counter[str], list[Escape]]:
-    """Mutants of programs, one after the other."""
+def attack(
+    texts: Sequence[str], count: int, seed: int, *, only: Sequence[str] = (), vary: bool = False
+) -> tuple[Counter[str], list[Escape]]:
+    """Mutants of programs, one after the other; `vary`: run on random numbers instead of ones."""
     choose = Random(seed)
+    values = np.random.default_rng(seed) if vary else None
     outcomes: Counter[str] = Counter()
     escapes = []
     for _ in range(count):
-        mutant = mutate(choose.choice(texts), choose)
-        trial = Trial(mutant.text)
+        mutant = mutate(choose.choice(texts), choose, only=only)
+        trial = Trial(mutant.text, values)
         try:
             outcomes[trial.endure()] += 1
         except (Exception, TooSlow) as error:
@@ -221,6 +232,18 @@ def programs(folders: Sequence[Path], largest: int = 20_000) -> list[str]:
     for folder in folders:
         found = (path.read_text() for path in sorted(folder.rglob("*.mlir")))
         texts += [strip_comments(text) for text in found if len(text) <= largest]
+    return texts
+
+
+def rewritable(seed: int, each: int = 4) -> list[str]:
+    """For every rewrite rule some programs in which its pattern occurs."""
+    random = np.random.default_rng(seed)
+    texts = []
+    for rule in CANONICALISE + SIMPLIFY:
+        for recipe in RECIPES[rule.why]:
+            for _ in range(each):
+                draw = Draw(random, rule.pattern.op)
+                texts.append(print_program(Program.of(draw.func(recipe(draw))), generic=True))
     return texts
 
 

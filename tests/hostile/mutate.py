@@ -51,6 +51,9 @@ ELEMENTS = [
     "!quant.uniform<i8:f32,1.0:17>",
     "!quant.uniform<i32:f32,0.5>",
     "!quant.uniform<i8:f32:0,{0.5,0.25}>",
+    "!quant.uniform<i8:f32,0.25:-3>",
+    "!quant.uniform<i8:f32:1,{0.5,0.25,0.5}>",
+    "!quant.uniform<i16:f16,0.5>",
     "i3",
     "f128",
     "none",
@@ -132,6 +135,20 @@ ALIKE = (
     "reduce sort map reduce_window all_reduce while case if scatter select_and_scatter",
     "all_gather all_reduce all_to_all collective_permute collective_broadcast reduce_scatter cross-replica-sum",
 )
+VALID = (
+    "size of all such types",
+    "element of all such types",
+    "rank of all such types",
+    "encoding of all such types",
+    "element everywhere",
+    "size everywhere",
+    "type of a value",
+    "integer",
+    "list",
+    "operand",
+    "swap operands",
+    "op",
+)  # what often leaves a program valid
 NONSENSE = ("{", "}", "(", ")", "<", ">", "[", "]", ",", ":", "=", "->", "%", "#", "!", '"', "\\", "\0", "é", "/", "\r")
 
 

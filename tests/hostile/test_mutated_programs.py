@@ -1,7 +1,9 @@
 """Hostile StableHLO: mutated programs, and texts made to break a reader. Only SmeltErrors may come out, and in time."""
 
+from itertools import product
 from random import Random
 
+import numpy as np
 import pytest
 
 import tests.hostile.endure as endure_module
@@ -12,8 +14,8 @@ from smelt.ir.text import parse, print_program
 from smelt.ir.verify import verify
 from smelt.passes import pipeline
 from smelt.read.stablehlo import read
-from tests.hostile.endure import attack, endure, limits, programs
-from tests.hostile.mutate import MUTATIONS, Text, mutate
+from tests.hostile.endure import Trial, attack, endure, limits, programs, rewritable
+from tests.hostile.mutate import MUTATIONS, VALID, Text, mutate
 from tests.hostile.samples import SAMPLES
 
 # ---- the samples and the mutations ----
@@ -50,8 +52,8 @@ def test_every_mutation_finds_something_to_change(name):
 # ---- attacks ----
 
 
-def check(texts, count, seed):
-    outcomes, escapes = attack(texts, count, seed)
+def check(texts, count, seed, **more):
+    outcomes, escapes = attack(texts, count, seed, **more)
     shown = "\n\n".join(f"{escape.kind}\n{escape.error}\n{escape.text}" for escape in escapes[:3])
     assert not escapes, f"{len(escapes)} escaped\n{shown}"
     assert outcomes["refused"] > count // 3
@@ -66,6 +68,111 @@ def test_mutated_samples(seed):
 @pytest.mark.timeout(300)
 def test_mutated_suites(suites, seed):
     check(programs([suites]), 2000, seed)
+
+
+@pytest.mark.timeout(300)
+def test_mutated_rewrites(seed):
+    check(rewritable(seed), 5000, seed, only=VALID, vary=True)
+
+
+# ---- passes ----
+
+
+def unary_twice(name, element):
+    type = f"tensor<64x{element}>"
+    ops = f'%0 = "{name}"(%x) : ({type}) -> {type}\n  %1 = "{name}"(%0) : ({type}) -> {type}'
+    return f"func.func @main(%x: {type}) -> {type} {{\n  {ops}\n  return %1 : {type}\n}}"
+
+
+def of_itself(name, element):
+    type = f"tensor<64x{element}>"
+    return f"func.func @main(%x: {type}) -> {type} {{\n  %0 = {name} %x, %x : {type}\n  return %0 : {type}\n}}"
+
+
+RESCALED = """
+!a = tensor<1x!quant.uniform<i8:f32:0,{0.5}>>
+!b = tensor<2x!quant.uniform<i8:f32:0,{0.5,0.5}>>
+!c = tensor<3x2x!quant.uniform<i8:f32:1,{0.25,1.0}>>
+func.func @main(%x: !a) -> !c {
+  %0 = stablehlo.broadcast_in_dim %x, dims = [0] : (!a) -> !b
+  %1 = stablehlo.broadcast_in_dim %0, dims = [1] : (!b) -> !c
+  return %1 : !c
+}"""
+STRICT = {
+    "a float type without a sign": unary_twice("stablehlo.negate", "f8E8M0FNU"),
+    "saturated twice": unary_twice("stablehlo.negate", "!quant.uniform<i8:f32,0.5:-3>"),
+    "rounded twice": unary_twice("stablehlo.abs", "!quant.uniform<i32:f32,0.5>"),
+    "more digits than the expressed type": of_itself("stablehlo.maximum", "!quant.uniform<i32:f32,0.5>"),
+    "scales that change on the way": RESCALED,
+}
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_rules_leave_alone_what_would_change(name):
+    assert Trial(STRICT[name], np.random.default_rng(1)).endure() == "ran"
+
+
+PRODUCTS = ["f32", "i8", "f16"] + [
+    f"!quant.uniform<i8:f32{rest}>" for rest in (",0.5", ",0.5:17", ":0,{0.5,0.25}", ":1,{0.5,0.25}", ":1,{0.5,0.25:3}")
+]
+
+
+@pytest.mark.parametrize("lhs", PRODUCTS)
+def test_a_dot_that_is_accepted_is_a_dot_general(lhs):
+    outcomes = set()
+    for rhs, result in product(PRODUCTS, PRODUCTS):
+        types = [f"tensor<2x2x{element}>" for element in (lhs, rhs, result)]
+        text = (
+            f"func.func @main(%a: {types[0]}, %b: {types[1]}) -> {types[2]} {{\n"
+            f'  %0 = "stablehlo.dot"(%a, %b) : ({types[0]}, {types[1]}) -> {types[2]}\n  return %0 : {types[2]}\n}}'
+        )
+        outcomes.add(endure(text))
+    assert "refused" in outcomes
+    assert outcomes <= {"refused", "ran"}
+
+
+# The op, its operands, the type of its result, attributes; %n is [3], %big [7] and %m [-6], but only folding tells.
+IMPOSSIBLE = {
+    "real_dynamic_slice": ("%x, %n, %one, %one", "tensor<?xf32>", ""),
+    "dynamic_reshape": ("%x, %n", "tensor<?xf32>", ""),
+    "dynamic_broadcast_in_dim": ("%x, %n", "tensor<?xf32>", "broadcast_dimensions = array<i64: 0>"),
+    "dynamic_iota": ("%m", "tensor<?xf32>", "iota_dimension = 0 : i64"),
+    "dynamic_pad": ("%x, %z, %m, %m, %one", "tensor<?xf32>", ""),
+    "set_dimension_size": ("%x, %s", "tensor<?xf32>", "dimension = 0 : i64"),
+    "dynamic_gather": (
+        "%x, %i, %big",
+        "tensor<2x?xf32>",
+        "dimension_numbers = #stablehlo.gather<offset_dims = [1], start_index_map = [0], index_vector_dim = 1>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_sizes_that_turn_out_impossible_are_left_to_the_run(name):
+    operands, result, attributes = IMPOSSIBLE[name]
+    types = {"%x": "tensor<4xf32>", "%z": "tensor<f32>", "%i": "tensor<2x1xi64>", "%s": "tensor<i32>"}
+    listed = ", ".join(types.get(each, "tensor<1xi64>") for each in operands.split(", "))
+    text = f"""func.func @main(%x: tensor<4xf32>, %z: tensor<f32>, %i: tensor<2x1xi64>) -> {result} {{
+  %one = stablehlo.constant dense<1> : tensor<1xi64>
+  %c = stablehlo.constant dense<[[7], [127], [5]]> : tensor<3x1xi64>
+  %0 = stablehlo.slice %c [0:1, 0:1] : (tensor<3x1xi64>) -> tensor<1x1xi64>
+  %1 = stablehlo.slice %c [1:2, 0:1] : (tensor<3x1xi64>) -> tensor<1x1xi64>
+  %2 = stablehlo.slice %c [2:3, 0:1] : (tensor<3x1xi64>) -> tensor<1x1xi64>
+  %3 = stablehlo.reshape %0 : (tensor<1x1xi64>) -> tensor<1xi64>
+  %4 = stablehlo.reshape %1 : (tensor<1x1xi64>) -> tensor<1xi64>
+  %5 = stablehlo.reshape %2 : (tensor<1x1xi64>) -> tensor<1xi64>
+  %n = stablehlo.popcnt %3 : tensor<1xi64>
+  %big = stablehlo.popcnt %4 : tensor<1xi64>
+  %m = stablehlo.not %5 : tensor<1xi64>
+  %6 = stablehlo.convert %m : (tensor<1xi64>) -> tensor<1xi32>
+  %s = stablehlo.reshape %6 : (tensor<1xi32>) -> tensor<i32>
+  %r = "stablehlo.{name}"({operands}) <{{{attributes}}}> : ({listed}) -> {result}
+  return %r : {result}
+}}"""
+    assert endure(text) == "failed"
+
+
+# ---- the attack itself ----
 
 
 def test_the_attack_notices_a_crash(monkeypatch):

@@ -168,9 +168,17 @@ _ALGORITHMS = {
 
 
 def _infer_dot_general(call: Call) -> list[Type]:
-    lhs, rhs = call.shapes
-    dims: DotDims = call.attrs["dot_dimension_numbers"]
     check_precision(call, "dot_general_c11")
+    result = _product_type(call, call.attrs["dot_dimension_numbers"])
+    algorithm = call.attrs.get("algorithm")
+    if algorithm is not None:
+        _check_algorithm(call, algorithm)
+    return [result]
+
+
+def _product_type(call: Call, dims: DotDims) -> Shape:
+    """The type of a dot_general, or of an op that is another spelling of one."""
+    lhs, rhs = call.shapes
     check_dot_dims(call, lhs, rhs, dims, "dot_general")
     element = result_element(call, lhs)
     check_products(call, lhs, rhs, element, 13)
@@ -181,12 +189,9 @@ def _infer_dot_general(call: Call) -> list[Type]:
         call.require(
             not contracted, "dot_general_c16", "rhs may not be quantised along a contracted axis", got=rhs.dtype
         )
-    algorithm = call.attrs.get("algorithm")
-    if algorithm is not None:
-        _check_algorithm(call, algorithm)
     result = Shape.of(element, dot_sizes(lhs, rhs, dims))  # dot_general_c12
     check_axis(call, result)
-    return [result]
+    return result
 
 
 def check_dot_dims(call: Call, lhs: Shape, rhs: Shape, dims: DotDims | RaggedDotDims, name: str) -> None:
@@ -265,15 +270,16 @@ def _infer_dot(call: Call) -> list[Type]:
     check_precision(call, "dot")
     if not (1 <= lhs.rank <= 2 and 1 <= rhs.rank <= 2):
         call.fail("dot", "lhs and rhs must be vectors or matrices", got=f"{lhs}, {rhs}")
-    call.same_size(lhs.sizes[-1], rhs.sizes[0], "dot", "the last size of lhs must be the first of rhs")
-    element = result_element(call, lhs)
-    check_products(call, lhs, rhs, element, 13)
-    return [Shape.of(element, [*lhs.sizes[:-1], *rhs.sizes[1:]])]
+    return [_product_type(call, dot_dims(lhs.rank))]
+
+
+def dot_dims(rank: int) -> DotDims:
+    """`dot` as a dot_general, for a lhs of that rank: its last dimension against the first of rhs."""
+    return DotDims((), (), (rank - 1,), (0,))
 
 
 def _dot(_: Frame, op: Op, lhs: Array, rhs: Array) -> Array:
-    dims = DotDims((), (), (lhs.ndim - 1,), (0,))
-    return in_floats(op, lambda a, b, to: dot_general(a, b, dims, to), lhs, rhs)
+    return in_floats(op, lambda a, b, to: dot_general(a, b, dot_dims(lhs.ndim), to), lhs, rhs)
 
 
 # ---- einsum ----

@@ -6,7 +6,7 @@ products keep their sums in i32. Weights of a few bits are unpacked by the progr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -22,8 +22,9 @@ from smelt.read.onnx.quant import (
     dequantize_linear,
     dynamic_quantize_linear,
     expressed,
-    matmul_integer,
+    integer_product,
     placed,
+    product,
     qlinear_conv,
     quantize_linear,
     single,
@@ -323,13 +324,16 @@ def matmul_integer_to_float(
     b_zero_point: Value | None = None,
     bias: Value | None = None,
 ) -> Value:
+    def emits(g: Graph, named: Mapping[str, Value]) -> Value:
+        columns = placed(g, g.convert(named["scale.rhs"], f32), B.shape.rank, -1)
+        scale = g.binary("multiply", single(g, g.convert(named["scale.lhs"], f32), "a_scale"), columns)
+        y = g.binary("multiply", g.convert(integer_product(g, named), f32), scale)
+        y = g.binary("add", y, g.convert(named["bias"], f32)) if "bias" in named else y
+        return g.convert(y, a_scale.shape.element)
+
     point = None if a_zero_point is None else single(g, a_zero_point, "a_zero_point")
-    total = matmul_integer(g, A, B, point, b_zero_point)
-    columns = placed(g, g.convert(b_scale, f32), B.shape.rank, -1)
-    scale = g.binary("multiply", single(g, g.convert(a_scale, f32), "a_scale"), columns)
-    y = g.binary("multiply", g.convert(total, f32), scale)
-    y = y if bias is None else g.binary("add", y, g.convert(bias, f32))
-    return g.convert(y, a_scale.shape.element)
+    more = {"scale.lhs": single(g, a_scale, "a_scale"), "scale.rhs": b_scale, "bias": bias}
+    return product(g, (A, point), (B, b_zero_point), more, emits)
 
 
 @onnx_op("DynamicQuantizeMatMul", domain=_MS)
@@ -361,18 +365,30 @@ def qgemm(
     if A.shape.rank != 2 or B.shape.rank != 2:
         raise ShapeError("QGemm multiplies matrices", got=f"{A.shape} and {B.shape}")
     a, b = g.transpose(A, (1, 0) if transA else (0, 1)), g.transpose(B, (1, 0) if transB else (0, 1))
-    total = matmul_integer(g, a, b, single(g, a_zero_point, "a_zero_point"), b_zero_point)
-    if C is not None:
-        total = g.binary("add", total, g.broadcast_to(C, total.shape.sizes))
-    scale = g.times(g.binary("multiply", single(g, a_scale, "a_scale"), placed(g, b_scale, 2, -1)), alpha)
-    if y_zero_point is None:
-        if y_scale is not None:
-            raise ParseError("QGemm: 'y_scale' and 'y_zero_point' come together")
-        return g.binary("multiply", g.convert(total, f32), scale)
-    if y_scale is None:
+    if (y_zero_point is None) != (y_scale is None):
         raise ParseError("QGemm: 'y_scale' and 'y_zero_point' come together")
-    scaled = g.binary("multiply", g.convert(total, f32), g.binary("divide", scale, single(g, y_scale, "y_scale")))
-    return stored(g, scaled, single(g, y_zero_point, "y_zero_point"), y_zero_point.shape.element)
+
+    def emits(g: Graph, named: Mapping[str, Value]) -> Value:
+        total = integer_product(g, named)
+        if "bias" in named:
+            total = g.binary("add", total, g.broadcast_to(named["bias"], total.shape.sizes))
+        scale = g.binary("multiply", single(g, named["scale.lhs"], "a_scale"), placed(g, named["scale.rhs"], 2, -1))
+        scale = g.binary("multiply", scale, named["scale"]) if "scale" in named else scale
+        if y_zero_point is None:
+            return g.binary("multiply", g.convert(total, f32), scale)
+        factor = g.binary("divide", scale, single(g, named["result_scale"], "y_scale"))
+        scaled = g.binary("multiply", g.convert(total, f32), factor)
+        return stored(g, scaled, single(g, named["result_zero"], "y_zero_point"), y_zero_point.shape.element)
+
+    more = {
+        "scale.lhs": a_scale,
+        "scale.rhs": b_scale,
+        "scale": None if alpha == 1 else g.scalar(alpha, f32),
+        "bias": C,
+        "result_scale": y_scale,
+        "result_zero": y_zero_point,
+    }
+    return product(g, (a, single(g, a_zero_point, "a_zero_point")), (b, b_zero_point), more, emits)
 
 
 # ---- weights of a few bits ----

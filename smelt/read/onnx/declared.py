@@ -1,4 +1,7 @@
-"""What an ONNX file says about its inputs and outputs, without reading its graph. Called by `smelt.model`."""
+"""What an ONNX file says about its inputs and outputs, without reading its graph.
+
+Called by `smelt.model` for models whose program must wait, and by the command line.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from smelt.dim import Size, symbol
 from smelt.engine_api import Port, Signature
 from smelt.errors import UnsupportedError
 from smelt.read.onnx.model import parse_message
-from smelt.read.onnx.tensors import STRING, element_type
+from smelt.read.onnx.tensors import STRING, TYPES, element_type
 from smelt.read.onnx.wire import lift
 from smelt.shape import Shape
 from smelt.weights import MappedFile
@@ -22,6 +25,37 @@ def declared(path: str | Path) -> Signature:
     initialised = {tensor.name for tensor in graph.initializer}
     inputs = [_port(port, path, i) for i, port in enumerate(graph.input) if port.name not in initialised]
     return Signature(tuple(inputs), tuple(_port(port, path, 1000 + i) for i, port in enumerate(graph.output)))
+
+
+def element_types(path: str | Path) -> dict[str, Any]:
+    """NumPy's type of the elements of each input; None where it is no tensor of numbers."""
+    graph = parse_message(lift(MappedFile(path).bytes, str(path)).message, path).graph
+    numbers = {port.name: port.type.tensor_type.elem_type for port in graph.input}
+    return {
+        name: element_type(number, f"{path}: {name!r}").numpy if number not in (0, STRING) else None
+        for name, number in numbers.items()
+    }
+
+
+def type_text(proto: Any) -> str:
+    """A declared type as people write it: `f32[batch, 64]`, `sequence(i64[?])`."""
+    match proto.WhichOneof("value"):
+        case "tensor_type" | "sparse_tensor_type" as kind:
+            tensor = getattr(proto, kind)
+            name = "string" if tensor.elem_type == STRING else TYPES.get(tensor.elem_type, f"type{tensor.elem_type}")
+            dims = [
+                str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim
+            ]
+            text = f"{name}[{', '.join(dims)}]" if tensor.HasField("shape") else f"{name} of any rank"
+            return text if kind == "tensor_type" else f"sparse {text}"
+        case "sequence_type":
+            return f"sequence({type_text(proto.sequence_type.elem_type)})"
+        case "optional_type":
+            return f"optional({type_text(proto.optional_type.elem_type)})"
+        case "map_type":
+            return f"map({type_text(proto.map_type.value_type)})"
+        case _:
+            return "no type"
 
 
 def _port(port: Any, path: str | Path, number: int) -> Port:

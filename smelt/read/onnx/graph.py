@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -51,12 +51,28 @@ class StaticError(UnsupportedError):
         self.sizes = sizes
 
 
+class OperatorError(UnsupportedError):
+    """There is no such operator, version or attribute, whatever the inputs are."""
+
+
 @dataclass(slots=True)
 class Missing:
     """Why a value is not known at import: inputs of the model whose values it needs, or sizes that are open."""
 
     inputs: set[str] = field(default_factory=set)
     sizes: bool = False
+
+
+class Watch(Protocol):
+    """Who stands between a graph and its nodes to collect mistakes instead of stopping at the first (`survey.py`)."""
+
+    def results(self, graph: Graph, node: Any) -> list[Item]:
+        """The outputs of a node, or what to go on with."""
+        ...
+
+    def absent(self, graph: Graph, name: str, error: SmeltError) -> Item:
+        """What to go on with where an input or an initialiser cannot be read."""
+        ...
 
 
 @dataclass(slots=True)
@@ -77,6 +93,9 @@ class Model:
     nodes: int = 0  # read so far: every call of a function and every turn of an unrolled loop counts
     most_nodes: int = 20_000
     notes: dict[str, Attrs] = field(default_factory=dict)  # attributes of results, by name
+    decompositions: dict[str, Func] = field(default_factory=dict)  # of the composites that operators emit
+    watch: Watch | None = None
+    unknown: list[Value] = field(default_factory=list)  # what a watch goes on with where nodes cannot be read
 
     def weight(self, name: str, stored: Stored) -> Value:
         """The argument that brings a weight."""
@@ -115,19 +134,27 @@ class Graph(Emit):
         self.opsets: Mapping[str, int] = opsets or (outer.opsets if outer is not None else model.opsets)
         self.attributes = attributes or {}  # of the function whose body this is
         self.items: dict[str, Item] = {}
-        self.node: Any = None
+        self.node: Any = outer.node if outer is not None else None
+        self.path: tuple[str, ...] = outer.path if outer is not None else ()  # of subgraphs and calls, from the top
         if self.depth > _MAX_NESTING:
             raise UnsupportedError("functions or graphs inside each other, too deep", expected=_MAX_NESTING)
 
     # -- names --
 
     def find(self, name: str) -> Item:
+        found = self.look(name)
+        if found is None:
+            raise ParseError(f"{name!r} is used before anything makes it", where=self.location)
+        return found
+
+    def look(self, name: str) -> Item | None:
+        """What a name stands for, here or in the graphs around; None if it is not made yet."""
         graph: Graph | None = self
         while graph is not None:
             if name in graph.items:
                 return graph.items[name]
             graph = graph.outer
-        raise ParseError(f"{name!r} is used before anything makes it", where=self.location)
+        return None
 
     def bind(self, name: str, item: Item) -> None:
         """Give a name its meaning; nothing has two."""
@@ -155,20 +182,26 @@ class Graph(Emit):
                     "a model of too many nodes", expected=f"at most {self.model.most_nodes}", where=self.location
                 )
             self.b.location = self.location
-            results = self.call(node)
+            watch = self.model.watch
+            results = self.results(node) if watch is None else watch.results(self, node)
             for name, item in zip(node.output, results, strict=False):
                 if name:
                     self.bind(name, item)
-            if any(node.output[len(results) :]):
-                raise UnsupportedError(
-                    f"{node.op_type}: an output that is not supported",
-                    got=list(node.output[len(results) :]),
-                    where=self.location,
-                )
+
+    def results(self, node: Any) -> list[Item]:
+        """The outputs of one node, at least as many as it names."""
+        results = self.call(node)
+        if any(node.output[len(results) :]):
+            raise UnsupportedError(
+                f"{node.op_type}: an output that is not supported",
+                got=list(node.output[len(results) :]),
+                where=self.location,
+            )
+        return results
 
     def call(self, node: Any) -> list[Item]:
         """The outputs of one node."""
-        domain = "" if node.domain == "ai.onnx" else node.domain
+        domain = domain_of(node)
         inputs = [self.find(name) if name else None for name in node.input]
         while inputs and inputs[-1] is None:
             inputs.pop()
@@ -178,12 +211,9 @@ class Graph(Emit):
         try:
             if function is not None:
                 return self.expand(function, inputs, protos)
-            version = self.opsets.get(domain)
-            if version is None:
-                raise ParseError(f"the model imports no operators of {domain or 'ai.onnx'!r}", got=node.op_type)
-            row = find(domain, node.op_type, version)
+            row = self._row(node)
             if row is None:
-                return self._by_definition(domain, node, version, inputs, protos)
+                return self._by_definition(node, inputs, protos)
             return self._apply(row, inputs, attributes)
         except SmeltError as error:
             if error.where is None:
@@ -206,10 +236,30 @@ class Graph(Emit):
                 where=self.location,
             ) from error
 
+    def check_operator(self, node: Any) -> None:
+        """Whether there is such an operator with such attributes; nothing need be known about its inputs."""
+        attributes = {name: self.attribute(proto) for name, proto in self._attribute_protos(node).items()}
+        if (domain_of(node), node.op_type) in self.model.functions:
+            return
+        row = self._row(node)
+        if row is None:
+            schema = self._schema(node)
+            if not (schema.has_function or schema.has_context_dependent_function):
+                raise OperatorError(f"the operator {node.op_type} is not supported", where=self.location)
+        else:
+            _check_attributes(row, attributes)
+
+    def _row(self, node: Any) -> Row | None:
+        domain = domain_of(node)
+        version = self.opsets.get(domain)
+        if version is None:
+            raise ParseError(f"the model imports no operators of {domain or 'ai.onnx'!r}", got=node.op_type)
+        return find(domain, node.op_type, version)
+
     def _needs_sizes(self, error: SmeltError, inputs: list[Item | None]) -> bool:
         """Whether a node that cannot be read with open sizes may be read once they are fixed."""
         shapes = [item.shape for item in inputs if isinstance(item, Tensor) and not item.shape.is_static]
-        if isinstance(error, StaticError) or not shapes or self.model.shapes:
+        if isinstance(error, StaticError | OperatorError) or not shapes or self.model.shapes:
             return False
         if isinstance(error, ShapeError | VerifyError):  # a mistake, unless the complaint is about an open size
             words = set(re.findall(r"[^\W\d]\w*", f"{error.expected} {error.got}"))
@@ -220,14 +270,7 @@ class Graph(Emit):
         if inputs and isinstance(inputs[0], Labels) and row.name in _MOVES:  # labels move as their places do
             moved = self._apply(row, [inputs[0].places, *inputs[1:]], attributes)
             return [Labels(each, inputs[0].table) if isinstance(each, Tensor) else each for each in moved]
-        unknown = [name for name in attributes if name not in row.attributes]
-        if unknown:
-            raise UnsupportedError(
-                f"{row.name}: unknown attribute {unknown[0]!r}", expected=", ".join(row.attributes) or "no attributes"
-            )
-        for name, default in row.attributes.items():
-            if default is REQUIRED and name not in attributes:
-                raise ParseError(f"{row.name}: attribute {name!r} is missing")
+        _check_attributes(row, attributes)
         if row.variadic is None and len(inputs) > len(row.inputs):
             raise ParseError(f"{row.name}: too many inputs", expected=len(row.inputs), got=len(inputs))
         arguments = []
@@ -283,6 +326,7 @@ class Graph(Emit):
         opsets = {("" if each.domain == "ai.onnx" else each.domain): each.version for each in function.opset_import}
         defaults = {proto.name: proto for proto in function.attribute_proto}
         inner = Graph(self.model, self.b, self, {**self.opsets, **opsets}, {**defaults, **attributes}, captures=False)
+        inner.path = (*self.path, f"{self.location.name}({function.domain or 'ai.onnx'}.{function.name})")
         for name, item in zip(function.input, inputs, strict=False):
             if item is not None:
                 inner.items[name] = item
@@ -292,25 +336,27 @@ class Graph(Emit):
         self.b.location = self.location
         return [inner.find(name) if name in inner.items else Optional() for name in function.output]
 
-    def _by_definition(
-        self, domain: str, node: Any, version: int, inputs: list[Item | None], attributes: dict[str, Any]
-    ) -> list[Item]:
-        """An operator without a row: the function that the ONNX standard defines it by."""
+    def _schema(self, node: Any) -> Any:
+        """What the ONNX standard says about an operator without a row."""
         import onnx
 
-        where = self.location
+        domain = domain_of(node)
+        version = self.opsets[domain]
         try:
-            schema = onnx.defs.get_schema(node.op_type, version, domain)
+            return onnx.defs.get_schema(node.op_type, version, domain)
         except onnx.defs.SchemaError:
             known = (domain, node.op_type) in ROWS
-            raise (
-                UnsupportedError(f"no operator {domain or 'ai.onnx'}.{node.op_type} in opset {version}", where=where)
-                if known
-                else UnsupportedError(f"unknown operator {domain or 'ai.onnx'}.{node.op_type}", where=where)
+            what = f"operator {domain or 'ai.onnx'}.{node.op_type}"
+            raise OperatorError(
+                f"no {what} in opset {version}" if known else f"unknown {what}", where=self.location
             ) from None
-        function = self._definition(schema, node, version, inputs, attributes)
+
+    def _by_definition(self, node: Any, inputs: list[Item | None], attributes: dict[str, Any]) -> list[Item]:
+        """An operator without a row: the function that the ONNX standard defines it by."""
+        schema = self._schema(node)
+        function = self._definition(schema, node, self.opsets[domain_of(node)], inputs, attributes)
         if function is None:
-            raise UnsupportedError(f"the operator {node.op_type} is not supported", where=where)
+            raise OperatorError(f"the operator {node.op_type} is not supported", where=self.location)
         defaults = {name: each.default_value for name, each in schema.attributes.items() if each.default_value.name}
         return self.expand(function, inputs, {**defaults, **attributes})
 
@@ -321,7 +367,7 @@ class Graph(Emit):
 
         function = onnx.FunctionProto()
         if schema.has_context_dependent_function:
-            types = [_type_proto(item) for item in inputs]
+            types = [type_proto(item) for item in inputs]
             plain = onnx.NodeProto()
             plain.CopyFrom(node)
             del plain.attribute[:]
@@ -347,6 +393,7 @@ class Graph(Emit):
         inner = Graph(self.model, b, self)
         inner.births = dict(self.births)
         inner.attributes = self.attributes
+        inner.path = (*self.path, self._step(graph))
         if len(items) > len(graph.input):
             raise ParseError("a subgraph takes fewer inputs than it gets", expected=len(graph.input), got=len(items))
         for port, item in zip(graph.input, items, strict=False):
@@ -356,6 +403,12 @@ class Graph(Emit):
         inner.node = None
         return [inner.find(port.name) for port in graph.output]
 
+    def _step(self, graph: Any) -> str:
+        """How to get from here to a subgraph of the current node: the node's name and the attribute's."""
+        attributes = self.node.attribute if self.node is not None else ()
+        name = next((each.name for each in attributes if each.HasField("g") and each.g is graph), graph.name)
+        return f"{self.location.name}.{name}"
+
     def initialisers(self, graph: Any) -> None:
         """The constants of a graph. At the top their names are the weights' names."""
         for proto in graph.initializer:
@@ -363,7 +416,13 @@ class Graph(Emit):
                 raise ParseError("an initialiser without a name", where=self.model.path)
             if self.outer is None and self.depth == 0 and proto.name in self.model.static:
                 continue
-            self.bind(proto.name, self.tensor(proto, proto.name))
+            try:
+                item = self.tensor(proto, proto.name)
+            except SmeltError as error:
+                if self.model.watch is None:
+                    raise
+                item = self.model.watch.absent(self, proto.name, error)
+            self.bind(proto.name, item)
         for sparse in graph.sparse_initializer:
             self.bind(sparse.values.name, Tensor.constant(self.dense(sparse)))
 
@@ -533,7 +592,7 @@ class Graph(Emit):
         names = self._weight_values()
         args = [self.model.stored[names[leaf]].load() for leaf in leaves]
         region = Region(tuple(leaves), tuple(ops), (value,))
-        array: Array = run(Program.of(Func("constant", region)), args)[0]
+        array: Array = run(Program.of(Func("constant", region), *self.model.decompositions.values()), args)[0]
         self.model.evaluated[value] = array
         return array
 
@@ -582,6 +641,21 @@ def _regions(region: Region) -> list[Region]:
     return [region, *(inner for op in walk(region) for inner in op.regions)]
 
 
+def domain_of(node: Any) -> str:
+    return "" if node.domain == "ai.onnx" else str(node.domain)
+
+
+def _check_attributes(row: Row, attributes: Mapping[str, Any]) -> None:
+    unknown = [name for name in attributes if name not in row.attributes]
+    if unknown:
+        raise OperatorError(
+            f"{row.name}: unknown attribute {unknown[0]!r}", expected=", ".join(row.attributes) or "no attributes"
+        )
+    for name, default in row.attributes.items():
+        if default is REQUIRED and name not in attributes:
+            raise ParseError(f"{row.name}: attribute {name!r} is missing")
+
+
 def _text(data: bytes, what: str) -> str:
     try:
         return data.decode("utf-8")
@@ -603,7 +677,7 @@ def _present(nodes: Iterable[Any], graph: Graph, absent: set[str]) -> Iterable[A
             yield node
 
 
-def _type_proto(item: Item | None) -> Any:
+def type_proto(item: Item | None) -> Any:
     import onnx
 
     from_item = onnx.TypeProto()

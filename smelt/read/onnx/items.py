@@ -98,4 +98,9 @@ class Maps:
     keys: tuple[int | str, ...]
 
 
-Item: TypeAlias = Tensor | Text | Sequence | Optional | Labels | Maps
+@dataclass(slots=True, eq=False)
+class Unknown:
+    """What a node gives that could not be read. A survey goes on with it; no operator ever sees it."""
+
+
+Item: TypeAlias = Tensor | Text | Sequence | Optional | Labels | Maps | Unknown

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from smelt.errors import MissingPackageError, ParseError, ShapeError, UnsupportedError
+from smelt.errors import MissingPackageError, ParseError, ShapeError, SmeltError, UnsupportedError
 from smelt.ir.attributes import Int
 from smelt.ir.build import Builder
 from smelt.ir.core import Attrs, Func, Program, Region, Value
@@ -38,7 +38,7 @@ from smelt.read.onnx import (  # noqa: F401  each registers its operators
     vision,
 )
 from smelt.read.onnx.graph import Graph, Model, StaticError, dimension, sequence_of
-from smelt.read.onnx.items import Item, Labels, Maps, Optional, Sequence, Tensor, Text
+from smelt.read.onnx.items import Item, Labels, Maps, Optional, Sequence, Tensor, Text, Unknown
 from smelt.read.onnx.tensors import STRING, TensorReader, element_type
 from smelt.read.onnx.wire import lift
 from smelt.shape import Shape
@@ -55,6 +55,12 @@ def read(
     `static` gives inputs values at import: they are constants of the program then, and may shape it. `shapes` fixes the
     sizes of inputs, for models that are another program for another size.
     """
+    proto, model = open_model(path, static, shapes)
+    return program_of(proto, model)
+
+
+def open_model(path: str | Path, static: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> tuple[Any, Model]:
+    """The message in a file, without its big tensors, and what its graphs share; no node is read yet."""
     file = MappedFile(path)
     lifted = lift(file.bytes, str(path))
     proto = parse_message(lifted.message, path)
@@ -65,9 +71,15 @@ def read(
     functions = {(("" if f.domain == "ai.onnx" else f.domain), f.name): f for f in proto.functions}
     model = Model(str(path), TensorReader(file, lifted.payloads), functions, opsets or {"": 1}, static, shapes)
     model.most_nodes += 256 * nodes  # calls and loops multiply, but not without end
+    return proto, model
+
+
+def program_of(proto: Any, model: Model) -> tuple[Program, Weights]:
+    """Read the nodes of an open model."""
     func = _main(model, proto.graph)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    return Program.of(func, name=proto.graph.name), Weights(model.stored, metadata, str(path))
+    program = Program.of(func, *model.decompositions.values(), name=proto.graph.name)
+    return program, Weights(model.stored, metadata, model.path)
 
 
 def parse_message(message: bytes, path: str | Path) -> Any:
@@ -128,9 +140,14 @@ def _main(model: Model, graph: Any) -> Func:
         if port.name in model.static:
             top.bind(port.name, _static(port, model.static[port.name], model))
             continue
-        value = _input(port, b, model)
-        inputs[port.name] = value
-        top.bind(port.name, top.item(value))
+        try:
+            value = inputs[port.name] = _input(port, b, model)
+        except SmeltError as error:
+            if model.watch is None:
+                raise
+            top.bind(port.name, model.watch.absent(top, port.name, error))
+        else:
+            top.bind(port.name, top.item(value))
     unknown = set(model.static) - {port.name for port in graph.input}
     if unknown:
         raise UnsupportedError(
@@ -146,11 +163,11 @@ def _main(model: Model, graph: Any) -> Func:
 
 
 def _func(model: Model, b: Builder, inputs: dict[str, Value], results: dict[str, Value]) -> Func:
-    args = [*model.weights.values(), *inputs.values()]
+    args = [*model.weights.values(), *inputs.values(), *model.unknown]
     for index, value in enumerate(args):  # only now is it known how many weights come before the inputs
         object.__setattr__(value, "index", index)
     attrs: list[Attrs] = [{"smelt.weight": name, "smelt.name": name} for name in model.weights]
-    attrs += [{"smelt.name": name} for name in inputs]
+    attrs += [{"smelt.name": name} for name in (*inputs, *(value.name for value in model.unknown))]
     body = Region(tuple(args), tuple(b.ops), tuple(results.values()))
     return Func(
         "main",
@@ -218,7 +235,7 @@ def _results(top: Graph, name: str, item: Item) -> dict[str, Value]:
             for i, each in enumerate(item.items):
                 found |= _results(top, f"{name}[{i}]", each)
             return found
-        case Optional():
+        case Optional() | Unknown():
             return {}
         case Labels():
             top.model.notes[name] = {"smelt.labels": tuple(item.table)}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from smelt.dim import Size, maximum
-from smelt.dtype import DType, i1, i64
+from smelt.dtype import DType, f32, i1, i64
 from smelt.errors import ParseError, ShapeError, UnsupportedError
 from smelt.ir.attributes import ConvDims, ScatterDims
 from smelt.ir.core import Value
@@ -356,13 +356,17 @@ def average_pool(
 ) -> Value:
     _check_image(X, "AveragePool")
     w, beyond = _pool_window(X, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-    element = X.shape.element
-    total = _slide(g, X, w, beyond, "add", 0)
+    return g.in_f32(lambda x: _averages(g, x, w, beyond, bool(count_include_pad)), X)
+
+
+def _averages(g: Graph, x: Value, w: Window, beyond: Sequence[int], padding_counts: bool) -> Value:
+    element = x.shape.element
+    total = _slide(g, x, w, beyond, "add", 0)
     number = int(np.prod(w.kernel))
-    if not any(beyond) and (count_include_pad or (not any(n != 0 for n in (*w.low, *w.high)))):
+    if not any(beyond) and (padding_counts or (not any(n != 0 for n in (*w.low, *w.high)))):
         return g.binary("divide", total, g.scalar(number, element))
-    ones = g.full(1, Shape.of(element, (1, 1, *X.shape.sizes[2:])))
-    if count_include_pad:  # the padding counts, what ceil_mode adds does not
+    ones = g.full(1, Shape.of(element, (1, 1, *x.shape.sizes[2:])))
+    if padding_counts:  # what ceil_mode adds does not
         ones = g.pad(ones, g.scalar(1, element), (0, 0, *w.low), (0, 0, *w.high))
         zero = (0,) * len(w.kernel)
         w = Window(w.kernel, w.strides, w.dilations, zero, zero)
@@ -385,7 +389,7 @@ def lp_pool(
 ) -> Value:
     _check_image(X, "LpPool")
     w, beyond = _pool_window(X, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-    return _root(g, _slide(g, _powers(g, X, p), w, beyond, "add", 0), p)
+    return g.in_f32(lambda x: _root(g, _slide(g, _powers(g, x, p), w, beyond, "add", 0), p), X)
 
 
 def _powers(g: Graph, x: Value, p: int) -> Value:
@@ -399,7 +403,7 @@ def _root(g: Graph, x: Value, p: int) -> Value:
 
 @onnx_op("GlobalAveragePool")
 def global_average_pool(g: Graph, X: Value) -> Value:
-    return g.mean(X, range(2, X.shape.rank), keep=True)
+    return g.in_f32(lambda x: g.mean(x, range(2, x.shape.rank), keep=True), X)
 
 
 @onnx_op("GlobalMaxPool")
@@ -409,7 +413,7 @@ def global_max_pool(g: Graph, X: Value) -> Value:
 
 @onnx_op("GlobalLpPool", since=2)
 def global_lp_pool(g: Graph, X: Value, *, p: int = 2) -> Value:
-    return _root(g, g.sum(_powers(g, X, p), range(2, X.shape.rank), keep=True), p)
+    return g.in_f32(lambda x: _root(g, g.sum(_powers(g, x, p), range(2, x.shape.rank), keep=True), p), X)
 
 
 @onnx_op("MaxUnpool", since=9)
@@ -549,29 +553,39 @@ def batch_normalization(
     momentum: float = 0.9,
     training_mode: int = 0,
 ) -> tuple[Value, ...]:
-    rank = X.shape.rank
     if not training_mode:
         return (_batch_norm(g, X, scale, B, input_mean, input_var, epsilon),)
+    rank = X.shape.rank
     axes = (0, *range(2, rank))
-    x = g.convert(X, input_mean.shape.element)
+    wide = _widest(X, input_mean)
+    x = g.convert(X, wide)
     mean = g.mean(x, axes)
     centred = g.binary("subtract", x, g.along(mean, rank, 1))
     variance = g.mean(g.binary("multiply", centred, centred), axes)
     running = [
-        g.binary("add", g.times(old, momentum), g.times(new, 1 - momentum))
+        g.convert(
+            g.binary("add", g.times(g.convert(old, wide), momentum), g.times(new, 1 - momentum)), old.shape.element
+        )
         for old, new in ((input_mean, mean), (input_var, variance))
     ]
     return _batch_norm(g, X, scale, B, mean, variance, epsilon), *running
 
 
+def _widest(*values: Value) -> DType:
+    """The type to compute in for values of several float types: the widest of them, and at least f32."""
+    widest = max((value.shape.element for value in values), key=lambda element: element.bits)
+    return widest if widest.bits >= 32 else f32
+
+
 def _batch_norm(g: Graph, X: Value, scale: Value, B: Value, mean: Value, var: Value, epsilon: float) -> Value:
     rank = X.shape.rank
     axis = 1 if rank > 1 else 0
-    element = X.shape.element
-    factor = g.binary("multiply", g.convert(scale, var.shape.element), g.unary("rsqrt", g.plus(var, epsilon)))
-    shift = g.binary("subtract", g.convert(B, var.shape.element), g.binary("multiply", mean, factor))
-    scaled = g.binary("multiply", g.convert(X, var.shape.element), g.along(factor, rank, axis))
-    return g.convert(g.binary("add", scaled, g.along(shift, rank, axis)), element)
+    wide = _widest(X, scale, mean)
+    x, scale, shift, mean, var = (g.convert(each, wide) for each in (X, scale, B, mean, var))
+    factor = g.binary("multiply", scale, g.unary("rsqrt", g.plus(var, epsilon)))
+    shift = g.binary("subtract", shift, g.binary("multiply", mean, factor))
+    scaled = g.binary("multiply", x, g.along(factor, rank, axis))
+    return g.convert(g.binary("add", scaled, g.along(shift, rank, axis)), X.shape.element)
 
 
 @onnx_op("BatchNormalization", since=1)
@@ -601,31 +615,42 @@ def lp_normalization(g: Graph, input: Value, *, axis: int = -1, p: int = 2) -> V
     if p not in (1, 2):
         raise ParseError("LpNormalization: attribute 'p'", expected="1 or 2", got=p)
     place = axis_of(axis, input.shape.rank)
-    norm = _root(g, g.sum(_powers(g, input, p), (place,), keep=True), p)
-    whole = g.broadcast_to(norm, input.shape.sizes)
-    zero = g.like(0, input)
-    return g.select(g.compare(whole, zero, "EQ"), zero, g.binary("divide", input, whole))
+
+    def fn(x: Value) -> Value:
+        norm = _root(g, g.sum(_powers(g, x, p), (place,), keep=True), p)
+        whole = g.broadcast_to(norm, x.shape.sizes)
+        zero = g.like(0, x)
+        return g.select(g.compare(whole, zero, "EQ"), zero, g.binary("divide", x, whole))
+
+    return g.in_f32(fn, input)
 
 
 @onnx_op("MeanVarianceNormalization", since=9)
 def mean_variance_normalization(g: Graph, X: Value, *, axes: tuple[int, ...] = (0, 2, 3)) -> Value:
     places = axes_of(axes, X.shape.rank)
-    mean = g.mean(X, places, keep=True)
-    centred = g.binary("subtract", X, mean)
-    variance = g.mean(g.binary("multiply", centred, centred), places, keep=True)
-    return g.binary("divide", centred, g.plus(g.unary("sqrt", variance), 1e-9))
+
+    def fn(x: Value) -> Value:
+        centred = g.binary("subtract", x, g.mean(x, places, keep=True))
+        variance = g.mean(g.binary("multiply", centred, centred), places, keep=True)
+        return g.binary("divide", centred, g.plus(g.unary("sqrt", variance), 1e-9))
+
+    return g.in_f32(fn, X)
 
 
 @onnx_op("LRN")
 def lrn(g: Graph, X: Value, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int) -> Value:
-    rank = X.shape.rank
-    element = X.shape.element
+    return g.in_f32(lambda x: _local_response(g, x, alpha, beta, bias, size), X)
+
+
+def _local_response(g: Graph, x: Value, alpha: float, beta: float, bias: float, size: int) -> Value:
+    rank = x.shape.rank
+    element = x.shape.element
     body = g.scalar_region(element, lambda r, a, b: r.op("stablehlo.add", a, b).result)
     ahead = (size - 1) // 2
     around = [(ahead, size - 1 - ahead) if axis == 1 else (0, 0) for axis in range(rank)]
     one = (1,) * rank
     total: Any = g.b.reduce_window(
-        g.binary("multiply", X, X),
+        g.binary("multiply", x, x),
         g.scalar(0, element),
         window_dimensions=tuple(size if axis == 1 else 1 for axis in range(rank)),
         window_strides=one,
@@ -635,7 +660,7 @@ def lrn(g: Graph, X: Value, *, alpha: float = 1e-4, beta: float = 0.75, bias: fl
         regions=[body],
     )
     scale = g.plus(g.times(total, alpha / size), bias)
-    return g.binary("divide", X, g.binary("power", scale, g.like(beta, X)))
+    return g.binary("divide", x, g.binary("power", scale, g.like(beta, x)))
 
 
 # ---- dropout ----

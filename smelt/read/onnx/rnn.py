@@ -1,13 +1,20 @@
-"""RNN, GRU and LSTM: one loop over time per direction."""
+"""RNN, GRU and LSTM: a composite per direction, whose decomposition is one loop over time.
+
+What comes in is a node of ai.onnx; what goes out are `smelt.rnn`, `smelt.gru` and `smelt.lstm` as `ir.composites` has
+them. `read.onnx.contrib_quant` builds Microsoft's quantised LSTM from the same parts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from smelt.dtype import i64
 from smelt.errors import ParseError, UnsupportedError
 from smelt.ir.build import RegionBuilder
 from smelt.ir.core import Value
+from smelt.read.onnx.composite import composite
 from smelt.read.onnx.control import element_at, inner_graph, put_at, while_loop
 from smelt.read.onnx.graph import Graph
 from smelt.read.onnx.math import elu, hard_sigmoid, leaky_relu, softplus, softsign, thresholded_relu
@@ -35,9 +42,17 @@ _WITH_ALPHA = {"affine", "leakyrelu", "thresholdedrelu", "scaledtanh", "hardsigm
 _WITH_BETA = {"affine", "scaledtanh", "hardsigmoid"}
 
 
-def _functions(
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """A function of a gate and its name, with the numbers it takes: `hardsigmoid(0.2,0.5)`."""
+
+    spelling: str
+    function: Function
+
+
+def _activations(
     names: Sequence[str], alphas: Sequence[float], betas: Sequence[float], count: int, what: str
-) -> list[Function]:
+) -> list[Activation]:
     if len(names) != count:
         raise ParseError(f"{what}: attribute 'activations'", expected=f"{count} names", got=list(names))
     alpha, beta = iter(alphas), iter(betas)
@@ -47,7 +62,11 @@ def _functions(
         if key not in _FUNCTIONS:
             raise ParseError(f"{what}: attribute 'activations'", expected=", ".join(_FUNCTIONS), got=name)
         make, a, b = _FUNCTIONS[key]
-        found.append(make(next(alpha, a) if key in _WITH_ALPHA else a, next(beta, b) if key in _WITH_BETA else b))
+        numbers = [next(alpha, a)] if key in _WITH_ALPHA else []
+        numbers += [next(beta, b)] if key in _WITH_BETA else []
+        spelling = f"{key}({','.join(repr(float(each)) for each in numbers)})" if numbers else key
+        a, b = (numbers + [a, b][len(numbers) :])[:2]
+        found.append(Activation(spelling, make(a, b)))
     return found
 
 
@@ -98,31 +117,50 @@ def _over_time(
 
 def _run(
     g: Graph,
-    what: str,
+    name: str,
     X: Value,
+    weights: Mapping[str, Value | None],
+    sequence_lens: Value | None,
+    initial: Mapping[str, Value | None],
+    hidden: int,
+    make: Callable[[Graph, Mapping[str, Value], int], Step],
+    attributes: Callable[[int], Mapping[str, Any]],
+    *,
     direction: str,
     layout: int,
-    sequence_lens: Value | None,
-    initial: Sequence[Value | None],
-    hidden: int,
-    make: Callable[[int], Step],
 ) -> list[Value]:
-    """All directions: Y and the last states, in the layout asked for."""
+    """All directions: Y and the last states, in the layout asked for.
+
+    `make` gives the step of one direction from that direction's weights, `attributes` what the composite says of it.
+    """
+    what = name.partition(".")[2].upper()
     if direction not in ("forward", "reverse", "bidirectional"):
         raise ParseError(f"{what}: attribute 'direction'", expected="forward, reverse or bidirectional", got=direction)
     if layout not in (0, 1):
         raise ParseError(f"{what}: attribute 'layout'", expected="0 or 1", got=layout)
     if layout:
         X = g.transpose(X, (1, 0, 2))
-        initial = [None if each is None else g.transpose(each, (1, 0, 2)) for each in initial]
+        initial = {role: None if each is None else g.transpose(each, (1, 0, 2)) for role, each in initial.items()}
     batch = X.shape.sizes[1]
     zero = Shape.of(X.shape.element, (batch, hidden))
     lengths = None if sequence_lens is None else g.convert(sequence_lens, i64)
     ways = [direction == "reverse"] if direction != "bidirectional" else [False, True]
     outputs, finals = [], []
     for i, backwards in enumerate(ways):
-        starts = [g.full(0, zero) if each is None else _part(g, each, i) for each in initial]
-        y, last = _over_time(g, X, starts, lengths, make(i), backwards)
+        given = {role: _part(g, each, i) for role, each in weights.items() if each is not None}
+        starts = {role: g.full(0, zero) if each is None else _part(g, each, i) for role, each in initial.items()}
+        late = {role: given.pop(role) for role in ("p",) if role in given}
+        inputs = {"x": X, **given, **({} if lengths is None else {"lengths": lengths}), **starts, **late}
+        roles = list(inputs)
+
+        def emits(g: Graph, values: Sequence[Value], roles: list[str] = roles, i: int = i) -> list[Value]:
+            named = dict(zip(roles, values, strict=True))
+            first = [named[role] for role in initial]
+            y, last = _over_time(g, named["x"], first, named.get("lengths"), make(g, named, i), bool(ways[i]))
+            return [y, *last]
+
+        said = {"operands": " ".join(roles), "reverse": int(backwards), **attributes(i)}
+        y, *last = composite(g, name, list(inputs.values()), emits, said)
         outputs.append(g.expand_dims(y, (1,)))
         finals.append([g.expand_dims(each, (0,)) for each in last])
     whole = g.concat(outputs, 1)
@@ -158,21 +196,33 @@ def rnn(
     layout: int = 0,
 ) -> list[Value]:
     ways = 2 if direction == "bidirectional" else 1
-    functions = _functions(activations or ("Tanh",) * ways, activation_alpha, activation_beta, ways, "RNN")
+    functions = _activations(activations or ("Tanh",) * ways, activation_alpha, activation_beta, ways, "RNN")
 
-    def make(i: int) -> Step:
-        w, r = _part(g, W, i), _part(g, R, i)
-        biases = [] if B is None else _gates(g, _part(g, B, i), 2, 0)
+    def make(g: Graph, given: Mapping[str, Value], i: int) -> Step:
+        w, r = given["w"], given["r"]
+        biases = _gates(g, given["b"], 2, 0) if "b" in given else []
 
         def step(g: Graph, x: Value, states: Sequence[Value]) -> list[Value]:
             total = g.binary("add", g.dot(x, w, ((1,), (1,))), g.dot(states[0], r, ((1,), (1,))))
             for bias in biases:
                 total = g.binary("add", total, bias)
-            return [functions[i](g, _limited(g, total, clip))]
+            return [functions[i].function(g, _limited(g, total, clip))]
 
         return step
 
-    return _run(g, "RNN", X, direction, layout, sequence_lens, [initial_h], _hidden(R, hidden_size, "RNN"), make)
+    return _run(
+        g,
+        "smelt.rnn",
+        X,
+        {"w": W, "r": R, "b": B},
+        sequence_lens,
+        {"h": initial_h},
+        _hidden(R, hidden_size, "RNN"),
+        make,
+        lambda i: {"activations": functions[i].spelling, "clip": float(clip or 0)},
+        direction=direction,
+        layout=layout,
+    )
 
 
 @onnx_op("GRU", since=7)
@@ -196,14 +246,13 @@ def gru(
 ) -> list[Value]:
     ways = 2 if direction == "bidirectional" else 1
     names = activations or ("Sigmoid", "Tanh") * ways
-    functions = _functions(names, activation_alpha, activation_beta, 2 * ways, "GRU")
+    functions = _activations(names, activation_alpha, activation_beta, 2 * ways, "GRU")
 
-    def make(i: int) -> Step:
-        f, h = functions[2 * i : 2 * i + 2]
-        w, r = _part(g, W, i), _part(g, R, i)
-        wz, wr, wh = _gates(g, w, 3, 0)
-        rz, rr, rh = _gates(g, r, 3, 0)
-        biases = None if B is None else _gates(g, _part(g, B, i), 6, 0)
+    def make(g: Graph, given: Mapping[str, Value], i: int) -> Step:
+        f, h = (each.function for each in functions[2 * i : 2 * i + 2])
+        wz, wr, wh = _gates(g, given["w"], 3, 0)
+        rz, rr, rh = _gates(g, given["r"], 3, 0)
+        biases = _gates(g, given["b"], 6, 0) if "b" in given else None
 
         def step(g: Graph, x: Value, states: Sequence[Value]) -> list[Value]:
             (old,) = states
@@ -233,7 +282,23 @@ def gru(
 
         return step
 
-    return _run(g, "GRU", X, direction, layout, sequence_lens, [initial_h], _hidden(R, hidden_size, "GRU"), make)
+    return _run(
+        g,
+        "smelt.gru",
+        X,
+        {"w": W, "r": R, "b": B},
+        sequence_lens,
+        {"h": initial_h},
+        _hidden(R, hidden_size, "GRU"),
+        make,
+        lambda i: {
+            "activations": " ".join(each.spelling for each in functions[2 * i : 2 * i + 2]),
+            "clip": float(clip or 0),
+            "linear_before_reset": int(bool(linear_before_reset)),
+        },
+        direction=direction,
+        layout=layout,
+    )
 
 
 @onnx_op("LSTM", since=7)
@@ -259,13 +324,13 @@ def lstm(
 ) -> list[Value]:
     ways = 2 if direction == "bidirectional" else 1
     names = activations or ("Sigmoid", "Tanh", "Tanh") * ways
-    functions = _functions(names, activation_alpha, activation_beta, 3 * ways, "LSTM")
+    functions = _activations(names, activation_alpha, activation_beta, 3 * ways, "LSTM")
 
-    def make(i: int) -> Step:
-        f, h, out = functions[3 * i : 3 * i + 3]
-        w, r = _part(g, W, i), _part(g, R, i)
-        bias = None if B is None else g.binary("add", *_gates(g, _part(g, B, i), 2, 0))
-        peep = None if P is None else _gates(g, _part(g, P, i), 3, 0)  # input, output, forget
+    def make(g: Graph, given: Mapping[str, Value], i: int) -> Step:
+        f, h, out = (each.function for each in functions[3 * i : 3 * i + 3])
+        w, r = given["w"], given["r"]
+        bias = g.binary("add", *_gates(g, given["b"], 2, 0)) if "b" in given else None
+        peep = _gates(g, given["p"], 3, 0) if "p" in given else None  # input, output, forget
 
         def step(g: Graph, x: Value, states: Sequence[Value]) -> list[Value]:
             old, cell = states
@@ -287,5 +352,20 @@ def lstm(
 
         return step
 
-    starts = [initial_h, initial_c]
-    return _run(g, "LSTM", X, direction, layout, sequence_lens, starts, _hidden(R, hidden_size, "LSTM"), make)
+    return _run(
+        g,
+        "smelt.lstm",
+        X,
+        {"w": W, "r": R, "b": B, "p": P},
+        sequence_lens,
+        {"h": initial_h, "c": initial_c},
+        _hidden(R, hidden_size, "LSTM"),
+        make,
+        lambda i: {
+            "activations": " ".join(each.spelling for each in functions[3 * i : 3 * i + 3]),
+            "clip": float(clip or 0),
+            "input_forget": int(bool(input_forget)),
+        },
+        direction=direction,
+        layout=layout,
+    )

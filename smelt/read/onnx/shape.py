@@ -229,17 +229,17 @@ def _reshape(g: Graph, data: Tensor, sizes: list[Size]) -> Tensor | Value:
 
 def rest_of(count: Size, sizes: list[Size]) -> Size:
     """The size that `-1` stands for. Common factors cancel one by one: an unknown one may be 0, and then all are."""
+    left: list[Size] = []
     for size in sizes:
         exact = divide_exact(count, size) if size != 0 else None
         if exact is None:
-            if product(sizes) == 0:
-                return 0
-            break
-        count = exact
-    else:
-        return count
-    whole = product(sizes)
-    exact = divide_exact(count, whole) if whole != 0 else None
+            left.append(size)
+        else:
+            count = exact
+    whole = product(left)
+    if whole == 0:
+        return 0
+    exact = divide_exact(count, whole)
     return floordiv(count, whole) if exact is None else exact
 
 
@@ -399,7 +399,7 @@ def split_18(
     size = input.sizes[place]
     if split is None:
         count = len(g.node.output) if num_outputs is None else num_outputs
-        if count < 1 or count != len(g.node.output):
+        if count < 1 or count < len(g.node.output):  # the last outputs may be left out
             raise ParseError("Split: attribute 'num_outputs'", expected=len(g.node.output), got=count)
         part = -(-size // count)
         exact = divide_exact(size, count)
@@ -414,7 +414,7 @@ def split_18(
     total = sum(parts[1:], parts[0])
     if isinstance(total, int) and isinstance(size, int) and total != size:
         raise ShapeError("Split: the parts do not make up the whole", expected=size, got=parts)
-    return split_axis(g, input, place, parts)
+    return split_axis(g, input, place, parts)[: len(g.node.output)]
 
 
 def split_axis(g: Graph, input: Tensor, axis: int, parts: list[Size]) -> list[Tensor | Value]:

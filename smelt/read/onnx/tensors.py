@@ -20,19 +20,19 @@ from smelt.shape import Shape
 from smelt.weights import MappedFile, Stored
 
 STRING = 8
-_TYPES = {
+TYPES = {
     1: "f32", 2: "ui8", 3: "i8", 4: "ui16", 5: "i16", 6: "i32", 7: "i64", 9: "i1", 10: "f16", 11: "f64", 12: "ui32",
     13: "ui64", 14: "complex<f32>", 15: "complex<f64>", 16: "bf16", 17: "f8E4M3FN", 18: "f8E4M3FNUZ", 19: "f8E5M2",
     20: "f8E5M2FNUZ", 21: "ui4", 22: "i4", 23: "f4E2M1FN", 24: "f8E8M0FNU", 25: "ui2", 26: "i2",
 }  # fmt: skip
-_NUMBERS = {name: number for number, name in _TYPES.items()}
+_NUMBERS = {name: number for number, name in TYPES.items()}
 _MAX_ELEMENTS = 1 << 48
 _FLAT_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
 
 def element_type(number: int, where: object) -> DType:
     """The element type that TensorProto.DataType calls `number`."""
-    name = _TYPES.get(number)
+    name = TYPES.get(number)
     if name is None:
         what = "strings" if number == STRING else f"element type {number}"
         raise UnsupportedError(f"tensors of {what} have no place in a program", where=where)

@@ -356,8 +356,15 @@ def non_max_suppression(
     *,
     center_point_box: int = 0,
 ) -> Value:
-    """Boxes by falling score; each one kept removes those behind it that overlap it too much."""
+    """Boxes by falling score; each one kept removes those behind it that overlap it too much.
+
+    An optional input without elements is as good as none.
+    """
     batch, classes, count = scores.shape.sizes
+    max_output_boxes_per_class, iou_threshold, score_threshold = (
+        None if each is None or each.shape.count == 0 else each
+        for each in (max_output_boxes_per_class, iou_threshold, score_threshold)
+    )
     if 0 in (batch, classes, count):
         return g.const(np.zeros((0, 3), np.int64), i64)
     ordered, order = sorted_with(g, scores, g.iota(i64, scores.shape.sizes, 2), 2, descending=True)

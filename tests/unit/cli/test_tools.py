@@ -22,16 +22,16 @@ DIGITS = Path(str(files("smelt") / "assets" / "digits.onnx"))
 
 
 def test_inspect_says_what_a_model_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    inspect_command.inspect(DIGITS, ["batch=8"], True)
+    inspect_command.inspect(DIGITS, ["batch=8"], [], True)
     record = json.loads(capsys.readouterr().out)
     assert record["inputs"] == {"pixels": "f32[batch, 64]"}
     assert record["outputs"] == {"probabilities": "f32[batch, 10]"}
-    assert record["parameters"] == 64 * 64 + 64 * 32 + 32 * 10
+    assert record["parameters"] == 64 * 64 + 64 + 64 * 32 + 32 + 32 * 10 + 10
     assert record["composites"] == {"smelt.softmax": 1}
     products = 2 * 8 * (64 * 64 + 64 * 32 + 32 * 10)
     assert products <= record["gflop"] * 1e9 <= 1.1 * products
     assert record["histogram"]["dot_general"] == 3
-    inspect_command.inspect(DIGITS, [], False)
+    inspect_command.inspect(DIGITS, [], [], False)
     assert "f32[batch, 64]" in capsys.readouterr().out
 
 

@@ -127,6 +127,21 @@ def test_what_depends_on_weights_alone_moves_to_prepare() -> None:
     assert [BOUND in attrs for attrs in split.main.arg_attrs] == [True, False]
 
 
+def test_of_an_op_on_weights_one_result_may_be_wanted() -> None:
+    f = FuncBuilder("main", [Shape("f32", 3), Shape("i32", 3)], arg_attrs=[{WEIGHT: "w"}, {}])
+    weight, x = f.args
+    with f.region(*[Shape("f32")] * 2, *[Shape("i32")] * 2) as r:
+        r.result(r.compare(r.args[0], r.args[1], comparison_direction="LT"))
+    places = f.iota(iota_dimension=0, result=Shape("i32", 3))
+    _, order = f.sort(weight, places, dimension=0, regions=[r.body])
+    program = Program.of(f.func(f.add(x, order)))
+    split = split_prepare(program)
+    verify(split)
+    assert "stablehlo.sort" not in [op.name for op in split.main.body.ops]
+    args = [np.array([3, 1, 2], np.float32), np.zeros(3, np.int32)]
+    np.testing.assert_array_equal(run_split(split, program.main, args)[0], [1, 2, 0])
+
+
 def _first_row(f: FuncBuilder, value: Value) -> Value:
     row = f.slice(value, start_indices=(0, 0), limit_indices=(1, 4), strides=(1, 1))
     flat: Value = f.reshape(row, result=Shape("f32", 4))

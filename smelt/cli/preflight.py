@@ -1,0 +1,108 @@
+"""An ONNX file as the commands look at it: read with `--size` and `--static`, and samples for what was not said.
+
+`looked_at` reads it; the others say what it needs, what keeps it from being run, and what it can be run with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smelt.cli.run import random_array
+from smelt.cli.sizes import said_sizes
+from smelt.dtype import Array
+from smelt.errors import FileError, Location, SmeltError
+from smelt.model import check_file
+from smelt.read.onnx.declared import element_types
+from smelt.read.onnx.sample import Preflight, preflight
+from smelt.read.onnx.survey import Finding
+
+
+def looked_at(file: Path, sizes: Sequence[str], static: Sequence[str]) -> Preflight | None:
+    """An ONNX file, read with what the user said and samples for what else shapes the program; None for other files."""
+    if check_file(file) != ".onnx":
+        if static:
+            raise SmeltError("only inputs of ONNX models can be given at import", got=", ".join(static))
+        return None
+    return preflight(file, said_values(file, static), said_sizes(sizes))
+
+
+def said_values(file: Path, static: Sequence[str]) -> dict[str, Any]:
+    """What the user said about inputs, as arrays of their types: JSON (16000, [1, 2], "text") or a file FILE.npy."""
+    elements = element_types(file) if static else {}
+    said: dict[str, Any] = {}
+    for item in static:
+        name, equals, text = item.partition("=")
+        if not equals or name not in elements:
+            expected = " or ".join(f"{each}=VALUE" for each in elements) or "none: the model has no inputs"
+            raise SmeltError("--static is not understood", expected=expected, got=item)
+        said[name] = _value(text, elements[name], item)
+    return said
+
+
+def _value(text: str, element: Any, item: str) -> Any:
+    if text.endswith(".npy"):
+        try:
+            return np.load(text, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise FileError(f"cannot read {text}", expected="a .npy file", got=error) from error
+    try:
+        value = json.loads(text)
+        return value if element is None else np.array(value, element)
+    except (ValueError, TypeError, OverflowError) as error:
+        expected = "NAME=VALUE with a number, a list such as [1, 2], or FILE.npy"
+        raise SmeltError("--static is not understood", expected=expected, got=f"{item}: {error}") from error
+
+
+def must_be_readable(found: Preflight) -> None:
+    """Raises the first thing that keeps a program from being made."""
+    first = next(iter((*found.survey.problems, *found.survey.unjudged)), None)
+    if first is not None:
+        if found.guessed:
+            first.error.remedy = "give values: " + ", ".join(_options(found))
+        raise first.error
+
+
+def sampled(found: Preflight, seed: int) -> dict[str, Array]:
+    """Random arrays of the sizes that were given or taken, for every input that is not static."""
+    generator = np.random.default_rng(seed)
+    inputs = found.open.inputs.items()
+    return {name: random_array(shape, found.sizes, generator) for name, shape in inputs if name not in found.static}
+
+
+def _options(found: Preflight) -> list[str]:
+    names = sorted(found.guessed)
+    return [f"--static {name}=…" if name in found.reasons else f"--size {name}=…" for name in names]
+
+
+def what_it_needs(found: Preflight) -> dict[str, Any]:
+    """The inputs and sizes that must be known before there is a program, with the reason and what was taken."""
+    static = {}
+    for name, finding in found.reasons.items():
+        if name:
+            value = found.static.get(name)
+            shown = value.tolist() if isinstance(value, np.ndarray) else None if value is None else str(value)
+            static[name] = {"value": shown, "source": _source(name in found.guessed), "reason": _reason(finding)}
+    for name, value in found.static.items():
+        shown = value.tolist() if isinstance(value, np.ndarray) else value
+        static.setdefault(name, {"value": shown, "source": "given", "reason": "it was given"})
+    fixed = None
+    if found.by_size:
+        guessed = any(name in found.guessed for name in found.sizes)
+        fixed = {"sizes": found.sizes, "source": _source(guessed), "reason": _reason(found.reasons[""])}
+    return {"static": static, "fixed_sizes": fixed}
+
+
+def _source(guessed: bool) -> str:
+    return "a sample" if guessed else "given"
+
+
+def _reason(finding: Finding) -> str:
+    where = finding.error.where
+    inner = where.name if isinstance(where, Location) and where.name != finding.node else ""
+    place = f"{finding.place} / … / {inner}" if inner else finding.place
+    return f"{finding.operator} {place}: {finding.error.message}".lstrip()

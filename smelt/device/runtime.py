@@ -1,0 +1,478 @@
+"""The runtime library from Python: one thread pool per process, and compiled programs as functions over arrays.
+
+In come a compiled program, the shapes it takes and gives, and arrays; out go results as NumPy arrays. The native engine
+calls it. The library (`smelt/runtime`) is compiled once per machine; ordinary calls run in C, odd ones take `_slow`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from smelt.buffer import check_array
+from smelt.device import cpu
+from smelt.dim import Poly, Size, solve
+from smelt.dtype import Array
+from smelt.errors import DeviceError, RunError, ShapeError, SizeError, SmeltError
+from smelt.shape import Shape
+
+SOURCES = ("smelt.h", "runtime.h", "memory.c", "pool.c", "executable.c", "python.c")
+FEATURES = (  # in the order of the bits of smelt_features, spelled as Linux does
+    *("fma", "f16c", "avx2", "avx512f", "avx512bw", "avx512vl"),
+    *("avx512_vnni", "avx512_bf16", "avx512dq", "avx_vnni"),
+)
+MAX_THREADS = 256
+SPIN = 30_000  # nanoseconds that an idle worker looks for work before it sleeps
+ALIGN = 64
+CANCELLED, NO_MEMORY = -1, -2
+_SMALL = 1 << 20  # scales and offsets of sizes that C may multiply without a thought of overflow
+
+Explain: TypeAlias = Callable[[int, tuple[int, ...]], SmeltError]
+Refuse: TypeAlias = Callable[[int, Mapping[str, int]], SmeltError]
+
+
+# ------------------------------------------------------------------------------------------------ the library
+
+
+class Runtime:
+    """The library of this process: `runtime()` gives it."""
+
+    def __init__(self) -> None:
+        flags = ["-pthread"] + (["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else [])
+        self.released = cpu.build(_source(), *flags)  # its functions let other Python threads run meanwhile
+        self.held = ctypes.PyDLL(self.released._name)
+        _declare(self.released, self.held)
+        self.set_threads(_default_threads())
+
+    @property
+    def threads(self) -> int:
+        """Workers of a parallel step, the caller included."""
+        return _Head.in_dll(self.held, "smelt_runtime").threads
+
+    def set_threads(self, count: int) -> None:
+        """Use that many threads from now on; waits for a parallel step that is under way."""
+        if not 1 <= count <= MAX_THREADS:
+            raise DeviceError("the number of threads is out of range", expected=f"1 to {MAX_THREADS}", got=count)
+        spin = SPIN if count <= _processors() else 0  # who spins on a shared processor keeps others from working
+        failed = self.released.smelt_set_threads(count, spin)
+        assert not failed, "a program body changed the number of threads"
+
+    @property
+    def helpers(self) -> int:
+        """Threads of the pool that exist now: none before the first parallel step."""
+        return int(self.held.smelt_started())
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What the processor and the operating system both allow."""
+        bits = self.held.smelt_features()
+        found = frozenset(name for i, name in enumerate(FEATURES) if bits >> i & 1)
+        return found or cpu.target().features
+
+    @property
+    def allocations(self) -> int:
+        """How many blocks of memory the library ever took: calls of repeating sizes leave it as it is."""
+        return int(self.held.smelt_allocations())
+
+    @property
+    def allocated(self) -> int:
+        """Bytes that the library holds now."""
+        return int(self.held.smelt_allocated())
+
+    def empty(self, sizes: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An array without contents, aligned to 64 bytes, in huge pages where it is large: for what stays."""
+        nbytes = math.prod(sizes) * dtype.itemsize
+        if not nbytes:
+            return np.empty(sizes, dtype)
+        address = self.held.smelt_allocate(nbytes)
+        if not address:
+            raise RunError("no memory left", got=f"{nbytes} bytes asked for")
+        block = (ctypes.c_char * nbytes).from_address(address)
+        weakref.finalize(block, self.held.smelt_release, address, nbytes).atexit = False
+        array: Array = np.frombuffer(memoryview(block), np.uint8).view(dtype).reshape(sizes)
+        return array
+
+
+class _Head(ctypes.Structure):
+    """The start of the C structure Runtime."""
+
+    _fields_ = (("version", ctypes.c_longlong), ("threads", ctypes.c_longlong))
+    version: int
+    threads: int
+
+
+@cache
+def runtime() -> Runtime:
+    """The runtime library, compiled where this machine has not done so yet."""
+    return Runtime()
+
+
+def _source() -> str:
+    """All of the library as one file."""
+    folder = files("smelt") / "runtime"
+    parts = [f'#line 1 "{name}"\n' + (folder / name).read_text("utf-8") for name in SOURCES]
+    own = ('#include "', "#define _GNU_SOURCE")
+    lines = ("" if line.startswith(own) else line for part in parts for line in part.splitlines())
+    return "\n".join(["#define _GNU_SOURCE", *lines, ""])
+
+
+def _declare(released: ctypes.CDLL, held: ctypes.PyDLL) -> None:
+    number, pointer, status = ctypes.c_longlong, ctypes.c_void_p, ctypes.c_int
+    numbers, pointers = ctypes.POINTER(number), ctypes.POINTER(pointer)
+    signatures: dict[str, tuple[Any, ...]] = {
+        "smelt_started": (number,),
+        "smelt_features": (number,),
+        "smelt_allocations": (number,),
+        "smelt_allocated": (number,),
+        "smelt_allocate": (pointer, number),
+        "smelt_release": (None, pointer, number),
+        "smelt_bind": (ctypes.py_object, numbers, number, pointers, ctypes.py_object),
+        "smelt_executable": (pointer, ctypes.py_object),
+        "smelt_cancel": (None, pointer),
+        "smelt_trim": (None, pointer),
+        "smelt_shut": (None, pointer),
+        "smelt_usage": (None, pointer, numbers),
+        "smelt_slot_take": (pointer, pointer),
+        "smelt_slot_give": (None, pointer),
+        "smelt_slot_measure": (status, pointer, numbers),
+        "smelt_slot_measured": (numbers, pointer),
+        "smelt_slot_late": (numbers, pointer),
+        "smelt_slot_record": (numbers, pointer),
+    }
+    for name, (result, *arguments) in signatures.items():
+        function = getattr(held, name)
+        function.restype, function.argtypes = result, arguments
+    released.smelt_set_threads.restype, released.smelt_set_threads.argtypes = status, [number, number]
+    released.smelt_slot_run.restype, released.smelt_slot_run.argtypes = status, [pointer, pointers]
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _default_threads() -> int:
+    chosen = os.environ.get("SMELT_THREADS")
+    if not chosen:
+        return min(_processors(), MAX_THREADS)
+    if not (chosen.isascii() and chosen.isdigit() and 1 <= int(chosen) <= MAX_THREADS):
+        raise DeviceError("SMELT_THREADS is no number of threads", expected=f"1 to {MAX_THREADS}", got=chosen)
+    return int(chosen)
+
+
+# ------------------------------------------------------------------------------------------------ programs
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that a bound program holds now, and how many contexts share the arenas and the scratch."""
+
+    bound: int
+    constants: int
+    arenas: int
+    scratch: int
+    contexts: int
+
+
+def _refuse(check: int, symbols: Mapping[str, int]) -> SmeltError:
+    return SizeError("the sizes do not fit together as the program takes for granted", got=f"check {check}, {symbols}")
+
+
+class Program:
+    """A compiled program: `NAME_run` and `NAME_measure` of a library, and what they take and give.
+
+    `symbols` are those that the arguments' sizes decide, in the program's order; a result with another symbol in its
+    sizes is one whose size only data tells. `explain(status, record)` and `refuse(check, symbols)` turn a failure of
+    the program and a failed size check into errors; they must not refer to a Bound.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        name: str,
+        arguments: Sequence[Shape],
+        results: Sequence[Shape],
+        symbols: Sequence[str],
+        constants: Sequence[bytes | Array],
+        *,
+        explain: Explain,
+        refuse: Refuse = _refuse,
+        names: Sequence[str] = (),
+    ) -> None:
+        self.runtime = runtime()
+        self.library, self.name = library, name
+        self.arguments, self.results, self.symbols = tuple(arguments), tuple(results), tuple(symbols)
+        self.names = tuple(names) or tuple(f"argument {i}" for i in range(len(self.arguments)))
+        assert len(self.names) == len(self.arguments)
+        open_symbols = set(self.symbols).difference(*(shape.symbols for shape in self.arguments))
+        assert not open_symbols, f"no argument decides {open_symbols}"
+        self.explain, self.refuse = explain, refuse
+        self.constants = _aligned(self.runtime, constants)
+        self.run, self.measure = (_address(library, f"{name}_{part}") for part in ("run", "measure"))
+
+    def bind(self, arrays: Sequence[Array]) -> Bound:
+        """The program with its first arguments given; arrays that are in order are not copied."""
+        assert len(arrays) <= len(self.arguments)
+        each = zip(arrays, self.arguments, self.names, strict=False)
+        return Bound(self, [_ordered(check_array(array, shape, repr(name))) for array, shape, name in each])
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+
+
+def _aligned(owner: Runtime, constants: Sequence[bytes | Array]) -> list[Array]:
+    """The constants' bytes where programs may expect them: an array that is so already stays where it is."""
+    placed = []
+    for constant in constants:
+        array = np.frombuffer(constant, np.uint8) if isinstance(constant, bytes) else constant
+        if not (array.flags.c_contiguous and _pointer(array) % ALIGN == 0):
+            copy = owner.empty(array.shape, array.dtype)
+            copy[...] = array
+            array = copy
+        placed.append(array)
+    return placed
+
+
+def _pointer(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _ordered(array: Array) -> Array:
+    """The array in C order at an address that fits its elements; a copy where it is not so."""
+    return array if array.flags.c_contiguous and array.flags.aligned else array.copy(order="C")
+
+
+class Bound:
+    """A program with its first arguments bound: a function over the others. Any number of threads may call it."""
+
+    __slots__ = ("__weakref__", "_arrays", "_call", "_executable", "_program")
+
+    def __init__(self, program: Program, arrays: Sequence[Array]) -> None:
+        self._program = program
+        self._arrays: tuple[Array, ...] | None = tuple(arrays)
+        layout = _layout(program, self._arrays)
+        ports = [_carried(shape.dtype.numpy) for shape in (*program.arguments[len(arrays) :], *program.results)]
+        bound = [_pointer(array) for array in (*arrays, *program.constants)]
+        pointers = (ctypes.c_void_p * (2 + len(bound)))(program.run, program.measure, *bound)
+        keep = (self._arrays, program.constants, program.library)
+        objects = (keep, np.empty, tuple(carrier for carrier, _ in ports), tuple(foreign for _, foreign in ports))
+        held = program.runtime.held
+        self._call: Callable[[object, object], object] = held.smelt_bind(
+            (ctypes.c_longlong * len(layout))(*layout), len(layout), pointers, objects
+        )
+        self._executable: int = held.smelt_executable(self._call.__self__)
+
+    def __call__(self, inputs: Sequence[Array], out: Sequence[Array] | None = None) -> tuple[Array, ...]:
+        """Run on the remaining arguments; the results are new arrays, or those given as `out`."""
+        results = self._call(inputs, out)
+        return results if type(results) is tuple else self._otherwise(results, inputs, out)
+
+    def cancel(self) -> None:
+        """Stop the calls that run now: they raise RunError. Later calls run."""
+        self._program.runtime.held.smelt_cancel(self._executable)
+
+    def trim(self) -> None:
+        """Give back the memory that no call uses now."""
+        self._program.runtime.held.smelt_trim(self._executable)
+
+    def close(self) -> None:
+        """Give everything back; calls under way end as usual. Closing twice is harmless."""
+        if self._arrays is not None:
+            self._arrays = None
+            self._program.runtime.held.smelt_shut(self._executable)
+
+    @property
+    def memory(self) -> Memory:
+        usage = (ctypes.c_longlong * 3)()
+        self._program.runtime.held.smelt_usage(self._executable, usage)
+        arrays = self._arrays or ()
+        bound, constants = (sum(array.nbytes for array in each) for each in (arrays, self._program.constants))
+        return Memory(bound, constants, *usage)
+
+    def _otherwise(self, answer: object, inputs: Sequence[Array], out: Sequence[Array] | None) -> tuple[Array, ...]:
+        if isinstance(answer, list):
+            raise self._failure(answer[0], tuple(answer[1:]))
+        if type(inputs) is not tuple or (out is not None and type(out) is not tuple):
+            return self(tuple(inputs), None if out is None else tuple(out))
+        return self._slow(inputs, out)
+
+    def _failure(self, status: int, record: tuple[int, ...]) -> SmeltError:
+        if status == CANCELLED:
+            return RunError("the call was cancelled")
+        if status == NO_MEMORY:
+            return RunError("no memory left", got=f"{record[0]} bytes asked for")
+        return self._program.explain(status, record)
+
+    def _slow(self, inputs: tuple[Array, ...], out: tuple[Array, ...] | None) -> tuple[Array, ...]:
+        """What the built-in function does, for every input that can be served, with an error for every other one."""
+        arguments = self._arrays
+        if arguments is None:
+            raise RunError("the executable is closed", remedy="compile or load the model again")
+        arrays, symbols = _fit(self._program, arguments, inputs)
+        held = self._program.runtime.held
+        slot = held.smelt_slot_take(self._executable)
+        if not slot:
+            raise RunError("no memory left, or the executable was closed meanwhile")
+        try:
+            values = [symbols[name] for name in self._program.symbols]
+            failed = held.smelt_slot_measure(slot, (ctypes.c_longlong * max(len(values), 1))(*values))
+            if failed:
+                raise self._program.refuse(failed - 1, symbols)
+            measured = held.smelt_slot_measured(slot)
+            results = _places(self._program, measured, out, (*arguments, *arrays))
+            return self._run(slot, arrays, results, out)
+        finally:
+            held.smelt_slot_give(slot)
+
+    def _run(
+        self, slot: int, arrays: Sequence[Array], results: list[Array | None], out: tuple[Array, ...] | None
+    ) -> tuple[Array, ...]:
+        held = self._program.runtime.held
+        addresses = [None if array is None else _pointer(array) for array in (*arrays, *results)]
+        table = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
+        status = self._program.runtime.released.smelt_slot_run(slot, table)
+        if status:
+            raise self._failure(status, tuple(held.smelt_slot_record(slot)[:8]))
+        late, done = held.smelt_slot_late(slot), []
+        for i, (shape, result) in enumerate(zip(self._program.results, results, strict=True)):
+            first = sum(other.rank for other in self._program.results[:i])
+            if result is None:
+                sizes = tuple(late[first : first + shape.rank])
+                result = _checked(out[i], shape, sizes, i) if out else _empty(sizes, shape.dtype.numpy)
+                ctypes.memmove(_pointer(result), table[len(arrays) + i] or 0, result.nbytes)
+            done.append(result)
+        return tuple(done)
+
+
+# ------------------------------------------------------------------------------------------------ arguments and results
+
+
+def _layout(program: Program, arrays: Sequence[Array]) -> list[int]:
+    """What `smelt_bind` reads: counts, symbols that are known already, and every input's and result's description."""
+    inputs = program.arguments[len(arrays) :]
+    preset: dict[str, int] = {}
+    quick = _has_lock()
+    for shape, array in zip(program.arguments, arrays, strict=False):
+        for size, actual in zip(shape.sizes, array.shape, strict=True):
+            if isinstance(size, Poly):
+                symbol, *factors = _linear(size, program.symbols) or (-1,)
+                plain = factors == [1, 0]
+                quick = quick and plain and preset.setdefault(program.symbols[symbol], actual) == actual
+    ports: list[int] = []
+    for shape in inputs:
+        ports += _port(shape)
+        for size in shape.sizes:
+            dim = _linear(size, program.symbols)
+            quick = quick and dim is not None
+            ports += dim or (-1, 0, 0)
+    for shape in program.results:
+        ports += _port(shape)
+    counts = [len(program.symbols), len(arrays), len(inputs), len(program.results), len(program.constants), int(quick)]
+    known = [preset.get(name, -1) for name in program.symbols]
+    return [*counts, *known, *(array.nbytes for array in arrays), *ports]
+
+
+def _has_lock() -> bool:
+    """Whether one Python thread runs at a time, as the C entry takes for granted."""
+    enabled: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)
+    return enabled is None or enabled()
+
+
+def _linear(size: Size, names: Sequence[str]) -> tuple[int, int, int] | None:
+    """(symbol, scale, offset) of a size that is linear in at most one symbol."""
+    if not isinstance(size, Poly):
+        return -1, 0, size
+    symbol, scale, offset = -1, 0, 0
+    for monomial, coefficient in size.terms:
+        if not monomial:
+            offset = coefficient
+        elif symbol < 0 and len(monomial) == 1 and monomial[0].op == "symbol" and monomial[0].name in names:
+            symbol, scale = names.index(monomial[0].name), coefficient
+        else:
+            return None
+    return (symbol, scale, offset) if max(abs(scale), abs(offset)) < _SMALL else None
+
+
+def _carried(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], np.dtype[Any] | None]:
+    """The dtype that exports a buffer, and the one behind it where that does not (bfloat16, int4, …)."""
+    return (dtype, None) if dtype.isbuiltin == 1 else (np.dtype(f"u{dtype.itemsize}"), dtype)
+
+
+def _port(shape: Shape) -> tuple[int, int, int, int]:
+    carrier, _ = _carried(shape.dtype.numpy)
+    return ord(carrier.kind), carrier.itemsize, shape.dtype.numpy.alignment, shape.rank
+
+
+def _fit(program: Program, bound: Sequence[Array], inputs: Sequence[Array]) -> tuple[list[Array], dict[str, int]]:
+    """The inputs as the program wants them, and the values of its symbols."""
+    shapes, names = program.arguments[len(bound) :], program.names[len(bound) :]
+    if len(inputs) != len(shapes):
+        raise RunError("wrong number of inputs", expected=list(names), got=len(inputs))
+    arrays = [
+        check_array(*each) for each in zip(inputs, shapes, (f"the input {name!r}" for name in names), strict=True)
+    ]
+    patterns = [size for shape in program.arguments for size in shape.sizes]
+    actual = [size for array in (*bound, *arrays) for size in array.shape]
+    try:
+        symbols = solve(patterns, actual)
+    except ShapeError as error:
+        expected = ", ".join(f"{name}: {shape}" for name, shape in zip(names, shapes, strict=True))
+        got = ", ".join(f"{name}: {list(array.shape)}" for name, array in zip(names, arrays, strict=True))
+        raise ShapeError("the inputs' sizes do not fit together", expected=expected, got=got) from error
+    return [_ordered(array) for array in arrays], symbols
+
+
+def _places(
+    program: Program, measured: Sequence[int], out: tuple[Array, ...] | None, read: Sequence[Array]
+) -> list[Array | None]:
+    """Where the results go: arrays, or None for those whose size the run will tell."""
+    if out is not None and len(out) != len(program.results):
+        raise RunError("wrong number of output arrays", expected=len(program.results), got=len(out))
+    places: list[Array | None] = []
+    first = 2
+    for i, shape in enumerate(program.results):
+        sizes = tuple(measured[first : first + shape.rank])
+        first += shape.rank
+        late = any(size < 0 for size in sizes)
+        if out is not None:
+            _apart(out[i], (*read, *out[:i]), i)
+        if late:
+            places.append(None)
+        else:
+            places.append(_checked(out[i], shape, sizes, i) if out else _empty(sizes, shape.dtype.numpy))
+    return places
+
+
+def _empty(sizes: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    try:
+        return np.empty(sizes, dtype)
+    except (MemoryError, ValueError) as error:
+        raise RunError("no memory left for a result", got=f"{dtype}{list(sizes)}") from error
+
+
+def _checked(array: Array, shape: Shape, sizes: tuple[int, ...], position: int) -> Array:
+    fitting = check_array(array, Shape.of(shape.dtype, sizes), f"output array {position}")
+    flags = fitting.flags
+    if fitting is not array or not (flags.c_contiguous and flags.aligned and flags.writeable):
+        raise ShapeError(
+            f"output array {position} cannot be written in place", expected="an aligned, writable array in C order"
+        )
+    return array
+
+
+def _apart(array: Array, others: Sequence[Array], position: int) -> None:
+    if any(np.may_share_memory(array, other) for other in others):
+        raise ShapeError(
+            f"output array {position} shares memory with an input or another output", remedy="give each its own array"
+        )

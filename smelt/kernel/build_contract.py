@@ -1,0 +1,237 @@
+"""Contractions. `smelt.packed_dot` multiplies register tiles; `dot_general` of other types sums element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+
+from smelt.dim import ceildiv, product
+from smelt.dtype import f32, i1, i64
+from smelt.ir.core import Op, Value
+from smelt.ir.ops.packed import Taps, planes_out, taps_of
+from smelt.kernel.build_reduce import summed
+from smelt.kernel.loop import Affine, Amount, Array, Expr, Item, Load, Number, Product, Put, Quotient, Var, add, affine, scale, split
+from smelt.kernel.nest import Index, Nest, pull, tensor
+from smelt.kernel.sinks import Output, sink
+
+ROWS = 12  # of the largest tile; the emitter offers every smaller one
+
+
+@sink("stablehlo.dot_general", anchor=True)
+def dot_general(nest: Nest, op: Op, output: Output) -> None:
+    """Any types, any axes: one element after the other."""
+    dims = op.attrs["dot_dimension_numbers"]
+    lhs, rhs = op.operands
+    result = tensor(op.result)
+    with nest.loops(result.sizes) as vars:
+        left: dict[int, Expr] = {}
+        right: dict[int, Expr] = {}
+        places = iter(vars)
+        for a, b in zip(dims.lhs_batching_dimensions, dims.rhs_batching_dimensions, strict=True):
+            left[a] = right[b] = next(places)
+        contracting = list(zip(dims.lhs_contracting_dimensions, dims.rhs_contracting_dimensions, strict=True))
+        for side, operand, at in ((left, lhs, 0), (right, rhs, 1)):
+            for d in range(tensor(operand).rank):
+                if d not in side and all(pair[at] != d for pair in contracting):
+                    side[d] = next(places)
+        kind = result.element
+
+        def term(inner: tuple[Expr, ...]) -> Expr:
+            a, b = dict(left), dict(right)
+            for (x, y), var in zip(contracting, inner, strict=True):
+                a[x] = b[y] = var
+            first = nest.pull(lhs, tuple(a[d] for d in range(tensor(lhs).rank)))
+            second = nest.pull(rhs, tuple(b[d] for d in range(tensor(rhs).rank)))
+            return nest.apply("multiply", nest.convert(first, kind), nest.convert(second, kind), dtype=kind)
+
+        total = summed(nest, kind, [tensor(lhs).sizes[x] for x, _ in contracting], term)
+        output.finish(nest, op, vars, total)
+
+
+@pull("smelt.pack")
+def pack(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    """[group, panel, k, j]: column `panel * width + j`, zero where there is none."""
+    group, panel, k, j = index
+    columns, width = tensor(op.operands[0]).sizes[2], op.attrs["width"]
+    column = add(scale(panel, width), j)
+    if isinstance(columns, int) and columns % width == 0:
+        return nest.pull(op.operands[0], (group, k, column))
+    return nest.choose(
+        nest.less(nest.let(column), Amount(columns)),
+        lambda: nest.pull(op.operands[0], (group, k, column)),
+        lambda: Number(0, f32),
+        f32,
+    )
+
+
+@sink("smelt.packed_dot", anchor=True, addressed=(0, 1))
+def packed_dot(nest: Nest, op: Op, output: Output) -> None:
+    """Tiles of rows x one panel; the panel stays in the cache while the rows pass by."""
+    lhs, panels = op.operands
+    groups, rows, depth = tensor(lhs).sizes
+    shared = tensor(panels).sizes[0] == 1
+    _, count, _, width = tensor(panels).sizes
+    assert isinstance(width, int)
+    columns = tensor(op.result).sizes[2]
+    with nest.loops((groups, count, ceildiv(rows, ROWS))) as (group, panel, block):
+        first = nest.let(scale(block, ROWS))
+        height = nest.apply("minimum", Number(ROWS), nest.let(add(rows, scale(first, -1))), dtype=i64)
+        a = _address(nest, op, lhs, group, first)
+        b = _place(nest, op, panels, (Number(0) if shared else group, panel, Number(0), Number(0)))
+        tile = nest.var(f32, stem="tile").name
+        nest.emit(Array(tile, f32, ROWS * width))
+        nest.emit(Product(tile, height, *a, *b, Number(width), Amount(depth)))
+        whole = isinstance(columns, int) and columns % width == 0
+        with nest.loop(height, "ordered") as i:
+            used: Expr = Number(width)
+            if not whole:
+                used = nest.apply("minimum", used, nest.let(add(columns, scale(panel, -width))), dtype=i64)
+            with nest.loop(used, "lane") as j:
+                element = nest.keep(Item(tile, add(scale(i, width), j), f32))
+                output.finish(nest, op, (group, add(first, i), add(scale(panel, width), j)), element)
+
+
+# ---- convolutions over planes ----
+
+
+@pull("smelt.planes")
+def planes(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    """[batch, channel, plane, place]: the padded image at every stride-th place, zero outside it."""
+    image = op.operands[0]
+    sizes = tensor(image).sizes[2:]
+    taps = taps_of(op.attrs, planes_out(op.attrs, sizes))
+    batch, channel, plane, place = index
+    pixels: list[Expr] = [place]
+    parts: list[Expr] = [plane]
+    if len(sizes) == 2:
+        pixels = list(split(place, taps.width))
+        parts = list(split(plane, taps.strides[1]))
+    conditions: list[Expr] = []
+    at: list[Expr] = []
+    for pixel, part, stride, low, size in zip(pixels, parts, taps.strides, op.attrs["low"], sizes, strict=True):
+        spot = nest.let(add(scale(pixel, stride), part, -low))
+        if low > 0:
+            conditions.append(nest.apply("GE", spot, Number(0), dtype=i1))
+        conditions.append(nest.less(spot, Amount(size)))
+        at.append(spot)
+    return nest.choose(
+        nest.both(*conditions), lambda: nest.pull(image, (batch, channel, *at)), lambda: Number(0, f32), f32
+    )
+
+
+@sink("smelt.plane_dot", anchor=True, addressed=(0, 1))
+def plane_dot(nest: Nest, op: Op, output: Output) -> None:
+    """Tiles of features x neighbouring pixels. Where a tile runs over the end of a row, the places between are left."""
+    weights, source = op.operands
+    groups, features, _ = tensor(weights).sizes
+    batch, channels, _, length = tensor(source).sizes
+    out = tensor(op.result).sizes[2:]
+    taps = taps_of(op.attrs, out)
+    width = op.attrs["least"]
+    depth = channels // groups
+    step = taps.count * length  # from channel to channel
+    table = ""
+    tap_count = prod(taps.window)
+    if tap_count > 1:
+        table = nest.var(i64, stem="taps").name
+        nest.emit(Array(table, i64, tap_count))
+        for i, tap in enumerate(np.ndindex(*taps.window)):
+            plane, offset = taps.place(tap)
+            nest.emit(Put(table, Number(i), Amount(plane * length + offset)))
+    with nest.loops((batch, groups, ceildiv(taps.pixels, width), ceildiv(features, ROWS))) as (image, group, panel, block):
+        first = nest.let(scale(block, ROWS))
+        height = nest.apply("minimum", Number(ROWS), nest.let(add(features, scale(first, -1))), dtype=i64)
+        wanted = scale(panel, width)
+        start = nest.apply("minimum", nest.let(wanted), Amount(taps.pixels - width), dtype=i64)
+        skipped = nest.let(add(wanted, scale(start, -1)))  # the last tile overlaps the one before
+        a = _address(nest, op, weights, group, first)
+        b = _place(nest, op, source, (image, scale(group, depth), Number(0), start))
+        tile = nest.var(f32, stem="tile").name
+        nest.emit(Array(tile, f32, ROWS * width))
+        nest.emit(
+            Product(tile, height, *a, *b, Amount(step), Amount(depth), table, tap_count)
+        )
+        with nest.loop(height, "ordered") as i:
+            feature = add(scale(group, features), first, i)
+            _pixels(nest, op, output, tile, (image, feature), i, start, skipped, taps)
+
+
+def _pixels(
+    nest: Nest,
+    op: Op,
+    output: Output,
+    tile: str,
+    outer: Index,
+    row: Expr,
+    start: Expr,
+    skipped: Expr,
+    taps: Taps,
+) -> None:
+    """Store one row of a tile: the pixels from `start` on that lie inside the result."""
+    width = taps.least
+
+    def each(low: Expr, high: Expr, pixel: Callable[[Expr], Index]) -> None:
+        with nest.loop(width, "lane") as j:
+            above = nest.apply("GE", j, low, dtype=i1)
+            with nest.guard(nest.both(above, nest.less(j, high))):
+                element = nest.keep(Item(tile, add(scale(row, width), j), f32))
+                output.finish(nest, op, (*outer, *pixel(j)), element)
+
+    if len(taps.out) == 1:
+        inside = nest.apply("minimum", Number(width), nest.let(add(taps.out[0], scale(start, -1))), dtype=i64)
+        each(skipped, inside, lambda j: (add(start, j),))
+        return
+    if taps.width == taps.out[1]:  # rows follow each other without places between
+        total = product(taps.out)
+        inside = nest.apply("minimum", Number(width), nest.let(add(total, scale(start, -1))), dtype=i64)
+        each(skipped, inside, lambda j: split(add(start, j), taps.width))
+        return
+    top = nest.let(Quotient(start, taps.width))
+    bottom = nest.let(Quotient(nest.let(add(start, width - 1)), taps.width))
+    last = nest.apply("minimum", bottom, Amount(taps.out[0] - 1), dtype=i64)
+    with nest.loop(nest.let(add(last, 1, scale(top, -1))), "ordered") as line:
+        y = nest.let(add(top, line))
+        begin = nest.let(add(scale(y, taps.width), scale(start, -1)))  # where row y begins in the tile
+        low = nest.apply("maximum", skipped, begin, dtype=i64)
+        high = nest.apply("minimum", Number(width), nest.let(add(begin, taps.out[1])), dtype=i64)
+        each(low, high, lambda j: (y, add(j, scale(begin, -1))))
+
+
+def _address(nest: Nest, op: Op, value: Value, group: Expr, first: Expr) -> tuple[int, Expr, Expr, Expr]:
+    """(buffer, index of the first element, distance of rows, distance of steps) of a value [group, row, step]."""
+    buffer, form, (g, m, k) = _strides(nest, op, value)
+    steps = dict(form.terms)
+    start = add(scale(group, steps.get(g, 0)), scale(first, steps.get(m, 0)), form.constant)
+    return buffer, start, Amount(steps.get(m, 0)), Amount(steps.get(k, 0))
+
+
+def _place(nest: Nest, op: Op, value: Value, index: Index) -> tuple[int, Expr]:
+    """(buffer, offset) of an element of a value."""
+    buffer, form, axes = _strides(nest, op, value)
+    steps = dict(form.terms)
+    parts = (scale(at, steps.get(axis, 0)) for at, axis in zip(index, axes, strict=True))
+    return buffer, add(*parts, form.constant)
+
+
+def _strides(nest: Nest, op: Op, value: Value) -> tuple[int, Affine, tuple[Var, ...]]:
+    found = strides(nest, value)
+    assert found is not None, f"{op.name}: fuse stores operands that have no strides"
+    return found
+
+
+def strides(nest: Nest, value: Value) -> tuple[int, Affine, tuple[Var, ...]] | None:
+    """How a value lies in memory: the buffer, and the offset as an affine form of fresh variables, one per axis."""
+    sizes = tensor(value).sizes
+    with nest.inner() as scope:
+        axes = tuple(nest.var(i64, size, "axis") for size in sizes)
+        for axis in axes:
+            nest.places[axis] = scope
+        element = nest.pull(value, axes)
+        load = next((expr for expr, var in scope.names.items() if var is element), None)
+        if not isinstance(load, Load):
+            return None
+    form = affine(load.index)
+    plain = all(atom in axes for atom, _ in form.terms)
+    return (load.buffer, form, axes) if plain else None

@@ -1,0 +1,209 @@
+"""Rules that pull one element: elementwise ops, and ops that only move elements about, as index arithmetic.
+
+Registered in `nest.PULLS`; `fuse` decides which values are pulled and which are stored.
+"""
+
+from __future__ import annotations
+
+from smelt.dim import Size
+from smelt.dtype import i1, i64
+from smelt.ir.core import Op
+from smelt.ir.ops import OPS
+from smelt.kernel.loop import Amount, Bitcast, Expr, Number, Quotient, Remainder, add, scale
+from smelt.kernel.nest import PULLS, Index, Nest, flat, pull, reshaped, tensor
+
+
+@pull("stablehlo.constant", "chlo.constant")
+def constant(nest: Nest, op: Op, _: int, __: Index) -> Expr:
+    array = op.attrs["value"].array  # a splat: others are stored
+    return Number(array.reshape(-1)[0].item(), tensor(op.result).element)
+
+
+@pull("stablehlo.iota")
+def iota(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    return nest.convert(index[op.attrs["iota_dimension"]], tensor(op.result).element)
+
+
+@pull("stablehlo.get_dimension_size")
+def get_dimension_size(nest: Nest, op: Op, _: int, __: Index) -> Expr:
+    return nest.convert(Amount(tensor(op.operands[0]).sizes[op.attrs["dimension"]]), tensor(op.result).element)
+
+
+@pull("stablehlo.broadcast_in_dim")
+def broadcast_in_dim(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    sizes = tensor(op.operands[0]).sizes
+    places = zip(op.attrs["broadcast_dimensions"], sizes, strict=True)
+    return nest.pull(op.operands[0], tuple(Number(0) if size == 1 else index[d] for d, size in places))
+
+
+@pull("stablehlo.dynamic_broadcast_in_dim")
+def dynamic_broadcast_in_dim(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    """A size that turns out to be one is stretched."""
+    sizes = tensor(op.operands[0]).sizes
+    full = tensor(op.result).sizes
+    places: list[Expr] = []
+    for d, size in zip(op.attrs["broadcast_dimensions"], sizes, strict=True):
+        if size == 1:
+            places.append(Number(0))
+        elif size == full[d]:
+            places.append(index[d])
+        else:
+            stretched = nest.apply("EQ", Amount(size), Number(1), dtype=i1)
+            places.append(nest.apply("select", stretched, Number(0), index[d], dtype=i64))
+    return nest.pull(op.operands[0], tuple(places))
+
+
+@pull("stablehlo.transpose")
+def transpose(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    moved: list[Expr] = [Number(0)] * len(index)
+    for at, source in zip(index, op.attrs["permutation"], strict=True):
+        moved[source] = at
+    return nest.pull(op.operands[0], tuple(moved))
+
+
+@pull("stablehlo.reshape", "stablehlo.dynamic_reshape")
+def reshape(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    operand, sizes = op.operands[0], tensor(op.result).sizes
+    if operand in nest.stored:
+        return nest.load(operand, flat(index, sizes))  # the offset is the same
+    return nest.pull(operand, reshaped(nest, index, sizes, tensor(operand).sizes))
+
+
+@pull("stablehlo.slice")
+def slice_(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    parts = zip(index, op.attrs["start_indices"], op.attrs["strides"], strict=True)
+    return nest.pull(op.operands[0], tuple(add(scale(at, stride), start) for at, start, stride in parts))
+
+
+@pull("stablehlo.reverse")
+def reverse(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    sizes = tensor(op.result).sizes
+    turned = (
+        add(scale(at, -1), sizes[d] - 1) if d in op.attrs["dimensions"] else at for d, at in enumerate(index)
+    )
+    return nest.pull(op.operands[0], tuple(turned))
+
+
+@pull("stablehlo.pad")
+def pad(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    low, interior = op.attrs["edge_padding_low"], op.attrs["interior_padding"]
+    return padded(nest, op, index, [Number(each) for each in low], [1 + each for each in interior])
+
+
+def padded(nest: Nest, op: Op, index: Index, low: list[Expr], steps: list[Size] | list[Expr]) -> Expr:
+    """The operand's element where the index hits one, else the padding value."""
+    operand, filler = op.operands[:2]
+    conditions: list[Expr] = []
+    places: list[Expr] = []
+    for at, start, step, size, full in zip(
+        index, low, steps, tensor(operand).sizes, tensor(op.result).sizes, strict=True
+    ):
+        inner = add(at, scale(start, -1))
+        if start != Number(0):
+            conditions.append(nest.apply("GE", nest.let(inner), Number(0), dtype=i1))
+        if step != 1:
+            inner, rest = _divided(nest, nest.let(inner), step)
+            conditions.append(nest.apply("EQ", rest, Number(0), dtype=i1))
+        if not (start == Number(0) and step == 1 and size == full):
+            conditions.append(nest.less(nest.let(inner), Amount(size)))
+        places.append(inner)
+    if not conditions:
+        return nest.pull(operand, tuple(places))
+    element = tensor(op.result).element
+    return nest.choose(
+        nest.both(*conditions), lambda: nest.pull(operand, tuple(places)), lambda: nest.pull(filler, ()), element
+    )
+
+
+def _divided(nest: Nest, x: Expr, step: Size | Expr) -> tuple[Expr, Expr]:
+    """Quotient and remainder by a size, or by a number that data gives."""
+    if isinstance(step, Size):
+        return nest.let(Quotient(x, step)), nest.let(Remainder(x, step))
+    return nest.apply("divide", x, step), nest.apply("remainder", x, step)
+
+
+@pull("stablehlo.concatenate")
+def concatenate(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    return _one_of(nest, op, index, 0, 0)
+
+
+def _one_of(nest: Nest, op: Op, index: Index, which: int, start: Size) -> Expr:
+    """The element of operand `which` or a later one; that operand begins at `start`."""
+    d = op.attrs["dimension"]
+    place = (*index[:d], add(index[d], scale(Amount(start), -1)), *index[d + 1 :])
+    operand = op.operands[which]
+    if which == len(op.operands) - 1:
+        return nest.pull(operand, place)
+    end = start + tensor(operand).sizes[d]
+    return nest.choose(
+        nest.less(nest.let(index[d]), Amount(end)),
+        lambda: nest.pull(operand, place),
+        lambda: _one_of(nest, op, index, which + 1, end),
+        tensor(op.result).element,
+    )
+
+
+@pull("stablehlo.select")
+def select(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    predicate = nest.pull(op.operands[0], index if tensor(op.operands[0]).rank else ())
+    x, y = (nest.pull(operand, index) for operand in op.operands[1:])
+    return nest.apply("select", predicate, x, y, dtype=x.dtype)
+
+
+@pull("stablehlo.clamp")
+def clamp(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    low, x, high = (nest.pull(operand, index if tensor(operand).rank else ()) for operand in op.operands)
+    return nest.apply("clamp", low, x, high, dtype=x.dtype)
+
+
+@pull("stablehlo.compare")
+def compare(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    x, y = (nest.pull(operand, index) for operand in op.operands)
+    kind = "_TOTALORDER" if op.attrs.get("compare_type") == "TOTALORDER" else ""
+    return nest.apply(op.attrs["comparison_direction"] + kind, x, y, dtype=i1)
+
+
+@pull("stablehlo.convert")
+def convert(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    return nest.convert(nest.pull(op.operands[0], index), tensor(op.result).element)
+
+
+@pull("stablehlo.reduce_precision")
+def reduce_precision(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    bits = op.attrs["exponent_bits"], op.attrs["mantissa_bits"]
+    return nest.apply("reduce_precision", nest.pull(op.operands[0], index), detail=bits)
+
+
+@pull("stablehlo.bitcast_convert")
+def bitcast_convert(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    source, target = tensor(op.operands[0]).element, tensor(op.result).element
+    if source.bits == target.bits:
+        return nest.let(Bitcast(nest.pull(op.operands[0], index), target))
+    return _rebitten(nest, op, index)
+
+
+def _rebitten(nest: Nest, op: Op, index: Index) -> Expr:
+    """A wide element from several narrow ones, or a part of a wide one; the lowest bits come first."""
+    operand = op.operands[0]
+    source, target = tensor(operand).element, tensor(op.result).element
+    detail = (source.bits, target.bits)
+    if source.bits < target.bits:
+        count = target.bits // source.bits
+        parts = tuple(nest.pull(operand, (*index, Number(k))) for k in range(count))
+        return nest.apply("join_bits", *parts, dtype=target, detail=detail)
+    return nest.apply("part_of_bits", nest.pull(operand, index[:-1]), index[-1], dtype=target, detail=detail)
+
+
+@pull("stablehlo.optimization_barrier")
+def optimization_barrier(nest: Nest, op: Op, result: int, index: Index) -> Expr:
+    return nest.pull(op.operands[result], index)
+
+
+def elementwise(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    args = (nest.pull(operand, index) for operand in op.operands)
+    return nest.apply(op.name.partition(".")[2], *args, dtype=tensor(op.result).element)
+
+
+for _name, _definition in OPS.items():
+    if _definition.elementwise and not _name.startswith("chlo.broadcast_"):
+        PULLS.setdefault(_name, elementwise)

@@ -1,0 +1,111 @@
+"""Memory: which temporaries of a plan share a slot, decided before anything runs.
+
+Buffers whose lives do not meet may share. A slot is as large as the largest of its tenants, for any sizes; offsets are
+running sums of slots, evaluated when a program is called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from smelt.dim import Size, ceildiv, evaluate, maximum, symbols
+from smelt.kernel.plan import Branch, Copy, Launch, Plan, Repeat, Require, Step, touched
+
+ALIGN = 64
+SAMPLE = 100  # what an open size is taken for when slots are compared
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Where each temporary starts, by its number in the plan; the bytes of all of them; scratch per worker."""
+
+    offsets: dict[int, Size]
+    total: Size
+    scratch: Size = 0
+
+
+def assign(plan: Plan) -> Memory:
+    lives = lifetimes(plan)
+    order = sorted(lives, key=lambda i: lives[i][0])
+    slots: list[tuple[Size, int]] = []  # size, free from this position on
+    homes: dict[int, int] = {}
+    for i in order:
+        begin, end = lives[i]
+        size = ceildiv(plan.buffers[i].bytes, ALIGN) * ALIGN
+        guess = _guess(size)
+        fits = [k for k, (_, free) in enumerate(slots) if free < begin]
+        best = min(fits, key=lambda k: (abs(_guess(slots[k][0]) - guess), k), default=None)
+        if best is None:
+            best = len(slots)
+            slots.append((size, end))
+        else:
+            slots[best] = (maximum(slots[best][0], size), end)
+        homes[i] = best
+    starts: list[Size] = []
+    total: Size = 0
+    for size, _ in slots:
+        starts.append(total)
+        total = total + size
+    return Memory({i: starts[slot] for i, slot in homes.items()}, total)
+
+
+def _guess(size: Size) -> int:
+    return evaluate(size, {name: SAMPLE for name in symbols(size)})
+
+
+def lifetimes(plan: Plan) -> dict[int, tuple[int, int]]:
+    """First and last position of each temporary in the steps, loops unrolled once.
+
+    What a loop shares with what is around it, or with its own next turn, lives through the whole loop.
+    """
+    lives: dict[int, tuple[int, int]] = {}
+    position = 0
+
+    def live(i: int, begin: int, end: int) -> None:
+        if plan.buffers[i].kind == "temporary":
+            old = lives.get(i, (begin, end))
+            lives[i] = (min(old[0], begin), max(old[1], end))
+
+    def visit(steps: tuple[Step, ...]) -> None:
+        nonlocal position
+        for step in steps:
+            position += 1
+            begin = position
+            match step:
+                case Repeat(head, flag, body):
+                    visit(head)
+                    live(flag, position, position)
+                    visit(body)
+                    position += 1
+                    for i in set(touched(step)):
+                        if i in lives and (lives[i][0] < begin or _carried(step, i)):
+                            live(i, begin, position)
+                case Branch(selector, branches):
+                    live(selector, begin, begin)
+                    for branch in branches:
+                        visit(branch)
+                case _:
+                    for i in touched(step):
+                        live(i, begin, begin)
+
+    visit(plan.steps)
+    return lives
+
+
+def _carried(loop: Repeat, buffer: int) -> bool:
+    """Whether a buffer's content passes from one turn of a loop to the next: it is read before it is written."""
+    for step in (*loop.head, *loop.body):
+        match step:
+            case Launch(_, buffers, writes):
+                if buffer in buffers:
+                    return buffer not in writes
+            case Copy(source, target):
+                if buffer in (source, target):
+                    return buffer == source
+            case Repeat() | Branch():
+                if buffer in set(touched(step)):
+                    return True
+            case Require(flags, _):
+                if flags == buffer:
+                    return True
+    return False

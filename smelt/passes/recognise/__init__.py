@@ -1,0 +1,74 @@
+"""Recognise: composites put back together from what exporters made of them.
+
+A finder looks at one op as the last of a computation and says which values go in. The ops between become the
+decomposition of a `stablehlo.composite`, so an engine that does not know the name computes exactly what it did before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+
+from smelt.ir.composites import COMPOSITES
+from smelt.ir.core import Op, Program, Region, walk
+from smelt.ir.rewrite import Edit
+from smelt.passes.recognise.attention import attention
+from smelt.passes.recognise.blocks import gelu, hard_swish, silu, softmax
+from smelt.passes.recognise.look import Finder, Look
+from smelt.passes.recognise.norms import norm
+from smelt.passes.recognise.outline import Outlines
+from smelt.passes.recognise.quantised import qdot
+
+# Stages in order. Within one, the last op of a program is looked at first, and the first finder that sees it wins.
+STAGES: tuple[tuple[Finder, ...], ...] = (
+    (qdot,),
+    (softmax, norm, gelu, silu, hard_swish),
+    (attention,),
+)
+_ENTERED = frozenset({"stablehlo.while", "stablehlo.if", "stablehlo.case"})  # bodies that hold whole blocks
+
+
+def recognise(program: Program, names: Container[str] = COMPOSITES) -> Program:
+    """The same program with composites of these names where a finder saw one, the outermost op first.
+
+    Attention is found around its softmax, so it needs that name too.
+    """
+    if not any(name in names for name in COMPOSITES):
+        return program
+    outlines = Outlines(program)
+    signatures = {name: func.type for name, func in program.funcs.items()}
+    decompositions = {
+        op.attrs["decomposition"]
+        for func in program.funcs.values()
+        for op in walk(func.body)
+        if op.name == "stablehlo.composite"
+    }
+    edited = []
+    for func in program.funcs.values():
+        if func.name in decompositions:
+            continue
+        edit = Edit(func, signatures)
+        for region in _regions(func.body):
+            local = set(edit.ops(region))
+            for finders in STAGES:
+                for op in reversed(list(edit.ops(region))):
+                    if op in edit:
+                        _try(edit, local, op, finders, names, outlines)
+        edited.append(edit.freeze())
+    return program.replace(*edited, *outlines.made.values()) if outlines.made else program
+
+
+def _regions(body: Region) -> Iterator[Region]:
+    yield body
+    for op in walk(body):
+        if op.name in _ENTERED:
+            yield from op.regions
+
+
+def _try(
+    edit: Edit, local: set[Op], root: Op, finders: Sequence[Finder], names: Container[str], outlines: Outlines
+) -> None:
+    look = Look(edit)
+    for finder in finders:
+        for found in finder(look, root):
+            if found.name in names and outlines.outline(edit, local, root, found):
+                return

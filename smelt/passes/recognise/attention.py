@@ -1,0 +1,272 @@
+"""The finder of attention around a softmax: products in any layout, scaled anywhere, with masks added or selected.
+
+Moves of queries, keys, values and masks (transposes, reshapes, heads repeated for groups) become part of the layout,
+so what goes in is what projections and caches gave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from smelt.ir.attributes import DotDims
+from smelt.ir.composites import decode
+from smelt.ir.core import Op, Value
+from smelt.passes.recognise.axes import Atoms, Axes, Letters, View
+from smelt.passes.recognise.look import Look, is_float
+from smelt.passes.recognise.outline import Found
+
+_ORDER = ("transpose", "reshape", "convert")
+_MOVES = (*_ORDER, "broadcast_in_dim")
+_MOST_MASKS = 6
+
+
+def attention(look: Look, root: Op) -> Iterator[Found]:
+    """softmax(q k^T * scale + masks) v; the softmax is a composite already."""
+    if root.name not in ("stablehlo.dot_general", "stablehlo.transpose", "stablehlo.convert"):
+        return
+    for scaled in (True, False):  # a scale on q or k alone belongs to it, unless others use the scaled one
+        for side in (0, 1):
+            found = _Search(look, scaled).found(root, side)
+            if found is not None:
+                yield found
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """The way from the softmax down to the product of queries and keys."""
+
+    view: View
+    scale: float = 1.0
+    softcap: float = 0.0
+    masks: tuple[tuple[str, View], ...] = ()  # the last that applies first
+    fill: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Guard:
+    """Whether rows without a key count as zeros; a mask whose greatest elements along axes say which rows."""
+
+    is_there: bool = False
+    mask: Value | None = None
+    axes: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Search:
+    look: Look
+    scaled: bool
+    atoms: Atoms = field(default_factory=Atoms)
+
+    def found(self, root: Op, side: int) -> Found | None:
+        whole = self.atoms.of(root.results[0])
+        result = self.behind(whole, _ORDER)
+        sides = self.product(result)
+        if sides is None:
+            return None
+        weights, values = sides[side], sides[1 - side]
+        guard, softmax = self.softmax(weights)
+        if softmax is None:
+            return None
+        scores = self.scores(softmax, 0)
+        if scores is None:
+            return None
+        pair = self.product(scores.view)
+        if pair is None:
+            return None
+        key_atoms = self.keys(weights, result)
+        queries, keys = pair if not self.has(pair[0], key_atoms) else (pair[1], pair[0])
+        if self.has(queries, key_atoms) or not self.has(keys, key_atoms) or not self.fits(guard, scores, key_atoms):
+            return None
+        scale, queries = self.unscaled(queries)
+        other, keys = self.unscaled(keys)
+        main = (queries, keys, self.behind(values, _MOVES))
+        return self.said(scores, main, whole.axes, scale * other * scores.scale, int(guard.is_there))
+
+    def said(self, scores: _Scores, main: tuple[View, View, View], result: Axes, scale: float, guarded: int) -> Found:
+        queries, keys, values = main
+        letters = Letters(self.atoms)
+        shown = {atom for axis in self.atoms.now(result) for atom in axis}
+        contracted = self._all(queries) - shown
+        letters.give(self._kept(keys, lambda atom: atom in contracted), "d")
+        letters.give(self._kept(keys, lambda atom: atom not in shown), "k")
+        letters.give(self._kept(values, lambda atom: atom in shown and atom not in self._all(queries)), "e")
+        batch = self._all(queries) & (self._all(keys) | self._all(values))
+        letters.give(self._kept(queries, lambda atom: atom in batch), "bhnm")
+        letters.give(queries.axes, "qg")
+        letters.give(result, "")
+        masks = scores.masks[::-1]
+        for _, mask in masks:
+            letters.give(mask.axes, "")
+        operands = [*main, *(mask for _, mask in masks)]
+        attributes = {
+            "operands": " ".join(("q", "k", "v", *(role for role, _ in masks))),
+            "layout": letters.layout([each.axes for each in operands], result),
+            "scale": float(scale),
+            "softcap": float(scores.softcap),
+            "fill": scores.fill[::-1],
+            "guarded": guarded,
+        }
+        return Found("smelt.attention", tuple(each.value for each in operands), attributes)
+
+    # -- steps --
+
+    def behind(self, view: View, through: tuple[str, ...]) -> View:
+        """The value behind all moves; conversions count where they go from one float type to another."""
+        while True:
+            before = self.atoms.back(self.look, view, through)
+            if before is None or is_float(before.value) != is_float(view.value):
+                return view
+            view = before
+
+    def product(self, view: View) -> tuple[View, View] | None:
+        """Both sides of a product whose result has these axes."""
+        op = self.look.op(view.value, "dot_general")
+        if op is None:
+            return None
+        return product_views(self.atoms, self.look.operands(op), op.attrs["dot_dimension_numbers"], view.axes)
+
+    def keys(self, weights: View, result: View) -> set[int]:
+        return self._all(weights) - self._all(result)
+
+    def has(self, view: View, atoms: set[int]) -> bool:
+        return bool(self._all(view) & {a for atom in atoms for a in self.atoms.now(((atom,),))[0]})
+
+    def softmax(self, weights: View) -> tuple[_Guard, View | None]:
+        """The operand of the softmax behind the weights, and how rows without a key count as zeros."""
+        guard = _Guard()
+        while True:
+            weights = self.behind(weights, _ORDER)
+            chosen = self.look.op(weights.value, "select")
+            found = None if chosen is None or guard.is_there else self.guarded(chosen)
+            if found is None:
+                break
+            guard, weights = found[0], View(found[1], weights.axes)
+        op = self.look.op(weights.value, "composite")
+        if op is None or op.attrs["name"] != "smelt.softmax" or not weights.axes[decode(op)["axis"]]:
+            return guard, None
+        return guard, View(self.look.operands(op)[0], weights.axes)
+
+    def guarded(self, chosen: Op) -> tuple[_Guard, Value] | None:
+        """x of select(no key is left, 0, x): where x is nan, or where a mask is minus infinity all along a row."""
+        condition, yes, no = self.look.operands(chosen)
+        for x, zero, same in ((no, yes, False), (yes, no, True)):
+            if self.look.number(zero) != 0.0:
+                continue
+            compared = self.look.op(self.look.row(condition).source, "compare")
+            if compared is None:
+                return None
+            a, b = self.look.operands(compared)
+            direction = compared.attrs["comparison_direction"]
+            itself = a is b and self.look.unconverted(a) is self.look.unconverted(x)
+            if itself and direction == ("EQ" if same else "NE"):
+                return _Guard(True), x
+            most = self.look.reduced(self.look.row(a).source, "maximum")
+            if most is not None and self.look.number(b) == -math.inf and direction == ("NE" if same else "EQ"):
+                return _Guard(True, *most), x
+        return None
+
+    def fits(self, guard: _Guard, scores: _Scores, keys: set[int]) -> bool:
+        """Whether a guard looks at a mask that is added, along the keys."""
+        if guard.mask is None:
+            return True
+        whole = {atom for key in keys for atom in self.atoms.now(((key,),))[0]}
+        for role, mask in scores.masks:
+            if role == "add" and mask.value is guard.mask:
+                return {a for axis in guard.axes for a in self.atoms.now((mask.axes[axis],))[0]} == whole
+        return False
+
+    def scores(self, view: View, depth: int) -> _Scores | None:
+        """Down from the softmax through scales and masks to the product."""
+        view = self.behind(view, _ORDER)
+        if self.look.op(view.value, "dot_general") is not None:
+            return _Scores(view)
+        if depth == _MOST_MASKS:
+            return None
+        scaled = self.times(view)
+        if scaled is not None:
+            number, inner = scaled
+            found = self.capped(number, inner, depth) or self.scores(inner, depth + 1)
+            if found is None or found.masks:
+                return None  # a scale over a mask is another formula
+            return found if found.softcap else replace(found, scale=found.scale * number)
+        for x, y in self.look.orders(view.value, "add"):
+            found = self.scores(View(x, view.axes), depth + 1)
+            if found is not None:
+                return replace(found, masks=(("add", self.mask(View(y, view.axes))), *found.masks))
+        return self.selected(view, depth)
+
+    def selected(self, view: View, depth: int) -> _Scores | None:
+        chosen = self.look.op(view.value, "select")
+        if chosen is None:
+            return None
+        condition, yes, no = self.look.operands(chosen)
+        for role, x, y in (("where", yes, no), ("unless", no, yes)):
+            fill = self.look.number(y)
+            found = None if fill is None else self.scores(View(x, view.axes), depth + 1)
+            if found is not None and fill is not None and condition.shape.rank == len(view.axes):
+                mask = (role, self.mask(View(condition, view.axes)))
+                return replace(found, masks=(mask, *found.masks), fill=(fill, *found.fill))
+        return None
+
+    def capped(self, number: float, view: View, depth: int) -> _Scores | None:
+        """number * tanh(scores / number)."""
+        inner = self.look.under(view.value, "tanh")
+        found = None if inner is None else self.scores(View(inner, view.axes), depth + 1)
+        if found is None or found.masks or found.softcap:
+            return None
+        return replace(found, scale=found.scale * number, softcap=number)
+
+    def times(self, view: View) -> tuple[float, View] | None:
+        """A number and what it is multiplied with."""
+        for x, y in self.look.orders(view.value, "multiply"):
+            number = self.look.number(y)
+            if number is not None:
+                return number, View(x, view.axes)
+        quotient = self.look.pair(view.value, "divide")
+        number = None if quotient is None else self.look.number(quotient[1])
+        return (1 / number, View(quotient[0], view.axes)) if quotient is not None and number else None
+
+    def unscaled(self, view: View) -> tuple[float, View]:
+        """What is behind moves and scales of queries or keys."""
+        scale = 1.0
+        while True:
+            view = self.behind(view, _MOVES)
+            found = self.times(view) if self.scaled else None
+            if found is None:
+                return scale, view
+            scale, view = scale * found[0], found[1]
+
+    def mask(self, view: View) -> View:
+        """What a mask repeats."""
+        while (before := self.atoms.back(self.look, view, ("broadcast_in_dim", "reshape", "transpose"))) is not None:
+            view = before
+        return view
+
+    # -- atoms --
+
+    def _all(self, view: View) -> set[int]:
+        return {atom for axis in self.atoms.now(view.axes) for atom in axis}
+
+    def _kept(self, view: View, holds: Callable[[int], bool]) -> Axes:
+        return tuple(tuple(atom for atom in axis if holds(atom)) for axis in self.atoms.now(view.axes))
+
+
+def product_views(atoms: Atoms, operands: list[Value], dims: DotDims, result: Axes) -> tuple[View, View]:
+    """Both operands of a `dot_general` whose result has these axes: batch axes first, then what is left of each."""
+    lhs, rhs = operands
+    left: dict[int, tuple[int, ...]] = {}
+    right: dict[int, tuple[int, ...]] = {}
+    rest = iter(result)
+    for i, j in zip(dims.lhs_batching_dimensions, dims.rhs_batching_dimensions, strict=True):
+        left[i] = right[j] = next(rest)
+    for i, j in zip(dims.lhs_contracting_dimensions, dims.rhs_contracting_dimensions, strict=True):
+        left[i] = right[j] = atoms.new(lhs.shape.sizes[i])
+    for known, value in ((left, lhs), (right, rhs)):
+        for i in range(value.shape.rank):
+            if i not in known:
+                known[i] = next(rest)
+    return tuple(  # type: ignore[return-value]
+        View(value, tuple(known[i] for i in range(value.shape.rank))) for known, value in ((left, lhs), (right, rhs))
+    )

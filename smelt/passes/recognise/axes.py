@@ -1,0 +1,141 @@
+"""Following axes through moves of data, so that a composite can say how its operands lie instead of moving them.
+
+An axis is a product of atoms. A reshape may split an atom, everywhere at once; a broadcast loses what it repeats. What
+goes out is a layout as `ir.composites` describes it. Used by the finders of attention and of quantised products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from smelt.dim import Size, divide_exact
+from smelt.ir.core import Op, Value
+from smelt.passes.recognise.look import Look
+
+Axes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A value and, for each of its axes, the atoms it is the product of; axes of size one have none."""
+
+    value: Value
+    axes: Axes
+
+
+@dataclass(slots=True)
+class Atoms:
+    """The atoms of one computation: their sizes, and what those that were split have become."""
+
+    sizes: list[Size] = field(default_factory=list)
+    parts: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def new(self, size: Size) -> tuple[int, ...]:
+        """The axis of a size, as a new atom."""
+        if size == 1:
+            return ()
+        self.sizes.append(size)
+        return (len(self.sizes) - 1,)
+
+    def of(self, value: Value) -> View:
+        return View(value, tuple(self.new(size) for size in value.shape.sizes))
+
+    def now(self, axes: Axes) -> Axes:
+        """Axes in terms of atoms that are whole."""
+        return tuple(tuple(self._whole(axis)) for axis in axes)
+
+    def _whole(self, axis: Iterable[int]) -> list[int]:
+        work, found = list(axis)[::-1], []
+        while work:
+            atom = work.pop()
+            if atom in self.parts:
+                work += self.parts[atom][::-1]
+            else:
+                found.append(atom)
+        return found
+
+    def back(self, look: Look, view: View, through: Sequence[str]) -> View | None:
+        """The operand of the move that makes a value, with its axes; None for anything else."""
+        op = look.op(view.value, *through)
+        if op is None or len(op.operands) != 1:
+            return None
+        (source,) = look.operands(op)
+        axes = self._behind(op, source, view)
+        return None if axes is None else View(source, axes)
+
+    def _behind(self, op: Op, source: Value, view: View) -> Axes | None:
+        match op.name:
+            case "stablehlo.transpose":
+                order = op.attrs["permutation"]
+                return tuple(view.axes[order.index(i)] for i in range(len(order)))
+            case "stablehlo.broadcast_in_dim":
+                dims = op.attrs["broadcast_dimensions"]
+                sizes = zip(source.shape.sizes, dims, strict=True)
+                return tuple(() if size == 1 else view.axes[d] for size, d in sizes)
+            case "stablehlo.reshape":
+                return self._regrouped(view.axes, source.shape.sizes)
+            case "stablehlo.convert":
+                return view.axes
+        return None
+
+    def _regrouped(self, axes: Axes, sizes: Sequence[Size]) -> Axes | None:
+        """The same atoms in the same order as the axes of other sizes, splitting atoms where an axis ends inside."""
+        left = [atom for axis in self.now(axes) for atom in axis][::-1]
+        splits: list[tuple[int, Size, Size]] = []
+        sizes_of = dict(enumerate(self.sizes))
+        found: list[tuple[int, ...]] = []
+        for size in sizes:
+            axis: list[int] = []
+            open_size: Size = size
+            while open_size != 1:
+                if not left:
+                    return None
+                atom = left.pop()
+                rest = divide_exact(open_size, sizes_of[atom])
+                if rest is None:
+                    other = divide_exact(sizes_of[atom], open_size)
+                    if other is None:
+                        return None
+                    first, second = len(sizes_of), len(sizes_of) + 1
+                    sizes_of |= {first: open_size, second: other}
+                    splits.append((atom, open_size, other))
+                    left.append(second)
+                    atom, rest = first, 1
+                axis.append(atom)
+                open_size = rest
+            found.append(tuple(axis))
+        if left:
+            return None
+        for atom, first_size, second_size in splits:
+            self.parts[atom] = (len(self.sizes), len(self.sizes) + 1)
+            self.sizes += [first_size, second_size]
+        return tuple(found)
+
+
+@dataclass(slots=True)
+class Letters:
+    """Letters for atoms, the first of those asked for that is not taken."""
+
+    atoms: Atoms
+    names: dict[int, str] = field(default_factory=dict)
+
+    def give(self, axes: Axes, wanted: str) -> None:
+        """Name the atoms of axes that have no name yet."""
+        for axis in self.atoms.now(axes):
+            for atom in axis:
+                if atom not in self.names:
+                    taken = set(self.names.values())
+                    pool = wanted + "bhgnmstuvwxyzacfijklopqrdeABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                    self.names[atom] = next(letter for letter in pool if letter not in taken)
+
+    def spell(self, axes: Axes) -> str:
+        """Axes as a layout writes them."""
+        words = []
+        for axis in self.atoms.now(axes):
+            word = "".join(self.names[atom] for atom in axis)
+            words.append("." if not word else word if len(word) == 1 else f"({word})")
+        return "".join(words)
+
+    def layout(self, operands: Sequence[Axes], result: Axes) -> str:
+        return ",".join(self.spell(axes) for axes in operands) + "->" + self.spell(result)

@@ -1,0 +1,269 @@
+"""Looking at values: what makes them, what they repeat, which factors and terms they have.
+
+`Look` answers questions about an edit as it is now; finders are built from them. Nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from smelt.dtype import DType
+from smelt.ir.attributes import Constant
+from smelt.ir.core import Op, Value
+from smelt.ir.rewrite import Edit
+from smelt.passes.recognise.outline import Found
+from smelt.shape import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A value that repeats another along some of its axes: `axes[d]` is the source's axis behind axis d, or None."""
+
+    source: Value
+    axes: tuple[int | None, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the source itself."""
+        return all(axis == d or axis is None for d, axis in enumerate(self.axes))
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A row that a product is made of, or that it is divided by."""
+
+    row: Row
+    inverse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Questions about values as they are now in an edit."""
+
+    edit: Edit
+
+    def op(self, value: Value, *names: str) -> Op | None:
+        """The op that makes a value, if it is one of these."""
+        maker = self.edit.maker(value)
+        return maker if maker is not None and maker.name.partition(".")[2] in names else None
+
+    def operands(self, op: Op) -> list[Value]:
+        return self.edit.operands(op)
+
+    def pair(self, value: Value, name: str) -> tuple[Value, Value] | None:
+        """The two operands of a binary op."""
+        maker = self.op(value, name)
+        if maker is None:
+            return None
+        x, y = self.operands(maker)
+        return x, y
+
+    def orders(self, value: Value, name: str) -> Iterator[tuple[Value, Value]]:
+        """The two operands of a binary op, in both orders."""
+        pair = self.pair(value, name)
+        if pair is not None:
+            yield pair
+            yield pair[1], pair[0]
+
+    def under(self, value: Value, name: str) -> Value | None:
+        """The operand of a unary op."""
+        maker = self.op(value, name)
+        return None if maker is None else self.operands(maker)[0]
+
+    def number(self, value: Value) -> float | None:
+        """The number that fills a constant, also through broadcasts and conversions of floats."""
+        source = self.row(value).source
+        while (inner := self.float_convert(source)) is not None:
+            source = self.row(inner).source
+        maker = self.op(source, "constant")
+        constant: Constant | None = None if maker is None else maker.attrs["value"]
+        if constant is None or constant.array.size == 0 or constant.dtype.kind != "float":
+            return None
+        flat = constant.array.reshape(-1)
+        if not constant.is_splat and not bool((flat == flat[0]).all()):
+            return None
+        return float(flat[0])
+
+    def float_convert(self, value: Value) -> Value | None:
+        """The float behind a conversion to another float."""
+        inner = self.under(value, "convert")
+        return inner if inner is not None and is_float(inner) and is_float(value) else None
+
+    def unconverted(self, value: Value) -> Value:
+        """The value behind conversions between floats."""
+        while (inner := self.float_convert(value)) is not None:
+            value = inner
+        return value
+
+    def row(self, value: Value) -> Row:
+        """What a value repeats, through broadcasts and reshapes that insert or drop axes of size one."""
+        axes: tuple[int | None, ...] = tuple(range(value.shape.rank))
+        while (maker := self.op(value, "broadcast_in_dim", "reshape")) is not None:
+            (source,) = self.operands(maker)
+            if maker.name == "stablehlo.reshape":
+                moved = _squeezed(value.shape, source.shape)
+                if moved is None:
+                    break
+            else:
+                moved = [None] * value.shape.rank
+                for i, d in enumerate(maker.attrs["broadcast_dimensions"]):
+                    moved[d] = None if source.shape.sizes[i] == 1 else i
+            axes = tuple(None if axis is None else moved[axis] for axis in axes)
+            value = source
+        return Row(self.edit.value(value), axes)
+
+    def inner_row(self, row: Row, value: Value) -> Row:
+        """An operand of the op that makes a row's source, as a row of the same whole."""
+        inner = self.row(value)
+        return Row(inner.source, tuple(None if axis is None else inner.axes[axis] for axis in row.axes))
+
+    def factors(self, value: Value) -> tuple[float, list[Value]]:
+        """A value as a number times other values, through products, quotients by numbers and negations."""
+        number, rest, work = 1.0, [], [value]
+        while work:
+            part = work.pop()
+            constant = self.number(part)
+            if constant is not None:
+                number *= constant
+            elif (product := self.pair(part, "multiply")) is not None:
+                work += product
+            elif (negated := self.under(part, "negate")) is not None:
+                number = -number
+                work.append(negated)
+            elif (quotient := self.pair(part, "divide")) is not None and self.number(quotient[1]):
+                number /= self.number(quotient[1]) or 1.0
+                work.append(quotient[0])
+            elif (square := self._square(part)) is not None:
+                work += square
+            else:
+                rest.append(self.edit.value(part))
+        return number, rest
+
+    def _square(self, value: Value) -> list[Value] | None:
+        """x, n times, for x to the power of a small whole number."""
+        if (base := self.under(value, "square")) is not None:
+            return [base, base]
+        power = self.pair(value, "power")
+        exponent = None if power is None else self.number(power[1])
+        return [power[0]] * int(exponent) if power is not None and exponent in (2.0, 3.0) else None
+
+    def row_factors(self, value: Value, stop: Callable[[Row], bool]) -> tuple[float, list[Factor]]:
+        """A value as a number times rows, or divided by them, through broadcasts and conversions of floats too.
+
+        Rows for which `stop` holds are not taken apart.
+        """
+        number, rest = 1.0, []
+        work = [Factor(self.row(value))]
+        while work:
+            factor = work.pop()
+            source = factor.row.source
+            constant = self.number(source)
+            if constant:
+                number = number / constant if factor.inverse else number * constant
+            elif stop(factor.row):
+                rest.append(factor)
+            elif (product := self.pair(source, "multiply")) is not None:
+                work += [Factor(self.inner_row(factor.row, part), factor.inverse) for part in product]
+            elif (quotient := self.pair(source, "divide")) is not None:
+                work.append(Factor(self.inner_row(factor.row, quotient[0]), factor.inverse))
+                work.append(Factor(self.inner_row(factor.row, quotient[1]), not factor.inverse))
+            elif (inner := self.float_convert(source)) is not None:
+                work.append(Factor(self.inner_row(factor.row, inner), factor.inverse))
+            else:
+                rest.append(factor)
+        return number, rest
+
+    def plus_number(self, value: Value) -> tuple[Value, float] | None:
+        """x + number, in either order, or x - number."""
+        for x, y in self.orders(value, "add"):
+            constant = self.number(y)
+            if constant is not None:
+                return x, constant
+        difference = self.pair(value, "subtract")
+        constant = None if difference is None else self.number(difference[1])
+        return None if difference is None or constant is None else (difference[0], -constant)
+
+    def reduced(self, value: Value, body: str) -> tuple[Value, tuple[int, ...]] | None:
+        """What a plain sum or maximum reduces, and along which axes."""
+        maker = self.op(value, "reduce")
+        if maker is None or len(maker.results) != 1:
+            return None
+        ops = maker.regions[0].ops
+        if len(ops) != 1 or ops[0].name != f"stablehlo.{body}" or set(ops[0].operands) != set(maker.regions[0].args):
+            return None
+        x, start = self.operands(maker)
+        neutral = self.number(start)
+        if neutral is None or not (neutral == 0.0 if body == "add" else is_lowest(neutral, x)):
+            return None
+        return x, tuple(sorted(maker.attrs["dimensions"]))
+
+    def spread(self, value: Value, like: Value, axes: Sequence[int]) -> Value | None:
+        """The value with one element per row of `like`, if this one repeats it along `axes` and nowhere else."""
+        row = self.row(value)
+        kept = [d for d in range(like.shape.rank) if d not in axes]
+        if len(row.axes) != like.shape.rank or row.source.shape.rank not in (len(kept), like.shape.rank):
+            return None
+        wanted = [row.axes[d] for d in kept]
+        fits = all(axis is not None or like.shape.sizes[d] == 1 for d, axis in zip(kept, wanted, strict=True))
+        ordered = [axis for axis in wanted if axis is not None]
+        return row.source if fits and ordered == sorted(ordered) and all(row.axes[d] is None for d in axes) else None
+
+    def mean(self, value: Value) -> tuple[Value, tuple[int, ...]] | None:
+        """What a value is the mean of, and along which axes."""
+        number, rest = self.factors(self.unconverted(self.row(value).source))
+        found = self.reduced(self.row(rest[0]).source, "add") if len(rest) == 1 else None
+        if found is None:
+            return None
+        sizes = [found[0].shape.sizes[axis] for axis in found[1]]
+        if not all(isinstance(size, int) for size in sizes):
+            return None
+        count = math.prod(size for size in sizes if isinstance(size, int))
+        return found if count and near(number * count, 1.0) else None
+
+    def clamped(self, value: Value) -> tuple[Value, float | None, float | None] | None:
+        """x, low and high of a clamp, or of a minimum and a maximum in either order; one bound may be missing."""
+        maker = self.op(value, "clamp")
+        if maker is not None:
+            low, x, high = self.operands(maker)
+            return x, self.number(low), self.number(high)
+        bounds: dict[str, float] = {}
+        while True:
+            for name in ("minimum", "maximum"):
+                found = next(((x, n) for x, y in self.orders(value, name) if (n := self.number(y)) is not None), None)
+                if found is not None and name not in bounds:
+                    value, bounds[name] = found
+                    break
+            else:
+                break
+        return (value, bounds.get("maximum"), bounds.get("minimum")) if bounds else None
+
+
+Finder = Callable[[Look, Op], Iterable[Found]]
+
+
+def is_float(value: Value) -> bool:
+    return isinstance(value.type, Shape) and isinstance(value.type.dtype, DType) and value.type.dtype.is_float
+
+
+def is_lowest(number: float, like: Value) -> bool:
+    """Whether a maximum may start from a number: minus infinity, or the lowest of the type."""
+    return number == -math.inf or number < (-1e37 if like.shape.element.bits >= 32 else -6e4)
+
+
+def near(a: float, b: float) -> bool:
+    """Equal but for the rounding of a constant to a narrow type."""
+    return math.isclose(a, b, rel_tol=2e-3)
+
+
+def _squeezed(shape: Shape, source: Shape) -> list[int | None] | None:
+    """Which axis of the source is behind each axis of a reshape that only inserts or drops axes of size one."""
+    big = [i for i, size in enumerate(source.sizes) if size != 1]
+    axes: list[int | None] = [None if size == 1 else -1 for size in shape.sizes]
+    places = [i for i, axis in enumerate(axes) if axis is not None]
+    if [shape.sizes[i] for i in places] != [source.sizes[i] for i in big]:
+        return None
+    for place, axis in zip(places, big, strict=True):
+        axes[place] = axis
+    return axes

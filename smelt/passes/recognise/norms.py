@@ -1,0 +1,153 @@
+"""The finder of layer and RMS norm: factors in any order, a variance as it is or as a difference, Keras' rearrangement.
+
+What comes in is the last op of a norm; what goes out is the input, scale and bias, as far as they are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from smelt.ir.core import Op, Value
+from smelt.passes.recognise.look import Factor, Look, Row, is_float, near
+from smelt.passes.recognise.outline import Found
+
+
+@dataclass(frozen=True, slots=True)
+class _Spread:
+    """mean (x - centre)^2 along axes, where the centre is x's mean or zero."""
+
+    x: Value
+    axes: tuple[int, ...]
+    centred: bool
+
+
+def norm(look: Look, root: Op) -> Iterator[Found]:
+    """Layer and RMS norm, with as much of scale and bias as is there."""
+    if len(root.results) != 1 or not is_float(root.results[0]):
+        return
+    value = root.results[0]
+    if root.name == "stablehlo.add":
+        for scaled, rest in look.orders(value, "add"):
+            yield from _rearranged(look, scaled, rest)
+            yield from _products(look, scaled, rest)
+    elif root.name in ("stablehlo.multiply", "stablehlo.divide", "stablehlo.convert"):
+        yield from _products(look, value, None)
+
+
+def _products(look: Look, value: Value, bias: Value | None) -> Iterator[Found]:
+    """x or x - mean, times 1 / sqrt(variance + epsilon), times a scale if there is one, plus a bias."""
+    parts = _parts(look, value)
+    if parts is None:
+        return
+    rest, roots = parts
+    for variance, epsilon, row in roots:
+        squares = _squares(look, variance)
+        if squares is None or not _per_row(row, squares.axes):
+            continue
+        for top in rest:
+            scales = [each for each in rest if each is not top]
+            if len(scales) > 1 or not top.row.is_plain or top.row.source.shape.sizes != value.shape.sizes:
+                continue
+            source = look.unconverted(top.row.source)
+            centre = _centre(look, source)
+            found = None
+            if squares.centred and centre == (squares.x, squares.axes):
+                found = "smelt.layer_norm"
+            elif not squares.centred and source is squares.x:
+                found = "smelt.rms_norm"
+            extra = [each.row for each in scales] + ([] if bias is None else [look.row(bias)])
+            fits = bias is None or (scales and found == "smelt.layer_norm")
+            if found is not None and fits and all(_along(each, squares.axes) for each in extra):
+                attributes = {"axes": squares.axes, "epsilon": epsilon}
+                yield Found(found, (squares.x, *(each.source for each in extra)), attributes)
+
+
+def _rearranged(look: Look, scaled: Value, rest: Value) -> Iterator[Found]:
+    """x * r + (bias - mean * r) with r = scale / sqrt(variance + epsilon): how Keras spells a layer norm."""
+    difference = look.pair(rest, "subtract")
+    if difference is None:
+        return
+    bias, moved = difference
+    for (x, factor), (mean, again) in (
+        (one, two) for one in look.orders(scaled, "multiply") for two in look.orders(moved, "multiply")
+    ):
+        if look.row(factor) != look.row(again):
+            continue
+        parts = _parts(look, factor)
+        centre = look.mean(mean)
+        if parts is None or centre is None or centre[0] is not x or len(parts[0]) != 1 or len(parts[1]) != 1:
+            continue
+        ((variance, epsilon, row),) = parts[1]
+        squares = _squares(look, variance)
+        extra = [parts[0][0].row, look.row(bias)]
+        if squares is None or not squares.centred or (squares.x, squares.axes) != centre:
+            continue
+        if _per_row(row, squares.axes) and all(_along(each, squares.axes) for each in extra):
+            attributes = {"axes": squares.axes, "epsilon": epsilon}
+            yield Found("smelt.layer_norm", (x, *(each.source for each in extra)), attributes)
+
+
+def _parts(look: Look, value: Value) -> tuple[list[Factor], list[tuple[Value, float, Row]]] | None:
+    """The factors of a product: inverse roots as (v, epsilon, row), and the rest; None if there is more to it."""
+    number, factors = look.row_factors(value, lambda row: _inverse_root(look, Factor(row)) is not None)
+    roots = [(*found, each.row) for each in factors if (found := _inverse_root(look, each)) is not None]
+    rest = [each for each in factors if _inverse_root(look, each) is None]
+    return (rest, roots) if number == 1.0 and len(roots) == 1 and not any(each.inverse for each in rest) else None
+
+
+def _inverse_root(look: Look, factor: Factor) -> tuple[Value, float] | None:
+    """v and epsilon of 1 / sqrt(v + epsilon), in the ways it is written."""
+    value = factor.row.source
+    power = look.pair(value, "power")
+    exponent = None if power is None else look.number(power[1])
+    if factor.inverse:
+        inner = look.under(value, "sqrt") or (power[0] if power is not None and exponent == 0.5 else None)
+    else:
+        inner = look.under(value, "rsqrt") or (power[0] if power is not None and exponent == -0.5 else None)
+    return None if inner is None else look.plus_number(inner)
+
+
+def _squares(look: Look, variance: Value) -> _Spread | None:
+    """What a value is the mean square or the variance of."""
+    for other, bound in look.orders(variance, "maximum"):  # a variance as a difference is kept from falling below 0
+        if look.number(bound) == 0.0:
+            variance = other
+            break
+    difference = look.pair(variance, "subtract")
+    if difference is not None:  # mean of squares less the square of the mean
+        whole, square = _mean_square(look, difference[0]), look.factors(look.row(difference[1]).source)
+        if whole is None or square[0] != 1.0 or len(square[1]) != 2 or square[1][0] is not square[1][1]:
+            return None
+        return _Spread(*whole, True) if look.mean(square[1][0]) == whole else None
+    found = _mean_square(look, variance)
+    if found is None:
+        return None
+    centre = _centre(look, found[0])
+    return _Spread(*centre, True) if centre is not None and centre[1] == found[1] else _Spread(*found, False)
+
+
+def _mean_square(look: Look, value: Value) -> tuple[Value, tuple[int, ...]] | None:
+    """The value whose squares' mean this is, and the axes."""
+    mean = look.mean(value)
+    if mean is None:
+        return None
+    number, parts = look.factors(look.unconverted(mean[0]))
+    return (parts[0], mean[1]) if near(number, 1.0) and len(parts) == 2 and parts[0] is parts[1] else None
+
+
+def _centre(look: Look, value: Value) -> tuple[Value, tuple[int, ...]] | None:
+    """x and the axes, for x minus its mean."""
+    pair = look.pair(value, "subtract")
+    mean = None if pair is None else look.mean(pair[1])
+    return mean if pair is not None and mean is not None and mean[0] is pair[0] else None
+
+
+def _per_row(row: Row, axes: tuple[int, ...]) -> bool:
+    """Whether a factor has one number for all elements that are normalised together."""
+    return all(row.axes[d] is None for d in axes)
+
+
+def _along(row: Row, axes: tuple[int, ...]) -> bool:
+    """Whether scale or bias repeat along every axis but the normalised ones."""
+    return all(axis is None for d, axis in enumerate(row.axes) if d not in axes)

@@ -1,0 +1,157 @@
+"""Outlining: ops that belong together, moved into a function that a `stablehlo.composite` names as its decomposition.
+
+What a finder saw comes in; the edit is changed, or left alone where a value in between is needed elsewhere. Called by
+`passes.recognise` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from smelt.ir.clone import clone_op
+from smelt.ir.composites import encode
+from smelt.ir.core import Func, Op, Program, Region, Value, walk
+from smelt.ir.ops.signature import bare_symbol
+from smelt.ir.rewrite import Edit, has_effect
+from smelt.ir.structure import fingerprint
+from smelt.shape import Shape
+
+MOVES = frozenset(f"stablehlo.{name}" for name in ("constant", "broadcast_in_dim", "reshape", "transpose"))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A computation that a finder saw: its name, its attributes, what goes in, and ops that may be copied."""
+
+    name: str
+    inputs: tuple[Value, ...]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    copied: frozenset[Op] = frozenset()
+
+
+@dataclass(slots=True)
+class Outlines:
+    """The decompositions of a program, made so far; equal ones are one."""
+
+    program: Program
+    made: dict[bytes, Func] = field(default_factory=dict)
+
+    def outline(self, edit: Edit, local: set[Op], root: Op, found: Found) -> bool:
+        """Put a composite in the place of what was found; says whether that is possible."""
+        inside = _between(edit, local, root, found)
+        if inside is None:
+            return False
+        inputs = [edit.value(value) for value in found.inputs]
+        body = _copied(edit, inputs, inside, root)
+        if not _closed(body):
+            return False
+        func = self._function(found.name, body)
+        edit.signatures[func.name] = func.type
+        composite = edit.before(root).op(
+            "stablehlo.composite",
+            *inputs,
+            name=found.name,
+            composite_attributes=encode(found.name, found.attributes),
+            decomposition=func.name,
+            result=[value.type for value in root.results],
+        )
+        local.add(composite)
+        for old, new in zip(root.results, composite.results, strict=True):
+            edit.replace(old, new)
+        for op in reversed(inside):
+            if op in edit:
+                edit.erase_if_dead(op)
+        return True
+
+    def _function(self, name: str, body: Region) -> Func:
+        key = fingerprint(Func("decomposition", body, "private")) + name.encode()
+        if key not in self.made:
+            taken = {*self.program.funcs, *(func.name for func in self.made.values())}
+            number = next(i for i in range(len(taken) + 1) if f"{name}.{i}" not in taken)
+            self.made[key] = Func(f"{name}.{number}", body, "private")
+        return self.made[key]
+
+
+def _between(edit: Edit, local: set[Op], root: Op, found: Found) -> list[Op] | None:
+    """The ops from the inputs to the root, operands first; None if one of them is needed elsewhere too.
+
+    Constants, moves of constants and inputs, and what the finder says, are copied: these may have other users, and
+    constants may stand outside the root's region.
+    """
+    stop = {edit.value(value) for value in found.inputs}
+    order = _operands_first(edit, root, stop)
+    if order is None:
+        return None
+    inside = set(order)
+    cheap: set[Op] = set()
+    for op in order:
+        if op.name in MOVES and all(value in stop or value.op in cheap for value in edit.operands(op)):
+            cheap.add(op)
+        elif op not in local:
+            return None
+        elif op is not root and op not in found.copied:
+            for value in op.results:
+                if edit.is_returned(value) or any(user not in inside for user in edit.users(value)):
+                    return None
+    return order
+
+
+def _operands_first(edit: Edit, root: Op, stop: set[Value]) -> list[Op] | None:
+    """The ops behind the root up to the inputs; None if they reach an argument, or do more than compute."""
+    order: dict[Op, None] = {}
+    stack = [(root, False)]
+    while stack:
+        op, ready = stack.pop()
+        if op in order:
+            continue
+        if ready:
+            order[op] = None
+            continue
+        if has_effect(op) or _captures(op):
+            return None
+        stack.append((op, True))
+        for operand in reversed(edit.operands(op)):
+            if operand in stop:
+                continue
+            if operand.op is None:
+                return None  # an argument that is not among the inputs
+            stack.append((operand.op, False))
+    return list(order)
+
+
+def _captures(op: Op) -> bool:
+    """Whether a region of an op uses a value from outside."""
+    if not op.regions:
+        return False
+    inner = [each for region in op.regions for each in walk(region)]
+    own = {value for each in inner for value in each.results}
+    own |= {arg for each in (op, *inner) for region in each.regions for arg in region.args}
+    used = [value for each in inner for value in each.operands]
+    used += [value for each in (op, *inner) for region in each.regions for value in region.results]
+    return any(value not in own for value in used)
+
+
+def _copied(edit: Edit, inputs: Sequence[Value], inside: Iterable[Op], root: Op) -> Region:
+    args = tuple(Value(value.type, None, i, value.name) for i, value in enumerate(inputs))
+    values: dict[Value, Value] = dict(zip(inputs, args, strict=True))
+    ops = []
+    for op in inside:
+        names = [value.name for value in op.results]
+        types = [value.type for value in op.results]
+        current = Op(op.name, edit.operands(op), types, op.attrs, op.regions, op.location, names)
+        copy = clone_op(current, values)
+        values.update(zip(op.results, copy.results, strict=True))
+        ops.append(copy)
+    return Region(args, tuple(ops), tuple(values[value] for value in root.results))
+
+
+def _closed(body: Region) -> bool:
+    """Whether every symbol inside is the size of an argument's axis, so that a call can tell what it stands for."""
+    known: set[str] = set()
+    for arg in body.args:
+        if isinstance(arg.type, Shape):
+            known |= {name for size in arg.type.sizes if (name := bare_symbol(size)) is not None}
+    types = [value.type for value in (*body.args, *(value for op in walk(body) for value in op.results))]
+    return all(type.symbols <= known for type in types if isinstance(type, Shape) and not type.is_static)

@@ -1,0 +1,307 @@
+"""The finder of quantised products: dequantised tensors multiplied as floats, and integer products scaled afterwards.
+
+Around `smelt.dequantize`, `smelt.quantize` and integer `smelt.qdot`, which readers emit, it puts one `smelt.qdot` with
+its scales, its bias and the rounding of its result. Integer products of other front ends are found as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from smelt.dtype import DType
+from smelt.ir.attributes import ConvDims
+from smelt.ir.composites import decode, window_attributes
+from smelt.ir.core import Op, Value
+from smelt.passes.recognise.attention import product_views
+from smelt.passes.recognise.axes import Atoms, Axes, Letters, View
+from smelt.passes.recognise.look import Look, is_float
+from smelt.passes.recognise.outline import Found
+
+_ORDER = ("transpose", "reshape")
+_LAST = ("composite", "add", "multiply", "dot_general", "convolution", "convert")
+
+
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """An operand of a quantised product by its role, with its axes."""
+
+    role: str
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """What was found so far, from the product on upwards."""
+
+    operands: tuple[_Operand, ...]
+    window: dict[str, object] | None = None
+    copied: frozenset[Op] = frozenset()
+
+    def plus(self, *operands: _Operand, copied: frozenset[Op] = frozenset()) -> _Product:
+        return replace(self, operands=(*self.operands, *operands), copied=self.copied | copied)
+
+    def has(self, *roles: str) -> bool:
+        return any(operand.role in roles for operand in self.operands)
+
+
+def qdot(look: Look, root: Op) -> Iterator[Found]:
+    """A quantised product; on an integer product alone only where nothing scales it, because scales come later."""
+    if len(root.results) != 1 or root.name.partition(".")[2] not in _LAST:
+        return
+    if root.name == "stablehlo.composite" and root.attrs["name"] != "smelt.quantize":
+        return
+    for plain in (False, True):
+        search = _Search(look)
+        whole = search.atoms.of(root.results[0])
+        found = search.integers(whole) if plain else search.rounded(whole)
+        if found is not None:
+            yield search.said(found, whole.axes)
+
+
+@dataclass(slots=True)
+class _Search:
+    look: Look
+    atoms: Atoms = field(default_factory=Atoms)
+    places: dict[int, str] = field(default_factory=dict)  # letters of a window's axes
+
+    def said(self, found: _Product, result: Axes) -> Found:
+        letters = Letters(self.atoms)
+        if found.window is not None:
+            letters.names |= self.places
+        kept = {atom for axis in self.atoms.now(result) for atom in axis}
+        lhs, rhs = (operand.view.axes for operand in found.operands[:2])
+        for own, wanted in ((lhs, "m"), (rhs, "n")):
+            inner = self.atoms.now(own)
+            letters.give(tuple(tuple(a for a in axis if a not in kept) for axis in inner), "k")
+            other = {a for axis in self.atoms.now(rhs if own is lhs else lhs) for a in axis}
+            letters.give(tuple(tuple(a for a in axis if a not in other) for axis in inner), wanted)
+            letters.give(inner, "b")
+        letters.give(result, "")
+        attributes: dict[str, object] = {
+            "operands": " ".join(operand.role for operand in found.operands),
+            "layout": letters.layout([operand.view.axes for operand in found.operands], result),
+            **(found.window or {}),
+        }
+        return Found("smelt.qdot", tuple(operand.view.value for operand in found.operands), attributes, found.copied)
+
+    # -- from the result down --
+
+    def rounded(self, view: View) -> _Product | None:
+        """A scaled product, rounded to integers or not."""
+        op = self.composite(view.value, "smelt.quantize")
+        if op is None:
+            return self.biased(view)
+        parts = self.parts(op, view)
+        inner = None if parts is None else self.biased(parts[0].view)
+        if parts is None or inner is None:
+            return None
+        roles = {"scale": "result_scale", "zero": "result_zero"}
+        return inner.plus(*(replace(each, role=roles[each.role]) for each in parts[1:]))
+
+    def biased(self, view: View) -> _Product | None:
+        """A scaled product plus a bias that is the same along some axis; in whole numbers if it was quantised."""
+        view = self.behind(view, (*_ORDER, "convert"))
+        for x, y in self.look.orders(view.value, "add"):
+            bias = self.repeated(View(y, view.axes))
+            if not is_float(y) or (bias.value.shape.rank >= len(view.axes) and all(self.atoms.now(bias.axes))):
+                continue
+            product = self.scaled(self.behind(View(x, view.axes), _ORDER))
+            if product is None or product.has("bias"):
+                continue
+            whole = self.composite(bias.value, "smelt.dequantize")
+            parts = None if whole is None else self.parts(whole, bias)
+            if whole is None or parts is None or not all(self.is_zero(each.view.value) for each in parts[2:]):
+                return product.plus(_Operand("bias", bias))
+            number, scale = parts[:2]
+            return product.plus(
+                replace(number, role="bias"), replace(scale, role="bias_scale"), copied=frozenset((whole,))
+            )
+        return self.scaled(view)
+
+    def scaled(self, view: View) -> _Product | None:
+        """A product of dequantised tensors, or a product of integers times scales."""
+        for x, y in self.look.orders(view.value, "multiply"):
+            inner = self.look.under(x, "convert")
+            if inner is None or is_float(inner):
+                continue
+            product = self.summed(View(inner, view.axes))
+            if product is not None:
+                scales = [self.repeated(View(each, view.axes)) for each in self.factors(y)]
+                return product.plus(*(_Operand("scale", each) for each in scales))
+        return self.dequantised(view)
+
+    def factors(self, value: Value) -> list[Value]:
+        """What a scale is a product of, as long as parts have the shape of the whole."""
+        product = self.look.pair(value, "multiply")
+        return [value] if product is None else [*product]
+
+    def dequantised(self, view: View) -> _Product | None:
+        sides = self.sides(view)
+        if sides is None:
+            return None
+        window, views = sides
+        operands: list[_Operand] = []
+        scales: list[_Operand] = []
+        copied: set[Op] = set()
+        for role, side in zip(("lhs", "rhs"), views, strict=True):
+            moved = side if window is not None else self.behind(side, (*_ORDER, "convert"))
+            op = self.composite(moved.value, "smelt.dequantize")
+            parts = None if op is None else self.parts(op, moved)
+            if op is None or parts is None or parts[0].view.value.shape.element.bits > 8:
+                return None
+            copied |= {op, *self.moves(side.value, moved.value)}
+            for each in parts:
+                if each.role == "scale":
+                    scales.append(each)
+                else:
+                    operands.append(replace(each, role={"x": role, "zero": f"{role}_zero"}[each.role]))
+        operands.sort(key=lambda each: each.role.endswith("zero"))
+        kept = {atom for axis in self.atoms.now(view.axes) for atom in axis}
+        for scale in scales:
+            if any(atom not in kept for axis in self.atoms.now(scale.view.axes) for atom in axis):
+                return None  # a scale that changes along a sum
+        return _Product((*operands, *scales), window, frozenset(copied))
+
+    def summed(self, view: View) -> _Product | None:
+        """A product of integers, plus a bias of integers."""
+        view = self.behind(view, _ORDER)
+        for x, y in self.look.orders(view.value, "add"):
+            product = self.integers(self.behind(View(x, view.axes), _ORDER))
+            if product is not None:
+                return product.plus(_Operand("bias", self.repeated(View(y, view.axes))))
+        return self.integers(view)
+
+    def integers(self, view: View) -> _Product | None:
+        """A product of narrow integers: one that a reader emitted, or one as it is."""
+        op = self.composite(view.value, "smelt.qdot")
+        if op is None:
+            return self.raw(view)
+        said = decode(op)
+        roles = said["operands"].split()
+        if "scale" in roles or "bias" in roles or "result_zero" in roles:
+            return None
+        window = {key: value for key, value in said.items() if key not in ("operands", "layout")} or None
+        views = self.from_layout(said["layout"], self.look.operands(op), view, window is not None)
+        if views is None:
+            return None
+        operands = tuple(_Operand(role, each) for role, each in zip(roles, views, strict=True))
+        return _Product(operands, window)
+
+    def raw(self, view: View) -> _Product | None:
+        """Integers of at most 8 bits multiplied into wider ones."""
+        sides = self.sides(view)
+        if sides is None or is_float(view.value):
+            return None
+        window, views = sides
+        operands = []
+        copied: set[Op] = set()
+        for role, side in zip(("lhs", "rhs"), views, strict=True):
+            narrow = side
+            inner = self.look.under(side.value, "convert")
+            if inner is not None:
+                narrow = View(inner, side.axes)
+                copied |= {op for op in (self.look.op(side.value, "convert"),) if op is not None}
+            element = narrow.value.shape.dtype
+            if not isinstance(element, DType) or not element.is_integer or element.bits > 8:
+                return None
+            operands.append(_Operand(role, narrow))
+        return _Product(tuple(operands), window, frozenset(copied))
+
+    # -- parts --
+
+    def composite(self, value: Value, name: str) -> Op | None:
+        op = self.look.op(value, "composite")
+        return op if op is not None and op.attrs["name"] == name else None
+
+    def is_zero(self, value: Value) -> bool:
+        op = self.look.op(value, "constant")
+        return op is not None and not op.attrs["value"].array.any()
+
+    def parts(self, op: Op, view: View) -> list[_Operand] | None:
+        """The operands of a composite over elements, with their axes."""
+        said = decode(op)
+        views = self.from_layout(said["layout"], self.look.operands(op), view, False)
+        return (
+            None
+            if views is None
+            else [_Operand(role, each) for role, each in zip(said["operands"].split(), views, strict=True)]
+        )
+
+    def from_layout(self, layout: str, operands: Sequence[Value], result: View, window: bool) -> list[View] | None:
+        """The operands of a composite whose result has these axes."""
+        if "(" in layout:
+            return None  # in blocks
+        words, _, last = layout.partition("->")
+        known: dict[str, tuple[int, ...]] = dict(zip(last, result.axes, strict=True))
+        found = []
+        for word, value in zip(words.split(","), operands, strict=True):
+            axes = []
+            for letter, size in zip(word, value.shape.sizes, strict=True):
+                if window and letter not in "bo":  # places and features of both sides differ in size
+                    known_here = self.atoms.new(size)
+                    for atom in known_here:
+                        self.places[atom] = letter
+                    axes.append(known_here)
+                    continue
+                if letter not in known:
+                    known[letter] = self.atoms.new(size)
+                axes.append(() if letter == "." else known[letter])
+            found.append(View(value, tuple(axes)))
+        if window:
+            for letter, axis in zip(last, result.axes, strict=True):
+                self.places |= dict.fromkeys(axis, letter)
+        return found
+
+    def sides(self, view: View) -> tuple[dict[str, object] | None, tuple[View, View]] | None:
+        """Both operands of a product, and its window if it has one."""
+        dot = self.look.op(view.value, "dot_general")
+        if dot is not None:
+            dims = dot.attrs["dot_dimension_numbers"]
+            return None, product_views(self.atoms, self.look.operands(dot), dims, view.axes)
+        op = self.look.op(view.value, "convolution")
+        if op is None or any(op.attrs.get("window_reversal") or ()):
+            return None
+        lhs, rhs, last = _window_words(op.attrs["dimension_numbers"], len(view.axes))
+        views = self.from_layout(f"{lhs},{rhs}->{last}", self.look.operands(op), view, True)
+        return None if views is None else (window_attributes(op), (views[0], views[1]))
+
+    def behind(self, view: View, through: tuple[str, ...]) -> View:
+        while (before := self.atoms.back(self.look, view, through)) is not None:
+            if is_float(before.value) != is_float(view.value):
+                break
+            view = before
+        return view
+
+    def repeated(self, view: View) -> View:
+        """What a scale or a bias repeats."""
+        while (before := self.atoms.back(self.look, view, (*_ORDER, "broadcast_in_dim"))) is not None:
+            view = before
+        return view
+
+    def moves(self, value: Value, source: Value) -> set[Op]:
+        """The ops from a value back to its source, each of one operand."""
+        found: set[Op] = set()
+        while (value := self.look.edit.value(value)) is not source:
+            op = self.look.edit.maker(value)
+            assert op is not None
+            found.add(op)
+            (value,) = self.look.operands(op)
+        return found
+
+
+def _window_words(dims: ConvDims, rank: int) -> tuple[str, str, str]:
+    """The letters of both operands and the result of a convolution."""
+    places = "xyzuvw"
+    lhs, rhs, last = ([""] * rank for _ in range(3))
+    lhs[dims.input_batch_dimension], lhs[dims.input_feature_dimension] = "b", "f"
+    rhs[dims.kernel_output_feature_dimension], rhs[dims.kernel_input_feature_dimension] = "o", "i"
+    last[dims.output_batch_dimension], last[dims.output_feature_dimension] = "b", "o"
+    for word, where in (
+        (lhs, dims.input_spatial_dimensions),
+        (rhs, dims.kernel_spatial_dimensions),
+        (last, dims.output_spatial_dimensions),
+    ):
+        for letter, axis in zip(places, where, strict=False):
+            word[axis] = letter
+    return "".join(lhs), "".join(rhs), "".join(last)

@@ -1,0 +1,299 @@
+/* The one thread pool of the process. A region belongs to the thread that opened it: that thread works as worker 0,
+ * helpers come in while the door is open, and it leaves when all work is taken and the last helper is out. It never
+ * waits for a helper that has not come in yet, so a sleeping or preempted one costs nothing.
+ *
+ * [0, count) is divided into one contiguous share per worker, a share into pieces. Each share has a cursor; whoever is
+ * done with its own share takes pieces from the others'. */
+#define _GNU_SOURCE
+#include "runtime.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <time.h>
+
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
+
+enum { PIECES = 8, STACK = 2 << 20 };
+#define OPEN 0x80000000u
+
+typedef struct { _Alignas(64) _Atomic i64 next; i64 end; } Share;
+
+/* The region that runs now. Written by its owner while the door is shut and nobody is inside. */
+static struct {
+  Body body;
+  void *env;
+  i64 count, chunk, units, shares, grain, limit;
+} job;
+static Share shares[MAX_THREADS];
+
+static _Alignas(64) atomic_uint generation; /* counts regions; idle helpers wait for it to change */
+static _Alignas(64) atomic_uint door;       /* OPEN while helpers may enter, plus how many are inside */
+static _Alignas(64) atomic_int busy;        /* a region runs, or the pool is being changed */
+static atomic_int sleepers, waiting, stopping, started;
+static _Atomic i64 patience;                /* how long to spin, in nanoseconds */
+static pthread_t helpers[MAX_THREADS];
+static pthread_mutex_t lists = PTHREAD_MUTEX_INITIALIZER;
+
+static _Thread_local i64 this_worker; /* 0 in every thread that is not a helper */
+static _Thread_local int in_region;
+
+/* ------------------------------------------------------------------------------------------ waiting */
+
+static void relax(void) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+static i64 now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (i64)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+#ifdef __linux__
+static void park(atomic_uint *word, unsigned expected) {
+  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, NULL, NULL, 0);
+}
+
+static void unpark(atomic_uint *word, int count) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0); }
+
+static void renew_parking(void) {}
+#else
+static pthread_mutex_t parking = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t parked = PTHREAD_COND_INITIALIZER;
+
+static void park(atomic_uint *word, unsigned expected) {
+  pthread_mutex_lock(&parking);
+  if (atomic_load(word) == expected) pthread_cond_wait(&parked, &parking);
+  pthread_mutex_unlock(&parking);
+}
+
+static void unpark(atomic_uint *word, int count) {
+  (void)word, (void)count; /* one condition serves both words: everybody looks for himself */
+  pthread_mutex_lock(&parking);
+  pthread_cond_broadcast(&parked);
+  pthread_mutex_unlock(&parking);
+}
+
+static void renew_parking(void) {
+  pthread_mutex_init(&parking, NULL);
+  pthread_cond_init(&parked, NULL);
+}
+#endif
+
+/* Spins until the word is no longer `old`; 0 if patience ran out first. */
+static int spin(atomic_uint *word, unsigned old) {
+  i64 limit = atomic_load_explicit(&patience, memory_order_relaxed), end = limit ? now() + limit : 0;
+  for (int i = 1;; i++) {
+    if (atomic_load_explicit(word, memory_order_acquire) != old) return 1;
+    if (!limit) return 0;
+    relax();
+    if (i % 32 == 0 && now() > end) return 0;
+  }
+}
+
+/* ------------------------------------------------------------------------------------------ working */
+
+static void take_pieces(i64 which) {
+  Share *share = &shares[which];
+  while (atomic_load_explicit(&share->next, memory_order_relaxed) < share->end) {
+    i64 first = atomic_fetch_add_explicit(&share->next, job.grain, memory_order_relaxed);
+    if (first >= share->end) return;
+    i64 last = first + job.grain < share->end ? first + job.grain : share->end;
+    job.body(job.env, first * job.chunk, last == job.units ? job.count : last * job.chunk, this_worker);
+  }
+}
+
+static void work(void) {
+  in_region = 1;
+  for (i64 i = 0; i < job.shares; i++) take_pieces((this_worker + i) % job.shares);
+  in_region = 0;
+}
+
+static int enter(void) {
+  unsigned seen = atomic_load_explicit(&door, memory_order_relaxed);
+  while (seen & OPEN)
+    if (atomic_compare_exchange_weak_explicit(&door, &seen, seen + 1, memory_order_acquire, memory_order_relaxed))
+      return 1;
+  return 0;
+}
+
+static void leave(void) {
+  if (atomic_fetch_sub(&door, 1) == 1 && atomic_load(&waiting)) unpark(&door, 1);
+}
+
+static void plain_arithmetic(void) {
+#if defined(__x86_64__)
+  __builtin_ia32_ldmxcsr(0x1F80); /* a thread inherits its maker's mode, and that may flush small numbers to zero */
+#elif defined(__aarch64__)
+  __asm__ volatile("msr fpcr, xzr");
+#endif
+}
+
+static void *help(void *number) {
+  this_worker = (i64)(intptr_t)number;
+  plain_arithmetic();
+  unsigned seen = atomic_load(&generation) - 1;
+  for (;;) {
+    unsigned current = atomic_load(&generation);
+    if (current == seen) {
+      if (!spin(&generation, seen)) {
+        atomic_fetch_add(&sleepers, 1);
+        park(&generation, seen);
+        atomic_fetch_sub(&sleepers, 1);
+      }
+      continue;
+    }
+    seen = current;
+    if (atomic_load(&stopping)) return NULL;
+    if (enter()) {
+      if (this_worker < job.limit) work();
+      leave();
+    }
+  }
+}
+
+/* Called with `busy` held. Makes do with fewer helpers where the system refuses one. */
+static void start_helpers(void) {
+  sigset_t all, before;
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, STACK);
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before); /* signals belong to the threads of the user */
+  i64 wanted = __atomic_load_n(&smelt_runtime.threads, __ATOMIC_RELAXED) - 1, made = 0;
+  while (made < wanted && !pthread_create(&helpers[made], &attributes, help, (void *)(intptr_t)(made + 1))) made++;
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  pthread_attr_destroy(&attributes);
+  atomic_store(&started, made ? (int)made : -1);
+}
+
+static void stop_helpers(void) {
+  int count = atomic_load(&started);
+  atomic_store(&stopping, 1);
+  atomic_fetch_add(&generation, 1);
+  unpark(&generation, MAX_THREADS);
+  for (int i = 0; i < count; i++) pthread_join(helpers[i], NULL);
+  atomic_store(&stopping, 0);
+  atomic_store(&started, 0);
+}
+
+static void call_helpers(i64 wanted) {
+  atomic_store(&door, OPEN);
+  atomic_fetch_add(&generation, 1);
+  int asleep = atomic_load(&sleepers);
+  i64 missing = wanted - (atomic_load(&started) - asleep); /* those awake come by themselves */
+  if (asleep && missing > 0) unpark(&generation, (int)missing);
+}
+
+static void shut_door(void) {
+  unsigned inside = atomic_fetch_and(&door, ~OPEN) & ~OPEN;
+  while (inside) {
+    if (!spin(&door, inside)) {
+      atomic_store(&waiting, 1);
+      park(&door, inside);
+      atomic_store(&waiting, 0);
+    }
+    inside = atomic_load(&door);
+  }
+}
+
+static void parallel(const Runtime *rt, Context *ctx, Body body, void *env, i64 count, i64 chunk) {
+  if (count <= 0) return;
+  if (chunk < 1) chunk = 1;
+  i64 limit = __atomic_load_n(&rt->threads, __ATOMIC_RELAXED), units = count / chunk;
+  if (ctx && ctx->owner && *(i64 *)ctx->owner < limit) limit = *(i64 *)ctx->owner;
+  i64 parts = units < limit ? units : limit;
+  if (parts <= 1 || atomic_load_explicit(&busy, memory_order_relaxed) || atomic_exchange(&busy, 1)) {
+    body(env, 0, count, this_worker);
+    return;
+  }
+  if (!atomic_load(&started)) start_helpers();
+  i64 pieces = parts * PIECES;
+  job.body = body, job.env = env, job.count = count, job.chunk = chunk, job.units = units;
+  job.shares = parts, job.grain = units > pieces ? units / pieces : 1, job.limit = limit;
+  for (i64 i = 0, first = 0; i < parts; i++) {
+    i64 size = units / parts + (i < units % parts);
+    atomic_store_explicit(&shares[i].next, first, memory_order_relaxed);
+    shares[i].end = first += size;
+  }
+  call_helpers(parts - 1);
+  work();
+  shut_door();
+  atomic_store_explicit(&busy, 0, memory_order_release);
+}
+
+/* ------------------------------------------------------------------------------------------ the process */
+
+void smelt_lock(void) { pthread_mutex_lock(&lists); }
+
+void smelt_unlock(void) { pthread_mutex_unlock(&lists); }
+
+/* Only the forking thread lives on: no helpers, and no region, for its owner is not here. */
+static void after_fork(void) {
+  atomic_store(&started, 0);
+  atomic_store(&sleepers, 0);
+  atomic_store(&waiting, 0);
+  atomic_store(&stopping, 0);
+  atomic_store(&door, 0);
+  atomic_store(&busy, in_region);
+  renew_parking();
+  smelt_unlock();
+}
+
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(smelt_lock, smelt_unlock, after_fork); }
+
+int smelt_set_threads(i64 threads, i64 spin_time) {
+  if (threads < 1 || threads > MAX_THREADS || in_region) return 1;
+  while (atomic_exchange(&busy, 1)) sched_yield();
+  if (atomic_load(&started)) stop_helpers();
+  __atomic_store_n(&smelt_runtime.threads, threads, __ATOMIC_RELAXED);
+  atomic_store(&patience, spin_time);
+  atomic_store(&busy, 0);
+  return 0;
+}
+
+i64 smelt_started(void) {
+  int count = atomic_load(&started);
+  return count > 0 ? count : 0;
+}
+
+/* What the processor and the operating system both allow, a bit each, in the order of FEATURES in device/runtime.py. */
+i64 smelt_features(void) {
+#ifdef __x86_64__
+  unsigned a, b, c, d, low, high, enabled = 0;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
+  if (c >> 27 & 1) {
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    enabled = low;
+  }
+  i64 avx = (enabled & 0x06) == 0x06, avx512 = (enabled & 0xE6) == 0xE6;
+  i64 found = avx * ((i64)(c >> 12 & 1) | (i64)(c >> 29 & 1) << 1);
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
+  unsigned leaves = a;
+  found |= avx * (i64)(b >> 5 & 1) << 2;
+  found |= avx512 * ((i64)(b >> 16 & 1) << 3 | (i64)(b >> 30 & 1) << 4 | (i64)(b >> 31 & 1) << 5);
+  found |= avx512 * ((i64)(c >> 11 & 1) << 6 | (i64)(b >> 17 & 1) << 8);
+  if (leaves >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d))
+    found |= avx512 * ((i64)(a >> 5 & 1) << 7) | avx * ((i64)(a >> 4 & 1) << 9);
+  return found;
+#else
+  return 0;
+#endif
+}
+
+void *smelt_grow(Context *ctx, i64 bytes);
+
+Runtime smelt_runtime = {1, 1, parallel, smelt_grow};

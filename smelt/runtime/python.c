@@ -1,0 +1,394 @@
+/* The entry from Python: a built-in function per executable that checks inputs, makes the results, releases the
+ * interpreter's lock and runs. It declares the part of Python's stable ABI that it needs, so no Python.h is wanted.
+ *
+ * Only the ordinary case is handled here. Everything else (another element type or order, a wrong size, a size that
+ * only data tells, no memory) gives None, and device/runtime.py does it again slowly, with proper messages. */
+#define _GNU_SOURCE
+#include "runtime.h"
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef ptrdiff_t Py_ssize_t;
+typedef struct {
+  void *buf;
+  PyObject *obj;
+  Py_ssize_t len, itemsize;
+  int readonly, ndim;
+  char *format;
+  Py_ssize_t *shape, *strides, *suboffsets;
+  void *internal;
+} Py_buffer;
+typedef struct {
+  const char *name;
+  PyObject *(*function)(PyObject *self, PyObject *const *args, Py_ssize_t count);
+  int flags;
+  const char *doc;
+} PyMethodDef;
+enum { METH_FASTCALL = 0x80, PyBUF_WRITABLE = 0x1, PyBUF_FORMAT = 0x4, PyBUF_C_CONTIGUOUS = 0x38 };
+
+extern PyObject _Py_NoneStruct;
+void Py_IncRef(PyObject *object);
+void Py_DecRef(PyObject *object);
+int PyObject_GetBuffer(PyObject *object, Py_buffer *view, int flags);
+void PyBuffer_Release(Py_buffer *view);
+PyObject *PyObject_CallFunctionObjArgs(PyObject *callable, ...);
+PyObject *PyObject_CallMethodObjArgs(PyObject *object, PyObject *name, ...);
+PyObject *PyObject_GetAttr(PyObject *object, PyObject *name);
+PyObject *PyTuple_New(Py_ssize_t size);
+Py_ssize_t PyTuple_Size(PyObject *tuple);
+PyObject *PyTuple_GetItem(PyObject *tuple, Py_ssize_t index);
+int PyTuple_SetItem(PyObject *tuple, Py_ssize_t index, PyObject *value);
+PyObject *PyList_New(Py_ssize_t size);
+int PyList_SetItem(PyObject *list, Py_ssize_t index, PyObject *value);
+PyObject *PyLong_FromLongLong(long long value);
+PyObject *PyUnicode_InternFromString(const char *text);
+PyObject *PyCapsule_New(void *pointer, const char *name, void (*destructor)(PyObject *));
+void *PyCapsule_GetPointer(PyObject *capsule, const char *name);
+PyObject *PyCFunction_NewEx(PyMethodDef *method, PyObject *self, PyObject *module);
+PyObject *PyErr_NoMemory(void);
+void PyErr_Clear(void);
+void *PyEval_SaveThread(void);
+void PyEval_RestoreThread(void *state);
+
+static const char CAPSULE[] = "smelt.executable";
+
+static PyObject *none(void) {
+  Py_IncRef(&_Py_NoneStruct);
+  return &_Py_NoneStruct;
+}
+
+/* ------------------------------------------------------------------------------------------ arrays */
+
+/* NumPy's letter for the kind of a buffer's elements; 0 where they are not in this machine's own order. */
+static int kind_of(const char *format) {
+  if (!format) return 'u';
+  if (*format == '@') format++;
+  int complex = *format == 'Z';
+  if (complex) format++;
+  if (!*format || format[1]) return 0;
+  if (complex) return *format == 'f' || *format == 'd' ? 'c' : 0;
+  if (*format == '?') return 'b';
+  if (strchr("bhilqn", *format)) return 'i';
+  if (strchr("BHILQN", *format)) return 'u';
+  return strchr("efd", *format) ? 'f' : 0;
+}
+
+/* A view of an array as the port describes it; 0 if it is not so. Element types that export no buffer (bfloat16, …) are
+ * seen through an unsigned integer of the same size, once the array's dtype is the one expected. */
+static int acquire(Executable *e, i64 port, PyObject *array, int flags, Py_buffer *view) {
+  PyObject *foreign = PyTuple_GetItem(e->foreign, port), *seen = array;
+  const Port *p = &e->ports[port];
+  if (foreign != &_Py_NoneStruct) {
+    PyObject *dtype = PyObject_GetAttr(array, e->dtype_name);
+    if (dtype) Py_DecRef(dtype); /* the array keeps it alive; only its address is compared */
+    if (dtype != foreign) return 0;
+    seen = PyObject_CallMethodObjArgs(array, e->view_name, PyTuple_GetItem(e->dtypes, port), NULL);
+    if (!seen) return 0;
+  }
+  int failed = PyObject_GetBuffer(seen, view, flags | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT);
+  if (seen != array) Py_DecRef(seen); /* the view holds it */
+  if (failed) return 0;
+  if (view->itemsize == p->itemsize && view->ndim == p->rank && kind_of(view->format) == p->kind &&
+      (uintptr_t)view->buf % (uintptr_t)p->align == 0)
+    return 1;
+  PyBuffer_Release(view);
+  return 0;
+}
+
+static void release_views(Slot *slot, i64 count) {
+  Py_buffer *views = slot->views;
+  for (i64 i = 0; i < count; i++) PyBuffer_Release(&views[i]);
+}
+
+/* Binds a symbol at first sight and compares it later. */
+static int fits(const Port *port, const Py_ssize_t *shape, i64 *symbols) {
+  for (i64 d = 0; d < port->rank; d++) {
+    Dim dim = port->dims[d];
+    i64 rest = (i64)shape[d] - dim.offset;
+    if (dim.symbol >= 0) {
+      i64 *symbol = &symbols[dim.symbol];
+      if (*symbol < 0) {
+        if (rest % dim.scale || rest / dim.scale < 0) return 0;
+        *symbol = rest / dim.scale;
+      }
+      if (*symbol > (i64)1 << 40 || dim.scale * *symbol != rest) return 0;
+    } else if (rest)
+      return 0;
+  }
+  return 1;
+}
+
+static int overlaps(const void *a, i64 a_bytes, const void *b, i64 b_bytes) {
+  return (uintptr_t)a < (uintptr_t)b + (uintptr_t)b_bytes && (uintptr_t)b < (uintptr_t)a + (uintptr_t)a_bytes;
+}
+
+/* ------------------------------------------------------------------------------------------ one call */
+
+/* Whether the inputs are as described; `taken` counts the views that were acquired. */
+static int take_inputs(Slot *slot, PyObject *inputs, i64 *taken) {
+  Executable *e = slot->executable;
+  Py_buffer *views = slot->views;
+  memcpy(slot->symbols, e->preset, (size_t)e->symbols * sizeof(i64));
+  for (i64 i = 0; i < e->inputs; i++) {
+    if (!acquire(e, i, PyTuple_GetItem(inputs, i), 0, &views[i])) return 0;
+    ++*taken;
+    if (!fits(&e->ports[i], views[i].shape, slot->symbols)) return 0;
+    slot->buffers[e->bound + i] = views[i].buf;
+  }
+  return 1;
+}
+
+static int all_known(const Slot *slot) {
+  Executable *e = slot->executable;
+  for (i64 i = 0; i < e->symbols; i++)
+    if (slot->symbols[i] < 0) return 0;
+  return 1;
+}
+
+static int make_shapes(Slot *slot) {
+  Executable *e = slot->executable;
+  const i64 *sizes = slot->measured + 2;
+  for (i64 r = 0; r < e->results; r++) {
+    i64 rank = e->ports[e->inputs + r].rank;
+    PyObject *shape = PyTuple_New(rank);
+    if (!shape) return 0;
+    slot->shapes[r] = shape;
+    for (i64 d = 0; d < rank; d++) {
+      PyObject *size = sizes[d] < 0 ? NULL : PyLong_FromLongLong(sizes[d]);
+      if (!size) return 0;
+      PyTuple_SetItem(shape, d, size);
+    }
+    sizes += rank;
+  }
+  return 1;
+}
+
+static void forget(Slot *slot) {
+  for (i64 r = 0; r < slot->executable->results; r++) {
+    PyObject *shape = slot->shapes[r];
+    slot->shapes[r] = NULL;
+    if (shape) Py_DecRef(shape);
+  }
+}
+
+/* The results as new arrays, in a new tuple; `taken` counts the views that were acquired. */
+static PyObject *make_results(Slot *slot, i64 *taken) {
+  Executable *e = slot->executable;
+  Py_buffer *views = slot->views;
+  if (e->results && !slot->shapes[e->results - 1] && !make_shapes(slot)) {
+    forget(slot);
+    return NULL;
+  }
+  PyObject *results = PyTuple_New(e->results);
+  if (!results) return NULL;
+  for (i64 r = 0; r < e->results; r++) {
+    i64 port = e->inputs + r;
+    PyObject *array = PyObject_CallFunctionObjArgs(e->empty, slot->shapes[r], PyTuple_GetItem(e->dtypes, port), NULL);
+    int failed = !array || PyObject_GetBuffer(array, &views[port], PyBUF_WRITABLE);
+    PyObject *foreign = PyTuple_GetItem(e->foreign, port);
+    if (!failed && foreign != &_Py_NoneStruct) {
+      PyObject *other = PyObject_CallMethodObjArgs(array, e->view_name, foreign, NULL);
+      Py_DecRef(array);
+      array = other;
+    }
+    *taken += !failed;
+    if (failed || !array) {
+      if (array) Py_DecRef(array);
+      Py_DecRef(results);
+      return NULL;
+    }
+    slot->buffers[e->bound + port] = views[port].buf;
+    PyTuple_SetItem(results, r, array);
+  }
+  return results;
+}
+
+/* The caller's own arrays as results: they must fit exactly and share no memory with anything that is read or written. */
+static PyObject *take_results(Slot *slot, PyObject *results, i64 *taken) {
+  Executable *e = slot->executable;
+  Py_buffer *views = slot->views;
+  const i64 *sizes = slot->measured + 2;
+  if (PyTuple_Size(results) != e->results) return NULL;
+  for (i64 r = 0; r < e->results; r++) {
+    i64 port = e->inputs + r, rank = e->ports[port].rank;
+    Py_buffer *view = &views[port];
+    if (!acquire(e, port, PyTuple_GetItem(results, r), PyBUF_WRITABLE, view)) return NULL;
+    ++*taken;
+    for (i64 d = 0; d < rank; d++)
+      if (view->shape[d] != sizes[d]) return NULL;
+    sizes += rank;
+    for (i64 other = 0; other < port; other++)
+      if (overlaps(view->buf, view->len, views[other].buf, views[other].len)) return NULL;
+    for (i64 i = 0; i < e->bound; i++)
+      if (overlaps(view->buf, view->len, slot->buffers[i], e->extents[i])) return NULL;
+    slot->buffers[e->bound + port] = view->buf;
+  }
+  Py_IncRef(results);
+  return results;
+}
+
+/* What went wrong, as a list: the status and the record. */
+static PyObject *failure(int status, const Context *ctx) {
+  PyObject *list = PyList_New(9);
+  if (!list) return NULL;
+  for (int i = 0; i < 9; i++) {
+    PyObject *number = PyLong_FromLongLong(i ? ctx->record[i - 1] : status);
+    if (!number) {
+      Py_DecRef(list);
+      return NULL;
+    }
+    PyList_SetItem(list, i, number);
+  }
+  return list;
+}
+
+static void take_keep(Slot *slot) {
+  slot->keep = slot->executable->keep;
+  Py_IncRef(slot->keep);
+}
+
+static void give_back(Slot *slot) {
+  PyObject *keep = slot->keep;
+  slot->keep = NULL;
+  smelt_give(slot);
+  Py_DecRef(keep);
+}
+
+static PyObject *run_slot(Slot *slot, PyObject *inputs, PyObject *out) {
+  i64 taken = 0;
+  PyObject *results = NULL;
+  if (take_inputs(slot, inputs, &taken) && all_known(slot) && !smelt_measure(slot))
+    results = out ? take_results(slot, out, &taken) : make_results(slot, &taken);
+  if (results) {
+    void *state = PyEval_SaveThread();
+    int status = smelt_execute(slot);
+    PyEval_RestoreThread(state);
+    if (status) {
+      Py_DecRef(results);
+      results = failure(status, &slot->context);
+    }
+  } else {
+    PyErr_Clear(); /* the slow way finds the same again and says it better */
+    results = none();
+  }
+  release_views(slot, taken);
+  return results;
+}
+
+/* call(inputs, out) → the results; None: try the slow way; a list: the program failed. */
+static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  Executable *e = PyCapsule_GetPointer(self, CAPSULE);
+  if (!e) return NULL;
+  if (count != 2 || e->closed || !e->quick || PyTuple_Size(args[0]) != e->inputs) {
+    PyErr_Clear();
+    return none();
+  }
+  Slot *slot = smelt_take(e);
+  if (!slot) return PyErr_NoMemory();
+  take_keep(slot);
+  PyObject *results = run_slot(slot, args[0], args[1] == &_Py_NoneStruct ? NULL : args[1]);
+  give_back(slot);
+  return results;
+}
+
+static PyMethodDef method = {"call", call, METH_FASTCALL, "call(inputs, out): run on arrays; None asks for the slow way"};
+
+/* ------------------------------------------------------------------------------------------ the life of an executable */
+
+static void drop(PyObject **field) {
+  PyObject *object = *field;
+  *field = NULL;
+  if (object) Py_DecRef(object);
+}
+
+static void destroy_executable(PyObject *capsule) {
+  Executable *e = PyCapsule_GetPointer(capsule, CAPSULE);
+  smelt_close(e); /* no call is under way: it would hold the function, and that the capsule */
+  drop(&e->keep), drop(&e->empty), drop(&e->dtypes), drop(&e->foreign), drop(&e->view_name), drop(&e->dtype_name);
+  smelt_release(e, e->bytes);
+}
+
+/* layout: symbols, bound, inputs, results, constants, quick; the preset symbols; the bytes of each bound argument; for
+ * every input and result kind, itemsize, alignment, rank and (inputs only) three numbers a dimension.
+ * pointers: run, measure, the bound arguments, the constants. objects: keep, numpy.empty, the dtypes of inputs and
+ * results, and for each of them None or the dtype that stands behind it. Gives the built-in function. */
+PyObject *smelt_bind(const i64 *layout, i64 numbers, void **pointers, PyObject *objects) {
+  i64 symbols = layout[0], bound = layout[1], inputs = layout[2], results = layout[3], constants = layout[4];
+  i64 buffers = bound + inputs + results + constants, ports = inputs + results;
+  i64 bytes = (i64)sizeof(Executable) + numbers * 8 + ports * (i64)sizeof(Port) + buffers * (i64)sizeof(void *);
+  Executable *e = smelt_allocate_zeroed(bytes);
+  if (!e) return PyErr_NoMemory();
+  e->bytes = bytes, e->symbols = symbols, e->bound = bound, e->inputs = inputs, e->results = results;
+  e->constants = constants, e->quick = (int)layout[5], e->view_bytes = sizeof(Py_buffer), e->forget = forget;
+  memcpy(&e->run, &pointers[0], sizeof e->run);
+  memcpy(&e->measure, &pointers[1], sizeof e->measure);
+  Port *port = (Port *)(e + 1);
+  e->ports = port;
+  e->buffers = (void **)(port + ports);
+  i64 *copy = (i64 *)(e->buffers + buffers);
+  memcpy(copy, layout, (size_t)numbers * sizeof(i64));
+  e->preset = copy += 6;
+  e->extents = copy += symbols;
+  copy += bound;
+  for (i64 i = 0; i < ports; i++, port++) {
+    port->kind = copy[0], port->itemsize = copy[1], port->align = copy[2], port->rank = copy[3];
+    port->dims = (const Dim *)(copy += 4);
+    if (i < inputs) copy += 3 * port->rank;
+    else e->dims += port->rank;
+  }
+  if (bound) memcpy(e->buffers, pointers + 2, (size_t)bound * sizeof(void *));
+  if (constants) memcpy(e->buffers + bound + ports, pointers + 2 + bound, (size_t)constants * sizeof(void *));
+  PyObject **fields[] = {&e->keep, &e->empty, &e->dtypes, &e->foreign};
+  for (int i = 0; i < 4; i++) Py_IncRef(*fields[i] = PyTuple_GetItem(objects, i));
+  e->view_name = PyUnicode_InternFromString("view");
+  e->dtype_name = PyUnicode_InternFromString("dtype");
+  PyObject *capsule = PyCapsule_New(e, CAPSULE, destroy_executable);
+  if (!capsule) return NULL;
+  PyObject *function = PyCFunction_NewEx(&method, capsule, NULL);
+  Py_DecRef(capsule); /* the function holds it */
+  return function;
+}
+
+/* What the slow way asks for. Everything but `smelt_slot_run` holds the interpreter's lock. */
+
+Executable *smelt_executable(PyObject *capsule) { return PyCapsule_GetPointer(capsule, CAPSULE); }
+
+Slot *smelt_slot_take(Executable *e) {
+  if (e->closed) return NULL;
+  Slot *slot = smelt_take(e);
+  if (slot) take_keep(slot);
+  return slot;
+}
+
+void smelt_slot_give(Slot *slot) { give_back(slot); }
+
+int smelt_slot_measure(Slot *slot, const i64 *symbols) {
+  memcpy(slot->symbols, symbols, (size_t)slot->executable->symbols * sizeof(i64));
+  return smelt_measure(slot);
+}
+
+/* arrays: the inputs' and the results' pointers; a late result's is NULL and comes back as the program set it. */
+int smelt_slot_run(Slot *slot, void **arrays) {
+  Executable *e = slot->executable;
+  i64 bytes = (e->inputs + e->results) * (i64)sizeof(void *);
+  memcpy(slot->buffers + e->bound, arrays, (size_t)bytes);
+  int status = smelt_execute(slot);
+  memcpy(arrays, slot->buffers + e->bound, (size_t)bytes);
+  return status;
+}
+
+const i64 *smelt_slot_measured(Slot *slot) { return slot->measured; }
+
+const i64 *smelt_slot_late(Slot *slot) { return slot->late; }
+
+const i64 *smelt_slot_record(Slot *slot) { return slot->context.record; }
+
+void smelt_shut(Executable *e) {
+  smelt_close(e);
+  Py_IncRef(&_Py_NoneStruct);
+  PyObject *keep = e->keep;
+  e->keep = &_Py_NoneStruct;
+  Py_DecRef(keep);
+}

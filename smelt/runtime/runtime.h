@@ -1,0 +1,86 @@
+/* What the runtime's own files share. Memory, the pool and executables know nothing of Python; python.c fills the
+ * `PyObject` fields and is the only file that touches them, always under the interpreter's lock. */
+#ifndef SMELT_RUNTIME_H
+#define SMELT_RUNTIME_H
+
+#include "smelt.h"
+
+#include <stdatomic.h>
+
+typedef struct _object PyObject;
+typedef struct Executable Executable;
+typedef struct Slot Slot;
+typedef struct Grown Grown;
+
+enum { MAX_THREADS = 256 };
+
+/* memory.c */
+void *smelt_allocate(i64 bytes);             /* 64-byte aligned, contents undefined; NULL if refused */
+void *smelt_allocate_zeroed(i64 bytes);
+void smelt_release(void *block, i64 bytes);  /* with the bytes that were asked for */
+i64 smelt_allocations(void);                 /* how many blocks were ever taken: unchanged while sizes repeat */
+i64 smelt_allocated(void);                   /* bytes in use now */
+
+/* pool.c */
+extern Runtime smelt_runtime;
+void smelt_lock(void);    /* one lock for all lists of slots, held for a few instructions; survives fork */
+void smelt_unlock(void);
+int smelt_set_threads(i64 threads, i64 spin); /* spin: nanoseconds before an idle worker sleeps; 0 = ok */
+i64 smelt_started(void);                      /* helpers that exist now */
+i64 smelt_features(void);
+
+/* executable.c */
+
+/* What one running call owns: its context, its memory, its tables. Used by one call at a time, kept for the next. */
+struct Slot {
+  i64 workers; /* scratch areas; the pool lets no more workers than that into a call. First: pool.c reads it alone */
+  Context context;
+  int cancel;
+  int used;
+  Executable *executable;
+  Slot *next;      /* of all slots of the executable */
+  Slot *next_free;
+  i64 bytes;       /* of this block: the slot and the tables behind it */
+  i64 arena_bytes, scratch_bytes;
+  Grown *grown;
+  atomic_flag growing;
+  int ran;         /* since it was taken */
+  int known;       /* `measured` belongs to `measured_for` */
+  i64 *symbols, *measured_for, *measured, *late;
+  void **buffers;
+  void *views;       /* python.c: one Py_buffer for every input and result */
+  PyObject **shapes; /* python.c: the results' sizes as tuples, or NULL */
+  PyObject *keep;    /* python.c: what the call's pointers point into */
+};
+
+/* One size of an input: scale * symbols[symbol] + offset; a plain number has symbol -1. */
+typedef struct { i64 symbol, scale, offset; } Dim;
+
+typedef struct { i64 kind, itemsize, align, rank; const Dim *dims; } Port;
+
+/* A program with its bound arguments. */
+struct Executable {
+  Run run;
+  Measure measure;
+  i64 symbols, bound, inputs, results, constants, dims; /* dims: of all results together */
+  i64 bytes;            /* of this block */
+  const i64 *preset;    /* symbols that the bound arguments decide; -1: open */
+  const i64 *extents;   /* bytes of each bound argument */
+  const Port *ports;    /* inputs, then results; the results' sizes come from measure */
+  void **buffers;       /* bound arguments and constants in place, NULL elsewhere */
+  Slot *slots, *free;
+  int closed, quick;    /* quick: python.c can find the symbols by itself */
+  i64 view_bytes;       /* what python.c wants behind a slot for one view */
+  void (*forget)(Slot *slot); /* python.c: drop a slot's objects */
+  PyObject *keep, *empty, *dtypes, *foreign, *view_name, *dtype_name;
+};
+
+Slot *smelt_take(Executable *executable);  /* NULL: no memory */
+void smelt_give(Slot *slot);
+int smelt_measure(Slot *slot);             /* of slot->symbols: 0, or 1 + the failed check */
+int smelt_execute(Slot *slot);             /* after measure, with all buffers in place: the program's status */
+void smelt_cancel(Executable *executable); /* stops the calls that run now, not later ones */
+void smelt_trim(Executable *executable);   /* gives back the memory of idle slots */
+void smelt_close(Executable *executable);
+
+#endif
