@@ -6,20 +6,22 @@ reference engine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from smelt.device import cpu, runtime
 from smelt.dtype import Array
 from smelt.engine.executable import signature_of
 from smelt.engine_api import Executable, Signature
-from smelt.errors import RunError, SizeError, SmeltError
-from smelt.ir.core import Func, Program
+from smelt.errors import DeviceError, RunError, SizeError, SmeltError
+from smelt.ir.core import Program
 from smelt.ir.verify import assumptions
-from smelt.kernel.emit_c import FAILED, emit
+from smelt.kernel.emit_c import FAILED, Source
 from smelt.kernel.fuse import fuse
 from smelt.kernel.memory import assign
-from smelt.kernel.plan import Plan
+from smelt.kernel.plan import Launch, Plan, walk
 from smelt.kernel.tile_c import tile_shape
 from smelt.passes import pipeline
 from smelt.weights import Weights
@@ -34,14 +36,34 @@ class NativeEngine:
         return None if cpu.compiler() else "no C compiler: pip install ziglang"
 
     def compile(self, program: Program) -> Executable:
-        optimised = lower(program)
-        names = [port.name for port in signature_of(program.main).inputs]
-        main = _load(fuse(optimised.main, assumptions(optimised)), optimised.main, names)
-        prepare = None
-        if "prepare" in optimised.funcs:
-            func = optimised.funcs["prepare"]
-            prepare = _load(fuse(func), func, [])
-        return NativeExecutable(signature_of(program.main), prepare, main, None if prepare else main.bind(()))
+        (made,) = compile_all([program])
+        if isinstance(made, SmeltError):
+            raise made
+        return made
+
+
+def compile_all(programs: Sequence[Program]) -> list[NativeExecutable | SmeltError]:
+    """Compile several programs as one C file, which takes less time than one by one; a program that cannot be compiled
+    gives its error and leaves the others as they are."""
+    source = Source(tile_shape(cpu.target()))
+    made = [_plans(program, source, f"smelt{i}") for i, program in enumerate(programs)]
+    try:
+        library = cpu.build(source.text()) if source.parts else None
+    except DeviceError as error:
+        return [error] if len(programs) == 1 else [each for program in programs for each in compile_all([program])]
+    executables: list[NativeExecutable | SmeltError] = []
+    for program, plans in zip(programs, made, strict=True):
+        if isinstance(plans, SmeltError):
+            executables.append(plans)
+            continue
+        assert library is not None
+        signature = signature_of(program.main)
+        names = [port.name for port in signature.inputs]
+        main, *first = [_load(library, each, names if i == 0 else []) for i, each in enumerate(plans)]
+        bound = None if first else main.bind(())
+        kernels = sum(isinstance(step, Launch) for step in walk(plans[0].plan.steps))
+        executables.append(NativeExecutable(signature, first[0] if first else None, main, bound, kernels))
+    return executables
 
 
 def lower(program: Program) -> Program:
@@ -50,16 +72,37 @@ def lower(program: Program) -> Program:
     return optimised
 
 
-def _load(plan: Plan, func: Func, inputs: list[str]) -> runtime.Program:
-    """A plan as machine code."""
-    tile = tile_shape(cpu.target())
-    memory = assign(plan)
-    text = emit(plan, memory, "smelt", tile)
-    bound = len(func.args) - len(inputs)
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A function's plan, and the name that it has in the C file."""
+
+    name: str
+    plan: Plan
+
+
+def _plans(program: Program, source: Source, name: str) -> list[_Planned] | SmeltError:
+    """The plans of @main and, where there are weights, of @prepare, written to the source."""
+    try:
+        optimised = lower(program)
+        planned = [_Planned(name, fuse(optimised.main, assumptions(optimised)))]
+        if "prepare" in optimised.funcs:
+            planned.append(_Planned(f"{name}_prepare", fuse(optimised.funcs["prepare"])))
+        for each in planned:
+            source.add(each.plan, assign(each.plan), each.name)
+    except SmeltError as error:
+        return error
+    return planned
+
+
+def _load(library: ctypes.CDLL, planned: _Planned, inputs: list[str]) -> runtime.Program:
+    """A plan as machine code; names of the inputs come after those of what is bound."""
+    plan = planned.plan
+    arguments = [buffer.shape for buffer in plan.of_kind("argument")]
+    bound = len(arguments) - len(inputs)
     return runtime.Program(
-        cpu.build(text),
-        "smelt",
-        [buffer.shape for buffer in plan.of_kind("argument")],
+        library,
+        planned.name,
+        arguments,
         [buffer.shape for buffer in plan.of_kind("result")],
         plan.symbols,
         plan.constants,
@@ -92,8 +135,10 @@ class NativeExecutable:
         prepare: runtime.Program | None,
         main: runtime.Program,
         bound: runtime.Bound | None,
+        kernels: int,
     ) -> None:
         self.signature = signature
+        self.kernels = kernels  # launches in the program's text, those of loops and branches counted once
         self._prepare = prepare
         self._main: runtime.Program | None = main
         self._bound = bound
@@ -101,12 +146,12 @@ class NativeExecutable:
     def prepare(self, weights: Weights) -> Executable:
         main = self._open()
         if self._prepare is None:
-            return NativeExecutable(self.signature, None, main, main.bind(()))
+            return NativeExecutable(self.signature, None, main, main.bind(()), self.kernels)
         arrays = [weights[port.name].numpy() for port in self.signature.weights]
         named = self._prepare.bind(())
         values = named(tuple(arrays))
         named.close()
-        return NativeExecutable(self.signature, self._prepare, main, main.bind(values))
+        return NativeExecutable(self.signature, self._prepare, main, main.bind(values), self.kernels)
 
     def __call__(self, *inputs: Array) -> tuple[Array, ...]:
         if self._bound is None:

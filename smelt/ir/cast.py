@@ -24,7 +24,8 @@ def cast(array: Array, to: DType) -> Array:
         return array
     with np.errstate(all="ignore"):
         if to.kind == "bool":
-            return np.asarray(array != np.zeros((), array.dtype))
+            zero = np.zeros((), np.float64 if of.name == "f8E8M0FNU" else array.dtype)  # that type has none of its own
+            return np.asarray(array.astype(zero.dtype, copy=False) != zero)
         if of.kind == "complex" and to.kind != "complex":
             return cast(array.real, to)
         if of.kind == "float" and to.is_integer:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from smelt.dtype import Array, dtype
+from smelt.ir.cast import cast
 
 _quiet = np.errstate(all="ignore")  # as a decorator: NumPy warns when 0-d integers wrap around
 
@@ -137,7 +138,7 @@ def reduce_precision(x: Array, exponent_bits: int, mantissa_bits: int) -> Array:
     kind = dtype(x.dtype)
     if kind.name not in _MANTISSA:  # f8E4M3FN and the like are exact in f32, where every layout is the same
         narrower = exponent_bits < int(kind.name[kind.name.index("E") + 1])
-        return reduce_precision(x.astype(np.float32), exponent_bits if narrower else 8, mantissa_bits).astype(x.dtype)
+        return cast(reduce_precision(x.astype(np.float32), exponent_bits if narrower else 8, mantissa_bits), kind)
     unsigned, mantissa = np.dtype(f"u{x.itemsize}"), _MANTISSA[kind.name]
     exponent = kind.bits - 1 - mantissa
     bits = x.view(unsigned).astype(np.uint64)

@@ -80,9 +80,10 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
         height = nest.apply("minimum", Number(ROWS), nest.let(add(rows, scale(first, -1))), dtype=i64)
         a = _address(nest, op, lhs, group, first)
         b = _place(nest, op, panels, (Number(0) if shared else group, panel, Number(0), Number(0)))
+        b_step = _step(nest, op, panels, 2)
         tile = nest.var(f32, stem="tile").name
         nest.emit(Array(tile, f32, ROWS * width))
-        nest.emit(Product(tile, height, *a, *b, Number(width), Amount(depth)))
+        nest.emit(Product(tile, height, *a, *b, b_step, Amount(depth)))
         whole = isinstance(columns, int) and columns % width == 0
         with nest.loop(height, "ordered") as i:
             used: Expr = Number(width)
@@ -213,6 +214,12 @@ def _place(nest: Nest, op: Op, value: Value, index: Index) -> tuple[int, Expr]:
     steps = dict(form.terms)
     parts = (scale(at, steps.get(axis, 0)) for at, axis in zip(index, axes, strict=True))
     return buffer, add(*parts, form.constant)
+
+
+def _step(nest: Nest, op: Op, value: Value, axis: int) -> Expr:
+    """The distance of neighbours along an axis."""
+    _, form, axes = _strides(nest, op, value)
+    return Amount(dict(form.terms).get(axes[axis], 0))
 
 
 def _strides(nest: Nest, op: Op, value: Value) -> tuple[int, Affine, tuple[Var, ...]]:

@@ -194,6 +194,11 @@ def _rebitten(nest: Nest, op: Op, index: Index) -> Expr:
     return nest.apply("part_of_bits", nest.pull(operand, index[:-1]), index[-1], dtype=target, detail=detail)
 
 
+@pull("stablehlo.map")
+def map_(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    return nest.inline(op.regions[0], [nest.pull(operand, index) for operand in op.operands])[0]
+
+
 @pull("stablehlo.optimization_barrier")
 def optimization_barrier(nest: Nest, op: Op, result: int, index: Index) -> Expr:
     return nest.pull(op.operands[result], index)

@@ -81,7 +81,7 @@ def _nested(nest: Nest, op: Op, function: str, start: Expr, dims: list[int], ele
     with nest.inner() as scope:
         total = nest.var(dtype, stem="total")
         nest.places[total] = scope
-        with nest.loops([sizes[d] for d in dims[:-1]]) as vars:
+        with nest.loops([sizes[d] for d in dims[:-1]], "ordered") as vars:
             places: dict[int, Expr] = dict(zip(dims[:-1], vars, strict=True))
             part = nest.fold(
                 function,
@@ -106,7 +106,7 @@ def in_order(nest: Nest, op: Op, index: Index) -> tuple[Var, ...]:
     totals = tuple(
         nest.declare(kind, nest.convert(nest.pull(start, ()), kind)) for kind, start in zip(kinds, starts, strict=True)
     )
-    with nest.loops([sizes[d] for d in reduced]) as vars:
+    with nest.loops([sizes[d] for d in reduced], "ordered") as vars:
         kept = iter(index)
         inner = dict(zip(reduced, vars, strict=True))
         place = tuple(inner[d] if d in inner else next(kept) for d in range(len(sizes)))
@@ -115,6 +115,8 @@ def in_order(nest: Nest, op: Op, index: Index) -> tuple[Var, ...]:
         held = [nest.keep(result) for result in results]
         for total, result in zip(totals, held, strict=True):
             nest.emit(Set(total, result))
+    for value, total in zip(op.results, totals, strict=True):
+        nest.pulled[value, index] = total
     return totals
 
 
@@ -124,14 +126,14 @@ def summed(nest: Nest, dtype: DType, extents: list[Size], term: Callable[[tuple[
         return term(())
     if dtype.is_complex:
         total = nest.declare(dtype, Number(0, dtype))
-        with nest.loops(extents) as vars:
+        with nest.loops(extents, "ordered") as vars:
             nest.emit(Set(total, nest.apply("add", nest.keep(total), term(vars), dtype=dtype)))
         return total
     zero = identity("add", dtype)
     if len(extents) == 1:
         return nest.fold("add", zero, extents[0], lambda var: term((var,)))
     total = nest.declare(dtype, zero)
-    with nest.loops(extents[:-1]) as vars:
+    with nest.loops(extents[:-1], "ordered") as vars:
         part = nest.fold("add", zero, extents[-1], lambda var: term((*vars, var)))
         nest.emit(Set(total, nest.apply("add", nest.keep(total), part, dtype=dtype)))
     return total

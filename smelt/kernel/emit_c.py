@@ -72,15 +72,35 @@ CANCELLED, FAILED = -1, 1 << 20
 
 def emit(plan: Plan, memory: Memory, name: str, tile: TileShape) -> str:
     """The whole program as one C file."""
-    program = _Program(plan, memory, name)
-    kernels: dict[Kernel, _Function] = {}
-    for step in walk(plan.steps):
-        if isinstance(step, Launch) and step.kernel not in kernels:
-            kernels[step.kernel] = _Function(f"{name}_{step.kernel.kind}{len(kernels)}")
-    parts = [function.emit(kernel) for kernel, function in kernels.items()]
-    text = "\n".join([*parts, program.measure(), program.run(kernels)])
-    products = product_text(tile) if "smelt_product" in text else ""
-    return math.prelude(text) + ABI + products + text
+    source = Source(tile)
+    source.add(plan, memory, name)
+    return source.text()
+
+
+@dataclass(slots=True)
+class Source:
+    """A C file of several programs, which share kernels that are equal."""
+
+    tile: TileShape
+    kernels: dict[Kernel, _Function] = field(default_factory=dict)
+    parts: list[str] = field(default_factory=list)
+
+    def add(self, plan: Plan, memory: Memory, name: str) -> None:
+        """One more program. What cannot be written leaves the file as it was."""
+        fresh: dict[Kernel, _Function] = {}
+        for step in walk(plan.steps):
+            if isinstance(step, Launch) and step.kernel not in self.kernels and step.kernel not in fresh:
+                fresh[step.kernel] = _Function(f"{name}_{step.kernel.kind}{len(fresh)}")
+        parts = [function.emit(kernel) for kernel, function in fresh.items()]
+        program = _Program(plan, memory, name)
+        parts += [program.measure(), program.run(self.kernels | fresh)]
+        self.kernels |= fresh
+        self.parts += parts
+
+    def text(self) -> str:
+        text = "\n".join(self.parts)
+        products = product_text(self.tile) if "smelt_product" in text else ""
+        return math.prelude(text) + ABI + products + text
 
 
 # ---- sizes ----
@@ -135,9 +155,10 @@ class _Program:
     def run(self, kernels: dict[Kernel, _Function]) -> str:
         symbols = self.symbols
         sizes: dict[Size, int] = {}
-        for function in kernels.values():
-            for size in function.sizes:
-                sizes.setdefault(size, len(sizes))
+        for step in walk(self.plan.steps):
+            if isinstance(step, Launch):
+                for size in kernels[step.kernel].sizes:
+                    sizes.setdefault(size, len(sizes))
         lines = [
             f"int {self.name}_run(const Runtime *rt, Context *ctx, void **given, const i64 *n) {{",
             "  (void)rt; (void)ctx; (void)n; int status = 0; (void)status;",

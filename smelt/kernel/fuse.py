@@ -16,6 +16,8 @@ from smelt.ir.core import Func, Op, Region, Token, Value, walk
 from smelt.ir.ops import OPS
 from smelt.kernel import build_contract, build_index, build_map, build_reduce, build_sort, build_window  # noqa: F401  their rules
 from smelt.kernel.build_contract import strides
+from smelt.kernel.demands import DEMANDS, limits
+from smelt.kernel.loop import Number
 from smelt.kernel.nest import PULLS, Nest, SplitLoop, flat, tensor, unknown
 from smelt.kernel.plan import Branch, Buffer, Check, Copy, Kernel, Launch, Plan, Repeat, Require, Step
 from smelt.kernel.schedule import schedule
@@ -43,7 +45,7 @@ MOVES = frozenset(
 )
 # Ops that read their first operand where other tensors say, an element perhaps many times.
 SCATTERED = frozenset(
-    f"stablehlo.{name}" for name in ("gather", "dynamic_gather", "dynamic_slice", "torch_index_select", "reduce_window")
+    f"stablehlo.{name}" for name in ("gather", "dynamic_gather", "dynamic_slice", "torch_index_select")
 )
 # Ops that choose where an element comes from.
 GUARDED = frozenset(f"stablehlo.{name}" for name in ("concatenate", "pad", "dynamic_pad", "dynamic_update_slice"))
@@ -79,15 +81,15 @@ class _Use:
     users: int = 0
     ops: int = 0
     folded: bool = False  # read by a reduction
-    linear: bool = True  # its row-major offset is the root's
+    path: tuple[Op, ...] | None = ()  # the moves from it to the root; None: not one plain way
 
 
 @dataclass(frozen=True, slots=True)
 class _Anchor:
-    """The op whose kernel computes a value at its end; `axes` as in `Output`."""
+    """The op whose kernel computes a value at its end; `path` as in `Output`."""
 
     op: Op
-    axes: tuple[int, ...] | None
+    path: tuple[Op, ...]
 
 
 @dataclass(slots=True)
@@ -127,11 +129,7 @@ class _Fusion:
     def _check_sizes(self) -> None:
         """What indices rely on and types do not say."""
         for op in walk(self.func.body):
-            if op.name == "stablehlo.slice":
-                for limit, size in zip(op.attrs["limit_indices"], tensor(op.operands[0]).sizes, strict=True):
-                    if not isinstance(size, int):
-                        why = "stablehlo.slice: the limit lies in the dimension"
-                        self.checks.append(Check(limit, size, False, why))
+            self.checks += [Check(part, size, False, why) for part, size, why in limits(op)]
             if op.name == "stablehlo.broadcast_in_dim":
                 sizes, full = tensor(op.operands[0]).sizes, tensor(op.result).sizes
                 for d, size in zip(op.attrs["broadcast_dimensions"], sizes, strict=True):
@@ -159,7 +157,7 @@ class _Fusion:
             if value in self.stored:
                 pending.append(Copy(self.stored[value], target))
             else:
-                pending.append(self._map(value, target))
+                pending.append(self._map([value], [target]))
         return steps + _in_safe_order(pending, lambda shape: self._buffer(shape, "temporary"), self.buffers)
 
     def _step(self, op: Op, returned: dict[Value, int]) -> list[Step]:
@@ -173,19 +171,32 @@ class _Fusion:
             self._constant(op)
             return []
         if not any(value in self.keep for value in op.results):
-            return []  # pulled, or the beginning of another kernel
+            return self._demanded(op)  # pulled, or the beginning of another kernel
         targets = [self._home(value, returned) for value in op.results]
         anchor = self.anchors.get(op)
         if op.name in SINKS or anchor is not None:
             nest = Nest(self.stored, temporary=lambda shape: self._buffer(shape, "temporary"))
             first = op if anchor is None else anchor.op
-            output = Output(targets) if anchor is None else Output(targets, op.result, anchor.axes)
+            output = Output(targets) if anchor is None else Output(targets, op.result, anchor.path)
             SINKS[first.name](nest, first, output)
-            steps: list[Step] = [self._launch(nest, first.name.partition(".")[2], [first.name], [*targets, *nest.scratches])]
+            writes = [*targets, *nest.scratches]
+            steps: list[Step] = [self._launch(nest, first.name.partition(".")[2], [first.name], writes)]
+        elif len({tensor(value).sizes for value in op.results}) == 1:
+            steps = [self._map(op.results, targets)]
         else:
-            steps = [self._map(value, target) for value, target in zip(op.results, targets, strict=True)]
+            steps = [self._map([value], [target]) for value, target in zip(op.results, targets, strict=True)]
         self.stored.update(zip(op.results, targets, strict=True))
-        return steps
+        return [*self._demanded(op), *steps]
+
+    def _demanded(self, op: Op) -> list[Step]:
+        """A check of what an op demands of its operands."""
+        if op.name not in DEMANDS:
+            return []
+        nest = Nest(self.stored)
+        flag = self._buffer(Shape("i1"), "temporary")
+        nest.store(flag, Number(0), nest.both(*DEMANDS[op.name](nest, op)))
+        self.requirements.append(f"{op.name}: the numbers given at run time do not fit the sizes of the program")
+        return [self._launch(nest, "check", [op.name], [flag]), Require(flag, len(self.requirements) - 1)]
 
     def _home(self, value: Value, returned: dict[Value, int]) -> int:
         found = returned.get(value)
@@ -198,9 +209,9 @@ class _Fusion:
         self.buffers.append(Buffer(tensor(op.result), "constant", self.constants[data]))
         self.stored[op.result] = len(self.buffers) - 1
 
-    def _map(self, value: Value, target: int) -> Step:
-        """A kernel that computes every element of a value."""
-        domain: list[Size] = list(tensor(value).sizes)
+    def _map(self, values: Sequence[Value], targets: Sequence[int]) -> Step:
+        """A kernel that computes every element of a value, or of several with the same sizes."""
+        domain: list[Size] = list(tensor(values[0]).sizes)
         inner: dict[int, list[Size]] = {d: [size] for d, size in enumerate(domain)}
         while True:
             nest = Nest(self.stored)
@@ -209,14 +220,15 @@ class _Fusion:
                 with nest.loops(extents, splittable=True) as vars:
                     places = iter(vars)
                     index = tuple(flat(tuple(next(places) for _ in sizes), sizes) for sizes in inner.values())
-                    element = nest.pull(value, index)
-                    nest.store(target, flat(index, domain), element)
+                    elements = [nest.pull(value, index) for value in values]
+                    for target, element in zip(targets, elements, strict=True):
+                        nest.store(target, flat(index, domain), element)
             except SplitLoop as wanted:
                 at = vars.index(wanted.var)
                 _split(inner, at, wanted.inner)
                 continue
             kind = "reduce" if "stablehlo.reduce" in nest.covered else "map"
-            return self._launch(nest, kind, list(nest.covered), [target])
+            return self._launch(nest, kind, list(nest.covered), targets)
 
     def _launch(self, nest: Nest, kind: str, ops: list[str], writes: Sequence[int]) -> Launch:
         body = schedule(nest.scope.statements)
@@ -246,7 +258,7 @@ class _Fusion:
         for operand, target in zip(op.operands, carried, strict=True):
             if target >= 0:
                 steps.append(
-                    Copy(self.stored[operand], target) if operand in self.stored else self._map(operand, target)
+                    Copy(self.stored[operand], target) if operand in self.stored else self._map([operand], [target])
                 )
         for region in (condition, body):
             self.stored.update({arg: target for arg, target in zip(region.args, carried, strict=True) if target >= 0})
@@ -282,7 +294,7 @@ class _Fusion:
             self._spread(op, stored, uses)
 
     def _is_stored(self, op: Op, uses: dict[Value, _Use]) -> bool:
-        if op.name in ANCHORS and self._ends_elsewhere(op, uses[op.result]):
+        if op.name in ANCHORS and len(op.results) == 1 and self._ends_elsewhere(op, uses[op.result]):
             return False
         if op.name in SINKS or op.name in CONTROL or op.name == "stablehlo.custom_call":
             return True
@@ -295,7 +307,7 @@ class _Fusion:
             return not op.attrs["value"].is_splat or op.result in self.forced
         if any(use.outside for use in seen) or any(value in self.forced for value in op.results):
             return True
-        if op.name in MOVES:
+        if _is_move(op):
             return any(use.ops > LARGEST for use in seen)
         if len({root for use in seen for root in use.roots}) > 1:
             return True
@@ -314,20 +326,21 @@ class _Fusion:
         root = next(iter(use.roots))
         if root in self.anchors or root.name not in PULLS or len(root.results) != 1 or root.name == "stablehlo.reduce":
             return False
-        rank = tensor(root.result).rank
-        axes = None if use.linear else use.signature
-        if not use.linear and (axes is None or None in axes or sorted(map(int, axes)) != list(range(rank))):  # type: ignore[arg-type]
+        if use.path is None:
             return False
-        self.anchors[root] = _Anchor(op, axes)  # type: ignore[arg-type]
+        self.anchors[root] = _Anchor(op, use.path)
         return True
 
     def _force(self, op: Op) -> None:
         """Have operands stored that an op wants to address and that are no plain view of something stored."""
         for i in ADDRESSED.get(op.name, ()):
             base = value = op.operands[i]
-            while base.op is not None and base.op.name in MOVES and base.op.operands:
+            while base.op is not None and _is_move(base.op) and base.op.operands:
                 base = base.op.operands[0]
-            if value is base or strides(Nest({base: 0}), value) is not None:
+            if value is base:
+                continue
+            found = strides(Nest({base: 0}), value)
+            if found is not None and (i == 0 or dict(found[1].terms).get(found[2][-1]) == 1):
                 continue
             while value.op is not None and value.op.name == "stablehlo.reshape":
                 value = value.op.operands[0]  # a view of what it reshapes
@@ -350,11 +363,31 @@ class _Fusion:
             mine.reused |= pulled or (not stored and use.reused) or (i == 0 and op.name in SCATTERED)
             seen = None if pulled or signature is None else _through(op, i, signature)
             mine.signature = seen if mine.signature in ((), seen) and mine.users == 1 or mine.signature == seen else None
-            same = tensor(operand).sizes == tensor(op.results[0]).sizes if op.results and not pulled else False
-            moved = op.name != "stablehlo.reshape" and not (OPS[op.name].elementwise and same)
-            mine.linear &= (stored or use.linear) and not moved
-            if op.name in CONTROL or op.name == "stablehlo.custom_call":
+            mine.path = _joined_path(mine, _path(op, i, () if stored else use.path))
+            if op.name in CONTROL or op.name == "stablehlo.custom_call" or (i > 0 and op.name in DEMANDS):
                 mine.outside = True
+
+
+def _is_move(op: Op) -> bool:
+    """Whether an op only says where its operand's elements are."""
+    if op.name == "smelt.pack":
+        columns = tensor(op.operands[0]).sizes[2]
+        return isinstance(columns, int) and columns % op.attrs["width"] == 0
+    return op.name in MOVES
+
+
+def _path(op: Op, operand: int, beyond: tuple[Op, ...] | None) -> tuple[Op, ...] | None:
+    """The moves from an operand to the root, given those from the op's result on."""
+    if beyond is None or len(op.results) != 1:
+        return None
+    if op.name in ("stablehlo.reshape", "stablehlo.transpose"):
+        return (op, *beyond)
+    same = OPS[op.name].elementwise and tensor(op.operands[operand]).sizes == tensor(op.result).sizes
+    return beyond if same else None
+
+
+def _joined_path(use: _Use, path: tuple[Op, ...] | None) -> tuple[Op, ...] | None:
+    return path if use.users == 1 or use.path == path else None
 
 
 def _through(op: Op, operand: int, signature: tuple[int | None, ...]) -> tuple[int | None, ...] | None:
@@ -392,12 +425,12 @@ def _is_row(op: Op, use: _Use) -> bool:
     if use.signature is None or not use.roots or use.signature == ():
         return False
     root = next(iter(use.roots))
-    rank = len(tensor(root.results[0]).sizes)
     axes = [axis for axis in use.signature if axis is not None]
     sizes = tensor(op.results[0]).sizes
     if any(axis is None and size != 1 for axis, size in zip(use.signature, sizes, strict=True)):
         return False
-    return root.name in PULLS and axes == list(range(len(axes))) and len(axes) < rank
+    loops = [d for d, size in enumerate(tensor(root.results[0]).sizes) if size != 1]
+    return root.name in PULLS and axes == loops[: len(axes)] and len(axes) < len(loops)
 
 
 def _split(inner: dict[int, list[Size]], position: int, size: Size) -> None:

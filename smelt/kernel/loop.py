@@ -30,10 +30,17 @@ class Var:
     extent: Size | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Number:
     value: float | int | bool | complex
     dtype: DType = i64
+
+    def __eq__(self, other: object) -> bool:
+        """The same number, sign of zero included."""
+        return isinstance(other, Number) and self.dtype == other.dtype and repr(self.value) == repr(other.value)
+
+    def __hash__(self) -> int:
+        return hash((self.value, self.dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +314,13 @@ def split(x: Expr, size: Size) -> tuple[Expr, Expr]:
     room = None if bound is None else size - bound
     if isinstance(room, int) and room >= 0:
         return whole, rest
+    for atom, coefficient in low.items():  # c * atom + less than c, where c divides the size
+        parts = divide_exact(size, coefficient)
+        others = _affine({each: factor for each, factor in low.items() if each != atom}, affine(rest).constant)
+        bound = _limit(others)
+        room = None if bound is None or parts is None else coefficient - bound
+        if parts is not None and isinstance(room, int) and room >= 0:
+            return add(whole, Quotient(atom, parts)), add(scale(Remainder(atom, parts), coefficient), others)
     if high or carried:
         return add(whole, Quotient(rest, size)), Remainder(rest, size)
     return Quotient(x, size), Remainder(x, size)

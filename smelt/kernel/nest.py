@@ -201,17 +201,19 @@ class Nest:
         self.emit(For(var, Amount(size) if size is not None else extent, tuple(scope.statements), level))  # type: ignore[arg-type]
 
     @contextmanager
-    def loops(self, extents: Sequence[Size], *, splittable: bool = False) -> Iterator[tuple[Expr, ...]]:
+    def loops(
+        self, extents: Sequence[Size], level: Level = "serial", *, splittable: bool = False
+    ) -> Iterator[tuple[Expr, ...]]:
         """Nested loops, the last one innermost; an extent of one needs no loop."""
         if not extents:
             yield ()
         elif extents[0] == 1:
-            with self.loops(extents[1:], splittable=splittable) as rest:
+            with self.loops(extents[1:], level, splittable=splittable) as rest:
                 yield (Number(0), *rest)
         else:
             with (
-                self.loop(extents[0], splittable=splittable) as first,
-                self.loops(extents[1:], splittable=splittable) as rest,
+                self.loop(extents[0], level, splittable=splittable) as first,
+                self.loops(extents[1:], level, splittable=splittable) as rest,
             ):
                 yield (first, *rest)
 

@@ -18,28 +18,30 @@ from smelt.kernel.nest import Index, Nest, flat, reshaped, tensor
 class Output:
     """Where results go: `targets` are the buffers of the op's results, or of the epilogue's last value.
 
-    `axes[d]` is the last value's axis behind axis d of the op's result; None: the row-major offset is the same.
+    `path` are the reshapes and transposes between the op and the last value, which say where an element ends up.
     """
 
     targets: Sequence[int]
     last: Value | None = None
-    axes: tuple[int, ...] | None = None
+    path: tuple[Op, ...] = ()
 
     def finish(self, nest: Nest, op: Op, index: Index, element: Expr) -> None:
         """Store an element of the op's only result, after the epilogue."""
-        sizes = tensor(op.result).sizes
+        for move in self.path:
+            index = pushed(nest, move, index)
         if self.last is None:
-            nest.store(self.targets[0], flat(index, sizes), element)
+            nest.store(self.targets[0], flat(index, tensor(op.result).sizes), element)
             return
-        full = tensor(self.last).sizes
-        if self.axes is None:
-            place = index if full == sizes else reshaped(nest, index, sizes, full)
-        else:
-            moved = dict(zip(self.axes, index, strict=True))
-            place = tuple(moved[d] for d in range(len(full)))
         nest.values[op.result] = element
-        nest.store(self.targets[0], flat(place, full), nest.pull(self.last, place))
+        nest.store(self.targets[0], flat(index, tensor(self.last).sizes), nest.pull(self.last, index))
         del nest.values[op.result]
+
+
+def pushed(nest: Nest, move: Op, index: Index) -> Index:
+    """Where a reshape or a transpose puts the element that `index` names in its operand."""
+    if move.name == "stablehlo.transpose":
+        return tuple(index[d] for d in move.attrs["permutation"])
+    return reshaped(nest, index, tensor(move.operands[0]).sizes, tensor(move.result).sizes)
 
 
 Sink = Callable[[Nest, Op, Output], None]
@@ -52,7 +54,8 @@ ADDRESSED: dict[str, tuple[int, ...]] = {}
 def sink(*names: str, anchor: bool = False, addressed: tuple[int, ...] = ()) -> Callable[[Sink], Sink]:
     """Register the rule that writes the kernel of an op.
 
-    `anchor`: it stores through `output.finish` alone. `addressed`: operands that must lie in memory with strides.
+    `anchor`: it stores through `output.finish` alone. `addressed`: operands that must lie in memory with strides, the
+    last axis of the second one side by side.
     """
 
     def register(rule: Sink) -> Sink:

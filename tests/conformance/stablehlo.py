@@ -1,10 +1,11 @@
 """Runs a folder of StableHLO test programs on an engine and says how many pass.
 
-    python tests/conformance/stablehlo.py DIR [--engine reference] [--json FILE] [--jobs N] [--filter TEXT]
+    python tests/conformance/stablehlo.py DIR [--engine reference|native] [--json FILE] [--jobs N] [--filter TEXT]
 
 A case passes when its text parses and verifies, comes back the same from our printer, and runs with every check
 holding. Cases run in worker processes: one that crashes or hangs fails alone. `--falsify` changes one expected element
-in a copy of each program and counts the copies that are noticed.
+in a copy of each program and counts the copies that are noticed. The native engine takes programs in groups
+(`native_cases.py`), and a group whose worker dies again one by one.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CHECK_OPS = ("check.expect_",)
 CHECK_CALLS = ("check.expect_eq", "check.expect_almost_eq", "check.expect_close", "check.eq")
 
+GROUP = 40  # programs that the native engine compiles as one C file
+
 Engine = Callable[[Any, str, Sequence[Any]], Sequence[Any]]  # (program, function, arguments) -> results
 
 
@@ -40,6 +43,7 @@ class Case:
     name: str
     status: str
     detail: str
+    kernels: int | None = None  # launched by the native engine
 
 
 # ---- engines ----
@@ -51,7 +55,13 @@ def run_reference(program: Any, func: str, args: Sequence[Any]) -> Sequence[Any]
     return run(program, args, func=func)
 
 
-ENGINES: dict[str, Engine] = {"reference": run_reference}
+def run_native(program: Any, func: str, args: Sequence[Any]) -> Sequence[Any]:
+    from tests.conformance import native_cases
+
+    return native_cases.run_native(program, func, args)
+
+
+ENGINES: dict[str, Engine] = {"reference": run_reference, "native": run_native}
 
 
 def find_engine(name: str) -> Engine:
@@ -91,18 +101,23 @@ def staged(stage: str, function: Callable[..., Any], *args: Any) -> Any:
 
 def run_case(path: Path, engine: Engine) -> tuple[str, str]:
     """Status and detail of one file."""
+    try:
+        text = path.read_text()
+        return "passed", run_all(read(text), text, engine)
+    except CaseError as failure:
+        return "failed", str(failure)
+
+
+def read(text: str) -> Any:
+    """The program of a text that verifies and comes back the same from our printer."""
     from smelt.ir.text import parse, print_program
     from smelt.ir.verify import verify
 
-    try:
-        text = path.read_text()
-        program = staged("parse", parse, text)
-        staged("verify", verify, program)
-        printed = staged("print", print_program, program)
-        compare(program, staged("parse again", parse, printed))
-        return "passed", run_all(program, text, engine)
-    except CaseError as failure:
-        return "failed", str(failure)
+    program = staged("parse", parse, text)
+    staged("verify", verify, program)
+    printed = staged("print", print_program, program)
+    compare(program, staged("parse again", parse, printed))
+    return program
 
 
 def compare(program: Any, again: Any) -> None:
@@ -119,15 +134,76 @@ def run_all(program: Any, text: str, engine: Engine) -> str:
     for func in entries(program):
         args, note = arguments(func, text)
         results = staged(f"run @{func.name}", engine, program, func.name, args)
-        if note:
-            notes.append(note)
-        elif printed := printed_results(text):
-            staged(f"results of @{func.name}", compare_printed, func, results, printed)
-            notes.append(f"{len(printed)} printed results compared")
-    checks = sum(1 for _ in find_checks(program))
-    if not checks and not notes:
-        notes.append("it holds no check: it ran, and no result was compared")
+        notes.append(note or compare_results(func, results, text))
+    return conclusion(program, notes)
+
+
+def compare_results(func: Any, results: Sequence[Any], text: str) -> str:
+    """Compare with what the file says that its results print as; gives a note of it."""
+    printed = printed_results(text)
+    if not printed:
+        return ""
+    staged(f"results of @{func.name}", compare_printed, func, results, printed)
+    return f"{len(printed)} printed results compared"
+
+
+def conclusion(program: Any, notes: Sequence[str]) -> str:
+    notes = [note for note in notes if note]
+    if not notes and not any(True for _ in find_checks(program)):
+        return "it holds no check: it ran, and no result was compared"
     return "; ".join(notes)
+
+
+# ---- groups of cases on the native engine ----
+
+
+class Entry(NamedTuple):
+    """A function of a case as the native engine takes it."""
+
+    func: Any
+    note: str
+    recast: Any
+
+
+def read_entries(path: Path) -> tuple[Any, str, list[Entry]]:
+    from tests.conformance import native_cases
+
+    text = path.read_text()
+    program = read(text)
+    found = []
+    for func in entries(program):
+        args, note = arguments(func, text)
+        found.append(Entry(func, note, staged(f"read @{func.name}", native_cases.recast, program, func.name, args)))
+    return program, text, found
+
+
+def run_group(paths: Sequence[Path]) -> Iterator[tuple[str, str, int]]:
+    """Status, detail and kernels of each file, in order, all compiled together."""
+    from tests.conformance import native_cases
+
+    cases: list[tuple[Any, str, list[Entry]] | CaseError] = []
+    for path in paths:
+        try:
+            cases.append(read_entries(path))
+        except CaseError as failure:
+            cases.append(failure)
+    compiled = iter(
+        native_cases.prepare([each.recast for case in cases if isinstance(case, tuple) for each in case[2]])
+    )
+    for case in cases:
+        if isinstance(case, CaseError):
+            yield "failed", str(case), 0
+            continue
+        program, text, found = case
+        made, kernels, notes = [next(compiled) for _ in found], 0, []
+        try:
+            for entry, executable in zip(found, made, strict=True):
+                ran = staged(f"run @{entry.func.name}", native_cases.run_prepared, entry.recast, executable)
+                kernels += ran.kernels
+                notes.append(entry.note or compare_results(entry.func, ran.results, text))
+            yield "passed", conclusion(program, notes), kernels
+        except CaseError as failure:
+            yield "failed", str(failure), kernels
 
 
 def entries(program: Any) -> list[Any]:
@@ -363,13 +439,20 @@ def work() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         engine = engines.setdefault(request["engine"], find_engine(request["engine"]))
-        path = Path(request["path"])
-        if request["seed"] is None:
-            status, detail = run_case(path, engine)
-        else:
-            status, detail = falsify_case(path, engine, request["seed"])
-        answers.write(json.dumps({"status": status, "detail": detail}) + "\n")
-        answers.flush()
+        for status, detail, kernels in answer(request, engine):
+            answers.write(json.dumps({"status": status, "detail": detail, "kernels": kernels}) + "\n")
+            answers.flush()
+
+
+def answer(request: dict[str, Any], engine: Engine) -> Iterator[tuple[str, str, int | None]]:
+    """What becomes of each path of a request."""
+    paths = [Path(path) for path in request["paths"]]
+    if request["seed"] is not None:
+        yield from ((*falsify_case(path, engine, request["seed"]), None) for path in paths)
+    elif request["engine"] == "native":
+        yield from run_group(paths)
+    else:
+        yield from ((*run_case(path, engine), None) for path in paths)
 
 
 class Worker:
@@ -379,9 +462,31 @@ class Worker:
         self.engine, self.timeout, self.seed = engine, timeout, seed
         self.process: subprocess.Popen[str] | None = None
 
-    def run(self, path: Path) -> tuple[str, str]:
+    def run(self, paths: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """The answers for some paths. Where the process dies, those without an answer run again one by one."""
         process = self.process or self.start()
         assert process.stdin is not None
+        try:
+            names = [str(path) for path in paths]
+            process.stdin.write(json.dumps({"paths": names, "engine": self.engine, "seed": self.seed}) + "\n")
+            process.stdin.flush()
+        except OSError:
+            pass  # it is dead, as the first answer shows
+        for i, path in enumerate(paths):
+            line, reason = self.read(process)
+            if line:
+                yield path, json.loads(line)
+                continue
+            self.close()
+            if len(paths) == 1:
+                yield path, {"status": "failed", "detail": reason, "kernels": None}
+                return
+            for rest in paths[i:]:
+                yield from self.run([rest])
+            return
+
+    def read(self, process: subprocess.Popen[str]) -> tuple[str, str]:
+        """The next line of a process, or "" and why there is none."""
         assert process.stdout is not None
         expired = threading.Event()
 
@@ -392,21 +497,13 @@ class Worker:
         timer = threading.Timer(self.timeout, stop)
         timer.start()
         try:
-            process.stdin.write(json.dumps({"path": str(path), "engine": self.engine, "seed": self.seed}) + "\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        except OSError:
-            answer = ""
+            line = process.stdout.readline()
         finally:
             timer.cancel()
-        if answer:
-            reply = json.loads(answer)
-            return reply["status"], reply["detail"]
-        self.close()
-        return (
-            "failed",
-            f"ran past {self.timeout:g} s" if expired.is_set() else f"the process died ({process.returncode})",
-        )
+        if line:
+            return line, ""
+        process.wait()
+        return "", f"ran past {self.timeout:g} s" if expired.is_set() else f"the process died ({process.returncode})"
 
     def start(self) -> subprocess.Popen[str]:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -443,9 +540,11 @@ def run_folder(
 ) -> list[Case]:
     """Every `*.mlir` under a folder whose name contains `only`, in order. With a seed: falsified copies."""
     paths = [path for path in sorted(folder.rglob("*.mlir")) if only in path.relative_to(folder).as_posix()]
-    pending: queue.SimpleQueue[Path] = queue.SimpleQueue()
-    for path in paths:
-        pending.put(path)
+    jobs = jobs or os.cpu_count() or 1
+    group = min(GROUP, -(-len(paths) // jobs)) if engine == "native" and seed is None and paths else 1
+    pending: queue.SimpleQueue[Sequence[Path]] = queue.SimpleQueue()
+    for i in range(0, len(paths), group):
+        pending.put(paths[i : i + group])
     cases: dict[Path, Case] = {}
     lock = threading.Lock()
 
@@ -454,17 +553,17 @@ def run_folder(
         try:
             while True:
                 try:
-                    path = pending.get_nowait()
+                    some = pending.get_nowait()
                 except queue.Empty:
                     return
-                status, detail = worker.run(path)
-                with lock:
-                    cases[path] = Case(path.relative_to(folder).as_posix(), status, detail)
-                    progress(cases[path])
+                for path, reply in worker.run(some):
+                    with lock:
+                        cases[path] = Case(path.relative_to(folder).as_posix(), **reply)
+                        progress(cases[path])
         finally:
             worker.close()
 
-    threads = [threading.Thread(target=serve) for _ in range(min(jobs or os.cpu_count() or 1, len(paths)))]
+    threads = [threading.Thread(target=serve) for _ in range(min(jobs, len(paths)))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -538,6 +637,9 @@ def main() -> int:
         progress=show,
     )
     print(report(cases, good))
+    if options.engine == "native" and seed is None:
+        idle = [case.name for case in cases if case.status == "passed" and not case.kernels]
+        print(f"{sum(case.kernels or 0 for case in cases)} kernels; passed without one: {', '.join(idle) or 'none'}")
     print(f"{time.perf_counter() - started:.1f} s" + (f", seed {seed}" if seed is not None else ""))
     if options.json:
         passed = sum(case.status == good for case in cases)

@@ -124,7 +124,7 @@ def literal(value: Any, dtype: DType) -> str:
     if dtype.kind == "bool":
         return "1" if value else "0"
     if dtype.is_integer:
-        low, high = integer_range(dtype)
+        low, _ = integer_range(dtype)
         return integer((int(value) - low) % (1 << dtype.bits) + low, dtype)
     wide = np.asarray(float(value))
     exact = float(cast(wide, dtype).astype(np.float64))
@@ -138,12 +138,16 @@ def literal(value: Any, dtype: DType) -> str:
 
 
 def load(dtype: DType, text: str) -> str:
-    """A register value from what is in memory."""
+    """A register value from what is in memory, where integers below 8 bits have their upper bits clear (ml_dtypes)."""
+    if dtype.is_integer and dtype.bits < 8:
+        return cut(text, dtype)
     return f"smelt_load_{dtype.name}({text})" if is_narrow(dtype) else text
 
 
 def store(dtype: DType, text: str) -> str:
     """What goes into memory, from a register value."""
+    if dtype.kind == "int" and dtype.bits < 8:
+        return f"((i8)({text} & {(1 << dtype.bits) - 1}))"
     return f"smelt_store_{dtype.name}({text})" if is_narrow(dtype) else text
 
 

@@ -29,8 +29,8 @@ static inline f64 smelt_product_error_f64(f64 a, f64 b, f64 product) {
 #if !defined(SMELT_PLAIN) && (defined(__FMA__) || defined(__aarch64__) || defined(__riscv_flen))
   return __builtin_fma(a, b, -product);
 #else
-  f64 ah = smelt_from_bits_f64(smelt_bits_f64(a) & ~0x7ffffffull), al = a - ah;
-  f64 bh = smelt_from_bits_f64(smelt_bits_f64(b) & ~0x7ffffffull), bl = b - bh;
+  f64 ah = smelt_from_bits_f64((smelt_bits_f64(a) + 0x4000000ull) & ~0x7ffffffull), al = a - ah;
+  f64 bh = smelt_from_bits_f64((smelt_bits_f64(b) + 0x4000000ull) & ~0x7ffffffull), bl = b - bh;
   return ((ah * bh - product) + (ah * bl + al * bh)) + al * bl;
 #endif
 }""",
@@ -120,12 +120,15 @@ static inline f64 smelt_erf_near_f64(f64 a) {{
   f64 z = a * a;
   return smelt_fma_f64({horner("z", tables.ERF_F64, "f64")}, a, a);
 }}""",
-    # erfc(a) = e^(-a²) g / (1 + 2a), where g is nearly constant in t; carried 2^64 too large against underflow.
+    # erfc(a) = e^(-a²) g / (1 + 2a), where g is nearly constant in t; q + ql is the quotient, e^(-a²) is 2^n (1 + p).
     "smelt_erfc_tail_f64": f"""\
 static inline f64 smelt_erfc_tail_f64(f64 a) {{
-  f64 b = a > 28.0 ? 28.0 : a, t = (b - 3.0) / (b + 3.0), square = b * b;
-  f64 size = smelt_exp_sum_f64(-square, -smelt_product_error_f64(b, b, square), 64);
-  return {horner("t", tables.ERFC_F64, "f64")} * size / (1.0 + 2.0 * b) * 0x1p-64;
+  f64 b = a > 28.0 ? 28.0 : a, t = (b - 3.0) / (b + 3.0), square = b * b, p;
+  i32 n = smelt_exp_split_f64(-square, -smelt_product_error_f64(b, b, square), &p), half = n >> 1;
+  f64 g = {horner("t", tables.ERFC_F64, "f64")};
+  f64 d = 1.0 + 2.0 * b, dl = 1.0 - (d - 2.0 * b), q = g / d, product = q * d;
+  f64 ql = ((g - product) - smelt_product_error_f64(q, d, product) - q * dl) / d;
+  return (q + smelt_fma_f64(q, p, ql)) * smelt_power_of_two(half) * smelt_power_of_two(n - half);
 }}""",
     "smelt_erf_f64": """\
 static inline f64 smelt_erf_f64(f64 x) {
@@ -148,8 +151,8 @@ static inline f64 smelt_log_pair_f64(f64 a, f64 *low) {{
   f64 sl = ((f - product) - smelt_product_error_f64(s, d, product) - s * (m - (d - 1.0))) / d;
   f64 z = s * s, zl = smelt_product_error_f64(s, s, z) + 2.0 * s * sl;
   f64 u = s * z, ul = smelt_product_error_f64(s, z, u) + (s * zl + sl * z);
-  f64 v = u * 0x1.5555555555555p-1;
-  f64 vl = smelt_product_error_f64(u, 0x1.5555555555555p-1, v) + (u * 0x1.5555555555555p-55 + ul * 0x1.5555555555555p-1);
+  f64 third = 0x1.5555555555555p-1, v = u * third;
+  f64 vl = smelt_product_error_f64(u, third, v) + (u * 0x1.5555555555555p-55 + ul * third);
   f64 tail = u * z * {horner("z", tables.ATANH_TAIL_F64, "f64")};
   f64 sum = 2.0 * s + v, rest = smelt_sum_error_f64(2.0 * s, v, sum) + (2.0 * sl + (vl + tail));
   f64 whole = k * {_LN2_HIGH}, high = whole + sum;

@@ -60,7 +60,7 @@ def _pieces(dtype: DType) -> dict[str, str]:
     """name → (parameters, body) of the functions of one type."""
     t, wide, width = held(dtype), _wide(dtype), dtype.bits
     signed = dtype.kind == "int"
-    low, high = integer_range(dtype)
+    _, high = integer_range(dtype)
     all_ones = "-1" if signed else f"{high}u" + ("ll" if width == 64 else "")
     special = "(y == 0) | (y == -1)" if signed else "y == 0"
     by_minus_one = f"y == -1 ? {cut('-x', dtype)} : " if signed else ""

@@ -7,6 +7,7 @@ A register holds such a value as f32. `smelt_load_X` and `smelt_store_X` go betw
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import frexp
 from typing import Literal
 
 from smelt.kernel.math.pieces import number
@@ -190,7 +191,7 @@ def _round(name: str, of: Format) -> str:
     """The nearest value of the format. Adding and taking away a number whose last place is the format's rounds."""
     least = (128 - of.bias) << 23
     top = of.largest
-    limit = 2.0 ** (top.hex().find("p") and int(top.hex().partition("p")[2]) + 1)
+    limit = 2.0 ** frexp(top)[1]
     over = {
         "ieee": "__builtin_inff()",
         "nan": '__builtin_nanf("")',
@@ -200,7 +201,8 @@ def _round(name: str, of: Format) -> str:
     lines = [
         f"  f32 size = smelt_abs_f32(x), a = size > {number(limit, 'f32')} ? {number(limit, 'f32')} : size;",
         "  ui32 power = smelt_bits_f32(a) & 0x7f800000u;",
-        f"  f32 shift = smelt_from_bits_f32((power < {least:#x}u ? {least:#x}u : power) + {(23 - of.mantissa) << 23:#x}u);",
+        f"  ui32 place = (power < {least:#x}u ? {least:#x}u : power) + {(23 - of.mantissa) << 23:#x}u;",
+        "  f32 shift = smelt_from_bits_f32(place);",
         f"  f32 near = (a + shift) - shift, value = near > {number(top, 'f32')} ? {over} : near;",
     ]
     match of.rule:

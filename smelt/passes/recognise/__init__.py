@@ -16,6 +16,7 @@ from smelt.passes.recognise.blocks import gelu, hard_swish, silu, softmax
 from smelt.passes.recognise.look import Finder, Look
 from smelt.passes.recognise.norms import norm
 from smelt.passes.recognise.outline import Outlines
+from smelt.passes.recognise.peaks import move_peak
 from smelt.passes.recognise.quantised import qdot
 
 # Stages in order. Within one, the last op of a program is looked at first, and the first finder that sees it wins.
@@ -48,6 +49,9 @@ def recognise(program: Program, names: Container[str] = COMPOSITES) -> Program:
             continue
         edit = Edit(func, signatures)
         for region in _regions(func.body):
+            for op in list(edit.ops(region)):
+                if op in edit:
+                    move_peak(edit, op)
             local = set(edit.ops(region))
             for finders in STAGES:
                 for op in reversed(list(edit.ops(region))):

@@ -16,6 +16,9 @@ from smelt.ir.rewrite import Edit
 from smelt.passes.recognise.outline import Found
 from smelt.shape import Shape
 
+_MOST_FACTORS = 16  # that a gate is looked for among
+_COMPUTED = ("multiply", "divide", "rsqrt", "sqrt", "power", "broadcast_in_dim", "reshape")
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -26,8 +29,9 @@ class Row:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is the source itself."""
-        return all(axis == d or axis is None for d, axis in enumerate(self.axes))
+        """Whether it has the source's elements, in their order, if as many."""
+        used = [axis for axis in self.axes if axis is not None]
+        return used == [d for d, size in enumerate(self.source.shape.sizes) if size != 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,13 @@ class Look:
         inner = self.under(value, "convert")
         return inner if inner is not None and is_float(inner) and is_float(value) else None
 
+    def exact(self, value: Value) -> Value:
+        """The value behind conversions that lose nothing."""
+        value = self.edit.value(value)
+        while (inner := self.float_convert(value)) is not None and inner.shape.element.bits < value.shape.element.bits:
+            value = self.edit.value(inner)
+        return value
+
     def unconverted(self, value: Value) -> Value:
         """The value behind conversions between floats."""
         while (inner := self.float_convert(value)) is not None:
@@ -119,13 +130,18 @@ class Look:
         inner = self.row(value)
         return Row(inner.source, tuple(None if axis is None else inner.axes[axis] for axis in row.axes))
 
-    def factors(self, value: Value) -> tuple[float, list[Value]]:
-        """A value as a number times other values, through products, quotients by numbers and negations."""
+    def factors(self, value: Value, whole: Value | None = None) -> tuple[float, list[Value]]:
+        """A value as a number times other values, through products, quotients by numbers and negations.
+
+        `whole` is not taken apart.
+        """
         number, rest, work = 1.0, [], [value]
         while work:
-            part = work.pop()
+            part = self.edit.value(work.pop())
             constant = self.number(part)
-            if constant is not None:
+            if part is whole:
+                rest.append(part)
+            elif constant is not None:
                 number *= constant
             elif (product := self.pair(part, "multiply")) is not None:
                 work += product
@@ -138,8 +154,33 @@ class Look:
             elif (square := self._square(part)) is not None:
                 work += square
             else:
-                rest.append(self.edit.value(part))
+                rest.append(part)
         return number, rest
+
+    def gated(self, value: Value) -> Iterator[tuple[float, Value, Value]]:
+        """Every way to see a value as number * x * gate, where x may be a product itself."""
+        seen: dict[Value, None] = {}
+        work = [self.edit.value(value)]
+        while work and len(seen) < _MOST_FACTORS:
+            part = work.pop()
+            product = self.pair(part, "multiply")
+            quotient = self.pair(part, "divide")
+            if part in seen or self.number(part) is not None:
+                continue
+            seen[part] = None
+            work += product or (quotient[:1] if quotient is not None else ())
+        for x in seen:
+            number, parts = self.factors(value, x)
+            if len(parts) == 2 and x in parts:
+                yield number, x, parts[1 - parts.index(x)]
+
+    def squared(self, value: Value) -> Value | None:
+        """x of x squared."""
+        product = self.pair(value, "multiply")
+        if product is not None and product[0] is product[1]:
+            return product[0]
+        base = self._square(value)
+        return base[0] if base is not None and len(base) == 2 else None
 
     def _square(self, value: Value) -> list[Value] | None:
         """x, n times, for x to the power of a small whole number."""
@@ -169,7 +210,7 @@ class Look:
             elif (quotient := self.pair(source, "divide")) is not None:
                 work.append(Factor(self.inner_row(factor.row, quotient[0]), factor.inverse))
                 work.append(Factor(self.inner_row(factor.row, quotient[1]), not factor.inverse))
-            elif (inner := self.float_convert(source)) is not None:
+            elif (inner := self.float_convert(source)) is not None and self.op(inner, *_COMPUTED) is not None:
                 work.append(Factor(self.inner_row(factor.row, inner), factor.inverse))
             else:
                 rest.append(factor)

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from smelt.ir.core import Op, Value
-from smelt.passes.recognise.look import Factor, Look, Row, is_float, near
+from smelt.passes.recognise.look import Factor, Look, Row, is_float
 from smelt.passes.recognise.outline import Found
+
+_Parts = tuple[list[Factor], list[tuple[Value, float, Row]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +42,31 @@ def _products(look: Look, value: Value, bias: Value | None) -> Iterator[Found]:
     parts = _parts(look, value)
     if parts is None:
         return
-    rest, roots = parts
-    for variance, epsilon, row in roots:
-        squares = _squares(look, variance)
-        if squares is None or not _per_row(row, squares.axes):
+    ((variance, epsilon, row),) = parts[1]
+    squares = _squares(look, variance)
+    if squares is None or not _per_row(row, squares.axes):
+        return
+    again = _parts(look, value, squares.x)  # x may be a product itself
+    rest = [] if again is None else again[0]
+    for top in rest:
+        scales = [each for each in rest if each is not top]
+        if len(scales) > 1 or not top.row.is_plain or top.row.source.shape.sizes != value.shape.sizes:
             continue
-        for top in rest:
-            scales = [each for each in rest if each is not top]
-            if len(scales) > 1 or not top.row.is_plain or top.row.source.shape.sizes != value.shape.sizes:
-                continue
-            source = look.unconverted(top.row.source)
-            centre = _centre(look, source)
-            found = None
-            if squares.centred and centre == (squares.x, squares.axes):
-                found = "smelt.layer_norm"
-            elif not squares.centred and source is squares.x:
-                found = "smelt.rms_norm"
-            extra = [each.row for each in scales] + ([] if bias is None else [look.row(bias)])
-            fits = bias is None or (scales and found == "smelt.layer_norm")
-            if found is not None and fits and all(_along(each, squares.axes) for each in extra):
-                attributes = {"axes": squares.axes, "epsilon": epsilon}
-                yield Found(found, (squares.x, *(each.source for each in extra)), attributes)
+        centre = _centre(look, top.row.source)
+        found = None
+        if squares.centred and centre is not None and _same(look, centre, squares):
+            found = "smelt.layer_norm"
+        elif not squares.centred and look.exact(top.row.source) is look.exact(squares.x):
+            found = "smelt.rms_norm"
+        extra = [each.row for each in scales] + ([] if bias is None else [look.row(bias)])
+        fits = bias is None or (scales and found == "smelt.layer_norm")
+        if found is not None and fits and all(_along(each, squares.axes) for each in extra):
+            attributes = {"axes": squares.axes, "epsilon": epsilon}
+            yield Found(found, (look.exact(squares.x), *(each.source for each in extra)), attributes)
+
+
+def _same(look: Look, centre: tuple[Value, tuple[int, ...]], squares: _Spread) -> bool:
+    return look.exact(centre[0]) is look.exact(squares.x) and centre[1] == squares.axes
 
 
 def _rearranged(look: Look, scaled: Value, rest: Value) -> Iterator[Found]:
@@ -88,9 +94,14 @@ def _rearranged(look: Look, scaled: Value, rest: Value) -> Iterator[Found]:
             yield Found("smelt.layer_norm", (x, *(each.source for each in extra)), attributes)
 
 
-def _parts(look: Look, value: Value) -> tuple[list[Factor], list[tuple[Value, float, Row]]] | None:
-    """The factors of a product: inverse roots as (v, epsilon, row), and the rest; None if there is more to it."""
-    number, factors = look.row_factors(value, lambda row: _inverse_root(look, Factor(row)) is not None)
+def _parts(look: Look, value: Value, whole: Value | None = None) -> _Parts | None:
+    """The factors of a product: an inverse root as (v, epsilon, row), and the rest; None if there is more to it.
+
+    `whole` is not taken apart.
+    """
+    number, factors = look.row_factors(
+        value, lambda row: row.source is whole or _inverse_root(look, Factor(row)) is not None
+    )
     roots = [(*found, each.row) for each in factors if (found := _inverse_root(look, each)) is not None]
     rest = [each for each in factors if _inverse_root(look, each) is None]
     return (rest, roots) if number == 1.0 and len(roots) == 1 and not any(each.inverse for each in rest) else None
@@ -116,10 +127,8 @@ def _squares(look: Look, variance: Value) -> _Spread | None:
             break
     difference = look.pair(variance, "subtract")
     if difference is not None:  # mean of squares less the square of the mean
-        whole, square = _mean_square(look, difference[0]), look.factors(look.row(difference[1]).source)
-        if whole is None or square[0] != 1.0 or len(square[1]) != 2 or square[1][0] is not square[1][1]:
-            return None
-        return _Spread(*whole, True) if look.mean(square[1][0]) == whole else None
+        whole, mean = _mean_square(look, difference[0]), look.squared(look.row(difference[1]).source)
+        return _Spread(*whole, True) if whole is not None and mean is not None and look.mean(mean) == whole else None
     found = _mean_square(look, variance)
     if found is None:
         return None
@@ -132,8 +141,8 @@ def _mean_square(look: Look, value: Value) -> tuple[Value, tuple[int, ...]] | No
     mean = look.mean(value)
     if mean is None:
         return None
-    number, parts = look.factors(look.unconverted(mean[0]))
-    return (parts[0], mean[1]) if near(number, 1.0) and len(parts) == 2 and parts[0] is parts[1] else None
+    base = look.squared(look.unconverted(mean[0]))
+    return None if base is None else (base, mean[1])
 
 
 def _centre(look: Look, value: Value) -> tuple[Value, tuple[int, ...]] | None:

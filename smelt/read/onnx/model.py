@@ -20,6 +20,7 @@ from smelt.ir.ops.definition import Scope
 from smelt.read.onnx import (  # noqa: F401  each registers its operators
     contrib,
     control,
+    image,
     math,
     ml,
     nn,

@@ -752,12 +752,22 @@ def _pad_axis(g: Graph, x: Value, axis: int, before: int, after: int, mode: str)
             period = max(2 * size - 2, 1)
             places = np.abs((places + (size - 1)) % period - (size - 1)) if size > 1 else places * 0
         return g.take(x, g.value(Tensor.constant(places.astype(np.int64))), axis)
+    return g.take(x, _open_places(g, size, before, after, mode), axis)
+
+
+def _open_places(g: Graph, size: Size, before: int, after: int, mode: str) -> Value:
+    """The same places for a size that only the run knows; it may be smaller than the amounts."""
+
+    def cycled(value: Value, period: Value) -> Value:
+        rest = g.binary("remainder", value, period)
+        return g.binary("remainder", g.binary("add", rest, period), period)
+
+    at = g.plus(g.iota(i64, (size + before + after,), 0), -before)
     if mode == "wrap":
-        pieces = [g.slice_axis(x, axis, size - before, size)] if before else []
-        return g.concat([*pieces, x, *([g.slice_axis(x, axis, 0, after)] if after else [])], axis)
-    pieces = [g.reverse(g.slice_axis(x, axis, 1, before + 1), (axis,))] if before else []
-    tail = [g.reverse(g.slice_axis(x, axis, size - 1 - after, size - 1), (axis,))] if after else []
-    return g.concat([*pieces, x, *tail], axis)
+        return cycled(at, g.size(size))
+    last = g.size(size - 1)
+    period = g.binary("maximum", g.times(last, 2), g.scalar(1, i64))
+    return g.unary("abs", g.binary("subtract", cycled(g.binary("add", at, last), period), last))
 
 
 @onnx_op("Pad", since=1)

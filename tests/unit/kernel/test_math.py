@@ -20,6 +20,7 @@ from smelt.errors import VerifyError
 from smelt.ir.build import make
 from smelt.ir.core import Value
 from smelt.ir.ops import OPS
+from smelt.ir.ops.definition import Scope
 from smelt.kernel import math
 from smelt.shape import Shape
 from tests.unit.kernel.compiled import Compiled, of_op
@@ -139,12 +140,15 @@ def test_f64(name: str, seed: int) -> None:
     got = functions(False)(f"{name}_f64", *args)
     with np.errstate(all="ignore"):
         near = DOUBLE[name](*args)
-    # Where the result is an ordinary number mpmath says how far off it is; NumPy says where it is not.
+    # mpmath says how far off an ordinary result is; where it knows no signs of zeros and no infinities NumPy does.
     ordinary = np.isfinite(near) & (near != 0) & np.isfinite(got)
+    for arg in args:
+        ordinary &= np.isfinite(arg) & (arg != 0)
+    edge = np.isfinite(near) & ~ordinary
+    np.testing.assert_allclose(got[edge], near[edge], rtol=4e-16, atol=0)
     with mp.workdps(60):
         off = [_exact_distance(name, g, row) for g, row in zip(got[ordinary], _rows(args, ordinary), strict=True)]
     worst = int(np.argmax(off))
-    print("OFF", name, off[worst], _rows(args, ordinary)[worst])
     assert off[worst] <= math.ULP[name], (name, _rows(args, ordinary)[worst], got[ordinary][worst])
     same = np.where(np.isnan(near), np.isnan(got), np.signbit(got) == np.signbit(near))
     same &= np.isinf(got) == np.isinf(near)
@@ -240,7 +244,7 @@ def test_exact_ops_of_floats(of: DType, plain: bool, seed: int) -> None:
             same_floats(run(f"{name}_{of}", x, y), oracles[name](x, y))
         for name, relation in RELATIONS.items():
             np.testing.assert_array_equal(run(f"{name}_{of}", x, y), relation(x, y), name)
-        inside = np.clip(x, -1, np.abs(y))
+        inside = oracles["minimum"](oracles["maximum"](x, np.full_like(x, -1)), np.abs(y))
         same_floats(run(f"clamp_{of}", np.full_like(x, -1), x, np.abs(y)), inside)
     np.testing.assert_array_equal(run(f"is_finite_{of}", x), np.isfinite(x))
     np.testing.assert_array_equal(run(f"is_inf_{of}", x), np.isinf(x))
@@ -263,6 +267,7 @@ def test_total_order(of: DType) -> None:
 def test_reduce_precision(seed: int) -> None:
     """To f16's and bf16's own widths: NumPy's casts, but subnormal results are zeros."""
     x = spread(np.random.default_rng(seed), f32, 100_000)
+    x = np.where(np.isnan(x), np.float32(np.nan), x)  # NumPy warns about signalling ones
     with np.errstate(all="ignore"):
         half = x.astype(np.float16).astype(np.float32)
     tiny = np.abs(half) < 2.0**-14
@@ -271,14 +276,14 @@ def test_reduce_precision(seed: int) -> None:
     assert (got[tiny & (np.abs(x) < 2.0**-15)] == 0).all()
     same_floats(exact(False)("reduce_11_52_f64", x.astype(np.float64)), x.astype(np.float64))
     few = np.array([1.0, 1.4, 1.5, 3.0, 2.9, 6.0, np.inf, -0.0, 0.4], np.float32)
-    want = np.array([1.0, 1.0, 2.0, np.inf, 2.0, np.inf, np.inf, -0.0, 0.0], np.float32)
+    want = np.array([1.0, 1.0, 2.0, 2.0, 2.0, np.inf, np.inf, -0.0, 0.0], np.float32)  # ties to the even pattern
     same_floats(exact(False)("reduce_2_0_f32", few), want)
 
 
 # ---- the package ----
 
 
-# Ops that attributes choose have functions of their own; the specification leaves the remainder of complex numbers open.
+# Ops that attributes choose have functions of their own. The remainder of complex numbers is left open.
 ELSEWHERE = ("compare", "constant", "constant_like", "reduce_precision")
 
 
@@ -294,7 +299,8 @@ def test_every_op_of_the_table_is_known() -> None:
             if short == "select":
                 types[0] = i1
             try:
-                op = make(name, [Value(Shape.of(each, ())) for each in types], {}, declared=[Shape.of(of, ())])
+                declared = [Shape.of(of, ())] if short == "convert" else None
+                op = make(name, [Value(Shape.of(each, ())) for each in types], declared=declared, scope=Scope())
             except VerifyError:
                 continue
             if (short, of.kind) == ("remainder", "complex"):

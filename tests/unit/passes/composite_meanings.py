@@ -57,7 +57,7 @@ def split(layout: str) -> tuple[list[list[str]], list[str]]:
 
 def letter_sizes(words: Sequence[Sequence[str]], arrays: Sequence[Array]) -> dict[str, int]:
     sizes: dict[str, int] = {}
-    pairs = [pair for word, array in zip(words, arrays) for pair in zip(word, array.shape, strict=True)]
+    pairs = [pair for word, array in zip(words, arrays, strict=True) for pair in zip(word, array.shape, strict=True)]
     for _ in range(len(pairs) + 1):
         for axis, size in pairs:
             open_letters = [letter for letter in axis if letter not in sizes]
@@ -80,7 +80,8 @@ def onto(array: Array, letters: str, wanted: str) -> Array:
     """An array so that it broadcasts against one with the wanted letters."""
     assert set(letters) <= set(wanted), (letters, wanted)
     ordered = array.transpose([letters.index(each) for each in wanted if each in letters])
-    return ordered.reshape([ordered.shape["".join(e for e in wanted if e in letters).index(each)] if each in letters else 1 for each in wanted])
+    sizes = iter(ordered.shape)
+    return ordered.reshape([next(sizes) if each in letters else 1 for each in wanted])
 
 
 # ---- the table ----
@@ -103,7 +104,7 @@ def _norm(centred: bool) -> Callable[..., list[Array]]:
         axes = said["axes"]
         top = x - x.mean(axes, keepdims=True) if centred else x
         y = top / np.sqrt((top**2).mean(axes, keepdims=True) + said["epsilon"])
-        for each, apply in zip(extra, (np.multiply, np.add)):
+        for each, apply in zip(extra, (np.multiply, np.add)[: len(extra)], strict=True):
             sizes = [size if d in axes else 1 for d, size in enumerate(x.shape)]
             y = apply(y, each.reshape(sizes))
         return [y]
@@ -128,7 +129,9 @@ def _attention(said: dict[str, Any], operands: list[Array], like: Sequence[Array
     shown = "".join(result)
     contracted = {each for each in ql if each in kl and each not in shown}
     keys = [each for each in kl if each not in ql and each not in shown]
-    letters = "".join(dict.fromkeys(each for each in (*ql, *kl, *"".join(w for _, w in parts[3:])) if each not in contracted))
+    letters = "".join(
+        dict.fromkeys(each for each in (*ql, *kl, *"".join(w for _, w in parts[3:])) if each not in contracted)
+    )
     whole = "".join(each for each in letters if each in ql or each in kl)
     scores = onto(np.einsum(f"{ql},{kl}->{whole}", q, k), whole, letters) * said["scale"]
     if said["softcap"]:
@@ -177,7 +180,7 @@ def _qdot(said: dict[str, Any], operands: list[Array], like: Sequence[Array]) ->
     named: dict[str, list[tuple[Array, str]]] = {}
     sizes = {} if window else letter_sizes([*words, result], [*operands, *like])
     for role, x, word in zip(roles, operands, words, strict=True):
-        own = dict(zip("".join(word), (n for n, each in zip(x.shape, word) if each), strict=True)) if window else sizes
+        own = {each: n for n, each in zip(x.shape, word, strict=True) if each} if window else sizes
         named.setdefault(role, []).append(apart(x, word, own))
     sides = []
     for side in ("lhs", "rhs"):
@@ -185,7 +188,11 @@ def _qdot(said: dict[str, Any], operands: list[Array], like: Sequence[Array]) ->
         zero = [onto(*each, letters) for each in named.get(f"{side}_zero", [])]
         sides.append((x - sum(zero, np.int64(0)), letters))
     shown = "".join(result)
-    total = _windowed(said, sides, shown, like[0]) if window else np.einsum(f"{sides[0][1]},{sides[1][1]}->{shown}", *(x for x, _ in sides))
+    total = (
+        _windowed(said, sides, shown, like[0])
+        if window
+        else np.einsum(f"{sides[0][1]},{sides[1][1]}->{shown}", *(x for x, _ in sides))
+    )
     biases = [(onto(*each, shown), np.issubdtype(each[0].dtype, np.integer)) for each in named.get("bias", [])]
     for bias, whole in biases:
         if whole and "bias_scale" not in named:
@@ -209,7 +216,8 @@ def _windowed(said: dict[str, Any], sides: list[tuple[Array, str]], shown: str, 
     places = [each for each in "xyzuvw" if each in wl or each in xl or each in shown]
     x = onto(x, xl, "bf" + "".join(places)) if set(xl) <= set("bf" + "".join(places)) else x
     w = onto(w, wl, "oi" + "".join(places))
-    assert set(said["lhs_dilation"]) <= {1} and said["batch_groups"] == 1
+    assert set(said["lhs_dilation"]) <= {1}
+    assert said["batch_groups"] == 1
     pads = [(said["padding"][2 * i], said["padding"][2 * i + 1]) for i in range(len(places))]
     x = np.pad(x, [(0, 0), (0, 0), *pads])
     groups, outputs, inputs = said["groups"], w.shape[0], w.shape[1]
@@ -219,7 +227,9 @@ def _windowed(said: dict[str, Any], sides: list[tuple[Array, str]], shown: str, 
     y = np.zeros((x.shape[0], outputs, *counts), np.int64)
     for o, at in product(range(outputs), product(*map(range, w.shape[2:]))):
         first = (o // (outputs // groups)) * inputs
-        cut = tuple(slice(p * d, p * d + (n - 1) * s + 1, s) for p, d, n, s in zip(at, spread, counts, steps, strict=True))
+        cut = tuple(
+            slice(p * d, p * d + (n - 1) * s + 1, s) for p, d, n, s in zip(at, spread, counts, steps, strict=True)
+        )
         part = x[(slice(None), slice(first, first + inputs), *cut)]
         y[:, o] += np.einsum("bi...,i->b...", part, w[(o, slice(None), *at)])
     kept = "bo" + "".join(places)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.passes.composite_meanings import Array, check_meanings
 
 from smelt.ir.composites import COMPOSITES, decode
 from smelt.ir.core import Program
@@ -23,6 +22,7 @@ from smelt.ir.verify import verify
 from smelt.passes import pipeline
 from smelt.passes.recognise import recognise
 from smelt.read.onnx.model import read
+from tests.unit.passes.composite_meanings import Array, check_meanings
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -137,7 +137,7 @@ def test_exported_blocks_are_found_and_stay_the_same(name: str, seed: int) -> No
 
 
 def test_every_expectation_has_a_file() -> None:
-    assert {name for name in EXPECTED} <= {*NAMES, *(name.partition(".")[0] for name in NAMES)}
+    assert set(EXPECTED) <= {*NAMES, *(name.partition(".")[0] for name in NAMES)}
     assert sum(path.stat().st_size for path in FILES.glob("*.onnx")) < 300_000
 
 
@@ -396,14 +396,18 @@ def test_a_dynamic_product_with_scales_per_channel_and_a_bias(seed: int, tmp_pat
 
 
 def test_one_quantised_tensor_in_two_products(seed: int, tmp_path: Path) -> None:
-    inputs = "float[3, 8] x, int8[8, 5] w, int8[5] point, float[5] factor, int8[5, 8] u, int8[5] point2, float[5] factor2"
+    inputs = (
+        "float[3, 8] x, int8[8, 5] w, int8[5] point, float[5] factor, int8[5, 8] u, int8[5] point2, float[5] factor2"
+    )
     path = written(tmp_path, inputs, SHARED)
     plain, marked, weights = both(path)
     assert counted(marked) == {"smelt.quantize": 1, "smelt.qdot": 2}
     generator = np.random.default_rng(seed)
     given = {
         "x": generator.standard_normal((3, 8)).astype(np.float32),
-        **{name: generator.integers(-128, 128, sizes).astype(np.int8) for name, sizes in (("w", (8, 5)), ("u", (5, 8)))},
+        **{
+            name: generator.integers(-128, 128, sizes).astype(np.int8) for name, sizes in (("w", (8, 5)), ("u", (5, 8)))
+        },
         **{name: generator.integers(-9, 9, 5).astype(np.int8) for name in ("point", "point2")},
         **{name: generator.uniform(0.01, 0.1, 5).astype(np.float32) for name in ("factor", "factor2")},
     }

@@ -1,0 +1,136 @@
+"""What an op demands of its operands before a kernel may rely on it: of sizes (`limits`) and of data (`DEMANDS`).
+
+`fuse` checks limits when a program is called, and has the conditions of `DEMANDS` computed and checked where the op
+stands, because sizes that data gives must be those of the op's type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from smelt.dim import Size, maximum, minimum
+from smelt.dtype import i1, i64
+from smelt.ir.core import Op
+from smelt.kernel.build_index import place, slice_sizes
+from smelt.kernel.loop import Amount, Expr, Number, add, scale
+from smelt.kernel.nest import Nest, tensor
+
+Demand = Callable[[Nest, Op], Iterator[Expr]]
+
+DEMANDS: dict[str, Demand] = {}
+
+
+def limits(op: Op) -> Iterator[tuple[Size, Size, str]]:
+    """Pairs of sizes: the first must not exceed the second; why."""
+    shape = tensor(op.operands[0]) if op.operands and op.name in _LIMITED else None
+    if shape is None:
+        return
+    match op.name:
+        case "stablehlo.slice":
+            wanted, why = op.attrs["limit_indices"], "the limit lies in the dimension"
+        case "stablehlo.gather" | "stablehlo.dynamic_slice":
+            wanted, why = op.attrs["slice_sizes"], "the slice fits into the operand"
+        case "stablehlo.dynamic_gather":
+            wanted, why = slice_sizes(op), "the slice fits into the operand"
+        case "stablehlo.dynamic_update_slice":
+            wanted, why = tensor(op.operands[1]).sizes, "the update fits into the operand"
+        case _:
+            dim = op.attrs["dim"] % shape.rank
+            needed = minimum(tensor(op.result).count, 1)
+            wanted = tuple(needed if d == dim else 0 for d in range(shape.rank))
+            why = "there is something to select from"
+    for part, size in zip(wanted, shape.sizes, strict=True):
+        if not (isinstance(part, int) and isinstance(size, int) and part <= size):
+            yield part, size, f"{op.name}: {why}"
+
+
+_LIMITED = frozenset(
+    f"stablehlo.{name}"
+    for name in ("slice", "gather", "dynamic_slice", "dynamic_gather", "dynamic_update_slice", "torch_index_select")
+)
+
+
+def demand(*names: str) -> Callable[[Demand], Demand]:
+    """Register the conditions on data of an op; all of them must hold."""
+
+    def register(rule: Demand) -> Demand:
+        for name in names:
+            DEMANDS[name] = rule
+        return rule
+
+    return register
+
+
+def _number(nest: Nest, op: Op, operand: int, *index: int) -> Expr:
+    return place(nest, nest.pull(op.operands[operand], tuple(map(Number, index))))
+
+
+def _equal(nest: Nest, x: Expr, size: Size) -> Expr:
+    return nest.apply("EQ", nest.let(x), Amount(size), dtype=i1)
+
+
+def _at_most(nest: Nest, x: Expr, y: Expr) -> Expr:
+    return nest.apply("LE", nest.let(x), nest.let(y), dtype=i1)
+
+
+@demand("stablehlo.dynamic_iota", "stablehlo.dynamic_reshape", "stablehlo.dynamic_broadcast_in_dim")
+def output_shape(nest: Nest, op: Op) -> Iterator[Expr]:
+    for d, size in enumerate(tensor(op.result).sizes):
+        yield _equal(nest, _number(nest, op, len(op.operands) - 1, d), size)
+
+
+@demand("stablehlo.set_dimension_size")
+def set_dimension_size(nest: Nest, op: Op) -> Iterator[Expr]:
+    yield _equal(nest, _number(nest, op, 1), tensor(op.result).sizes[op.attrs["dimension"]])
+
+
+@demand("stablehlo.dynamic_gather")
+def dynamic_gather(nest: Nest, op: Op) -> Iterator[Expr]:
+    dims = op.attrs["dimension_numbers"]
+    for d, size in enumerate(slice_sizes(op)):
+        given = _number(nest, op, 2, d)
+        if d in dims.collapsed_slice_dims or d in dims.operand_batching_dims:
+            yield _at_most(nest, Number(0), given)
+            yield _at_most(nest, given, Number(1))
+        else:
+            yield _equal(nest, given, size)
+
+
+@demand("stablehlo.real_dynamic_slice")
+def real_dynamic_slice(nest: Nest, op: Op) -> Iterator[Expr]:
+    sizes = zip(tensor(op.operands[0]).sizes, tensor(op.result).sizes, strict=True)
+    for d, (size, count) in enumerate(sizes):
+        start, limit, stride = (_number(nest, op, i, d) for i in (1, 2, 3))
+        yield _at_most(nest, Number(0), start)
+        yield _at_most(nest, start, limit)
+        yield _at_most(nest, limit, Amount(size))
+        yield _at_most(nest, Number(1), stride)
+        step = nest.apply("clamp", Number(1), stride, Amount(maximum(size, 1)), dtype=i64)  # no sum gets too large
+        yield _equal(nest, nest.apply("divide", nest.let(add(limit, scale(start, -1), step, -1)), step), count)
+
+
+@demand("stablehlo.dynamic_pad")
+def dynamic_pad(nest: Nest, op: Op) -> Iterator[Expr]:
+    sizes = zip(tensor(op.operands[0]).sizes, tensor(op.result).sizes, strict=True)
+    for d, (size, full) in enumerate(sizes):
+        low, high, interior = (_number(nest, op, i, d) for i in (2, 3, 4))
+        yield _at_most(nest, Number(0), interior)
+        yield _equal(nest, add(low, high, scale(interior, maximum(size - 1, 0)), size), full)
+
+
+@demand("stablehlo.dynamic_conv")
+def dynamic_conv(nest: Nest, op: Op) -> Iterator[Expr]:
+    dims = op.attrs["dimension_numbers"]
+    images, kernels, results = (tensor(value).sizes for value in (*op.operands[:2], op.result))
+    count = len(dims.input_spatial_dimensions)
+    strides, base, holes = (
+        tuple(op.attrs.get(name) or (1,) * count) for name in ("window_strides", "lhs_dilation", "rhs_dilation")
+    )
+    for i in range(count):
+        low, high = (_number(nest, op, 2, i, side) for side in (0, 1))
+        length = maximum((images[dims.input_spatial_dimensions[i]] - 1) * base[i] + 1, 0)
+        reach = maximum((kernels[dims.kernel_spatial_dimensions[i]] - 1) * holes[i] + 1, 0)
+        room = nest.let(add(low, high, length - reach))
+        places = add(nest.apply("divide", room, Number(strides[i])), 1)
+        found = nest.apply("select", nest.less(room, Number(0)), Number(0), nest.let(places), dtype=i64)
+        yield _equal(nest, found, results[dims.output_spatial_dimensions[i]])
