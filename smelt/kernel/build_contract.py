@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
 
 from smelt.dim import ceildiv, product
-from smelt.dtype import f32, i1, i64
+from smelt.dtype import DType, f32, f64, i1, i64
 from smelt.ir.core import Op, Value
 from smelt.ir.ops.packed import Taps, planes_out, taps_of
 from smelt.kernel.build_reduce import summed
@@ -36,7 +36,7 @@ def dot_general(nest: Nest, op: Op, output: Output) -> None:
             for d in range(tensor(operand).rank):
                 if d not in side and all(pair[at] != d for pair in contracting):
                     side[d] = next(places)
-        kind = result.element
+        kind = accumulator([tensor(lhs).element, tensor(rhs).element], result.element)
 
         def term(inner: tuple[Expr, ...]) -> Expr:
             a, b = dict(left), dict(right)
@@ -47,7 +47,20 @@ def dot_general(nest: Nest, op: Op, output: Output) -> None:
             return nest.apply("multiply", nest.convert(first, kind), nest.convert(second, kind), dtype=kind)
 
         total = summed(nest, kind, [tensor(lhs).sizes[x] for x, _ in contracting], term)
-        output.finish(nest, op, vars, total)
+        output.finish(nest, op, vars, nest.convert(total, result.element))
+
+
+def accumulator(operands: Sequence[DType], result: DType) -> DType:
+    """The type to sum products in, which is rounded once: never narrower than f32, exact for sums of integers."""
+    if result.is_complex:
+        return result
+    if all(each.kind == "bool" for each in (*operands, result)):
+        return result
+    if not any(each.is_float for each in operands):
+        if result.is_integer:
+            return result
+        return i64 if result.kind == "bool" or max(each.bits for each in operands) > 16 else f64
+    return f64 if any(each.bits == 64 for each in (*operands, result)) else f32
 
 
 @pull("smelt.pack")

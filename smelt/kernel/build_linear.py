@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from smelt.dim import Size
-from smelt.dtype import DType, c128, complex_of, f64, i1, i64
+from smelt.dtype import DType, c128, f64, i1, i64
 from smelt.ir.core import Op
-from smelt.ir.ops.linear import einsum_labels, inner_dims, ragged_mode, ragged_prefix
+from smelt.ir.ops.linear import einsum_labels, ragged_mode, ragged_prefix
 from smelt.kernel.build_contract import accumulator
 from smelt.kernel.build_reduce import identity, summed
-from smelt.kernel.loop import Amount, Expr, Fold, Load, Number, Set, Var, add, scale
-from smelt.kernel.nest import Index, Nest, flat, tensor
+from smelt.kernel.loop import Expr, Fold, Load, Number, Set, add, scale
+from smelt.kernel.nest import Index, Nest, flat, tensor, unknown
 from smelt.kernel.sinks import Output, sink
 from smelt.shape import Shape
 
@@ -106,7 +106,7 @@ def cholesky(nest: Nest, op: Op, output: Output) -> None:
 
 @sink("stablehlo.triangular_solve")
 def triangular_solve(nest: Nest, op: Op, output: Output) -> None:
-    """The matrix is laid out so that solving goes forward; then one column after the other, each as a row of its own."""
+    """The matrix is laid out so that solving goes forward; then each column is solved, as a row of its own."""
     a, b = op.operands
     left, sizes = op.attrs["left_side"], tensor(b).sizes
     element, size = tensor(b).element, tensor(a).sizes[-1]
@@ -148,7 +148,11 @@ def einsum(nest: Nest, op: Op, output: Output) -> None:
     """The sum over every label that the result does not name."""
     shapes = [tensor(operand) for operand in op.operands]
     terms, names = einsum_labels(op.attrs["einsum_config"], [shape.rank for shape in shapes])
-    sizes = {label: size for labels, shape in zip(terms, shapes, strict=True) for label, size in zip(labels, shape.sizes, strict=True)}
+    sizes = {
+        label: size
+        for labels, shape in zip(terms, shapes, strict=True)
+        for label, size in zip(labels, shape.sizes, strict=True)
+    }
     kind = accumulator([shape.element for shape in shapes], tensor(op.result).element)
     inner = [label for label in sizes if label not in names]
     with nest.loops([sizes[label] for label in names]) as outer:
@@ -171,10 +175,13 @@ def einsum(nest: Nest, op: Op, output: Output) -> None:
 
 @sink("chlo.ragged_dot")
 def ragged_dot(nest: Nest, op: Op, output: Output) -> None:
-    if ragged_mode(op.attrs["ragged_dot_dimension_numbers"]) == "contracting":
-        _ragged_contracting(nest, op, output)
-    else:
-        _ragged_free(nest, op, output)
+    match ragged_mode(op.attrs["ragged_dot_dimension_numbers"]):
+        case "contracting":
+            _ragged_contracting(nest, op, output)
+        case "free":
+            _ragged_free(nest, op, output)
+        case _:
+            raise unknown(op, "of batches")  # `passes.lower` makes a dot_general of it
 
 
 class _Ragged:

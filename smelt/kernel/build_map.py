@@ -6,7 +6,7 @@ Registered in `nest.PULLS`; `fuse` decides which values are pulled and which are
 from __future__ import annotations
 
 from smelt.dim import Size
-from smelt.dtype import i1, i64
+from smelt.dtype import DTYPES, DType, i1, i64, ui64
 from smelt.ir.core import Op
 from smelt.ir.ops import OPS
 from smelt.kernel.loop import Amount, Bitcast, Expr, Number, Quotient, Remainder, add, scale
@@ -186,12 +186,47 @@ def _rebitten(nest: Nest, op: Op, index: Index) -> Expr:
     """A wide element from several narrow ones, or a part of a wide one; the lowest bits come first."""
     operand = op.operands[0]
     source, target = tensor(operand).element, tensor(op.result).element
-    detail = (source.bits, target.bits)
     if source.bits < target.bits:
-        count = target.bits // source.bits
-        parts = tuple(nest.pull(operand, (*index, Number(k))) for k in range(count))
-        return nest.apply("join_bits", *parts, dtype=target, detail=detail)
-    return nest.apply("part_of_bits", nest.pull(operand, index[:-1]), index[-1], dtype=target, detail=detail)
+        return _joined(nest, [nest.pull(operand, (*index, Number(k))) for k in range(target.bits // source.bits)], target)
+    wide, place = nest.pull(operand, index[:-1]), index[-1]
+    if source.bits == 128:
+        half, place = nest.let(Quotient(place, 64 // target.bits)), nest.let(Remainder(place, 64 // target.bits))
+        first = nest.apply("EQ", half, Number(0), dtype=i1)
+        parts = (nest.apply(part, wide, dtype=source.part) for part in ("real", "imag"))
+        wide = nest.apply("select", first, *parts, dtype=source.part)
+    distance = nest.convert(nest.let(scale(place, target.bits)), ui64)
+    return _from_bits(nest, nest.apply("shift_right_logical", _bits(nest, wide), distance), target)
+
+
+def _joined(nest: Nest, parts: list[Expr], target: DType) -> Expr:
+    if target.bits == 128:
+        half = len(parts) // 2
+        both = (_joined(nest, each, target.part) for each in (parts[:half], parts[half:]))
+        return nest.apply("complex", *both, dtype=target)
+    word: Expr = Number(0, ui64)
+    for k, part in enumerate(parts):
+        moved = nest.apply("shift_left", _bits(nest, part), Number(k * part.dtype.bits, ui64))
+        word = nest.apply("or", word, moved)
+    return _from_bits(nest, word, target)
+
+
+WORDS = {bits: DTYPES[f"ui{bits}"] for bits in (2, 4, 8, 16, 32, 64)}
+
+
+def _bits(nest: Nest, x: Expr) -> Expr:
+    """The bits of an element in the low end of a word."""
+    word = x if x.dtype == i1 else nest.let(Bitcast(x, WORDS[x.dtype.bits]))
+    return nest.convert(word, ui64)
+
+
+def _from_bits(nest: Nest, word: Expr, dtype: DType) -> Expr:
+    """The element whose bits are in the low end of a word."""
+    if dtype.bits == 64:
+        return nest.let(Bitcast(word, dtype))
+    low = nest.apply("and", word, Number((1 << dtype.bits) - 1, ui64))
+    if dtype == i1:
+        return nest.apply("NE", low, Number(0, ui64), dtype=i1)
+    return nest.let(Bitcast(nest.convert(low, WORDS[dtype.bits]), dtype))
 
 
 @pull("stablehlo.map")

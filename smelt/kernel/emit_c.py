@@ -231,12 +231,20 @@ class _Function:
     sizes: dict[Size, int] = field(default_factory=dict)
     outlined: list[str] = field(default_factory=list)
     arrays: dict[str, str] = field(default_factory=dict)  # C types of the elements of local arrays
+    locals: dict[str, str] = field(default_factory=dict)  # pointers and sizes that the function at hand uses
 
     def emit(self, kernel: Kernel) -> str:
         lines = self.block(kernel.body, 1)
         head = f"static int {self.name}(const Runtime *rt, Context *ctx, void *const *b, const i64 *s) {{"
-        main = "\n".join([head, "  (void)rt; (void)ctx; (void)b; (void)s;", *lines, "  return 0;", "}"])
+        quiet = "  (void)rt; (void)ctx; (void)b; (void)s;"
+        main = "\n".join([head, quiet, *self.locals.values(), *lines, "  return 0;", "}"])
         return "\n".join([*self.outlined, main])
+
+    def pointer(self, buffer: int, kind: str) -> str:
+        """A name for the elements of a buffer: a local, so that the compiler sees that it does not change."""
+        name = f"b{buffer}_{kind}"
+        self.locals[name] = f"  {kind} *const {name} = b[{buffer}];"
+        return name
 
     # -- statements --
 
@@ -273,7 +281,8 @@ class _Function:
                 return [f"{pad}{var.name} = {self.expr(value)};"]
             case Store(buffer, index, value):
                 stored = math.store(value.dtype, self.expr(value))
-                return [f"{pad}(({math.storage(value.dtype)} *)b[{buffer}])[{self.expr(index)}] = {stored};"]
+                place = self.pointer(buffer, math.storage(value.dtype))
+                return [f"{pad}{place}[{self.expr(index)}] = {stored};"]
             case Array(name, dtype, count):
                 self.arrays[name] = math.register(dtype)
                 return [f"{pad}{math.register(dtype)} {name}[{count}];"]
@@ -303,15 +312,19 @@ class _Function:
         opened = [f"  const {math.register(var.dtype)} {var.name} = env->{var.name};" for var in captured]
         opened += [f"  {self.arrays[each]} *{each} = env->{each};" for each in lent]
         leaf = not any(isinstance(each, For | While | Fold) for each in loop.body)
+        outer, self.locals = self.locals, {}
+        inner = self.block(loop.body, 2)
+        locals, self.locals = self.locals, outer
         body = [
             env,
             f"static void {name}_body(void *given, i64 begin, i64 end, i64 worker) {{",
             f"  struct {name} *env = given; Context *ctx = env->ctx; void *const *b = env->b; const i64 *s = env->s;",
             "  (void)ctx; (void)b; (void)s; (void)worker;",
             *opened,
+            *locals.values(),
             *(["  LANES"] if leaf else []),
             f"  for (i64 {loop.var.name} = begin; {loop.var.name} < end; {loop.var.name}++) {{",
-            *self.block(loop.body, 2),
+            *inner,
             "  }",
             "}",
         ]
@@ -374,8 +387,8 @@ class _Function:
         return lines
 
     def product(self, product: Product) -> str:
-        a = f"(const f32 *)b[{product.a}] + {self.expr(product.a_index)}"
-        b = f"(const f32 *)b[{product.b}] + {self.expr(product.b_index)}"
+        a = f"{self.pointer(product.a, 'f32')} + {self.expr(product.a_index)}"
+        b = f"{self.pointer(product.b, 'f32')} + {self.expr(product.b_index)}"
         numbers = [self.expr(each) for each in (product.a_row, product.a_step, product.b_step, product.extent)]
         row, step, b_step, extent = numbers
         rows = self.expr(product.rows)
@@ -387,7 +400,9 @@ class _Function:
     def size(self, size: Size) -> str:
         if isinstance(size, int):
             return f"{size}LL" if abs(size) >= 1 << 31 else str(size)
-        return f"s[{self.sizes.setdefault(size, len(self.sizes))}]"
+        place = self.sizes.setdefault(size, len(self.sizes))
+        self.locals[f"s{place}"] = f"  const i64 s{place} = s[{place}];"
+        return f"s{place}"
 
     def expr(self, expr: Expr) -> str:
         match expr:
@@ -407,7 +422,7 @@ class _Function:
             case Remainder(x, size):
                 return f"({self.expr(x)} % {self.size(size)})"
             case Load(buffer, index, dtype):
-                return math.load(dtype, f"((const {math.storage(dtype)} *)b[{buffer}])[{self.expr(index)}]")
+                return math.load(dtype, f"{self.pointer(buffer, math.storage(dtype))}[{self.expr(index)}]")
             case Item(array, index, _):
                 return f"{array}[{self.expr(index)}]"
             case Convert(x, dtype):

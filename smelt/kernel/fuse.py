@@ -14,7 +14,7 @@ import numpy as np
 from smelt.dim import Size, symbols_in_order
 from smelt.ir.core import Func, Op, Region, Token, Value, walk
 from smelt.ir.ops import OPS
-from smelt.kernel import build_contract, build_index, build_map, build_reduce, build_sort, build_window  # noqa: F401  their rules
+from smelt.kernel import build_contract, build_fft, build_index, build_linear, build_map, build_random, build_reduce, build_sort, build_window  # noqa: F401  their rules
 from smelt.kernel.build_contract import strides
 from smelt.kernel.demands import DEMANDS, limits
 from smelt.kernel.loop import Number

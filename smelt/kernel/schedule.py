@@ -77,7 +77,7 @@ def _place(loop: For) -> For:
 
 def _only_loop(loop: For) -> For | None:
     """The one loop inside a loop, if it is free and nothing but names stands before it."""
-    *names, last = loop.body
+    *names, last = loop.body or (None,)
     if isinstance(last, For) and _is_free(last) and all(isinstance(each, Let) for each in names):
         return last
     return None

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from smelt.dtype import Array, DType
 from smelt.engine.native import compile_all
 from smelt.errors import UnsupportedError
@@ -50,7 +52,8 @@ class Recast:
             arrays = [
                 self.known[value] if value in self.known else outputs[self.places[value]] for value in values
             ]
-            evaluate(op, arrays, self.allowance)
+            with np.errstate(all="ignore"):  # as in the reference: checks take differences of infinities
+                evaluate(op, arrays, self.allowance)
         return outputs[: self.results]
 
 
@@ -116,6 +119,8 @@ class _Recasting:
         elif is_check(op):
             assert not op.results, "a check whose result is used"
             self.comparisons.append(Comparison(op, operands))
+        elif op.name == "interpreter.run_parallel":
+            raise UnsupportedError("several processes, which the native engine does not start", where=op.location)
         elif any(is_check(inner) for region in op.regions for inner in walk(region)):
             raise UnsupportedError("a check inside a region", where=op.location)
         else:
@@ -147,14 +152,14 @@ class Ran:
     kernels: int
 
 
-def prepare(recasts: Sequence[Recast]) -> list[Any]:
-    """What was compiled from each, or the error."""
+def compile_each(programs: Sequence[Program]) -> list[Any]:
+    """What was compiled from each program, or the error."""
     try:
-        return list(compile_all([each.program for each in recasts]))
+        return list(compile_all(programs))
     except Exception as error:  # a bug of ours, which one of them shows
-        if len(recasts) == 1:
+        if len(programs) == 1:
             return [error]
-        return [made for each in recasts for made in prepare([each])]
+        return [made for program in programs for made in compile_each([program])]
 
 
 def run_prepared(each: Recast, made: Any) -> Ran:
@@ -168,7 +173,7 @@ def run_prepared(each: Recast, made: Any) -> Ran:
 def run_native(program: Program, name: str, args: Sequence[Array]) -> Sequence[Array]:
     """One function alone."""
     each = recast(program, name, args)
-    (made,) = prepare([each])
+    (made,) = compile_each([each.program])
     return run_prepared(each, made).results
 
 

@@ -1,15 +1,17 @@
 """The official ONNX backend suite on an engine, as the onnx package brings it.
 
-    python tests/conformance/onnx_suite.py [--engine reference] [--json FILE] [--jobs N] [--filter TEXT]
+    python tests/conformance/onnx_suite.py [--engine reference|native] [--json FILE] [--jobs N] [--filter TEXT]
 
 A case passes when its model reads, compiles, runs, and gives what the suite expects within the suite's own tolerances
 (by default rtol 1e-3, atol 1e-7). Inputs whose values shape the program are given at import, as `StaticError` asks for
-them. Cases run in worker processes: one that crashes or hangs fails alone.
+them. Cases run in worker processes, in groups that the native engine compiles as one C file: one that crashes or hangs
+fails alone, and those after it in its group run again one by one.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import queue
@@ -21,7 +23,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ sys.path.insert(0, str(ROOT))
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
 SECONDS = 120
+GROUP = 40  # cases that the native engine compiles as one C file
 
 
 @dataclass(frozen=True)
@@ -120,64 +123,114 @@ def light_set(path: Path, model: Any) -> tuple[list[Any], list[Any]]:
 # ---- one case ----
 
 
-def run_case(engine: str, case: Any) -> Case:
+@dataclass(slots=True)
+class Run:
+    """A model with a set of inputs: what it becomes, and what it must give."""
+
+    program: Any
+    weights: Any
+    given: dict[str, Any]
+    outputs: Sequence[str]
+    expected: list[Any]
+    executable: Any = None
+
+
+class Group:
+    """Cases that are compiled together. `results` gives what becomes of each, in order."""
+
+    def __init__(self, engine: str, cases: Sequence[Any]) -> None:
+        self.engine, self.cases = engine, cases
+
+    def results(self) -> Iterator[Case]:
+        with tempfile.TemporaryDirectory() as folder:
+            read = [attempt(read_case, case, Path(folder) / str(i)) for i, case in enumerate(self.cases)]
+            found = [each for runs in read if isinstance(runs, list) for each in runs]
+            for run, executable in zip(found, self.compile([run.program for run in found]), strict=True):
+                run.executable = executable
+            for case, runs in zip(self.cases, read, strict=True):
+                failure = runs if isinstance(runs, Exception) else attempt(check_case, case, runs)
+                if failure is None:
+                    yield Case(case.name, "passed", "")
+                else:
+                    yield Case(case.name, "failed", f"{type(failure).__name__}: {str(failure).strip()[:600]}")
+
+    def compile(self, programs: Sequence[Any]) -> list[Any]:
+        """An executable or an error for each program."""
+        if self.engine == "native":
+            from tests.conformance.native_cases import compile_each
+
+            return compile_each(programs)
+        return [attempt(find_engine(self.engine).compile, program) for program in programs]
+
+
+def attempt(function: Callable[..., Any], *args: Any) -> Any:
+    """What a function returns, or the exception that it raises, if only because it takes too long."""
     signal.signal(signal.SIGALRM, _alarm)
     signal.alarm(SECONDS)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            check_case(engine, case)
+            return function(*args)
     except Exception as error:
-        kind = type(error).__name__
-        return Case(case.name, "failed", f"{kind}: {str(error).strip()[:600]}")
+        return error
     finally:
         signal.alarm(0)
-    return Case(case.name, "passed", "")
 
 
 def _alarm(number: int, frame: Any) -> None:
     raise TimeOutError(f"more than {SECONDS} s")
 
 
-def check_case(engine: str, case: Any) -> None:
+def read_case(case: Any, folder: Path) -> list[Run]:
     model, sets = data_of(case)
     assert sets, "no data"
     held = {initializer.name for initializer in model.graph.initializer}
     names = [port.name for port in model.graph.input]
     if len(sets[0][0]) < len(names):
         names = [name for name in names if name not in held]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
-        path.write_bytes(model.SerializeToString())
-        for inputs, expected in sets:
-            given = dict(zip(names, inputs, strict=False))
-            outputs = execute(engine, path, given, [port.name for port in model.graph.output])
-            compare(outputs, expected, case.rtol, case.atol)
+    folder.mkdir()
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    outputs = [port.name for port in model.graph.output]
+    runs = []
+    for inputs, expected in sets:
+        given = dict(zip(names, inputs, strict=False))
+        runs.append(Run(*read_model(path, given), given, outputs, expected))
+    return runs
 
 
-def execute(engine: str, path: Path, given: dict[str, Any], outputs: Sequence[str]) -> list[Any]:
-    """Read the model, with more inputs known at import as long as it asks for them, and run it."""
+def read_model(path: Path, given: dict[str, Any]) -> tuple[Any, Any]:
+    """The program and the weights, with more inputs known at import as long as the reader asks for them."""
     from smelt.read.onnx import StaticError, read
 
     static: dict[str, Any] = {}
     while True:
         try:
-            program, weights = read(path, static)
-            break
+            return read(path, static)
         except StaticError as error:
             more = {name: given[name] for name in error.inputs if name in given and name not in static}
             if not more:
                 raise
             static |= more
-    executable = find_engine(engine).compile(program).prepare(weights)
+
+
+def check_case(case: Any, runs: Sequence[Run]) -> None:
+    for run in runs:
+        if isinstance(run.executable, Exception):
+            raise run.executable
+        compare(execute(run), run.expected, case.rtol, case.atol)
+
+
+def execute(run: Run) -> list[Any]:
+    executable = run.executable.prepare(run.weights)
     signature = executable.signature
-    found = executable(*(np.asarray(given[port.name]) for port in signature.inputs))
+    found = executable(*(np.asarray(run.given[port.name]) for port in signature.inputs))
     by_name = {port.name: value for port, value in zip(signature.outputs, found, strict=True)}
-    for attrs in program.main.result_attrs:  # text comes out as places in a table
+    for attrs in run.program.main.result_attrs:  # text comes out as places in a table
         if "smelt.labels" in attrs:
             name = attrs["smelt.name"]
             by_name[name] = np.array(attrs["smelt.labels"], object)[by_name[name]]
-    return [assemble(name, by_name) for name in outputs]
+    return [assemble(name, by_name) for name in run.outputs]
 
 
 def assemble(name: str, by_name: dict[str, Any]) -> Any:
@@ -199,10 +252,6 @@ def find_engine(name: str) -> Any:
         from smelt.engine.reference import ReferenceEngine
 
         return ReferenceEngine()
-    if name == "native":
-        from smelt.engine.native import NativeEngine
-
-        return NativeEngine()
     raise SystemExit(f"no engine {name!r}")
 
 
@@ -239,14 +288,15 @@ def compare_arrays(found: Any, want: Any, rtol: float, atol: float) -> None:
 
 
 def serve() -> None:
-    """A worker: reads `engine index` lines, answers each with one line of JSON."""
+    """A worker: reads `engine index index …` lines, answers each index with one line of JSON."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever else prints goes to stderr
     cases = load_suite()
     for line in sys.stdin:
-        engine, index = line.split()
-        answers.write(json.dumps(asdict(run_case(engine, cases[int(index)]))) + "\n")
-        answers.flush()
+        engine, *indices = line.split()
+        for result in Group(engine, [cases[int(index)] for index in indices]).results():
+            answers.write(json.dumps(asdict(result)) + "\n")
+            answers.flush()
 
 
 class Worker:
@@ -255,29 +305,41 @@ class Worker:
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None
 
-    def run(self, engine: str, index: int, name: str) -> Case:
-        if self.process is None:
-            command = [sys.executable, str(Path(__file__).resolve()), "--worker"]
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-            )
-        process = self.process
+    def run(self, engine: str, indices: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, Case]]:
+        """What becomes of some cases; where the process dies, those without an answer run again one by one."""
+        process = self.process or self.start()
         assert process.stdin is not None
+        with contextlib.suppress(OSError):  # it is dead, as the first answer shows
+            process.stdin.write(" ".join([engine, *map(str, indices)]) + "\n")
+            process.stdin.flush()
+        for i, index in enumerate(indices):
+            answer = self.read(process)
+            if answer:
+                yield index, Case(**json.loads(answer))
+                continue
+            self.close()
+            if len(indices) == 1:
+                yield index, Case(names[index], "failed", "the process died")
+                return
+            for rest in indices[i:]:
+                yield from self.run(engine, [rest], names)
+            return
+
+    def start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, str(Path(__file__).resolve()), "--worker"]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        return self.process
+
+    def read(self, process: subprocess.Popen[str]) -> str:
         assert process.stdout is not None
-        watch = threading.Timer(SECONDS + 120, process.kill)
+        watch = threading.Timer(2 * SECONDS, process.kill)
         watch.start()
         try:
-            process.stdin.write(f"{engine} {index}\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        except OSError:
-            answer = ""
+            return process.stdout.readline()
         finally:
             watch.cancel()
-        if answer:
-            return Case(**json.loads(answer))
-        self.close()
-        return Case(name, "failed", "the process died")
 
     def close(self) -> None:
         if self.process is not None:
@@ -286,23 +348,24 @@ class Worker:
             self.process = None
 
 
-def run_suite(engine: str, jobs: int, text: str = "") -> list[Case]:
-    """Every case whose name contains a text, in the suite's order."""
+def run_suite(engine: str, jobs: int, text: str = "", part: Callable[[str], bool] = lambda name: True) -> list[Case]:
+    """Every case whose name contains a text and belongs to a part, in the suite's order."""
     names = [case.name for case in load_suite()]
-    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for index, name in enumerate(names):
-        if text in name:
-            todo.put(index)
+    chosen = [index for index, name in enumerate(names) if text in name and part(name)]
+    group = min(GROUP, -(-len(chosen) // jobs)) if engine == "native" and chosen else 1
+    todo: queue.SimpleQueue[Sequence[int]] = queue.SimpleQueue()
+    for i in range(0, len(chosen), group):
+        todo.put(chosen[i : i + group])
     found: dict[int, Case] = {}
 
     def work() -> None:
         worker = Worker()
         while True:
             try:
-                index = todo.get_nowait()
+                indices = todo.get_nowait()
             except queue.Empty:
                 return worker.close()
-            found[index] = worker.run(engine, index, names[index])
+            found.update(worker.run(engine, indices, names))
 
     threads = [threading.Thread(target=work) for _ in range(jobs)]
     for thread in threads:

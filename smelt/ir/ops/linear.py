@@ -314,16 +314,25 @@ def _einsum_terms(call: Call, shapes: Sequence[Shape]) -> tuple[list[list[str]],
     form = "ab,bc->ac" if len(shapes) == 2 else "ab->a"
     if not arrow or len(terms) != len(shapes) or not all(_TERM.fullmatch(term) for term in (*terms, right)):
         call.fail("einsum", "not a configuration", expected=f"such as {form!r}", got=repr(config))
+    ranks = [shape.rank for shape in shapes]
+    for term, rank in zip(terms, ranks, strict=True):
+        named = len(term.replace("...", ""))
+        if named > rank or (named < rank and "..." not in term):
+            call.fail("einsum", "a term has one label per dimension", expected=f"rank {rank}", got=repr(term))
+    return einsum_labels(config, ranks)
+
+
+def einsum_labels(config: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[str]]:
+    """The labels of the dimensions of operands of these ranks, and of the result's."""
+    left, _, right = config.replace(" ", "").partition("->")
     hidden = 0
     operands = []
-    for term, shape in zip(terms, shapes, strict=True):
+    for term, rank in zip(left.split(","), ranks, strict=True):
         before, dots, after = term.partition("...")
-        named = len(before) + len(after)
-        if named > shape.rank or (named < shape.rank and not dots):
-            call.fail("einsum", "a term has one label per dimension", expected=f"rank {shape.rank}", got=repr(term))
+        under = rank - len(before) - len(after)
         if dots:
-            hidden = max(hidden, shape.rank - named)
-        operands.append([*before, *_dots(shape.rank - named), *after])
+            hidden = max(hidden, under)
+        operands.append([*before, *_dots(under), *after])
     before, dots, after = right.partition("...")
     return operands, [*before, *(_dots(hidden) if dots else ()), *after]
 
@@ -504,7 +513,7 @@ def _fft(_: Frame, op: Op, operand: Array) -> Array:
 # ---- ragged_dot ----
 
 
-def _ragged_mode(dims: RaggedDotDims) -> str:
+def ragged_mode(dims: RaggedDotDims) -> str:
     """What kind of dimension of lhs is ragged."""
     ragged = dims.lhs_ragged_dimensions[0]
     if ragged in dims.lhs_batching_dimensions:
@@ -512,11 +521,11 @@ def _ragged_mode(dims: RaggedDotDims) -> str:
     return "contracting" if ragged in dims.lhs_contracting_dimensions else "free"
 
 
-def _ragged_prefix(rank: int, dims: RaggedDotDims) -> list[int]:
+def ragged_prefix(rank: int, dims: RaggedDotDims) -> list[int]:
     """The dimensions of lhs outside the ragged one, for which group_sizes may differ."""
     ragged = dims.lhs_ragged_dimensions[0]
     batch, contract = list(dims.lhs_batching_dimensions), list(dims.lhs_contracting_dimensions)
-    match _ragged_mode(dims):
+    match ragged_mode(dims):
         case "batch":
             return batch[: batch.index(ragged)]
         case "contracting":
@@ -538,16 +547,16 @@ def _infer_ragged_dot(call: Call) -> list[Type]:
     )
     call.require(groups.dtype.is_integer and groups.rank >= 1, "ragged_dot", "group_sizes are integers", got=groups)
     if groups.rank > 1:
-        outer = [lhs.sizes[d] for d in _ragged_prefix(lhs.rank, dims)]
+        outer = [lhs.sizes[d] for d in ragged_prefix(lhs.rank, dims)]
         call.same_sizes(
             outer, groups.sizes[:-1], "ragged_dot", "group_sizes must fit the dimensions outside the ragged one"
         )
-    mode = _ragged_mode(dims)
+    mode = ragged_mode(dims)
     wanted = 1 if mode == "free" else 0
     if len(dims.rhs_group_dimensions) != wanted:
         message = "rhs has a group dimension if and only if the ragged dimension is neither batching nor contracting"
         call.fail("ragged_dot", message, expected=wanted, got=len(dims.rhs_group_dimensions))
-    sizes = dot_sizes(lhs, rhs.with_sizes(_ungrouped(rhs.sizes, dims)), _inner_dims(dims))
+    sizes = dot_sizes(lhs, rhs.with_sizes(_ungrouped(rhs.sizes, dims)), inner_dims(dims))
     if mode == "contracting":
         sizes = [groups.sizes[-1], *sizes]
     if mode == "free":
@@ -564,7 +573,7 @@ def _ungrouped(sizes: Sequence[Size], dims: RaggedDotDims) -> list[Size]:
     return [size for d, size in enumerate(sizes) if d not in dims.rhs_group_dimensions]
 
 
-def _inner_dims(dims: RaggedDotDims) -> DotDims:
+def inner_dims(dims: RaggedDotDims) -> DotDims:
     """The dimension numbers once the group dimension of rhs is gone."""
 
     def moved(numbers: tuple[int, ...]) -> tuple[int, ...]:
@@ -581,8 +590,8 @@ def _inner_dims(dims: RaggedDotDims) -> DotDims:
 def _ragged_dot(_: Frame, op: Op, lhs: Array, rhs: Array, group_sizes: Array) -> Array:
     dims: RaggedDotDims = op.attrs["ragged_dot_dimension_numbers"]
     element = op.result.shape.element
-    inner = _inner_dims(dims)
-    match _ragged_mode(dims):
+    inner = inner_dims(dims)
+    match ragged_mode(dims):
         case "batch":
             return dot_general(lhs, rhs, inner, element)
         case "contracting":
@@ -619,7 +628,7 @@ def _product_shape(lhs: Array, rhs: Array, dims: RaggedDotDims) -> list[int]:
 def _groups(shape: tuple[int, ...], dims: RaggedDotDims, group_sizes: Array) -> list[tuple[list[int], Array]]:
     """For each group, dimensions of lhs and a mask over them: which positions of the ragged dimension belong to it."""
     ragged = dims.lhs_ragged_dimensions[0]
-    axes = [*_ragged_prefix(len(shape), dims), ragged]
+    axes = [*ragged_prefix(len(shape), dims), ragged]
     sizes = np.asarray(group_sizes).astype(np.int64)
     if sizes.ndim == 1:
         axes = [ragged]

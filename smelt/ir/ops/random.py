@@ -68,7 +68,7 @@ def _three_fry(state: Array, sizes: tuple[int, ...], wide: bool) -> tuple[Array,
         low, high = threefry(key, _counters(counter, sizes))
         words = low.astype(np.uint64) | high.astype(np.uint64) << _HALF
         return np.array([key, counter + np.uint64(math.prod(sizes))]), words
-    axis = _split_axis(sizes)
+    axis = split_axis(sizes)
     half = list(sizes or (1,))
     half[axis] = (half[axis] + 1) // 2
     pair = np.stack(threefry(key, _counters(counter, half)), axis + 1)
@@ -77,7 +77,7 @@ def _three_fry(state: Array, sizes: tuple[int, ...], wide: bool) -> tuple[Array,
     return np.array([key, counter + np.uint64(math.prod(half))]), words
 
 
-def _split_axis(sizes: Sequence[int]) -> int:
+def split_axis(sizes: Sequence[int]) -> int:
     """The axis along which the two words of a counter are neighbours: the first even one, else the first longest."""
     even = [axis for axis, size in enumerate(sizes) if size % 2 == 0]
     return even[0] if even else max(range(len(sizes)), key=sizes.__getitem__, default=0)
@@ -103,17 +103,19 @@ def _philox(state: Array, sizes: tuple[int, ...], wide: bool) -> tuple[Array, Ar
     return np.array([key, *after_words], np.uint64), words[:count].reshape(sizes)
 
 
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+GROUP_KEY = 0x1BD11BDA
+MULTIPLIERS, STEPS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 
 
 def threefry(key: np.uint64, counters: Array) -> tuple[Array, Array]:
     """Threefry-2x32 in 20 rounds: two words of 32 bits for each counter of 64."""
     keys = [np.uint32(key & _LOW), np.uint32(key >> _HALF)]
-    keys.append(keys[0] ^ keys[1] ^ np.uint32(0x1BD11BDA))
+    keys.append(keys[0] ^ keys[1] ^ np.uint32(GROUP_KEY))
     x = (counters & _LOW).astype(np.uint32) + keys[0]
     y = (counters >> _HALF).astype(np.uint32) + keys[1]
     for group in range(5):
-        for places in _ROTATIONS[group % 2]:
+        for places in ROTATIONS[group % 2]:
             x = x + y
             y = (y << np.uint32(places) | y >> np.uint32(32 - places)) ^ x
         x = x + keys[(group + 1) % 3]
@@ -126,10 +128,10 @@ def philox(key: np.uint64, lows: Array, highs: Array) -> tuple[Array, Array, Arr
     key0, key1 = key & _LOW, key >> _HALF
     x0, x1, x2, x3 = lows & _LOW, lows >> _HALF, highs & _LOW, highs >> _HALF
     for _ in range(10):
-        product0, product1 = x0 * np.uint64(0xD2511F53), x2 * np.uint64(0xCD9E8D57)
+        product0, product1 = x0 * np.uint64(MULTIPLIERS[0]), x2 * np.uint64(MULTIPLIERS[1])
         x0, x1 = product1 >> _HALF ^ x1 ^ key0, product1 & _LOW
         x2, x3 = product0 >> _HALF ^ x3 ^ key1, product0 & _LOW
-        key0, key1 = (key0 + np.uint64(0x9E3779B9)) & _LOW, (key1 + np.uint64(0xBB67AE85)) & _LOW
+        key0, key1 = (key0 + np.uint64(STEPS[0])) & _LOW, (key1 + np.uint64(STEPS[1])) & _LOW
     return x0.astype(np.uint32), x1.astype(np.uint32), x2.astype(np.uint32), x3.astype(np.uint32)
 
 

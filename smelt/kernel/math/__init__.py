@@ -81,7 +81,7 @@ def apply(function: str, args: Sequence[str], operands: Sequence[DType], result:
     if function in ("divide", "remainder") and of.is_integer and _divides(args[1]):
         return integer.cut(f"{args[0]} {'/' if function == 'divide' else '%'} {args[1]}", of)
     form = FORMS.get((function, "i64" if of.name == "index" else of.name)) or FORMS.get((function, register(of)))
-    if form is None or (form and of.bits < 8 and of.is_integer and (function, of.name) not in FORMS):
+    if form is None:
         return None
     text = form.format(*args)
     exact = function in _CHOOSING or (result.bits == 16 and function in _EXACT_IN_16_BITS)

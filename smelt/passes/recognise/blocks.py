@@ -109,7 +109,7 @@ def silu(look: Look, root: Op) -> Iterator[Found]:
 def _is_logistic(look: Look, value: Value, x: Value) -> bool:
     """Whether a value is logistic(x), also as 1 / (1 + exp(-x)) and as (1 + tanh(x / 2)) / 2."""
     if (inner := look.under(value, "logistic")) is not None:
-        return inner is x
+        return look.factors(inner, x) == (1.0, [x])
     quotient = look.pair(value, "divide")
     if quotient is not None and look.number(quotient[0]) == 1.0:
         return _is_one_plus_power(look, quotient[1], x)

@@ -30,8 +30,9 @@ class Row:
     @property
     def is_plain(self) -> bool:
         """Whether it has the source's elements, in their order, if as many."""
-        used = [axis for axis in self.axes if axis is not None]
-        return used == [d for d, size in enumerate(self.source.shape.sizes) if size != 1]
+        sizes = self.source.shape.sizes
+        used = [axis for axis in self.axes if axis is not None and sizes[axis] != 1]
+        return used == [d for d, size in enumerate(sizes) if size != 1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,15 @@ What a finder saw comes in; the edit is changed, or left alone where a value in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
+from smelt.dim import Size, divide_exact, symbol, symbols
 from smelt.ir.clone import clone_op
 from smelt.ir.composites import encode
-from smelt.ir.core import Func, Op, Program, Region, Value, walk
+from smelt.ir.core import Func, Op, Program, Region, Type, Value, walk
 from smelt.ir.ops.signature import bare_symbol
 from smelt.ir.rewrite import Edit, has_effect
 from smelt.ir.structure import fingerprint
@@ -45,7 +47,7 @@ class Outlines:
             return False
         inputs = [edit.value(value) for value in found.inputs]
         body = _copied(edit, inputs, inside, root)
-        if not _closed(body):
+        if body is None:
             return False
         func = self._function(found.name, body)
         edit.signatures[func.name] = func.type
@@ -133,25 +135,70 @@ def _captures(op: Op) -> bool:
     return any(value not in own for value in used)
 
 
-def _copied(edit: Edit, inputs: Sequence[Value], inside: Iterable[Op], root: Op) -> Region:
-    args = tuple(Value(value.type, None, i, value.name) for i, value in enumerate(inputs))
+def _copied(edit: Edit, inputs: Sequence[Value], inside: Sequence[Op], root: Op) -> Region | None:
+    """The ops as a function's body; None where a size inside is not made of sizes of the inputs."""
+    sizes = _Sizes.of([value.type for value in inputs])
+    regions = [region for op in inside for region in op.regions]
+    types = [
+        value.type for op in (*inside, *(each for region in regions for each in walk(region))) for value in op.results
+    ]
+    if not all(sizes.knows(type) for type in (*types, *(value.type for value in inputs))):
+        return None
+    args = tuple(Value(sizes.retyped(value.type), None, i, value.name) for i, value in enumerate(inputs))
     values: dict[Value, Value] = dict(zip(inputs, args, strict=True))
     ops = []
     for op in inside:
         names = [value.name for value in op.results]
-        types = [value.type for value in op.results]
-        current = Op(op.name, edit.operands(op), types, op.attrs, op.regions, op.location, names)
-        copy = clone_op(current, values)
+        current = Op(
+            op.name, edit.operands(op), [value.type for value in op.results], op.attrs, op.regions, op.location, names
+        )
+        copy = clone_op(current, values, sizes.retyped)
         values.update(zip(op.results, copy.results, strict=True))
         ops.append(copy)
     return Region(args, tuple(ops), tuple(values[value] for value in root.results))
 
 
-def _closed(body: Region) -> bool:
-    """Whether every symbol inside is the size of an argument's axis, so that a call can tell what it stands for."""
-    known: set[str] = set()
-    for arg in body.args:
-        if isinstance(arg.type, Shape):
-            known |= {name for size in arg.type.sizes if (name := bare_symbol(size)) is not None}
-    types = [value.type for value in (*body.args, *(value for op in walk(body) for value in op.results))]
-    return all(type.symbols <= known for type in types if isinstance(type, Shape) and not type.is_static)
+@dataclass(slots=True)
+class _Sizes:
+    """Open sizes in terms of a function's own symbols, each of which is the size of an argument's axis.
+
+    A call can tell what such a symbol stands for; an argument's size that is a formula gets a symbol of its own.
+    """
+
+    own: dict[Size, Size]
+    bare: frozenset[str]
+
+    @classmethod
+    def of(cls, types: Sequence[Type]) -> _Sizes:
+        found = [size for type in types if isinstance(type, Shape) for size in type.sizes if not isinstance(size, int)]
+        bare = frozenset(name for size in found if (name := bare_symbol(size)) is not None)
+        names = (name for name in map("size{}".format, count()) if name not in bare)
+        own: dict[Size, Size] = {}
+        for size in found:
+            if not symbols(size) <= bare and size not in own:
+                own[size] = symbol(next(names))
+        return cls(own, bare)
+
+    def express(self, size: Size) -> Size | None:
+        """A size as a product of the function's sizes."""
+        if isinstance(size, int) or symbols(size) <= self.bare:
+            return size
+        if size in self.own:
+            return self.own[size]
+        for known, name in self.own.items():
+            quotient = divide_exact(size, known)
+            rest = None if quotient is None or quotient == size else self.express(quotient)
+            if rest is not None:
+                return name * rest
+        return None
+
+    def knows(self, type: Type) -> bool:
+        if not isinstance(type, Shape) or type.is_static:
+            return True
+        return type.bounds is None and all(self.express(size) is not None for size in type.sizes)
+
+    def retyped(self, type: Type) -> Type:
+        if not isinstance(type, Shape) or type.is_static or not self.own:
+            return type
+        sizes = [self.express(size) for size in type.sizes]
+        return Shape.of(type.dtype, [size for size in sizes if size is not None])

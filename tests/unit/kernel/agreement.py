@@ -33,7 +33,8 @@ def draw(random: np.random.Generator, element: str, *sizes: int, few: bool = Fal
 def disagreement(program: Program, calls: Sequence[Sequence[Array]], rounding: float = 0.0) -> str:
     """The first difference between the two over several calls; `rounding` is relative to the largest element."""
     compiled = NativeEngine().compile(program)
-    for args in calls:
+    for call in calls:
+        args = [np.asarray(each) for each in call]
         for got, want in zip(compiled(*args), run(program, args), strict=True):
             if got.shape != want.shape or got.dtype != want.dtype:
                 return f"{got.dtype}{got.shape}, expected {want.dtype}{want.shape}"

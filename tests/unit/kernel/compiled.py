@@ -18,7 +18,7 @@ Case = tuple[str, Sequence[DType], DType]
 
 
 class Compiled:
-    """A library with one loop per case. `fast=False` keeps loops scalar, which compiles faster."""
+    """A library with one loop per case. `fast=False`: functions are compiled once, not into every loop."""
 
     def __init__(self, cases: Mapping[str, Case], *, fast: bool = True, plain: bool = False) -> None:
         self.cases = dict(cases)
@@ -30,10 +30,10 @@ class Compiled:
         text, operands, result = self.cases[name]
         arrays = [f"const {math.storage(of)} *restrict a{k}" for k, of in enumerate(operands)]
         reads = [f"{math.register(of)} x{k} = {math.load(of, f'a{k}[i]')};" for k, of in enumerate(operands)]
-        loop = "" if fast else '_Pragma("clang loop vectorize(disable) unroll(disable)") '
-        head = f"void {name}({', '.join([*arrays, f'{math.storage(result)} *restrict out'])}, i64 n)"
+        once = "" if fast else "__attribute__((optnone, noinline)) "
+        head = f"{once}void {name}({', '.join([*arrays, f'{math.storage(result)} *restrict out'])}, i64 n)"
         write = f"{math.register(result)} value = {text}; out[i] = {math.store(result, 'value')};"
-        return f"{head} {{ {loop}for (i64 i = 0; i < n; i++) {{ {' '.join(reads)} {write} }} }}"
+        return f"{head} {{ for (i64 i = 0; i < n; i++) {{ {' '.join(reads)} {write} }} }}"
 
     def __call__(self, name: str, *arrays: Array) -> Array:
         _, operands, result = self.cases[name]

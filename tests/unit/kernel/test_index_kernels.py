@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from smelt.dtype import Array
+from smelt.dtype import Array, dtype
 from smelt.engine.native import NativeEngine
 from smelt.errors import RunError, SizeError
 from smelt.ir.attributes import GatherDims, ScatterDims
@@ -73,9 +73,7 @@ class Windows:
 def some_indices(random: np.random.Generator, element: str, *sizes: int) -> Array:
     """Places in small tensors, some of them outside."""
     low = 0 if element.startswith("u") else -3
-    return random.integers(low, 8, sizes).astype(
-        np.dtype({"i": "i", "u": "u"}[element[0]] + str(int(element[-2:]) // 8))
-    )
+    return random.integers(low, 8, sizes).astype(dtype(element).numpy)
 
 
 def test_gather_and_scatter_any_dimension_numbers(seed: int) -> None:

@@ -16,7 +16,7 @@ from smelt.dtype import DTYPES, Array, DType, dtype, f32, f64, i1, integer_range
 from smelt.ir import integer
 from smelt.ir.cast import cast
 from smelt.kernel import math
-from tests.unit.kernel.compiled import Compiled, of_op
+from tests.unit.kernel.compiled import Case, Compiled, of_op
 
 INTEGERS = [of for of in DTYPES.values() if of.is_integer and of.name != "index"]
 NARROW = [of for of in DTYPES.values() if of.is_float and of.bits < 32]
@@ -90,7 +90,7 @@ RELATIONS: dict[str, Callable[[Array, Array], Array]] = {
 
 @cache
 def integers() -> Compiled:
-    cases = {}
+    cases: dict[str, Case] = {}
     for of in INTEGERS:
         cases |= {f"{name}_{of}": of_op(name, [of]) for name in ONE}
         cases |= {f"{name}_{of}": of_op(name, [of, of]) for name in TWO}
@@ -131,8 +131,8 @@ def test_integers(of: DType, seed: int) -> None:
         want = [_wrap(two(a, b, of), of) for a, b in pairs]
         assert integers()(f"{name}_{of}", x, y).astype(object).tolist() == want, name
     for name, relation in RELATIONS.items():
-        want = [bool(relation(a, b)) for a, b in pairs]
-        assert integers()(f"{name}_{of}", x, y).tolist() == want, name
+        truth = relation(*(np.array(column, object) for column in zip(*pairs, strict=True)))
+        assert integers()(f"{name}_{of}", x, y).tolist() == truth.tolist(), name
     limits = np.roll(y, 1)
     clamped = [min(max(a, b), c) for a, b, c in zip(x.tolist(), y.tolist(), limits.tolist(), strict=True)]
     assert integers()(f"clamp_{of}", y, x, limits).tolist() == clamped
@@ -242,7 +242,7 @@ APPROXIMATED: dict[str, Callable[[Array], Array]] = {
 
 @cache
 def narrow(plain: bool) -> Compiled:
-    cases = {}
+    cases: dict[str, Case] = {}
     for of in NARROW:
         cases[f"kept_{of}"] = ("x0", [of], of)
         cases |= {f"from_{source}_{of}": (math.convert("x0", source, of), [source], of) for source in (f32, f64)}
@@ -374,7 +374,7 @@ def samples(of: DType, random: np.random.Generator) -> Array:
     with np.errstate(all="ignore"):
         special = [0.0, -0.0, np.inf, -np.inf, np.nan, 0.5, -0.5, 1e-40]
         made = np.concatenate([near, powers, -powers, special]).astype(of.numpy)
-    drawn = np.where(np.isnan(drawn), np.array(np.nan, of.numpy), drawn)  # NumPy warns about signalling ones
+        drawn = np.where(np.isnan(drawn), np.array(np.nan, of.numpy), drawn)  # NumPy warns about signalling ones
     return np.concatenate([drawn, made])
 
 

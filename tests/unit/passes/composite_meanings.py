@@ -206,8 +206,8 @@ def _qdot(said: dict[str, Any], operands: list[Array], like: Sequence[Array]) ->
         elif not whole:
             y = y + bias
     if like[0].dtype.itemsize == 1:
-        scale = onto(*named["result_scale"][0], shown) if "result_scale" in named else 1.0
-        y = _rounded(y, scale, onto(*named["result_zero"][0], shown) if "result_zero" in named else 0, like[0])
+        step = onto(*named["result_scale"][0], shown) if "result_scale" in named else 1.0
+        y = _rounded(y, step, onto(*named["result_zero"][0], shown) if "result_zero" in named else 0, like[0])
     return [y.reshape(like[0].shape)]
 
 
@@ -231,7 +231,7 @@ def _windowed(said: dict[str, Any], sides: list[tuple[Array, str]], shown: str, 
             slice(p * d, p * d + (n - 1) * s + 1, s) for p, d, n, s in zip(at, spread, counts, steps, strict=True)
         )
         part = x[(slice(None), slice(first, first + inputs), *cut)]
-        y[:, o] += np.einsum("bi...,i->b...", part, w[(o, slice(None), *at)])
+        y[:, o] += np.einsum("bi...,i->b...", part, np.moveaxis(w, (0, 1), (-2, -1))[at][o])
     kept = "bo" + "".join(places)
     return y.reshape([n for n, each in zip(y.shape, kept, strict=True) if each in shown])
 

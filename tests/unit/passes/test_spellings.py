@@ -7,6 +7,7 @@ written here by hand. Results are compared with onnxruntime, composites with `co
 from __future__ import annotations
 
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -383,7 +384,7 @@ def test_a_dynamic_product_with_scales_per_channel_and_a_bias(seed: int, tmp_pat
     assert decode(op)["operands"] == "lhs rhs lhs_zero rhs_zero scale bias"
     assert decode(op)["layout"] == "mk,kn,,n,n,n->mn"
     generator = np.random.default_rng(seed)
-    given = {
+    given: dict[str, Array] = {
         "x": generator.standard_normal((3, 8)).astype(np.float32),
         "w": generator.integers(-128, 128, (8, 5)).astype(np.int8),
         "point": generator.integers(-9, 9, 5).astype(np.int8),
@@ -403,7 +404,7 @@ def test_one_quantised_tensor_in_two_products(seed: int, tmp_path: Path) -> None
     plain, marked, weights = both(path)
     assert counted(marked) == {"smelt.quantize": 1, "smelt.qdot": 2}
     generator = np.random.default_rng(seed)
-    given = {
+    given: dict[str, Array] = {
         "x": generator.standard_normal((3, 8)).astype(np.float32),
         **{
             name: generator.integers(-128, 128, sizes).astype(np.int8) for name, sizes in (("w", (8, 5)), ("u", (5, 8)))
@@ -416,3 +417,41 @@ def test_one_quantised_tensor_in_two_products(seed: int, tmp_path: Path) -> None
     check_meanings(marked, args)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(run(marked, args)[0], session.run(None, given)[0], rtol=2e-5, atol=2e-5)
+
+
+# ---- Paddle's files, with open sizes ----
+
+PADDLE = {
+    "ch_PP-OCRv4_det_infer": {"smelt.hard_swish": 24},
+    "ch_PP-OCRv4_rec_infer": {
+        "smelt.hard_swish": 28,
+        "smelt.silu": 7,
+        "smelt.layer_norm": 5,
+        "smelt.attention": 2,
+        "smelt.softmax": 1,
+    },
+    "ch_ppocr_mobile_v2.0_cls_infer": {"smelt.hard_swish": 18, "smelt.softmax": 1},
+}
+
+
+def paddle_file(name: str) -> Path:
+    """A model inside a package that need not be importable."""
+    found = find_spec("rapidocr_onnxruntime")
+    if found is None or found.origin is None:
+        pytest.skip("rapidocr-onnxruntime is not installed")
+    return Path(found.origin).parent / "models" / f"{name}.onnx"
+
+
+@pytest.mark.parametrize("name", PADDLE)
+def test_what_paddle_writes(name: str) -> None:
+    _, marked, _ = both(paddle_file(name))
+    assert counted(marked) == PADDLE[name]
+
+
+def test_open_sizes_that_are_formulas_keep_every_bit(seed: int) -> None:
+    plain, marked, weights = both(paddle_file("ch_PP-OCRv4_rec_infer"))
+    image = np.random.default_rng(seed).standard_normal((1, 3, 48, 32)).astype(np.float32)
+    (name,) = (attrs["smelt.name"] for attrs in plain.main.arg_attrs if "smelt.weight" not in attrs)
+    before, after = (run(each, arguments(each, weights, {name: image})) for each in (plain, marked))
+    np.testing.assert_array_equal(before[0], after[0])
+    check_meanings(marked, arguments(marked, weights, {name: image}))
