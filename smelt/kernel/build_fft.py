@@ -217,7 +217,7 @@ def _or_zero(nest: Nest, condition: Expr, value: Callable[[], Pair]) -> Pair:
 def _open_length(nest: Nest, held: Planes, sizes: tuple[Size, Size, Size]) -> None:
     """As `_bluestein`, row by row, padded to a power of four that is found at run time."""
     outer, length, inner = sizes
-    room = 8 * length  # a power of four that holds 2 n - 1 is less than four times as long
+    room = 8 * length + 1  # a power of four that holds 2 n - 1, and at least 1
     padded_var = nest.declare(i64, Number(1))
     with nest.repeat(lambda: nest.less(nest.keep(padded_var), Amount(2 * length - 1))):
         nest.emit(Set(padded_var, scale(nest.keep(padded_var), 4)))

@@ -146,11 +146,21 @@ class _Program:
         for i, check in enumerate(self.plan.checks):
             a, b = size_text(check.a, symbols), size_text(check.b, symbols)
             lines.append(f"  if (!({a} {'==' if check.exact else '<='} {b})) return {i + 1};")
-        lines.append(f"  out[0] = {size_text(self.memory.total, symbols)};")
+        lines.append("  i64 total = 0;")
+        lines += [f"  total += {self._slot(slot)};" for slot in self.memory.slots]
+        lines.append("  out[0] = total;")
         lines.append(f"  out[1] = {size_text(self.memory.scratch, symbols)};")
         sizes = [size for buffer in self.plan.of_kind("result") for size in buffer.shape.sizes]
         lines += [f"  out[{i + 2}] = {size_text(size, symbols)};" for i, size in enumerate(sizes)]
         return "\n".join([*lines, "  return 0;", "}"])
+
+    def _slot(self, sizes: Sequence[Size]) -> str:
+        """The bytes of a slot: the most that a tenant needs."""
+        texts = [size_text(size, self.symbols) for size in sizes]
+        most = texts[0]
+        for text in texts[1:]:
+            most = f"size_max({most}, {text})"
+        return most
 
     def run(self, kernels: dict[Kernel, _Function]) -> str:
         symbols = self.symbols
@@ -164,11 +174,15 @@ class _Program:
             "  (void)rt; (void)ctx; (void)n; int status = 0; (void)status;",
             f"  void *b[{max(len(self.plan.buffers), 1)}];",
         ]
+        place = "ctx->arena"
+        for i, slot in enumerate(self.memory.slots):
+            lines.append(f"  char *const slot{i} = {place};")
+            place = f"slot{i} + {self._slot(slot)}"
         counts = {kind: len(self.plan.of_kind(kind)) for kind in ("argument", "result", "constant")}
         first = {"argument": 0, "result": counts["argument"], "constant": counts["argument"] + counts["result"]}
         for i, buffer in enumerate(self.plan.buffers):
             if buffer.kind == "temporary":
-                lines.append(f"  b[{i}] = ctx->arena + {size_text(self.memory.offsets[i], symbols)};")
+                lines.append(f"  b[{i}] = slot{self.memory.homes[i]};" if i in self.memory.homes else f"  b[{i}] = 0;")
             else:
                 lines.append(f"  b[{i}] = given[{first[buffer.kind] + buffer.index}];")
         if sizes:

@@ -6,9 +6,10 @@ running sums of slots, evaluated when a program is called.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from smelt.dim import Size, ceildiv, evaluate, maximum, symbols
+from smelt.dim import Size, ceildiv, evaluate, symbols
 from smelt.kernel.plan import Branch, Copy, Launch, Plan, Repeat, Require, Step, touched
 
 ALIGN = 64
@@ -17,36 +18,42 @@ SAMPLE = 100  # what an open size is taken for when slots are compared
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Where each temporary starts, by its number in the plan; the bytes of all of them; scratch per worker."""
+    """The slots, each with the bytes of its tenants; the slot of each temporary, by its number in the plan."""
 
-    offsets: dict[int, Size]
-    total: Size
-    scratch: Size = 0
+    slots: tuple[tuple[Size, ...], ...]
+    homes: Mapping[int, int]
+    scratch: Size = 0  # bytes per worker
+
+    def peak(self, values: Mapping[str, int]) -> int:
+        """The bytes of all slots, for given sizes."""
+        return sum(max(evaluate(size, values) for size in slot) for slot in self.slots)
 
 
 def assign(plan: Plan) -> Memory:
     lives = lifetimes(plan)
-    order = sorted(lives, key=lambda i: lives[i][0])
-    slots: list[tuple[Size, int]] = []  # size, free from this position on
+    slots: list[dict[Size, None]] = []
+    free: list[int] = []  # the position after which a slot is free
     homes: dict[int, int] = {}
-    for i in order:
+    for i in sorted(lives, key=lambda i: lives[i][0]):
         begin, end = lives[i]
         size = ceildiv(plan.buffers[i].bytes, ALIGN) * ALIGN
-        guess = _guess(size)
-        fits = [k for k, (_, free) in enumerate(slots) if free < begin]
-        best = min(fits, key=lambda k: (abs(_guess(slots[k][0]) - guess), k), default=None)
+        wanted = _guess(size)
+        fits = [k for k in range(len(slots)) if free[k] < begin]
+        best = min(fits, key=lambda k: (abs(max(map(_guess, slots[k])) - wanted), k), default=None)
         if best is None:
             best = len(slots)
-            slots.append((size, end))
-        else:
-            slots[best] = (maximum(slots[best][0], size), end)
+            slots.append({})
+            free.append(end)
+        slots[best][size] = None
+        free[best] = end
         homes[i] = best
-    starts: list[Size] = []
-    total: Size = 0
-    for size, _ in slots:
-        starts.append(total)
-        total = total + size
-    return Memory({i: starts[slot] for i, slot in homes.items()}, total)
+    return Memory(tuple(_largest(slot) for slot in slots), homes)
+
+
+def _largest(sizes: Mapping[Size, None]) -> tuple[Size, ...]:
+    """The sizes that may be the largest: one number at most."""
+    numbers = [size for size in sizes if isinstance(size, int)]
+    return (*(size for size in sizes if not isinstance(size, int)), *([max(numbers)] if numbers else []))
 
 
 def _guess(size: Size) -> int:

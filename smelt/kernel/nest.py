@@ -388,7 +388,7 @@ def reshaped(nest: Nest, index: Index, sizes: Sequence[Size], target: Sequence[S
                 if divide_exact(offset.extent, target[d]) is not None and target[d] not in (1, offset.extent):
                     raise SplitLoop(offset, target[d])
             offset, low = split(offset, target[d])
-            parts.append(nest.let(low))
+            parts.append(low)
         if theirs:
             parts.append(offset)
         result += reversed(parts)

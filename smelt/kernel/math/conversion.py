@@ -100,7 +100,7 @@ def _to_integer(target: DType, source: str) -> str:
     else:
         least, most = integer(low, target), integer(high, target)
         body = (
-            f"{t} inside = (x >= {number(low, source)}) & (x < {number(float(high + 1), source)}) ? ({t})x : 0;"
+            f"{t} inside = ((x >= {number(low, source)}) & (x < {number(float(high + 1), source)})) ? ({t})x : 0;"
             f" {t} above = x >= {number(float(high + 1), source)} ? {most} : inside;"
             f" return x < {number(low, source)} ? {least} : above;"
         )

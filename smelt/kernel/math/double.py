@@ -168,10 +168,11 @@ static inline f64 smelt_pow_f64(f64 x, f64 y) {{
   f64 half = 0.5 * y;
   i32 whole = smelt_trunc_f64(y) == y, odd = whole & (smelt_trunc_f64(half) != half);
   i32 negative = (i32)(smelt_bits_f64(x) >> 63);
-  f64 turned = negative & odd ? -size : size;
-  f64 value = (x < 0.0) & (whole ^ 1) & (a < {_INF}) ? {_NAN} : turned;
-  f64 known = (x != x) | (y != y) ? x + y : value;
-  return (y == 0.0) | (x == 1.0) | ((a == 1.0) & (smelt_abs_f64(y) == {_INF})) ? 1.0 : known;
+  f64 turned = (negative & odd) ? -size : size;
+  f64 value = ((x < 0.0) & (whole ^ 1) & (a < {_INF})) ? {_NAN} : turned;
+  f64 known = ((x != x) | (y != y)) ? x + y : value;
+  i32 one = (y == 0.0) | (x == 1.0) | ((a == 1.0) & (smelt_abs_f64(y) == {_INF}));
+  return one ? 1.0 : known;
 }}""",
     # Two of Halley's steps, then one of Newton's from a value of 26 bits, whose square is exact.
     "smelt_cbrt_f64": f"""\
@@ -201,13 +202,14 @@ static inline f64 smelt_atan2_f64(f64 y, f64 x) {{
   f64 numl = fold ? smelt_sum_error_f64(low, -high, num) : 0.0, denl = fold ? smelt_sum_error_f64(low, high, den) : 0.0;
   f64 left = ((num - product) - smelt_product_error_f64(ratio, den, product)) + (numl - ratio * denl);
   i32 plain = (high > 0.0) & (high < {_INF});
-  f64 q = both | (high == 0.0) ? 0.0 : ratio, z = q * q, ql = plain & (smelt_abs_f64(q) > 0x1p-900) ? left / den : 0.0;
+  f64 q = (both | (high == 0.0)) ? 0.0 : ratio, z = q * q;
+  f64 ql = (plain & (smelt_abs_f64(q) > 0x1p-900)) ? left / den : 0.0;
   f64 v = q, vl = smelt_fma_f64({horner("z", tables.ATAN_F64, "f64")} * z, q, ql);
   i32 j = fold, first = steep ? 2 - j : j, eighths = back ? 4 - first : first;
-  f64 part = steep ^ back ? -v : v, rest = steep ^ back ? -vl : vl, count = (f64)eighths;
+  f64 part = (steep ^ back) ? -v : v, rest = (steep ^ back) ? -vl : vl, count = (f64)eighths;
   f64 base = count * 0x1.921fb54442dp-1, sum = base + part;
   f64 angle = sum + (smelt_sum_error_f64(base, part, sum) + (rest + count * 0x1.8469898cc517p-49));
-  f64 known = (x != x) | (y != y) ? a + b : angle;
+  f64 known = ((x != x) | (y != y)) ? a + b : angle;
   return smelt_copysign_f64(known, y);
 }}""",
     "smelt_two_over_pi": table(),

@@ -62,7 +62,7 @@ def _pieces(dtype: DType) -> dict[str, str]:
     signed = dtype.kind == "int"
     _, high = integer_range(dtype)
     all_ones = "-1" if signed else f"{high}u" + ("ll" if width == 64 else "")
-    special = "(y == 0) | (y == -1)" if signed else "y == 0"
+    special = "((y == 0) | (y == -1))" if signed else "y == 0"
     by_minus_one = f"y == -1 ? {cut('-x', dtype)} : " if signed else ""
     amount = f"{wide} amount = {_bits('y', dtype)}"
     last = f"(amount < {width - 1} ? amount : {width - 1})"
@@ -114,7 +114,7 @@ def _power(dtype: DType) -> str:
         return f"{start} {loop} return {cut('result', dtype)};"
     return (
         f"{start} n = y < 0 ? n & 1 : n; {loop}"
-        f" return (y < 0) & (x != 1) & (x != -1) ? 0 : {cut('(i64)result', dtype)};"
+        f" return ((y < 0) & (x != 1) & (x != -1)) ? 0 : {cut('(i64)result', dtype)};"
     )
 
 

@@ -82,12 +82,12 @@ static inline f32 smelt_round_bf16(f32 x) {
     "smelt_multiply_bf16": """\
 static inline f32 smelt_multiply_bf16(f32 x, f32 y) {
   f32 p = x * y, fine = smelt_round_nearest_even_f32((x * 0x1p+66f) * (y * 0x1p+67f)) * 0x1p-133f;
-  return (p != 0.0f) & (smelt_abs_f32(p) < 0x1p-126f) ? fine : p;
+  return ((p != 0.0f) & (smelt_abs_f32(p) < 0x1p-126f)) ? fine : p;
 }""",
     "smelt_divide_bf16": """\
 static inline f32 smelt_divide_bf16(f32 x, f32 y) {
   f32 q = x / y, fine = smelt_round_nearest_even_f32((x * 0x1p+66f) / (y * 0x1p-67f)) * 0x1p-133f;
-  return (q != 0.0f) & (smelt_abs_f32(q) < 0x1p-126f) ? fine : q;
+  return ((q != 0.0f) & (smelt_abs_f32(q) < 0x1p-126f)) ? fine : q;
 }""",
     "smelt_square_bf16": "static inline f32 smelt_square_bf16(f32 x) { return smelt_multiply_bf16(x, x); }",
     # Powers of two from 2^-127 on; no sign, no zero, no infinity.
@@ -102,19 +102,19 @@ static inline ui8 smelt_store_f8E8M0FNU(f32 x) { return (ui8)(x != x ? 255 : sme
 static inline f32 smelt_round_f8E8M0FNU(f32 x) {
   ui32 bits = smelt_bits_f32(x), small = bits >= 0x600000u ? 1 : 0;
   ui32 near = bits < 0x800000u ? small : (bits + 0x400000u) >> 23, code = x == 0.0f ? 0 : near;
-  return smelt_load_f8E8M0FNU((ui8)((x >= 0.0f) & (code < 255) ? code : 255));
+  return smelt_load_f8E8M0FNU((ui8)(((x >= 0.0f) & (code < 255)) ? code : 255));
 }""",
     "smelt_next_after_f8E8M0FNU": """\
 static inline f32 smelt_next_after_f8E8M0FNU(f32 x, f32 y) {
   i32 code = smelt_store_f8E8M0FNU(x), next = code + (y > x) - (y < x);
-  return (x != x) | (y != y) ? x + y : smelt_load_f8E8M0FNU((ui8)next);
+  return ((x != x) | (y != y)) ? x + y : smelt_load_f8E8M0FNU((ui8)next);
 }""",
     "smelt_next_after_bf16": """\
 static inline f32 smelt_next_after_bf16(f32 x, f32 y) {
   ui32 bits = smelt_bits_f32(x);
   f32 step = smelt_from_bits_f32((y > x) == (x > 0.0f) ? bits + 0x10000u : bits - 0x10000u);
   f32 next = x == 0.0f ? smelt_copysign_f32(0x1p-133f, y) : step, value = x == y ? y : next;
-  return (x != x) | (y != y) ? x + y : value;
+  return ((x != x) | (y != y)) ? x + y : value;
 }""",
     "smelt_reduce_precision_f16": """\
 static inline f32 smelt_reduce_precision_f16(f32 x, i32 exponent, i32 mantissa) {
@@ -226,7 +226,7 @@ static inline f32 smelt_next_after_{name}(f32 x, f32 y) {{
   ui32 from = smelt_store_{name}(x), code = (y > x) == (x > 0.0f) ? from + 1 : from - 1;
   ui32 first = y < 0.0f ? {sign + 1:#x}u : 1u, next = x == 0.0f ? first : {gone};
   f32 value = x == y ? y : smelt_load_{name}(({_held(of)})next);
-  return (x != x) | (y != y) ? x + y : value;
+  return ((x != x) | (y != y)) ? x + y : value;
 }}"""
 
 

@@ -113,7 +113,7 @@ static inline {t} smelt_next_after_{t}({t} x, {t} y) {{
   {u} bits = smelt_bits_{t}(x);
   {t} step = smelt_from_bits_{t}((y > x) == (x > 0) ? bits + 1 : bits - 1);
   {t} next = x == 0 ? smelt_copysign_{t}(smelt_from_bits_{t}(1), y) : step, value = x == y ? y : next;
-  return (x != x) | (y != y) ? x + y : value;
+  return ((x != x) | (y != y)) ? x + y : value;
 }}""",
     # The mantissa of x is carried down to the exponent of y in steps that fit 64 bits: every step is exact.
     "remainder": """\

@@ -142,10 +142,10 @@ static inline f32 smelt_pow_f32(f32 x, f32 y) {{
   f64 half = 0.5 * b;
   i32 whole = smelt_trunc_f64(b) == b, odd = whole & (smelt_trunc_f64(half) != half);
   i32 negative = (i32)(smelt_bits_f32(x) >> 31);
-  f64 signed_ = negative & odd ? -size : size;
+  f64 turned = (negative & odd) ? -size : size;
   i32 undefined = (x < 0.0f) & (whole ^ 1) & (a < 0x1p+128);
-  f64 value = undefined ? __builtin_nan("") : signed_;
-  f64 known = (x != x) | (y != y) ? a + b : value;
+  f64 value = undefined ? __builtin_nan("") : turned;
+  f64 known = ((x != x) | (y != y)) ? a + b : value;
   i32 one = (y == 0.0f) | (x == 1.0f) | ((a == 1.0) & (smelt_abs_f64(b) > 0x1p+128));
   return (f32)(one ? 1.0 : known);
 }}""",
@@ -172,7 +172,7 @@ static inline f32 smelt_atan2_f32(f32 y, f32 x) {{
   f64 both = low > 0x1p+128 ? 0x1.921fb54442d18p-1 : v, first = high == 0.0 ? 0.0 : both;
   f64 quarter = steep ? 0x1.921fb54442d18p+0 - first : first;
   f64 turned = smelt_bits_f32(x) >> 31 ? 0x1.921fb54442d18p+1 - quarter : quarter;
-  f64 known = (x != x) | (y != y) ? a + b : turned;
+  f64 known = ((x != x) | (y != y)) ? a + b : turned;
   return (f32)smelt_copysign_f64(known, y);
 }}""",
     # |x| as quarter turns, whole turns taken away, in units of 2^-62: for 2^20 <= |x| < inf.

@@ -455,3 +455,79 @@ def test_open_sizes_that_are_formulas_keep_every_bit(seed: int) -> None:
     before, after = (run(each, arguments(each, weights, {name: image})) for each in (plain, marked))
     np.testing.assert_array_equal(before[0], after[0])
     check_meanings(marked, arguments(marked, weights, {name: image}))
+
+
+# ---- onnxruntime's own operators ----
+
+
+def contributed(folder: Path, operator: str, inputs: dict[str, tuple[int, list[int]]], **attributes: Any) -> Path:
+    node = helper.make_node(operator, list(inputs), ["y"], domain="com.microsoft", **attributes)
+    ports = [helper.make_tensor_value_info(name, kind, sizes) for name, (kind, sizes) in inputs.items() if name]
+    graph = helper.make_graph([node], "block", ports, [helper.make_tensor_value_info("y", 1, None)])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    path = folder / "block.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    return path
+
+
+CONTRIBUTED: dict[str, tuple[dict[str, tuple[int, list[int]]], dict[str, Any]]] = {
+    "Attention": (
+        {"x": (1, [2, 3, 8]), "w": (1, [8, 24]), "b": (1, [24]), "mask": (6, [2, 3])},
+        {"num_heads": 2, "unidirectional": 1},
+    ),
+    "MultiHeadAttention": (
+        {"q": (1, [2, 3, 8]), "k": (1, [2, 5, 8]), "v": (1, [2, 5, 8]), "b": (1, [24])},
+        {"num_heads": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("operator", CONTRIBUTED)
+def test_attention_of_onnxruntime(operator: str, seed: int, tmp_path: Path) -> None:
+    inputs, attributes = CONTRIBUTED[operator]
+    path = contributed(tmp_path, operator, inputs, **attributes)
+    generator = np.random.default_rng(seed)
+    given: dict[str, Array] = {}
+    for name, (kind, sizes) in inputs.items():
+        floats = generator.standard_normal(sizes).astype(np.float32)
+        given[name] = floats if kind == 1 else np.array([[1, 1, 1], [1, 1, 0]], np.int32)
+    plain, marked, weights = both(path)
+    assert counted(marked) == {"smelt.attention": 1}
+    before, after = (run(each, arguments(each, weights, given))[0] for each in (plain, marked))
+    np.testing.assert_array_equal(before, after)
+    check_meanings(marked, arguments(marked, weights, given))
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(after, session.run(None, given)[0], rtol=2e-5, atol=2e-5)
+
+
+RECURRENT: dict[str, tuple[int, dict[str, Any], list[str]]] = {
+    "LSTM": (4, {"activations": ["Sigmoid", "Tanh", "Relu"], "clip": 0.7, "direction": "reverse"}, ["h", "c", "p"]),
+    "GRU": (3, {"linear_before_reset": 1, "direction": "reverse"}, ["h"]),
+    "RNN": (1, {"activations": ["Relu"]}, ["h"]),
+}
+
+
+@pytest.mark.parametrize("operator", RECURRENT)
+@pytest.mark.parametrize("lengths", [False, True])
+def test_recurrence_with_every_input(operator: str, lengths: bool, seed: int, tmp_path: Path) -> None:
+    gates, attributes, states = RECURRENT[operator]
+    sizes = {"x": [5, 2, 3], "w": [1, gates * 4, 3], "r": [1, gates * 4, 4], "b": [1, gates * 8]}
+    sizes |= {"n": [2], "h": [1, 2, 4], "c": [1, 2, 4], "p": [1, 12]}
+    names = ["x", "w", "r", "b", "n" if lengths else "", *states]
+    node = helper.make_node(operator, names, ["y"], hidden_size=4, **attributes)
+    kept = [name for name in names if name]
+    ports = [helper.make_tensor_value_info(name, 6 if name == "n" else 1, sizes[name]) for name in kept]
+    graph = helper.make_graph([node], "block", ports, [helper.make_tensor_value_info("y", 1, None)])
+    path = tmp_path / "block.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    generator = np.random.default_rng(seed)
+    given = {name: generator.standard_normal(sizes[name]).astype(np.float32) for name in kept}
+    if lengths:
+        given["n"] = np.array([5, 3], np.int32)
+    plain, marked, weights = both(path)
+    assert counted(marked) == {f"smelt.{operator.lower()}": 1}
+    before, after = (run(each, arguments(each, weights, given))[0] for each in (plain, marked))
+    np.testing.assert_array_equal(before, after)
+    check_meanings(marked, arguments(marked, weights, given))
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(after, session.run(None, given)[0], rtol=2e-5, atol=2e-5)
