@@ -7,13 +7,13 @@ from math import prod
 
 import numpy as np
 
-from smelt.dim import ceildiv, product
+from smelt.dim import Size, ceildiv, maximum, product
 from smelt.dtype import DType, f32, f64, i1, i64
 from smelt.ir.core import Op, Value
 from smelt.ir.ops.packed import Taps, planes_out, taps_of
 from smelt.kernel.build_reduce import summed
 from smelt.kernel.loop import Affine, Amount, Array, Expr, Item, Load, Number, Product, Put, Quotient, Var, add, affine, scale, split
-from smelt.kernel.nest import Index, Nest, pull, tensor
+from smelt.kernel.nest import Index, Nest, flat, pull, tensor
 from smelt.kernel.sinks import Output, sink
 
 ROWS = 12  # of the largest tile; the emitter offers every smaller one
@@ -110,29 +110,37 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
 # ---- convolutions over planes ----
 
 
-@pull("smelt.planes")
-def planes(nest: Nest, op: Op, _: int, index: Index) -> Expr:
-    """[batch, channel, plane, place]: the padded image at every stride-th place, zero outside it."""
+@sink("smelt.planes")
+def planes(nest: Nest, op: Op, output: Output) -> None:
+    """[batch, channel, plane, place]: the padded image at every stride-th place, zero outside it; row by row."""
     image = op.operands[0]
     sizes = tensor(image).sizes[2:]
     taps = taps_of(op.attrs, planes_out(op.attrs, sizes))
-    batch, channel, plane, place = index
-    pixels: list[Expr] = [place]
-    parts: list[Expr] = [plane]
-    if len(sizes) == 2:
-        pixels = list(split(place, taps.width))
-        parts = list(split(plane, taps.strides[1]))
-    conditions: list[Expr] = []
-    at: list[Expr] = []
-    for pixel, part, stride, low, size in zip(pixels, parts, taps.strides, op.attrs["low"], sizes, strict=True):
-        spot = nest.let(add(scale(pixel, stride), part, -low))
-        if low > 0:
-            conditions.append(nest.apply("GE", spot, Number(0), dtype=i1))
-        conditions.append(nest.less(spot, Amount(size)))
-        at.append(spot)
-    return nest.choose(
-        nest.both(*conditions), lambda: nest.pull(image, (batch, channel, *at)), lambda: Number(0, f32), f32
-    )
+    shape = tensor(op.result).sizes
+    two = len(sizes) == 2
+    width: Size = taps.width if two else taps.length
+    rows: Size = ceildiv(taps.length, maximum(width, 1)) if two else 1
+    with nest.loops((*shape[:2], taps.count, rows)) as (batch, channel, plane, y):
+        begin = scale(y, width)
+        count = nest.apply("minimum", Amount(width), nest.let(add(taps.length, scale(begin, -1))), dtype=i64)
+        parts = split(plane, taps.strides[1]) if two else (plane,)
+        conditions: list[Expr] = []
+        at: list[Expr] = []
+        if two:
+            row = nest.let(add(scale(y, taps.strides[0]), parts[0], -op.attrs["low"][0]))
+            conditions += _between(nest, row, sizes[0])
+            at.append(row)
+        with nest.loop(count, "lane") as x:
+            column = nest.let(add(scale(x, taps.strides[-1]), parts[-1], -op.attrs["low"][-1]))
+            inside = nest.both(*conditions, *_between(nest, column, sizes[-1]))
+            element = nest.choose(
+                inside, lambda: nest.pull(image, (batch, channel, *at, column)), lambda: Number(0, f32), f32
+            )
+            nest.store(output.targets[0], flat((batch, channel, plane, add(begin, x)), shape), element)
+
+
+def _between(nest: Nest, at: Expr, size: Size) -> list[Expr]:
+    return [nest.apply("GE", at, Number(0), dtype=i1), nest.less(at, Amount(size))]
 
 
 @sink("smelt.plane_dot", anchor=True, addressed=(0, 1))

@@ -106,7 +106,8 @@ def _butterfly(nest: Nest, a: Sequence[Pair]) -> list[Pair]:
         total = _add(nest, total, sums[j])
     results = {0: total}
     for k in half:
-        even_part, odd_part = a[0], (Number(0.0, f64), Number(0.0, f64))
+        even_part: Pair = a[0]
+        odd_part: Pair = Number(0.0, f64), Number(0.0, f64)
         for j in half:
             angle = 2 * math.pi * (j * k % count) / count
             even_part = _add(nest, even_part, _times(nest, sums[j], math.cos(angle)))
@@ -167,35 +168,35 @@ def _bluestein(nest: Nest, held: Planes, sizes: tuple[Size, int, Size]) -> None:
     padded = 1 << (2 * length - 2).bit_length()
     table = _table(nest, padded)
     chirp = Planes.of(nest, length)
-    with nest.loop(length) as k:
-        squared = nest.let(Remainder(nest.apply("multiply", k, k), 2 * length))
-        chirp.store(k, _root(nest, squared, 2 * length))
+    with nest.loop(length) as at:
+        squared = nest.let(Remainder(nest.apply("multiply", at, at), 2 * length))
+        chirp.store(at, _root(nest, squared, 2 * length))
     filter_, other = Planes.of(nest, padded), Planes.of(nest, padded)
-    with nest.loop(padded) as k:
-        back = nest.apply("minimum", k, nest.let(add(scale(k, -1), padded)))
-        filter_.store(k, _or_zero(nest, nest.less(back, Number(length)), lambda: _conjugate(nest, chirp.load(back))))
+    with nest.loop(padded) as at:
+        back = nest.apply("minimum", at, nest.let(add(scale(at, -1), padded)))
+        filter_.store(at, _or_zero(nest, nest.less(back, Number(length)), lambda: _conjugate(nest, chirp.load(back))))
     filter_, _ = _passes(nest, filter_, other, table, (1, padded, 1))
     wide, spare = Planes.of(nest, outer, padded, inner), Planes.of(nest, outer, padded, inner)
 
-    def at(o: Expr, k: Expr, q: Expr, count: int) -> Expr:
+    def place(o: Expr, k: Expr, q: Expr, count: int) -> Expr:
         return flat((o, k, q), (outer, count, inner))
 
     with nest.loops((outer, padded, inner)) as (o, k, q):
         value = _or_zero(
             nest,
             nest.less(k, Number(length)),
-            lambda: _multiply(nest, held.load(at(o, k, q, length)), chirp.load(k)),
+            lambda: _multiply(nest, held.load(place(o, k, q, length)), chirp.load(k)),
         )
-        wide.store(at(o, k, q, padded), value)
+        wide.store(place(o, k, q, padded), value)
     wide, spare = _passes(nest, wide, spare, table, (outer, padded, inner))
     with nest.loops((outer, padded, inner)) as (o, k, q):
-        place = at(o, k, q, padded)
-        re, im = _times(nest, _multiply(nest, wide.load(place), filter_.load(k)), 1 / padded)
-        wide.store(place, (im, re))  # back again: the parts are swapped
+        spot = place(o, k, q, padded)
+        re, im = _times(nest, _multiply(nest, wide.load(spot), filter_.load(k)), 1 / padded)
+        wide.store(spot, (im, re))  # back again: the parts are swapped
     wide, spare = _passes(nest, wide, spare, table, (outer, padded, inner))
     with nest.loops((outer, length, inner)) as (o, k, q):
-        im, re = wide.load(at(o, k, q, padded))
-        held.store(at(o, k, q, length), _multiply(nest, (re, im), chirp.load(k)))
+        im, re = wide.load(place(o, k, q, padded))
+        held.store(place(o, k, q, length), _multiply(nest, (re, im), chirp.load(k)))
 
 
 def _conjugate(nest: Nest, x: Pair) -> Pair:

@@ -90,8 +90,8 @@ def cholesky(nest: Nest, op: Op, output: Output) -> None:
         pivot = nest.apply("sqrt", nest.apply("real", square, dtype=f64) if kind.is_complex else square)
         factor.store((*batch, i, i), nest.convert(pivot, kind))
     with nest.loops(sizes) as index:
-        *outer, i, j = index
-        place = index if lower else (*outer, j, i)
+        *outer, row, column = index
+        place = index if lower else (*outer, column, row)
         inside = nest.apply("GE", place[-2], place[-1], dtype=i1)
         value = nest.choose(
             inside, lambda: nest.convert(factor.load(place), element), lambda: Number(0, element), element

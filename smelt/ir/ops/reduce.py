@@ -331,7 +331,7 @@ def _epsilon(op: Op) -> float:
 # ---- scan ----
 
 
-def _scan_counts(op: Op | Call) -> tuple[int, int]:
+def scan_counts(op: Op | Call) -> tuple[int, int]:
     """How many inputs and initial values: of an input the body sees one slice, of an initial value everything."""
     ranks = [
         (value.type.rank, arg.type.rank)
@@ -349,7 +349,7 @@ def _infer_scan(call: Call) -> list[Type]:
     dimension = call.attrs["dimension"]
     if len(body.args) != len(shapes):
         call.fail("scan", "its body takes one argument per operand", expected=len(shapes), got=len(body.args))
-    inputs, inits = _scan_counts(call)
+    inputs, inits = scan_counts(call)
     told = [name for name in ("operandSegmentSizes", "resultSegmentSizes") if name in call.attrs]
     call.require(len(told) != 1, "scan", "both segment sizes are there, or none", got=told)
     segments = call.attrs.get("operandSegmentSizes")
@@ -385,7 +385,7 @@ def _without(shape: Shape, dimension: int) -> Shape:
 
 
 def _scan(frame: Frame, op: Op, *operands: Array) -> Arrays:
-    inputs, inits = _scan_counts(op)
+    inputs, inits = scan_counts(op)
     dimension = op.attrs["dimension"]
     body = op.regions[0]
     rows = [np.moveaxis(x, dimension, 0) for x in operands[:inputs]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from smelt.kernel.math import tables
 from smelt.kernel.math.circle import table
-from smelt.kernel.math.pieces import horner
+from smelt.kernel.math.pieces import horner, number
 from smelt.kernel.math.single import forms
 
 # ln 2, in parts whose products with an exponent are exact but for the last.
@@ -125,9 +125,10 @@ static inline f64 smelt_erf_near_f64(f64 a) {{
 static inline f64 smelt_erfc_tail_f64(f64 a) {{
   f64 b = a > 28.0 ? 28.0 : a, t = (b - 3.0) / (b + 3.0), square = b * b, p;
   i32 n = smelt_exp_split_f64(-square, -smelt_product_error_f64(b, b, square), &p), half = n >> 1;
-  f64 g = {horner("t", tables.ERFC_F64, "f64")};
+  f64 first = {number(tables.ERFC_F64[0], "f64")}, rest = t * {horner("t", tables.ERFC_F64[1:], "f64")};
+  f64 g = first + rest, gl = (first - g) + rest;
   f64 d = 1.0 + 2.0 * b, dl = 1.0 - (d - 2.0 * b), q = g / d, product = q * d;
-  f64 ql = ((g - product) - smelt_product_error_f64(q, d, product) - q * dl) / d;
+  f64 ql = (((g - product) - smelt_product_error_f64(q, d, product)) + (gl - q * dl)) / d;
   return (q + smelt_fma_f64(q, p, ql)) * smelt_power_of_two(half) * smelt_power_of_two(n - half);
 }}""",
     "smelt_erf_f64": """\
@@ -201,9 +202,9 @@ static inline f64 smelt_atan2_f64(f64 y, f64 x) {{
   f64 num = fold ? low - high : low, den = fold ? low + high : high, ratio = num / den, product = ratio * den;
   f64 numl = fold ? smelt_sum_error_f64(low, -high, num) : 0.0, denl = fold ? smelt_sum_error_f64(low, high, den) : 0.0;
   f64 left = ((num - product) - smelt_product_error_f64(ratio, den, product)) + (numl - ratio * denl);
-  i32 plain = (high > 0.0) & (high < {_INF});
+  i32 plain = (low > 0x1p-900) & (high < {_INF}) & (smelt_abs_f64(ratio) > 0x1p-900);
   f64 q = (both | (high == 0.0)) ? 0.0 : ratio, z = q * q;
-  f64 ql = (plain & (smelt_abs_f64(q) > 0x1p-900)) ? left / den : 0.0;
+  f64 ql = plain ? left / den : 0.0;
   f64 v = q, vl = smelt_fma_f64({horner("z", tables.ATAN_F64, "f64")} * z, q, ql);
   i32 j = fold, first = steep ? 2 - j : j, eighths = back ? 4 - first : first;
   f64 part = (steep ^ back) ? -v : v, rest = (steep ^ back) ? -vl : vl, count = (f64)eighths;

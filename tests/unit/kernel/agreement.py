@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from smelt.dtype import Array, dtype, integer_range
 from smelt.engine.native import NativeEngine
@@ -30,7 +31,7 @@ def draw(random: np.random.Generator, element: str, *sizes: int, few: bool = Fal
     return numbers.astype(kind.numpy)
 
 
-def disagreement(program: Program, calls: Sequence[Sequence[Array]], rounding: float = 0.0) -> str:
+def disagreement(program: Program, calls: Sequence[Sequence[npt.ArrayLike]], rounding: float = 0.0) -> str:
     """The first difference between the two over several calls; `rounding` is relative to the largest element."""
     compiled = NativeEngine().compile(program)
     for call in calls:

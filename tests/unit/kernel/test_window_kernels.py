@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def random_window(random: np.random.Generator, rank: int, dilated: bool) -> dict
     }
 
 
-def positions(sizes: Sequence[int], window: dict[str, tuple[object, ...]]) -> list[int]:
+def positions(sizes: Sequence[int], window: Mapping[str, tuple[object, ...]]) -> list[int]:
     rank = len(sizes)
     base = window.get("base_dilations") or (1,) * rank
     parts = (window[name] for name in ("window_dimensions", "window_dilations", "window_strides"))
@@ -159,7 +159,7 @@ def test_select_and_scatter(seed: int) -> None:
                     regions=[r.body, combine(f, name, "f32")],
                 )
             )
-    args = [draw(random, "f32", *shape.sizes) for shape in shapes]  # type: ignore[misc]
+    args = [draw(random, "f32", *map(int, shape.sizes)) for shape in shapes]  # type: ignore[arg-type]
     assert disagreement(Program.of(f.func(*results)), [(*args, np.float32(0.25))]) == ""
 
 

@@ -1,0 +1,382 @@
+"""Lower: ops that no kernel knows become ops that one does, for an engine that asks for it. Called by `pipeline`.
+
+Normalisations and scans are taken apart, `einsum` becomes a product, and what processes exchange is nothing where there
+is one process. Quantised types (`lower_quantised`) and `rng` (`lower_random`) change whole functions, in files of their
+own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from smelt.dim import Size
+from smelt.dtype import DType, f32, i32
+from smelt.ir.attributes import DotDims, Float, Int
+from smelt.ir.build import Builder
+from smelt.ir.clone import clone_ops
+from smelt.ir.core import Op, Region, Value, walk
+from smelt.ir.ops import OPS
+from smelt.ir.ops.linear import einsum_labels, inner_dims, ragged_mode
+from smelt.ir.ops.reduce import scan_counts
+from smelt.ir.rewrite import Edit, Match, Rule, op
+from smelt.shape import Shape
+
+Values = Value | Sequence[Value] | None
+
+
+def lower(edit: Edit) -> int:
+    """Apply the rules wherever they do; unlike `rewrite`, ops with an effect go, too. Gives the number of changes."""
+    by_name = {rule.pattern.op: rule for rule in LOWER}
+    count = 0
+    work = deque(walk(edit.func.body))
+    while work:
+        each = work.popleft()
+        rule = by_name.get(each.name)
+        if rule is None or each not in edit:
+            continue
+        edit.touched.clear()
+        made = rule.fn(Match(edit, each))
+        if made is None:
+            continue
+        work += (op for top in edit.touched for op in _with_inner(top))
+        values = [made] if isinstance(made, Value) else list(made)
+        for old, new in zip(each.results, values, strict=True):
+            edit.replace(old, new)
+        start = edit.maker(each.operands[0]) if each.operands else None
+        edit.erase(each)
+        if start is not None and start.name == "stablehlo.async_start" and not edit.is_used(start.results[0]):
+            edit.erase(start)
+        count += 1
+    return count
+
+
+def _with_inner(op: Op) -> Iterator[Op]:
+    yield op
+    for region in op.regions:
+        yield from walk(region)
+
+
+# ---- normalisation ----
+
+
+class _Norm:
+    """A batch normalisation under way: values in the type to compute in, and numbers per feature laid along them."""
+
+    def __init__(self, m: Match) -> None:
+        self.b, self.op, self.shape = m.build, m.op, m.operand(0).shape
+        element = self.shape.element
+        self.kind: DType = element if element.bits >= 32 else f32
+        self.feature = m.op.attrs["feature_index"]
+        self.axes = tuple(d for d in range(self.shape.rank) if d != self.feature)
+        self.operands = [self.b.convert(value, result=value.shape.with_dtype(self.kind)) for value in _operands(m)]
+
+    def along(self, x: Value) -> Value:
+        """A number per feature at every element."""
+        result: Value = self.b.broadcast_in_dim(
+            x, broadcast_dimensions=(self.feature,), result=self.shape.with_dtype(self.kind)
+        )
+        return result
+
+    def number(self, x: float, like: Value) -> Value:
+        return self.b.full(x, like.shape)
+
+    def sum(self, x: Value) -> Value:
+        return _sum(self.b, x, self.axes)
+
+    def count(self, like: Value) -> Value:
+        """How many elements a feature has, in the shape of a value."""
+        total = self.b.constant(1.0, self.kind)
+        for axis in self.axes:
+            size = self.b.get_dimension_size(self.operands[0], dimension=axis)
+            total = self.b.multiply(total, self.b.convert(size, result=Shape.of(self.kind, ())))
+        return _spread(self.b, total, like.shape)
+
+    def deviation(self, variance: Value) -> Value:
+        epsilon = float(np.float32(self.op.attrs["epsilon"]))
+        result: Value = self.b.sqrt(self.b.add(variance, self.number(epsilon, variance)))
+        return result
+
+    def results(self, *values: Value) -> list[Value]:
+        pairs = zip(values, self.op.results, strict=True)
+        return [self.b.convert(value, result=value.shape.with_dtype(old.shape.dtype)) for value, old in pairs]
+
+
+def _batch_norm_inference(m: Match) -> Values:
+    n = _Norm(m)
+    x, scale, offset, mean, variance = n.operands
+    normal = n.b.divide(n.b.subtract(x, n.along(mean)), n.along(n.deviation(variance)))
+    return n.results(n.b.add(n.b.multiply(normal, n.along(scale)), n.along(offset)))
+
+
+def _batch_norm_training(m: Match) -> Values:
+    n = _Norm(m)
+    x, scale, offset = n.operands
+    mean = n.b.divide(n.sum(x), n.count(scale))
+    centered = n.b.subtract(x, n.along(mean))
+    variance = n.b.divide(n.sum(n.b.multiply(centered, centered)), n.count(scale))
+    normal = n.b.divide(centered, n.along(n.deviation(variance)))
+    return n.results(n.b.add(n.b.multiply(normal, n.along(scale)), n.along(offset)), mean, variance)
+
+
+def _batch_norm_grad(m: Match) -> Values:
+    n = _Norm(m)
+    x, scale, mean, variance, grad = n.operands
+    b = n.b
+    centered = b.subtract(x, n.along(mean))
+    deviation = n.deviation(variance)
+    offset = n.sum(grad)
+    along = n.sum(b.multiply(grad, centered))
+    pull = b.multiply(centered, n.along(b.divide(along, b.multiply(deviation, deviation))))
+    inner = b.subtract(b.subtract(b.multiply(n.count(x), grad), n.along(offset)), pull)
+    factor = b.divide(b.divide(scale, deviation), n.count(scale))
+    return n.results(b.multiply(n.along(factor), inner), b.divide(along, deviation), offset)
+
+
+def _sum(b: Builder, x: Value, axes: Sequence[int]) -> Value:
+    scalar = Shape.of(x.shape.dtype, ())
+    with b.region(scalar, scalar) as r:
+        r.result(r.add(*r.args))
+    result: Value = b.reduce(x, b.constant(0.0, x.shape.dtype), dimensions=tuple(axes), regions=[r.body])
+    return result
+
+
+def _spread(b: Builder, scalar: Value, shape: Shape) -> Value:
+    result: Value = b.broadcast_in_dim(scalar, broadcast_dimensions=(), result=shape)
+    return result
+
+
+# ---- products ----
+
+
+def _einsum(m: Match) -> Values:
+    """A product where every label is batch, contracted or free; a kernel of its own sums the others."""
+    lhs, rhs = _operands(m)
+    terms, names = einsum_labels(m.op.attrs["einsum_config"], [lhs.shape.rank, rhs.shape.rank])
+    left, right = terms
+    shared = [label for label in left if label in right]
+    batch = [label for label in shared if label in names]
+    summed = [label for label in shared if label not in names]
+    free = [[label for label in term if label not in shared] for term in terms]
+    unique = all(len(set(term)) == len(term) for term in terms)
+    if not unique or any(label not in names for label in (*free[0], *free[1])):
+        return None
+    dims = DotDims(
+        tuple(map(left.index, batch)),
+        tuple(map(right.index, batch)),
+        tuple(map(left.index, summed)),
+        tuple(map(right.index, summed)),
+    )
+    order = [*batch, *free[0], *free[1]]
+    sizes: dict[str, Size] = {
+        **dict(zip(right, rhs.shape.sizes, strict=True)),
+        **dict(zip(left, lhs.shape.sizes, strict=True)),
+    }
+    made = Shape.of(m.shape.dtype, [sizes[label] for label in order])
+    product = m.build.dot_general(lhs, rhs, dot_dimension_numbers=dims, result=made)
+    if order == names:
+        return _same_sizes(product, m)
+    return _same_sizes(m.build.transpose(product, permutation=tuple(order.index(label) for label in names)), m)
+
+
+def _same_sizes(value: Value, m: Match) -> Value | None:
+    return value if value.shape.sizes == m.shape.sizes else None
+
+
+def _ragged_dot(m: Match) -> Values:
+    dims = m.op.attrs["ragged_dot_dimension_numbers"]
+    if ragged_mode(dims) != "batch":
+        return None
+    lhs, rhs, _ = _operands(m)
+    value: Value = m.build.dot_general(lhs, rhs, dot_dimension_numbers=inner_dims(dims), result=m.shape)
+    return value
+
+
+# ---- one process ----
+
+
+def _alone(m: Match) -> bool:
+    """Whether the only process makes up the only group."""
+    return [list(group) for group in m.op.attrs["replica_groups"]] == [[0]] and not m.op.attrs.get("has_dynamic_root")
+
+
+def _kept(m: Match) -> Values:
+    """What one process gives is what it gets; a computation's element type may be wider."""
+    if not _alone(m):
+        return None
+    made = []
+    for operand, old in zip(_operands(m), m.op.results, strict=True):
+        if operand.shape.sizes != old.shape.sizes:
+            return None
+        same = operand.shape.dtype == old.shape.dtype
+        made.append(operand if same else m.build.convert(operand, result=old.shape))
+    return made
+
+
+def _permuted(m: Match) -> Values:
+    pairs = [tuple(pair) for pair in m.op.attrs["source_target_pairs"]]
+    if pairs == [(0, 0)]:
+        return m.operand(0)
+    return m.build.full(0, m.shape) if not pairs else None
+
+
+def _first(m: Match) -> Values:
+    return m.build.constant(0, m.shape.dtype)
+
+
+def _operand(m: Match) -> Values:
+    return m.operand(0)
+
+
+def _nothing(_: Match) -> Values:
+    return ()
+
+
+# ---- tuples, futures, constants ----
+
+
+def _element(m: Match) -> Values:
+    maker = m.edit.maker(m.operand(0))
+    if maker is None or maker.name != "stablehlo.tuple":
+        return None
+    return m.edit.operands(maker)[m.op.attrs["index"]]
+
+
+def _done(m: Match) -> Values:
+    """What an asynchronous region returns, computed where somebody waits for it."""
+    maker = m.edit.maker(m.operand(0))
+    if maker is None or maker.name != "stablehlo.async_start":
+        return None
+    return _inlined(m.build, maker.regions[0], m.edit.operands(maker))
+
+
+def _inlined(b: Any, region: Region, operands: Sequence[Value]) -> list[Value]:
+    values = dict(zip(region.args, operands, strict=True))
+    for each in clone_ops(region.ops, values):
+        b.insert(each)
+    return [values.get(value, value) for value in region.results]
+
+
+def _constant_like(m: Match) -> Values:
+    value = m.op.attrs["value"]
+    return m.build.full(value.value if isinstance(value, Int | Float) else value, m.shape)
+
+
+# ---- scan ----
+
+
+def is_pointwise(region: Region) -> bool:
+    """Whether a body works on each element alone: a kernel runs it along the scanned dimension."""
+    shapes = [value.type for value in (*region.args, *(result for each in region.ops for result in each.results))]
+    sizes = {shape.sizes for shape in shapes if isinstance(shape, Shape) and shape.rank}
+    if len(sizes) > 1 or (sizes and any(isinstance(arg.type, Shape) and not arg.type.rank for arg in region.args)):
+        return False
+
+    def plain(each: Op) -> bool:
+        if each.name in ("stablehlo.constant", "chlo.constant"):
+            return bool(each.attrs["value"].is_splat)
+        if each.name == "stablehlo.broadcast_in_dim":
+            return not each.operands[0].shape.rank
+        return OPS[each.name].elementwise
+
+    own = {*region.args, *(value for each in region.ops for value in each.results)}
+    return all(plain(each) and own.issuperset(each.operands) for each in region.ops) and own.issuperset(region.results)
+
+
+def _scan(m: Match) -> Values:
+    """A loop over slices, for bodies that look at more than one element."""
+    body, dimension = m.op.regions[0], m.op.attrs["dimension"]
+    inputs, inits = scan_counts(m.op)
+    operands = _operands(m)
+    outputs = len(body.results) - inits
+    slices = [*(value.shape for value in operands[:inputs]), *(value.shape for value in m.op.results[:outputs])]
+    if is_pointwise(body) or not all(_is_known(shape, dimension) for shape in slices):
+        return None
+    b, counter = m.build, Shape("i32")
+    length = b.convert(b.get_dimension_size(operands[0], dimension=dimension), result=counter)
+    carried = [
+        b.constant(0, i32),
+        *(b.full(0, value.shape) for value in m.op.results[:outputs]),
+        *operands[inputs:],
+    ]
+    types = [value.type for value in carried]
+    with b.region(*types) as condition:
+        condition.result(condition.compare(condition.args[0], length, comparison_direction="LT"))
+    with b.region(*types) as r:
+        step, zero = r.args[0], r.constant(0, i32)
+        last = r.subtract(length, r.constant(1, i32))
+        at = r.subtract(last, step) if m.op.attrs["is_reverse"] else step
+        rows = [_row(r, value, at, zero, dimension) for value in operands[:inputs]]
+        values = dict(zip(body.args, [*rows, *r.args[1 + outputs :]], strict=True))
+        r.ops += clone_ops(body.ops, values)
+        results = [values.get(value, value) for value in body.results]
+        written = [
+            _written(r, target, row, at, zero, dimension)
+            for target, row in zip(r.args[1 : 1 + outputs], results[:outputs], strict=True)
+        ]
+        r.result(r.add(step, r.constant(1, i32)), *written, *results[outputs:])
+    loop = b.op("stablehlo.while", *carried, regions=[condition.body, r.body])
+    return loop.results[1:]
+
+
+def _is_known(shape: Shape, dimension: int) -> bool:
+    return all(isinstance(size, int) or d == dimension for d, size in enumerate(shape.sizes))
+
+
+def _row(b: Builder, value: Value, at: Value, zero: Value, dimension: int) -> Value:
+    sizes = [1 if d == dimension else size for d, size in enumerate(value.shape.sizes)]
+    starts = [at if d == dimension else zero for d in range(len(sizes))]
+    row = b.dynamic_slice(value, *starts, slice_sizes=tuple(sizes))
+    kept = [size for d, size in enumerate(value.shape.sizes) if d != dimension]
+    result: Value = b.reshape(row, result=Shape.of(value.shape.dtype, kept))
+    return result
+
+
+def _written(b: Builder, target: Value, row: Value, at: Value, zero: Value, dimension: int) -> Value:
+    sizes = [1 if d == dimension else size for d, size in enumerate(target.shape.sizes)]
+    update = b.reshape(row, result=Shape.of(row.shape.dtype, sizes))
+    starts = [at if d == dimension else zero for d in range(len(sizes))]
+    result: Value = b.dynamic_update_slice(target, update, *starts)
+    return result
+
+
+def _operands(m: Match) -> list[Value]:
+    return m.edit.operands(m.op)
+
+
+_ONE = "one process has nobody to exchange with"
+
+LOWER = [
+    Rule(op("batch_norm_inference"), _batch_norm_inference, "a normalisation, spelled out"),
+    Rule(op("batch_norm_training"), _batch_norm_training, "moments and a normalisation, spelled out"),
+    Rule(op("batch_norm_grad"), _batch_norm_grad, "the gradient of a normalisation, spelled out"),
+    Rule(op("einsum"), _einsum, "labels of a product"),
+    Rule(op("chlo.ragged_dot"), _ragged_dot, "groups of batches do not show in a product"),
+    *(
+        Rule(op(name), _kept, _ONE)
+        for name in (
+            "all_gather",
+            "all_reduce",
+            "all_to_all",
+            "reduce_scatter",
+            "collective_reduce",
+            "collective_broadcast",
+            "cross-replica-sum",
+        )
+    ),
+    Rule(op("collective_permute"), _permuted, "one process sends to itself or not at all"),
+    Rule(op("partition_id"), _first, "one process is the first"),
+    Rule(op("replica_id"), _first, "one process is the first"),
+    *(
+        Rule(op(name), _operand, "one process holds all of a tensor")
+        for name in ("sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier")
+    ),
+    Rule(op("sdy.sharding_group"), _nothing, "one process holds all of a tensor"),
+    Rule(op("get_tuple_element"), _element, "the parts of a tuple are known"),
+    Rule(op("async_done"), _done, "one stream computes one thing after the other"),
+    Rule(op("chlo.constant_like"), _constant_like, "only the shape of the operand shows"),
+    Rule(op("chlo.scan"), _scan, "a scan is a loop over slices"),
+]
