@@ -83,6 +83,8 @@ def main() -> None:
         for value in values:
             print(f"    {value!r},")
         print(")")
+        if name == "ERFC_F64":
+            print(f"{name}_REST = {float(coefficients[-1] - values[0])!r}  # what rounding took from the first")
 
 
 if __name__ == "__main__":

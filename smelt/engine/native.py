@@ -18,7 +18,7 @@ from smelt.engine_api import Executable, Signature
 from smelt.errors import DeviceError, RunError, SizeError, SmeltError
 from smelt.ir.core import Program
 from smelt.ir.verify import assumptions
-from smelt.kernel.emit_c import FAILED, Source
+from smelt.kernel.emit_c import FAILED, UNFIT, Source
 from smelt.kernel.fuse import fuse
 from smelt.kernel.memory import assign
 from smelt.kernel.plan import Launch, Plan, walk
@@ -68,7 +68,7 @@ def compile_all(programs: Sequence[Program]) -> list[NativeExecutable | SmeltErr
 
 def lower(program: Program) -> Program:
     """The program as the kernel compiler wants it."""
-    optimised, _ = pipeline.run(program, width=tile_shape(cpu.target()).columns)
+    optimised, _ = pipeline.run(program, width=tile_shape(cpu.target()).columns, lowered=True)
     return optimised
 
 
@@ -114,6 +114,11 @@ def _load(library: ctypes.CDLL, planned: _Planned, inputs: list[str]) -> runtime
 
 def _explain(plan: Plan, status: int, record: tuple[int, ...]) -> SmeltError:
     """The error behind a status of the program."""
+    if status >= UNFIT:
+        failed = plan.checks[status - UNFIT]
+        relation = "equal to" if failed.exact else "at most"
+        expected = f"{failed.a} {relation} {failed.b}"
+        return SizeError(failed.why, expected=expected, got=f"{record[0]} and {record[1]}")
     if status >= FAILED:
         return RunError(plan.requirements[status - FAILED], got=f"at element {record[0]}")
     return RunError("the compiled program reported a failure", got=status)

@@ -24,6 +24,7 @@ from smelt.ir.build import settle
 from smelt.ir.core import Func, Op, Program, Region, Type, Value, walk
 from smelt.ir.ops import OPS
 from smelt.ir.ops.definition import Call, Exchange, Process, Receive, Rendezvous, Scope, Send
+from smelt.ir.ops.random import Source
 from smelt.shape import Shape
 
 Callback: TypeAlias = Callable[..., Any]
@@ -58,7 +59,7 @@ class World:
     probes: dict[str, list[Array]] = field(default_factory=dict)
     plans: dict[Region, _Plan] = field(default_factory=dict)
     births: dict[Func, dict[Op | Region, frozenset[str]]] = field(default_factory=dict)
-    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))  # what `rng` draws from
+    random: Source = field(default_factory=Source)  # what `rng` draws from
 
     def parallel(self, grid: Grid, infeed: Sequence[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
         """Run a grid of processes that have a queue of their own and share everything else."""

@@ -1,12 +1,13 @@
 """What an op demands of its operands before a kernel may rely on it: of sizes (`limits`) and of data (`DEMANDS`).
 
 `fuse` checks limits when a program is called, and has the conditions of `DEMANDS` computed and checked where the op
-stands, because sizes that data gives must be those of the op's type.
+stands, because sizes that data gives must be those of the op's type. A size that is born there gets its number so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from smelt.dim import Size, maximum, minimum
 from smelt.dtype import i1, i64
@@ -15,7 +16,15 @@ from smelt.kernel.build_index import place, slice_sizes
 from smelt.kernel.loop import Amount, Expr, Number, add, scale
 from smelt.kernel.nest import Nest, tensor
 
-Demand = Callable[[Nest, Op], Iterator[Expr]]
+
+class Given(NamedTuple):
+    """A number that data gives, and the size that it must be."""
+
+    number: Expr
+    size: Size
+
+
+Demand = Callable[[Nest, Op], Iterator[Expr | Given]]
 
 DEMANDS: dict[str, Demand] = {}
 
@@ -65,8 +74,8 @@ def _number(nest: Nest, op: Op, operand: int, *index: int) -> Expr:
     return place(nest, nest.pull(op.operands[operand], tuple(map(Number, index))))
 
 
-def _equal(nest: Nest, x: Expr, size: Size) -> Expr:
-    return nest.apply("EQ", nest.let(x), Amount(size), dtype=i1)
+def _equal(nest: Nest, x: Expr, size: Size) -> Given:
+    return Given(nest.let(x), size)
 
 
 def _at_most(nest: Nest, x: Expr, y: Expr) -> Expr:
@@ -74,18 +83,26 @@ def _at_most(nest: Nest, x: Expr, y: Expr) -> Expr:
 
 
 @demand("stablehlo.dynamic_iota", "stablehlo.dynamic_reshape", "stablehlo.dynamic_broadcast_in_dim")
-def output_shape(nest: Nest, op: Op) -> Iterator[Expr]:
+def output_shape(nest: Nest, op: Op) -> Iterator[Expr | Given]:
+    last = len(op.operands) - 1
     for d, size in enumerate(tensor(op.result).sizes):
-        yield _equal(nest, _number(nest, op, len(op.operands) - 1, d), size)
+        yield _equal(nest, _number(nest, op, last, d), size)
+    if op.name == "stablehlo.dynamic_broadcast_in_dim":
+        full = tensor(op.result).sizes
+        for d, size in zip(op.attrs["broadcast_dimensions"], tensor(op.operands[0]).sizes, strict=True):
+            if size not in (1, full[d]):
+                one = nest.apply("EQ", Amount(size), Number(1), dtype=i1)
+                kept = nest.apply("EQ", Amount(size), _number(nest, op, last, d), dtype=i1)
+                yield nest.apply("or", one, kept)
 
 
 @demand("stablehlo.set_dimension_size")
-def set_dimension_size(nest: Nest, op: Op) -> Iterator[Expr]:
+def set_dimension_size(nest: Nest, op: Op) -> Iterator[Expr | Given]:
     yield _equal(nest, _number(nest, op, 1), tensor(op.result).sizes[op.attrs["dimension"]])
 
 
 @demand("stablehlo.dynamic_gather")
-def dynamic_gather(nest: Nest, op: Op) -> Iterator[Expr]:
+def dynamic_gather(nest: Nest, op: Op) -> Iterator[Expr | Given]:
     dims = op.attrs["dimension_numbers"]
     for d, size in enumerate(slice_sizes(op)):
         given = _number(nest, op, 2, d)
@@ -97,7 +114,7 @@ def dynamic_gather(nest: Nest, op: Op) -> Iterator[Expr]:
 
 
 @demand("stablehlo.real_dynamic_slice")
-def real_dynamic_slice(nest: Nest, op: Op) -> Iterator[Expr]:
+def real_dynamic_slice(nest: Nest, op: Op) -> Iterator[Expr | Given]:
     sizes = zip(tensor(op.operands[0]).sizes, tensor(op.result).sizes, strict=True)
     for d, (size, count) in enumerate(sizes):
         start, limit, stride = (_number(nest, op, i, d) for i in (1, 2, 3))
@@ -110,7 +127,7 @@ def real_dynamic_slice(nest: Nest, op: Op) -> Iterator[Expr]:
 
 
 @demand("stablehlo.dynamic_pad")
-def dynamic_pad(nest: Nest, op: Op) -> Iterator[Expr]:
+def dynamic_pad(nest: Nest, op: Op) -> Iterator[Expr | Given]:
     sizes = zip(tensor(op.operands[0]).sizes, tensor(op.result).sizes, strict=True)
     for d, (size, full) in enumerate(sizes):
         low, high, interior = (_number(nest, op, i, d) for i in (2, 3, 4))
@@ -119,7 +136,7 @@ def dynamic_pad(nest: Nest, op: Op) -> Iterator[Expr]:
 
 
 @demand("stablehlo.dynamic_conv")
-def dynamic_conv(nest: Nest, op: Op) -> Iterator[Expr]:
+def dynamic_conv(nest: Nest, op: Op) -> Iterator[Expr | Given]:
     dims = op.attrs["dimension_numbers"]
     images, kernels, results = (tensor(value).sizes for value in (*op.operands[:2], op.result))
     count = len(dims.input_spatial_dimensions)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from smelt.dim import Atom, Size
+from smelt.dim import Atom, Size, symbols
 from smelt.dtype import DType, f32
 from smelt.errors import UnsupportedError
 from smelt.kernel import interim, math
@@ -46,7 +46,7 @@ from smelt.kernel.loop import (
 from smelt.kernel.memory import Memory
 from smelt.kernel.nest import everything, expressions, mentioned
 from smelt.kernel.tile_c import TileShape, product_text
-from smelt.kernel.plan import Branch, Copy, Kernel, Launch, Plan, Repeat, Require, Step, walk
+from smelt.kernel.plan import Branch, Buffer, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Step, walk
 
 ABI = """\
 typedef struct Runtime Runtime; typedef struct Context Context;
@@ -67,7 +67,8 @@ static inline i64 size_max(i64 a, i64 b) { return a > b ? a : b; }
 static inline i64 size_min(i64 a, i64 b) { return a < b ? a : b; }
 """
 WORTH = 32768  # elements that are worth a core
-CANCELLED, FAILED = -1, 1 << 20
+CANCELLED, NO_MEMORY, FAILED, UNFIT = -1, -2, 1 << 20, 1 << 21
+MOST_BYTES = 1e15  # of one buffer whose size only data tells: more is no size but a mistake
 
 
 def emit(plan: Plan, memory: Memory, name: str, tile: TileShape) -> str:
@@ -137,13 +138,16 @@ class _Program:
 
     @property
     def symbols(self) -> dict[str, str]:
-        return {name: f"n[{i}]" for i, name in enumerate(self.plan.symbols)}
+        known = {name: f"n[{i}]" for i, name in enumerate(self.plan.symbols)}
+        return known | {name: f"m[{i}]" for i, name in enumerate(self.plan.late)}
 
     def measure(self) -> str:
         """Checks on sizes, the memory that a call needs, and the sizes of the results."""
         symbols = self.symbols
         lines = [f"int {self.name}_measure(const i64 *n, i64 *out) {{", "  (void)n;"]
         for i, check in enumerate(self.plan.checks):
+            if self.plan.is_late(check.a, check.b):
+                continue
             a, b = size_text(check.a, symbols), size_text(check.b, symbols)
             lines.append(f"  if (!({a} {'==' if check.exact else '<='} {b})) return {i + 1};")
         lines.append("  i64 total = 0;")
@@ -151,7 +155,8 @@ class _Program:
         lines.append("  out[0] = total;")
         lines.append(f"  out[1] = {size_text(self.memory.scratch, symbols)};")
         sizes = [size for buffer in self.plan.of_kind("result") for size in buffer.shape.sizes]
-        lines += [f"  out[{i + 2}] = {size_text(size, symbols)};" for i, size in enumerate(sizes)]
+        texts = ["-1" if self.plan.is_late(size) else size_text(size, symbols) for size in sizes]
+        lines += [f"  out[{i + 2}] = {text};" for i, text in enumerate(texts)]
         return "\n".join([*lines, "  return 0;", "}"])
 
     def _slot(self, sizes: Sequence[Size]) -> str:
@@ -185,10 +190,17 @@ class _Program:
                 lines.append(f"  b[{i}] = slot{self.memory.homes[i]};" if i in self.memory.homes else f"  b[{i}] = 0;")
             else:
                 lines.append(f"  b[{i}] = given[{first[buffer.kind] + buffer.index}];")
+        if self.plan.late:
+            lines.append(f"  i64 m[{len(self.plan.late)}] = {{0}};")
+            lines += [f"  i64 held{i} = -1;" for i, _ in self._late_buffers()]
         if sizes:
             lines.append(f"  i64 t[{len(sizes)}];")
-            lines += [f"  t[{i}] = {size_text(size, symbols)};" for size, i in sizes.items()]
+            lines += [
+                f"  t[{i}] = {'0' if self.plan.is_late(size) else size_text(size, symbols)};"
+                for size, i in sizes.items()
+            ]
         lines += self._steps(self.plan.steps, kernels, sizes, 1)
+        lines += self._late_results(first["result"])
         return "\n".join([*lines, "  return 0;", "}", ""])
 
     def _steps(
@@ -224,8 +236,62 @@ class _Program:
                         f"{pad}for (i64 i = 0; i < {count}; i++)"
                         f" if (!((ui8 *)b[{flags}])[i]) {{ ctx->record[0] = i; return {FAILED + check}; }}"
                     )
+                case Measure():
+                    lines += self._measure(step, sizes, pad)
             if not isinstance(step, Copy):
                 lines.append(f"{pad}if (*ctx->cancel) return {CANCELLED};")
+        return lines
+
+    def _late_buffers(self) -> list[tuple[int, Buffer]]:
+        return [(i, each) for i, each in enumerate(self.plan.buffers) if self.plan.is_late(*each.shape.sizes)]
+
+    def _late_results(self, first: int) -> list[str]:
+        """Tell the runtime where results are whose size it could not know, and how large they are."""
+        lines: list[str] = []
+        place = 0
+        for i, buffer in enumerate(self.plan.buffers):
+            if buffer.kind == "result":
+                if self.plan.is_late(*buffer.shape.sizes):
+                    lines.append(f"  given[{first + buffer.index}] = b[{i}];")
+                    for d, size in enumerate(buffer.shape.sizes):
+                        lines.append(f"  ctx->late[{place + d}] = {size_text(size, self.symbols)};")
+                place += buffer.shape.rank
+        return lines
+
+    def _measure(self, step: Measure, sizes: dict[Size, int], pad: str) -> list[str]:
+        """Give symbols their numbers; then what depends on them and on nothing later: checks, sizes, memory."""
+        places = [self.plan.late.index(name) for name in step.names]
+        if isinstance(step.source, int):
+            values = [f"((const i64 *)b[{step.source}])[{i}]" for i in range(len(places))]
+        else:
+            values = [size_text(size, self.symbols) for size in step.source]
+        lines = [f"{pad}{{ {' '.join(f'const i64 v{at} = {text};' for at, text in zip(places, values, strict=True))}"]
+        lines.append(f"{pad}  {' '.join(f'm[{at}] = v{at};' for at in places)} }}")
+
+        def concerns(*of: Size) -> bool:
+            named = [self.plan.late.index(name) for size in of for name in symbols(size) if name in self.plan.late]
+            return bool(named) and max(named) in places
+
+        for i, check in enumerate(self.plan.checks):
+            if concerns(check.a, check.b):
+                a, b = size_text(check.a, self.symbols), size_text(check.b, self.symbols)
+                record = f"ctx->record[0] = {a}; ctx->record[1] = {b};"
+                lines.append(
+                    f"{pad}if (!({a} {'==' if check.exact else '<='} {b})) {{ {record} return {UNFIT + i}; }}"
+                )
+        lines += [f"{pad}t[{i}] = {size_text(size, self.symbols)};" for size, i in sizes.items() if concerns(size)]
+        for i, buffer in self._late_buffers():
+            if concerns(*buffer.shape.sizes):
+                wide = size_text(buffer.bytes, {name: f"(double){text}" for name, text in self.symbols.items()})
+                bytes = size_text(buffer.bytes, self.symbols)
+                lines += [
+                    f"{pad}if ({wide} > {MOST_BYTES:.0f}.0) return {NO_MEMORY};",
+                    f"{pad}if ({bytes} > held{i}) {{",
+                    f"{pad}  ctx->record[0] = held{i} = {bytes};",
+                    f"{pad}  if (!(b[{i}] = rt->grow(ctx, held{i}))) return {NO_MEMORY};",
+                    f"{pad}  ctx->record[0] = 0;",
+                    f"{pad}}}",
+                ]
         return lines
 
     def _selector(self, buffer: int, count: int) -> str:

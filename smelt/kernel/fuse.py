@@ -6,20 +6,22 @@ rules of `nest.PULLS`. Whether a value that could be pulled is stored is decided
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from smelt.dim import Size, symbols_in_order
+from smelt.dtype import i1
 from smelt.ir.core import Func, Op, Region, Token, Value, walk
 from smelt.ir.ops import OPS
-from smelt.kernel import build_contract, build_fft, build_index, build_linear, build_map, build_random, build_reduce, build_sort, build_window  # noqa: F401  their rules
+from smelt.ir.ops.signature import bare_symbol
+from smelt.kernel import build_contract, build_fft, build_index, build_linear, build_map, build_random, build_reduce, build_scan, build_sort, build_window  # noqa: F401  their rules
 from smelt.kernel.build_contract import strides
-from smelt.kernel.demands import DEMANDS, limits
-from smelt.kernel.loop import Number
+from smelt.kernel.demands import DEMANDS, Given, limits
+from smelt.kernel.loop import Amount, Expr, Number
 from smelt.kernel.nest import PULLS, Nest, SplitLoop, flat, tensor, unknown
-from smelt.kernel.plan import Branch, Buffer, Check, Copy, Kernel, Launch, Plan, Repeat, Require, Step
+from smelt.kernel.plan import Branch, Buffer, Check, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Step
 from smelt.kernel.schedule import schedule
 from smelt.kernel.sinks import ADDRESSED, ANCHORS, SINKS, Output
 from smelt.shape import Shape
@@ -103,14 +105,17 @@ class _Fusion:
     keep: set[Value] = field(default_factory=set)  # values that get a buffer
     forced: set[Value] = field(default_factory=set)  # values that must be stored whatever they are
     anchors: dict[Op, _Anchor] = field(default_factory=dict)
+    known: set[str] = field(default_factory=set)  # symbols that have a number by now
+    late: list[str] = field(default_factory=list)  # those of them that only data tells
 
     def plan(self) -> Plan:
         func = self.func
         for arg in func.args:
             self.stored[arg] = self._buffer(tensor(arg), "argument")
+        names = symbols_in_order(*(size for arg in func.args for size in tensor(arg).sizes))
+        self.known.update(names)
         results = [self._buffer(tensor(value), "result") for value in func.results]
         steps = self._block(func.body, results)
-        names = symbols_in_order(*(size for arg in func.args for size in tensor(arg).sizes))
         self._check_sizes()
         return Plan(
             tuple(self.buffers),
@@ -119,6 +124,7 @@ class _Fusion:
             tuple(self.checks),
             tuple(self.requirements),
             names,
+            tuple(self.late),
         )
 
     def _buffer(self, shape: Shape, kind: str) -> int:
@@ -144,21 +150,47 @@ class _Fusion:
         self._decide(region)
         returned: dict[Value, int] = {}
         for value, target in zip(region.results, targets, strict=True):
-            if direct and value.op is not None and value in self.keep:
+            if direct and value.op is not None and value in self.keep and not self._renamed(value, target):
                 returned.setdefault(value, target)
         steps: list[Step] = []
         for op in region.ops:
             steps += self._step(op, returned)
-        # Results that were stored elsewhere, or are arguments, constants or mere moves of something.
+        return steps + self._fill(region.results, targets)
+
+    def _fill(self, values: Sequence[Value], targets: Sequence[int]) -> list[Step]:
+        """Put values into buffers: those that were stored elsewhere, or are arguments, constants or mere moves."""
         pending: list[Step] = []
-        for value, target in zip(region.results, targets, strict=True):
-            if isinstance(value.type, Token) or self.stored.get(value) == target:
+        sizes: dict[str, Size] = {}
+        for value, target in zip(values, targets, strict=True):
+            if isinstance(value.type, Token):
                 continue
-            if value in self.stored:
+            sizes |= self._renamed(value, target)
+            if value in self.stored and self.stored[value] != target:
                 pending.append(Copy(self.stored[value], target))
-            else:
+            elif value not in self.stored:
                 pending.append(self._map([value], [target]))
-        return steps + _in_safe_order(pending, lambda shape: self._buffer(shape, "temporary"), self.buffers)
+        if not sizes:
+            return _in_safe_order(pending, lambda shape: self._buffer(shape, "temporary"), self.buffers)
+        early, late = self._put_by(pending, dict(zip(targets, values, strict=True)))
+        return [*early, Measure(tuple(sizes), tuple(sizes.values())), *late]
+
+    def _put_by(self, pending: Sequence[Step], values: dict[int, Value]) -> tuple[list[Step], list[Step]]:
+        """Steps that put values aside while the buffers that they go to get another size, and those that bring them."""
+        early: list[Step] = []
+        late: list[Step] = []
+        for step in pending:
+            target = step.target if isinstance(step, Copy) else step.writes[0]  # type: ignore[union-attr]
+            held = self._buffer(tensor(values[target]), "temporary")
+            early.append(_redirected(step, target, held))
+            late.append(Copy(held, target))
+        return early, late
+
+    def _renamed(self, value: Value, target: int) -> dict[str, Size]:
+        """The sizes of a buffer that have names of their own there, and what they are for this value."""
+        if target < 0:
+            return {}
+        pairs = zip(self.buffers[target].shape.sizes, tensor(value).sizes, strict=True)
+        return {name: size for own, size in pairs if own != size and (name := bare_symbol(own)) in self.late}
 
     def _step(self, op: Op, returned: dict[Value, int]) -> list[Step]:
         if op.name in SILENT:
@@ -167,11 +199,12 @@ class _Fusion:
             return self._control(op, returned)
         if op.name == "stablehlo.custom_call":
             return self._custom_call(op)
+        demanded = self._demanded(op)
         if op.name == "stablehlo.constant" and op.result in self.keep:
             self._constant(op)
             return []
         if not any(value in self.keep for value in op.results):
-            return self._demanded(op)  # pulled, or the beginning of another kernel
+            return demanded  # pulled, or the beginning of another kernel
         targets = [self._home(value, returned) for value in op.results]
         anchor = self.anchors.get(op)
         if op.name in SINKS or anchor is not None:
@@ -186,17 +219,49 @@ class _Fusion:
         else:
             steps = [self._map([value], [target]) for value, target in zip(op.results, targets, strict=True)]
         self.stored.update(zip(op.results, targets, strict=True))
-        return [*self._demanded(op), *steps]
+        return [*demanded, *steps]
 
     def _demanded(self, op: Op) -> list[Step]:
-        """A check of what an op demands of its operands."""
+        """A check of what an op demands of its operands; sizes that are born here get their numbers."""
+        born = [name for value in op.results for name in self._unknown(value)]
         if op.name not in DEMANDS:
+            if born:
+                raise unknown(op, "with a size that only data tells")
             return []
         nest = Nest(self.stored)
         flag = self._buffer(Shape("i1"), "temporary")
-        nest.store(flag, Number(0), nest.both(*DEMANDS[op.name](nest, op)))
+        conditions: list[Expr] = []
+        numbers: dict[str, Expr] = {}
+        for each in DEMANDS[op.name](nest, op):
+            if not isinstance(each, Given):
+                conditions.append(each)
+            elif (name := bare_symbol(each.size)) in born and name not in numbers:
+                numbers[name] = each.number  # type: ignore[index]
+                conditions.append(nest.apply("LE", Number(0), each.number, dtype=i1))
+            else:
+                size = numbers[name] if name in numbers else Amount(each.size)  # type: ignore[index]
+                conditions.append(nest.apply("EQ", each.number, size, dtype=i1))
+        nest.store(flag, Number(0), nest.both(*conditions))
+        found = self._buffer(Shape("i64", len(numbers)), "temporary") if numbers else -1
+        for i, number in enumerate(numbers.values()):
+            nest.store(found, Number(i), number)
+        self._bear(op, born, numbers)
         self.requirements.append(f"{op.name}: the numbers given at run time do not fit the sizes of the program")
-        return [self._launch(nest, "check", [op.name], [flag]), Require(flag, len(self.requirements) - 1)]
+        writes = [flag, found] if numbers else [flag]
+        steps: list[Step] = [self._launch(nest, "check", [op.name], writes), Require(flag, len(self.requirements) - 1)]
+        return [*steps, Measure(tuple(numbers), found)] if numbers else steps
+
+    def _unknown(self, value: Value) -> list[str]:
+        """The symbols of a value's sizes that have no number yet."""
+        sizes = value.type.sizes if isinstance(value.type, Shape) else ()
+        return [name for name in symbols_in_order(*sizes) if name not in self.known]
+
+    def _bear(self, op: Op, born: Sequence[str], numbers: Container[str]) -> None:
+        """Symbols get their numbers here."""
+        if any(name not in numbers for name in born):
+            raise unknown(op, "with a size that only data tells and that is no single symbol")
+        self.late += dict.fromkeys(born)
+        self.known.update(born)
 
     def _home(self, value: Value, returned: dict[Value, int]) -> int:
         found = returned.get(value)
@@ -241,9 +306,7 @@ class _Fusion:
     def _control(self, op: Op, returned: dict[Value, int]) -> list[Step]:
         if op.name == "stablehlo.while":
             return self._while(op, returned)
-        targets = [
-            -1 if isinstance(value.type, Token) else self._home(value, returned) for value in op.results
-        ]
+        targets = self._joined_homes(op, returned)
         selector = self.stored[op.operands[0]]
         branches = tuple(tuple(self._block(region, targets)) for region in op.regions)
         self.stored.update({v: t for v, t in zip(op.results, targets, strict=True) if t >= 0})
@@ -253,20 +316,33 @@ class _Fusion:
 
     def _while(self, op: Op, returned: dict[Value, int]) -> list[Step]:
         condition, body = op.regions
-        carried = [-1 if isinstance(value.type, Token) else self._home(value, returned) for value in op.results]
-        steps: list[Step] = []
-        for operand, target in zip(op.operands, carried, strict=True):
-            if target >= 0:
-                steps.append(
-                    Copy(self.stored[operand], target) if operand in self.stored else self._map([operand], [target])
-                )
+        carried = self._joined_homes(op, returned)
+        steps = self._fill(op.operands, carried)
         for region in (condition, body):
             self.stored.update({arg: target for arg, target in zip(region.args, carried, strict=True) if target >= 0})
         flag = self._buffer(tensor(condition.results[0]), "temporary")
-        head = tuple(self._block(condition, [flag]))
-        turn = tuple(self._block(body, carried, direct=False))
+        head = (*self._enter(op, condition, carried), *self._block(condition, [flag]))
+        turn = (*self._enter(op, body, carried), *self._block(body, carried, direct=False))
         self.stored.update({value: target for value, target in zip(op.results, carried, strict=True) if target >= 0})
         return [*steps, Repeat(head, flag, turn)]
+
+    def _joined_homes(self, op: Op, returned: dict[Value, int]) -> list[int]:
+        """Buffers for what several blocks may give, perhaps in several sizes; -1 for a token."""
+        born = [name for value in op.results for name in self._unknown(value)]
+        bare = {bare_symbol(size) for value in op.results if isinstance(value.type, Shape) for size in value.type.sizes}
+        self._bear(op, born, bare)
+        return [-1 if isinstance(value.type, Token) else self._home(value, returned) for value in op.results]
+
+    def _enter(self, op: Op, region: Region, carried: Sequence[int]) -> list[Step]:
+        """Give the symbols of a loop's own arguments their numbers for this turn."""
+        sizes: dict[str, Size] = {}
+        for arg, target in zip(region.args, carried, strict=True):
+            born = self._unknown(arg)
+            if born:
+                pairs = zip(tensor(arg).sizes, self.buffers[target].shape.sizes, strict=True)
+                sizes |= {name: size for own, size in pairs if (name := bare_symbol(own)) in born}
+                self._bear(op, born, sizes)
+        return [Measure(tuple(sizes), tuple(sizes.values()))] if sizes else []
 
     def _custom_call(self, op: Op) -> list[Step]:
         if op.attrs["call_target_name"] in ("smelt.check", "shape_assertion"):
@@ -364,8 +440,13 @@ class _Fusion:
             seen = None if pulled or signature is None else _through(op, i, signature)
             mine.signature = seen if mine.signature in ((), seen) and mine.users == 1 or mine.signature == seen else None
             mine.path = _joined_path(mine, _path(op, i, () if stored else use.path))
-            if op.name in CONTROL or op.name == "stablehlo.custom_call" or (i > 0 and op.name in DEMANDS):
+            if op.name in CONTROL or op.name == "stablehlo.custom_call" or _gives_size(op, i):
                 mine.outside = True
+
+
+def _gives_size(op: Op, operand: int) -> bool:
+    """Whether an operand holds numbers that an op demands something of."""
+    return op.name in DEMANDS and (operand > 0 or op.name == "stablehlo.dynamic_iota")
 
 
 def _is_move(op: Op) -> bool:
@@ -467,11 +548,14 @@ def _in_safe_order(pending: list[Step], temporary: Callable[[Shape], int], buffe
             late.append(step)
             continue
         held = temporary(buffers[target].shape)
-        if isinstance(step, Copy):
-            early.append(Copy(step.source, held))
-        else:
-            assert isinstance(step, Launch)
-            swapped = tuple(held if i == target else i for i in step.buffers)
-            early.append(Launch(step.kernel, swapped, (held,)))
+        early.append(_redirected(step, target, held))
         late.append(Copy(held, target))
     return early + late
+
+
+def _redirected(step: Step, target: int, held: int) -> Step:
+    """A step that fills another buffer instead."""
+    if isinstance(step, Copy):
+        return Copy(step.source, held)
+    assert isinstance(step, Launch)
+    return Launch(step.kernel, tuple(held if i == target else i for i in step.buffers), (held,))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from smelt.dim import Size, ceildiv, evaluate, symbols
-from smelt.kernel.plan import Branch, Copy, Launch, Plan, Repeat, Require, Step, touched
+from smelt.kernel.plan import Branch, Copy, Launch, Measure, Plan, Repeat, Require, Step, touched
 
 ALIGN = 64
 SAMPLE = 100  # what an open size is taken for when slots are compared
@@ -30,7 +30,7 @@ class Memory:
 
 
 def assign(plan: Plan) -> Memory:
-    lives = lifetimes(plan)
+    lives = {i: life for i, life in lifetimes(plan).items() if not plan.is_late(*plan.buffers[i].shape.sizes)}
     slots: list[dict[Size, None]] = []
     free: list[int] = []  # the position after which a slot is free
     homes: dict[int, int] = {}
@@ -114,5 +114,8 @@ def _carried(loop: Repeat, buffer: int) -> bool:
                     return True
             case Require(flags, _):
                 if flags == buffer:
+                    return True
+            case Measure(_, source):
+                if source == buffer:
                     return True
     return False

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from smelt.dim import Size, evaluate
+from smelt.dim import Size, evaluate, symbols
 from smelt.kernel.loop import Stmt
 from smelt.shape import Shape
 
@@ -78,7 +78,15 @@ class Require:
     check: int  # which of the plan's `requirements`
 
 
-Step: TypeAlias = Launch | Copy | Repeat | Branch | Require
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Sizes that only data tells become known, or known anew: symbols get the numbers in a buffer of i64, or sizes."""
+
+    names: tuple[str, ...]
+    source: int | tuple[Size, ...]
+
+
+Step: TypeAlias = Launch | Copy | Repeat | Branch | Require | Measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +111,11 @@ class Plan:
     checks: tuple[Check, ...] = ()
     requirements: tuple[str, ...] = ()
     symbols: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()  # symbols that only data tells, each after those that it may depend on
+
+    def is_late(self, *sizes: Size) -> bool:
+        """Whether sizes are known only while the program runs."""
+        return any(name in self.late for size in sizes for name in symbols(size))
 
     def of_kind(self, kind: str) -> list[Buffer]:
         return [buffer for buffer in self.buffers if buffer.kind == kind]
@@ -135,3 +148,5 @@ def touched(step: Step) -> Iterator[int]:
                 yield selector
             case Require(flags, _):
                 yield flags
+            case Measure(_, int(source)):
+                yield source

@@ -37,11 +37,33 @@ from smelt.kernel.loop import (
     add,
     scale,
 )
+from smelt.kernel.nest import everything
 
 
 def schedule(statements: Sequence[Stmt]) -> tuple[Stmt, ...]:
     """The statements of a kernel with their outer loops placed on cores and leaf loops on lanes."""
-    return tuple(_place(each) if isinstance(each, For) and each.level == "serial" else each for each in statements)
+    placed = (_place(each) if isinstance(each, For) and each.level == "serial" else each for each in statements)
+    return tuple(map(_on_lanes, placed))
+
+
+def _on_lanes(statement: Stmt) -> Stmt:
+    """The statement with every loop inside that only fills a run of elements on lanes."""
+    match statement:
+        case For(body=body, level=level):
+            inner = tuple(map(_on_lanes, body))
+            if level == "serial" and _fills(inner):
+                return replace(statement, body=inner, level="lane")
+            return replace(statement, body=inner)
+        case While(head, condition, body):
+            return While(tuple(map(_on_lanes, head)), condition, tuple(map(_on_lanes, body)))
+        case If(condition, then, otherwise):
+            return If(condition, tuple(map(_on_lanes, then)), tuple(map(_on_lanes, otherwise)))
+    return statement
+
+
+def _fills(statements: Sequence[Stmt]) -> bool:
+    plain = all(isinstance(each, Let | Declare | Store | If | Set) for each in everything(statements))
+    return plain and any(isinstance(each, Store) for each in statements)
 
 
 def _place(loop: For) -> For:

@@ -21,6 +21,9 @@ from smelt.passes.canonicalise import CANONICALISE
 from smelt.passes.common_subexpressions import common_subexpressions
 from smelt.passes.fold import fold
 from smelt.passes.inline import inline
+from smelt.passes.lower import lower
+from smelt.passes.lower_quantised import lower_quantised
+from smelt.passes.lower_random import lower_random
 from smelt.passes.pack import pack_rules
 from smelt.passes.recognise import recognise
 from smelt.passes.refine import defer, refine
@@ -80,8 +83,20 @@ def until_stable(*changes: Callable[[Edit], int]) -> Callable[[Program], Program
     return per_function(change)
 
 
-def passes(*, composites: Container[str] = (), inexact: bool = False, width: int = 0) -> list[Pass]:
-    """All passes in order, for an engine that knows these composites and multiplies panels of `width` columns."""
+LOWERING = (
+    Pass("lower_quantised", lower_quantised, "integers and floats where types were quantised"),
+    Pass("lower_random", lower_random, "random numbers from bits and a state"),
+    Pass("lower", per_function(lower), "ops that a kernel knows"),
+)
+
+
+def passes(
+    *, composites: Container[str] = (), inexact: bool = False, width: int = 0, lowered: bool = False
+) -> list[Pass]:
+    """All passes in order, for an engine that knows these composites and multiplies panels of `width` columns.
+
+    `lowered`: it has kernels for plain ops on plain types only.
+    """
 
     def simplify(edit: Edit) -> int:
         return rewrite(edit, CANONICALISE + SIMPLIFY, inexact=inexact)
@@ -90,6 +105,7 @@ def passes(*, composites: Container[str] = (), inexact: bool = False, width: int
         Pass("inline", lambda program: inline(program, composites), "one function to look at"),
         Pass("refine", refine, "sizes as well known as they can be"),
         Pass("canonicalise", rules(CANONICALISE), "one spelling for each thing"),
+        *(LOWERING if lowered else ()),
         Pass("simplify", until_stable(simplify, fold, common_subexpressions), "no op that is known, equal or idle"),
         Pass("defer", per_function(defer), "sizes that no op can have fail when the run gets there"),
         Pass("recognise", lambda program: recognise(program, composites), "what an engine knows as one kernel"),
@@ -104,6 +120,7 @@ def run(
     composites: Container[str] = (),
     inexact: bool = False,
     width: int = 0,
+    lowered: bool = False,
     debug: bool | None = None,
     until: str | None = None,
     log: TextIO | None = None,
@@ -112,7 +129,7 @@ def run(
     if debug is None:
         debug = "passes" in os.environ.get("SMELT_DEBUG", "").split(",")
     reports = []
-    for step in passes(composites=composites, inexact=inexact, width=width):
+    for step in passes(composites=composites, inexact=inexact, width=width, lowered=lowered):
         before = count_ops(program)
         start = time.perf_counter()
         after = step.run(program)

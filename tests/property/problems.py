@@ -102,7 +102,7 @@ class Problem:
         """
         if self.exact:
             return np.zeros(want.shape)
-        sizes = run(self.make(True), [np.abs(each).astype(_wide(each)) for each in self.args])[0]
+        sizes = run(self.make(True), [np.asarray(np.abs(each), _wide(each)) for each in self.args])[0]
         scale: Array = (4 + isqrt(self.terms)) * EPSILON * np.abs(sizes)
         return scale
 
@@ -164,7 +164,7 @@ def draw(kind: str, random: np.random.Generator) -> Problem:
         if i in wanted.indices:
             args.append(random.integers(-2, wanted.indices[i] + 2, numbers).astype(dtype(element).numpy))
         else:
-            args.append(fill(random, element, numbers, wanted.pool if exact else None))
+            args.append(np.asarray(fill(random, element, numbers, wanted.pool if exact else None)))
     args += [np.zeros(number, bool) for number in dice.values.values()]  # an open size stands alone somewhere
     return Problem(f"{kind} {dice.values}", make, tuple(args), exact, wanted.terms)
 
@@ -460,7 +460,7 @@ def windows(dice: Draw) -> Wanted:
     base = tuple(dice.number(1, 3) for _ in range(rank)) if odd else (1,) * rank
     turned = tuple(dice.chance(0.5) for _ in range(rank)) if odd else (False,) * rank
     batch = dice.size(3)
-    image = tuple(dice.size(33 if rank == 2 else 101, 1) for _ in range(rank))
+    image = tuple(dice.size(33 if rank == 2 else 101) for _ in range(rank))
     out = tuple(
         window_count(*each) for each in zip(image, padding, base, window, holes, strides, strict=True)
     )
@@ -558,7 +558,7 @@ def sorts(dice: Draw) -> Wanted:
 
 def scans(dice: Draw) -> Wanted:
     """A loop over rows that carries a total and writes it to the row: the running total of a matrix."""
-    steps, width = dice.pick((0, 1, 5, 8)), dice.size(33)
+    steps, width = dice.pick((1, 2, 5, 8)), dice.size(33)
     element = dice.pick(("f32", "f64", "i32"))
 
     def build(f: Builder, x: Value, start: Value) -> Value:

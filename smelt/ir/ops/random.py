@@ -1,4 +1,4 @@
-"""Random numbers: `rng_bit_generator`, whose bits are XLA's, and the legacy `rng`, whose numbers nobody specifies.
+"""Random numbers: `rng_bit_generator`, whose bits are XLA's, and the legacy `rng`, which draws from it.
 
 THREE_FRY is Threefry-2x32, PHILOX is Philox-4x32 (Salmon et al., 2011); DEFAULT is PHILOX, as on XLA's CPU and GPU.
 The state is a key and a counter; how counters become elements of the output follows XLA, bit for bit.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from smelt.dim import Size
-from smelt.dtype import Array, DType
+from smelt.dtype import Array, DType, ui64
 from smelt.errors import RunError
+from smelt.ir import integer, special
 from smelt.ir.attributes import RNG_ALGORITHM, RNG_DISTRIBUTION, Constant
 from smelt.ir.cast import cast
 from smelt.ir.core import Op, Type
@@ -137,6 +139,9 @@ def philox(key: np.uint64, lows: Array, highs: Array) -> tuple[Array, Array, Arr
 
 # ---- rng ----
 
+ALGORITHM = "THREE_FRY"
+FIRST_STATE = (0x736D656C74, 0)
+
 
 def _infer_rng(call: Call) -> Sequence[Type]:
     a, b, sizes = call.shapes
@@ -170,25 +175,45 @@ def _wanted_sizes(call: Call, operand: Shape) -> Sequence[Size]:
     return [call.scope.fresh() for _ in range(rank)]
 
 
+@dataclass(slots=True)
+class Source:
+    """What all draws of one run share: the state of a generator of bits, which starts at the same place each time."""
+
+    state: Array = field(default_factory=lambda: np.array(FIRST_STATE, np.uint64))
+
+    def words(self, sizes: tuple[int, ...]) -> Array:
+        """The next words of 64 bits."""
+        self.state, words = bits(self.state, sizes, ui64, ALGORITHM)
+        return words
+
+
 def _rng(frame: Frame, op: Op, a: Array, b: Array, shape: Array) -> Array:
-    """Reproducible, but not normative: a run starts NumPy's generator from one fixed seed."""
+    """Nobody specifies the numbers: these are the same on every engine (`passes.lower_random` has the arithmetic)."""
     element = op.results[0].shape.element
     sizes = tuple(int(size) for size in shape)
     if any(size < 0 for size in sizes):
         raise RunError("rng: a size is negative (rng_c3)", expected="sizes of at least 0", got=list(sizes))
     check_fits(op, sizes)
-    generator: np.random.Generator = frame.world.random
-    if element.is_float:
-        low, high = float(a), float(b)
-        normal = op.attrs["rng_distribution"] == "NORMAL"
-        unit = generator.standard_normal(sizes) if normal else generator.random(sizes)
-        return cast(np.asarray(low + unit * (high if normal else high - low)), element)
-    first, last = int(a), int(b)
+    source: Source = frame.world.random
+    words = source.words(sizes)
+    if not element.is_float:
+        return _whole(words, int(a), int(b), element)
+    first, second = np.float64(a), np.float64(b)
+    if op.attrs["rng_distribution"] == "NORMAL":
+        middle = (words >> np.uint64(12)).astype(np.float64) + 0.5
+        unit = special.erf_inv(middle * 2.0**-51 - 1.0) * np.sqrt(2.0)
+        return cast(np.asarray(first + unit * second), element)
+    unit = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    value = cast(np.asarray(first + unit * (second - first)), element)
+    return np.where(value < b, value, a)  # rounding may reach the end, which is outside
+
+
+def _whole(words: Array, first: int, last: int, element: DType) -> Array:
+    """The upper half of a word times the number of integers. Of booleans, `last` is among them."""
     if element.kind == "bool":
-        last += 1  # the only way to get both
-    wide = np.uint64 if element.kind == "uint" else np.int64
-    whole = generator.integers(first, max(last, first + 1), sizes, wide)
-    return cast(np.asarray(whole), element)
+        last += 1
+    count = np.full(words.shape, max(last - first, 1), np.uint64)
+    return cast(integer.mulhi(words, count) + np.uint64(first % (1 << 64)), element)
 
 
 ROWS: list[OpDef] = [

@@ -118,7 +118,7 @@ ULP: dict[str, float] = {
     "cbrt": 0.7,
     "cosine": 0.8,
     "erf": 1.2,
-    "erfc": 3.0,
+    "erfc": 1.7,
     "exponential": 1.1,
     "exponential_minus_one": 1.8,
     "log": 0.9,
@@ -129,5 +129,5 @@ ULP: dict[str, float] = {
     "sine": 0.8,
     "sqrt": 0.5,
     "tan": 1.5,
-    "tanh": 1.5,
+    "tanh": 1.4,
 }

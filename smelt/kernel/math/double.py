@@ -126,7 +126,7 @@ static inline f64 smelt_erfc_tail_f64(f64 a) {{
   f64 b = a > 28.0 ? 28.0 : a, t = (b - 3.0) / (b + 3.0), square = b * b, p;
   i32 n = smelt_exp_split_f64(-square, -smelt_product_error_f64(b, b, square), &p), half = n >> 1;
   f64 first = {number(tables.ERFC_F64[0], "f64")}, rest = t * {horner("t", tables.ERFC_F64[1:], "f64")};
-  f64 g = first + rest, gl = (first - g) + rest;
+  f64 g = first + rest, gl = ((first - g) + rest) + {number(tables.ERFC_F64_REST, "f64")};
   f64 d = 1.0 + 2.0 * b, dl = 1.0 - (d - 2.0 * b), q = g / d, product = q * d;
   f64 ql = (((g - product) - smelt_product_error_f64(q, d, product)) + (gl - q * dl)) / d;
   return (q + smelt_fma_f64(q, p, ql)) * smelt_power_of_two(half) * smelt_power_of_two(n - half);
@@ -138,7 +138,7 @@ static inline f64 smelt_erf_f64(f64 x) {
 }""",
     "smelt_erfc_f64": """\
 static inline f64 smelt_erfc_f64(f64 x) {
-  f64 a = smelt_abs_f64(x), value = a < 0.5 ? 1.0 - smelt_erf_near_f64(a) : smelt_erfc_tail_f64(a);
+  f64 a = smelt_abs_f64(x), value = a < 0.8 ? 1.0 - smelt_erf_near_f64(a) : smelt_erfc_tail_f64(a);
   return x < 0.0 ? 2.0 - value : value;
 }""",
     # log a = high + *low for finite a > 0, to about 68 bits: 2s + 2s³/3 in two doubles, the rest of the series in one.

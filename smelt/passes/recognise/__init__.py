@@ -31,7 +31,8 @@ _ENTERED = frozenset({"stablehlo.while", "stablehlo.if", "stablehlo.case"})  # b
 def recognise(program: Program, names: Container[str] = COMPOSITES) -> Program:
     """The same program with composites of these names where a finder saw one, the outermost op first.
 
-    Attention is found around its softmax, so it needs that name too.
+    Attention is found around its softmax, and a product of dequantised tensors around `smelt.quantize` and
+    `smelt.dequantize`, so an engine that knows one of these names those too.
     """
     if not any(name in names for name in COMPOSITES):
         return program

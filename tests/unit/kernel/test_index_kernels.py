@@ -169,19 +169,29 @@ def test_several_inputs_are_scattered_together(seed: int) -> None:
 def test_numbers_that_data_gives(seed: int) -> None:
     random = np.random.default_rng(seed)
     numbers = Shape("i64", 2)
-    f = FuncBuilder("main", [Shape("f32", 4, 5), Shape("f32"), *[numbers] * 6])
-    x, filler, low, high, interior, starts, ends, strides = f.args
+    f = FuncBuilder("main", [Shape("f32", 4, 5), Shape("f32"), *[numbers] * 7])
+    x, filler, low, high, interior, starts, ends, strides, shape = f.args
     padded = f.op("stablehlo.dynamic_pad", x, filler, low, high, interior, result=Shape("f32", 6, 4)).result
     sliced = f.op("stablehlo.real_dynamic_slice", x, starts, ends, strides, result=Shape("f32", 2, 2)).result
-    counted = f.op("stablehlo.dynamic_iota", ends, iota_dimension=1, result=Shape("i32", 4, 3)).result
+    counted = f.op("stablehlo.dynamic_iota", shape, iota_dimension=1, result=Shape("i32", 4, 3)).result
     program = Program.of(f.func(padded, sliced, counted))
     values = draw(random, "f32", 4, 5), draw(random, "f32")
-    lists = [[-1, -2], [0, 1], [1, 0], [0, 0], [4, 3], [2, 2]]
+    lists = [[-1, -2], [0, 1], [1, 0], [0, 0], [4, 3], [2, 2], [4, 3]]
     good = (*values, *(np.array(each) for each in lists))
     assert disagreement(program, [good]) == ""
     compiled = NativeEngine().compile(program)
-    for i, wrong in ((2, [0, -2]), (4, [0, 0]), (5, [-1, 0]), (6, [5, 3]), (7, [1, 2]), (7, [0, 2])):
-        bad = list(good)
-        bad[i] = np.array(wrong)
+    wrong: list[dict[int, list[int]]] = [
+        {2: [0, -2]},
+        {4: [0, 0]},
+        {2: [0, -2], 4: [-1, 0]},
+        {5: [-1, 0]},
+        {5: [2, 0], 6: [6, 3]},
+        {6: [5, 3]},
+        {7: [1, 2]},
+        {7: [0, 2]},
+        {8: [4, 4]},
+    ]
+    for each in wrong:
+        bad = [np.array(each.get(i, given)) for i, given in enumerate(good)]
         with pytest.raises(RunError, match="do not fit the sizes"):
             compiled(*bad)

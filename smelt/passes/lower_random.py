@@ -1,0 +1,171 @@
+"""`stablehlo.rng` becomes `rng_bit_generator` and arithmetic: its state goes through the function as a value.
+
+Loops carry it and branches return it, so each draw goes on where the one before stopped, as `smelt.ir.ops.random` says.
+Called by `pipeline`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from smelt.dtype import f64, i64, ui64
+from smelt.errors import UnsupportedError
+from smelt.ir.build import Builder
+from smelt.ir.core import Func, Op, Program, Region, Type, Value, walk
+from smelt.ir.ops.definition import Scope
+from smelt.ir.ops.random import ALGORITHM, FIRST_STATE
+from smelt.ir.rewrite import symbols_of
+from smelt.ir.sizes import trace
+from smelt.shape import Shape
+
+RNG = "stablehlo.rng"
+STATE = Shape("ui64", 2)
+
+
+def lower_random(program: Program) -> Program:
+    """The program without `rng`."""
+    changed = [_threaded(func) for func in program.funcs.values() if any(op.name == RNG for op in walk(func.body))]
+    return program.replace(*changed) if changed else program
+
+
+def _threaded(func: Func) -> Func:
+    threading = _Threading(Scope(symbols_of(func)))
+    b = Builder(threading.scope)
+    threading.state = b.constant(FIRST_STATE, "ui64")
+    threading.ops(b, func.body)
+    results = tuple(threading.value(value) for value in func.results)
+    body = Region(func.args, tuple(b.ops), results)
+    return Func(func.name, body, func.visibility, func.arg_attrs, func.result_attrs, func.attrs, func.location)
+
+
+@dataclass(slots=True)
+class _Threading:
+    scope: Scope
+    values: dict[Value, Value] = field(default_factory=dict)
+    state: Value = field(init=False)
+
+    def value(self, value: Value) -> Value:
+        return self.values.get(value, value)
+
+    def ops(self, b: Builder, region: Region) -> None:
+        for op in region.ops:
+            b.location = op.location
+            if op.name == RNG:
+                self.values[op.result] = self.draw(b, op)
+            else:
+                self.copy(b, op)
+
+    def copy(self, b: Builder, op: Op) -> None:
+        """An op with its operands as they are now; if something inside it draws, the state goes in and comes out."""
+        drawing = any(inner.name == RNG for region in op.regions for inner in walk(region))
+        operands = [self.value(operand) for operand in op.operands]
+        types: list[Type] = [value.type for value in op.results]
+        if not drawing:
+            regions = [self.region(region, b) for region in op.regions]
+        else:
+            types.append(STATE)
+            regions = self.drawing_regions(op, b)
+            if op.name == "stablehlo.while":
+                operands.append(self.state)
+        names = [*(value.name for value in op.results), *([""] if drawing else [])]
+        copy = Op(op.name, operands, types, op.attrs, regions, op.location, names)
+        b.ops.append(copy)
+        self.values.update(zip(op.results, copy.results, strict=False))
+        if drawing:
+            self.state = copy.results[-1]
+
+    def region(self, region: Region, outer: Builder) -> Region:
+        """A region in which nothing draws."""
+        b = Builder(self.scope, outer.location)
+        self.ops(b, region)
+        return Region(region.args, tuple(b.ops), tuple(self.value(value) for value in region.results))
+
+    def drawing_regions(self, op: Op, outer: Builder) -> list[Region]:
+        before = self.state
+        if op.name in ("stablehlo.if", "stablehlo.case"):
+            regions = []
+            for region in op.regions:
+                self.state = before
+                regions.append(self.with_state(region, (), outer))
+            return regions
+        condition = op.regions[0]
+        if op.name != "stablehlo.while" or any(inner.name == RNG for inner in walk(condition)):
+            place = "the condition of a loop" if op.name == "stablehlo.while" else f"the body of {op.name}"
+            raise UnsupportedError(f"rng in {place}", remedy="engine='reference'", where=op.location)
+        args = [Value(STATE, None, len(region.args)) for region in op.regions]
+        plain = self.region(condition, outer)
+        head = Region((*plain.args, args[0]), plain.ops, plain.results)
+        self.state = args[1]
+        turn = self.with_state(op.regions[1], (args[1],), outer)
+        self.state = before
+        return [head, turn]
+
+    def with_state(self, region: Region, more: tuple[Value, ...], outer: Builder) -> Region:
+        """A region that takes more arguments and returns the state after its last draw."""
+        body = self.region(region, outer)
+        return Region((*body.args, *more), body.ops, (*body.results, self.state))
+
+    def draw(self, b: Builder, op: Op) -> Value:
+        """The arithmetic of `smelt.ir.ops.random.rng`, on words of 64 bits."""
+        result = op.result.shape
+        if not result.is_static and trace(self.value(op.operands[2])) != result.sizes:
+            raise UnsupportedError("rng of a size that data decides", remedy="engine='reference'", where=op.location)
+        words_type = Shape.of(ui64, result.sizes)
+        self.state, words = b.rng_bit_generator(self.state, rng_algorithm=ALGORITHM, result=[STATE, words_type])
+        first, second = (self.value(operand) for operand in op.operands[:2])
+        if not result.element.is_float:
+            return _whole(b, words, first, second, result)
+        if op.attrs["rng_distribution"] == "NORMAL":
+            return _normal(b, words, first, second, result)
+        return _uniform(b, words, first, second, result)
+
+
+def _wide(b: Builder, scalar: Value, result: Shape) -> Value:
+    """A scalar in double at every element."""
+    wide = b.convert(scalar, result=Shape.of(f64, ()))
+    laid: Value = b.broadcast_in_dim(wide, broadcast_dimensions=(), result=result.with_dtype(f64))
+    return laid
+
+
+def _bits(b: Builder, words: Value, drop: int) -> Value:
+    """The upper bits of each word, as a double."""
+    kept = b.shift_right_logical(words, b.full(drop, words.shape))
+    result: Value = b.convert(kept, result=words.shape.with_dtype(f64))
+    return result
+
+
+def _uniform(b: Builder, words: Value, low: Value, high: Value, result: Shape) -> Value:
+    wide = result.with_dtype(f64)
+    unit = b.multiply(_bits(b, words, 11), b.full(2.0**-53, wide))
+    span = b.subtract(_wide(b, high, result), _wide(b, low, result))
+    value = b.convert(b.add(_wide(b, low, result), b.multiply(unit, span)), result=result)
+    first, last = (b.broadcast_in_dim(each, broadcast_dimensions=(), result=result) for each in (low, high))
+    chosen: Value = b.select(b.compare(value, last, comparison_direction="LT"), value, first)
+    return chosen
+
+
+def _normal(b: Builder, words: Value, mean: Value, deviation: Value, result: Shape) -> Value:
+    wide = result.with_dtype(f64)
+    middle = b.add(_bits(b, words, 12), b.full(0.5, wide))
+    signed = b.subtract(b.multiply(middle, b.full(2.0**-51, wide)), b.full(1.0, wide))
+    unit = b.multiply(b.op("chlo.erf_inv", signed).result, b.full(float(np.sqrt(2.0)), wide))
+    value = b.add(_wide(b, mean, result), b.multiply(unit, _wide(b, deviation, result)))
+    rounded: Value = b.convert(value, result=result)
+    return rounded
+
+
+def _whole(b: Builder, words: Value, first: Value, last: Value, result: Shape) -> Value:
+    scalar = Shape.of(ui64 if result.element.kind == "uint" else i64, ())
+    low, high = (b.convert(each, result=scalar) for each in (first, last))
+    one = b.constant(1, scalar.dtype)
+    if result.element.kind == "bool":
+        high = b.add(high, one)
+    some = b.compare(low, high, comparison_direction="LT")
+    span = b.convert(b.select(some, b.subtract(high, low), one), result=Shape.of(ui64, ()))
+    start = b.convert(low, result=Shape.of(ui64, ()))
+    spans, starts = (b.broadcast_in_dim(each, broadcast_dimensions=(), result=words.shape) for each in (span, start))
+    moved = b.add(b.op("chlo.mulhi", words, spans).result, starts)
+    value: Value = b.convert(moved, result=result)
+    return value
