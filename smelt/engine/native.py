@@ -120,7 +120,11 @@ def _explain(plan: Plan, status: int, record: tuple[int, ...]) -> SmeltError:
         expected = f"{failed.a} {relation} {failed.b}"
         return SizeError(failed.why, expected=expected, got=f"{record[0]} and {record[1]}")
     if status >= FAILED:
-        return RunError(plan.requirements[status - FAILED], got=f"at element {record[0]}")
+        broken = plan.requirements[status - FAILED]
+        message = broken.message
+        for i, number in enumerate(record):
+            message = message.replace(f"{{{i}}}", str(number))
+        return (SizeError if broken.of_sizes else RunError)(message, where=broken.where)
     return RunError("the compiled program reported a failure", got=status)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from smelt.dim import Atom, Size, symbols
 from smelt.dtype import DType, f32
 from smelt.errors import UnsupportedError
-from smelt.kernel import interim, math
+from smelt.kernel import math
 from smelt.kernel.build_reduce import identity
 from smelt.kernel.loop import (
     LANES,
@@ -230,11 +230,12 @@ class _Program:
                         label = f"case {i}:" if i < len(branches) - 1 else "default:"
                         lines += [f"{pad}{label} {{", *self._steps(branch, kernels, sizes, depth + 1), f"{pad}}} break;"]
                     lines.append(f"{pad}}}")
-                case Require(flags, check):
+                case Require(flags, check, numbers):
                     count = size_text(self.plan.buffers[flags].shape.count, self.symbols)
+                    record = "".join(f" ctx->record[{i}] = {self._number(each)};" for i, each in enumerate(numbers))
                     lines.append(
                         f"{pad}for (i64 i = 0; i < {count}; i++)"
-                        f" if (!((ui8 *)b[{flags}])[i]) {{ ctx->record[0] = i; return {FAILED + check}; }}"
+                        f" if (!((ui8 *)b[{flags}])[i]) {{{record} return {FAILED + check}; }}"
                     )
                 case Measure():
                     lines += self._measure(step, sizes, pad)
@@ -293,6 +294,9 @@ class _Program:
                     f"{pad}}}",
                 ]
         return lines
+
+    def _number(self, buffer: int) -> str:
+        return f"*({math.storage(self.plan.buffers[buffer].shape.element)} *)b[{buffer}]"
 
     def _selector(self, buffer: int, count: int) -> str:
         if self.plan.buffers[buffer].shape.element.kind == "bool":
@@ -520,7 +524,7 @@ class _Function:
 
 
 def _applied(function: str, args: Sequence[str], operands: Sequence[DType], result: DType) -> str:
-    text = interim.apply(function, args, operands, result)
+    text = math.apply(function, args, operands, result)
     if text is None:
         raise UnsupportedError(
             f"the native engine does not know {function} of {operands[0]} yet", remedy="engine='reference'"

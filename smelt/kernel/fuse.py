@@ -15,13 +15,14 @@ from smelt.dim import Size, symbols_in_order
 from smelt.dtype import i1
 from smelt.ir.core import Func, Op, Region, Token, Value, walk
 from smelt.ir.ops import OPS
+from smelt.ir.ops.control import ASSERTIONS, PLACEMENT
 from smelt.ir.ops.signature import bare_symbol
 from smelt.kernel import build_contract, build_fft, build_index, build_linear, build_map, build_random, build_reduce, build_scan, build_sort, build_window  # noqa: F401  their rules
 from smelt.kernel.build_contract import strides
 from smelt.kernel.demands import DEMANDS, Given, limits
 from smelt.kernel.loop import Amount, Expr, Number
 from smelt.kernel.nest import PULLS, Nest, SplitLoop, flat, tensor, unknown
-from smelt.kernel.plan import Branch, Buffer, Check, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Step
+from smelt.kernel.plan import Branch, Buffer, Check, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Requirement, Step
 from smelt.kernel.schedule import schedule
 from smelt.kernel.sinks import ADDRESSED, ANCHORS, SINKS, Output
 from smelt.shape import Shape
@@ -62,6 +63,7 @@ COSTLY = frozenset(
     for name in names.split()
 )
 LARGEST = 150  # ops that one kernel may hold
+RECORD = 8  # numbers that an error may tell
 
 
 def fuse(func: Func, assumed: Sequence[tuple[Size, Size, str]] = ()) -> Plan:
@@ -101,7 +103,7 @@ class _Fusion:
     stored: dict[Value, int] = field(default_factory=dict)
     buffers: list[Buffer] = field(default_factory=list)
     constants: dict[bytes, int] = field(default_factory=dict)
-    requirements: list[str] = field(default_factory=list)
+    requirements: list[Requirement] = field(default_factory=list)
     keep: set[Value] = field(default_factory=set)  # values that get a buffer
     forced: set[Value] = field(default_factory=set)  # values that must be stored whatever they are
     anchors: dict[Op, _Anchor] = field(default_factory=dict)
@@ -246,7 +248,8 @@ class _Fusion:
         for i, number in enumerate(numbers.values()):
             nest.store(found, Number(i), number)
         self._bear(op, born, numbers)
-        self.requirements.append(f"{op.name}: the numbers given at run time do not fit the sizes of the program")
+        message = f"{op.name}: the numbers given at run time do not fit the sizes of the program"
+        self.requirements.append(Requirement(message, True, op.location))
         writes = [flag, found] if numbers else [flag]
         steps: list[Step] = [self._launch(nest, "check", [op.name], writes), Require(flag, len(self.requirements) - 1)]
         return [*steps, Measure(tuple(numbers), found)] if numbers else steps
@@ -307,11 +310,11 @@ class _Fusion:
         if op.name == "stablehlo.while":
             return self._while(op, returned)
         targets = self._joined_homes(op, returned)
-        selector = self.stored[op.operands[0]]
+        selector, filled = self._at_hand(op.operands[0])
         branches = tuple(tuple(self._block(region, targets)) for region in op.regions)
         self.stored.update({v: t for v, t in zip(op.results, targets, strict=True) if t >= 0})
         if op.name == "stablehlo.case" or len(branches) == 2:
-            return [Branch(selector, branches)]
+            return [*([filled] if filled else []), Branch(selector, branches)]
         raise unknown(op)
 
     def _while(self, op: Op, returned: dict[Value, int]) -> list[Step]:
@@ -336,19 +339,42 @@ class _Fusion:
     def _enter(self, op: Op, region: Region, carried: Sequence[int]) -> list[Step]:
         """Give the symbols of a loop's own arguments their numbers for this turn."""
         sizes: dict[str, Size] = {}
+        outside = {name for value in op.operands if isinstance(value.type, Shape) for name in value.type.symbols}
         for arg, target in zip(region.args, carried, strict=True):
-            born = self._unknown(arg)
-            if born:
+            if target >= 0:
+                born = self._unknown(arg)
                 pairs = zip(tensor(arg).sizes, self.buffers[target].shape.sizes, strict=True)
-                sizes |= {name: size for own, size in pairs if (name := bare_symbol(own)) in born}
+                for own, size in pairs:
+                    name = bare_symbol(own)
+                    if name is not None and own != size and name not in outside and (name in born or name in self.late):
+                        sizes[name] = size
                 self._bear(op, born, sizes)
         return [Measure(tuple(sizes), tuple(sizes.values()))] if sizes else []
 
     def _custom_call(self, op: Op) -> list[Step]:
-        if op.attrs["call_target_name"] in ("smelt.check", "shape_assertion"):
-            self.requirements.append(str(op.attrs.get("backend_config") or op.attrs.get("error_message") or "a check"))
-            return [Require(self.stored[op.operands[0]], len(self.requirements) - 1)]
-        raise unknown(op, str(op.attrs["call_target_name"]))
+        target = op.attrs["call_target_name"]
+        if target in ASSERTIONS and op.operands and not op.results:
+            message = str(op.attrs.get("error_message", "a constraint does not hold"))
+            self.requirements.append(Requirement(message, False, op.location))
+            flags, *numbers = (self._at_hand(operand) for operand in op.operands)
+            return [
+                *(step for _, step in (flags, *numbers) if step is not None),
+                Require(flags[0], len(self.requirements) - 1, tuple(number for number, _ in numbers)[:RECORD]),
+            ]
+        if target in PLACEMENT and [value.type for value in op.operands] == [value.type for value in op.results]:
+            steps: list[Step] = []
+            for operand, result in zip(op.operands, op.results, strict=True):
+                self.stored[result], step = self._at_hand(operand)
+                steps += [step] if step is not None else []
+            return steps
+        raise unknown(op, str(target))
+
+    def _at_hand(self, value: Value) -> tuple[int, Step | None]:
+        """The buffer that holds a value, and the step that fills it where nothing has done so."""
+        if value in self.stored:
+            return self.stored[value], None
+        held = self._buffer(tensor(value), "temporary")
+        return held, self._map([value], [held])
 
     # -- what is stored --
 

@@ -112,8 +112,8 @@ def _carried(loop: Repeat, buffer: int) -> bool:
             case Repeat() | Branch():
                 if buffer in set(touched(step)):
                     return True
-            case Require(flags, _):
-                if flags == buffer:
+            case Require():
+                if buffer in touched(step):
                     return True
             case Measure(_, source):
                 if source == buffer:

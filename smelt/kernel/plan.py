@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from smelt.dim import Size, evaluate, symbols
+from smelt.errors import Location
 from smelt.kernel.loop import Stmt
 from smelt.shape import Shape
 
@@ -72,10 +73,20 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Require:
-    """All elements of a buffer of booleans hold, or the call ends with an error."""
+    """All elements of a buffer of booleans hold, or the call ends with an error that tells some integers."""
 
     flags: int
     check: int  # which of the plan's `requirements`
+    numbers: tuple[int, ...] = ()  # buffers of one element each
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """What data must fulfil. `{0}` in the message stands for the first of the numbers that the run tells."""
+
+    message: str
+    of_sizes: bool = False
+    where: Location | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +120,7 @@ class Plan:
     constants: tuple[bytes, ...]
     steps: tuple[Step, ...]
     checks: tuple[Check, ...] = ()
-    requirements: tuple[str, ...] = ()
+    requirements: tuple[Requirement, ...] = ()
     symbols: tuple[str, ...] = ()
     late: tuple[str, ...] = ()  # symbols that only data tells, each after those that it may depend on
 
@@ -146,7 +157,7 @@ def touched(step: Step) -> Iterator[int]:
                 yield flag
             case Branch(selector, _):
                 yield selector
-            case Require(flags, _):
-                yield flags
+            case Require(flags, _, numbers):
+                yield from (flags, *numbers)
             case Measure(_, int(source)):
                 yield source

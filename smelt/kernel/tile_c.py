@@ -30,7 +30,7 @@ def tile_shape(target: Target) -> TileShape:
 
 
 def product_text(shape: TileShape) -> str:
-    """`smelt_product` and `smelt_product_taps`, each for every number of rows up to the tile's."""
+    """`smelt_product` and `smelt_product_taps`: a function for every number of rows up to the tile's, and one for any."""
     head = f"""\
 typedef f32 smelt_vector __attribute__((vector_size({4 * shape.lanes}), aligned(4)));
 #if defined(__FMA__) || defined(__aarch64__)
@@ -49,7 +49,7 @@ typedef f32 smelt_vector __attribute__((vector_size({4 * shape.lanes}), aligned(
 
 
 def _family(shape: TileShape, taps: bool) -> list[str]:
-    """The functions for 1, 2, … rows, and the one that chooses among them."""
+    """The functions for 1, 2, … rows, and the one that takes tile after tile and then what is left."""
     name = "smelt_product_taps" if taps else "smelt_product"
     more, given = (", const i64 *taps, i64 tap_count", ", taps, tap_count") if taps else ("", "")
     signature = f"const f32 *a, i64 a_row, i64 a_step, const f32 *b, i64 b_step, i64 count{more}, f32 *tile"
@@ -58,7 +58,17 @@ def _family(shape: TileShape, taps: bool) -> list[str]:
     cases = [
         f"    case {rows}: {name}_{rows}(a, a_row, a_step, b, b_step, count{given}, tile); break;" for rows in heights
     ]
-    return [*bodies, f"static void {name}(i64 rows, {signature}) {{", "  switch (rows) {", *cases, "  }", "}"]
+    most, next_tile = shape.rows, f"a += {shape.rows} * a_row, tile += {shape.rows * shape.columns}"
+    whole = f"{name}_{most}(a, a_row, a_step, b, b_step, count{given}, tile);"
+    return [
+        *bodies,
+        f"static void {name}(i64 rows, {signature}) {{",
+        f"  for (; rows > {most}; rows -= {most}, {next_tile}) {whole}",
+        "  switch (rows) {",
+        *cases,
+        "  }",
+        "}",
+    ]
 
 
 def _rows_text(head: str, rows: int, shape: TileShape, taps: bool) -> str:

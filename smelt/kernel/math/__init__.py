@@ -13,15 +13,11 @@ from collections.abc import Sequence
 from smelt.dtype import DType
 from smelt.kernel.math import complex, conversion, double, integer, narrow, real, single, special
 from smelt.kernel.math.conversion import bitcast, convert, is_narrow, literal, load, rounded, store
-from smelt.kernel.math.old import COMPARE, PRELUDE, SCALAR, scalar
 from smelt.kernel.math.pieces import order
 
 __all__ = [
-    "COMPARE",
     "FORMS",
     "PIECES",
-    "PRELUDE",
-    "SCALAR",
     "ULP",
     "apply",
     "bitcast",
@@ -31,7 +27,6 @@ __all__ = [
     "prelude",
     "reduce_precision",
     "register",
-    "scalar",
     "storage",
     "store",
 ]

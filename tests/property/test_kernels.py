@@ -1,0 +1,73 @@
+"""Random problems of every class of kernel: generated C against the interpreter, or an evaluation in double.
+
+Moves, integers, booleans and sums of small integers must agree exactly; other sums of k terms within (4 + sqrt(k)) eps
+times the sum of the terms' magnitudes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from smelt.device import cpu
+from smelt.engine import native
+from smelt.errors import SmeltError
+from smelt.kernel.tile_c import TileShape
+from tests.property.problems import Problem, difference, draw
+
+pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
+
+GROUPS = [
+    ("map", "join"),
+    ("rows", "columns", "everything"),
+    ("contraction",),
+    ("window",),
+    ("pool", "gather", "sort"),
+    ("scatter", "scan"),
+]
+SHAPES = [TileShape(12, 32, 16), TileShape(6, 16, 8), TileShape(4, 8, 4), TileShape(1, 8, 8), TileShape(8, 16, 4)]
+
+
+def failures(problems: Sequence[Problem]) -> list[str]:
+    """What went wrong, problem by problem; all of them are one C file."""
+    found = []
+    for problem, made in zip(problems, native.compile_all([each.make(False) for each in problems]), strict=True):
+        if isinstance(made, SmeltError):
+            found.append(f"{problem.name}: {made}")
+            continue
+        (got,) = made(*problem.args)
+        found.append(difference(problem, got))
+        made.close()
+    return [each for each in found if each]
+
+
+@pytest.mark.parametrize("kinds", GROUPS, ids=lambda kinds: kinds[0])
+def test_random_problems(kinds: tuple[str, ...], seed: int) -> None:
+    random = np.random.default_rng([seed, GROUPS.index(kinds)])
+    problems = [draw(kinds[i % len(kinds)], random) for i in range(24)]
+    assert failures(problems) == []
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.rows}x{shape.columns}x{shape.lanes}")
+def test_any_tile_is_right(shape: TileShape, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shape of register tiles, and with it the width of panels, is a matter of speed alone."""
+    monkeypatch.setattr(native, "tile_shape", lambda target: shape)
+    random = np.random.default_rng([seed, shape.rows])
+    problems = [draw(("contraction", "window")[i % 2], random) for i in range(12)]
+    assert failures(problems) == []
+
+
+def test_the_comparison_finds_what_is_wrong(seed: int) -> None:
+    """A problem of each kind whose answer is off by one in one place, or by a little more than is allowed."""
+    random = np.random.default_rng(seed)
+    for kind in (kind for kinds in GROUPS for kind in kinds):
+        problem = draw(kind, random)
+        while not (want := problem.expected()).size or want.dtype.kind == "b":
+            problem = draw(kind, random)
+        off = want.copy()
+        limit = problem.allowed(want)
+        off.reshape(-1)[-1] += 1 if problem.exact else 3 * limit.reshape(-1)[-1] + 1e-30
+        assert difference(problem, want) == ""
+        assert difference(problem, off) != ""
