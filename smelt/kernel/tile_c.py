@@ -1,7 +1,8 @@
 """Register tiles as C: the innermost loop of products, one straight-line function per number of rows.
 
-`tile[i][j] = sum over k of a[i, k] * b[k, j]`, k in order, one multiply-add each; so a result depends on its row and
-its column alone, whatever the tile's height. Vectors are the compiler's own extension: one text for every processor.
+`tile[i][j] = sum over k of a[i, k] * b[k, j]`, k in order, one multiply-add each, in blocks whose sums are added up in
+order too (which keeps rounding small); so a result depends on its row and its column alone, whatever the tile's
+height. Vectors are the compiler's own extension: one text for every processor.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from smelt.target import Target
+
+BLOCK = 128  # steps that are summed before the sum joins the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +86,27 @@ def _rows_text(head: str, rows: int, shape: TileShape, taps: bool) -> str:
         sums = " ".join(f"{name} = SMELT_FMA(x, b{j}, {name});" for j, name in enumerate(names[i]))
         step.append(f"    {{ const smelt_vector x = {element} - (smelt_vector){{0}}; {sums} }}")
     step.append("    " + " ".join(f"a{i} += a_step;" for i in range(0, rows, 3)))
-    if taps:
-        loop = ["  for (i64 k = 0; k < count; k++, b += b_step) for (i64 t = 0; t < tap_count; t++) {", *step, "  }"]
-    else:
-        loop = ["  for (i64 k = 0; k < count; k++, b += b_step) {", *step, "  }"]
+    inner = " for (i64 t = 0; t < tap_count; t++)" if taps else ""
+    whole = f"{BLOCK} / tap_count + 1" if taps else str(BLOCK)
+    tiles = [(f"tile + {shape.columns * i + shape.lanes * j}", names[i][j]) for i in range(rows) for j in range(vectors)]
+    stores = [f"    *(smelt_vector *)({place}) = {name};" for place, name in tiles]
+    sums = [f"    *(smelt_vector *)({place}) = *(smelt_vector *)({place}) + {name};" for place, name in tiles]
     lines = [
         f"SMELT_FUSED static void {head} {{",
-        "  smelt_vector " + ", ".join(f"{name} = {{0}}" for row in names for name in row) + ";",
         *(f"  const f32 *a{i} = a + {i} * a_row;" for i in range(0, rows, 3)),
-        *loop,
-    ]
-    lines += [
-        f"  *(smelt_vector *)(tile + {shape.columns * i + shape.lanes * j}) = {name};"
-        for i, row in enumerate(names)
-        for j, name in enumerate(row)
+        "  i64 done = 0;",
+        "  do {",
+        f"  const i64 end = count - done < {whole} ? count : done + {whole};",
+        "  smelt_vector " + ", ".join(f"{name} = {{0}}" for row in names for name in row) + ";",
+        f"  for (i64 k = done; k < end; k++, b += b_step){inner} {{",
+        *step,
+        "  }",
+        "  if (done == 0) {",
+        *stores,
+        "  } else {",
+        *sums,
+        "  }",
+        "  done = end;",
+        "  } while (done < count);",
     ]
     return "\n".join([*lines, "}"])

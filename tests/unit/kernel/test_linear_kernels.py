@@ -108,36 +108,29 @@ def test_triangular_solve_of_open_sizes(seed: int) -> None:
         np.testing.assert_allclose(got, np.linalg.solve(a, b), rtol=1e-9, atol=1e-9)
 
 
-PAIRS = ["ab,bc->ac", "ij,ij->", "...ij,...jk->...ki", "ab,c->ca", "abc,cd->db", "aab,bc->ac"]
+EINSUMS = ["ab,bc->ac", "ij,ij->", "...ij,...jk->...ki", "ab,c->ca", "abc,cd->db", "aab,bc->ac", "abb->ba", "abc->b"]
+SIZES = dict(zip("abcdijk.", (3, 4, 5, 2, 3, 70, 2, 6), strict=True))
 
 
 @pytest.mark.parametrize("element", ["f32", "i32", "complex<f64>"])
 def test_einsum(element: str, seed: int) -> None:
     random = np.random.default_rng(seed)
-    sizes = dict(zip("abcdijk", (3, 4, 5, 2, 3, 70, 2), strict=True))
-    shapes = [
-        [
-            [6, *(sizes[x] for x in term.removeprefix("..."))] if "..." in term else [sizes[x] for x in term]
-            for term in terms
-        ]
-        for terms in (config.partition("->")[0].split(",") for config in [*PAIRS, "abb->ba", "abc->b"])
-    ]
-    args = [
-        (3 * wide(numbers(random, element, *shape))).astype(dtype(element).numpy) for pair in shapes for shape in pair
-    ]
-    f = FuncBuilder("main", [Shape(element, *x.shape) for x in args])
-    operands = iter(zip(f.args, args, strict=True))
-    results, wanted = [], []
-    for config, pair in zip([*PAIRS, "abb->ba", "abc->b"], shapes, strict=True):
-        values = [next(operands) for _ in pair]
-        name = "stablehlo.einsum" if len(pair) == 2 else "stablehlo.unary_einsum"
-        results.append(f.op(name, *(value for value, _ in values), einsum_config=config).result)
-        exact = [x if element == "i32" else wide(x) for _, x in values]
-        wanted.append(np.einsum(config, *exact))
-    for got, want in zip(native(f, results, args), wanted, strict=True):
-        np.testing.assert_allclose(
-            got, want, rtol=1e-5 if element == "f32" else 1e-12, atol=1e-4 if element == "f32" else 1e-11
-        )
+    args: list[list[Array]] = []
+    for config in EINSUMS:
+        terms = config.partition("->")[0].replace("...", ".").split(",")
+        drawn = [wide(numbers(random, element, *(SIZES[label] for label in term))) for term in terms]
+        args.append([(3 * x).astype(dtype(element).numpy) for x in drawn])
+    f = FuncBuilder("main", [Shape(element, *x.shape) for operands in args for x in operands])
+    values = iter(f.args)
+    results = []
+    for config, operands in zip(EINSUMS, args, strict=True):
+        name = "stablehlo.einsum" if len(operands) == 2 else "stablehlo.unary_einsum"
+        results.append(f.op(name, *(next(values) for _ in operands), einsum_config=config).result)
+    room = {"f32": 1e-4, "i32": 0, "complex<f64>": 1e-11}[element]
+    made = native(f, results, [x for operands in args for x in operands])
+    for config, operands, got in zip(EINSUMS, args, made, strict=True):
+        want = np.einsum(config, *(x if element == "i32" else wide(x) for x in operands))
+        np.testing.assert_allclose(got, want, rtol=room / 10, atol=room, err_msg=config)
 
 
 def test_ragged_rows_choose_a_slice(seed: int) -> None:
@@ -201,5 +194,5 @@ def test_products_of_mixed_types(depth: int, seed: int) -> None:
         else:
             want = lhs.astype(np.float64) @ rhs.astype(np.float64)
             room = 2e-6 * (np.abs(lhs.astype(np.float64)) @ np.abs(rhs.astype(np.float64)))  # of the sum in f32
-            half = np.abs(want) * (2.0**-9 if result.name == "bf16" else 2.0**-24)
+            half = np.abs(want) * (2.0**-8 if result.name == "bf16" else 2.0**-24)
             assert (np.abs(got[i].astype(np.float64) - want) <= room + half).all(), case

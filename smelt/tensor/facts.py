@@ -1,0 +1,204 @@
+"""What is known about sizes at a point of the user's program: facts in force, proofs, and branches on sizes.
+
+Facts come from `facts=[…]` of a model or function, from `assume`, and from the branch of an `if` that is being traced.
+They live in context variables, so that threads and tasks trace side by side. `explore` runs every branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from smelt.dim import Answer, Fact, Facts, Size
+from smelt.errors import ShapeError, SmeltError
+from smelt.tensor.source import TensorError, refuse
+
+MAX_PATHS = 64  # ways through a function that `explore` follows before it gives up
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+# ---- facts in force ----
+
+_FACTS: ContextVar[Facts] = ContextVar("smelt.facts", default=Facts())
+
+
+def in_force() -> Facts:
+    """The facts that hold here."""
+    return _FACTS.get()
+
+
+def parse_facts(facts: Iterable[str | Fact]) -> Facts:
+    """Facts from text; one that cannot be read is the user's mistake."""
+    if isinstance(facts, str):
+        facts = [facts]
+    try:
+        return Facts.of(*facts)
+    except ShapeError as error:
+        refuse(f"not a fact: {error.message}", details=[("got", str(error.got))], remedy='"S <= C", "H divides D"')
+
+
+class assume:  # noqa: N801  # a context manager and decorator that reads as a statement
+    """Facts about sizes: `with smelt.assume("S <= C"): …`, or `@smelt.assume("H divides D")` on a function.
+
+    As a statement inside a function that is being traced it holds until the function ends. What is assumed is used in
+    proofs and checked when the traced function runs.
+
+    >>> with assume("S <= C"):
+    ...     print(in_force())
+    Facts.of('S <= C')
+    """
+
+    def __init__(self, *facts: str | Fact) -> None:
+        self._facts = parse_facts(facts)
+        self._token: Token[Facts] | None = None
+        walk = _WALK.get()
+        if walk is not None:
+            walk.assumed += self._facts.facts
+            self._token = _FACTS.set(in_force() | self._facts)
+
+    def __enter__(self) -> assume:
+        if self._token is None:
+            self._token = _FACTS.set(in_force() | self._facts)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._token is not None
+        _FACTS.reset(self._token)
+        self._token = None
+
+    def __call__(self, function: F) -> F:
+        """The function itself, with the facts written on it for the tracer."""
+        if self._token is not None:
+            self.__exit__(None, None, None)
+        stated = (*facts_of(function), *map(str, self._facts))
+        function.facts = list(dict.fromkeys(stated))  # type: ignore[attr-defined]
+        return function
+
+
+def facts_of(owner: object) -> tuple[str, ...]:
+    """The facts that a function or a model states: its attribute `facts`."""
+    stated = getattr(owner, "facts", None)
+    if isinstance(stated, str):
+        return (stated,)
+    return tuple(str(fact) for fact in stated) if isinstance(stated, list | tuple | Facts) else ()
+
+
+@contextmanager
+def holding(facts: Facts) -> Iterator[None]:
+    """Facts that hold in a block and are not recorded as assumptions."""
+    token = _FACTS.set(in_force() | facts if facts else in_force())
+    try:
+        yield
+    finally:
+        _FACTS.reset(token)
+
+
+# ---- proofs ----
+
+
+def equal(a: Size, b: Size) -> Answer:
+    """Whether two sizes are equal under the facts in force."""
+    return in_force().equal(a, b)
+
+
+def at_most(a: Size, b: Size) -> Answer:
+    """Whether a size is at most another under the facts in force."""
+    return in_force().at_most(a, b)
+
+
+# ---- branches ----
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One way through a function: which branches to take, those taken so far, and what that adds to the facts."""
+
+    plan: list[int]
+    taken: list[tuple[int, int]] = field(default_factory=list)  # (choice, number of choices)
+    guards: list[Fact] = field(default_factory=list)
+    assumed: tuple[Fact, ...] = ()
+
+
+_WALK: ContextVar[_Walk | None] = ContextVar("smelt.walk", default=None)
+
+
+def decide(claim: Fact) -> bool:
+    """The answer to a question that Python asks about sizes: known, or a branch that the tracer explores."""
+    facts = in_force()
+    a, b = claim.left, claim.right
+    if claim.relation == "<=":
+        options = [(claim, True), (Fact("<=", b + 1, a), False)]
+    else:
+        options = [(claim, True), (Fact("<=", a + 1, b), False), (Fact("<=", b + 1, a), False)]
+    options = [option for option in options if _possible(facts, option[0])]
+    if len({answer for _, answer in options}) == 1:
+        return options[0][1]
+    walk = _WALK.get()
+    if walk is None or not options:
+        refuse(
+            f"whether {claim} depends on sizes that are not known here",
+            remedy="trace the function (smelt.tensor.trace, smelt check), which follows both branches, or state a fact",
+        )
+    turn = len(walk.taken)
+    choice = walk.plan[turn] if turn < len(walk.plan) else 0
+    walk.taken.append((choice, len(options)))
+    fact, answer = options[choice]
+    walk.guards.append(fact)
+    _FACTS.set(facts | Facts((fact,)))
+    return answer
+
+
+def _possible(facts: Facts, fact: Fact) -> bool:
+    """Whether a fact may hold: it is not refuted by the others, as far as can be proven."""
+    if facts.at_most(fact.right + 1, fact.left):
+        return False
+    return fact.relation == "<=" or not facts.at_most(fact.left + 1, fact.right)
+
+
+@dataclass(frozen=True, slots=True)
+class Way(Generic[T]):
+    """One way through a function: what holds on it, what it takes for granted, and what came out."""
+
+    guards: tuple[Fact, ...]
+    assumed: tuple[Fact, ...]
+    result: T | None
+    error: SmeltError | None = None
+
+
+def explore(run: Callable[[], T], facts: Facts) -> list[Way[T]]:
+    """Run a function once for every combination of branches on sizes, each under the facts of its branches.
+
+    A mistake ends the way it is on; the others are followed all the same.
+    """
+    ways: list[Way[T]] = []
+    plan: list[int] = []
+    while True:
+        walk = _Walk(plan)
+        token, facts_token = _WALK.set(walk), _FACTS.set(in_force() | facts)
+        try:
+            result: T | None = run()
+            error: SmeltError | None = None
+        except SmeltError as mistake:
+            result, error = None, mistake
+            if isinstance(mistake, TensorError) and walk.guards:
+                mistake.under = tuple(str(fact) for fact in walk.guards)
+        finally:
+            _FACTS.reset(facts_token)
+            _WALK.reset(token)
+        ways.append(Way(tuple(walk.guards), walk.assumed, result, error))
+        while walk.taken and walk.taken[-1][0] + 1 >= walk.taken[-1][1]:
+            walk.taken.pop()
+        if not walk.taken:
+            return ways
+        if len(ways) >= MAX_PATHS:
+            refuse(f"more than {MAX_PATHS} ways lead through the function", remedy="branch on fewer sizes, or state facts")
+        plan = [choice for choice, _ in walk.taken]
+        plan[-1] += 1

@@ -1,0 +1,422 @@
+"""Recording: every op of a Tensor is an op of the IR that knows its operands; a function is what its results reach.
+
+`emit` makes one op (inference proves it again) and gives the Tensor of its result; `collect` walks back from results to
+leaves, so that dead parts never enter a program; `region` traces a Python function into the inside of an op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smelt.dim import Atom, Poly, Size, symbol, symbols
+from smelt.dtype import Array, DType, i64
+from smelt.errors import Location, SmeltError
+from smelt.ir.attributes import Constant
+from smelt.ir.build import settle
+from smelt.ir.clone import clone_op
+from smelt.ir.core import Attrs, Func, Op, Region, Type, Value, walk
+from smelt.ir.ops import definition_of
+from smelt.ir.ops.definition import Call, Scope, op_attrs
+from smelt.shape import Shape
+from smelt.tensor.source import Operand, Place, TensorError, here, refuse
+
+if TYPE_CHECKING:
+    from smelt.tensor.tensor import Tensor
+
+
+class Leaf(Value):
+    """A value that no op makes: data, an argument of a function, or an argument of a region.
+
+    `home` is the region it belongs to, `name` the path of a weight or the name of an argument.
+    """
+
+    __slots__ = ("data", "home", "place", "weight")
+
+    data: Array | None
+    home: object
+    place: Place | None
+    weight: bool
+
+    def __init__(
+        self,
+        type: Shape,
+        data: Array | None = None,
+        *,
+        name: str = "",
+        place: Place | None = None,
+        home: object = None,
+        weight: bool = False,
+    ) -> None:
+        super().__init__(type, None, 0, name)
+        for slot, value in (("data", data), ("place", place), ("home", home), ("weight", weight)):
+            object.__setattr__(self, slot, value)
+
+
+class Recorded(Op):
+    """An op that the front end made. `data` are its results once somebody has asked for them; nothing else changes."""
+
+    __slots__ = ("captured", "data", "home", "place")
+
+    captured: tuple[Value, ...]  # values from outside that its regions use
+    data: list[Array | None]
+    home: object  # the region in which it was made
+    place: Place | None
+
+    def __init__(
+        self, name: str, operands: tuple[Value, ...], types: Sequence[Type], attrs: Attrs, regions: tuple[Region, ...]
+    ) -> None:
+        put = object.__setattr__
+        put(self, "name", name)
+        put(self, "operands", operands)
+        put(self, "attrs", attrs)
+        put(self, "regions", regions)
+        put(self, "results", tuple(Value(type, self, i) for i, type in enumerate(types)))
+        put(self, "captured", _captured(regions) if regions else ())
+        put(self, "data", [None] * len(types))
+        put(self, "home", _HOME.get())
+        put(self, "place", here())
+
+    @property
+    def location(self) -> Location | None:  # type: ignore[override]
+        return self.place.location() if self.place else None
+
+
+def _captured(regions: Sequence[Region]) -> tuple[Value, ...]:
+    inside: set[Value] = set()
+    used: dict[Value, None] = {}
+    for region in regions:
+        inside.update(region.args)
+        for op in walk(region):
+            inside.update(op.results)
+            used.update(dict.fromkeys(op.operands))
+            for inner in op.regions:
+                inside.update(inner.args)
+                used.update(dict.fromkeys(inner.results))
+        used.update(dict.fromkeys(region.results))
+    return tuple(value for value in used if value not in inside)
+
+
+_HOME: ContextVar[object] = ContextVar("smelt.home", default=None)
+
+
+# ---- tensors ----
+
+_FINAL: list[type[Tensor]] = []  # the class Tensor, which imports everything that makes tensors
+
+
+def final_class(tensor: type[Tensor]) -> type[Tensor]:
+    """Names the class of tensors: `smelt.tensor.tensor` does so once."""
+    _FINAL.append(tensor)
+    return tensor
+
+
+def tensor_of(value: Value, names: tuple[str, ...] | None) -> Tensor:
+    """The Tensor of a value; its axes get these names."""
+    shape = value.type
+    assert isinstance(shape, Shape)
+    if shape.sizes and names is not None:
+        assert len(names) == len(shape.sizes), f"{names} for {shape}"
+        shape = Shape.of(shape.dtype, shape.sizes, names)
+    return _FINAL[0](value, shape)
+
+
+def place_of(value: Value) -> Place | None:
+    """Where a value was made."""
+    return value.place if isinstance(value, Leaf) else value.op.place if isinstance(value.op, Recorded) else None
+
+
+def operand(label: str, tensor: Tensor) -> Operand:
+    """A tensor as errors show it."""
+    return Operand(label, tensor.shape, place_of(tensor.value))
+
+
+def record(
+    name: str,
+    operands: tuple[Value, ...],
+    attrs: dict[str, Any],
+    regions: tuple[Region, ...] = (),
+    declared: Sequence[Type] | None = None,
+) -> Recorded:
+    """One op, verified. What inference refuses is shown at the user's line."""
+    definition = definition_of(name)
+    filled = MappingProxyType(op_attrs(definition, attrs))
+    call = Call(name, operands, filled, regions, declared, scope=Scope())
+    try:
+        definition.check_counts(call)
+        types = settle(call, definition.infer(call))
+    except TensorError:
+        raise
+    except SmeltError as error:
+        shown = [
+            Operand(f"operand {i}", value.type, place_of(value))
+            for i, value in enumerate(operands)
+            if isinstance(value.type, Shape)
+        ]
+        pairs = (("expected", error.expected), ("got", error.got))
+        details = [(label, str(text)) for label, text in pairs if text is not None]
+        refuse(error.message, *shown, details=details, remedy=error.remedy)
+    return Recorded(name, operands, types, filled, regions)
+
+
+def emit(
+    name: str,
+    *operands: Tensor,
+    names: tuple[str, ...] | None = None,
+    result: Shape | None = None,
+    regions: tuple[Region, ...] = (),
+    **attrs: Any,
+) -> Tensor:
+    """The Tensor that an op with one result makes. A bare name is StableHLO's; `result` declares the type."""
+    full = name if "." in name else f"stablehlo.{name}"
+    declared = None if result is None else (_bare(result),)
+    op = record(full, tuple(each.value for each in operands), attrs, regions, declared)
+    return tensor_of(op.results[0], names)
+
+
+def emit_all(
+    name: str,
+    operands: Sequence[Tensor],
+    names: Sequence[tuple[str, ...] | None],
+    *,
+    results: Sequence[Shape] | None = None,
+    regions: tuple[Region, ...] = (),
+    **attrs: Any,
+) -> tuple[Tensor, ...]:
+    """The Tensors of all results of an op."""
+    full = name if "." in name else f"stablehlo.{name}"
+    declared = None if results is None else [_bare(shape) for shape in results]
+    op = record(full, tuple(each.value for each in operands), attrs, regions, declared)
+    return tuple(tensor_of(value, each) for value, each in zip(op.results, names, strict=True))
+
+
+def _bare(shape: Shape) -> Shape:
+    return shape if shape.names is None else Shape.of(shape.dtype, shape.sizes)
+
+
+# ---- constants ----
+
+
+def constant(value: Any, element: DType) -> Tensor:
+    """A number as a scalar tensor."""
+    return tensor_of(_scalar(repr(value), value, element), None)
+
+
+@lru_cache(1024)
+def _scalar(_: str, value: Any, element: DType) -> Value:  # the text tells 1.0 from True and 0.0 from -0.0
+    token = _HOME.set(None)  # shared by everybody, hence part of no region
+    try:
+        array = np.asarray(value).astype(element.numpy)
+        made = record("stablehlo.constant", (), {"value": Constant.of(array, element)})
+    finally:
+        _HOME.reset(token)
+    object.__setattr__(made, "place", None)
+    return made.results[0]
+
+
+# ---- sizes as values ----
+
+SOURCES: ContextVar[dict[str, tuple[Value, int]] | None] = ContextVar("smelt.sources", default=None)
+_INDEX = Shape.of(i64, ())
+
+
+def size_tensor(size: Size, near: Sequence[Tensor]) -> Tensor:
+    """A size as a scalar i64, from dimensions of the arguments or of tensors `near`."""
+    if isinstance(size, int):
+        return constant(size, i64)
+    total: Tensor | None = None
+    for monomial, coefficient in size.terms:
+        term = constant(coefficient, i64) if coefficient != 1 or not monomial else None
+        for atom in monomial:
+            factor = _atom_tensor(atom, near)
+            term = factor if term is None else emit("multiply", term, factor)
+        assert term is not None
+        total = term if total is None else emit("add", total, term)
+    assert total is not None
+    return total
+
+
+def _atom_tensor(atom: Atom, near: Sequence[Tensor]) -> Tensor:
+    if atom.op == "symbol":
+        return _symbol_tensor(atom.name, near)
+    a, b = (size_tensor(arg, near) for arg in atom.args)
+    if atom.op in ("max", "min"):
+        return emit(f"{atom.op}imum", a, b)
+    # Divisors are positive wherever a size has a value; rounding down differs from StableHLO's for negative dividends.
+    rest = emit("remainder", a, b)
+    negative = emit("compare", rest, constant(0, i64), comparison_direction="LT")
+    if atom.op == "%":
+        return emit("select", negative, emit("add", rest, b), rest)
+    quotient = emit("divide", a, b)
+    return emit("select", negative, emit("subtract", quotient, constant(1, i64)), quotient)
+
+
+def _symbol_tensor(name: str, near: Sequence[Tensor]) -> Tensor:
+    value, place = _source(name, near)
+    size = value.shape.sizes[place]
+    assert isinstance(size, Poly)
+    slope = slope_of(size, name)
+    found = tensor_of(record("stablehlo.get_dimension_size", (value,), {"dimension": place}).results[0], None)
+    wide = emit("convert", found, result=_INDEX)
+    rest = size - slope * symbol(name)
+    if rest != 0:
+        wide = emit("subtract", wide, size_tensor(rest, near))
+    return wide if slope == 1 else emit("divide", wide, constant(slope, i64))
+
+
+def slope_of(size: Size, name: str) -> int:
+    """k > 0 where a size is `k*name` plus what does not depend on `name`; else 0."""
+    if isinstance(size, int):
+        return 0
+    slope = next((c for monomial, c in size.terms if len(monomial) == 1 and monomial[0].name == name), 0)
+    return slope if slope > 0 and name not in symbols(size - slope * symbol(name)) else 0
+
+
+def _source(name: str, near: Sequence[Tensor]) -> tuple[Value, int]:
+    known = SOURCES.get()
+    if known and name in known:
+        return known[name]
+    values = [tensor.value for tensor in near]
+    for value in (*values, *collect(values)[1]):
+        for place, size in enumerate(value.shape.sizes):
+            if slope_of(size, name):
+                return value, place
+    refuse(
+        f"the size {name} is not known when the program runs: no argument has such an axis",
+        remedy=f"add an argument that has an axis of size {name}",
+    )
+
+
+def size_list(sizes: Sequence[Size], near: Sequence[Tensor]) -> Tensor:
+    """Sizes as an i64 vector: what the `dynamic_*` ops take."""
+    if all(isinstance(size, int) for size in sizes):
+        array = np.array(sizes, np.int64)
+        return tensor_of(record("stablehlo.constant", (), {"value": Constant.of(array, i64)}).results[0], None)
+    one = Shape.of(i64, (1,))
+    parts = [emit("reshape", size_tensor(size, near), result=one) for size in sizes]
+    return parts[0] if len(parts) == 1 else emit("concatenate", *parts, dimension=0)
+
+
+# ---- regions ----
+
+
+@contextmanager
+def inside() -> Iterator[object]:
+    """Whatever is recorded in this block belongs to a region: `region_of` collects it."""
+    home = object()
+    token = _HOME.set(home)
+    try:
+        yield home
+    finally:
+        _HOME.reset(token)
+
+
+def region_of(home: object, args: Sequence[Value], results: Sequence[Value]) -> Region:
+    """The region that was recorded with that home; what comes from elsewhere is captured."""
+    ops, _ = collect(results, home)
+    return Region(tuple(args), tuple(ops), tuple(results))
+
+
+def scalar_region(element: DType, build: Callable[..., Tensor], count: int = 2) -> Region:
+    """A body over scalars, such as the sum of a reduction; it uses nothing from outside."""
+    return scalar_regions([element] * count, lambda *args: (build(*args),))
+
+
+def scalar_regions(elements: Sequence[DType], build: Callable[..., Sequence[Tensor]]) -> Region:
+    """The same for arguments of several element types, and several results."""
+    with inside() as home:
+        args = [Leaf(Shape.of(element, ()), home=home) for element in elements]
+        results = build(*(tensor_of(arg, None) for arg in args))
+        return region_of(home, args, [result.value for result in results])
+
+
+# ---- from results back to leaves ----
+
+
+def collect(
+    results: Sequence[Value], home: object = None, known: Callable[[Value], bool] = lambda value: False
+) -> tuple[list[Op], list[Leaf]]:
+    """The ops that results need, each after what it uses, and the leaves they start from, in order of first use.
+
+    Ops of other homes than `home` are not entered: a region captures them. The walk ends at values that are `known`.
+    """
+    order: list[Op] = []
+    leaves: dict[Leaf, None] = {}
+    done: set[Op] = set()
+    stack: list[tuple[Value | Op, bool]] = [(value, False) for value in reversed(results)]
+    while stack:
+        item, finished = stack.pop()
+        if finished:
+            assert isinstance(item, Op)
+            order.append(item)
+            continue
+        assert isinstance(item, Value)
+        if item.op is None:
+            if isinstance(item, Leaf):
+                leaves[item] = None
+            continue
+        op = item.op
+        if op in done or known(item):
+            continue
+        if isinstance(op, Recorded):
+            if op.home is not home and home is not None:
+                done.add(op)
+                continue
+            done.add(op)
+            stack.append((op, True))
+            if op.captured:
+                stack += [(value, False) for value in reversed(op.captured)]
+            stack += [(value, False) for value in reversed(op.operands)]
+    return order, list(leaves)
+
+
+def function(
+    name: str,
+    results: Sequence[Value],
+    args: Sequence[Leaf] | None = None,
+    known: Callable[[Value], bool] = lambda value: False,
+    arg_attrs: Sequence[Attrs] = (),
+    result_attrs: Sequence[Attrs] = (),
+) -> tuple[Func, list[Value]]:
+    """A function of what results need, and the values that are its arguments: leaves, and values that are `known`."""
+    ops, leaves = collect(results, None, known)
+    stray = next((leaf for leaf in leaves if leaf.home is not None), None)
+    stray_op = next((op for op in ops if isinstance(op, Recorded) and op.home is not None), None)
+    if stray is not None or stray_op is not None:
+        place = stray.place if stray is not None else stray_op.place if isinstance(stray_op, Recorded) else None
+        shown = [Operand("made", stray.shape, place)] if stray is not None else []
+        remedy = "return it from the body instead"
+        refuse("a tensor from inside the body of a loop or branch is used outside of it", *shown, remedy=remedy)
+    inputs: list[Value] = list(leaves if args is None else args)
+    cut = [] if args is not None else _cut(ops, results, known)
+    if cut:
+        values: dict[Value, Value] = {value: Leaf(value.shape) for value in cut}
+        inputs += cut
+        formal = [values.get(value, value) for value in inputs]
+        ops = [clone_op(op, values) if _touches(op, values) else op for op in ops]
+        results = [values.get(value, value) for value in results]
+    else:
+        formal = inputs
+    body = Region(tuple(formal), tuple(ops), tuple(results))
+    return Func(name, body, "public", tuple(arg_attrs), tuple(result_attrs)), inputs
+
+
+def _touches(op: Op, values: dict[Value, Value]) -> bool:
+    captured = op.captured if isinstance(op, Recorded) else ()
+    return any(value in values for value in (*op.operands, *captured))
+
+
+def _cut(ops: Sequence[Op], results: Sequence[Value], known: Callable[[Value], bool]) -> list[Value]:
+    """The known values where the walk ended, in order of first use."""
+    found: dict[Value, None] = {}
+    for op in ops:
+        captured = op.captured if isinstance(op, Recorded) else ()
+        found.update(dict.fromkeys(v for v in (*op.operands, *captured) if v.op is not None and known(v)))
+    found.update(dict.fromkeys(value for value in results if value.op is not None and known(value)))
+    return list(found)
