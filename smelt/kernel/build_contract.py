@@ -257,7 +257,11 @@ def strides(nest: Nest, value: Value) -> tuple[int, Affine, tuple[Var, ...]] | N
         for axis in axes:
             nest.places[axis] = scope
         element = nest.pull(value, axes)
-        load = next((expr for expr, var in scope.names.items() if var is element), None)
+        place: Scope | None = scope  # a load that no axis moves has its name further out
+        load: Expr | None = None
+        while place is not None and load is None:
+            load = next((expr for expr, var in place.names.items() if var is element), None)
+            place = place.parent
         if not isinstance(load, Load):
             return None
     form = affine(load.index)

@@ -538,11 +538,13 @@ def run_folder(
     jobs: int = 0,
     timeout: float = 60,
     only: str = "",
+    part: Callable[[str], bool] = lambda name: True,
     seed: int | None = None,
     progress: Callable[[Case], None] = lambda case: None,
 ) -> list[Case]:
-    """Every `*.mlir` under a folder whose name contains `only`, in order. With a seed: falsified copies."""
-    paths = [path for path in sorted(folder.rglob("*.mlir")) if only in path.relative_to(folder).as_posix()]
+    """Every `*.mlir` under a folder whose name contains `only` and is in a part, in order; with a seed: falsified."""
+    names = {path: path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*.mlir"))}
+    paths = [path for path, name in names.items() if only in name and part(name)]
     jobs = jobs or os.cpu_count() or 1
     group = min(GROUP, -(-len(paths) // jobs)) if engine == "native" and seed is None and paths else 1
     pending: queue.SimpleQueue[Sequence[Path]] = queue.SimpleQueue()

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import tomllib
+import zlib
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,51 @@ def test_suite(suites, engine, part):
     healed = [name for name, case in names.items() if case.status == "passed" and f"{part}/{name}" in excused]
     assert not healed, f"these pass now, so take them off the list: {healed}"
     assert sum(case.status == "passed" for case in cases) >= RECORD["floor"][engine][part]
+
+
+# ---- the native engine ----
+
+NATIVE = tomllib.loads((HERE / "native_ignore.toml").read_text())["stablehlo"]
+NATIVE_FLOOR = {"interpret": 358, "testdata": 370}  # programs that pass: these numbers may only grow
+NATIVE_SHARE = 0.995  # of what the reference passes and one process can run
+
+
+def third(name):
+    """The same third of all names each time."""
+    return zlib.crc32(name.encode()) % 3 == 0
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", ["testdata", "interpret"])
+def test_native_sample(suites, part):
+    """All of `interpret` and a third of `testdata` through kernels: nothing fails but what the list excuses."""
+    cases = harness.run_folder(suites / part, "native", part=third if part == "testdata" else lambda name: True)
+    reference = {entry["name"] for entry in RECORD["ignore"]}
+    excused = {case.name for case in cases if f"{part}/{case.name}" in (NATIVE.keys() | reference)}
+    failed = {case.name: case.detail.splitlines()[0] for case in cases if case.status != "passed"}
+    passed = len(cases) - len(failed)
+    assert not excused - failed.keys(), "these pass now, so take them off the list"
+    assert passed >= NATIVE_FLOOR[part], failed
+    possible = [case for case in cases if "run_parallel" not in NATIVE.get(f"{part}/{case.name}", "")]
+    assert passed >= NATIVE_SHARE * len(possible), failed
+    assert failed.keys() == excused, {name: detail for name, detail in failed.items() if name not in excused}
+    idle = [case.name for case in cases if case.status == "passed" and not case.kernels]
+    assert len(idle) < len(cases) / 8, f"programs that run no kernel test nothing: {idle}"
+
+
+@pytest.mark.parametrize("part", ["testdata", "interpret"])
+def test_native_programs_on_the_list_exist(suites, part):
+    names = {f"{part}/{path.name}" for path in (suites / part).glob("*.mlir")}
+    listed = {name for name in NATIVE if name.startswith(part)}
+    assert listed <= names
+    assert all(len(NATIVE[name]) > 20 for name in listed)
+
+
+def test_wrong_expectations_are_noticed_on_native(suites):
+    """One expected element changed in copies of a few programs, which kernels compute."""
+    cases = harness.run_folder(suites / "interpret", "native", only="ax", seed=SEED)
+    assert len(cases) > 5
+    assert {case.status for case in cases} == {"noticed"}, cases
 
 
 def test_every_excuse_has_a_reason():

@@ -133,7 +133,7 @@ def difference(problem: Problem, got: Array) -> str:
         wrong = ~((a == b) | (np.isnan(a) & np.isnan(b)) | near)
     if not wrong.any():
         return ""
-    place = tuple(int(each[0]) for each in np.nonzero(wrong))
+    place = tuple(int(each) for each in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
     return f"{problem.name}: {np.count_nonzero(wrong)} of {wrong.size}; at {place} {got[place]}, expected {want[place]}"
 
 
