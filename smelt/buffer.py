@@ -6,13 +6,15 @@ A Buffer is what an engine keeps on a device; every engine brings its own, all b
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Protocol
 
 import numpy as np
 
 from smelt.dtype import Array, dtype
-from smelt.errors import ShapeError
+from smelt.errors import ShapeError, SmeltError
 from smelt.shape import Shape
 
 
@@ -81,3 +83,36 @@ def _name(array: Array) -> str:
         return dtype(array.dtype).name
     except ShapeError:
         return str(array.dtype)
+
+
+_UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{unit}": base**power
+    for power, prefix in enumerate("KMGT", 1)
+    for unit, base in (("B", 1000), ("iB", 1024))
+}
+
+
+def parse_bytes(text: str | int, what: str = "an amount of memory") -> int:
+    """Bytes from a number or from text with a unit.
+
+    >>> parse_bytes("512MB"), parse_bytes("1.5 GiB"), parse_bytes(100)
+    (512000000, 1610612736, 100)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text), re.ASCII)
+    if found is None or found[2] not in _UNITS:
+        raise SmeltError(f"{what} is not understood", expected="bytes, or a number with KB, MiB, GB …", got=text)
+    return int(Fraction(found[1]) * _UNITS[found[2]])
+
+
+def bytes_text(count: int) -> str:
+    """Bytes for people.
+
+    >>> bytes_text(1536)
+    '1.5 KiB'
+    """
+    number = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.4g} {unit}"
+        number /= 1024
+    return f"{number:.4g} GiB"

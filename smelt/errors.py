@@ -106,5 +106,9 @@ class DeviceError(SmeltError):
     """A device or compiler that is missing, lost, or refused."""
 
 
+class DeviceLost(DeviceError):  # noqa: N818  # the name says what happened
+    """A device that stopped working: what lay on it is gone, and a new platform is needed."""
+
+
 class MissingPackageError(SmeltError):
     """An optional package that the request needs and that is not installed."""

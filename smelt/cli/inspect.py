@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from smelt.buffer import bytes_text
 from smelt.cli.preflight import looked_at, what_it_needs
 from smelt.cli.sizes import given_sizes
 from smelt.dim import Size, evaluate, symbols
@@ -140,11 +141,11 @@ def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     if record.get("fixed_sizes"):
         need = record["fixed_sizes"]
         rows.append(("fixed sizes", f"{_at(record['sizes'])} ({need['source']}): {need['reason']}"))
-    rows.append(("weights", _bytes(record["weight_bytes"])))
+    rows.append(("weights", bytes_text(record["weight_bytes"])))
     if "gflop" in record:
         part = "" if record.get("whole", True) else ", of the part that could be read"
         at = f"at {_at(record['sizes'])}{part}"
-        rows.append(("largest working set", f"{_bytes(record['peak_bytes'])} {at}"))
+        rows.append(("largest working set", f"{bytes_text(record['peak_bytes'])} {at}"))
         rows.append(("arithmetic", f"{record['gflop']:.3f} GFLOP {at}: {record['operations']}"))
         if record["composites"]:
             rows.append(("recognised", _counts(record["composites"])))
@@ -168,15 +169,6 @@ def _ports(ports: tuple[Port, ...]) -> dict[str, str]:
 
 def _number(size: Size, chosen: dict[str, int]) -> int:
     return evaluate(size, dict.fromkeys(symbols(size), 1) | chosen)
-
-
-def _bytes(count: int) -> str:
-    number = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.4g} {unit}"
-        number /= 1024
-    return f"{number:.4g} GiB"
 
 
 def _at(sizes: Mapping[str, int]) -> str:

@@ -1,11 +1,12 @@
 """The processor as a device: find out what it can do, compile C for it, keep the result on disk, load it.
 
-The compiler is the clang inside the `ziglang` package, else clang, gcc or cc; `SMELT_CC` overrides. Compiled files
-live under `SMELT_CACHE_DIR` (default: the user's cache folder), named by digests of what made them and of themselves.
+The compiler is the clang inside the `ziglang` package, else clang, gcc or cc; `SMELT_CC` overrides. `SMELT_TARGET` asks
+for code for another processor than this one. Compiled programs are kept by `device.cache`.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import os
@@ -15,16 +16,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from smelt.device import cache as kept
 from smelt.errors import DeviceError, FileError
 from smelt.target import Target
 
 FLAGS = (
     "-O3",
-    "-shared",
     "-fPIC",
     "-std=c11",
     "-fwrapv",
@@ -33,11 +39,37 @@ FLAGS = (
     "-fno-strict-aliasing",
     "-g0",
 )
+LIBRARY = "program.so"
+PATIENCE = 1800  # seconds for one run of the compiler
+ROOM = 32 << 20  # bytes that a compiler needs to work in
+
+# Called with (pieces done, pieces in all) while a program of several pieces compiles.
+progress: ContextVar[Callable[[int, int], None] | None] = ContextVar("progress", default=None)
+
+# What code for a processor may use beyond its baseline: it runs only where all of that is there.
+_AVX2 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_ARM = platform.machine() if platform.machine() in ("aarch64", "arm64") else "aarch64"
+TARGETS = {
+    "avx512": Target("x86_64", 1, 64, features=_AVX512, flags=("x86_64_v4", "-mprefer-vector-width=512")),
+    "avx2": Target("x86_64", 1, 32, features=_AVX2, flags=("x86_64_v3",)),
+    "neon": Target(_ARM, 1, 16, flags=("baseline",)),
+    "plain": Target(platform.machine(), 1, 16, flags=("baseline", "-DSMELT_PLAIN")),
+}
+
+
+def target(name: str | None = None) -> Target:
+    """This machine's processor, or the one that `SMELT_TARGET` or the caller names: a key of `TARGETS`."""
+    name = os.environ.get("SMELT_TARGET", "") if name is None else name
+    if name in ("", "native"):
+        return _native()
+    if name not in TARGETS:
+        raise DeviceError("unknown target", expected=", ".join(["native", *TARGETS]), got=name)
+    return replace(TARGETS[name], cores=_native().cores)
 
 
 @cache
-def target() -> Target:
-    """This machine's processor."""
+def _native() -> Target:
     features: frozenset[str] = frozenset()
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -47,7 +79,8 @@ def target() -> Target:
     except OSError:
         pass  # not Linux: the plain description serves
     width = 64 if "avx512f" in features else 32 if "avx2" in features else 16
-    return Target(platform.machine(), os.cpu_count() or 1, width, features=features)
+    flags = ("native", "-mprefer-vector-width=512") if width == 64 else ("native",)
+    return Target(platform.machine(), os.cpu_count() or 1, width, features=features, flags=flags)
 
 
 @cache
@@ -65,70 +98,206 @@ def compiler() -> tuple[str, ...] | None:
     return None
 
 
-def cache_folder() -> Path:
-    """Where compiled programs are kept."""
-    chosen = os.environ.get("SMELT_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smelt"
-
-
-def build(source: str, *extra: str) -> ctypes.CDLL:
-    """Compile C (with extra flags for the compiler), or find it compiled already, and load it."""
-    command = compiler()
-    if command is None:
-        raise DeviceError(
-            "no C compiler", expected="the ziglang package, clang, gcc or cc", remedy="pip install ziglang"
-        )
-    tuned = ["-mcpu=native" if command[-2:] == ("ziglang", "cc") else "-march=native"]
-    if "avx512f" in target().features:
-        tuned.append("-mprefer-vector-width=512")
-    flags = (*FLAGS, *tuned, *extra)
-    key = hashlib.blake2b("\0".join([*command, *flags, _processor(), source]).encode(), digest_size=20).hexdigest()
-    folder = cache_folder()
-    for found in folder.glob(f"{key}-*.so"):
-        if _digest(found) == found.stem.partition("-")[2]:
+def build(source: str | Sequence[str], *extra: str, processor: Target | None = None) -> ctypes.CDLL:
+    """Compile C (one file or several, with extra flags for the compiler), or find it compiled already, and load it."""
+    processor = processor or target()
+    absent = _absent(processor)
+    if absent:
+        raise DeviceError("this machine cannot run code for the target", expected=absent, remedy="unset SMELT_TARGET")
+    work = _Work.of(source, processor, extra)
+    store = kept.default()
+    found = store.find(work.key)
+    if found is not None:
+        with suppress(FileNotFoundError):  # another process removed it between the two lines
             return _open(found)
-        found.unlink(missing_ok=True)  # damaged: make it again
+    scratch = work.run(store.folder)
+    made = Path(scratch.name) / LIBRARY
+    final = store.put(work.key, made)
+    if final is not None:
+        with suppress(FileNotFoundError):
+            library = _open(final)
+            scratch.cleanup()
+            return library
+    atexit.register(scratch.cleanup)  # nobody keeps it: it stays as long as this process
+    return _open(made)
+
+
+def compile_to(path: Path, source: str | Sequence[str], *extra: str, processor: Target | None = None) -> None:
+    """Compile C into a library that need not run here, and keep no other copy of it."""
+    with _Work.of(source, processor or target(), extra).run(path.parent) as scratch:
+        try:
+            shutil.copyfile(Path(scratch) / LIBRARY, path)
+        except OSError as error:
+            raise FileError(f"cannot write {path}", got=error) from error
+
+
+def cores() -> int:
+    """The processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# ---- compiling ----
+
+
+class _Work:
+    """Texts to be compiled with one command and its flags; `key` names what comes out."""
+
+    def __init__(self, command: tuple[str, ...], flags: tuple[str, ...], texts: tuple[str, ...], key: str) -> None:
+        self.command, self.flags, self.texts, self.key = command, flags, texts, key
+
+    @staticmethod
+    def of(source: str | Sequence[str], processor: Target, extra: Sequence[str]) -> _Work:
+        command = compiler()
+        if command is None:
+            raise DeviceError(
+                "no C compiler", expected="the ziglang package, clang, gcc or cc", remedy="pip install ziglang"
+            )
+        texts = (source,) if isinstance(source, str) else tuple(source)
+        flags = (*FLAGS, *_flags(processor, _is_zig(command)), *extra)
+        named = [*command, *flags, processor.name, *sorted(processor.features), *texts]
+        key = hashlib.blake2b("\0".join(named).encode(), digest_size=20).hexdigest()
+        return _Work(command, flags, texts, key)
+
+    def run(self, spare: Path) -> tempfile.TemporaryDirectory[str]:
+        """A folder with the library in it: below the temporary folder, or in `spare` where that is full."""
+        refused: Exception | None = None
+        for place in _workplaces(spare):
+            try:
+                scratch = tempfile.TemporaryDirectory(dir=place, prefix="smelt-build-", ignore_cleanup_errors=True)
+            except OSError as error:
+                refused = error
+                continue
+            try:
+                self._compile(Path(scratch.name))
+                return scratch
+            except (OSError, DeviceError) as error:
+                scratch.cleanup()
+                if isinstance(error, DeviceError) and _has_room(place):
+                    raise
+                refused = error
+        raise FileError("no folder to compile in", got=refused, remedy="set TMPDIR to a folder with space")
+
+    def _compile(self, folder: Path) -> None:
+        environment = _environment(folder) if _is_zig(self.command) else None
+        tell = progress.get() or _say_nothing
+        files = [folder / f"part{i}.c" for i in range(len(self.texts))]
+        for file, text in zip(files, self.texts, strict=True):
+            file.write_text(text)
+        link = ["-shared", "-o", str(folder / LIBRARY)]
+        if len(files) == 1:
+            tell(0, 1)
+            self._call([*link, str(files[0])], environment)
+            tell(1, 1)
+            return
+        steps = len(files) + 1
+        tell(0, steps)
+        objects = [file.with_suffix(".o") for file in files]
+        with ThreadPoolExecutor(cores()) as pool:
+            pairs = zip(files, objects, strict=True)
+            jobs = [pool.submit(self._call, ["-c", "-o", str(made), str(file)], environment) for file, made in pairs]
+            try:
+                for done, job in enumerate(as_completed(jobs), 1):
+                    job.result()
+                    tell(done, steps)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        self._call([*link, *map(str, objects)], environment)
+        tell(steps, steps)
+
+    def _call(self, arguments: list[str], environment: dict[str, str] | None) -> None:
+        try:
+            done = subprocess.run(
+                [*self.command, *self.flags, *arguments],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                env=environment,
+                timeout=PATIENCE,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise DeviceError(f"{self.command[0]} did not end", got=f"{PATIENCE} seconds") from error
+        if done.returncode:
+            raise DeviceError(
+                f"{self.command[0]} could not compile the program",
+                got=done.stderr.strip()[-2000:] or f"exit code {done.returncode}",
+                remedy="set SMELT_CC to another compiler",
+            )
+
+
+def _say_nothing(done: int, total: int) -> None:
+    pass
+
+
+def _is_zig(command: tuple[str, ...]) -> bool:
+    return command[-2:] == ("ziglang", "cc")
+
+
+def _flags(processor: Target, zig: bool) -> tuple[str, ...]:
+    """What a compiler is told about the processor."""
+    level, *more = processor.flags
+    x86 = processor.name in ("x86_64", "AMD64")
+    if processor.name != platform.machine():
+        if not zig:
+            raise DeviceError(f"only the ziglang package compiles for {processor.name} here", remedy="unset SMELT_CC")
+        return f"--target={processor.name}-linux-musl", "-mcpu=baseline", *more
+    if level == "baseline":
+        level = "x86_64" if x86 else "generic"
+    return f"-mcpu={level}" if zig else f"{'-march' if x86 else '-mcpu'}={level.replace('_', '-')}", *more
+
+
+def _absent(processor: Target) -> str:
+    """What this machine lacks to run code for a processor."""
+    here = _native()
+    if processor.name != here.name:
+        return f"a processor of the kind {processor.name}"
+    return ", ".join(sorted(processor.features - here.features)) if here.features else ""
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """zig keeps what it compiles, without a limit: here in a folder that goes away. Its own libraries stay."""
+    given = dict(os.environ)
+    chosen = given.get("ZIG_GLOBAL_CACHE_DIR")
+    home = Path(given.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zig"
+    if not chosen and not _can_write(home):
+        given["ZIG_GLOBAL_CACHE_DIR"] = str(folder / "global")
+    given["ZIG_LOCAL_CACHE_DIR"] = str(folder / "local")
+    return given
+
+
+def _can_write(folder: Path) -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
-            made = _compile(command, flags, source, Path(scratch))
-            final = folder / f"{key}-{_digest(made)}.so"
-            made.replace(final)
-    except OSError as error:
-        raise FileError(
-            f"cannot write to {folder}", got=error, remedy="set SMELT_CACHE_DIR to a folder with space"
-        ) from error
-    return _open(final)
+        with tempfile.TemporaryFile(dir=folder):
+            return _has_room(folder)
+    except OSError:
+        return False
 
 
-def _processor() -> str:
-    here = target()
-    return " ".join([here.name, *sorted(here.features)])
+def _has_room(folder: Path) -> bool:
+    try:
+        return shutil.disk_usage(folder).free >= ROOM
+    except OSError:
+        return False
 
 
-def _compile(command: tuple[str, ...], flags: tuple[str, ...], source: str, folder: Path) -> Path:
-    text, binary = folder / "program.c", folder / "program.so"
-    text.write_text(source)
-    done = subprocess.run([*command, *flags, "-o", str(binary), str(text)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise DeviceError(
-            f"{command[0]} could not compile the program",
-            got=done.stderr.strip()[-2000:],
-            remedy="set SMELT_CC to another compiler",
-        )
-    with binary.open("rb") as file:
-        os.fsync(file.fileno())
-    return binary
+def _workplaces(spare: Path) -> Iterator[Path]:
+    """Folders to compile in, best first."""
+    with suppress(OSError):
+        yield Path(tempfile.gettempdir())
+    with suppress(OSError):
+        spare.mkdir(mode=0o700, parents=True, exist_ok=True)
+        yield spare
 
 
-def _digest(path: Path) -> str:
-    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+# ---- loading ----
 
 
 def _open(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
+        if not path.exists():
+            raise FileNotFoundError(path) from error
         raise DeviceError(f"cannot load {path}", got=error, remedy="delete the file, or set SMELT_CACHE_DIR") from error

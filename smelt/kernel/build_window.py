@@ -13,6 +13,7 @@ from smelt.dim import Size, floordiv, maximum, minimum
 from smelt.dtype import DType, f64, i1, i64
 from smelt.ir.core import Op, Value
 from smelt.kernel.build_index import place as place_of
+from smelt.kernel.build_contract import accumulator
 from smelt.kernel.build_reduce import function_of, identity, summed
 from smelt.kernel.loop import SHORT, Amount, Expr, Level, Load, Number, Quotient, Remainder, Set, add, scale
 from smelt.kernel.nest import Index, Nest, flat, tensor
@@ -48,7 +49,7 @@ def convolve(nest: Nest, op: Op, output: Output, low: Sequence[Expr]) -> None:
     depth = kernel.sizes[dims.kernel_input_feature_dimension]
     sizes = [inputs.sizes[d] for d in dims.input_spatial_dimensions]
     groups, batches = op.attrs["feature_group_count"], op.attrs["batch_group_count"]
-    kind = result.element
+    kind = accumulator([inputs.element, kernel.element], result.element)
     with nest.loops(result.sizes) as vars:
         feature, image = vars[dims.output_feature_dimension], vars[dims.output_batch_dimension]
         if groups > 1:
@@ -90,7 +91,8 @@ def convolve(nest: Nest, op: Op, output: Output, low: Sequence[Expr]) -> None:
             )
             return nest.apply("multiply", a, b, dtype=kind)
 
-        output.finish(nest, op, vars, summed(nest, kind, [*window, depth], term))
+        total = summed(nest, kind, [*window, depth], term)
+        output.finish(nest, op, vars, nest.convert(total, result.element))
 
 
 def _inside(nest: Nest, place: Expr, step: int, size: Size, low: Expr) -> tuple[Expr, list[Expr]]:

@@ -42,11 +42,12 @@ from smelt.kernel.loop import (
     Store,
     Var,
     While,
+    inside,
 )
 from smelt.kernel.memory import Memory
 from smelt.kernel.nest import everything, expressions, mentioned
-from smelt.kernel.tile_c import TileShape, product_text
 from smelt.kernel.plan import Branch, Buffer, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Step, walk
+from smelt.kernel.tile_c import TileShape, product_text
 
 ABI = """\
 typedef struct Runtime Runtime; typedef struct Context Context;
@@ -218,7 +219,9 @@ class _Program:
                     lines.append(f"{pad}if ((status = {call})) return status;")
                 case Copy(source, target):
                     count = size_text(self.plan.buffers[target].bytes, self.symbols)
-                    lines.append(f"{pad}if (b[{target}] != b[{source}]) __builtin_memcpy(b[{target}], b[{source}], {count});")
+                    lines.append(
+                        f"{pad}if (b[{target}] != b[{source}]) __builtin_memcpy(b[{target}], b[{source}], {count});"
+                    )
                 case Repeat(head, flag, body):
                     lines += [f"{pad}for (;;) {{", *self._steps(head, kernels, sizes, depth + 1)]
                     lines.append(f"{pad}  if (!*(ui8 *)b[{flag}]) break;")
@@ -228,7 +231,11 @@ class _Program:
                     lines.append(f"{pad}switch ({self._selector(selector, len(branches))}) {{")
                     for i, branch in enumerate(branches):
                         label = f"case {i}:" if i < len(branches) - 1 else "default:"
-                        lines += [f"{pad}{label} {{", *self._steps(branch, kernels, sizes, depth + 1), f"{pad}}} break;"]
+                        lines += [
+                            f"{pad}{label} {{",
+                            *self._steps(branch, kernels, sizes, depth + 1),
+                            f"{pad}}} break;",
+                        ]
                     lines.append(f"{pad}}}")
                 case Require(flags, check, numbers):
                     count = size_text(self.plan.buffers[flags].shape.count, self.symbols)
@@ -277,9 +284,7 @@ class _Program:
             if concerns(check.a, check.b):
                 a, b = size_text(check.a, self.symbols), size_text(check.b, self.symbols)
                 record = f"ctx->record[0] = {a}; ctx->record[1] = {b};"
-                lines.append(
-                    f"{pad}if (!({a} {'==' if check.exact else '<='} {b})) {{ {record} return {UNFIT + i}; }}"
-                )
+                lines.append(f"{pad}if (!({a} {'==' if check.exact else '<='} {b})) {{ {record} return {UNFIT + i}; }}")
         lines += [f"{pad}t[{i}] = {size_text(size, self.symbols)};" for size, i in sizes.items() if concerns(size)]
         for i, buffer in self._late_buffers():
             if concerns(*buffer.shape.sizes):
@@ -385,9 +390,7 @@ class _Function:
         name = f"{self.name}_{len(self.outlined)}"
         inside = {loop.var}
         captured = [
-            var
-            for var in dict.fromkeys([*mentioned(loop.body)])
-            if var not in inside and var not in _born(loop.body)
+            var for var in dict.fromkeys([*mentioned(loop.body)]) if var not in inside and var not in _born(loop.body)
         ]
         lent = [each for each in used_arrays(loop.body) if each in self.arrays]
         fields = "".join(f" {math.register(var.dtype)} {var.name};" for var in captured)
@@ -465,7 +468,9 @@ class _Function:
         ]
         half = LANES // 2
         while half:
-            lines.append(f"{pad}  for (i64 l = 0; l < {half}; l++) lane[l] = {step('lane[l]', f'lane[l + {half}]', wide)};")
+            lines.append(
+                f"{pad}  for (i64 l = 0; l < {half}; l++) lane[l] = {step('lane[l]', f'lane[l + {half}]', wide)};"
+            )
             half //= 2
         lines += [f"{pad}  {total} = {step(self.expr(fold.start), 'lane[0]', dtype)};", f"{pad}}}"]
         return lines
@@ -476,7 +481,9 @@ class _Function:
         numbers = [self.expr(each) for each in (product.a_row, product.a_step, product.b_step, product.extent)]
         row, step, b_step, extent = numbers
         rows = self.expr(product.rows)
-        name, taps = ("smelt_product_taps", f", {product.taps}, {product.tap_count}") if product.taps else ("smelt_product", "")
+        name, taps = (
+            ("smelt_product_taps", f", {product.taps}, {product.tap_count}") if product.taps else ("smelt_product", "")
+        )
         return f"{name}({rows}, {a}, {row}, {step}, {b}, {b_step}, {extent}{taps}, {product.tile});"
 
     # -- expressions --
@@ -536,20 +543,6 @@ def used_arrays(statements: Sequence[Stmt]) -> list[str]:
     """The local arrays that statements read or change."""
     found: dict[str, None] = {}
 
-    def look(expr: Expr) -> None:
-        match expr:
-            case Item(array, index):
-                found[array] = None
-                look(index)
-            case Affine(terms):
-                for atom, _ in terms:
-                    look(atom)
-            case Quotient(x) | Remainder(x) | Convert(x) | Bitcast(x) | Load(_, x):
-                look(x)
-            case Apply(_, args):
-                for arg in args:
-                    look(arg)
-
     for each in everything(statements):
         match each:
             case Put(array):
@@ -557,7 +550,7 @@ def used_arrays(statements: Sequence[Stmt]) -> list[str]:
             case Product(tile, taps=taps):
                 found.update(dict.fromkeys(name for name in (tile, taps) if name))
         for expr in expressions(each):
-            look(expr)
+            found.update((item.array, None) for item in inside(expr) if isinstance(item, Item))
     return list(found)
 
 

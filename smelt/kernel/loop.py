@@ -2,7 +2,7 @@
 
     Expr  := Var | Number | Amount | Affine | Quotient | Remainder | Load | Item | Apply | Convert | Bitcast
     Stmt  := For | While | If | Let | Declare | Set | Store | Array | Put | Fold | Product | Fail
-    Level := "serial" (the schedule may move it) | "ordered" | "core" (spread over cores) | "lane" (over a vector's lanes)
+    Level := "serial" (the schedule may move it) | "ordered" | "core" (spread over cores) | "lane" (over vectors)
 
 Index arithmetic is in `i64` and in the affine form wherever it can be: sums of expressions times sizes. A size is a
 number or a polynomial that is known when the program is called. A buffer is a number: its place in the kernel's list.
@@ -216,8 +216,8 @@ class Product:
     """tile[i, j] = the sum over k < extent of a[i, k] * b[k, j], in the order of k, for i < rows and all columns.
 
     `tile` is a local array of f32, row by row. a[i, k] lies at `a_index + i * a_row + k * a_step` of its buffer; row k
-    of b begins at `b_index + k * b_step`, its columns side by side. With `taps`, an array of offsets, there is one row of b
-    for each k and each tap: at `b_index + k * b_step + tap`.
+    of b begins at `b_index + k * b_step`, its columns side by side. With `taps`, an array of offsets, there is one row
+    of b for each k and each tap: at `b_index + k * b_step + tap`.
     """
 
     tile: str
@@ -347,33 +347,39 @@ def _extent(atom: Expr) -> Size | None:
     return None
 
 
-def variables(expr: Expr) -> Iterator[Var]:
-    """The variables in an expression."""
+def parts(expr: Expr) -> tuple[Expr, ...]:
+    """The expressions that an expression is made of."""
+    match expr:
+        case Affine(terms):
+            return tuple(atom for atom, _ in terms)
+        case Quotient(x) | Remainder(x) | Convert(x) | Bitcast(x):
+            return (x,)
+        case Load(_, index) | Item(_, index):
+            return (index,)
+        case Apply(_, args):
+            return args
+    return ()
+
+
+def inside(expr: Expr) -> Iterator[Expr]:
+    """An expression and all that it is made of."""
     stack = [expr]
     while stack:
         each = stack.pop()
-        match each:
-            case Var():
-                yield each
-            case Affine(terms):
-                stack += [atom for atom, _ in terms]
-            case Quotient(x) | Remainder(x) | Convert(x) | Bitcast(x):
-                stack.append(x)
-            case Load(_, index) | Item(_, index):
-                stack.append(index)
-            case Apply(_, args):
-                stack += args
+        yield each
+        stack += parts(each)
+
+
+def variables(expr: Expr) -> Iterator[Var]:
+    """The variables in an expression."""
+    return (each for each in inside(expr) if isinstance(each, Var))
+
+
+def loads(expr: Expr) -> Iterator[Load]:
+    """The reads of buffers in an expression."""
+    return (each for each in inside(expr) if isinstance(each, Load))
 
 
 def reads(expr: Expr) -> bool:
     """Whether an expression looks at memory."""
-    match expr:
-        case Load() | Item():
-            return True
-        case Affine(terms):
-            return any(reads(atom) for atom, _ in terms)
-        case Quotient(x) | Remainder(x) | Convert(x) | Bitcast(x):
-            return reads(x)
-        case Apply(_, args):
-            return any(map(reads, args))
-    return False
+    return any(isinstance(each, Load | Item) for each in inside(expr))

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from smelt.dim import Size, ceildiv, evaluate, symbols
-from smelt.kernel.plan import Branch, Copy, Launch, Measure, Plan, Repeat, Require, Step, touched
+from smelt.kernel.loop import Expr, Store, loads
+from smelt.kernel.nest import everything, expressions
+from smelt.kernel.plan import Branch, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Step, touched, walk
 
 ALIGN = 64
 SAMPLE = 100  # what an open size is taken for when slots are compared
@@ -34,12 +37,14 @@ def assign(plan: Plan) -> Memory:
     slots: list[dict[Size, None]] = []
     free: list[int] = []  # the position after which a slot is free
     homes: dict[int, int] = {}
+    taken_over = in_place(plan)
     for i in sorted(lives, key=lambda i: lives[i][0]):
         begin, end = lives[i]
         size = ceildiv(plan.buffers[i].bytes, ALIGN) * ALIGN
         wanted = _guess(size)
-        fits = [k for k in range(len(slots)) if free[k] < begin]
-        best = min(fits, key=lambda k: (abs(max(map(_guess, slots[k])) - wanted), k), default=None)
+        ending = {homes[each] for each in taken_over.get(i, ()) if each in homes and lives[each][1] == begin}
+        fits = [k for k in range(len(slots)) if free[k] < begin or (k in ending and free[k] == begin)]
+        best = min(fits, key=lambda k: (abs(max(map(_guess, slots[k])) - wanted), k not in ending, k), default=None)
         if best is None:
             best = len(slots)
             slots.append({})
@@ -56,8 +61,46 @@ def _largest(sizes: Mapping[Size, None]) -> tuple[Size, ...]:
     return (*(size for size in sizes if not isinstance(size, int)), *([max(numbers)] if numbers else []))
 
 
+def in_place(plan: Plan) -> dict[int, tuple[int, ...]]:
+    """For results of kernels: the operands that may lie in the same memory, each element read just before it is
+    written over."""
+    found: dict[int, tuple[int, ...]] = {}
+    for step in walk(plan.steps):
+        if isinstance(step, Launch) and len(step.writes) == 1:
+            (target,) = step.writes
+            sizes = plan.buffers[target].shape
+            alike = (
+                i
+                for i in alone(step.kernel, step.buffers.index(target))
+                if plan.buffers[step.buffers[i]].bytes == plan.buffers[target].bytes
+                and plan.buffers[step.buffers[i]].shape.dtype.numpy.itemsize == sizes.dtype.numpy.itemsize
+            )
+            found[target] = tuple(step.buffers[i] for i in alike)
+    return found
+
+
+@cache
+def alone(kernel: Kernel, target: int) -> tuple[int, ...]:
+    """The buffers of a kernel that are read only where the same element of `target` is written."""
+    if kernel.kind != "map":
+        return ()
+    places: dict[int, set[Expr]] = {}
+    stores: set[Expr] = set()
+    for statement in everything(kernel.body):
+        if isinstance(statement, Store):
+            if statement.buffer != target:
+                return ()
+            stores.add(statement.index)
+        for expr in expressions(statement):
+            for load in loads(expr):
+                places.setdefault(load.buffer, set()).add(load.index)
+    if len(stores) != 1:
+        return ()
+    return tuple(i for i, read in places.items() if read == stores)
+
+
 def _guess(size: Size) -> int:
-    return evaluate(size, {name: SAMPLE for name in symbols(size)})
+    return evaluate(size, dict.fromkeys(symbols(size), SAMPLE))
 
 
 def lifetimes(plan: Plan) -> dict[int, tuple[int, int]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from smelt.dtype import DType, complex_of, dtype, f32, i1, integer_range
+from smelt.dtype import DType, dtype, integer_range
 from smelt.shape import Shape
 from smelt.tensor.axes import Places, align
 from smelt.tensor.promotion import as_array, promote, python_number
@@ -32,8 +32,6 @@ TensorLike: TypeAlias = "Tensor | Number | np.ndarray[Any, Any]"
 def leaf(data: Any, element: str | DType | None = None, names: tuple[str, ...] | None = None) -> Tensor:
     """A tensor on data that is already there."""
     array, found = as_array(data, element)
-    if array.ndim == 0 and array.size == 1:
-        return constant(array[()], found)
     return tensor_of(Leaf(Shape.of(found, array.shape), array, place=here()), names)
 
 
@@ -530,7 +528,3 @@ def highest(element: DType) -> Number:
     if element.is_float:
         return math.inf
     return integer_range(element)[1] if element.kind != "bool" else True
-
-
-REAL, TRUTH = f32, i1
-__all__ = ["complex_of"]

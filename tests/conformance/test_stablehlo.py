@@ -47,7 +47,7 @@ def test_suite(suites, engine, part):
 # ---- the native engine ----
 
 NATIVE = tomllib.loads((HERE / "native_ignore.toml").read_text())["stablehlo"]
-NATIVE_FLOOR = {"interpret": 358, "testdata": 370}  # programs that pass: these numbers may only grow
+NATIVE_FLOOR = {"interpret": 358, "testdata": 385}  # programs that pass: these numbers may only grow
 NATIVE_SHARE = 0.995  # of what the reference passes and one process can run
 
 

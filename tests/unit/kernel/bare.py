@@ -94,6 +94,15 @@ class Bare:
             self.cases.append(Case(name, plan, args))
         self.text = source.text()
 
+    def with_table(self) -> str:
+        """The text with all programs in two tables, as `driver.c` wants them."""
+        types = {"run": "const Runtime *, Context *, void **, const i64 *", "measure": "const i64 *, i64 *"}
+        tables = [
+            f"int (*const bare_{part}s[])({takes}) = {{{', '.join(f'p{i}_{part}' for i in range(len(self.cases)))}}};"
+            for part, takes in types.items()
+        ]
+        return "\n".join([self.text, *tables, ""])
+
 
 class _Context(ctypes.Structure):
     _fields_ = (

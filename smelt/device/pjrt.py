@@ -1,0 +1,444 @@
+"""PJRT through jaxlib: clients, buffers and loaded programs. Everything private of jaxlib is in this file.
+
+In: StableHLO text and NumPy arrays. Out: buffers on a device. `engine.pjrt` calls it, in this process or, through
+`pjrt_worker`, in another one. jaxlib is imported when a client is opened; jax itself is not needed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from smelt.buffer import HostBuffer
+from smelt.dtype import Array, dtype
+from smelt.errors import DeviceError, DeviceLost, MissingPackageError, RunError, ShapeError, SmeltError, UnsupportedError
+from smelt.shape import Shape
+
+KNOWN = ("0.10", "0.11")  # what this file was written against and is tested with
+REMEDY = "pip install smelt[xla]"
+PLATFORMS = ("cpu", "cuda")
+_LOST = re.compile(r"DATA_LOSS|UNAVAILABLE|CUDA_ERROR_(?!OUT_OF_MEMORY)\w+|device.*(?:lost|halted)", re.IGNORECASE)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that one run of a program needs, as XLA counts them."""
+
+    arguments: int
+    outputs: int
+    temporary: int
+    aliased: int
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one run of a program does, as XLA counts it."""
+
+    flops: float
+    bytes_accessed: float
+    transcendentals: float
+
+
+# ---- what is there ----
+
+
+def version() -> str | None:
+    """The version of jaxlib that is installed, if one is; nothing is imported."""
+    if find_spec("jaxlib") is None:
+        return None
+    return importlib.metadata.version("jaxlib")
+
+
+def missing(platform: str = "cpu") -> str | None:
+    """Why a platform cannot be used here, with the remedy; None where it can, as far as one knows before trying."""
+    if version() is None:
+        return f"jaxlib is not installed: {REMEDY}"
+    if platform == "cuda":
+        if _plugin() is None:
+            return "no PJRT plug-in for CUDA: pip install smelt[gpu]"
+        if not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/dxg").exists():
+            return "no NVIDIA device: /dev/nvidia0 does not exist"
+    return None
+
+
+def is_known(found: str) -> bool:
+    return any(found == each or found.startswith(f"{each}.") for each in KNOWN)
+
+
+@cache
+def _plugin() -> Path | None:
+    """The shared library of jaxlib's CUDA plug-in."""
+    spec = find_spec("jax_plugins")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        for found in sorted(Path(place).glob("xla_cuda*/xla_cuda_plugin.so"), reverse=True):
+            return found
+    return None
+
+
+# ---- errors ----
+
+
+@contextmanager
+def _jaxlib_calls(what: str, failure: type[SmeltError], client: Client | None = None) -> Any:
+    """XLA's errors as ours. A device that is gone is lost for the client too."""
+    try:
+        yield
+    except (AttributeError, TypeError, ImportError) as error:
+        raise UnsupportedError(
+            f"this version of jaxlib has another interface than {what} needs",
+            expected=f"jaxlib {' or '.join(KNOWN)}",
+            got=f"jaxlib {version()}: {error}",
+            remedy=f"pip install 'jaxlib>={KNOWN[0]},<0.{int(KNOWN[-1].split('.')[1]) + 1}'",
+        ) from error
+    except (RuntimeError, ValueError) as error:
+        raise _explain(what, failure, error, client) from error
+
+
+def _explain(what: str, failure: type[SmeltError], error: Exception, client: Client | None) -> SmeltError:
+    text = str(error)
+    if _LOST.search(text):
+        if client is not None:
+            client.lost = _short(text)
+        return DeviceLost(f"the device was lost in {what}", got=_short(text), remedy="make a new platform")
+    if "RESOURCE_EXHAUSTED" in text or "OUT_OF_MEMORY" in text:
+        return RunError(f"no memory left on the device for {what}", got=_short(text), remedy="delete buffers")
+    return failure(f"XLA refuses {what}", got=_short(text))
+
+
+def _short(text: str) -> str:
+    """The part of XLA's messages that says something."""
+    lines = [line.strip() for line in text.partition("=== Source Location Trace")[0].splitlines()]
+    kept = [line for line in lines if line and "Failed to parse using StableHLO" not in line]
+    return " ".join(kept)[:600]
+
+
+# ---- clients ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Aval:
+    """What jaxlib wants to know of an array that it makes."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    weak_type: bool = False
+
+
+class Client:
+    """One PJRT client and the device of it that is used."""
+
+    def __init__(self, platform: str = "cpu", index: int = 0) -> None:
+        jax, xla, hlo = _modules()
+        with _jaxlib_calls(f"opening {platform}", DeviceError):
+            raw = xla.make_cpu_client() if platform == "cpu" else _plugged(xla, platform)
+            devices = raw.local_devices()
+        if index >= len(devices):
+            raise DeviceError(f"no device {index}", expected=f"0 to {len(devices) - 1}", got=index)
+        self.platform = platform
+        self.lost: str | None = None
+        self._raw, self._device, self._jax = raw, devices[index], jax
+
+        class _Sharding(jax.SingleDeviceSharding):  # type: ignore[misc, name-defined]  # one device, the whole array
+            memory_kind = None
+
+            def _to_xla_hlo_sharding(self, rank: int) -> Any:
+                return hlo.HloSharding.replicate()
+
+        with _jaxlib_calls("placing arrays", DeviceError):
+            self._sharding = _Sharding(self._device)
+            self._devices = jax.DeviceList((self._device,))
+            self._put = jax.batched_device_put
+            semantics = jax.HostBufferSemantics
+            self._copied, self._shared = semantics.IMMUTABLE_ONLY_DURING_CALL, semantics.ZERO_COPY
+        found = version() or ""
+        if not is_known(found):
+            self._probe()
+
+    def _probe(self) -> None:
+        """Try every call of this file once; an unknown version that has changed one of them says so here."""
+        text = "func.func public @main(%a: tensor<2xf32>) -> tensor<2xf32> {\n  return %a : tensor<2xf32>\n}"
+        shape = Shape("f32", 2)
+        (result,) = self.compile(text, [shape])([self.put(np.ones(2, np.float32), shape)])
+        assert result.numpy().tolist() == [1, 1]
+
+    @property
+    def version(self) -> str:
+        """What a serialised program depends on."""
+        return f"jaxlib {version()}, {self._raw.platform_version}".strip()
+
+    @property
+    def kind(self) -> str:
+        return str(self._device.device_kind)
+
+    @property
+    def devices(self) -> int:
+        return len(self._raw.local_devices())
+
+    def put(self, array: Array, shape: Shape, *, shared: bool = False) -> PjrtBuffer:
+        """An array on the device. `shared`: its bytes never change, so that the device may read them where they are."""
+        semantics = self._shared if shared else self._copied
+        if not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
+        with _jaxlib_calls("a copy to the device", RunError, self):
+            aval = _Aval(array.shape, array.dtype)
+            raw = self._put(aval, self._sharding, [array], [self._device], True, False, semantics, True)
+        return PjrtBuffer(raw, shape, self)
+
+    def take(self, given: Any) -> PjrtBuffer:
+        """What another library holds, through DLPack; shared where it lies on this device already."""
+        with _jaxlib_calls("an array from DLPack", DeviceError, self):
+            capsule = given.__dlpack__()
+            raw = self._jax.dlpack_managed_tensor_to_buffer(capsule, self._device, None)
+        view = raw._single_device_array_to_np_array_did_copy()[0] if self.platform == "cpu" else np.asarray(raw)
+        return PjrtBuffer(raw, Shape.of(dtype(view.dtype), view.shape), self)
+
+    def compile(self, text: str, results: Sequence[Shape]) -> Loaded:
+        """A program as StableHLO text whose `@main` gives these results."""
+        with _jaxlib_calls("the program", UnsupportedError, self):
+            raw = self._raw.compile_and_load(text, self._devices, self._jax.CompileOptions())
+        return Loaded(raw, results, self)
+
+    def load(self, data: bytes, results: Sequence[Shape]) -> Loaded:
+        """A program that was serialised by the same version for the same kind of device."""
+        with _jaxlib_calls("a serialised program", DeviceError, self):
+            raw = self._raw.deserialize_executable(data, self._devices, self._jax.CompileOptions())
+        return Loaded(raw, results, self)
+
+    def stats(self) -> dict[str, int]:
+        """Bytes in use and at the peak, where PJRT says so; else the bytes of the buffers that are alive."""
+        with _jaxlib_calls("the memory's statistics", DeviceError, self):
+            told = self._device.memory_stats()
+            if told:
+                wanted = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit", "largest_alloc_size", "num_allocs")
+                return {name: int(told[name]) for name in wanted if name in told}
+            alive = [each for each in self._raw.live_arrays() if not each.is_deleted()]
+            return {"bytes_in_use": sum(each.on_device_size_in_bytes() for each in alive), "buffers": len(alive)}
+
+    def close(self) -> None:
+        """Nothing to do: PJRT frees a client with its last buffer and program."""
+
+
+@cache
+def _modules() -> tuple[Any, Any, Any]:
+    """jaxlib's modules; its log says warnings only, unless the user has chosen otherwise."""
+    if version() is None:
+        raise MissingPackageError("PJRT needs jaxlib", expected="jaxlib", got="no such package", remedy=REMEDY)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    with _jaxlib_calls("the start", DeviceError):
+        from jaxlib import _hlo, _jax, xla_client
+
+        return _jax, xla_client, _hlo
+
+
+def _plugged(xla: Any, platform: str) -> Any:
+    """A client from a plug-in. Memory is taken when it is needed, so that other libraries find some."""
+    reason = missing(platform)
+    if reason is not None:
+        raise DeviceError(f"no {platform} here", got=reason)
+    if not xla.pjrt_plugin_loaded(platform):
+        xla.load_pjrt_plugin_dynamically(platform, str(_plugin()))
+    if not xla.pjrt_plugin_initialized(platform):
+        xla.initialize_pjrt_plugin(platform)
+    options = dict(xla.generate_pjrt_gpu_plugin_options())
+    options.setdefault("preallocate", False)
+    return xla.make_c_api_client(platform, options)
+
+
+_clients: dict[tuple[str, int], Client] = {}
+_lock = threading.Lock()
+
+
+def client(platform: str = "cpu", index: int = 0) -> Client:
+    """The client of this process for a device: one for all engines, a new one when the last was lost."""
+    with _lock:
+        found = _clients.get((platform, index))
+        if found is None or found.lost is not None:
+            found = _clients[platform, index] = Client(platform, index)
+        return found
+
+
+# ---- buffers ----
+
+
+class PjrtBuffer:
+    """An array in a device's memory; it may still be on its way there. Reading it waits."""
+
+    __slots__ = ("__weakref__", "_gone", "_raw", "client", "shape")
+
+    def __init__(self, raw: Any, shape: Shape, client: Client) -> None:
+        self._raw = raw
+        self._gone: str | None = None
+        self.shape = shape
+        self.client = client
+
+    @property
+    def raw(self) -> Any:
+        """jaxlib's array; an error where it was given away."""
+        if self._gone is not None:
+            raise RunError(f"the buffer {self._gone}", expected=f"{self.shape} in use", got=self._gone)
+        return self._raw
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.raw.on_device_size_in_bytes())
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self.raw.is_ready())
+
+    @property
+    def is_deleted(self) -> bool:
+        return self._gone is not None
+
+    def wait(self) -> PjrtBuffer:
+        """Return when the contents are there; what went wrong on the way is raised here."""
+        with _jaxlib_calls("a run", RunError, self.client):
+            self.raw.block_until_ready()
+        return self
+
+    def __await__(self) -> Any:
+        return _in_thread(self.wait).__await__()
+
+    def copy_to_host(self) -> PjrtBuffer:
+        """Start copying to the host; `numpy` then has less to wait for."""
+        with _jaxlib_calls("a copy to the host", RunError, self.client):
+            self.raw._copy_single_device_array_to_host_async()
+        return self
+
+    def numpy(self) -> Array:
+        """The contents; on the processor they are shared, and read-only for that reason."""
+        with _jaxlib_calls("a run", RunError, self.client):
+            array: Array = self.raw._single_device_array_to_np_array_did_copy()[0]
+        return array
+
+    def to_host(self) -> HostBuffer:
+        """A copy in host memory."""
+        return HostBuffer(np.array(self.numpy()), self.shape, owns=True)
+
+    def copy(self) -> PjrtBuffer:
+        """Another buffer with the same contents."""
+        return self.client.put(self.numpy(), self.shape)
+
+    def delete(self) -> None:
+        if self._gone is None:
+            self._raw.delete()
+            self.give_away("was deleted")
+
+    def give_away(self, reason: str) -> None:
+        """Forget jaxlib's array: the memory is somebody else's now, or free."""
+        self._gone, self._raw = reason, None
+
+    def __enter__(self) -> PjrtBuffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.delete()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.numpy(), dtype=dtype, copy=copy)
+
+    def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
+        with _jaxlib_calls("an array for DLPack", DeviceError, self.client):
+            return self.client._jax.buffer_to_dlpack_managed_tensor(self.raw, stream)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0) if self.client.platform == "cpu" else (2, int(self.client._device.local_hardware_id or 0))
+
+    def __repr__(self) -> str:
+        return f"<{self.shape} on {self.client.platform}{', which ' + self._gone if self._gone else ''}>"
+
+
+async def _in_thread(function: Callable[[], _T]) -> _T:
+    import asyncio
+
+    return await asyncio.to_thread(function)
+
+
+# ---- programs ----
+
+
+class Loaded:
+    """A compiled program on a device."""
+
+    def __init__(self, raw: Any, results: Sequence[Shape], client: Client) -> None:
+        self.results = tuple(results)
+        self.client = client
+        self._raw = raw
+        self._handlers = [client_handler(client, shape) for shape in self.results]
+        self._execute = raw.execute_sharded
+
+    def __call__(self, arguments: Sequence[PjrtBuffer]) -> tuple[PjrtBuffer, ...]:
+        """Start a run and give its results, which fill in their own time."""
+        client = self.client
+        try:
+            made = self._execute([each.raw for each in arguments]).consume_with_handlers(self._handlers)
+        except (RuntimeError, ValueError) as error:
+            raise _explain("the run", RunError, error, client) from error
+        return tuple([PjrtBuffer(raw, shape, client) for raw, shape in zip(made, self.results, strict=True)])
+
+    def memory(self) -> Memory:
+        with _jaxlib_calls("the program's memory", DeviceError, self.client):
+            told = self._raw.get_compiled_memory_stats()
+            return Memory(
+                told.argument_size_in_bytes,
+                told.output_size_in_bytes,
+                told.temp_size_in_bytes,
+                told.alias_size_in_bytes,
+                told.generated_code_size_in_bytes,
+            )
+
+    def cost(self) -> Cost:
+        with _jaxlib_calls("the program's cost", DeviceError, self.client):
+            told = self._raw.cost_analysis()
+        wanted = ("flops", "bytes accessed", "transcendentals")
+        return Cost(*(float(told.get(name, 0.0)) for name in wanted))
+
+    def serialize(self) -> bytes:
+        with _jaxlib_calls("serialising a program", UnsupportedError, self.client):
+            return bytes(self._raw.serialize())
+
+    def close(self) -> None:
+        """Nothing to do: PJRT frees a program with its last use."""
+
+
+def client_handler(client: Client, shape: Shape) -> Any:
+    """What makes a result's array of what a run gives; no module of jax is imported on the way."""
+    aval = _Aval(shape.numbers(), shape.dtype.numpy)
+    make = client._jax.array_result_handler
+    with _jaxlib_calls("results", DeviceError, client):
+        try:
+            return make(aval, client._sharding, True, True)
+        except TypeError:  # 0.11 has no fourth argument
+            return make(aval, client._sharding, True)
+
+
+def check_placed(given: Any, client: Any, shape: Shape, what: str) -> None:
+    """A buffer that lies on a client's device and has a shape; anything else is the caller's mistake."""
+    if given.client is not client:
+        raise DeviceError(
+            f"{what} lies on another device",
+            expected=client.platform,
+            got=given.client.platform,
+            remedy=".to_host() first",
+        )
+    if given.shape.dtype != shape.dtype or given.shape.sizes != shape.sizes:
+        raise ShapeError(f"{what} does not fit", expected=shape, got=given.shape)
+
+
+def python() -> str:
+    """The interpreter that a worker runs on."""
+    return sys.executable

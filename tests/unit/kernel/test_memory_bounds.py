@@ -1,0 +1,71 @@
+"""Generated programs touch their buffers and nothing else, and no element from two threads: fences and sanitizers.
+
+Random problems of every kind; each buffer, temporaries too, is memory of its own that ends where the buffer does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import smelt
+from smelt.device import cpu
+from smelt.device.runtime import SOURCES
+from smelt.kernel import emit_c
+from tests.property.problems import KINDS, difference
+from tests.unit.kernel.bare import bare, random_problems, read_results, write_case
+
+pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
+
+HERE = Path(__file__).parent
+RUNTIME = Path(smelt.__path__[0]) / "runtime"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are protected as Linux does")
+def test_buffers_between_pages_that_nobody_may_touch(seed: int) -> None:
+    """In a process of its own, for a stray access ends it; its last line tells which program it was."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.unit.kernel.bare", str(seed), "60"]
+    done = subprocess.run(command, cwd=HERE.parents[2], capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("done\n"), done.stdout[-300:] + done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+def test_programs_under_a_sanitizer(
+    sanitizer: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loops on cores are cut into small pieces, so that two threads meet wherever they can."""
+    gcc = shutil.which("gcc")
+    flags = ["-g", "-O1", "-std=c11", "-pthread", "-fwrapv", "-ffp-contract=off", f"-fsanitize={sanitizer}"]
+    flags += ["-fno-sanitize-recover=all", "-Wno-psabi", "-w"]
+    probe = tmp_path / "probe.c"
+    probe.write_text("int main(void) { return 0; }")
+    binary = str(tmp_path / "driver")
+    if (
+        gcc is None
+        or subprocess.run([gcc, *flags, str(probe), "-o", binary], capture_output=True, check=False).returncode
+        or subprocess.run([binary], capture_output=True, check=False).returncode
+    ):
+        pytest.skip(f"no gcc whose -fsanitize={sanitizer} works here")
+    monkeypatch.setattr(emit_c, "WORTH", 16)
+    problems = random_problems(seed, len(KINDS))
+    made = bare(problems)
+    text = tmp_path / "programs.c"
+    text.write_text(made.with_table())
+    for i, case in enumerate(made.cases):
+        write_case(case, tmp_path / f"{i}.case")
+    sources = [str(RUNTIME / name) for name in SOURCES if name.endswith(".c") and name != "python.c"]
+    command = [gcc, *flags, "-I", str(RUNTIME), *sources, str(text), str(HERE / "driver.c"), "-o", binary]
+    subprocess.run(command, check=True)
+    quiet = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
+    done = subprocess.run(
+        [binary, str(tmp_path), str(len(problems))], env=quiet, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    for i, (problem, case) in enumerate(zip(problems, made.cases, strict=True)):
+        got = read_results(case, (tmp_path / f"{i}.results").read_bytes())[0]
+        assert difference(problem, got) == ""
