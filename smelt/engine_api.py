@@ -39,11 +39,28 @@ class Signature:
     weights: tuple[Port, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class KernelUse:
+    """A kernel that runs ops of a program: its kind, the ops, and how often it is launched (loops counted once).
+
+    The kind "numpy" is the interpreter.
+    """
+
+    kind: str
+    ops: tuple[str, ...]
+    count: int
+
+
 class Executable(Protocol):
     """A compiled function. With weights it must be prepared before it can be called."""
 
     @property
     def signature(self) -> Signature: ...
+
+    @property
+    def kernels(self) -> tuple[KernelUse, ...]:
+        """What runs the ops: every op of the compiled program is in one of them."""
+        ...
 
     def prepare(self, weights: Weights) -> Executable:
         """The same function with its weights bound; may be called several times, with different weights."""

@@ -98,6 +98,10 @@ class SizeError(RunError):
     """Sizes that only a run shows do not fit together as the program took for granted."""
 
 
+class MemoryLimitError(SmeltError):
+    """A model that needs more memory than the user allows."""
+
+
 class FileError(SmeltError):
     """A file that is missing, unreadable, damaged or cannot be written."""
 

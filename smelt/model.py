@@ -5,6 +5,7 @@ The one place where files meet engines; `smelt.load` and the command line call i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,18 @@ import numpy as np
 
 from smelt.dtype import Array
 from smelt.engine import ENGINES, platform
+from smelt.engine.footprint import Budget, Limited
+from smelt.engine.native import NativeEngine
 from smelt.engine.per_value import Build, MissingValuesError, OpenSizes, PerValue
-from smelt.engine_api import Executable, Port, Signature
+from smelt.engine_api import Engine, Executable, KernelUse, Port, Signature
 from smelt.errors import FileError, RunError, UnsupportedError
 from smelt.ir.core import Program
 from smelt.read import onnx, stablehlo
 from smelt.read.onnx import StaticError
 from smelt.read.onnx.declared import declared
 from smelt.weights import Weights
+
+log = logging.getLogger("smelt")
 
 FORMATS: dict[str, Callable[[Path], tuple[Program, Weights]]] = {
     ".onnx": onnx.read,
@@ -53,32 +58,45 @@ def check_file(path: Path) -> str:
 
 
 def load(
-    path: str | Path, *, device: str = "auto", engine: str = "auto", static: Mapping[str, Any] | None = None
+    path: str | Path,
+    *,
+    device: str = "auto",
+    engine: str = "auto",
+    static: Mapping[str, Any] | None = None,
+    memory_limit: int | str | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> Model:
     """Read, compile and bind a model: `smelt.load("model.onnx")(pixels=x)["probabilities"]`.
 
     Inputs whose values shape the program are found by themselves: the model then compiles once per value that comes.
+    With `memory_limit` (bytes, or "512MB") a model that needs more is refused before its weights are loaded, for the
+    open sizes given in `sizes` (else 1), and a call whose sizes need more is refused before it runs.
     """
-    name = Path(path).stem
+    name, budget = Path(path).stem, Budget.of(memory_limit, sizes)
     try:
         program, weights = read(path, static)
     except StaticError as error:
         if static or not (error.inputs or error.sizes):
             raise
-        build = _builder(path, device, engine, lambda used: setattr(model, "engine", used))
+        build = _builder(path, device, engine, budget, lambda used: setattr(model, "engine", used))
         model = Model(name, engine, PerValue(declared(path), error.inputs, error.sizes, build), {})
         return model
-    used, executable = compile_for(program, device, engine)
+    used, executable = compile_for(program, device, engine, budget)
     executable = executable.prepare(weights)
     signature = executable.signature
     if Path(path).suffix.lower() == ".onnx" and not all(port.shape.is_static for port in signature.inputs):
-        build = _builder(path, device, engine, lambda used: None, static or {})
+        build = _builder(path, device, engine, budget, lambda used: None, static or {})
         executable = OpenSizes(executable, PerValue(signature, (), True, build))
     return Model(name, used, executable, weights.metadata)
 
 
 def _builder(
-    path: str | Path, device: str, engine: str, tell: Callable[[str], None], static: Mapping[str, Any] | None = None
+    path: str | Path,
+    device: str,
+    engine: str,
+    budget: Budget | None,
+    tell: Callable[[str], None],
+    static: Mapping[str, Any] | None = None,
 ) -> Build:
     """What compiles a file for given values and shapes of inputs, and tells which engine it was."""
 
@@ -89,23 +107,36 @@ def _builder(
             if not set(error.inputs) - set(values) and not (error.sizes and not shapes):
                 raise
             raise MissingValuesError(error.inputs, error.sizes) from error
-        used, executable = compile_for(program, device, engine)
+        used, executable = compile_for(program, device, engine, budget)
         tell(used)
         return executable.prepare(weights)
 
     return build
 
 
-def compile_for(program: Program, device: str, engine: str) -> tuple[str, Executable]:
-    """The name of an engine and what it made of a program. `auto` takes the first that can run it."""
+def compile_for(program: Program, device: str, engine: str, budget: Budget | None = None) -> tuple[str, Executable]:
+    """The name of an engine and what it made of a program.
+
+    `auto` takes the first engine that can run it, and logs a warning where that is not the first that works here.
+    """
     candidates = [each for each in ENGINES if each.missing() is None] if engine == "auto" else []
-    for candidate in candidates or [platform(device, engine).engine]:
+    *better, last = candidates or [platform(device, engine).engine]
+    for candidate in better:
         try:
-            return candidate.name, candidate.compile(program)
-        except UnsupportedError:
-            if candidate is (candidates or [candidate])[-1]:
-                raise
-    raise AssertionError("the last candidate either compiled or raised")
+            return candidate.name, _compile(candidate, program, budget)
+        except UnsupportedError as error:
+            log.warning("the %s engine cannot run this model, trying the next: %s", candidate.name, error)
+    return last.name, _compile(last, program, budget)
+
+
+def _compile(engine: Engine[Program], program: Program, budget: Budget | None) -> Executable:
+    if budget is None:
+        return engine.compile(program)
+    if not isinstance(engine, NativeEngine):
+        raise UnsupportedError(f"the {engine.name} engine keeps to no memory limit", remedy="no memory_limit")
+    footprint = engine.footprint(program)
+    footprint.check(budget.bytes, budget.sizes)
+    return Limited(engine.compile(program), footprint, budget.bytes)
 
 
 def _labelled(port: Port, array: Array) -> Array:
@@ -124,10 +155,17 @@ class Model:
 
     @staticmethod
     def of(
-        program: Program, weights: Weights, *, device: str = "auto", engine: str = "auto", name: str = "model"
+        program: Program,
+        weights: Weights,
+        *,
+        device: str = "auto",
+        engine: str = "auto",
+        name: str = "model",
+        memory_limit: int | str | None = None,
+        sizes: Mapping[str, int] | None = None,
     ) -> Model:
-        """Compile a program and bind its weights."""
-        used, executable = compile_for(program, device, engine)
+        """Compile a program and bind its weights; `memory_limit` and `sizes` as in `load`."""
+        used, executable = compile_for(program, device, engine, Budget.of(memory_limit, sizes))
         return Model(name, used, executable.prepare(weights), weights.metadata)
 
     @property
@@ -143,6 +181,11 @@ class Model:
     @property
     def signature(self) -> Signature:
         return self._executable.signature
+
+    @property
+    def kernels(self) -> tuple[KernelUse, ...]:
+        """What runs the model's ops."""
+        return self._executable.kernels
 
     def __call__(self, *positional: Any, **named: Any) -> dict[str, Array]:
         """Run it. Inputs go by position or by name; outputs come back by name."""

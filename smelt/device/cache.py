@@ -1,7 +1,7 @@
 """Compiled programs on disk: a folder of files named KEY-DIGEST.so, by what made them and by what is in them.
 
-`device.cpu` asks for a key and puts what it has made; `smelt cache` lists and clears. Any number of processes may use one
-folder: entries appear whole (temporary name, sync, rename) and are checked whenever they are used. Nothing that goes
+`device.cpu` asks for a key and puts what it has made; `smelt cache` lists and clears. Any number of processes may use
+one folder: entries appear whole (temporary name, sync, rename) and are checked whenever they are used. Nothing that goes
 wrong here is an error: an entry that cannot be kept is made again next time.
 """
 

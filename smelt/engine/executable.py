@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from smelt.buffer import check_array
 from smelt.dtype import Array
-from smelt.engine_api import Executable, Port, Signature
+from smelt.engine_api import Executable, KernelUse, Port, Signature
 from smelt.errors import RunError, UnsupportedError
 from smelt.ir.attributes import Int
 from smelt.ir.core import Func, Value
@@ -25,8 +25,16 @@ Step: TypeAlias = Callable[[Sequence[Array]], Arrays]
 class CompiledProgram:
     """An executable over an engine's two functions. Weights are bound by `prepare`, which leaves this one as it is."""
 
-    def __init__(self, signature: Signature, prepare: Step, run: Step, bound: Arrays | None = None) -> None:
+    def __init__(
+        self,
+        signature: Signature,
+        prepare: Step,
+        run: Step,
+        kernels: tuple[KernelUse, ...],
+        bound: Arrays | None = None,
+    ) -> None:
         self.signature = signature
+        self.kernels = kernels
         self._prepare = prepare
         self._run: Step | None = run
         self._bound = bound if bound is not None or signature.weights else ()
@@ -36,7 +44,7 @@ class CompiledProgram:
         ports = self.signature.weights
         arrays = [check_array(weights[port.name].numpy(), port.shape, f"the weight {port.name!r}") for port in ports]
         bound = self._prepare(arrays) if ports else ()
-        return CompiledProgram(self.signature, self._prepare, run, bound)
+        return CompiledProgram(self.signature, self._prepare, run, self.kernels, bound)
 
     def __call__(self, *inputs: Array) -> Arrays:
         run = self._open()

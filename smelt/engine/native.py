@@ -7,6 +7,7 @@ reference engine.
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,94 +15,144 @@ from functools import partial
 from smelt.device import cpu, runtime
 from smelt.dtype import Array
 from smelt.engine.executable import signature_of
-from smelt.engine_api import Executable, Signature
+from smelt.engine.footprint import Footprint
+from smelt.engine_api import Executable, KernelUse, Signature
 from smelt.errors import DeviceError, RunError, SizeError, SmeltError
 from smelt.ir.core import Program
 from smelt.ir.verify import assumptions
 from smelt.kernel.emit_c import FAILED, UNFIT, Source
 from smelt.kernel.fuse import fuse
-from smelt.kernel.memory import assign
+from smelt.kernel.memory import Memory, assign
 from smelt.kernel.plan import Launch, Plan, walk
 from smelt.kernel.tile_c import tile_shape
 from smelt.passes import pipeline
+from smelt.target import Target
 from smelt.weights import Weights
+
+PIECES = 4  # files for each core that compiles, so that none waits long for another
 
 
 class NativeEngine:
-    """Generated C through a C compiler."""
+    """Generated C through a C compiler, for this machine's processor or another one of its kind."""
 
     name = "native"
+
+    def __init__(self, target: Target | None = None) -> None:
+        self.target = target  # None: what `device.cpu.target` says when a program comes
 
     def missing(self) -> str | None:
         return None if cpu.compiler() else "no C compiler: pip install ziglang"
 
+    def footprint(self, program: Program) -> Footprint:
+        """What a program will hold in memory; nothing is compiled."""
+        return planned(program, self.target).footprint
+
     def compile(self, program: Program) -> Executable:
-        (made,) = compile_all([program])
+        (made,) = compile_all([program], self.target)
         if isinstance(made, SmeltError):
             raise made
         return made
 
 
-def compile_all(programs: Sequence[Program]) -> list[NativeExecutable | SmeltError]:
-    """Compile several programs as one C file, which takes less time than one by one; a program that cannot be compiled
-    gives its error and leaves the others as they are."""
-    source = Source(tile_shape(cpu.target()))
-    made = [_plans(program, source, f"smelt{i}") for i, program in enumerate(programs)]
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A program's plans with their memory: @main's and, where there are weights, @prepare's."""
+
+    signature: Signature
+    main: tuple[Plan, Memory]
+    prepare: tuple[Plan, Memory] | None
+
+    @property
+    def footprint(self) -> Footprint:
+        return Footprint(self.signature.weights, self.main, self.prepare)
+
+    @property
+    def plans(self) -> dict[str, tuple[Plan, Memory]]:
+        """The plans by the names of their functions."""
+        return {"main": self.main} | ({"prepare": self.prepare} if self.prepare else {})
+
+    @property
+    def kernels(self) -> tuple[KernelUse, ...]:
+        steps = [step for plan, _ in self.plans.values() for step in walk(plan.steps)]
+        count = Counter(step.kernel for step in steps if isinstance(step, Launch))
+        return tuple(KernelUse(kernel.kind, kernel.ops, times) for kernel, times in count.items())
+
+
+def planned(program: Program, target: Target | None = None) -> Planned:
+    """Everything about a program that is decided before there is C."""
+    optimised = lower(program, target)
+    main = fuse(optimised.main, assumptions(optimised))
+    prepare = fuse(optimised.funcs["prepare"]) if "prepare" in optimised.funcs else None
+    signature = signature_of(program.main)
+    return Planned(signature, (main, assign(main)), None if prepare is None else (prepare, assign(prepare)))
+
+
+def source_of(programs: Sequence[Planned], target: Target | None = None) -> Source:
+    """The C of planned programs: smelt0, smelt0_prepare, smelt1 …"""
+    source = Source(tile_shape(target or cpu.target()))
+    for i, each in enumerate(programs):
+        _write(each, source, f"smelt{i}")
+    return source
+
+
+def _write(program: Planned, source: Source, name: str) -> None:
+    for function, (plan, memory) in program.plans.items():
+        source.add(plan, memory, _called(name, function))
+
+
+def _called(name: str, function: str) -> str:
+    return name if function == "main" else f"{name}_{function}"
+
+
+def compile_all(programs: Sequence[Program], target: Target | None = None) -> list[NativeExecutable | SmeltError]:
+    """Compile several programs as one library, which takes less time than one by one; a program that cannot be
+    compiled gives its error and leaves the others as they are."""
+    target = target or cpu.target()
+    source = Source(tile_shape(target))
+    made: list[Planned | SmeltError] = []
+    for i, program in enumerate(programs):
+        try:
+            each = planned(program, target)
+            _write(each, source, f"smelt{i}")
+            made.append(each)
+        except SmeltError as error:
+            made.append(error)
     try:
-        library = cpu.build(source.text()) if source.parts else None
+        texts = source.texts(PIECES * cpu.cores()) if source.parts else None
+        library = cpu.build(texts, processor=target) if texts else None
     except DeviceError as error:
-        return [error] if len(programs) == 1 else [each for program in programs for each in compile_all([program])]
+        if len(programs) == 1:
+            return [error]
+        return [each for program in programs for each in compile_all([program], target)]
     executables: list[NativeExecutable | SmeltError] = []
-    for program, plans in zip(programs, made, strict=True):
-        if isinstance(plans, SmeltError):
-            executables.append(plans)
-            continue
-        assert library is not None
-        signature = signature_of(program.main)
-        names = [port.name for port in signature.inputs]
-        main, *first = [_load(library, each, names if i == 0 else []) for i, each in enumerate(plans)]
-        bound = None if first else main.bind(())
-        kernels = sum(isinstance(step, Launch) for step in walk(plans[0].plan.steps))
-        executables.append(NativeExecutable(signature, first[0] if first else None, main, bound, kernels))
+    for i, outcome in enumerate(made):
+        if isinstance(outcome, SmeltError):
+            executables.append(outcome)
+        else:
+            assert library is not None
+            executables.append(_executable(library, f"smelt{i}", outcome))
     return executables
 
 
-def lower(program: Program) -> Program:
+def _executable(library: ctypes.CDLL, name: str, program: Planned) -> NativeExecutable:
+    main = _load(library, name, program.main[0], [port.name for port in program.signature.inputs])
+    prepare = _load(library, _called(name, "prepare"), program.prepare[0], []) if program.prepare else None
+    return NativeExecutable(program.signature, prepare, main, None if prepare else main.bind(()), program.kernels)
+
+
+def lower(program: Program, target: Target | None = None) -> Program:
     """The program as the kernel compiler wants it."""
-    optimised, _ = pipeline.run(program, width=tile_shape(cpu.target()).columns, lowered=True)
+    optimised, _ = pipeline.run(program, width=tile_shape(target or cpu.target()).columns, lowered=True)
     return optimised
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """A function's plan, and the name that it has in the C file."""
-
-    name: str
-    plan: Plan
-
-
-def _plans(program: Program, source: Source, name: str) -> list[_Planned] | SmeltError:
-    """The plans of @main and, where there are weights, of @prepare, written to the source."""
-    try:
-        optimised = lower(program)
-        planned = [_Planned(name, fuse(optimised.main, assumptions(optimised)))]
-        if "prepare" in optimised.funcs:
-            planned.append(_Planned(f"{name}_prepare", fuse(optimised.funcs["prepare"])))
-        for each in planned:
-            source.add(each.plan, assign(each.plan), each.name)
-    except SmeltError as error:
-        return error
-    return planned
-
-
-def _load(library: ctypes.CDLL, planned: _Planned, inputs: list[str]) -> runtime.Program:
+def _load(library: ctypes.CDLL, name: str, plan: Plan, inputs: list[str]) -> runtime.Program:
     """A plan as machine code; names of the inputs come after those of what is bound."""
-    plan = planned.plan
     arguments = [buffer.shape for buffer in plan.of_kind("argument")]
     bound = len(arguments) - len(inputs)
     return runtime.Program(
         library,
-        planned.name,
+        name,
         arguments,
         [buffer.shape for buffer in plan.of_kind("result")],
         plan.symbols,
@@ -144,10 +195,10 @@ class NativeExecutable:
         prepare: runtime.Program | None,
         main: runtime.Program,
         bound: runtime.Bound | None,
-        kernels: int,
+        kernels: tuple[KernelUse, ...],
     ) -> None:
         self.signature = signature
-        self.kernels = kernels  # launches in the program's text, those of loops and branches counted once
+        self.kernels = kernels
         self._prepare = prepare
         self._main: runtime.Program | None = main
         self._bound = bound

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping
 import numpy as np
 
 from smelt.dtype import Array
-from smelt.engine_api import Executable, Signature
+from smelt.engine_api import Executable, KernelUse, Signature
 from smelt.errors import RunError, SizeError
 from smelt.weights import Weights
 
@@ -44,6 +44,11 @@ class PerValue:
         self.by_size = by_size
         self._build: Build | None = build
         self._programs: OrderedDict[Hashable, Executable] = OrderedDict()
+
+    @property
+    def kernels(self) -> tuple[KernelUse, ...]:
+        """Those of the programs that there are so far."""
+        return tuple(use for program in self._programs.values() for use in program.kernels)
 
     def prepare(self, weights: Weights) -> Executable:
         """Weights are bound whenever a program is built."""
@@ -113,6 +118,10 @@ class OpenSizes:
         self._open = open
         self._fixed = fixed
         self.signature = open.signature
+
+    @property
+    def kernels(self) -> tuple[KernelUse, ...]:
+        return self._open.kernels + self._fixed.kernels
 
     def prepare(self, weights: Weights) -> Executable:
         return OpenSizes(self._open.prepare(weights), self._fixed)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from smelt.engine.executable import CompiledProgram, signature_of
-from smelt.engine_api import Executable
-from smelt.ir.core import Program
+from smelt.engine_api import Executable, KernelUse
+from smelt.ir.core import Program, walk
 from smelt.ir.interpret import run
 from smelt.passes import pipeline
 
@@ -19,8 +21,10 @@ class ReferenceEngine:
 
     def compile(self, program: Program) -> Executable:
         optimised, _ = pipeline.run(program)
+        ops = Counter(op.name for func in optimised.funcs.values() for op in walk(func.body))
         return CompiledProgram(
             signature_of(program.main),
             lambda weights: run(optimised, weights, func="prepare"),
             lambda arguments: run(optimised, arguments),
+            tuple(KernelUse("numpy", (name,), count) for name, count in ops.items()),
         )

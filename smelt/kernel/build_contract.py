@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 
 import numpy as np
 
-from smelt.dim import Size, ceildiv, maximum, product
+from smelt.dim import Size, ceildiv, evaluate, maximum, product, symbols
 from smelt.dtype import DType, f32, f64, i1, i64
 from smelt.ir.core import Op, Value
 from smelt.ir.ops.packed import Taps, planes_out, taps_of
 from smelt.kernel.build_reduce import summed
-from smelt.kernel.loop import Affine, Amount, Array, Expr, Item, Load, Number, Product, Put, Quotient, Var, add, affine, scale, split
-from smelt.kernel.nest import Index, Nest, flat, pull, tensor
+from smelt.kernel.loop import (
+    Affine,
+    Amount,
+    Array,
+    Expr,
+    Item,
+    Load,
+    Number,
+    Product,
+    Put,
+    Quotient,
+    Var,
+    add,
+    affine,
+    scale,
+    split,
+)
+from smelt.kernel.nest import Index, Nest, Scope, flat, pull, tensor
 from smelt.kernel.sinks import Output, sink
 
 ROWS = 12  # of the largest tile; the emitter offers every smaller one
+CACHE = 1 << 19  # bytes that stay near a core
+SPREAD = 16  # pieces of work that should be there to spread over cores
 
 
 @sink("stablehlo.dot_general", anchor=True)
@@ -88,7 +107,12 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
     _, count, _, width = tensor(panels).sizes
     assert isinstance(width, int)
     columns = tensor(op.result).sizes[2]
-    with nest.loops((groups, count, ceildiv(rows, ROWS))) as (group, panel, block):
+    blocks = ceildiv(rows, ROWS)
+    share = _share(blocks, ROWS * depth, 1)
+    with (
+        nest.loops((groups, ceildiv(blocks, share), count)) as (group, chunk, panel),
+        _each(nest, chunk, share, blocks) as block,
+    ):
         first = nest.let(scale(block, ROWS))
         height = nest.apply("minimum", Number(ROWS), nest.let(add(rows, scale(first, -1))), dtype=i64)
         a = _address(nest, op, lhs, group, first)
@@ -105,6 +129,29 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
             with nest.loop(used, "lane") as j:
                 element = nest.keep(Item(tile, add(scale(i, width), j), f32))
                 output.finish(nest, op, (group, add(first, i), add(scale(panel, width), j)), element)
+
+
+def _share(count: Size, elements: Size, others: Size) -> int:
+    """How many of `count` pieces of so many elements one core takes at a time: what its cache holds, yet enough for all
+    cores; `others` is what there is to spread besides."""
+    share = max(1, CACHE // (4 * max(_about(elements), 1)))
+    return max(1, min(share, _about(count), _about(count) * _about(others) // SPREAD))
+
+
+def _about(size: Size) -> int:
+    return evaluate(size, dict.fromkeys(symbols(size), 64))
+
+
+@contextmanager
+def _each(nest: Nest, chunk: Expr, share: int, count: Size) -> Iterator[Expr]:
+    """A loop over the pieces of one chunk."""
+    if share == 1:
+        yield chunk
+        return
+    first = nest.let(scale(chunk, share))
+    left = nest.apply("minimum", Number(share), nest.let(add(count, scale(first, -1))), dtype=i64)
+    with nest.loop(left, "ordered") as piece:
+        yield nest.let(add(first, piece))
 
 
 # ---- convolutions over planes ----
@@ -162,7 +209,12 @@ def plane_dot(nest: Nest, op: Op, output: Output) -> None:
         for i, tap in enumerate(np.ndindex(*taps.window)):
             plane, offset = taps.place(tap)
             nest.emit(Put(table, Number(i), Amount(plane * length + offset)))
-    with nest.loops((batch, groups, ceildiv(taps.pixels, width), ceildiv(features, ROWS))) as (image, group, panel, block):
+    panels, blocks = ceildiv(taps.pixels, width), ceildiv(features, ROWS)
+    share = _share(panels, depth * taps.count * width, blocks * groups * batch)
+    with (
+        nest.loops((batch, groups, ceildiv(panels, share), blocks)) as (image, group, chunk, block),
+        _each(nest, chunk, share, panels) as panel,
+    ):
         first = nest.let(scale(block, ROWS))
         height = nest.apply("minimum", Number(ROWS), nest.let(add(features, scale(first, -1))), dtype=i64)
         wanted = scale(panel, width)
@@ -172,9 +224,7 @@ def plane_dot(nest: Nest, op: Op, output: Output) -> None:
         b = _place(nest, op, source, (image, scale(group, depth), Number(0), start))
         tile = nest.var(f32, stem="tile").name
         nest.emit(Array(tile, f32, ROWS * width))
-        nest.emit(
-            Product(tile, height, *a, *b, Amount(step), Amount(depth), table, tap_count)
-        )
+        nest.emit(Product(tile, height, *a, *b, Amount(step), Amount(depth), table, tap_count))
         with nest.loop(height, "ordered") as i:
             feature = add(scale(group, features), first, i)
             _pixels(nest, op, output, tile, (image, feature), i, start, skipped, taps)

@@ -10,16 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from smelt.dim import Size, product
 from smelt.dtype import DType, f64, i1, i64
 from smelt.ir.core import Op
-from smelt.kernel.loop import Amount, Expr, Load, Number, Quotient, Remainder, Set, add, scale
+from smelt.kernel.loop import Amount, Array, Expr, Item, Load, Number, Put, Quotient, Remainder, Set, add, scale
 from smelt.kernel.nest import Nest, flat, tensor
 from smelt.kernel.sinks import Output, sink
 from smelt.shape import Shape
 
 RADICES = (4, 2, 3, 5, 7, 11, 13)
+LONGEST = 2048  # of rows that fit on the stack, four times over
 Pair = tuple[Expr, Expr]  # real and imaginary part
 
 
@@ -43,6 +45,32 @@ class Planes:
     def store(self, offset: Expr, value: Pair) -> None:
         for buffer, part in zip((self.re, self.im), value, strict=True):
             self.nest.store(buffer, offset, part)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The same in two arrays on the stack."""
+
+    nest: Nest
+    re: str
+    im: str
+
+    @staticmethod
+    def of(nest: Nest, count: int) -> Line:
+        names = [nest.var(f64, stem="line").name for _ in range(2)]
+        for name in names:
+            nest.emit(Array(name, f64, count))
+        return Line(nest, *names)
+
+    def load(self, offset: Expr) -> Pair:
+        return self.nest.keep(Item(self.re, offset, f64)), self.nest.keep(Item(self.im, offset, f64))
+
+    def store(self, offset: Expr, value: Pair) -> None:
+        for name, part in zip((self.re, self.im), value, strict=True):
+            self.nest.emit(Put(name, offset, part))
+
+
+Place = TypeVar("Place", Planes, Line)
 
 
 def _add(nest: Nest, x: Pair, y: Pair) -> Pair:
@@ -135,10 +163,8 @@ def _table(nest: Nest, length: int) -> Planes:
     return table
 
 
-def _passes(
-    nest: Nest, held: Planes, spare: Planes, table: Planes, sizes: tuple[Size, int, Size]
-) -> tuple[Planes, Planes]:
-    """Transform along the middle axis. Gives the planes that hold the result, and the others."""
+def _passes(nest: Nest, held: Place, spare: Place, table: Planes, sizes: tuple[Size, int, Size]) -> tuple[Place, Place]:
+    """Transform along the middle axis. Gives the place that holds the result, and the other one."""
     outer, length, inner = sizes
     factors = _factors(length)
     assert factors is not None
@@ -162,21 +188,39 @@ def _passes(
 # ---- any length ----
 
 
-def _bluestein(nest: Nest, held: Planes, sizes: tuple[Size, int, Size]) -> None:
-    """Transform along the middle axis as a convolution with a chirp, in place."""
+@dataclass(frozen=True, slots=True)
+class Chirp:
+    """What a transform of a length needs that has no small factors: e^(-pi i k^2 / n), and the transform of its
+    inverse, padded to a power of two."""
+
+    padded: int
+    table: Planes
+    factors: Planes
+    filter: Planes
+
+
+def _chirp(nest: Nest, length: int) -> Chirp:
+    padded = _padded(length)
+    table, factors = _table(nest, padded), Planes.of(nest, length)
+    with nest.loop(length) as k:
+        squared = nest.let(Remainder(nest.apply("multiply", k, k), 2 * length))
+        factors.store(k, _root(nest, squared, 2 * length))
+    held, spare = Planes.of(nest, padded), Planes.of(nest, padded)
+    with nest.loop(padded) as k:
+        back = nest.apply("minimum", k, nest.let(add(scale(k, -1), padded)))
+        held.store(k, _or_zero(nest, nest.less(back, Number(length)), lambda: _conjugate(nest, factors.load(back))))
+    return Chirp(padded, table, factors, _passes(nest, held, spare, table, (1, padded, 1))[0])
+
+
+def _padded(length: int) -> int:
+    """The power of two that a convolution of so many numbers fits in."""
+    return 1 << (2 * length - 2).bit_length()
+
+
+def _convolve(nest: Nest, chirp: Chirp, held: Place, wide: Place, spare: Place, sizes: tuple[Size, int, Size]) -> None:
+    """Transform along the middle axis, in place; `wide` and `spare` have room for padded lengths."""
     outer, length, inner = sizes
-    padded = 1 << (2 * length - 2).bit_length()
-    table = _table(nest, padded)
-    chirp = Planes.of(nest, length)
-    with nest.loop(length) as at:
-        squared = nest.let(Remainder(nest.apply("multiply", at, at), 2 * length))
-        chirp.store(at, _root(nest, squared, 2 * length))
-    filter_, other = Planes.of(nest, padded), Planes.of(nest, padded)
-    with nest.loop(padded) as at:
-        back = nest.apply("minimum", at, nest.let(add(scale(at, -1), padded)))
-        filter_.store(at, _or_zero(nest, nest.less(back, Number(length)), lambda: _conjugate(nest, chirp.load(back))))
-    filter_, _ = _passes(nest, filter_, other, table, (1, padded, 1))
-    wide, spare = Planes.of(nest, outer, padded, inner), Planes.of(nest, outer, padded, inner)
+    padded = chirp.padded
 
     def place(o: Expr, k: Expr, q: Expr, count: int) -> Expr:
         return flat((o, k, q), (outer, count, inner))
@@ -185,18 +229,18 @@ def _bluestein(nest: Nest, held: Planes, sizes: tuple[Size, int, Size]) -> None:
         value = _or_zero(
             nest,
             nest.less(k, Number(length)),
-            lambda: _multiply(nest, held.load(place(o, k, q, length)), chirp.load(k)),
+            lambda: _multiply(nest, held.load(place(o, k, q, length)), chirp.factors.load(k)),
         )
         wide.store(place(o, k, q, padded), value)
-    wide, spare = _passes(nest, wide, spare, table, (outer, padded, inner))
+    wide, spare = _passes(nest, wide, spare, chirp.table, (outer, padded, inner))
     with nest.loops((outer, padded, inner)) as (o, k, q):
         spot = place(o, k, q, padded)
-        re, im = _times(nest, _multiply(nest, wide.load(spot), filter_.load(k)), 1 / padded)
+        re, im = _times(nest, _multiply(nest, wide.load(spot), chirp.filter.load(k)), 1 / padded)
         wide.store(spot, (im, re))  # back again: the parts are swapped
-    wide, spare = _passes(nest, wide, spare, table, (outer, padded, inner))
+    wide, spare = _passes(nest, wide, spare, chirp.table, (outer, padded, inner))
     with nest.loops((outer, length, inner)) as (o, k, q):
         im, re = wide.load(place(o, k, q, padded))
-        held.store(place(o, k, q, length), _multiply(nest, (re, im), chirp.load(k)))
+        held.store(place(o, k, q, length), _multiply(nest, (re, im), chirp.factors.load(k)))
 
 
 def _conjugate(nest: Nest, x: Pair) -> Pair:
@@ -216,7 +260,7 @@ def _or_zero(nest: Nest, condition: Expr, value: Callable[[], Pair]) -> Pair:
 
 
 def _open_length(nest: Nest, held: Planes, sizes: tuple[Size, Size, Size]) -> None:
-    """As `_bluestein`, row by row, padded to a power of four that is found at run time."""
+    """As `_convolve`, row by row, padded to a power of four that is found at run time."""
     outer, length, inner = sizes
     room = 8 * length + 1  # a power of four that holds 2 n - 1, and at least 1
     padded_var = nest.declare(i64, Number(1))
@@ -283,7 +327,12 @@ def fft(nest: Nest, op: Op, output: Output) -> None:
     rank, inverse = len(sizes), kind in ("IFFT", "IRFFT")
     axes = list(range(rank - len(lengths), rank))
     if 0 in sizes:
+        nest.buffer(output.targets[0])
         return
+    if len(axes) == 1 and isinstance(length := lengths[0] if kind == "IRFFT" else sizes[-1], int):
+        if (length if _factors(length) is not None else _padded(length)) <= LONGEST:
+            _row_by_row(nest, op, output, length)
+            return
     held = Planes.of(nest, *sizes)
     with nest.loops(sizes) as index:
         held.store(flat(index, sizes), _swapped(_parts(nest, nest.pull(operand, index)), inverse))
@@ -306,6 +355,37 @@ def fft(nest: Nest, op: Op, output: Output) -> None:
         nest.store(output.targets[0], flat(index, result.sizes), _joined(nest, value, result.element))
 
 
+def _row_by_row(nest: Nest, op: Op, output: Output, length: int) -> None:
+    """Short rows, one after the other on the stack."""
+    operand, kind, result = op.operands[0], op.attrs["fft_type"], tensor(op.result)
+    inverse = kind in ("IFFT", "IRFFT")
+    chirp = _chirp(nest, length) if _factors(length) is None else None
+    table = _table(nest, length) if chirp is None else chirp.table
+    with nest.loops(result.sizes[:-1]) as outer:
+        held = Line.of(nest, length)
+        with nest.loop(length) as k:
+            source, mirrored = _mirror(nest, k, length) if kind == "IRFFT" else (k, None)
+            re, im = _parts(nest, nest.pull(operand, (*outer, source)))
+            if mirrored is not None:
+                im = nest.apply("select", mirrored, nest.apply("negate", im), im, dtype=f64)
+            held.store(k, _swapped((re, im), inverse))
+        if chirp is None:
+            held, _ = _passes(nest, held, Line.of(nest, length), table, (1, length, 1))
+        else:
+            wide, spare = (Line.of(nest, chirp.padded) for _ in range(2))
+            _convolve(nest, chirp, held, wide, spare, (1, length, 1))
+        with nest.loop(result.sizes[-1]) as k:
+            value = _swapped(held.load(k), inverse)
+            value = _times(nest, value, 1 / length) if inverse else value
+            nest.store(output.targets[0], flat((*outer, k), result.sizes), _joined(nest, value, result.element))
+
+
+def _mirror(nest: Nest, k: Expr, length: int) -> tuple[Expr, Expr]:
+    """Where number k of a transform of real ones lies in the first half, and whether it is conjugated there."""
+    mirrored = nest.apply("GT", k, Number(length // 2), dtype=i1)
+    return nest.apply("select", mirrored, nest.let(add(scale(k, -1), length)), k, dtype=i64), mirrored
+
+
 def _along(nest: Nest, held: Planes, sizes: Sequence[Size], axis: int) -> Planes:
     """Transform one axis; the planes that hold the result."""
     outer, length, inner = product(sizes[:axis]), sizes[axis], product(sizes[axis + 1 :])
@@ -313,7 +393,9 @@ def _along(nest: Nest, held: Planes, sizes: Sequence[Size], axis: int) -> Planes
         _open_length(nest, held, (outer, length, inner))
         return held
     if _factors(length) is None:
-        _bluestein(nest, held, (outer, length, inner))
+        chirp = _chirp(nest, length)
+        wide, spare = (Planes.of(nest, outer, chirp.padded, inner) for _ in range(2))
+        _convolve(nest, chirp, held, wide, spare, (outer, length, inner))
         return held
     if length == 1:
         return held
@@ -325,9 +407,7 @@ def _hermitian(nest: Nest, held: Planes, sizes: Sequence[Size], length: int) -> 
     full = [*sizes[:-1], length]
     target = Planes.of(nest, *full)
     with nest.loops(full) as index:
-        k = index[-1]
-        mirrored = nest.apply("GT", k, Number(length // 2), dtype=i1)
-        source = nest.apply("select", mirrored, nest.let(add(scale(k, -1), length)), k, dtype=i64)
+        source, mirrored = _mirror(nest, index[-1], length)
         im, re = held.load(flat((*index[:-1], source), sizes))
         target.store(flat(index, full), (nest.apply("select", mirrored, nest.apply("negate", im), im, dtype=f64), re))
     return target

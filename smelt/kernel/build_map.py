@@ -187,7 +187,8 @@ def _rebitten(nest: Nest, op: Op, index: Index) -> Expr:
     operand = op.operands[0]
     source, target = tensor(operand).element, tensor(op.result).element
     if source.bits < target.bits:
-        return _joined(nest, [nest.pull(operand, (*index, Number(k))) for k in range(target.bits // source.bits)], target)
+        count = target.bits // source.bits
+        return _joined(nest, [nest.pull(operand, (*index, Number(k))) for k in range(count)], target)
     wide, place = nest.pull(operand, index[:-1]), index[-1]
     if source.bits == 128:
         half, place = nest.let(Quotient(place, 64 // target.bits)), nest.let(Remainder(place, 64 // target.bits))

@@ -6,6 +6,7 @@ table of sizes; a loop on cores is a function of its own that the runtime calls 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -47,7 +48,8 @@ from smelt.kernel.loop import (
 from smelt.kernel.memory import Memory
 from smelt.kernel.nest import everything, expressions, mentioned
 from smelt.kernel.plan import Branch, Buffer, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Step, walk
-from smelt.kernel.tile_c import TileShape, product_text
+from smelt.kernel.stamp_c import stamp_text, stamped
+from smelt.kernel.tile_c import TileShape, product_prototypes, product_text
 
 ABI = """\
 typedef struct Runtime Runtime; typedef struct Context Context;
@@ -62,11 +64,14 @@ struct Context { const volatile int *cancel; char *arena, *scratch; i64 scratch_
 #else
 #define LANES _Pragma("GCC ivdep")
 #endif
+#define HIDDEN __attribute__((visibility("hidden")))
 static inline i64 size_div(i64 a, i64 b) { if (b == 0) return 0; i64 q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); }
 static inline i64 size_mod(i64 a, i64 b) { return b == 0 ? 0 : a - b * size_div(a, b); }
 static inline i64 size_max(i64 a, i64 b) { return a > b ? a : b; }
 static inline i64 size_min(i64 a, i64 b) { return a < b ? a : b; }
 """
+WORTHWHILE = 24_000  # characters of C that are worth a run of the compiler
+PRODUCT = re.compile(r"\bsmelt_product(_taps)?\(")
 WORTH = 32768  # elements that are worth a core
 CANCELLED, NO_MEMORY, FAILED, UNFIT = -1, -2, 1 << 20, 1 << 21
 MOST_BYTES = 1e15  # of one buffer whose size only data tells: more is no size but a mistake
@@ -86,6 +91,7 @@ class Source:
     tile: TileShape
     kernels: dict[Kernel, _Function] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
+    stamps: bool = False  # every step tells when it began and ended, see `stamp_c`
 
     def add(self, plan: Plan, memory: Memory, name: str) -> None:
         """One more program. What cannot be written leaves the file as it was."""
@@ -94,15 +100,35 @@ class Source:
             if isinstance(step, Launch) and step.kernel not in self.kernels and step.kernel not in fresh:
                 fresh[step.kernel] = _Function(f"{name}_{step.kernel.kind}{len(fresh)}")
         parts = [function.emit(kernel) for kernel, function in fresh.items()]
-        program = _Program(plan, memory, name)
+        program = _Program(plan, memory, name, self.stamps)
         parts += [program.measure(), program.run(self.kernels | fresh)]
         self.kernels |= fresh
         self.parts += parts
 
     def text(self) -> str:
+        """All of it as one file."""
         text = "\n".join(self.parts)
-        products = product_text(self.tile) if "smelt_product" in text else ""
-        return math.prelude(text) + ABI + products + text
+        return self._file("".join(self._products(text)) + text)
+
+    def texts(self, most: int) -> list[str]:
+        """The same as several files of about equal length that can be compiled at once."""
+        text = "\n".join(self.parts)
+        count = min(most, len(text) // WORTHWHILE + 1)
+        if count == 1:
+            return [self.text()]
+        groups: list[list[str]] = [[] for _ in range(count)]
+        for part in sorted(self.parts, key=len, reverse=True):
+            min(groups, key=lambda group: sum(map(len, group))).append(part)
+        head = product_prototypes() + "".join(f"{function.prototype};\n" for function in self.kernels.values())
+        return [self._file(each) for each in (*self._products(text), *(head + "\n".join(group) for group in groups))]
+
+    def _products(self, text: str) -> list[str]:
+        """The functions for products that a text calls."""
+        called = {bool(found[1]) for found in PRODUCT.finditer(text)}
+        return [product_text(self.tile, taps) for taps in sorted(called)]
+
+    def _file(self, text: str) -> str:
+        return math.prelude(text) + ABI + text
 
 
 # ---- sizes ----
@@ -136,6 +162,8 @@ class _Program:
     plan: Plan
     memory: Memory
     name: str
+    stamps: bool = False
+    timed: int = 0  # launches and copies so far, in the order of `walk`
 
     @property
     def symbols(self) -> dict[str, str]:
@@ -200,8 +228,12 @@ class _Program:
                 f"  t[{i}] = {'0' if self.plan.is_late(size) else size_text(size, symbols)};"
                 for size, i in sizes.items()
             ]
+        if self.stamps:
+            lines = [stamp_text(self.name, len(self.plan.late)), *lines, f"  {self.name}_count = 0;"]
         lines += self._steps(self.plan.steps, kernels, sizes, 1)
         lines += self._late_results(first["result"])
+        if self.stamps:
+            lines += [f"  {self.name}_late[{i}] = m[{i}];" for i in range(len(self.plan.late))]
         return "\n".join([*lines, "  return 0;", "}", ""])
 
     def _steps(
@@ -210,8 +242,9 @@ class _Program:
         pad = "  " * depth
         lines: list[str] = []
         for step in steps:
+            before = len(lines)
             match step:
-                case Launch(kernel, buffers, _):
+                case Launch(kernel, buffers):
                     function = kernels[kernel]
                     table = ", ".join(f"b[{i}]" for i in buffers) or "0"
                     numbers = ", ".join(f"t[{sizes[size]}]" for size in function.sizes) or "0"
@@ -246,6 +279,9 @@ class _Program:
                     )
                 case Measure():
                     lines += self._measure(step, sizes, pad)
+            if self.stamps and isinstance(step, Launch | Copy):
+                lines[before:] = stamped(self.name, self.timed, pad, lines[before:])
+                self.timed += 1
             if not isinstance(step, Copy):
                 lines.append(f"{pad}if (*ctx->cancel) return {CANCELLED};")
         return lines
@@ -324,10 +360,14 @@ class _Function:
 
     def emit(self, kernel: Kernel) -> str:
         lines = self.block(kernel.body, 1)
-        head = f"static int {self.name}(const Runtime *rt, Context *ctx, void *const *b, const i64 *s) {{"
+        head = f"{self.prototype} {{"
         quiet = "  (void)rt; (void)ctx; (void)b; (void)s;"
         main = "\n".join([head, quiet, *self.locals.values(), *lines, "  return 0;", "}"])
         return "\n".join([*self.outlined, main])
+
+    @property
+    def prototype(self) -> str:
+        return f"HIDDEN int {self.name}(const Runtime *rt, Context *ctx, void *const *b, const i64 *s)"
 
     def pointer(self, buffer: int, kind: str) -> str:
         """A name for the elements of a buffer: a local, so that the compiler sees that it does not change."""
@@ -495,6 +535,14 @@ class _Function:
         self.locals[f"s{place}"] = f"  const i64 s{place} = s[{place}];"
         return f"s{place}"
 
+    def divisor(self, size: Size) -> str:
+        """A size to divide by: where it is 0 the quotient is of no use, but it may stand before the test that says so."""
+        text = self.size(size)
+        if isinstance(size, int):
+            return text if size else "1"
+        self.locals[f"{text}_or_1"] = f"  const i64 {text}_or_1 = {text} ? {text} : 1;"
+        return f"{text}_or_1"
+
     def expr(self, expr: Expr) -> str:
         match expr:
             case Var(name):
@@ -509,9 +557,9 @@ class _Function:
                     parts.append(self.size(constant))
                 return f"({' + '.join(parts)})"
             case Quotient(x, size):
-                return f"({self.expr(x)} / {self.size(size)})"
+                return f"({self.expr(x)} / {self.divisor(size)})"
             case Remainder(x, size):
-                return f"({self.expr(x)} % {self.size(size)})"
+                return f"({self.expr(x)} % {self.divisor(size)})"
             case Load(buffer, index, dtype):
                 return math.load(dtype, f"{self.pointer(buffer, math.storage(dtype))}[{self.expr(index)}]")
             case Item(array, index, _):
@@ -522,8 +570,25 @@ class _Function:
                 return math.bitcast(self.expr(x), x.dtype, dtype)
             case Apply("reduce_precision", (x,), dtype, (exponent, mantissa)):
                 return math.reduce_precision(self.expr(x), dtype, exponent, mantissa)
+            case Apply("maximum" | "minimum" as function, (x, Number(bound)), dtype) if (
+                dtype.is_float and bound == bound
+            ):
+                return self.limited(function, self.expr(x), bound, dtype)
             case Apply(function, args, dtype, _):
                 return _applied(function, [self.expr(arg) for arg in args], [arg.dtype for arg in args], dtype)
+
+    def limited(self, function: str, x: str, bound: float | complex, dtype: DType) -> str:
+        """The greater or lesser of a value and a number: one instruction, nan stays nan, and zeros keep their order."""
+        number = math.literal(bound, dtype)
+        sign = ">" if function == "maximum" else "<"
+        chosen = f"({number} {sign} {x} ? {number} : {x})"
+        if bound != 0:
+            return chosen
+        return (
+            f"({chosen} + {math.literal(0.0, dtype)})"
+            if (function, str(bound)[0]) == ("maximum", "0")
+            else _applied(function, [x, number], [dtype, dtype], dtype)
+        )
 
     def _times(self, atom: Expr, coefficient: Size) -> str:
         text = self.expr(atom)

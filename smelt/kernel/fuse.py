@@ -17,12 +17,36 @@ from smelt.ir.core import Func, Op, Region, Token, Value, walk
 from smelt.ir.ops import OPS
 from smelt.ir.ops.control import ASSERTIONS, PLACEMENT
 from smelt.ir.ops.signature import bare_symbol
-from smelt.kernel import build_contract, build_fft, build_index, build_linear, build_map, build_random, build_reduce, build_scan, build_sort, build_window  # noqa: F401  their rules
+from smelt.kernel import (  # noqa: F401  their rules
+    build_contract,
+    build_fft,
+    build_index,
+    build_linear,
+    build_map,
+    build_random,
+    build_reduce,
+    build_scan,
+    build_sort,
+    build_window,
+)
 from smelt.kernel.build_contract import strides
 from smelt.kernel.demands import DEMANDS, Given, limits
 from smelt.kernel.loop import Amount, Expr, Number
 from smelt.kernel.nest import PULLS, Nest, SplitLoop, flat, tensor, unknown
-from smelt.kernel.plan import Branch, Buffer, Check, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Requirement, Step
+from smelt.kernel.plan import (
+    Branch,
+    Buffer,
+    Check,
+    Copy,
+    Kernel,
+    Launch,
+    Measure,
+    Plan,
+    Repeat,
+    Require,
+    Requirement,
+    Step,
+)
 from smelt.kernel.schedule import schedule
 from smelt.kernel.sinks import ADDRESSED, ANCHORS, SINKS, Output
 from smelt.shape import Shape
@@ -66,12 +90,13 @@ LARGEST = 150  # ops that one kernel may hold
 RECORD = 8  # numbers that an error may tell
 
 
-def fuse(func: Func, assumed: Sequence[tuple[Size, Size, str]] = ()) -> Plan:
+def fuse(func: Func, assumed: Sequence[tuple[Size, Size, str]] = (), *, telling: bool = False) -> Plan:
     """The plan of a function; an op that kernels do not know yet is refused by name.
 
     `assumed` are the equalities of sizes that the function takes for granted: the plan checks them at every call.
+    `telling`: every launch names the ops that it covers, which keeps them alive as long as the plan.
     """
-    return _Fusion(func, [Check(a, b, True, why) for a, b, why in assumed]).plan()
+    return _Fusion(func, [Check(a, b, True, why) for a, b, why in assumed], telling).plan()
 
 
 @dataclass(slots=True)
@@ -100,6 +125,7 @@ class _Anchor:
 class _Fusion:
     func: Func
     checks: list[Check]
+    telling: bool = False
     stored: dict[Value, int] = field(default_factory=dict)
     buffers: list[Buffer] = field(default_factory=list)
     constants: dict[bytes, int] = field(default_factory=dict)
@@ -207,7 +233,8 @@ class _Fusion:
             return []
         if not any(value in self.keep for value in op.results):
             return demanded  # pulled, or the beginning of another kernel
-        targets = [self._home(value, returned) for value in op.results]
+        results = [value for value in op.results if not isinstance(value.type, Token)]
+        targets = [self._home(value, returned) for value in results]
         anchor = self.anchors.get(op)
         if op.name in SINKS or anchor is not None:
             nest = Nest(self.stored, temporary=lambda shape: self._buffer(shape, "temporary"))
@@ -215,12 +242,12 @@ class _Fusion:
             output = Output(targets) if anchor is None else Output(targets, op.result, anchor.path)
             SINKS[first.name](nest, first, output)
             writes = [*targets, *nest.scratches]
-            steps: list[Step] = [self._launch(nest, first.name.partition(".")[2], [first.name], writes)]
-        elif len({tensor(value).sizes for value in op.results}) == 1:
-            steps = [self._map(op.results, targets)]
+            steps: list[Step] = [self._launch(nest, first.name.partition(".")[2], [first], writes)]
+        elif len({tensor(value).sizes for value in results}) == 1:
+            steps = [self._map(results, targets)]
         else:
-            steps = [self._map([value], [target]) for value, target in zip(op.results, targets, strict=True)]
-        self.stored.update(zip(op.results, targets, strict=True))
+            steps = [self._map([value], [target]) for value, target in zip(results, targets, strict=True)]
+        self.stored.update(zip(results, targets, strict=True))
         return [*demanded, *steps]
 
     def _demanded(self, op: Op) -> list[Step]:
@@ -238,10 +265,10 @@ class _Fusion:
             if not isinstance(each, Given):
                 conditions.append(each)
             elif (name := bare_symbol(each.size)) in born and name not in numbers:
-                numbers[name] = each.number  # type: ignore[index]
+                numbers[name] = each.number
                 conditions.append(nest.apply("LE", Number(0), each.number, dtype=i1))
             else:
-                size = numbers[name] if name in numbers else Amount(each.size)  # type: ignore[index]
+                size = numbers[name] if name in numbers else Amount(each.size)
                 conditions.append(nest.apply("EQ", each.number, size, dtype=i1))
         nest.store(flag, Number(0), nest.both(*conditions))
         found = self._buffer(Shape("i64", len(numbers)), "temporary") if numbers else -1
@@ -251,7 +278,7 @@ class _Fusion:
         message = f"{op.name}: the numbers given at run time do not fit the sizes of the program"
         self.requirements.append(Requirement(message, True, op.location))
         writes = [flag, found] if numbers else [flag]
-        steps: list[Step] = [self._launch(nest, "check", [op.name], writes), Require(flag, len(self.requirements) - 1)]
+        steps: list[Step] = [self._launch(nest, "check", [op], writes), Require(flag, len(self.requirements) - 1)]
         return [*steps, Measure(tuple(numbers), found)] if numbers else steps
 
     def _unknown(self, value: Value) -> list[str]:
@@ -295,14 +322,14 @@ class _Fusion:
                 at = vars.index(wanted.var)
                 _split(inner, at, wanted.inner)
                 continue
-            kind = "reduce" if "stablehlo.reduce" in nest.covered else "map"
-            return self._launch(nest, kind, list(nest.covered), targets)
+            kind = "reduce" if any(op.name == "stablehlo.reduce" for op in nest.covered) else "map"
+            return self._launch(nest, kind, [], targets)
 
-    def _launch(self, nest: Nest, kind: str, ops: list[str], writes: Sequence[int]) -> Launch:
+    def _launch(self, nest: Nest, kind: str, first: Sequence[Op], writes: Sequence[int]) -> Launch:
         body = schedule(nest.scope.statements)
-        covered = tuple(dict.fromkeys([*ops, *nest.covered]))
-        kernel = Kernel(kind, body, len(nest.buffers), covered)
-        return Launch(kernel, tuple(nest.buffers), tuple(writes))
+        covered = tuple(dict.fromkeys([*first, *nest.covered]))
+        kernel = Kernel(kind, body, len(nest.buffers), tuple(dict.fromkeys(op.name for op in covered)))
+        return Launch(kernel, tuple(nest.buffers), tuple(writes), covered if self.telling else ())
 
     # -- control flow --
 
@@ -332,8 +359,8 @@ class _Fusion:
     def _joined_homes(self, op: Op, returned: dict[Value, int]) -> list[int]:
         """Buffers for what several blocks may give, perhaps in several sizes; -1 for a token."""
         born = [name for value in op.results for name in self._unknown(value)]
-        bare = {bare_symbol(size) for value in op.results if isinstance(value.type, Shape) for size in value.type.sizes}
-        self._bear(op, born, bare)
+        sizes = [size for value in op.results if isinstance(value.type, Shape) for size in value.type.sizes]
+        self._bear(op, born, [name for size in sizes if (name := bare_symbol(size)) is not None])
         return [-1 if isinstance(value.type, Token) else self._home(value, returned) for value in op.results]
 
     def _enter(self, op: Op, region: Region, carried: Sequence[int]) -> list[Step]:
@@ -455,7 +482,7 @@ class _Fusion:
         signature = tuple(range(rank)) if stored else use.signature
         pulled = op.name in SINKS or (stored and op.name not in PULLS)  # read as the op's own loops like
         for i, operand in enumerate(op.operands):
-            if operand not in uses:
+            if operand not in uses or isinstance(operand.type, Token):
                 continue
             mine = uses[operand]
             mine.users += 1
@@ -584,4 +611,4 @@ def _redirected(step: Step, target: int, held: int) -> Step:
     if isinstance(step, Copy):
         return Copy(step.source, held)
     assert isinstance(step, Launch)
-    return Launch(step.kernel, tuple(held if i == target else i for i in step.buffers), (held,))
+    return Launch(step.kernel, tuple(held if i == target else i for i in step.buffers), (held,), step.covers)

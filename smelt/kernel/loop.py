@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from smelt.dim import Size, divide_exact
+from smelt.dim import Poly, Size, divide_exact
 from smelt.dtype import DType, i1, i64
 
 Level = Literal["serial", "ordered", "core", "lane"]
@@ -310,32 +310,50 @@ def split(x: Expr, size: Size) -> tuple[Expr, Expr]:
     carried = divide_exact(form.constant, size)
     rest = _affine(low, 0 if carried is not None else form.constant)
     whole = _affine(high, carried or 0)
-    bound = _limit(rest)
-    room = None if bound is None else size - bound
-    if isinstance(room, int) and room >= 0:
+    if _is_below(rest, size):
         return whole, rest
+    alone = not high and not carried  # then x is the rest, which is not negative
     for atom, coefficient in low.items():  # c * atom + less than c, where c divides the size
         parts = divide_exact(size, coefficient)
         others = _affine({each: factor for each, factor in low.items() if each != atom}, affine(rest).constant)
-        bound = _limit(others)
-        room = None if bound is None or parts is None else coefficient - bound
-        if parts is not None and isinstance(room, int) and room >= 0:
+        if parts is not None and (alone or _extent(atom) is not None) and _is_below(others, coefficient):
             return add(whole, Quotient(atom, parts)), add(scale(Remainder(atom, parts), coefficient), others)
-    if high or carried:
+    if not alone and (reach := _reach(rest)) is not None and _sign(reach[0]) > 0:
         return add(whole, Quotient(rest, size)), Remainder(rest, size)
     return Quotient(x, size), Remainder(x, size)
 
 
-def _limit(x: Expr) -> Size | None:
-    """An upper bound, exclusive, of an expression with known extents and coefficients that are not negative."""
+def _is_below(x: Expr, size: Size) -> bool:
+    """Whether 0 <= x < size for sure."""
+    reach = _reach(x)
+    return reach is not None and _sign(reach[0]) > 0 and _sign(size - reach[1]) > 0
+
+
+def _reach(x: Expr) -> tuple[Size, Size] | None:
+    """A lower bound and an upper one, exclusive, of an expression over variables with known extents."""
     form = affine(x)
-    total: Size = form.constant + 1
+    least: Size = form.constant
+    most: Size = form.constant + 1
     for atom, coefficient in form.terms:
-        extent = _extent(atom)
-        if extent is None or (isinstance(coefficient, int) and coefficient < 0):
+        extent, sign = _extent(atom), _sign(coefficient)
+        if extent is None or not sign:
             return None
-        total = total + coefficient * (extent - 1)
-    return total
+        if sign > 0:
+            most = most + coefficient * (extent - 1)
+        else:
+            least = least + coefficient * (extent - 1)
+    return least, most
+
+
+def _sign(size: Size) -> int:
+    """1 where a size is plainly not negative, -1 where it is plainly not positive, else 0."""
+    terms = size.terms if isinstance(size, Poly) else (((), size),)
+    if all(atom.nonneg for monomial, _ in terms for atom in monomial):
+        if all(coefficient >= 0 for _, coefficient in terms):
+            return 1
+        if all(coefficient <= 0 for _, coefficient in terms):
+            return -1
+    return 0
 
 
 def _extent(atom: Expr) -> Size | None:

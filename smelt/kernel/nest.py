@@ -92,7 +92,7 @@ class Nest:
     places: dict[Var, Scope] = field(default_factory=dict)  # where a variable was born
     values: dict[Value, Expr] = field(default_factory=dict)  # arguments of a region whose body is being written
     pulled: dict[tuple[Value, Index], Expr] = field(default_factory=dict)
-    covered: dict[str, None] = field(default_factory=dict)
+    covered: dict[Op, None] = field(default_factory=dict)
     splittable: dict[Var, None] = field(default_factory=dict)
     serial: int = 0
     temporary: Callable[[Shape], int] | None = None  # makes a buffer of the program
@@ -258,7 +258,7 @@ class Nest:
             rule = PULLS.get(op.name)
             if rule is None:
                 raise unknown(op)
-            self.covered[op.name] = None
+            self.covered[op] = None
             found = rule(self, op, value.index, index)
         self.pulled[key] = found
         return found

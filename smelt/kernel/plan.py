@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from smelt.dim import Size, evaluate, symbols
 from smelt.errors import Location
+from smelt.ir.core import Op
 from smelt.kernel.loop import Stmt
 from smelt.shape import Shape
 
@@ -43,9 +44,12 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
+    """A call of a kernel. `covers`: the ops that it computes, where the plan was asked to tell them (to profile it)."""
+
     kernel: Kernel
     buffers: tuple[int, ...]
     writes: tuple[int, ...]
+    covers: tuple[Op, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

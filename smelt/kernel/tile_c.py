@@ -32,11 +32,12 @@ def tile_shape(target: Target) -> TileShape:
     return TileShape(6, 16, 4) if target.name in ("aarch64", "arm64") else TileShape(4, 8, 4)
 
 
-def product_text(shape: TileShape) -> str:
-    """`smelt_product` and `smelt_product_taps`: a function for every number of rows up to the tile's, and one for any."""
+def product_text(shape: TileShape, taps: bool) -> str:
+    """`smelt_product` or `smelt_product_taps`: a function for every number of rows up to the tile's, and one for any."""
     head = f"""\
+#ifndef SMELT_FMA
 typedef f32 smelt_vector __attribute__((vector_size({4 * shape.lanes}), aligned(4)));
-#if defined(__FMA__) || defined(__aarch64__)
+#if !defined(SMELT_PLAIN) && (defined(__FMA__) || defined(__aarch64__))
 #ifdef __clang__
 #define SMELT_FMA(a, b, c) __builtin_elementwise_fma(a, b, c)
 #define SMELT_FUSED
@@ -47,15 +48,28 @@ typedef f32 smelt_vector __attribute__((vector_size({4 * shape.lanes}), aligned(
 #else
 #define SMELT_FMA(a, b, c) ((a) * (b) + (c))
 #define SMELT_FUSED
+#endif
 #endif"""
-    return "\n".join([head, *_family(shape, False), *_family(shape, True), ""])
+    return "\n".join([head, *_family(shape, taps), ""])
+
+
+def product_prototypes() -> str:
+    """The two functions, for files that call them."""
+    return "".join(f"HIDDEN void {_name(taps)}(i64 rows, {_signature(taps)});\n" for taps in (False, True))
+
+
+def _name(taps: bool) -> str:
+    return "smelt_product_taps" if taps else "smelt_product"
+
+
+def _signature(taps: bool) -> str:
+    more = ", const i64 *taps, i64 tap_count" if taps else ""
+    return f"const f32 *a, i64 a_row, i64 a_step, const f32 *b, i64 b_step, i64 count{more}, f32 *tile"
 
 
 def _family(shape: TileShape, taps: bool) -> list[str]:
     """The functions for 1, 2, … rows, and the one that takes tile after tile and then what is left."""
-    name = "smelt_product_taps" if taps else "smelt_product"
-    more, given = (", const i64 *taps, i64 tap_count", ", taps, tap_count") if taps else ("", "")
-    signature = f"const f32 *a, i64 a_row, i64 a_step, const f32 *b, i64 b_step, i64 count{more}, f32 *tile"
+    name, signature, given = _name(taps), _signature(taps), ", taps, tap_count" if taps else ""
     heights = range(1, shape.rows + 1)
     bodies = [_rows_text(f"{name}_{rows}({signature})", rows, shape, taps) for rows in heights]
     cases = [
@@ -65,7 +79,7 @@ def _family(shape: TileShape, taps: bool) -> list[str]:
     whole = f"{name}_{most}(a, a_row, a_step, b, b_step, count{given}, tile);"
     return [
         *bodies,
-        f"static void {name}(i64 rows, {signature}) {{",
+        f"HIDDEN void {name}(i64 rows, {signature}) {{",
         f"  for (; rows > {most}; rows -= {most}, {next_tile}) {whole}",
         "  switch (rows) {",
         *cases,
@@ -88,7 +102,9 @@ def _rows_text(head: str, rows: int, shape: TileShape, taps: bool) -> str:
     step.append("    " + " ".join(f"a{i} += a_step;" for i in range(0, rows, 3)))
     inner = " for (i64 t = 0; t < tap_count; t++)" if taps else ""
     whole = f"{BLOCK} / tap_count + 1" if taps else str(BLOCK)
-    tiles = [(f"tile + {shape.columns * i + shape.lanes * j}", names[i][j]) for i in range(rows) for j in range(vectors)]
+    tiles = [
+        (f"tile + {shape.columns * i + shape.lanes * j}", names[i][j]) for i in range(rows) for j in range(vectors)
+    ]
     stores = [f"    *(smelt_vector *)({place}) = {name};" for place, name in tiles]
     sums = [f"    *(smelt_vector *)({place}) = *(smelt_vector *)({place}) + {name};" for place, name in tiles]
     lines = [

@@ -407,10 +407,7 @@ def take_slices(x: Tensor, slices: Mapping[int, slice]) -> Tensor:
         return x
     starts, limits, steps, counts = (tuple(each[i] for each in ranges) for i in range(4))
     if all(isinstance(number, int) for number in (*starts, *limits)):
-        if all(isinstance(size, int) for place, size in enumerate(x.shape.sizes) if place in slices) or True:
-            return emit(
-                "slice", x, names=x.shape.names, start_indices=starts, limit_indices=limits, strides=steps
-            )
+        return emit("slice", x, names=x.shape.names, start_indices=starts, limit_indices=limits, strides=steps)
     bounds = [size_list(numbers, [x]) for numbers in (starts, limits, steps)]  # type: ignore[arg-type]
     return emit("real_dynamic_slice", x, *bounds, names=x.shape.names, result=Shape.of(x.dtype, counts))  # type: ignore[arg-type]
 

@@ -1,7 +1,7 @@
 """StableHLO test programs on the native engine: constants go in as arguments, what a check compares comes out.
 
-Folding would otherwise compute most programs with NumPy while they are compiled, and no kernel would run. The checks are
-then evaluated here, on what the kernels gave. `stablehlo.py` calls it, with groups of programs that become one C file.
+Folding would otherwise compute most programs with NumPy while they are compiled, and no kernel would run. The checks
+are then evaluated here, on what the kernels gave. `stablehlo.py` calls it, with programs that become one C file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from smelt.passes.inline import inline
 from smelt.shape import Shape
 
 
-
 class Comparison(NamedTuple):
     """A check, and what it compares."""
 
@@ -49,9 +48,7 @@ class Recast:
     def judge(self, outputs: Sequence[Array]) -> Sequence[Array]:
         """Evaluate every check; gives the function's own results."""
         for op, values in self.comparisons:
-            arrays = [
-                self.known[value] if value in self.known else outputs[self.places[value]] for value in values
-            ]
+            arrays = [self.known[value] if value in self.known else outputs[self.places[value]] for value in values]
             with np.errstate(all="ignore"):  # as in the reference: checks take differences of infinities
                 evaluate(op, arrays, self.allowance)
         return outputs[: self.results]
@@ -69,7 +66,7 @@ def evaluate(op: Op, arrays: Sequence[Array], allowance: int) -> None:
     elif op.name == "stablehlo.custom_call":
         CHECKS[called](op, *arrays)
     else:
-        OPS[op.name].meaning(None, op, *arrays)  # type: ignore[arg-type]  # checks look at their operands alone
+        OPS[op.name].meaning(None, op, *arrays)  # checks look at their operands alone
 
 
 def recast(program: Program, name: str, given: Sequence[Array]) -> Recast:
@@ -175,5 +172,3 @@ def run_native(program: Program, name: str, args: Sequence[Array]) -> Sequence[A
     each = recast(program, name, args)
     (made,) = compile_each([each.program])
     return run_prepared(each, made).results
-
-

@@ -40,11 +40,12 @@ GROUP = 40  # cases that the native engine compiles as one C file
 
 @dataclass(frozen=True)
 class Case:
-    """What became of one case: passed or failed, and why."""
+    """What became of one case: passed or failed, and why; how many kernels the native engine launched."""
 
     name: str
     status: str
     detail: str
+    kernels: int | None = None
 
 
 class TimeOutError(Exception):
@@ -150,7 +151,7 @@ class Group:
             for case, runs in zip(self.cases, read, strict=True):
                 failure = runs if isinstance(runs, Exception) else attempt(check_case, case, runs)
                 if failure is None:
-                    yield Case(case.name, "passed", "")
+                    yield Case(case.name, "passed", "", launched(runs))
                 else:
                     yield Case(case.name, "failed", f"{type(failure).__name__}: {str(failure).strip()[:600]}")
 
@@ -212,6 +213,12 @@ def read_model(path: Path, given: dict[str, Any]) -> tuple[Any, Any]:
             if not more:
                 raise
             static |= more
+
+
+def launched(runs: Sequence[Run]) -> int | None:
+    """Kernels that ran, where the engine tells."""
+    counts = [run.executable.kernels for run in runs if hasattr(run.executable, "kernels")]
+    return sum(counts) if counts else None
 
 
 def check_case(case: Any, runs: Sequence[Run]) -> None:
@@ -393,6 +400,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if case.status != "passed":
             print(f"{case.name}: {case.detail.splitlines()[0][:200] if case.detail else ''}")
     kinds = Counter(case.detail.split(":")[0] for case in cases if case.status != "passed")
+    if options.engine == "native":
+        idle = [case.name for case in cases if case.status == "passed" and not case.kernels]
+        print(f"{sum(case.kernels or 0 for case in cases)} kernels; passed without one: {', '.join(idle) or 'none'}")
     print(f"{passed} of {len(cases)} pass on {options.engine} in {time.monotonic() - began:.0f} s; {dict(kinds)}")
     if options.json is not None:
         record = {"engine": options.engine, "total": len(cases), "passed": passed, "cases": [asdict(c) for c in cases]}

@@ -32,6 +32,7 @@ from smelt.kernel.memory import assign
 from smelt.kernel.plan import Buffer, Plan
 from smelt.kernel.tile_c import tile_shape
 from smelt.shape import Shape
+from smelt.target import Target
 from tests.property.problems import KINDS, Problem, difference, draw
 
 UNTOUCHED = 0xFF  # what results and temporaries hold before: no number, in every float type
@@ -84,11 +85,11 @@ class Case:
 class Bare:
     """Programs as one C file; program i exports `p{i}_run` and `p{i}_measure`."""
 
-    def __init__(self, programs: Sequence[tuple[str, Program, tuple[Array, ...]]]) -> None:
-        source = Source(tile_shape(cpu.target()))
+    def __init__(self, programs: Sequence[tuple[str, Program, tuple[Array, ...]]], target: Target) -> None:
+        source = Source(tile_shape(target))
         self.cases = []
         for i, (name, program, args) in enumerate(programs):
-            lowered = lower(program)
+            lowered = lower(program, target)
             plan = exposed(fuse(lowered.main, assumptions(lowered)))
             source.add(plan, assign(plan), f"p{i}")
             self.cases.append(Case(name, plan, args))
@@ -184,8 +185,8 @@ def random_problems(seed: int, count: int, kinds: Sequence[str] = tuple(KINDS)) 
     return [draw(kinds[i % len(kinds)], random) for i in range(count)]
 
 
-def bare(problems: Sequence[Problem]) -> Bare:
-    return Bare([(each.name, each.make(False), each.args) for each in problems])
+def bare(problems: Sequence[Problem], target: Target | None = None) -> Bare:
+    return Bare([(each.name, each.make(False), each.args) for each in problems], target or cpu.target())
 
 
 def main(seed: int, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Control flow on generated C against the interpreter: loops, branches, tokens, what they capture and what they carry."""
+"""Control flow on generated C against the interpreter: loops, branches, tokens, what they carry."""
 
 from __future__ import annotations
 

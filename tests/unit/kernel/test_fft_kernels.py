@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
@@ -14,7 +12,7 @@ from smelt.ir.core import Program
 from smelt.shape import Shape
 
 FEW = [1, 2, 5, 8, 17, 60]
-LENGTHS = [*FEW, 3, 4, 7, 12, 13, 16, 34, 121, 256, 1009]
+LENGTHS = [*FEW, 3, 4, 7, 12, 13, 16, 34, 121, 256, 1033, 2310]
 
 
 def numbers(random: np.random.Generator, *sizes: int, real: bool = False) -> Array:
@@ -30,6 +28,17 @@ def close(got: Array, want: Array) -> None:
         assert np.abs(got - want).max() <= 8 * unit
 
 
+def one_axis(kind: str, x: Array, length: int) -> Array:
+    match kind:
+        case "FFT":
+            return np.fft.fft(x)
+        case "IFFT":
+            return np.fft.ifft(x)
+        case "RFFT":
+            return np.fft.rfft(x)
+    return np.fft.irfft(x, length)
+
+
 @pytest.mark.parametrize("kind", ["FFT", "IFFT", "RFFT", "IRFFT"])
 def test_every_length(kind: str, seed: int) -> None:
     """Small factors, powers, large primes and their multiples, as the results of one program."""
@@ -41,13 +50,7 @@ def test_every_length(kind: str, seed: int) -> None:
     f = FuncBuilder("main", [Shape(element, *x.shape) for x in args])
     results = [f.fft(arg, fft_type=kind, fft_length=(n,)) for arg, n in zip(f.args, lengths, strict=True)]
     for n, x, got in zip(lengths, args, NativeEngine().compile(Program.of(f.func(*results)))(*args), strict=True):
-        oracle: dict[str, Callable[[], Array]] = {
-            "FFT": lambda x=x: np.fft.fft(x),
-            "IFFT": lambda x=x: np.fft.ifft(x),
-            "RFFT": lambda x=x: np.fft.rfft(x),
-            "IRFFT": lambda x=x, n=n: np.fft.irfft(x, n),
-        }
-        close(got, oracle[kind]())
+        close(got, one_axis(kind, x, n))
 
 
 @pytest.mark.parametrize("lengths", [(4, 6), (3, 1, 10), (17, 2), (2, 3, 19)])

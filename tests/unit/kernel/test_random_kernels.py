@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smelt.dtype import Array, dtype
+from smelt.dtype import dtype
 from smelt.engine.native import NativeEngine
 from smelt.errors import UnsupportedError
 from smelt.ir.build import Builder, FuncBuilder
@@ -68,23 +68,24 @@ def rng(b: Builder, low: Value, high: Value, sizes: tuple[int, ...], distributio
 def test_draws_are_those_of_the_interpreter(element: str) -> None:
     kind = dtype(element)
     f = FuncBuilder("main", [Shape(element), Shape(element)])
-    values = [rng(f, *f.args, (3, 5)), rng(f, *f.args, (400,)), rng(f, *f.args, ())]
+    low, high = f.args
+    values = [rng(f, low, high, sizes) for sizes in ((3, 5), (400,), ())]
     program = Program.of(f.func(*values))
     compiled = NativeEngine().compile(program)
     bounds = {"ui32": ((2, 4000000000), (7, 7)), "i1": ((0, 1),)}.get(element, ((-3, 100), (5, 5), (-100, 1)))
-    for low, high in bounds:
-        args = [np.array(low).astype(kind.numpy), np.array(high).astype(kind.numpy)]
+    for pair in bounds:
+        args = [np.array(bound).astype(kind.numpy) for bound in pair]
         for got, want in zip(compiled(*args), run(program, args), strict=True):
             np.testing.assert_array_equal(got, want)
-            if low < high:
+            if pair[0] < pair[1]:
                 assert ((got >= args[0]) & ((got < args[1]) | (kind.kind == "bool"))).all()
 
 
 def test_normal_draws_are_those_of_the_interpreter() -> None:
     f = FuncBuilder("main", [Shape("f32"), Shape("f32"), Shape("f64"), Shape("f64")])
-    program = Program.of(f.func(rng(f, *f.args[:2], (50, 50), "NORMAL"), rng(f, *f.args[2:], (2000,), "NORMAL")))
-    args: list[Array] = [np.float32(1), np.float32(3), np.float64(-1), np.float64(0.5)]  # type: ignore[list-item]
-    args = [np.asarray(arg) for arg in args]
+    a, b, c, d = f.args
+    program = Program.of(f.func(rng(f, a, b, (50, 50), "NORMAL"), rng(f, c, d, (2000,), "NORMAL")))
+    args = [np.array(1, np.float32), np.array(3, np.float32), np.array(-1.0), np.array(0.5)]
     single, double = NativeEngine().compile(program)(*args)
     want = run(program, args)
     np.testing.assert_allclose(single, want[0], rtol=2e-7, atol=1e-7)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,7 +75,7 @@ def _(d: Draw) -> Sequence[Value]:
     return d.f.op(d.op, lhs, rhs, groups, ragged_dot_dimension_numbers=dims).results
 
 
-def alone(d: Draw, attrs: dict[str, object], *, computes: bool = False) -> Sequence[Value]:
+def alone(d: Draw, attrs: dict[str, Any], *, computes: bool = False) -> Sequence[Value]:
     (x,) = d.start(d.shape("f32", "i32", "bf16", rank=2))
     regions = []
     if computes:
@@ -95,7 +96,7 @@ def _(d: Draw) -> Sequence[Value]:
 
 @recipe("stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.collective_broadcast", "stablehlo.cross-replica-sum")
 def _(d: Draw) -> Sequence[Value]:
-    attrs: dict[str, dict[str, object]] = {
+    attrs: dict[str, dict[str, Any]] = {
         "stablehlo.all_gather": {"all_gather_dim": 1},
         "stablehlo.all_to_all": {"split_dimension": 0, "concat_dimension": 1, "split_count": 1},
     }
@@ -219,8 +220,7 @@ def test_pointwise_scans_stay_for_their_kernel(seed: int) -> None:
     results: list[Value] = []
     for reverse in (False, True):
         with f.region(Shape("i32", 3), Shape("i32", 3), Shape("i32", 3)) as r:
-            x, total, most = r.args
-            added, larger = r.add(x, total), r.maximum(x, most)
+            added, larger = r.add(r.args[0], r.args[1]), r.maximum(r.args[0], r.args[2])
             r.result(added, larger, added, larger)
         assert is_pointwise(r.body)
         operands = (f.args[0], f.args[1], f.args[1])

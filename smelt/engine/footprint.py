@@ -1,0 +1,162 @@
+"""What a planned program will hold in memory, before anything is compiled or loaded: a number, or a formula of sizes.
+
+The native engine makes it from its plans; `load(memory_limit=…)`, `smelt inspect` and `smelt show` look at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from smelt.buffer import bytes_text, parse_bytes
+from smelt.dim import Size, evaluate, solve
+from smelt.dtype import Array
+from smelt.engine_api import Executable, KernelUse, Port, Signature
+from smelt.errors import MemoryLimitError, ShapeError
+from smelt.kernel.memory import Memory
+from smelt.kernel.plan import Plan
+from smelt.weights import Weights
+
+REMEMBERED = 1000  # shapes that are known to fit
+SHOWN = 6  # buffers in an error
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The bytes that a model may take, and the open sizes that are known already."""
+
+    bytes: int
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(limit: int | str | None, sizes: Mapping[str, int] | None = None) -> Budget | None:
+        return None if limit is None else Budget(parse_bytes(limit, "memory_limit"), sizes or {})
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of one loaded program and one call of it. What only data tells the size of is not counted.
+
+    At the most the weights, what @prepare made of them and the constants are there, and either the temporaries of
+    @prepare, or those of a call with its results.
+    """
+
+    weights: tuple[Port, ...]
+    main: tuple[Plan, Memory]
+    prepare: tuple[Plan, Memory] | None
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The open sizes that it depends on."""
+        return self.main[0].symbols
+
+    def parts(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Bytes of each kind, for given sizes; open ones that are not given count as 1."""
+        known = dict.fromkeys(self.symbols, 1) | dict(sizes)
+        plan, memory = self.main
+        first = self.prepare[0] if self.prepare else None
+        return {
+            "weights": sum(map(_bytes, self.weights)),
+            "bound": sum(evaluate(buffer.bytes, {}) for buffer in first.of_kind("result")) if first else 0,
+            "constants": sum(map(len, plan.constants)) + (sum(map(len, first.constants)) if first else 0),
+            "temporaries": memory.peak(known),
+            "results": sum(evaluate(size, known) for size in self._results()),
+            "preparation": self.prepare[1].peak({}) if self.prepare else 0,
+        }
+
+    def peak(self, sizes: Mapping[str, int]) -> int:
+        """The most bytes that are held at once."""
+        parts = self.parts(sizes)
+        call, preparation = parts["temporaries"] + parts["results"], parts["preparation"]
+        return parts["weights"] + parts["bound"] + parts["constants"] + max(call, preparation)
+
+    def text(self) -> str:
+        """The peak of a call as a formula of the open sizes."""
+        parts = self.parts({})
+        total: Size = parts["weights"] + parts["bound"] + parts["constants"]
+        several: list[str] = []
+        for slot in self.main[1].slots:
+            if len(slot) == 1:
+                total = total + slot[0]
+            else:
+                several.append(f"max({', '.join(map(str, slot))})")
+        total = sum(self._results(), start=total)
+        return " + ".join([str(total), *several])
+
+    def largest(self, sizes: Mapping[str, int]) -> list[tuple[str, int]]:
+        """The largest things in memory: what they are, and their bytes."""
+        known = dict.fromkeys(self.symbols, 1) | dict(sizes)
+        found = {f"weight {port.name}: {port.shape}": _bytes(port) for port in self.weights}
+        for where, plan in [("", self.main[0]), *([("prepare: ", self.prepare[0])] if self.prepare else [])]:
+            for i, buffer in enumerate(plan.buffers):
+                if buffer.kind != "argument" and not plan.is_late(*buffer.shape.sizes):
+                    found[f"{where}{buffer.kind} {i}: {buffer.shape}"] = evaluate(buffer.bytes, known)
+        return sorted(found.items(), key=lambda item: -item[1])
+
+    def check(self, limit: int, sizes: Mapping[str, int]) -> None:
+        """Refuses a program that needs more than `limit` bytes for the sizes, or for the smallest ones."""
+        peak = self.peak(sizes)
+        if peak <= limit:
+            return
+        known = dict.fromkeys(self.symbols, 1) | dict(sizes)
+        at = f" at {', '.join(f'{name}={value}' for name, value in known.items())}" if known else ""
+        parts = ", ".join(f"{name} {bytes_text(count)}" for name, count in self.parts(sizes).items() if count)
+        biggest = [f"{bytes_text(count)} {name}" for name, count in self.largest(sizes)[:SHOWN]]
+        raise MemoryLimitError(
+            "the model needs more memory than allowed",
+            expected=f"at most {bytes_text(limit)}",
+            got=f"{bytes_text(peak)}{at} ({parts}); the largest: {'; '.join(biggest)}",
+            remedy="a higher memory_limit, or smaller sizes",
+        )
+
+    def _results(self) -> list[Size]:
+        plan = self.main[0]
+        return [each.bytes for each in plan.of_kind("result") if not plan.is_late(*each.shape.sizes)]
+
+
+class Limited:
+    """An executable that refuses calls whose sizes need more memory than allowed."""
+
+    def __init__(self, executable: Executable, footprint: Footprint, limit: int) -> None:
+        self._executable, self._footprint, self._limit = executable, footprint, limit
+        self._seen: set[tuple[tuple[int, ...], ...]] = set()
+
+    @property
+    def signature(self) -> Signature:
+        return self._executable.signature
+
+    @property
+    def kernels(self) -> tuple[KernelUse, ...]:
+        return self._executable.kernels
+
+    def prepare(self, weights: Weights) -> Executable:
+        return Limited(self._executable.prepare(weights), self._footprint, self._limit)
+
+    def __call__(self, *inputs: Array) -> tuple[Array, ...]:
+        shapes = tuple(np.shape(each) for each in inputs)
+        if self._footprint.symbols and shapes not in self._seen:
+            self._check(shapes)
+        return self._executable(*inputs)
+
+    def _check(self, shapes: tuple[tuple[int, ...], ...]) -> None:
+        ports = self.signature.inputs
+        if [port.shape.rank for port in ports] != [len(sizes) for sizes in shapes]:
+            return  # the call itself says what is wrong
+        patterns = [size for port in ports for size in port.shape.sizes]
+        try:
+            symbols = solve(patterns, [number for sizes in shapes for number in sizes])
+        except ShapeError:
+            return
+        self._footprint.check(self._limit, symbols)
+        if len(self._seen) >= REMEMBERED:
+            self._seen.clear()
+        self._seen.add(shapes)
+
+    def close(self) -> None:
+        self._executable.close()
+
+
+def _bytes(port: Port) -> int:
+    return evaluate(port.shape.count, {}) * port.shape.dtype.numpy.itemsize

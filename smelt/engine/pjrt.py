@@ -1,0 +1,494 @@
+"""The pjrt engine: XLA through jaxlib's PJRT client, for the processor and for every device with a plug-in.
+
+Program → passes → StableHLO text with numbers for sizes → XLA. One program per size, kept a while; calls give buffers
+that fill in their own time. With `isolate=True` XLA runs in a worker process, so that a program that makes it abort
+raises `DeviceLost` here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from smelt.buffer import Buffer, HostBuffer, check_array
+from smelt.device import pjrt
+from smelt.device.pjrt_worker import IsolatedClient
+from smelt.dim import solve, symbols
+from smelt.dtype import Array, Quantized
+from smelt.engine import pjrt_file
+from smelt.engine.executable import signature_of
+from smelt.engine_api import Port, Signature
+from smelt.errors import RunError, ShapeError, SizeError, UnsupportedError
+from smelt.ir.core import Func, Program, Value, walk
+from smelt.ir.text import print_program
+from smelt.ir.verify import assumptions
+from smelt.passes import pipeline
+from smelt.passes.lower_quantised import lower_quantised
+from smelt.passes.padding import leak
+from smelt.passes.specialise import specialise
+from smelt.shape import Shape
+from smelt.weights import Weights
+
+LIMIT = 16  # programs that one executable keeps, each for its own sizes
+Key: TypeAlias = tuple[tuple[int, ...], ...]
+Buckets: TypeAlias = Mapping[str, Sequence[int]]
+
+
+class DeviceClient(Protocol):
+    """What the engine needs of a client, in this process or in a worker."""
+
+    platform: str
+    lost: str | None
+
+    @property
+    def version(self) -> str: ...
+    def put(self, array: Array, shape: Shape, *, shared: bool = False) -> Any: ...
+    def compile(self, text: str, results: Sequence[Shape]) -> Any: ...
+    def load(self, data: bytes, results: Sequence[Shape]) -> Any: ...
+    def stats(self) -> dict[str, int]: ...
+
+
+class PjrtEngine:
+    """XLA on one device. Programs that are not trusted go to a worker process: `isolate=True`."""
+
+    name = "pjrt"
+
+    def __init__(self, device: str = "cpu", *, isolate: bool = False) -> None:
+        platform, _, index = device.partition(":")
+        if platform not in pjrt.PLATFORMS or (index and not index.isdecimal()):
+            known = ", ".join(pjrt.PLATFORMS)
+            raise UnsupportedError("unknown device", expected=f"{known}, or one with a number: cuda:1", got=device)
+        self.device = device
+        self.isolate = isolate
+        self._platform, self._index = platform, int(index or 0)
+        self._worker: IsolatedClient | None = None
+
+    def missing(self) -> str | None:
+        return pjrt.missing(self._platform)
+
+    @property
+    def client(self) -> DeviceClient:
+        """The client in use; a new one when the last was lost."""
+        if not self.isolate:
+            return pjrt.client(self._platform, self._index)
+        if self._worker is None or self._worker.lost is not None:
+            self._worker = IsolatedClient(self._platform, self._index)
+        return self._worker
+
+    def compile(
+        self, program: Program, *, donate: Iterable[str] = (), buckets: Buckets | None = None, limit: int = LIMIT
+    ) -> PjrtExecutable:
+        """Compile a program, at once where all sizes are known, else at the first call of each size.
+
+        `donate`: inputs whose buffers a call may use up. `buckets`: sizes to round up to, by symbol; a program where
+        padding would change results is refused.
+        """
+        signature = signature_of(program.main)
+        main, prepare = _parts(_without_quantised(program))
+        donated = _donated(signature, tuple(donate))
+        padded = _checked_buckets(main, buckets or {})
+        offset = len(main.main.args) - len(signature.inputs)
+        client = self.client
+        run = SizedProgram(main, client, frozenset(offset + i for i in donated), limit)
+        first = SizedProgram(prepare, client, frozenset(), limit) if prepare else None
+        executable = PjrtExecutable(client, signature, run, first, donated, padded)
+        if run.is_static:
+            run.loaded(())
+        return executable
+
+    def deserialize(self, data: bytes) -> PjrtExecutable:
+        """What `serialize` gave, on the same kind of device with the same version; anything else is refused."""
+        client = self.client
+        saved = pjrt_file.read(data, client.platform, client.version)
+        run = SizedProgram(saved.main, client, frozenset(saved.donated_arguments), saved.limit)
+        first = SizedProgram(saved.prepare, client, frozenset(), saved.limit) if saved.prepare else None
+        for part, programs in ((run, saved.main_programs), (first, saved.prepare_programs)):
+            for key, blob in programs:
+                assert part is not None
+                part.restore(key, blob)
+        return PjrtExecutable(client, saved.signature, run, first, saved.donated, saved.buckets)
+
+    def put(self, buffer: HostBuffer) -> Buffer:
+        """A buffer on the device; what is read-only, such as a mapped file, is shared where the device can."""
+        array = buffer.numpy()
+        made: Buffer = self.client.put(array, buffer.shape, shared=not array.flags.writeable)
+        return made
+
+    def stats(self) -> dict[str, int]:
+        return self.client.stats()
+
+
+# ---- programs ----
+
+
+def _without_quantised(program: Program) -> Program:
+    """Integers and scales in place of quantised types, which XLA does not take."""
+    quantised = any(
+        isinstance(value.type, Shape) and isinstance(value.type.dtype, Quantized)
+        for func in program.funcs.values()
+        for op in walk(func.body)
+        for value in (*op.operands, *op.results)
+    )
+    return lower_quantised(program) if quantised else program
+
+
+def _parts(program: Program) -> tuple[Program, Program | None]:
+    """The program that a call runs and, where there are weights, the one that runs once."""
+    optimised, _ = pipeline.run(program)
+    others = [func for func in optimised.funcs.values() if func is not optimised.main and func.name != "prepare"]
+    main = Program.of(_named_main(optimised.main), *others, declarations=optimised.declarations)
+    prepare = optimised.funcs.get("prepare")
+    return main, Program.of(_named_main(prepare), *others) if prepare is not None else None
+
+
+def _named_main(func: Func) -> Func:
+    return Func("main", func.body, "public", func.arg_attrs, func.result_attrs, location=func.location)
+
+
+def _donated(signature: Signature, names: tuple[str, ...]) -> frozenset[int]:
+    known = [port.name for port in signature.inputs]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise RunError("only inputs can be donated", expected=", ".join(known), got=", ".join(unknown))
+    return frozenset(known.index(name) for name in names)
+
+
+def _checked_buckets(main: Program, buckets: Buckets) -> dict[str, tuple[int, ...]]:
+    """Buckets in order, for symbols along which padding is proven to change nothing."""
+    checked = {}
+    open_symbols = sorted({name for arg in main.main.args for name in arg.shape.symbols})
+    for name, sizes in buckets.items():
+        if name not in open_symbols or not sizes or any(size < 1 for size in sizes):
+            raise RunError(
+                "not a bucket", expected=f"sizes for one of {', '.join(open_symbols)}", got=f"{name}={sizes}"
+            )
+        reason = leak(main.main, name)
+        taken = [why for a, b, why in assumptions(main) if name in symbols(a) | symbols(b)]
+        if reason is None and taken:
+            reason = f"the program takes for granted something about {name}: {taken[0]}"
+        if reason is not None:
+            raise UnsupportedError(
+                f"padding along {name} would change results", got=reason, remedy=f"leave {name} out of the buckets"
+            )
+        checked[name] = tuple(sorted(set(sizes)))
+    return checked
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """One run of XLA's compiler, and why there was one."""
+
+    sizes: Mapping[str, int]
+    reason: str
+    seconds: float
+
+
+@dataclass(slots=True)
+class SizedProgram:
+    """A function, and what was compiled from it for the sizes that came."""
+
+    program: Program
+    client: DeviceClient
+    donated: frozenset[int]
+    limit: int
+    compilations: list[Compilation] = field(default_factory=list)
+    kept: OrderedDict[Key, Any] = field(default_factory=OrderedDict)
+    dropped: set[Key] = field(default_factory=set)
+    latest: Any = None
+    lock: Any = field(default_factory=threading.Lock)
+
+    @property
+    def args(self) -> tuple[Value, ...]:
+        return self.program.main.args
+
+    @property
+    def is_static(self) -> bool:
+        return all(arg.shape.is_static for arg in self.args)
+
+    def loaded(self, key: Key) -> Any:
+        """The compiled program for these sizes of all arguments (none where every size is a number)."""
+        found = self.kept.get(key)
+        if found is not None:
+            if len(self.kept) > 1:
+                with self.lock:
+                    self.kept.move_to_end(key)
+            return found
+        with self.lock:
+            found = self.kept.get(key)
+            return self._compile(key) if found is None else found
+
+    def values(self, key: Key) -> dict[str, int]:
+        if not key:
+            return {}
+        patterns = [size for arg in self.args for size in arg.shape.sizes]
+        try:
+            return solve(patterns, [size for sizes in key for size in sizes])
+        except ShapeError as error:
+            shapes = [str(arg.shape) for arg in self.args]
+            raise SizeError(error.message, expected=", ".join(shapes), got=list(key)) from error
+
+    def restore(self, key: Key, blob: bytes) -> None:
+        """Take a program that was serialised."""
+        self._keep(key, self.client.load(blob, self._results(self.values(key))))
+
+    def _results(self, values: Mapping[str, int]) -> list[Shape]:
+        results = self.program.main.results
+        return [Shape.of(value.shape.dtype, value.shape.numbers(values)) for value in results]
+
+    def _compile(self, key: Key) -> Any:
+        values = self.values(key)
+        start = time.perf_counter()
+        program = specialise(self.program, values)
+        text = print_program(_annotated(program, self.donated), export=True)
+        results = [value.shape for value in program.main.results]
+        made = self.client.compile(text, results)
+        seconds = time.perf_counter() - start
+        self.compilations.append(Compilation(values, self._reason(key, values), seconds))
+        self._keep(key, made)
+        return made
+
+    def _keep(self, key: Key, made: Any) -> None:
+        self.kept[key] = self.latest = made
+        self.dropped.discard(key)
+        if len(self.kept) > self.limit:
+            oldest, program = self.kept.popitem(last=False)
+            self.dropped.add(oldest)
+            program.close()
+
+    def _reason(self, key: Key, values: Mapping[str, int]) -> str:
+        if not key:
+            return "compiled once: every size is a number"
+        if key in self.dropped:
+            return f"its program was dropped when {self.limit} others were in use"
+        if not self.compilations:
+            return "the first sizes that came"
+        last = self.compilations[-1].sizes
+        changed = [f"{name} is {size}, was {last.get(name)}" for name, size in values.items() if size != last.get(name)]
+        return "new sizes: " + ", ".join(changed)
+
+
+def _annotated(program: Program, donated: frozenset[int]) -> Program:
+    """The program with nothing but what XLA knows about its arguments and results."""
+    main = program.main
+    donor: Any = {"jax.buffer_donor": True}
+    attrs = tuple(donor if i in donated else {} for i in range(len(main.args)))
+    return program.replace(Func("main", main.body, "public", attrs, location=main.location))
+
+
+# ---- executables ----
+
+
+@dataclass(slots=True)
+class _Bound:
+    """What `prepare` made, shared by clones; the memory goes back with the last of them."""
+
+    buffers: tuple[Any, ...]
+    owned: tuple[Any, ...]
+    users: int = 1
+
+    def release(self) -> None:
+        self.users -= 1
+        if self.users == 0:
+            for buffer in self.owned:
+                buffer.delete()
+
+
+class PjrtExecutable:
+    """A compiled program. Weights are bound by `prepare`, which leaves this one as it is."""
+
+    def __init__(
+        self,
+        client: DeviceClient,
+        signature: Signature,
+        run: SizedProgram,
+        first: SizedProgram | None,
+        donated: frozenset[int],
+        buckets: Mapping[str, tuple[int, ...]],
+        bound: _Bound | None = None,
+    ) -> None:
+        self.signature = signature
+        self.client = client
+        self.donated = donated
+        self.buckets = buckets
+        self._run: SizedProgram | None = run
+        self._first = first
+        self._bound = bound if bound is not None or first is not None else _Bound((), ())
+        self._ports = [(port.shape, f"the input {port.name!r}") for port in signature.inputs]
+        self._open = not run.is_static
+
+    @property
+    def compilations(self) -> tuple[Compilation, ...]:
+        """What was compiled for a call so far, and why; clones and prepared executables share it."""
+        return tuple(self._program().compilations)
+
+    # ---- weights ----
+
+    def prepare(self, weights: Weights | Mapping[str, Any]) -> PjrtExecutable:
+        """The same function with its weights bound. Values are arrays or buffers; buffers stay the caller's."""
+        run = self._program()
+        if self._first is None:
+            return PjrtExecutable(self.client, self.signature, run, None, self.donated, self.buckets)
+        placed: list[Any] = []
+        mine: list[Any] = []
+        for port in self.signature.weights:
+            buffer, made = self._place(weights[port.name], port)
+            placed.append(buffer)
+            mine += [buffer] if made else []
+        buffers, spare = _run_first(self._first, placed)
+        made_here = {id(buffer) for buffer in placed} - {id(buffer) for buffer in mine}
+        owned = tuple(buffer for buffer in buffers if id(buffer) not in made_here)
+        for buffer in mine:
+            if buffer in spare:
+                buffer.delete()
+        bound = _Bound(tuple(buffers), tuple({id(buffer): buffer for buffer in owned}.values()))
+        return PjrtExecutable(self.client, self.signature, run, self._first, self.donated, self.buckets, bound)
+
+    def _place(self, given: Any, port: Port) -> tuple[Any, bool]:
+        """A weight on the device, and whether it was put there now."""
+        what = f"the weight {port.name!r}"
+        if hasattr(given, "client"):
+            pjrt.check_placed(given, self.client, port.shape if port.shape.is_static else given.shape, what)
+            return given, False
+        array = check_array(given.numpy() if isinstance(given, HostBuffer) else given, port.shape, what)
+        shape = Shape.of(port.shape.dtype, array.shape)
+        return self.client.put(array, shape, shared=not array.flags.writeable), True
+
+    # ---- calls ----
+
+    def __call__(self, *inputs: Any, keep: bool = False) -> tuple[Any, ...]:
+        """Run on arrays or buffers; the results are buffers that fill in their own time.
+
+        A buffer that is donated is used up by the call, unless `keep` says that a copy is used up instead.
+        """
+        bound = self._bound
+        if bound is None:
+            self._program()
+            raise RunError("the weights are not bound", expected=".prepare(weights) before the first call")
+        if len(inputs) != len(self._ports):
+            names = [port.name for port in self.signature.inputs]
+            raise RunError("wrong number of inputs", expected=names, got=len(inputs))
+        if self._open:
+            return self._sized_call(bound, inputs, keep)
+        client = self.client
+        arguments = list(bound.buffers)
+        for given, (shape, what) in zip(inputs, self._ports, strict=True):
+            if hasattr(given, "client"):
+                if given.client is not client or given.shape is not shape:
+                    pjrt.check_placed(given, client, shape, what)
+                arguments.append(given)
+            else:
+                arguments.append(client.put(check_array(given, shape, what), shape))
+        return self._start(self._program().loaded(()), arguments, keep)
+
+    def _sized_call(self, bound: _Bound, inputs: Sequence[Any], keep: bool) -> tuple[Any, ...]:
+        run = self._program()
+        arrays = []
+        for given, (shape, what) in zip(inputs, self._ports, strict=True):
+            if hasattr(given, "client"):
+                pjrt.check_placed(given, self.client, shape if shape.is_static else given.shape, what)
+                _check_sizes(given.shape, shape, what)
+                arrays.append(given)
+            else:
+                arrays.append(check_array(given, shape, what))
+        shapes = [_sizes(each) for each in (*bound.buffers, *arrays)]
+        if not self.buckets:
+            return self._start(run.loaded(tuple(shapes)), [*bound.buffers, *self._put_all(arrays)], keep)
+        values = run.values(tuple(shapes))
+        rounded = {**values, **{name: _round_up(values[name], sizes) for name, sizes in self.buckets.items()}}
+        if rounded == values:
+            return self._start(run.loaded(tuple(shapes)), [*bound.buffers, *self._put_all(arrays)], keep)
+        padded = [
+            _pad(each, port.shape.numbers(rounded)) for each, port in zip(arrays, self.signature.inputs, strict=True)
+        ]
+        key = (*shapes[: len(bound.buffers)], *(each.shape for each in padded))
+        results = self._start(run.loaded(key), [*bound.buffers, *self._put_all(padded)], False)
+        wanted = [value.shape.numbers(values) for value in run.program.main.results]
+        return tuple(Cut.of(result, sizes) for result, sizes in zip(results, wanted, strict=True))
+
+    def _put_all(self, arrays: Sequence[Any]) -> list[Any]:
+        placed = []
+        for given, (shape, _) in zip(arrays, self._ports, strict=True):
+            if hasattr(given, "client"):
+                placed.append(given)
+            else:
+                placed.append(self.client.put(given, Shape.of(shape.dtype, given.shape)))
+        return placed
+
+    def _start(self, loaded: Any, arguments: list[Any], keep: bool) -> tuple[Any, ...]:
+        if not self.donated:
+            results: tuple[Any, ...] = loaded(arguments)
+            return results
+        offset = len(arguments) - len(self._ports)
+        places = [offset + i for i in self.donated]
+        if keep:
+            for place in places:
+                arguments[place] = arguments[place].copy()
+        if len({id(each) for each in arguments}) < len(arguments):
+            twice = next(place for place in places if arguments.count(arguments[place]) > 1)
+            name = self.signature.inputs[twice - offset].name
+            raise RunError(f"the input {name!r} is donated and given twice", remedy=".copy() one of them")
+        results = loaded(arguments)
+        for place in places:
+            arguments[place].give_away(f"was donated as the input {self.signature.inputs[place - offset].name!r}")
+        return results
+
+    # ---- what it costs, copies, the end ----
+
+    def memory(self) -> pjrt.Memory:
+        """Bytes that a run needs: of the program for the latest sizes."""
+        found: pjrt.Memory = self._latest().memory()
+        return found
+
+    def cost(self) -> pjrt.Cost:
+        """What a run does: of the program for the latest sizes."""
+        found: pjrt.Cost = self._latest().cost()
+        return found
+
+    def _latest(self) -> Any:
+        latest = self._program().latest
+        if latest is None:
+            raise RunError("nothing is compiled yet", expected="a call, which says the sizes")
+        return latest
+
+    def clone(self) -> PjrtExecutable:
+        """Another one with the same program and weights; closing one leaves the other as it is."""
+        run = self._program()
+        if self._bound is not None:
+            self._bound.users += 1
+        return PjrtExecutable(self.client, self.signature, run, self._first, self.donated, self.buckets, self._bound)
+
+    def serialize(self) -> bytes:
+        """The compiled programs as bytes, without weights: `PjrtEngine.deserialize` takes them."""
+        run = self._program()
+        saved = pjrt_file.Saved(
+            signature=self.signature,
+            main=run.program,
+            prepare=self._first.program if self._first else None,
+            donated=self.donated,
+            donated_arguments=run.donated,
+            buckets=self.buckets,
+            limit=run.limit,
+            main_programs=[(key, each.serialize()) for key, each in run.kept.items()],
+            prepare_programs=[(key, each.serialize()) for key, each in self._first.kept.items()] if self._first else [],
+        )
+        return pjrt_file.write(saved, self.client.platform, self.client.version)
+
+    def close(self) -> None:
+        if self._bound is not None:
+            self._bound.release()
+        self._run = self._bound = None
+
+    def __enter__(self) -> PjrtExecutable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _program(self) -> SizedProgram:
+        if self._run is None:
+            raise RunError("the executable is closed", remedy="compile or load the model again")
+        return self._run

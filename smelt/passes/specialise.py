@@ -1,0 +1,65 @@
+"""Put numbers in place of a program's symbols, for engines that take numbers only.
+
+In: a program whose arguments have open sizes, and a number for each symbol. Out: a static program, or an error that says
+which size breaks what was taken for granted or depends on data. The pjrt engine calls it once per size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from smelt.dim import Size
+from smelt.errors import SizeError, UnsupportedError, VerifyError
+from smelt.ir.clone import clone_region, substitution
+from smelt.ir.core import Func, Program, Value, walk
+from smelt.ir.verify import verify
+from smelt.passes import pipeline
+from smelt.shape import Shape
+
+
+def specialise(program: Program, values: Mapping[str, int]) -> Program:
+    """The program for these sizes, simplified again now that they are known."""
+    if values:
+        sizes: dict[str, Size] = dict(values)
+        program = program.replace(*(_substitute(func, sizes) for func in program.funcs.values()))
+        try:
+            verify(program)
+        except VerifyError as error:
+            raise SizeError(error.message, expected=error.expected, got=values, where=error.where) from error
+    if not is_static(program):
+        program, _ = pipeline.run(program)
+    open_value = next((value for func in program.funcs.values() for value in _values(func) if _is_open(value)), None)
+    if open_value is not None:
+        raise UnsupportedError(
+            "a size depends on data",
+            expected="sizes that follow from the sizes of the inputs",
+            got=open_value.type,
+            where=open_value.op.location if open_value.op is not None else None,
+        )
+    return program
+
+
+def is_static(program: Program) -> bool:
+    """Whether every size is a number, and no op takes sizes as values."""
+    return not any(
+        "dynamic_" in op.name and op.name not in ("stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice")
+        for func in program.funcs.values()
+        for op in walk(func.body)
+    ) and not any(_is_open(value) for func in program.funcs.values() for value in _values(func))
+
+
+def _substitute(func: Func, values: Mapping[str, Size]) -> Func:
+    body = clone_region(func.body, {}, substitution(values))
+    return Func(func.name, body, func.visibility, func.arg_attrs, func.result_attrs, func.attrs, func.location)
+
+
+def _values(func: Func) -> list[Value]:
+    found = list(func.args)
+    for op in walk(func.body):
+        found += op.results
+        found += [arg for region in op.regions for arg in region.args]
+    return found
+
+
+def _is_open(value: Value) -> bool:
+    return isinstance(value.type, Shape) and not value.type.is_static

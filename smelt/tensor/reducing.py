@@ -1,0 +1,336 @@
+"""Ops along axes: sums and other reductions, softmax, cumulative ops, sorting, top_k.
+
+Axes are given by name (`"s"`, `"h k"`, a tuple) or by number where they have no names; none means all of them. With
+`keep=True` a reduced axis stays with size 1. Sums of integers keep their type; averages need floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from smelt.dim import product
+from smelt.dtype import DType, i32
+from smelt.ir.core import Region
+from smelt.shape import Shape
+from smelt.tensor import elementwise as el
+from smelt.tensor.axes import Axis, SizeLike, find_axes, find_axis, name_at, size_of
+from smelt.tensor.facts import at_most
+from smelt.tensor.moving import insert, move_back, move_last, relabel, take_slices
+from smelt.tensor.record import (
+    Leaf,
+    constant,
+    emit,
+    emit_all,
+    inside,
+    operand,
+    region_of,
+    scalar_region,
+    scalar_regions,
+    size_tensor,
+    tensor_of,
+)
+from smelt.tensor.source import refuse
+
+if TYPE_CHECKING:
+    from smelt.tensor.tensor import Tensor
+
+Axes: TypeAlias = Axis | Sequence[Axis] | None
+
+
+def _without(x: Tensor, places: Sequence[int]) -> tuple[str, ...] | None:
+    names = x.shape.names
+    return None if names is None else tuple(name for i, name in enumerate(names) if i not in places)
+
+
+def _restore(x: Tensor, reduced: Tensor, places: Sequence[int]) -> Tensor:
+    """The reduced axes again, with size 1."""
+    for place in sorted(places):
+        reduced = insert(reduced, x.shape.names[place] if x.shape.names else place, place)
+    return reduced
+
+
+def _reduce(x: Tensor, places: Sequence[int], op: str, start: el.Number, keep: bool) -> Tensor:
+    region = scalar_region(x.dtype, lambda a, b: emit(op, a, b))
+    dims = tuple(sorted(places))
+    start_value = constant(start, x.dtype)
+    result = emit("reduce", x, start_value, names=_without(x, places), regions=(region,), dimensions=dims)
+    return _restore(x, result, places) if keep else result
+
+
+def _only(what: str, x: Tensor, *kinds: str) -> None:
+    if x.dtype.kind not in kinds:
+        remedy = 'cast first: .to("f32")' if "float" in kinds else "compare first: x != 0"
+        refuse(f"{what}: not for {x.dtype}", operand("operand", x), remedy=remedy)
+
+
+def sum(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:  # noqa: A001
+    """Added up."""
+    _only("sum", x, "int", "uint", "float", "complex")
+    return _reduce(x, find_axes("sum", operand("operand", x), axes), "add", 0, keep)
+
+
+def prod(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
+    """Multiplied."""
+    _only("prod", x, "int", "uint", "float", "complex")
+    return _reduce(x, find_axes("prod", operand("operand", x), axes), "multiply", 1, keep)
+
+
+def max(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:  # noqa: A001
+    """The largest element; the lowest value of the type where there is none."""
+    _only("max", x, "bool", "int", "uint", "float")
+    return _reduce(x, find_axes("max", operand("operand", x), axes), "maximum", el.lowest(x.dtype), keep)
+
+
+def min(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:  # noqa: A001
+    """The smallest element; the highest value of the type where there is none."""
+    _only("min", x, "bool", "int", "uint", "float")
+    return _reduce(x, find_axes("min", operand("operand", x), axes), "minimum", el.highest(x.dtype), keep)
+
+
+def all(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:  # noqa: A001
+    """Whether all hold."""
+    _only("all", x, "bool")
+    return _reduce(x, find_axes("all", operand("operand", x), axes), "and", True, keep)
+
+
+def any(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:  # noqa: A001
+    """Whether one holds."""
+    _only("any", x, "bool")
+    return _reduce(x, find_axes("any", operand("operand", x), axes), "or", False, keep)
+
+
+def _count(x: Tensor, places: Sequence[int]) -> Tensor:
+    """How many elements are reduced to one, as a scalar of x's type."""
+    count = product(x.shape.sizes[place] for place in places)
+    if isinstance(count, int):
+        return constant(count, x.dtype)
+    return el.cast(size_tensor(count, [x]), x.dtype)
+
+
+def mean(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
+    """The average, of floats."""
+    _only("mean", x, "float", "complex")
+    places = find_axes("mean", operand("operand", x), axes)
+    return el.divide(_reduce(x, places, "add", 0, keep), _count(x, places))
+
+
+def var(x: Tensor, axes: Axes = None, *, keep: bool = False, correction: int = 0) -> Tensor:
+    """The average square of the distance from the average; `correction` is taken off the count."""
+    _only("var", x, "float")
+    places = find_axes("var", operand("operand", x), axes)
+    centred = el.subtract(x, _spread(mean(x, axes, keep=True), x))
+    count = _count(x, places)
+    if correction:
+        count = el.subtract(count, correction)
+    return el.divide(_reduce(el.square(centred), places, "add", 0, keep), count)
+
+
+def _spread(reduced: Tensor, x: Tensor) -> Tensor:
+    """A tensor with axes of size 1 repeated to the shape of x."""
+    return el.spread(reduced, x.shape, tuple(range(x.shape.rank)))
+
+
+def std(x: Tensor, axes: Axes = None, *, keep: bool = False, correction: int = 0) -> Tensor:
+    """The square root of the variance."""
+    return el.function("sqrt", var(x, axes, keep=keep, correction=correction))
+
+
+def norm(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
+    """The Euclidean length."""
+    _only("norm", x, "float")
+    return el.function("sqrt", sum(el.square(x), axes, keep=keep))
+
+
+def logsumexp(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
+    """log(sum(exp(x))), without overflow."""
+    _only("logsumexp", x, "float")
+    peak = max(x, axes, keep=True)
+    peak = el.where(el.function("isfinite", peak), peak, 0.0)
+    total = el.function("log", sum(el.function("exp", el.subtract(x, _spread(peak, x))), axes, keep=True))
+    result = el.add(total, peak)
+    places = find_axes("logsumexp", operand("operand", x), axes)
+    if keep:
+        return result
+    names = _without(x, places)
+    sizes = [size for i, size in enumerate(x.shape.sizes) if i not in places]
+    return emit("reshape", result, names=names, result=Shape.of(x.dtype, sizes))
+
+
+def softmax(x: Tensor, axes: Axes) -> Tensor:
+    """exp(x) / sum(exp(x)) along axes, without overflow."""
+    _only("softmax", x, "float")
+    grown = el.function("exp", el.subtract(x, _spread(max(x, axes, keep=True), x)))
+    return el.divide(grown, _spread(sum(grown, axes, keep=True), x))
+
+
+def log_softmax(x: Tensor, axes: Axes) -> Tensor:
+    """The logarithm of softmax, without overflow."""
+    _only("log_softmax", x, "float")
+    centred = el.subtract(x, _spread(max(x, axes, keep=True), x))
+    total = el.function("log", sum(el.function("exp", centred), axes, keep=True))
+    return el.subtract(centred, _spread(total, x))
+
+
+# ---- where the extreme is ----
+
+
+def _arg_region(element: DType, direction: str) -> Region:
+    """Of two (value, place) pairs the better one: a nan wins over numbers, the earlier place over equals."""
+
+    def better(a: Tensor, i: Tensor, b: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+        wins = el._compare(direction, direction, a, b)
+        if element.is_float:
+            wins = emit("or", wins, el.not_equal(a, a))
+        same = el.equal(a, b)
+        if element.is_float:
+            same = emit("or", same, emit("and", el.not_equal(a, a), el.not_equal(b, b)))
+        earlier = emit("and", same, el.less(i, j))
+        first = emit("or", emit("and", wins, emit("not", same)), earlier)
+        return emit("select", first, a, b), emit("select", first, i, j)
+
+    return scalar_regions((element, i32, element, i32), better)
+
+
+def _arg(what: str, direction: str, x: Tensor, axis: Axis | None, keep: bool) -> Tensor:
+    _only(what, x, "bool", "int", "uint", "float")
+    shown = operand("operand", x)
+    if axis is None:
+        if x.shape.rank != 1:
+            refuse(f"{what}: along which axis?", shown, remedy=f'.{what}("s")')
+        place = 0
+    else:
+        place = find_axis(what, shown, axis)
+    if not (answer := at_most(1, x.shape.sizes[place])):
+        refuse(f"{what}: {name_at(x.shape, place)} may be empty", shown, answer=answer)
+    indices = emit("iota", names=x.shape.names, result=Shape.of(i32, x.shape.sizes), iota_dimension=place)
+    start = el.lowest(x.dtype) if direction == "GT" else el.highest(x.dtype)
+    starts = constant(start, x.dtype), constant((1 << 31) - 1, i32)
+    names = _without(x, [place])
+    region = _arg_region(x.dtype, direction)
+    _, result = emit_all(
+        "reduce", (x, indices, *starts), (names, names), regions=(region,), dimensions=(place,)
+    )
+    return _restore(x, result, [place]) if keep else result
+
+
+def argmax(x: Tensor, axis: Axis | None = None, *, keep: bool = False) -> Tensor:
+    """Where the largest element of an axis is first, as i32; a nan counts as the largest."""
+    return _arg("argmax", "GT", x, axis, keep)
+
+
+def argmin(x: Tensor, axis: Axis | None = None, *, keep: bool = False) -> Tensor:
+    """Where the smallest element of an axis is first, as i32; a nan counts as the smallest."""
+    return _arg("argmin", "LT", x, axis, keep)
+
+
+# ---- cumulative ----
+
+
+def _scan_along(what: str, x: Tensor, axis: Axis, op: str, start: el.Number, reverse: bool) -> Tensor:
+    place = find_axis(what, operand("operand", x), axis)
+    sizes = [size for i, size in enumerate(x.shape.sizes) if i != place]
+    first = el.spread(constant(start, x.dtype), Shape.of(x.dtype, sizes), ()) if sizes else constant(start, x.dtype)
+    region = _row_region(Shape.of(x.dtype, sizes), lambda a, carry: emit(op, a, carry))
+    names = x.shape.names
+    total, _ = emit_all(
+        "chlo.scan",
+        (relabel(x, None), first),
+        (names, None),
+        regions=(region,),
+        dimension=place,
+        is_reverse=reverse,
+    )
+    return total
+
+
+def _row_region(row: Shape, build: Callable[[Tensor, Tensor], Tensor]) -> Region:
+    """A scan's body over rows: each result is both what comes out and what is carried on."""
+    with inside() as home:
+        args = [Leaf(row, home=home), Leaf(row, home=home)]
+        result = build(tensor_of(args[0], None), tensor_of(args[1], None)).value
+        return region_of(home, args, [result, result])
+
+
+def cumsum(x: Tensor, axis: Axis, *, reverse: bool = False) -> Tensor:
+    """Sums of all elements up to each one."""
+    _only("cumsum", x, "int", "uint", "float", "complex")
+    return _scan_along("cumsum", x, axis, "add", 0, reverse)
+
+
+def cumprod(x: Tensor, axis: Axis, *, reverse: bool = False) -> Tensor:
+    """Products of all elements up to each one."""
+    _only("cumprod", x, "int", "uint", "float", "complex")
+    return _scan_along("cumprod", x, axis, "multiply", 1, reverse)
+
+
+def cummax(x: Tensor, axis: Axis, *, reverse: bool = False) -> Tensor:
+    """The largest of all elements up to each one."""
+    _only("cummax", x, "bool", "int", "uint", "float")
+    return _scan_along("cummax", x, axis, "maximum", el.lowest(x.dtype), reverse)
+
+
+def cummin(x: Tensor, axis: Axis, *, reverse: bool = False) -> Tensor:
+    """The smallest of all elements up to each one."""
+    _only("cummin", x, "bool", "int", "uint", "float")
+    return _scan_along("cummin", x, axis, "minimum", el.highest(x.dtype), reverse)
+
+
+# ---- sorting ----
+
+
+def _before(element: DType, descending: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """Whether a comes before b; nans come last, whichever way."""
+
+    def compare(a: Tensor, b: Tensor) -> Tensor:
+        less = emit("compare", a, b, comparison_direction="GT" if descending else "LT")
+        if not element.is_float:
+            return less
+        number, other = emit("compare", a, a, comparison_direction="EQ"), emit("compare", b, b, comparison_direction="NE")
+        return emit("or", less, emit("and", number, other))
+
+    return compare
+
+
+def sort(x: Tensor, axis: Axis, *, descending: bool = False) -> Tensor:
+    """In order along an axis; equal elements stay in order, nans come last."""
+    _only("sort", x, "bool", "int", "uint", "float")
+    place = find_axis("sort", operand("operand", x), axis)
+    region = scalar_region(x.dtype, _before(x.dtype, descending))
+    return emit("sort", x, names=x.shape.names, regions=(region,), dimension=place, is_stable=True)
+
+
+def _sort_places(what: str, x: Tensor, place: int, descending: bool) -> tuple[Tensor, Tensor]:
+    _only(what, x, "bool", "int", "uint", "float")
+    indices = emit("iota", names=x.shape.names, result=Shape.of(i32, x.shape.sizes), iota_dimension=place)
+    before = _before(x.dtype, descending)
+    region = scalar_regions((x.dtype, x.dtype, i32, i32), lambda a, b, _i, _j: (before(a, b),))
+    names = x.shape.names
+    values, order = emit_all(
+        "sort", (x, indices), (names, names), regions=(region,), dimension=place, is_stable=True
+    )
+    return values, order
+
+
+def argsort(x: Tensor, axis: Axis, *, descending: bool = False) -> Tensor:
+    """Where the elements of the sorted axis come from, as i32."""
+    place = find_axis("argsort", operand("operand", x), axis)
+    return _sort_places("argsort", x, place, descending)[1]
+
+
+def top_k(x: Tensor, k: SizeLike, axis: Axis) -> tuple[Tensor, Tensor]:
+    """The k largest elements of an axis in falling order, and where they are (i32). The axis must have k."""
+    shown = operand("operand", x)
+    place, count = find_axis("top_k", shown, axis), size_of(k)
+    size = x.shape.sizes[place]
+    if not (answer := at_most(count, size)):
+        refuse(f"top_k: {name_at(x.shape, place)} of size {size} may have fewer than {count} elements", shown, answer=answer)
+    _only("top_k", x, "bool", "int", "uint", "float")
+    if isinstance(count, int):
+        last = move_last(x, place)
+        names = last.shape.names
+        values, indices = emit_all("chlo.top_k", (last,), (names, names), k=count)
+        return move_back(values, place), move_back(indices, place)
+    values, indices = _sort_places("top_k", x, place, True)
+    from_start = {place: slice(0, k)}  # type: ignore[misc]
+    return take_slices(values, from_start), take_slices(indices, from_start)
