@@ -6,62 +6,129 @@ A Buffer is what an engine keeps on a device; every engine brings its own, all b
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from fractions import Fraction
+import resource
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from smelt.dtype import Array, dtype
-from smelt.errors import ShapeError, SmeltError
+from smelt.errors import RunError, ShapeError
 from smelt.shape import Shape
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HostBuffer:
-    """An array in host memory with its Shape.
-
-    >>> HostBuffer.of([[1, 2], [3, 4]], "f32").shape
-    f32[2, 2]
-    """
-
-    array: Array
-    shape: Shape
-    owns: bool
-
-    @staticmethod
-    def of(data: Any, element: str | None = None, *, copy: bool = False) -> HostBuffer:
-        """A buffer on a NumPy array (shared unless `copy`), or on a copy of anything that NumPy can read."""
-        array = np.array(data) if copy else np.asarray(data)
-        if element is not None and array.dtype != dtype(element).numpy:
-            array = array.astype(dtype(element).numpy)
-        return HostBuffer(array, Shape.of(dtype(array.dtype), array.shape), array is not data)
-
-    def numpy(self) -> Array:
-        return self.array
-
-    @property
-    def nbytes(self) -> int:
-        return self.array.nbytes
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return np.array(self.array, dtype=dtype, copy=copy)
-
-
 class Buffer(Protocol):
-    """An array in a device's memory."""
+    """An array in a device's memory. It may still be filling: reading it waits."""
 
     @property
     def shape(self) -> Shape: ...
+
+    def wait(self) -> Buffer:
+        """Return when the contents are there; what went wrong on the way is raised here."""
+        ...
 
     def numpy(self) -> Array:
         """The contents, copied to the host where they are not there already."""
         ...
 
     def delete(self) -> None:
-        """Give the memory back now; using the buffer afterwards is an error."""
+        """Give the memory back now; using the buffer afterwards is an error. Deleting twice is harmless."""
         ...
+
+
+class Places(Protocol):
+    """Something that brings buffers to a device: a Platform."""
+
+    def put(self, buffer: HostBuffer) -> Buffer: ...
+
+
+class HostBuffer:
+    """An array in host memory with its Shape. `owns`: the bytes belong to this buffer and to nobody else.
+
+    >>> HostBuffer.of([[1, 2], [3, 4]], "f32").shape
+    f32[2, 2]
+
+    A view keeps what it looks at alive; leaving a `with` block deletes the buffer.
+    """
+
+    __slots__ = ("_array", "owns", "shape")
+
+    def __init__(self, array: Array, shape: Shape, owns: bool) -> None:
+        self._array: Array | None = array
+        self.shape = shape
+        self.owns = owns
+
+    @staticmethod
+    def of(data: Any, element: str | None = None, *, copy: bool = False) -> HostBuffer:
+        """A buffer on a NumPy array or on what DLPack brings (shared unless `copy`), or on a copy of anything else
+        that NumPy can read."""
+        found = data
+        if not isinstance(data, np.ndarray) and hasattr(data, "__dlpack__") and not hasattr(data, "__array__"):
+            found = np.from_dlpack(data)
+        array = np.array(found) if copy else np.asarray(found)
+        if element is not None and array.dtype != dtype(element).numpy:
+            array = array.astype(dtype(element).numpy)
+        shared = array is data or (array.base is not None and not copy)
+        return HostBuffer(array, Shape.of(dtype(array.dtype), array.shape), not shared)
+
+    @property
+    def array(self) -> Array:
+        if self._array is None:
+            raise RunError("the buffer was deleted", expected=f"{self.shape} in use", got="a deleted one")
+        return self._array
+
+    def numpy(self) -> Array:
+        return self.array
+
+    def wait(self) -> HostBuffer:
+        """Nothing to wait for."""
+        return self
+
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes
+
+    def to_device(self, platform: Places) -> Buffer:
+        """The same contents on a platform's device: `HostBuffer.of(x).to_device(smelt.platform("cuda"))`."""
+        return platform.put(self)
+
+    def delete(self) -> None:
+        self._array = None
+
+    def __enter__(self) -> HostBuffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.delete()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.array, dtype=dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+    def __repr__(self) -> str:
+        state = "deleted" if self._array is None else "owned" if self.owns else "shared"
+        return f"<{self.shape} in host memory, {state}>"
+
+
+def as_array(result: Array | Buffer) -> Array:
+    """A result of any engine as an array that its user may write to."""
+    array = result if isinstance(result, np.ndarray) else result.numpy()
+    return array if array.flags.writeable else array.copy()
+
+
+def host_stats() -> dict[str, int]:
+    """Bytes of memory that this process uses now, and at most so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:  # not Linux
+        return {"peak_bytes_in_use": peak}
+    return {"bytes_in_use": pages * resource.getpagesize(), "peak_bytes_in_use": peak}
 
 
 def check_array(array: Any, shape: Shape, what: str) -> Array:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from smelt.dtype import Array
+from smelt.buffer import Buffer, HostBuffer, host_stats
 from smelt.errors import UnsupportedError
 from smelt.shape import Shape
 from smelt.weights import Weights
@@ -66,8 +66,9 @@ class Executable(Protocol):
         """The same function with its weights bound; may be called several times, with different weights."""
         ...
 
-    def __call__(self, *inputs: Array) -> tuple[Array, ...]:
-        """Run on arrays, in the signature's order."""
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """Run on arrays or buffers, in the signature's order. Results are arrays, or buffers where the engine answers
+        before it is done; `smelt.buffer.as_array` takes both."""
         ...
 
     def close(self) -> None:
@@ -88,6 +89,19 @@ class Engine(Protocol[P_contra]):
     def compile(self, program: P_contra) -> Executable: ...
 
 
+@runtime_checkable
+class Placing(Protocol):
+    """An engine whose device has a memory of its own."""
+
+    def put(self, buffer: HostBuffer) -> Buffer:
+        """A copy on the device, or the same memory where it can be shared for good."""
+        ...
+
+    def stats(self) -> dict[str, int]:
+        """Bytes in use and at the peak, where the device says so."""
+        ...
+
+
 P = TypeVar("P")
 
 
@@ -100,6 +114,14 @@ class Platform(Generic[P]):
 
     def __str__(self) -> str:
         return f"{self.engine.name} on {self.device}"
+
+    def put(self, buffer: HostBuffer) -> Buffer:
+        """The buffer on this device; itself where the engine works in host memory."""
+        return self.engine.put(buffer) if isinstance(self.engine, Placing) else buffer
+
+    def stats(self) -> dict[str, int]:
+        """Bytes in use and at the peak: of the device, or of this process where the engine works in host memory."""
+        return self.engine.stats() if isinstance(self.engine, Placing) else host_stats()
 
 
 def choose(name: str, engines: Sequence[Engine[P_contra]]) -> Engine[P_contra]:

@@ -10,15 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from smelt.bundle.model import Model as Model
+from smelt.bundle.per_value import Build, MissingValuesError, OpenSizes, PerValue
 from smelt.dtype import Array
-from smelt.engine import ENGINES, platform
+from smelt.engine import engines, platform
 from smelt.engine.footprint import Budget, Limited
 from smelt.engine.native import NativeEngine
-from smelt.engine.per_value import Build, MissingValuesError, OpenSizes, PerValue
-from smelt.engine_api import Engine, Executable, KernelUse, Port, Signature
-from smelt.errors import FileError, RunError, UnsupportedError
+from smelt.engine_api import Engine, Executable
+from smelt.errors import FileError, UnsupportedError
 from smelt.ir.core import Program
 from smelt.read import onnx, stablehlo
 from smelt.read.onnx import StaticError
@@ -119,7 +118,7 @@ def compile_for(program: Program, device: str, engine: str, budget: Budget | Non
 
     `auto` takes the first engine that can run it, and logs a warning where that is not the first that works here.
     """
-    candidates = [each for each in ENGINES if each.missing() is None] if engine == "auto" else []
+    candidates = [each for each in engines(device) if each.missing() is None] if engine == "auto" else []
     *better, last = candidates or [platform(device, engine).engine]
     for candidate in better:
         try:
@@ -139,79 +138,16 @@ def _compile(engine: Engine[Program], program: Program, budget: Budget | None) -
     return Limited(engine.compile(program), footprint, budget.bytes)
 
 
-def _labelled(port: Port, array: Array) -> Array:
-    """The strings that an output's numbers stand for, where they stand for any."""
-    return np.array(port.labels, object)[array] if port.labels else array
-
-
-class Model:
-    """A model that can be called by its own input names, NumPy in and NumPy out."""
-
-    def __init__(self, name: str, engine: str, executable: Executable, metadata: Mapping[str, str]) -> None:
-        self.name = name
-        self.engine = engine
-        self.metadata = metadata
-        self._executable = executable
-
-    @staticmethod
-    def of(
-        program: Program,
-        weights: Weights,
-        *,
-        device: str = "auto",
-        engine: str = "auto",
-        name: str = "model",
-        memory_limit: int | str | None = None,
-        sizes: Mapping[str, int] | None = None,
-    ) -> Model:
-        """Compile a program and bind its weights; `memory_limit` and `sizes` as in `load`."""
-        used, executable = compile_for(program, device, engine, Budget.of(memory_limit, sizes))
-        return Model(name, used, executable.prepare(weights), weights.metadata)
-
-    @property
-    def static(self) -> tuple[str, ...]:
-        """The inputs whose values shape the program, as far as they are known."""
-        return self._executable.static if isinstance(self._executable, PerValue) else ()
-
-    @property
-    def shaped(self) -> bool:
-        """Whether values or sizes of inputs shape the program: it compiles when they come."""
-        return isinstance(self._executable, PerValue)
-
-    @property
-    def signature(self) -> Signature:
-        return self._executable.signature
-
-    @property
-    def kernels(self) -> tuple[KernelUse, ...]:
-        """What runs the model's ops."""
-        return self._executable.kernels
-
-    def __call__(self, *positional: Any, **named: Any) -> dict[str, Array]:
-        """Run it. Inputs go by position or by name; outputs come back by name."""
-        ports = self.signature.inputs
-        given: dict[str, Any] = dict(zip([port.name for port in ports], positional, strict=False))
-        if len(positional) > len(ports) or set(given) & set(named):
-            raise RunError(f"{self.name}: inputs given twice, or too many", expected=[port.name for port in ports])
-        given |= named
-        missing = [port.name for port in ports if port.name not in given]
-        unknown = sorted(set(given) - {port.name for port in ports})
-        if missing or unknown:
-            raise RunError(
-                f"{self.name}: the inputs do not fit",
-                expected={port.name: port.shape for port in ports},
-                got=", ".join([*(f"no {name}" for name in missing), *(f"unknown {name}" for name in unknown)]),
-            )
-        outputs = self._executable(*(given[port.name] for port in ports))
-        return {port.name: _labelled(port, array) for port, array in zip(self.signature.outputs, outputs, strict=True)}
-
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
-        """The same for inputs whose names are no Python names."""
-        return self(**inputs)
-
-    def close(self) -> None:
-        self._executable.close()
-
-    def __repr__(self) -> str:
-        ports = ", ".join(f"{port.name}: {port.shape}" for port in self.signature.inputs)
-        return f"<{self.name}({ports}) on {self.engine}>"
+def model_of(
+    program: Program,
+    weights: Weights,
+    *,
+    device: str = "auto",
+    engine: str = "auto",
+    name: str = "model",
+    memory_limit: int | str | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Model:
+    """Compile a program and bind its weights; `memory_limit` and `sizes` as in `load`."""
+    used, executable = compile_for(program, device, engine, Budget.of(memory_limit, sizes))
+    return Model(name, used, executable.prepare(weights), weights.metadata)

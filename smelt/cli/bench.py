@@ -15,6 +15,7 @@ from rich.table import Table
 
 from smelt.cli.preflight import looked_at, must_be_readable, sampled
 from smelt.cli.run import gather
+from smelt.cli.sizes import said_sizes
 from smelt.dtype import Array
 from smelt.errors import MissingPackageError, SmeltError
 from smelt.model import Model, load
@@ -30,8 +31,9 @@ def bench(
     seconds: float,
     as_json: bool,
     static: Sequence[str] = (),
+    memory_limit: str | None = None,
 ) -> None:
-    model = load(file, engine=engine)
+    model = load(file, engine=engine, memory_limit=memory_limit, sizes=said_sizes(sizes))
     inputs = random_inputs(file, model, sizes, static)
     calls: dict[str, Call] = {f"smelt ({model.engine})": lambda: model.run(inputs)}
     for peer in against:

@@ -17,7 +17,7 @@ from smelt.dtype import Array
 from smelt.engine import ENGINES
 from smelt.ir.core import Program
 from smelt.ir.verify import verify
-from smelt.model import Model, read
+from smelt.model import Model, model_of, read
 from smelt.passes import pipeline
 from smelt.weights import Weights
 
@@ -74,7 +74,7 @@ def measure(program: Program, weights: Weights, pixels: Array, labels: Array) ->
             stages.append({"stage": "compile", "ms": 0.0, "what": f"{engine.name}: {engine.missing()}"})
             continue
         chosen = engine.name
-        ms, model = timed(lambda: Model.of(program, weights, engine=chosen))  # noqa: B023 - called at once
+        ms, model = timed(lambda: model_of(program, weights, engine=chosen))  # noqa: B023 - called at once
         kernels = sum(use.count for use in model.kernels)
         what = (
             f"{kernels} kernels to machine code, weights bound" if chosen == "native" else "interpreter, weights bound"

@@ -25,7 +25,7 @@ from smelt.dtype import Array, dtype
 from smelt.engine.executable import signature_of
 from smelt.errors import MissingPackageError, SmeltError
 from smelt.ir.core import Func, Program, Region
-from smelt.model import Model, read
+from smelt.model import Model, model_of, read
 from smelt.passes.split_prepare import NAME
 from smelt.read import onnx as onnx_reader
 from smelt.shape import Shape
@@ -69,7 +69,7 @@ def diff(
             makers = _makers(shown)
             program, weights = onnx_reader.read(shown, values, found.shapes)
             inputs = sampled(found, seed)
-        ours = Model.of(program, weights, engine=engine)
+        ours = model_of(program, weights, engine=engine)
         left = ours.run(inputs)
         right = _other(against, shown, program, weights, inputs, values)
     pairs = [compare(name, makers.get(name, ""), left[name], right[name], tolerance) for name in left if name in right]
@@ -136,7 +136,7 @@ def _other(
 ) -> Mapping[str, Array]:
     """The outputs of the peer; static inputs are part of our program, and inputs like any other to a peer."""
     if against != "onnxruntime":
-        return Model.of(program, weights, engine=against).run(inputs)
+        return model_of(program, weights, engine=against).run(inputs)
     if path.suffix != ".onnx":
         raise SmeltError("onnxruntime runs ONNX files only", got=path.name, remedy="--against reference")
     try:

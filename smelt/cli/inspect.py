@@ -21,7 +21,9 @@ from smelt.cli.preflight import looked_at, what_it_needs
 from smelt.cli.sizes import given_sizes
 from smelt.dim import Size, evaluate, symbols
 from smelt.engine.executable import signature_of
+from smelt.engine.native import NativeEngine
 from smelt.engine_api import Port
+from smelt.errors import UnsupportedError
 from smelt.ir.composites import COMPOSITES
 from smelt.ir.core import Program
 from smelt.ir.cost import memory, operations
@@ -69,10 +71,20 @@ def describe(program: Program, weights: Weights, sizes: dict[str, int]) -> dict[
         "parameters": sum(evaluate(port.shape.count, {}) for port in signature.weights),
         "weight_bytes": weights.nbytes,
         "peak_bytes": memory(simple.main, sizes).peak,
+        "native": _native(program, sizes),
         "operations": str(work),
         "gflop": _number(work, sizes) / 1e9,
         "metadata": dict(weights.metadata),
     }
+
+
+def _native(program: Program, sizes: dict[str, int]) -> dict[str, Any]:
+    """What the native engine will hold in memory with weights bound, or why it does not take the program."""
+    try:
+        footprint = NativeEngine().footprint(program)
+    except UnsupportedError as error:
+        return {"unsupported": str(error)}
+    return {"peak_bytes": footprint.peak(sizes), "peak": footprint.text(), "parts": footprint.parts(sizes)}
 
 
 def describe_file(found: Preflight) -> dict[str, Any]:
@@ -146,6 +158,9 @@ def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         part = "" if record.get("whole", True) else ", of the part that could be read"
         at = f"at {_at(record['sizes'])}{part}"
         rows.append(("largest working set", f"{bytes_text(record['peak_bytes'])} {at}"))
+        native = record["native"]
+        peak = f"{bytes_text(native['peak_bytes'])} {at}" if "peak_bytes" in native else native["unsupported"]
+        rows.append(("native engine", peak))
         rows.append(("arithmetic", f"{record['gflop']:.3f} GFLOP {at}: {record['operations']}"))
         if record["composites"]:
             rows.append(("recognised", _counts(record["composites"])))

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from smelt.cli import bench as bench_command
+from smelt.cli import cache as cache_command
 from smelt.cli import check as check_command
 from smelt.cli import demo as demo_command
 from smelt.cli import diff as diff_command
@@ -23,6 +24,7 @@ from smelt.cli import export as export_command
 from smelt.cli import inspect as inspect_command
 from smelt.cli import run as run_command
 from smelt.cli import show as show_command
+from smelt.cli.progress import compiling
 from smelt.errors import SmeltError
 
 app = typer.Typer(
@@ -41,6 +43,10 @@ OpenSizes = Annotated[
 StaticValues = Annotated[
     list[str] | None,
     typer.Option("--static", help="NAME=VALUE (JSON, or FILE.npy) for an input that shapes the program."),
+]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option("--memory-limit", help="Refuse a model that needs more, before its weights are loaded: 512MB, 2GiB …"),
 ]
 EngineName = Annotated[str, typer.Option("--engine", help="auto, native or reference.")]
 
@@ -70,24 +76,26 @@ def run(
     ] = None,
     size: OpenSizes = None,
     engine: EngineName = "auto",
+    memory_limit: MemoryLimit = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     output_dir: Annotated[Path | None, typer.Option(help="Write each output to this folder as NAME.npy.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a model once and show its outputs."""
-    run_command.run(file, inputs or ["random"], size or [], engine, seed, output_dir, as_json)
+    run_command.run(file, inputs or ["random"], size or [], engine, seed, output_dir, as_json, memory_limit)
 
 
 @app.command()
 def show(
     file: File,
-    stage: Annotated[str, typer.Option(help="ir, passes, kernels or source.")] = "ir",
+    stage: Annotated[str, typer.Option(help="ir, passes, kernels, loops, source or plan.")] = "ir",
+    size: OpenSizes = None,
     generic: Annotated[bool, typer.Option(help="The generic form of every op.")] = False,
     export: Annotated[bool, typer.Option(help="Plain StableHLO: symbolic sizes as dynamic ops.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print a model as it stands after a stage of compilation."""
-    show_command.show(file, stage, generic, export, as_json)
+    show_command.show(file, stage, size or [], generic, export, as_json)
 
 
 @app.command()
@@ -103,12 +111,13 @@ def bench(
     size: OpenSizes = None,
     static: StaticValues = None,
     engine: EngineName = "auto",
+    memory_limit: MemoryLimit = None,
     seconds: Annotated[float, typer.Option(help="How long to measure, about.")] = 5.0,
     as_json: AsJson = False,
 ) -> None:
     """Measure how long a call takes on random inputs, in turns with peers."""
     peers = [name for name in against.split(",") if name]
-    bench_command.bench(file, size or [], engine, peers, seconds, as_json, static or [])
+    bench_command.bench(file, size or [], engine, peers, seconds, as_json, static or [], memory_limit)
 
 
 @app.command()
@@ -143,10 +152,27 @@ def check(file: File, size: OpenSizes = None, static: StaticValues = None, as_js
     check_command.check(file, size or [], static or [], as_json)
 
 
+cache = typer.Typer(help="Compiled programs that are kept on this machine.", no_args_is_help=True)
+app.add_typer(cache, name="cache")
+
+
+@cache.command("ls")
+def cache_ls(as_json: AsJson = False) -> None:
+    """List what is kept, in which folder, and how much of the limit it takes."""
+    cache_command.ls(as_json)
+
+
+@cache.command("clear")
+def cache_clear(as_json: AsJson = False) -> None:
+    """Remove everything that is kept; it is compiled again when it is needed."""
+    cache_command.clear(as_json)
+
+
 def main() -> None:
     """The entry point: errors of ours become one readable message, without a traceback unless asked for."""
     try:
-        app()
+        with compiling():
+            app()
     except SmeltError as error:
         if "traceback" in os.environ.get("SMELT_DEBUG", ""):
             traceback.print_exc()

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from smelt.cli.sizes import given_sizes
+from smelt.cli.sizes import given_sizes, said_sizes
 from smelt.dtype import Array, dtype
 from smelt.engine_api import Port, Signature
 from smelt.errors import FileError, ShapeError, SmeltError
@@ -29,9 +29,10 @@ def run(
     seed: int,
     output_dir: Path | None,
     as_json: bool,
+    memory_limit: str | None = None,
 ) -> None:
     start = time.perf_counter()
-    model = load(file, engine=engine)
+    model = load(file, engine=engine, memory_limit=memory_limit, sizes=said_sizes(sizes))
     loaded = time.perf_counter()
     arrays = gather(model.signature, inputs, sizes, seed)
     outputs = model.run(arrays)

@@ -1,54 +1,248 @@
-"""`smelt show`: a model as it stands after a stage of compilation."""
+"""`smelt show`: a model as it stands after a stage of compilation; nothing is compiled to machine code.
+
+ir → passes → kernels (a table), loops (what each distinct kernel does), source (C), plan (steps, buffers, memory).
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from smelt.buffer import bytes_text
+from smelt.cli.sizes import given_sizes
+from smelt.dim import symbols
+from smelt.engine.footprint import largest_text
+from smelt.engine.native import Planned, planned, source_of
 from smelt.errors import SmeltError
 from smelt.ir.core import Program
 from smelt.ir.text import print_program
-from smelt.kernel.emit_c import emit
-from smelt.kernel.fuse import fuse
-from smelt.kernel.plan import Plan
+from smelt.kernel.cost import step_cost
+from smelt.kernel.memory import Memory
+from smelt.kernel.plan import Branch, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Step, walk
+from smelt.kernel.text import kernel_text
 from smelt.model import read
 from smelt.passes import pipeline
 
-STAGES = ("ir", "passes", "kernels", "source")
+STAGES = ("ir", "passes", "kernels", "loops", "source", "plan")
+SHOWN = 3  # ops of a kernel in a table
 
 
-def show(file: Path, stage: str, generic: bool, export: bool, as_json: bool) -> None:
+def show(file: Path, stage: str, sizes: Sequence[str], generic: bool, export: bool, as_json: bool) -> None:
     if stage not in STAGES:
         raise SmeltError("unknown stage", expected=", ".join(STAGES), got=stage)
     program, _ = read(file)
-    reports: list[pipeline.Report] = []
-    if stage != "ir":
-        program, reports = pipeline.run(program)
     if stage in ("ir", "passes"):
-        text = print_program(program, generic=generic, export=export)
-    elif stage == "kernels":
-        text = "\n".join(_kernels(name, plan) for name, plan in _plans(program))
+        record = _program(program, stage, generic, export)
     else:
-        text = "\n".join(f"/* {name} */\n{emit(plan)}" for name, plan in _plans(program))
+        made = planned(program, telling=True)
+        record = {"kernels": _kernels, "loops": _loops, "source": _source, "plan": _plan}[stage](
+            made, program, given_sizes(made.signature, sizes)
+        )
     if as_json:
-        steps = [
-            {"pass": report.name, "ms": round(report.milliseconds, 3), "before": report.before, "after": report.after}
-            for report in reports
-        ]
-        print(json.dumps({"model": str(file), "stage": stage, "passes": steps, "text": text}))
+        print(json.dumps({"model": str(file), "stage": stage, **record}))
         return
-    for report in reports:
-        print(f"// {report.name}: {report.before} → {report.after} ops in {report.milliseconds:.2f} ms")
-    print(text)
+    if "text" in record:
+        print(record["text"])
+    else:
+        {"kernels": _print_kernels, "loops": _print_loops, "plan": _print_plan}[stage](record)
 
 
-def _plans(program: Program) -> list[tuple[str, Plan]]:
-    return [(func.name, fuse(func)) for func in program.funcs.values()]
+def _program(program: Program, stage: str, generic: bool, export: bool) -> dict[str, Any]:
+    reports: list[pipeline.Report] = []
+    if stage == "passes":
+        program, reports = pipeline.run(program)
+    steps = [
+        {"pass": report.name, "ms": round(report.milliseconds, 3), "before": report.before, "after": report.after}
+        for report in reports
+    ]
+    head = [f"// {each['pass']}: {each['before']} → {each['after']} ops in {each['ms']:.2f} ms" for each in steps]
+    return {"passes": steps, "text": "\n".join([*head, print_program(program, generic=generic, export=export)])}
 
 
-def _kernels(name: str, plan: Plan) -> str:
-    lines = [f"// {name}: {len(plan.kernels)} kernels, {len(plan.temporaries)} temporaries"]
-    for kernel in plan.kernels:
-        short = ", ".join(op.removeprefix("stablehlo.") for op in kernel.ops)
-        lines.append(f"{kernel.name} → buffer {kernel.result}: {short or 'copy'}")
-    return "\n".join(lines)
+# ---- kernels and loops ----
+
+
+def _launches(plan: Plan) -> dict[Kernel, list[Launch]]:
+    found: dict[Kernel, list[Launch]] = {}
+    for step in walk(plan.steps):
+        if isinstance(step, Launch):
+            found.setdefault(step.kernel, []).append(step)
+    return found
+
+
+def _kernels(made: Planned, program: Program, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Each distinct kernel: its first launch's buffers, and what one launch costs at the given sizes."""
+    rows = []
+    for function, (plan, _) in made.plans.items():
+        for kernel, launches in _launches(plan).items():
+            first = launches[0]
+            cost = step_cost(first, plan, program, sizes)
+            inputs = [str(plan.buffers[i].shape) for i in first.buffers if i not in first.writes]
+            rows.append(
+                {
+                    "function": function,
+                    "kind": kernel.kind,
+                    "count": len(launches),
+                    "ops": list(kernel.ops),
+                    "reads": inputs,
+                    "writes": [str(plan.buffers[i].shape) for i in first.writes],
+                    "operations": cost.operations,
+                    "bytes": cost.bytes,
+                }
+            )
+    return {"sizes": dict(sizes), "kernels": rows}
+
+
+def _print_kernels(record: Mapping[str, Any]) -> None:
+    table = Table("function", "kind", "count", "ops", "reads", "writes", "MFLOP", "moves", box=None, pad_edge=False)
+    for row in record["kernels"]:
+        operations = "" if row["operations"] is None else f"{row['operations'] / 1e6:.4g}"
+        moved = "" if row["bytes"] is None else bytes_text(row["bytes"])
+        reads, writes = (escape("\n".join(row[side])) for side in ("reads", "writes"))
+        ops = escape(_short(row["ops"]))
+        table.add_row(row["function"], row["kind"], str(row["count"]), ops, reads, writes, operations, moved)
+    console = Console(highlight=False)
+    console.print(table)
+    count = sum(row["count"] for row in record["kernels"])
+    console.print(f"{count} launches of {len(record['kernels'])} kernels; costs of one launch{_at(record['sizes'])}")
+
+
+def _short(ops: Sequence[str]) -> str:
+    names = [op.partition(".")[2] for op in ops]
+    more = f" +{len(names) - SHOWN}" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more or "copy"
+
+
+def _loops(made: Planned, program: Program, sizes: Mapping[str, int]) -> dict[str, Any]:
+    rows = []
+    for function, (plan, _) in made.plans.items():
+        for kernel, launches in _launches(plan).items():
+            shapes = [str(plan.buffers[i].shape) for i in launches[0].buffers]
+            rows.append(
+                {
+                    "function": function,
+                    "kind": kernel.kind,
+                    "count": len(launches),
+                    "ops": list(kernel.ops),
+                    "buffers": shapes,
+                    "loops": kernel_text(kernel),
+                }
+            )
+    return {"kernels": rows}
+
+
+def _print_loops(record: Mapping[str, Any]) -> None:
+    for row in record["kernels"]:
+        print(f"{row['function']} / {row['kind']} × {row['count']}: {_short(row['ops'])}")
+        for i, shape in enumerate(row["buffers"]):
+            print(f"  b{i}: {shape}")
+        print("\n".join(f"  {line}" for line in row["loops"].splitlines()), end="\n\n")
+
+
+def _source(made: Planned, program: Program, sizes: Mapping[str, int]) -> dict[str, Any]:
+    return {"text": source_of([made]).text()}
+
+
+# ---- the plan ----
+
+
+def _plan(made: Planned, program: Program, sizes: Mapping[str, int]) -> dict[str, Any]:
+    footprint = made.footprint
+    functions = {
+        name: {
+            "symbols": list(plan.symbols),
+            "buffers": [_buffer(plan, memory, i) for i in range(len(plan.buffers))],
+            "slots": [largest_text(slot) for slot in memory.slots],
+            "steps": _steps(plan.steps),
+            "checks": [f"{check.a} {'==' if check.exact else '<='} {check.b}" for check in plan.checks],
+        }
+        for name, (plan, memory) in made.plans.items()
+    }
+    return {
+        "functions": functions,
+        "peak": footprint.text(),
+        "peak_bytes": footprint.peak(sizes),
+        "parts": footprint.parts(sizes),
+        "sizes": dict(sizes),
+    }
+
+
+def _buffer(plan: Plan, memory: Memory, number: int) -> dict[str, Any]:
+    buffer = plan.buffers[number]
+    size: int | str = buffer.bytes if not symbols(buffer.bytes) else str(buffer.bytes)  # type: ignore[assignment]
+    return {
+        "kind": buffer.kind,
+        "shape": str(buffer.shape),
+        "bytes": size,
+        "slot": memory.homes.get(number),
+        "late": plan.is_late(*buffer.shape.sizes),
+    }
+
+
+def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for step in steps:
+        match step:
+            case Launch(kernel, buffers, writes):
+                reads = [i for i in buffers if i not in writes]
+                rows.append({"step": kernel.kind, "reads": reads, "writes": list(writes), "ops": list(kernel.ops)})
+            case Copy(source, target):
+                rows.append({"step": "copy", "reads": [source], "writes": [target]})
+            case Repeat(head, flag, body):
+                rows.append({"step": "repeat", "flag": flag, "head": _steps(head), "body": _steps(body)})
+            case Branch(selector, branches):
+                rows.append({"step": "branch", "selector": selector, "branches": [_steps(each) for each in branches]})
+            case Require(flags, check):
+                rows.append({"step": "require", "reads": [flags], "check": check})
+            case Measure(names, source):
+                told = [source] if isinstance(source, int) else []
+                rows.append({"step": "measure", "symbols": list(names), "reads": told})
+    return rows
+
+
+def _print_plan(record: Mapping[str, Any]) -> None:
+    for name, function in record["functions"].items():
+        print(f"{name}: {len(function['buffers'])} buffers, {len(function['slots'])} slots")
+        for i, buffer in enumerate(function["buffers"]):
+            place = "grows" if buffer["late"] else "" if buffer["slot"] is None else f"slot {buffer['slot']}"
+            print(f"  %{i:<4} {buffer['kind']:<9} {place:<8} {buffer['bytes']!s:>12} bytes  {buffer['shape']}")
+        for i, slot in enumerate(function["slots"]):
+            print(f"  slot {i}: {slot} bytes")
+        for check in function["checks"]:
+            print(f"  check {check}")
+        _print_steps(function["steps"], "  ")
+        print()
+    parts = ", ".join(f"{name} {bytes_text(count)}" for name, count in record["parts"].items() if count)
+    print(f"peak: {bytes_text(record['peak_bytes'])}{_at(record['sizes'])} ({parts})")
+    if record["sizes"]:
+        print(f"      {record['peak']} bytes")
+
+
+def _print_steps(steps: Sequence[Mapping[str, Any]], pad: str) -> None:
+    for step in steps:
+        match step["step"]:
+            case "repeat":
+                print(f"{pad}repeat:")
+                _print_steps(step["head"], pad + "  ")
+                print(f"{pad}  while %{step['flag']}:")
+                _print_steps(step["body"], pad + "    ")
+            case "branch":
+                print(f"{pad}branch on %{step['selector']}:")
+                for i, branch in enumerate(step["branches"]):
+                    print(f"{pad}  {i}:")
+                    _print_steps(branch, pad + "    ")
+            case kind:
+                reads, writes = (" ".join(f"%{i}" for i in step.get(side, ())) for side in ("reads", "writes"))
+                ops = f": {_short(step['ops'])}" if "ops" in step else ""
+                names = " ".join(step.get("symbols", ()))
+                print(f"{pad}{writes or names or '-':<8} ← {kind} {reads}{ops}")
+
+
+def _at(sizes: Mapping[str, int]) -> str:
+    return f" at {', '.join(f'{name}={value}' for name, value in sizes.items())}" if sizes else ""

@@ -23,7 +23,15 @@ import numpy as np
 
 from smelt.buffer import HostBuffer
 from smelt.dtype import Array, dtype
-from smelt.errors import DeviceError, DeviceLost, MissingPackageError, RunError, ShapeError, SmeltError, UnsupportedError
+from smelt.errors import (
+    DeviceError,
+    DeviceLost,
+    MissingPackageError,
+    RunError,
+    ShapeError,
+    SmeltError,
+    UnsupportedError,
+)
 from smelt.shape import Shape
 
 KNOWN = ("0.10", "0.11")  # what this file was written against and is tested with

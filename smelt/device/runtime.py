@@ -10,11 +10,11 @@ import ctypes
 import math
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,7 +26,7 @@ from smelt.dtype import Array
 from smelt.errors import DeviceError, RunError, ShapeError, SizeError, SmeltError
 from smelt.shape import Shape
 
-SOURCES = ("smelt.h", "runtime.h", "memory.c", "pool.c", "executable.c", "python.c")
+SOURCES = ("smelt.h", "runtime.h", "memory.c", "pool.c", "executable.c", "python.c", "checksum.c")
 FEATURES = (  # in the order of the bits of smelt_features, spelled as Linux does
     *("fma", "f16c", "avx2", "avx512f", "avx512bw", "avx512vl"),
     *("avx512_vnni", "avx512_bf16", "avx512dq", "avx_vnni"),
@@ -47,9 +47,8 @@ Refuse: TypeAlias = Callable[[int, Mapping[str, int]], SmeltError]
 class Runtime:
     """The library of this process: `runtime()` gives it."""
 
-    def __init__(self) -> None:
-        flags = ["-pthread"] + (["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else [])
-        self.released = cpu.build(_source(), *flags)  # its functions let other Python threads run meanwhile
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.released = library  # its functions let other Python threads run meanwhile
         self.held = ctypes.PyDLL(self.released._name)
         _declare(self.released, self.held)
         self.set_threads(_default_threads())
@@ -111,15 +110,26 @@ class _Head(ctypes.Structure):
     threads: int
 
 
-@cache
-def runtime() -> Runtime:
-    """The runtime library, compiled where this machine has not done so yet."""
-    return Runtime()
+_here: list[Runtime] = []  # of this process: one, from the first need on
+_making = threading.Lock()
 
 
-def _source() -> str:
+def runtime(shipped: Callable[[], ctypes.CDLL] | None = None) -> Runtime:
+    """The runtime library: the one that is there, else the one that came with a program, else compiled now."""
+    with _making:
+        if not _here:
+            _here.append(Runtime(shipped() if shipped else cpu.build(source(), *flags())))
+        return _here[0]
+
+
+def flags() -> tuple[str, ...]:
+    """What a compiler is told about the library."""
+    return ("-pthread", *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()))
+
+
+def source() -> str:
     """All of the library as one file."""
-    folder = files("smelt") / "runtime"
+    folder = Path(__file__).parent.parent / "runtime"
     parts = [f'#line 1 "{name}"\n' + (folder / name).read_text("utf-8") for name in SOURCES]
     own = ('#include "', "#define _GNU_SOURCE")
     lines = ("" if line.startswith(own) else line for part in parts for line in part.splitlines())
@@ -148,12 +158,15 @@ def _declare(released: ctypes.CDLL, held: ctypes.PyDLL) -> None:
         "smelt_slot_measured": (numbers, pointer),
         "smelt_slot_late": (numbers, pointer),
         "smelt_slot_record": (numbers, pointer),
+        "smelt_checksum": (ctypes.c_ulonglong, pointer, number),
     }
     for name, (result, *arguments) in signatures.items():
         function = getattr(held, name)
         function.restype, function.argtypes = result, arguments
     released.smelt_set_threads.restype, released.smelt_set_threads.argtypes = status, [number, number]
     released.smelt_slot_run.restype, released.smelt_slot_run.argtypes = status, [pointer, pointers]
+    released.smelt_checksum_file.restype = status
+    released.smelt_checksum_file.argtypes = [number, number, number, ctypes.POINTER(ctypes.c_ulonglong)]
 
 
 def _processors() -> int:

@@ -5,8 +5,9 @@ The native engine makes it from its plans; `load(memory_limit=…)`, `smelt insp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 import numpy as np
 
@@ -81,7 +82,7 @@ class Footprint:
             if len(slot) == 1:
                 total = total + slot[0]
             else:
-                several.append(f"max({', '.join(map(str, slot))})")
+                several.append(largest_text(slot))
         total = sum(self._results(), start=total)
         return " + ".join([str(total), *several])
 
@@ -156,6 +157,12 @@ class Limited:
 
     def close(self) -> None:
         self._executable.close()
+
+
+def largest_text(sizes: Sequence[Size]) -> str:
+    """The largest of several sizes, as text that `dim.parse_size` reads."""
+    *others, last = map(str, sizes)
+    return reduce(lambda rest, size: f"max({size}, {rest})", reversed(others), last)
 
 
 def _bytes(port: Port) -> int:

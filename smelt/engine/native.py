@@ -78,11 +78,11 @@ class Planned:
         return tuple(KernelUse(kernel.kind, kernel.ops, times) for kernel, times in count.items())
 
 
-def planned(program: Program, target: Target | None = None) -> Planned:
-    """Everything about a program that is decided before there is C."""
+def planned(program: Program, target: Target | None = None, *, telling: bool = False) -> Planned:
+    """Everything about a program that is decided before there is C. `telling`: as for `fuse`."""
     optimised = lower(program, target)
-    main = fuse(optimised.main, assumptions(optimised))
-    prepare = fuse(optimised.funcs["prepare"]) if "prepare" in optimised.funcs else None
+    main = fuse(optimised.main, assumptions(optimised), telling=telling)
+    prepare = fuse(optimised.funcs["prepare"], telling=telling) if "prepare" in optimised.funcs else None
     signature = signature_of(program.main)
     return Planned(signature, (main, assign(main)), None if prepare is None else (prepare, assign(prepare)))
 
@@ -130,11 +130,11 @@ def compile_all(programs: Sequence[Program], target: Target | None = None) -> li
             executables.append(outcome)
         else:
             assert library is not None
-            executables.append(_executable(library, f"smelt{i}", outcome))
+            executables.append(executable_of(library, f"smelt{i}", outcome))
     return executables
 
 
-def _executable(library: ctypes.CDLL, name: str, program: Planned) -> NativeExecutable:
+def executable_of(library: ctypes.CDLL, name: str, program: Planned) -> NativeExecutable:
     main = _load(library, name, program.main[0], [port.name for port in program.signature.inputs])
     prepare = _load(library, _called(name, "prepare"), program.prepare[0], []) if program.prepare else None
     return NativeExecutable(program.signature, prepare, main, None if prepare else main.bind(()), program.kernels)

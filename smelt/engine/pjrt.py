@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+
 from smelt.buffer import Buffer, HostBuffer, check_array
 from smelt.device import pjrt
 from smelt.device.pjrt_worker import IsolatedClient
@@ -21,9 +23,9 @@ from smelt.dim import solve, symbols
 from smelt.dtype import Array, Quantized
 from smelt.engine import pjrt_file
 from smelt.engine.executable import signature_of
-from smelt.engine_api import Port, Signature
+from smelt.engine_api import KernelUse, Port, Signature
 from smelt.errors import RunError, ShapeError, SizeError, UnsupportedError
-from smelt.ir.core import Func, Program, Value, walk
+from smelt.ir.core import Func, Program, Region, Value, walk
 from smelt.ir.text import print_program
 from smelt.ir.verify import assumptions
 from smelt.passes import pipeline
@@ -94,7 +96,7 @@ class PjrtEngine:
         offset = len(main.main.args) - len(signature.inputs)
         client = self.client
         run = SizedProgram(main, client, frozenset(offset + i for i in donated), limit)
-        first = SizedProgram(prepare, client, frozenset(), limit) if prepare else None
+        first = Prepare.of(prepare, client, limit) if prepare else None
         executable = PjrtExecutable(client, signature, run, first, donated, padded)
         if run.is_static:
             run.loaded(())
@@ -105,11 +107,11 @@ class PjrtEngine:
         client = self.client
         saved = pjrt_file.read(data, client.platform, client.version)
         run = SizedProgram(saved.main, client, frozenset(saved.donated_arguments), saved.limit)
-        first = SizedProgram(saved.prepare, client, frozenset(), saved.limit) if saved.prepare else None
-        for part, programs in ((run, saved.main_programs), (first, saved.prepare_programs)):
-            for key, blob in programs:
-                assert part is not None
-                part.restore(key, blob)
+        first = Prepare.of(saved.prepare, client, saved.limit) if saved.prepare else None
+        for key, blob in saved.main_programs:
+            run.restore(key, blob)
+        for key, blob in saved.prepare_programs if first is not None else ():
+            first.computed.restore(key, blob)
         return PjrtExecutable(client, saved.signature, run, first, saved.donated, saved.buckets)
 
     def put(self, buffer: HostBuffer) -> Buffer:
@@ -271,6 +273,32 @@ class SizedProgram:
         return "new sizes: " + ", ".join(changed)
 
 
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """What runs once on the weights. A weight that is bound as it is does not go through XLA."""
+
+    source: Program
+    computed: SizedProgram  # gives the results that are no arguments
+    recipe: tuple[int, ...]  # for each bound value: an argument, or -1 - a computed result
+
+    @staticmethod
+    def of(program: Program, client: DeviceClient, limit: int) -> Prepare:
+        main = program.main
+        computed = list(dict.fromkeys(value for value in main.results if value.op is not None))
+        recipe = tuple(value.index if value.op is None else -1 - computed.index(value) for value in main.results)
+        body = Region(main.args, main.body.ops, tuple(computed))
+        reduced = program.replace(Func("main", body, "public", main.arg_attrs, location=main.location))
+        return Prepare(program, SizedProgram(reduced, client, frozenset(), limit), recipe)
+
+    def __call__(self, weights: Sequence[Any]) -> list[Any]:
+        """The values to bind."""
+        made: tuple[Any, ...] = ()
+        if self.computed.program.main.results:
+            static = self.computed.is_static
+            made = self.computed.loaded(() if static else tuple(_sizes(each) for each in weights))(weights)
+        return [weights[place] if place >= 0 else made[-1 - place] for place in self.recipe]
+
+
 def _annotated(program: Program, donated: frozenset[int]) -> Program:
     """The program with nothing but what XLA knows about its arguments and results."""
     main = program.main
@@ -305,7 +333,7 @@ class PjrtExecutable:
         client: DeviceClient,
         signature: Signature,
         run: SizedProgram,
-        first: SizedProgram | None,
+        first: Prepare | None,
         donated: frozenset[int],
         buckets: Mapping[str, tuple[int, ...]],
         bound: _Bound | None = None,
@@ -325,6 +353,12 @@ class PjrtExecutable:
         """What was compiled for a call so far, and why; clones and prepared executables share it."""
         return tuple(self._program().compilations)
 
+    @property
+    def kernels(self) -> tuple[KernelUse, ...]:
+        """XLA makes kernels of its own: one entry for all of the program's ops."""
+        ops = sorted({op.name for op in walk(self._program().program.main.body)})
+        return (KernelUse("xla", tuple(ops), 1),) if ops else ()
+
     # ---- weights ----
 
     def prepare(self, weights: Weights | Mapping[str, Any]) -> PjrtExecutable:
@@ -332,19 +366,14 @@ class PjrtExecutable:
         run = self._program()
         if self._first is None:
             return PjrtExecutable(self.client, self.signature, run, None, self.donated, self.buckets)
-        placed: list[Any] = []
-        mine: list[Any] = []
-        for port in self.signature.weights:
-            buffer, made = self._place(weights[port.name], port)
-            placed.append(buffer)
-            mine += [buffer] if made else []
-        buffers, spare = _run_first(self._first, placed)
-        made_here = {id(buffer) for buffer in placed} - {id(buffer) for buffer in mine}
-        owned = tuple(buffer for buffer in buffers if id(buffer) not in made_here)
-        for buffer in mine:
-            if buffer in spare:
-                buffer.delete()
-        bound = _Bound(tuple(buffers), tuple({id(buffer): buffer for buffer in owned}.values()))
+        placed = [self._place(weights[port.name], port) for port in self.signature.weights]
+        buffers = self._first([buffer for buffer, _ in placed])
+        theirs = {id(buffer) for buffer, made in placed if not made}
+        owned = {id(buffer): buffer for buffer in buffers if id(buffer) not in theirs}
+        for buffer, made in placed:
+            if made and id(buffer) not in owned:
+                buffer.delete()  # only `prepare` needed it
+        bound = _Bound(tuple(buffers), tuple(owned.values()))
         return PjrtExecutable(self.client, self.signature, run, self._first, self.donated, self.buckets, bound)
 
     def _place(self, given: Any, port: Port) -> tuple[Any, bool]:
@@ -464,16 +493,17 @@ class PjrtExecutable:
     def serialize(self) -> bytes:
         """The compiled programs as bytes, without weights: `PjrtEngine.deserialize` takes them."""
         run = self._program()
+        first = self._first
         saved = pjrt_file.Saved(
             signature=self.signature,
             main=run.program,
-            prepare=self._first.program if self._first else None,
+            prepare=first.source if first else None,
             donated=self.donated,
             donated_arguments=run.donated,
             buckets=self.buckets,
             limit=run.limit,
             main_programs=[(key, each.serialize()) for key, each in run.kept.items()],
-            prepare_programs=[(key, each.serialize()) for key, each in self._first.kept.items()] if self._first else [],
+            prepare_programs=[(key, each.serialize()) for key, each in first.computed.kept.items()] if first else [],
         )
         return pjrt_file.write(saved, self.client.platform, self.client.version)
 
@@ -492,3 +522,65 @@ class PjrtExecutable:
         if self._run is None:
             raise RunError("the executable is closed", remedy="compile or load the model again")
         return self._run
+
+
+# ---- sizes of what comes and goes ----
+
+
+def _sizes(given: Any) -> tuple[int, ...]:
+    sizes: tuple[int, ...] = given.shape.sizes if isinstance(given.shape, Shape) else given.shape
+    return sizes
+
+
+def _check_sizes(given: Shape, wanted: Shape, what: str) -> None:
+    """A buffer's shape fits one whose symbols are open."""
+    fits = given.dtype == wanted.dtype and given.rank == wanted.rank
+    if not fits or any(isinstance(b, int) and a != b for a, b in zip(given.sizes, wanted.sizes, strict=True)):
+        raise ShapeError(f"{what} does not fit", expected=wanted, got=given)
+
+
+def _round_up(size: int, buckets: Sequence[int]) -> int:
+    """The least bucket that holds a size; beyond the largest the size itself."""
+    return next((bucket for bucket in buckets if bucket >= size), size)
+
+
+def _pad(given: Any, sizes: tuple[int, ...]) -> Array:
+    """An array in the corner of a larger one of zeros."""
+    array = np.asarray(given)
+    if array.shape == sizes:
+        return array
+    padded = np.zeros(sizes, array.dtype)
+    padded[tuple(slice(size) for size in array.shape)] = array
+    return padded
+
+
+class Cut:
+    """The first part of a buffer: a padded result without what was padded. It is cut when it is read, on the host."""
+
+    def __init__(self, whole: Any, sizes: tuple[int, ...]) -> None:
+        self._whole = whole
+        self.shape = Shape.of(whole.shape.dtype, sizes)
+
+    @staticmethod
+    def of(whole: Any, sizes: tuple[int, ...]) -> Any:
+        return whole if whole.shape.sizes == sizes else Cut(whole, sizes)
+
+    def numpy(self) -> Array:
+        array: Array = self._whole.numpy()[tuple(slice(size) for size in self.shape.numbers())]
+        return array
+
+    def wait(self) -> Cut:
+        self._whole.wait()
+        return self
+
+    def delete(self) -> None:
+        self._whole.delete()
+
+    def __enter__(self) -> Cut:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.delete()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.numpy(), dtype=dtype, copy=copy)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import prod
 
-import numpy as np
-
-from smelt.dim import Size, ceildiv, evaluate, maximum, product, symbols
-from smelt.dtype import DType, f32, f64, i1, i64
+from smelt.dim import Size, ceildiv, evaluate, symbols
+from smelt.dtype import DType, f32, f64, i64
 from smelt.ir.core import Op, Value
-from smelt.ir.ops.packed import Taps, planes_out, taps_of
 from smelt.kernel.build_reduce import summed
 from smelt.kernel.loop import (
     Affine,
@@ -22,15 +18,12 @@ from smelt.kernel.loop import (
     Load,
     Number,
     Product,
-    Put,
-    Quotient,
     Var,
     add,
     affine,
     scale,
-    split,
 )
-from smelt.kernel.nest import Index, Nest, Scope, flat, pull, tensor
+from smelt.kernel.nest import Index, Nest, Scope, pull, tensor
 from smelt.kernel.sinks import Output, sink
 
 ROWS = 12  # of the largest tile; the emitter offers every smaller one
@@ -108,16 +101,16 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
     assert isinstance(width, int)
     columns = tensor(op.result).sizes[2]
     blocks = ceildiv(rows, ROWS)
-    share = _share(blocks, ROWS * depth, 1)
+    share = share_of(blocks, ROWS * depth, 1)
     with (
         nest.loops((groups, ceildiv(blocks, share), count)) as (group, chunk, panel),
-        _each(nest, chunk, share, blocks) as block,
+        each_of(nest, chunk, share, blocks) as block,
     ):
         first = nest.let(scale(block, ROWS))
         height = nest.apply("minimum", Number(ROWS), nest.let(add(rows, scale(first, -1))), dtype=i64)
-        a = _address(nest, op, lhs, group, first)
-        b = _place(nest, op, panels, (Number(0) if shared else group, panel, Number(0), Number(0)))
-        b_step = _step(nest, op, panels, 2)
+        a = address(nest, op, lhs, group, first)
+        b = place(nest, op, panels, (Number(0) if shared else group, panel, Number(0), Number(0)))
+        b_step = step(nest, op, panels, 2)
         tile = nest.var(f32, stem="tile").name
         nest.emit(Array(tile, f32, ROWS * width))
         nest.emit(Product(tile, height, *a, *b, b_step, Amount(depth)))
@@ -131,7 +124,7 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
                 output.finish(nest, op, (group, add(first, i), add(scale(panel, width), j)), element)
 
 
-def _share(count: Size, elements: Size, others: Size) -> int:
+def share_of(count: Size, elements: Size, others: Size) -> int:
     """How many of `count` pieces of so many elements one core takes at a time: what its cache holds, yet enough for all
     cores; `others` is what there is to spread besides."""
     share = max(1, CACHE // (4 * max(_about(elements), 1)))
@@ -143,7 +136,7 @@ def _about(size: Size) -> int:
 
 
 @contextmanager
-def _each(nest: Nest, chunk: Expr, share: int, count: Size) -> Iterator[Expr]:
+def each_of(nest: Nest, chunk: Expr, share: int, count: Size) -> Iterator[Expr]:
     """A loop over the pieces of one chunk."""
     if share == 1:
         yield chunk
@@ -154,124 +147,10 @@ def _each(nest: Nest, chunk: Expr, share: int, count: Size) -> Iterator[Expr]:
         yield nest.let(add(first, piece))
 
 
-# ---- convolutions over planes ----
+# ---- where operands lie ----
 
 
-@sink("smelt.planes")
-def planes(nest: Nest, op: Op, output: Output) -> None:
-    """[batch, channel, plane, place]: the padded image at every stride-th place, zero outside it; row by row."""
-    image = op.operands[0]
-    sizes = tensor(image).sizes[2:]
-    taps = taps_of(op.attrs, planes_out(op.attrs, sizes))
-    shape = tensor(op.result).sizes
-    two = len(sizes) == 2
-    width: Size = taps.width if two else taps.length
-    rows: Size = ceildiv(taps.length, maximum(width, 1)) if two else 1
-    with nest.loops((*shape[:2], taps.count, rows)) as (batch, channel, plane, y):
-        begin = scale(y, width)
-        count = nest.apply("minimum", Amount(width), nest.let(add(taps.length, scale(begin, -1))), dtype=i64)
-        parts = split(plane, taps.strides[1]) if two else (plane,)
-        conditions: list[Expr] = []
-        at: list[Expr] = []
-        if two:
-            row = nest.let(add(scale(y, taps.strides[0]), parts[0], -op.attrs["low"][0]))
-            conditions += _between(nest, row, sizes[0])
-            at.append(row)
-        with nest.loop(count, "lane") as x:
-            column = nest.let(add(scale(x, taps.strides[-1]), parts[-1], -op.attrs["low"][-1]))
-            inside = nest.both(*conditions, *_between(nest, column, sizes[-1]))
-            element = nest.choose(
-                inside, lambda: nest.pull(image, (batch, channel, *at, column)), lambda: Number(0, f32), f32
-            )
-            nest.store(output.targets[0], flat((batch, channel, plane, add(begin, x)), shape), element)
-
-
-def _between(nest: Nest, at: Expr, size: Size) -> list[Expr]:
-    return [nest.apply("GE", at, Number(0), dtype=i1), nest.less(at, Amount(size))]
-
-
-@sink("smelt.plane_dot", anchor=True, addressed=(0, 1))
-def plane_dot(nest: Nest, op: Op, output: Output) -> None:
-    """Tiles of features x neighbouring pixels. Where a tile runs over the end of a row, the places between are left."""
-    weights, source = op.operands
-    groups, features, _ = tensor(weights).sizes
-    batch, channels, _, length = tensor(source).sizes
-    out = tensor(op.result).sizes[2:]
-    taps = taps_of(op.attrs, out)
-    width = op.attrs["least"]
-    depth = channels // groups
-    step = taps.count * length  # from channel to channel
-    table = ""
-    tap_count = prod(taps.window)
-    if tap_count > 1:
-        table = nest.var(i64, stem="taps").name
-        nest.emit(Array(table, i64, tap_count))
-        for i, tap in enumerate(np.ndindex(*taps.window)):
-            plane, offset = taps.place(tap)
-            nest.emit(Put(table, Number(i), Amount(plane * length + offset)))
-    panels, blocks = ceildiv(taps.pixels, width), ceildiv(features, ROWS)
-    share = _share(panels, depth * taps.count * width, blocks * groups * batch)
-    with (
-        nest.loops((batch, groups, ceildiv(panels, share), blocks)) as (image, group, chunk, block),
-        _each(nest, chunk, share, panels) as panel,
-    ):
-        first = nest.let(scale(block, ROWS))
-        height = nest.apply("minimum", Number(ROWS), nest.let(add(features, scale(first, -1))), dtype=i64)
-        wanted = scale(panel, width)
-        start = nest.apply("minimum", nest.let(wanted), Amount(taps.pixels - width), dtype=i64)
-        skipped = nest.let(add(wanted, scale(start, -1)))  # the last tile overlaps the one before
-        a = _address(nest, op, weights, group, first)
-        b = _place(nest, op, source, (image, scale(group, depth), Number(0), start))
-        tile = nest.var(f32, stem="tile").name
-        nest.emit(Array(tile, f32, ROWS * width))
-        nest.emit(Product(tile, height, *a, *b, Amount(step), Amount(depth), table, tap_count))
-        with nest.loop(height, "ordered") as i:
-            feature = add(scale(group, features), first, i)
-            _pixels(nest, op, output, tile, (image, feature), i, start, skipped, taps)
-
-
-def _pixels(
-    nest: Nest,
-    op: Op,
-    output: Output,
-    tile: str,
-    outer: Index,
-    row: Expr,
-    start: Expr,
-    skipped: Expr,
-    taps: Taps,
-) -> None:
-    """Store one row of a tile: the pixels from `start` on that lie inside the result."""
-    width = taps.least
-
-    def each(low: Expr, high: Expr, pixel: Callable[[Expr], Index]) -> None:
-        with nest.loop(width, "lane") as j:
-            above = nest.apply("GE", j, low, dtype=i1)
-            with nest.guard(nest.both(above, nest.less(j, high))):
-                element = nest.keep(Item(tile, add(scale(row, width), j), f32))
-                output.finish(nest, op, (*outer, *pixel(j)), element)
-
-    if len(taps.out) == 1:
-        inside = nest.apply("minimum", Number(width), nest.let(add(taps.out[0], scale(start, -1))), dtype=i64)
-        each(skipped, inside, lambda j: (add(start, j),))
-        return
-    if taps.width == taps.out[1]:  # rows follow each other without places between
-        total = product(taps.out)
-        inside = nest.apply("minimum", Number(width), nest.let(add(total, scale(start, -1))), dtype=i64)
-        each(skipped, inside, lambda j: split(add(start, j), taps.width))
-        return
-    top = nest.let(Quotient(start, taps.width))
-    bottom = nest.let(Quotient(nest.let(add(start, width - 1)), taps.width))
-    last = nest.apply("minimum", bottom, Amount(taps.out[0] - 1), dtype=i64)
-    with nest.loop(nest.let(add(last, 1, scale(top, -1))), "ordered") as line:
-        y = nest.let(add(top, line))
-        begin = nest.let(add(scale(y, taps.width), scale(start, -1)))  # where row y begins in the tile
-        low = nest.apply("maximum", skipped, begin, dtype=i64)
-        high = nest.apply("minimum", Number(width), nest.let(add(begin, taps.out[1])), dtype=i64)
-        each(low, high, lambda j: (y, add(j, scale(begin, -1))))
-
-
-def _address(nest: Nest, op: Op, value: Value, group: Expr, first: Expr) -> tuple[int, Expr, Expr, Expr]:
+def address(nest: Nest, op: Op, value: Value, group: Expr, first: Expr) -> tuple[int, Expr, Expr, Expr]:
     """(buffer, index of the first element, distance of rows, distance of steps) of a value [group, row, step]."""
     buffer, form, (g, m, k) = _strides(nest, op, value)
     steps = dict(form.terms)
@@ -279,7 +158,7 @@ def _address(nest: Nest, op: Op, value: Value, group: Expr, first: Expr) -> tupl
     return buffer, start, Amount(steps.get(m, 0)), Amount(steps.get(k, 0))
 
 
-def _place(nest: Nest, op: Op, value: Value, index: Index) -> tuple[int, Expr]:
+def place(nest: Nest, op: Op, value: Value, index: Index) -> tuple[int, Expr]:
     """(buffer, offset) of an element of a value."""
     buffer, form, axes = _strides(nest, op, value)
     steps = dict(form.terms)
@@ -287,7 +166,7 @@ def _place(nest: Nest, op: Op, value: Value, index: Index) -> tuple[int, Expr]:
     return buffer, add(*parts, form.constant)
 
 
-def _step(nest: Nest, op: Op, value: Value, axis: int) -> Expr:
+def step(nest: Nest, op: Op, value: Value, axis: int) -> Expr:
     """The distance of neighbours along an axis."""
     _, form, axes = _strides(nest, op, value)
     return Amount(dict(form.terms).get(axes[axis], 0))
@@ -307,11 +186,11 @@ def strides(nest: Nest, value: Value) -> tuple[int, Affine, tuple[Var, ...]] | N
         for axis in axes:
             nest.places[axis] = scope
         element = nest.pull(value, axes)
-        place: Scope | None = scope  # a load that no axis moves has its name further out
+        at: Scope | None = scope  # a load that no axis moves has its name further out
         load: Expr | None = None
-        while place is not None and load is None:
-            load = next((expr for expr, var in place.names.items() if var is element), None)
-            place = place.parent
+        while at is not None and load is None:
+            load = next((expr for expr, var in at.names.items() if var is element), None)
+            at = at.parent
         if not isinstance(load, Load):
             return None
     form = affine(load.index)

@@ -61,8 +61,10 @@ struct Context { const volatile int *cancel; char *arena, *scratch; i64 scratch_
   i64 *late; };
 #ifdef __clang__
 #define LANES _Pragma("clang loop vectorize(assume_safety) interleave(enable)")
+#define FEW_LANES _Pragma("clang loop vectorize(assume_safety) vectorize_predicate(enable)")
 #else
 #define LANES _Pragma("GCC ivdep")
+#define FEW_LANES LANES
 #endif
 #define HIDDEN __attribute__((visibility("hidden")))
 static inline i64 size_div(i64 a, i64 b) { if (b == 0) return 0; i64 q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); }
@@ -386,7 +388,7 @@ class _Function:
             case For(var, extent, body, level):
                 if level == "core":
                     return self.core(stmt, depth)
-                lanes = [f"{pad}LANES"] if level == "lane" else []
+                lanes = [f"{pad}{_lanes(extent)}"] if level == "lane" else []
                 head = f"{pad}for (i64 {var.name} = 0; {var.name} < {self.expr(extent)}; {var.name}++) {{"
                 return [*lanes, head, *self.block(body, depth + 1), f"{pad}}}"]
             case While(head, condition, body):
@@ -602,6 +604,12 @@ def _applied(function: str, args: Sequence[str], operands: Sequence[DType], resu
             f"the native engine does not know {function} of {operands[0]} yet", remedy="engine='reference'"
         )
     return text
+
+
+def _lanes(extent: Expr) -> str:
+    """How the compiler is asked to use vectors: a short loop that does not fill them ends in a masked one."""
+    few = isinstance(extent, Amount) and isinstance(extent.size, int) and extent.size < 64 and extent.size % 16
+    return "FEW_LANES" if few else "LANES"
 
 
 def used_arrays(statements: Sequence[Stmt]) -> list[str]:

@@ -23,6 +23,7 @@ from smelt.kernel import (  # noqa: F401  their rules
     build_index,
     build_linear,
     build_map,
+    build_planes,
     build_random,
     build_reduce,
     build_scan,

@@ -217,7 +217,6 @@ def conv(
     spatial: str | Sequence[str],
     *,
     features: tuple[str, str] = ("c", "o"),
-    batch: str | None = None,
     strides: int | Mapping[str, int] | Sequence[int] = 1,
     padding: Padding = "valid",
     dilation: int | Mapping[str, int] | Sequence[int] = 1,
@@ -228,9 +227,8 @@ def conv(
     """A convolution over named axes: `image.conv(kernel, "y x", features=("c", "o"))`.
 
     Both operands have the spatial axes and the input features; the kernel has the output features too, which take the
-    place of the input's. One more axis of the image is the batch; where there are several, name one with `batch` (the
-    others are merged by the caller). With groups the kernel has size C // groups of the input features. `input_dilation`
-    spreads the image: a transposed convolution.
+    place of the input's. One more axis of the image may be there: the batch. With groups the kernel has size C // groups
+    of the input features. `input_dilation` spreads the image: a transposed convolution.
     """
     left, right = operand("image", x), operand("kernel", kernel)
     names = names_of(spatial)

@@ -78,7 +78,7 @@ class Recorded(Op):
         put(self, "attrs", attrs)
         put(self, "regions", regions)
         put(self, "results", tuple(Value(type, self, i) for i, type in enumerate(types)))
-        put(self, "captured", _captured(regions) if regions else ())
+        put(self, "captured", captured_by(regions) if regions else ())
         put(self, "data", [None] * len(types))
         put(self, "home", _HOME.get())
         put(self, "place", here())
@@ -88,7 +88,8 @@ class Recorded(Op):
         return self.place.location() if self.place else None
 
 
-def _captured(regions: Sequence[Region]) -> tuple[Value, ...]:
+def captured_by(regions: Sequence[Region]) -> tuple[Value, ...]:
+    """The values from outside that regions use, in order of first use."""
     inside: set[Value] = set()
     used: dict[Value, None] = {}
     for region in regions:

@@ -1,6 +1,6 @@
 """Runs a folder of StableHLO test programs on an engine and says how many pass.
 
-    python tests/conformance/stablehlo.py DIR [--engine reference|native] [--json FILE] [--jobs N] [--filter TEXT]
+    python tests/conformance/stablehlo.py DIR [--engine reference|native|pjrt] [--json FILE] [--jobs N] [--filter TEXT]
 
 A case passes when its text parses and verifies, comes back the same from our printer, and runs with every check
 holding. Cases run in worker processes: one that crashes or hangs fails alone. `--falsify` changes one expected element
@@ -63,13 +63,19 @@ def run_native(program: Any, func: str, args: Sequence[Any]) -> Sequence[Any]:
     return native_cases.run_native(program, func, args)
 
 
-ENGINES: dict[str, Engine] = {"reference": run_reference, "native": run_native}
+def run_pjrt(program: Any, func: str, args: Sequence[Any]) -> Sequence[Any]:
+    from tests.conformance import pjrt_cases
+
+    return pjrt_cases.run_pjrt(program, func, args)
+
+
+ENGINES: dict[str, Engine] = {"reference": run_reference, "native": run_native, "pjrt": run_pjrt}
 
 
 def find_engine(name: str) -> Engine:
     """A row of the table, or `FILE.py:function`."""
-    if name == "native":
-        importlib.import_module("tests.conformance.native_cases")  # what does not import says so here
+    if name in ("native", "pjrt"):
+        importlib.import_module(f"tests.conformance.{name}_cases")  # what does not import says so here
     if name in ENGINES:
         return ENGINES[name]
     path, _, function = name.rpartition(":")

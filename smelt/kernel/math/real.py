@@ -192,6 +192,7 @@ for _suffix in _LAYOUTS:
         FORMS[_name, _suffix] = f"smelt_{_name}_{_suffix}({_operands})"
     _inf = f"({_suffix})__builtin_inf()"
     FORMS["negate", _suffix] = "(-{0})"
+    FORMS["fma", _suffix] = f"smelt_fma_{_suffix}({{0}}, {{1}}, {{2}})"
     FORMS["real", _suffix] = FORMS["conj", _suffix] = "({0})"
     FORMS["imag", _suffix] = f"((void){{0}}, ({_suffix})0)"
     FORMS["is_pos_inf", _suffix] = f"(i1)({{0}} == {_inf})"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import smelt
-from smelt.engine import per_value
+from smelt.bundle import per_value
 from smelt.errors import RunError
 
 onnx = pytest.importorskip("onnx")

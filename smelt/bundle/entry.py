@@ -1,0 +1,79 @@
+"""What a compiled function takes, gives and checks, as plain data: everything that running it needs but its code.
+
+The native engine makes an Entry from a plan, a bundle keeps it as JSON; with a library and constants it becomes a
+`runtime.Program`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from smelt.device import runtime
+from smelt.dtype import Array
+from smelt.errors import Location, RunError, SizeError, SmeltError
+from smelt.shape import Shape
+
+FAILED, UNFIT = 1 << 20, 1 << 21  # statuses of a program: what data did not fulfil, and what sizes did not
+
+
+@dataclass(frozen=True, slots=True)
+class SizeCheck:
+    """Something about sizes that the program relies on, in words."""
+
+    expected: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class DataCheck:
+    """What data must fulfil. `{0}` in the message stands for the first of the numbers that the run tells."""
+
+    message: str
+    of_sizes: bool
+    where: Location | None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A function of a library: `NAME_run` and `NAME_measure`."""
+
+    name: str
+    arguments: tuple[Shape, ...]
+    results: tuple[Shape, ...]
+    symbols: tuple[str, ...]  # those that the arguments' sizes decide
+    names: tuple[str, ...]  # of the arguments
+    sizes: tuple[SizeCheck, ...] = ()
+    data: tuple[DataCheck, ...] = ()
+
+    def program(self, library: ctypes.CDLL, constants: Sequence[bytes | Array]) -> runtime.Program:
+        return runtime.Program(
+            library,
+            self.name,
+            self.arguments,
+            self.results,
+            self.symbols,
+            constants,
+            explain=self.explain,
+            refuse=self.refuse,
+            names=self.names,
+        )
+
+    def explain(self, status: int, record: tuple[int, ...]) -> SmeltError:
+        """The error behind a status of the program."""
+        if status >= UNFIT:
+            unfit = self.sizes[status - UNFIT]
+            return SizeError(unfit.why, expected=unfit.expected, got=f"{record[0]} and {record[1]}")
+        if status >= FAILED:
+            broken = self.data[status - FAILED]
+            message = broken.message
+            for i, number in enumerate(record):
+                message = message.replace(f"{{{i}}}", str(number))
+            return (SizeError if broken.of_sizes else RunError)(message, where=broken.where)
+        return RunError("the compiled program reported a failure", got=status)
+
+    def refuse(self, check: int, symbols: Mapping[str, int]) -> SmeltError:
+        """The error behind a size that the program takes for granted."""
+        unfit = self.sizes[check]
+        return SizeError(unfit.why, expected=unfit.expected, got=dict(symbols))

@@ -1,0 +1,84 @@
+"""A model that can be called by its own input names, whatever made it: a file that was compiled, or a bundle.
+
+`smelt.load` gives one. Saving it writes a bundle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smelt.buffer import Buffer, as_array
+from smelt.bundle.per_value import PerValue
+from smelt.bundle.stored import Storable, StoredModel
+from smelt.bundle.write import serialize, write
+from smelt.dtype import Array
+from smelt.engine_api import Executable, KernelUse, Port, Signature
+from smelt.errors import RunError, UnsupportedError
+
+
+def _labelled(port: Port, result: Array | Buffer) -> Array:
+    """An output as an array, or as the strings that its numbers stand for."""
+    array = as_array(result)
+    return np.array(port.labels, object)[array] if port.labels else array
+
+
+class Model:
+    """A model that can be called by its own input names, NumPy in and NumPy out."""
+
+    def __init__(self, name: str, engine: str, executable: Executable, metadata: Mapping[str, str]) -> None:
+        self.name = name
+        self.engine = engine
+        self.metadata = metadata
+        self._executable = executable
+
+    @property
+    def static(self) -> tuple[str, ...]:
+        """The inputs whose values shape the program, as far as they are known."""
+        return self._executable.static if isinstance(self._executable, PerValue) else ()
+
+    @property
+    def shaped(self) -> bool:
+        """Whether values or sizes of inputs shape the program: it compiles when they come."""
+        return isinstance(self._executable, PerValue)
+
+    @property
+    def signature(self) -> Signature:
+        return self._executable.signature
+
+    @property
+    def kernels(self) -> tuple[KernelUse, ...]:
+        """What runs the model's ops."""
+        return self._executable.kernels
+
+    def __call__(self, *positional: Any, **named: Any) -> dict[str, Array]:
+        """Run it. Inputs go by position or by name; outputs come back by name."""
+        ports = self.signature.inputs
+        given: dict[str, Any] = dict(zip([port.name for port in ports], positional, strict=False))
+        if len(positional) > len(ports) or set(given) & set(named):
+            raise RunError(f"{self.name}: inputs given twice, or too many", expected=[port.name for port in ports])
+        given |= named
+        missing = [port.name for port in ports if port.name not in given]
+        unknown = sorted(set(given) - {port.name for port in ports})
+        if missing or unknown:
+            raise RunError(
+                f"{self.name}: the inputs do not fit",
+                expected={port.name: port.shape for port in ports},
+                got=", ".join([*(f"no {name}" for name in missing), *(f"unknown {name}" for name in unknown)]),
+            )
+        outputs = self._executable(*(given[port.name] for port in ports))
+        return {port.name: _labelled(port, array) for port, array in zip(self.signature.outputs, outputs, strict=True)}
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """The same for inputs whose names are no Python names."""
+        return self(**inputs)
+
+    def close(self) -> None:
+        self._executable.close()
+
+    def __repr__(self) -> str:
+        ports = ", ".join(f"{port.name}: {port.shape}" for port in self.signature.inputs)
+        return f"<{self.name}({ports}) on {self.engine}>"

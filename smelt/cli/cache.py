@@ -1,0 +1,54 @@
+"""`smelt cache`: what is kept of compiled programs on this machine, and getting rid of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from smelt.buffer import bytes_text
+from smelt.device import cache
+from smelt.errors import FileError
+
+
+def ls(as_json: bool) -> None:
+    """List the entries, those used last first."""
+    store = cache.default()
+    entries = sorted(store.entries(), key=lambda entry: -entry.used)
+    total = sum(entry.bytes for entry in entries)
+    if as_json:
+        rows = [
+            {"key": entry.key, "file": entry.path.name, "bytes": entry.bytes, "used": entry.used} for entry in entries
+        ]
+        print(json.dumps({"folder": str(store.folder), "limit": store.limit, "bytes": total, "entries": rows}))
+        return
+    console = Console(highlight=False)
+    table = Table("key", "size", "last used", box=None, pad_edge=False)
+    for entry in entries:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.used))
+        table.add_row(entry.key[:16], bytes_text(entry.bytes), when)
+    if entries:
+        console.print(table)
+    limit = f"{len(entries)} entries, {bytes_text(total)} of {bytes_text(store.limit)}"
+    console.print(f"{escape(str(store.folder))}: {limit}", soft_wrap=True)
+
+
+def clear(as_json: bool) -> None:
+    """Remove every entry; other files in the folder stay."""
+    store = cache.default()
+    try:
+        count, freed = store.clear()
+    except OSError as error:
+        raise FileError(f"cannot clear {store.folder}", got=error) from error
+    if as_json:
+        print(json.dumps({"folder": str(store.folder), "removed": count, "bytes": freed}))
+    else:
+        _say(store.folder, count, freed)
+
+
+def _say(folder: Path, count: int, freed: int) -> None:
+    print(f"{folder}: removed {count} entries, {bytes_text(freed)}")

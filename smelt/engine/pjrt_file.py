@@ -1,0 +1,142 @@
+"""Serialised executables of the pjrt engine: programs as StableHLO text and as XLA's machine code, without weights.
+
+`write` gives bytes, `read` takes them back where the platform, the version and the processor are the same; a file from
+elsewhere, or a damaged one, is refused with the reason. The bytes hold machine code: read only what you trust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smelt.device import cpu
+from smelt.dtype import dtype
+from smelt.engine_api import Port, Signature
+from smelt.errors import DeviceError, ParseError, SmeltError
+from smelt.ir.core import Program
+from smelt.ir.text import parse, print_program
+from smelt.shape import Shape
+
+MAGIC = b"smelt pjrt 1\n"
+_DIGEST = 32
+Programs = Sequence[tuple[tuple[tuple[int, ...], ...], bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What an executable is made of."""
+
+    signature: Signature
+    main: Program
+    prepare: Program | None
+    donated: frozenset[int]  # among the inputs
+    donated_arguments: frozenset[int]  # among all arguments of the program
+    buckets: Mapping[str, tuple[int, ...]]
+    limit: int
+    main_programs: Programs
+    prepare_programs: Programs
+
+
+def write(saved: Saved, platform: str, version: str) -> bytes:
+    """magic, digest of the rest, length of the header, header (JSON), blobs one after the other."""
+    blobs = [blob for _, blob in (*saved.main_programs, *saved.prepare_programs)]
+    header = {
+        "platform": platform,
+        "version": version,
+        "processor": _processor(platform),
+        "signature": {
+            part: [_port_record(port) for port in getattr(saved.signature, part)]
+            for part in ("inputs", "outputs", "weights")
+        },
+        "main": print_program(saved.main),
+        "prepare": print_program(saved.prepare) if saved.prepare else None,
+        "donated": sorted(saved.donated),
+        "donated_arguments": sorted(saved.donated_arguments),
+        "buckets": saved.buckets,
+        "limit": saved.limit,
+        "main_programs": [[key, len(blob)] for key, blob in saved.main_programs],
+        "prepare_programs": [[key, len(blob)] for key, blob in saved.prepare_programs],
+    }
+    text = json.dumps(header).encode()
+    rest = struct.pack("<Q", len(text)) + text + b"".join(blobs)
+    return MAGIC + hashlib.sha256(rest).digest() + rest
+
+
+def read(data: bytes, platform: str, version: str) -> Saved:
+    """The parts of a serialised executable, if this platform can run it."""
+    if not data.startswith(MAGIC):
+        raise ParseError("this is no serialised executable", expected=f"bytes that begin with {MAGIC!r}", got=data[:16])
+    start = len(MAGIC) + _DIGEST
+    rest = data[start:]
+    if hashlib.sha256(rest).digest() != data[len(MAGIC) : start]:
+        raise ParseError("the serialised executable is damaged", expected="its checksum", got="another one")
+    (length,) = struct.unpack("<Q", rest[:8])
+    header = json.loads(rest[8 : 8 + length])
+    here = {"platform": platform, "version": version, "processor": _processor(platform)}
+    for what, mine in here.items():
+        if header[what] != mine:
+            raise DeviceError(
+                f"the executable was serialised for another {what}",
+                expected=mine,
+                got=header[what],
+                remedy="compile the model again on this machine",
+            )
+    return _parts(header, rest[8 + length :])
+
+
+def _parts(header: Mapping[str, Any], blobs: bytes) -> Saved:
+    try:
+        signature = Signature(*(tuple(_port(each) for each in ports) for ports in header["signature"].values()))
+        main = parse(header["main"])
+        prepare = parse(header["prepare"]) if header["prepare"] is not None else None
+    except (SmeltError, KeyError, TypeError, ValueError) as error:
+        raise ParseError("the serialised executable holds no program that can be read", got=error) from error
+    at = 0
+    programs: dict[str, list[tuple[tuple[tuple[int, ...], ...], bytes]]] = {"main_programs": [], "prepare_programs": []}
+    for part, found in programs.items():
+        for key, length in header[part]:
+            found.append((tuple(tuple(sizes) for sizes in key), blobs[at : at + length]))
+            at += length
+    return Saved(
+        signature,
+        main,
+        prepare,
+        frozenset(header["donated"]),
+        frozenset(header["donated_arguments"]),
+        {name: tuple(sizes) for name, sizes in header["buckets"].items()},
+        header["limit"],
+        programs["main_programs"],
+        programs["prepare_programs"],
+    )
+
+
+def _processor(platform: str) -> str:
+    """What machine code for the processor depends on; a device with a plug-in is described by its version."""
+    if platform != "cpu":
+        return ""
+    target = cpu.target()
+    features = hashlib.sha256(" ".join(sorted(target.features)).encode()).hexdigest()[:16]
+    return f"{target.name} {features}"
+
+
+def _port_record(port: Port) -> dict[str, Any]:
+    sizes = [str(size) for size in port.shape.sizes]
+    return {
+        "name": port.name,
+        "dtype": port.shape.dtype.name,
+        "sizes": sizes,
+        "names": port.shape.names,
+        "labels": port.labels,
+        "keys": port.keys,
+    }
+
+
+def _port(record: Mapping[str, Any]) -> Port:
+    sizes = Shape("f32", *record["sizes"]).sizes
+    names = tuple(record["names"]) if record["names"] is not None else None
+    shape = Shape.of(dtype(record["dtype"]), sizes, names)
+    return Port(record["name"], shape, tuple(record["labels"]), tuple(record["keys"]))

@@ -1,0 +1,210 @@
+"""Lazy tensors → arrays: what the results need becomes a program, which the reference engine answers at once.
+
+Equal graphs share one entry of the cache. A graph that comes again, or one too large for the reference engine, is compiled
+natively (in the background, where the reference can answer meanwhile); what native refuses stays with the reference.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smelt.dtype import Array
+from smelt.engine.native import NativeEngine
+from smelt.engine_api import Executable
+from smelt.errors import DeviceError, RunError, SmeltError, UnsupportedError
+from smelt.ir import cost
+from smelt.ir.core import Func, Op, Program, Value, walk
+from smelt.ir.interpret import run
+from smelt.ir.structure import fingerprint
+from smelt.tensor.control import CALLBACKS
+from smelt.tensor.record import Leaf, Recorded, function
+from smelt.tensor.source import Operand, refuse
+
+if TYPE_CHECKING:
+    from smelt.tensor.tensor import Tensor
+
+ENTRIES = 512  # programs that the cache keeps
+LARGE = 50_000_000  # operations from which a new graph waits for the compiler
+# Ops that NumPy answers with views: results share memory with what they come from.
+VIEWS = frozenset(f"stablehlo.{name}" for name in ("reshape", "slice", "transpose", "reverse", "broadcast_in_dim", "constant"))
+
+
+class Entry:
+    """One program that was asked for: how often, and the compiled form once it is there."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.uses = 0
+        self.compiled: Executable | None = None
+        self.refused: SmeltError | None = None  # why native cannot run it
+        self.waiting = False  # in the compiler's queue
+        ops = list(walk(program.main.body))
+        self.views = all(op.name in VIEWS for op in ops)
+        self.python = [op for op in ops if op.name == "stablehlo.custom_call" and _target(op) in CALLBACKS]
+        self.operations = cost.operations(program)
+
+    def compile(self) -> None:
+        try:
+            self.compiled = NativeEngine().compile(self.program)
+        except SmeltError as error:
+            self.refused = error
+        self.waiting = False
+
+    def reference(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        return run(self.program, arrays, callbacks=CALLBACKS)
+
+
+def _target(op: Op) -> str:
+    return str(op.attrs["call_target_name"])
+
+
+class Cache:
+    """Programs by fingerprint, the least recently used forgotten first; safe to use from several threads."""
+
+    def __init__(self, limit: int = ENTRIES) -> None:
+        self.limit = limit
+        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+        self._lock = threading.Lock()
+        self._queue: SimpleQueue[Entry] = SimpleQueue()
+        self._worker: threading.Thread | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._entries.clear()
+
+    def entry(self, func: Func) -> Entry:
+        key = fingerprint(func)
+        with self._lock:
+            found = self._entries.get(key)
+            if found is None:
+                found = self._entries[key] = Entry(Program.of(func))
+                if len(self._entries) > self.limit:
+                    self._entries.popitem(last=False)
+            else:
+                self._entries.move_to_end(key)
+            found.uses += 1
+            return found
+
+    def compile_later(self, entry: Entry) -> None:
+        """Compile in the background, once."""
+        with self._lock:
+            if entry.waiting or entry.compiled is not None or entry.refused is not None:
+                return
+            entry.waiting = True
+            self._queue.put(entry)
+            if self._worker is None or not self._worker.is_alive():
+                self._worker = threading.Thread(target=self._work, name="smelt-compile", daemon=True)
+                self._worker.start()
+
+    def _work(self) -> None:
+        while True:
+            self._queue.get().compile()
+
+
+CACHE = Cache()
+_ENGINE: ContextVar[str] = ContextVar("smelt.engine", default="auto")
+
+
+@contextmanager
+def engine(name: str) -> Iterator[None]:
+    """Which engine answers in a block: `auto`, `reference` or `native`."""
+    if name not in ("auto", "reference", "native"):
+        raise UnsupportedError("unknown engine", expected="auto, reference, native", got=name)
+    token = _ENGINE.set(name)
+    try:
+        yield
+    finally:
+        _ENGINE.reset(token)
+
+
+def data_of(value: Value) -> Array | None:
+    """The array behind a value, where it is there already."""
+    if isinstance(value, Leaf):
+        return value.data
+    return value.op.data[value.index] if isinstance(value.op, Recorded) else None
+
+
+def realize(*tensors: Tensor, engine: str | None = None) -> tuple[Tensor, ...]:
+    """Compute tensors, all in one program; asking for their values afterwards costs nothing.
+
+    >>> from smelt.tensor import tensor
+    >>> x = tensor([1.0, 2.0]) * 3.0
+    >>> realize(x)[0].numpy().tolist()
+    [3.0, 6.0]
+    """
+    values = list(dict.fromkeys(t.value for t in tensors if data_of(t.value) is None))
+    if values:
+        func, inputs = function("main", values, known=lambda value: data_of(value) is not None)
+        arrays = [_array(value) for value in inputs]
+        results = _run(CACHE.entry(func), arrays, engine or _ENGINE.get())
+        for value, array in zip(values, results, strict=True):
+            if array.flags.writeable:
+                array.flags.writeable = False
+            assert isinstance(value.op, Recorded)
+            value.op.data[value.index] = array
+    return tensors
+
+
+def _array(value: Value) -> Array:
+    array = data_of(value)
+    if array is None:
+        place = value.place if isinstance(value, Leaf) else None
+        shown = Operand("argument", value.shape, place)
+        refuse(
+            "a tensor without data has no value yet",
+            shown,
+            remedy="it is an argument of a function that is being traced: values are there when the function runs",
+        )
+    return array
+
+
+def _run(entry: Entry, arrays: Sequence[Array], name: str) -> tuple[Array, ...]:
+    if name == "reference":
+        return entry.reference(arrays)
+    if name == "native":
+        return _native(entry, arrays)
+    if entry.views or entry.python or entry.refused is not None:
+        return entry.reference(arrays)
+    large = not isinstance(entry.operations, int) or entry.operations >= LARGE
+    if entry.compiled is None and large and NativeEngine().missing() is None:
+        entry.compile()
+    if entry.compiled is not None:
+        try:
+            return entry.compiled(*_contiguous(arrays))
+        except DeviceError as error:
+            entry.compiled, entry.refused = None, error
+    elif entry.uses > 1 and NativeEngine().missing() is None:
+        CACHE.compile_later(entry)
+    return entry.reference(arrays)
+
+
+def _native(entry: Entry, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    if entry.python:
+        raise UnsupportedError(
+            "a custom call into Python runs on the reference engine only",
+            got=_target(entry.python[0]),
+            where=entry.python[0].location,
+            remedy='engine="reference" or "auto"',
+        )
+    if entry.compiled is None and entry.refused is None:
+        entry.compile()
+    if entry.compiled is None:
+        raise entry.refused or RunError("the program was not compiled")
+    return entry.compiled(*_contiguous(arrays))
+
+
+def _contiguous(arrays: Sequence[Array]) -> list[Array]:
+    return [np.ascontiguousarray(array).reshape(array.shape) for array in arrays]
+

@@ -1,0 +1,133 @@
+"""The one annotation: `Shaped[Tensor, "f32[b=B, s=S, d=512]"]`, which is a `typing.Annotated`.
+
+Editors and type checkers see the Tensor, the tracer reads the shape: of arguments, results and fields of models. The short
+form `"[B, S, D]"` names the axes b, s, d and leaves the element type open.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated as Shaped
+
+from smelt.dim import Poly, Size, substitute, symbols
+from smelt.dtype import DType, dtype, f32
+from smelt.shape import Shape
+from smelt.tensor.axes import parse_shape
+from smelt.tensor.facts import equal
+from smelt.tensor.record import operand
+from smelt.tensor.source import Operand, Place, refuse
+
+if TYPE_CHECKING:
+    from smelt.tensor.tensor import Tensor
+
+__all__ = ["Shaped", "Spec", "annotations_of", "match", "spec_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """The shape that an annotation says; no element type where it leaves that open."""
+
+    element: DType | None
+    sizes: tuple[Size, ...]
+    names: tuple[str, ...] | None
+    text: str
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of a symbolic argument: f32 where the element type is open."""
+        return Shape.of(self.element or f32, self.sizes, self.names)
+
+    def substitute(self, values: Mapping[str, Size]) -> Spec:
+        return Spec(self.element, tuple(substitute(size, values) for size in self.sizes), self.names, self.text)
+
+
+@lru_cache(4096)
+def parse_spec(text: str) -> Spec:
+    """A shape from its text."""
+    element, sizes, names = parse_shape(text)
+    return Spec(None if element is None else dtype(element), sizes, names, text)
+
+
+def spec_of(annotation: Any) -> Spec | None:
+    """The shape in an annotation: of `Shaped[Tensor, "…"]`; None for anything else."""
+    if get_origin(annotation) is Shaped:
+        for note in get_args(annotation)[1:]:
+            if isinstance(note, str) and "[" in note:
+                return parse_spec(note)
+            if isinstance(note, Shape):
+                return Spec(note.element, note.sizes, note.names, str(note))
+    if get_origin(annotation) is Union:
+        specs = [found for each in get_args(annotation) if (found := spec_of(each)) is not None]
+        return specs[0] if len(specs) == 1 else None
+    return None
+
+
+def annotations_of(owner: Any) -> dict[str, Any]:
+    """The annotations of a function or class with strings resolved; those that cannot be are left out."""
+    try:
+        return get_type_hints(owner, include_extras=True)
+    except (NameError, TypeError, SyntaxError, AttributeError):
+        return _one_by_one(owner)
+
+
+def _one_by_one(owner: Any) -> dict[str, Any]:
+    """Each annotation on its own, so that one unknown name does not hide the others."""
+    found: dict[str, Any] = {}
+    for part in reversed(owner.__mro__) if isinstance(owner, type) else (owner,):
+        module = sys.modules.get(getattr(part, "__module__", ""), None)
+        names = {**vars(module)} if module else {}
+        for name, annotation in inspect.get_annotations(part).items():
+            if isinstance(annotation, str):
+                try:
+                    annotation = eval(annotation, names)  # the user's own annotation, in the user's own module
+                except Exception:  # noqa: BLE001, S112  # whatever it raises, it is no shape
+                    continue
+            found[name] = annotation
+    return found
+
+
+def match(what: str, tensor: Tensor, spec: Spec, bound: dict[str, Size], place: Place | None = None) -> None:
+    """Prove that a tensor has the declared shape. A symbol that is not bound yet is bound to the size it meets."""
+    shown = operand("got", tensor)
+    wanted = spec.substitute(bound)
+    declared = Operand("declared", Shape.of(spec.element or tensor.dtype, wanted.sizes, wanted.names), place)
+    if spec.element is not None and tensor.dtype is not spec.element:
+        refuse(f"{what}: the element type is {tensor.dtype}", declared, shown, remedy=f'.to("{spec.element}")')
+    if tensor.shape.rank != len(spec.sizes):
+        refuse(f"{what}: {tensor.shape.rank} axes, not {len(spec.sizes)}", declared, shown)
+    if tensor.shape.rank and tensor.shape.names != spec.names:
+        remedy = None
+        if spec.names and tensor.shape.names and set(spec.names) == set(tensor.shape.names):
+            remedy = f'.transpose("{" ".join(spec.names)}")'
+        elif spec.names is not None and tensor.shape.names is None:
+            remedy = f'.named("{" ".join(spec.names)}")'
+        refuse(f"{what}: other axes than declared", declared, shown, remedy=remedy)
+    for size, pattern in zip(tensor.shape.sizes, spec.sizes, strict=True):
+        want = substitute(pattern, bound)
+        name = _lone(pattern)
+        if name is not None and name not in bound:
+            bound[name] = size
+            continue
+        unbound = symbols(pattern) - bound.keys()
+        if not unbound and not (answer := equal(size, want)):
+            refuse(f"{what}: a size is {size}, not {want}", declared, shown, answer=answer)
+
+
+def _lone(size: Size) -> str | None:
+    if isinstance(size, Poly) and len(size.terms) == 1:
+        monomial, coefficient = size.terms[0]
+        if coefficient == 1 and len(monomial) == 1 and monomial[0].op == "symbol":
+            return monomial[0].name
+    return None
+
+
+def signature_specs(function: Callable[..., Any]) -> tuple[dict[str, Any], Any]:
+    """The annotations of a function's parameters, and of its result."""
+    hints = annotations_of(inspect.unwrap(function))
+    return {name: hint for name, hint in hints.items() if name != "return"}, hints.get("return")
+
