@@ -6,14 +6,15 @@ A Buffer is what an engine keeps on a device; every engine brings its own, all b
 
 from __future__ import annotations
 
-import resource
+import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from smelt.dtype import Array, dtype
-from smelt.errors import RunError, ShapeError
+from smelt.errors import RunError, ShapeError, SmeltError
 from smelt.shape import Shape
 
 
@@ -123,6 +124,8 @@ def as_array(result: Array | Buffer) -> Array:
 
 def host_stats() -> dict[str, int]:
     """Bytes of memory that this process uses now, and at most so far."""
+    import resource  # not on every system
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,10 +31,18 @@ def _labelled(port: Port, result: Array | Buffer) -> Array:
 class Model:
     """A model that can be called by its own input names, NumPy in and NumPy out."""
 
-    def __init__(self, name: str, engine: str, executable: Executable, metadata: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        engine: str,
+        executable: Executable,
+        metadata: Mapping[str, str],
+        provenance: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.name = name
         self.engine = engine
         self.metadata = metadata
+        self.provenance = dict(provenance)  # where it came from; a bundle keeps it
         self._executable = executable
 
     @property
@@ -75,6 +85,28 @@ class Model:
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """The same for inputs whose names are no Python names."""
         return self(**inputs)
+
+    def save(
+        self, path: str | Path, *, targets: Sequence[str] = (), private_key: str | Path | None = None
+    ) -> None:
+        """Write it as a bundle, which loads without a compiler: `model.save("model.smelt")`, `smelt.load("model.smelt")`.
+
+        `targets` names processors (avx512, avx2, neon, plain); none: this machine's kind, and plain for any other.
+        `private_key` is a file with an Ed25519 key that signs the bundle.
+        """
+        write(Path(path), self._stored(targets), private_key)
+
+    def serialize(self, *, targets: Sequence[str] = (), private_key: str | Path | None = None) -> bytes:
+        """The bytes that `save` writes."""
+        return serialize(self._stored(targets), private_key)
+
+    def _stored(self, targets: Sequence[str]) -> StoredModel:
+        if not isinstance(self._executable, Storable):
+            raise UnsupportedError(
+                f"{self.name} cannot be saved", expected="the native engine", got=f"the {self.engine} engine"
+            )
+        stored = self._executable.stored(targets)
+        return replace(stored, name=self.name, metadata=self.metadata, provenance=self.provenance | stored.provenance)
 
     def close(self) -> None:
         self._executable.close()

@@ -25,7 +25,7 @@ from smelt.dtype import Array, dtype
 from smelt.engine.executable import signature_of
 from smelt.errors import MissingPackageError, SmeltError
 from smelt.ir.core import Func, Program, Region
-from smelt.model import Model, model_of, read
+from smelt.model import model_of, read
 from smelt.passes.split_prepare import NAME
 from smelt.read import onnx as onnx_reader
 from smelt.shape import Shape

@@ -31,6 +31,7 @@ FEATURES = (  # in the order of the bits of smelt_features, spelled as Linux doe
     *("fma", "f16c", "avx2", "avx512f", "avx512bw", "avx512vl"),
     *("avx512_vnni", "avx512_bf16", "avx512dq", "avx_vnni"),
 )
+ABI = 1  # of programs: `version` in smelt.h
 MAX_THREADS = 256
 SPIN = 30_000  # nanoseconds that an idle worker looks for work before it sleeps
 ALIGN = 64

@@ -13,7 +13,7 @@ ENGINES: tuple[Engine[Program], ...] = (NativeEngine(), PjrtEngine(), ReferenceE
 
 
 def engines(device: str = "auto") -> tuple[Engine[Program], ...]:
-    """The engines for a device: all of them for the processor, pjrt for everything with a plug-in (`cuda`, `cuda:1`)."""
+    """The engines for a device: all for the processor, pjrt for everything with a plug-in (`cuda`, `cuda:1`)."""
     return ENGINES if device in ("auto", "cpu") else (PjrtEngine(device),)
 
 

@@ -78,9 +78,7 @@ def slice_(nest: Nest, op: Op, _: int, index: Index) -> Expr:
 @pull("stablehlo.reverse")
 def reverse(nest: Nest, op: Op, _: int, index: Index) -> Expr:
     sizes = tensor(op.result).sizes
-    turned = (
-        add(scale(at, -1), sizes[d] - 1) if d in op.attrs["dimensions"] else at for d, at in enumerate(index)
-    )
+    turned = (add(scale(at, -1), sizes[d] - 1) if d in op.attrs["dimensions"] else at for d, at in enumerate(index))
     return nest.pull(op.operands[0], tuple(turned))
 
 

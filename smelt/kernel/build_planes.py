@@ -108,9 +108,9 @@ def plane_dot(nest: Nest, op: Op, output: Output) -> None:
         tile = nest.var(f32, stem="tile").name
         nest.emit(Array(tile, f32, ROWS * width))
         nest.emit(Product(tile, height, *a, *b, Amount(step), Amount(depth), table, tap_count))
-        with nest.loop(height, "ordered") as i:
-            feature = add(scale(group, features), first, i)
-            _pixels(nest, op, output, tile, (image, feature), i, start, skipped, taps)
+        with nest.loop(height, "ordered") as row:
+            feature = add(scale(group, features), first, row)
+            _pixels(nest, op, output, tile, (image, feature), row, start, skipped, taps)
 
 
 def depthwise(nest: Nest, op: Op, output: Output, taps: Taps) -> None:

@@ -46,7 +46,7 @@ def identity(function: str, dtype: DType) -> Number:
     if dtype.is_float:
         if np.isinf(np.asarray(np.inf).astype(dtype.numpy).astype(np.float64)):
             return Number(np.inf if largest else -np.inf, dtype)
-        info = ml_dtypes.finfo(dtype.numpy)
+        info = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
         return Number(float(info.max if largest else info.min), dtype)
     return Number(integer_range(dtype)[1 if largest else 0], dtype)
 

@@ -12,8 +12,8 @@ from math import prod
 from smelt.dim import Size, floordiv, maximum, minimum
 from smelt.dtype import DType, f64, i1, i64
 from smelt.ir.core import Op, Value
-from smelt.kernel.build_index import place as place_of
 from smelt.kernel.build_contract import accumulator
+from smelt.kernel.build_index import place as place_of
 from smelt.kernel.build_reduce import function_of, identity, summed
 from smelt.kernel.loop import SHORT, Amount, Expr, Level, Load, Number, Quotient, Remainder, Set, add, scale
 from smelt.kernel.nest import Index, Nest, flat, tensor

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from smelt.dim import Size, evaluate, symbols
+from smelt.dtype import i64
 from smelt.ir.core import Program
 from smelt.ir.cost import op_operations
 from smelt.kernel.loop import (
@@ -25,6 +26,7 @@ from smelt.kernel.loop import (
     For,
     If,
     Item,
+    Let,
     Load,
     Number,
     Product,
@@ -79,6 +81,7 @@ class _Accesses:
     sizes: Mapping[str, int]
     reads: dict[int, float] = field(default_factory=dict)
     writes: dict[int, float] = field(default_factory=dict)
+    bounds: dict[Var, float] = field(default_factory=dict)  # of names for integers
 
     def block(self, statements: Sequence[Stmt], times: float) -> None:
         for each in statements:
@@ -88,6 +91,8 @@ class _Accesses:
         for expr in expressions(statement):
             self.expression(expr, times)
         match statement:
+            case Let(var, value) if value.dtype == i64:
+                self.bounds[var] = self.bound(value)
             case For(_, extent, body):
                 self.block(body, times * self.bound(extent))
             case Fold(_, extent, body, value):
@@ -127,9 +132,8 @@ class _Accesses:
                 return inf if number is None else float(number)
             case Apply("minimum", args):
                 return min(self.bound(arg) for arg in args)
-            case Var(extent=Size() as size):
-                number = _number(size, self.sizes)
-                return inf if number is None else float(number)
+            case Var():
+                return self.bounds.get(extent, inf)
         return inf
 
 

@@ -67,7 +67,10 @@ struct Context { const volatile int *cancel; char *arena, *scratch; i64 scratch_
 #define FEW_LANES LANES
 #endif
 #define HIDDEN __attribute__((visibility("hidden")))
-static inline i64 size_div(i64 a, i64 b) { if (b == 0) return 0; i64 q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); }
+static inline i64 size_div(i64 a, i64 b) {
+  if (b == 0) return 0;
+  return a / b - ((a % b != 0) & ((a < 0) != (b < 0)));
+}
 static inline i64 size_mod(i64 a, i64 b) { return b == 0 ? 0 : a - b * size_div(a, b); }
 static inline i64 size_max(i64 a, i64 b) { return a > b ? a : b; }
 static inline i64 size_min(i64 a, i64 b) { return a < b ? a : b; }
@@ -538,7 +541,7 @@ class _Function:
         return f"s{place}"
 
     def divisor(self, size: Size) -> str:
-        """A size to divide by: where it is 0 the quotient is of no use, but it may stand before the test that says so."""
+        """A size to divide by: where it is 0 the quotient is of no use, but may stand before the test that says so."""
         text = self.size(size)
         if isinstance(size, int):
             return text if size else "1"

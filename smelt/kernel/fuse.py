@@ -33,7 +33,7 @@ from smelt.kernel import (  # noqa: F401  their rules
 from smelt.kernel.build_contract import strides
 from smelt.kernel.demands import DEMANDS, Given, limits
 from smelt.kernel.loop import Amount, Expr, Number
-from smelt.kernel.nest import PULLS, Nest, SplitLoop, flat, tensor, unknown
+from smelt.kernel.nest import PULLS, Nest, SplitLoopError, flat, tensor, unknown
 from smelt.kernel.plan import (
     Branch,
     Buffer,
@@ -319,7 +319,7 @@ class _Fusion:
                     elements = [nest.pull(value, index) for value in values]
                     for target, element in zip(targets, elements, strict=True):
                         nest.store(target, flat(index, domain), element)
-            except SplitLoop as wanted:
+            except SplitLoopError as wanted:
                 at = vars.index(wanted.var)
                 _split(inner, at, wanted.inner)
                 continue
@@ -492,7 +492,7 @@ class _Fusion:
             mine.folded |= op.name == "stablehlo.reduce"
             mine.reused |= pulled or (not stored and use.reused) or (i == 0 and op.name in SCATTERED)
             seen = None if pulled or signature is None else _through(op, i, signature)
-            mine.signature = seen if mine.signature in ((), seen) and mine.users == 1 or mine.signature == seen else None
+            mine.signature = seen if mine.users == 1 or mine.signature == seen else None
             mine.path = _joined_path(mine, _path(op, i, () if stored else use.path))
             if op.name in CONTROL or op.name == "stablehlo.custom_call" or _gives_size(op, i):
                 mine.outside = True

@@ -68,6 +68,8 @@ def in_place(plan: Plan) -> dict[int, tuple[int, ...]]:
     for step in walk(plan.steps):
         if isinstance(step, Launch) and len(step.writes) == 1:
             (target,) = step.writes
+            if target not in step.buffers:
+                continue  # there is no element to write
             sizes = plan.buffers[target].shape
             alike = (
                 i

@@ -62,7 +62,7 @@ def pull(*names: str) -> Callable[[Pull], Pull]:
     return register
 
 
-class SplitLoop(Exception):
+class SplitLoopError(Exception):
     """Raised while a kernel is written: a loop over `var` should be two, the inner one over `inner` steps."""
 
     def __init__(self, var: Var, inner: Size) -> None:
@@ -386,7 +386,7 @@ def reshaped(nest: Nest, index: Index, sizes: Sequence[Size], target: Sequence[S
         for d in reversed(theirs[1:]):
             if isinstance(offset, Var) and offset in nest.splittable and offset.extent is not None:
                 if divide_exact(offset.extent, target[d]) is not None and target[d] not in (1, offset.extent):
-                    raise SplitLoop(offset, target[d])
+                    raise SplitLoopError(offset, target[d])
             offset, low = split(offset, target[d])
             parts.append(low)
         if theirs:

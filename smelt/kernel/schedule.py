@@ -152,17 +152,18 @@ def merged(loop: For) -> For:
 
 
 def _one_loop(outer: For, inner: For) -> For | None:
-    assert isinstance(outer.extent, Amount) and isinstance(inner.extent, Amount)
+    assert isinstance(outer.extent, Amount)
+    assert isinstance(inner.extent, Amount)
     count, size = outer.extent.size * inner.extent.size, inner.extent.size
     var = Var(inner.var.name, i64, count)
     try:
         body = tuple(_rename(each, lambda expr: _joined(expr, outer.var, inner.var, size, var)) for each in inner.body)
-    except _Apart:
+    except _ApartError:
         return None
     return replace(inner, var=var, extent=Amount(count), body=body)
 
 
-class _Apart(Exception):
+class _ApartError(Exception):
     """The two loop variables appear in another way than as one."""
 
 
@@ -170,13 +171,13 @@ def _joined(expr: Expr, outer: Var, inner: Var, size: Size, var: Var) -> Expr:
     match expr:
         case Var():
             if expr in (outer, inner):
-                raise _Apart
+                raise _ApartError
             return expr
         case Affine(terms, constant):
             both = dict(terms)
             a, b = both.pop(outer, 0), both.pop(inner, 0)
             if a != b * size:
-                raise _Apart
+                raise _ApartError
             rest = [scale(_joined(atom, outer, inner, size, var), factor) for atom, factor in both.items()]
             return add(scale(var, b), *rest, constant)
         case Quotient(x, by) | Remainder(x, by):
@@ -220,8 +221,16 @@ def _rename(statement: Stmt, change: Callable[[Expr], Expr]) -> Stmt:
                 start=change(statement.start),
             )
         case Product():
-            names = ("rows", "a_index", "a_row", "a_step", "b_index", "b_step", "extent")
-            return replace(statement, **{name: change(getattr(statement, name)) for name in names})
+            return replace(
+                statement,
+                rows=change(statement.rows),
+                a_index=change(statement.a_index),
+                a_row=change(statement.a_row),
+                a_step=change(statement.a_step),
+                b_index=change(statement.b_index),
+                b_step=change(statement.b_step),
+                extent=change(statement.extent),
+            )
         case Fail(status, values):
             return Fail(status, tuple(map(change, values)))
     return statement

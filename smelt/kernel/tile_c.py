@@ -33,7 +33,7 @@ def tile_shape(target: Target) -> TileShape:
 
 
 def product_text(shape: TileShape, taps: bool) -> str:
-    """`smelt_product` or `smelt_product_taps`: a function for every number of rows up to the tile's, and one for any."""
+    """`smelt_product` or `smelt_product_taps`: for every number of rows up to the tile's, and for any."""
     head = f"""\
 #ifndef SMELT_FMA
 typedef f32 smelt_vector __attribute__((vector_size({4 * shape.lanes}), aligned(4)));
@@ -106,7 +106,7 @@ def _rows_text(head: str, rows: int, shape: TileShape, taps: bool) -> str:
         (f"tile + {shape.columns * i + shape.lanes * j}", names[i][j]) for i in range(rows) for j in range(vectors)
     ]
     stores = [f"    *(smelt_vector *)({place}) = {name};" for place, name in tiles]
-    sums = [f"    *(smelt_vector *)({place}) = *(smelt_vector *)({place}) + {name};" for place, name in tiles]
+    joins = [f"    *(smelt_vector *)({place}) = *(smelt_vector *)({place}) + {name};" for place, name in tiles]
     lines = [
         f"SMELT_FUSED static void {head} {{",
         *(f"  const f32 *a{i} = a + {i} * a_row;" for i in range(0, rows, 3)),
@@ -120,7 +120,7 @@ def _rows_text(head: str, rows: int, shape: TileShape, taps: bool) -> str:
         "  if (done == 0) {",
         *stores,
         "  } else {",
-        *sums,
+        *joins,
         "  }",
         "  done = end;",
         "  } while (done < count);",

@@ -7,6 +7,7 @@ Called by `pipeline` for engines that ask for a width.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from smelt.dim import Size, product
 from smelt.ir.core import Value
@@ -68,13 +69,13 @@ def _planar(m: Match, width: int) -> Value | None:
     if not isinstance(features, int):
         return None
     weights = _reshaped(m, kernel, Shape.of(kernel.shape.dtype, (groups, features // groups, depth)))
-    taps = {"window": window, "strides": strides, "dilations": dilations, "least": width}
+    taps: dict[str, Any] = {"window": window, "strides": strides, "dilations": dilations, "least": width}
     sizes = images.shape.sizes
     count: Size = product(sizes[2:])
     if set(window) == set(strides) == {1} and set(padding) <= {(0, 0)} and isinstance(count, int) and count >= width:
         planes = _reshaped(m, images, Shape.of(images.shape.dtype, (*sizes[:2], 1, count)))
     else:
-        edges = {"low": tuple(pair[0] for pair in padding), "high": tuple(pair[1] for pair in padding)}
+        edges: dict[str, Any] = {"low": tuple(pair[0] for pair in padding), "high": tuple(pair[1] for pair in padding)}
         planes = m.build.op("smelt.planes", images, **taps, **edges).result
     result = Shape.of(m.shape.dtype, tuple(m.shape.sizes[d] for d in output_order))
     made = m.build.op("smelt.plane_dot", weights, planes, result=result, **taps).result

@@ -216,6 +216,8 @@ def align(what: str, operands: Sequence[Operand], *, outer: bool = False) -> tup
     if all(named):
         return _align_names(what, operands, full, outer)
     if any(named):
+        bare = [Operand(each.label, Shape.of(each.shape.dtype, each.shape.sizes), each.place) for each in operands]
+        _align_places(what, bare, [each for each in bare if each.shape.rank])  # a plainer mistake goes first
         remedy = "name the axes of the other operand: .named(…)"
         refuse(f"{what}: axes with names meet axes without", *operands, remedy=remedy)
     return _align_places(what, operands, full)

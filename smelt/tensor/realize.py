@@ -25,7 +25,7 @@ from smelt.ir.core import Func, Op, Program, Value, walk
 from smelt.ir.interpret import run
 from smelt.ir.structure import fingerprint
 from smelt.tensor.control import CALLBACKS
-from smelt.tensor.record import Leaf, Recorded, function
+from smelt.tensor.record import Leaf, Recorded, collect, function
 from smelt.tensor.source import Operand, refuse
 
 if TYPE_CHECKING:
@@ -134,6 +134,12 @@ def data_of(value: Value) -> Array | None:
     if isinstance(value, Leaf):
         return value.data
     return value.op.data[value.index] if isinstance(value.op, Recorded) else None
+
+
+def is_known(value: Value) -> bool:
+    """Whether a value could be computed: every leaf it starts from has data."""
+    known = data_of(value) is not None
+    return known or all(leaf.data is not None for leaf in collect([value], None, lambda v: data_of(v) is not None)[1])
 
 
 def realize(*tensors: Tensor, engine: str | None = None) -> tuple[Tensor, ...]:

@@ -262,7 +262,7 @@ def refuse(
         raw = linecache.getline(place.path, span.line).encode()
         where = Location(_short(place.path), span.line, len(raw[: span.column].decode(errors="replace")) + 1)
         source = _excerpt(place.path, span) or None
-    missing = answer.missing if answer else None
+    missing = answer.missing if answer is not None else None
     if remedy is None and missing:
         remedy = f'if that always holds, state it: facts=["{missing}"] or smelt.assume("{missing}")'
     raise TensorError(
@@ -271,7 +271,7 @@ def refuse(
         source=source,
         operands=operands,
         details=details,
-        counterexample=answer.counterexample if answer else None,
+        counterexample=answer.counterexample if answer is not None else None,
         missing=missing,
         remedy=remedy,
         place=place,

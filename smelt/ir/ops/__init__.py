@@ -25,7 +25,10 @@ from smelt.ir.ops import (
 )
 from smelt.ir.ops.definition import OpDef
 
-FAMILIES = (elementwise, shape, index, reduce, window, linear, packed, random, quantize, control, collective, dynamic, testing)
+FAMILIES = (
+    *(elementwise, shape, index, reduce, window, linear, packed),
+    *(random, quantize, control, collective, dynamic, testing),
+)
 OPS: dict[str, OpDef] = {row.name: row for family in FAMILIES for row in family.ROWS}
 
 

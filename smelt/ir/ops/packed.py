@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from smelt.dim import Size, ceildiv, maximum, product
+from smelt.dim import Size, ceildiv, evaluate, maximum, product
 from smelt.dtype import Array
 from smelt.ir.attributes import INT, INTS
 from smelt.ir.core import Attrs, Op, Type
@@ -104,7 +104,8 @@ class Taps:
 
     def place(self, tap: Sequence[int]) -> tuple[int, Size]:
         """The plane of a tap, and how far on in it the tap reads."""
-        plane, offset = 0, 0
+        plane = 0
+        offset: Size = 0
         for at, dilation, stride in zip(tap, self.dilations, self.strides, strict=True):
             plane = plane * stride + at * dilation % stride
             offset = offset * self.width + at * dilation // stride
@@ -112,7 +113,8 @@ class Taps:
 
 
 def taps_of(attrs: Attrs, out: Sequence[Size]) -> Taps:
-    return Taps(*(tuple(attrs[name]) for name in ("window", "strides", "dilations")), tuple(out), attrs["least"])  # type: ignore[arg-type]
+    window, strides, dilations = (tuple(attrs[name]) for name in ("window", "strides", "dilations"))
+    return Taps(window, strides, dilations, tuple(out), attrs["least"])
 
 
 def planes_out(attrs: Attrs, sizes: Sequence[Size]) -> tuple[Size, ...]:
@@ -135,8 +137,9 @@ def _infer_planes(call: Call) -> Sequence[Type]:
 
 def _planes(frame: Frame, op: Op, x: Array) -> Array:
     taps = taps_of(op.attrs, planes_out(op.attrs, x.shape[2:]))
-    places = np.arange(taps.length)
-    pixels = [places] if x.ndim == 3 else [places // taps.width, places % taps.width] if taps.width else [places] * 2
+    width, length = evaluate(taps.width, {}), evaluate(taps.length, {})
+    places = np.arange(length)
+    pixels = [places] if x.ndim == 3 else [places // width, places % width] if width else [places] * 2
     result = np.zeros((*x.shape[:2], taps.count, len(places)), x.dtype)
     for plane in range(taps.count):
         inside = np.ones(len(places), bool)
@@ -144,7 +147,7 @@ def _planes(frame: Frame, op: Op, x: Array) -> Array:
         parts = np.unravel_index(plane, taps.strides)
         for at, part, stride, low, size in zip(pixels, parts, taps.strides, op.attrs["low"], x.shape[2:], strict=True):
             place = at * stride + part - low
-            inside &= (0 <= place) & (place < size)
+            inside &= (place >= 0) & (place < size)
             index.append(place)
         result[:, :, plane, inside] = x[(..., *(place[inside] for place in index))]
     return result
@@ -169,20 +172,20 @@ def _plane_dot(frame: Frame, op: Op, weights: Array, planes: Array) -> Array:
     shape = frame.shape(op.result.type)
     taps = taps_of(op.attrs, shape[2:])
     groups, _, depth = weights.shape
-    batch, channels = planes.shape[:2]
-    rows = np.arange(shape[2])[:, None] * taps.width if len(shape) == 4 else np.zeros((1, 1), np.int64)
-    pixels = (rows + np.arange(shape[-1])).reshape(-1)
+    width = evaluate(taps.width, {})
+    rows = np.arange(shape[2])[:, None] * width if len(shape) == 4 else np.zeros((1, 1), np.int64)
+    pixels: Array = (rows + np.arange(shape[-1])).reshape(-1)
     parts = []
     for tap in np.ndindex(*taps.window):
         plane, offset = taps.place(tap)
-        parts.append(planes[:, :, plane, pixels + offset])
-    columns = np.stack(parts, axis=2).reshape(batch, groups, depth, len(pixels))
+        parts.append(planes[:, :, plane, pixels + evaluate(offset, {})])
+    columns = np.stack(parts, axis=2).reshape(planes.shape[0], groups, depth, len(pixels))
     element = op.result.shape.element
     images = [matmul(weights, image, element).reshape(shape[1], len(pixels)) for image in columns]
     return np.stack(images).reshape(shape) if images else np.zeros(shape, element.numpy)
 
 
-_TAPS = tuple(Attr(name, INTS) for name in ("window", "strides", "dilations")) + (Attr("least", INT),)
+_TAPS = (*(Attr(name, INTS) for name in ("window", "strides", "dilations")), Attr("least", INT))
 
 ROWS = [
     OpDef("smelt.pack", "x", _infer_pack, _pack, (Attr("width", INT),)),

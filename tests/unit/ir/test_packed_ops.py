@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from smelt.dtype import Array
 from smelt.errors import VerifyError
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
@@ -12,7 +15,9 @@ from smelt.ir.interpret import run
 from smelt.shape import Shape
 
 
-@pytest.mark.parametrize(("rows", "depth", "columns", "width"), [(3, 4, 5, 4), (1, 1, 1, 8), (2, 3, 8, 4), (0, 2, 3, 2)])
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns", "width"), [(3, 4, 5, 4), (1, 1, 1, 8), (2, 3, 8, 4), (0, 2, 3, 2)]
+)
 def test_packed_dot_is_a_product(rows: int, depth: int, columns: int, width: int) -> None:
     random = np.random.default_rng(1)
     a = random.integers(-9, 9, (2, rows, depth)).astype(np.float32)
@@ -47,8 +52,8 @@ def test_plane_dot_is_a_convolution(
     w = random.integers(-5, 5, (6, 2, *window)).astype(np.float32)  # two groups
     expected = windows(x, w, strides, dilations, padding)
     f = FuncBuilder("main", [Shape("f32", *x.shape), Shape("f32", 2, 3, 2 * int(np.prod(window)))])
-    taps = {"window": window, "strides": strides, "dilations": dilations, "least": 4}
-    edges = {"low": tuple(low for low, _ in padding), "high": tuple(high for _, high in padding)}
+    taps: dict[str, Any] = {"window": window, "strides": strides, "dilations": dilations, "least": 4}
+    edges: dict[str, Any] = {"low": tuple(low for low, _ in padding), "high": tuple(high for _, high in padding)}
     planes = f.op("smelt.planes", f.args[0], **taps, **edges).result
     made = f.op("smelt.plane_dot", f.args[1], planes, result=Shape("f32", *expected.shape), **taps).result
     (result,) = run(Program.of(f.func(made)), [x, w.reshape(2, 3, -1)])
@@ -56,14 +61,14 @@ def test_plane_dot_is_a_convolution(
 
 
 def windows(
-    x: np.ndarray,
-    w: np.ndarray,
+    x: Array,
+    w: Array,
     strides: tuple[int, ...],
     dilations: tuple[int, ...],
     padding: tuple[tuple[int, int], ...],
-) -> np.ndarray:
+) -> Array:
     """A convolution in two groups, straight from its definition."""
-    cut = tuple(slice(max(-low, 0), x.shape[2 + d] - max(-high, 0)) for d, (low, high) in enumerate(padding))
+    cut: Any = tuple(slice(max(-low, 0), x.shape[2 + d] - max(-high, 0)) for d, (low, high) in enumerate(padding))
     full = np.pad(x[(..., *cut)], [(0, 0), (0, 0), *((max(low, 0), max(high, 0)) for low, high in padding)])
     reach = [(k - 1) * d + 1 for k, d in zip(w.shape[2:], dilations, strict=True)]
     out = tuple((n - r) // s + 1 for n, r, s in zip(full.shape[2:], reach, strides, strict=True))
@@ -74,7 +79,8 @@ def windows(
             pixel = full[(slice(None), slice(None), *at)]
             for group in range(2):
                 part = w[(slice(3 * group, 3 * group + 3), slice(None), *tap)]
-                result[(slice(None), slice(3 * group, 3 * group + 3), *place)] += pixel[:, 2 * group : 2 * group + 2] @ part.T
+                features = slice(3 * group, 3 * group + 3)
+                result[(slice(None), features, *place)] += pixel[:, 2 * group : 2 * group + 2] @ part.T
     return result
 
 

@@ -62,7 +62,7 @@ def test_programs_under_a_sanitizer(
     ):
         pytest.skip(f"no gcc whose -fsanitize={sanitizer} works here")
     monkeypatch.setattr(emit_c, "WORTH", 16)
-    problems = random_problems(seed, 2 * len(KINDS))
+    problems = random_problems(seed, len(KINDS))
     made = bare(problems)
     text = tmp_path / "programs.c"
     text.write_text(made.with_table())
@@ -84,13 +84,13 @@ def test_programs_for_another_processor_under_an_emulator(seed: int, tmp_path: P
     command = cpu.compiler()
     if emulator is None or command is None or command[-2:] != ("ziglang", "cc"):
         pytest.skip("wants ziglang, and qemu-aarch64 (apt-get install qemu-user)")
-    problems = random_problems(seed, 2 * len(KINDS))
+    problems = random_problems(seed, len(KINDS))
     made = bare(problems, cpu.target("neon"))
     text, binary = tmp_path / "programs.c", str(tmp_path / "driver")
     text.write_text(made.with_table())
     for i, case in enumerate(made.cases):
         write_case(case, tmp_path / f"{i}.case")
-    flags = ["-O2", "-std=c11", "-fwrapv", "-ffp-contract=off", "-static", "-target", "aarch64-linux-musl", "-w"]
+    flags = ["-O1", "-std=c11", "-fwrapv", "-ffp-contract=off", "-static", "-target", "aarch64-linux-musl", "-w"]
     files = [str(text), str(HERE / "driver.c"), *RUNTIME_FILES]
     subprocess.run([*command, *flags, "-I", str(RUNTIME), *files, "-o", binary], check=True)
     done = subprocess.run(

@@ -1,0 +1,304 @@
+"""The file around a compiled model: a head, a manifest (JSON) and sections of bytes, each with its digest.
+
+`docs/bundles.md` is the format on one page. `load` opens an Image and asks for sections; `write` lays them out. Nothing
+of a file is used before what covers it was checked: the head covers the manifest, the manifest every section.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import math
+import mmap
+import os
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smelt.device.runtime import Runtime
+from smelt.dtype import Array
+from smelt.errors import FileError
+
+MAGIC = b"\x89SMELT\r\n"
+FORMAT = 1
+PAGE, HUGE, ALIGN = 4096, 2 << 20, 64
+PIECE = 1 << 20  # bytes under one checksum; checksum.c
+LARGEST = 1 << 28  # bytes of a manifest
+_FRONT = struct.Struct("<8sIIQQ")  # magic, format, alignment of the body, bytes of the file, bytes of the manifest
+_DIGEST, _KEY, _SIGNATURE = slice(32, 64), slice(64, 96), slice(96, 160)
+HEAD = 160
+
+Section = tuple[int, int, str]  # offset in the body, bytes, digest
+
+
+def digest(*parts: bytes | memoryview) -> str:
+    """BLAKE2b-256 in hexadecimal."""
+    state = hashlib.blake2b(digest_size=32)
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
+
+
+def round_up(number: int, to: int) -> int:
+    return -(-number // to) * to
+
+
+# ---- reading ----
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Image:
+    """An opened bundle whose head and manifest were checked. Sections are checked when they are asked for."""
+
+    name: str
+    manifest: Any
+    header_digest: str
+    public_key: bytes
+    signature: bytes
+    sections: tuple[Section, ...]
+    body: memoryview  # mapped where it is a file: nothing is read before it is touched
+    file: int | None  # its descriptor, closed by `close`
+    start: int  # of the body in the file
+
+    def section(self, index: object) -> memoryview:
+        """Bytes that are not checked: weights, after `check_body`."""
+        if type(index) is not int or not 0 <= index < len(self.sections):
+            raise ValueError(f"there is no section {index!r}")
+        offset, length, _ = self.sections[index]
+        return self.body[offset : offset + length]
+
+    def checked(self, index: object) -> bytes:
+        """A section's bytes, copied out of the file first so that what is checked is what is used."""
+        found = bytes(self.section(index))
+        assert isinstance(index, int)
+        if digest(found) != self.sections[index][2]:
+            raise FileError(f"{self.name} is damaged", got=f"section {index} does not have its digest")
+        return found
+
+    def array(self, index: object, element: np.dtype[Any], sizes: tuple[int, ...]) -> Array:
+        """A view of a section."""
+        found = self.section(index)
+        if any(size < 0 for size in sizes) or math.prod(sizes) * element.itemsize != found.nbytes:
+            raise ValueError(f"section {index} is no {element}{list(sizes)}")
+        return np.frombuffer(found, element).reshape(sizes) if found.nbytes else np.empty(sizes, element)
+
+    def check_body(self, runtime: Runtime, *, complete: bool) -> None:
+        """Compare every byte of the body with its checksum or, for `complete`, every section with its digest."""
+        if complete:
+            damaged = self._digests_differ()
+        else:
+            damaged = f"{self._checksum(runtime):016x}" != self.manifest["checksum"]
+        if damaged:
+            raise FileError(f"{self.name} is damaged", got="its body is not what was written")
+
+    def close(self) -> None:
+        if self.file is not None:
+            os.close(self.file)
+
+    def _checksum(self, runtime: Runtime) -> int:
+        if self.file is None:
+            return checksum(runtime, [self.body])
+        count = -(-len(self.body) // PIECE)
+        sums = (ctypes.c_ulonglong * max(count, 1))()
+
+        def over(first: int, last: int) -> None:
+            assert self.file is not None
+            place = ctypes.cast(ctypes.byref(sums, 8 * first), ctypes.POINTER(ctypes.c_ulonglong))
+            length = min(last * PIECE, len(self.body)) - first * PIECE
+            failed = runtime.released.smelt_checksum_file(self.file, self.start + first * PIECE, length, place)
+            if failed:
+                raise FileError(f"cannot read {self.name}", got="its end" if failed < 0 else os.strerror(failed))
+
+        _share(over, count, runtime.threads if count > 8 else 1)
+        return int(runtime.held.smelt_checksum(ctypes.addressof(sums), 8 * count))
+
+    def _digests_differ(self) -> bool:
+        end, wrong = 0, []
+
+        def over(first: int, last: int) -> None:
+            for i in range(first, last):
+                if digest(self.section(i)) != self.sections[i][2]:
+                    wrong.append(i)
+
+        for offset, length, _ in self.sections:
+            if self.body[end:offset] != bytes(offset - end):
+                wrong.append(-1)
+            end = offset + length
+        _share(over, len(self.sections), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+        return bool(wrong) or self.body[end:] != bytes(len(self.body) - end)
+
+
+def _share(work: Callable[[int, int], None], count: int, workers: int) -> None:
+    """work(first, last) over 0…count, on several threads where there are any."""
+    if workers < 2 or count < 2:
+        work(0, count)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    each = -(-count // workers)
+    with ThreadPoolExecutor(workers) as pool:
+        for done in [pool.submit(work, first, min(first + each, count)) for first in range(0, count, each)]:
+            done.result()
+
+
+def open_file(path: Path) -> Image:
+    """A bundle from a file, mapped."""
+    try:
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    except OSError as error:
+        raise FileError(f"cannot read {path}", got=error.strerror) from error
+    try:
+        size = os.fstat(file).st_size
+        if size < HEAD:
+            raise FileError(f"{path} is no bundle", expected=f"at least {HEAD} bytes", got=size)
+        whole = memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ))
+        return _opened(str(path), whole, file)
+    except (OSError, ValueError) as error:
+        os.close(file)
+        raise FileError(f"cannot read {path}", got=error) from error
+    except FileError:
+        os.close(file)
+        raise
+
+
+def open_bytes(data: bytes | bytearray | memoryview, name: str = "the bundle") -> Image:
+    """A bundle from memory."""
+    whole = memoryview(data).cast("B").toreadonly()
+    if whole.nbytes < HEAD:
+        raise FileError(f"{name} is no bundle", expected=f"at least {HEAD} bytes", got=whole.nbytes)
+    return _opened(name, whole, None)
+
+
+def _opened(name: str, whole: memoryview, file: int | None) -> Image:
+    head = bytes(whole[:HEAD])
+    magic, format_, alignment, length, manifest_length = _FRONT.unpack_from(head)
+    if magic != MAGIC:
+        raise FileError(f"{name} is no bundle", expected=MAGIC, got=magic)
+    if format_ != FORMAT:
+        raise FileError(
+            f"{name} has another format", expected=FORMAT, got=format_, remedy="write it again with this version of smelt"
+        )
+    if length != whole.nbytes:
+        raise FileError(f"{name} is not complete", expected=f"{length} bytes", got=whole.nbytes)
+    start = round_up(HEAD + manifest_length, alignment) if alignment in (PAGE, HUGE) else length + 1
+    if manifest_length > LARGEST or start > length:
+        raise FileError(f"{name} is damaged", got="a head with impossible lengths")
+    written = bytes(whole[HEAD : HEAD + manifest_length])
+    found = digest(head[: _FRONT.size], head[_KEY], written)
+    gap = whole[HEAD + manifest_length : start]
+    if bytes.fromhex(found) != head[_DIGEST] or gap != bytes(gap.nbytes):
+        raise FileError(f"{name} is damaged", got="its head and manifest do not have their digest")
+    body = whole[start:]
+    try:
+        manifest = json.loads(written)
+        sections = _sections(manifest["sections"], body.nbytes)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise FileError(f"{name} has a manifest that cannot be read", got=error) from error
+    return Image(name, manifest, found, head[_KEY], head[_SIGNATURE], sections, body, file, start)
+
+
+def _sections(record: Any, length: int) -> tuple[Section, ...]:
+    """In the order of the file, one behind the other."""
+    sections: list[Section] = []
+    end = 0
+    for offset, size, named in record:
+        if not (type(offset) is type(size) is int and isinstance(named, str)) or size < 0:
+            raise TypeError("a section is an offset, a length and a digest")
+        if offset < end or offset % ALIGN or offset + size > length:
+            raise ValueError("sections overlap, or lie outside the file")
+        end = offset + size
+        sections.append((offset, size, named))
+    return tuple(sections)
+
+
+# ---- writing ----
+
+
+class Body:
+    """Sections that are laid out one behind the other; equal ones are kept once."""
+
+    def __init__(self) -> None:
+        self.sections: list[Section] = []
+        self._parts: list[memoryview] = []
+        self._known: dict[tuple[str, int], int] = {}
+        self._end = 0
+
+    def add(self, content: bytes | memoryview | Array) -> int:
+        """The number of a section with that content."""
+        view = _bytes_of(content)
+        key = digest(view), view.nbytes
+        if key not in self._known:
+            self._known[key] = len(self.sections)
+            offset = round_up(self._end, ALIGN)
+            self.sections.append((offset, view.nbytes, key[0]))
+            self._parts.append(view)
+            self._end = offset + view.nbytes
+        return self._known[key]
+
+    def pieces(self) -> Iterator[memoryview]:
+        """The bytes of the body in order."""
+        end = 0
+        for (offset, length, _), part in zip(self.sections, self._parts, strict=True):
+            if offset > end:
+                yield memoryview(bytes(offset - end))
+            yield part
+            end = offset + length
+
+    @property
+    def length(self) -> int:
+        return self._end
+
+
+def _bytes_of(content: bytes | memoryview | Array) -> memoryview:
+    if isinstance(content, np.ndarray):
+        ordered = np.ascontiguousarray(content)
+        return memoryview(ordered.reshape(-1).view(np.uint8)) if ordered.size else memoryview(b"")
+    return memoryview(content).cast("B")
+
+
+def checksum(runtime: Runtime, parts: Sequence[memoryview] | Iterator[memoryview]) -> int:
+    """The checksum of bytes that come in parts."""
+    sums: list[int] = []
+    piece, filled = np.empty(PIECE, np.uint8), 0
+
+    def end_of_piece() -> None:
+        sums.append(runtime.held.smelt_checksum(piece.ctypes.data, filled))
+
+    for part in parts:
+        rest = np.frombuffer(part, np.uint8)
+        while rest.size:
+            taken = min(rest.size, PIECE - filled)
+            piece[filled : filled + taken] = rest[:taken]
+            filled, rest = filled + taken, rest[taken:]
+            if filled == PIECE:
+                end_of_piece()
+                filled = 0
+    if filled:
+        end_of_piece()
+    all_sums = np.array(sums, np.uint64)
+    return int(runtime.held.smelt_checksum(all_sums.ctypes.data, all_sums.nbytes))
+
+
+def laid_out(
+    runtime: Runtime, body: Body, manifest: dict[str, Any], sign: Callable[[str], tuple[bytes, bytes]] | None
+) -> Iterator[memoryview]:
+    """A whole bundle as bytes that come in order. `sign` turns the head's digest into a public key and a signature."""
+    manifest = manifest | {
+        "checksum": f"{checksum(runtime, body.pieces()):016x}",
+        "sections": [list(section) for section in body.sections],
+    }
+    written = json.dumps(manifest, ensure_ascii=False, separators=(",", ":")).encode()
+    alignment = HUGE if body.length >= HUGE else PAGE
+    start = round_up(HEAD + len(written), alignment)
+    front = _FRONT.pack(MAGIC, FORMAT, alignment, start + body.length, len(written))
+    key = sign("")[0] if sign else bytes(32)
+    found = digest(front, key, written)
+    signature = sign(found)[1] if sign else bytes(64)
+    yield memoryview(front + bytes.fromhex(found) + key + signature + written)
+    yield memoryview(bytes(start - HEAD - len(written)))
+    yield from body.pieces()

@@ -1,0 +1,81 @@
+"""NativeExecutable: a compiled program as something that can be called, from the native engine or from a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from smelt.bundle.stored import StoredModel
+from smelt.bundle.write import serialize
+from smelt.device import runtime
+from smelt.dtype import Array
+from smelt.engine_api import KernelUse, Signature
+from smelt.errors import RunError, UnsupportedError
+from smelt.weights import Weights
+
+Arrays: TypeAlias = tuple[Array, ...]
+Store: TypeAlias = Callable[[Arrays | None, Sequence[str]], StoredModel]
+
+
+class NativeExecutable:
+    """A compiled program. Weights are bound by `prepare`, which leaves this one as it is.
+
+    `store(bound, targets)` says what a file has to hold; None where the program cannot be saved.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        prepare: runtime.Program | None,
+        main: runtime.Program,
+        bound: Arrays | None,
+        kernels: tuple[KernelUse, ...],
+        store: Store | None = None,
+    ) -> None:
+        self.signature = signature
+        self.kernels = kernels
+        self._prepare = prepare
+        self._main: runtime.Program | None = main
+        self._arrays = bound
+        self._bound = None if bound is None else main.bind(bound)
+        self._store = store
+
+    def prepare(self, weights: Weights) -> NativeExecutable:
+        main = self._open()
+        if self._prepare is None:
+            if self.signature.weights:
+                raise UnsupportedError("the weights are part of the bundle", remedy="compile the model with other weights")
+            return NativeExecutable(self.signature, None, main, (), self.kernels, self._store)
+        arrays = [weights[port.name].numpy() for port in self.signature.weights]
+        named = self._prepare.bind(())
+        values = named(tuple(arrays))
+        named.close()
+        return NativeExecutable(self.signature, self._prepare, main, values, self.kernels, self._store)
+
+    def __call__(self, *inputs: Array) -> Arrays:
+        if self._bound is None:
+            self._open()
+            raise RunError("the weights are not bound", expected=".prepare(weights) before the first call")
+        return self._bound(inputs)
+
+    def stored(self, targets: Sequence[str] = ()) -> StoredModel:
+        """What a bundle has to hold, with code for the named processors."""
+        self._open()
+        if self._store is None:
+            raise UnsupportedError("this program cannot be saved", remedy="compile the model with smelt.load")
+        return self._store(self._arrays, targets)
+
+    def serialize(self, *, targets: Sequence[str] = (), private_key: str | Path | None = None) -> bytes:
+        """A bundle as bytes; `smelt.deserialize` reads it."""
+        return serialize(self.stored(targets), private_key)
+
+    def close(self) -> None:
+        if self._bound is not None:
+            self._bound.close()
+        self._main = self._bound = self._arrays = self._store = None
+
+    def _open(self) -> runtime.Program:
+        if self._main is None:
+            raise RunError("the executable is closed", remedy="compile or load the model again")
+        return self._main

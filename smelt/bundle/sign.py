@@ -1,0 +1,92 @@
+"""Ed25519 signatures of bundles, through the `cryptography` package where it is installed.
+
+A signature covers the digest in a bundle's head, and so every byte. Where keys are configured (`SMELT_BUNDLE_KEYS`, or
+`keys=`), a bundle without a signature by one of them is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from smelt.errors import FileError, MissingPackageError, SmeltError
+
+_CONTEXT = b"smelt bundle 1\0"
+VARIABLE = "SMELT_BUNDLE_KEYS"
+
+
+def trusted(keys: Sequence[str] | None) -> tuple[bytes, ...]:
+    """The public keys that a caller or the environment names: 64 hexadecimal digits each, or files that hold them."""
+    given = keys if keys is not None else [key for key in os.environ.get(VARIABLE, "").split(",") if key.strip()]
+    return tuple(_public(key.strip()) for key in given)
+
+
+def verify(name: str, keys: tuple[bytes, ...], public_key: bytes, signature: bytes, header_digest: str) -> None:
+    """Refuse a bundle that none of the keys signed."""
+    if signature == bytes(64):
+        raise FileError(f"{name} is not signed", expected="a signature by a configured key", remedy=f"unset {VARIABLE}")
+    if public_key not in keys:
+        raise FileError(
+            f"{name} is signed by a key that is not trusted",
+            expected=", ".join(key.hex() for key in keys),
+            got=public_key.hex(),
+        )
+    ed25519 = _ed25519("verify the signature of a bundle")
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        ed25519.Ed25519PublicKey.from_public_bytes(public_key).verify(signature, _message(header_digest))
+    except InvalidSignature as error:
+        raise FileError(f"{name} has a wrong signature", got="it was changed after it was signed") from error
+
+
+def signer(private_key: str | Path) -> Callable[[str], tuple[bytes, bytes]]:
+    """What signs the digest of a head, with a key from a file: PEM, or 32 bytes as they are or in hexadecimal."""
+    ed25519 = _ed25519("sign a bundle")
+    key = _private(Path(private_key), ed25519)
+    public: bytes = key.public_key().public_bytes_raw()
+    return lambda header_digest: (public, key.sign(_message(header_digest)))
+
+
+def _message(header_digest: str) -> bytes:
+    return _CONTEXT + bytes.fromhex(header_digest)
+
+
+def _private(path: Path, ed25519: Any) -> Any:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"cannot read {path}", got=error.strerror) from error
+    try:
+        if data.startswith(b"-----BEGIN"):
+            from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+            key = load_pem_private_key(data, None)
+            if not isinstance(key, ed25519.Ed25519PrivateKey):
+                raise ValueError("a key of another kind")
+            return key
+        return ed25519.Ed25519PrivateKey.from_private_bytes(data if len(data) == 32 else bytes.fromhex(data.decode()))
+    except (ValueError, TypeError) as error:
+        raise FileError(f"{path} is no private key", expected="an Ed25519 key: PEM, or 32 bytes", got=error) from error
+
+
+def _public(key: str) -> bytes:
+    """32 bytes from their text, or from a file with it."""
+    try:
+        text = Path(key).read_text("ascii").strip() if len(key) != 64 else key
+        found = bytes.fromhex(text)
+    except (OSError, ValueError) as error:
+        raise SmeltError("no public key", expected="64 hexadecimal digits, or a file with them", got=key) from error
+    if len(found) != 32:
+        raise SmeltError("no public key", expected="64 hexadecimal digits, or a file with them", got=key)
+    return found
+
+
+def _ed25519(purpose: str) -> Any:
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError as error:
+        raise MissingPackageError(f"cannot {purpose}", got=str(error), remedy="pip install cryptography") from error
+    return ed25519

@@ -1,0 +1,130 @@
+"""A stored model → a bundle: one file that appears whole or not at all, or the same as bytes.
+
+`Model.save`, `Executable.serialize` and `smelt compile` call it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from smelt.bundle import record, sign
+from smelt.bundle.container import Body, laid_out
+from smelt.bundle.entry import Entry
+from smelt.bundle.stored import Code, StoredModel, StoredProgram, Variant
+from smelt.device.runtime import ABI, runtime
+from smelt.dtype import Array
+from smelt.errors import FileError
+from smelt.version import VERSION
+
+
+def write(path: Path, model: StoredModel, private_key: str | Path | None = None) -> int:
+    """Write a bundle under a temporary name, sync it, rename it; gives its bytes. A failure leaves nothing behind."""
+    folder = path.parent
+    total = 0
+    try:
+        handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.name}-", suffix=".part")
+        part = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                for piece in _pieces(model, private_key):
+                    total += file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+            part.chmod(0o666 & ~_mask())
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise FileError(f"cannot write {path}", got=error.strerror or error) from error
+    _sync(folder)
+    return total
+
+
+def serialize(model: StoredModel, private_key: str | Path | None = None) -> bytes:
+    """The same bytes as `write` writes."""
+    return b"".join(_pieces(model, private_key))
+
+
+def _pieces(model: StoredModel, private_key: str | Path | None) -> Iterator[memoryview]:
+    body = Body()
+    programs = [_program(program, body) for program in model.programs]  # weights first: the body's start is aligned
+    manifest: dict[str, Any] = {
+        "smelt": VERSION,
+        "abi": ABI,
+        "name": model.name,
+        "signature": record.signature_record(model.signature),
+        "metadata": dict(model.metadata),
+        "static": list(model.static),
+        "by_size": model.by_size,
+        "programs": programs,
+        "runtimes": [
+            {"machine": each.machine, "made_of": each.made_of, "library": body.add(each.library)}
+            for each in model.runtimes
+        ],
+        "provenance": dict(model.provenance),
+    }
+    signer = None if private_key is None else sign.signer(private_key)
+    yield from laid_out(runtime(), body, manifest, signer)
+
+
+def _program(program: StoredProgram, body: Body) -> dict[str, Any]:
+    return {
+        "signature": record.signature_record(program.signature),
+        "kernels": record.kernels_record(program.kernels),
+        "values": {name: record.value_record(array) for name, array in program.values.items()},
+        "shapes": {name: list(shape) for name, shape in program.shapes.items()},
+        "variants": [_variant(variant, body) for variant in program.variants],
+        "provenance": dict(program.provenance),
+    }
+
+
+def _variant(variant: Variant, body: Body) -> dict[str, Any]:
+    return {
+        "tile": list(variant.tile),
+        "bound": None if variant.bound is None else [_array(array, body) for array in variant.bound],
+        "main": _entry(variant.main, variant.constants, body),
+        "prepare": None if variant.prepare is None else _entry(variant.prepare, variant.prepare_constants, body),
+        "text": body.add(variant.text),
+        "codes": [_code(code, body) for code in variant.codes],
+    }
+
+
+def _entry(entry: Entry, constants: tuple[Array, ...], body: Body) -> dict[str, Any]:
+    return record.entry_record(entry) | {"constants": [body.add(array) for array in constants]}
+
+
+def _array(array: Array, body: Body) -> list[Any]:
+    """Its section and its sizes; the entry says its element type."""
+    return [body.add(array), list(array.shape)]
+
+
+def _code(code: Code, body: Body) -> dict[str, Any]:
+    return {
+        "target": code.target,
+        "machine": code.machine,
+        "features": list(code.features),
+        "library": body.add(code.library),
+    }
+
+
+def _mask() -> int:
+    """The permissions that files of this process do not have."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync(folder: Path) -> None:
+    """Make a rename last; not every system can."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

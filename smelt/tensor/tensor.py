@@ -1,0 +1,791 @@
+"""Tensor: an immutable, lazy value with named axes. One screen of methods over the functions of the op files.
+
+A Tensor is a Shape and the IR value that stands for it. Nothing is computed before somebody asks for numbers (`numpy`,
+`item`, `realize`); everything about shapes is proven when the op is written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn, final
+
+import numpy as np
+
+from smelt.dtype import Array, DType
+from smelt.ir.core import Value
+from smelt.shape import Shape
+from smelt.tensor import contracting, elementwise, indexing, moving, reducing
+from smelt.tensor.axes import Axis, Dim, SizeLike, check_names, dim, find_axis, names_of, shape_of
+from smelt.tensor.contracting import Padding
+from smelt.tensor.elementwise import TensorLike
+from smelt.tensor.promotion import as_array
+from smelt.tensor.realize import data_of, is_known, realize
+from smelt.tensor.record import Leaf, final_class, operand, place_of, tensor_of
+from smelt.tensor.reducing import Axes
+from smelt.tensor.source import Operand, here, refuse
+
+
+@final
+@final_class
+class Tensor:
+    """A value with a Shape. Made by `smelt.tensor`, by ops on other tensors, or by the tracer for an argument.
+
+    >>> x = tensor([[1.0, 2.0], [3.0, 4.0]], "b d")
+    >>> (x * 2.0).sum("d").numpy().tolist()
+    [6.0, 14.0]
+    """
+
+    __slots__ = ("shape", "value")
+    __array_ufunc__ = None  # NumPy leaves mixed arithmetic to us
+    __hash__ = None  # type: ignore[assignment]  # == compares elements
+
+    shape: Shape  # with the axes' names
+    value: Value  # in the IR, where axes have none
+
+    def __init__(self, value: Value, shape: Shape) -> None:
+        object.__setattr__(self, "value", value)
+        object.__setattr__(self, "shape", shape)
+
+    def __setattr__(self, name: str, _: object) -> NoReturn:
+        raise AttributeError(f"a Tensor is immutable: {name!r} cannot be set")
+
+    # ---- looking ----
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self.shape.element
+
+    @property
+    def rank(self) -> int:
+        """How many axes there are."""
+        return self.shape.rank
+
+    @property
+    def axes(self) -> tuple[str, ...] | None:
+        """The names of the axes; None where they have none."""
+        return self.shape.names
+
+    def size(self, axis: Axis) -> int | Dim:
+        """The size of an axis: a number, or a Dim to compute with and to branch on."""
+        return dim(self.shape.sizes[find_axis("size", operand("operand", self), axis)])
+
+    @property
+    def sizes(self) -> tuple[int | Dim, ...]:
+        """The sizes of all axes."""
+        return tuple(dim(size) for size in self.shape.sizes)
+
+    def __repr__(self) -> str:
+        state = "" if data_of(self.value) is not None else ", lazy"
+        return f"Tensor({self.shape}{state})"
+
+    def __len__(self) -> int:
+        if not self.shape.rank:
+            raise TypeError("a scalar has no length")
+        size = self.shape.sizes[0]
+        return size if isinstance(size, int) else int(Dim(size))
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    def __bool__(self) -> bool:
+        if not is_known(self.value):
+            refuse(
+                "whether a tensor holds depends on data, which is not there while shapes are proven",
+                operand("operand", self),
+                remedy="smelt.where(…) for elements, smelt.cond(…) for a branch",
+            )
+        return bool(self.item())
+
+    # ---- numbers ----
+
+    def numpy(self) -> Array:
+        """The elements as a NumPy array, which may not be written to: views share its memory."""
+        realize(self)
+        array = data_of(self.value)
+        assert array is not None
+        return array
+
+    def item(self) -> Any:
+        """The only element, as a Python number."""
+        array = self.numpy()
+        if array.size != 1:
+            refuse(f"item: {array.size} elements, not one", operand("operand", self))
+        return array.reshape(()).item()
+
+    def tolist(self) -> Any:
+        """The elements as nested lists."""
+        return self.numpy().tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.numpy(), dtype=dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.numpy().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.numpy().__dlpack_device__()
+
+    # ---- operators ----
+
+    def __add__(self, other: TensorLike) -> Tensor:
+        return elementwise.add(self, other)
+
+    def __radd__(self, other: TensorLike) -> Tensor:
+        return elementwise.add(other, self)
+
+    def __sub__(self, other: TensorLike) -> Tensor:
+        return elementwise.subtract(self, other)
+
+    def __rsub__(self, other: TensorLike) -> Tensor:
+        return elementwise.subtract(other, self)
+
+    def __mul__(self, other: TensorLike) -> Tensor:
+        return elementwise.multiply(self, other)
+
+    def __rmul__(self, other: TensorLike) -> Tensor:
+        return elementwise.multiply(other, self)
+
+    def __truediv__(self, other: TensorLike) -> Tensor:
+        return elementwise.divide(self, other)
+
+    def __rtruediv__(self, other: TensorLike) -> Tensor:
+        return elementwise.divide(other, self)
+
+    def __floordiv__(self, other: TensorLike) -> Tensor:
+        return elementwise.floor_divide(self, other)
+
+    def __rfloordiv__(self, other: TensorLike) -> Tensor:
+        return elementwise.floor_divide(other, self)
+
+    def __mod__(self, other: TensorLike) -> Tensor:
+        return elementwise.remainder(self, other)
+
+    def __rmod__(self, other: TensorLike) -> Tensor:
+        return elementwise.remainder(other, self)
+
+    def __pow__(self, other: TensorLike) -> Tensor:
+        return elementwise.power(self, other)
+
+    def __rpow__(self, other: TensorLike) -> Tensor:
+        return elementwise.power(other, self)
+
+    def __matmul__(self, other: Tensor) -> Tensor:
+        return contracting.matmul(self, other)
+
+    def __neg__(self) -> Tensor:
+        return elementwise.negative(self)
+
+    def __pos__(self) -> Tensor:
+        return self
+
+    def __abs__(self) -> Tensor:
+        return elementwise.absolute(self)
+
+    def __invert__(self) -> Tensor:
+        return elementwise.bitwise_not(self)
+
+    def __and__(self, other: TensorLike) -> Tensor:
+        return elementwise.bitwise_and(self, other)
+
+    def __rand__(self, other: TensorLike) -> Tensor:
+        return elementwise.bitwise_and(other, self)
+
+    def __or__(self, other: TensorLike) -> Tensor:
+        return elementwise.bitwise_or(self, other)
+
+    def __ror__(self, other: TensorLike) -> Tensor:
+        return elementwise.bitwise_or(other, self)
+
+    def __xor__(self, other: TensorLike) -> Tensor:
+        return elementwise.bitwise_xor(self, other)
+
+    def __rxor__(self, other: TensorLike) -> Tensor:
+        return elementwise.bitwise_xor(other, self)
+
+    def __lshift__(self, other: TensorLike) -> Tensor:
+        return elementwise.shift_left(self, other)
+
+    def __rshift__(self, other: TensorLike) -> Tensor:
+        return elementwise.shift_right(self, other)
+
+    def __eq__(self, other: TensorLike) -> Tensor:  # type: ignore[override]
+        return elementwise.equal(self, other)
+
+    def __ne__(self, other: TensorLike) -> Tensor:  # type: ignore[override]
+        return elementwise.not_equal(self, other)
+
+    def __lt__(self, other: TensorLike) -> Tensor:
+        return elementwise.less(self, other)
+
+    def __le__(self, other: TensorLike) -> Tensor:
+        return elementwise.less_equal(self, other)
+
+    def __gt__(self, other: TensorLike) -> Tensor:
+        return elementwise.greater(self, other)
+
+    def __ge__(self, other: TensorLike) -> Tensor:
+        return elementwise.greater_equal(self, other)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return moving.getitem(self, index)
+
+    # ---- elementwise ----
+
+    def exp(self) -> Tensor:
+        """e to the power of x."""
+        return elementwise.function("exp", self)
+
+    def expm1(self) -> Tensor:
+        """exp(x) - 1, exact near 0."""
+        return elementwise.function("expm1", self)
+
+    def log(self) -> Tensor:
+        """The natural logarithm."""
+        return elementwise.function("log", self)
+
+    def log1p(self) -> Tensor:
+        """log(1 + x), exact near 0."""
+        return elementwise.function("log1p", self)
+
+    def sqrt(self) -> Tensor:
+        """The square root."""
+        return elementwise.function("sqrt", self)
+
+    def rsqrt(self) -> Tensor:
+        """1 / sqrt(x)"""
+        return elementwise.function("rsqrt", self)
+
+    def cbrt(self) -> Tensor:
+        """The cube root."""
+        return elementwise.function("cbrt", self)
+
+    def sin(self) -> Tensor:
+        """The sine."""
+        return elementwise.function("sin", self)
+
+    def cos(self) -> Tensor:
+        """The cosine."""
+        return elementwise.function("cos", self)
+
+    def tan(self) -> Tensor:
+        """The tangent."""
+        return elementwise.function("tan", self)
+
+    def asin(self) -> Tensor:
+        """The inverse of sin."""
+        return elementwise.function("asin", self)
+
+    def acos(self) -> Tensor:
+        """The inverse of cos."""
+        return elementwise.function("acos", self)
+
+    def atan(self) -> Tensor:
+        """The inverse of tan."""
+        return elementwise.function("atan", self)
+
+    def sinh(self) -> Tensor:
+        """The hyperbolic sine."""
+        return elementwise.function("sinh", self)
+
+    def cosh(self) -> Tensor:
+        """The hyperbolic cosine."""
+        return elementwise.function("cosh", self)
+
+    def tanh(self) -> Tensor:
+        """The hyperbolic tangent."""
+        return elementwise.function("tanh", self)
+
+    def asinh(self) -> Tensor:
+        """The inverse of sinh."""
+        return elementwise.function("asinh", self)
+
+    def acosh(self) -> Tensor:
+        """The inverse of cosh."""
+        return elementwise.function("acosh", self)
+
+    def atanh(self) -> Tensor:
+        """The inverse of tanh."""
+        return elementwise.function("atanh", self)
+
+    def sigmoid(self) -> Tensor:
+        """1 / (1 + exp(-x))"""
+        return elementwise.function("sigmoid", self)
+
+    def erf(self) -> Tensor:
+        """The error function."""
+        return elementwise.function("erf", self)
+
+    def erfc(self) -> Tensor:
+        """1 - erf(x)"""
+        return elementwise.function("erfc", self)
+
+    def erf_inv(self) -> Tensor:
+        """The inverse of erf."""
+        return elementwise.function("erf_inv", self)
+
+    def lgamma(self) -> Tensor:
+        """The logarithm of |gamma(x)|."""
+        return elementwise.function("lgamma", self)
+
+    def digamma(self) -> Tensor:
+        """The derivative of lgamma."""
+        return elementwise.function("digamma", self)
+
+    def ceil(self) -> Tensor:
+        """Rounded up."""
+        return elementwise.function("ceil", self)
+
+    def round(self) -> Tensor:
+        """Rounded to the nearest integer, halves to even."""
+        return elementwise.function("round", self)
+
+    def isfinite(self) -> Tensor:
+        """Whether elements are neither infinite nor nan."""
+        return elementwise.function("isfinite", self)
+
+    def isinf(self) -> Tensor:
+        """Whether elements are infinite."""
+        return elementwise.function("isinf", self)
+
+    def popcount(self) -> Tensor:
+        """How many bits are 1."""
+        return elementwise.function("popcount", self)
+
+    def count_leading_zeros(self) -> Tensor:
+        """How many bits are 0 before the first 1."""
+        return elementwise.function("count_leading_zeros", self)
+
+    def real(self) -> Tensor:
+        """The real part."""
+        return elementwise.function("real", self)
+
+    def imag(self) -> Tensor:
+        """The imaginary part."""
+        return elementwise.function("imag", self)
+
+    def floor(self) -> Tensor:
+        """Rounded down."""
+        return elementwise.floor(self)
+
+    def trunc(self) -> Tensor:
+        """Rounded toward zero."""
+        return elementwise.trunc(self)
+
+    def isnan(self) -> Tensor:
+        """Whether elements are not numbers."""
+        return elementwise.isnan(self)
+
+    def abs(self) -> Tensor:
+        """|x|"""
+        return elementwise.absolute(self)
+
+    def sign(self) -> Tensor:
+        """-1, 0 or 1."""
+        return elementwise.sign(self)
+
+    def square(self) -> Tensor:
+        """x * x"""
+        return elementwise.square(self)
+
+    def reciprocal(self) -> Tensor:
+        """1 / x"""
+        return elementwise.reciprocal(self)
+
+    def conj(self) -> Tensor:
+        """The complex conjugate."""
+        return elementwise.conj(self)
+
+    def relu(self) -> Tensor:
+        """max(x, 0)"""
+        return elementwise.relu(self)
+
+    def relu6(self) -> Tensor:
+        """Held between 0 and 6."""
+        return elementwise.relu6(self)
+
+    def selu(self) -> Tensor:
+        """The self-normalising ELU."""
+        return elementwise.selu(self)
+
+    def silu(self) -> Tensor:
+        """x * sigmoid(x)"""
+        return elementwise.silu(self)
+
+    def hard_sigmoid(self) -> Tensor:
+        """x / 6 + 1 / 2 held between 0 and 1."""
+        return elementwise.hard_sigmoid(self)
+
+    def hard_swish(self) -> Tensor:
+        """x * hard_sigmoid(x)"""
+        return elementwise.hard_swish(self)
+
+    def softplus(self) -> Tensor:
+        """log(1 + exp(x))"""
+        return elementwise.softplus(self)
+
+    def log_sigmoid(self) -> Tensor:
+        """log(sigmoid(x))"""
+        return elementwise.log_sigmoid(self)
+
+    def softsign(self) -> Tensor:
+        """x / (1 + |x|)"""
+        return elementwise.softsign(self)
+
+    def mish(self) -> Tensor:
+        """x * tanh(softplus(x))"""
+        return elementwise.mish(self)
+
+    def logical_not(self) -> Tensor:
+        """The opposite of booleans."""
+        return elementwise.logical_not(self)
+
+    def logical_and(self, other: Tensor) -> Tensor:
+        """Both of two booleans."""
+        return elementwise.logical_and(self, other)
+
+    def logical_or(self, other: Tensor) -> Tensor:
+        """At least one of two booleans."""
+        return elementwise.logical_or(self, other)
+
+    def logical_xor(self, other: Tensor) -> Tensor:
+        """Exactly one of two booleans."""
+        return elementwise.logical_xor(self, other)
+
+    def maximum(self, other: TensorLike) -> Tensor:
+        """The larger of each two elements."""
+        return elementwise.maximum(self, other)
+
+    def minimum(self, other: TensorLike) -> Tensor:
+        """The smaller of each two elements."""
+        return elementwise.minimum(self, other)
+
+    def clamp(self, low: TensorLike | None = None, high: TensorLike | None = None) -> Tensor:
+        """Held between low and high."""
+        return elementwise.clamp(self, low, high)
+
+    def leaky_relu(self, slope: float = 0.01) -> Tensor:
+        """x, times the slope where it is negative."""
+        return elementwise.leaky_relu(self, slope)
+
+    def elu(self, alpha: float = 1.0) -> Tensor:
+        """x, or alpha * (exp(x) - 1) where it is negative."""
+        return elementwise.elu(self, alpha)
+
+    def celu(self, alpha: float = 1.0) -> Tensor:
+        """max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)"""
+        return elementwise.celu(self, alpha)
+
+    def gelu(self, approximate: bool = False) -> Tensor:
+        """x times the normal distribution's share below x."""
+        return elementwise.gelu(self, approximate)
+
+    def to(self, element: str | DType) -> Tensor:
+        """The elements converted to another type."""
+        return elementwise.to(self, element)
+
+    def bitcast(self, element: str | DType) -> Tensor:
+        """The same bits read as another type of the same width."""
+        return elementwise.bitcast(self, element)
+
+    # ---- along axes ----
+
+    def sum(self, axes: Axes = None, *, keep: bool = False) -> Tensor:
+        """Added up."""
+        return reducing.sum(self, axes, keep=keep)
+
+    def prod(self, axes: Axes = None, *, keep: bool = False) -> Tensor:
+        """Multiplied."""
+        return reducing.prod(self, axes, keep=keep)
+
+    def max(self, axes: Axes = None, *, keep: bool = False) -> Tensor:
+        """The largest element."""
+        return reducing.max(self, axes, keep=keep)
+
+    def min(self, axes: Axes = None, *, keep: bool = False) -> Tensor:
+        """The smallest element."""
+        return reducing.min(self, axes, keep=keep)
+
+    def all(self, axes: Axes = None, *, keep: bool = False) -> Tensor:
+        """Whether all hold."""
+        return reducing.all(self, axes, keep=keep)
+
+    def any(self, axes: Axes = None, *, keep: bool = False) -> Tensor:
+        """Whether one holds."""
+        return reducing.any(self, axes, keep=keep)
+
+    def mean(self, axes: Axes = None, *, keep: bool = False) -> Tensor:
+        """The average, of floats."""
+        return reducing.mean(self, axes, keep=keep)
+
+    def norm(self, axes: Axes = None, *, keep: bool = False) -> Tensor:
+        """The Euclidean length."""
+        return reducing.norm(self, axes, keep=keep)
+
+    def logsumexp(self, axes: Axes = None, *, keep: bool = False) -> Tensor:
+        """log(sum(exp(x)))"""
+        return reducing.logsumexp(self, axes, keep=keep)
+
+    def var(self, axes: Axes = None, *, keep: bool = False, correction: int = 0) -> Tensor:
+        """The average square of the distance from the average."""
+        return reducing.var(self, axes, keep=keep, correction=correction)
+
+    def std(self, axes: Axes = None, *, keep: bool = False, correction: int = 0) -> Tensor:
+        """The square root of the variance."""
+        return reducing.std(self, axes, keep=keep, correction=correction)
+
+    def softmax(self, axes: Axes) -> Tensor:
+        """exp(x) / sum(exp(x)) along axes."""
+        return reducing.softmax(self, axes)
+
+    def log_softmax(self, axes: Axes) -> Tensor:
+        """The logarithm of softmax."""
+        return reducing.log_softmax(self, axes)
+
+    def argmax(self, axis: Axis | None = None, *, keep: bool = False) -> Tensor:
+        """Where the largest element of an axis is first."""
+        return reducing.argmax(self, axis, keep=keep)
+
+    def argmin(self, axis: Axis | None = None, *, keep: bool = False) -> Tensor:
+        """Where the smallest element of an axis is first."""
+        return reducing.argmin(self, axis, keep=keep)
+
+    def cumsum(self, axis: Axis, *, reverse: bool = False) -> Tensor:
+        """Sums of all elements up to each one."""
+        return reducing.cumsum(self, axis, reverse=reverse)
+
+    def cumprod(self, axis: Axis, *, reverse: bool = False) -> Tensor:
+        """Products of all elements up to each one."""
+        return reducing.cumprod(self, axis, reverse=reverse)
+
+    def cummax(self, axis: Axis, *, reverse: bool = False) -> Tensor:
+        """The largest of all elements up to each one."""
+        return reducing.cummax(self, axis, reverse=reverse)
+
+    def cummin(self, axis: Axis, *, reverse: bool = False) -> Tensor:
+        """The smallest of all elements up to each one."""
+        return reducing.cummin(self, axis, reverse=reverse)
+
+    def sort(self, axis: Axis, *, descending: bool = False) -> Tensor:
+        """In order along an axis."""
+        return reducing.sort(self, axis, descending=descending)
+
+    def argsort(self, axis: Axis, *, descending: bool = False) -> Tensor:
+        """Where the elements of the sorted axis come from."""
+        return reducing.argsort(self, axis, descending=descending)
+
+    def top_k(self, k: SizeLike, axis: Axis) -> tuple[Tensor, Tensor]:
+        """The k largest elements of an axis, and where they are."""
+        return reducing.top_k(self, k, axis)
+
+    # ---- products ----
+
+    def dot(self, other: Tensor, axes: str | Sequence[Any], *, result: str | DType | None = None) -> Tensor:
+        """Products summed over the named axes; other axes of both are batch axes."""
+        return contracting.dot(self, other, axes, result=result)
+
+    def conv(
+        self,
+        kernel: Tensor,
+        spatial: str | Sequence[str],
+        *,
+        features: tuple[str, str] = ("c", "o"),
+        strides: int | Mapping[str, int] | Sequence[int] = 1,
+        padding: Padding = "valid",
+        dilation: int | Mapping[str, int] | Sequence[int] = 1,
+        input_dilation: int | Mapping[str, int] | Sequence[int] = 1,
+        groups: int = 1,
+        flip: bool = False,
+    ) -> Tensor:
+        """A convolution over named axes."""
+        return contracting.conv(
+            self,
+            kernel,
+            spatial,
+            features=features,
+            strides=strides,
+            padding=padding,
+            dilation=dilation,
+            input_dilation=input_dilation,
+            groups=groups,
+            flip=flip,
+        )
+
+    def max_pool(
+        self, window: Mapping[str, int], strides: Mapping[str, int] | None = None, padding: Padding = "valid"
+    ) -> Tensor:
+        """The largest element of each window."""
+        return contracting.max_pool(self, window, strides, padding)
+
+    def sum_pool(
+        self, window: Mapping[str, int], strides: Mapping[str, int] | None = None, padding: Padding = "valid"
+    ) -> Tensor:
+        """The sum of each window."""
+        return contracting.sum_pool(self, window, strides, padding)
+
+    def mean_pool(
+        self,
+        window: Mapping[str, int],
+        strides: Mapping[str, int] | None = None,
+        padding: Padding = "valid",
+        *,
+        count_padding: bool = False,
+    ) -> Tensor:
+        """The average of each window."""
+        return contracting.mean_pool(self, window, strides, padding, count_padding=count_padding)
+
+    # ---- moving elements ----
+
+    def transpose(self, *axes: Axis) -> Tensor:
+        """The axes in another order: `x.transpose("b h s k")`."""
+        return moving.transpose(self, *axes)
+
+    def rename(self, **names: str) -> Tensor:
+        """Axes under other names: `x.rename(s="t")`."""
+        return moving.rename(self, **names)
+
+    def named(self, *names: str) -> Tensor:
+        """Names for all axes, in order: `x.named("b s d")`."""
+        return moving.named(self, *names)
+
+    def unnamed(self) -> Tensor:
+        """The same tensor without names."""
+        return moving.unnamed(self)
+
+    def split(self, axis: Axis, *sizes: SizeLike | None, **parts: SizeLike | None) -> Tensor:
+        """One axis as several: `x.split("d", h="H", k=None)`."""
+        return moving.split(self, axis, parts or sizes)
+
+    def merge(self, axes: str | Sequence[Axis], into: str | None = None) -> Tensor:
+        """Neighbouring axes as one: `x.merge("h k", "d")`."""
+        return moving.merge(self, axes, into)
+
+    def reshape(self, *sizes: SizeLike, **named_sizes: SizeLike) -> Tensor:
+        """Another shape with the same elements in the same order."""
+        return moving.reshape(self, *sizes, **named_sizes)
+
+    def flatten(self, into: str | None = None) -> Tensor:
+        """All axes as one."""
+        return moving.flatten(self, into)
+
+    def insert(self, axis: Axis, place: int = 0) -> Tensor:
+        """A new axis of size 1."""
+        return moving.insert(self, axis, place)
+
+    def squeeze(self, axes: Axis | Sequence[Axis]) -> Tensor:
+        """Axes of size 1 left out."""
+        return moving.squeeze(self, axes)
+
+    def broadcast(self, *sizes: SizeLike, **named_sizes: SizeLike) -> Tensor:
+        """Repeated along new axes in front: `x.broadcast(b="B")`."""
+        return moving.broadcast(self, *sizes, **named_sizes)
+
+    def broadcast_to(self, shape: Shape | str) -> Tensor:
+        """Repeated to a shape that has all of its axes."""
+        return moving.broadcast_to(self, shape)
+
+    def repeat(self, axis: Axis, times: int) -> Tensor:
+        """Every element along an axis that many times, one after the other."""
+        return moving.repeat(self, axis, times)
+
+    def tile(self, axis: Axis, times: int) -> Tensor:
+        """The whole axis that many times, one after the other."""
+        return moving.tile(self, axis, times)
+
+    def slice(self, **slices: Any) -> Tensor:
+        """Slices and indices by name: `x.slice(s=slice(1, None), b=0)`."""
+        return moving.slice_named(self, slices)  # type: ignore[arg-type]
+
+    def flip(self, axes: Axes = None) -> Tensor:
+        """Axes turned round."""
+        return moving.flip(self, axes)
+
+    def roll(self, axis: Axis, shift: SizeLike) -> Tensor:
+        """Elements moved along an axis; what leaves at the end comes in at the front."""
+        return moving.roll(self, axis, shift)
+
+    def pad(self, amounts: Mapping[Axis, Any] | None = None, value: Any = 0, **named_amounts: Any) -> Tensor:
+        """Elements added around: `x.pad(s=(0, 3), value=0.0)`, or `{axis: (before, after)}`."""
+        return moving.pad(self, {**(amounts or {}), **named_amounts}, value)
+
+    def chunk(self, axis: Axis, sizes: int | Sequence[SizeLike]) -> list[Tensor]:
+        """In pieces along an axis."""
+        return moving.chunk(self, axis, sizes)
+
+    # ---- looking places up ----
+
+    def take(self, indices: Tensor, axis: Axis) -> Tensor:
+        """Elements of an axis at the places that `indices` say."""
+        return indexing.take(self, indices, axis)
+
+    def take_along(self, indices: Tensor, axis: Axis) -> Tensor:
+        """For each place of all other axes, elements of one axis."""
+        return indexing.take_along(self, indices, axis)
+
+    def scatter(
+        self, indices: Tensor, updates: Tensor, axis: Axis, how: str = "set", *, paired: bool = False
+    ) -> Tensor:
+        """With updates written at places of an axis: set, add, multiply, max or min."""
+        return indexing.scatter(self, indices, updates, axis, how, paired=paired)
+
+    def one_hot(self, size: SizeLike, axis: str | None = None, element: str | DType = "f32") -> Tensor:
+        """1 at the place that each integer says along a new last axis."""
+        return indexing.one_hot(self, size, axis, element)
+
+    def dynamic_slice(self, slices: Mapping[Axis, Any] | None = None, **named_slices: Any) -> Tensor:
+        """A window that starts where data says: `x.dynamic_slice(s=(start, 4))`."""
+        return indexing.dynamic_slice(self, {**(slices or {}), **named_slices})
+
+    def update(self, part: Tensor, starts: Mapping[Axis, Any] | None = None, **named_starts: Any) -> Tensor:
+        """With a part of it overwritten: `cache.update(new, s=position)`."""
+        return indexing.update(self, part, {**(starts or {}), **named_starts})
+
+
+def tensor(
+    data: Any, names: str | Sequence[str] | None = None, dtype: str | DType | None = None, *, copy: bool = True
+) -> Tensor:
+    """A tensor on data: numbers, nested lists, NumPy arrays, anything with DLPack.
+
+    Python floats become f32, integers i32; arrays keep their type. With `copy=False` an array is shared: then it must not
+    change any more. `names` are the axes': `smelt.tensor(x, "b d")`.
+
+    >>> tensor([[1, 2], [3, 4]], "b d").shape
+    i32[b=2, d=2]
+    """
+    if isinstance(data, Tensor):
+        return moving.named(data, *names_of(names)) if names is not None else data
+    array, element = as_array(data, dtype)
+    if copy and isinstance(data, np.ndarray) and np.may_share_memory(array, data):
+        array = array.copy()
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    shape = Shape.of(element, array.shape)
+    made = tensor_of(Leaf(shape, array, place=here()), None)
+    return made if names is None else moving.named(made, *_names(names, made))
+
+
+def _names(names: str | Sequence[str], made: Tensor) -> tuple[str, ...]:
+    return check_names("tensor", names_of(names), Operand("data", made.shape))
+
+
+def from_dlpack(data: Any, names: str | Sequence[str] | None = None) -> Tensor:
+    """A tensor on the memory of another library's array, which must not change any more."""
+    return tensor(np.from_dlpack(data), names, copy=False)
+
+
+def symbolic(shape: Shape | str, name: str = "") -> Tensor:
+    """A tensor without data: an argument. Shapes of what is computed from it are proven for all sizes.
+
+    >>> symbolic("f32[b=B, d=512]").sum("d").shape
+    f32[b=B]
+    """
+    wanted = shape_of(shape)
+    return tensor_of(Leaf(Shape.of(wanted.dtype, wanted.sizes), name=name, place=here()), wanted.names)
+
+
+def origin(x: Tensor) -> str:
+    """Where a tensor was made, as errors say it."""
+    place = place_of(x.value)
+    return str(place.location()) if place else ""
+
