@@ -13,7 +13,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from smelt.version import __version__
 
 _PUBLIC = {
     "Shape": "smelt.shape",
@@ -21,36 +21,121 @@ _PUBLIC = {
     "SmeltError": "smelt.errors",
     "HostBuffer": "smelt.buffer",
     "Weights": "smelt.weights",
+    "open": "smelt.read.checkpoint",
     "Program": "smelt.ir.core",
     "parse": "smelt.ir.text",
     "print_program": "smelt.ir.text",
     "verify": "smelt.ir.verify",
     "platform": "smelt.engine",
-    "load": "smelt.model",
     "read": "smelt.model",
+    "tensor": "smelt.tensor",  # the package, which can be called
+    **dict.fromkeys(
+        (
+            "Dim",
+            "Shaped",
+            "Tensor",
+            "TensorError",
+            "arange",
+            "assume",
+            "checked",
+            "concatenate",
+            "cond",
+            "custom_call",
+            "fori_loop",
+            "from_dlpack",
+            "full",
+            "iota",
+            "maximum",
+            "minimum",
+            "ones",
+            "outer",
+            "random",
+            "realize",
+            "scan",
+            "stack",
+            "symbolic",
+            "where",
+            "while_loop",
+            "zeros",
+        ),
+        "smelt.tensor",
+    ),
 }
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from smelt.buffer import HostBuffer as HostBuffer
+    from smelt.bundle.model import Model
     from smelt.dtype import dtype as dtype
     from smelt.engine import platform as platform
+    from smelt.engine_api import Executable
     from smelt.errors import SmeltError as SmeltError
     from smelt.ir.core import Program as Program
     from smelt.ir.text import parse as parse
     from smelt.ir.text import print_program as print_program
     from smelt.ir.verify import verify as verify
-    from smelt.model import load as load
     from smelt.model import read as read
+    from smelt.read.checkpoint import open as open
     from smelt.shape import Shape as Shape
+    from smelt.tensor import Dim as Dim
+    from smelt.tensor import Shaped as Shaped
+    from smelt.tensor import Tensor as Tensor
+    from smelt.tensor import TensorError as TensorError
+    from smelt.tensor import arange as arange
+    from smelt.tensor import assume as assume
+    from smelt.tensor import checked as checked
+    from smelt.tensor import concatenate as concatenate
+    from smelt.tensor import cond as cond
+    from smelt.tensor import custom_call as custom_call
+    from smelt.tensor import fori_loop as fori_loop
+    from smelt.tensor import from_dlpack as from_dlpack
+    from smelt.tensor import full as full
+    from smelt.tensor import iota as iota
+    from smelt.tensor import maximum as maximum
+    from smelt.tensor import minimum as minimum
+    from smelt.tensor import ones as ones
+    from smelt.tensor import outer as outer
+    from smelt.tensor import random as random
+    from smelt.tensor import realize as realize
+    from smelt.tensor import scan as scan
+    from smelt.tensor import stack as stack
+    from smelt.tensor import symbolic as symbolic
+    from smelt.tensor import tensor as tensor
+    from smelt.tensor import where as where
+    from smelt.tensor import while_loop as while_loop
+    from smelt.tensor import zeros as zeros
     from smelt.weights import Weights as Weights
 
-__all__ = ["__version__", *_PUBLIC]
+__all__ = ["__version__", "deserialize", "load", *_PUBLIC]
+
+
+def load(path: str | Path, **options: Any) -> Model:
+    """Something that can be called from a path: `smelt.load("model.onnx")(pixels=x)["probabilities"]`.
+
+    A model file is read, compiled and bound: `smelt.model.load` says which options there are. A bundle (`.smelt`) is
+    mapped and checked and runs at once, without the modules that compile: `smelt.bundle.load` has its options.
+    """
+    if str(path).lower().endswith(".smelt"):
+        return import_module("smelt.bundle.load").load(path, _recompile, **options)  # type: ignore[no-any-return]
+    return import_module("smelt.model").load(path, **options)  # type: ignore[no-any-return]
+
+
+def deserialize(data: bytes | bytearray | memoryview, **options: Any) -> Executable:
+    """The executable whose `serialize()` gave these bytes; the options are those of `smelt.bundle.load`."""
+    return import_module("smelt.bundle.load").deserialize(data, _recompile, **options)  # type: ignore[no-any-return]
+
+
+def _recompile(*program: Any) -> Any:
+    """The way to the compiler for a bundle that has no code for this machine."""
+    return import_module("smelt.engine.store").recompile(*program)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'smelt' has no attribute {name!r}")
-    value = getattr(import_module(_PUBLIC[name]), name)
+    module = import_module(_PUBLIC[name])
+    value = module if name == "tensor" else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -7,7 +7,6 @@ A Buffer is what an engine keeps on a device; every engine brings its own, all b
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -171,6 +170,8 @@ def parse_bytes(text: str | int, what: str = "an amount of memory") -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text), re.ASCII)
     if found is None or found[2] not in _UNITS:
         raise SmeltError(f"{what} is not understood", expected="bytes, or a number with KB, MiB, GB …", got=text)
+    from fractions import Fraction
+
     return int(Fraction(found[1]) * _UNITS[found[2]])
 
 

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from smelt.bundle import load as bundle
 from smelt.bundle.model import Model as Model
 from smelt.bundle.per_value import Build, MissingValuesError, OpenSizes, PerValue
 from smelt.dtype import Array
 from smelt.engine import engines, platform
 from smelt.engine.footprint import Budget, Limited
 from smelt.engine.native import NativeEngine
+from smelt.engine.store import recompile
 from smelt.engine_api import Engine, Executable
 from smelt.errors import FileError, UnsupportedError
 from smelt.ir.core import Program
@@ -71,6 +73,10 @@ def load(
     With `memory_limit` (bytes, or "512MB") a model that needs more is refused before its weights are loaded, for the
     open sizes given in `sizes` (else 1), and a call whose sizes need more is refused before it runs.
     """
+    if Path(path).suffix.lower() == bundle.SUFFIX:
+        return bundle.load(
+            path, recompile, device=device, engine=engine, static=static, memory_limit=memory_limit, sizes=sizes
+        )
     name, budget = Path(path).stem, Budget.of(memory_limit, sizes)
     try:
         program, weights = read(path, static)
@@ -78,7 +84,7 @@ def load(
         if static or not (error.inputs or error.sizes):
             raise
         build = _builder(path, device, engine, budget, lambda used: setattr(model, "engine", used))
-        model = Model(name, engine, PerValue(declared(path), error.inputs, error.sizes, build), {})
+        model = Model(name, engine, PerValue(declared(path), error.inputs, error.sizes, build), {}, source=Path(path))
         return model
     used, executable = compile_for(program, device, engine, budget)
     executable = executable.prepare(weights)
@@ -86,7 +92,7 @@ def load(
     if Path(path).suffix.lower() == ".onnx" and not all(port.shape.is_static for port in signature.inputs):
         build = _builder(path, device, engine, budget, lambda used: None, static or {})
         executable = OpenSizes(executable, PerValue(signature, (), True, build))
-    return Model(name, used, executable, weights.metadata)
+    return Model(name, used, executable, weights.metadata, source=Path(path))
 
 
 def _builder(

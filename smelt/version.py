@@ -1,3 +1,3 @@
 """The version of this package, for everything that writes it into files."""
 
-VERSION = "0.1.0"
+__version__ = "0.1.0"

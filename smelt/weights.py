@@ -1,21 +1,25 @@
 """Weights: names to arrays that stay in the file until somebody looks at them.
 
-Readers (`smelt.read`) make them from mapped files; `Executable.prepare` takes from them what a program needs.
+Readers (`smelt.read`) make them from mapped files; `Executable.prepare` takes from them what a program needs;
+`to_device` copies them to a device, several at a time.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from smelt.buffer import HostBuffer
+from smelt.buffer import Buffer, HostBuffer, Places, bytes_text
 from smelt.dtype import Array, ElementType
 from smelt.errors import FileError
 from smelt.shape import Shape
@@ -33,11 +37,16 @@ class Weights(Mapping[str, HostBuffer]):
     """Named tensors, loaded when asked for. Iterating or asking for a shape reads no data."""
 
     def __init__(
-        self, stored: Mapping[str, Stored], metadata: Mapping[str, str] = MappingProxyType({}), source: str = ""
+        self,
+        stored: Mapping[str, Stored],
+        metadata: Mapping[str, str] = MappingProxyType({}),
+        source: str = "",
+        config: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self._stored = dict(stored)
         self.metadata = MappingProxyType(dict(metadata))
         self.source = source
+        self.config = MappingProxyType(dict(config))  # what a config.json beside the file says
 
     @staticmethod
     def of(arrays: Mapping[str, object]) -> Weights:
@@ -66,14 +75,49 @@ class Weights(Mapping[str, HostBuffer]):
     @property
     def nbytes(self) -> int:
         """What all tensors weigh together."""
-        total = 0
-        for stored in self._stored.values():
-            total += math.prod(stored.shape.numbers()) * stored.shape.dtype.numpy.itemsize
-        return total
+        return sum(_weight(stored.shape) for stored in self._stored.values())
+
+    def stored(self, name: str) -> Stored:
+        """The tensor of a name as it lies in the file."""
+        return self._find(name)
+
+    def to_device(
+        self,
+        platform: Places,
+        names: Iterable[str] | None = None,
+        *,
+        threads: int = 8,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> dict[str, Buffer]:
+        """Tensors (all, or those named) on a platform's device, several copies at a time, the largest first.
+
+        `progress` is told the bytes that have arrived and all bytes; without it a load that takes longer than a second
+        shows a bar on the terminal.
+        """
+        from concurrent.futures import ThreadPoolExecutor
+
+        wanted = list(dict.fromkeys(self if names is None else names))
+        weights = {name: _weight(self.shape(name)) for name in wanted}
+        tell = _Progress(sum(weights.values()), progress or _Bar().tell)
+
+        def copy(name: str) -> Buffer:
+            placed = platform.put(self[name]).wait()
+            tell.add(weights[name])
+            return placed
+
+        with ThreadPoolExecutor(threads, "smelt-load") as pool:
+            started = {name: pool.submit(copy, name) for name in sorted(wanted, key=lambda name: -weights[name])}
+            try:
+                return {name: started[name].result() for name in wanted}
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
 
     def _find(self, name: str) -> Stored:
         stored = self._stored.get(name)
         if stored is None:
+            from difflib import get_close_matches
+
             near = get_close_matches(name, self._stored, 3)
             raise FileError(
                 f"no tensor {name!r} in {self.source or 'these weights'}",
@@ -82,6 +126,45 @@ class Weights(Mapping[str, HostBuffer]):
                 remedy=f"did you mean {', '.join(near)}?" if near else None,
             )
         return stored
+
+
+def _weight(shape: Shape) -> int:
+    return math.prod(shape.numbers()) * shape.dtype.numpy.itemsize
+
+
+class _Progress:
+    """Adds up what several threads report."""
+
+    def __init__(self, total: int, tell: Callable[[int, int], None]) -> None:
+        self._done, self._total, self._tell = 0, total, tell
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._done += count
+            self._tell(self._done, self._total)
+
+
+class _Bar:
+    """A line on the terminal that appears when a load takes longer than a second, and goes when it is done."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._shown = False
+
+    def tell(self, done: int, total: int) -> None:
+        seconds = time.monotonic() - self._started
+        if seconds < 1 or not sys.stderr.isatty():
+            return
+        filled = 30 * done // max(total, 1)
+        rate = bytes_text(int(done / seconds))
+        line = f"loading [{'#' * filled}{'.' * (30 - filled)}] {bytes_text(done)} of {bytes_text(total)}, {rate}/s"
+        if done < total:
+            self._shown = True
+            sys.stderr.write(f"\r{line}\x1b[K")
+        elif self._shown:
+            sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
 
 
 class MappedFile:

@@ -14,9 +14,9 @@ import mmap
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,8 +51,7 @@ def round_up(number: int, to: int) -> int:
 # ---- reading ----
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Image:
+class Image(NamedTuple):
     """An opened bundle whose head and manifest were checked. Sections are checked when they are asked for."""
 
     name: str
@@ -80,9 +79,16 @@ class Image:
             raise FileError(f"{self.name} is damaged", got=f"section {index} does not have its digest")
         return found
 
-    def array(self, index: object, element: np.dtype[Any], sizes: tuple[int, ...]) -> Array:
+    def reader(self, index: object) -> Callable[[], bytes]:
+        """What gives a section that is checked; there must be one of that number."""
+        self.section(index)
+        return partial(self.checked, index)
+
+    def array(self, index: object, element: np.dtype[Any], sizes: tuple[int, ...] | None = None) -> Array:
         """A view of a section."""
         found = self.section(index)
+        if sizes is None:
+            sizes = (found.nbytes // element.itemsize,)
         if any(size < 0 for size in sizes) or math.prod(sizes) * element.itemsize != found.nbytes:
             raise ValueError(f"section {index} is no {element}{list(sizes)}")
         return np.frombuffer(found, element).reshape(sizes) if found.nbytes else np.empty(sizes, element)
@@ -181,7 +187,7 @@ def _opened(name: str, whole: memoryview, file: int | None) -> Image:
         raise FileError(f"{name} is no bundle", expected=MAGIC, got=magic)
     if format_ != FORMAT:
         raise FileError(
-            f"{name} has another format", expected=FORMAT, got=format_, remedy="write it again with this version of smelt"
+            f"{name} has another format", expected=FORMAT, got=format_, remedy="write it again with this smelt"
         )
     if length != whole.nbytes:
         raise FileError(f"{name} is not complete", expected=f"{length} bytes", got=whole.nbytes)

@@ -1,14 +1,14 @@
 """What a compiled function takes, gives and checks, as plain data: everything that running it needs but its code.
 
 The native engine makes an Entry from a plan, a bundle keeps it as JSON; with a library and constants it becomes a
-`runtime.Program`.
+`runtime.Program`. Tuples here, not dataclasses: those take long to define, and a bundle starts with this module.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from smelt.device import runtime
 from smelt.dtype import Array
@@ -18,16 +18,14 @@ from smelt.shape import Shape
 FAILED, UNFIT = 1 << 20, 1 << 21  # statuses of a program: what data did not fulfil, and what sizes did not
 
 
-@dataclass(frozen=True, slots=True)
-class SizeCheck:
+class SizeCheck(NamedTuple):
     """Something about sizes that the program relies on, in words."""
 
     expected: str
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class DataCheck:
+class DataCheck(NamedTuple):
     """What data must fulfil. `{0}` in the message stands for the first of the numbers that the run tells."""
 
     message: str
@@ -35,8 +33,7 @@ class DataCheck:
     where: Location | None
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A function of a library: `NAME_run` and `NAME_measure`."""
 
     name: str

@@ -45,7 +45,7 @@ class NativeExecutable:
         main = self._open()
         if self._prepare is None:
             if self.signature.weights:
-                raise UnsupportedError("the weights are part of the bundle", remedy="compile the model with other weights")
+                raise UnsupportedError("the weights are part of the bundle", remedy="compile the model again")
             return NativeExecutable(self.signature, None, main, (), self.kernels, self._store)
         arrays = [weights[port.name].numpy() for port in self.signature.weights]
         named = self._prepare.bind(())
@@ -59,6 +59,11 @@ class NativeExecutable:
             raise RunError("the weights are not bound", expected=".prepare(weights) before the first call")
         return self._bound(inputs)
 
+    @property
+    def memory(self) -> runtime.Memory | None:
+        """Bytes that it holds now; None where the weights are not bound."""
+        return None if self._bound is None else self._bound.memory
+
     def stored(self, targets: Sequence[str] = ()) -> StoredModel:
         """What a bundle has to hold, with code for the named processors."""
         self._open()
@@ -69,6 +74,11 @@ class NativeExecutable:
     def serialize(self, *, targets: Sequence[str] = (), private_key: str | Path | None = None) -> bytes:
         """A bundle as bytes; `smelt.deserialize` reads it."""
         return serialize(self.stored(targets), private_key)
+
+    def cancel(self) -> None:
+        """Stop the calls that run now, from another thread: they raise RunError. Later calls run."""
+        if self._bound is not None:
+            self._bound.cancel()
 
     def close(self) -> None:
         if self._bound is not None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 from smelt.buffer import Buffer, as_array
 from smelt.bundle.per_value import PerValue
 from smelt.bundle.stored import Storable, StoredModel
-from smelt.bundle.write import serialize, write
+from smelt.bundle.write import serialize, source_record, write
 from smelt.dtype import Array
 from smelt.engine_api import Executable, KernelUse, Port, Signature
 from smelt.errors import RunError, UnsupportedError
@@ -38,11 +37,13 @@ class Model:
         executable: Executable,
         metadata: Mapping[str, str],
         provenance: Mapping[str, str] = MappingProxyType({}),
+        source: Path | None = None,
     ) -> None:
         self.name = name
         self.engine = engine
         self.metadata = metadata
-        self.provenance = dict(provenance)  # where it came from; a bundle keeps it
+        self.provenance = dict(provenance)  # what its bundle says about where it came from
+        self._source = source  # the file that it was made of
         self._executable = executable
 
     @property
@@ -86,10 +87,8 @@ class Model:
         """The same for inputs whose names are no Python names."""
         return self(**inputs)
 
-    def save(
-        self, path: str | Path, *, targets: Sequence[str] = (), private_key: str | Path | None = None
-    ) -> None:
-        """Write it as a bundle, which loads without a compiler: `model.save("model.smelt")`, `smelt.load("model.smelt")`.
+    def save(self, path: str | Path, *, targets: Sequence[str] = (), private_key: str | Path | None = None) -> None:
+        """Write it as a bundle, one file that loads without a compiler: `smelt.load("model.smelt")`.
 
         `targets` names processors (avx512, avx2, neon, plain); none: this machine's kind, and plain for any other.
         `private_key` is a file with an Ed25519 key that signs the bundle.
@@ -106,7 +105,8 @@ class Model:
                 f"{self.name} cannot be saved", expected="the native engine", got=f"the {self.engine} engine"
             )
         stored = self._executable.stored(targets)
-        return replace(stored, name=self.name, metadata=self.metadata, provenance=self.provenance | stored.provenance)
+        source = source_record(self._source) if self._source is not None else {}
+        return stored._replace(name=self.name, metadata=self.metadata, provenance=self.provenance | source)
 
     def close(self) -> None:
         self._executable.close()

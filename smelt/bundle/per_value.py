@@ -6,19 +6,19 @@ it may find that more inputs are of this kind, or that sizes are, and says so wi
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from smelt.bundle.stored import Storable, StoredModel
 from smelt.dtype import Array
 from smelt.engine_api import Executable, KernelUse, Signature
-from smelt.errors import RunError, SizeError
+from smelt.errors import RunError, SizeError, UnsupportedError
 from smelt.weights import Weights
 
 LIMIT = 16  # programs
-log = logging.getLogger("smelt")
 
 
 class MissingValuesError(Exception):
@@ -35,20 +35,37 @@ Shapes = Mapping[str, tuple[int, ...]]
 Build = Callable[[Values, Shapes], Executable]
 
 
+class _Made(NamedTuple):
+    """A program, and what it was made for."""
+
+    values: Values
+    shapes: Shapes
+    executable: Executable
+
+
 class PerValue:
     """Compiles when a static input has a value that it has not seen; the least recently used program goes first."""
 
-    def __init__(self, signature: Signature, static: tuple[str, ...], by_size: bool, build: Build) -> None:
+    def __init__(
+        self,
+        signature: Signature,
+        static: tuple[str, ...],
+        by_size: bool,
+        build: Build,
+        known: Sequence[tuple[Values, Shapes, Executable]] = (),
+    ) -> None:
         self.signature = signature
         self.static = static
         self.by_size = by_size
         self._build: Build | None = build
-        self._programs: OrderedDict[Hashable, Executable] = OrderedDict()
+        self._programs: OrderedDict[Hashable, _Made] = OrderedDict()
+        for values, shapes, executable in known:
+            self._programs[_mark(values, shapes)] = _Made(values, shapes, executable)
 
     @property
     def kernels(self) -> tuple[KernelUse, ...]:
         """Those of the programs that there are so far."""
-        return tuple(use for program in self._programs.values() for use in program.kernels)
+        return tuple(use for made in self._programs.values() for use in made.executable.kernels)
 
     def prepare(self, weights: Weights) -> Executable:
         """Weights are bound whenever a program is built."""
@@ -63,9 +80,29 @@ class PerValue:
         """Whether there is a program for such inputs already."""
         return self._key(self._named(inputs))[0] in self._programs
 
+    def stored(self, targets: Sequence[str] = ()) -> StoredModel:
+        """The programs that there are: a file cannot make more of them."""
+        if not self._programs:
+            raise UnsupportedError(
+                "no program has been compiled yet: values or sizes of inputs shape it",
+                remedy="call it once with each kind of inputs that the file should know, or give static values",
+            )
+        parts = []
+        for made in self._programs.values():
+            if not isinstance(made.executable, Storable):
+                raise UnsupportedError("a program of another engine cannot be saved", expected="the native engine")
+            parts.append((made, made.executable.stored(targets)))
+        programs = [
+            program._replace(values=made.values, shapes=made.shapes)
+            for made, part in parts
+            for program in part.programs
+        ]
+        runtimes = parts[0][1].runtimes
+        return StoredModel("model", self.signature, tuple(programs), runtimes, static=self.static, by_size=self.by_size)
+
     def close(self) -> None:
-        for executable in self._programs.values():
-            executable.close()
+        for made in self._programs.values():
+            made.executable.close()
         self._programs.clear()
         self._build = None
 
@@ -77,7 +114,7 @@ class PerValue:
             found = self._programs.get(key)
             if found is not None:
                 self._programs.move_to_end(key)
-                return found
+                return found.executable
             try:
                 built = self._build(values, shapes)
             except MissingValuesError as more:
@@ -89,10 +126,12 @@ class PerValue:
                 continue
             shown = [f"{name}={array.reshape(-1)[:8].tolist()}" for name, array in values.items()]
             shown += [f"{name} of shape {list(shape)}" for name, shape in shapes.items()]
-            log.info("compiled for new values of what shapes the program: %s", ", ".join(shown))
-            self._programs[key] = built
+            import logging
+
+            logging.getLogger("smelt").info("compiled for new values of what shapes the program: %s", ", ".join(shown))
+            self._programs[key] = _Made({name: array.copy() for name, array in values.items()}, shapes, built)
             if len(self._programs) > LIMIT:
-                self._programs.popitem(last=False)[1].close()
+                self._programs.popitem(last=False)[1].executable.close()
             return built
 
     def _named(self, inputs: tuple[Array, ...]) -> dict[str, Array]:
@@ -104,8 +143,12 @@ class PerValue:
     def _key(self, given: Mapping[str, Array]) -> tuple[Hashable, dict[str, Array], dict[str, tuple[int, ...]]]:
         values = {name: given[name] for name in self.static}
         shapes = {name: array.shape for name, array in given.items() if self.by_size and name not in values}
-        marks = tuple((name, array.dtype.str, array.shape, array.tobytes()) for name, array in values.items())
-        return (marks, tuple(shapes.items())), values, shapes
+        return _mark(values, shapes), values, shapes
+
+
+def _mark(values: Values, shapes: Shapes) -> Hashable:
+    marks = tuple((name, array.dtype.str, array.shape, array.tobytes()) for name, array in values.items())
+    return marks, tuple(shapes.items())
 
 
 class OpenSizes:
@@ -133,6 +176,12 @@ class OpenSizes:
             except SizeError:
                 pass
         return self._fixed(*inputs)
+
+    def stored(self, targets: Sequence[str] = ()) -> StoredModel:
+        """The program with open sizes: what breaks what it takes for granted is an error in a file."""
+        if not isinstance(self._open, Storable):
+            raise UnsupportedError("a program of another engine cannot be saved", expected="the native engine")
+        return self._open.stored(targets)
 
     def close(self) -> None:
         self._open.close()

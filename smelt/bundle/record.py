@@ -6,7 +6,6 @@ TypeError, KeyError or a SmeltError, which `load` turns into one error about the
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import numpy as np
@@ -81,12 +80,12 @@ def kernels_of(record: Record) -> tuple[KernelUse, ...]:
 def value_record(array: Array) -> Record:
     """A small array, such as a value of an input that shapes a program."""
     ordered = np.ascontiguousarray(array)
-    return [dtype(array.dtype).name, list(array.shape), base64.b64encode(ordered.tobytes()).decode()]
+    return [dtype(array.dtype).name, list(array.shape), ordered.tobytes().hex()]
 
 
 def value_of(record: Record) -> Array:
     name, sizes, data = record
-    array: Array = np.frombuffer(base64.b64decode(data, validate=True), dtype(text(name)).numpy)
+    array: Array = np.frombuffer(bytes.fromhex(data), dtype(text(name)).numpy)
     return array.reshape([_integer(size) for size in sizes])
 
 
@@ -98,6 +97,10 @@ def text(value: Record) -> str:
 
 def texts(values: Record) -> tuple[str, ...]:
     return tuple(map(text, values))
+
+
+def numbers(values: Record) -> tuple[int, ...]:
+    return tuple(map(_integer, values))
 
 
 def pairs(values: Record) -> dict[str, str]:
@@ -147,7 +150,6 @@ def _element_of(record: Record) -> ElementType:
     if isinstance(record, str):
         return dtype(record)
     storage, expressed, scales, zeros, axis, least, most = record
+    types = dtype(text(storage)), dtype(text(expressed))
     numbers = tuple(map(float, scales)), tuple(map(int, zeros))
-    return Quantized(
-        dtype(text(storage)), dtype(text(expressed)), *numbers, None if axis is None else int(axis), int(least), int(most)
-    )
+    return Quantized(*types, *numbers, None if axis is None else int(axis), int(least), int(most))

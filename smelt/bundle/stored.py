@@ -1,41 +1,40 @@
 """A compiled model as data: programs, each with code for several processors, their arrays, and where it all came from.
 
-Executables give it (`stored`), `write` turns it into a file, `load` reads it back. Arrays and code may lie in a mapped
-file: nothing here copies them.
+Executables give it (`stored`), `write` turns it into a file, `load` reads it back. Arrays may lie in a mapped file, and
+code is read and checked when it is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from smelt.bundle.entry import Entry
 from smelt.dtype import Array
 from smelt.engine_api import KernelUse, Signature
 
-Bytes: TypeAlias = bytes | memoryview
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+Read: TypeAlias = Callable[[], bytes]  # gives bytes that were checked
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
+class Code(NamedTuple):
     """A library for one kind of processor: it runs where all features are there."""
 
     target: str
     machine: str
     features: tuple[str, ...]
-    library: Bytes
+    library: Read
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
+class Variant(NamedTuple):
     """A program lowered for one layout of weights. `text` is StableHLO, compressed, to compile it again from.
 
     `bound` is None where the weights are still to be given; then there is a `prepare`.
     """
 
     tile: tuple[int, int, int]  # rows, columns, lanes: the products' registers and the width of packed weights
-    text: Bytes
+    text: Read
     main: Entry
     constants: tuple[Array, ...]
     prepare: Entry | None
@@ -44,39 +43,36 @@ class Variant:
     codes: tuple[Code, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredProgram:
+class StoredProgram(NamedTuple):
     """One program. `values` and `shapes`: the inputs for which it was made, where those shape it."""
 
     signature: Signature
     kernels: tuple[KernelUse, ...]
     variants: tuple[Variant, ...]
     provenance: Mapping[str, str]  # compiler, flags
-    values: Mapping[str, Array] = field(default_factory=dict)
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    values: Mapping[str, Array] = NOTHING
+    shapes: Mapping[str, tuple[int, ...]] = NOTHING
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeCode:
+class RuntimeCode(NamedTuple):
     """The runtime library for any processor of a machine; `made_of` is a digest of its source."""
 
     machine: str
     made_of: str
-    library: Bytes
+    library: Read
 
 
-@dataclass(frozen=True, slots=True)
-class StoredModel:
+class StoredModel(NamedTuple):
     """A whole model. `static` and `by_size`: what shapes the program, where several programs are there."""
 
     name: str
     signature: Signature
     programs: tuple[StoredProgram, ...]
     runtimes: tuple[RuntimeCode, ...]
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = NOTHING
     static: tuple[str, ...] = ()
     by_size: bool = False
-    provenance: Mapping[str, str] = field(default_factory=dict)
+    provenance: Mapping[str, str] = NOTHING
 
 
 @runtime_checkable

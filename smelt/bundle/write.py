@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,11 +18,13 @@ from smelt.bundle.stored import Code, StoredModel, StoredProgram, Variant
 from smelt.device.runtime import ABI, runtime
 from smelt.dtype import Array
 from smelt.errors import FileError
-from smelt.version import VERSION
+from smelt.version import __version__
 
 
 def write(path: Path, model: StoredModel, private_key: str | Path | None = None) -> int:
     """Write a bundle under a temporary name, sync it, rename it; gives its bytes. A failure leaves nothing behind."""
+    import tempfile
+
     folder = path.parent
     total = 0
     try:
@@ -51,11 +52,23 @@ def serialize(model: StoredModel, private_key: str | Path | None = None) -> byte
     return b"".join(_pieces(model, private_key))
 
 
+def source_record(path: Path) -> dict[str, str]:
+    """Where a model came from: its file's name and digest."""
+    import hashlib
+
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
+    except OSError as error:
+        raise FileError(f"cannot read {path}", got=error.strerror) from error
+    return {"source": path.name, "source_blake2b": found}
+
+
 def _pieces(model: StoredModel, private_key: str | Path | None) -> Iterator[memoryview]:
     body = Body()
     programs = [_program(program, body) for program in model.programs]  # weights first: the body's start is aligned
     manifest: dict[str, Any] = {
-        "smelt": VERSION,
+        "smelt": __version__,
         "abi": ABI,
         "name": model.name,
         "signature": record.signature_record(model.signature),
@@ -64,7 +77,7 @@ def _pieces(model: StoredModel, private_key: str | Path | None) -> Iterator[memo
         "by_size": model.by_size,
         "programs": programs,
         "runtimes": [
-            {"machine": each.machine, "made_of": each.made_of, "library": body.add(each.library)}
+            {"machine": each.machine, "made_of": each.made_of, "library": body.add(each.library())}
             for each in model.runtimes
         ],
         "provenance": dict(model.provenance),
@@ -90,7 +103,7 @@ def _variant(variant: Variant, body: Body) -> dict[str, Any]:
         "bound": None if variant.bound is None else [_array(array, body) for array in variant.bound],
         "main": _entry(variant.main, variant.constants, body),
         "prepare": None if variant.prepare is None else _entry(variant.prepare, variant.prepare_constants, body),
-        "text": body.add(variant.text),
+        "text": body.add(variant.text()),
         "codes": [_code(code, body) for code in variant.codes],
     }
 
@@ -109,7 +122,7 @@ def _code(code: Code, body: Body) -> dict[str, Any]:
         "target": code.target,
         "machine": code.machine,
         "features": list(code.features),
-        "library": body.add(code.library),
+        "library": body.add(code.library()),
     }
 
 

@@ -1,26 +1,35 @@
-"""`smelt bench`: how long a model's call takes here, beside a peer's where asked; rounds are interleaved."""
+"""`smelt bench`: how long a call of a model takes here, as a distribution, beside peers where asked.
+
+Every engine runs in a process of its own and they take turns (`cli.rounds`). The random inputs of the other measuring
+tools are made here too.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from smelt.cli.preflight import looked_at, must_be_readable, sampled
+from smelt.cli.rounds import Outcome, Setup, Times, measure, processors, python_of
 from smelt.cli.run import gather
 from smelt.cli.sizes import said_sizes
 from smelt.dtype import Array
-from smelt.errors import MissingPackageError, SmeltError
-from smelt.model import Model, load
+from smelt.engine.executable import signature_of
+from smelt.errors import SmeltError
+from smelt.ir.ops.signature import bare_symbol
+from smelt.model import read
+from smelt.read.onnx import StaticError
 
-Call = Callable[[], Any]
+BARS = " ▁▂▃▄▅▆▇█"
+COLUMNS = 60
 
 
 def bench(
@@ -32,68 +41,123 @@ def bench(
     as_json: bool,
     static: Sequence[str] = (),
     memory_limit: str | None = None,
+    threads: int | None = None,
+    pythons: Sequence[str] = (),
 ) -> None:
-    model = load(file, engine=engine, memory_limit=memory_limit, sizes=said_sizes(sizes))
-    inputs = random_inputs(file, model, sizes, static)
-    calls: dict[str, Call] = {f"smelt ({model.engine})": lambda: model.run(inputs)}
-    for peer in against:
-        if peer not in PEERS:
-            raise SmeltError("unknown peer", expected=", ".join(PEERS), got=peer)
-        calls[peer] = PEERS[peer](file, inputs)
-    times = measure(calls, seconds)
-    rows = {name: summary(values) for name, values in times.items()}
+    inputs = inputs_for(file, sizes, static)
+    setup = Setup(
+        threads=threads or processors(),
+        seconds=seconds,
+        solo=False,
+        ours={"engine": engine, "memory_limit": memory_limit, "sizes": said_sizes(sizes)},
+        pythons=python_of(pythons),
+    )
+    outcome = measure(file, ["smelt", *against], inputs, setup)
+    if "smelt" in outcome.failed:
+        raise SmeltError("the model could not be run", got=outcome.failed["smelt"])
+    record = _record(file, inputs, outcome, setup)
     if as_json:
-        shown = {name: list(array.shape) for name, array in inputs.items()}
-        print(json.dumps({"model": str(file), "cores": os.cpu_count(), "inputs": shown, "engines": rows}))
-        return
-    first = next(iter(rows.values()))["median_ms"]
-    table = Table("engine", "median ms", "p10", "p90", "calls", "of smelt's", box=None, pad_edge=False)
-    for name, row in rows.items():
-        numbers = [f"{row[key]:.3f}" for key in ("median_ms", "p10", "p90")]
-        table.add_row(name, *numbers, str(row["runs"]), f"{row['median_ms'] / first:.2f} x")
-    Console(highlight=False).print(table)
+        print(json.dumps(record))
+    else:
+        _print(record, outcome)
+    if not all(each.agree for each in outcome.differences):
+        raise SystemExit(1)
 
 
-def random_inputs(file: Path, model: Model, sizes: list[str], static: Sequence[str]) -> dict[str, Array]:
+def _record(file: Path, inputs: dict[str, Array], outcome: Outcome, setup: Setup) -> dict[str, Any]:
+    rows = {_label(name, times): _row(times) for name, times in outcome.times.items()}
+    return {
+        "model": str(file),
+        "cores": os.cpu_count(),
+        "threads": setup.threads,
+        "inputs": {name: list(array.shape) for name, array in inputs.items()},
+        "engines": rows,
+        "skipped": outcome.skipped,
+        "failed": outcome.failed,
+        "differences": [each.record() for each in outcome.differences],
+    }
+
+
+def _label(name: str, times: Times) -> str:
+    return f"smelt ({times.version.rpartition('(')[2]}" if name == "smelt" else name
+
+
+def _row(times: Times) -> dict[str, Any]:
+    more = {"min_ms": min(times.values), "p99": float(np.percentile(times.values, 99)), "first_ms": times.first}
+    return {**times.summary(), **more, "calls_per_second": 1e3 / float(np.mean(times.values)), "version": times.version}
+
+
+def _print(record: dict[str, Any], outcome: Outcome) -> None:
+    console = Console(highlight=False)
+    table = Table(
+        "engine", "median ms", "p10", "p90", "p99", "calls/s", "calls", "of smelt's", box=None, pad_edge=False
+    )
+    first = next(iter(record["engines"].values()))["median_ms"]
+    for name, row in record["engines"].items():
+        numbers = [f"{row[key]:.3f}" for key in ("median_ms", "p10", "p90", "p99")]
+        ratio = f"{row['median_ms'] / first:.2f} x"
+        table.add_row(name, *numbers, f"{row['calls_per_second']:.1f}", str(row["runs"]), ratio)
+    console.print(table)
+    values = {_label(name, times): times.values for name, times in outcome.times.items()}
+    console.print()
+    for line in histogram(values):
+        console.print(line, markup=False)
+    for name, reason in (outcome.skipped | outcome.failed).items():
+        console.print(f"{name} was left out: {escape(reason)}", style="dim")
+    for each in outcome.differences:
+        if not each.agree:
+            far = f"{each.absolute:.3g}, {each.relative:.3g} of the scale {each.what}"
+            console.print(f"[bold red]outputs of {' and '.join(each.engines)} differ[/] by up to {escape(far)}")
+
+
+def histogram(values: Mapping[str, Sequence[float]], columns: int = COLUMNS) -> list[str]:
+    """A line of bars for each engine over one common axis of milliseconds, which is logarithmic; then the axis.
+
+    The slowest hundredth of each is left out.
+    """
+    low = min(min(each) for each in values.values())
+    high = max(float(np.percentile(each, 99)) for each in values.values())
+    edges = np.geomspace(max(low, 1e-6), max(high, low * 1.01, 2e-6), columns + 1)
+    edges[0], edges[-1] = low, max(edges[-1], high)  # rounding must not lose the ends
+    width = max(map(len, values))
+    lines = []
+    for name, each in values.items():
+        counts, _ = np.histogram(each, edges)
+        levels = np.ceil(counts / max(counts.max(), 1) * (len(BARS) - 1)).astype(int)
+        lines.append(f"{name:{width}} {''.join(BARS[level] for level in levels)}")
+    left, middle, right = (f"{edges[i]:.3g}" for i in (0, columns // 2, columns))
+    axis = f"{left}{middle:^{max(columns - len(left) - len(right), 1)}}{right}"
+    return [*lines, f"{'ms':{width}} {axis}"]
+
+
+# ---- inputs ----
+
+
+def inputs_for(file: Path, sizes: Sequence[str], static: Sequence[str] = (), seed: int = 0) -> dict[str, Array]:
     """Random numbers; what shapes the program is as the user said, or a sample that there is a program for."""
-    if not (model.shaped or static):
-        return gather(model.signature, ["random"], sizes, 0)
+    if not static:
+        try:
+            return gather(signature_of(read(file)[0].main), ["random"], sizes, seed)
+        except StaticError:
+            pass
     found = looked_at(file, sizes, static)
     assert found is not None, "only ONNX files have static inputs"
     must_be_readable(found)
-    return {**sampled(found, 0), **found.static}
+    return {**sampled(found, seed), **found.static}
 
 
-def measure(calls: Mapping[str, Call], seconds: float) -> dict[str, list[float]]:
-    """Milliseconds of each call, in turns, for about so many seconds in all, at least three rounds."""
-    for call in calls.values():
-        call()
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    end = time.perf_counter() + seconds
-    rounds = 0
-    while rounds < 3 or time.perf_counter() < end:
-        rounds += 1
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            times[name].append(1e3 * (time.perf_counter() - start))
-    return times
-
-
-def summary(values: list[float]) -> dict[str, Any]:
-    low, median, high = np.percentile(values, [10, 50, 90])
-    return {"median_ms": float(median), "p10": float(low), "p90": float(high), "runs": len(values)}
-
-
-def _onnxruntime(file: Path, inputs: Mapping[str, Array]) -> Call:
+def open_sizes(file: Path) -> tuple[tuple[str, bool], ...]:
+    """The symbols of the inputs' sizes, and whether each is the size of a first axis."""
     try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingPackageError("onnxruntime is not installed", remedy="pip install onnxruntime") from error
-    if file.suffix != ".onnx":
-        raise SmeltError("onnxruntime runs ONNX files only", got=file.name)
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    return lambda: session.run(None, dict(inputs))
-
-
-PEERS: dict[str, Callable[[Path, Mapping[str, Array]], Call]] = {"onnxruntime": _onnxruntime}
+        shapes = [port.shape for port in signature_of(read(file)[0].main).inputs]
+    except StaticError:
+        found = looked_at(file, (), ())
+        assert found is not None, "only ONNX files have static inputs"
+        shapes = list(found.open.inputs.values())
+    names: dict[str, bool] = {}
+    for shape in shapes:
+        for axis, size in enumerate(shape.sizes):
+            name = bare_symbol(size)
+            if name is not None:
+                names[name] = names.get(name, False) or axis == 0
+    return tuple(names.items())

@@ -76,9 +76,8 @@ def measure(program: Program, weights: Weights, pixels: Array, labels: Array) ->
         chosen = engine.name
         ms, model = timed(lambda: model_of(program, weights, engine=chosen))  # noqa: B023 - called at once
         kernels = sum(use.count for use in model.kernels)
-        what = (
-            f"{kernels} kernels to machine code, weights bound" if chosen == "native" else "interpreter, weights bound"
-        )
+        made = {"native": f"{kernels} kernels to machine code", "pjrt": "XLA, at the first call of each size"}
+        what = f"{made.get(chosen, 'interpreter')}, weights bound"
         stages.append({"stage": "compile", "ms": ms, "what": f"{chosen}: {what}"})
         engines[chosen], answer = score(model, pixels, labels)
         answers.append(answer)

@@ -18,10 +18,13 @@ from rich.console import Console
 from smelt.cli import bench as bench_command
 from smelt.cli import cache as cache_command
 from smelt.cli import check as check_command
+from smelt.cli import compile as compile_command
 from smelt.cli import demo as demo_command
+from smelt.cli import devices as devices_command
 from smelt.cli import diff as diff_command
 from smelt.cli import export as export_command
 from smelt.cli import inspect as inspect_command
+from smelt.cli import profile as profile_command
 from smelt.cli import run as run_command
 from smelt.cli import show as show_command
 from smelt.cli.progress import compiling
@@ -48,7 +51,7 @@ MemoryLimit = Annotated[
     str | None,
     typer.Option("--memory-limit", help="Refuse a model that needs more, before its weights are loaded: 512MB, 2GiB …"),
 ]
-EngineName = Annotated[str, typer.Option("--engine", help="auto, native or reference.")]
+EngineName = Annotated[str, typer.Option("--engine", help="auto, native, pjrt or reference.")]
 
 
 @app.callback()
@@ -107,17 +110,47 @@ def inspect(file: File, size: OpenSizes = None, static: StaticValues = None, as_
 @app.command()
 def bench(
     file: File,
-    against: Annotated[str, typer.Option(help="Peers to measure in the same run, with commas: onnxruntime.")] = "",
+    against: Annotated[
+        str, typer.Option(help="Peers to measure in turns with: onnxruntime,openvino,ncnn,torch,jax.")
+    ] = "",
     size: OpenSizes = None,
     static: StaticValues = None,
     engine: EngineName = "auto",
     memory_limit: MemoryLimit = None,
     seconds: Annotated[float, typer.Option(help="How long to measure, about.")] = 5.0,
+    threads: Annotated[int | None, typer.Option(help="Threads of every engine. Default: one per core.")] = None,
+    python: Annotated[
+        list[str] | None, typer.Option(help="ENGINE=PATH: the Python that has a peer, if it is not this one.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how long a call takes on random inputs, in turns with peers."""
+    """Measure how long a call takes on random inputs, in turns with peers; exit code 1 if outputs differ."""
     peers = [name for name in against.split(",") if name]
-    bench_command.bench(file, size or [], engine, peers, seconds, as_json, static or [], memory_limit)
+    bench_command.bench(
+        file, size or [], engine, peers, seconds, as_json, static or [], memory_limit, threads, python or []
+    )
+
+
+@app.command()
+def profile(
+    file: File,
+    size: OpenSizes = None,
+    static: StaticValues = None,
+    seconds: Annotated[float, typer.Option(help="How long to measure, about.")] = 2.0,
+    top: Annotated[int, typer.Option(help="Rows of the table.")] = 25,
+    each: Annotated[bool, typer.Option("--each", help="A row for every launch, not for every kernel.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write one call as FILE.json for Perfetto or chrome://tracing.")
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write the roofline with every kernel on it as FILE.svg.")] = None,
+    peaks_again: Annotated[bool, typer.Option("--peaks-again", help="Measure this machine's peaks anew.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show where the time of a call goes: each kernel's time, GFLOP/s, GB/s and part of what the machine allows."""
+    chosen = profile_command.Options(
+        tuple(size or ()), tuple(static or ()), seconds, top, each, as_json, trace, svg, peaks_again
+    )
+    profile_command.profile(file, chosen)
 
 
 @app.command()
@@ -129,6 +162,23 @@ def export(
 ) -> None:
     """Write a model as StableHLO, with its weights in a safetensors file beside it."""
     export_command.export(file, output, plain, as_json)
+
+
+@app.command("compile")
+def compile_model(
+    file: File,
+    output: Annotated[Path, typer.Option("--output", "-o", help="FILE.smelt: one file that runs without a compiler.")],
+    target: Annotated[
+        str, typer.Option(help="Processors with commas: avx512, avx2, neon, plain. Default: this machine's, and plain.")
+    ] = "",
+    size: OpenSizes = None,
+    static: StaticValues = None,
+    sign: Annotated[Path | None, typer.Option(help="A file with an Ed25519 private key that signs the bundle.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compile a model into a bundle: program, machine code, packed weights and signature in one file."""
+    targets = [name for name in target.split(",") if name]
+    compile_command.compile_model(file, output, targets, size or [], static or [], sign, as_json)
 
 
 @app.command()
@@ -150,6 +200,12 @@ def diff(
 def check(file: File, size: OpenSizes = None, static: StaticValues = None, as_json: AsJson = False) -> None:
     """Verify a model against the specification, for all sizes at once; exit code 1 if it breaks a constraint."""
     check_command.check(file, size or [], static or [], as_json)
+
+
+@app.command()
+def devices(as_json: AsJson = False) -> None:
+    """List what programs can run on here, and what is missing for the rest."""
+    devices_command.devices(as_json)
 
 
 cache = typer.Typer(help="Compiled programs that are kept on this machine.", no_args_is_help=True)

@@ -1,7 +1,8 @@
 """A worker that measures one engine on one model; this file runs by itself, in the engine's own Python.
 
-A job comes in as a line of JSON (engine, model, inputs, where to write the outputs, threads, precision), then requests to call
-the model for so many seconds; out go lines of JSON. `cli.rounds` starts it. It needs NumPy and the engine, nothing of ours.
+A job comes in as a line of JSON (engine, model, inputs, where to write the outputs, threads, precision), then requests
+to call the model for so many seconds; out go lines of JSON. `cli.rounds` starts it. It needs NumPy and the engine,
+nothing of ours.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 Arrays = dict[str, Any]  # by the names of the model's inputs, in their order
 Call = Callable[[], Sequence[Any]]  # gives the outputs, in the model's order
 Job = dict[str, Any]
+NUMPY = "biufcU"  # kinds of element types that NumPy has itself
 
 
 class MissingError(Exception):
@@ -39,7 +41,7 @@ def onnxruntime(job: Job, inputs: Arrays) -> tuple[str, Call]:
 
 
 def openvino(job: Job, inputs: Arrays) -> tuple[str, Call]:
-    import openvino as peer
+    import openvino as peer  # type: ignore[import-not-found, unused-ignore]
 
     wants(job, (".onnx",), ("f32", "bf16", "int8"))
     core = peer.Core()
@@ -108,7 +110,8 @@ def ncnn(job: Job, inputs: Arrays) -> tuple[str, Call]:
     return peer.__version__, call
 
 
-PEERS = {peer.__name__: peer for peer in (onnxruntime, openvino, torch, ncnn)}
+Open = Callable[[Job, Arrays], tuple[str, Call]]  # gives the version too
+PEERS: dict[str, Open] = {peer.__name__: peer for peer in (onnxruntime, openvino, torch, ncnn)}
 
 
 def wants(job: Job, suffixes: Sequence[str], precisions: Sequence[str]) -> None:
@@ -129,7 +132,7 @@ def beside(model: str, endings: Sequence[str]) -> Path:
     raise MissingError(f"no {' or '.join(stem.name + ending for ending in endings)} beside the model")
 
 
-def serve(engines: dict[str, Callable[[Job, Arrays], tuple[str, Call]]]) -> None:
+def serve(engines: dict[str, Open]) -> None:
     """Do one job: open the model, call it once, then measure whenever asked. What engines print goes to stderr."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -140,9 +143,10 @@ def serve(engines: dict[str, Callable[[Job, Arrays], tuple[str, Call]]]) -> None
         start = time.perf_counter()
         outputs = [np.array(output) for output in call()]
         first = 1e3 * (time.perf_counter() - start)
-        np.savez(job["outputs"], **{str(i): output for i, output in enumerate(outputs)})
+        named: dict[str, Any] = {str(i): _plain(output) for i, output in enumerate(outputs)}
+        np.savez(job["outputs"], **named)
     except (ImportError, MissingError) as error:
-        _reply(replies, {"missing": f"{type(error).__name__}: {error}" if isinstance(error, ImportError) else str(error)})
+        _reply(replies, {"missing": str(error)})
         return
     except Exception as error:  # whatever an engine does not like about a model is its answer
         _reply(replies, {"error": f"{type(error).__name__}: {error}"[:2000]})
@@ -162,7 +166,7 @@ def timed(call: Call, seconds: float, least: int) -> list[float]:
     call()
     while clock() - start < seconds / 10:
         call()
-    times = []
+    times: list[float] = []
     end = clock() + 0.9 * seconds
     while len(times) < least or clock() < end:
         begin = clock()
@@ -173,7 +177,25 @@ def timed(call: Call, seconds: float, least: int) -> list[float]:
 
 def _inputs(job: Job) -> Arrays:
     with np.load(job["inputs"]) as file:
-        return {name: file[str(i)] for i, name in enumerate(job["names"])}
+        return {name: _typed(file[str(i)], kind) for i, (name, kind) in enumerate(job["names"].items())}
+
+
+def _typed(array: Any, kind: str) -> Any:
+    """An array as it was before it was written: strings as objects, narrow floats from their bits."""
+    if array.dtype.kind == "U":
+        return array.astype(object)
+    if array.dtype.name == kind:
+        return array
+    import ml_dtypes
+
+    return array.view(getattr(ml_dtypes, kind))
+
+
+def _plain(array: Any) -> Any:
+    """An output that NumPy can write by itself and that can be compared."""
+    if array.dtype.kind == "O":
+        return array.astype(str)
+    return array if array.dtype.kind in NUMPY else array.astype(np.float32)
 
 
 def _reply(replies: TextIO, message: dict[str, Any]) -> None:

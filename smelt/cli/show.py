@@ -18,7 +18,7 @@ from smelt.buffer import bytes_text
 from smelt.cli.sizes import given_sizes
 from smelt.dim import symbols
 from smelt.engine.footprint import largest_text
-from smelt.engine.native import Planned, planned, source_of
+from smelt.engine.plans import Planned, planned, source_of
 from smelt.errors import SmeltError
 from smelt.ir.core import Program
 from smelt.ir.text import print_program
@@ -30,6 +30,7 @@ from smelt.model import read
 from smelt.passes import pipeline
 
 STAGES = ("ir", "passes", "kernels", "loops", "source", "plan")
+WIDTH = 240
 SHOWN = 3  # ops of a kernel in a table
 
 
@@ -104,10 +105,12 @@ def _print_kernels(record: Mapping[str, Any]) -> None:
     for row in record["kernels"]:
         operations = "" if row["operations"] is None else f"{row['operations'] / 1e6:.4g}"
         moved = "" if row["bytes"] is None else bytes_text(row["bytes"])
-        reads, writes = (escape("\n".join(row[side])) for side in ("reads", "writes"))
+        reads, writes = (escape(" ".join(row[side])) for side in ("reads", "writes"))
         ops = escape(_short(row["ops"]))
         table.add_row(row["function"], row["kind"], str(row["count"]), ops, reads, writes, operations, moved)
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH  # a file has no edge
     console.print(table)
     count = sum(row["count"] for row in record["kernels"])
     console.print(f"{count} launches of {len(record['kernels'])} kernels; costs of one launch{_at(record['sizes'])}")

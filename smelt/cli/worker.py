@@ -1,6 +1,6 @@
-"""The worker that measures smelt itself (and XLA on the same program, through our PJRT engine): `python -m smelt.cli.worker`.
+"""The worker that measures smelt itself, and XLA on the same program through our PJRT engine.
 
-The same protocol as `cli.peer`, which holds it.
+`cli.rounds` starts it (`python -m smelt.cli.worker`); the protocol is that of `cli.peer`.
 """
 
 from __future__ import annotations
@@ -8,27 +8,26 @@ from __future__ import annotations
 import importlib.metadata
 
 from smelt.cli.peer import Arrays, Call, Job, MissingError, serve
-from smelt.engine import ENGINES
+from smelt.engine import engines
 from smelt.model import load
 
 
 def smelt(job: Job, inputs: Arrays) -> tuple[str, Call]:
     if job["precision"] == "bf16":
         raise MissingError("smelt runs a model in the precision of its file")
-    model = load(job["model"], engine=job.get("ours", "auto"))
+    model = load(job["model"], **job["ours"])
     version = f"{importlib.metadata.version('smelt')} ({model.engine})"
     return version, lambda: list(model.run(inputs).values())
 
 
 def jax(job: Job, inputs: Arrays) -> tuple[str, Call]:
     """XLA, as jaxlib brings it, on the StableHLO that smelt reads from the model."""
-    engine = next((engine for engine in ENGINES if engine.name == "pjrt"), None)
-    missing = "this smelt has no pjrt engine" if engine is None else engine.missing()
+    missing = next(engine.missing() for engine in engines("cpu") if engine.name == "pjrt")
     if missing:
         raise MissingError(missing)
     if job["precision"] == "bf16":
         raise MissingError("XLA runs a model in the precision of its file")
-    model = load(job["model"], engine="pjrt")
+    model = load(job["model"], device="cpu", engine="pjrt")
     return importlib.metadata.version("jaxlib"), lambda: list(model.run(inputs).values())
 
 

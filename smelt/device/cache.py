@@ -8,11 +8,8 @@ wrong here is an error: an entry that cannot be kept is made again next time.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import re
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,7 +21,6 @@ from smelt.buffer import parse_bytes
 
 LIMIT = 2 << 30
 STALE = 3600.0  # seconds after which an unfinished file belongs to a process that is gone
-log = logging.getLogger("smelt")
 _ENTRY = re.compile(r"([0-9a-f]{40})-([0-9a-f]{32})\.so")
 _UNFINISHED = re.compile(r"[0-9a-f]{40}-[^.]*\.part")
 
@@ -80,6 +76,9 @@ class Cache:
         return final
 
     def _keep(self, key: str, made: Path) -> Path:
+        import shutil
+        import tempfile
+
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         final = self.folder / f"{key}-{digest_of(made)}.so"
         handle, name = tempfile.mkstemp(dir=self.folder, prefix=f"{key}-", suffix=".part")
@@ -170,6 +169,8 @@ def _sync(folder: Path) -> None:
 @cache
 def _warn(folder: Path, why: str) -> None:
     """Say once per folder and reason that nothing is kept."""
-    log.warning(
+    import logging
+
+    logging.getLogger("smelt").warning(
         "compiled programs are not kept: %s does not take them (%s); SMELT_CACHE_DIR names another folder", folder, why
     )

@@ -6,28 +6,27 @@ for code for another processor than this one. Compiled programs are kept by `dev
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import hashlib
 import os
 import platform
-import shlex
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from smelt.device import cache as kept
 from smelt.errors import DeviceError, FileError
 from smelt.target import Target
+
+# What compiling needs is imported where it is used: whoever runs compiled code starts without it.
+if TYPE_CHECKING:
+    import tempfile
 
 FLAGS = (
     "-O3",
@@ -88,9 +87,13 @@ def compiler() -> tuple[str, ...] | None:
     """The command that compiles C here; None where there is none."""
     chosen = os.environ.get("SMELT_CC")
     if chosen:
+        import shlex
+
         return tuple(shlex.split(chosen))
     if find_spec("ziglang") is not None:
         return (sys.executable, "-m", "ziglang", "cc")
+    import shutil
+
     for name in ("clang", "gcc", "cc"):
         path = shutil.which(name)
         if path:
@@ -118,12 +121,16 @@ def build(source: str | Sequence[str], *extra: str, processor: Target | None = N
             library = _open(final)
             scratch.cleanup()
             return library
+    import atexit
+
     atexit.register(scratch.cleanup)  # nobody keeps it: it stays as long as this process
     return _open(made)
 
 
 def compile_to(path: Path, source: str | Sequence[str], *extra: str, processor: Target | None = None) -> None:
     """Compile C into a library that need not run here, and keep no other copy of it."""
+    import shutil
+
     with _Work.of(source, processor or target(), extra).run(path.parent) as scratch:
         try:
             shutil.copyfile(Path(scratch) / LIBRARY, path)
@@ -160,6 +167,8 @@ class _Work:
 
     def run(self, spare: Path) -> tempfile.TemporaryDirectory[str]:
         """A folder with the library in it: below the temporary folder, or in `spare` where that is full."""
+        import tempfile
+
         refused: Exception | None = None
         for place in _workplaces(spare):
             try:
@@ -178,6 +187,8 @@ class _Work:
         raise FileError("no folder to compile in", got=refused, remedy="set TMPDIR to a folder with space")
 
     def _compile(self, folder: Path) -> None:
+        from concurrent.futures import ThreadPoolExecutor, as_completed
+
         environment = _environment(folder) if _is_zig(self.command) else None
         tell = progress.get() or _say_nothing
         files = [folder / f"part{i}.c" for i in range(len(self.texts))]
@@ -206,6 +217,8 @@ class _Work:
         tell(steps, steps)
 
     def _call(self, arguments: list[str], environment: dict[str, str] | None) -> None:
+        import subprocess
+
         try:
             done = subprocess.run(
                 [*self.command, *self.flags, *arguments],
@@ -267,6 +280,8 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _can_write(folder: Path) -> bool:
+    import tempfile
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -276,6 +291,8 @@ def _can_write(folder: Path) -> bool:
 
 
 def _has_room(folder: Path) -> bool:
+    import shutil
+
     try:
         return shutil.disk_usage(folder).free >= ROOM
     except OSError:
@@ -284,6 +301,8 @@ def _has_room(folder: Path) -> bool:
 
 def _workplaces(spare: Path) -> Iterator[Path]:
     """Folders to compile in, best first."""
+    import tempfile
+
     with suppress(OSError):
         yield Path(tempfile.gettempdir())
     with suppress(OSError):

@@ -6,10 +6,10 @@ In: StableHLO text and NumPy arrays. Out: buffers on a device. `engine.pjrt` cal
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import re
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -247,9 +247,9 @@ def _modules() -> tuple[Any, Any, Any]:
         raise MissingPackageError("PJRT needs jaxlib", expected="jaxlib", got="no such package", remedy=REMEDY)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     with _jaxlib_calls("the start", DeviceError):
-        from jaxlib import _hlo, _jax, xla_client
-
-        return _jax, xla_client, _hlo
+        names = ("_jax", "xla_client", "_hlo")
+        jax, xla, hlo = (importlib.import_module(f"jaxlib.{name}") for name in names)
+        return jax, xla, hlo
 
 
 def _plugged(xla: Any, platform: str) -> Any:
@@ -445,8 +445,3 @@ def check_placed(given: Any, client: Any, shape: Shape, what: str) -> None:
         )
     if given.shape.dtype != shape.dtype or given.shape.sizes != shape.sizes:
         raise ShapeError(f"{what} does not fit", expected=shape, got=given.shape)
-
-
-def python() -> str:
-    """The interpreter that a worker runs on."""
-    return sys.executable

@@ -1,7 +1,7 @@
 """PJRT in a process of its own: XLA aborts the process on some inputs, and then the worker dies, not its user.
 
-`IsolatedClient` has the methods of `pjrt.Client` and sends them to a worker that it starts; arrays travel through shared
-memory, everything else as JSON, so that nothing a worker says is executed. A worker that dies raises `DeviceLost`.
+`IsolatedClient` has the methods of `pjrt.Client` and sends them to a worker that it starts; arrays travel through
+shared memory, everything else as JSON, so that nothing a worker says is executed. A worker that dies: `DeviceLost`.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ def _shape(record: Sequence[Any]) -> Shape:
 
 
 class IsolatedClient:
-    """A PJRT client in a worker process."""
+    """A PJRT client in a worker process. `timeout`: seconds that it may take for one request, else it is ended."""
 
-    def __init__(self, platform: str = "cpu", index: int = 0) -> None:
+    def __init__(self, platform: str = "cpu", index: int = 0, timeout: float | None = None) -> None:
         self.platform = platform
         self.lost: str | None = None
         self._lock = threading.RLock()
@@ -134,7 +134,7 @@ class IsolatedClient:
         self._end = weakref.finalize(self, _stop, self._process, ours, self._shared)
         ours.settimeout(START)
         self._version = str(self.ask("open")[0]["version"])
-        ours.settimeout(None)
+        ours.settimeout(timeout)
 
     @property
     def version(self) -> str:
@@ -160,15 +160,17 @@ class IsolatedClient:
                     "the worker of this device died", got=self.lost, where=verb, remedy="make a new platform"
                 ) from error
         if "error" in answer:
-            kind = getattr(errors, answer["error"], DeviceError)
-            raise kind(**{name: answer.get(name) for name in _RECORD})
+            kind: type[SmeltError] = getattr(errors, answer["error"], DeviceError)
+            told = {name: answer.get(name) for name in _RECORD if name != "message"}
+            raise kind(str(answer["message"]), **told)
         return answer, blob
 
     def _bury(self, error: Exception) -> None:
         self._process.kill()
         code = self._process.wait()
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        self.lost = f"no answer within {START:g} s" if isinstance(error, TimeoutError) else name
+        late = self._connection.gettimeout()
+        self.lost = f"no answer within {late:g} s" if isinstance(error, TimeoutError) else name
 
     def free(self, kind: str, handle: int) -> None:
         """Forget something in the worker, with the next request."""
@@ -337,12 +339,13 @@ class _Worker:
         return self.next
 
     def answer(self, message: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
-        for kind, handle in message["free"]:
-            thing = self.held[kind].pop(handle, None)
+        for kind, freed in message["free"]:
+            thing = self.held[kind].pop(freed, None)
             if isinstance(thing, PjrtBuffer) and not thing.raw.is_deleted():
                 thing.delete()
-        buffer = self.held["buffers"].get(message.get("handle", 0))
-        program = self.held["programs"].get(message.get("handle", 0))
+        handle = message.get("handle", 0)
+        buffer: Any = self.held["buffers"].get(handle)
+        program: Any = self.held["programs"].get(handle)
         match message["verb"]:
             case "open":
                 return {"version": self.client.version}, b""
@@ -366,8 +369,8 @@ class _Worker:
                 )
                 return {"handle": self.keep("programs", made)}, b""
             case "run":
-                made = program([self.held["buffers"][handle] for handle in message["arguments"]])
-                return {"handles": [self.keep("buffers", each) for each in made]}, b""
+                results = program([self.held["buffers"][each] for each in message["arguments"]])
+                return {"handles": [self.keep("buffers", each) for each in results]}, b""
             case "memory":
                 return {"memory": asdict(program.memory())}, b""
             case "cost":

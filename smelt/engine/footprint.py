@@ -12,10 +12,11 @@ from functools import reduce
 import numpy as np
 
 from smelt.buffer import bytes_text, parse_bytes
+from smelt.bundle.stored import Storable, StoredModel
 from smelt.dim import Size, evaluate, solve
 from smelt.dtype import Array
 from smelt.engine_api import Executable, KernelUse, Port, Signature
-from smelt.errors import MemoryLimitError, ShapeError
+from smelt.errors import MemoryLimitError, ShapeError, UnsupportedError
 from smelt.kernel.memory import Memory
 from smelt.kernel.plan import Plan
 from smelt.weights import Weights
@@ -154,6 +155,12 @@ class Limited:
         if len(self._seen) >= REMEMBERED:
             self._seen.clear()
         self._seen.add(shapes)
+
+    def stored(self, targets: Sequence[str] = ()) -> StoredModel:
+        """What a bundle has to hold; the limit is not part of it."""
+        if not isinstance(self._executable, Storable):
+            raise UnsupportedError("this program cannot be saved", remedy="compile the model with the native engine")
+        return self._executable.stored(targets)
 
     def close(self) -> None:
         self._executable.close()

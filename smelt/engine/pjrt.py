@@ -55,17 +55,19 @@ class DeviceClient(Protocol):
 
 
 class PjrtEngine:
-    """XLA on one device. Programs that are not trusted go to a worker process: `isolate=True`."""
+    """XLA on one device. Programs that are not trusted go to a worker process: `isolate=True`, and `timeout` seconds
+    for each request if it must not hang either."""
 
     name = "pjrt"
 
-    def __init__(self, device: str = "cpu", *, isolate: bool = False) -> None:
+    def __init__(self, device: str = "cpu", *, isolate: bool = False, timeout: float | None = None) -> None:
         platform, _, index = device.partition(":")
         if platform not in pjrt.PLATFORMS or (index and not index.isdecimal()):
             known = ", ".join(pjrt.PLATFORMS)
             raise UnsupportedError("unknown device", expected=f"{known}, or one with a number: cuda:1", got=device)
         self.device = device
         self.isolate = isolate
+        self.timeout = timeout
         self._platform, self._index = platform, int(index or 0)
         self._worker: IsolatedClient | None = None
 
@@ -78,7 +80,7 @@ class PjrtEngine:
         if not self.isolate:
             return pjrt.client(self._platform, self._index)
         if self._worker is None or self._worker.lost is not None:
-            self._worker = IsolatedClient(self._platform, self._index)
+            self._worker = IsolatedClient(self._platform, self._index, self.timeout)
         return self._worker
 
     def compile(
@@ -110,8 +112,9 @@ class PjrtEngine:
         first = Prepare.of(saved.prepare, client, saved.limit) if saved.prepare else None
         for key, blob in saved.main_programs:
             run.restore(key, blob)
-        for key, blob in saved.prepare_programs if first is not None else ():
-            first.computed.restore(key, blob)
+        if first is not None:
+            for key, blob in saved.prepare_programs:
+                first.computed.restore(key, blob)
         return PjrtExecutable(client, saved.signature, run, first, saved.donated, saved.buckets)
 
     def put(self, buffer: HostBuffer) -> Buffer:
@@ -245,6 +248,7 @@ class SizedProgram:
         values = self.values(key)
         start = time.perf_counter()
         program = specialise(self.program, values)
+        _refuse(program)
         text = print_program(_annotated(program, self.donated), export=True)
         results = [value.shape for value in program.main.results]
         made = self.client.compile(text, results)
@@ -297,6 +301,15 @@ class Prepare:
             static = self.computed.is_static
             made = self.computed.loaded(() if static else tuple(_sizes(each) for each in weights))(weights)
         return [weights[place] if place >= 0 else made[-1 - place] for place in self.recipe]
+
+
+def _refuse(program: Program) -> None:
+    """What XLA would take and answer with something else than the specification says."""
+    for op in (op for func in program.funcs.values() for op in walk(func.body)):
+        if op.name == "stablehlo.bitcast_convert":
+            kinds = {value.shape.dtype.kind for value in (op.operands[0], op.result)}
+            if len(kinds) == 2 and "bool" in kinds:
+                raise UnsupportedError("XLA stores booleans in bytes, not in bits", got=op, where=op.location)
 
 
 def _annotated(program: Program, donated: frozenset[int]) -> Program:
@@ -528,8 +541,8 @@ class PjrtExecutable:
 
 
 def _sizes(given: Any) -> tuple[int, ...]:
-    sizes: tuple[int, ...] = given.shape.sizes if isinstance(given.shape, Shape) else given.shape
-    return sizes
+    shape: Shape | tuple[int, ...] = given.shape
+    return shape.numbers() if isinstance(shape, Shape) else shape
 
 
 def _check_sizes(given: Shape, wanted: Shape, what: str) -> None:

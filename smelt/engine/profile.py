@@ -1,7 +1,7 @@
 """A program that tells how long each of its steps takes: what `smelt profile` runs.
 
 Program, weights and inputs come in; out goes a `Profile`: every launch and copy with its times, its costs and the ops
-behind it, and the log of one call. The program is built a second time, with time stamps, so that ordinary ones pay nothing.
+behind it, and the log of one call. The program is built anew, with time stamps, so that ordinary ones pay nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 from smelt.device import cpu
 from smelt.dim import solve
 from smelt.dtype import Array
-from smelt.engine.native import PIECES, Planned, executable_of, planned
+from smelt.engine.native import executable_of
+from smelt.engine.plans import PIECES, Planned, planned, write
 from smelt.engine_api import Executable
 from smelt.ir.core import Op, Program
 from smelt.kernel.cost import Cost, step_cost
@@ -32,7 +33,7 @@ NAME = "profiled"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A launch or a copy. Equal kernels have one name. Times are of one call of the program, the runs in a loop added up."""
+    """A launch or a copy. Equal kernels have one name. Times are of one call, the runs in a loop added up."""
 
     kernel: str
     kind: str
@@ -56,8 +57,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`calls`: milliseconds of each call from outside. `trace`: a call in the middle of them. `lost`: its steps that did not
-    fit into the log."""
+    """`calls`: milliseconds of each call from outside. `trace`: a call in the middle of them; `lost`: its steps that
+    did not fit into the log."""
 
     steps: tuple[Step, ...]
     calls: tuple[float, ...]
@@ -85,8 +86,7 @@ def profile(program: Program, weights: Weights, inputs: Sequence[Array], seconds
     """Call a program for about so many seconds, at least three times, after one call that does not count."""
     plans = planned(program, telling=True)
     source = Source(tile_shape(cpu.target()), stamps=True)
-    for function, (plan, memory) in plans.plans.items():
-        source.add(plan, memory, NAME if function == "main" else f"{NAME}_{function}")
+    write(plans, source, NAME)
     library = cpu.build(source.texts(PIECES * cpu.cores()))
     stamps = _Stamps(library)
     bound = executable_of(library, NAME, plans).prepare(weights)
@@ -131,10 +131,8 @@ class _Stamps:
 
 def _sizes(plans: Planned, inputs: Sequence[Array]) -> dict[str, int]:
     """The numbers of the symbols at these inputs."""
-    shapes = [port.shape for port in plans.signature.inputs]
-    return solve(
-        [size for shape in shapes for size in shape.sizes], [size for array in inputs for size in np.asarray(array).shape]
-    )
+    open_sizes = [size for port in plans.signature.inputs for size in port.shape.sizes]
+    return solve(open_sizes, [size for array in inputs for size in np.asarray(array).shape])
 
 
 def _steps(plans: Planned, program: Program, names: dict[object, str], sizes: dict[str, int]) -> list[Step]:

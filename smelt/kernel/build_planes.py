@@ -50,7 +50,7 @@ def planes(nest: Nest, op: Op, output: Output) -> None:
             at.append(row)
 
         def fill(start: Expr, end: Expr, element: Callable[[Expr], Expr]) -> None:
-            with nest.loop(nest.let(add(end, scale(start, -1))), "lane") as x:
+            with nest.loop(nest.let(add(end, scale(start, -1))), "lane", fence=True) as x:
                 spot = add(start, x)
                 nest.store(output.targets[0], flat((batch, channel, plane, add(begin, spot)), shape), element(spot))
 

@@ -190,10 +190,13 @@ class Nest:
         self.emit(If(condition, tuple(scope.statements)))
 
     @contextmanager
-    def loop(self, extent: Size | Expr, level: Level = "serial", *, splittable: bool = False) -> Iterator[Var]:
+    def loop(
+        self, extent: Size | Expr, level: Level = "serial", *, splittable: bool = False, fence: bool = False
+    ) -> Iterator[Var]:
+        """A loop. `fence`: it may have no turn because there is nothing to read, so reads stay inside."""
         size = extent if isinstance(extent, Size) else None
         var = self.var(i64, size, "at")
-        with self.inner() as scope:
+        with self.inner(fence=fence) as scope:
             self.places[var] = scope
             if splittable:
                 self.splittable[var] = None

@@ -1,7 +1,8 @@
 """Time stamps as C: what a program adds to itself so that every step tells when it began and ended.
 
-`emit_c` puts it into programs that are built to be profiled, and into no others. Such a program exports `NAME_clock`, and
-after each call `NAME_count`, `NAME_log` (step, begin, end for each step that ran) and `NAME_late` (the sizes that data told).
+`emit_c` puts it into programs that are built to be profiled, and into no others. Such a program exports `NAME_clock`
+and, about its last call, `NAME_count`, `NAME_log` (step, begin, end for each step that ran) and `NAME_late` (the sizes
+that data told).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ LOG = 1 << 20  # steps of one call that are kept; later ones are counted only
 
 
 def stamp_text(name: str, late: int) -> str:
-    """The clock, the log, and the function that writes to it. Ticks are the processor's own: an engine calibrates them."""
+    """The clock, the log, and what writes to it. Ticks are the processor's own: an engine calibrates them."""
     return f"""\
 i64 {name}_clock(void) {{
 #if defined(__x86_64__) || defined(__i386__)

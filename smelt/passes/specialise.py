@@ -1,7 +1,7 @@
 """Put numbers in place of a program's symbols, for engines that take numbers only.
 
-In: a program whose arguments have open sizes, and a number for each symbol. Out: a static program, or an error that says
-which size breaks what was taken for granted or depends on data. The pjrt engine calls it once per size.
+In: a program whose arguments have open sizes, and a number for each symbol. Out: a static program, or an error that
+says which size breaks what was taken for granted or depends on data. The pjrt engine calls it once per size.
 """
 
 from __future__ import annotations

@@ -1,19 +1,25 @@
 """Python → Program: tensors with named axes whose shapes are proven while the code is written down.
 
-`Tensor` and what makes and combines tensors; `trace` turns annotated functions into programs; `Shaped` is the annotation.
+`Tensor` and what makes and combines tensors; `trace` turns annotated functions into programs; `Shaped` annotates them.
 """
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+from typing import Any
+
+from smelt.tensor import random
 from smelt.tensor.axes import Dim
 from smelt.tensor.control import cond, custom_call, fori_loop, scan, while_loop
+from smelt.tensor.core import Tensor, from_dlpack, symbolic, tensor
 from smelt.tensor.elementwise import atan2, complex_from, maximum, minimum, outer, where
+from smelt.tensor.execution import engine, realize
 from smelt.tensor.facts import assume
 from smelt.tensor.moving import arange, concatenate, full, iota, ones, stack, zeros
-from smelt.tensor.realize import engine, realize
 from smelt.tensor.shaped import Shaped
 from smelt.tensor.source import TensorError
-from smelt.tensor.tensor import Tensor, from_dlpack, symbolic, tensor
+from smelt.tensor.tracing import check, checked, trace
 
 __all__ = [
     "Dim",
@@ -23,6 +29,8 @@ __all__ = [
     "arange",
     "assume",
     "atan2",
+    "check",
+    "checked",
     "complex_from",
     "concatenate",
     "cond",
@@ -36,12 +44,24 @@ __all__ = [
     "minimum",
     "ones",
     "outer",
+    "random",
     "realize",
     "scan",
     "stack",
     "symbolic",
     "tensor",
+    "trace",
     "where",
     "while_loop",
     "zeros",
 ]
+
+
+class _Package(ModuleType):
+    """`smelt.tensor(data)` makes a tensor; `smelt.tensor.trace` and the other names are those of the package."""
+
+    def __call__(self, *args: Any, **keywords: Any) -> Tensor:
+        return tensor(*args, **keywords)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -44,10 +44,10 @@ class Dim:
     def __rsub__(self, other: SizeLike) -> int | Dim:
         return dim(size_of(other) - self.size)
 
-    def __mul__(self, other: SizeLike) -> int | Dim:
+    def __mul__(self, other: int | Dim | Poly) -> int | Dim:
         return dim(self.size * size_of(other))
 
-    def __rmul__(self, other: SizeLike) -> int | Dim:
+    def __rmul__(self, other: int | Poly) -> int | Dim:
         return dim(self.size * size_of(other))
 
     def __floordiv__(self, other: SizeLike) -> int | Dim:
@@ -145,11 +145,15 @@ def check_names(what: str, names: Sequence[str], *operands: Operand) -> tuple[st
         if not name.isidentifier():
             refuse(f"{what}: {name!r} is no name for an axis", *operands)
         if list(names).count(name) > 1:
-            refuse(f'{what}: two axes would be called "{name}"', *operands, remedy="rename one of them first: .rename(…)")
+            refuse(
+                f'{what}: two axes would be called "{name}"', *operands, remedy="rename one of them first: .rename(…)"
+            )
     return tuple(names)
 
 
-def find_axis(what: str, operand: Operand, axis: Axis, *, blame: int | None = None, others: Sequence[Operand] = ()) -> int:
+def find_axis(
+    what: str, operand: Operand, axis: Axis, *, blame: int | None = None, others: Sequence[Operand] = ()
+) -> int:
     """The place of an axis that is given by name, or by number where axes have no names."""
     shape = operand.shape
     shown = (operand, *others)
@@ -201,9 +205,9 @@ Places: TypeAlias = tuple[int, ...]  # for each axis of an operand, its place in
 def align(what: str, operands: Sequence[Operand], *, outer: bool = False) -> tuple[Shape, list[Places]]:
     """The shape in which elementwise operands meet (its element type is the first one's), and where axes go.
 
-    With names: axes of one name are one axis and must have one size; the axes of one operand contain all others, or the
-    user says `outer`. Without names: the last axes align, sizes are equal or plainly 1, and only one operand may stretch.
-    Scalars go with everything.
+    With names: axes of one name are one axis and must have one size; the axes of one operand contain all others, or
+    the user says `outer`. Without names: the last axes align, sizes are equal or plainly 1, and only one operand may
+    stretch. Scalars go with everything.
     """
     first = operands[0]
     same = first.shape.names

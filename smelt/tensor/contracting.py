@@ -1,7 +1,7 @@
 """Sums of products: `dot` by axis name, `@`, outer products, convolutions and pooling windows.
 
-`dot` contracts the axes it names; axes that both operands have besides are batch axes. Convolutions and pooling work over
-named spatial axes, wherever these stand. `Tensor`'s methods call these functions.
+`dot` contracts the axes it names; axes that both operands have besides are batch axes. Convolutions and pooling work
+over named spatial axes, wherever these stand. `Tensor`'s methods call these functions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from smelt.tensor.record import constant, emit, operand, scalar_region
 from smelt.tensor.source import Operand, here, operand_text, refuse
 
 if TYPE_CHECKING:
-    from smelt.tensor.tensor import Tensor
+    from smelt.tensor.core import Tensor
 
 Padding: TypeAlias = "Literal['valid', 'same'] | Mapping[str, tuple[int, int]] | Sequence[tuple[int, int]]"
 
@@ -39,13 +39,14 @@ def dot(x: Tensor, y: Tensor, axes: str | Sequence[Any], *, result: str | DType 
     if x.shape.names is None and y.shape.names is None and not isinstance(axes, str):
         return _dot_places(x, y, axes, left, right, result)
     contracted = names_of(axes)
-    for shown, blame, other in ((left, 0, right), (right, 1, left)):
+    for shown, blame, other in ((right, 1, left), (left, 0, right)):
         for name in contracted:
             if name not in (shown.shape.names or ()):
                 _refuse_contraction(name, left, right, shown, other, blame)
     if len(set(contracted)) != len(contracted):
         refuse("dot: an axis is named twice", left, right)
-    assert x.shape.names is not None and y.shape.names is not None
+    assert x.shape.names is not None
+    assert y.shape.names is not None
     over = ", ".join(f'"{name}"' for name in contracted)
     batch = [name for name in x.shape.names if name in y.shape.names and name not in contracted]
     for name in (*contracted, *batch):
@@ -66,7 +67,8 @@ def dot(x: Tensor, y: Tensor, axes: str | Sequence[Any], *, result: str | DType 
 
 
 def _batch_remedy(name: str, missing: str) -> str:
-    return f'if these are different axes, rename one: .rename({name}="…"); if {missing}, state it: smelt.assume("{missing}")'
+    fact = f'if {missing}, state it: smelt.assume("{missing}")'
+    return f'if these are different axes, rename one: .rename({name}="…"); {fact}'
 
 
 def _refuse_contraction(
@@ -83,7 +85,9 @@ def _refuse_contraction(
     elif lacking.shape.names is None:
         remedy = "give its axes names first: .named(…)"
     else:
-        size = having.shape.sizes[(having.shape.names or ()).index(name)] if name in (having.shape.names or ()) else None
+        size = (
+            having.shape.sizes[(having.shape.names or ()).index(name)] if name in (having.shape.names or ()) else None
+        )
         same = [each for each, s in zip(lacking.shape.names, lacking.shape.sizes, strict=True) if s == size]
         if same:
             remedy = f'if its "{same[0]}" is "{name}", say so: .rename({same[0]}="{name}")'
@@ -137,13 +141,17 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
         refuse("@: a scalar has no axis to contract", left, right, remedy="x * y")
     place = y.shape.rank - 2 if y.shape.rank > 1 else 0
     if (x.shape.names is None) != (y.shape.names is None):
-        refuse("@: axes with names meet axes without", left, right, remedy="name the axes of the other operand: .named(…)")
+        refuse(
+            "@: axes with names meet axes without", left, right, remedy="name the axes of the other operand: .named(…)"
+        )
     if x.shape.names is not None and y.shape.names is not None:
         last, first = x.shape.names[-1], y.shape.names[place]
         if last != first:
             both = [name for name in x.shape.names if name in y.shape.names]
             remedy = f'.dot({operand_text(here(), 1) or "y"}, "{both[-1]}")' if both else f'.rename({first}="{last}")'
-            message = f'@: the left operand\'s "{last}" meets "{first}": different axes, even where their sizes are equal'
+            message = (
+                f'@: the left operand\'s "{last}" meets "{first}": different axes, even where their sizes are equal'
+            )
             refuse(message, left, right, blame=1, remedy=remedy)
         return dot(x, y, last)
     if not (answer := equal(x.shape.sizes[-1], y.shape.sizes[place])):
@@ -185,7 +193,12 @@ def _numbers(what: str, given: int | Mapping[str, int] | Sequence[int], spatial:
 
 
 def _pads(
-    padding: Padding, spatial: Sequence[str], sizes: Sequence[Size], windows: Sequence[int], strides: Sequence[int], shown: Operand
+    padding: Padding,
+    spatial: Sequence[str],
+    sizes: Sequence[Size],
+    windows: Sequence[int],
+    strides: Sequence[int],
+    shown: Operand,
 ) -> tuple[tuple[int, int], ...]:
     if padding == "valid":
         return ((0, 0),) * len(spatial)
@@ -193,7 +206,7 @@ def _pads(
         return tuple(_same(*each, shown) for each in zip(spatial, sizes, windows, strides, strict=True))
     if isinstance(padding, Mapping):
         return tuple(padding.get(name, (0, 0)) for name in spatial)
-    if isinstance(padding, str) or len(padding) != len(spatial):
+    if len(padding) != len(spatial) or not all(isinstance(pair, tuple | list) for pair in padding):
         refuse("conv: padding is 'valid', 'same' or (before, after) for each axis", shown)
     return tuple((before, after) for before, after in padding)
 
@@ -206,7 +219,9 @@ def _same(name: str, size: Size, window: int, stride: int, shown: Operand) -> tu
         total = max((-(-size // stride) - 1) * stride + window - size, 0)
     else:
         remedy = "give the padding in numbers: padding={…: (before, after)}"
-        refuse(f'conv: padding "same" of "{name}" with stride {stride} depends on its size {size}', shown, remedy=remedy)
+        refuse(
+            f'conv: padding "same" of "{name}" with stride {stride} depends on its size {size}', shown, remedy=remedy
+        )
     assert isinstance(total, int)
     return total // 2, total - total // 2
 
@@ -226,9 +241,9 @@ def conv(
 ) -> Tensor:
     """A convolution over named axes: `image.conv(kernel, "y x", features=("c", "o"))`.
 
-    Both operands have the spatial axes and the input features; the kernel has the output features too, which take the
-    place of the input's. One more axis of the image may be there: the batch. With groups the kernel has size C // groups
-    of the input features. `input_dilation` spreads the image: a transposed convolution.
+    Both operands have the spatial axes and the input features; the kernel has the output features too, which take
+    the place of the input's. One more axis of the image may be there: the batch. With groups the kernel has size
+    C // groups of the input features. `input_dilation` spreads the image: a transposed convolution.
     """
     left, right = operand("image", x), operand("kernel", kernel)
     names = names_of(spatial)
@@ -298,7 +313,8 @@ def conv(
 
 
 def _check_features(x: Tensor, kernel: Tensor, came: str, out: str, groups: int, left: Operand, right: Operand) -> None:
-    assert x.shape.names is not None and kernel.shape.names is not None
+    assert x.shape.names is not None
+    assert kernel.shape.names is not None
     have, per_group = x.shape.sizes[x.shape.names.index(came)], kernel.shape.sizes[kernel.shape.names.index(came)]
     if not (answer := equal(have, per_group * groups)):
         message = f'conv: the image has {have} features "{came}", the kernel takes {per_group}'
@@ -387,4 +403,3 @@ def mean_pool(
         return el.divide(total, float(count))
     one = el.spread(constant(1, x.dtype), x.shape, ())
     return el.divide(total, sum_pool(one, window, strides, padding))
-

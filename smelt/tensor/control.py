@@ -24,7 +24,7 @@ from smelt.tensor.record import Leaf, captured_by, emit, emit_all, inside, opera
 from smelt.tensor.source import Operand, here, refuse
 
 if TYPE_CHECKING:
-    from smelt.tensor.tensor import Tensor
+    from smelt.tensor.core import Tensor
 
 
 def _argument(tensor: Tensor, home: object) -> Tensor:
@@ -127,7 +127,9 @@ def cond(test: Any, then: Callable[..., Any], otherwise: Callable[..., Any], *op
     return tree.replace(made[0], iter(results))
 
 
-def scan(step: Callable[[Any, Any], tuple[Any, Any]], start: Any, over: Any, axis: Axis, *, reverse: bool = False) -> Any:
+def scan(
+    step: Callable[[Any, Any], tuple[Any, Any]], start: Any, over: Any, axis: Axis, *, reverse: bool = False
+) -> Any:
     """`carry, y = step(carry, x)` for each place x of an axis; gives the last carry and all y along that axis.
 
     The axis comes first in the results; it may have any size, 0 included.
@@ -147,7 +149,7 @@ def scan(step: Callable[[Any, Any], tuple[Any, Any]], start: Any, over: Any, axi
         rows = [_row(tensor, home) for tensor in fronted]
         args = [_argument(tensor, home) for tensor in carried]
         made = step(tree.replace(carry, iter(args)), tree.replace(over, iter(rows)))
-        if not isinstance(made, tuple) or len(made) != 2:
+        if len(made) != 2:
             refuse("scan: the step gives (carry, y)", remedy="return carry, y; y may be None")
         after = tree.lift_numbers("scan", made[0], el.leaf)
         _layouts("scan", carry, after)

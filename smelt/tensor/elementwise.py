@@ -20,7 +20,7 @@ from smelt.tensor.record import Leaf, constant, emit, operand, tensor_of
 from smelt.tensor.source import Operand, here, refuse
 
 if TYPE_CHECKING:
-    from smelt.tensor.tensor import Tensor
+    from smelt.tensor.core import Tensor
 
 Number: TypeAlias = bool | int | float | complex
 TensorLike: TypeAlias = "Tensor | Number | np.ndarray[Any, Any]"
@@ -69,7 +69,9 @@ def _lift_array(what: str, value: Any) -> Tensor:
 def spread(x: Tensor, shape: Shape, places: Places) -> Tensor:
     """A tensor repeated to a shape, with its axes at these places; the names are the shape's."""
     if x.shape.rank == shape.rank and places == tuple(range(shape.rank)):
-        if all(have is want or have == want or have != 1 for have, want in zip(x.shape.sizes, shape.sizes, strict=True)):
+        if all(
+            have is want or have == want or have != 1 for have, want in zip(x.shape.sizes, shape.sizes, strict=True)
+        ):
             return x
     wanted = Shape.of(x.dtype, shape.sizes)
     return emit("broadcast_in_dim", x, names=shape.names, result=wanted, broadcast_dimensions=places)
@@ -499,7 +501,7 @@ def mish(x: Tensor) -> Tensor:
 
 
 def to(x: Tensor, element: str | DType) -> Tensor:
-    """The elements converted to another type: floats to integers round toward zero, complex numbers lose nothing else."""
+    """The elements converted to another type: floats to integers round toward zero."""
     wanted = dtype(element)
     if x.dtype.is_complex and not wanted.is_complex:
         remedy = "x.real().to(…)"

@@ -25,7 +25,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # ---- facts in force ----
 
-_FACTS: ContextVar[Facts] = ContextVar("smelt.facts", default=Facts())
+_NONE = Facts()
+_FACTS: ContextVar[Facts] = ContextVar("smelt.facts", default=_NONE)  # Facts never change
 
 
 def in_force() -> Facts:
@@ -199,6 +200,8 @@ def explore(run: Callable[[], T], facts: Facts) -> list[Way[T]]:
         if not walk.taken:
             return ways
         if len(ways) >= MAX_PATHS:
-            refuse(f"more than {MAX_PATHS} ways lead through the function", remedy="branch on fewer sizes, or state facts")
+            refuse(
+                f"more than {MAX_PATHS} ways lead through the function", remedy="branch on fewer sizes, or state facts"
+            )
         plan = [choice for choice, _ in walk.taken]
         plan[-1] += 1

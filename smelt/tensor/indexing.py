@@ -1,7 +1,7 @@
 """Ops that look places up: take, scatter, one_hot, slices and updates at places that only data knows.
 
-Axes that the operand and the indices share by name are batch axes: each batch looks up its own places. Places outside an
-axis are moved to its nearest end by `take` and by slices, and ignored by `scatter`, as StableHLO has it.
+Axes that the operand and the indices share by name are batch axes: each batch looks up its own places. Places outside
+an axis are moved to its nearest end by `take` and by slices, and ignored by `scatter`, as StableHLO has it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from smelt.dim import Size
+from smelt.dim import Size, minimum
 from smelt.dtype import DType, dtype, i64
 from smelt.ir.attributes import GatherDims, ScatterDims
 from smelt.shape import Shape
@@ -21,7 +21,7 @@ from smelt.tensor.record import constant, emit, operand, scalar_region, size_lis
 from smelt.tensor.source import Operand, refuse
 
 if TYPE_CHECKING:
-    from smelt.tensor.tensor import Tensor
+    from smelt.tensor.core import Tensor
 
 
 # ---- how operand and indices go together ----
@@ -51,7 +51,8 @@ class _Lookup:
             self.batch = [(i, i) for i in range(x.shape.rank) if i != self.place]
         for i, j in self.batch:
             if not (answer := equal(x.shape.sizes[i], indices.shape.sizes[j])):
-                message = f"{what}: {name_at(x.shape, i)} has different sizes, {x.shape.sizes[i]} and {indices.shape.sizes[j]}"
+                sizes = f"{x.shape.sizes[i]} and {indices.shape.sizes[j]}"
+                message = f"{what}: {name_at(x.shape, i)} has different sizes, {sizes}"
                 refuse(message, self.left, self.right, answer=answer, blame=1)
         self.batch.sort()
         of_x, of_indices = {i for i, _ in self.batch}, {j for _, j in self.batch}
@@ -99,7 +100,10 @@ def _take(what: str, x: Tensor, indices: Tensor, axis: Axis, paired: bool) -> Te
         start_index_map=(look.place,),
         index_vector_dim=rank,
     )
-    whole = [size if i in look.kept else 1 for i, size in enumerate(x.shape.sizes)]
+    # A slice fits into its axis, an empty one too: looking up in an axis of size 0 gives zeros.
+    whole = [
+        size if i in look.kept else 1 if at_most(1, size) else minimum(size, 1) for i, size in enumerate(x.shape.sizes)
+    ]
     if all(isinstance(size, int) for size in whole):
         made = emit("gather", x, indices, names=look.names, dimension_numbers=dims, slice_sizes=tuple(whole))
     else:
@@ -126,7 +130,9 @@ def take_along(x: Tensor, indices: Tensor, axis: Axis) -> Tensor:
 _COMBINE = {"set": None, "add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
 
 
-def scatter(x: Tensor, indices: Tensor, updates: Tensor, axis: Axis, how: str = "set", *, paired: bool = False) -> Tensor:
+def scatter(
+    x: Tensor, indices: Tensor, updates: Tensor, axis: Axis, how: str = "set", *, paired: bool = False
+) -> Tensor:
     """The operand with updates written at the places that `indices` say, or combined with what is there.
 
     The updates have the axes that `take` would give. `how` is set, add, multiply, max or min; of several updates of
@@ -143,7 +149,9 @@ def scatter(x: Tensor, indices: Tensor, updates: Tensor, axis: Axis, how: str = 
         check_names("scatter", look.names, *shown)
         if updates.shape.names is None or set(updates.shape.names) != set(look.names):
             wanted = " ".join(look.names[i] for i in order)
-            refuse("scatter: the updates have other axes than the places", *shown, blame=2, details=[("wanted", wanted)])
+            refuse(
+                "scatter: the updates have other axes than the places", *shown, blame=2, details=[("wanted", wanted)]
+            )
         updates = permute(updates, [updates.shape.names.index(name) for name in look.names])
     else:
         if updates.shape.rank != len(order):
@@ -164,9 +172,7 @@ def scatter(x: Tensor, indices: Tensor, updates: Tensor, axis: Axis, how: str = 
     )
     op = _COMBINE[how]
     region = scalar_region(x.dtype, lambda a, b: b if op is None else emit(op, a, b))
-    return emit(
-        "scatter", x, indices, updates, names=x.shape.names, regions=(region,), scatter_dimension_numbers=dims
-    )
+    return emit("scatter", x, indices, updates, names=x.shape.names, regions=(region,), scatter_dimension_numbers=dims)
 
 
 def one_hot(x: Tensor, size: SizeLike, axis: str | None = None, element: str | DType = "f32") -> Tensor:
@@ -203,7 +209,8 @@ def dynamic_slice(x: Tensor, slices: Mapping[Axis, tuple[Any, SizeLike]]) -> Ten
     for axis, (start, count) in slices.items():
         place, size = find_axis("dynamic_slice", shown, axis), size_of(count)
         if not (answer := at_most(size, x.shape.sizes[place])) or not (answer := at_most(0, size)):
-            message = f"dynamic_slice: {size} elements are not always there: {name_at(x.shape, place)} has {x.shape.sizes[place]}"
+            room = f"{name_at(x.shape, place)} has {x.shape.sizes[place]}"
+            message = f"dynamic_slice: {size} elements are not always there: {room}"
             refuse(message, shown, answer=answer)
         starts[place], sizes[place] = _start("dynamic_slice", start, shown, [x]), size
     if all(isinstance(size, int) for size in sizes):
@@ -211,11 +218,11 @@ def dynamic_slice(x: Tensor, slices: Mapping[Axis, tuple[Any, SizeLike]]) -> Ten
     one = Shape.of(i64, (1,))
     first, limit = [], []
     for place, start in enumerate(starts):
-        count = size_tensor(sizes[place], [x])
-        most = emit("subtract", size_tensor(x.shape.sizes[place], [x]), count)
+        length = size_tensor(sizes[place], [x])
+        most = emit("subtract", size_tensor(x.shape.sizes[place], [x]), length)
         inside = emit("clamp", constant(0, i64), start, most)
         first.append(emit("reshape", inside, result=one))
-        limit.append(emit("reshape", emit("add", inside, count), result=one))
+        limit.append(emit("reshape", emit("add", inside, length), result=one))
     bounds = [each[0] if len(each) == 1 else emit("concatenate", *each, dimension=0) for each in (first, limit)]
     steps = size_list([1] * x.shape.rank, [x])
     return emit("real_dynamic_slice", x, *bounds, steps, names=x.shape.names, result=Shape.of(x.dtype, sizes))
@@ -224,12 +231,16 @@ def dynamic_slice(x: Tensor, slices: Mapping[Axis, tuple[Any, SizeLike]]) -> Ten
 def update(x: Tensor, part: Tensor, starts: Mapping[Axis, Any]) -> Tensor:
     """The operand with a part of it overwritten: `cache.update(new, s=position)`.
 
-    The part has the same axes. Along axes with a start it must fit for all sizes (and is moved to lie inside); along all
-    others it has the operand's size.
+    The part has the same axes. Along axes with a start it must fit for all sizes (and is moved to lie inside); along
+    all others it has the operand's size.
     """
     left, right = operand("operand", x), operand("part", part)
     if x.shape.names is not None and part.shape.names is not None:
-        odd = [name for name in (*x.shape.names, *part.shape.names) if name not in x.shape.names or name not in part.shape.names]
+        odd = [
+            name
+            for name in (*x.shape.names, *part.shape.names)
+            if name not in x.shape.names or name not in part.shape.names
+        ]
         if odd:
             message = f'update: only one of the two has an axis "{odd[0]}"'
             refuse(message, left, right, blame=1, remedy="the part has the operand's axes: .rename(…)")
@@ -249,6 +260,10 @@ def update(x: Tensor, part: Tensor, starts: Mapping[Axis, Any]) -> Tensor:
                 refuse(message, left, right, answer=answer, blame=1)
         elif not (answer := equal(have, room)):
             message = f"update: {name} has size {have} in the part and {room} in the operand"
-            remedy = None if answer.missing is None else f'say where it starts ({name.strip(chr(34))}=0), or state {answer.missing}'
+            remedy = (
+                None
+                if answer.missing is None
+                else f"say where it starts ({name.strip(chr(34))}=0), or state {answer.missing}"
+            )
             refuse(message, left, right, answer=answer, blame=1, remedy=remedy)
     return emit("dynamic_update_slice", x, part, *places, names=x.shape.names)

@@ -1,7 +1,7 @@
-"""Ops that move elements: transpose, rename, split and merge axes, slices, pad, concatenate, broadcast, and new tensors.
+"""Ops that move elements: transpose, rename, split and merge axes, slice, pad, concatenate, broadcast; new tensors.
 
-Sizes may be symbolic throughout; a slice or padding by symbolic amounts becomes a `dynamic_*` op. Reshapes only split and
-merge neighbours. `Tensor`'s methods call these functions.
+Sizes may be symbolic throughout; a slice or padding by symbolic amounts becomes a `dynamic_*` op. Reshapes only split
+and merge neighbours. `Tensor`'s methods call these functions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from smelt.tensor.record import constant, emit, operand, size_list
 from smelt.tensor.source import Operand, refuse
 
 if TYPE_CHECKING:
-    from smelt.tensor.tensor import Tensor
+    from smelt.tensor.core import Tensor
 
 Index: TypeAlias = "int | slice | EllipsisType | Tensor | None"
 
@@ -189,7 +189,8 @@ def reshape(x: Tensor, *sizes: SizeLike, **named_sizes: SizeLike) -> Tensor:
             have = sizes_of.evaluate(x.shape.count, answer.counterexample)
             want = sizes_of.evaluate(product(wanted), answer.counterexample)
             details = [("elements", f"{have} there, {want} wanted")]
-        refuse("reshape: the number of elements changes", shown, target, answer=answer, details=details)
+        remedy = "a reshape keeps every element: reduce or slice an axis that should go"
+        refuse("reshape: the number of elements changes", shown, target, answer=answer, details=details, remedy=remedy)
     _check_groups(x.shape, Shape.of(x.dtype, wanted, names), shown, target)
     return _reshaped(x, wanted, names)
 
@@ -212,7 +213,7 @@ def _check_groups(old: Shape, new: Shape, shown: Operand, target: Operand) -> No
         first, second = i, j
         have: Size = 1
         want: Size = 1
-        while i == first and j == second or not (have == want or equal(have, want)):
+        while (i == first and j == second) or not (have == want or equal(have, want)):
             # Extend the side that lacks factors: by preference the one whose product divides the other's.
             if j >= new.rank or (i < old.rank and (i == first or (j > second and _lacks(have, want)))):
                 if i >= old.rank:
@@ -353,7 +354,9 @@ def tile(x: Tensor, axis: Axis, times: int) -> Tensor:
     sizes = list(x.shape.sizes)
     wide = Shape.of(x.dtype, [*sizes[:place], times, *sizes[place:]])
     sizes[place] = sizes[place] * times
-    return _reshaped(spread(relabel(x, None), wide, tuple(i + (i >= place) for i in range(x.shape.rank))), sizes, x.shape.names)
+    return _reshaped(
+        spread(relabel(x, None), wide, tuple(i + (i >= place) for i in range(x.shape.rank))), sizes, x.shape.names
+    )
 
 
 # ---- slices ----
@@ -408,8 +411,8 @@ def take_slices(x: Tensor, slices: Mapping[int, slice]) -> Tensor:
     starts, limits, steps, counts = (tuple(each[i] for each in ranges) for i in range(4))
     if all(isinstance(number, int) for number in (*starts, *limits)):
         return emit("slice", x, names=x.shape.names, start_indices=starts, limit_indices=limits, strides=steps)
-    bounds = [size_list(numbers, [x]) for numbers in (starts, limits, steps)]  # type: ignore[arg-type]
-    return emit("real_dynamic_slice", x, *bounds, names=x.shape.names, result=Shape.of(x.dtype, counts))  # type: ignore[arg-type]
+    bounds = [size_list(numbers, [x]) for numbers in (starts, limits, steps)]
+    return emit("real_dynamic_slice", x, *bounds, names=x.shape.names, result=Shape.of(x.dtype, counts))
 
 
 def pick(x: Tensor, place: int, at: SizeLike) -> Tensor:
@@ -597,7 +600,9 @@ def chunk(x: Tensor, axis: Axis, sizes: int | Sequence[SizeLike]) -> list[Tensor
     whole = x.shape.sizes[place]
     if isinstance(sizes, int):
         if not (answer := in_force().divides(sizes, whole)):
-            refuse(f"chunk: {sizes} does not always divide {name_at(x.shape, place)} of size {whole}", shown, answer=answer)
+            refuse(
+                f"chunk: {sizes} does not always divide {name_at(x.shape, place)} of size {whole}", shown, answer=answer
+            )
         parts: list[Size] = [floordiv(whole, sizes)] * sizes
     else:
         parts = [size_of(size) for size in sizes]
@@ -635,7 +640,9 @@ def ones(shape: Shape | str) -> Tensor:
 def iota(shape: Shape | str, axis: Axis = 0) -> Tensor:
     """The place along an axis, in every element of a shape."""
     wanted = shape_of(shape)
-    place = find_axis("iota", Operand("shape", wanted), axis if wanted.names is None or isinstance(axis, str) else wanted.names[axis])
+    place = find_axis(
+        "iota", Operand("shape", wanted), axis if wanted.names is None or isinstance(axis, str) else wanted.names[axis]
+    )
     return emit("iota", names=wanted.names, result=wanted, iota_dimension=place)
 
 

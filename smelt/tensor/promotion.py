@@ -58,7 +58,9 @@ def promote(what: str, *operands: Operand) -> DType:
             continue
         found = PROMOTION.get((first, other))
         if found is None:
-            refuse(f"{what}: {first} and {other} do not mix", *operands, remedy=f'cast one: .to("{_either(first, other)}")')
+            refuse(
+                f"{what}: {first} and {other} do not mix", *operands, remedy=f'cast one: .to("{_either(first, other)}")'
+            )
         first = found
     return first
 
@@ -78,7 +80,9 @@ def python_number(what: str, value: Any, beside: Operand) -> DType:
         if element.is_integer:
             low, high = integer_range(element)
             if not low <= value <= high:
-                refuse(f"{what}: {value} does not fit {element}", beside, remedy="cast the tensor to a wider type first")
+                refuse(
+                    f"{what}: {value} does not fit {element}", beside, remedy="cast the tensor to a wider type first"
+                )
         elif element.kind == "bool":
             refuse(f"{what}: the number {value} meets booleans", beside, remedy='cast them first: .to("i32")')
         return element

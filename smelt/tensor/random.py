@@ -1,7 +1,7 @@
 """Random numbers from explicit keys: the same key gives the same numbers, on every engine and machine.
 
-Bits come from Threefry-2x32 as `rng_bit_generator` defines it (the algorithm is pinned); a key is two ui64, a secret and a
-counter. Nothing here has hidden state: use each key once, and `split` it for more.
+Bits come from Threefry-2x32 as `rng_bit_generator` defines it (the algorithm is pinned); a key is two ui64, a secret
+and a counter. Nothing here has hidden state: use each key once, and `split` it for more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from smelt.tensor.reducing import argmax
 from smelt.tensor.source import refuse
 
 if TYPE_CHECKING:
-    from smelt.tensor.tensor import Tensor
+    from smelt.tensor.core import Tensor
 
 _KEY = Shape.of(ui64, (2,))
 
@@ -118,5 +118,3 @@ def categorical(source: Tensor, logits: Tensor, axis: Axis) -> Tensor:
     noise = uniform(source, logits.shape.with_dtype(dtype("f32")))
     gumbel = el.negative(el.function("log", el.negative(el.function("log", el.add(noise, 2.0**-25)))))
     return argmax(el.add(el.cast(logits, dtype("f32")), gumbel), axis)
-
-

@@ -28,7 +28,7 @@ from smelt.shape import Shape
 from smelt.tensor.source import Operand, Place, TensorError, here, refuse
 
 if TYPE_CHECKING:
-    from smelt.tensor.tensor import Tensor
+    from smelt.tensor.core import Tensor
 
 
 class Leaf(Value):
@@ -84,7 +84,7 @@ class Recorded(Op):
         put(self, "place", here())
 
     @property
-    def location(self) -> Location | None:  # type: ignore[override]
+    def location(self) -> Location | None:
         return self.place.location() if self.place else None
 
 
@@ -113,7 +113,7 @@ _FINAL: list[type[Tensor]] = []  # the class Tensor, which imports everything th
 
 
 def final_class(tensor: type[Tensor]) -> type[Tensor]:
-    """Names the class of tensors: `smelt.tensor.tensor` does so once."""
+    """Names the class of tensors: `smelt.tensor.core` does so once."""
     _FINAL.append(tensor)
     return tensor
 

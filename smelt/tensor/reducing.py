@@ -33,7 +33,7 @@ from smelt.tensor.record import (
 from smelt.tensor.source import refuse
 
 if TYPE_CHECKING:
-    from smelt.tensor.tensor import Tensor
+    from smelt.tensor.core import Tensor
 
 Axes: TypeAlias = Axis | Sequence[Axis] | None
 
@@ -64,7 +64,7 @@ def _only(what: str, x: Tensor, *kinds: str) -> None:
         refuse(f"{what}: not for {x.dtype}", operand("operand", x), remedy=remedy)
 
 
-def sum(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:  # noqa: A001
+def sum(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
     """Added up."""
     _only("sum", x, "int", "uint", "float", "complex")
     return _reduce(x, find_axes("sum", operand("operand", x), axes), "add", 0, keep)
@@ -76,25 +76,25 @@ def prod(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
     return _reduce(x, find_axes("prod", operand("operand", x), axes), "multiply", 1, keep)
 
 
-def max(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:  # noqa: A001
+def max(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
     """The largest element; the lowest value of the type where there is none."""
     _only("max", x, "bool", "int", "uint", "float")
     return _reduce(x, find_axes("max", operand("operand", x), axes), "maximum", el.lowest(x.dtype), keep)
 
 
-def min(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:  # noqa: A001
+def min(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
     """The smallest element; the highest value of the type where there is none."""
     _only("min", x, "bool", "int", "uint", "float")
     return _reduce(x, find_axes("min", operand("operand", x), axes), "minimum", el.highest(x.dtype), keep)
 
 
-def all(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:  # noqa: A001
+def all(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
     """Whether all hold."""
     _only("all", x, "bool")
     return _reduce(x, find_axes("all", operand("operand", x), axes), "and", True, keep)
 
 
-def any(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:  # noqa: A001
+def any(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
     """Whether one holds."""
     _only("any", x, "bool")
     return _reduce(x, find_axes("any", operand("operand", x), axes), "or", False, keep)
@@ -208,9 +208,7 @@ def _arg(what: str, direction: str, x: Tensor, axis: Axis | None, keep: bool) ->
     starts = constant(start, x.dtype), constant((1 << 31) - 1, i32)
     names = _without(x, [place])
     region = _arg_region(x.dtype, direction)
-    _, result = emit_all(
-        "reduce", (x, indices, *starts), (names, names), regions=(region,), dimensions=(place,)
-    )
+    _, result = emit_all("reduce", (x, indices, *starts), (names, names), regions=(region,), dimensions=(place,))
     return _restore(x, result, [place]) if keep else result
 
 
@@ -286,7 +284,10 @@ def _before(element: DType, descending: bool) -> Callable[[Tensor, Tensor], Tens
         less = emit("compare", a, b, comparison_direction="GT" if descending else "LT")
         if not element.is_float:
             return less
-        number, other = emit("compare", a, a, comparison_direction="EQ"), emit("compare", b, b, comparison_direction="NE")
+        number, other = (
+            emit("compare", a, a, comparison_direction="EQ"),
+            emit("compare", b, b, comparison_direction="NE"),
+        )
         return emit("or", less, emit("and", number, other))
 
     return compare
@@ -306,9 +307,7 @@ def _sort_places(what: str, x: Tensor, place: int, descending: bool) -> tuple[Te
     before = _before(x.dtype, descending)
     region = scalar_regions((x.dtype, x.dtype, i32, i32), lambda a, b, _i, _j: (before(a, b),))
     names = x.shape.names
-    values, order = emit_all(
-        "sort", (x, indices), (names, names), regions=(region,), dimension=place, is_stable=True
-    )
+    values, order = emit_all("sort", (x, indices), (names, names), regions=(region,), dimension=place, is_stable=True)
     return values, order
 
 
@@ -324,7 +323,11 @@ def top_k(x: Tensor, k: SizeLike, axis: Axis) -> tuple[Tensor, Tensor]:
     place, count = find_axis("top_k", shown, axis), size_of(k)
     size = x.shape.sizes[place]
     if not (answer := at_most(count, size)):
-        refuse(f"top_k: {name_at(x.shape, place)} of size {size} may have fewer than {count} elements", shown, answer=answer)
+        refuse(
+            f"top_k: {name_at(x.shape, place)} of size {size} may have fewer than {count} elements",
+            shown,
+            answer=answer,
+        )
     _only("top_k", x, "bool", "int", "uint", "float")
     if isinstance(count, int):
         last = move_last(x, place)
@@ -332,5 +335,5 @@ def top_k(x: Tensor, k: SizeLike, axis: Axis) -> tuple[Tensor, Tensor]:
         values, indices = emit_all("chlo.top_k", (last,), (names, names), k=count)
         return move_back(values, place), move_back(indices, place)
     values, indices = _sort_places("top_k", x, place, True)
-    from_start = {place: slice(0, k)}  # type: ignore[misc]
+    from_start = {place: slice(0, k)}
     return take_slices(values, from_start), take_slices(indices, from_start)

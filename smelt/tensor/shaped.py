@@ -1,7 +1,7 @@
 """The one annotation: `Shaped[Tensor, "f32[b=B, s=S, d=512]"]`, which is a `typing.Annotated`.
 
-Editors and type checkers see the Tensor, the tracer reads the shape: of arguments, results and fields of models. The short
-form `"[B, S, D]"` names the axes b, s, d and leaves the element type open.
+Editors and type checkers see the Tensor, the tracer reads the shape: of arguments, results and fields of models. The
+short form `"[B, S, D]"` names the axes b, s, d and leaves the element type open.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from smelt.tensor.record import operand
 from smelt.tensor.source import Operand, Place, refuse
 
 if TYPE_CHECKING:
-    from smelt.tensor.tensor import Tensor
+    from smelt.tensor.core import Tensor
 
 __all__ = ["Shaped", "Spec", "annotations_of", "match", "spec_of"]
 
@@ -85,28 +85,40 @@ def _one_by_one(owner: Any) -> dict[str, Any]:
             if isinstance(annotation, str):
                 try:
                     annotation = eval(annotation, names)  # the user's own annotation, in the user's own module
-                except Exception:  # noqa: BLE001, S112  # whatever it raises, it is no shape
+                except Exception:  # whatever it raises, it is no shape
                     continue
             found[name] = annotation
     return found
 
 
-def match(what: str, tensor: Tensor, spec: Spec, bound: dict[str, Size], place: Place | None = None) -> None:
-    """Prove that a tensor has the declared shape. A symbol that is not bound yet is bound to the size it meets."""
+def match(
+    what: str,
+    tensor: Tensor,
+    spec: Spec,
+    bound: dict[str, Size],
+    place: Place | None = None,
+    at: Place | None = None,
+) -> None:
+    """Prove that a tensor has the declared shape. A symbol that is not bound yet is bound to the size it meets.
+
+    `place` is where the shape is declared, `at` where a mistake is shown: the user's present line where not given.
+    """
     shown = operand("got", tensor)
     wanted = spec.substitute(bound)
     declared = Operand("declared", Shape.of(spec.element or tensor.dtype, wanted.sizes, wanted.names), place)
     if spec.element is not None and tensor.dtype is not spec.element:
-        refuse(f"{what}: the element type is {tensor.dtype}", declared, shown, remedy=f'.to("{spec.element}")')
+        refuse(
+            f"{what}: the element type is {tensor.dtype}", declared, shown, remedy=f'.to("{spec.element}")', place=at
+        )
     if tensor.shape.rank != len(spec.sizes):
-        refuse(f"{what}: {tensor.shape.rank} axes, not {len(spec.sizes)}", declared, shown)
+        refuse(f"{what}: {tensor.shape.rank} axes, not {len(spec.sizes)}", declared, shown, place=at)
     if tensor.shape.rank and tensor.shape.names != spec.names:
         remedy = None
         if spec.names and tensor.shape.names and set(spec.names) == set(tensor.shape.names):
             remedy = f'.transpose("{" ".join(spec.names)}")'
         elif spec.names is not None and tensor.shape.names is None:
             remedy = f'.named("{" ".join(spec.names)}")'
-        refuse(f"{what}: other axes than declared", declared, shown, remedy=remedy)
+        refuse(f"{what}: other axes than declared", declared, shown, remedy=remedy, place=at)
     for size, pattern in zip(tensor.shape.sizes, spec.sizes, strict=True):
         want = substitute(pattern, bound)
         name = _lone(pattern)
@@ -115,7 +127,7 @@ def match(what: str, tensor: Tensor, spec: Spec, bound: dict[str, Size], place: 
             continue
         unbound = symbols(pattern) - bound.keys()
         if not unbound and not (answer := equal(size, want)):
-            refuse(f"{what}: a size is {size}, not {want}", declared, shown, answer=answer)
+            refuse(f"{what}: a size is {size}, not {want}", declared, shown, answer=answer, place=at)
 
 
 def _lone(size: Size) -> str | None:
@@ -130,4 +142,3 @@ def signature_specs(function: Callable[..., Any]) -> tuple[dict[str, Any], Any]:
     """The annotations of a function's parameters, and of its result."""
     hints = annotations_of(inspect.unwrap(function))
     return {name: hint for name, hint in hints.items() if name != "return"}, hints.get("return")
-

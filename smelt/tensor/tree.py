@@ -12,7 +12,7 @@ from smelt.tensor.elementwise import is_tensor
 from smelt.tensor.source import refuse
 
 if TYPE_CHECKING:
-    from smelt.tensor.tensor import Tensor
+    from smelt.tensor.core import Tensor
 
 
 def leaves(tree: Any) -> Iterator[Tensor]:

@@ -1,10 +1,10 @@
 """Lowers functions of JAX to StableHLO, runs them here and there, and says where the results differ.
 
-    python tests/conformance/jax_sweep.py [--filter TEXT] [--seed N] [--every N] [--json FILE]
+    python tests/conformance/jax_sweep.py [--engine E] [--filter TEXT] [--seed N] [--every N] [--json FILE]
 
 A case passes when its text parses and verifies, comes back the same from our printer, gives JAX's result within the
 case's tolerance, and gives the very same bits after the passes and wherever its arguments lie in memory. The table is
-in `jax_cases/`.
+in `jax_cases/`. On the native engine only the results are compared.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ from smelt.passes import pipeline  # noqa: E402
 from tests.conformance.jax_cases import Arg, Case, Tolerance, cases, kind, oracle  # noqa: E402
 
 Array = Any
+GROUP = 40  # cases that the native engine compiles together
+NATIVE_ULP = 4  # what kernels may add to a case's tolerance, if it has any: exp, log and others are approximated
 
 
 @dataclass(frozen=True)
@@ -65,34 +67,86 @@ class StageError(Exception):
 # ---- one case ----
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A case's program, and what JAX gives for some arguments."""
+
+    program: Any
+    calls: list[tuple[list[Array], list[Array]]]
+
+
 def run_case(case: Case, seed: int, timeout: int = 120) -> Outcome:
     """Lower, parse, print, run, optimise and compare one case; the arguments depend on the seed and the name."""
-    random = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
     try:
         with limit(timeout), oracle():
-            if case.sizes:
-                check_export(case, random)
-            else:
-                check_static(case, random)
+            trial = lower(case, seed)
+            optimised = optimise(trial.program)
+            for args, wanted in trial.calls:
+                compare(case, trial.program, optimised, args, wanted)
     except StageError as failure:
         return Outcome(case.name, failure.stage, failure.detail)
     return Outcome(case.name, "passed")
 
 
-def check_static(case: Case, random: np.random.Generator) -> None:
+def run_natively(chosen: Sequence[Case], seed: int, timeout: int = 120) -> Iterator[Outcome]:
+    """The same cases on the native engine, which compiles some of them together."""
+    from tests.conformance.native_cases import compile_each
+
+    for first in range(0, len(chosen), GROUP):
+        trials: list[tuple[Case, Trial]] = []
+        for case in chosen[first : first + GROUP]:
+            try:
+                with limit(timeout), oracle():
+                    trials.append((case, lower(case, seed)))
+            except StageError as failure:
+                yield Outcome(case.name, failure.stage, failure.detail)
+        made = compile_each([trial.program for _, trial in trials])
+        for (case, trial), executable in zip(trials, made, strict=True):
+            yield judge(case, trial, executable, timeout)
+        jax.clear_caches()
+
+
+def judge(case: Case, trial: Trial, executable: Any, timeout: int) -> Outcome:
+    """What the native engine's results are worth."""
+    near = case.tolerance
+    allowed = near if near == Tolerance() else replace(near, ulp=near.ulp + NATIVE_ULP)
+
+    def call(args: Sequence[Array]) -> Sequence[Array]:
+        if isinstance(executable, Exception):
+            raise executable
+        results: Sequence[Array] = executable(*args)
+        return results
+
+    try:
+        with limit(timeout):
+            for args, wanted in trial.calls:
+                results = staged("run", partial(call, args))
+                for i, (got, want) in enumerate(zip(results, wanted, strict=True)):
+                    if found := far_apart(got, want, allowed):
+                        raise StageError("results", f"result {i}: {found}")
+    except StageError as failure:
+        return Outcome(case.name, failure.stage, failure.detail)
+    return Outcome(case.name, "passed")
+
+
+def lower(case: Case, seed: int) -> Trial:
+    random = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
+    return lower_sizes(case, random) if case.sizes else lower_static(case, random)
+
+
+def lower_static(case: Case, random: np.random.Generator) -> Trial:
     args = draw(case.args, {}, random)
     function = jax.jit(case.function, keep_unused=True)
     lowered = staged("jax", lambda: function.trace(*args).lower(lowering_platforms=(case.platform,)))
     wanted = staged("jax", lambda: leaves(lowered.compile()(*args) if case.platform == "cpu" else function(*args)))
-    text = lowered.as_text()
-    program = read(text)
+    program = read(lowered.as_text())
     located = staged("locations", lambda: parse(lowered.as_text(debug_info=True)))
     if found := difference(program, located):
         raise StageError("locations", found)
-    compare(case, program, optimise(program), args, wanted)
+    return Trial(program, [(args, wanted)])
 
 
-def check_export(case: Case, random: np.random.Generator) -> None:
+def lower_sizes(case: Case, random: np.random.Generator) -> Trial:
     """Symbolic sizes: one program for all of them."""
     scope = export.SymbolicScope(case.constraints)
     types = [
@@ -100,13 +154,12 @@ def check_export(case: Case, random: np.random.Generator) -> None:
         for arg in case.args
     ]
     exported = staged("jax", lambda: export.export(jax.jit(case.function))(*types))
-    program = read(exported.mlir_module())
-    optimised = optimise(program)
+    calls = []
     for sizes in case.sizes:
         args = draw(case.args, sizes, random)
         wanted = staged("jax", partial(lambda args: leaves(jax.jit(case.function)(*args)), args))
-        kept = [args[i] for i in exported.module_kept_var_idx]
-        compare(case, program, optimised, kept, wanted)
+        calls.append(([args[i] for i in exported.module_kept_var_idx], wanted))
+    return Trial(read(exported.mlir_module()), calls)
 
 
 def draw(args: Sequence[Arg], sizes: dict[str, int], random: np.random.Generator) -> list[Array]:
@@ -256,8 +309,16 @@ def chosen(text: str, every: int, seed: int) -> list[Case]:
     return [case for case in found if zlib.crc32(f"{seed} {case.name}".encode()) % every == 0]
 
 
+def run_all(table: Sequence[Case], seed: int) -> Iterator[Outcome]:
+    for i, case in enumerate(table, 1):
+        if i % 200 == 0:
+            jax.clear_caches()  # compiled programs pile up otherwise
+        yield run_case(case, seed)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--engine", default="reference", choices=("reference", "native"))
     parser.add_argument("--filter", default="", help="only cases whose names contain this")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--every", type=int, default=1, help="only one case in this many")
@@ -266,13 +327,15 @@ def main() -> int:
     options = parser.parse_args()
     seed = secrets.randbelow(1 << 31) if options.seed is None else options.seed
     started = time.perf_counter()
+    table = [
+        replace(case, platform=options.platform or case.platform)
+        for case in chosen(options.filter, options.every, seed)
+    ]
     outcomes = []
-    for i, case in enumerate(chosen(options.filter, options.every, seed), 1):
-        if i % 200 == 0:
-            jax.clear_caches()  # compiled programs pile up otherwise
-        outcomes.append(run_case(replace(case, platform=options.platform or case.platform), seed))
-        if outcomes[-1].status != "passed":
-            print(f"{outcomes[-1].status} {case.name}\n    {outcomes[-1].detail}", flush=True)
+    for outcome in run_natively(table, seed) if options.engine == "native" else run_all(table, seed):
+        outcomes.append(outcome)
+        if outcome.status != "passed":
+            print(f"{outcome.status} {outcome.name}\n    {outcome.detail}", flush=True)
     groups: dict[str, Counter[str]] = defaultdict(Counter)
     for outcome in outcomes:
         groups[outcome.name.split("/")[0]][outcome.status] += 1

@@ -10,6 +10,7 @@ import pytest
 from smelt.errors import SmeltError
 
 EVERY = 7  # one case in this many: about a minute on one core
+NATIVE_EVERY = 20
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +27,14 @@ def test_programs_of_jax_give_its_results(sweep, seed):
     outcomes = [sweep.run_case(case, seed) for case in sweep.chosen("", EVERY, seed)]
     failed = [f"{each.status} {each.name}: {each.detail}" for each in outcomes if each.status != "passed"]
     assert len(outcomes) > 200
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.timeout(600)
+def test_programs_of_jax_on_the_native_engine(sweep, seed):
+    outcomes = list(sweep.run_natively(sweep.chosen("", NATIVE_EVERY, seed), seed))
+    failed = [f"{each.status} {each.name}: {each.detail}" for each in outcomes if each.status != "passed"]
+    assert len(outcomes) > 100
     assert not failed, "\n".join(failed)
 
 

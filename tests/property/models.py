@@ -80,34 +80,32 @@ class Layers:
     inputs: Sequence[Value]
 
     def spread(self, x: Value, like: Value, *dims: int) -> Value:
-        return self.f.broadcast_in_dim(x, broadcast_dimensions=dims, result=like.shape)  # type: ignore[no-any-return]
+        return self.f.broadcast_in_dim(x, broadcast_dimensions=dims, result=like.shape)
 
     def dense(self, x: Value, name: str) -> Value:
         """[…, k] x [n, k] + [n]"""
         weight, last = self.weights[name], x.shape.rank - 1
         result = Shape("f32", *x.shape.sizes[:-1], weight.shape.sizes[0])
         product = self.f.dot_general(x, weight, dot_dimension_numbers=DotDims((), (), (last,), (1,)), result=result)
-        return self.f.add(product, self.spread(self.weights[f"{name}.bias"], product, last))  # type: ignore[no-any-return]
+        return self.f.add(product, self.spread(self.weights[f"{name}.bias"], product, last))
 
     def relu(self, x: Value) -> Value:
-        return self.f.maximum(x, self.f.full(0.0, x.shape))  # type: ignore[no-any-return]
+        return self.f.maximum(x, self.f.full(0.0, x.shape))
 
     def gelu(self, x: Value) -> Value:
         scaled = self.f.multiply(x, self.f.full(0.7071067811865476, x.shape))
         bell = self.f.add(self.f.op("chlo.erf", scaled).result, self.f.full(1.0, x.shape))
-        return self.f.multiply(self.f.multiply(x, bell), self.f.full(0.5, x.shape))  # type: ignore[no-any-return]
+        return self.f.multiply(self.f.multiply(x, bell), self.f.full(0.5, x.shape))
 
     def reduce(self, x: Value, name: str, start: float, *dims: int) -> Value:
-        return self.f.reduce(  # type: ignore[no-any-return]
-            x, self.f.constant(start, "f32"), dimensions=dims, regions=[combine(self.f, name)]
-        )
+        return self.f.reduce(x, self.f.constant(start, "f32"), dimensions=dims, regions=[combine(self.f, name)])
 
     def softmax(self, x: Value) -> Value:
         outer = tuple(range(x.shape.rank - 1))
         peak = self.spread(self.reduce(x, "maximum", -np.inf, x.shape.rank - 1), x, *outer)
         raised = self.f.exponential(self.f.subtract(x, peak))
         total = self.spread(self.reduce(raised, "add", 0.0, x.shape.rank - 1), x, *outer)
-        return self.f.divide(raised, total)  # type: ignore[no-any-return]
+        return self.f.divide(raised, total)
 
     def norm(self, x: Value, name: str) -> Value:
         last = x.shape.rank - 1
@@ -120,17 +118,19 @@ class Layers:
 
         centred = self.f.subtract(x, mean(x))
         spread = self.f.add(mean(self.f.multiply(centred, centred)), self.f.full(1e-5, x.shape))
-        scaled = self.f.multiply(self.f.multiply(centred, self.f.rsqrt(spread)), self.spread(self.weights[name], x, last))
-        return self.f.add(scaled, self.spread(self.weights[f"{name}.bias"], x, last))  # type: ignore[no-any-return]
+        scaled = self.f.multiply(
+            self.f.multiply(centred, self.f.rsqrt(spread)), self.spread(self.weights[name], x, last)
+        )
+        return self.f.add(scaled, self.spread(self.weights[f"{name}.bias"], x, last))
 
     def conv(self, x: Value, name: str, *, stride: int = 1, groups: int = 1) -> Value:
         """Same padding for odd windows."""
         weight = self.weights[name]
         window = weight.shape.sizes[2:]
-        edges = tuple((int(size) // 2, int(size) // 2) for size in window)  # type: ignore[call-overload]
+        edges = tuple((size // 2, size // 2) for size in window if isinstance(size, int))
         image = x.shape.sizes[2:]
         out = [window_count(a, pad, 1, w, 1, stride) for a, pad, w in zip(image, edges, window, strict=True)]
-        return self.f.convolution(  # type: ignore[no-any-return]
+        return self.f.convolution(
             x,
             weight,
             dimension_numbers=PLANES,
@@ -144,7 +144,7 @@ class Layers:
     def heads(self, x: Value, count: int) -> Value:
         batch, length, width = x.shape.sizes
         parted = self.f.reshape(x, result=Shape("f32", batch, length, count, width // count))
-        return self.f.transpose(parted, permutation=(0, 2, 1, 3))  # type: ignore[no-any-return]
+        return self.f.transpose(parted, permutation=(0, 2, 1, 3))
 
     def attention(self, x: Value, name: str, count: int) -> Value:
         q, k, v = (self.heads(self.dense(x, f"{name}.{part}"), count) for part in "qkv")
@@ -166,7 +166,7 @@ class Layers:
 def combine(f: Builder, name: str) -> Region:
     with f.region(Shape("f32"), Shape("f32")) as r:
         r.result(r.op(f"stablehlo.{name}", *r.args).result)
-    return r.body  # type: ignore[no-any-return]
+    return r.body
 
 
 def _perceptron(layers: Layers, sizes: Mapping[str, Size]) -> tuple[Value, ...]:
@@ -190,7 +190,9 @@ def _encoder(layers: Layers, sizes: Mapping[str, Size]) -> tuple[Value, ...]:
     )
     for i in range(2):
         x = layers.norm(layers.f.add(x, layers.attention(x, f"{i}.attention", 4)), f"{i}.norm")
-        x = layers.norm(layers.f.add(x, layers.dense(layers.gelu(layers.dense(x, f"{i}.up")), f"{i}.down")), f"{i}.last")
+        x = layers.norm(
+            layers.f.add(x, layers.dense(layers.gelu(layers.dense(x, f"{i}.up")), f"{i}.down")), f"{i}.last"
+        )
     return (x,)
 
 
@@ -256,7 +258,10 @@ MODELS = {
         {"stem": (16, 3, 3, 3), "deep": (16, 1, 3, 3), "point": (24, 16, 1, 1), "back": (16, 24, 5, 5)}
         | _dense("head", 10, 16),
         _convolutions,
-        [dict(zip("BHW", each, strict=True)) for each in ((3, 12, 17), (1, 12, 17), (1, 1, 1), (2, 33, 8), (0, 4, 4), (1, 5, 64))],
+        [
+            dict(zip("BHW", each, strict=True))
+            for each in ((3, 12, 17), (1, 12, 17), (1, 1, 1), (2, 33, 8), (0, 4, 4), (1, 5, 64))
+        ],
     ),
     "encoder": Small(
         lambda n: [Shape("i64", n["B"], n["S"])],

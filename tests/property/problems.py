@@ -23,7 +23,7 @@ from smelt.ir.interpret import run
 from smelt.ir.ops.window import window_count
 from smelt.shape import Shape
 
-SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 17, 31, 32, 33, 37, 64, 67, 101)
+SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 17, 31, 32, 33, 37, 64, 67, 101, 127, 128, 129, 256, 257, 397, 701)
 FLOATS = ("f32", "f32", "f32", "f64", "bf16", "f16")
 INTEGERS = ("i8", "i32", "i64", "ui8", "ui32", "ui64")
 WORK = 40_000  # elements of a result, and about the elements of an operand
@@ -108,8 +108,8 @@ class Problem:
 
     def expected(self) -> Array:
         if self.exact:
-            return run(self.make(False), self.args)[0]  # type: ignore[no-any-return]
-        return run(self.make(True), [each.astype(_wide(each)) for each in self.args])[0]  # type: ignore[no-any-return]
+            return run(self.make(False), self.args)[0]
+        return run(self.make(True), [each.astype(_wide(each)) for each in self.args])[0]
 
 
 def _wide(array: Array) -> Any:
@@ -215,9 +215,9 @@ def _unshaped(dice: Draw, sizes: Sizes) -> tuple[Sizes, Move] | None:
     if way == 0 and len(sizes) > 1:
         d = dice.number(0, len(sizes) - 2)
         return (*sizes[:d], sizes[d] * sizes[d + 1], *sizes[d + 2 :]), ("reshape", sizes)
-    if way == 1 and sizes and isinstance(sizes[d], int) and sizes[d]:
-        factor = dice.pick([k for k in range(1, int(sizes[d]) + 1) if int(sizes[d]) % k == 0])
-        return (*sizes[:d], factor, int(sizes[d]) // factor, *sizes[d + 1 :]), ("reshape", sizes)
+    if way == 1 and sizes and isinstance(size := sizes[d], int) and size:
+        factor = dice.pick([k for k in range(1, size + 1) if size % k == 0])
+        return (*sizes[:d], factor, size // factor, *sizes[d + 1 :]), ("reshape", sizes)
     return (*sizes[:d], 1, *sizes[d:]), ("reshape", sizes)
 
 
@@ -225,7 +225,7 @@ def _unsliced(dice: Draw, sizes: Sizes) -> tuple[Sizes, Move] | None:
     if not sizes or not all(isinstance(each, int) for each in sizes):
         return None
     d, low, step = dice.number(0, len(sizes) - 1), dice.number(0, 3), dice.number(1, 2)
-    size = int(sizes[d])
+    size = dice.value(sizes[d])
     before = (*sizes[:d], low + size * step + dice.number(0, 2), *sizes[d + 1 :])
     starts = tuple(low if i == d else 0 for i in range(len(sizes)))
     limits = tuple(low + size * step if i == d else each for i, each in enumerate(sizes))
@@ -240,10 +240,11 @@ def _unpadded(dice: Draw, sizes: Sizes) -> tuple[Sizes, Move] | None:
     if not sizes:
         return None
     d = dice.number(0, len(sizes) - 1)
-    if not isinstance(sizes[d], int) or int(sizes[d]) < 3:
+    size = sizes[d]
+    if not isinstance(size, int) or size < 3:
         return None
     low, high = dice.number(0, 1), dice.number(-1, 2)
-    before = (*sizes[:d], int(sizes[d]) - low - high, *sizes[d + 1 :])
+    before = (*sizes[:d], size - low - high, *sizes[d + 1 :])
     return before, ("pad", (d, low, high))
 
 
@@ -295,17 +296,17 @@ def _moved(f: Builder, dice: Draw, value: Value) -> Value:
     sizes = value.shape.sizes
     way = dice.number(0, 3)
     if way == 0:
-        return f.transpose(value, permutation=dice.order(len(sizes)))  # type: ignore[no-any-return]
+        return f.transpose(value, permutation=dice.order(len(sizes)))
     if way == 1 and len(sizes) > 1:
         d = dice.number(0, len(sizes) - 2)
         merged = (*sizes[:d], sizes[d] * sizes[d + 1], *sizes[d + 2 :])
-        return f.reshape(value, result=Shape.of(value.shape.dtype, merged))  # type: ignore[no-any-return]
+        return f.reshape(value, result=Shape.of(value.shape.dtype, merged))
     if way == 2 and sizes and isinstance(sizes[-1], int) and sizes[-1] % 2 == 0 and sizes[-1]:
         parts = (*sizes[:-1], 2, sizes[-1] // 2)
-        return f.reshape(value, result=Shape.of(value.shape.dtype, parts))  # type: ignore[no-any-return]
+        return f.reshape(value, result=Shape.of(value.shape.dtype, parts))
     if way == 3 and sizes and all(isinstance(each, int) and each > 1 for each in sizes):
         starts = tuple(1 if dice.chance(0.3) else 0 for _ in sizes)
-        return f.slice(value, start_indices=starts, limit_indices=sizes, strides=(1,) * len(sizes))  # type: ignore[no-any-return]
+        return f.slice(value, start_indices=starts, limit_indices=sizes, strides=(1,) * len(sizes))
     return value
 
 
@@ -313,12 +314,12 @@ def _shifted(f: Builder, dice: Draw, value: Value) -> Value:
     """Plus a number, or plus one that depends on the place along an axis."""
     kind = value.shape.dtype
     if kind.name == "i1":
-        return f.not_(value)  # type: ignore[no-any-return]
+        return f.not_(value)
     if not value.shape.rank or dice.chance(0.5) or kind.bits < 16:
-        return f.add(value, f.full(dice.number(0, 3), value.shape))  # type: ignore[no-any-return]
+        return f.add(value, f.full(dice.number(0, 3), value.shape))
     d = dice.number(0, value.shape.rank - 1)
     line = f.iota(iota_dimension=0, result=Shape.of(dtype("i32"), (value.shape.sizes[d],)))
-    return f.add(  # type: ignore[no-any-return]
+    return f.add(
         value,
         f.broadcast_in_dim(
             f.convert(line, result=line.shape.with_dtype(kind)), broadcast_dimensions=(d,), result=value.shape
@@ -327,7 +328,7 @@ def _shifted(f: Builder, dice: Draw, value: Value) -> Value:
 
 
 def _scaled(f: Builder, dice: Draw, value: Value) -> Value:
-    return f.multiply(value, f.full(dice.number(1, 3), value.shape))  # type: ignore[no-any-return]
+    return f.multiply(value, f.full(dice.number(1, 3), value.shape))
 
 
 def _bent(f: Builder, dice: Draw, value: Value) -> Value:
@@ -337,10 +338,10 @@ def _bent(f: Builder, dice: Draw, value: Value) -> Value:
     zero = f.full(0, value.shape)
     way = dice.number(0, 2)
     if way == 0:
-        return f.maximum(value, zero)  # type: ignore[no-any-return]
+        return f.maximum(value, zero)
     if way == 1:
-        return f.select(f.compare(value, zero, comparison_direction="LT"), f.negate(value), value)  # type: ignore[no-any-return]
-    return f.subtract(zero, value)  # type: ignore[no-any-return]
+        return f.select(f.compare(value, zero, comparison_direction="LT"), f.negate(value), value)
+    return f.subtract(zero, value)
 
 
 # ---- kinds ----
@@ -349,7 +350,7 @@ def _bent(f: Builder, dice: Draw, value: Value) -> Value:
 def combine(f: Builder, name: str, kind: Any) -> Region:
     with f.region(Shape.of(kind, ()), Shape.of(kind, ())) as r:
         r.result(r.op(f"stablehlo.{name}", *r.args).result)
-    return r.body  # type: ignore[no-any-return]
+    return r.body
 
 
 def maps(dice: Draw) -> Wanted:
@@ -357,7 +358,7 @@ def maps(dice: Draw) -> Wanted:
     sizes = dice.sizes(dice.number(0, 4))
     element = dice.pick((*FLOATS, *INTEGERS, "i1", "i4", "complex<f32>"))
     kind = dtype(element)
-    names = ("add", "subtract", "multiply")
+    names: tuple[str, ...] = ("add", "subtract", "multiply")
     if kind.kind in ("int", "uint"):
         names += ("maximum", "minimum", "and", "or", "xor")
     if kind.is_float:
@@ -370,14 +371,14 @@ def maps(dice: Draw) -> Wanted:
         a = f.op(f"stablehlo.{chosen[0]}", x, y).result
         b = f.op(f"stablehlo.{chosen[1]}", y, z).result
         less = f.compare(x, z, comparison_direction="NE")
-        return f.select(less, f.op(f"stablehlo.{chosen[2]}", a, b).result, a)  # type: ignore[no-any-return]
+        return f.select(less, f.op(f"stablehlo.{chosen[2]}", a, b).result, a)
 
     return Wanted([(sizes, element)] * 3, build, pool=(-1, 0, 1, 2))
 
 
 def _reduced(f: Builder, x: Value, name: str, dims: tuple[int, ...], start: float) -> Value:
     kind = x.shape.dtype
-    return f.reduce(x, f.constant(start, kind), dimensions=dims, regions=[combine(f, name, kind)])  # type: ignore[no-any-return]
+    return f.reduce(x, f.constant(start, kind), dimensions=dims, regions=[combine(f, name, kind)])
 
 
 def _reduction(dice: Draw, sizes: Sizes, dims: tuple[int, ...], again: bool) -> Wanted:
@@ -393,9 +394,9 @@ def _reduction(dice: Draw, sizes: Sizes, dims: tuple[int, ...], again: bool) -> 
         if not again:
             return total
         spread = f.broadcast_in_dim(total, broadcast_dimensions=kept, result=x.shape)
-        return f.subtract(x, spread) if name != "add" else f.add(x, spread)  # type: ignore[no-any-return]
+        return f.subtract(x, spread) if name != "add" else f.add(x, spread)
 
-    pool = (-1, 1, 2, 0.5) if name == "multiply" and dtype(element).is_float else (-1, 0, 1, 2)
+    pool: tuple[float, ...] = (-1, 1, 2, 0.5) if name == "multiply" and dtype(element).is_float else (-1, 0, 1, 2)
     pool = (-1, 1) if element in ("bf16", "f16") else pool
     return Wanted([(sizes, element)], build, terms, pool=pool, linear=name == "add")
 
@@ -420,8 +421,8 @@ def everything(dice: Draw) -> Wanted:
 def contractions(dice: Draw) -> Wanted:
     """Any dimension numbers; groups, rows, columns and depth of any size."""
     batch = dice.sizes(dice.pick((0, 0, 1, 2)), 5)
-    inner = dice.sizes(dice.pick((0, 1, 1, 1, 2)), 101, work=400)
-    outer = [dice.sizes(dice.pick((0, 1, 1, 1, 2)), 101, work=200) for _ in range(2)]
+    inner = dice.sizes(dice.pick((0, 1, 1, 1, 2)), 257, work=400)
+    outer = [dice.sizes(dice.pick((0, 1, 1, 1, 2)), most, work=most) for most in dice.pick(((200, 200), (701, 64)))]
     orders, operands = [], []
     for free in outer:
         sizes = (*batch, *inner, *free)
@@ -432,13 +433,13 @@ def contractions(dice: Draw) -> Wanted:
     places = [[order.index(d) for d in range(len(batch) + len(inner))] for order in orders]
     dims = DotDims(*(tuple(place[: len(batch)]) for place in places), *(tuple(p[len(batch) :]) for p in places))
 
-    def free(i: int) -> list[Size]:
+    def kept(i: int) -> list[Size]:
         return [operands[i][at] for at, d in enumerate(orders[i]) if d >= len(batch) + len(inner)]
 
-    result = (*batch, *free(0), *free(1))
+    result = (*batch, *kept(0), *kept(1))
 
     def build(f: Builder, x: Value, y: Value) -> Value:
-        return f.dot_general(x, y, dot_dimension_numbers=dims, result=Shape.of(x.shape.dtype, result))  # type: ignore[no-any-return]
+        return f.dot_general(x, y, dot_dimension_numbers=dims, result=Shape.of(x.shape.dtype, result))
 
     terms = max(dice.value(product(inner)), 1)
     pool = (-1, 0, 1) if element in ("bf16", "i8") else (-3, -2, -1, 0, 1, 2, 3)
@@ -454,27 +455,31 @@ def windows(dice: Draw) -> Wanted:
     if dice.chance(0.25):
         groups = features = dice.pick((1, 3, 8, 19))
         depth = 1
-    window, strides, holes = (tuple(dice.pick(choices) for _ in range(rank)) for choices in ((1, 2, 3, 3, 5), (1, 1, 2, 3), (1, 1, 2)))
+    window, strides, holes = (
+        tuple(dice.pick(choices) for _ in range(rank)) for choices in ((1, 2, 3, 3, 5), (1, 1, 2, 3), (1, 1, 2))
+    )
     padding = tuple((dice.number(-1, 3), dice.number(-1, 3)) for _ in range(rank))
     odd = dice.chance(0.2)
     base = tuple(dice.number(1, 3) for _ in range(rank)) if odd else (1,) * rank
     turned = tuple(dice.chance(0.5) for _ in range(rank)) if odd else (False,) * rank
     batch = dice.size(3)
     image = tuple(dice.size(33 if rank == 2 else 101) for _ in range(rank))
-    out = tuple(
-        window_count(*each) for each in zip(image, padding, base, window, holes, strides, strict=True)
-    )
+    out = tuple(window_count(*each) for each in zip(image, padding, base, window, holes, strides, strict=True))
     orders = [dice.order(rank + 2) for _ in range(3)]
     sizes = [(batch, groups * depth, *image), (depth, features, *window), (batch, features, *out)]
     operands = [tuple(each[d] for d in order) for each, order in zip(sizes, orders, strict=True)]
-    parts = [part for order in orders for part in (order.index(0), order.index(1), tuple(order.index(d + 2) for d in range(rank)))]
+    parts = [
+        part
+        for order in orders
+        for part in (order.index(0), order.index(1), tuple(order.index(d + 2) for d in range(rank)))
+    ]
     element = dice.pick(("f32",) * 8 + ("f64", "bf16", "i32"))
 
     def build(f: Builder, x: Value, y: Value) -> Value:
-        return f.convolution(  # type: ignore[no-any-return]
+        return f.convolution(
             x,
             y,
-            dimension_numbers=ConvDims(*parts),
+            dimension_numbers=ConvDims(*parts),  # type: ignore[arg-type]
             window_strides=strides,
             padding=padding,
             rhs_dilation=holes,
@@ -500,7 +505,7 @@ def pools(dice: Draw) -> Wanted:
 
     def build(f: Builder, x: Value) -> Value:
         kind = x.shape.dtype
-        return f.reduce_window(  # type: ignore[no-any-return]
+        return f.reduce_window(
             x,
             f.constant({"add": 0, "maximum": 0, "minimum": 3}[name], kind),
             window_dimensions=window,
@@ -520,11 +525,11 @@ def gathers(dice: Draw) -> Wanted:
 
     def build(f: Builder, x: Value, at: Value) -> Value:
         dims = GatherDims((1,), (0,), (), (), (0,), 1)
-        return f.gather(x, at, dimension_numbers=dims, slice_sizes=(1, width))  # type: ignore[no-any-return]
+        return f.gather(x, at, dimension_numbers=dims, slice_sizes=(1, width))
 
     if not isinstance(width, int):
         width = dice.value(width)
-    return Wanted([((table, width), element), ((count,), "i32")], build, indices={1: int(table)})  # type: ignore[call-overload]
+    return Wanted([((table, width), element), ((count,), "i32")], build, indices={1: dice.value(table)})
 
 
 def scatters(dice: Draw) -> Wanted:
@@ -535,10 +540,10 @@ def scatters(dice: Draw) -> Wanted:
     def build(f: Builder, x: Value, at: Value, update: Value) -> Value:
         dims = ScatterDims((1,), (0,), (), (), (0,), 1)
         body = combine(f, name, x.shape.dtype)
-        return f.scatter(x, at, update, scatter_dimension_numbers=dims, regions=[body])  # type: ignore[no-any-return]
+        return f.scatter(x, at, update, scatter_dimension_numbers=dims, regions=[body])
 
     operands: list[tuple[Sizes, str]] = [((table, width), element), ((count,), "i64"), ((count, width), element)]
-    return Wanted(operands, build, indices={1: int(table)})  # type: ignore[call-overload]
+    return Wanted(operands, build, indices={1: dice.value(table)})
 
 
 def sorts(dice: Draw) -> Wanted:
@@ -551,7 +556,7 @@ def sorts(dice: Draw) -> Wanted:
         kind = Shape.of(x.shape.dtype, ())
         with f.region(kind, kind) as r:
             r.result(r.compare(*r.args, comparison_direction=direction))
-        return f.sort(x, dimension=dim, is_stable=True, regions=[r.body])  # type: ignore[no-any-return]
+        return f.sort(x, dimension=dim, is_stable=True, regions=[r.body])
 
     return Wanted([(sizes, element)], build)
 
@@ -586,7 +591,7 @@ def scans(dice: Draw) -> Wanted:
                 written = turn.dynamic_update_slice(table, turn.reshape(summed, result=row.shape), i, zero)
             turn.result(turn.add(i, turn.constant(1, "i64")), summed, written)
         results = f.op("stablehlo.while", f.constant(0, "i64"), start, x, regions=[test.body, turn.body]).results
-        return f.add(results[2], f.broadcast_in_dim(results[1], broadcast_dimensions=(1,), result=x.shape))  # type: ignore[no-any-return]
+        return f.add(results[2], f.broadcast_in_dim(results[1], broadcast_dimensions=(1,), result=x.shape))
 
     return Wanted([((steps, width), element), ((width,), element)], build)
 
@@ -604,9 +609,9 @@ def joins(dice: Draw) -> Wanted:
     def build(f: Builder, *parts: Value) -> Value:
         whole = f.concatenate(*parts, dimension=d)
         if not padded:
-            return whole  # type: ignore[no-any-return]
+            return whole
         filler = f.constant(1, whole.shape.dtype)
-        return f.pad(whole, filler, edge_padding_low=low, edge_padding_high=high, interior_padding=holes)  # type: ignore[no-any-return]
+        return f.pad(whole, filler, edge_padding_low=low, edge_padding_high=high, interior_padding=holes)
 
     return Wanted([(each, element) for each in pieces], build)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from smelt.device import cpu
-from smelt.engine import native
+from smelt.engine import native, plans
 from smelt.errors import SmeltError
 from smelt.kernel.tile_c import TileShape
 from tests.property.problems import Problem, difference, draw
@@ -53,7 +53,8 @@ def test_random_problems(kinds: tuple[str, ...], seed: int) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.rows}x{shape.columns}x{shape.lanes}")
 def test_any_tile_is_right(shape: TileShape, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shape of register tiles, and with it the width of panels, is a matter of speed alone."""
-    monkeypatch.setattr(native, "tile_shape", lambda target: shape)
+    for module in (native, plans):
+        monkeypatch.setattr(module, "tile_shape", lambda target: shape)
     random = np.random.default_rng([seed, shape.rows])
     problems = [draw(("contraction", "window")[i % 2], random) for i in range(12)]
     assert failures(problems) == []

@@ -62,8 +62,9 @@ def tiny_images(folder: Path, seed: int) -> onnx.ModelProto:
     weights: list[TensorProto] = []
 
     def weight(name: str, *sizes: int, positive: bool = False) -> str:
-        array = random.standard_normal(sizes).astype(np.float32) / np.sqrt(np.prod(sizes[1:]) or 1)
-        weights.append(numpy_helper.from_array(np.abs(array) + 0.5 if positive else array, name))
+        array = random.standard_normal(sizes) / np.sqrt(np.prod(sizes[1:]) or 1)
+        array = np.abs(array) + 0.5 if positive else array
+        weights.append(numpy_helper.from_array(array.astype(np.float32), name))
         return name
 
     def node(op: str, inputs: list[str], output: str, **attributes: Any) -> onnx.NodeProto:
@@ -117,7 +118,11 @@ def images(random: np.random.Generator, *sizes: int) -> dict[str, Array]:
 
 MODELS: dict[str, tuple[Callable[[Path, int], onnx.ModelProto], Feed, list[tuple[int, ...]]]] = {
     "encoder": (tiny_encoder, words, [(1, 1), (1, 7), (3, 7), (7, 3), (2, 32), (2, 33), (1, 128), (16, 16), (3, 7)]),
-    "images": (tiny_images, images, [(1, 8, 8), (2, 17, 5), (1, 1, 1), (5, 32, 33), (1, 64, 9), (2, 17, 5), (3, 2, 40)]),
+    "images": (
+        tiny_images,
+        images,
+        [(1, 8, 8), (2, 17, 5), (1, 1, 1), (5, 32, 33), (1, 64, 9), (2, 17, 5), (3, 2, 40)],
+    ),
 }
 
 
@@ -155,8 +160,8 @@ def test_one_program_answers_every_size(name: str, seed: int, tmp_path: Path, bu
         near(model.run(inputs), session.run(None, inputs))
     assert len(builds) == 1
     before = runtime().allocations
-    for each in (feed(random, *sizes[i % len(sizes)]) for i in range(100)):
-        model.run(each)
+    for i in range(100):
+        model.run(feed(random, *sizes[i % len(sizes)]))
     assert runtime().allocations == before
 
 

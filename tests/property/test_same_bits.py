@@ -12,11 +12,11 @@ from functools import cache
 import numpy as np
 import pytest
 
+from smelt.bundle.executable import NativeExecutable
 from smelt.device import cpu
 from smelt.device.runtime import Runtime, runtime
 from smelt.dtype import Array
-from smelt.engine import native
-from smelt.engine.native import NativeExecutable, compile_all
+from smelt.engine.native import compile_all
 from smelt.errors import DeviceError, SmeltError
 from smelt.ir.interpret import run
 from smelt.kernel import emit_c
@@ -105,7 +105,7 @@ def test_open_sizes_give_what_fixed_ones_give(name: str, seed: int, monkeypatch:
     assert not isinstance(open_one, SmeltError), open_one
     bound = open_one.prepare(weights)
     built: list[object] = []
-    monkeypatch.setattr(native.cpu, "build", lambda *given, **more: built.append(given))
+    monkeypatch.setattr(cpu, "build", lambda *given, **more: built.append(given))
     random = np.random.default_rng(seed)
     for sizes, each in zip(model.tried, fixed, strict=True):
         assert not isinstance(each, SmeltError), each

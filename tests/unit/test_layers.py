@@ -14,7 +14,7 @@ import smelt
 
 ROOT = Path(smelt.__path__[0])
 
-BASE = {"dtype", "shape", "dim", "errors", "target", "buffer", "weights", "engine_api", "platform"}
+BASE = {"dtype", "shape", "dim", "errors", "target", "buffer", "weights", "engine_api", "platform", "version"}
 
 # A room may import itself, the rooms named here, and whatever those may import.
 BELOW: dict[str, tuple[str, ...]] = {
@@ -23,7 +23,8 @@ BELOW: dict[str, tuple[str, ...]] = {
     "passes": ("ir",),
     "kernel": ("passes",),
     "device": ("base",),
-    "engine": ("passes", "kernel", "device"),
+    "bundle": ("device",),  # so that what runs a bundle needs nothing that compiles
+    "engine": ("passes", "kernel", "bundle"),
     "tensor": ("ir", "engine"),
     "read": ("ir", "passes"),
     "model": ("engine", "tensor", "read"),
@@ -141,6 +142,8 @@ UPWARD = [
     ("smelt.ir.core", "try:\n    import smelt.kernel\nexcept ImportError:\n    pass", "ir may not import kernel"),
     ("smelt.dtype", "from smelt.ir.core import Op", "base may not import ir"),
     ("smelt.device.cpu", "from smelt.ir.core import Op", "device may not import ir"),
+    ("smelt.bundle.load", "from smelt.engine.store import recompile", "bundle may not import engine"),
+    ("smelt.bundle.load", "from smelt.ir.text import parse", "bundle may not import ir"),
     ("smelt.read.onnx", "from smelt.engine.native import compile", "read may not import engine"),
     ("smelt.llm.decode", "from smelt.dist import ring", "llm may not import dist"),
     ("smelt.engine.native", "from smelt import load", "engine may not import smelt (smelt)"),

@@ -15,7 +15,8 @@ import pytest
 
 from smelt.device import cpu
 from smelt.device.cache import Cache, default
-from smelt.engine.native import NativeEngine, planned, source_of
+from smelt.engine.native import NativeEngine
+from smelt.engine.plans import planned, source_of
 from smelt.errors import DeviceError, SmeltError
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program

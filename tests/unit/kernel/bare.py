@@ -22,7 +22,7 @@ from smelt.device import cpu
 from smelt.device.runtime import runtime
 from smelt.dim import evaluate, solve
 from smelt.dtype import Array
-from smelt.engine.native import lower
+from smelt.engine.plans import lower
 from smelt.ir.core import Program
 from smelt.ir.verify import assumptions
 from smelt.kernel import emit_c

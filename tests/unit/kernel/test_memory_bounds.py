@@ -45,9 +45,7 @@ def test_buffers_between_pages_that_nobody_may_touch(seed: int) -> None:
 
 
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
-def test_programs_under_a_sanitizer(
-    sanitizer: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_under_a_sanitizer(sanitizer: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops on cores are cut into small pieces, so that two threads meet wherever they can."""
     gcc = shutil.which("gcc")
     flags = ["-g", "-O1", "-std=c11", "-pthread", "-fwrapv", "-ffp-contract=off", f"-fsanitize={sanitizer}"]

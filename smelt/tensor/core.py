@@ -18,8 +18,8 @@ from smelt.tensor import contracting, elementwise, indexing, moving, reducing
 from smelt.tensor.axes import Axis, Dim, SizeLike, check_names, dim, find_axis, names_of, shape_of
 from smelt.tensor.contracting import Padding
 from smelt.tensor.elementwise import TensorLike
+from smelt.tensor.execution import data_of, is_known, realize
 from smelt.tensor.promotion import as_array
-from smelt.tensor.realize import data_of, is_known, realize
 from smelt.tensor.record import Leaf, final_class, operand, place_of, tensor_of
 from smelt.tensor.reducing import Axes
 from smelt.tensor.source import Operand, here, refuse
@@ -694,7 +694,7 @@ class Tensor:
 
     def slice(self, **slices: Any) -> Tensor:
         """Slices and indices by name: `x.slice(s=slice(1, None), b=0)`."""
-        return moving.slice_named(self, slices)  # type: ignore[arg-type]
+        return moving.slice_named(self, _joined(None, slices))
 
     def flip(self, axes: Axes = None) -> Tensor:
         """Axes turned round."""
@@ -706,7 +706,7 @@ class Tensor:
 
     def pad(self, amounts: Mapping[Axis, Any] | None = None, value: Any = 0, **named_amounts: Any) -> Tensor:
         """Elements added around: `x.pad(s=(0, 3), value=0.0)`, or `{axis: (before, after)}`."""
-        return moving.pad(self, {**(amounts or {}), **named_amounts}, value)
+        return moving.pad(self, _joined(amounts, named_amounts), value)
 
     def chunk(self, axis: Axis, sizes: int | Sequence[SizeLike]) -> list[Tensor]:
         """In pieces along an axis."""
@@ -734,11 +734,18 @@ class Tensor:
 
     def dynamic_slice(self, slices: Mapping[Axis, Any] | None = None, **named_slices: Any) -> Tensor:
         """A window that starts where data says: `x.dynamic_slice(s=(start, 4))`."""
-        return indexing.dynamic_slice(self, {**(slices or {}), **named_slices})
+        return indexing.dynamic_slice(self, _joined(slices, named_slices))
 
     def update(self, part: Tensor, starts: Mapping[Axis, Any] | None = None, **named_starts: Any) -> Tensor:
         """With a part of it overwritten: `cache.update(new, s=position)`."""
-        return indexing.update(self, part, {**(starts or {}), **named_starts})
+        return indexing.update(self, part, _joined(starts, named_starts))
+
+
+def _joined(by_axis: Mapping[Axis, Any] | None, by_name: Mapping[str, Any]) -> dict[Axis, Any]:
+    """What is said for axes as a mapping, and as keywords."""
+    joined: dict[Axis, Any] = dict(by_axis or {})
+    joined.update(by_name)
+    return joined
 
 
 def tensor(
@@ -746,8 +753,8 @@ def tensor(
 ) -> Tensor:
     """A tensor on data: numbers, nested lists, NumPy arrays, anything with DLPack.
 
-    Python floats become f32, integers i32; arrays keep their type. With `copy=False` an array is shared: then it must not
-    change any more. `names` are the axes': `smelt.tensor(x, "b d")`.
+    Python floats become f32, integers i32; arrays keep their type. With `copy=False` an array is shared: then it must
+    not change any more. `names` are the axes': `smelt.tensor(x, "b d")`.
 
     >>> tensor([[1, 2], [3, 4]], "b d").shape
     i32[b=2, d=2]
@@ -788,4 +795,3 @@ def origin(x: Tensor) -> str:
     """Where a tensor was made, as errors say it."""
     place = place_of(x.value)
     return str(place.location()) if place else ""
-

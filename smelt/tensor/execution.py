@@ -1,7 +1,8 @@
 """Lazy tensors → arrays: what the results need becomes a program, which the reference engine answers at once.
 
-Equal graphs share one entry of the cache. A graph that comes again, or one too large for the reference engine, is compiled
-natively (in the background, where the reference can answer meanwhile); what native refuses stays with the reference.
+Equal graphs share one entry of the cache. A graph that comes again, or one too large for the reference engine, is
+compiled natively (in the background, where the reference can answer meanwhile); what native refuses stays with the
+reference.
 """
 
 from __future__ import annotations
@@ -22,19 +23,21 @@ from smelt.engine_api import Executable
 from smelt.errors import DeviceError, RunError, SmeltError, UnsupportedError
 from smelt.ir import cost
 from smelt.ir.core import Func, Op, Program, Value, walk
-from smelt.ir.interpret import run
+from smelt.ir.interpret import World, run_grid
 from smelt.ir.structure import fingerprint
 from smelt.tensor.control import CALLBACKS
 from smelt.tensor.record import Leaf, Recorded, collect, function
 from smelt.tensor.source import Operand, refuse
 
 if TYPE_CHECKING:
-    from smelt.tensor.tensor import Tensor
+    from smelt.tensor.core import Tensor
 
 ENTRIES = 512  # programs that the cache keeps
 LARGE = 50_000_000  # operations from which a new graph waits for the compiler
 # Ops that NumPy answers with views: results share memory with what they come from.
-VIEWS = frozenset(f"stablehlo.{name}" for name in ("reshape", "slice", "transpose", "reverse", "broadcast_in_dim", "constant"))
+VIEWS = frozenset(
+    f"stablehlo.{name}" for name in ("reshape", "slice", "transpose", "reverse", "broadcast_in_dim", "constant")
+)
 
 
 class Entry:
@@ -50,6 +53,7 @@ class Entry:
         self.views = all(op.name in VIEWS for op in ops)
         self.python = [op for op in ops if op.name == "stablehlo.custom_call" and _target(op) in CALLBACKS]
         self.operations = cost.operations(program)
+        self._world = World(program, CALLBACKS)
 
     def compile(self) -> None:
         try:
@@ -59,7 +63,9 @@ class Entry:
         self.waiting = False
 
     def reference(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        return run(self.program, arrays, callbacks=CALLBACKS)
+        main = self.program.main
+        world = World(self.program, CALLBACKS, plans=self._world.plans, births=self._world.births)  # planned once
+        return run_grid(world, [[(main, tuple(arrays))]])[0][0]
 
 
 def _target(op: Op) -> str:
@@ -213,4 +219,3 @@ def _native(entry: Entry, arrays: Sequence[Array]) -> tuple[Array, ...]:
 
 def _contiguous(arrays: Sequence[Array]) -> list[Array]:
     return [np.ascontiguousarray(array).reshape(array.shape) for array in arrays]
-

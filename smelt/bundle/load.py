@@ -1,0 +1,266 @@
+"""A bundle → something that can be called: checked, mapped, its code for this processor loaded. Nothing is compiled.
+
+`smelt.load` and `smelt.deserialize` call it. Only where a bundle has no code for this machine is `recompile` asked; the
+caller brings it along, for it needs the compiler's modules.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from smelt.bundle import container, record, sign
+from smelt.bundle.container import Image
+from smelt.bundle.entry import Entry
+from smelt.bundle.executable import Arrays, NativeExecutable, Store
+from smelt.bundle.model import Model
+from smelt.bundle.per_value import PerValue, Shapes, Values
+from smelt.bundle.stored import Code, RuntimeCode, StoredModel, StoredProgram, Variant
+from smelt.device import cpu, runtime
+from smelt.device.library import load_library
+from smelt.engine_api import Executable, Signature
+from smelt.errors import DeviceError, FileError, ShapeError, UnsupportedError
+
+# (compressed text, tile, signature, bound arrays) → the program, compiled here
+Recompile: TypeAlias = Callable[[bytes, tuple[int, int, int], Signature, Arrays | None], NativeExecutable]
+
+SUFFIX = ".smelt"
+
+
+def load(
+    path: str | Path,
+    recompile: Recompile,
+    *,
+    device: str = "auto",
+    engine: str = "auto",
+    static: Mapping[str, Any] | None = None,
+    memory_limit: int | str | None = None,
+    sizes: Mapping[str, int] | None = None,
+    verify: bool | None = None,
+    keys: Sequence[str] | None = None,
+) -> Model:
+    """A model from a bundle.
+
+    The head, the manifest and the code are always checked by their digests before they are used. The rest is compared
+    with a checksum, which finds damage; with its digests for `verify=True` or where keys are configured, which finds
+    changes that somebody made on purpose; and not at all for `verify=False`.
+    """
+    asked = [name for name, given in (("static", static), ("memory_limit", memory_limit)) if given]
+    if asked or device not in ("auto", "cpu") or engine not in ("auto", "native"):
+        raise UnsupportedError(
+            f"{path} is compiled already, for the native engine",
+            expected="no static inputs, no memory limit, the processor as its device",
+            got=", ".join([*asked, f"device={device}", f"engine={engine}"]),
+        )
+    image = container.open_file(Path(path))
+    try:
+        return _Reader(image, recompile, verify, keys).model()
+    finally:
+        image.close()
+
+
+def deserialize(
+    data: bytes | bytearray | memoryview,
+    recompile: Recompile,
+    *,
+    verify: bool | None = None,
+    keys: Sequence[str] | None = None,
+) -> Executable:
+    """The executable whose `serialize()` gave these bytes; arrays in order in, arrays in order out."""
+    return _Reader(container.open_bytes(data), recompile, verify, keys).executable()
+
+
+def describe(path: str | Path) -> dict[str, Any]:
+    """What a bundle says about itself; nothing but its head and manifest is read."""
+    image = container.open_file(Path(path))
+    image.close()
+    manifest = image.manifest
+    codes = [code for program in manifest["programs"] for each in program["variants"] for code in each["codes"]]
+    return {
+        "name": manifest["name"],
+        "smelt": manifest["smelt"],
+        "signature": record.signature_of(manifest["signature"]),
+        "targets": list(dict.fromkeys(code["target"] for code in codes)),
+        "programs": len(manifest["programs"]),
+        "static": manifest["static"],
+        "bytes": image.start + len(image.body),
+        "signed": image.public_key.hex() if image.signature != bytes(64) else None,
+        "metadata": manifest["metadata"],
+        "provenance": manifest["provenance"] | manifest["programs"][0]["provenance"],
+    }
+
+
+class _Reader:
+    """One bundle on its way to executables."""
+
+    def __init__(self, image: Image, recompile: Recompile, verify: bool | None, keys: Sequence[str] | None) -> None:
+        self.image, self.recompile = image, recompile
+        trusted = sign.trusted(keys)
+        if trusted:
+            sign.verify(image.name, trusted, image.public_key, image.signature, image.header_digest)
+        try:
+            self.stored = _stored(image)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, ShapeError) as error:
+            raise FileError(f"{image.name} has a manifest that this version cannot read", got=error) from error
+        self.runtime = runtime.runtime(self._shipped())
+        if verify is not False or trusted:
+            image.check_body(self.runtime, complete=bool(verify or trusted))
+
+    def model(self) -> Model:
+        stored = self.stored
+        return Model(stored.name, "native", self.executable(), stored.metadata, stored.provenance)
+
+    def executable(self) -> Executable:
+        stored = self.stored
+        if not (stored.static or stored.by_size):
+            return self._program(stored.programs[0])
+        known = [(each.values, each.shapes, self._program(each)) for each in stored.programs]
+        return PerValue(stored.signature, stored.static, stored.by_size, self._refuse, known)
+
+    def _program(self, program: StoredProgram) -> NativeExecutable:
+        fitting = [
+            (len(code.features), variant, code)
+            for variant in program.variants
+            for code in variant.codes
+            if not self._absent(code)
+        ]
+        store = partial(self._store, program)
+        if not fitting:
+            return self._compiled_again(program, store)
+        _, variant, code = max(fitting, key=lambda each: each[0])
+        content = code.library()
+        library = load_library(content, container.digest(content))
+        try:
+            first = variant.prepare.program(library, variant.prepare_constants) if variant.prepare else None
+            main = variant.main.program(library, variant.constants)
+        except AttributeError as error:
+            raise FileError(f"{self.image.name} has code without its functions", got=error) from error
+        return NativeExecutable(program.signature, first, main, variant.bound, program.kernels, store)
+
+    def _absent(self, code: Code) -> str:
+        """Why code cannot run here."""
+        here = cpu.target()
+        if self.image.manifest["abi"] != runtime.ABI:
+            return f"written for another runtime library, {self.image.manifest['abi']} instead of {runtime.ABI}"
+        if code.machine != here.name:
+            return f"for {code.machine}"
+        return ", ".join(f"needs {name}" for name in code.features if name not in here.features)
+
+    def _compiled_again(self, program: StoredProgram, store: Store) -> NativeExecutable:
+        codes = [code for variant in program.variants for code in variant.codes]
+        reasons = "; ".join(f"{code.target}: {self._absent(code)}" for code in codes) or "it has no code at all"
+        import logging
+
+        name = self.image.name
+        logging.getLogger("smelt").warning("%s has no code for this processor (%s): compiling it", name, reasons)
+        variant = min(program.variants, key=lambda each: each.tile[2])  # the one with the shortest vectors
+        try:
+            return self.recompile(variant.text(), variant.tile, program.signature, variant.bound)
+        except (DeviceError, UnsupportedError, ImportError) as error:
+            raise UnsupportedError(
+                f"{name} has no code for this processor and cannot be compiled here",
+                expected=f"code for {cpu.target().name}, or what compiles it",
+                got=f"{reasons}; {error}",
+                remedy="smelt compile MODEL -o FILE.smelt --target …",
+            ) from error
+
+    def _store(self, program: StoredProgram, bound: Arrays | None, targets: Sequence[str]) -> StoredModel:
+        """The program as it is in the file, to be written again."""
+        if targets:
+            raise UnsupportedError("the targets of a bundle are fixed", got=", ".join(targets), remedy="smelt compile")
+        stored = self.stored
+        return StoredModel(stored.name, program.signature, (program,), stored.runtimes)
+
+    def _refuse(self, values: Values, shapes: Shapes) -> Executable:
+        asked = [f"{name}={array.reshape(-1)[:8].tolist()}" for name, array in values.items()]
+        asked += [f"{name} of shape {list(shape)}" for name, shape in shapes.items()]
+        raise UnsupportedError(
+            f"{self.image.name} holds no program for these inputs",
+            expected="; ".join(_made_for(program) for program in self.stored.programs),
+            got=", ".join(asked),
+            remedy="load the original model, call it with such inputs, and save it again",
+        )
+
+    def _shipped(self) -> Callable[[], ctypes.CDLL] | None:
+        """What loads the runtime library of the bundle, where it is made of the same source as ours would be."""
+        here, made_of = cpu.target().name, container.digest(runtime.source().encode())
+        for each in self.stored.runtimes:
+            if each.machine == here and each.made_of == made_of:
+                content = each.library
+                return lambda: load_library(content(), container.digest(content()))
+        return None
+
+
+def _made_for(program: StoredProgram) -> str:
+    values = [f"{name}={array.tolist()}" for name, array in program.values.items()]
+    return ", ".join([*values, *(f"{name} of shape {list(shape)}" for name, shape in program.shapes.items())])
+
+
+# ---- the manifest ----
+
+
+def _stored(image: Image) -> StoredModel:
+    manifest = image.manifest
+    programs = tuple(_stored_program(image, each) for each in manifest["programs"])
+    if not programs or not all(program.variants for program in programs):
+        raise ValueError("there is no program")
+    return StoredModel(
+        record.text(manifest["name"]),
+        record.signature_of(manifest["signature"]),
+        programs,
+        tuple(
+            RuntimeCode(record.text(each["machine"]), record.text(each["made_of"]), image.reader(each["library"]))
+            for each in manifest["runtimes"]
+        ),
+        record.pairs(manifest["metadata"]),
+        record.texts(manifest["static"]),
+        bool(manifest["by_size"]),
+        record.pairs(manifest["provenance"]),
+    )
+
+
+def _stored_program(image: Image, given: Any) -> StoredProgram:
+    return StoredProgram(
+        record.signature_of(given["signature"]),
+        record.kernels_of(given["kernels"]),
+        tuple(_variant(image, each) for each in given["variants"]),
+        record.pairs(given["provenance"]),
+        {record.text(name): record.value_of(value) for name, value in given["values"].items()},
+        {record.text(name): record.numbers(shape) for name, shape in given["shapes"].items()},
+    )
+
+
+def _variant(image: Image, given: Any) -> Variant:
+    main, constants = _entry(image, given["main"])
+    prepare, prepare_constants = (None, ()) if given["prepare"] is None else _entry(image, given["prepare"])
+    rows, columns, lanes = record.numbers(given["tile"])
+    codes = tuple(
+        Code(
+            record.text(each["target"]),
+            record.text(each["machine"]),
+            record.texts(each["features"]),
+            image.reader(each["library"]),
+        )
+        for each in given["codes"]
+    )
+    bound = None if given["bound"] is None else _bound(image, main, given["bound"])
+    text = image.reader(given["text"])
+    return Variant((rows, columns, lanes), text, main, constants, prepare, prepare_constants, bound, codes)
+
+
+def _entry(image: Image, given: Any) -> tuple[Entry, Arrays]:
+    constants = tuple(image.array(index, np.dtype(np.uint8)) for index in given["constants"])
+    return record.entry_of(given), constants
+
+
+def _bound(image: Image, main: Entry, given: Any) -> Arrays:
+    """Arrays for the first arguments of a program, in its order."""
+    if len(given) > len(main.arguments):
+        raise ValueError("more arrays are bound than the program takes")
+    pairs = zip(given, main.arguments, strict=False)
+    return tuple(image.array(index, shape.dtype.numpy, record.numbers(sizes)) for (index, sizes), shape in pairs)

@@ -1,0 +1,263 @@
+"""`smelt profile`: where the time of a call goes, kernel by kernel, against what this machine could do at best.
+
+A model comes in; out go a table or JSON, on request a trace for Perfetto or chrome://tracing and a picture of the
+roofline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from smelt.cli.bench import inputs_for
+from smelt.cli.preflight import looked_at, must_be_readable
+from smelt.cli.roofline import Point, roofline_svg
+from smelt.device.peak import Peaks, peaks
+from smelt.device.runtime import runtime
+from smelt.engine.executable import signature_of
+from smelt.engine.profile import Profile, Step
+from smelt.engine.profile import profile as measured
+from smelt.errors import FileError
+from smelt.ir.core import Program
+from smelt.model import read
+from smelt.read import onnx
+from smelt.read.onnx import StaticError
+from smelt.weights import Weights
+
+SHOWN_NODES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `profile` was asked for besides the model."""
+
+    sizes: tuple[str, ...] = ()
+    static: tuple[str, ...] = ()
+    seconds: float = 2.0
+    top: int = 25
+    each: bool = False  # a row per launch, not per kernel
+    as_json: bool = False
+    trace: Path | None = None
+    svg: Path | None = None
+    peaks_again: bool = False
+
+
+def profile(file: Path, options: Options) -> None:
+    program, weights = _program(file, options)
+    given = inputs_for(file, options.sizes, options.static)
+    inputs = [given[port.name] for port in signature_of(program.main).inputs]
+    best = peaks(runtime().threads, again=options.peaks_again)
+    found = measured(program, weights, inputs, options.seconds)
+    rows = table_of(found, best, options.each)
+    if options.trace is not None:
+        _write(options.trace, json.dumps(chrome_trace(file.name, found)))
+    if options.svg is not None:
+        _write(options.svg, roofline_svg(f"{file.name}: {found.milliseconds:.3g} ms a call", _points(rows), best))
+    if options.as_json:
+        print(json.dumps(_record(file, found, best, rows)))
+    else:
+        _print(found, best, rows, options)
+
+
+def _program(file: Path, options: Options) -> tuple[Program, Weights]:
+    """The program; for values and sizes that shape it, the one of a sample."""
+    if not options.static:
+        try:
+            return read(file)
+        except StaticError:
+            pass
+    found = looked_at(file, options.sizes, options.static)
+    assert found is not None, "only ONNX files have static inputs"
+    must_be_readable(found)
+    return onnx.read(file, found.static, found.shapes)
+
+
+# ---- rows ----
+
+
+def table_of(found: Profile, best: Peaks, each: bool) -> list[dict[str, Any]]:
+    """A record for every kernel, or every launch, the longest first."""
+    groups: dict[object, list[Step]] = {}
+    for i, step in enumerate(found.steps):
+        groups.setdefault(i if each else step.kernel, []).append(step)
+    total = sum(step.milliseconds for step in found.steps)
+    rows = [_row(steps, total, best) for steps in groups.values()]
+    return sorted(rows, key=lambda row: -float(row["ms"]))
+
+
+def _row(steps: Sequence[Step], total: float, best: Peaks) -> dict[str, Any]:
+    ms = sum(step.milliseconds for step in steps)
+    operations = _sum([None if step.cost.operations is None else step.runs * step.cost.operations for step in steps])
+    moved = _sum([None if step.cost.bytes is None else step.runs * step.cost.bytes for step in steps])
+    predicted = _sum([_predicted(step, best) for step in steps])
+    ran = ms > 0
+    return {
+        "kernel": steps[0].kernel,
+        "kind": steps[0].kind,
+        "launches": len(steps),
+        "runs": sum(step.runs for step in steps),
+        "ms": ms,
+        "least_ms": sum(step.least for step in steps),
+        "share": ms / total if total else 0.0,
+        "operations": operations,
+        "bytes": moved,
+        "gflops": operations / ms / 1e6 if ran and operations is not None else None,
+        "gbytes_per_second": moved / ms / 1e6 if ran and moved is not None else None,
+        "predicted_ms": predicted,
+        "of_roofline": predicted / ms if ran and predicted is not None else None,
+        "bound": _bound(operations, moved, best),
+        "ops": list(dict.fromkeys(op for step in steps for op in step.ops)),
+        "nodes": list(dict.fromkeys(node for step in steps for node in step.nodes)),
+        "writes": [list(step.shapes) for step in steps],
+    }
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _predicted(step: Step, best: Peaks) -> float | None:
+    """Milliseconds that the roofline allows."""
+    if step.cost.operations is None or step.cost.bytes is None:
+        return None
+    return 1e3 * step.runs * best.seconds(step.cost.operations, step.cost.bytes)
+
+
+def _bound(operations: float | None, moved: float | None, best: Peaks) -> str | None:
+    """What holds a kernel up at best: arithmetic or memory."""
+    if operations is None or moved is None:
+        return None
+    return "arithmetic" if operations / best.gflops > moved / best.bandwidth_for(moved) else "memory"
+
+
+def _points(rows: Sequence[dict[str, Any]]) -> list[Point]:
+    points = []
+    for row in rows:
+        if row["operations"] and row["bytes"] and row["gflops"]:
+            note = f"{row['kernel']} x{row['launches']}: {row['ms']:.3g} ms, {100 * row['share']:.1f} % of the time, "
+            note += f"{row['gflops']:.1f} GFLOP/s, {100 * row['of_roofline']:.0f} % of the roofline; {_nodes(row)}"
+            intensity = row["operations"] / row["bytes"]
+            points.append(Point(row["kernel"], row["kind"], intensity, row["gflops"], row["share"], note))
+    return points
+
+
+# ---- what is shown ----
+
+
+def _record(file: Path, found: Profile, best: Peaks, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "model": str(file),
+        "threads": best.threads,
+        "call_ms": found.milliseconds,
+        "calls": len(found.calls),
+        "kernels_ms": sum(step.milliseconds for step in found.steps),
+        "gflop": _scaled(_sum([row["operations"] for row in rows]), 1e-9),
+        "predicted_ms": _sum([row["predicted_ms"] for row in rows]),
+        "peaks": {
+            "gflops": best.gflops,
+            "memory_gbytes_per_second": best.memory_bandwidth,
+            "bandwidth": [list(point) for point in best.bandwidth],
+            "load": best.load,
+        },
+        "kernels": list(rows),
+    }
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _print(found: Profile, best: Peaks, rows: Sequence[dict[str, Any]], options: Options) -> None:
+    console = Console(highlight=False)
+    heads = ("kernel", "x", "ms", "%", "GFLOP/s", "GB/s", "best ms", "of best", "computes")
+    table = Table(box=None, pad_edge=False)
+    for head in heads:
+        table.add_column(
+            head, justify="left" if head in ("kernel", "computes") else "right", no_wrap=head != "computes"
+        )
+    for row in rows[: options.top]:
+        numbers = [
+            f"{row['ms']:.3f}",
+            f"{100 * row['share']:.1f}",
+            _number(row["gflops"]),
+            _number(row["gbytes_per_second"]),
+        ]
+        part = "" if row["of_roofline"] is None else f"{100 * row['of_roofline']:.0f} %"
+        best_ms = "" if row["predicted_ms"] is None else f"{row['predicted_ms']:.3f}"
+        table.add_row(escape(row["kernel"]), str(row["launches"]), *numbers, best_ms, part, escape(_nodes(row)))
+    console.print(table)
+    if len(rows) > options.top:
+        rest = sum(row["ms"] for row in rows[options.top :])
+        console.print(f"… and {len(rows) - options.top} more, {rest:.3f} ms (--top N shows them)", style="dim")
+    total, predicted = sum(row["ms"] for row in rows), _sum([row["predicted_ms"] for row in rows])
+    ideal = "" if predicted is None else f", {predicted:.3f} ms at best"
+    console.print(
+        f"\na call: {found.milliseconds:.3f} ms (median of {len(found.calls)}); its kernels: {total:.3f} ms{ideal}"
+    )
+    console.print(
+        f"peaks with {best.threads} threads: {best.gflops:.0f} GFLOP/s (f32), {best.memory_bandwidth:.1f} GB/s from "
+        f"memory, {max(rate for _, rate in best.bandwidth):.0f} GB/s from caches",
+        style="dim",
+    )
+    for note in _notes(found, best, total):
+        console.print(note, style="yellow")
+
+
+def _notes(found: Profile, best: Peaks, total: float) -> list[str]:
+    """What makes the numbers worth less than they look."""
+    notes = []
+    cores = os.cpu_count() or 1
+    if best.load > cores:
+        notes.append(f"the peaks were measured under a load of {best.load:.1f}: --peaks-again on a quiet machine")
+    if found.lost:
+        notes.append(f"{found.lost} steps of a call did not fit into the log: they are in no kernel's time")
+    elif abs(found.milliseconds - total) > 0.2 * found.milliseconds and found.milliseconds > 0.1:
+        notes.append("the kernels' times do not add up to the call's: something else ran on this machine")
+    return notes
+
+
+def _number(value: float | None) -> str:
+    return f"{value:.1f}" if value else ""
+
+
+def _nodes(row: dict[str, Any]) -> str:
+    """The model's own names of what a kernel computes, or else the ops."""
+    names = row["nodes"] or [op.partition(".")[2] for op in row["ops"]] or [row["kind"]]
+    more = f" +{len(names) - SHOWN_NODES}" if len(names) > SHOWN_NODES else ""
+    return ", ".join(names[:SHOWN_NODES]) + more
+
+
+def chrome_trace(name: str, found: Profile) -> dict[str, Any]:
+    """One call in the trace event format, which Perfetto and chrome://tracing open."""
+    events: list[dict[str, Any]] = [
+        {"name": "process_name", "ph": "M", "pid": 1, "tid": 1, "args": {"name": f"smelt: {name}"}},
+        {"name": "thread_name", "ph": "M", "pid": 1, "tid": 1, "args": {"name": "kernels"}},
+    ]
+    for event in found.trace:
+        step = found.steps[event.step]
+        details = {
+            "ops": ", ".join(step.ops),
+            "nodes": ", ".join(step.nodes),
+            "writes": ", ".join(step.shapes),
+            "operations": step.cost.operations,
+            "bytes": step.cost.bytes,
+        }
+        times = {"ts": event.begin, "dur": event.end - event.begin}
+        events.append({"name": step.kernel, "cat": step.kind, "ph": "X", "pid": 1, "tid": 1, **times, "args": details})
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise FileError(f"cannot write {path}", got=error) from error

@@ -1,0 +1,331 @@
+"""Engines measured in turns: each in a process of its own, all but one of them stopped, outputs compared.
+
+In come a model, inputs and the names of engines; out goes how long a call of each takes, why an engine was left out,
+and how far outputs are apart. `smelt bench` and `bench/models/compare.py` call it. Engines whose idle threads spin
+would slow down whoever is measured beside them: so whoever is not measured is stopped (SIGSTOP).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smelt.cli import peer
+from smelt.dtype import Array
+from smelt.errors import SmeltError
+
+OURS = ("smelt", "jax")  # engines that run in our own Python
+ENGINES = (*OURS, *peer.PEERS)
+TOLERANCE = {"f32": 1e-3, "bf16": 5e-2, "int8": 5e-2}  # of an output's scale
+CAN_STOP = hasattr(signal, "SIGSTOP")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is the same for every engine."""
+
+    threads: int
+    precision: str = "f32"
+    seconds: float = 5.0  # of measuring one model, over all engines
+    rounds: int = 5
+    solo: bool = True  # measure every engine alone as well
+    limit: float = 900.0  # seconds that an engine may take to answer
+    ours: Mapping[str, Any] = field(default_factory=dict)  # what `smelt.load` is told
+    pythons: Mapping[str, str] = field(default_factory=dict)  # engine → the Python that has it
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Milliseconds of the calls of one engine, and the median of a run by itself."""
+
+    version: str
+    values: tuple[float, ...]
+    first: float
+    solo: float | None = None
+
+    def summary(self) -> dict[str, Any]:
+        low, median, high = np.percentile(self.values, [10, 50, 90])
+        record = {"median_ms": float(median), "p10": float(low), "p90": float(high), "runs": len(self.values)}
+        return record if self.solo is None else record | {"solo_ms": self.solo}
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.values))
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far the outputs of two engines are apart at most: absolutely, and as a part of the output's scale."""
+
+    engines: tuple[str, str]
+    absolute: float
+    relative: float
+    agree: bool
+    what: str = ""
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "engines": list(self.engines),
+            "max_abs": self.absolute,
+            "max_rel": self.relative,
+            "agree": self.agree,
+        } | ({"what": self.what} if self.what else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one model. `skipped`: engine → why it is not here; `failed`: engine → what it did not like."""
+
+    times: dict[str, Times]
+    skipped: dict[str, str]
+    failed: dict[str, str]
+    differences: list[Difference]
+
+    @property
+    def unsteady(self) -> dict[str, float]:
+        """Engines whose median in turns is more than 5 % away from the one alone, and by how much."""
+        apart = {name: each.median / each.solo - 1 for name, each in self.times.items() if each.solo}
+        return {name: part for name, part in apart.items() if abs(part) > 0.05}
+
+
+def measure(model: Path, engines: Sequence[str], inputs: Mapping[str, Array], setup: Setup) -> Outcome:
+    """Measure engines on one model: each alone, then all of them in turns."""
+    unknown = [name for name in engines if name not in ENGINES]
+    if unknown:
+        raise SmeltError("unknown engine", expected=", ".join(ENGINES), got=", ".join(unknown))
+    with tempfile.TemporaryDirectory(prefix="smelt-rounds-") as name:
+        folder = Path(name)
+        job = _job(model, inputs, folder, setup)
+        out: dict[str, WorkerError] = {}
+        solo = _alone(engines, job, folder, setup, out) if setup.solo else {}
+        with ExitStack() as stack:
+            workers = {}
+            for engine in engines:
+                if engine not in out:
+                    try:
+                        workers[engine] = stack.enter_context(Worker(engine, job, folder, setup))
+                    except WorkerError as error:
+                        out[engine] = error
+            values = _turns(workers, setup)
+        times = {
+            engine: Times(worker.version, tuple(values[engine]), worker.first, solo.get(engine))
+            for engine, worker in workers.items()
+        }
+        outputs = {engine: _outputs(folder / f"{engine}.npz") for engine in workers}
+    skipped, failed = (
+        {name: str(error) for name, error in out.items() if error.missing is missing} for missing in (True, False)
+    )
+    return Outcome(times, skipped, failed, differences(outputs, TOLERANCE[setup.precision]))
+
+
+def _alone(
+    engines: Sequence[str], job: Mapping[str, Any], folder: Path, setup: Setup, out: dict[str, WorkerError]
+) -> dict[str, float]:
+    """The median of each engine with no other worker there; `out` gets the engines that have none."""
+    medians: dict[str, float] = {}
+    for engine in engines:
+        try:
+            with Worker(engine, job, folder, setup) as worker:
+                medians[engine] = float(np.median(worker.time(setup.seconds / (2 * len(engines)))))
+        except WorkerError as error:
+            out[engine] = error
+    return medians
+
+
+def _turns(workers: Mapping[str, Worker], setup: Setup) -> dict[str, list[float]]:
+    values: dict[str, list[float]] = {engine: [] for engine in workers}
+    for turn in range(setup.rounds):
+        order = list(workers) if turn % 2 == 0 else list(workers)[::-1]
+        for engine in order:
+            values[engine] += workers[engine].time(setup.seconds / (setup.rounds * len(workers)))
+    return values
+
+
+# ---- workers ----
+
+
+class WorkerError(Exception):
+    """A worker has no times to give, and says why. `missing`: the engine, or what it needs, is not here."""
+
+    def __init__(self, reason: str, *, missing: bool = False) -> None:
+        super().__init__(reason)
+        self.missing = missing
+
+
+class Worker:
+    """A process that holds one engine with one model; stopped whenever nobody waits for it."""
+
+    def __init__(self, engine: str, job: Mapping[str, Any], folder: Path, setup: Setup) -> None:
+        self.engine, self.limit = engine, setup.limit
+        self.job = {**job, "engine": engine, "outputs": str(folder / f"{engine}.npz")}
+        self.log = folder / f"{engine}.log"
+        self.version, self.first = "", 0.0
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                _command(engine, setup.pythons),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=_environment(setup.threads),
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Worker:
+        try:
+            answer = self._ask(self.job)
+        except BaseException:
+            self.close()
+            raise
+        self.version, self.first = str(answer["version"]), float(answer["first_ms"])
+        self._signal("SIGSTOP")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def time(self, seconds: float) -> list[float]:
+        """Milliseconds of each call, warm, for about so many seconds."""
+        self._signal("SIGCONT")
+        try:
+            return [float(value) for value in self._ask({"seconds": seconds, "least": 3})["ms"]]
+        finally:
+            self._signal("SIGSTOP")
+
+    def close(self) -> None:
+        self._signal("SIGKILL")
+        self.process.communicate()
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise WorkerError(self._last_words()) from None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            if not selector.select(self.limit):
+                raise WorkerError(f"no answer within {self.limit:g} s")
+        line = self.process.stdout.readline()
+        if not line:
+            raise WorkerError(self._last_words())
+        answer: dict[str, Any] = json.loads(line)
+        for key in ("missing", "error"):
+            if key in answer:
+                raise WorkerError(str(answer[key]), missing=key == "missing")
+        return answer
+
+    def _last_words(self) -> str:
+        status = self.process.wait()
+        text = self.log.read_text(errors="replace").strip()
+        return f"the worker ended with status {status}: {text[-500:]}"
+
+    def _signal(self, name: str) -> None:
+        if self.process.poll() is None and CAN_STOP:
+            os.killpg(self.process.pid, getattr(signal, name))
+        elif self.process.poll() is None and name == "SIGKILL":
+            self.process.kill()
+
+
+def _command(engine: str, pythons: Mapping[str, str]) -> list[str]:
+    if engine in OURS:
+        return [pythons.get(engine, sys.executable), "-m", "smelt.cli.worker"]
+    return [pythons.get(engine, sys.executable), "-I", str(Path(peer.__file__).resolve())]
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """The number of threads, for engines that look for it there."""
+    names = ("SMELT_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return {**os.environ, **dict.fromkeys(names, str(threads))}
+
+
+def python_of(items: Sequence[str]) -> dict[str, str]:
+    """`ENGINE=PATH`: the Python that has an engine."""
+    pairs = [item.partition("=") for item in items]
+    for name, equals, path in pairs:
+        if not equals or not path or name not in ENGINES:
+            expected = f"ENGINE=PATH with one of {', '.join(ENGINES)}"
+            raise SmeltError("--python is not understood", expected=expected, got=f"{name}{equals}{path}")
+    return {name: path for name, _, path in pairs}
+
+
+def processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _job(model: Path, inputs: Mapping[str, Array], folder: Path, setup: Setup) -> dict[str, Any]:
+    path = folder / "inputs.npz"
+    arrays: dict[str, Any] = {str(i): _writable(np.asarray(array)) for i, array in enumerate(inputs.values())}
+    np.savez(path, **arrays)
+    return {
+        "model": str(model.resolve()),
+        "inputs": str(path),
+        "names": {name: np.asarray(array).dtype.name for name, array in inputs.items()},
+        "threads": setup.threads,
+        "precision": setup.precision,
+        "ours": dict(setup.ours),
+    }
+
+
+def _writable(array: Array) -> Array:
+    """What NumPy writes without pickling: strings by themselves, narrow floats as their bits."""
+    if array.dtype.kind == "O":
+        return array.astype(str)
+    return array if array.dtype.kind in peer.NUMPY else array.view(f"u{array.dtype.itemsize}")
+
+
+# ---- outputs ----
+
+
+def _outputs(path: Path) -> list[Array]:
+    with np.load(path) as file:
+        return [file[str(i)] for i in range(len(file.files))]
+
+
+def differences(outputs: Mapping[str, Sequence[Array]], tolerance: float) -> list[Difference]:
+    """Every engine against the first one."""
+    if not outputs:
+        return []
+    first, *others = outputs
+    return [_difference((first, other), outputs[first], outputs[other], tolerance) for other in others]
+
+
+def _difference(
+    engines: tuple[str, str], ours: Sequence[Array], theirs: Sequence[Array], tolerance: float
+) -> Difference:
+    if len(ours) != len(theirs):
+        return Difference(engines, np.inf, np.inf, False, f"{len(ours)} outputs and {len(theirs)}")
+    absolute = relative = 0.0
+    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if a.size != b.size:
+            return Difference(engines, np.inf, np.inf, False, f"output {i}: {list(a.shape)} and {list(b.shape)}")
+        if not (np.issubdtype(a.dtype, np.number) and np.issubdtype(b.dtype, np.number)):
+            apart = float(np.any(a.reshape(-1) != b.reshape(-1)))
+            absolute, relative = max(absolute, apart), max(relative, apart)
+            continue
+        x, y = (each.reshape(-1).astype(np.complex128 if np.iscomplexobj(each) else np.float64) for each in (a, b))
+        same = (x == y) | (np.isnan(x) & np.isnan(y))  # infinities of one sign are equal
+        if same.all():
+            continue
+        finite = np.isfinite(x) & np.isfinite(y)
+        if not (same | finite).all():
+            return Difference(engines, np.inf, np.inf, False, f"output {i}: not finite in one of them")
+        most = float(np.abs(x - y)[finite & ~same].max())
+        scale = float(np.abs(y[finite]).max()) or 1.0
+        absolute, relative = max(absolute, most), max(relative, most / scale)
+    return Difference(engines, absolute, relative, relative <= tolerance)

@@ -1,0 +1,110 @@
+"""Program → plans → C text: everything about a compiled program that is decided before the C compiler runs.
+
+The native engine, bundles, the profiler and `smelt show` call it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from smelt.bundle import entry
+from smelt.bundle.entry import DataCheck, Entry, SizeCheck
+from smelt.device import cpu
+from smelt.engine.executable import signature_of
+from smelt.engine.footprint import Footprint
+from smelt.engine_api import KernelUse, Signature
+from smelt.ir.core import Program
+from smelt.ir.verify import assumptions
+from smelt.kernel.emit_c import FAILED, UNFIT, Source
+from smelt.kernel.fuse import fuse
+from smelt.kernel.memory import Memory, assign
+from smelt.kernel.plan import Launch, Plan, walk
+from smelt.kernel.tile_c import tile_shape
+from smelt.passes import pipeline
+from smelt.target import Target
+
+PIECES = 4  # files for each core that compiles, so that none waits long for another
+assert (entry.FAILED, entry.UNFIT) == (FAILED, UNFIT), "programs and those who run them agree on statuses"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A program's plans with their memory: @main's and, where there are weights, @prepare's."""
+
+    signature: Signature
+    main: tuple[Plan, Memory]
+    prepare: tuple[Plan, Memory] | None
+
+    @property
+    def footprint(self) -> Footprint:
+        return Footprint(self.signature.weights, self.main, self.prepare)
+
+    @property
+    def plans(self) -> dict[str, tuple[Plan, Memory]]:
+        """The plans by the names of their functions."""
+        return {"main": self.main} | ({"prepare": self.prepare} if self.prepare else {})
+
+    @property
+    def kernels(self) -> tuple[KernelUse, ...]:
+        steps = [step for plan, _ in self.plans.values() for step in walk(plan.steps)]
+        count = Counter(step.kernel for step in steps if isinstance(step, Launch))
+        return tuple(KernelUse(kernel.kind, kernel.ops, times) for kernel, times in count.items())
+
+
+def planned(program: Program, target: Target | None = None, *, telling: bool = False) -> Planned:
+    """Everything about a program that is decided before there is C. `telling`: as for `fuse`."""
+    return plan_lowered(lower(program, target), signature_of(program.main), telling=telling)
+
+
+def plan_lowered(program: Program, signature: Signature, *, telling: bool = False) -> Planned:
+    """The same for a program that was lowered already."""
+    main = fuse(program.main, assumptions(program), telling=telling)
+    prepare = fuse(program.funcs["prepare"], telling=telling) if "prepare" in program.funcs else None
+    return Planned(signature, (main, assign(main)), None if prepare is None else (prepare, assign(prepare)))
+
+
+def source_of(programs: Sequence[Planned], target: Target | None = None) -> Source:
+    """The C of planned programs: smelt0, smelt0_prepare, smelt1 …"""
+    source = Source(tile_shape(target or cpu.target()))
+    for i, each in enumerate(programs):
+        write(each, source, f"smelt{i}")
+    return source
+
+
+def write(program: Planned, source: Source, name: str) -> None:
+    for function, (plan, memory) in program.plans.items():
+        source.add(plan, memory, called(name, function))
+
+
+def called(name: str, function: str) -> str:
+    return name if function == "main" else f"{name}_{function}"
+
+
+def lower(program: Program, target: Target | None = None) -> Program:
+    """The program as the kernel compiler wants it."""
+    optimised, _ = pipeline.run(program, width=tile_shape(target or cpu.target()).columns, lowered=True)
+    return optimised
+
+
+def entry_of(name: str, plan: Plan, inputs: Sequence[str]) -> Entry:
+    """What running a plan needs to know; names of the inputs come after those of what is bound."""
+    arguments = tuple(buffer.shape for buffer in plan.of_kind("argument"))
+    bound = len(arguments) - len(inputs)
+    relations = [(f"{each.a} {'equal to' if each.exact else 'at most'} {each.b}", each.why) for each in plan.checks]
+    return Entry(
+        name,
+        arguments,
+        tuple(buffer.shape for buffer in plan.of_kind("result")),
+        plan.symbols,
+        (*(f"bound {i}" for i in range(bound)), *inputs),
+        tuple(SizeCheck(expected, why) for expected, why in relations),
+        tuple(DataCheck(each.message, each.of_sizes, each.where) for each in plan.requirements),
+    )
+
+
+def entries(program: Planned, name: str) -> tuple[Entry, Entry | None]:
+    """Those of @main and of @prepare in a library where the program has that name."""
+    main = entry_of(name, program.main[0], [port.name for port in program.signature.inputs])
+    return main, entry_of(called(name, "prepare"), program.prepare[0], []) if program.prepare else None

@@ -1,0 +1,201 @@
+"""What a bundle of a native program holds: code for several processors, the arrays they share, text to compile again.
+
+Programs, weights and names of targets come in; out goes a StoredModel. `recompile` is the way back, for a machine that
+a bundle has no code for.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from smelt.bundle.container import digest
+from smelt.bundle.executable import Arrays, NativeExecutable
+from smelt.bundle.stored import Code, RuntimeCode, StoredModel, StoredProgram, Variant
+from smelt.device import cpu, runtime
+from smelt.engine.executable import signature_of
+from smelt.engine.plans import PIECES, Planned, called, entries, lower, plan_lowered, write
+from smelt.engine_api import Signature
+from smelt.errors import DeviceError, UnsupportedError
+from smelt.ir.core import Program
+from smelt.ir.text import parse, print_program
+from smelt.kernel.emit_c import Source
+from smelt.kernel.tile_c import TileShape, tile_shape
+from smelt.target import Target
+from smelt.weights import Weights
+
+NAME = "smelt0"
+PLAIN = "plain"
+
+Bind: TypeAlias = Callable[[Planned, TileShape], Arrays | None]
+
+
+def default_targets() -> tuple[str, ...]:
+    """This machine's kind of processor with the most that it can do, and any of that machine."""
+    here = cpu.target()
+    fitting = [
+        name
+        for name, each in cpu.TARGETS.items()
+        if name != PLAIN and each.name == here.name and each.features <= here.features
+    ]
+    return (*fitting[:1], PLAIN)
+
+
+def store_program(program: Program, target: Target, bound: Arrays | None, targets: Sequence[str]) -> StoredModel:
+    """A compiled program with the arrays that it is bound to, as its executable stores it."""
+    have = tile_shape(target)
+
+    def bind(planned: Planned, tile: TileShape) -> Arrays | None:
+        if bound and tile != have:
+            raise UnsupportedError(
+                "the weights are packed for another kind of processor already",
+                expected=f"targets with panels of {have.columns} columns",
+                got=f"{tile.columns} columns",
+                remedy="smelt compile MODEL -o FILE.smelt --target …",
+            )
+        return bound
+
+    return _stored(program, targets, bind)
+
+
+def store_weights(program: Program, weights: Weights, targets: Sequence[str]) -> StoredModel:
+    """A program with its weights, for any targets: the weights are packed here, for each kind of them."""
+
+    def bind(planned: Planned, tile: TileShape) -> Arrays:
+        if planned.prepare is None:
+            return ()
+        source = Source(tile)
+        source.add(*planned.prepare, called(NAME, "prepare"))
+        library = cpu.build(source.texts(PIECES * cpu.cores()), processor=cpu.target("native"))
+        _, prepare = entries(planned, NAME)
+        assert prepare is not None
+        run = prepare.program(library, planned.prepare[0].constants).bind(())
+        try:
+            return run(tuple(weights[port.name].numpy() for port in planned.signature.weights))
+        finally:
+            run.close()
+
+    return _stored(program, targets, bind)
+
+
+def recompile(text: bytes, tile: tuple[int, int, int], signature: Signature, bound: Arrays | None) -> NativeExecutable:
+    """The program of a bundle, compiled for this machine; its weights stay packed as they are."""
+    program = parse(zlib.decompress(text).decode())
+    planned = plan_lowered(program, signature)
+    source = Source(TileShape(*tile))
+    write(planned, source, NAME)
+    library = cpu.build(source.texts(PIECES * cpu.cores()), processor=cpu.target("native"))
+    main, prepare = entries(planned, NAME)
+    first = prepare.program(library, planned.prepare[0].constants) if prepare and planned.prepare else None
+    second = main.program(library, planned.main[0].constants)
+    return NativeExecutable(signature, first, second, bound, planned.kernels)
+
+
+# ---- variants ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Targets that share one layout of weights, and so one program."""
+
+    layout: Target
+    names: list[str]
+
+
+def _groups(targets: Sequence[str]) -> list[_Group]:
+    """Plain code comes with the layout of the first other target: a fallback that needs no weights of its own."""
+    names = list(dict.fromkeys(targets or default_targets()))
+    groups: list[_Group] = []
+    for name in sorted(names, key=lambda name: name == PLAIN):
+        target = _named(name)
+        for group in groups:
+            if name == PLAIN or tile_shape(group.layout) == tile_shape(target):
+                group.names.append(name)
+                break
+        else:
+            groups.append(_Group(target, [name]))
+    return groups
+
+
+def _named(name: str) -> Target:
+    if name not in cpu.TARGETS:
+        raise DeviceError("unknown target", expected=", ".join(cpu.TARGETS), got=name)
+    return cpu.target(name)
+
+
+def _stored(program: Program, targets: Sequence[str], bind: Bind) -> StoredModel:
+    signature = signature_of(program.main)
+    groups = _groups(targets)
+    variants, kernels = [], ()
+    for group in groups:
+        lowered = lower(program, group.layout)
+        planned = plan_lowered(lowered, signature)
+        variants.append(_variant(lowered, planned, group, bind(planned, tile_shape(group.layout))))
+        kernels = kernels or planned.kernels
+    stored = StoredProgram(signature, kernels, tuple(variants), {"compiler": _compiler(), "flags": " ".join(cpu.FLAGS)})
+    machines = {_named(name).name: name for group in groups for name in group.names}
+    return StoredModel("model", signature, (stored,), tuple(_runtime(machine) for machine in machines))
+
+
+def _variant(lowered: Program, planned: Planned, group: _Group, bound: Arrays | None) -> Variant:
+    tile = tile_shape(group.layout)
+    source = Source(tile)
+    if bound is None:
+        write(planned, source, NAME)
+    else:
+        source.add(*planned.main, NAME)
+    texts = source.texts(PIECES * cpu.cores())
+    main, prepare = entries(planned, NAME)
+    first = planned.prepare[0].constants if planned.prepare and bound is None else ()
+    return Variant(
+        (tile.rows, tile.columns, tile.lanes),
+        partial(zlib.compress, print_program(lowered).encode(), 6),
+        main,
+        tuple(_array(constant) for constant in planned.main[0].constants),
+        prepare if bound is None else None,
+        tuple(_array(constant) for constant in first),
+        bound,
+        tuple(_code(name, texts) for name in group.names),
+    )
+
+
+def _array(constant: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return np.frombuffer(constant, np.uint8)
+
+
+def _code(name: str, texts: Sequence[str]) -> Code:
+    target = _named(name)
+    return Code(name, target.name, tuple(sorted(target.features)), partial(bytes, _compiled(texts, target)))
+
+
+@cache
+def _runtime(machine: str) -> RuntimeCode:
+    """The runtime library for every processor of a machine."""
+    target = next(each for each in (*reversed(cpu.TARGETS.values()),) if each.name == machine)
+    plain = Target(machine, 1, 16, flags=target.flags if not target.features else cpu.TARGETS[PLAIN].flags)
+    text = runtime.source()
+    return RuntimeCode(machine, digest(text.encode()), partial(bytes, _compiled([text], plain, *runtime.flags())))
+
+
+def _compiled(texts: Sequence[str], target: Target, *flags: str) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="smelt-bundle-") as folder:
+        made = Path(folder) / "code.so"
+        cpu.compile_to(made, texts, *flags, processor=target)
+        return made.read_bytes()
+
+
+@cache
+def _compiler() -> str:
+    """The compiler's own name and version."""
+    command = cpu.compiler()
+    assert command is not None, "something was compiled"
+    done = subprocess.run([*command, "--version"], capture_output=True, text=True, errors="replace", check=False)
+    return (done.stdout.strip().splitlines() or [" ".join(command)])[0]

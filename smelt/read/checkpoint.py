@@ -1,0 +1,123 @@
+"""`open`: a checkpoint on disk as Weights, whatever its form: safetensors, shards with an index, a folder, `.npz`.
+
+In: a path. Out: names, shapes and lazy, mapped arrays; headers are read, tensors are not. `smelt.open` calls it. What
+an index says about files is checked: it names files beside itself and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from smelt.errors import FileError, ParseError, UnsupportedError
+from smelt.read import npz, safetensors
+from smelt.weights import Stored, Weights
+
+INDEX = ".safetensors.index.json"
+MAX_JSON = 100_000_000  # bytes of an index or a configuration
+FORMS = "a .safetensors file, an index of shards (.safetensors.index.json), a folder with them, or an .npz file"
+
+
+def open(path: str | Path) -> Weights:
+    """The weights at a path: `smelt.open("model.safetensors")["embed.weight"].shape`. No tensor is read."""
+    path = Path(path)
+    if path.is_dir():
+        return _folder(path)
+    if not path.is_file():
+        raise FileError("no such file or folder", expected=FORMS, got=path)
+    if path.name.endswith(INDEX):
+        return _shards(path)
+    if path.suffix == ".safetensors":
+        return _with_config(safetensors.read(path), path.parent)
+    if path.suffix == ".npz":
+        return npz.read(path)
+    raise UnsupportedError("unknown form of weights", expected=FORMS, got=path.name, where=path)
+
+
+def _folder(folder: Path) -> Weights:
+    """A folder as the Hugging Face hub lays it out: an index if there is one, else a file, else all files."""
+    indices = sorted(folder.glob(f"*{INDEX}"))
+    if len(indices) == 1:
+        return _shards(indices[0])
+    files = sorted(folder.glob("*.safetensors"))
+    if len(indices) > 1 or not files:
+        archives = sorted(folder.glob("*.npz"))
+        if not indices and len(archives) == 1:
+            return _with_config(npz.read(archives[0]), folder)
+        found = ", ".join(path.name for path in (indices or archives)) or "none of them"
+        raise FileError("a folder without one set of weights", expected=FORMS, got=found, where=folder)
+    named = next((path for path in files if path.name == "model.safetensors"), None)
+    if named is not None or len(files) == 1:
+        return _with_config(safetensors.read(named or files[0]), folder)
+    return _together({path.name: safetensors.read(path) for path in files}, folder)
+
+
+def _together(parts: Mapping[str, Weights], folder: Path) -> Weights:
+    """Files without an index: every name must be in one of them only."""
+    stored: dict[str, Stored] = {}
+    owner: dict[str, str] = {}
+    for file, weights in parts.items():
+        for name in weights:
+            if name in stored:
+                got = f"{owner[name]} and {file}"
+                raise ParseError(f"{folder}: tensor {name!r} is in two files", expected="one", got=got)
+            stored[name], owner[name] = weights.stored(name), file
+    return Weights(stored, _metadata(parts), str(folder), _config(folder))
+
+
+def _shards(index: Path) -> Weights:
+    record = _json(index)
+    places = record.get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+        raise ParseError(f"{index}: no weight_map of names to files", got=type(places).__name__)
+    names: dict[str, list[str]] = defaultdict(list)
+    for name, file in places.items():
+        names[file].append(name)
+    stored: dict[str, Stored] = {}
+    parts: dict[str, Weights] = {}
+    for file, inside in names.items():
+        if Path(file).name != file or file in (".", ".."):
+            raise ParseError(f"{index}: a shard lies elsewhere", expected="a file beside the index", got=file)
+        parts[file] = shard = safetensors.read(index.parent / file)
+        missing = [name for name in inside if name not in shard]
+        if missing:
+            raise ParseError(f"{index}: {file} lacks tensors of the index", got=", ".join(missing[:5]))
+        stored |= {name: shard.stored(name) for name in inside}
+    return Weights({name: stored[name] for name in places}, _metadata(parts), str(index), _config(index.parent))
+
+
+def _metadata(parts: Mapping[str, Weights]) -> dict[str, str]:
+    """What all files say alike or alone; where they differ, the first."""
+    merged: dict[str, str] = {}
+    for weights in parts.values():
+        merged = {**weights.metadata, **merged}
+    return merged
+
+
+def _with_config(weights: Weights, folder: Path) -> Weights:
+    config = _config(folder)
+    if not config:
+        return weights
+    return Weights({name: weights.stored(name) for name in weights}, weights.metadata, weights.source, config)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    return _json(path) if path.is_file() else {}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MAX_JSON:
+            raise ParseError(f"{path}: too large", expected=f"at most {MAX_JSON} bytes", got=path.stat().st_size)
+        record = json.loads(path.read_bytes())
+    except OSError as error:
+        raise FileError(f"cannot read {path}", got=error) from error
+    except (ValueError, RecursionError) as error:
+        raise ParseError(f"{path}: not JSON", got=error) from None
+    if not isinstance(record, dict):
+        raise ParseError(f"{path}: not an object", got=type(record).__name__)
+    return record

@@ -1,0 +1,464 @@
+"""Annotated functions → programs, proven for all sizes: the tracer.
+
+`trace(fn)` makes symbolic arguments from annotations (of parameters and of a model's fields), runs the function on
+every way through its size-dependent branches, proves the declared result, and gives a `Traced`, which runs on data.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
+
+import numpy as np
+
+from smelt.dim import Fact, Facts, Size, solve, substitute, symbol, symbols
+from smelt.dtype import Array
+from smelt.engine.native import NativeEngine
+from smelt.engine.reference import ReferenceEngine
+from smelt.engine_api import Executable
+from smelt.errors import RunError, ShapeError, SizeError, SmeltError, UnsupportedError
+from smelt.ir.core import Attrs, Func, Program
+from smelt.passes.split_prepare import NAME, WEIGHT
+from smelt.shape import Shape
+from smelt.tensor import tree
+from smelt.tensor.elementwise import is_tensor
+from smelt.tensor.facts import Way, explore, facts_of, in_force, parse_facts
+from smelt.tensor.record import SOURCES, Leaf, function, place_of, slope_of, tensor_of
+from smelt.tensor.shaped import Spec, annotations_of, match, signature_specs, spec_of
+from smelt.tensor.source import Operand, declared, refuse
+
+if TYPE_CHECKING:
+    from smelt.tensor.core import Tensor
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+# ---- symbolic arguments ----
+
+
+@dataclass(slots=True)
+class Arguments:
+    """The symbolic leaves of one trace, in order, and from which of their axes each symbol is known."""
+
+    leaves: list[Leaf] = field(default_factory=list)
+    sources: dict[str, tuple[Any, int]] = field(default_factory=dict)
+
+    @property
+    def symbols(self) -> dict[str, Size]:
+        """The symbols of all leaves, each standing for itself."""
+        return {name: symbol(name) for leaf in self.leaves for name in leaf.shape.symbols}
+
+    def add(self, shape: Shape, name: str, owner: object, member: str, weight: bool = False) -> Tensor:
+        """A tensor without data. `owner` declares it under the name `member`."""
+        bare = Shape.of(shape.dtype, shape.sizes)
+        leaf = Leaf(bare, name=name, place=declared(owner, member), weight=weight)
+        self.leaves.append(leaf)
+        for place, size in enumerate(shape.sizes):
+            for each in symbols(size):
+                if slope_of(size, each) and each not in self.sources:
+                    self.sources[each] = leaf, place
+        return tensor_of(leaf, shape.names)
+
+
+def symbolic_model(model: Any, arguments: Arguments, path: str = "") -> Any:
+    """A copy of a model whose annotated fields are symbolic weights; lists and layers inside it likewise.
+
+    Field paths become the weights' names: `layers.2.attn.wq`. A class stands for a model without values: its layers are
+    made from their classes.
+    """
+    cls = model if isinstance(model, type) else type(model)
+    made = object.__new__(cls) if isinstance(model, type) else copy.copy(model)
+    values = {} if isinstance(model, type) else vars(model)
+    for name, annotation in annotations_of(cls).items():
+        inner = f"{path}.{name}" if path else name
+        spec, value = spec_of(annotation), values.get(name)
+        if spec is not None:
+            _put(made, name, _weight(spec, value, arguments, inner, cls, name))
+        elif value is None and isinstance(annotation, type) and _has_shapes(annotation):
+            _put(made, name, symbolic_model(annotation, arguments, inner))
+    annotated = annotations_of(cls)
+    for name, value in values.items():
+        if spec_of(annotated.get(name)) is None:
+            _put(made, name, _symbolic(value, arguments, f"{path}.{name}" if path else name, cls, name))
+    return made
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    object.__setattr__(owner, name, value)
+
+
+def _weight(spec: Spec, value: Any, arguments: Arguments, path: str, owner: type, member: str) -> Any:
+    shape = spec.shape
+    if is_tensor(value):
+        match(f"the field {path}", value, spec, {}, declared(owner, member))
+        if spec.element is None:
+            shape = Shape.of(value.dtype, shape.sizes, shape.names)
+    elif value is not None:
+        return value
+    return arguments.add(shape, path, owner, member, weight=True)
+
+
+def _symbolic(value: Any, arguments: Arguments, path: str, owner: type, member: str) -> Any:
+    if is_tensor(value):
+        return arguments.add(value.shape, path, owner, member, weight=True)
+    if isinstance(value, list | tuple):
+        return type(value)(_symbolic(item, arguments, f"{path}.{i}", owner, member) for i, item in enumerate(value))
+    if isinstance(value, dict):
+        return {key: _symbolic(item, arguments, f"{path}.{key}", owner, member) for key, item in value.items()}
+    if _has_shapes(type(value)) or any(is_tensor(item) for item in getattr(value, "__dict__", {}).values()):
+        return symbolic_model(value, arguments, path)
+    return value
+
+
+def _has_shapes(cls: type) -> bool:
+    """Whether a class, or a layer that it declares, has annotated fields."""
+    if cls.__module__ == "builtins":
+        return False
+    hints = annotations_of(cls)
+    return any(
+        spec_of(hint) is not None or (isinstance(hint, type) and hint is not cls and _has_shapes(hint))
+        for hint in hints.values()
+    )
+
+
+def model_facts(model: Any) -> tuple[str, ...]:
+    """The facts that a model and the layers inside it state."""
+    found = list(facts_of(model))
+    for value in vars(model).values() if hasattr(model, "__dict__") and not isinstance(model, type) else ():
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if hasattr(item, "__dict__") and not callable(getattr(item, "__code__", None)) and not is_tensor(item):
+                found += model_facts(item) if item is not model and not isinstance(item, type) else ()
+    return tuple(dict.fromkeys(found))
+
+
+# ---- what tracing gives ----
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """One way through a function: the sizes it is for, what it takes for granted, its program and its results."""
+
+    guards: Facts
+    assumed: Facts
+    program: Program
+    results: Any  # the structure that the function returned, of symbolic tensors
+
+
+class Traced:
+    """A function that is proven for all sizes. On arrays it checks its facts and runs the way for their sizes."""
+
+    def __init__(self, name: str, leaves: Sequence[Leaf], facts: Facts, paths: Sequence[Path]) -> None:
+        self.name = name
+        self.facts = facts
+        self.paths = tuple(paths)
+        self.leaves = tuple(leaves)
+        self._compiled: dict[tuple[int, str], Executable] = {}
+
+    @property
+    def program(self) -> Program:
+        """The program, where no branch depends on sizes."""
+        if len(self.paths) != 1:
+            guards = [", ".join(map(str, path.guards)) for path in self.paths]
+            raise UnsupportedError(
+                "a function with branches on sizes has several programs", got=guards, remedy=".paths"
+            )
+        return self.paths[0].program
+
+    @property
+    def results(self) -> Any:
+        """What the function returned: symbolic tensors, in its own structure; of the first way."""
+        return self.paths[0].results
+
+    def __call__(self, *arrays: Any, engine: str = "auto") -> Any:
+        """Run on arrays (or tensors): weights first, in `leaves`' order, then the arguments."""
+        given = [_array(array) for array in arrays]
+        if len(given) != len(self.leaves):
+            names = [leaf.name for leaf in self.leaves]
+            raise RunError(f"{self.name}: wrong number of arguments", expected=names, got=len(given))
+        patterns: list[Size] = []
+        actual: list[int] = []
+        for leaf, array in zip(self.leaves, given, strict=True):
+            if array.ndim != leaf.shape.rank or array.dtype != leaf.shape.dtype.numpy:
+                got = f"{array.dtype}{list(array.shape)}"
+                raise ShapeError(f"{self.name}: {leaf.name} does not fit", expected=leaf.shape, got=got)
+            patterns += leaf.shape.sizes
+            actual += array.shape
+        try:
+            values = solve(patterns, actual)
+        except ShapeError as error:
+            raise ShapeError(f"{self.name}: {error.message}", expected=error.expected, got=error.got) from None
+        index, path = self._path(values)
+        key = (index, engine)
+        if key not in self._compiled:
+            self._compiled[key] = _compile(path.program, engine)
+        out = iter(self._compiled[key](*given))
+        return _rebuild(path.results, out)
+
+    def _path(self, values: Mapping[str, int]) -> tuple[int, Path]:
+        known = dict(values)
+        for index, path in enumerate(self.paths):
+            if not _broken(path.guards, known):
+                broken = _broken(self.facts | path.assumed, known)
+                if broken:
+                    raise SizeError(f"{self.name}: a fact does not hold", expected=", ".join(broken), got=known)
+                return index, path
+        raise SizeError(f"{self.name}: no way through the function is for these sizes", got=known)
+
+
+def _broken(facts: Facts, values: Mapping[str, int]) -> list[str]:
+    return [str(fact) for fact in facts if fact.symbols <= values.keys() and not fact.holds(values)]
+
+
+def _array(given: Any) -> Array:
+    array: Array = given.numpy() if is_tensor(given) else np.asarray(given)
+    return array
+
+
+def _rebuild(results: Any, arrays: Iterator[Array]) -> Any:
+    """The function's own structure, with arrays for tensors."""
+    if is_tensor(results):
+        return next(arrays)
+    if isinstance(results, tuple) and hasattr(results, "_fields"):
+        return type(results)(*(_rebuild(item, arrays) for item in results))
+    if isinstance(results, tuple | list):
+        return type(results)(_rebuild(item, arrays) for item in results)
+    if isinstance(results, dict):
+        return {key: _rebuild(item, arrays) for key, item in results.items()}
+    return results
+
+
+def _compile(program: Program, engine: str) -> Executable:
+    """The program as a plain function of all its arguments: weights are bound by `prepare` elsewhere."""
+    main = program.main
+    plain = program.replace(
+        Func(main.name, main.body, main.visibility, (), main.result_attrs, main.attrs, main.location)
+    )
+    if engine == "reference":
+        return ReferenceEngine().compile(plain)
+    try:
+        return NativeEngine().compile(plain)
+    except UnsupportedError:
+        if engine == "native":
+            raise
+        return ReferenceEngine().compile(plain)
+
+
+# ---- tracing ----
+
+
+def trace(fn: Callable[..., Any], *args: Any, facts: Sequence[str | Fact] = (), **keywords: Any) -> Traced:
+    """Run a function without data, prove its shapes for all sizes, and record what it does.
+
+    Arguments that are not given come from annotations. A Shape or its text stands for a tensor of that shape. The first
+    mistake of any way through the function is raised.
+
+    >>> from smelt.tensor import Shaped, Tensor
+    >>> def double(x: Shaped[Tensor, "f32[b=B]"]) -> Shaped[Tensor, "f32[b=B]"]:
+    ...     return x + x
+    >>> trace(double).results.shape
+    f32[b=B]
+    """
+    outcome = check(fn, *args, facts=facts, **keywords)
+    for error in outcome.errors:
+        raise error
+    assert outcome.traced is not None
+    return outcome.traced
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What checking a function found: its mistakes, one per way at most, and what was recorded where there are none."""
+
+    name: str
+    errors: tuple[SmeltError, ...]
+    traced: Traced | None
+    ways: int
+
+
+def check(fn: Callable[..., Any], *args: Any, facts: Sequence[str | Fact] = (), **keywords: Any) -> Outcome:
+    """The same, with all mistakes collected instead of raised: what `smelt check` shows."""
+    arguments = Arguments()
+    bound, self_model = _receiver(fn, arguments)
+    stated = (*facts, *facts_of(fn), *(model_facts(self_model) if self_model is not None else ()))
+    known = parse_facts(stated)
+    inputs, named = _inputs(bound, args, keywords, arguments)
+    _, result_hint = signature_specs(bound)
+    name = getattr(fn, "__qualname__", repr(fn))
+
+    def run() -> Any:
+        token = SOURCES.set(arguments.sources)
+        try:
+            results = bound(*inputs, **named)
+            _check_results(name, results, result_hint, inspect.unwrap(bound), arguments.symbols)
+            return results
+        finally:
+            SOURCES.reset(token)
+
+    ways = explore(run, known)
+    errors = _distinct([way.error for way in ways if way.error is not None])
+    if errors:
+        return Outcome(name, tuple(errors), None, len(ways))
+    paths = [_path(way, arguments) for way in ways]
+    return Outcome(name, (), Traced(name, arguments.leaves, in_force() | known, paths), len(ways))
+
+
+def _distinct(errors: Sequence[SmeltError]) -> list[SmeltError]:
+    """Each mistake once: ways that share a line share its mistake."""
+    found: dict[tuple[str, str], SmeltError] = {}
+    for error in errors:
+        found.setdefault((str(error.where), error.message), error)
+    return list(found.values())
+
+
+def _receiver(fn: Callable[..., Any], arguments: Arguments) -> tuple[Callable[..., Any], Any]:
+    """The function with a symbolic copy of the model that it is a method of."""
+    owner = getattr(fn, "__self__", None)
+    if owner is None or inspect.ismodule(owner) or isinstance(owner, type):
+        return fn, None
+    model = symbolic_model(owner, arguments)
+    return fn.__func__.__get__(model), owner  # type: ignore[attr-defined]
+
+
+def _inputs(
+    fn: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], arguments: Arguments
+) -> tuple[list[Any], dict[str, Any]]:
+    """Values for all parameters: given ones, symbolic ones from annotations, defaults."""
+    hints, _ = signature_specs(fn)
+    code_owner = inspect.unwrap(fn)
+    code_owner = getattr(code_owner, "__func__", code_owner)
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    rest = list(args)
+    for parameter in inspect.signature(fn).parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            positional += [
+                _argument(value, f"{parameter.name}{i}", arguments, code_owner) for i, value in enumerate(rest)
+            ]
+            rest = []
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        if rest and parameter.kind is not parameter.KEYWORD_ONLY:
+            value = _argument(rest.pop(0), parameter.name, arguments, code_owner)
+        elif parameter.name in keywords:
+            value = _argument(keywords[parameter.name], parameter.name, arguments, code_owner)
+        else:
+            hint = hints.get(parameter.name)
+            value = _from_annotation(hint, parameter.name, arguments, code_owner)
+            if value is None:
+                if parameter.default is parameter.empty:
+                    refuse(
+                        f"{parameter.name} has no shape",
+                        place=declared(code_owner, parameter.name),
+                        remedy=f'{parameter.name}: Shaped[Tensor, "f32[…]"], or pass a Shape to trace',
+                    )
+                value = parameter.default
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            named[parameter.name] = value
+        else:
+            positional.append(value)
+    if rest:
+        refuse(f"{len(rest)} more arguments than parameters", place=declared(code_owner, ""))
+    return positional, named
+
+
+def _argument(value: Any, name: str, arguments: Arguments, owner: object) -> Any:
+    if isinstance(value, Shape):
+        return arguments.add(value, name, owner, name)
+    if is_tensor(value):
+        return arguments.add(value.shape, name, owner, name)
+    return value
+
+
+def _from_annotation(hint: Any, name: str, arguments: Arguments, owner: object) -> Any:
+    """Symbolic arguments for an annotation; None where it says no shape."""
+    spec = spec_of(hint)
+    if spec is not None:
+        return arguments.add(spec.shape, name, owner, name)
+    if get_origin(hint) in (tuple, list) and get_args(hint):
+        parts = [_from_annotation(part, f"{name}.{i}", arguments, owner) for i, part in enumerate(get_args(hint))]
+        return None if any(part is None for part in parts) else get_origin(hint)(parts)
+    if isinstance(hint, type) and _has_shapes(hint):
+        return symbolic_model(hint, arguments, name)
+    return None
+
+
+def _check_results(what: str, results: Any, hint: Any, fn: Callable[..., Any], known: Mapping[str, Size]) -> None:
+    """The declared result is what came: proven under the facts of this way. Symbols of its own are bound by it."""
+    owner = getattr(fn, "__func__", fn)
+    bound = dict(known)
+    for label, value, spec in _pairs(results, hint, ""):
+        if not is_tensor(value):
+            refuse(f"{what}: result{label} is no tensor", place=declared(owner, "return"))
+        place = declared(owner, "return")
+        match(f"{what}: the result{label}", value, spec, bound, place, place_of(value.value) or place)
+
+
+def _pairs(results: Any, hint: Any, label: str) -> Iterator[tuple[str, Any, Spec]]:
+    spec = spec_of(hint)
+    if spec is not None:
+        yield label, results, spec
+    elif get_origin(hint) in (tuple, list) and isinstance(results, tuple | list):
+        parts = get_args(hint)
+        if len(parts) == 1 or (len(parts) == 2 and parts[1] is Ellipsis):
+            parts = (parts[0],) * len(results)
+        for i, (value, part) in enumerate(zip(results, parts, strict=False)):
+            yield from _pairs(value, part, f"{label} {i}")
+
+
+def _path(way: Way[Any], arguments: Arguments) -> Path:
+    results = [tensor.value for tensor in tree.leaves(way.result)]
+    if not results:
+        refuse("the function returns no tensor")
+    attrs: list[Attrs] = [
+        MappingProxyType({(WEIGHT if leaf.weight else NAME): leaf.name}) if leaf.name else MappingProxyType({})
+        for leaf in arguments.leaves
+    ]
+    func, inputs = function("main", results, arguments.leaves, arg_attrs=attrs)
+    strange = [leaf for leaf in inputs if leaf not in arguments.leaves]
+    assert not strange
+    return Path(Facts(way.guards), Facts(way.assumed), Program.of(func), way.result)
+
+
+# ---- checking calls ----
+
+
+def checked(fn: F) -> F:
+    """A function whose annotations are proven whenever it is called: arguments, facts and result.
+
+    Its symbols are its own: they stand for whatever sizes the caller's tensors have.
+    """
+    hints, result_hint = signature_specs(fn)
+    signature = inspect.signature(fn)
+    specs = {name: spec for name, hint in hints.items() if (spec := spec_of(hint)) is not None}
+
+    def call(*args: Any, **keywords: Any) -> Any:
+        bound: dict[str, Size] = {}
+        given = signature.bind(*args, **keywords)
+        for name, value in given.arguments.items():
+            if name in specs and is_tensor(value):
+                match(f"{fn.__qualname__}: {name}", value, specs[name], bound, declared(fn, name))
+        for fact in parse_facts(facts_of(fn)):
+            meant = Fact(fact.relation, substitute(fact.left, bound), substitute(fact.right, bound))
+            if fact.symbols <= bound.keys() and not (answer := _ask(meant)):
+                shown = [Operand(name, value.shape) for name, value in given.arguments.items() if is_tensor(value)]
+                refuse(f"{fn.__qualname__}: needs {fact}, which is {meant} here", *shown, answer=answer)
+        results = fn(*args, **keywords)
+        for label, value, spec in _pairs(results, result_hint, ""):
+            if is_tensor(value):
+                match(f"{fn.__qualname__}: the result{label}", value, spec, bound, declared(fn, "return"))
+        return results
+
+    call.__wrapped__ = fn  # type: ignore[attr-defined]
+    call.__name__, call.__qualname__, call.__doc__ = fn.__name__, fn.__qualname__, fn.__doc__
+    call.facts = list(facts_of(fn))  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
+
+
+def _ask(fact: Fact) -> Any:
+    facts = in_force()
+    return facts.equal(fact.left, fact.right) if fact.relation == "==" else facts.at_most(fact.left, fact.right)

@@ -1,0 +1,114 @@
+"""Every op's value and shape rule against NumPy and JAX, at random sizes (0 and 1 among them) and element types.
+
+Each case runs on data, then traced over symbols and run at the same sizes; a few of them compiled natively.
+"""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import smelt
+from smelt.dtype import dtype as dtype_of
+from smelt.errors import UnsupportedError
+from smelt.shape import Shape
+from smelt.tensor import engine, trace
+from smelt.tensor.axes import parse_shape
+from tests.unit.tensor.cases import CASES, Case, wide
+
+LARGEST = 4
+
+
+def shape_of(text: str, element: str) -> Shape:
+    _, sizes, names = parse_shape(text)
+    return Shape.of(dtype_of(element), sizes, names)
+
+
+def random_array(rng: np.random.Generator, sizes: tuple[int, ...], element: str) -> np.ndarray:
+    dtype = dtype_of(element)
+    if dtype.kind == "bool":
+        return rng.random(sizes) < 0.5
+    if dtype.is_integer:
+        low = 0 if dtype.kind == "uint" else -5
+        return rng.integers(low, 6, sizes).astype(dtype.numpy)
+    return rng.standard_normal(sizes).astype(dtype.numpy)
+
+
+def drawn(case: Case, rng: np.random.Generator, element: str) -> tuple[list[np.ndarray], list[Shape]]:
+    """Arrays for a case at random sizes, and their shapes with symbols."""
+    shapes = [shape_of(text, element) for text in case.inputs]
+    names = sorted({name for shape in shapes for name in shape.symbols})
+    numbers = {
+        name: int(rng.integers(case.least.get(name, 0), LARGEST + case.least.get(name, 0) + 1)) for name in names
+    }
+    arrays = [random_array(rng, shape.numbers(numbers), element) for shape in shapes]
+    if case.draw is not None:
+        arrays = [np.asarray(array) for array in case.draw(rng, arrays)]
+        shapes = [shape.with_dtype(dtype_of(array.dtype)) for shape, array in zip(shapes, arrays, strict=True)]
+    return arrays, shapes
+
+
+def expected(case: Case, arrays: list[np.ndarray]) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return np.asarray(case.oracle(*(wide(array) if not case.exact else array for array in arrays)))
+
+
+def first(result: Any) -> Any:
+    return result[0] if isinstance(result, tuple) else result
+
+
+def agree(case: Case, got: np.ndarray, want: np.ndarray) -> None:
+    assert got.shape == want.shape, f"{case.name}: {got.shape} for {want.shape}"
+    if case.exact or got.dtype.kind in "biu":
+        np.testing.assert_array_equal(got, want.astype(got.dtype) if got.dtype.kind in "biu" else want)
+        return
+    tolerance = {2: 2e-2 if got.dtype == ml_dtypes.bfloat16 else 3e-3, 4: 1e-5, 8: 1e-10}[got.dtype.itemsize]
+    np.testing.assert_allclose(wide(got), want.astype(np.float64), rtol=tolerance, atol=tolerance)
+
+
+def named(array: np.ndarray, shape: Shape) -> smelt.Tensor:
+    return smelt.tensor(array, shape.names) if shape.names else smelt.tensor(array)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_value_and_shape(case: Case, seed: int):
+    rng = np.random.default_rng([seed, len(case.name), sum(map(ord, case.name))])
+    for element in case.types:
+        for _ in range(3):
+            arrays, shapes = drawn(case, rng, element)
+            want = expected(case, arrays)
+            with engine("reference"):
+                result = first(case.op(*(named(array, shape) for array, shape in zip(arrays, shapes, strict=True))))
+                got = result.numpy()
+            agree(case, got, want)
+            assert result.shape.sizes == got.shape, "the inferred shape is the array's"
+            assert result.dtype.numpy == got.dtype
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_traced_for_all_sizes(case: Case, seed: int):
+    rng = np.random.default_rng([seed, 7, sum(map(ord, case.name))])
+    arrays, shapes = drawn(case, rng, case.types[0])
+    traced = trace(lambda *args: first(case.op(*args)), *shapes, facts=case.facts)
+    for _ in range(3):
+        agree(case, traced(*arrays, engine="reference"), expected(case, arrays))
+        arrays, _ = drawn(case, rng, case.types[0])
+
+
+@pytest.mark.slow
+def test_a_sample_on_the_native_engine(seed: int):
+    rng = np.random.default_rng(seed)
+    chosen = [CASES[i] for i in rng.permutation(len(CASES))[:40]]
+    compiled = 0
+    for case in chosen:
+        arrays, shapes = drawn(case, rng, case.types[0])
+        tensors = [named(array, shape) for array, shape in zip(arrays, shapes, strict=True)]
+        try:
+            with engine("native"):
+                got = first(case.op(*tensors)).numpy()
+        except UnsupportedError:
+            continue
+        compiled += 1
+        agree(case, got, expected(case, arrays))
+    assert compiled > len(chosen) // 2
