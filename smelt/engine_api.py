@@ -130,6 +130,8 @@ def choose(name: str, engines: Sequence[Engine[P_contra]]) -> Engine[P_contra]:
         for engine in engines:
             if engine.missing() is None:
                 return engine
+        reasons = [f"{engine.name}: {engine.missing()}" for engine in engines]
+        raise UnsupportedError("no engine can run here", got="; ".join(reasons))
     for engine in engines:
         if engine.name == name:
             reason = engine.missing()

@@ -56,6 +56,7 @@ class Image(NamedTuple):
 
     name: str
     manifest: Any
+    checksum: str  # of the body
     header_digest: str
     public_key: bytes
     signature: bytes
@@ -98,7 +99,7 @@ class Image(NamedTuple):
         if complete:
             damaged = self._digests_differ()
         else:
-            damaged = f"{self._checksum(runtime):016x}" != self.manifest["checksum"]
+            damaged = f"{self._checksum(runtime):016x}" != self.checksum
         if damaged:
             raise FileError(f"{self.name} is damaged", got="its body is not what was written")
 
@@ -202,10 +203,11 @@ def _opened(name: str, whole: memoryview, file: int | None) -> Image:
     body = whole[start:]
     try:
         manifest = json.loads(written)
+        named = manifest["checksum"]
         sections = _sections(manifest["sections"], body.nbytes)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise FileError(f"{name} has a manifest that cannot be read", got=error) from error
-    return Image(name, manifest, found, head[_KEY], head[_SIGNATURE], sections, body, file, start)
+    return Image(name, manifest, named, found, head[_KEY], head[_SIGNATURE], sections, body, file, start)
 
 
 def _sections(record: Any, length: int) -> tuple[Section, ...]:

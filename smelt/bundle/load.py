@@ -145,8 +145,8 @@ class _Reader:
     def _absent(self, code: Code) -> str:
         """Why code cannot run here."""
         here = cpu.target()
-        if self.image.manifest["abi"] != runtime.ABI:
-            return f"written for another runtime library, {self.image.manifest['abi']} instead of {runtime.ABI}"
+        if self.stored.abi != runtime.ABI:
+            return f"written for another runtime library, {self.stored.abi} instead of {runtime.ABI}"
         if code.machine != here.name:
             return f"for {code.machine}"
         return ", ".join(f"needs {name}" for name in code.features if name not in here.features)
@@ -174,7 +174,7 @@ class _Reader:
         if targets:
             raise UnsupportedError("the targets of a bundle are fixed", got=", ".join(targets), remedy="smelt compile")
         stored = self.stored
-        return StoredModel(stored.name, program.signature, (program,), stored.runtimes)
+        return StoredModel(stored.name, program.signature, (program,), stored.runtimes, abi=stored.abi)
 
     def _refuse(self, values: Values, shapes: Shapes) -> Executable:
         asked = [f"{name}={array.reshape(-1)[:8].tolist()}" for name, array in values.items()]
@@ -221,6 +221,7 @@ def _stored(image: Image) -> StoredModel:
         record.texts(manifest["static"]),
         bool(manifest["by_size"]),
         record.pairs(manifest["provenance"]),
+        record.number(manifest["abi"]),
     )
 
 

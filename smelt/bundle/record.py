@@ -27,7 +27,7 @@ def shape_record(shape: Shape) -> Record:
 
 def shape_of(record: Record) -> Shape:
     element, sizes, *more = record
-    bounds = tuple(None if bound is None else _integer(bound) for bound in more[0]) if more else None
+    bounds = tuple(None if bound is None else number(bound) for bound in more[0]) if more else None
     return Shape.of(_element_of(element), tuple(map(_size, sizes)), None, bounds)
 
 
@@ -74,7 +74,7 @@ def kernels_record(kernels: tuple[KernelUse, ...]) -> Record:
 
 
 def kernels_of(record: Record) -> tuple[KernelUse, ...]:
-    return tuple(KernelUse(text(kind), texts(ops), _integer(count)) for kind, ops, count in record)
+    return tuple(KernelUse(text(kind), texts(ops), number(count)) for kind, ops, count in record)
 
 
 def value_record(array: Array) -> Record:
@@ -86,7 +86,7 @@ def value_record(array: Array) -> Record:
 def value_of(record: Record) -> Array:
     name, sizes, data = record
     array: Array = np.frombuffer(bytes.fromhex(data), dtype(text(name)).numpy)
-    return array.reshape([_integer(size) for size in sizes])
+    return array.reshape([number(size) for size in sizes])
 
 
 def text(value: Record) -> str:
@@ -100,21 +100,21 @@ def texts(values: Record) -> tuple[str, ...]:
 
 
 def numbers(values: Record) -> tuple[int, ...]:
-    return tuple(map(_integer, values))
+    return tuple(map(number, values))
 
 
 def pairs(values: Record) -> dict[str, str]:
     return {text(name): text(value) for name, value in values.items()}
 
 
-def _integer(value: Record) -> int:
+def number(value: Record) -> int:
     if type(value) is not int or not 0 <= value < 1 << 62:
         raise TypeError(f"a number of at least 0 expected, not {value!r}")
     return value
 
 
 def _size(value: Record) -> Size:
-    return parse_size(value) if isinstance(value, str) else _integer(value)
+    return parse_size(value) if isinstance(value, str) else number(value)
 
 
 def _port_record(port: Port) -> Record:
@@ -136,7 +136,7 @@ def _place_of(record: Record) -> Location | None:
     if record is None:
         return None
     path, line, column, name = record
-    return Location(text(path), _integer(line), _integer(column), text(name))
+    return Location(text(path), number(line), number(column), text(name))
 
 
 def _element_record(element: ElementType) -> Record:

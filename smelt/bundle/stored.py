@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from smelt.bundle.entry import Entry
+from smelt.device.runtime import ABI
 from smelt.dtype import Array
 from smelt.engine_api import KernelUse, Signature
 
@@ -73,6 +74,7 @@ class StoredModel(NamedTuple):
     static: tuple[str, ...] = ()
     by_size: bool = False
     provenance: Mapping[str, str] = NOTHING
+    abi: int = ABI  # between the code and the runtime library
 
 
 @runtime_checkable

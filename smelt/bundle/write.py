@@ -15,7 +15,7 @@ from smelt.bundle import record, sign
 from smelt.bundle.container import Body, laid_out
 from smelt.bundle.entry import Entry
 from smelt.bundle.stored import Code, StoredModel, StoredProgram, Variant
-from smelt.device.runtime import ABI, runtime
+from smelt.device.runtime import runtime
 from smelt.dtype import Array
 from smelt.errors import FileError
 from smelt.version import __version__
@@ -69,7 +69,7 @@ def _pieces(model: StoredModel, private_key: str | Path | None) -> Iterator[memo
     programs = [_program(program, body) for program in model.programs]  # weights first: the body's start is aligned
     manifest: dict[str, Any] = {
         "smelt": __version__,
-        "abi": ABI,
+        "abi": model.abi,
         "name": model.name,
         "signature": record.signature_record(model.signature),
         "metadata": dict(model.metadata),

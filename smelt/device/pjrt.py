@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,6 +38,9 @@ KNOWN = ("0.10", "0.11")  # what this file was written against and is tested wit
 REMEDY = "pip install smelt[xla]"
 PLATFORMS = ("cpu", "cuda")
 _LOST = re.compile(r"DATA_LOSS|UNAVAILABLE|CUDA_ERROR_(?!OUT_OF_MEMORY)\w+|device.*(?:lost|halted)", re.IGNORECASE)
+_PLAIN = frozenset(  # element types that Python's buffer protocol knows
+    ("i1", *(f"{sign}i{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "f16", "f32", "f64", "complex<f32>")
+)
 _T = TypeVar("_T")
 
 
@@ -146,6 +149,9 @@ class _Aval:
     weak_type: bool = False
 
 
+_aval = lru_cache(4096)(_Aval)
+
+
 class Client:
     """One PJRT client and the device of it that is used."""
 
@@ -201,9 +207,11 @@ class Client:
         semantics = self._shared if shared else self._copied
         if not array.flags.c_contiguous:
             array = np.ascontiguousarray(array)
-        with _jaxlib_calls("a copy to the device", RunError, self):
-            aval = _Aval(array.shape, array.dtype)
+        aval = _aval(array.shape, array.dtype)
+        try:
             raw = self._put(aval, self._sharding, [array], [self._device], True, False, semantics, True)
+        except (RuntimeError, ValueError) as error:
+            raise _explain("a copy to the device", RunError, error, self) from error
         return PjrtBuffer(raw, shape, self)
 
     def take(self, given: Any) -> PjrtBuffer:
@@ -329,8 +337,17 @@ class PjrtBuffer:
 
     def numpy(self) -> Array:
         """The contents; on the processor they are shared, and read-only for that reason."""
-        with _jaxlib_calls("a run", RunError, self.client):
-            array: Array = self.raw._single_device_array_to_np_array_did_copy()[0]
+        raw = self.raw
+        try:
+            if self.client.platform == "cpu" and self.shape.dtype.name in _PLAIN:
+                raw.block_until_ready()
+                array: Array = np.asarray(memoryview(raw))
+            else:  # this one imports jax where it is installed
+                array = raw._single_device_array_to_np_array_did_copy()[0]
+        except (RuntimeError, ValueError) as error:
+            raise _explain("a run", RunError, error, self.client) from error
+        if array.shape != self.shape.sizes:
+            raise RunError("XLA gave another shape than the program says", expected=self.shape, got=array.shape)
         return array
 
     def to_host(self) -> HostBuffer:
@@ -425,9 +442,9 @@ class Loaded:
 
 def client_handler(client: Client, shape: Shape) -> Any:
     """What makes a result's array of what a run gives; no module of jax is imported on the way."""
-    aval = _Aval(shape.numbers(), shape.dtype.numpy)
-    make = client._jax.array_result_handler
+    aval = _aval(shape.numbers(), shape.dtype.numpy)
     with _jaxlib_calls("results", DeviceError, client):
+        make = client._jax.array_result_handler
         try:
             return make(aval, client._sharding, True, True)
         except TypeError:  # 0.11 has no fourth argument

@@ -24,7 +24,7 @@ from smelt.device import cpu, runtime
 from smelt.engine.executable import signature_of
 from smelt.engine.plans import PIECES, Planned, called, entries, lower, plan_lowered, write
 from smelt.engine_api import Signature
-from smelt.errors import DeviceError, UnsupportedError
+from smelt.errors import DeviceError, FileError, UnsupportedError
 from smelt.ir.core import Program
 from smelt.ir.text import parse, print_program
 from smelt.kernel.emit_c import Source
@@ -34,6 +34,7 @@ from smelt.weights import Weights
 
 NAME = "smelt0"
 PLAIN = "plain"
+LARGEST = 1 << 30  # bytes of a program's text
 
 Bind: TypeAlias = Callable[[Planned, TileShape], Arrays | None]
 
@@ -88,8 +89,10 @@ def store_weights(program: Program, weights: Weights, targets: Sequence[str]) ->
 
 def recompile(text: bytes, tile: tuple[int, int, int], signature: Signature, bound: Arrays | None) -> NativeExecutable:
     """The program of a bundle, compiled for this machine; its weights stay packed as they are."""
-    program = parse(zlib.decompress(text).decode())
-    planned = plan_lowered(program, signature)
+    planned = plan_lowered(parse(_unpacked(text)), signature)
+    taken = len(planned.main[0].of_kind("argument")) - len(signature.inputs)
+    if taken != len(bound or ()) and (bound is not None or planned.prepare is None):
+        raise FileError("the program in the bundle does not take its weights", expected=taken, got=len(bound or ()))
     source = Source(TileShape(*tile))
     write(planned, source, NAME)
     library = cpu.build(source.texts(PIECES * cpu.cores()), processor=cpu.target("native"))
@@ -97,6 +100,14 @@ def recompile(text: bytes, tile: tuple[int, int, int], signature: Signature, bou
     first = prepare.program(library, planned.prepare[0].constants) if prepare and planned.prepare else None
     second = main.program(library, planned.main[0].constants)
     return NativeExecutable(signature, first, second, bound, planned.kernels)
+
+
+def _unpacked(text: bytes) -> str:
+    try:
+        found = zlib.decompressobj().decompress(text, LARGEST)
+        return found.decode()
+    except (zlib.error, UnicodeDecodeError) as error:
+        raise FileError("the program in the bundle cannot be read", got=error) from error
 
 
 # ---- variants ----

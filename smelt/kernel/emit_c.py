@@ -49,7 +49,7 @@ from smelt.kernel.memory import Memory
 from smelt.kernel.nest import everything, expressions, mentioned
 from smelt.kernel.plan import Branch, Buffer, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Step, walk
 from smelt.kernel.stamp_c import stamp_text, stamped
-from smelt.kernel.tile_c import TileShape, product_prototypes, product_text
+from smelt.kernel.tile_c import TileShape, product_text
 
 ABI = """\
 typedef struct Runtime Runtime; typedef struct Context Context;
@@ -76,6 +76,7 @@ static inline i64 size_max(i64 a, i64 b) { return a > b ? a : b; }
 static inline i64 size_min(i64 a, i64 b) { return a < b ? a : b; }
 """
 WORTHWHILE = 24_000  # characters of C that are worth a run of the compiler
+TOGETHER = 8  # times as many are worth it where products have to be compiled again
 PRODUCT = re.compile(r"\bsmelt_product(_taps)?\(")
 WORTH = 32768  # elements that are worth a core
 CANCELLED, NO_MEMORY, FAILED, UNFIT = -1, -2, 1 << 20, 1 << 21
@@ -117,23 +118,38 @@ class Source:
 
     def texts(self, most: int) -> list[str]:
         """The same as several files of about equal length that can be compiled at once."""
-        text = "\n".join(self.parts)
-        count = min(most, len(text) // WORTHWHILE + 1)
-        if count == 1:
+        if most == 1 or sum(map(len, self.parts)) < WORTHWHILE:
             return [self.text()]
-        groups: list[list[str]] = [[] for _ in range(count)]
-        for part in sorted(self.parts, key=len, reverse=True):
-            min(groups, key=lambda group: sum(map(len, group))).append(part)
-        head = product_prototypes() + "".join(f"{function.prototype};\n" for function in self.kernels.values())
-        return [self._file(each) for each in (*self._products(text), *(head + "\n".join(group) for group in groups))]
+        head = "".join(f"{function.prototype};\n" for function in self.kernels.values())
+        kinds: dict[tuple[bool, ...], list[str]] = {}
+        for part in self.parts:
+            kinds.setdefault(_called(part), []).append(part)
+        files = []
+        for called, parts in kinds.items():
+            # Callers of a product stay with it, so that the compiler sees what they have in common.
+            length = sum(map(len, parts)) // (WORTHWHILE * (TOGETHER if called else 1)) + 1
+            files += [head + "\n".join(each) for each in _balanced(parts, min(most, length))]
+        return [self._file("".join(self._products(each)) + each) for each in files]
 
     def _products(self, text: str) -> list[str]:
         """The functions for products that a text calls."""
-        called = {bool(found[1]) for found in PRODUCT.finditer(text)}
-        return [product_text(self.tile, taps) for taps in sorted(called)]
+        return [product_text(self.tile, taps) for taps in _called(text)]
 
     def _file(self, text: str) -> str:
         return math.prelude(text) + ABI + text
+
+
+def _called(text: str) -> tuple[bool, ...]:
+    """The kinds of products that a text calls: without taps, with taps."""
+    return tuple(sorted({bool(found[1]) for found in PRODUCT.finditer(text)}))
+
+
+def _balanced(parts: Sequence[str], count: int) -> list[list[str]]:
+    """Groups of about equal length."""
+    groups: list[list[str]] = [[] for _ in range(min(count, len(parts)))]
+    for part in sorted(parts, key=len, reverse=True):
+        min(groups, key=lambda group: sum(map(len, group))).append(part)
+    return groups
 
 
 # ---- sizes ----

@@ -467,6 +467,10 @@ class _Fusion:
             base = value = op.operands[i]
             while base.op is not None and _is_move(base.op) and base.op.operands:
                 base = base.op.operands[0]
+            if base.op is not None and base.op.name == "stablehlo.constant" and base not in self.stored:
+                self._constant(base.op)  # a number that would otherwise lie nowhere
+            elif base.op is not None and _is_move(base.op):
+                self.forced.add(base)
             if value is base:
                 continue
             found = strides(Nest({base: 0}), value)

@@ -53,11 +53,6 @@ typedef f32 smelt_vector __attribute__((vector_size({4 * shape.lanes}), aligned(
     return "\n".join([head, *_family(shape, taps), ""])
 
 
-def product_prototypes() -> str:
-    """The two functions, for files that call them."""
-    return "".join(f"HIDDEN void {_name(taps)}(i64 rows, {_signature(taps)});\n" for taps in (False, True))
-
-
 def _name(taps: bool) -> str:
     return "smelt_product_taps" if taps else "smelt_product"
 
@@ -79,7 +74,7 @@ def _family(shape: TileShape, taps: bool) -> list[str]:
     whole = f"{name}_{most}(a, a_row, a_step, b, b_step, count{given}, tile);"
     return [
         *bodies,
-        f"HIDDEN void {name}(i64 rows, {signature}) {{",
+        f"static void {name}(i64 rows, {signature}) {{",
         f"  for (; rows > {most}; rows -= {most}, {next_tile}) {whole}",
         "  switch (rows) {",
         *cases,

@@ -22,6 +22,7 @@ from smelt.passes.common_subexpressions import common_subexpressions
 from smelt.passes.fold import fold
 from smelt.passes.inline import inline
 from smelt.passes.lower import lower
+from smelt.passes.lower_called import lower_called
 from smelt.passes.lower_quantised import lower_quantised
 from smelt.passes.lower_random import lower_random
 from smelt.passes.pack import pack_rules
@@ -84,6 +85,7 @@ def until_stable(*changes: Callable[[Edit], int]) -> Callable[[Program], Program
 
 
 LOWERING = (
+    Pass("lower_called", lower_called, "ops where JAX had none for open sizes"),
     Pass("lower_quantised", lower_quantised, "integers and floats where types were quantised"),
     Pass("lower_random", lower_random, "random numbers from bits and a state"),
     Pass("lower", per_function(lower), "ops that a kernel knows"),

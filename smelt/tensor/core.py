@@ -640,7 +640,7 @@ class Tensor:
         """The axes in another order: `x.transpose("b h s k")`."""
         return moving.transpose(self, *axes)
 
-    def rename(self, **names: str) -> Tensor:
+    def rename(self, /, **names: str) -> Tensor:
         """Axes under other names: `x.rename(s="t")`."""
         return moving.rename(self, **names)
 
@@ -652,7 +652,7 @@ class Tensor:
         """The same tensor without names."""
         return moving.unnamed(self)
 
-    def split(self, axis: Axis, *sizes: SizeLike | None, **parts: SizeLike | None) -> Tensor:
+    def split(self, axis: Axis, /, *sizes: SizeLike | None, **parts: SizeLike | None) -> Tensor:
         """One axis as several: `x.split("d", h="H", k=None)`."""
         return moving.split(self, axis, parts or sizes)
 
@@ -660,7 +660,7 @@ class Tensor:
         """Neighbouring axes as one: `x.merge("h k", "d")`."""
         return moving.merge(self, axes, into)
 
-    def reshape(self, *sizes: SizeLike, **named_sizes: SizeLike) -> Tensor:
+    def reshape(self, /, *sizes: SizeLike, **named_sizes: SizeLike) -> Tensor:
         """Another shape with the same elements in the same order."""
         return moving.reshape(self, *sizes, **named_sizes)
 
@@ -676,7 +676,7 @@ class Tensor:
         """Axes of size 1 left out."""
         return moving.squeeze(self, axes)
 
-    def broadcast(self, *sizes: SizeLike, **named_sizes: SizeLike) -> Tensor:
+    def broadcast(self, /, *sizes: SizeLike, **named_sizes: SizeLike) -> Tensor:
         """Repeated along new axes in front: `x.broadcast(b="B")`."""
         return moving.broadcast(self, *sizes, **named_sizes)
 
@@ -692,7 +692,7 @@ class Tensor:
         """The whole axis that many times, one after the other."""
         return moving.tile(self, axis, times)
 
-    def slice(self, **slices: Any) -> Tensor:
+    def slice(self, /, **slices: Any) -> Tensor:
         """Slices and indices by name: `x.slice(s=slice(1, None), b=0)`."""
         return moving.slice_named(self, _joined(None, slices))
 
@@ -704,7 +704,7 @@ class Tensor:
         """Elements moved along an axis; what leaves at the end comes in at the front."""
         return moving.roll(self, axis, shift)
 
-    def pad(self, amounts: Mapping[Axis, Any] | None = None, value: Any = 0, **named_amounts: Any) -> Tensor:
+    def pad(self, amounts: Mapping[Axis, Any] | None = None, /, value: Any = 0, **named_amounts: Any) -> Tensor:
         """Elements added around: `x.pad(s=(0, 3), value=0.0)`, or `{axis: (before, after)}`."""
         return moving.pad(self, _joined(amounts, named_amounts), value)
 
@@ -732,11 +732,11 @@ class Tensor:
         """1 at the place that each integer says along a new last axis."""
         return indexing.one_hot(self, size, axis, element)
 
-    def dynamic_slice(self, slices: Mapping[Axis, Any] | None = None, **named_slices: Any) -> Tensor:
+    def dynamic_slice(self, slices: Mapping[Axis, Any] | None = None, /, **named_slices: Any) -> Tensor:
         """A window that starts where data says: `x.dynamic_slice(s=(start, 4))`."""
         return indexing.dynamic_slice(self, _joined(slices, named_slices))
 
-    def update(self, part: Tensor, starts: Mapping[Axis, Any] | None = None, **named_starts: Any) -> Tensor:
+    def update(self, part: Tensor, starts: Mapping[Axis, Any] | None = None, /, **named_starts: Any) -> Tensor:
         """With a part of it overwritten: `cache.update(new, s=position)`."""
         return indexing.update(self, part, _joined(starts, named_starts))
 

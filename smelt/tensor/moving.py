@@ -75,7 +75,7 @@ def move_back(x: Tensor, place: int) -> Tensor:
     return permute(x, order)
 
 
-def rename(x: Tensor, **names: str) -> Tensor:
+def rename(x: Tensor, /, **names: str) -> Tensor:
     """Axes under other names: `x.rename(s="t")`."""
     shown = operand("operand", x)
     for old in names:
@@ -170,7 +170,7 @@ def merge(x: Tensor, axes: str | Sequence[Axis], into: str | None = None) -> Ten
     return _reshaped(x, [*sizes[:first], product(sizes[first:last]), *sizes[last:]], names)
 
 
-def reshape(x: Tensor, *sizes: SizeLike, **named_sizes: SizeLike) -> Tensor:
+def reshape(x: Tensor, /, *sizes: SizeLike, **named_sizes: SizeLike) -> Tensor:
     """Another shape with the same elements in the same order; it may only split axes and merge neighbours.
 
     `x.reshape(6, -1)` without names, `x.reshape(b="B", h="H", k="K")` with. One size may be -1.
@@ -201,8 +201,10 @@ def _solve_open(sizes: list[Size], shape: Shape, shown: Operand) -> list[Size]:
         refuse("reshape: only one size may be -1", shown)
     if places:
         rest = product(size for size in sizes if size != -1)
-        exact = divide_exact(shape.count, rest) if rest != 0 else None
-        sizes[places[0]] = floordiv(shape.count, rest) if exact is None and rest != 0 else exact or 0
+        if rest == 0:
+            refuse("reshape: -1 can be anything beside an axis of size 0", shown, remedy="give the size itself")
+        exact = divide_exact(shape.count, rest)
+        sizes[places[0]] = floordiv(shape.count, rest) if exact is None else exact
     return sizes
 
 
@@ -244,11 +246,33 @@ def _check_group(old: Shape, new: Shape, before: range, after: range, shown: Ope
     new_names = [new.names[j] for j in after] if new.names else []
     swapped = len(before) == len(after) == 1 and old_names != new_names and new_names[0] in (old.names or ())
     moved = [name for name in new_names if name in (old.names or ()) and name not in old_names]
-    if (len(real_before) > 1 and len(real_after) > 1) or swapped or moved:
+    several = len(real_before) > 1 and len(real_after) > 1
+    kept = [name for name in new_names if name in old_names]
+    mixed = several and (kept or not _refines([old.sizes[i] for i in before], [new.sizes[j] for j in after]))
+    if mixed or swapped or moved:
         left = ", ".join(name_at(old, i) for i in before)
         right = ", ".join(name_at(new, j) for j in after)
         remedy = "split and merge neighbours, and move axes with .transpose(…)"
         refuse(f"reshape: {left} → {right} would scramble elements of different axes", shown, target, remedy=remedy)
+
+
+def _refines(old: Sequence[Size], new: Sequence[Size]) -> bool:
+    """Whether splitting axes on both sides gives the same axes: each boundary of one lies inside an axis of the other."""
+    i = j = 0
+    a: Size = 1
+    b: Size = 1
+    while i < len(old) or j < len(new):
+        if a == 1 and i < len(old):
+            a, i = old[i], i + 1
+        elif b == 1 and j < len(new):
+            b, j = new[j], j + 1
+        elif (quotient := divide_exact(a, b)) is not None:
+            a, b = quotient, 1
+        elif (quotient := divide_exact(b, a)) is not None:
+            a, b = 1, quotient
+        else:
+            return False
+    return True
 
 
 def flatten(x: Tensor, into: str | None = None) -> Tensor:
@@ -293,7 +317,7 @@ def drop(x: Tensor, places: Sequence[int]) -> Tensor:
     return _reshaped(x, [x.shape.sizes[i] for i in keep], names)
 
 
-def broadcast(x: Tensor, *sizes: SizeLike, **named_sizes: SizeLike) -> Tensor:
+def broadcast(x: Tensor, /, *sizes: SizeLike, **named_sizes: SizeLike) -> Tensor:
     """The tensor repeated along new axes in front: `x.broadcast(b="B")`. Axes of size 1 may be repeated by name, too.
 
     Without names the sizes are those of the whole result, as in NumPy.

@@ -279,15 +279,29 @@ def slope_of(size: Size, name: str) -> int:
     return slope if slope > 0 and name not in symbols(size - slope * symbol(name)) else 0
 
 
+def sources_of(values: Sequence[Value]) -> dict[str, tuple[Value, int]]:
+    """For each symbol an axis that tells it: alone, or together with symbols that other axes tell."""
+    found: dict[str, tuple[Value, int]] = {}
+    axes = [(value, i, size) for value in values for i, size in enumerate(value.shape.sizes) if isinstance(size, Poly)]
+    axes.sort(key=lambda axis: len(axis[2].terms))  # the simplest first
+    known = -1
+    while known < len(found):
+        known = len(found)
+        for value, place, size in axes:
+            unknown = symbols(size) - found.keys()
+            if len(unknown) == 1 and slope_of(size, name := next(iter(unknown))):
+                found[name] = value, place
+    return found
+
+
 def _source(name: str, near: Sequence[Tensor]) -> tuple[Value, int]:
     known = SOURCES.get()
     if known and name in known:
         return known[name]
     values = [tensor.value for tensor in near]
-    for value in (*values, *collect(values)[1]):
-        for place, size in enumerate(value.shape.sizes):
-            if slope_of(size, name):
-                return value, place
+    found = sources_of([*collect(values)[1], *values])
+    if name in found:
+        return found[name]
     refuse(
         f"the size {name} is not known when the program runs: no argument has such an axis",
         remedy=f"add an argument that has an axis of size {name}",

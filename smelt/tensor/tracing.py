@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 import numpy as np
 
-from smelt.dim import Fact, Facts, Size, solve, substitute, symbol, symbols
+from smelt.dim import Fact, Facts, Size, solve, substitute, symbol
 from smelt.dtype import Array
 from smelt.engine.native import NativeEngine
 from smelt.engine.reference import ReferenceEngine
@@ -27,7 +27,7 @@ from smelt.shape import Shape
 from smelt.tensor import tree
 from smelt.tensor.elementwise import is_tensor
 from smelt.tensor.facts import Way, explore, facts_of, in_force, parse_facts
-from smelt.tensor.record import SOURCES, Leaf, function, place_of, slope_of, tensor_of
+from smelt.tensor.record import SOURCES, Leaf, function, place_of, sources_of, tensor_of
 from smelt.tensor.shaped import Spec, annotations_of, match, signature_specs, spec_of
 from smelt.tensor.source import Operand, declared, refuse
 
@@ -42,10 +42,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(slots=True)
 class Arguments:
-    """The symbolic leaves of one trace, in order, and from which of their axes each symbol is known."""
+    """The symbolic leaves of one trace, in order."""
 
     leaves: list[Leaf] = field(default_factory=list)
-    sources: dict[str, tuple[Any, int]] = field(default_factory=dict)
 
     @property
     def symbols(self) -> dict[str, Size]:
@@ -57,10 +56,6 @@ class Arguments:
         bare = Shape.of(shape.dtype, shape.sizes)
         leaf = Leaf(bare, name=name, place=declared(owner, member), weight=weight)
         self.leaves.append(leaf)
-        for place, size in enumerate(shape.sizes):
-            for each in symbols(size):
-                if slope_of(size, each) and each not in self.sources:
-                    self.sources[each] = leaf, place
         return tensor_of(leaf, shape.names)
 
 
@@ -289,8 +284,10 @@ def check(fn: Callable[..., Any], *args: Any, facts: Sequence[str | Fact] = (), 
     _, result_hint = signature_specs(bound)
     name = getattr(fn, "__qualname__", repr(fn))
 
+    sources = sources_of(arguments.leaves)
+
     def run() -> Any:
-        token = SOURCES.set(arguments.sources)
+        token = SOURCES.set(sources)
         try:
             results = bound(*inputs, **named)
             _check_results(name, results, result_hint, inspect.unwrap(bound), arguments.symbols)

@@ -630,3 +630,67 @@ KINDS: dict[str, Callable[[Draw], Wanted]] = {
     "scan": scans,
     "join": joins,
 }
+
+
+# ---- by hand ----
+
+
+def edges() -> list[Problem]:
+    """Problems at edges that dice seldom find: each once went wrong."""
+    return [_shared_rows(), _product_of_scalars(), _moved_and_padded(3, 2), _moved_and_padded(0, 3), _last_row_padded()]
+
+
+def _by_hand(name: str, args: Sequence[Array], build: Build, shapes: Sequence[Shape]) -> Problem:
+    def make(wide: bool) -> Program:
+        f = FuncBuilder("main", list(shapes))
+        return Program.of(f.func(build(f, *f.args)))
+
+    return Problem(name, make, tuple(args), True, 1)
+
+
+def _shared_rows() -> Problem:
+    """A convolution over an image whose pixels depend on the row alone: there is no row above the first."""
+    image, kernel, result = (Shape("f32", *sizes) for sizes in ((1, 2, 9, 20), (3, 2, 3, 3), (1, 3, 9, 20)))
+    dims = ConvDims(0, 1, (2, 3), 1, 0, (2, 3), 0, 1, (2, 3))
+
+    def build(f: Builder, rows: Value, weights: Value) -> Value:
+        spread = f.broadcast_in_dim(rows, broadcast_dimensions=(2,), result=image)
+        same = {"feature_group_count": 1, "batch_group_count": 1, "padding": ((1, 1), (1, 1))}
+        return f.convolution(spread, weights, dimension_numbers=dims, result=result, **same)
+
+    args = [np.arange(9, dtype=np.float32), np.ones((3, 2, 3, 3), np.float32)]
+    return _by_hand("an image of equal columns", args, build, [Shape("f32", 9), kernel])
+
+
+def _product_of_scalars() -> Problem:
+    def build(f: Builder, x: Value, y: Value) -> Value:
+        a, b = (f.reshape(each, result=Shape("f32")) for each in (x, y))
+        return f.negate(f.dot_general(a, b, dot_dimension_numbers=DotDims(), result=Shape("f32")))
+
+    args = [np.array([3], np.float32), np.array([5], np.float32)]
+    return _by_hand("a product of scalars", args, build, [Shape("f32", 1)] * 2)
+
+
+def _moved_and_padded(rows: int, columns: int) -> Problem:
+    """A transposed matrix as a list, padded and joined: indices behind guards divide by sizes that may be 0."""
+
+    def build(f: Builder, x: Value) -> Value:
+        flat = f.reshape(f.transpose(x, permutation=(1, 0)), result=Shape.of(x.shape.dtype, (x.shape.count,)))
+        one = f.constant(1, x.shape.dtype)
+        padded = f.pad(flat, one, edge_padding_low=(1,), edge_padding_high=(2,), interior_padding=(0,))
+        return f.concatenate(flat, padded, dimension=0)
+
+    args = [np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)]
+    return _by_hand(f"a padded list of {rows} x {columns}", args, build, [Shape("f32", "N", "M")])
+
+
+def _last_row_padded() -> Problem:
+    """A padded axis that becomes two: the place before the first element is not the last one of the row above."""
+
+    def build(f: Builder, x: Value) -> Value:
+        spread = f.broadcast_in_dim(x, broadcast_dimensions=(0, 1, 2), result=Shape("f32", 1, 28, 11))
+        flat = f.reshape(spread, result=Shape("f32", 28, 11))
+        one = f.constant(1, x.shape.dtype)
+        return f.pad(flat, one, edge_padding_low=(1, 0), edge_padding_high=(2, 0), interior_padding=(0, 0))
+
+    return _by_hand("rows padded", [np.arange(28, dtype=np.float32).reshape(1, 28, 1)], build, [Shape("f32", 1, 28, 1)])

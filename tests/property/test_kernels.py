@@ -15,7 +15,7 @@ from smelt.device import cpu
 from smelt.engine import native, plans
 from smelt.errors import SmeltError
 from smelt.kernel.tile_c import TileShape
-from tests.property.problems import Problem, difference, draw
+from tests.property.problems import Problem, difference, draw, edges
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
 
@@ -48,6 +48,10 @@ def test_random_problems(kinds: tuple[str, ...], seed: int) -> None:
     random = np.random.default_rng([seed, GROUPS.index(kinds)])
     problems = [draw(kinds[i % len(kinds)], random) for i in range(24)]
     assert failures(problems) == []
+
+
+def test_problems_at_the_edges() -> None:
+    assert failures(edges()) == []
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.rows}x{shape.columns}x{shape.lanes}")

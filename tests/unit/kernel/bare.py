@@ -33,7 +33,7 @@ from smelt.kernel.plan import Buffer, Plan
 from smelt.kernel.tile_c import tile_shape
 from smelt.shape import Shape
 from smelt.target import Target
-from tests.property.problems import KINDS, Problem, difference, draw
+from tests.property.problems import KINDS, Problem, difference, draw, edges
 
 UNTOUCHED = 0xFF  # what results and temporaries hold before: no number, in every float type
 
@@ -181,8 +181,9 @@ def read_results(case: Case, data: bytes) -> list[Array]:
 
 
 def random_problems(seed: int, count: int, kinds: Sequence[str] = tuple(KINDS)) -> list[Problem]:
+    """So many problems of the kinds in turn, after those at the edges."""
     random = np.random.default_rng([seed, count])
-    return [draw(kinds[i % len(kinds)], random) for i in range(count)]
+    return [*edges(), *(draw(kinds[i % len(kinds)], random) for i in range(count))]
 
 
 def bare(problems: Sequence[Problem], target: Target | None = None) -> Bare:

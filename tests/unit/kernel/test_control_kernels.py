@@ -159,3 +159,30 @@ TUPLES = """func.func @main(%n: tensor<i32>, %x: tensor<2xf32>) -> tensor<2xf32>
 
 def test_tuples_are_taken_apart() -> None:
     assert not disagreement(parse(TUPLES), [(np.int32(1), np.array([1, 2], np.float32))])
+
+
+SPLATS = """func.func @main(%n: tensor<i32>, %w: tensor<8x40xf32>) -> (tensor<5x40xf32>, tensor<5x40xf32>) {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %half = stablehlo.constant dense<0.5> : tensor<f32>
+  %a = stablehlo.broadcast_in_dim %half, dims = [] : (tensor<f32>) -> tensor<5x8xf32>
+  %b = stablehlo.dot_general %a, %w, contracting_dims = [1] x [0] : (tensor<5x8xf32>, tensor<8x40xf32>) -> tensor<5x40xf32>
+  %r:2 = stablehlo.while(%i = %zero, %s = %b) : tensor<i32>, tensor<5x40xf32>
+  cond {
+    %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %c : tensor<i1>
+  } do {
+    %j = stablehlo.add %i, %one : tensor<i32>
+    %t = stablehlo.constant dense<2.0> : tensor<5x8xf32>
+    %u = stablehlo.dot_general %t, %w, contracting_dims = [1] x [0]
+      : (tensor<5x8xf32>, tensor<8x40xf32>) -> tensor<5x40xf32>
+    %v = stablehlo.add %s, %u : tensor<5x40xf32>
+    stablehlo.return %j, %v : tensor<i32>, tensor<5x40xf32>
+  }
+  return %r#1, %b : tensor<5x40xf32>, tensor<5x40xf32>
+}"""
+
+
+def test_products_of_a_number_that_lies_nowhere(seed: int) -> None:
+    w = np.random.default_rng(seed).integers(-4, 5, (8, 40)).astype(np.float32)
+    assert not disagreement(parse(SPLATS), [(np.int32(turns), w) for turns in (0, 3)])

@@ -16,7 +16,6 @@ import pytest
 
 import smelt
 from smelt.device import cpu
-from smelt.device.runtime import SOURCES
 from smelt.kernel import emit_c
 from tests.property.problems import KINDS, Problem, difference
 from tests.unit.kernel.bare import Bare, bare, random_problems, read_results, write_case
@@ -25,7 +24,6 @@ pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: p
 
 HERE = Path(__file__).parent
 RUNTIME = Path(smelt.__path__[0]) / "runtime"
-RUNTIME_FILES = [str(RUNTIME / name) for name in SOURCES if name.endswith(".c") and name != "python.c"]
 
 
 def answers(problems: Sequence[Problem], made: Bare, folder: Path) -> list[str]:
@@ -46,9 +44,10 @@ def test_buffers_between_pages_that_nobody_may_touch(seed: int) -> None:
 
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_programs_under_a_sanitizer(sanitizer: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loops on cores are cut into small pieces, so that two threads meet wherever they can."""
+    """Loops on cores are cut into small pieces, so that two threads meet wherever they can. Nothing is optimised: a
+    compiler that moves a stray read to where it does no harm would hide it."""
     gcc = shutil.which("gcc")
-    flags = ["-g", "-O1", "-std=c11", "-pthread", "-fwrapv", "-ffp-contract=off", f"-fsanitize={sanitizer}"]
+    flags = ["-g", "-O0", "-std=c11", "-pthread", "-fwrapv", "-ffp-contract=off", f"-fsanitize={sanitizer}"]
     flags += ["-fno-sanitize-recover=all", "-Wno-psabi", "-w"]
     probe = tmp_path / "probe.c"
     probe.write_text("int main(void) { return 0; }")
@@ -60,13 +59,13 @@ def test_programs_under_a_sanitizer(sanitizer: str, seed: int, tmp_path: Path, m
     ):
         pytest.skip(f"no gcc whose -fsanitize={sanitizer} works here")
     monkeypatch.setattr(emit_c, "WORTH", 16)
-    problems = random_problems(seed, len(KINDS))
+    problems = random_problems(seed, 2 * len(KINDS))
     made = bare(problems)
     text = tmp_path / "programs.c"
     text.write_text(made.with_table())
     for i, case in enumerate(made.cases):
         write_case(case, tmp_path / f"{i}.case")
-    command = [gcc, *flags, "-I", str(RUNTIME), *RUNTIME_FILES, str(text), str(HERE / "driver.c"), "-o", binary]
+    command = [gcc, *flags, "-I", str(RUNTIME), str(text), str(HERE / "driver.c"), "-o", binary]
     subprocess.run(command, check=True)
     quiet = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
     done = subprocess.run(
@@ -89,7 +88,7 @@ def test_programs_for_another_processor_under_an_emulator(seed: int, tmp_path: P
     for i, case in enumerate(made.cases):
         write_case(case, tmp_path / f"{i}.case")
     flags = ["-O1", "-std=c11", "-fwrapv", "-ffp-contract=off", "-static", "-target", "aarch64-linux-musl", "-w"]
-    files = [str(text), str(HERE / "driver.c"), *RUNTIME_FILES]
+    files = [str(text), str(HERE / "driver.c")]
     subprocess.run([*command, *flags, "-I", str(RUNTIME), *files, "-o", binary], check=True)
     done = subprocess.run(
         [emulator, binary, str(tmp_path), str(len(problems))], capture_output=True, text=True, check=False

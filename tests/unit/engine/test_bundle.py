@@ -1,0 +1,394 @@
+"""Bundles: what is saved comes back, without a compiler and without what compiles. Oracles: onnxruntime and NumPy."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import smelt
+from smelt.bundle import container, record, sign
+from smelt.bundle.entry import DataCheck, Entry, SizeCheck
+from smelt.bundle.executable import NativeExecutable
+from smelt.bundle.load import deserialize, load
+from smelt.bundle.model import Model
+from smelt.bundle.write import serialize, write
+from smelt.device import cpu
+from smelt.dim import symbol
+from smelt.dtype import Quantized, dtype
+from smelt.engine.native import NativeEngine
+from smelt.engine.store import default_targets, recompile, store_weights
+from smelt.engine_api import KernelUse, Port, Signature
+from smelt.errors import FileError, Location, MissingPackageError, RunError, SizeError, SmeltError, UnsupportedError
+from smelt.ir.text import parse
+from smelt.model import read
+from smelt.shape import Shape
+from smelt.weights import Weights
+
+pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
+
+DIGITS = Path(str(files("smelt") / "assets" / "digits.onnx"))
+ROOT = Path(smelt.__path__[0]).parent
+ADD = """func.func @main(%x: tensor<?xf32, #smelt.sizes<A>>, %y: tensor<?xf32, #smelt.sizes<B>>)
+    -> tensor<?xf32, #smelt.sizes<A>> {
+  %0 = stablehlo.add %x, %y : (tensor<?xf32, #smelt.sizes<A>>, tensor<?xf32, #smelt.sizes<B>>)
+    -> tensor<?xf32, #smelt.sizes<A>>
+  return %0 : tensor<?xf32, #smelt.sizes<A>>
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def pixels() -> np.ndarray:
+    with np.load(str(files("smelt") / "assets" / "digits_test.npz")) as stored:
+        return stored["images"].astype(np.float32) / 16
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return smelt.load(DIGITS, engine="native")
+
+
+@pytest.fixture(scope="module")
+def saved(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bundle") / "digits.smelt"
+    model.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(pixels: np.ndarray) -> np.ndarray:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(str(DIGITS), providers=["CPUExecutionProvider"])
+    return session.run(None, {"pixels": pixels[:37]})[0]
+
+
+def python(script: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A new process without a compiler's traces, unless the environment says otherwise."""
+    given = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=given)
+
+
+RUN = """
+import sys, numpy as np, smelt
+model = smelt.load(sys.argv[1])
+np.save(sys.argv[3], model(pixels=np.load(sys.argv[2]))["probabilities"])
+"""
+
+
+@pytest.mark.parametrize("batch", [0, 1, 2, 37])
+def test_a_bundle_gives_what_onnxruntime_gives(
+    saved: Path, pixels: np.ndarray, expected: np.ndarray, batch: int
+) -> None:
+    bundle = smelt.load(saved)
+    assert "pixels: f32[batch, 64]" in repr(bundle)
+    np.testing.assert_allclose(bundle(pixels[:batch])["probabilities"], expected[:batch], rtol=2e-5, atol=1e-7)
+
+
+def test_the_name_and_the_metadata_come_back(saved: Path, model: Model) -> None:
+    bundle = smelt.load(saved)
+    assert (bundle.name, bundle.engine, dict(bundle.metadata)) == ("digits", "native", dict(model.metadata))
+    assert bundle.signature == model.signature
+    assert bundle.kernels == model.kernels
+    assert bundle.provenance["source"] == "digits.onnx"
+    assert bundle.provenance["source_blake2b"] == container.digest(DIGITS.read_bytes())
+
+
+def test_serialized_bytes_are_the_file_and_stay_the_same(
+    saved: Path, model: Model, pixels: np.ndarray, expected: np.ndarray
+) -> None:
+    data = saved.read_bytes()
+    assert model.serialize() == data
+    assert smelt.load(saved).serialize() == data
+    (found,) = smelt.deserialize(data)(pixels[:37])
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-7)
+
+
+def test_loading_imports_nothing_that_compiles(saved: Path, pixels: np.ndarray, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", pixels[:3])
+    listing = (
+        RUN + "print(*sorted(name for name in sys.modules if name.split('.')[0] in ('smelt', 'onnx', 'subprocess')))"
+    )
+    done = python(listing, saved, tmp_path / "x.npy", tmp_path / "y.npy")
+    assert done.returncode == 0, done.stderr
+    rooms = {".".join(name.split(".")[:2]) for name in done.stdout.split()}
+    forbidden = {"smelt.ir", "smelt.kernel", "smelt.passes", "smelt.read", "smelt.engine", "smelt.model", "onnx"}
+    assert not rooms & (forbidden | {"subprocess"})
+    assert "smelt.bundle" in rooms
+
+
+@pytest.mark.parametrize("target", ["", "plain"])
+def test_loading_needs_no_compiler_and_no_cache(
+    saved: Path, pixels: np.ndarray, expected: np.ndarray, tmp_path: Path, target: str
+) -> None:
+    np.save(tmp_path / "x.npy", pixels[:37])
+    nowhere = tmp_path / "cache"
+    arguments = saved, tmp_path / "x.npy", tmp_path / "y.npy"
+    done = python(RUN, *arguments, SMELT_CC="/no/compiler", SMELT_CACHE_DIR=str(nowhere), SMELT_TARGET=target)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, rtol=2e-5, atol=1e-7)
+    assert not nowhere.exists(), "nothing is written"
+
+
+def test_weights_are_mapped_and_nothing_is_copied(saved: Path) -> None:
+    bundle = smelt.load(saved)
+    executable = bundle._executable
+    assert isinstance(executable, NativeExecutable)
+    assert executable._arrays
+    start, end = next(
+        tuple(int(place, 16) for place in line.split()[0].split("-"))
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if line.endswith(str(saved))
+    )
+    for array in executable._arrays:
+        address = array.__array_interface__["data"][0]
+        assert start <= address < end
+        assert address % 64 == 0
+        assert not array.flags.writeable
+
+
+def test_code_for_several_kinds_of_processors(pixels: np.ndarray, expected: np.ndarray, tmp_path: Path) -> None:
+    program, weights = read(DIGITS)
+    stored = store_weights(program, weights, ["plain", "avx512", "avx2"])
+    layouts = {variant.tile[1]: [code.target for code in variant.codes] for variant in stored.programs[0].variants}
+    assert layouts == {32: ["avx512", "plain"], 16: ["avx2"]}, "plain code shares the weights of the first target"
+    path = tmp_path / "digits.smelt"
+    write(path, stored)
+    np.save(tmp_path / "x.npy", pixels[:37])
+    for target in ("avx512", "avx2", "plain"):
+        if not cpu.TARGETS[target].features <= cpu.target("native").features:
+            continue
+        done = python(RUN, path, tmp_path / "x.npy", tmp_path / "y.npy", SMELT_TARGET=target, SMELT_CC="/no/compiler")
+        assert done.returncode == 0, done.stderr
+        np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, rtol=2e-5, atol=1e-7)
+
+
+def test_packed_weights_are_not_packed_again(model: Model) -> None:
+    other = "avx2" if default_targets()[0] != "avx2" else "avx512"
+    with pytest.raises(UnsupportedError, match="packed for another kind"):
+        model.serialize(targets=[other])
+    with pytest.raises(SmeltError, match="unknown target"):
+        model.serialize(targets=["abacus"])
+
+
+def without_fitting_code(model: Model) -> bytes:
+    stored = model._stored(())
+    programs = [
+        program._replace(
+            variants=tuple(
+                variant._replace(codes=tuple(code._replace(features=("warp_drive",)) for code in variant.codes))
+                for variant in program.variants
+            )
+        )
+        for program in stored.programs
+    ]
+    return serialize(stored._replace(programs=tuple(programs)))
+
+
+def test_another_machine_compiles_again(
+    model: Model, pixels: np.ndarray, expected: np.ndarray, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "smelt"):
+        executable = smelt.deserialize(without_fitting_code(model))
+    assert "needs warp_drive" in caplog.text
+    np.testing.assert_allclose(executable(pixels[:37])[0], expected, rtol=2e-5, atol=1e-7)
+
+
+def test_another_machine_without_a_compiler_says_why(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = without_fitting_code(model)
+    monkeypatch.setattr(cpu, "compiler", lambda: None)
+    with pytest.raises(UnsupportedError, match="cannot be compiled here") as caught:
+        deserialize(data, recompile)
+    assert "needs warp_drive" in str(caught.value)
+    assert "no C compiler" in str(caught.value)
+
+
+def test_an_executable_without_weights_is_bound_after_loading(pixels: np.ndarray, expected: np.ndarray) -> None:
+    program, weights = read(DIGITS)
+    compiled = NativeEngine().compile(program)
+    assert isinstance(compiled, NativeExecutable)
+    loaded = smelt.deserialize(compiled.serialize())
+    with pytest.raises(RunError, match="not bound"):
+        loaded(pixels[:1])
+    real = loaded.prepare(weights)
+    blank = loaded.prepare(Weights.of({name: np.zeros_like(weights[name].numpy()) for name in weights}))
+    np.testing.assert_allclose(real(pixels[:37])[0], expected, rtol=2e-5, atol=1e-7)
+    assert not np.allclose(blank(pixels[:37])[0], expected)
+    with pytest.raises(UnsupportedError, match="part of the bundle"):
+        smelt.deserialize(compiled.prepare(weights).serialize()).prepare(weights)
+
+
+def test_size_checks_come_along() -> None:
+    compiled = NativeEngine().compile(parse(ADD))
+    assert isinstance(compiled, NativeExecutable)
+    loaded = smelt.deserialize(compiled.serialize())
+    x = np.arange(3, dtype=np.float32)
+    np.testing.assert_array_equal(loaded(x, x)[0], x + x)
+    with pytest.raises(SizeError, match="add") as ours:
+        loaded(x, x[:2])
+    with pytest.raises(SizeError) as original:
+        compiled(x, x[:2])
+    assert str(ours.value) == str(original.value)
+
+
+def test_large_constants_and_narrow_types_come_along(seed: int) -> None:
+    values = np.random.default_rng(seed).integers(-100, 100, (64, 48)).astype(np.int16)
+    text = f"""func.func @main(%w: tensor<48xbf16> {{smelt.weight = "w"}}, %x: tensor<48xi16>)
+        -> (tensor<64x48xi16>, tensor<48xbf16>) {{
+      %c = stablehlo.constant dense<{values.tolist()}> : tensor<64x48xi16>
+      %b = stablehlo.broadcast_in_dim %x, dims = [1] : (tensor<48xi16>) -> tensor<64x48xi16>
+      %0 = stablehlo.add %c, %b : tensor<64x48xi16>
+      %1 = stablehlo.negate %w : tensor<48xbf16>
+      return %0, %1 : tensor<64x48xi16>, tensor<48xbf16>
+    }}"""
+    compiled = NativeEngine().compile(parse(text))
+    w = np.linspace(-3, 3, 48).astype(dtype("bf16").numpy)
+    bound = compiled.prepare(Weights.of({"w": w}))
+    assert isinstance(bound, NativeExecutable)
+    x = np.arange(48, dtype=np.int16)
+    total, negative = smelt.deserialize(bound.serialize())(x)
+    np.testing.assert_array_equal(total, values + x)
+    np.testing.assert_array_equal(negative, -w)
+
+
+def test_programs_per_value_are_saved_as_far_as_there_are_any(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    helper, kind = onnx.helper, onnx.TensorProto
+    graph = helper.make_graph(
+        [helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=1)],
+        "sum",
+        [
+            helper.make_tensor_value_info("x", kind.FLOAT, ["n", 4]),
+            helper.make_tensor_value_info("axes", kind.INT64, [1]),
+        ],
+        [helper.make_tensor_value_info("y", kind.FLOAT, ["a", "b"])],
+    )
+    path = tmp_path / "sum.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), str(path))
+    model = smelt.load(path, engine="native")
+    with pytest.raises(UnsupportedError, match="no program has been compiled yet"):
+        model.save(tmp_path / "sum.smelt")
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for axis in (0, 1):
+        model(x, np.array([axis]))
+    model.save(tmp_path / "sum.smelt")
+    loaded = smelt.load(tmp_path / "sum.smelt")
+    assert loaded.static == ("axes",)
+    for axis in (0, 1):
+        np.testing.assert_array_equal(loaded(x[:2], np.array([axis]))["y"], x[:2].sum(axis, keepdims=True))
+    with pytest.raises(UnsupportedError, match="no program for these inputs") as caught:
+        loaded(x, np.array([-1]))
+    assert "axes=[0]; axes=[1]" in str(caught.value)
+    again = smelt.load(path, engine="native", static={"axes": np.array([1])})
+    again.save(tmp_path / "fixed.smelt")
+    np.testing.assert_array_equal(smelt.load(tmp_path / "fixed.smelt")(x)["y"], x.sum(1, keepdims=True))
+
+
+def test_what_cannot_be_saved_or_asked_for_is_refused(saved: Path, tmp_path: Path) -> None:
+    reference = smelt.load(DIGITS, engine="reference")
+    with pytest.raises(UnsupportedError, match="another engine"):
+        reference.save(tmp_path / "no.smelt")
+    assert not list(tmp_path.iterdir())
+    for options in ({"engine": "reference"}, {"device": "cuda"}, {"memory_limit": "1GB"}, {"static": {"a": 1}}):
+        with pytest.raises(UnsupportedError, match="compiled already"):
+            smelt.load(saved, **options)
+    with pytest.raises(FileError, match="cannot read"):
+        smelt.load(tmp_path / "absent.smelt")
+    bundle = smelt.load(saved)
+    with pytest.raises(UnsupportedError, match="targets of a bundle are fixed"):
+        bundle.save(tmp_path / "other.smelt", targets=["avx2"])
+    bundle.close()
+    with pytest.raises(RunError, match="closed"):
+        bundle(np.zeros((1, 64), np.float32))
+    with pytest.raises(RunError, match="closed"):
+        bundle.save(tmp_path / "closed.smelt")
+
+
+def test_plain_data_comes_back_from_json() -> None:
+    per_axis = Quantized(dtype("i8"), dtype("f32"), (0.5, 0.25), (0, -3), 1, -128, 127)
+    shapes = (
+        Shape("f32", symbol("B"), 3),
+        Shape.of(dtype("i64"), (symbol("N") * 2 + 1,), None, (7,)),
+        Shape.of(per_axis, (4, 2)),
+        Shape("bf16"),
+    )
+    inputs = tuple(Port(f"é{i}", shape) for i, shape in enumerate(shapes))
+    signature = Signature(inputs, (Port("y", shapes[0], ("cat", ""), (1, "x", -2)),), (Port("w", shapes[3]),))
+    assert record.signature_of(record.signature_record(signature)) == signature
+    checks = (SizeCheck("B equal to 3", "why"),), (DataCheck("{0} is odd", True, Location("a.mlir", 3, 1, "n")),)
+    entry = Entry("smelt0", shapes, shapes[:1], ("B", "N"), ("a", "b", "c", "d"), *checks)
+    assert record.entry_of(record.entry_record(entry)) == entry
+    uses = (KernelUse("map", ("stablehlo.add",), 2),)
+    assert record.kernels_of(record.kernels_record(uses)) == uses
+    array = np.array([[1, -2], [3, 4]], np.int16).T
+    np.testing.assert_array_equal(record.value_of(record.value_record(array)), array)
+
+
+# ---- signatures ----
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A file with a private key, and the public one."""
+    ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
+    private = ed25519.Ed25519PrivateKey.generate()
+    path = tmp_path_factory.mktemp("keys") / "private"
+    path.write_text(private.private_bytes_raw().hex())
+    return path, private.public_key().public_bytes_raw().hex()
+
+
+def test_a_signature_is_demanded_where_keys_are_configured(
+    model: Model,
+    saved: Path,
+    key: tuple[Path, str],
+    tmp_path: Path,
+    pixels: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    private, public = key
+    model.save(tmp_path / "signed.smelt", private_key=private)
+    want = smelt.load(saved)(pixels[:2])["probabilities"]
+    signed = smelt.load(tmp_path / "signed.smelt", keys=[public])
+    np.testing.assert_array_equal(signed(pixels[:2])["probabilities"], want)
+    smelt.load(tmp_path / "signed.smelt")  # nobody asks
+    with pytest.raises(FileError, match="not signed"):
+        smelt.load(saved, keys=[public])
+    with pytest.raises(FileError, match="not trusted"):
+        smelt.load(tmp_path / "signed.smelt", keys=["00" * 32])
+    monkeypatch.setenv(sign.VARIABLE, public)
+    with pytest.raises(FileError, match="not signed"):
+        smelt.load(saved)
+    smelt.load(tmp_path / "signed.smelt")
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
+    with pytest.raises(MissingPackageError, match="verify the signature"):
+        smelt.load(tmp_path / "signed.smelt")
+
+
+def test_a_bundle_that_was_made_up_again_fails_its_signature(
+    model: Model, saved: Path, key: tuple[Path, str], tmp_path: Path
+) -> None:
+    """Whoever changes a bundle can compute every digest again, but no signature."""
+    private, public = key
+    signed = bytearray(model.serialize(private_key=private))
+    changed = model._stored(())._replace(name="another")
+    other = bytearray(serialize(changed))
+    other[64:160] = signed[64:160]  # the key and the signature of the real one
+    other[32:64] = bytes.fromhex(container.digest(bytes(other[:32]), bytes(other[64:96]), _manifest(other)))
+    (tmp_path / "forged.smelt").write_bytes(other)
+    assert smelt.load(tmp_path / "forged.smelt").name == "another"
+    with pytest.raises(FileError, match="wrong signature"):
+        smelt.load(tmp_path / "forged.smelt", keys=[public])
+    with pytest.raises(SmeltError, match="no public key"):
+        load(saved, recompile, keys=["zz"])
+
+
+def _manifest(bundle: bytearray) -> bytes:
+    length = int.from_bytes(bundle[24:32], "little")
+    return bytes(bundle[container.HEAD : container.HEAD + length])

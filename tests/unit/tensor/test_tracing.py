@@ -1,0 +1,264 @@
+"""Tracing: arguments and weights from annotations, branches on sizes, declared results, threads, and running the result."""
+
+import threading
+from typing import Annotated, get_origin
+
+import numpy as np
+import pytest
+
+import smelt
+from smelt import Shaped, Tensor, TensorError, checked
+from smelt.errors import SizeError
+from smelt.ir.text import parse, print_program
+from smelt.ir.verify import verify
+from smelt.shape import Shape
+from smelt.tensor import check, trace
+from smelt.tensor.shaped import spec_of
+
+
+class Linear:
+    weight: Shaped[Tensor, "f32[d=D, f=F]"]
+    bias: Shaped[Tensor, "f32[f=F]"]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.dot(self.weight, "d") + self.bias
+
+
+class Network:
+    facts = ["D >= 1"]  # noqa: RUF012
+    first: Linear
+    scale: Shaped[Tensor, "[F]"]
+
+    def __init__(self) -> None:
+        self.rest = [Second(), Second()]
+
+    def forward(self, x: Shaped[Tensor, "f32[b=B, d=D]"]) -> Shaped[Tensor, "f32[b=B, f=F]"]:
+        y = self.first(x) * self.scale
+        for layer in self.rest:
+            y = layer(y)
+        return y
+
+
+class Second:
+    weight: Shaped[Tensor, "f32[f=F, g=F]"]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.dot(self.weight, "f").rename(g="f").relu()
+
+
+def test_fields_become_weights_under_their_paths():
+    traced = trace(Network().forward)
+    names = [leaf.name for leaf in traced.leaves]
+    assert names == ["first.weight", "first.bias", "scale", "rest.0.weight", "rest.1.weight", "x"]
+    assert [leaf.weight for leaf in traced.leaves] == [True] * 5 + [False]
+    attrs = traced.program.main.arg_attrs
+    assert attrs[0]["smelt.weight"] == "first.weight"
+    assert attrs[-1]["smelt.name"] == "x"
+
+
+def test_the_traced_program_is_right(seed: int):
+    traced = trace(Network().forward)
+    verify(traced.program)
+    assert print_program(parse(print_program(traced.program))) == print_program(traced.program)
+    rng = np.random.default_rng(seed)
+    for b, d, f in ((2, 3, 4), (0, 1, 2), (1, 5, 0)):
+        sizes = [(d, f), (f,), (f,), (f, f), (f, f), (b, d)]
+        arrays = [rng.standard_normal(each).astype(np.float32) for each in sizes]
+        w, bias, scale, one, two, x = (array.astype(np.float64) for array in arrays)
+        want = np.maximum(np.maximum(((x @ w + bias) * scale) @ one, 0) @ two, 0)
+        np.testing.assert_allclose(traced(*arrays, engine="reference"), want, rtol=1e-5, atol=1e-5)
+    with pytest.raises(SizeError, match="a fact does not hold"):
+        traced(
+            *(np.zeros(each, np.float32) for each in [(0, 2), (2,), (2,), (2, 2), (2, 2), (3, 0)]), engine="reference"
+        )
+
+
+@pytest.mark.slow
+def test_the_traced_program_compiles_once_for_all_sizes(seed: int):
+    traced = trace(Network().forward)
+    rng = np.random.default_rng(seed)
+    for b in (1, 3):
+        sizes = [(3, 4), (4,), (4,), (4, 4), (4, 4), (b, 3)]
+        arrays = [rng.standard_normal(each).astype(np.float32) for each in sizes]
+        want = traced(*arrays, engine="reference")
+        np.testing.assert_allclose(traced(*arrays, engine="native"), want, rtol=1e-5, atol=1e-6)
+
+
+def test_wrong_arrays_are_refused():
+    traced = trace(lambda x, y: x + y, Shape("f32", b="B"), Shape("f32", b="B"))
+    with pytest.raises(smelt.SmeltError, match="wrong number of arguments"):
+        traced(np.zeros(2, np.float32))
+    with pytest.raises(smelt.SmeltError, match="does not fit"):
+        traced(np.zeros(2, np.float32), np.zeros(3, np.float32))
+    with pytest.raises(smelt.SmeltError, match="does not fit"):
+        traced(np.zeros(2, np.float64), np.zeros(2, np.float64))
+
+
+# ---- the annotation ----
+
+
+def test_the_annotation_is_annotated():
+    hint = Shaped[Tensor, "f32[b=B, d=512]"]
+    assert get_origin(hint) is Annotated
+    spec = spec_of(hint)
+    assert spec is not None
+    assert str(spec.shape) == "f32[b=B, d=512]"
+    assert spec_of(Tensor) is None
+
+
+def test_the_short_form():
+    spec = spec_of(Shaped[Tensor, "[B, S, D]"])
+    assert spec is not None
+    assert (spec.element, spec.names) == (None, ("b", "s", "d"))
+    spec = spec_of(Shaped[Tensor, "bf16[B, 3]"])
+    assert spec is not None
+    assert (str(spec.element), spec.names) == ("bf16", None)
+    spec = spec_of(Shaped[Tensor, "i32[]"])
+    assert spec is not None
+    assert spec.shape.rank == 0
+
+
+def test_tuples_are_matched_in_order():
+    def f(x: Shaped[Tensor, "[B, D]"]) -> tuple[Shaped[Tensor, "[B]"], Shaped[Tensor, "[D]"]]:
+        return x.sum("d"), x.sum("d")
+
+    with pytest.raises(TensorError, match="the result 1: other axes than declared"):
+        trace(f)
+
+
+def test_a_result_may_have_sizes_of_its_own():
+    def f(x: Shaped[Tensor, "[S]"], y: Shaped[Tensor, "f32[s=T]"]) -> Shaped[Tensor, "f32[s=N]"]:
+        return smelt.concatenate([x, y], "s")
+
+    assert str(trace(f).results.shape) == "f32[s=S + T]"
+
+
+def test_structures_go_in_and_out():
+    def f(pair: tuple[Shaped[Tensor, "[B]"], Shaped[Tensor, "[B]"]], scale: float = 2.0) -> dict[str, Tensor]:
+        return {"sum": pair[0] + pair[1] * scale, "first": pair[0]}
+
+    out = trace(f)(np.ones(2, np.float32), np.ones(2, np.float32), engine="reference")
+    assert {name: array.tolist() for name, array in out.items()} == {"sum": [3, 3], "first": [1, 1]}
+
+
+def test_checked_functions_have_symbols_of_their_own():
+    @checked
+    @smelt.assume("2 divides N")
+    def halves(x: Shaped[Tensor, "f32[n=N]"]) -> Shaped[Tensor, "f32[n=N//2]"]:
+        return x[::2] + x[1::2]
+
+    assert halves(smelt.tensor([1.0, 2.0, 3.0, 4.0], "n")).numpy().tolist() == [3, 7]
+    assert str(halves(smelt.symbolic("f32[n=2*S]")).shape) == "f32[n=S]"
+    with pytest.raises(TensorError, match="needs N % 2 == 0") as caught:
+        halves(smelt.symbolic("f32[n=S]"))
+    assert caught.value.missing == "S % 2 == 0"
+    with pytest.raises(TensorError, match="other axes than declared"):
+        halves(smelt.symbolic("f32[m=4]"))
+
+
+# ---- branches ----
+
+
+def test_every_way_is_followed_and_runs():
+    def f(x: Shaped[Tensor, "[S]"]) -> Tensor:
+        if x.size("s") == 0:
+            return smelt.zeros("f32[]")
+        if x.size("s") % 2 == 0:
+            return (x[::2] * x[1::2]).sum()
+        return x[0] + x[-1]
+
+    traced = trace(f)
+    assert [", ".join(map(str, path.guards)) for path in traced.paths] == [
+        "S == 0", "S >= 1, S % 2 == 0", "S >= 1, S % 2 >= 1",
+    ]  # fmt: skip
+    for array in ([], [3.0], [1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 5.0]):
+        want = 0 if not array else array[0] + array[-1] if len(array) % 2 else sum(np.multiply(array[::2], array[1::2]))
+        assert traced(np.array(array, np.float32), engine="reference") == want
+    with pytest.raises(smelt.SmeltError, match="several programs"):
+        _ = traced.program
+
+
+def test_a_loop_over_a_size_ends_with_an_error_not_in_a_hang():
+    def f(x: Shaped[Tensor, "[S]"]) -> Tensor:
+        total, i = x, 0
+        while i < x.size("s"):
+            i += 1
+        return total
+
+    with pytest.raises(TensorError, match="ways lead through"):
+        check(f)
+
+
+def test_decided_branches_do_not_fork():
+    def f(x: Shaped[Tensor, "f32[s=S + 2]"]) -> Tensor:
+        return x[0] if x.size("s") >= 2 else x[5]
+
+    assert check(f).ways == 1
+
+
+def test_comparisons_of_sizes():
+    def f(x: Shaped[Tensor, "[S]"], y: Shaped[Tensor, "[T]"]) -> Tensor:
+        s, t = x.size("s"), y.size("t")
+        if s != t:
+            return x
+        return x + y.rename(t="s")
+
+    assert check(f).errors == ()
+    assert check(f).ways == 3  # less, equal, greater
+
+
+# ---- threads ----
+
+
+def test_two_threads_trace_different_models():
+    problems: list[object] = []
+    start = threading.Barrier(2)
+
+    def work(number: int) -> None:
+        try:
+            start.wait()
+            for _ in range(30):
+                with smelt.assume(f"{number + 2} divides D"):
+                    x = smelt.symbolic("f32[d=D]")
+                    assert x.split("d", n=None, k=number + 2).shape.sizes[1] == number + 2
+                    try:
+                        x.split("d", n=None, k=3 - number)
+                        problems.append("the other thread's fact was seen")
+                    except TensorError:
+                        pass
+
+                def f(x: Tensor) -> Tensor:
+                    return x[0] if x.size("s") > number else x.sum("s")
+
+                assert [str(path.guards) for path in trace(f, Shape("f32", s="S")).paths] == [
+                    f"Facts.of('S >= {number + 1}')",
+                    "Facts.of('0 >= S')" if number == 0 else f"Facts.of('S <= {number}')",
+                ]
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+
+
+def test_a_transformer_is_proven_in_time_linear_in_its_depth():
+    """The number of ops grows by the same amount with every layer: nothing is traced or kept twice."""
+    counts = [
+        len(trace(_stack(depth), Shape("f32", b="B", s="S", d="D")).program.main.body.ops) for depth in (1, 2, 4, 8)
+    ]
+    per_layer = counts[1] - counts[0]
+    assert counts == [counts[0] + per_layer * (depth - 1) for depth in (1, 2, 4, 8)]
+
+
+def _stack(depth: int):
+    def f(x: Tensor) -> Tensor:
+        for _ in range(depth):
+            scores = (x.dot(x.rename(s="t"), "d") * 0.125).softmax("t")
+            x = x + scores.dot(x.rename(s="t"), "t")
+        return x
+
+    return f
