@@ -43,8 +43,9 @@ conformance: $(DEV) ## the StableHLO programs in $SMELT_SUITES; ARGS: for the sc
 		echo "make conformance: set SMELT_SUITES to the folder that holds testdata/ and interpret/" >&2; exit 2; fi
 	@$(BIN)/python tests/conformance/stablehlo.py "$$SMELT_SUITES" $(ARGS)
 
-bench: $(DEV) ## compare with peers, write JSON; ARGS: for the script
-	@$(BIN)/python -m bench $(ARGS)
+# Without SMELT_MODELS: the model that comes with the package. Peers that are not installed are skipped by name.
+bench: $(DEV) ## the networks in $SMELT_MODELS against peers, into bench/results/models.json; ARGS: for the script
+	@$(BIN)/python bench/models/compare.py --models "$${SMELT_MODELS:-smelt/assets}" --json bench/results/models.json $(ARGS)
 
 venv: $(DEV) ## the virtual environment with the dev extra, and nothing else
 

@@ -5,20 +5,20 @@ An engine compiles a program for a target into an Executable; `prepare` binds th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from smelt.buffer import Buffer, HostBuffer, host_stats
 from smelt.errors import UnsupportedError
 from smelt.shape import Shape
-from smelt.weights import Weights
+from smelt.weights import Stored, Weights
 
 P_contra = TypeVar("P_contra", contravariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
+class Port(NamedTuple):
     """One input, output or weight of a program.
 
     `labels`: the numbers are places in this table of strings. `keys`: what each column stands for.
@@ -30,8 +30,7 @@ class Port:
     keys: tuple[int | str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(NamedTuple):
     """What an executable takes and gives, in order."""
 
     inputs: tuple[Port, ...]
@@ -97,6 +96,10 @@ class Placing(Protocol):
         """A copy on the device, or the same memory where it can be shared for good."""
         ...
 
+    def stage(self, largest: int) -> AbstractContextManager[Callable[[Stored], Buffer]]:
+        """What brings many tensors of at most so many bytes to the device; see `Weights.to_device`."""
+        ...
+
     def stats(self) -> dict[str, int]:
         """Bytes in use and at the peak, where the device says so."""
         ...
@@ -118,6 +121,12 @@ class Platform(Generic[P]):
     def put(self, buffer: HostBuffer) -> Buffer:
         """The buffer on this device; itself where the engine works in host memory."""
         return self.engine.put(buffer) if isinstance(self.engine, Placing) else buffer
+
+    def stage(self, largest: int) -> AbstractContextManager[Callable[[Stored], Buffer]]:
+        """What brings tensors to this device; they stay mapped where the engine works in host memory."""
+        if isinstance(self.engine, Placing):
+            return self.engine.stage(largest)
+        return nullcontext(lambda stored: HostBuffer(stored.load(), stored.shape, owns=False))
 
     def stats(self) -> dict[str, int]:
         """Bytes in use and at the peak: of the device, or of this process where the engine works in host memory."""

@@ -8,29 +8,56 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from smelt.buffer import Buffer, HostBuffer, Places, bytes_text
+from smelt.buffer import Buffer, HostBuffer, bytes_text
 from smelt.dtype import Array, ElementType
 from smelt.errors import FileError
 from smelt.shape import Shape
 
+THREADS = 6  # tensors on their way to a device at the same time
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """One tensor that is not loaded yet: its shape, and how to look at it."""
+    """One tensor that is not loaded yet: its shape, how to look at it and, where it lies in a file as it is, where."""
 
     shape: Shape
     load: Callable[[], Array]
+    place: tuple[MappedFile, int] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape.numbers()) * self.shape.dtype.numpy.itemsize
+
+    def read_into(self, target: Array, start: int) -> None:
+        """Fill an array of bytes with the tensor's bytes from `start` on. Threads may read parts at the same time."""
+        if self.place is not None:
+            file, offset = self.place
+            file.read_into(target, offset + start)
+        else:
+            flat = np.ascontiguousarray(self.load()).reshape(-1).view(np.uint8)
+            target[:] = flat[start : start + target.size]
+
+
+class Staging(Protocol):
+    """Something that brings tensors to a device one after the other: a Platform."""
+
+    def stage(self, largest: int) -> AbstractContextManager[Callable[[Stored], Buffer]]:
+        """What copies a tensor of at most `largest` bytes and returns when it has arrived; threads may share it."""
+        ...
 
 
 class Weights(Mapping[str, HostBuffer]):
@@ -75,7 +102,7 @@ class Weights(Mapping[str, HostBuffer]):
     @property
     def nbytes(self) -> int:
         """What all tensors weigh together."""
-        return sum(_weight(stored.shape) for stored in self._stored.values())
+        return sum(stored.nbytes for stored in self._stored.values())
 
     def stored(self, name: str) -> Stored:
         """The tensor of a name as it lies in the file."""
@@ -83,10 +110,9 @@ class Weights(Mapping[str, HostBuffer]):
 
     def to_device(
         self,
-        platform: Places,
+        platform: Staging,
         names: Iterable[str] | None = None,
         *,
-        threads: int = 8,
         progress: Callable[[int, int], None] | None = None,
     ) -> dict[str, Buffer]:
         """Tensors (all, or those named) on a platform's device, several copies at a time, the largest first.
@@ -96,17 +122,19 @@ class Weights(Mapping[str, HostBuffer]):
         """
         from concurrent.futures import ThreadPoolExecutor
 
-        wanted = list(dict.fromkeys(self if names is None else names))
-        weights = {name: _weight(self.shape(name)) for name in wanted}
-        tell = _Progress(sum(weights.values()), progress or _Bar().tell)
+        wanted = {name: self._find(name) for name in (self if names is None else names)}
+        tell = _Progress(sum(stored.nbytes for stored in wanted.values()), progress or _Bar().tell)
+        largest = max((stored.nbytes for stored in wanted.values()), default=0)
 
-        def copy(name: str) -> Buffer:
-            placed = platform.put(self[name]).wait()
-            tell.add(weights[name])
-            return placed
+        with platform.stage(largest) as place, ThreadPoolExecutor(THREADS, "smelt-load") as pool:
 
-        with ThreadPoolExecutor(threads, "smelt-load") as pool:
-            started = {name: pool.submit(copy, name) for name in sorted(wanted, key=lambda name: -weights[name])}
+            def copy(stored: Stored) -> Buffer:
+                placed = place(stored)
+                tell.add(stored.nbytes)
+                return placed
+
+            order = sorted(wanted, key=lambda name: -wanted[name].nbytes)
+            started = {name: pool.submit(copy, wanted[name]) for name in order}
             try:
                 return {name: started[name].result() for name in wanted}
             except BaseException:
@@ -126,10 +154,6 @@ class Weights(Mapping[str, HostBuffer]):
                 remedy=f"did you mean {', '.join(near)}?" if near else None,
             )
         return stored
-
-
-def _weight(shape: Shape) -> int:
-    return math.prod(shape.numbers()) * shape.dtype.numpy.itemsize
 
 
 class _Progress:
@@ -176,12 +200,27 @@ class MappedFile:
             with self.path.open("rb") as file:
                 self.size = self.path.stat().st_size
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.size else b""
+                self._descriptor = os.dup(file.fileno())
         except (OSError, ValueError) as error:
             raise FileError(f"cannot read {self.path}", got=error) from error
+
+        weakref.finalize(self, os.close, self._descriptor)
 
     @property
     def bytes(self) -> memoryview:
         return memoryview(self._map)
+
+    def read_into(self, target: Array, offset: int) -> None:
+        """Fill an array of bytes from the file, past the mapping: faster than page faults where all is wanted."""
+        at = 0
+        while at < target.size:
+            try:
+                count = os.preadv(self._descriptor, [target.data[at:]], offset + at)
+            except OSError as error:
+                raise FileError(f"cannot read {self.path}", got=error) from error
+            if count == 0:
+                raise FileError(f"{self.path} ends early", expected=target.size, got=at)
+            at += count
 
     def array(self, offset: int, element: ElementType, sizes: tuple[int, ...], what: str = "tensor") -> Array:
         """A view of part of the file; bounds are checked before anything is allocated."""

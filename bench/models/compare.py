@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smelt.cli.bench import inputs_for, open_sizes
+from smelt.cli.random_inputs import inputs_for, open_sizes
 from smelt.cli.rounds import ENGINES, TOLERANCE, Outcome, Setup, measure, python_of
 from smelt.cli.sizes import said_sizes
 from smelt.errors import SmeltError

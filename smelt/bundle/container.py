@@ -7,19 +7,26 @@ of a file is used before what covers it was checked: the head covers the manifes
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import math
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+try:  # hashlib takes long to import: it brings OpenSSL along
+    from _blake2 import blake2b
+except ImportError:
+    from hashlib import blake2b
+
+from smelt.device import cpu
 from smelt.device.runtime import Runtime
 from smelt.dtype import Array
 from smelt.errors import FileError
@@ -38,7 +45,7 @@ Section = tuple[int, int, str]  # offset in the body, bytes, digest
 
 def digest(*parts: bytes | memoryview) -> str:
     """BLAKE2b-256 in hexadecimal."""
-    state = hashlib.blake2b(digest_size=32)
+    state = blake2b(digest_size=32)
     for part in parts:
         state.update(part)
     return state.hexdigest()
@@ -56,14 +63,24 @@ class Image(NamedTuple):
 
     name: str
     manifest: Any
-    checksum: str  # of the body
+    checksum: str  # of everything behind the manifest
     header_digest: str
     public_key: bytes
     signature: bytes
     sections: tuple[Section, ...]
-    body: memoryview  # mapped where it is a file: nothing is read before it is touched
+    rest: memoryview  # what is behind the manifest, mapped where it is a file: nothing is read before it is touched
+    gap: int  # bytes before the body
     file: int | None  # its descriptor, closed by `close`
-    start: int  # of the body in the file
+    offset: int  # of the rest in the file
+
+    @property
+    def body(self) -> memoryview:
+        return self.rest[self.gap :]
+
+    @property
+    def start(self) -> int:
+        """Of the body in the file."""
+        return self.offset + self.gap
 
     def section(self, index: object) -> memoryview:
         """Bytes that are not checked: weights, after `check_body`."""
@@ -109,15 +126,15 @@ class Image(NamedTuple):
 
     def _checksum(self, runtime: Runtime) -> int:
         if self.file is None:
-            return checksum(runtime, [self.body])
-        count = -(-len(self.body) // PIECE)
+            return checksum(runtime, [self.rest])
+        count = -(-len(self.rest) // PIECE)
         sums = (ctypes.c_ulonglong * max(count, 1))()
 
         def over(first: int, last: int) -> None:
             assert self.file is not None
             place = ctypes.cast(ctypes.byref(sums, 8 * first), ctypes.POINTER(ctypes.c_ulonglong))
-            length = min(last * PIECE, len(self.body)) - first * PIECE
-            failed = runtime.released.smelt_checksum_file(self.file, self.start + first * PIECE, length, place)
+            length = min(last * PIECE, len(self.rest)) - first * PIECE
+            failed = runtime.released.smelt_checksum_file(self.file, self.offset + first * PIECE, length, place)
             if failed:
                 raise FileError(f"cannot read {self.name}", got="its end" if failed < 0 else os.strerror(failed))
 
@@ -125,32 +142,43 @@ class Image(NamedTuple):
         return int(runtime.held.smelt_checksum(ctypes.addressof(sums), 8 * count))
 
     def _digests_differ(self) -> bool:
-        end, wrong = 0, []
+        wrong: list[int] = []
 
         def over(first: int, last: int) -> None:
             for i in range(first, last):
                 if digest(self.section(i)) != self.sections[i][2]:
                     wrong.append(i)
 
-        for offset, length, _ in self.sections:
-            if self.body[end:offset] != bytes(offset - end):
+        end = -self.gap
+        for offset, length, _ in (*self.sections, (len(self.body), 0, "")):
+            if bytes(self.rest[self.gap + end : self.gap + offset]) != bytes(offset - end):
                 wrong.append(-1)
             end = offset + length
-        _share(over, len(self.sections), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
-        return bool(wrong) or self.body[end:] != bytes(len(self.body) - end)
+        _share(over, len(self.sections), cpu.cores())
+        return bool(wrong)
 
 
 def _share(work: Callable[[int, int], None], count: int, workers: int) -> None:
     """work(first, last) over 0…count, on several threads where there are any."""
-    if workers < 2 or count < 2:
-        work(0, count)
-        return
-    from concurrent.futures import ThreadPoolExecutor
+    failures: list[Exception] = []
 
-    each = -(-count // workers)
-    with ThreadPoolExecutor(workers) as pool:
-        for done in [pool.submit(work, first, min(first + each, count)) for first in range(0, count, each)]:
-            done.result()
+    def guarded(first: int, last: int) -> None:
+        try:
+            work(first, last)
+        except Exception as error:  # raised again by the caller
+            failures.append(error)
+
+    each = max(-(-count // workers), 1)
+    parts = [(first, min(first + each, count)) for first in range(0, count, each)]
+    threads = [threading.Thread(target=guarded, args=part) for part in parts[1:]]
+    for thread in threads:
+        thread.start()
+    for part in parts[:1]:
+        guarded(*part)
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
 
 
 def open_file(path: Path) -> Image:
@@ -197,17 +225,19 @@ def _opened(name: str, whole: memoryview, file: int | None) -> Image:
         raise FileError(f"{name} is damaged", got="a head with impossible lengths")
     written = bytes(whole[HEAD : HEAD + manifest_length])
     found = digest(head[: _FRONT.size], head[_KEY], written)
-    gap = whole[HEAD + manifest_length : start]
-    if bytes.fromhex(found) != head[_DIGEST] or gap != bytes(gap.nbytes):
+    if bytes.fromhex(found) != head[_DIGEST]:
         raise FileError(f"{name} is damaged", got="its head and manifest do not have their digest")
-    body = whole[start:]
+    rest = whole[HEAD + manifest_length :]
+    gap = start - HEAD - manifest_length
     try:
         manifest = json.loads(written)
         named = manifest["checksum"]
-        sections = _sections(manifest["sections"], body.nbytes)
+        sections = _sections(manifest["sections"], rest.nbytes - gap)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise FileError(f"{name} has a manifest that cannot be read", got=error) from error
-    return Image(name, manifest, named, found, head[_KEY], head[_SIGNATURE], sections, body, file, start)
+    return Image(
+        name, manifest, named, found, head[_KEY], head[_SIGNATURE], sections, rest, gap, file, HEAD + manifest_length
+    )
 
 
 def _sections(record: Any, length: int) -> tuple[Section, ...]:
@@ -265,11 +295,11 @@ class Body:
 def _bytes_of(content: bytes | memoryview | Array) -> memoryview:
     if isinstance(content, np.ndarray):
         ordered = np.ascontiguousarray(content)
-        return memoryview(ordered.reshape(-1).view(np.uint8)) if ordered.size else memoryview(b"")
+        return ordered.reshape(-1).view(np.uint8).data if ordered.size else memoryview(b"")
     return memoryview(content).cast("B")
 
 
-def checksum(runtime: Runtime, parts: Sequence[memoryview] | Iterator[memoryview]) -> int:
+def checksum(runtime: Runtime, parts: Iterable[memoryview]) -> int:
     """The checksum of bytes that come in parts."""
     sums: list[int] = []
     piece, filled = np.empty(PIECE, np.uint8), 0
@@ -296,17 +326,22 @@ def laid_out(
     runtime: Runtime, body: Body, manifest: dict[str, Any], sign: Callable[[str], tuple[bytes, bytes]] | None
 ) -> Iterator[memoryview]:
     """A whole bundle as bytes that come in order. `sign` turns the head's digest into a public key and a signature."""
-    manifest = manifest | {
-        "checksum": f"{checksum(runtime, body.pieces()):016x}",
-        "sections": [list(section) for section in body.sections],
-    }
-    written = json.dumps(manifest, ensure_ascii=False, separators=(",", ":")).encode()
+    manifest = manifest | {"sections": [list(section) for section in body.sections]}
     alignment = HUGE if body.length >= HUGE else PAGE
-    start = round_up(HEAD + len(written), alignment)
+    length = HEAD + len(_written(manifest, 0))
+    start = round_up(length, alignment)
+    gap = memoryview(bytes(start - length))
+    written = _written(manifest, checksum(runtime, chain([gap], body.pieces())))
     front = _FRONT.pack(MAGIC, FORMAT, alignment, start + body.length, len(written))
     key = sign("")[0] if sign else bytes(32)
     found = digest(front, key, written)
     signature = sign(found)[1] if sign else bytes(64)
     yield memoryview(front + bytes.fromhex(found) + key + signature + written)
-    yield memoryview(bytes(start - HEAD - len(written)))
+    yield gap
     yield from body.pieces()
+
+
+def _written(manifest: dict[str, Any], checksum: int) -> bytes:
+    """The manifest as text, whose length does not depend on the checksum."""
+    whole = {"checksum": f"{checksum:016x}"} | manifest
+    return json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode()

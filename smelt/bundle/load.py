@@ -79,19 +79,19 @@ def describe(path: str | Path) -> dict[str, Any]:
     """What a bundle says about itself; nothing but its head and manifest is read."""
     image = container.open_file(Path(path))
     image.close()
-    manifest = image.manifest
-    codes = [code for program in manifest["programs"] for each in program["variants"] for code in each["codes"]]
+    stored = _read(image)
+    codes = [code for program in stored.programs for variant in program.variants for code in variant.codes]
     return {
-        "name": manifest["name"],
-        "smelt": manifest["smelt"],
-        "signature": record.signature_of(manifest["signature"]),
-        "targets": list(dict.fromkeys(code["target"] for code in codes)),
-        "programs": len(manifest["programs"]),
-        "static": manifest["static"],
+        "name": stored.name,
+        "smelt": image.manifest.get("smelt"),
+        "signature": stored.signature,
+        "targets": list(dict.fromkeys(code.target for code in codes)),
+        "programs": len(stored.programs),
+        "static": list(stored.static),
         "bytes": image.start + len(image.body),
         "signed": image.public_key.hex() if image.signature != bytes(64) else None,
-        "metadata": manifest["metadata"],
-        "provenance": manifest["provenance"] | manifest["programs"][0]["provenance"],
+        "metadata": dict(stored.metadata),
+        "provenance": {**stored.provenance, **stored.programs[0].provenance},
     }
 
 
@@ -103,11 +103,11 @@ class _Reader:
         trusted = sign.trusted(keys)
         if trusted:
             sign.verify(image.name, trusted, image.public_key, image.signature, image.header_digest)
+        self.stored = _read(image)
         try:
-            self.stored = _stored(image)
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, ShapeError) as error:
-            raise FileError(f"{image.name} has a manifest that this version cannot read", got=error) from error
-        self.runtime = runtime.runtime(self._shipped())
+            self.runtime = runtime.runtime(self._shipped())
+        except DeviceError:  # another C library than the one it was made for
+            self.runtime = runtime.runtime()
         if verify is not False or trusted:
             image.check_body(self.runtime, complete=bool(verify or trusted))
 
@@ -202,6 +202,13 @@ def _made_for(program: StoredProgram) -> str:
 
 
 # ---- the manifest ----
+
+
+def _read(image: Image) -> StoredModel:
+    try:
+        return _stored(image)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, ShapeError) as error:
+        raise FileError(f"{image.name} has a manifest that this version cannot read", got=error) from error
 
 
 def _stored(image: Image) -> StoredModel:

@@ -109,7 +109,7 @@ def _variant(variant: Variant, body: Body) -> dict[str, Any]:
 
 
 def _entry(entry: Entry, constants: tuple[Array, ...], body: Body) -> dict[str, Any]:
-    return record.entry_record(entry) | {"constants": [body.add(array) for array in constants]}
+    return {**record.entry_record(entry), "constants": [body.add(array) for array in constants]}
 
 
 def _array(array: Array, body: Body) -> list[Any]:

@@ -1,7 +1,6 @@
 """`smelt bench`: how long a call of a model takes here, as a distribution, beside peers where asked.
 
-Every engine runs in a process of its own and they take turns (`cli.rounds`). The random inputs of the other measuring
-tools are made here too.
+Every engine runs in a process of its own and they take turns (`cli.rounds`).
 """
 
 from __future__ import annotations
@@ -17,16 +16,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from smelt.cli.preflight import looked_at, must_be_readable, sampled
+from smelt.cli.random_inputs import inputs_for
 from smelt.cli.rounds import Outcome, Setup, Times, measure, processors, python_of
-from smelt.cli.run import gather
 from smelt.cli.sizes import said_sizes
 from smelt.dtype import Array
-from smelt.engine.executable import signature_of
 from smelt.errors import SmeltError
-from smelt.ir.ops.signature import bare_symbol
-from smelt.model import read
-from smelt.read.onnx import StaticError
 
 BARS = " ▁▂▃▄▅▆▇█"
 COLUMNS = 60
@@ -128,36 +122,3 @@ def histogram(values: Mapping[str, Sequence[float]], columns: int = COLUMNS) -> 
     left, middle, right = (f"{edges[i]:.3g}" for i in (0, columns // 2, columns))
     axis = f"{left}{middle:^{max(columns - len(left) - len(right), 1)}}{right}"
     return [*lines, f"{'ms':{width}} {axis}"]
-
-
-# ---- inputs ----
-
-
-def inputs_for(file: Path, sizes: Sequence[str], static: Sequence[str] = (), seed: int = 0) -> dict[str, Array]:
-    """Random numbers; what shapes the program is as the user said, or a sample that there is a program for."""
-    if not static:
-        try:
-            return gather(signature_of(read(file)[0].main), ["random"], sizes, seed)
-        except StaticError:
-            pass
-    found = looked_at(file, sizes, static)
-    assert found is not None, "only ONNX files have static inputs"
-    must_be_readable(found)
-    return {**sampled(found, seed), **found.static}
-
-
-def open_sizes(file: Path) -> tuple[tuple[str, bool], ...]:
-    """The symbols of the inputs' sizes, and whether each is the size of a first axis."""
-    try:
-        shapes = [port.shape for port in signature_of(read(file)[0].main).inputs]
-    except StaticError:
-        found = looked_at(file, (), ())
-        assert found is not None, "only ONNX files have static inputs"
-        shapes = list(found.open.inputs.values())
-    names: dict[str, bool] = {}
-    for shape in shapes:
-        for axis, size in enumerate(shape.sizes):
-            name = bare_symbol(size)
-            if name is not None:
-                names[name] = names.get(name, False) or axis == 0
-    return tuple(names.items())

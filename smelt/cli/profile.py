@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from smelt.cli.bench import inputs_for
 from smelt.cli.preflight import looked_at, must_be_readable
+from smelt.cli.random_inputs import inputs_for
 from smelt.cli.roofline import Point, roofline_svg
 from smelt.device.peak import Peaks, peaks
 from smelt.device.runtime import runtime
@@ -33,6 +34,7 @@ from smelt.read.onnx import StaticError
 from smelt.weights import Weights
 
 SHOWN_NODES = 3
+WIDTH = 160  # of a table that nobody sees on a terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ def _scaled(value: float | None, factor: float) -> float | None:
 
 
 def _print(found: Profile, best: Peaks, rows: Sequence[dict[str, Any]], options: Options) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     heads = ("kernel", "x", "ms", "%", "GFLOP/s", "GB/s", "best ms", "of best", "computes")
     table = Table(box=None, pad_edge=False)
     for head in heads:

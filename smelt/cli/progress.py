@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from smelt.device import cpu
 
@@ -31,26 +31,42 @@ def compiling() -> Iterator[None]:
 
 
 class _Bar:
+    """Appears when a compile has gone on for a while."""
+
     def __init__(self) -> None:
-        self._started = 0.0
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
         self._progress: Progress | None = None
+        self._state = (0, 1)
 
     def tell(self, done: int, total: int) -> None:
         """So many of the pieces are done; 0: a compile begins."""
+        with self._lock:
+            self._state = (done, total)
+            if self._progress is not None:
+                self._progress.update(self._progress.task_ids[0], completed=done, total=total)
         if done == 0:
-            self._started = time.monotonic()
-        if done == total:
+            self._timer = threading.Timer(PATIENCE, self._start)
+            self._timer.daemon = True
+            self._timer.start()
+        elif done == total:
             self.stop()
-        elif self._progress is not None:
-            self._progress.update(self._progress.task_ids[0], completed=done, total=total)
-        elif time.monotonic() - self._started > PATIENCE:
-            columns = (TextColumn("compiling"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-            console = Console(stderr=True)
-            self._progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
-            self._progress.add_task("compiling", total=total, completed=done)
+
+    def _start(self) -> None:
+        with self._lock:
+            done, total = self._state
+            if self._timer is None or done == total:
+                return
+            columns = (SpinnerColumn(), TextColumn("compiling"), BarColumn(), TimeElapsedColumn())
+            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._progress.add_task("", total=total if total > 1 else None, completed=done)
             self._progress.start()
 
     def stop(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if self._progress is not None:
+                self._progress.stop()
+                self._progress = None

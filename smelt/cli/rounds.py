@@ -229,8 +229,8 @@ class Worker:
 
     def _last_words(self) -> str:
         status = self.process.wait()
-        text = self.log.read_text(errors="replace").strip()
-        return f"the worker ended with status {status}: {text[-500:]}"
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return f"the worker ended with status {status}: {lines[-1][:500] if lines else 'it said nothing'}"
 
     def _signal(self, name: str) -> None:
         if self.process.poll() is None and CAN_STOP:
@@ -241,7 +241,7 @@ class Worker:
 
 def _command(engine: str, pythons: Mapping[str, str]) -> list[str]:
     if engine in OURS:
-        return [pythons.get(engine, sys.executable), "-m", "smelt.cli.worker"]
+        return [pythons.get(engine, sys.executable), "-P", "-m", "smelt.cli.worker"]
     return [pythons.get(engine, sys.executable), "-I", str(Path(peer.__file__).resolve())]
 
 

@@ -1,13 +1,12 @@
 """Compiled programs on disk: a folder of files named KEY-DIGEST.so, by what made them and by what is in them.
 
 `device.cpu` asks for a key and puts what it has made; `smelt cache` lists and clears. Any number of processes may use
-one folder: entries appear whole (temporary name, sync, rename) and are checked whenever they are used. Nothing that goes
-wrong here is an error: an entry that cannot be kept is made again next time.
+one folder: entries appear whole (temporary name, sync, rename) and are checked whenever they are used. Nothing that
+goes wrong here is an error: an entry that cannot be kept is made again next time.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import time
@@ -145,6 +144,8 @@ def default() -> Cache:
 
 
 def digest_of(path: Path) -> str:
+    import hashlib
+
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 

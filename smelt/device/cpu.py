@@ -7,7 +7,6 @@ for code for another processor than this one. Compiled programs are kept by `dev
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import platform
 import sys
@@ -159,6 +158,8 @@ class _Work:
             raise DeviceError(
                 "no C compiler", expected="the ziglang package, clang, gcc or cc", remedy="pip install ziglang"
             )
+        import hashlib
+
         texts = (source,) if isinstance(source, str) else tuple(source)
         flags = (*FLAGS, *_flags(processor, _is_zig(command)), *extra)
         named = [*command, *flags, processor.name, *sorted(processor.features), *texts]

@@ -82,10 +82,13 @@ class Peaks:
 
 
 def peaks(threads: int, *, again: bool = False) -> Peaks:
-    """The peaks of this machine for a number of threads: as kept on disk, or measured now."""
+    """The peaks of this machine for a number of threads: as kept on disk, or measured now.
+
+    What was measured while the machine had more to do than it has cores is measured again when it has half of that.
+    """
     path = cache.default().folder / f"peaks-{_key(threads)}.json"
     kept = None if again else _kept(path)
-    if kept is not None:
+    if kept is not None and not kept.load > max(2 * _load(), cpu.target().cores):
         return kept
     found = _measure(threads)
     _keep(path, found)
@@ -117,9 +120,14 @@ def _keep(path: Path, found: Peaks) -> None:
         return
 
 
+def _load() -> float:
+    """How many processes wanted to run here in the last minute."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
 def _measure(threads: int) -> Peaks:
     library, lanes = _library()
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    load = _load()
     data = np.full(FOOTPRINTS[-1] // 4 + 1024, 0.5, np.float32)
     sinks = [np.zeros(lanes, np.float32) for _ in range(threads)]
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import mmap
 import os
 import re
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
@@ -33,6 +35,7 @@ from smelt.errors import (
     UnsupportedError,
 )
 from smelt.shape import Shape
+from smelt.weights import Stored
 
 KNOWN = ("0.10", "0.11")  # what this file was written against and is tested with
 REMEDY = "pip install smelt[xla]"
@@ -285,6 +288,87 @@ def client(platform: str = "cpu", index: int = 0) -> Client:
         if found is None or found.lost is not None:
             found = _clients[platform, index] = Client(platform, index)
         return found
+
+
+# ---- many tensors at once ----
+
+STAGING = 256 << 20  # bytes of pinned memory: pinning more takes longer than it saves
+PART = 4 << 20  # bytes that one thread reads at a time
+READERS = 16
+
+
+class Stage:
+    """Brings tensors from files to a device with a bus: parts are read in parallel into pinned memory, while others are
+    on the bus. A tensor that is small, or larger than the pinned memory, goes the plain way."""
+
+    def __init__(self, client: Client, largest: int) -> None:
+        self._client = client
+        self._size = STAGING if largest >= PART else 0
+        self._memory: Array = np.empty(0, np.uint8)
+        self._pinned = False
+        self._free = [(0, self._size)]  # ranges, in order
+        self._changed = threading.Condition()
+        self._readers = ThreadPoolExecutor(READERS, "smelt-read")
+
+    def __enter__(self) -> Stage:
+        if self._size:
+            pages = mmap.mmap(-1, self._size)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                pages.madvise(mmap.MADV_HUGEPAGE)
+            self._memory = np.frombuffer(pages, np.uint8)
+            with suppress(RuntimeError):  # without pinning it is slower, and still right
+                self._client._raw.dma_map(self._memory.ctypes.data, self._size)
+                self._pinned = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._readers.shutdown()
+        if self._pinned:
+            self._client._raw.dma_unmap(self._memory.ctypes.data)
+
+    def __call__(self, stored: Stored) -> PjrtBuffer:
+        """A tensor on the device; returns when it has arrived."""
+        if not PART <= stored.nbytes <= self._size:
+            return self._client.put(stored.load(), stored.shape).wait()
+        length = -(-stored.nbytes // PART) * PART
+        begin = self._take(length)
+        try:
+            target = self._memory[begin : begin + stored.nbytes]
+            starts = range(0, stored.nbytes, PART)
+            reads = [self._readers.submit(stored.read_into, target[at : at + PART], at) for at in starts]
+            _all(reads)
+            array = target.view(stored.shape.dtype.numpy).reshape(stored.shape.numbers())
+            return self._client.put(array, stored.shape, shared=True).wait()
+        finally:
+            self._give(begin, length)
+
+    def _take(self, length: int) -> int:
+        """The first free range that is long enough, as soon as there is one."""
+        with self._changed:
+            while True:
+                for i, (begin, free) in enumerate(self._free):
+                    if free >= length:
+                        self._free[i] = (begin + length, free - length)
+                        return begin
+                self._changed.wait()
+
+    def _give(self, begin: int, length: int) -> None:
+        with self._changed:
+            joined: list[tuple[int, int]] = []
+            for start, free in sorted([*self._free, (begin, length)]):
+                if joined and sum(joined[-1]) == start:
+                    joined[-1] = (joined[-1][0], joined[-1][1] + free)
+                else:
+                    joined.append((start, free))
+            self._free = joined
+            self._changed.notify_all()
+
+
+def _all(started: Sequence[Future[None]]) -> None:
+    """Wait for all, also where one failed: nobody writes to the memory any more when its error is raised."""
+    failures = [failure for each in started if (failure := each.exception()) is not None]
+    if failures:
+        raise failures[0]
 
 
 # ---- buffers ----

@@ -13,9 +13,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -186,8 +185,7 @@ def _default_threads() -> int:
 # ------------------------------------------------------------------------------------------------ programs
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(NamedTuple):
     """Bytes that a bound program holds now, and how many contexts share the arenas and the scratch."""
 
     bound: int

@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -33,7 +34,7 @@ from smelt.passes.lower_quantised import lower_quantised
 from smelt.passes.padding import leak
 from smelt.passes.specialise import specialise
 from smelt.shape import Shape
-from smelt.weights import Weights
+from smelt.weights import Stored, Weights
 
 LIMIT = 16  # programs that one executable keeps, each for its own sizes
 Key: TypeAlias = tuple[tuple[int, ...], ...]
@@ -122,6 +123,12 @@ class PjrtEngine:
         array = buffer.numpy()
         made: Buffer = self.client.put(array, buffer.shape, shared=not array.flags.writeable)
         return made
+
+    def stage(self, largest: int) -> AbstractContextManager[Callable[[Stored], Buffer]]:
+        client = self.client
+        if isinstance(client, pjrt.Client) and client.platform != "cpu":
+            return pjrt.Stage(client, largest)
+        return nullcontext(lambda stored: self.put(HostBuffer(stored.load(), stored.shape, owns=False)).wait())
 
     def stats(self) -> dict[str, int]:
         return self.client.stats()

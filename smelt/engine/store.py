@@ -7,6 +7,7 @@ a bundle has no code for.
 from __future__ import annotations
 
 import subprocess
+import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from smelt.bundle.stored import Code, RuntimeCode, StoredModel, StoredProgram, V
 from smelt.device import cpu, runtime
 from smelt.engine.executable import signature_of
 from smelt.engine.plans import PIECES, Planned, called, entries, lower, plan_lowered, write
-from smelt.engine_api import Signature
+from smelt.engine_api import KernelUse, Signature
 from smelt.errors import DeviceError, FileError, UnsupportedError
 from smelt.ir.core import Program
 from smelt.ir.text import parse, print_program
@@ -34,6 +35,7 @@ from smelt.weights import Weights
 
 NAME = "smelt0"
 PLAIN = "plain"
+GLIBC = "2.17"  # the oldest C library that the runtime library of a bundle runs with
 LARGEST = 1 << 30  # bytes of a program's text
 
 Bind: TypeAlias = Callable[[Planned, TileShape], Arrays | None]
@@ -145,7 +147,8 @@ def _named(name: str) -> Target:
 def _stored(program: Program, targets: Sequence[str], bind: Bind) -> StoredModel:
     signature = signature_of(program.main)
     groups = _groups(targets)
-    variants, kernels = [], ()
+    variants: list[Variant] = []
+    kernels: tuple[KernelUse, ...] = ()
     for group in groups:
         lowered = lower(program, group.layout)
         planned = plan_lowered(lowered, signature)
@@ -190,10 +193,12 @@ def _code(name: str, texts: Sequence[str]) -> Code:
 @cache
 def _runtime(machine: str) -> RuntimeCode:
     """The runtime library for every processor of a machine."""
-    target = next(each for each in (*reversed(cpu.TARGETS.values()),) if each.name == machine)
-    plain = Target(machine, 1, 16, flags=target.flags if not target.features else cpu.TARGETS[PLAIN].flags)
+    plain = Target(machine, 1, 16, flags=("baseline",))
     text = runtime.source()
-    return RuntimeCode(machine, digest(text.encode()), partial(bytes, _compiled([text], plain, *runtime.flags())))
+    command = cpu.compiler()
+    linux = sys.platform == "linux" and command is not None and command[-2:] == ("ziglang", "cc")
+    old = (f"--target={machine}-linux-gnu.{GLIBC}",) if linux else ()
+    return RuntimeCode(machine, digest(text.encode()), partial(bytes, _compiled([text], plain, *runtime.flags(), *old)))
 
 
 def _compiled(texts: Sequence[str], target: Target, *flags: str) -> bytes:

@@ -75,8 +75,8 @@ static inline i64 size_mod(i64 a, i64 b) { return b == 0 ? 0 : a - b * size_div(
 static inline i64 size_max(i64 a, i64 b) { return a > b ? a : b; }
 static inline i64 size_min(i64 a, i64 b) { return a < b ? a : b; }
 """
-WORTHWHILE = 24_000  # characters of C that are worth a run of the compiler
-TOGETHER = 8  # times as many are worth it where products have to be compiled again
+# Characters of C in one file. Only long programs are cut up: in another file a loop may come out otherwise, and slower.
+WORTHWHILE = 400_000
 PRODUCT = re.compile(r"\bsmelt_product(_taps)?\(")
 WORTH = 32768  # elements that are worth a core
 CANCELLED, NO_MEMORY, FAILED, UNFIT = -1, -2, 1 << 20, 1 << 21
@@ -118,30 +118,20 @@ class Source:
 
     def texts(self, most: int) -> list[str]:
         """The same as several files of about equal length that can be compiled at once."""
-        if most == 1 or sum(map(len, self.parts)) < WORTHWHILE:
+        count = min(most, sum(map(len, self.parts)) // WORTHWHILE + 1)
+        if count == 1:
             return [self.text()]
         head = "".join(f"{function.prototype};\n" for function in self.kernels.values())
-        kinds: dict[tuple[bool, ...], list[str]] = {}
-        for part in self.parts:
-            kinds.setdefault(_called(part), []).append(part)
-        files = []
-        for called, parts in kinds.items():
-            # Callers of a product stay with it, so that the compiler sees what they have in common.
-            length = sum(map(len, parts)) // (WORTHWHILE * (TOGETHER if called else 1)) + 1
-            files += [head + "\n".join(each) for each in _balanced(parts, min(most, length))]
+        files = (head + "\n".join(each) for each in _balanced(self.parts, count))
         return [self._file("".join(self._products(each)) + each) for each in files]
 
     def _products(self, text: str) -> list[str]:
         """The functions for products that a text calls."""
-        return [product_text(self.tile, taps) for taps in _called(text)]
+        called = {bool(found[1]) for found in PRODUCT.finditer(text)}
+        return [product_text(self.tile, taps) for taps in sorted(called)]
 
     def _file(self, text: str) -> str:
         return math.prelude(text) + ABI + text
-
-
-def _called(text: str) -> tuple[bool, ...]:
-    """The kinds of products that a text calls: without taps, with taps."""
-    return tuple(sorted({bool(found[1]) for found in PRODUCT.finditer(text)}))
 
 
 def _balanced(parts: Sequence[str], count: int) -> list[list[str]]:

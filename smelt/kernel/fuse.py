@@ -327,7 +327,8 @@ class _Fusion:
             return self._launch(nest, kind, [], targets)
 
     def _launch(self, nest: Nest, kind: str, first: Sequence[Op], writes: Sequence[int]) -> Launch:
-        body = schedule(nest.scope.statements)
+        empty = all(self.buffers[i].shape.count == 0 for i in writes)
+        body = () if empty else schedule(nest.scope.statements)  # what is read for no element may not be there
         covered = tuple(dict.fromkeys([*first, *nest.covered]))
         kernel = Kernel(kind, body, len(nest.buffers), tuple(dict.fromkeys(op.name for op in covered)))
         return Launch(kernel, tuple(nest.buffers), tuple(writes), covered if self.telling else ())

@@ -77,8 +77,8 @@ def _statement(stmt: Stmt, pad: str, inside: int) -> list[str]:
         case Put(array, index, value):
             return [f"{pad}{array}[{text(index)}] := {text(value)}"]
         case Fold(var, extent, body, value, total, function, start):
-            head = f"{pad}{total.name} = {function} over {var.name} < {text(extent)} from {text(start)}:"
-            return [head, *lines(body, inside), f"{pad}  give {text(value)}"]
+            first = f"{pad}{total.name} = {function} over {var.name} < {text(extent)} from {text(start)}:"
+            return [first, *lines(body, inside), f"{pad}  give {text(value)}"]
         case Product():
             return [pad + _product(stmt)]
         case Fail(status, values):

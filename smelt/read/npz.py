@@ -70,12 +70,11 @@ def _member(file: MappedFile, archive: zipfile.ZipFile, member: zipfile.ZipInfo,
             got=member.file_size - start,
         )
     shape = Shape.of(element, sizes)
-    if member.compress_type == zipfile.ZIP_STORED:
-        place = _place(file, member) + start
-        load = partial(_mapped, file, place, element, sizes, order, foreign, name)
-    else:
-        load = partial(_inflated, file.path, member.filename, start, element, sizes, order, foreign)
-    return Stored(shape, load)
+    if member.compress_type != zipfile.ZIP_STORED:
+        return Stored(shape, partial(_inflated, file.path, member.filename, start, element, sizes, order, foreign))
+    at = _place(file, member) + start
+    load = partial(_mapped, file, at, element, sizes, order, foreign, name)
+    return Stored(shape, load, (file, at) if order == "C" and foreign.isnative else None)
 
 
 def _header(path: Path, name: str, head: bytes) -> tuple[str, DType, np.dtype[Any], tuple[int, ...], int]:

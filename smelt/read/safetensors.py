@@ -65,7 +65,7 @@ def read(path: str | Path) -> Weights:
             )
         spans.append((begin, end, name))
         load = partial(file.array, start + begin, element, sizes, f"tensor {name!r}")
-        stored[name] = Stored(Shape.of(element, sizes), load)
+        stored[name] = Stored(Shape.of(element, sizes), load, (file, start + begin))
     _check_cover(path, spans, file.size - start)
     return Weights(stored, metadata, str(path))
 
@@ -90,7 +90,7 @@ def write(path: str | Path, arrays: Mapping[str, Array], metadata: Mapping[str, 
         }
         at += arrays[name].nbytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(8 + len(text)) % 64)  # data that begins at a multiple of 64 can be shared with any device
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:

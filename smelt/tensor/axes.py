@@ -207,7 +207,8 @@ def align(what: str, operands: Sequence[Operand], *, outer: bool = False) -> tup
 
     With names: axes of one name are one axis and must have one size; the axes of one operand contain all others, or
     the user says `outer`. Without names: the last axes align, sizes are equal or plainly 1, and only one operand may
-    stretch. Scalars go with everything.
+    stretch. Scalars go with everything. The result has the axes in the order of the operand that has most of them, the
+    left one where several do.
     """
     first = operands[0]
     same = first.shape.names

@@ -16,7 +16,7 @@ from smelt.dtype import DType, dtype, integer_range
 from smelt.shape import Shape
 from smelt.tensor.axes import Places, align
 from smelt.tensor.promotion import as_array, promote, python_number
-from smelt.tensor.record import Leaf, constant, emit, operand, tensor_of
+from smelt.tensor.record import Leaf, constant, emit, is_tensor, operand, tensor_of
 from smelt.tensor.source import Operand, here, refuse
 
 if TYPE_CHECKING:
@@ -33,10 +33,6 @@ def leaf(data: Any, element: str | DType | None = None, names: tuple[str, ...] |
     """A tensor on data that is already there."""
     array, found = as_array(data, element)
     return tensor_of(Leaf(Shape.of(found, array.shape), array, place=here()), names)
-
-
-def is_tensor(value: object) -> bool:
-    return hasattr(value, "value") and hasattr(value, "shape") and hasattr(value, "dtype")
 
 
 def lift(what: str, values: Sequence[Any], labels: Sequence[str]) -> list[Tensor]:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
+from weakref import ref
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from smelt.ir.core import Func, Op, Program, Value, walk
 from smelt.ir.interpret import World, run_grid
 from smelt.ir.structure import fingerprint
 from smelt.tensor.control import CALLBACKS
-from smelt.tensor.record import Leaf, Recorded, collect, function
+from smelt.tensor.record import Leaf, Recorded, collect, function, place_of
 from smelt.tensor.source import Operand, refuse
 
 if TYPE_CHECKING:
@@ -139,7 +140,8 @@ def data_of(value: Value) -> Array | None:
     """The array behind a value, where it is there already."""
     if isinstance(value, Leaf):
         return value.data
-    return value.op.data[value.index] if isinstance(value.op, Recorded) else None
+    kept = value.op.data[value.index] if isinstance(value.op, Recorded) else None
+    return None if kept is None else kept()
 
 
 def is_known(value: Value) -> bool:
@@ -156,17 +158,25 @@ def realize(*tensors: Tensor, engine: str | None = None) -> tuple[Tensor, ...]:
     >>> realize(x)[0].numpy().tolist()
     [3.0, 6.0]
     """
-    values = list(dict.fromkeys(t.value for t in tensors if data_of(t.value) is None))
+    values = list(dict.fromkeys(each.value for each in tensors if data_of(each.value) is None))
     if values:
         func, inputs = function("main", values, known=lambda value: data_of(value) is not None)
-        arrays = [_array(value) for value in inputs]
-        results = _run(CACHE.entry(func), arrays, engine or _ENGINE.get())
+        results = _run(CACHE.entry(func), [_array(value) for value in inputs], engine or _ENGINE.get())
         for value, array in zip(values, results, strict=True):
             if array.flags.writeable:
                 array.flags.writeable = False
             assert isinstance(value.op, Recorded)
-            value.op.data[value.index] = array
+            value.op.data[value.index] = ref(array)
+    for each in tensors:
+        _settle(each)
     return tensors
+
+
+def _settle(tensor: Tensor) -> None:
+    """A tensor whose array is there forgets how it was made, so that what it came from can be freed."""
+    value, array = tensor.value, data_of(tensor.value)
+    if array is not None and not isinstance(value, Leaf):
+        object.__setattr__(tensor, "value", Leaf(value.shape, array, place=place_of(value)))
 
 
 def _array(value: Value) -> Array:

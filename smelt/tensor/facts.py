@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from smelt.dim import Answer, Fact, Facts, Size
+from smelt.dim import Answer, Fact, Facts, Poly, Size
 from smelt.errors import ShapeError, SmeltError
 from smelt.tensor.source import TensorError, refuse
 
-MAX_PATHS = 64  # ways through a function that `explore` follows before it gives up
+MAX_WAYS = 64  # through a function, that `explore` follows before it gives up
+MAX_TURNS = 24  # branches on one way: more of them are a loop over a size
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -149,12 +150,31 @@ def decide(claim: Fact) -> bool:
             remedy="trace the function (smelt.tensor.trace, smelt check), which follows both branches, or state a fact",
         )
     turn = len(walk.taken)
+    if turn >= MAX_TURNS:
+        refuse(
+            f"whether {claim} is the last of {turn + 1} branches on sizes: a loop over a size has no end here",
+            remedy="smelt.scan(…) or smelt.fori_loop(…) go over an axis of any size",
+        )
     choice = walk.plan[turn] if turn < len(walk.plan) else 0
     walk.taken.append((choice, len(options)))
-    fact, answer = options[choice]
+    fact, answer = _tidy(options[choice][0]), options[choice][1]
     walk.guards.append(fact)
     _FACTS.set(facts | Facts((fact,)))
     return answer
+
+
+def _tidy(fact: Fact) -> Fact:
+    """A fact about one size with its number on one side: `S <= 0` for `S + 1 <= 1`."""
+    gap = fact.right - fact.left
+    if not isinstance(gap, Poly):
+        return fact
+    constant = sum(coefficient for monomial, coefficient in gap.terms if not monomial)
+    rest = gap - constant
+    if not isinstance(rest, Poly) or len(rest.terms) != 1:
+        return fact
+    if fact.relation == "==":
+        return Fact("==", rest, -constant) if rest.terms[0][1] > 0 else Fact("==", -rest, constant)
+    return Fact("<=", -constant, rest) if rest.terms[0][1] > 0 else Fact("<=", -rest, constant)
 
 
 def _possible(facts: Facts, fact: Fact) -> bool:
@@ -199,9 +219,9 @@ def explore(run: Callable[[], T], facts: Facts) -> list[Way[T]]:
             walk.taken.pop()
         if not walk.taken:
             return ways
-        if len(ways) >= MAX_PATHS:
+        if len(ways) >= MAX_WAYS:
             refuse(
-                f"more than {MAX_PATHS} ways lead through the function", remedy="branch on fewer sizes, or state facts"
+                f"more than {MAX_WAYS} ways lead through the function", remedy="branch on fewer sizes, or state facts"
             )
         plan = [choice for choice, _ in walk.taken]
         plan[-1] += 1

@@ -17,7 +17,7 @@ from smelt.tensor import elementwise as el
 from smelt.tensor.axes import Axis, SizeLike, check_names, find_axis, name_at, size_of
 from smelt.tensor.facts import at_most, equal
 from smelt.tensor.moving import permute, relabel
-from smelt.tensor.record import constant, emit, operand, scalar_region, size_list, size_tensor
+from smelt.tensor.record import constant, emit, is_tensor, operand, scalar_region, size_list, size_tensor
 from smelt.tensor.source import Operand, refuse
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def one_hot(x: Tensor, size: SizeLike, axis: str | None = None, element: str | D
 
 def _start(what: str, given: Any, shown: Operand, near: Sequence[Tensor]) -> Tensor:
     """Where a slice starts, as a scalar i64."""
-    if el.is_tensor(given):
+    if is_tensor(given):
         if given.shape.rank or not given.dtype.is_integer:
             refuse(f"{what}: a start is an integer scalar", shown, operand("start", given))
         return el.cast(given, i64)

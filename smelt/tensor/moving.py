@@ -26,10 +26,10 @@ from smelt.tensor.axes import (
     shape_of,
     size_of,
 )
-from smelt.tensor.elementwise import Number, cast, is_tensor, lift, spread
+from smelt.tensor.elementwise import Number, cast, lift, spread
 from smelt.tensor.facts import at_most, equal, in_force
 from smelt.tensor.promotion import promote
-from smelt.tensor.record import constant, emit, operand, size_list
+from smelt.tensor.record import constant, emit, is_tensor, operand, size_list
 from smelt.tensor.source import Operand, refuse
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def _check_group(old: Shape, new: Shape, before: range, after: range, shown: Ope
 
 
 def _refines(old: Sequence[Size], new: Sequence[Size]) -> bool:
-    """Whether splitting axes on both sides gives the same axes: each boundary of one lies inside an axis of the other."""
+    """Whether splitting axes on both sides can give the same axes."""
     i = j = 0
     a: Size = 1
     b: Size = 1
@@ -645,7 +645,7 @@ def chunk(x: Tensor, axis: Axis, sizes: int | Sequence[SizeLike]) -> list[Tensor
 def full(shape: Shape | str, value: Number | Tensor) -> Tensor:
     """One number everywhere."""
     wanted = shape_of(shape)
-    scalar = cast(value, wanted.element) if is_tensor(value) else constant(value, wanted.element)  # type: ignore[arg-type]
+    scalar = cast(value, wanted.element) if is_tensor(value) else constant(value, wanted.element)
     if scalar.shape.rank:
         refuse("full: the value is no scalar", operand("value", scalar))
     return spread(scalar, wanted, ()) if wanted.rank else scalar

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
+from weakref import ReferenceType
 
 import numpy as np
 
@@ -60,12 +61,12 @@ class Leaf(Value):
 
 
 class Recorded(Op):
-    """An op that the front end made. `data` are its results once somebody has asked for them; nothing else changes."""
+    """An op that the front end made. `data` are its results, while a tensor that was realised keeps them alive."""
 
     __slots__ = ("captured", "data", "home", "place")
 
     captured: tuple[Value, ...]  # values from outside that its regions use
-    data: list[Array | None]
+    data: list[ReferenceType[Array] | None]
     home: object  # the region in which it was made
     place: Place | None
 
@@ -116,6 +117,11 @@ def final_class(tensor: type[Tensor]) -> type[Tensor]:
     """Names the class of tensors: `smelt.tensor.core` does so once."""
     _FINAL.append(tensor)
     return tensor
+
+
+def is_tensor(value: object) -> TypeGuard[Tensor]:
+    """Whether a value is a Tensor, for modules that the class imports."""
+    return isinstance(value, _FINAL[0])
 
 
 def tensor_of(value: Value, names: tuple[str, ...] | None) -> Tensor:
@@ -408,18 +414,35 @@ def function(
         shown = [Operand("made", stray.shape, place)] if stray is not None else []
         remedy = "return it from the body instead"
         refuse("a tensor from inside the body of a loop or branch is used outside of it", *shown, remedy=remedy)
-    inputs: list[Value] = list(leaves if args is None else args)
-    cut = [] if args is not None else _cut(ops, results, known)
-    if cut:
-        values: dict[Value, Value] = {value: Leaf(value.shape) for value in cut}
-        inputs += cut
-        formal = [values.get(value, value) for value in inputs]
-        ops = [clone_op(op, values) if _touches(op, values) else op for op in ops]
-        results = [values.get(value, value) for value in results]
+    values: dict[Value, Value] = {}
+    prologue: list[Op] = []
+    inputs: list[Value] = []
+    if args is None:
+        cut = _cut(ops, results, known)
+        inputs = [*leaves, *cut]
+        values = {value: Leaf(value.shape) for value in cut}
     else:
-        formal = inputs
-    body = Region(tuple(formal), tuple(ops), tuple(results))
+        inputs = list(args)
+        for leaf in leaves:
+            if leaf not in args:
+                prologue.append(_embedded(leaf))
+                values[leaf] = prologue[-1].results[0]
+    formal = tuple(values.get(value, value) for value in inputs)
+    if values:
+        ops = [clone_op(op, values) if _touches(op, values) else op for op in ops]
+    body = Region(formal, (*prologue, *ops), tuple(values.get(value, value) for value in results))
     return Func(name, body, "public", tuple(arg_attrs), tuple(result_attrs)), inputs
+
+
+def _embedded(leaf: Leaf) -> Op:
+    """Data that a traced function found around it, as a constant of the program."""
+    if leaf.data is None:
+        refuse(
+            "a tensor without data is no argument of the traced function",
+            Operand("tensor", leaf.shape, leaf.place),
+            remedy="pass it as an argument",
+        )
+    return record("stablehlo.constant", (), {"value": Constant.of(leaf.data, leaf.shape.dtype)})
 
 
 def _touches(op: Op, values: dict[Value, Value]) -> bool:

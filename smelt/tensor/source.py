@@ -17,7 +17,7 @@ from itertools import islice
 from types import CodeType
 from typing import Any, NamedTuple, NoReturn
 
-from smelt.dim import Answer
+from smelt.dim import Answer, Proof
 from smelt.errors import Location, ShapeError
 from smelt.shape import Shape
 
@@ -285,6 +285,9 @@ def refuse(
         where = Location(_short(place.path), span.line, len(raw[: span.column].decode(errors="replace")) + 1)
         source = _excerpt(place.path, span) or None
     missing = answer.missing if answer is not None else None
+    if answer is not None and answer.status is Proof.UNKNOWN:
+        details = [*details, ("proof", "neither proven nor refuted by a counterexample")]
+        remedy = remedy or (None if missing else 'state the fact that makes it so: smelt.assume("…")')
     if remedy is None and missing:
         remedy = f'if that always holds, state it: facts=["{missing}"] or smelt.assume("{missing}")'
     raise TensorError(

@@ -25,9 +25,8 @@ from smelt.ir.core import Attrs, Func, Program
 from smelt.passes.split_prepare import NAME, WEIGHT
 from smelt.shape import Shape
 from smelt.tensor import tree
-from smelt.tensor.elementwise import is_tensor
 from smelt.tensor.facts import Way, explore, facts_of, in_force, parse_facts
-from smelt.tensor.record import SOURCES, Leaf, function, place_of, sources_of, tensor_of
+from smelt.tensor.record import SOURCES, Leaf, function, is_tensor, place_of, sources_of, tensor_of
 from smelt.tensor.shaped import Spec, annotations_of, match, signature_specs, spec_of
 from smelt.tensor.source import Operand, declared, refuse
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from smelt.tensor.elementwise import is_tensor
+from smelt.tensor.record import is_tensor
 from smelt.tensor.source import refuse
 
 if TYPE_CHECKING:

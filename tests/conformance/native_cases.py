@@ -164,7 +164,7 @@ def run_prepared(each: Recast, made: Any) -> Ran:
     if isinstance(made, Exception):
         raise made
     outputs = made(*each.inputs)
-    return Ran(each.judge(outputs), made.kernels)
+    return Ran(each.judge(outputs), sum(use.count for use in made.kernels))
 
 
 def run_native(program: Program, name: str, args: Sequence[Array]) -> Sequence[Array]:

@@ -217,7 +217,7 @@ def read_model(path: Path, given: dict[str, Any]) -> tuple[Any, Any]:
 
 def launched(runs: Sequence[Run]) -> int | None:
     """Kernels that ran, where the engine tells."""
-    counts = [run.executable.kernels for run in runs if hasattr(run.executable, "kernels")]
+    counts = [sum(use.count for use in run.executable.kernels) for run in runs if hasattr(run.executable, "kernels")]
     return sum(counts) if counts else None
 
 

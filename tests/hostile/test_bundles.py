@@ -71,7 +71,7 @@ def test_bytes_between_sections_are_covered(whole: Path) -> None:
     ends = [offset + length for offset, length, _ in image.sections]
     gaps = [end for end, (offset, _, _) in zip(ends, image.sections[1:], strict=False) if end < offset]
     assert gaps
-    for place in (image.start - 1, *(image.start + gap for gap in gaps)):
+    for place in (image.offset, image.start - 1, *(image.start + gap for gap in gaps)):
         data[place] = 1
         for verify in (None, True):
             with pytest.raises(FileError, match="damaged"):

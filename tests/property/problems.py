@@ -637,7 +637,8 @@ KINDS: dict[str, Callable[[Draw], Wanted]] = {
 
 def edges() -> list[Problem]:
     """Problems at edges that dice seldom find: each once went wrong."""
-    return [_shared_rows(), _product_of_scalars(), _moved_and_padded(3, 2), _moved_and_padded(0, 3), _last_row_padded()]
+    lists = [_moved_and_padded(rows, columns) for rows, columns in ((3, 2), (0, 3), (3, 0))]
+    return [_shared_rows(), _product_of_scalars(), _product_of_nothing(), _last_row_padded(), *lists]
 
 
 def _by_hand(name: str, args: Sequence[Array], build: Build, shapes: Sequence[Shape]) -> Problem:
@@ -669,6 +670,19 @@ def _product_of_scalars() -> Problem:
 
     args = [np.array([3], np.float32), np.array([5], np.float32)]
     return _by_hand("a product of scalars", args, build, [Shape("f32", 1)] * 2)
+
+
+def _product_of_nothing() -> Problem:
+    """No element to read, and none to write: not even the first one is there."""
+
+    def build(f: Builder, x: Value, y: Value) -> Value:
+        dims = DotDims((2, 0), (2, 3), (1,), (1,))
+        spread = f.broadcast_in_dim(x, broadcast_dimensions=(0, 1, 3), result=Shape("f32", 0, 1, 1, "N"))
+        turned = f.transpose(y, permutation=(3, 1, 0, 2))
+        return f.dot_general(spread, turned, dot_dimension_numbers=dims, result=Shape("f32", 1, 0, "N", 0))
+
+    args = [np.zeros((0, 1, 5), np.float32), np.zeros((1, 1, 0, 0), np.float32)]
+    return _by_hand("a product of nothing", args, build, [Shape("f32", 0, 1, "N"), Shape("f32", 1, 1, 0, 0)])
 
 
 def _moved_and_padded(rows: int, columns: int) -> Problem:

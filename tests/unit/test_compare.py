@@ -17,7 +17,8 @@ import pytest
 
 from bench.models import compare
 from smelt.cli import rounds
-from smelt.cli.bench import histogram, inputs_for, open_sizes
+from smelt.cli.bench import histogram
+from smelt.cli.random_inputs import inputs_for, open_sizes
 from smelt.cli.rounds import Setup, Worker, differences, measure
 from smelt.errors import SmeltError
 
@@ -215,6 +216,31 @@ def test_inputs_have_the_sizes_that_were_asked_for(folder: Path) -> None:
     inputs = inputs_for(folder / "open.onnx", ["length=7"])
     assert inputs["x"].shape == (1, 7, 8)
     np.testing.assert_array_equal(inputs["x"], inputs_for(folder / "open.onnx", ["length=7"])["x"])
+
+
+def test_integers_are_places_in_the_tables_that_they_look_up(tmp_path: Path) -> None:
+    helper, numpy_helper = onnx.helper, onnx.numpy_helper
+    tables = [numpy_helper.from_array(np.ones((rows, 4), np.float32), f"table{rows}") for rows in (500, 3)]
+    nodes = [
+        helper.make_node("Gather", ["table500", "words"], ["a"]),
+        helper.make_node("Gather", ["table3", "kinds"], ["b"]),
+        helper.make_node("Cast", ["mask"], ["c"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Add", ["a", "b"], ["y"]),
+    ]
+    ends = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [1, 400]) for name in ("words", "kinds", "mask")
+    ]
+    results = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in ("y", "c")]
+    graph = helper.make_graph(nodes, "tables", ends, results, tables)
+    path = tmp_path / "tables.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
+    inputs = inputs_for(path, ())
+    assert {name: (int(array.min()), int(array.max())) for name, array in inputs.items() if name != "words"} == {
+        "kinds": (0, 2),
+        "mask": (0, 1),
+    }
+    assert inputs["words"].min() >= 0
+    assert 400 < inputs["words"].max() < 500
 
 
 def test_a_histogram_has_the_calls_where_they_belong() -> None:

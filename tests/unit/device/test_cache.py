@@ -20,6 +20,7 @@ from smelt.engine.plans import planned, source_of
 from smelt.errors import DeviceError, SmeltError
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
+from smelt.kernel import emit_c
 from smelt.shape import Shape
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
@@ -282,6 +283,17 @@ def test_code_for_another_processor(tmp_path: Path) -> None:
     if cpu._absent(neon):
         with pytest.raises(DeviceError, match="cannot run code"):
             cpu.build(source(1), processor=neon)
+
+
+def test_a_long_program_in_pieces_gives_the_same_bits(folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(seed)
+    x, w = (random.standard_normal(sizes).astype(np.float32) for sizes in ((37, 40), (40, 24)))
+    (whole,) = NativeEngine().compile(waves())(x, w)
+    monkeypatch.setattr(emit_c, "WORTHWHILE", 1000)
+    assert len(source_of([planned(waves())]).texts(3)) == 3
+    (pieces,) = NativeEngine().compile(waves())(x, w)
+    assert len(list(default().entries())) >= 2
+    np.testing.assert_array_equal(whole, pieces)
 
 
 def test_pieces_compile_to_one_library(folder: Path) -> None:

@@ -24,8 +24,18 @@ from smelt.device import pjrt
 from smelt.dtype import dtype
 from smelt.engine import ENGINES, platform
 from smelt.engine.pjrt import PjrtEngine
-from smelt.errors import DeviceError, DeviceLost, ParseError, RunError, ShapeError, SizeError, UnsupportedError
+from smelt.errors import (
+    DeviceError,
+    DeviceLost,
+    FileError,
+    ParseError,
+    RunError,
+    ShapeError,
+    SizeError,
+    UnsupportedError,
+)
 from smelt.ir.text import parse
+from smelt.read.safetensors import write
 from smelt.weights import Weights
 
 pytest.importorskip("jaxlib")
@@ -336,6 +346,43 @@ def test_read_only_arrays_are_shared_and_others_are_not() -> None:
     frozen = array.copy()
     frozen.flags.writeable = False
     assert engine.put(HostBuffer.of(frozen)).numpy()[0] == 1
+
+
+class CopyingClient(pjrt.Client):
+    """A client of the processor that copies what it gets, as a bus does."""
+
+    def put(self, array: Any, shape: Any, *, shared: bool = False) -> Any:
+        return super().put(array, shape)
+
+
+def test_a_stage_brings_tensors_of_all_sizes(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pjrt, "STAGING", 32 << 10)
+    monkeypatch.setattr(pjrt, "PART", 1 << 10)
+    random = np.random.default_rng(seed)
+    sizes = [*random.integers(1, 12 << 10, 40), 32 << 10, 40 << 10, 0]
+    arrays = {f"x{i}": random.integers(0, 256, int(size), np.uint8) for i, size in enumerate(sizes)}
+    write(tmp_path / "x.safetensors", arrays)
+    client = CopyingClient()
+
+    class Bus:
+        def stage(self, largest: int) -> Any:
+            return pjrt.Stage(client, largest)
+
+    placed = smelt.open(tmp_path / "x.safetensors").to_device(Bus())
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(placed[name].numpy(), array)
+
+
+def test_a_stage_raises_what_a_read_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pjrt, "STAGING", 32 << 10)
+    monkeypatch.setattr(pjrt, "PART", 1 << 10)
+    path = tmp_path / "x.safetensors"
+    write(path, {"x": np.ones(2 << 10, np.uint8)})
+    stored = smelt.open(path).stored("x")
+    with path.open("r+b") as file:
+        file.truncate(100)
+    with pjrt.Stage(CopyingClient(), stored.nbytes) as stage, pytest.raises(FileError, match="ends early"):
+        stage(stored)
 
 
 # ---- files ----

@@ -166,7 +166,8 @@ SPLATS = """func.func @main(%n: tensor<i32>, %w: tensor<8x40xf32>) -> (tensor<5x
   %one = stablehlo.constant dense<1> : tensor<i32>
   %half = stablehlo.constant dense<0.5> : tensor<f32>
   %a = stablehlo.broadcast_in_dim %half, dims = [] : (tensor<f32>) -> tensor<5x8xf32>
-  %b = stablehlo.dot_general %a, %w, contracting_dims = [1] x [0] : (tensor<5x8xf32>, tensor<8x40xf32>) -> tensor<5x40xf32>
+  %b = stablehlo.dot_general %a, %w, contracting_dims = [1] x [0]
+    : (tensor<5x8xf32>, tensor<8x40xf32>) -> tensor<5x40xf32>
   %r:2 = stablehlo.while(%i = %zero, %s = %b) : tensor<i32>, tensor<5x40xf32>
   cond {
     %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>

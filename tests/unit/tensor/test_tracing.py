@@ -185,8 +185,9 @@ def test_a_loop_over_a_size_ends_with_an_error_not_in_a_hang():
             i += 1
         return total
 
-    with pytest.raises(TensorError, match="ways lead through"):
-        check(f)
+    [error] = check(f).errors
+    assert "a loop over a size" in error.message
+    assert "scan" in (error.remedy or "")
 
 
 def test_decided_branches_do_not_fork():
@@ -232,7 +233,7 @@ def test_two_threads_trace_different_models():
 
                 assert [str(path.guards) for path in trace(f, Shape("f32", s="S")).paths] == [
                     f"Facts.of('S >= {number + 1}')",
-                    "Facts.of('0 >= S')" if number == 0 else f"Facts.of('S <= {number}')",
+                    f"Facts.of('S <= {number}')",
                 ]
         except BaseException as error:
             problems.append(error)
