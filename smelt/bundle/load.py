@@ -104,10 +104,7 @@ class _Reader:
         if trusted:
             sign.verify(image.name, trusted, image.public_key, image.signature, image.header_digest)
         self.stored = _read(image)
-        try:
-            self.runtime = runtime.runtime(self._shipped())
-        except DeviceError:  # another C library than the one it was made for
-            self.runtime = runtime.runtime()
+        self.runtime = self._runtime()
         if verify is not False or trusted:
             image.check_body(self.runtime, complete=bool(verify or trusted))
 
@@ -185,6 +182,27 @@ class _Reader:
             got=", ".join(asked),
             remedy="load the original model, call it with such inputs, and save it again",
         )
+
+    def _runtime(self) -> runtime.Runtime:
+        shipped = self._shipped()
+        try:
+            try:
+                return runtime.runtime(shipped)
+            except DeviceError:
+                if shipped is None:
+                    raise
+                return runtime.runtime()  # made for another C library: compile it here
+        except DeviceError as error:
+            there = ", ".join(sorted({code.machine for code in self._codes()})) or "none"
+            raise UnsupportedError(
+                f"{self.image.name} has no runtime library for this machine, and it cannot be compiled here",
+                expected=f"a bundle for {cpu.target().name}, written by this version of smelt",
+                got=f"one for {there}; {error}",
+                remedy="smelt compile MODEL -o FILE.smelt --target …",
+            ) from error
+
+    def _codes(self) -> list[Code]:
+        return [code for program in self.stored.programs for variant in program.variants for code in variant.codes]
 
     def _shipped(self) -> Callable[[], ctypes.CDLL] | None:
         """What loads the runtime library of the bundle, where it is made of the same source as ours would be."""

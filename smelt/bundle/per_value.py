@@ -78,7 +78,7 @@ class PerValue:
 
     def knows(self, inputs: tuple[Array, ...]) -> bool:
         """Whether there is a program for such inputs already."""
-        return self._key(self._named(inputs))[0] in self._programs
+        return bool(self._programs) and self._key(self._named(inputs))[0] in self._programs
 
     def stored(self, targets: Sequence[str] = ()) -> StoredModel:
         """The programs that there are: a file cannot make more of them."""

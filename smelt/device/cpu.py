@@ -230,6 +230,8 @@ class _Work:
                 env=environment,
                 timeout=PATIENCE,
             )
+        except FileNotFoundError as error:
+            raise DeviceError("there is no such compiler", got=self.command[0], remedy="pip install ziglang") from error
         except subprocess.TimeoutExpired as error:
             raise DeviceError(f"{self.command[0]} did not end", got=f"{PATIENCE} seconds") from error
         if done.returncode:

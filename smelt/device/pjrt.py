@@ -377,13 +377,14 @@ def _all(started: Sequence[Future[None]]) -> None:
 class PjrtBuffer:
     """An array in a device's memory; it may still be on its way there. Reading it waits."""
 
-    __slots__ = ("__weakref__", "_gone", "_raw", "client", "shape")
+    __slots__ = ("__weakref__", "_gone", "_raw", "client", "guard", "shape")
 
     def __init__(self, raw: Any, shape: Shape, client: Client) -> None:
         self._raw = raw
         self._gone: str | None = None
         self.shape = shape
         self.client = client
+        self.guard: Callable[[], None] | None = None  # raises what the run that made it found wrong
 
     @property
     def raw(self) -> Any:
@@ -408,6 +409,8 @@ class PjrtBuffer:
         """Return when the contents are there; what went wrong on the way is raised here."""
         with _jaxlib_calls("a run", RunError, self.client):
             self.raw.block_until_ready()
+        if self.guard is not None:
+            self.guard()
         return self
 
     def __await__(self) -> Any:
@@ -422,6 +425,8 @@ class PjrtBuffer:
     def numpy(self) -> Array:
         """The contents; on the processor they are shared, and read-only for that reason."""
         raw = self.raw
+        if self.guard is not None:
+            self.guard()
         try:
             if self.client.platform == "cpu" and self.shape.dtype.name in _PLAIN:
                 raw.block_until_ready()

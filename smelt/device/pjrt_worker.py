@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -220,6 +220,7 @@ class RemoteBuffer:
         self.client = client
         self._handle = handle
         self._gone: str | None = None
+        self.guard: Callable[[], None] | None = None  # raises what the run that made it found wrong
         self._end = weakref.finalize(self, client.free, "buffers", handle)
 
     @property
@@ -238,9 +239,13 @@ class RemoteBuffer:
 
     def wait(self) -> RemoteBuffer:
         self.client.ask("wait", handle=self.handle)
+        if self.guard is not None:
+            self.guard()
         return self
 
     def numpy(self) -> Array:
+        if self.guard is not None:
+            self.guard()
         return self.client.fetch(self)
 
     def to_host(self) -> HostBuffer:

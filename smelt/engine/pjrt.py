@@ -25,8 +25,9 @@ from smelt.dtype import Array, Quantized
 from smelt.engine import pjrt_file
 from smelt.engine.executable import signature_of
 from smelt.engine_api import KernelUse, Port, Signature
-from smelt.errors import RunError, ShapeError, SizeError, UnsupportedError
-from smelt.ir.core import Func, Program, Region, Value, walk
+from smelt.errors import RunError, ShapeError, SizeError, SmeltError, UnsupportedError
+from smelt.ir.core import Func, Op, Program, Region, Value, walk
+from smelt.ir.ops.control import is_assertion, require
 from smelt.ir.text import print_program
 from smelt.ir.verify import assumptions
 from smelt.passes import pipeline
@@ -98,7 +99,7 @@ class PjrtEngine:
         padded = _checked_buckets(main, buckets or {})
         offset = len(main.main.args) - len(signature.inputs)
         client = self.client
-        run = SizedProgram(main, client, frozenset(offset + i for i in donated), limit)
+        run = SizedProgram.of(main, client, limit, frozenset(offset + i for i in donated))
         first = Prepare.of(prepare, client, limit) if prepare else None
         executable = PjrtExecutable(client, signature, run, first, donated, padded)
         if run.is_static:
@@ -109,7 +110,7 @@ class PjrtEngine:
         """What `serialize` gave, on the same kind of device with the same version; anything else is refused."""
         client = self.client
         saved = pjrt_file.read(data, client.platform, client.version)
-        run = SizedProgram(saved.main, client, frozenset(saved.donated_arguments), saved.limit)
+        run = SizedProgram.of(saved.main, client, saved.limit, frozenset(saved.donated_arguments))
         first = Prepare.of(saved.prepare, client, saved.limit) if saved.prepare else None
         for key, blob in saved.main_programs:
             run.restore(key, blob)
@@ -199,11 +200,44 @@ class Compilation:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A condition that a run must fulfil, and the numbers for its message: results from `first` on, `count` of them."""
+
+    op: Op
+    first: int
+    count: int
+
+    def judge(self, results: Sequence[Any]) -> None:
+        arrays = [result.numpy() for result in results[self.first : self.first + self.count]]
+        require(self.op, *arrays)
+
+
+def _lift_checks(program: Program) -> tuple[Program, tuple[Check, ...]]:
+    """Checks, which XLA does not know, as results that are looked at after the run."""
+    main = program.main
+    checks: list[Check] = []
+    results = list(main.results)
+    ops = []
+    for op in main.body.ops:
+        if is_assertion(op):
+            checks.append(Check(op, len(results), len(op.operands)))
+            results += op.operands
+        else:
+            ops.append(op)
+    if not checks:
+        return program, ()
+    body = Region(main.args, tuple(ops), tuple(results))
+    return program.replace(Func("main", body, "public", main.arg_attrs, location=main.location)), tuple(checks)
+
+
 @dataclass(slots=True)
 class SizedProgram:
     """A function, and what was compiled from it for the sizes that came."""
 
-    program: Program
+    source: Program
+    program: Program  # the same with checks as further results
+    checks: tuple[Check, ...]
     client: DeviceClient
     donated: frozenset[int]
     limit: int
@@ -212,6 +246,23 @@ class SizedProgram:
     dropped: set[Key] = field(default_factory=set)
     latest: Any = None
     lock: Any = field(default_factory=threading.Lock)
+
+    @staticmethod
+    def of(program: Program, client: DeviceClient, limit: int, donated: frozenset[int] = frozenset()) -> SizedProgram:
+        return SizedProgram(program, *_lift_checks(program), client, donated, limit)
+
+    def start(self, loaded: Any, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """Run; what a check finds wrong is raised where a result is read, or here where there is none to read."""
+        results: tuple[Any, ...] = loaded(arguments)
+        if not self.checks:
+            return results
+        own = results[: len(self.source.main.results)]
+        guard = _Guard(self.checks, results)
+        for result in own:
+            result.guard = guard
+        if not own:
+            guard()
+        return own
 
     @property
     def args(self) -> tuple[Value, ...]:
@@ -284,6 +335,26 @@ class SizedProgram:
         return "new sizes: " + ", ".join(changed)
 
 
+@dataclass(slots=True)
+class _Guard:
+    """Looks at the checks of a run when it is called first; later calls raise the same again."""
+
+    checks: tuple[Check, ...]
+    results: Sequence[Any]
+    failure: SmeltError | None = None
+
+    def __call__(self) -> None:
+        if self.results:
+            try:
+                for check in self.checks:
+                    check.judge(self.results)
+            except RunError as error:
+                self.failure = error
+            self.results = ()
+        if self.failure is not None:
+            raise self.failure
+
+
 @dataclass(frozen=True, slots=True)
 class Prepare:
     """What runs once on the weights. A weight that is bound as it is does not go through XLA."""
@@ -299,20 +370,24 @@ class Prepare:
         recipe = tuple(value.index if value.op is None else -1 - computed.index(value) for value in main.results)
         body = Region(main.args, main.body.ops, tuple(computed))
         reduced = program.replace(Func("main", body, "public", main.arg_attrs, location=main.location))
-        return Prepare(program, SizedProgram(reduced, client, frozenset(), limit), recipe)
+        return Prepare(program, SizedProgram.of(reduced, client, limit), recipe)
 
     def __call__(self, weights: Sequence[Any]) -> list[Any]:
         """The values to bind."""
         made: tuple[Any, ...] = ()
         if self.computed.program.main.results:
-            static = self.computed.is_static
-            made = self.computed.loaded(() if static else tuple(_sizes(each) for each in weights))(weights)
+            key = () if self.computed.is_static else tuple(_sizes(each) for each in weights)
+            made = self.computed.start(self.computed.loaded(key), weights)
+            for value in made[:1] if self.computed.checks else ():
+                value.wait()  # raises what a check found wrong
         return [weights[place] if place >= 0 else made[-1 - place] for place in self.recipe]
 
 
 def _refuse(program: Program) -> None:
     """What XLA would take and answer with something else than the specification says."""
     for op in (op for func in program.funcs.values() for op in walk(func.body)):
+        if is_assertion(op):
+            raise UnsupportedError("a check inside a region, which XLA does not know", got=op, where=op.location)
         if op.name == "stablehlo.bitcast_convert":
             kinds = {value.shape.dtype.kind for value in (op.operands[0], op.result)}
             if len(kinds) == 2 and "bool" in kinds:
@@ -376,7 +451,7 @@ class PjrtExecutable:
     @property
     def kernels(self) -> tuple[KernelUse, ...]:
         """XLA makes kernels of its own: one entry for all of the program's ops."""
-        ops = sorted({op.name for op in walk(self._program().program.main.body)})
+        ops = sorted({op.name for op in walk(self._program().source.main.body)})
         return (KernelUse("xla", tuple(ops), 1),) if ops else ()
 
     # ---- weights ----
@@ -455,7 +530,7 @@ class PjrtExecutable:
         ]
         key = (*shapes[: len(bound.buffers)], *(each.shape for each in padded))
         results = self._start(run.loaded(key), [*bound.buffers, *self._put_all(padded)], False)
-        wanted = [value.shape.numbers(values) for value in run.program.main.results]
+        wanted = [value.shape.numbers(values) for value in run.source.main.results]
         return tuple(Cut.of(result, sizes) for result, sizes in zip(results, wanted, strict=True))
 
     def _put_all(self, arrays: Sequence[Any]) -> list[Any]:
@@ -468,9 +543,9 @@ class PjrtExecutable:
         return placed
 
     def _start(self, loaded: Any, arguments: list[Any], keep: bool) -> tuple[Any, ...]:
+        run = self._program()
         if not self.donated:
-            results: tuple[Any, ...] = loaded(arguments)
-            return results
+            return run.start(loaded, arguments)
         offset = len(arguments) - len(self._ports)
         places = [offset + i for i in self.donated]
         if keep:
@@ -480,7 +555,7 @@ class PjrtExecutable:
             twice = next(place for place in places if arguments.count(arguments[place]) > 1)
             name = self.signature.inputs[twice - offset].name
             raise RunError(f"the input {name!r} is donated and given twice", remedy=".copy() one of them")
-        results = loaded(arguments)
+        results = run.start(loaded, arguments)
         for place in places:
             arguments[place].give_away(f"was donated as the input {self.signature.inputs[place - offset].name!r}")
         return results
@@ -516,7 +591,7 @@ class PjrtExecutable:
         first = self._first
         saved = pjrt_file.Saved(
             signature=self.signature,
-            main=run.program,
+            main=run.source,
             prepare=first.source if first else None,
             donated=self.donated,
             donated_arguments=run.donated,

@@ -12,7 +12,8 @@ from typing import Any
 from smelt.tensor import random
 from smelt.tensor.axes import Dim
 from smelt.tensor.control import cond, custom_call, fori_loop, scan, while_loop
-from smelt.tensor.core import Tensor, from_dlpack, symbolic, tensor
+from smelt.tensor.core import Tensor
+from smelt.tensor.data import from_dlpack, symbolic, tensor
 from smelt.tensor.elementwise import atan2, complex_from, maximum, minimum, outer, where
 from smelt.tensor.execution import engine, realize
 from smelt.tensor.facts import assume

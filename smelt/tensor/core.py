@@ -15,14 +15,13 @@ from smelt.dtype import Array, DType
 from smelt.ir.core import Value
 from smelt.shape import Shape
 from smelt.tensor import contracting, elementwise, indexing, moving, reducing
-from smelt.tensor.axes import Axis, Dim, SizeLike, check_names, dim, find_axis, names_of, shape_of
+from smelt.tensor.axes import Axis, Dim, SizeLike, dim, find_axis
 from smelt.tensor.contracting import Padding
 from smelt.tensor.elementwise import TensorLike
 from smelt.tensor.execution import data_of, is_known, realize
-from smelt.tensor.promotion import as_array
-from smelt.tensor.record import Leaf, final_class, operand, place_of, tensor_of
+from smelt.tensor.record import final_class, operand
 from smelt.tensor.reducing import Axes
-from smelt.tensor.source import Operand, here, refuse
+from smelt.tensor.source import refuse
 
 
 @final
@@ -30,6 +29,7 @@ from smelt.tensor.source import Operand, here, refuse
 class Tensor:
     """A value with a Shape. Made by `smelt.tensor`, by ops on other tensors, or by the tracer for an argument.
 
+    >>> from smelt.tensor import tensor
     >>> x = tensor([[1.0, 2.0], [3.0, 4.0]], "b d")
     >>> (x * 2.0).sum("d").numpy().tolist()
     [6.0, 14.0]
@@ -746,52 +746,3 @@ def _joined(by_axis: Mapping[Axis, Any] | None, by_name: Mapping[str, Any]) -> d
     joined: dict[Axis, Any] = dict(by_axis or {})
     joined.update(by_name)
     return joined
-
-
-def tensor(
-    data: Any, names: str | Sequence[str] | None = None, dtype: str | DType | None = None, *, copy: bool = True
-) -> Tensor:
-    """A tensor on data: numbers, nested lists, NumPy arrays, anything with DLPack.
-
-    Python floats become f32, integers i32; arrays keep their type. With `copy=False` an array is shared: then it must
-    not change any more. `names` are the axes': `smelt.tensor(x, "b d")`.
-
-    >>> tensor([[1, 2], [3, 4]], "b d").shape
-    i32[b=2, d=2]
-    """
-    if isinstance(data, Tensor):
-        return moving.named(data, *names_of(names)) if names is not None else data
-    array, element = as_array(data, dtype)
-    if copy and isinstance(data, np.ndarray) and np.may_share_memory(array, data):
-        array = array.copy()
-    if array.flags.writeable:
-        array = array.view()
-        array.flags.writeable = False
-    shape = Shape.of(element, array.shape)
-    made = tensor_of(Leaf(shape, array, place=here()), None)
-    return made if names is None else moving.named(made, *_names(names, made))
-
-
-def _names(names: str | Sequence[str], made: Tensor) -> tuple[str, ...]:
-    return check_names("tensor", names_of(names), Operand("data", made.shape))
-
-
-def from_dlpack(data: Any, names: str | Sequence[str] | None = None) -> Tensor:
-    """A tensor on the memory of another library's array, which must not change any more."""
-    return tensor(np.from_dlpack(data), names, copy=False)
-
-
-def symbolic(shape: Shape | str, name: str = "") -> Tensor:
-    """A tensor without data: an argument. Shapes of what is computed from it are proven for all sizes.
-
-    >>> symbolic("f32[b=B, d=512]").sum("d").shape
-    f32[b=B]
-    """
-    wanted = shape_of(shape)
-    return tensor_of(Leaf(Shape.of(wanted.dtype, wanted.sizes), name=name, place=here()), wanted.names)
-
-
-def origin(x: Tensor) -> str:
-    """Where a tensor was made, as errors say it."""
-    place = place_of(x.value)
-    return str(place.location()) if place else ""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from smelt.tensor.core import Tensor
 
 Number: TypeAlias = bool | int | float | complex
-TensorLike: TypeAlias = "Tensor | Number | np.ndarray[Any, Any]"
+TensorLike: TypeAlias = "Tensor | Number | np.ndarray[Any, Any] | np.generic"
 
 
 # ---- operands ----

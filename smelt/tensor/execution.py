@@ -86,6 +86,11 @@ class Cache:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def entries(self) -> list[Entry]:
+        """All entries, the one that was used last at the end."""
+        with self._lock:
+            return list(self._entries.values())
+
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:

@@ -456,7 +456,7 @@ def windows(dice: Draw) -> Wanted:
         groups = features = dice.pick((1, 3, 8, 19))
         depth = 1
     window, strides, holes = (
-        tuple(dice.pick(choices) for _ in range(rank)) for choices in ((1, 2, 3, 3, 5), (1, 1, 2, 3), (1, 1, 2))
+        tuple(dice.pick(choices) for _ in range(rank)) for choices in ((1, 2, 3, 3, 5, 7, 8), (1, 1, 2, 3), (1, 1, 2))
     )
     padding = tuple((dice.number(-1, 3), dice.number(-1, 3)) for _ in range(rank))
     odd = dice.chance(0.2)

@@ -296,7 +296,7 @@ def _custom_call(frame: Frame, op: Op, *operands: Any) -> Any:
     if target in CALLED:
         return CALLED[target][1](frame, op, *operands)
     if target in ASSERTIONS and operands and not op.results:
-        return _assert(op, *operands)
+        return require(op, *operands)
     types = [value.type for value in op.operands]
     if target in PLACEMENT and types == [value.type for value in op.results]:
         return operands
@@ -317,7 +317,11 @@ PLACEMENT = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annota
 ASSERTIONS = ("shape_assertion", "smelt.check")
 
 
-def _assert(op: Op, holds: Any, *numbers: Any) -> tuple[()]:
+def is_assertion(op: Op) -> bool:
+    return op.name == "stablehlo.custom_call" and op.attrs["call_target_name"] in ASSERTIONS
+
+
+def require(op: Op, holds: Any, *numbers: Any) -> tuple[()]:
     """A boolean that must hold; `{0}` in its message stands for the first of the numbers."""
     if not np.all(holds):
         message = str(op.attrs.get("error_message", "a constraint does not hold"))

@@ -1,7 +1,7 @@
 """Random programs over all kinds of ops that are right for all sizes, each with the same program in plain NumPy.
 
-The NumPy side knows nothing of names: it is told places of axes when the program is drawn, never broadcasts by itself, and
-fails where sizes do not agree. So it is the judge of what a mutated program does at given sizes.
+The NumPy side knows nothing of names: it is told places of axes when the program is drawn, never broadcasts by itself,
+and fails where sizes do not agree. So it is the judge of what a mutated program does at given sizes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import smelt
 from smelt.dim import Size, symbol
 from smelt.dtype import f32, i32
 from smelt.shape import Shape
+from smelt.tensor.facts import parse_facts
 
 Axes = tuple[tuple[str, Size], ...]
 OnTensors = Callable[..., Any]
@@ -251,9 +252,9 @@ class Draw:
         self.step(f"attention {name} {depth}", on_tensors, lambda x: x)
 
     STEPS = (
-        unary, binary, binary, dot, dot, reduce, along, transpose, merge, pad_and_split, heads, concatenate, cut, look_up,
-        update, attention,
-    )  # fmt: skip
+        *(unary, binary, binary, dot, dot, reduce, along, transpose, merge),
+        *(pad_and_split, heads, concatenate, cut, look_up, update, attention),
+    )
 
     def finish(self, length: int) -> Program:
         for _ in range(length):
@@ -282,7 +283,7 @@ def mutated(program: Program, rng: np.random.Generator) -> tuple[Program, str] |
 
 def numbers_for(names: set[str], facts: list[str], rng: np.random.Generator) -> dict[str, int] | None:
     """Numbers for symbols that satisfy the facts; None where none were found soon."""
-    known = smelt.tensor.facts.parse_facts(facts)
+    known = parse_facts(facts)
     everything = sorted(names | {name for fact in known for name in fact.symbols})
     for _ in range(400):
         values = {name: int(rng.choice([1, 2, 3, 4, 6, 8, 12])) for name in everything}

@@ -76,7 +76,7 @@ def test_a_graph_that_comes_again_is_compiled():
 
     want = run().numpy()
     deadline = time.monotonic() + 60
-    entry = CACHE._entries[next(reversed(CACHE._entries))]
+    entry = CACHE.entries()[-1]
     while entry.compiled is None and entry.refused is None and time.monotonic() < deadline:
         run().numpy()
         time.sleep(0.05)
@@ -120,7 +120,7 @@ def test_dlpack_both_ways():
     source = jnp.arange(6, dtype=jnp.float32).reshape(2, 3)
     x = smelt.from_dlpack(source, "a b")
     assert (x + 1.0).numpy().tolist() == (source + 1).tolist()
-    assert np.shares_memory(x.numpy(), np.from_dlpack(source))
+    assert np.shares_memory(x.numpy(), np.asarray(source))
     assert np.from_dlpack(x * 2.0).tolist() == (source * 2).tolist()
 
 
@@ -169,7 +169,7 @@ def test_a_long_chain_needs_no_stack():
 def test_a_tensor_is_immutable():
     x = tensor([1.0])
     with pytest.raises(AttributeError, match="immutable"):
-        x.shape = x.shape  # type: ignore[misc]
+        x.shape = x.shape
     with pytest.raises(TypeError, match="unhashable"):
         hash(x)
     assert isinstance((x + 1.0).value.op, Recorded)

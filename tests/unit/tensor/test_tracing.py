@@ -1,4 +1,5 @@
-"""Tracing: arguments and weights from annotations, branches on sizes, declared results, threads, and running the result."""
+# ruff: noqa: F722, F821  # shapes are no forward references
+"""Tracing: arguments and weights from annotations, branches on sizes, declared results, threads, running the result."""
 
 import threading
 from typing import Annotated, get_origin
