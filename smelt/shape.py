@@ -136,7 +136,7 @@ def _set(
 
 
 def _size(given: Size | str) -> Size:
-    size = parse_size(given) if isinstance(given, str) else given
+    size = parse_size(given) if isinstance(given, str) else getattr(given, "size", given)  # the front end's Dim has one
     if isinstance(size, Poly) or (type(size) is int and size >= 0):
         return size
     raise ShapeError("not a size", expected="a number of at least 0, a symbol or a formula", got=repr(given))

@@ -54,7 +54,7 @@ def suites() -> Path:
 
 @pytest.fixture
 def seed() -> int:
-    """A seed for a randomised test, printed: 1, the number that SMELT_SEED gives, or a new one for SMELT_SEED=random."""
+    """A seed for a randomised test, printed: 1, what SMELT_SEED says, or a new one for SMELT_SEED=random."""
     chosen = secrets.randbelow(1 << 31) if EXPLORE else int(os.environ.get("SMELT_SEED") or 1)
     print(f"SMELT_SEED={chosen} repeats this run")
     return chosen

@@ -27,7 +27,7 @@ class Dim:
 
     __slots__ = ("size",)
 
-    size: Poly
+    size: Poly  # what `Shape` reads, too
 
     def __init__(self, size: Poly) -> None:
         self.size = size
@@ -243,14 +243,16 @@ def _align_names(
                 continue
             if size is not (known := sizes[names.index(name)]) and not (answer := equal(known, size)):
                 message = f'{what}: the axis "{name}" has different sizes, {known} and {size}'
-                refuse(message, *operands, answer=answer, blame=None, remedy=_other_name(name, answer.missing))
+                refuse(message, *operands, answer=answer, remedy=_other_name(name, (known, size), answer.missing))
     if not outer and len(names) > widest.shape.rank:
         _refuse_outer(what, operands, full, widest)
     result = Shape.of(operands[0].shape.dtype, sizes, tuple(names))
     return result, [tuple(names.index(name) for name in operand.shape.names or ()) for operand in operands]
 
 
-def _other_name(name: str, missing: str | None) -> str:
+def _other_name(name: str, sizes: tuple[Size, Size], missing: str | None) -> str:
+    if 1 in sizes:
+        return f'an axis of size 1 is not repeated by itself: leave it out with .squeeze("{name}") or without keep=True'
     fact = f'; if {missing} always holds, state it: smelt.assume("{missing}")' if missing else ""
     return f'if these are different axes, give one another name: .rename({name}="…"){fact}'
 

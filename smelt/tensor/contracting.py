@@ -15,7 +15,7 @@ from smelt.ir.attributes import ConvDims, DotDims
 from smelt.shape import Shape
 from smelt.tensor import elementwise as el
 from smelt.tensor.axes import find_axis, names_of
-from smelt.tensor.facts import at_most, equal
+from smelt.tensor.facts import equal, in_force
 from smelt.tensor.promotion import promote
 from smelt.tensor.record import constant, emit, operand, scalar_region
 from smelt.tensor.source import Operand, here, operand_text, refuse
@@ -327,9 +327,9 @@ def _check_features(x: Tensor, kernel: Tensor, came: str, out: str, groups: int,
 def _check_window(
     name: str, size: Size, window: int, pad: tuple[int, int], gap: int, left: Operand, right: Operand | None
 ) -> None:
-    """The window fits at least once, so that no size of the result would be negative."""
+    """The window fits at least once into an axis that is not empty; an empty one gives an empty one."""
     spread = size if gap == 1 else (size - 1) * gap + 1
-    if not (answer := at_most(window, spread + pad[0] + pad[1])):
+    if not (answer := in_force().le(1, size).at_most(window, spread + pad[0] + pad[1])):
         shown = [left] if right is None else [left, right]
         refuse(f'the window of {window} does not always fit into "{name}" of size {size}', *shown, answer=answer)
 

@@ -108,7 +108,8 @@ def _symbolic(value: Any, arguments: Arguments, path: str, owner: type, member: 
     return value
 
 
-def _has_shapes(cls: type) -> bool:
+@lru_cache(1024)
+def _has_shapes(cls: type, inside: tuple[type, ...] = ()) -> bool:
     """Whether a class, or a layer that it declares, has annotated fields."""
     if cls.__module__ == "builtins":
         return False

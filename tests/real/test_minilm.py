@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 import smelt
+from smelt.bundle.model import Model
 from smelt.dtype import Array
 from tests.real import minilm
 from tests.real.zoo import MINILM
@@ -32,15 +33,15 @@ def file(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(file: Path) -> smelt.Model:
+def model(file: Path) -> Model:
     return smelt.load(file, engine="reference")
 
 
-def embed(model: smelt.Model, folder: Path, sentences: list[str], length: int | None = None) -> Array:
+def embed(model: Model, folder: Path, sentences: list[str], length: int | None = None) -> Array:
     return model.run(minilm.tokens(folder, sentences, length))["sentence"]
 
 
-def test_sentences_agree_with_onnxruntime(file: Path, folder: Path, model: smelt.Model) -> None:
+def test_sentences_agree_with_onnxruntime(file: Path, folder: Path, model: Model) -> None:
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     for sentences, length in (
         (minilm.SENTENCES[:1], None),
@@ -55,7 +56,7 @@ def test_sentences_agree_with_onnxruntime(file: Path, folder: Path, model: smelt
             np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5 * np.abs(other).max())
 
 
-def test_sentences_that_mean_the_same_are_near(folder: Path, model: smelt.Model) -> None:
+def test_sentences_that_mean_the_same_are_near(folder: Path, model: Model) -> None:
     vectors = embed(model, folder, list(minilm.SENTENCES))
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-6)
     likeness = vectors @ vectors.T
@@ -64,7 +65,7 @@ def test_sentences_that_mean_the_same_are_near(folder: Path, model: smelt.Model)
     assert cats > rest.max() + 0.2
 
 
-def test_padding_changes_nothing(folder: Path, model: smelt.Model) -> None:
+def test_padding_changes_nothing(folder: Path, model: Model) -> None:
     short = embed(model, folder, [minilm.SENTENCES[0]])
     padded = embed(model, folder, [minilm.SENTENCES[0]], 48)
     np.testing.assert_allclose(padded, short, rtol=1e-4, atol=1e-6)

@@ -588,6 +588,15 @@ def test_networks_agree_with_onnxruntime(name: str, seed: int) -> None:
         np.testing.assert_allclose(found[port.name], array, rtol=1e-4, atol=1e-5)
 
 
+def test_the_example_runs() -> None:
+    script = Path(__file__).parents[3] / "examples" / "gpu_pjrt.py"
+    command = [sys.executable, str(script), "--device", "cpu", "--megabytes", "32"]
+    root = str(script.parents[1])
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200, cwd=root)
+    assert "was donated as the input 'state'" in done.stdout
+    assert "0 compilations after loading" in done.stdout
+
+
 def test_quantised_types_become_integers(seed: int) -> None:
     text = """func.func @main(%x: tensor<5xf32>) -> tensor<5xf32> {
       %0 = stablehlo.uniform_quantize %x : (tensor<5xf32>) -> tensor<5x!quant.uniform<i8:f32, 0.5:1>>
