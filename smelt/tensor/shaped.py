@@ -71,7 +71,7 @@ def annotations_of(owner: Any) -> dict[str, Any]:
     """The annotations of a function or class with strings resolved; those that cannot be are left out."""
     try:
         return get_type_hints(owner, include_extras=True)
-    except (NameError, TypeError, SyntaxError, AttributeError):
+    except Exception:  # an annotation that cannot be resolved, in whatever way, is no shape
         return _one_by_one(owner)
 
 

@@ -6,16 +6,15 @@ every way through its size-dependent branches, proves the declared result, and g
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 import numpy as np
 
-from smelt.dim import Fact, Facts, Size, solve, substitute, symbol
+from smelt.dim import Fact, Facts, Size, solve, substitute
 from smelt.dtype import Array
 from smelt.engine.native import NativeEngine
 from smelt.engine.reference import ReferenceEngine
@@ -25,109 +24,16 @@ from smelt.ir.core import Attrs, Func, Program
 from smelt.passes.split_prepare import NAME, WEIGHT
 from smelt.shape import Shape
 from smelt.tensor import tree
+from smelt.tensor.arguments import Arguments, has_shapes, is_model, model_facts, symbolic_model
 from smelt.tensor.facts import Way, explore, facts_of, in_force, parse_facts
-from smelt.tensor.record import SOURCES, Leaf, function, is_tensor, place_of, sources_of, tensor_of
-from smelt.tensor.shaped import Spec, annotations_of, match, signature_specs, spec_of
+from smelt.tensor.record import SOURCES, Leaf, function, is_tensor, place_of, sources_of
+from smelt.tensor.shaped import Spec, match, signature_specs, spec_of
 from smelt.tensor.source import Operand, declared, refuse
 
 if TYPE_CHECKING:
-    from smelt.tensor.core import Tensor
+    pass
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-# ---- symbolic arguments ----
-
-
-@dataclass(slots=True)
-class Arguments:
-    """The symbolic leaves of one trace, in order."""
-
-    leaves: list[Leaf] = field(default_factory=list)
-
-    @property
-    def symbols(self) -> dict[str, Size]:
-        """The symbols of all leaves, each standing for itself."""
-        return {name: symbol(name) for leaf in self.leaves for name in leaf.shape.symbols}
-
-    def add(self, shape: Shape, name: str, owner: object, member: str, weight: bool = False) -> Tensor:
-        """A tensor without data. `owner` declares it under the name `member`."""
-        bare = Shape.of(shape.dtype, shape.sizes)
-        leaf = Leaf(bare, name=name, place=declared(owner, member), weight=weight)
-        self.leaves.append(leaf)
-        return tensor_of(leaf, shape.names)
-
-
-def symbolic_model(model: Any, arguments: Arguments, path: str = "") -> Any:
-    """A copy of a model whose annotated fields are symbolic weights; lists and layers inside it likewise.
-
-    Field paths become the weights' names: `layers.2.attn.wq`. A class stands for a model without values: its layers are
-    made from their classes.
-    """
-    cls = model if isinstance(model, type) else type(model)
-    made = object.__new__(cls) if isinstance(model, type) else copy.copy(model)
-    values = {} if isinstance(model, type) else vars(model)
-    for name, annotation in annotations_of(cls).items():
-        inner = f"{path}.{name}" if path else name
-        spec, value = spec_of(annotation), values.get(name)
-        if spec is not None:
-            _put(made, name, _weight(spec, value, arguments, inner, cls, name))
-        elif value is None and isinstance(annotation, type) and _has_shapes(annotation):
-            _put(made, name, symbolic_model(annotation, arguments, inner))
-    annotated = annotations_of(cls)
-    for name, value in values.items():
-        if spec_of(annotated.get(name)) is None:
-            _put(made, name, _symbolic(value, arguments, f"{path}.{name}" if path else name, cls, name))
-    return made
-
-
-def _put(owner: Any, name: str, value: Any) -> None:
-    object.__setattr__(owner, name, value)
-
-
-def _weight(spec: Spec, value: Any, arguments: Arguments, path: str, owner: type, member: str) -> Any:
-    shape = spec.shape
-    if is_tensor(value):
-        match(f"the field {path}", value, spec, {}, declared(owner, member))
-        if spec.element is None:
-            shape = Shape.of(value.dtype, shape.sizes, shape.names)
-    elif value is not None:
-        return value
-    return arguments.add(shape, path, owner, member, weight=True)
-
-
-def _symbolic(value: Any, arguments: Arguments, path: str, owner: type, member: str) -> Any:
-    if is_tensor(value):
-        return arguments.add(value.shape, path, owner, member, weight=True)
-    if isinstance(value, list | tuple):
-        return type(value)(_symbolic(item, arguments, f"{path}.{i}", owner, member) for i, item in enumerate(value))
-    if isinstance(value, dict):
-        return {key: _symbolic(item, arguments, f"{path}.{key}", owner, member) for key, item in value.items()}
-    if _has_shapes(type(value)) or any(is_tensor(item) for item in getattr(value, "__dict__", {}).values()):
-        return symbolic_model(value, arguments, path)
-    return value
-
-
-@lru_cache(1024)
-def _has_shapes(cls: type, inside: tuple[type, ...] = ()) -> bool:
-    """Whether a class, or a layer that it declares, has annotated fields."""
-    if cls.__module__ == "builtins":
-        return False
-    hints = annotations_of(cls)
-    return any(
-        spec_of(hint) is not None or (isinstance(hint, type) and hint is not cls and _has_shapes(hint))
-        for hint in hints.values()
-    )
-
-
-def model_facts(model: Any) -> tuple[str, ...]:
-    """The facts that a model and the layers inside it state."""
-    found = list(facts_of(model))
-    for value in vars(model).values() if hasattr(model, "__dict__") and not isinstance(model, type) else ():
-        for item in value if isinstance(value, list | tuple) else (value,):
-            if hasattr(item, "__dict__") and not callable(getattr(item, "__code__", None)) and not is_tensor(item):
-                found += model_facts(item) if item is not model and not isinstance(item, type) else ()
-    return tuple(dict.fromkeys(found))
 
 
 # ---- what tracing gives ----
@@ -313,6 +219,8 @@ def _distinct(errors: Sequence[SmeltError]) -> list[SmeltError]:
 
 def _receiver(fn: Callable[..., Any], arguments: Arguments) -> tuple[Callable[..., Any], Any]:
     """The function with a symbolic copy of the model that it is a method of."""
+    if not hasattr(fn, "__code__") and not hasattr(fn, "__func__") and is_model(fn):
+        fn = type(fn).__call__.__get__(fn)  # a model that is a function itself
     owner = getattr(fn, "__self__", None)
     if owner is None or inspect.ismodule(owner) or isinstance(owner, type):
         return fn, None
@@ -379,7 +287,7 @@ def _from_annotation(hint: Any, name: str, arguments: Arguments, owner: object) 
     if get_origin(hint) in (tuple, list) and get_args(hint):
         parts = [_from_annotation(part, f"{name}.{i}", arguments, owner) for i, part in enumerate(get_args(hint))]
         return None if any(part is None for part in parts) else get_origin(hint)(parts)
-    if isinstance(hint, type) and _has_shapes(hint):
+    if isinstance(hint, type) and has_shapes(hint):
         return symbolic_model(hint, arguments, name)
     return None
 

@@ -175,6 +175,13 @@ def test_windows_that_do_not_fit():
     refused(lambda: image.max_pool({"x": 2}))
 
 
+def test_axes_of_size_one_are_not_repeated_by_name():
+    x = symbolic("f32[b=B, d=D]")
+    error = refused(lambda: x - x.mean("d", keep=True))
+    assert "keep=True" in (error.remedy or "")
+    assert (x - x.mean("d")).shape == x.shape
+
+
 def test_names_are_proven_too():
     x = symbolic("f32[b=B, d=D]")
     assert "no axis" in refused(lambda: x.sum("s")).message
@@ -215,6 +222,14 @@ def test_concatenation_adds_sizes():
     assert str(joined.shape) == "f32[s=S + T, d=D]"
     (first, second) = joined.chunk("s", ["S", "T"])
     assert (str(first.shape), str(second.shape)) == ("f32[s=S, d=D]", "f32[s=T, d=D]")
+
+
+def test_same_convolutions_keep_any_size():
+    image, kernel = symbolic("f32[n=N, c=4, y=Y, x=X]"), symbolic("f32[o=4, c=4, y=3, x=3]")
+    out = image.conv(kernel, "y x", padding="same").rename(o="c")
+    assert (out + image).shape.names == ("n", "c", "y", "x")
+    for size in (0, 1, 2, 5):
+        assert out.shape.numbers({"N": 1, "Y": size, "X": size}) == (1, 4, size, size)
 
 
 def test_outer_is_said():

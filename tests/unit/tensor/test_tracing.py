@@ -95,6 +95,45 @@ def test_wrong_arrays_are_refused():
         traced(np.zeros(2, np.float64), np.zeros(2, np.float64))
 
 
+def test_shared_layers_are_shared():
+    class Tied:
+        def __init__(self) -> None:
+            self.table = smelt.tensor(np.ones((3, 2), np.float32), "v d")
+            self.head = self.table
+            self.layers = [layer := Second(), layer]
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return x.dot(self.table, "d").dot(self.head, "v")
+
+    traced = trace(Tied(), Shape("f32", b="B", d=2))
+    assert [leaf.name for leaf in traced.leaves] == ["table", "layers.0.weight", "x"]
+
+
+def test_a_class_that_contains_itself():
+    class Node:
+        weight: Shaped[Tensor, "f32[d=D]"]
+        child: "Node"
+
+        def __call__(self, x: Shaped[Tensor, "f32[d=D]"]) -> Tensor:
+            return x * self.weight
+
+    assert [leaf.name for leaf in trace(Node()).leaves] == ["weight", "x"]
+
+
+def test_closed_over_data_becomes_a_constant():
+    table = smelt.tensor([1.0, 2.0, 3.0], "k")
+    traced = trace(lambda x: x + table, Shape("f32", b="B", k=3))
+    assert traced(np.zeros((2, 3), np.float32), engine="reference").tolist() == [[1, 2, 3]] * 2
+    stray = smelt.symbolic("f32[k=K]")
+    with pytest.raises(TensorError, match="no argument of the traced function"):
+        trace(lambda x: x + stray, Shape("f32", k="K"))
+
+
+def test_dims_make_shapes():
+    traced = trace(lambda x: smelt.ones(Shape("f32", n=x.size("s") * 2)) + x.sum("s"), Shape("f32", s="S"))
+    assert traced(np.ones(3, np.float32), engine="reference").tolist() == [4] * 6
+
+
 # ---- the annotation ----
 
 
