@@ -198,7 +198,7 @@ class _Work:
         link = ["-shared", "-o", str(folder / LIBRARY)]
         if len(files) == 1:
             tell(0, 1)
-            self._call([*link, str(files[0])], environment)
+            self._call([*link, str(files[0])], environment, folder)
             tell(1, 1)
             return
         steps = len(files) + 1
@@ -206,7 +206,9 @@ class _Work:
         objects = [file.with_suffix(".o") for file in files]
         with ThreadPoolExecutor(cores()) as pool:
             pairs = zip(files, objects, strict=True)
-            jobs = [pool.submit(self._call, ["-c", "-o", str(made), str(file)], environment) for file, made in pairs]
+            jobs = [
+                pool.submit(self._call, ["-c", "-o", str(made), str(file)], environment, folder) for file, made in pairs
+            ]
             try:
                 for done, job in enumerate(as_completed(jobs), 1):
                     job.result()
@@ -214,15 +216,20 @@ class _Work:
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-        self._call([*link, *map(str, objects)], environment)
+        self._call([*link, *map(str, objects)], environment, folder)
         tell(steps, steps)
 
-    def _call(self, arguments: list[str], environment: dict[str, str] | None) -> None:
+    def _call(self, arguments: list[str], environment: dict[str, str] | None, folder: Path) -> None:
+        """Run the compiler in a folder that is there, whatever became of the caller's."""
         import subprocess
 
+        command = (
+            self.command if os.sep not in self.command[0] else (os.path.abspath(self.command[0]), *self.command[1:])
+        )
         try:
             done = subprocess.run(
-                [*self.command, *self.flags, *arguments],
+                [*command, *self.flags, *arguments],
+                cwd=folder,
                 capture_output=True,
                 text=True,
                 errors="replace",

@@ -14,6 +14,7 @@ from smelt.dim import Fact, Poly, Size, floordiv, mod, parse_size
 from smelt.errors import ShapeError
 from smelt.shape import Shape
 from smelt.tensor.facts import decide, equal
+from smelt.tensor.record import is_tensor
 from smelt.tensor.source import Operand, refuse
 
 
@@ -32,41 +33,47 @@ class Dim:
     def __init__(self, size: Poly) -> None:
         self.size = size
 
-    def __add__(self, other: SizeLike) -> int | Dim:
-        return dim(self.size + size_of(other))
+    def __add__(self, other: int | Dim | Poly) -> int | Dim:
+        return NotImplemented if is_tensor(other) else dim(self.size + size_of(other))
 
-    def __radd__(self, other: SizeLike) -> int | Dim:
-        return dim(self.size + size_of(other))
+    def __radd__(self, other: int | Poly) -> int | Dim:
+        return NotImplemented if is_tensor(other) else dim(self.size + size_of(other))
 
-    def __sub__(self, other: SizeLike) -> int | Dim:
-        return dim(self.size - size_of(other))
+    def __sub__(self, other: int | Dim | Poly) -> int | Dim:
+        return NotImplemented if is_tensor(other) else dim(self.size - size_of(other))
 
-    def __rsub__(self, other: SizeLike) -> int | Dim:
-        return dim(size_of(other) - self.size)
+    def __rsub__(self, other: int | Poly) -> int | Dim:
+        return NotImplemented if is_tensor(other) else dim(size_of(other) - self.size)
 
     def __mul__(self, other: int | Dim | Poly) -> int | Dim:
-        return dim(self.size * size_of(other))
+        return NotImplemented if is_tensor(other) else dim(self.size * size_of(other))
 
     def __rmul__(self, other: int | Poly) -> int | Dim:
-        return dim(self.size * size_of(other))
+        return NotImplemented if is_tensor(other) else dim(self.size * size_of(other))
 
-    def __floordiv__(self, other: SizeLike) -> int | Dim:
-        return dim(floordiv(self.size, size_of(other)))
+    def __floordiv__(self, other: int | Dim | Poly) -> int | Dim:
+        return NotImplemented if is_tensor(other) else dim(floordiv(self.size, size_of(other)))
 
-    def __rfloordiv__(self, other: SizeLike) -> int | Dim:
-        return dim(floordiv(size_of(other), self.size))
+    def __rfloordiv__(self, other: int | Poly) -> int | Dim:
+        return NotImplemented if is_tensor(other) else dim(floordiv(size_of(other), self.size))
 
-    def __mod__(self, other: SizeLike) -> int | Dim:
-        return dim(mod(self.size, size_of(other)))
+    def __mod__(self, other: int | Dim | Poly) -> int | Dim:
+        return NotImplemented if is_tensor(other) else dim(mod(self.size, size_of(other)))
 
-    def __rmod__(self, other: SizeLike) -> int | Dim:
-        return dim(mod(size_of(other), self.size))
+    def __rmod__(self, other: int | Poly) -> int | Dim:
+        return NotImplemented if is_tensor(other) else dim(mod(size_of(other), self.size))
 
-    def __pow__(self, exponent: int) -> int | Dim:
-        return dim(self.size**exponent)
+    def __pow__(self, exponent: float) -> int | Dim:
+        return dim(self.size**exponent) if isinstance(exponent, int) and exponent >= 0 else self._no_number()
 
     def __neg__(self) -> int | Dim:
         return dim(-self.size)
+
+    def __truediv__(self, other: object) -> Any:
+        return NotImplemented if is_tensor(other) else self._no_number()
+
+    def __rtruediv__(self, other: object) -> NoReturn:
+        self._no_number()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, int | Dim | Poly):
@@ -97,12 +104,15 @@ class Dim:
         return hash(self.size)
 
     def __index__(self) -> NoReturn:
+        self._no_number()
+
+    __int__ = __float__ = __index__
+
+    def _no_number(self) -> NoReturn:
         refuse(
             f"the size {self.size} is not a number while shapes are proven",
-            remedy="compute with sizes directly (+ - * // %), or give that axis a number",
+            remedy='compute with sizes (+ - * // %), or take it as a tensor: x.count("axis", "f32")',
         )
-
-    __int__ = __index__
 
     def __repr__(self) -> str:
         return str(self.size)

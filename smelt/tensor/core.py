@@ -534,6 +534,10 @@ class Tensor:
         """The square root of the variance."""
         return reducing.std(self, axes, keep=keep, correction=correction)
 
+    def count(self, axes: Axes = None, element: str | DType = "i32") -> Tensor:
+        """How many elements there are along axes, as a scalar tensor."""
+        return reducing.count(self, axes, element)
+
     def softmax(self, axes: Axes) -> Tensor:
         """exp(x) / sum(exp(x)) along axes."""
         return reducing.softmax(self, axes)

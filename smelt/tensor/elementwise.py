@@ -14,16 +14,16 @@ import numpy as np
 
 from smelt.dtype import DType, dtype, integer_range
 from smelt.shape import Shape
-from smelt.tensor.axes import Places, align
+from smelt.tensor.axes import Dim, Places, align
 from smelt.tensor.promotion import as_array, promote, python_number
-from smelt.tensor.record import Leaf, constant, emit, is_tensor, operand, tensor_of
+from smelt.tensor.record import Leaf, constant, emit, is_tensor, operand, size_tensor, tensor_of
 from smelt.tensor.source import Operand, here, refuse
 
 if TYPE_CHECKING:
     from smelt.tensor.core import Tensor
 
 Number: TypeAlias = bool | int | float | complex
-TensorLike: TypeAlias = "Tensor | Number | np.ndarray[Any, Any] | np.generic"
+TensorLike: TypeAlias = "Tensor | Number | Dim | np.ndarray[Any, Any] | np.generic"
 
 
 # ---- operands ----
@@ -36,22 +36,25 @@ def leaf(data: Any, element: str | DType | None = None, names: tuple[str, ...] |
 
 
 def lift(what: str, values: Sequence[Any], labels: Sequence[str]) -> list[Tensor]:
-    """Tensors for operands of which some are Python numbers or arrays; numbers take the type of the tensors."""
-    tensors = [value for value in values if not isinstance(value, bool | int | float | complex)]
+    """Tensors for operands of which some are Python numbers, sizes or arrays; numbers take the type of the tensors."""
+    tensors = [value for value in values if not isinstance(value, bool | int | float | complex | Dim)]
     lifted = [value if is_tensor(value) else _lift_array(what, value) for value in tensors]
     if not lifted:
-        return [leaf(value) for value in values]
+        return [size_tensor(value.size, ()) if isinstance(value, Dim) else leaf(value) for value in values]
     if len(lifted) == len(values):
         return lifted
     shown = [operand(label, tensor) for label, tensor in zip(labels, lifted, strict=False)]
     beside = shown[0] if len(shown) == 1 else Operand("tensors", lifted[0].shape.with_dtype(promote(what, *shown)))
     rest = iter(lifted)
     return [
-        constant(value, python_number(what, value, beside))
-        if isinstance(value, bool | int | float | complex)
-        else next(rest)
-        for value in values
+        _beside(what, v, beside, lifted) if isinstance(v, Dim | complex | float | int) else next(rest) for v in values
     ]
+
+
+def _beside(what: str, value: Number | Dim, beside: Operand, near: Sequence[Tensor]) -> Tensor:
+    if isinstance(value, Dim):
+        return cast(size_tensor(value.size, near), beside.shape.element)
+    return constant(value, python_number(what, value, beside))
 
 
 def _lift_array(what: str, value: Any) -> Tensor:

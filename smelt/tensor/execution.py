@@ -7,6 +7,7 @@ reference.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,7 @@ from smelt.tensor.source import Operand, refuse
 if TYPE_CHECKING:
     from smelt.tensor.core import Tensor
 
+log = logging.getLogger("smelt")
 ENTRIES = 512  # programs that the cache keeps
 LARGE = 50_000_000  # operations from which a new graph waits for the compiler
 # Ops that NumPy answers with views: results share memory with what they come from.
@@ -61,6 +63,9 @@ class Entry:
             self.compiled = NativeEngine().compile(self.program)
         except SmeltError as error:
             self.refused = error
+        except Exception as error:  # a bug of ours must not end the compiler's thread: the reference answers
+            log.exception("the native compiler failed")
+            self.refused = UnsupportedError("the native compiler failed", got=f"{type(error).__name__}: {error}")
         self.waiting = False
 
     def reference(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
@@ -166,7 +171,7 @@ def realize(*tensors: Tensor, engine: str | None = None) -> tuple[Tensor, ...]:
     values = list(dict.fromkeys(each.value for each in tensors if data_of(each.value) is None))
     if values:
         func, inputs = function("main", values, known=lambda value: data_of(value) is not None)
-        results = _run(CACHE.entry(func), [_array(value) for value in inputs], engine or _ENGINE.get())
+        results = run(CACHE.entry(func), [_array(value) for value in inputs], engine or _ENGINE.get())
         for value, array in zip(values, results, strict=True):
             if array.flags.writeable:
                 array.flags.writeable = False
@@ -197,7 +202,8 @@ def _array(value: Value) -> Array:
     return array
 
 
-def _run(entry: Entry, arrays: Sequence[Array], name: str) -> tuple[Array, ...]:
+def run(entry: Entry, arrays: Sequence[Array], name: str) -> tuple[Array, ...]:
+    """The program's results on arrays, by the engine of that name."""
     if name == "reference":
         return entry.reference(arrays)
     if name == "native":

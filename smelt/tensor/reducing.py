@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from smelt.dim import product
-from smelt.dtype import DType, i32
+from smelt.dtype import DType, dtype, i32
 from smelt.ir.core import Region
 from smelt.shape import Shape
 from smelt.tensor import elementwise as el
@@ -100,12 +100,17 @@ def any(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
     return _reduce(x, find_axes("any", operand("operand", x), axes), "or", False, keep)
 
 
-def _count(x: Tensor, places: Sequence[int]) -> Tensor:
-    """How many elements are reduced to one, as a scalar of x's type."""
-    count = product(x.shape.sizes[place] for place in places)
-    if isinstance(count, int):
-        return constant(count, x.dtype)
-    return el.cast(size_tensor(count, [x]), x.dtype)
+def count(x: Tensor, axes: Axes = None, element: str | DType = i32) -> Tensor:
+    """How many elements there are along axes, as a scalar: the size as a value."""
+    return _count(x, find_axes("count", operand("operand", x), axes), dtype(element))
+
+
+def _count(x: Tensor, places: Sequence[int], element: DType | None = None) -> Tensor:
+    """How many elements are reduced to one, as a scalar of x's type unless another is asked for."""
+    found = product(x.shape.sizes[place] for place in places)
+    if isinstance(found, int):
+        return constant(found, element or x.dtype)
+    return el.cast(size_tensor(found, [x]), element or x.dtype)
 
 
 def mean(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
@@ -120,10 +125,10 @@ def var(x: Tensor, axes: Axes = None, *, keep: bool = False, correction: int = 0
     _only("var", x, "float")
     places = find_axes("var", operand("operand", x), axes)
     centred = el.subtract(x, _spread(mean(x, axes, keep=True), x))
-    count = _count(x, places)
+    number = _count(x, places)
     if correction:
-        count = el.subtract(count, correction)
-    return el.divide(_reduce(el.square(centred), places, "add", 0, keep), count)
+        number = el.subtract(number, correction)
+    return el.divide(_reduce(el.square(centred), places, "add", 0, keep), number)
 
 
 def _spread(reduced: Tensor, x: Tensor) -> Tensor:
@@ -320,19 +325,19 @@ def argsort(x: Tensor, axis: Axis, *, descending: bool = False) -> Tensor:
 def top_k(x: Tensor, k: SizeLike, axis: Axis) -> tuple[Tensor, Tensor]:
     """The k largest elements of an axis in falling order, and where they are (i32). The axis must have k."""
     shown = operand("operand", x)
-    place, count = find_axis("top_k", shown, axis), size_of(k)
+    place, wanted = find_axis("top_k", shown, axis), size_of(k)
     size = x.shape.sizes[place]
-    if not (answer := at_most(count, size)):
+    if not (answer := at_most(wanted, size)):
         refuse(
-            f"top_k: {name_at(x.shape, place)} of size {size} may have fewer than {count} elements",
+            f"top_k: {name_at(x.shape, place)} of size {size} may have fewer than {wanted} elements",
             shown,
             answer=answer,
         )
     _only("top_k", x, "bool", "int", "uint", "float")
-    if isinstance(count, int):
+    if isinstance(wanted, int):
         last = move_last(x, place)
         names = last.shape.names
-        values, indices = emit_all("chlo.top_k", (last,), (names, names), k=count)
+        values, indices = emit_all("chlo.top_k", (last,), (names, names), k=wanted)
         return move_back(values, place), move_back(indices, place)
     values, indices = _sort_places("top_k", x, place, True)
     from_start = {place: slice(0, k)}

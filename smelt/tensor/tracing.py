@@ -16,15 +16,14 @@ import numpy as np
 
 from smelt.dim import Fact, Facts, Size, solve, substitute
 from smelt.dtype import Array
-from smelt.engine.native import NativeEngine
-from smelt.engine.reference import ReferenceEngine
-from smelt.engine_api import Executable
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError, UnsupportedError
 from smelt.ir.core import Attrs, Func, Program
 from smelt.passes.split_prepare import NAME, WEIGHT
 from smelt.shape import Shape
 from smelt.tensor import tree
 from smelt.tensor.arguments import Arguments, has_shapes, is_model, model_facts, symbolic_model
+from smelt.tensor.execution import Entry
+from smelt.tensor.execution import run as run_entry
 from smelt.tensor.facts import Way, explore, facts_of, in_force, parse_facts
 from smelt.tensor.record import SOURCES, Leaf, function, is_tensor, place_of, sources_of
 from smelt.tensor.shaped import Spec, match, signature_specs, spec_of
@@ -57,7 +56,7 @@ class Traced:
         self.facts = facts
         self.paths = tuple(paths)
         self.leaves = tuple(leaves)
-        self._compiled: dict[tuple[int, str], Executable] = {}
+        self._entries: dict[int, Entry] = {}
 
     @property
     def program(self) -> Program:
@@ -93,11 +92,10 @@ class Traced:
         except ShapeError as error:
             raise ShapeError(f"{self.name}: {error.message}", expected=error.expected, got=error.got) from None
         index, path = self._path(values)
-        key = (index, engine)
-        if key not in self._compiled:
-            self._compiled[key] = _compile(path.program, engine)
-        out = iter(self._compiled[key](*given))
-        return _rebuild(path.results, out)
+        entry = self._entries.get(index)
+        if entry is None:
+            entry = self._entries[index] = _entry(path.program)
+        return _rebuild(path.results, iter(run_entry(entry, given, engine)))
 
     def _path(self, values: Mapping[str, int]) -> tuple[int, Path]:
         known = dict(values)
@@ -132,20 +130,11 @@ def _rebuild(results: Any, arrays: Iterator[Array]) -> Any:
     return results
 
 
-def _compile(program: Program, engine: str) -> Executable:
+def _entry(program: Program) -> Entry:
     """The program as a plain function of all its arguments: weights are bound by `prepare` elsewhere."""
     main = program.main
-    plain = program.replace(
-        Func(main.name, main.body, main.visibility, (), main.result_attrs, main.attrs, main.location)
-    )
-    if engine == "reference":
-        return ReferenceEngine().compile(plain)
-    try:
-        return NativeEngine().compile(plain)
-    except UnsupportedError:
-        if engine == "native":
-            raise
-        return ReferenceEngine().compile(plain)
+    plain = Func(main.name, main.body, main.visibility, (), main.result_attrs, main.attrs, main.location)
+    return Entry(program.replace(plain))
 
 
 # ---- tracing ----

@@ -84,6 +84,15 @@ def test_a_graph_that_comes_again_is_compiled():
     np.testing.assert_allclose(run().numpy(), want, rtol=1e-6)
 
 
+@pytest.mark.slow
+def test_a_large_graph_waits_for_the_compiler(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("smelt.tensor.execution.LARGE", 1)
+    x = np.linspace(0, 1, 6, dtype=np.float32)
+    got = (tensor(x) * 0.3125).tanh().numpy()
+    assert CACHE.entries()[-1].compiled is not None
+    np.testing.assert_allclose(got, np.tanh(x.astype(np.float64) * 0.3125), rtol=1e-6)
+
+
 def test_views_share_memory():
     data = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     x = tensor(data, "a b c")

@@ -134,6 +134,31 @@ def test_dims_make_shapes():
     assert traced(np.ones(3, np.float32), engine="reference").tolist() == [4] * 6
 
 
+def test_sizes_are_values_too():
+    def f(x: Shaped[Tensor, "f32[b=B, s=S]"]) -> Tensor:
+        scaled = x * x.size("s") + x.size("b") - 1
+        return (scaled / x.count("s", "f32").sqrt()).sum() + 2 / x.count().to("f32")
+
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    want = ((array * 3 + 2 - 1) / np.sqrt(3)).sum() + 2 / 6
+    np.testing.assert_allclose(trace(f)(array, engine="reference"), want, rtol=1e-6)
+    np.testing.assert_allclose(f(smelt.tensor(array, "b s")).item(), want, rtol=1e-6)
+    assert trace(lambda x: smelt.fori_loop(x.size("s"), lambda i, n: n + i, 0), Shape("f32", s="S"))(
+        np.zeros(5, np.float32), engine="reference"
+    ) == sum(range(5))
+    with pytest.raises(TensorError, match="not a number"):
+        smelt.symbolic("f32[s=S]").size("s") ** -0.5
+
+
+def test_python_in_the_middle_of_a_traced_function():
+    def f(x: Shaped[Tensor, "f32[s=S]"]) -> Tensor:
+        return smelt.custom_call(np.cumsum, x.shape, x) + 1.0
+
+    assert trace(f)(np.ones(3, np.float32)).tolist() == [2, 3, 4]
+    with pytest.raises(smelt.SmeltError, match="reference engine only"):
+        trace(f)(np.ones(3, np.float32), engine="native")
+
+
 # ---- the annotation ----
 
 
