@@ -122,7 +122,13 @@ def load(path: str | Path, **options: Any) -> Model:
 
 
 def deserialize(data: bytes | bytearray | memoryview, **options: Any) -> Executable:
-    """The executable whose `serialize()` gave these bytes; the options are those of `smelt.bundle.load`."""
+    """The executable whose `serialize()` gave these bytes.
+
+    The options are those of `smelt.bundle.load`; for an executable of the pjrt engine those of `smelt.platform`.
+    """
+    if bytes(data[:10]) == b"smelt pjrt":
+        engine = import_module("smelt.engine").platform(**options | {"engine": "pjrt"}).engine
+        return engine.deserialize(bytes(data))  # type: ignore[no-any-return]
     return import_module("smelt.bundle.load").deserialize(data, _recompile, **options)  # type: ignore[no-any-return]
 
 

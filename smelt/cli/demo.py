@@ -83,7 +83,8 @@ def measure(program: Program, weights: Weights, pixels: Array, labels: Array) ->
         answers.append(answer)
     record: dict[str, Any] = {"stages": stages, "engines": engines, "predictions": answers[0].argmax(1).tolist()}
     if len(answers) > 1:
-        record["difference"] = float(np.abs(answers[0].astype(np.float64) - answers[1]).max())
+        first = answers[0].astype(np.float64)
+        record["difference"] = max(float(np.abs(first - other).max()) for other in answers[1:])
     return record
 
 

@@ -195,7 +195,8 @@ class Client:
     @property
     def version(self) -> str:
         """What a serialised program depends on."""
-        return f"jaxlib {version()}, {self._raw.platform_version}".strip()
+        kind = "" if self.platform == "cpu" else f" on {self.kind}"
+        return f"jaxlib {version()}, {self._raw.platform_version}{kind}".strip()
 
     @property
     def kind(self) -> str:
@@ -414,7 +415,7 @@ class PjrtBuffer:
         return self
 
     def __await__(self) -> Any:
-        return _in_thread(self.wait).__await__()
+        return in_thread(self.wait).__await__()
 
     def copy_to_host(self) -> PjrtBuffer:
         """Start copying to the host; `numpy` then has less to wait for."""
@@ -476,7 +477,8 @@ class PjrtBuffer:
         return f"<{self.shape} on {self.client.platform}{', which ' + self._gone if self._gone else ''}>"
 
 
-async def _in_thread(function: Callable[[], _T]) -> _T:
+async def in_thread(function: Callable[[], _T]) -> _T:
+    """What a function gives, without keeping the event loop waiting."""
     import asyncio
 
     return await asyncio.to_thread(function)

@@ -27,7 +27,7 @@ import numpy as np
 
 from smelt import errors
 from smelt.buffer import HostBuffer
-from smelt.device.pjrt import Client, Cost, Memory, PjrtBuffer
+from smelt.device.pjrt import Client, Cost, Memory, PjrtBuffer, in_thread
 from smelt.dtype import Array, dtype
 from smelt.errors import DeviceError, DeviceLost, RunError, SmeltError
 from smelt.shape import Shape
@@ -242,6 +242,9 @@ class RemoteBuffer:
         if self.guard is not None:
             self.guard()
         return self
+
+    def __await__(self) -> Any:
+        return in_thread(self.wait).__await__()
 
     def numpy(self) -> Array:
         if self.guard is not None:

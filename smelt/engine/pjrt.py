@@ -668,6 +668,9 @@ class Cut:
         self._whole.wait()
         return self
 
+    def __await__(self) -> Any:
+        return pjrt.in_thread(self.wait).__await__()
+
     def delete(self) -> None:
         self._whole.delete()
 

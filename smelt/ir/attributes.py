@@ -112,6 +112,8 @@ class Constant:
     @staticmethod
     def of(array: Array, dtype: ElementType) -> Constant:
         assert array.dtype == dtype.numpy, f"{array.dtype} is not {dtype}"
+        if array.size > 1 and 0 not in array.strides and _is_uniform(array):
+            array = np.broadcast_to(array.reshape(-1)[:1].reshape(()), array.shape)
         if array.flags.writeable:
             array = array.view()
             array.flags.writeable = False
@@ -132,7 +134,7 @@ class Constant:
     def digest(self) -> bytes:
         if not self._digest:
             head = f"{self.dtype}{self.array.shape}".encode()
-            splat = self.is_splat or (self.array.size > 0 and _all_equal_bytes(self.array))
+            splat = self.is_splat
             body = self.array.reshape(-1)[:1].tobytes() if splat else np.ascontiguousarray(self.array).tobytes()
             self._digest.append(hashlib.blake2b(head + (b"s" if splat else b"d") + body, digest_size=16).digest())
         return self._digest[0]
@@ -144,7 +146,10 @@ class Constant:
         return hash(self.digest)
 
 
-def _all_equal_bytes(array: Array) -> bool:
+def _is_uniform(array: Array) -> bool:
+    """Whether all elements have the same bits."""
+    if array.reshape(-1)[0].tobytes() != array[(-1,) * array.ndim].tobytes():
+        return False
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(array.size, -1)
     return bool((flat == flat[0]).all())
 

@@ -338,16 +338,21 @@ def run_grid(world: World, grid: Grid) -> list[list[tuple[Any, ...]]]:
 
 def _run_grid(world: World, grid: Grid) -> list[list[tuple[Any, ...]]]:
     running: dict[Process, Steps] = {}
-    inbox: dict[Process, Any] = {}
-    waiting: dict[Process, Exchange] = {}
-    done: dict[Process, tuple[Any, ...]] = {}
     for replica, row in enumerate(grid):
         for partition, (func, args) in enumerate(row):
             process = Process(replica, partition, len(grid), len(row))
             frame = Frame(world, func, process)
             frame.enter(args)
             running[process] = frame.steps(func.body, *args)
-            inbox[process] = None
+    done = take_turns(running)
+    return [[done[Process(r, p, len(grid), len(row))] for p in range(len(row))] for r, row in enumerate(grid)]
+
+
+def take_turns(running: dict[Process, Steps]) -> dict[Process, tuple[Any, ...]]:
+    """Let processes go on and exchange what they wait for, until all are done; gives what each returned."""
+    inbox: dict[Process, Any] = dict.fromkeys(running)
+    waiting: dict[Process, Exchange] = {}
+    done: dict[Process, tuple[Any, ...]] = {}
     mail: dict[Hashable, deque[Any]] = {}
     while running:
         for process in [p for p in running if p in inbox]:
@@ -359,7 +364,7 @@ def _run_grid(world: World, grid: Grid) -> list[list[tuple[Any, ...]]]:
         if running and not _deliver(waiting, inbox, mail):
             stuck = ", ".join(f"{p}: {waiting[p].describe()}" for p in running)
             raise RunError("the processes wait for each other and none can go on", got=stuck)
-    return [[done[Process(r, p, len(grid), len(row))] for p in range(len(row))] for r, row in enumerate(grid)]
+    return done
 
 
 def _deliver(waiting: dict[Process, Exchange], inbox: dict[Process, Any], mail: dict[Hashable, deque[Any]]) -> bool:

@@ -21,6 +21,7 @@ from smelt.passes.canonicalise import CANONICALISE
 from smelt.passes.common_subexpressions import common_subexpressions
 from smelt.passes.fold import fold
 from smelt.passes.inline import inline
+from smelt.passes.join_processes import join_processes
 from smelt.passes.lower import lower
 from smelt.passes.lower_called import lower_called
 from smelt.passes.lower_quantised import lower_quantised
@@ -103,7 +104,9 @@ def passes(
     def simplify(edit: Edit) -> int:
         return rewrite(edit, CANONICALISE + SIMPLIFY, inexact=inexact)
 
+    joining = Pass("join_processes", lambda program: join_processes(program, composites), "one process instead of many")
     return [
+        *((joining,) if lowered else ()),
         Pass("inline", lambda program: inline(program, composites), "one function to look at"),
         Pass("refine", refine, "sizes as well known as they can be"),
         Pass("canonicalise", rules(CANONICALISE), "one spelling for each thing"),

@@ -9,18 +9,28 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from smelt.tensor import random
+from smelt.tensor import elementwise, moving, random
 from smelt.tensor.axes import Dim
 from smelt.tensor.control import cond, custom_call, fori_loop, scan, while_loop
 from smelt.tensor.core import Tensor
 from smelt.tensor.data import from_dlpack, symbolic, tensor
-from smelt.tensor.elementwise import atan2, complex_from, maximum, minimum, outer, where
 from smelt.tensor.execution import engine, realize
 from smelt.tensor.facts import assume
-from smelt.tensor.moving import arange, concatenate, full, iota, ones, stack, zeros
+from smelt.tensor.moving import arange, full, iota, ones, zeros
+from smelt.tensor.recovery import guarded
 from smelt.tensor.shaped import Shaped
 from smelt.tensor.source import TensorError
 from smelt.tensor.tracing import check, checked, trace
+
+# Ops that are no methods: a check goes on after a mistake in them, too.
+atan2 = guarded(elementwise.atan2)
+complex_from = guarded(elementwise.complex_from)
+maximum = guarded(elementwise.maximum)
+minimum = guarded(elementwise.minimum)
+outer = guarded(elementwise.outer)
+where = guarded(elementwise.where)
+concatenate = guarded(moving.concatenate)
+stack = guarded(moving.stack)
 
 __all__ = [
     "Dim",

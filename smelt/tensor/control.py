@@ -21,6 +21,7 @@ from smelt.tensor.axes import Axis, find_axis, shape_of
 from smelt.tensor.facts import equal
 from smelt.tensor.moving import relabel
 from smelt.tensor.record import Leaf, captured_by, emit, emit_all, inside, operand, record, region_of, tensor_of
+from smelt.tensor.recovery import stop_if_lost
 from smelt.tensor.source import Operand, here, refuse
 
 if TYPE_CHECKING:
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
 
 def _argument(tensor: Tensor, home: object) -> Tensor:
     """A tensor of the same shape that a region takes."""
+    stop_if_lost([tensor])
     leaf = Leaf(Shape.of(tensor.dtype, tensor.shape.sizes), home=home, place=here())
     return tensor_of(leaf, tensor.shape.names)
 
 
 def _same(what: str, part: str, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
     """What a body returns has the shapes of what it took."""
+    stop_if_lost(after)
     for i, (old, new) in enumerate(zip(before, after, strict=True)):
         a, b = operand("before", old), operand("after", new)
         if old.dtype is not new.dtype:
@@ -54,6 +57,7 @@ def _layouts(what: str, expected: Any, got: Any) -> None:
 
 
 def _truth(what: str, value: Any) -> Tensor:
+    stop_if_lost([value])
     (tensor,) = el.lift(what, (value,), ("condition",))
     if tensor.shape.rank or tensor.dtype is not i1:
         refuse(f"{what}: a condition is one boolean", operand("condition", tensor), remedy=".all() or .any()")
@@ -115,6 +119,7 @@ def cond(test: Any, then: Callable[..., Any], otherwise: Callable[..., Any], *op
             regions.append(region_of(home, (), [tensor.value for tensor in tree.leaves(result)]))
     _layouts("cond", *made)
     first, second = (list(tree.leaves(each)) for each in made)
+    stop_if_lost([*first, *second])
     for i, (a, b) in enumerate(zip(first, second, strict=True)):
         shown = Operand("then", a.shape), Operand("else", b.shape)
         same = a.dtype is b.dtype and a.shape.names == b.shape.names and a.shape.rank == b.shape.rank
@@ -138,6 +143,7 @@ def scan(
     carried, inputs = list(tree.leaves(carry)), list(tree.leaves(over))
     if not inputs:
         refuse("scan: there is nothing to go over")
+    stop_if_lost([*carried, *inputs])
     places = [find_axis("scan", operand(f"input {i}", tensor), axis) for i, tensor in enumerate(inputs)]
     size = inputs[0].shape.sizes[places[0]]
     for tensor, place in zip(inputs, places, strict=True):
@@ -214,6 +220,7 @@ def custom_call(function: Callable[..., Any], results: Any, *operands: Any) -> A
     `results` is the shape of what it gives (`"f32[b=B]"`), or a tuple of shapes. The function should depend on its
     arguments alone.
     """
+    stop_if_lost(operands)
     several = isinstance(results, tuple | list)
     shapes = tuple(shape_of(result) for result in (results if several else (results,)))
     tensors = el.lift("custom_call", operands, [f"operand {i}" for i in range(len(operands))]) if operands else []

@@ -19,9 +19,10 @@ from smelt.tensor.axes import Axis, Dim, SizeLike, dim, find_axis
 from smelt.tensor.contracting import Padding
 from smelt.tensor.elementwise import TensorLike
 from smelt.tensor.execution import data_of, is_known, realize
-from smelt.tensor.record import final_class, operand
+from smelt.tensor.record import Leaf, final_class, operand, tensor_of
+from smelt.tensor.recovery import guard_methods, is_lost
 from smelt.tensor.reducing import Axes
-from smelt.tensor.source import refuse
+from smelt.tensor.source import here, refuse
 
 
 @final
@@ -68,6 +69,8 @@ class Tensor:
 
     def size(self, axis: Axis) -> int | Dim:
         """The size of an axis: a number, or a Dim to compute with and to branch on."""
+        if is_lost(self):
+            return self.sizes[0]
         return dim(self.shape.sizes[find_axis("size", operand("operand", self), axis)])
 
     @property
@@ -96,6 +99,15 @@ class Tensor:
                 remedy="smelt.where(…) for elements, smelt.cond(…) for a branch",
             )
         return bool(self.item())
+
+    def __copy__(self) -> Tensor:
+        return self
+
+    def __deepcopy__(self, _: Any) -> Tensor:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.numpy(), self.shape)
 
     # ---- numbers ----
 
@@ -743,6 +755,40 @@ class Tensor:
     def update(self, part: Tensor, starts: Mapping[Axis, Any] | None = None, /, **named_starts: Any) -> Tensor:
         """With a part of it overwritten: `cache.update(new, s=position)`."""
         return indexing.update(self, part, _joined(starts, named_starts))
+
+
+_VALUES = {"dtype", "rank", "axes", "size", "sizes", "numpy", "item", "tolist"}  # what is no op
+_OPERATORS = {
+    f"__{name}__"
+    for name in (
+        *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod"),
+        *(
+            "pow",
+            "rpow",
+            "matmul",
+            "neg",
+            "abs",
+            "invert",
+            "and",
+            "rand",
+            "or",
+            "ror",
+            "xor",
+            "rxor",
+            "lshift",
+            "rshift",
+        ),
+        *("eq", "ne", "lt", "le", "gt", "ge", "getitem"),
+    )
+}
+_METHODS = {name for name in vars(Tensor) if name[0] != "_"} - {*Tensor.__slots__, *_VALUES}
+guard_methods(Tensor, _METHODS | _OPERATORS)
+
+
+def _restored(array: Array, shape: Shape) -> Tensor:
+    """A tensor from what a pickle holds."""
+    array.flags.writeable = False
+    return tensor_of(Leaf(Shape.of(shape.dtype, array.shape), array, place=here()), shape.names)
 
 
 def _joined(by_axis: Mapping[Axis, Any] | None, by_name: Mapping[str, Any]) -> dict[Axis, Any]:

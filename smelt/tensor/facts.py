@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from smelt.dim import Answer, Fact, Facts, Poly, Size
 from smelt.errors import ShapeError, SmeltError
+from smelt.tensor.recovery import collecting
 from smelt.tensor.source import TensorError, refuse
 
 MAX_WAYS = 64  # through a function, that `explore` follows before it gives up
@@ -191,30 +192,35 @@ class Way(Generic[T]):
     guards: tuple[Fact, ...]
     assumed: tuple[Fact, ...]
     result: T | None
-    error: SmeltError | None = None
+    errors: tuple[SmeltError, ...] = ()
 
 
 def explore(run: Callable[[], T], facts: Facts) -> list[Way[T]]:
     """Run a function once for every combination of branches on sizes, each under the facts of its branches.
 
-    A mistake ends the way it is on; the others are followed all the same.
+    A way goes on after a mistake, where it can, and all ways are followed.
     """
     ways: list[Way[T]] = []
     plan: list[int] = []
     while True:
         walk = _Walk(plan)
         token, facts_token = _WALK.set(walk), _FACTS.set(in_force() | facts)
-        try:
-            result: T | None = run()
-            error: SmeltError | None = None
-        except SmeltError as mistake:
-            result, error = None, mistake
-            if isinstance(mistake, TensorError) and walk.guards:
-                mistake.under = tuple(str(fact) for fact in walk.guards)
-        finally:
-            _FACTS.reset(facts_token)
-            _WALK.reset(token)
-        ways.append(Way(tuple(walk.guards), walk.assumed, result, error))
+        result: T | None = None
+        with collecting() as mistakes:
+            try:
+                result = run()
+            except SmeltError as mistake:
+                mistakes.append(mistake)
+            except Exception:
+                if not mistakes:  # else it is what a mistake led to
+                    raise
+            finally:
+                _FACTS.reset(facts_token)
+                _WALK.reset(token)
+        for each in mistakes:
+            if isinstance(each, TensorError) and walk.guards:
+                each.under = tuple(str(fact) for fact in walk.guards)
+        ways.append(Way(tuple(walk.guards), walk.assumed, result, tuple(mistakes)))
         while walk.taken and walk.taken[-1][0] + 1 >= walk.taken[-1][1]:
             walk.taken.pop()
         if not walk.taken:

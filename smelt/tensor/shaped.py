@@ -20,6 +20,7 @@ from smelt.shape import Shape
 from smelt.tensor.axes import parse_shape
 from smelt.tensor.facts import equal
 from smelt.tensor.record import operand
+from smelt.tensor.recovery import is_lost
 from smelt.tensor.source import Operand, Place, refuse
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ def spec_of(annotation: Any) -> Spec | None:
     return None
 
 
-def annotations_of(owner: Any) -> dict[str, Any]:
+@lru_cache(4096)
+def annotations_of(owner: Any) -> Mapping[str, Any]:
     """The annotations of a function or class with strings resolved; those that cannot be are left out."""
     try:
         return get_type_hints(owner, include_extras=True)
@@ -103,6 +105,8 @@ def match(
 
     `place` is where the shape is declared, `at` where a mistake is shown: the user's present line where not given.
     """
+    if is_lost(tensor):
+        return
     shown = operand("got", tensor)
     wanted = spec.substitute(bound)
     declared = Operand("declared", Shape.of(spec.element or tensor.dtype, wanted.sizes, wanted.names), place)

@@ -91,22 +91,30 @@ def declared(owner: object, name: str) -> Place | None:
     """The line on which a class declares a field, or a function its parameter (`return` is its result)."""
     code = getattr(owner, "__code__", None)
     if isinstance(code, CodeType):
-        path, line = code.co_filename, code.co_firstlineno
+        path, key, first = code.co_filename, str(code.co_firstlineno), code.co_firstlineno
     else:
         module = sys.modules.get(getattr(owner, "__module__", ""), None)
-        path, line = getattr(module, "__file__", None) or "", 0
-    tree = _parsed(path, _text(path)) if path else None
+        path, key, first = getattr(module, "__file__", None) or "", getattr(owner, "__name__", ""), 0
+    line = _declarations(path, _text(path)).get((key, name), first) if path else 0
+    return Place(path, None, 0, line) if line else None
+
+
+@lru_cache(16)
+def _declarations(path: str, text: str) -> dict[tuple[str, str], int]:
+    """Lines by (class name, field), and by (first line of a function, parameter)."""
+    found: dict[tuple[str, str], int] = {}
+    tree = _parsed(path, text)
     for node in ast.walk(tree) if tree else ():
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and code is not None:
-            if min([node.lineno, *(each.lineno for each in node.decorator_list)]) == line:
-                every = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-                at = next((each.lineno for each in every if each.arg == name), node.lineno)
-                return Place(path, None, 0, node.returns.lineno if name == "return" and node.returns else at)
-        elif isinstance(node, ast.ClassDef) and code is None and node.name == getattr(owner, "__name__", ""):
-            for each in node.body:
-                if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and each.target.id == name:
-                    return Place(path, None, 0, each.lineno)
-    return Place(path, None, 0, line) if path and line else None
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            key = str(min([node.lineno, *(each.lineno for each in node.decorator_list)]))
+            found[key, "return"] = node.returns.lineno if node.returns else node.lineno
+            for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+                found[key, each.arg] = each.lineno
+        elif isinstance(node, ast.ClassDef):
+            for item in node.body:
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+                    found[node.name, item.target.id] = item.lineno
+    return found
 
 
 # ---- the text behind a place ----

@@ -26,6 +26,7 @@ from smelt.tensor.execution import Entry
 from smelt.tensor.execution import run as run_entry
 from smelt.tensor.facts import Way, explore, facts_of, in_force, parse_facts
 from smelt.tensor.record import SOURCES, Leaf, function, is_tensor, place_of, sources_of
+from smelt.tensor.recovery import is_lost
 from smelt.tensor.shaped import Spec, match, signature_specs, spec_of
 from smelt.tensor.source import Operand, declared, refuse
 
@@ -161,7 +162,7 @@ def trace(fn: Callable[..., Any], *args: Any, facts: Sequence[str | Fact] = (), 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What checking a function found: its mistakes, one per way at most, and what was recorded where there are none."""
+    """What checking a function found: its mistakes, and what was recorded where there are none."""
 
     name: str
     errors: tuple[SmeltError, ...]
@@ -191,7 +192,7 @@ def check(fn: Callable[..., Any], *args: Any, facts: Sequence[str | Fact] = (), 
             SOURCES.reset(token)
 
     ways = explore(run, known)
-    errors = _distinct([way.error for way in ways if way.error is not None])
+    errors = _distinct([error for way in ways for error in way.errors])
     if errors:
         return Outcome(name, tuple(errors), None, len(ways))
     paths = [_path(way, arguments) for way in ways]
@@ -286,6 +287,8 @@ def _check_results(what: str, results: Any, hint: Any, fn: Callable[..., Any], k
     owner = getattr(fn, "__func__", fn)
     bound = dict(known)
     for label, value, spec in _pairs(results, hint, ""):
+        if is_lost(value):
+            continue
         if not is_tensor(value):
             refuse(f"{what}: result{label} is no tensor", place=declared(owner, "return"))
         place = declared(owner, "return")

@@ -23,6 +23,7 @@ from smelt.ir.ops.control import CHECKS
 from smelt.ir.ops.testing import expect_close, expect_eq
 from smelt.kernel.math import ULP
 from smelt.passes.inline import inline
+from smelt.passes.join_processes import join_processes
 from smelt.shape import Shape
 
 
@@ -71,7 +72,7 @@ def evaluate(op: Op, arrays: Sequence[Array], allowance: int) -> None:
 
 def recast(program: Program, name: str, given: Sequence[Array]) -> Recast:
     """A function of a program with its constants as arguments and the operands of its checks as results."""
-    func = inline(program).funcs[name]
+    func = join_processes(inline(program)).funcs[name]
     work = _Recasting()
     for arg, array in zip(func.args, given, strict=True):
         work.argument(arg, array)
@@ -94,6 +95,7 @@ class _Recasting:
     ops: list[Op] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     probes: dict[str, list[Value]] = field(default_factory=dict)
+    fed_out: list[Value] = field(default_factory=list)
 
     def argument(self, value: Value, array: Array) -> None:
         made = Value(value.type, None, len(self.args), f"a{len(self.args)}")
@@ -116,8 +118,9 @@ class _Recasting:
         elif is_check(op):
             assert not op.results, "a check whose result is used"
             self.comparisons.append(Comparison(op, operands))
-        elif op.name == "interpreter.run_parallel":
-            raise UnsupportedError("several processes, which the native engine does not start", where=op.location)
+        elif op.name == "stablehlo.outfeed":
+            self.fed_out += operands[:-1]
+            self.values[op.result] = operands[-1]
         elif any(is_check(inner) for region in op.regions for inner in walk(region)):
             raise UnsupportedError("a check inside a region", where=op.location)
         else:
@@ -127,7 +130,7 @@ class _Recasting:
         known = dict(zip(self.args, self.inputs, strict=True))
         results = [self.values[value] for value in func.results if isinstance(value.type, Shape)]
         compared = [value for each in self.comparisons for value in each.values]
-        outputs = [*results, *dict.fromkeys(value for value in compared if value not in known)]
+        outputs = [*results, *dict.fromkeys([value for value in compared if value not in known] + self.fed_out)]
         body = Region(tuple(self.args), tuple(self.ops), tuple(outputs))
         bounds = [ULP.get(op.name.partition(".")[2], 0) for op in walk(func.body)]
         return Recast(

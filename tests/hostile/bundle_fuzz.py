@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -109,7 +110,7 @@ def _twist(node: Any, choose: Random) -> None:
             case 2 if isinstance(inner, int):
                 node[key] = inner + choose.choice([-1, 1, 64, -64, 1 << 32])
             case _:
-                node[key] = choose.choice(ODD)
+                node[key] = deepcopy(choose.choice(ODD))
         return
 
 

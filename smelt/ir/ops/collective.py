@@ -2,13 +2,14 @@
 
 Meanings are generators: each yields one exchange (`Rendezvous`, `Send`, `Receive`) and goes on with what came back. How
 processes form groups follows the specification's four strategies, from `channel_handle` and `use_global_device_ids`.
+Who meets whom knows nothing of arrays: `passes.join_processes` lets values of a program meet by the same functions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from smelt.shape import Shape
 
 Steps = Generator[Exchange, Any, tuple[Any, ...]]
 Group = tuple[Process, ...]
+T = TypeVar("T")
 
 TOKEN = Token()
 NO_CHANNEL = ChannelHandle()
@@ -39,7 +41,7 @@ def _channel(attrs: Any) -> int:
     return handle.handle
 
 
-def _wide_groups(process: Process, op: Op) -> list[Group]:
+def wide_groups(process: Process, op: Op) -> list[Group]:
     """cross_replica, cross_replica_and_partition or flattened_ids."""
     rows = _rows(op)
     if op.attrs.get("use_global_device_ids"):
@@ -47,19 +49,19 @@ def _wide_groups(process: Process, op: Op) -> list[Group]:
     if _channel(op.attrs) > 0:
         partitions = range(process.partitions)
         return [tuple(_at(process, op, id, p) for p in partitions for id in row) for row in rows]
-    return _cross_replica(process, op, rows)
+    return cross_replica(process, op)
 
 
-def _narrow_groups(process: Process, op: Op) -> list[Group]:
+def narrow_groups(process: Process, op: Op) -> list[Group]:
     """cross_replica or cross_partition."""
     rows = _rows(op)
     if _channel(op.attrs) > 0:
         return [tuple(_at(process, op, r, id) for id in row) for r in range(process.replicas) for row in rows]
-    return _cross_replica(process, op, rows)
+    return cross_replica(process, op)
 
 
-def _cross_replica(process: Process, op: Op, rows: list[list[int]]) -> list[Group]:
-    return [tuple(_at(process, op, id, p) for id in row) for p in range(process.partitions) for row in rows]
+def cross_replica(process: Process, op: Op) -> list[Group]:
+    return [tuple(_at(process, op, id, p) for id in row) for p in range(process.partitions) for row in _rows(op)]
 
 
 def _rows(op: Op) -> list[list[int]]:
@@ -81,18 +83,18 @@ def _flat(process: Process, op: Op, id: int) -> Process:
     return _at(process, op, *divmod(id, process.partitions))
 
 
-def _group_of(process: Process, groups: Sequence[Group]) -> Group | None:
+def group_of(process: Process, groups: Sequence[Group]) -> Group | None:
     return next((group for group in groups if process in group), None)
 
 
-def _my_group(frame: Frame, op: Op, groups: Sequence[Group]) -> Group:
-    group = _group_of(frame.process, groups)
+def my_group(process: Process, op: Op, groups: Sequence[Group]) -> Group:
+    group = group_of(process, groups)
     if group is None:
-        raise RunError(f"{op.name}: process {frame.process} is in no group", got=op.attrs["replica_groups"])
+        raise RunError(f"{op.name}: process {process} is in no group", got=op.attrs["replica_groups"])
     return group
 
 
-def _meet(frame: Frame, op: Op, group: Group, payload: Any) -> Generator[Exchange, Any, list[Any]]:
+def meet(op: Op, group: Group, payload: Any) -> Generator[Exchange, Any, list[Any]]:
     """Everybody's payload, in the order of the group."""
     payloads = yield Rendezvous((op.name, _channel(op.attrs), group), group, payload)
     return [payloads[member] for member in group]
@@ -189,8 +191,8 @@ def _with_size(shape: Shape, dim: int, size: Size) -> Shape:
 
 
 def _all_gather(frame: Frame, op: Op, *operands: Array) -> Steps:
-    group = _my_group(frame, op, _wide_groups(frame.process, op))
-    payloads = yield from _meet(frame, op, group, operands)
+    group = my_group(frame.process, op, wide_groups(frame.process, op))
+    payloads = yield from meet(op, group, operands)
     _alike(op, payloads)
     dim: int = op.attrs["all_gather_dim"]
     return _fitting(op, [np.concatenate(parts, axis=dim) for parts in zip(*payloads, strict=True)])
@@ -235,8 +237,8 @@ def _part(call: Call, size: Size, count: int, label: str) -> Size:
 
 
 def _all_to_all(frame: Frame, op: Op, *operands: Array) -> Steps:
-    group = _my_group(frame, op, _narrow_groups(frame.process, op))
-    payloads = yield from _meet(frame, op, group, operands)
+    group = my_group(frame.process, op, narrow_groups(frame.process, op))
+    payloads = yield from meet(op, group, operands)
     _alike(op, payloads)
     mine = group.index(frame.process)
     split, concat, count = (op.attrs[name] for name in ("split_dimension", "concat_dimension", "split_count"))
@@ -299,8 +301,8 @@ def _reduce(frame: Frame, op: Op, parts: Sequence[Array], result: int) -> Array:
 
 
 def _all_reduce(frame: Frame, op: Op, *operands: Array) -> Steps:
-    group = _my_group(frame, op, _wide_groups(frame.process, op))
-    payloads = yield from _meet(frame, op, group, operands)
+    group = my_group(frame.process, op, wide_groups(frame.process, op))
+    payloads = yield from meet(op, group, operands)
     _alike(op, payloads)
     return tuple(_reduce(frame, op, parts, i) for i, parts in enumerate(zip(*payloads, strict=True)))
 
@@ -334,8 +336,8 @@ def _infer_reduce_scatter(call: Call) -> Sequence[Type]:
 
 
 def _reduce_scatter(frame: Frame, op: Op, operand: Array) -> Steps:
-    group = _my_group(frame, op, _wide_groups(frame.process, op))
-    payloads = yield from _meet(frame, op, group, (operand,))
+    group = my_group(frame.process, op, wide_groups(frame.process, op))
+    payloads = yield from meet(op, group, (operand,))
     _alike(op, payloads)
     whole = _reduce(frame, op, [payload[0] for payload in payloads], 0)
     mine = _share(op, whole, op.attrs["scatter_dimension"], len(group), group.index(frame.process))
@@ -355,11 +357,11 @@ def _infer_collective_reduce(call: Call) -> Sequence[Type]:
 
 def _collective_reduce(frame: Frame, op: Op, *operands: Array) -> Steps:
     """As all_reduce, but only the root gets the result; everybody else gets zeros."""
-    group = _group_of(frame.process, _wide_groups(frame.process, op))
-    data, roots = _split_roots(op, operands)
+    group = group_of(frame.process, wide_groups(frame.process, op))
+    data, roots = split_roots(op, operands)
     if group is None:
         return tuple(np.zeros_like(array) for array in data)
-    payloads = yield from _meet(frame, op, group, data)
+    payloads = yield from meet(op, group, data)
     _alike(op, payloads)
     results = []
     for i, parts in enumerate(zip(*payloads, strict=True)):
@@ -376,8 +378,8 @@ def _infer_sum(call: Call) -> Sequence[Type]:
 
 
 def _cross_replica_sum(frame: Frame, op: Op, operand: Array) -> Steps:
-    group = _my_group(frame, op, _cross_replica(frame.process, op, _rows(op)))
-    payloads = yield from _meet(frame, op, group, (operand,))
+    group = my_group(frame.process, op, cross_replica(frame.process, op))
+    payloads = yield from meet(op, group, (operand,))
     _alike(op, payloads)
     element = op.results[0].shape.element
     total = reduce(
@@ -402,7 +404,8 @@ def _data_shapes(call: Call) -> list[Shape]:
     return data
 
 
-def _split_roots(op: Op, operands: Sequence[Array]) -> tuple[tuple[Array, ...], Array | None]:
+def split_roots(op: Op, operands: Sequence[T]) -> tuple[tuple[T, ...], T | None]:
+    """The data, and the tensor of roots that follows it where `has_dynamic_root` is set."""
     if op.attrs.get("has_dynamic_root"):
         return tuple(operands[:-1]), operands[-1]
     return tuple(operands), None
@@ -422,11 +425,11 @@ def _infer_broadcast(call: Call) -> Sequence[Type]:
 
 
 def _collective_broadcast(frame: Frame, op: Op, *operands: Array) -> Steps:
-    group = _group_of(frame.process, _narrow_groups(frame.process, op))
-    data, roots = _split_roots(op, operands)
+    group = group_of(frame.process, narrow_groups(frame.process, op))
+    data, roots = split_roots(op, operands)
     if group is None:
         return tuple(np.zeros_like(array) for array in data)
-    payloads = yield from _meet(frame, op, group, data)
+    payloads = yield from meet(op, group, data)
     _alike(op, payloads)
     return tuple(parts[_root(op, group, roots, i)] for i, parts in enumerate(zip(*payloads, strict=True)))
 
@@ -461,15 +464,21 @@ def _permuted(process: Process, op: Op) -> list[tuple[Process, Process]]:
     return [(_at(process, op, a, p), _at(process, op, b, p)) for p in range(process.partitions) for a, b in pairs]
 
 
-def _collective_permute(frame: Frame, op: Op, operand: Array) -> Steps:
-    routes = _permuted(frame.process, op)
+def permuted(process: Process, op: Op, payload: T) -> Generator[Exchange, Any, T | None]:
+    """What the source of this process brings; None where no pair leads here."""
+    routes = _permuted(process, op)
     taking_part = {process for route in routes for process in route}
-    if frame.process not in taking_part:
-        return (np.zeros_like(operand),)
-    group = tuple(process for process in _everyone(frame.process) if process in taking_part)
-    payloads = yield Rendezvous((op.name, _channel(op.attrs), group), group, operand)
-    source = next((a for a, b in routes if b == frame.process), None)
-    return _fitting(op, [np.zeros_like(operand) if source is None else payloads[source]])
+    if process not in taking_part:
+        return None
+    group = tuple(other for other in _everyone(process) if other in taking_part)
+    payloads = yield Rendezvous((op.name, _channel(op.attrs), group), group, payload)
+    source = next((a for a, b in routes if b == process), None)
+    return None if source is None else payloads[source]
+
+
+def _collective_permute(frame: Frame, op: Op, operand: Array) -> Steps:
+    came = yield from permuted(frame.process, op, operand)
+    return _fitting(op, [np.zeros_like(operand) if came is None else came])
 
 
 # ---- ids, channels, feeds ----
@@ -548,24 +557,38 @@ def _infer_outfeed(call: Call) -> Sequence[Type]:
     return [TOKEN]
 
 
-def _send(frame: Frame, op: Op, *operands: Any) -> Steps:
+def post(process: Process, op: Op, payload: Any) -> Generator[Exchange, Any, None]:
+    """Send on the channel, or on every route that starts at this process."""
     channel = _channel(op.attrs)
     if not op.attrs.get("source_target_pairs"):
-        yield Send(channel, operands[:-1])
-    for source, target in _permuted(frame.process, op) if op.attrs.get("source_target_pairs") else ():
-        if source == frame.process:
-            yield Send((channel, source, target), operands[:-1])
+        yield Send(channel, payload)
+        return
+    for source, target in _permuted(process, op):
+        if source == process:
+            yield Send((channel, source, target), payload)
+
+
+def fetch(process: Process, op: Op) -> Generator[Exchange, Any, Any]:
+    """What came on the channel, or on the route that ends at this process; None where no route does."""
+    channel = _channel(op.attrs)
+    if not op.attrs.get("source_target_pairs"):
+        return (yield Receive(channel))
+    for source, target in _permuted(process, op):
+        if target == process:
+            return (yield Receive((channel, source, target)))
+    return None
+
+
+def _send(frame: Frame, op: Op, *operands: Any) -> Steps:
+    yield from post(frame.process, op, operands[:-1])
     return (None,)
 
 
 def _recv(frame: Frame, op: Op, _token: None) -> Steps:
-    channel = _channel(op.attrs)
-    if not op.attrs.get("source_target_pairs"):
-        return _received(op, (yield Receive(channel)))
-    for source, target in _permuted(frame.process, op):
-        if target == frame.process:
-            return _received(op, (yield Receive((channel, source, target))))
-    return (*(np.zeros(frame.shape(value.type), value.shape.dtype.numpy) for value in op.results[:-1]), None)
+    payload = yield from fetch(frame.process, op)
+    if payload is None:
+        return (*(np.zeros(frame.shape(value.type), value.shape.dtype.numpy) for value in op.results[:-1]), None)
+    return _received(op, payload)
 
 
 def _received(op: Op, payload: Sequence[Any]) -> tuple[Any, ...]:

@@ -44,12 +44,12 @@ def add(tmp_path: Path) -> Path:
 
 def test_demo_classifies_real_digits() -> None:
     record = answer("demo")
-    assert set(record["engines"]) == {"native", "reference"}
+    assert set(record["engines"]) == {"native", "pjrt", "reference"}
     for result in record["engines"].values():
         assert result["total"] == 360
         assert result["correct"] >= 340
     assert record["difference"] < 1e-6
-    assert [stage["stage"] for stage in record["stages"]] == ["read", "verify", "passes", "compile", "compile"]
+    assert [stage["stage"] for stage in record["stages"]] == ["read", "verify", "passes", *["compile"] * 3]
     shown = smelt("demo")
     assert shown.returncode == 0
     assert "of 360" in shown.stdout
@@ -66,7 +66,7 @@ def test_run_takes_files_and_writes_files(add: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.load(tmp_path / "out" / "result0.npy"), x + y)
 
 
-@pytest.mark.parametrize("engine", ["native", "reference", "auto"])
+@pytest.mark.parametrize("engine", ["native", "pjrt", "reference", "auto"])
 def test_run_draws_random_inputs_of_a_size(add: Path, engine: str) -> None:
     symbols = sorted(json.loads(smelt("run", add, "--json").stdout)["inputs"])
     assert symbols == ["x", "y"]

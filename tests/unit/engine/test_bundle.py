@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import logging
 import os
+import random
+import re
 import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,17 +24,20 @@ from smelt.bundle.executable import NativeExecutable
 from smelt.bundle.load import deserialize, load
 from smelt.bundle.model import Model
 from smelt.bundle.write import serialize, write
-from smelt.device import cpu
+from smelt.device import cpu, runtime
 from smelt.dim import symbol
 from smelt.dtype import Quantized, dtype
+from smelt.engine.executable import signature_of
 from smelt.engine.native import NativeEngine
+from smelt.engine.plans import entries, lower, plan_lowered, source_of
 from smelt.engine.store import default_targets, recompile, store_weights
 from smelt.engine_api import KernelUse, Port, Signature
 from smelt.errors import FileError, Location, MissingPackageError, RunError, SizeError, SmeltError, UnsupportedError
-from smelt.ir.text import parse
+from smelt.ir.text import parse, print_program
 from smelt.model import read
 from smelt.shape import Shape
 from smelt.weights import Weights
+from tests.conformance.native_cases import recast
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
 
@@ -291,6 +299,30 @@ def test_programs_per_value_are_saved_as_far_as_there_are_any(tmp_path: Path) ->
     np.testing.assert_array_equal(smelt.load(tmp_path / "fixed.smelt")(x)["y"], x.sum(1, keepdims=True))
 
 
+def test_closing_gives_the_mapping_back(saved: Path) -> None:
+    def mapped() -> bool:
+        return str(saved) in Path("/proc/self/maps").read_text()
+
+    gc.collect()
+    bundle = smelt.load(saved)
+    bundle(np.zeros((1, 64), np.float32))
+    assert mapped()
+    bundle.close()
+    gc.collect()
+    assert not mapped()
+    bundle.close()
+
+
+def test_the_contract_of_programs_changes_with_its_number() -> None:
+    """Code in a bundle meets the runtime library of another day: what they agreed on must be the same."""
+    header = (Path(smelt.__path__[0]) / "runtime" / "smelt.h").read_text()
+    words = " ".join(re.sub(r"/\*.*?\*/", " ", header, flags=re.S).split())
+    known = {1: "a22f4344cab28fc0"}
+    assert known[runtime.ABI] == container.digest(words.encode())[:16], (
+        "a new contract needs a new ABI in device/runtime.py"
+    )
+
+
 def test_what_cannot_be_saved_or_asked_for_is_refused(saved: Path, tmp_path: Path) -> None:
     reference = smelt.load(DIGITS, engine="reference")
     with pytest.raises(UnsupportedError, match="another engine"):
@@ -311,6 +343,14 @@ def test_what_cannot_be_saved_or_asked_for_is_refused(saved: Path, tmp_path: Pat
         bundle.save(tmp_path / "closed.smelt")
 
 
+def test_bytes_of_the_pjrt_engine_are_told_apart(pixels: np.ndarray, expected: np.ndarray) -> None:
+    pytest.importorskip("jaxlib")
+    program, weights = read(DIGITS)
+    compiled: Any = smelt.platform(engine="pjrt").engine.compile(program)
+    found = smelt.deserialize(compiled.serialize()).prepare(weights)(pixels[:37])[0]
+    np.testing.assert_allclose(np.asarray(found.numpy()), expected, rtol=2e-5, atol=1e-7)
+
+
 def test_plain_data_comes_back_from_json() -> None:
     per_axis = Quantized(dtype("i8"), dtype("f32"), (0.5, 0.25), (0, -3), 1, -128, 127)
     shapes = (
@@ -329,6 +369,27 @@ def test_plain_data_comes_back_from_json() -> None:
     assert record.kernels_of(record.kernels_record(uses)) == uses
     array = np.array([[1, -2], [3, 4]], np.int16).T
     np.testing.assert_array_equal(record.value_of(record.value_record(array)), array)
+
+
+def test_lowered_programs_come_back_from_their_text(suites: Path, seed: int) -> None:
+    """What a bundle keeps to compile again gives the same C, and what it keeps as JSON the same checks."""
+    texts = sorted((suites / "testdata").glob("*.mlir"))
+    tried = 0
+    for path in random.Random(seed).sample(texts, 80):
+        try:
+            program = recast(parse(path.read_text()), "main", ()).program
+            signature, lowered = signature_of(program.main), lower(program)
+            planned = plan_lowered(lowered, signature)
+            written = source_of([planned]).texts(1)
+        except UnsupportedError:
+            continue
+        again = plan_lowered(parse(print_program(lowered)), signature)
+        assert source_of([again]).texts(1) == written, path.name
+        assert again.main[0].constants == planned.main[0].constants, path.name
+        main, _ = entries(planned, "smelt0")
+        assert record.entry_of(json.loads(json.dumps(record.entry_record(main)))) == main, path.name
+        tried += 1
+    assert tried > 40
 
 
 # ---- signatures ----

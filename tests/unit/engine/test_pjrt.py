@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -450,6 +451,44 @@ def test_a_killed_worker_is_lost_and_a_new_platform_works() -> None:
     np.testing.assert_array_equal(again.compile(program(TWICE))(x, x)[0].numpy(), x)
 
 
+def test_a_lost_device_is_told_from_other_failures_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runtime's own words for a device that is gone, from where it would say them."""
+    engine = PjrtEngine()
+    executable = engine.compile(program(TWICE))
+    x = np.ones(4, np.float32)
+    loaded = executable._program().loaded(())
+    first = engine.client
+    said = {
+        "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 byte": (RunError, "no memory left"),
+        "INVALID_ARGUMENT: something else": (RunError, "XLA refuses the run"),
+        "INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access": (DeviceLost, "was lost"),
+    }
+    for words, (kind, message) in said.items():
+
+        def fail(arguments: Any, words: str = words) -> Any:
+            raise RuntimeError(words)
+
+        monkeypatch.setattr(loaded, "_execute", fail)
+        with pytest.raises(kind, match=message):
+            executable(x, x)
+        assert (engine.client is first) == (kind is not DeviceLost)
+    again: Any = platform(engine="pjrt").engine
+    np.testing.assert_array_equal(again.compile(program(TWICE))(x, x)[0].numpy(), x)
+
+
+def test_threads_share_an_executable(seed: int) -> None:
+    weights = values(seed)
+    executable = PjrtEngine().compile(program(LINEAR)).prepare(weights)
+
+    def call(count: int) -> bool:
+        x = rows(seed, count)
+        return bool(np.allclose(executable(x)[0].numpy(), x @ weights["w"].T + weights["b"], rtol=1e-5, atol=1e-6))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, [1, 2, 3, 1, 2, 3] * 10))
+    assert sorted(each.sizes["d0"] for each in executable.compilations) == [1, 2, 3]
+
+
 def test_a_worker_that_hangs_is_ended() -> None:
     text = """func.func @main(%x: tensor<i64>) -> tensor<i64> {
       %zero = stablehlo.constant dense<0> : tensor<i64>
@@ -591,8 +630,8 @@ def test_networks_agree_with_onnxruntime(name: str, seed: int) -> None:
 def test_the_example_runs() -> None:
     script = Path(__file__).parents[3] / "examples" / "gpu_pjrt.py"
     command = [sys.executable, str(script), "--device", "cpu", "--megabytes", "32"]
-    root = str(script.parents[1])
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200, cwd=root)
+    place = {**os.environ, "PYTHONPATH": str(script.parents[1])}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200, env=place)
     assert "was donated as the input 'state'" in done.stdout
     assert "0 compilations after loading" in done.stdout
 

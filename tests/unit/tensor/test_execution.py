@@ -1,5 +1,9 @@
 """Lazy tensors become arrays: dead parts never run, equal graphs share one program, views share memory."""
 
+import copy
+import pickle
+import subprocess
+import sys
 import time
 
 import jax.numpy as jnp
@@ -182,6 +186,19 @@ def test_a_tensor_is_immutable():
     with pytest.raises(TypeError, match="unhashable"):
         hash(x)
     assert isinstance((x + 1.0).value.op, Recorded)
+
+
+def test_copies_and_pickles():
+    x = tensor(np.arange(3), "s", dtype="bf16") + 1
+    assert copy.copy(x) is x
+    assert copy.deepcopy({"x": x})["x"] is x
+    again = pickle.loads(pickle.dumps(x))
+    assert (again.shape, again.numpy().tolist()) == (x.shape, [1, 2, 3])
+
+
+def test_the_package_is_not_loaded_before_it_is_used():
+    probe = "import sys, smelt; before = 'smelt.tensor' in sys.modules; smelt.Tensor; assert not before"
+    subprocess.run([sys.executable, "-c", probe], check=True)
 
 
 def test_python_sees_a_tensor():

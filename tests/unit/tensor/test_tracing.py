@@ -9,12 +9,14 @@ import pytest
 
 import smelt
 from smelt import Shaped, Tensor, TensorError, checked
+from smelt.engine.reference import ReferenceEngine
 from smelt.errors import SizeError
 from smelt.ir.text import parse, print_program
 from smelt.ir.verify import verify
 from smelt.shape import Shape
 from smelt.tensor import check, trace
 from smelt.tensor.shaped import spec_of
+from smelt.weights import Weights
 
 
 class Linear:
@@ -120,6 +122,23 @@ def test_a_class_that_contains_itself():
     assert [leaf.name for leaf in trace(Node()).leaves] == ["weight", "x"]
 
 
+def test_weights_are_bound_by_prepare():
+    traced = trace(Network().forward)
+    rng = np.random.default_rng(3)
+    sizes = {
+        "first.weight": (3, 4),
+        "first.bias": (4,),
+        "scale": (4,),
+        "rest.0.weight": (4, 4),
+        "rest.1.weight": (4, 4),
+    }
+    arrays = {name: rng.standard_normal(each).astype(np.float32) for name, each in sizes.items()}
+    x = rng.standard_normal((2, 3)).astype(np.float32)
+    executable = ReferenceEngine().compile(traced.program).prepare(Weights.of(arrays))
+    assert [port.name for port in executable.signature.inputs] == ["x"]
+    np.testing.assert_array_equal(executable(x)[0], traced(*arrays.values(), x, engine="reference"))
+
+
 def test_closed_over_data_becomes_a_constant():
     table = smelt.tensor([1.0, 2.0, 3.0], "k")
     traced = trace(lambda x: x + table, Shape("f32", b="B", k=3))
@@ -219,6 +238,49 @@ def test_checked_functions_have_symbols_of_their_own():
     assert caught.value.missing == "S % 2 == 0"
     with pytest.raises(TensorError, match="other axes than declared"):
         halves(smelt.symbolic("f32[m=4]"))
+
+
+# ---- several mistakes ----
+
+
+def test_a_check_finds_all_mistakes_and_each_once():
+    def f(x: Shaped[Tensor, "f32[b=B, s=S, d=D]"], w: Shaped[Tensor, "f32[e=E, f=F]"]) -> Shaped[Tensor, "f32[b=B]"]:
+        y = x.dot(w, "d")  # 1
+        z = (y.relu() + x).softmax("f").size("f") * x
+        first, second = y.chunk("f", 2)
+        u = x.sum("t")  # 2
+        v = smelt.concatenate([x, w], "s")  # 3
+        return smelt.where(u > 0.0, v + z, first * second)
+
+    outcome = check(f)
+    lines = [error.source.splitlines()[0].rpartition("#")[2].strip() for error in outcome.errors if error.source]
+    assert lines == ["1", "2", "3"]
+    with pytest.raises(TensorError, match='dot over "d"'):
+        trace(f)
+
+
+def test_what_follows_from_a_mistake_is_not_reported():
+    def f(x: Shaped[Tensor, "f32[b=B, s=S]"]) -> Tensor:
+        y = x.sum("t")
+        b, s = y.sizes  # a lost tensor has other axes than y would have
+        return smelt.while_loop(lambda z: z.sum() < b * s, lambda z: z + 1.0, y)
+
+    [error] = check(f).errors
+    assert 'no axis "t"' in error.message
+
+    def g(x: Shaped[Tensor, "f32[b=B, s=S]"]) -> Tensor:
+        return smelt.scan(lambda carry, row: (carry + row.sum("q"), None), smelt.zeros("f32[]"), x, "s")
+
+    [error] = check(g).errors
+    assert 'no axis "q"' in error.message
+
+
+def test_an_error_of_the_users_own_is_raised():
+    def f(x: Shaped[Tensor, "f32[b=B]"]) -> Tensor:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        check(f)
 
 
 # ---- branches ----
