@@ -1,6 +1,5 @@
 """Structure: what counts as the same program."""
 
-
 import numpy as np
 import pytest
 
