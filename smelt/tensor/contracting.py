@@ -17,7 +17,7 @@ from smelt.tensor import elementwise as el
 from smelt.tensor.axes import find_axis, names_of
 from smelt.tensor.facts import equal, in_force
 from smelt.tensor.promotion import promote
-from smelt.tensor.record import constant, emit, operand, scalar_region
+from smelt.tensor.record import binary_region, constant, emit, operand
 from smelt.tensor.source import Operand, here, operand_text, refuse
 
 if TYPE_CHECKING:
@@ -357,7 +357,7 @@ def _pool(
     rank = x.shape.rank
     by_place = dict(zip(places, zip(window.values(), steps, pads, strict=True), strict=True))
     each = [by_place.get(place, (1, 1, (0, 0))) for place in range(rank)]
-    region = scalar_region(x.dtype, lambda a, b: emit(op, a, b))
+    region = binary_region(op, x.dtype)
     return emit(
         "reduce_window",
         x,

@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import numpy as np
@@ -24,9 +24,9 @@ from smelt.engine.native import NativeEngine
 from smelt.engine_api import Executable
 from smelt.errors import DeviceError, RunError, SmeltError, UnsupportedError
 from smelt.ir import cost
-from smelt.ir.core import Func, Op, Program, Value, walk
+from smelt.ir.attributes import Constant
+from smelt.ir.core import Func, Op, Program, Region, Value, walk
 from smelt.ir.interpret import World, run_grid
-from smelt.ir.structure import fingerprint
 from smelt.tensor.control import CALLBACKS
 from smelt.tensor.record import Leaf, Recorded, collect, function, place_of
 from smelt.tensor.source import Operand, refuse
@@ -78,12 +78,37 @@ def _target(op: Op) -> str:
     return str(op.attrs["call_target_name"])
 
 
+def graph_key(region: Region, numbers: dict[Value, int] | None = None) -> Hashable:
+    """What a graph says apart from names and places, to look it up in this process: equal graphs have equal keys.
+
+    `ir.structure.fingerprint` says the same for all processes, and takes longer.
+    """
+    numbers = {} if numbers is None else numbers
+    for arg in region.args:
+        numbers[arg] = len(numbers)
+    parts: list[Hashable] = [tuple(arg.type for arg in region.args)]
+    for op in region.ops:
+        attrs = tuple((name, _attr_key(value)) for name, value in op.attrs.items())
+        inside = tuple(graph_key(inner, numbers) for inner in op.regions)
+        operands = tuple(numbers[value] for value in op.operands)
+        parts.append((op.name, operands, attrs, tuple(value.type for value in op.results), inside))
+        for value in op.results:
+            numbers[value] = len(numbers)
+    return (*parts, tuple(numbers[value] for value in region.results))
+
+
+def _attr_key(value: Any) -> Hashable:
+    if isinstance(value, Constant):
+        return value.digest
+    return (type(value), value)  # True is not 1
+
+
 class Cache:
-    """Programs by fingerprint, the least recently used forgotten first; safe to use from several threads."""
+    """Programs by graph, the least recently used forgotten first; safe to use from several threads."""
 
     def __init__(self, limit: int = ENTRIES) -> None:
         self.limit = limit
-        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+        self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
         self._lock = threading.Lock()
         self._queue: SimpleQueue[Entry] = SimpleQueue()
         self._worker: threading.Thread | None = None
@@ -102,7 +127,7 @@ class Cache:
             self._entries.clear()
 
     def entry(self, func: Func) -> Entry:
-        key = fingerprint(func)
+        key = graph_key(func.body)
         with self._lock:
             found = self._entries.get(key)
             if found is None:

@@ -210,6 +210,8 @@ def _solve_open(sizes: list[Size], shape: Shape, shown: Operand) -> list[Size]:
 
 def _check_groups(old: Shape, new: Shape, shown: Operand, target: Operand) -> None:
     """Old and new axes fall into groups of equal size, one axis on at least one side of each."""
+    if old.count == 0:
+        return  # there is nothing to scramble
     i = j = 0
     while i < old.rank or j < new.rank:
         first, second = i, j
@@ -258,21 +260,16 @@ def _check_group(old: Shape, new: Shape, before: range, after: range, shown: Ope
 
 def _refines(old: Sequence[Size], new: Sequence[Size]) -> bool:
     """Whether splitting axes on both sides can give the same axes."""
-    i = j = 0
-    a: Size = 1
-    b: Size = 1
-    while i < len(old) or j < len(new):
-        if a == 1 and i < len(old):
-            a, i = old[i], i + 1
-        elif b == 1 and j < len(new):
-            b, j = new[j], j + 1
-        elif (quotient := divide_exact(a, b)) is not None:
-            a, b = quotient, 1
+    ours, theirs = list(reversed(old)), list(reversed(new))
+    while ours and theirs:
+        a, b = ours.pop(), theirs.pop()
+        if (quotient := divide_exact(a, b)) is not None:
+            ours += [quotient] if quotient != 1 else []
         elif (quotient := divide_exact(b, a)) is not None:
-            a, b = 1, quotient
+            theirs += [quotient]
         else:
             return False
-    return True
+    return all(size == 1 for size in (*ours, *theirs))
 
 
 def flatten(x: Tensor, into: str | None = None) -> Tensor:

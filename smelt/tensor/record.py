@@ -21,7 +21,7 @@ from smelt.dtype import Array, DType, i64
 from smelt.errors import Location, SmeltError
 from smelt.ir.attributes import Constant
 from smelt.ir.build import settle
-from smelt.ir.clone import clone_op
+from smelt.ir.clone import clone_op, clone_region
 from smelt.ir.core import Attrs, Func, Op, Region, Type, Value, walk
 from smelt.ir.ops import definition_of
 from smelt.ir.ops.definition import Call, Scope, op_attrs
@@ -347,6 +347,19 @@ def region_of(home: object, args: Sequence[Value], results: Sequence[Value]) -> 
 def scalar_region(element: DType, build: Callable[..., Tensor], count: int = 2) -> Region:
     """A body over scalars, such as the sum of a reduction; it uses nothing from outside."""
     return scalar_regions([element] * count, lambda *args: (build(*args),))
+
+
+def binary_region(op: str, element: DType) -> Region:
+    """A body that combines two scalars by one op: sums, products, extremes."""
+    return clone_region(_binary_template(op, element), {})  # a region belongs to one op
+
+
+@lru_cache(256)
+def _binary_template(op: str, element: DType) -> Region:
+    template = scalar_region(element, lambda a, b: emit(op, a, b))
+    for each in template.ops:
+        object.__setattr__(each, "place", None)  # made once, for everybody
+    return template
 
 
 def scalar_regions(elements: Sequence[DType], build: Callable[..., Sequence[Tensor]]) -> Region:

@@ -19,6 +19,7 @@ from smelt.tensor.facts import at_most
 from smelt.tensor.moving import insert, move_back, move_last, relabel, take_slices
 from smelt.tensor.record import (
     Leaf,
+    binary_region,
     constant,
     emit,
     emit_all,
@@ -51,7 +52,7 @@ def _restore(x: Tensor, reduced: Tensor, places: Sequence[int]) -> Tensor:
 
 
 def _reduce(x: Tensor, places: Sequence[int], op: str, start: el.Number, keep: bool) -> Tensor:
-    region = scalar_region(x.dtype, lambda a, b: emit(op, a, b))
+    region = binary_region(op, x.dtype)
     dims = tuple(sorted(places))
     start_value = constant(start, x.dtype)
     result = emit("reduce", x, start_value, names=_without(x, places), regions=(region,), dimensions=dims)

@@ -13,9 +13,12 @@ import pytest
 import smelt
 from smelt import Tensor, custom_call, realize, tensor
 from smelt.errors import UnsupportedError
-from smelt.tensor import engine
-from smelt.tensor.execution import CACHE
+from smelt.ir.core import Func
+from smelt.ir.structure import fingerprint
+from smelt.tensor import engine, trace
+from smelt.tensor.execution import CACHE, graph_key
 from smelt.tensor.record import Recorded
+from tests.unit.tensor.programs import Draw
 
 
 def test_nothing_runs_before_it_is_asked_for():
@@ -69,6 +72,21 @@ def test_equal_graphs_share_an_entry():
     run([4.0, 5.0], 1.5)
     run([4.0, 5.0, 6.0], 2.5)
     assert len(CACHE) == before + 2, "sizes and numbers in the code are not"
+
+
+def test_keys_agree_with_fingerprints(seed: int):
+    """Graphs have equal keys exactly where the IR says that they are equal."""
+    programs = []
+    for number in range(60):
+        rng = np.random.default_rng([seed, number % 40])  # the last ones come twice
+        program = Draw(rng).finish(3)
+        programs.append(trace(program.tensors, *program.inputs, facts=program.facts).program.main)
+    bare = [Func("main", main.body) for main in programs]
+    keys, prints = [graph_key(main.body) for main in bare], [fingerprint(main) for main in bare]
+    assert len(set(prints)) <= 40
+    for i in range(60):
+        for j in range(i):
+            assert (keys[i] == keys[j]) == (prints[i] == prints[j])
 
 
 @pytest.mark.slow

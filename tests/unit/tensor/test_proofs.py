@@ -13,6 +13,7 @@ import pytest
 
 import smelt
 from smelt import Tensor, TensorError, assume, concatenate, symbolic
+from smelt.dim import Size, product, symbol
 from smelt.shape import Shape
 from smelt.tensor import check, trace
 
@@ -243,6 +244,36 @@ def test_slices_have_the_sizes_that_python_gives():
         for size in range(12):
             expected = len(range(size)[index])
             assert x[index].shape.numbers({"S": size}) == (expected,), (index, size)
+
+
+def test_any_slice_has_the_size_that_python_gives(seed: int):
+    rng = np.random.default_rng(seed)
+    x = symbolic("f32[s=S]")
+    for _ in range(300):
+        start, stop = (None if rng.random() < 0.2 else int(rng.integers(-6, 7)) for _ in range(2))
+        index = slice(start, stop, int(rng.integers(1, 4)))
+        sizes = x[index].shape
+        for size in range(9):
+            assert sizes.numbers({"S": size}) == (len(range(size)[index]),), (index, size)
+
+
+def test_a_reshape_that_only_splits_and_merges_is_accepted(seed: int):
+    rng = np.random.default_rng(seed)
+    factors: list[Size] = [symbol("A"), symbol("B"), symbol("C"), 2, 3, 5, 1, 0]
+
+    def grouped(parts: list[Size]) -> list[Size]:
+        """Neighbours multiplied, at random."""
+        out: list[Size] = []
+        while parts:
+            count = int(rng.integers(1, 4))
+            out.append(product(parts[:count]))
+            parts = parts[count:]
+        return out
+
+    for _ in range(500):
+        parts = [factors[int(i)] for i in rng.integers(0, len(factors), int(rng.integers(1, 7)))]
+        x, wanted = symbolic(Shape("f32", *grouped(parts))), grouped(parts)
+        assert x.reshape(*wanted).shape.sizes == tuple(wanted)
 
 
 def test_splitting_and_merging_by_numbers():
