@@ -17,7 +17,6 @@ from smelt.version import __version__
 
 _PUBLIC = {
     "Shape": "smelt.shape",
-    "dtype": "smelt.dtype",
     "SmeltError": "smelt.errors",
     "HostBuffer": "smelt.buffer",
     "Weights": "smelt.weights",
@@ -67,7 +66,6 @@ if TYPE_CHECKING:
 
     from smelt.buffer import HostBuffer as HostBuffer
     from smelt.bundle.model import Model
-    from smelt.dtype import dtype as dtype
     from smelt.engine import platform as platform
     from smelt.engine_api import Executable
     from smelt.errors import SmeltError as SmeltError
