@@ -112,7 +112,7 @@ class Constant:
     @staticmethod
     def of(array: Array, dtype: ElementType) -> Constant:
         assert array.dtype == dtype.numpy, f"{array.dtype} is not {dtype}"
-        if array.size > 1 and 0 not in array.strides and _is_uniform(array):
+        if not _is_spread(array) and _is_uniform(array):
             array = np.broadcast_to(array.reshape(-1)[:1].reshape(()), array.shape)
         if array.flags.writeable:
             array = array.view()
@@ -125,10 +125,8 @@ class Constant:
 
     @property
     def is_splat(self) -> bool:
-        """Whether one element fills it, as far as the strides show."""
-        return self.array.size > 0 and all(
-            s == 0 or n == 1 for s, n in zip(self.array.strides, self.array.shape, strict=True)
-        )
+        """Whether one element fills it."""
+        return self.array.size > 0 and _is_spread(self.array)
 
     @property
     def digest(self) -> bytes:
@@ -146,8 +144,15 @@ class Constant:
         return hash(self.digest)
 
 
+def _is_spread(array: Array) -> bool:
+    """Whether strides show that there is one element at most."""
+    return all(stride == 0 or size <= 1 for stride, size in zip(array.strides, array.shape, strict=True))
+
+
 def _is_uniform(array: Array) -> bool:
     """Whether all elements have the same bits."""
+    if not array.size:
+        return False
     if array.reshape(-1)[0].tobytes() != array[(-1,) * array.ndim].tobytes():
         return False
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(array.size, -1)
