@@ -595,11 +595,9 @@ class _Function:
         chosen = f"({number} {sign} {x} ? {number} : {x})"
         if bound != 0:
             return chosen
-        return (
-            f"({chosen} + {math.literal(0.0, dtype)})"
-            if (function, str(bound)[0]) == ("maximum", "0")
-            else _applied(function, [x, number], [dtype, dtype], dtype)
-        )
+        if function == "maximum" and str(bound)[0] != "-":
+            return f"({chosen} + {number})"  # -0 becomes 0
+        return _applied(function, [x, number], [dtype, dtype], dtype)
 
     def _times(self, atom: Expr, coefficient: Size) -> str:
         text = self.expr(atom)

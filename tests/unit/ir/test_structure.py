@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from smelt.dim import symbol
+from smelt.dtype import f32
 from smelt.errors import Location
+from smelt.ir.attributes import Constant
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Func, Op, Program, Region, Value
 from smelt.ir.structure import difference, fingerprint, op_key, same
@@ -159,3 +161,17 @@ def test_attributes_compare_by_value():
     assert not same(with_attribute(1), with_attribute(True))
     assert not same(with_attribute(0.0), with_attribute(-0.0))
     assert same(with_attribute(float("nan")), with_attribute(float("nan")))
+
+
+@pytest.mark.parametrize("sizes", [(3,), (2, 3), (1, 1), ()])
+def test_constants_of_one_element_are_splats_however_they_lie(sizes):
+    plain = np.full(sizes, 2.5, np.float32)
+    partly = np.broadcast_to(np.full(sizes[-1:], 2.5, np.float32), sizes)
+    assert Constant.of(plain, f32).is_splat
+    assert Constant.of(plain, f32) == Constant.of(partly, f32)
+
+
+def test_constants_of_different_bits_are_no_splats():
+    assert not Constant.of(np.array([0.0, -0.0, 0.0], np.float32), f32).is_splat
+    assert not Constant.of(np.array([1, 2, 1], np.float32), f32).is_splat
+    assert not Constant.of(np.zeros((0, 3), np.float32), f32).is_splat

@@ -116,6 +116,18 @@ def test_what_it_does_not_know_is_refused_by_name() -> None:
         NativeEngine().compile(Program.of(f.func(value)))
 
 
+@pytest.mark.parametrize("bound", [0.0, -0.0, 1.5, -6.0])
+@pytest.mark.parametrize("function", ["maximum", "minimum"])
+def test_limits_by_a_number_keep_nan_and_the_order_of_zeros(function: str, bound: float) -> None:
+    f = FuncBuilder("main", [Shape("f32", 7)])
+    program = Program.of(f.func(f.op(f"stablehlo.{function}", f.args[0], f.full(bound, f.args[0].shape)).result))
+    x = np.array([-0.0, 0.0, np.nan, np.inf, -np.inf, 3, -7], np.float32)
+    native, reference = both(program, x)
+    np.testing.assert_array_equal(native, reference)
+    there = ~np.isnan(reference)
+    np.testing.assert_array_equal(np.signbit(native)[there], np.signbit(reference)[there])
+
+
 def test_wrong_calls_are_refused() -> None:
     f = FuncBuilder("main", [Shape("f32", "N"), Shape("f32", "N")])
     executable = NativeEngine().compile(Program.of(f.func(f.add(*f.args))))
