@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from smelt.dtype import Array
@@ -45,7 +46,7 @@ def demo(as_json: bool) -> None:
     picture(console, images, record["predictions"], labels)
     stages = Table("stage", "ms", "what", box=None, pad_edge=False)
     for stage in record["stages"]:
-        stages.add_row(stage["stage"], f"{stage['ms']:.2f}", stage["what"])
+        stages.add_row(stage["stage"], f"{stage['ms']:.2f}", escape(stage["what"]))
     console.print(stages)
     results = Table("engine", "accuracy", "one image", "all images", box=None, pad_edge=False)
     for name, result in record["engines"].items():
