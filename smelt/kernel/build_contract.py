@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from smelt.dim import Size, ceildiv, evaluate, symbols
+from smelt.dim import Size, ceildiv, evaluate, maximum, symbols
 from smelt.dtype import DType, f32, f64, i64
 from smelt.ir.core import Op, Value
 from smelt.kernel.build_reduce import summed
@@ -25,9 +25,11 @@ from smelt.kernel.loop import (
 )
 from smelt.kernel.nest import Index, Nest, Scope, pull, tensor
 from smelt.kernel.sinks import Output, sink
+from smelt.kernel.tile_c import BLOCK
 
 ROWS = 12  # of the largest tile; the emitter offers every smaller one
 CACHE = 1 << 19  # bytes that stay near a core
+NEAR = 192  # rows that pass by a block of a panel
 SPREAD = 16  # pieces of work that should be there to spread over cores
 
 
@@ -100,28 +102,40 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
     _, count, _, width = tensor(panels).sizes
     assert isinstance(width, int)
     columns = tensor(op.result).sizes[2]
-    blocks = ceildiv(rows, ROWS)
-    share = share_of(blocks, ROWS * depth, 1)
-    with (
-        nest.loops((groups, ceildiv(blocks, share), count)) as (group, chunk, panel),
-        each_of(nest, chunk, share, blocks) as block,
-    ):
-        first = nest.let(scale(block, ROWS))
-        height = nest.apply("minimum", Number(ROWS), nest.let(add(rows, scale(first, -1))), dtype=i64)
-        a = address(nest, op, lhs, group, first)
-        b = place(nest, op, panels, (Number(0) if shared else group, panel, Number(0), Number(0)))
-        b_step = step(nest, op, panels, 2)
+    share = rows_of(rows, count * groups)
+    blocks = maximum(ceildiv(depth, BLOCK), 1)
+    with nest.loops((groups, ceildiv(rows, share), count)) as (group, chunk, panel):
+        first = nest.let(scale(chunk, share))
+        left = nest.apply("minimum", Number(share), nest.let(add(rows, scale(first, -1))), dtype=i64)
         tile = nest.var(f32, stem="tile").name
-        nest.emit(Array(tile, f32, ROWS * width))
-        nest.emit(Product(tile, height, *a, *b, b_step, Amount(depth)))
+        nest.emit(Array(tile, f32, share * width))
+        b_step = step(nest, op, panels, 2)
+        with nest.loop(blocks, "ordered") as block:
+            done = nest.let(scale(block, BLOCK))
+            extent = nest.apply("minimum", Number(BLOCK), nest.let(add(depth, scale(done, -1))), dtype=i64)
+            b = place(nest, op, panels, (Number(0) if shared else group, panel, done, Number(0)))
+            with nest.loop(ceildiv(share, ROWS), "ordered") as part:
+                above = nest.let(scale(part, ROWS))
+                height = nest.apply("minimum", Number(ROWS), nest.let(add(left, scale(above, -1))), dtype=i64)
+                a = address(nest, op, lhs, group, add(first, above), done)
+                nest.emit(
+                    Product(tile, height, *a, *b, b_step, extent, place=scale(above, width), join=block, ahead=part)
+                )
         whole = isinstance(columns, int) and columns % width == 0
-        with nest.loop(height, "ordered") as i:
+        with nest.loop(left, "ordered") as i:
             used: Expr = Number(width)
             if not whole:
                 used = nest.apply("minimum", used, nest.let(add(columns, scale(panel, -width))), dtype=i64)
             with nest.loop(used, "lane") as j:
                 element = nest.keep(Item(tile, add(scale(i, width), j), f32))
                 output.finish(nest, op, (group, add(first, i), add(scale(panel, width), j)), element)
+
+
+def rows_of(rows: Size, others: Size) -> int:
+    """How many rows one core takes at a time: what stays near, yet enough pieces for all cores; `others` is what there is
+    to spread besides."""
+    blocks = max(1, -(-_about(rows) // ROWS))
+    return ROWS * max(1, min(NEAR // ROWS, blocks, blocks * _about(others) // SPREAD))
 
 
 def share_of(count: Size, elements: Size, others: Size) -> int:
@@ -150,11 +164,15 @@ def each_of(nest: Nest, chunk: Expr, share: int, count: Size) -> Iterator[Expr]:
 # ---- where operands lie ----
 
 
-def address(nest: Nest, op: Op, value: Value, group: Expr, first: Expr) -> tuple[int, Expr, Expr, Expr]:
+def address(
+    nest: Nest, op: Op, value: Value, group: Expr, first: Expr, done: Expr = Number(0)
+) -> tuple[int, Expr, Expr, Expr]:
     """(buffer, index of the first element, distance of rows, distance of steps) of a value [group, row, step]."""
     buffer, form, (g, m, k) = _strides(nest, op, value)
     steps = dict(form.terms)
-    start = add(scale(group, steps.get(g, 0)), scale(first, steps.get(m, 0)), form.constant)
+    start = add(
+        scale(group, steps.get(g, 0)), scale(first, steps.get(m, 0)), scale(done, steps.get(k, 0)), form.constant
+    )
     return buffer, start, Amount(steps.get(m, 0)), Amount(steps.get(k, 0))
 
 

@@ -107,7 +107,7 @@ def plane_dot(nest: Nest, op: Op, output: Output) -> None:
         b = place(nest, op, source, (image, scale(group, depth), Number(0), start))
         tile = nest.var(f32, stem="tile").name
         nest.emit(Array(tile, f32, ROWS * width))
-        nest.emit(Product(tile, height, *a, *b, Amount(step), Amount(depth), table, tap_count))
+        nest.emit(Product(tile, height, *a, *b, Amount(step), Amount(depth), taps=table, tap_count=tap_count))
         with nest.loop(height, "ordered") as row:
             feature = add(scale(group, features), first, row)
             _pixels(nest, op, output, tile, (image, feature), row, start, skipped, taps)

@@ -106,7 +106,7 @@ class _Accesses:
             case Store(buffer):
                 self.writes[buffer] = self.writes.get(buffer, 0.0) + times
             case Product(a=a, b=b):  # a tile walks over all of its operands
-                self.reads[a] = self.reads[b] = inf
+                self.reads |= {operand: inf for operand in (a, b) if isinstance(operand, int)}
 
     def expression(self, expr: Expr, times: float) -> None:
         match expr:

@@ -50,6 +50,7 @@ from smelt.kernel.nest import everything, expressions, mentioned
 from smelt.kernel.plan import Branch, Buffer, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Step, walk
 from smelt.kernel.stamp_c import stamp_text, stamped
 from smelt.kernel.tile_c import TileShape, product_text
+from smelt.kernel.tile_taps_c import product_text as taps_text
 
 ABI = """\
 typedef struct Runtime Runtime; typedef struct Context Context;
@@ -128,7 +129,7 @@ class Source:
     def _products(self, text: str) -> list[str]:
         """The functions for products that a text calls."""
         called = {bool(found[1]) for found in PRODUCT.finditer(text)}
-        return [product_text(self.tile, taps) for taps in sorted(called)]
+        return [taps_text(self.tile, True) if taps else product_text(self.tile) for taps in sorted(called)]
 
     def _file(self, text: str) -> str:
         return math.prelude(text) + ABI + text
@@ -386,6 +387,10 @@ class _Function:
         self.locals[name] = f"  {kind} *const {name} = b[{buffer}];"
         return name
 
+    def floats(self, operand: int | str) -> str:
+        """Where an operand of a product lies: in a buffer, or in a local array."""
+        return operand if isinstance(operand, str) else self.pointer(operand, "f32")
+
     # -- statements --
 
     def block(self, statements: Sequence[Stmt], depth: int) -> list[str]:
@@ -527,15 +532,19 @@ class _Function:
         return lines
 
     def product(self, product: Product) -> str:
-        a = f"{self.pointer(product.a, 'f32')} + {self.expr(product.a_index)}"
-        b = f"{self.pointer(product.b, 'f32')} + {self.expr(product.b_index)}"
-        numbers = [self.expr(each) for each in (product.a_row, product.a_step, product.b_step, product.extent)]
-        row, step, b_step, extent = numbers
-        rows = self.expr(product.rows)
-        name, taps = (
-            ("smelt_product_taps", f", {product.taps}, {product.tap_count}") if product.taps else ("smelt_product", "")
+        places = ((product.a, product.a_index), (product.b, product.b_index))
+        a, b = (f"{self.floats(operand)} + {self.expr(index)}" for operand, index in places)
+        rows, row, step, b_step, extent = (
+            self.expr(each) for each in (product.rows, product.a_row, product.a_step, product.b_step, product.extent)
         )
-        return f"{name}({rows}, {a}, {row}, {step}, {b}, {b_step}, {extent}{taps}, {product.tile});"
+        if product.taps:
+            taps = f"{product.taps}, {product.tap_count}"
+            return f"smelt_product_taps({rows}, {a}, {row}, {step}, {b}, {b_step}, {extent}, {taps}, {product.tile});"
+        tile = f"{product.tile} + {self.expr(product.place)}"
+        turns, turn, join, ahead = (
+            self.expr(each) for each in (product.turns, product.a_turn, product.join, product.ahead)
+        )
+        return f"smelt_product({rows}, {a}, {row}, {turn}, {step}, {b}, {b_step}, {turns}, {extent}, {tile}, {join}, {ahead});"
 
     # -- expressions --
 
@@ -627,8 +636,8 @@ def used_arrays(statements: Sequence[Stmt]) -> list[str]:
         match each:
             case Put(array):
                 found[array] = None
-            case Product(tile, taps=taps):
-                found.update(dict.fromkeys(name for name in (tile, taps) if name))
+            case Product(tile, a=a, b=b, taps=taps):
+                found.update(dict.fromkeys(name for name in (tile, a, b, taps) if name and isinstance(name, str)))
         for expr in expressions(each):
             found.update((item.array, None) for item in inside(expr) if isinstance(item, Item))
     return list(found)

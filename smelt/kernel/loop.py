@@ -12,7 +12,7 @@ No text of a model gets in here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
 
 from smelt.dim import Poly, Size, divide_exact
@@ -215,23 +215,34 @@ class Fold:
 class Product:
     """tile[i, j] = the sum over k < extent of a[i, k] * b[k, j], in the order of k, for i < rows and all columns.
 
-    `tile` is a local array of f32, row by row. a[i, k] lies at `a_index + i * a_row + k * a_step` of its buffer; row k
-    of b begins at `b_index + k * b_step`, its columns side by side. With `taps`, an array of offsets, there is one row
-    of b for each k and each tap: at `b_index + k * b_step + tap`.
+    `tile` is a local array of f32, row by row from `place` on. a[i, k] lies at `a_index + i * a_row + k * a_step` of its
+    buffer, or of the local array that `a` names; row k of b begins at `b_index + k * b_step`, its columns side by side.
+    With `turns` the sum goes over t < turns and k < extent: a moves on by `a_turn` from turn to turn, b has its rows one
+    after the other. Where `join` is not 0, the sum is added to what the tile holds. `ahead` numbers the tiles that use
+    the same rows of b, so that each may ask for another part of the rows after them. With `taps`, an array of offsets,
+    there is one row of b for each k and each tap: at `b_index + k * b_step + tap`.
     """
 
     tile: str
     rows: Expr
-    a: int
+    a: int | str
     a_index: Expr
     a_row: Expr
     a_step: Expr
-    b: int
+    b: int | str
     b_index: Expr
     b_step: Expr
     extent: Expr
+    place: Expr = Number(0)
+    turns: Expr = Number(1)
+    a_turn: Expr = Number(0)
+    join: Expr = Number(0)
+    ahead: Expr = Number(0)
     taps: str = ""
     tap_count: int = 1
+
+
+PRODUCT_PARTS = tuple(each.name for each in fields(Product) if each.type == "Expr")  # its expressions
 
 
 @dataclass(frozen=True, slots=True)

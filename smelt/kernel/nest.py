@@ -16,6 +16,7 @@ from smelt.dtype import DType, i1, i64
 from smelt.errors import UnsupportedError
 from smelt.ir.core import Op, Region, Value
 from smelt.kernel.loop import (
+    PRODUCT_PARTS,
     Amount,
     Apply,
     Array,
@@ -354,8 +355,8 @@ def expressions(statement: Stmt) -> tuple[Expr, ...]:
             return (index, value)
         case Fold(_, extent, _, value, _, _, start):
             return (extent, value, start)
-        case Product(_, rows, _, a_index, a_row, a_step, _, b_index, b_step, extent):
-            return (rows, a_index, a_row, a_step, b_index, b_step, extent)
+        case Product():
+            return tuple(getattr(statement, name) for name in PRODUCT_PARTS)
         case Fail(_, values):
             return values
         case Array():

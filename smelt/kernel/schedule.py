@@ -11,6 +11,7 @@ from dataclasses import replace
 from smelt.dim import Size, product
 from smelt.dtype import i64
 from smelt.kernel.loop import (
+    PRODUCT_PARTS,
     Affine,
     Amount,
     Apply,
@@ -121,8 +122,9 @@ def work(statements: Sequence[Stmt]) -> Size:
             case For(_, _, body) | While(_, _, body) | Fold(_, _, body):
                 total = total + 64 * work(body)
             case Product():
-                size = each.extent.size if isinstance(each.extent, Amount) else 64
-                total = total + 16 * size * each.tap_count
+                size = each.extent.size if isinstance(each.extent, Amount) else 128
+                turns = each.turns.size if isinstance(each.turns, Amount) else 1
+                total = total + 16 * size * turns * each.tap_count
             case If(_, then, otherwise):
                 total = total + work(then) + work(otherwise)
             case Let() | Store() | Set() | Put():
@@ -221,16 +223,7 @@ def _rename(statement: Stmt, change: Callable[[Expr], Expr]) -> Stmt:
                 start=change(statement.start),
             )
         case Product():
-            return replace(
-                statement,
-                rows=change(statement.rows),
-                a_index=change(statement.a_index),
-                a_row=change(statement.a_row),
-                a_step=change(statement.a_step),
-                b_index=change(statement.b_index),
-                b_step=change(statement.b_step),
-                extent=change(statement.extent),
-            )
+            return replace(statement, **{name: change(getattr(statement, name)) for name in PRODUCT_PARTS})
         case Fail(status, values):
             return Fail(status, tuple(map(change, values)))
     return statement
