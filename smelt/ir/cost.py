@@ -34,8 +34,10 @@ def op_operations(op: Op, program: Program) -> Size:
     match op.name.partition(".")[2]:
         case "dot_general" | "dot":
             return 2 * _count(op.results[0].type) * _contracted(op)
-        case "packed_dot" | "plane_dot":
-            return 2 * _count(op.results[0].type) * op.operands[0].shape.sizes[2]
+        case "packed_dot" | "packed_conv":
+            return 2 * _count(op.results[0].type) * op.operands[1].shape.sizes[2]
+        case "channel_conv":
+            return 2 * _count(op.results[0].type) * product(op.operands[1].shape.sizes[:-1])
         case "convolution" | "dynamic_conv":
             kernel = op.operands[1].shape
             outputs = kernel.sizes[op.attrs["dimension_numbers"].kernel_output_feature_dimension]

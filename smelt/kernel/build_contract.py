@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from smelt.dim import Size, ceildiv, evaluate, maximum, symbols
@@ -18,6 +18,7 @@ from smelt.kernel.loop import (
     Load,
     Number,
     Product,
+    Quotient,
     Var,
     add,
     affine,
@@ -28,7 +29,6 @@ from smelt.kernel.sinks import Output, sink
 from smelt.kernel.tile_c import BLOCK
 
 ROWS = 12  # of the largest tile; the emitter offers every smaller one
-CACHE = 1 << 19  # bytes that stay near a core
 NEAR = 192  # rows that pass by a block of a panel
 SPREAD = 16  # pieces of work that should be there to spread over cores
 
@@ -95,78 +95,89 @@ def pack(nest: Nest, op: Op, _: int, index: Index) -> Expr:
 
 @sink("smelt.packed_dot", anchor=True, addressed=(0, 1))
 def packed_dot(nest: Nest, op: Op, output: Output) -> None:
-    """Tiles of rows x one panel; the panel stays in the cache while the rows pass by."""
+    """Many rows x one panel: every block of the panel stays near while the rows pass by."""
     lhs, panels = op.operands
     groups, rows, depth = tensor(lhs).sizes
     shared = tensor(panels).sizes[0] == 1
     _, count, _, width = tensor(panels).sizes
     assert isinstance(width, int)
     columns = tensor(op.result).sizes[2]
-    share = rows_of(rows, count * groups)
+    most = ROWS * share_of(ceildiv(rows, ROWS), NEAR // ROWS, count * groups)
     blocks = maximum(ceildiv(depth, BLOCK), 1)
-    with nest.loops((groups, ceildiv(rows, share), count)) as (group, chunk, panel):
-        first = nest.let(scale(chunk, share))
-        left = nest.apply("minimum", Number(share), nest.let(add(rows, scale(first, -1))), dtype=i64)
+    chunks = ceildiv(rows, most)
+    with nest.loops((groups, chunks, count)) as (group, chunk, panel):
+        first, used = shares(nest, chunk, rows, chunks)
         tile = nest.var(f32, stem="tile").name
-        nest.emit(Array(tile, f32, share * width))
+        nest.emit(Array(tile, f32, most * width))
         b_step = step(nest, op, panels, 2)
         with nest.loop(blocks, "ordered") as block:
             done = nest.let(scale(block, BLOCK))
             extent = nest.apply("minimum", Number(BLOCK), nest.let(add(depth, scale(done, -1))), dtype=i64)
             b = place(nest, op, panels, (Number(0) if shared else group, panel, done, Number(0)))
-            with nest.loop(ceildiv(share, ROWS), "ordered") as part:
-                above = nest.let(scale(part, ROWS))
-                height = nest.apply("minimum", Number(ROWS), nest.let(add(left, scale(above, -1))), dtype=i64)
+            with tiles(nest, used) as (part, above, height):
                 a = address(nest, op, lhs, group, add(first, above), done)
                 nest.emit(
                     Product(tile, height, *a, *b, b_step, extent, place=scale(above, width), join=block, ahead=part)
                 )
-        whole = isinstance(columns, int) and columns % width == 0
-        with nest.loop(left, "ordered") as i:
-            used: Expr = Number(width)
-            if not whole:
-                used = nest.apply("minimum", used, nest.let(add(columns, scale(panel, -width))), dtype=i64)
-            with nest.loop(used, "lane") as j:
-                element = nest.keep(Item(tile, add(scale(i, width), j), f32))
-                output.finish(nest, op, (group, add(first, i), add(scale(panel, width), j)), element)
+        with nest.loop(used, "ordered") as row:
+            here = (group, add(first, row))
+            store_row(nest, op, output, (tile, row), (panel, width, columns), lambda column: (*here, column))
 
 
-def rows_of(rows: Size, others: Size) -> int:
-    """How many rows one core takes at a time: what stays near, yet enough pieces for all cores; `others` is what there is
-    to spread besides."""
-    blocks = max(1, -(-_about(rows) // ROWS))
-    return ROWS * max(1, min(NEAR // ROWS, blocks, blocks * _about(others) // SPREAD))
+def share_of(count: Size, most: int, others: Size) -> int:
+    """How many of `count` pieces one core takes at a time: at most so many, yet enough shares for all cores; `others`
+    is what there is to spread besides."""
+    return max(1, min(most, about(count), about(count) * about(others) // SPREAD))
 
 
-def share_of(count: Size, elements: Size, others: Size) -> int:
-    """How many of `count` pieces of so many elements one core takes at a time: what its cache holds, yet enough for all
-    cores; `others` is what there is to spread besides."""
-    share = max(1, CACHE // (4 * max(_about(elements), 1)))
-    return max(1, min(share, _about(count), _about(count) * _about(others) // SPREAD))
-
-
-def _about(size: Size) -> int:
+def about(size: Size) -> int:
+    """A size, or what it may be."""
     return evaluate(size, dict.fromkeys(symbols(size), 64))
 
 
+def shares(nest: Nest, number: Expr, count: Size, parts: Size) -> tuple[Expr, Expr]:
+    """The first and the number of what one of several nearly equal shares holds."""
+    if parts == 1:
+        return Number(0), Amount(count)
+    first = nest.let(Quotient(nest.let(scale(number, count)), parts))
+    after = nest.let(Quotient(nest.let(scale(add(number, 1), count)), parts))
+    return first, nest.let(add(after, scale(first, -1)))
+
+
 @contextmanager
-def each_of(nest: Nest, chunk: Expr, share: int, count: Size) -> Iterator[Expr]:
-    """A loop over the pieces of one chunk."""
-    if share == 1:
-        yield chunk
-        return
-    first = nest.let(scale(chunk, share))
-    left = nest.apply("minimum", Number(share), nest.let(add(count, scale(first, -1))), dtype=i64)
-    with nest.loop(left, "ordered") as piece:
-        yield nest.let(add(first, piece))
+def tiles(nest: Nest, rows: Expr) -> Iterator[tuple[Expr, Expr, Expr]]:
+    """A loop over nearly equal tiles of so many rows: (number, first row, height)."""
+    parts = nest.let(Quotient(nest.let(add(rows, ROWS - 1)), ROWS))
+    with nest.loop(parts, "ordered") as part:
+        first, after = (
+            nest.let(nest.apply("divide", nest.let(nest.apply("multiply", each, rows, dtype=i64)), parts, dtype=i64))
+            for each in (part, nest.let(add(part, 1)))
+        )
+        yield part, first, nest.let(add(after, scale(first, -1)))
+
+
+def store_row(
+    nest: Nest,
+    op: Op,
+    output: Output,
+    row: tuple[str, Expr],
+    columns: tuple[Expr, int, Size],
+    index: Callable[[Expr], Index],
+) -> None:
+    """One row of a tile goes out: `row` is (tile, number), `columns` is (panel, its width, all columns)."""
+    (tile, number), (panel, width, count) = row, columns
+    used: Expr = Number(width)
+    if not (isinstance(count, int) and count % width == 0):
+        used = nest.apply("minimum", used, nest.let(add(count, scale(panel, -width))), dtype=i64)
+    with nest.loop(used, "lane") as j:
+        element = nest.keep(Item(tile, add(scale(number, width), j), f32))
+        output.finish(nest, op, index(add(scale(panel, width), j)), element)
 
 
 # ---- where operands lie ----
 
 
-def address(
-    nest: Nest, op: Op, value: Value, group: Expr, first: Expr, done: Expr = Number(0)
-) -> tuple[int, Expr, Expr, Expr]:
+def address(nest: Nest, op: Op, value: Value, group: Expr, first: Expr, done: Expr) -> tuple[int, Expr, Expr, Expr]:
     """(buffer, index of the first element, distance of rows, distance of steps) of a value [group, row, step]."""
     buffer, form, (g, m, k) = _strides(nest, op, value)
     steps = dict(form.terms)
@@ -188,6 +199,13 @@ def step(nest: Nest, op: Op, value: Value, axis: int) -> Expr:
     """The distance of neighbours along an axis."""
     _, form, axes = _strides(nest, op, value)
     return Amount(dict(form.terms).get(axes[axis], 0))
+
+
+def in_memory(nest: Nest, op: Op, value: Value) -> tuple[int, Size, tuple[Size, ...]]:
+    """(buffer, offset of the first element, distance of neighbours along each axis) of a value."""
+    buffer, form, axes = _strides(nest, op, value)
+    steps = dict(form.terms)
+    return buffer, form.constant, tuple(steps.get(axis, 0) for axis in axes)
 
 
 def _strides(nest: Nest, op: Op, value: Value) -> tuple[int, Affine, tuple[Var, ...]]:

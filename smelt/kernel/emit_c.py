@@ -6,7 +6,6 @@ table of sizes; a loop on cores is a function of its own that the runtime calls 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -50,7 +49,6 @@ from smelt.kernel.nest import everything, expressions, mentioned
 from smelt.kernel.plan import Branch, Buffer, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Step, walk
 from smelt.kernel.stamp_c import stamp_text, stamped
 from smelt.kernel.tile_c import TileShape, product_text
-from smelt.kernel.tile_taps_c import product_text as taps_text
 
 ABI = """\
 typedef struct Runtime Runtime; typedef struct Context Context;
@@ -78,7 +76,7 @@ static inline i64 size_min(i64 a, i64 b) { return a < b ? a : b; }
 """
 # Characters of C in one file. Only long programs are cut up: in another file a loop may come out otherwise, and slower.
 WORTHWHILE = 400_000
-PRODUCT = re.compile(r"\bsmelt_product(_taps)?\(")
+PRODUCT = "smelt_product("
 WORTH = 32768  # elements that are worth a core
 CANCELLED, NO_MEMORY, FAILED, UNFIT = -1, -2, 1 << 20, 1 << 21
 MOST_BYTES = 1e15  # of one buffer whose size only data tells: more is no size but a mistake
@@ -127,9 +125,8 @@ class Source:
         return [self._file("".join(self._products(each)) + each) for each in files]
 
     def _products(self, text: str) -> list[str]:
-        """The functions for products that a text calls."""
-        called = {bool(found[1]) for found in PRODUCT.finditer(text)}
-        return [taps_text(self.tile, True) if taps else product_text(self.tile) for taps in sorted(called)]
+        """The functions for products, if a text calls them."""
+        return [product_text(self.tile)] if PRODUCT in text else []
 
     def _file(self, text: str) -> str:
         return math.prelude(text) + ABI + text
@@ -532,19 +529,18 @@ class _Function:
         return lines
 
     def product(self, product: Product) -> str:
-        places = ((product.a, product.a_index), (product.b, product.b_index))
-        a, b = (f"{self.floats(operand)} + {self.expr(index)}" for operand, index in places)
-        rows, row, step, b_step, extent = (
-            self.expr(each) for each in (product.rows, product.a_row, product.a_step, product.b_step, product.extent)
+        a, b, tile = (
+            f"{pointer} + {self.expr(index)}"
+            for pointer, index in (
+                (self.floats(product.a), product.a_index),
+                (self.floats(product.b), product.b_index),
+                (product.tile, product.place),
+            )
         )
-        if product.taps:
-            taps = f"{product.taps}, {product.tap_count}"
-            return f"smelt_product_taps({rows}, {a}, {row}, {step}, {b}, {b_step}, {extent}, {taps}, {product.tile});"
-        tile = f"{product.tile} + {self.expr(product.place)}"
-        turns, turn, join, ahead = (
-            self.expr(each) for each in (product.turns, product.a_turn, product.join, product.ahead)
-        )
-        return f"smelt_product({rows}, {a}, {row}, {turn}, {step}, {b}, {b_step}, {turns}, {extent}, {tile}, {join}, {ahead});"
+        left = [a, *map(self.expr, (product.a_row, product.a_turn, product.a_step))]
+        right = [b, *map(self.expr, (product.b_step, product.turns, product.extent))]
+        given = [self.expr(product.rows), *left, *right, tile, self.expr(product.join), self.expr(product.ahead)]
+        return f"smelt_product({', '.join(given)});"
 
     # -- expressions --
 
@@ -636,8 +632,8 @@ def used_arrays(statements: Sequence[Stmt]) -> list[str]:
         match each:
             case Put(array):
                 found[array] = None
-            case Product(tile, a=a, b=b, taps=taps):
-                found.update(dict.fromkeys(name for name in (tile, a, b, taps) if name and isinstance(name, str)))
+            case Product(tile, a=a, b=b):
+                found.update(dict.fromkeys(name for name in (tile, a, b) if isinstance(name, str)))
         for expr in expressions(each):
             found.update((item.array, None) for item in inside(expr) if isinstance(item, Item))
     return list(found)

@@ -19,11 +19,11 @@ from smelt.ir.ops.control import ASSERTIONS, PLACEMENT
 from smelt.ir.ops.signature import bare_symbol
 from smelt.kernel import (  # noqa: F401  their rules
     build_contract,
+    build_conv,
     build_fft,
     build_index,
     build_linear,
     build_map,
-    build_planes,
     build_random,
     build_reduce,
     build_scan,

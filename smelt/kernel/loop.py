@@ -215,12 +215,11 @@ class Fold:
 class Product:
     """tile[i, j] = the sum over k < extent of a[i, k] * b[k, j], in the order of k, for i < rows and all columns.
 
-    `tile` is a local array of f32, row by row from `place` on. a[i, k] lies at `a_index + i * a_row + k * a_step` of its
-    buffer, or of the local array that `a` names; row k of b begins at `b_index + k * b_step`, its columns side by side.
-    With `turns` the sum goes over t < turns and k < extent: a moves on by `a_turn` from turn to turn, b has its rows one
-    after the other. Where `join` is not 0, the sum is added to what the tile holds. `ahead` numbers the tiles that use
-    the same rows of b, so that each may ask for another part of the rows after them. With `taps`, an array of offsets,
-    there is one row of b for each k and each tap: at `b_index + k * b_step + tap`.
+    `tile` is a local array of f32, row by row from `place` on. a[i, k] lies at `a_index + i * a_row + k * a_step` of
+    its buffer, or of the local array that `a` names; row k of b begins at `b_index + k * b_step`, its columns side by
+    side. With `turns` the sum goes over t < turns and k < extent: a moves on by `a_turn` from turn to turn, b has its
+    rows one after the other. Where `join` is not 0, the sum is added to what the tile holds. `ahead` numbers the tiles
+    that use the same rows of b, so that each may ask for another part of the rows after them.
     """
 
     tile: str
@@ -238,8 +237,6 @@ class Product:
     a_turn: Expr = Number(0)
     join: Expr = Number(0)
     ahead: Expr = Number(0)
-    taps: str = ""
-    tap_count: int = 1
 
 
 PRODUCT_PARTS = tuple(each.name for each in fields(Product) if each.type == "Expr")  # its expressions

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from smelt.dim import Size, product
 from smelt.dtype import i64
@@ -124,7 +125,7 @@ def work(statements: Sequence[Stmt]) -> Size:
             case Product():
                 size = each.extent.size if isinstance(each.extent, Amount) else 128
                 turns = each.turns.size if isinstance(each.turns, Amount) else 1
-                total = total + 16 * size * turns * each.tap_count
+                total = total + 16 * size * turns
             case If(_, then, otherwise):
                 total = total + work(then) + work(otherwise)
             case Let() | Store() | Set() | Put():
@@ -223,7 +224,8 @@ def _rename(statement: Stmt, change: Callable[[Expr], Expr]) -> Stmt:
                 start=change(statement.start),
             )
         case Product():
-            return replace(statement, **{name: change(getattr(statement, name)) for name in PRODUCT_PARTS})
+            changed: dict[str, Any] = {name: change(getattr(statement, name)) for name in PRODUCT_PARTS}
+            return replace(statement, **changed)
         case Fail(status, values):
             return Fail(status, tuple(map(change, values)))
     return statement

@@ -86,7 +86,7 @@ def _statement(stmt: Stmt, pad: str, inside: int) -> list[str]:
 
 
 def _product(stmt: Product) -> str:
-    """i counts the tile's rows, j its columns; `tap` goes over an array of offsets."""
+    """i counts the tile's rows, j its columns."""
     turns = stmt.turns not in (Number(1), Amount(1))
     a = _sum(
         stmt.a_index,
@@ -94,9 +94,8 @@ def _product(stmt: Product) -> str:
         *([_steps("t", stmt.a_turn)] if turns else []),
         _steps("k", stmt.a_step),
     )
-    b = _sum(stmt.b_index, _steps("k", stmt.b_step), *(["tap"] if stmt.taps else []), "j")
+    b = _sum(stmt.b_index, _steps("k", stmt.b_step), "j")
     over = (f"t < {text(stmt.turns)}, " if turns else "") + f"k < {text(stmt.extent)}"
-    over += f", tap in {stmt.taps}[:{stmt.tap_count}]" if stmt.taps else ""
     sign = "=" if stmt.join == Number(0) else f"= (where {text(stmt.join)}: it +)"
     tile = stmt.tile if stmt.place == Number(0) else f"{stmt.tile}[{text(stmt.place)}:]"
     factors = f"{_operand(stmt.a)}[{a}] * {_operand(stmt.b)}[{b}]"

@@ -1,8 +1,8 @@
 """Register tiles as C: the innermost loop of products, one straight-line function per number of rows.
 
-`tile[i][j] = sum over k of a[i, k] * b[k, j]`, k in order, one multiply-add each; builders call it for blocks whose sums
-are added up in order too (which keeps rounding small and what is read near). So a result depends on its row and its
-column alone, whatever the tile's height. Vectors are the compiler's own extension: one text for every processor.
+`tile[i][j] = sum over k of a[i, k] * b[k, j]`, k in order, one multiply-add each; builders call it for blocks whose
+sums are added up in order too (which keeps rounding small and what is read near). So a result depends on its row and
+its column alone, whatever the tile's height. Vectors are the compiler's own extension: one text for every processor.
 """
 
 from __future__ import annotations
@@ -58,29 +58,31 @@ def tile_shape(target: Target) -> TileShape:
     return TileShape(6, 16, 4) if target.name in ("aarch64", "arm64") else TileShape(4, 8, 4)
 
 
+SIGNATURE = "const f32 *a, i64 a_row, i64 a_turn, i64 a_step, const f32 *b, i64 b_step, i64 turns, i64 count, f32 *tile"
+GIVEN = "a, a_row, a_turn, a_step, b, b_step, turns, count, tile, join, ahead"
+
+
 def product_text(shape: TileShape) -> str:
     """`smelt_product` for any number of rows, and what it calls."""
-    signature = "const f32 *a, i64 a_row, i64 a_turn, i64 a_step, const f32 *b, i64 b_step, i64 turns, i64 count, f32 *tile, i64 join"
-    given = "a, a_row, a_turn, a_step, b, b_step, turns, count, tile, join, ahead"
     heights = range(1, shape.rows + 1)
-    bodies = (_rows_text(f"smelt_product_{rows}({signature}, const f32 *ahead)", rows, shape) for rows in heights)
+    next_tile = f"rows -= {shape.rows}, a += {shape.rows} * a_row, tile += {shape.rows * shape.columns}"
     lines = [
         HEAD.format(bytes=4 * shape.lanes),
-        *bodies,
-        f"static void smelt_product(i64 rows, {signature}, i64 part) {{",
-        f"  const f32 *ahead = b + turns * count * b_step + part % {shape.columns // STEPS} * (turns * (count / {STEPS})) * {LINE};",
-        f"  for (; rows > {shape.rows}; rows -= {shape.rows}, a += {shape.rows} * a_row, tile += {shape.rows * shape.columns})",
-        f"    smelt_product_{shape.rows}({given});",
+        *(_rows_text(rows, shape) for rows in heights),
+        f"static void smelt_product(i64 rows, {SIGNATURE}, i64 join, i64 part) {{",
+        f"  const i64 lines = turns * (count / {STEPS});",
+        f"  const f32 *ahead = b + turns * count * b_step + part % {shape.columns // STEPS} * lines * {LINE};",
+        f"  for (; rows > {shape.rows}; {next_tile}) smelt_product_{shape.rows}({GIVEN});",
         "  switch (rows) {",
-        *(f"    case {rows}: smelt_product_{rows}({given}); break;" for rows in heights),
+        *(f"    case {rows}: smelt_product_{rows}({GIVEN}); break;" for rows in heights),
         "  }",
         "}",
     ]
     return "\n".join([*lines, ""])
 
 
-def _rows_text(head: str, rows: int, shape: TileShape) -> str:
-    """Steps go in fours, each with a request for a line of what comes next; they are not unrolled, which costs registers."""
+def _rows_text(rows: int, shape: TileShape) -> str:
+    """Steps go in fours, each with a request for a line of what comes next; unrolled they would need more registers."""
     vectors = shape.columns // shape.lanes
     names = [[f"c{i}_{j}" for j in range(vectors)] for i in range(rows)]
     step = [f"    const smelt_vector b{j} = *(const smelt_vector *)(b + {shape.lanes * j});" for j in range(vectors)]
@@ -94,7 +96,7 @@ def _rows_text(head: str, rows: int, shape: TileShape) -> str:
         (f"tile + {shape.columns * i + shape.lanes * j}", names[i][j]) for i in range(rows) for j in range(vectors)
     ]
     lines = [
-        f"SMELT_FUSED static void {head} {{",
+        f"SMELT_FUSED static void smelt_product_{rows}({SIGNATURE}, i64 join, const f32 *ahead) {{",
         "  smelt_vector " + ", ".join(f"{name} = {{0}}" for row in names for name in row) + ";",
         "  for (i64 t = 0; t < turns; t++, a += a_turn) {",
         *(f"  const f32 *a{i} = a + {i} * a_row;" for i in firsts),

@@ -1,7 +1,7 @@
-"""Pack: products and convolutions become `smelt.packed_dot` and `smelt.plane_dot`, for an engine that multiplies tiles.
+"""Pack: products and convolutions become `smelt.packed_dot`, `smelt.packed_conv` and `smelt.channel_conv`.
 
 The packing is an op of its own before the product, so `split_prepare` moves the packing of weights out of the run.
-Called by `pipeline` for engines that ask for a width.
+Called by `pipeline` for engines that multiply tiles of some width.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from smelt.dim import Size, product
+from smelt.dim import product
 from smelt.ir.core import Value
 from smelt.ir.rewrite import Match, Rule, op
+from smelt.passes.channels_last import channels_last_dims
 from smelt.shape import Shape
 
 
@@ -21,12 +22,12 @@ def pack_rules(width: int) -> list[Rule]:
     def packed(m: Match) -> Value | None:
         return _packed(m, width)
 
-    def planar(m: Match) -> Value | None:
-        return _planar(m, width)
+    def convolved(m: Match) -> Value | None:
+        return _convolved(m, width)
 
     return [
         Rule(op("stablehlo.dot_general", "x", "y"), packed, "columns of a product are read in panels"),
-        Rule(op("stablehlo.convolution", "x", "y"), planar, "every tap of a window reads a run of neighbours"),
+        Rule(op("stablehlo.convolution", "x", "y"), convolved, "a window's row lies side by side in a padded image"),
     ]
 
 
@@ -47,40 +48,32 @@ def _packed(m: Match, width: int) -> Value | None:
     return _reshaped(m, made, m.shape)
 
 
-def _planar(m: Match, width: int) -> Value | None:
+def _convolved(m: Match, width: int) -> Value | None:
+    """Convolutions of padded images with their channels last; one window for each channel is no product."""
     images, kernel, attrs = m["x"], m["y"], m.op.attrs
-    if not all(str(value.shape.dtype) == "f32" for value in (images, kernel)) or str(m.shape.dtype) != "f32":
+    rank = m.shape.rank
+    if str(m.shape.dtype) != "f32" or attrs["dimension_numbers"] != channels_last_dims(rank):
         return None
-    dims, rank = attrs["dimension_numbers"], m.shape.rank
-    window = tuple(kernel.shape.sizes[d] for d in dims.kernel_spatial_dimensions)
-    plain = rank in (3, 4) and attrs["batch_group_count"] == 1
-    plain = plain and not any(attrs.get("window_reversal") or ()) and set(attrs.get("lhs_dilation") or ()) <= {1}
-    if not plain or not all(isinstance(size, int) for size in window):
+    plain = not any(attrs.get("window_reversal") or ()) and set(attrs.get("lhs_dilation") or ()) <= {1}
+    plain = plain and set(attrs.get("padding") or ()) <= {(0, 0)} and attrs["batch_group_count"] == 1
+    *window, depth, features = kernel.shape.sizes
+    groups = attrs["feature_group_count"]
+    if not plain or not isinstance(depth, int) or not isinstance(features, int):
         return None
     strides, dilations = (tuple(attrs.get(name) or (1,) * (rank - 2)) for name in ("window_strides", "rhs_dilation"))
-    padding = tuple(attrs.get("padding") or ((0, 0),) * (rank - 2))
-    input_order = (dims.input_batch_dimension, dims.input_feature_dimension, *dims.input_spatial_dimensions)
-    kernel_order = (dims.kernel_output_feature_dimension, dims.kernel_input_feature_dimension)
-    output_order = (dims.output_batch_dimension, dims.output_feature_dimension, *dims.output_spatial_dimensions)
-    images = _transposed(m, images, input_order)
-    kernel = _transposed(m, kernel, (*kernel_order, *dims.kernel_spatial_dimensions))
-    groups = attrs["feature_group_count"]
-    features, depth = kernel.shape.sizes[0], product(kernel.shape.sizes[1:])
-    if not isinstance(features, int):
-        return None
-    weights = _reshaped(m, kernel, Shape.of(kernel.shape.dtype, (groups, features // groups, depth)))
-    taps: dict[str, Any] = {"window": window, "strides": strides, "dilations": dilations, "least": width}
-    sizes = images.shape.sizes
-    count: Size = product(sizes[2:])
-    if set(window) == set(strides) == {1} and set(padding) <= {(0, 0)} and isinstance(count, int) and count >= width:
-        planes = _reshaped(m, images, Shape.of(images.shape.dtype, (*sizes[:2], 1, count)))
-    else:
-        edges: dict[str, Any] = {"low": tuple(pair[0] for pair in padding), "high": tuple(pair[1] for pair in padding)}
-        planes = m.build.op("smelt.planes", images, **taps, **edges).result
-    result = Shape.of(m.shape.dtype, tuple(m.shape.sizes[d] for d in output_order))
-    made = m.build.op("smelt.plane_dot", weights, planes, result=result, **taps).result
-    back = tuple(output_order.index(d) for d in range(rank))
-    return _transposed(m, made, back)
+    taps: dict[str, Any] = {"strides": strides, "dilations": dilations}
+    if depth == 1 < groups == features:
+        kernel = _reshaped(m, kernel, Shape.of(kernel.shape.dtype, (*window, features)))
+        return m.build.op("smelt.channel_conv", images, kernel, result=m.shape, **taps).result
+    shared = features // groups
+    matrix = _reshaped(m, kernel, Shape.of(kernel.shape.dtype, (product(window) * depth, groups, shared)))
+    panels = m.build.op("smelt.pack", _transposed(m, matrix, (1, 0, 2)), width=width).result
+    if groups == 1 and set(window) == set(strides) == {1}:
+        pixels = product(images.shape.sizes[:-1])
+        rows = _reshaped(m, images, Shape.of(m.shape.dtype, (1, pixels, depth)))
+        result = Shape.of(m.shape.dtype, (1, pixels, features))
+        return _reshaped(m, m.build.op("smelt.packed_dot", rows, panels, result=result).result, m.shape)
+    return m.build.op("smelt.packed_conv", images, panels, result=m.shape, window=tuple(window), **taps).result
 
 
 def _transposed(m: Match, value: Value, order: tuple[int, ...]) -> Value:

@@ -18,6 +18,7 @@ from smelt.ir.rewrite import Edit, Rule, rewrite
 from smelt.ir.text import print_program
 from smelt.ir.verify import verify
 from smelt.passes.canonicalise import CANONICALISE
+from smelt.passes.channels_last import channels_last
 from smelt.passes.common_subexpressions import common_subexpressions
 from smelt.passes.fold import fold
 from smelt.passes.inline import inline
@@ -114,6 +115,11 @@ def passes(
         Pass("simplify", until_stable(simplify, fold, common_subexpressions), "no op that is known, equal or idle"),
         Pass("defer", per_function(defer), "sizes that no op can have fail when the run gets there"),
         Pass("recognise", lambda program: recognise(program, composites), "what an engine knows as one kernel"),
+        *(
+            (Pass("channels_last", per_function(channels_last), "images whose channels lie side by side"),)
+            if width
+            else ()
+        ),
         Pass("pack", rules(pack_rules(width)) if width else lambda program: program, "products read panels"),
         Pass("split_prepare", split_prepare, "what depends on weights alone runs once"),
     ]

@@ -1,8 +1,8 @@
 """Products over packed operands: what an engine writes in place of `dot_general` and `convolution`.
 
-`smelt.pack` cuts the columns of a matrix into panels; `smelt.packed_dot` multiplies by such panels. `smelt.planes` pads
-images and parts them by stride, so that every tap of a window reads a run of neighbours; `smelt.plane_dot` convolves
-them. All have a meaning like every op, so programs that hold them can be verified, printed and run by the reference.
+`smelt.pack` cuts the columns of a matrix into panels; `smelt.packed_dot` multiplies by such panels, `smelt.packed_conv`
+convolves padded images with their channels last by them; `smelt.channel_conv` has a window for each channel. All have a
+meaning like every op, so programs that hold them can be verified, printed and run by the reference.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from smelt.dim import Size, ceildiv, evaluate, maximum, product
+from smelt.dim import Size, ceildiv, floordiv
 from smelt.dtype import Array
 from smelt.ir.attributes import INT, INTS
 from smelt.ir.core import Attrs, Op, Type
@@ -60,136 +60,85 @@ def _packed_dot(frame: Frame, op: Op, lhs: Array, rhs: Array) -> Array:
     return matmul(lhs, wide, op.result.shape.element)
 
 
-# ---- planes ----
+# ---- convolutions ----
 
 
 @dataclass(frozen=True, slots=True)
 class Taps:
-    """How windows lie on images [batch, channel, y, x]: `planes` holds one plane per (y, x) remainder of the stride.
-
-    Pixel (y, x) of the result stands at `y * width + x` of a plane; the tap (i, j) of the window is `offset(i, j)` on.
-    """
+    """How windows lie on padded images [batch, y, x, channel]."""
 
     window: tuple[int, ...]
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
-    out: tuple[Size, ...]
-    least: int  # pixels that a plane offers at least, whatever the image
 
-    @property
-    def reach(self) -> tuple[int, ...]:
-        """How far the last tap reaches, in pixels of a plane."""
-        each = zip(self.window, self.dilations, self.strides, strict=True)
-        return tuple((size - 1) * dilation // stride for size, dilation, stride in each)
-
-    @property
-    def width(self) -> Size:
-        return self.out[-1] + self.reach[-1]
-
-    @property
-    def pixels(self) -> Size:
-        """Places that are computed: the result's, and those between the ends of its rows."""
-        rows: Size = product(self.out[:-1])
-        return maximum(rows * self.width, self.least)
-
-    @property
-    def length(self) -> Size:
-        """Elements of a plane."""
-        rows = self.reach[0] if len(self.reach) == 2 else 0
-        return self.pixels + rows * self.width + self.reach[-1]
-
-    @property
-    def count(self) -> int:
-        return prod(self.strides)
-
-    def place(self, tap: Sequence[int]) -> tuple[int, Size]:
-        """The plane of a tap, and how far on in it the tap reads."""
-        plane = 0
-        offset: Size = 0
-        for at, dilation, stride in zip(tap, self.dilations, self.strides, strict=True):
-            plane = plane * stride + at * dilation % stride
-            offset = offset * self.width + at * dilation // stride
-        return plane, offset
+    def out(self, sizes: Sequence[Size]) -> tuple[Size, ...]:
+        """The windows that fit, along each axis of an image."""
+        each = zip(sizes, self.window, self.dilations, self.strides, strict=True)
+        return tuple(window_count(size, (0, 0), 1, window, dilation, stride) for size, window, dilation, stride in each)
 
 
-def taps_of(attrs: Attrs, out: Sequence[Size]) -> Taps:
-    window, strides, dilations = (tuple(attrs[name]) for name in ("window", "strides", "dilations"))
-    return Taps(window, strides, dilations, tuple(out), attrs["least"])
+def taps_of(attrs: Attrs) -> Taps:
+    return Taps(*(tuple(attrs[name]) for name in ("window", "strides", "dilations")))
 
 
-def planes_out(attrs: Attrs, sizes: Sequence[Size]) -> tuple[Size, ...]:
-    names = ("low", "high", "window", "dilations", "strides")
-    each = zip(sizes, *(attrs[name] for name in names), strict=True)
-    return tuple(
-        window_count(size, (low, high), 1, window, dilation, stride)
-        for size, low, high, window, dilation, stride in each
-    )
-
-
-def _infer_planes(call: Call) -> Sequence[Type]:
-    shape = call.shape(0)
-    call.require(shape.rank in (3, 4), "", "the operand must be [batch, channel, (y,) x]", got=shape)
-    counts = {len(call.attrs[name]) for name in ("window", "strides", "dilations", "low", "high")}
-    call.require(counts == {shape.rank - 2}, "", "one number for each axis of an image", got=sorted(counts))
-    taps = taps_of(call.attrs, planes_out(call.attrs, shape.sizes[2:]))
-    return [Shape.of(shape.dtype, (*shape.sizes[:2], taps.count, taps.length))]
-
-
-def _planes(frame: Frame, op: Op, x: Array) -> Array:
-    taps = taps_of(op.attrs, planes_out(op.attrs, x.shape[2:]))
-    width, length = evaluate(taps.width, {}), evaluate(taps.length, {})
-    places = np.arange(length)
-    pixels = [places] if x.ndim == 3 else [places // width, places % width] if width else [places] * 2
-    result = np.zeros((*x.shape[:2], taps.count, len(places)), x.dtype)
-    for plane in range(taps.count):
-        inside = np.ones(len(places), bool)
-        index = []
-        parts = np.unravel_index(plane, taps.strides)
-        for at, part, stride, low, size in zip(pixels, parts, taps.strides, op.attrs["low"], x.shape[2:], strict=True):
-            place = at * stride + part - low
-            inside &= (place >= 0) & (place < size)
-            index.append(place)
-        result[:, :, plane, inside] = x[(..., *(place[inside] for place in index))]
-    return result
-
-
-def _infer_plane_dot(call: Call) -> Sequence[Type]:
-    weights, planes, result = call.shape(0), call.shape(1), call.wanted()
-    call.require(weights.rank == 3, "", "the weights must be [group, feature, k]", got=weights)
-    call.require(planes.rank == 4, "", "the planes must be [batch, channel, plane, place]", got=planes)
-    call.require(result.rank in (3, 4), "", "the result must be [batch, feature, (y,) x]", got=result)
+def _infer_packed_conv(call: Call) -> Sequence[Type]:
+    images, panels, result = call.shape(0), call.shape(1), call.wanted()
+    call.require(panels.rank == 4, "", "the right operand must be [group, panel, k, column]", got=panels)
     counts = {len(call.attrs[name]) for name in ("window", "strides", "dilations")}
-    call.require(counts == {result.rank - 2}, "", "one number for each axis of an image", got=sorted(counts))
-    taps = taps_of(call.attrs, result.sizes[2:])
-    call.same_size(planes.sizes[2], taps.count, "", "one plane for each remainder of the strides")
-    call.same_size(planes.sizes[3], taps.length, "", "a plane is as long as the taps reach")
-    call.same_size(weights.sizes[0] * weights.sizes[2], planes.sizes[1] * prod(taps.window), "", "k covers the taps")
-    features = weights.sizes[0] * weights.sizes[1]
-    return [Shape.of(result.dtype, (planes.sizes[0], features, *result.sizes[2:]))]
+    call.require(counts == {images.rank - 2}, "", "one number for each axis of an image", got=sorted(counts))
+    taps, (groups, count, depth, width) = taps_of(call.attrs), panels.sizes
+    call.same_size(groups * depth, images.sizes[-1] * prod(taps.window), "", "k covers the taps and a group's channels")
+    features = result.sizes[-1]
+    call.same_size(
+        groups * count, groups * ceildiv(floordiv(features, groups), width), "", "the panels hold the features"
+    )
+    return [Shape.of(result.dtype, (images.sizes[0], *taps.out(images.sizes[1:-1]), features))]
 
 
-def _plane_dot(frame: Frame, op: Op, weights: Array, planes: Array) -> Array:
-    shape = frame.shape(op.result.type)
-    taps = taps_of(op.attrs, shape[2:])
-    groups, _, depth = weights.shape
-    width = evaluate(taps.width, {})
-    rows = np.arange(shape[2])[:, None] * width if len(shape) == 4 else np.zeros((1, 1), np.int64)
-    pixels: Array = (rows + np.arange(shape[-1])).reshape(-1)
-    parts = []
+def _packed_conv(frame: Frame, op: Op, images: Array, panels: Array) -> Array:
+    batch, *out, features = frame.shape(op.result.type)
+    taps, (groups, count, depth, width) = taps_of(op.attrs), panels.shape
+    under = (_under(images, taps, tap, out) for tap in np.ndindex(*taps.window))
+    parts = [part.reshape(batch, -1, groups, images.shape[-1] // groups) for part in under]
+    # [group, batch, pixel, tap and channel]
+    rows = np.moveaxis(np.stack(parts, axis=3), 2, 0).reshape(groups, -1, depth)
+    share = features // groups
+    matrix = panels.transpose(0, 2, 1, 3).reshape(groups, depth, count * width)[:, :, :share]
+    found = matmul(rows, matrix, op.result.shape.element)
+    return found.transpose(1, 0, 2).reshape(batch, *out, features)
+
+
+def _infer_channel_conv(call: Call) -> Sequence[Type]:
+    images, kernel, result = call.shape(0), call.shape(1), call.wanted()
+    call.require(kernel.rank == images.rank - 1, "", "the kernel must be [(y,) x, channel]", got=kernel)
+    call.same_size(kernel.sizes[-1], images.sizes[-1], "", "one window for each channel")
+    window = [size for size in kernel.sizes[:-1] if isinstance(size, int)]
+    call.require(len(window) == images.rank - 2, "", "the window must be known", got=kernel)
+    taps = taps_of({**call.attrs, "window": window})
+    return [Shape.of(result.dtype, (images.sizes[0], *taps.out(images.sizes[1:-1]), images.sizes[-1]))]
+
+
+def _channel_conv(frame: Frame, op: Op, images: Array, kernel: Array) -> Array:
+    _, *out, _ = frame.shape(op.result.type)
+    taps = taps_of({**op.attrs, "window": kernel.shape[:-1]})
+    total = np.zeros(frame.shape(op.result.type), np.float64)
     for tap in np.ndindex(*taps.window):
-        plane, offset = taps.place(tap)
-        parts.append(planes[:, :, plane, pixels + evaluate(offset, {})])
-    columns = np.stack(parts, axis=2).reshape(planes.shape[0], groups, depth, len(pixels))
-    element = op.result.shape.element
-    images = [matmul(weights, image, element).reshape(shape[1], len(pixels)) for image in columns]
-    return np.stack(images).reshape(shape) if images else np.zeros(shape, element.numpy)
+        total += _under(images, taps, tap, out).astype(np.float64) * kernel[tap]
+    return total.astype(op.result.shape.element.numpy)
 
 
-_TAPS = (*(Attr(name, INTS) for name in ("window", "strides", "dilations")), Attr("least", INT))
+def _under(images: Array, taps: Taps, tap: Sequence[int], out: Sequence[int]) -> Array:
+    """The elements that one tap of every window reads."""
+    each = zip(tap, taps.dilations, taps.strides, out, strict=True)
+    places = (slice(at * hole, at * hole + (size - 1) * step + 1, step) for at, hole, step, size in each)
+    return images[(slice(None), *places)]
+
+
+_TAPS = tuple(Attr(name, INTS) for name in ("window", "strides", "dilations"))
 
 ROWS = [
     OpDef("smelt.pack", "x", _infer_pack, _pack, (Attr("width", INT),)),
     OpDef("smelt.packed_dot", "lhs rhs", _infer_packed_dot, _packed_dot),
-    OpDef("smelt.planes", "x", _infer_planes, _planes, (*_TAPS, Attr("low", INTS), Attr("high", INTS))),
-    OpDef("smelt.plane_dot", "weights planes", _infer_plane_dot, _plane_dot, _TAPS),
+    OpDef("smelt.packed_conv", "images panels", _infer_packed_conv, _packed_conv, _TAPS),
+    OpDef("smelt.channel_conv", "images kernel", _infer_channel_conv, _channel_conv, _TAPS[1:]),
 ]

@@ -1,4 +1,4 @@
-"""Packed products: `pack`, `packed_dot`, `planes` and `plane_dot` mean the products and convolutions they stand for."""
+"""Packed products: `packed_dot`, `packed_conv` and `channel_conv` mean what they stand for."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_packed_dot_is_a_product(rows: int, depth: int, columns: int, width: int
         ((9,), (4,), (2,), (2,), ((3, 1),)),
     ],
 )
-def test_plane_dot_is_a_convolution(
+def test_packed_conv_is_a_convolution(
     size: tuple[int, ...],
     window: tuple[int, ...],
     strides: tuple[int, ...],
@@ -50,14 +50,35 @@ def test_plane_dot_is_a_convolution(
     random = np.random.default_rng(2)
     x = random.integers(-5, 5, (2, 4, *size)).astype(np.float32)
     w = random.integers(-5, 5, (6, 2, *window)).astype(np.float32)  # two groups
-    expected = windows(x, w, strides, dilations, padding)
-    f = FuncBuilder("main", [Shape("f32", *x.shape), Shape("f32", 2, 3, 2 * int(np.prod(window)))])
-    taps: dict[str, Any] = {"window": window, "strides": strides, "dilations": dilations, "least": 4}
-    edges: dict[str, Any] = {"low": tuple(low for low, _ in padding), "high": tuple(high for _, high in padding)}
-    planes = f.op("smelt.planes", f.args[0], **taps, **edges).result
-    made = f.op("smelt.plane_dot", f.args[1], planes, result=Shape("f32", *expected.shape), **taps).result
-    (result,) = run(Program.of(f.func(made)), [x, w.reshape(2, 3, -1)])
+    expected = np.moveaxis(windows(x, w, strides, dilations, padding), 1, -1)
+    images = np.moveaxis(padded(x, padding), 1, -1)
+    # [group, tap and channel, feature]
+    matrices = np.moveaxis(w.reshape(2, 3, 2, -1), (1, 2, 3), (3, 2, 1)).reshape(2, -1, 3)
+    f = FuncBuilder("main", [Shape("f32", *images.shape), Shape("f32", *matrices.shape)])
+    taps: dict[str, Any] = {"window": window, "strides": strides, "dilations": dilations}
+    panels = f.op("smelt.pack", f.args[1], width=2).result
+    made = f.op("smelt.packed_conv", f.args[0], panels, result=Shape("f32", *expected.shape), **taps).result
+    (result,) = run(Program.of(f.func(made)), [images, matrices])
     np.testing.assert_array_equal(result, expected)
+
+
+def test_channel_conv_is_a_convolution_of_each_channel() -> None:
+    random = np.random.default_rng(3)
+    x, w = (random.integers(-5, 5, shape).astype(np.float32) for shape in ((2, 7, 9, 3), (3, 2, 3)))
+    expected = np.zeros((2, 3, 4, 3), np.float32)
+    for y, column, i, j in np.ndindex(3, 4, 3, 2):
+        expected[:, y, column] += x[:, 2 * y + i, 2 * column + j] * w[i, j]
+    f = FuncBuilder("main", [Shape("f32", *x.shape), Shape("f32", *w.shape)])
+    steps: dict[str, Any] = {"strides": (2, 2), "dilations": (1, 1)}
+    made = f.op("smelt.channel_conv", *f.args, result=Shape("f32", *expected.shape), **steps).result
+    (result,) = run(Program.of(f.func(made)), [x, w])
+    np.testing.assert_array_equal(result, expected)
+
+
+def padded(x: Array, padding: tuple[tuple[int, int], ...]) -> Array:
+    """Images [batch, channel, …] with zeros around them, or cut."""
+    cut: Any = tuple(slice(max(-low, 0), x.shape[2 + d] - max(-high, 0)) for d, (low, high) in enumerate(padding))
+    return np.pad(x[(..., *cut)], [(0, 0), (0, 0), *((max(low, 0), max(high, 0)) for low, high in padding)])
 
 
 def windows(
@@ -68,8 +89,7 @@ def windows(
     padding: tuple[tuple[int, int], ...],
 ) -> Array:
     """A convolution in two groups, straight from its definition."""
-    cut: Any = tuple(slice(max(-low, 0), x.shape[2 + d] - max(-high, 0)) for d, (low, high) in enumerate(padding))
-    full = np.pad(x[(..., *cut)], [(0, 0), (0, 0), *((max(low, 0), max(high, 0)) for low, high in padding)])
+    full = padded(x, padding)
     reach = [(k - 1) * d + 1 for k, d in zip(w.shape[2:], dilations, strict=True)]
     out = tuple((n - r) // s + 1 for n, r, s in zip(full.shape[2:], reach, strides, strict=True))
     result = np.zeros((x.shape[0], w.shape[0], *out), np.float32)

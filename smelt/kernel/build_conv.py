@@ -1,0 +1,201 @@
+"""Convolutions of padded images with their channels last.
+
+`smelt.packed_conv` multiplies tiles of pixels x features: a row of the window lies side by side in the image, so it is
+one run of the sum. `smelt.channel_conv` has a window for each channel and walks over channels on lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from smelt.dim import Size, ceildiv
+from smelt.dtype import f32, i64
+from smelt.ir.core import Op
+from smelt.ir.ops.packed import taps_of
+from smelt.kernel.build_contract import in_memory, place, share_of, shares, step, store_row, tiles
+from smelt.kernel.loop import Amount, Array, Expr, Number, Product, add, scale
+from smelt.kernel.nest import Nest, tensor
+from smelt.kernel.sinks import Output, sink
+from smelt.kernel.tile_c import BLOCK
+
+NEAR = 192  # pixels that pass by a block of a panel
+WIDE = 2 * NEAR  # pixels of a line that are still taken whole
+MOST = 8  # pixels that a walk over channels takes at once
+
+
+@sink("smelt.packed_conv", anchor=True, addressed=(0, 1))
+def packed_conv(nest: Nest, op: Op, output: Output) -> None:
+    """Lines of pixels x one panel: every block of the panel stays near while the lines pass by."""
+    images, panels = op.operands
+    groups, count, _, width = tensor(panels).sizes
+    batch, *outer, lines, pixels, features = _with_lines(tensor(op.result).sizes)
+    assert isinstance(groups, int)
+    assert isinstance(width, int)
+    assert isinstance(features, int)
+    window = _Window.of(nest, op, groups)
+    whole = isinstance(pixels, int) and pixels <= WIDE
+    near = pixels if whole else NEAR
+    assert isinstance(near, int)
+    most = share_of(lines, max(1, NEAR // max(near, 1)), batch * groups * count) if whole else 1
+    pieces: Size = 1 if whole else ceildiv(pixels, near)
+    sizes = (batch, *outer, groups, ceildiv(lines, most), pieces, count)
+    with nest.loops(sizes) as (image, *at, group, chunk, piece, panel):
+        first_line, line_count = shares(nest, chunk, lines, ceildiv(lines, most))
+        first, used = shares(nest, piece, pixels, pieces)
+        tile = nest.var(f32, stem="tile").name
+        nest.emit(Array(tile, f32, max(most * near, 1) * width))
+        with window.blocks(nest) as (number, offset, done, turns, extent):
+            b = place(nest, op, panels, (group, panel, done, Number(0)))
+            with nest.loop(line_count, "ordered") as line, tiles(nest, used) as (part, above, height):
+                y = add(first_line, line)
+                spot = window.start((image, *at, y, add(first, above)), group, len(tensor(images).sizes))
+                nest.emit(
+                    Product(
+                        tile,
+                        height,
+                        window.buffer,
+                        add(spot, offset),
+                        Amount(window.across),
+                        Amount(window.step),
+                        *b,
+                        step(nest, op, panels, 2),
+                        extent,
+                        place=scale(add(scale(line, near), above), width),
+                        turns=turns,
+                        a_turn=Amount(window.turn),
+                        join=number,
+                        ahead=part,
+                    )
+                )
+        with nest.loop(line_count, "ordered") as line, nest.loop(used, "ordered") as x:
+            y = add(first_line, line)
+            here = (image, *at, *([y] if len(tensor(op.result).sizes) > 3 else []), add(first, x))
+            row, columns = (tile, add(scale(line, near), x)), (panel, width, features // groups)
+            begin = scale(group, features // groups)
+            store_row(nest, op, output, row, columns, lambda column: (*here, add(begin, column)))
+
+
+def _with_lines(sizes: Sequence[Size]) -> tuple[Size, ...]:
+    """[batch, x, feature] has one line."""
+    return (sizes[0], 1, *sizes[1:]) if len(sizes) == 3 else tuple(sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """How the sum over a window and its channels goes through memory: blocks of turns of runs.
+
+    `axes` are the distances of neighbours in the image; `outer` the loops around the turns: (count, distance).
+    """
+
+    buffer: int
+    constant: Size
+    axes: tuple[Size, ...]
+    strides: tuple[int, ...]
+    channels: int  # of a group
+    outer: tuple[tuple[int, Size], ...]
+    turns: int
+    turn: Size
+    run: int
+
+    @staticmethod
+    def of(nest: Nest, op: Op, groups: int) -> _Window:
+        images, panels = op.operands
+        taps = taps_of(op.attrs)
+        buffer, constant, axes = in_memory(nest, op, images)
+        depth = tensor(panels).sizes[2]
+        assert isinstance(depth, int)
+        channels = depth // prod(taps.window)
+        levels = [(size, hole * axis) for size, hole, axis in zip(taps.window, taps.dilations, axes[1:-1], strict=True)]
+        run = channels
+        if levels[-1][1] == channels * axes[-1] or levels[-1][0] == 1:  # taps follow each other like channels
+            run *= levels.pop()[0]
+        turns, turn = levels.pop() if levels else (1, 0)
+        return _Window(buffer, constant, axes, taps.strides, channels, tuple(levels), turns, turn, run)
+
+    @property
+    def across(self) -> Size:
+        """From pixel to pixel."""
+        return self.strides[-1] * self.axes[-2]
+
+    @property
+    def step(self) -> Size:
+        return self.axes[-1]
+
+    def start(self, at: Sequence[Expr], group: Expr, rank: int) -> Expr:
+        """Where the window of a pixel begins."""
+        image, *spatial = at
+        spatial = spatial[len(spatial) - (rank - 2) :]
+        parts = (
+            scale(place, stride * axis)
+            for place, stride, axis in zip(spatial, self.strides, self.axes[1:-1], strict=True)
+        )
+        channel = scale(group, self.channels * self.axes[-1])
+        return add(scale(image, self.axes[0]), *parts, channel, self.constant)
+
+    @contextmanager
+    def blocks(self, nest: Nest) -> Iterator[tuple[Expr, Expr, Expr, Expr, Expr]]:
+        """Loops over blocks: (number, offset in the image, first step, turns, steps of each turn)."""
+        per = max(1, BLOCK // self.run) if self.run <= BLOCK else 1
+        shares = -(-self.turns // per)
+        parts = -(-self.run // BLOCK)
+        piece = -(-self.run // parts)
+        counts = [*(count for count, _ in self.outer), shares, parts]
+        with nest.loops(counts, "ordered") as (*outer, share, part):
+            number, turn = _numbered([*outer, share, part], counts), scale(share, per)
+            offset = add(
+                *(scale(at, distance) for at, (_, distance) in zip(outer, self.outer, strict=True)),
+                scale(turn, self.turn),
+                scale(part, piece * self.step),
+            )
+            done = add(scale(_numbered(outer, counts[:-2]), self.turns * self.run), scale(turn, self.run))
+            done = nest.let(add(done, scale(part, piece)))
+            turns = _least(nest, per, add(self.turns, scale(turn, -1)), self.turns % per == 0)
+            extent = _least(nest, piece, add(self.run, scale(part, -piece)), self.run % piece == 0)
+            yield nest.let(number), offset, done, turns, extent
+
+
+def _numbered(places: Sequence[Expr], counts: Sequence[int]) -> Expr:
+    number: Expr = Number(0)
+    for at, count in zip(places, counts, strict=True):
+        number = add(scale(number, count), at)
+    return number
+
+
+def _least(nest: Nest, most: int, left: Expr, even: bool) -> Expr:
+    return Amount(most) if even else nest.apply("minimum", Number(most), nest.let(left), dtype=i64)
+
+
+# ---- a window for each channel ----
+
+
+@sink("smelt.channel_conv", anchor=True, addressed=(0, 1))
+def channel_conv(nest: Nest, op: Op, output: Output) -> None:
+    """A few pixels of a line at once, so that they share what they read; channels on lanes."""
+    images, kernel = op.operands
+    batch, *out, channels = tensor(op.result).sizes
+    *window, _ = tensor(kernel).sizes
+    taps = taps_of({**op.attrs, "window": window})
+    few = max(n for n in range(1, MOST + 1) if n == 1 or (isinstance(out[-1], int) and out[-1] % n == 0))
+    with (
+        nest.loops((batch, *out[:-1])) as (image, *lines),
+        nest.loop(ceildiv(out[-1], few), "ordered") as piece,
+        nest.loop(channels, "lane") as channel,
+    ):
+        totals: list[Expr] = [Number(0.0, f32)] * few
+        for tap in np.ndindex(*taps.window):
+            factor = nest.pull(kernel, (*map(Number, tap), channel))
+            rows = [
+                add(scale(line, stride), at * hole)
+                for line, stride, at, hole in zip(lines, taps.strides, tap, taps.dilations, strict=False)
+            ]
+            for i in range(few):
+                x = add(scale(piece, few * taps.strides[-1]), i * taps.strides[-1] + tap[-1] * taps.dilations[-1])
+                element = nest.pull(images, (image, *rows, x, channel))
+                totals[i] = nest.apply("fma", factor, element, totals[i], dtype=f32)
+        for i, total in enumerate(totals):
+            output.finish(nest, op, (image, *lines, add(scale(piece, few), i), channel), total)
