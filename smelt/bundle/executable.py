@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from smelt.bundle.stored import StoredModel
 from smelt.bundle.write import serialize
@@ -13,6 +16,8 @@ from smelt.dtype import Array
 from smelt.engine_api import KernelUse, Signature
 from smelt.errors import RunError, UnsupportedError
 from smelt.weights import Weights
+
+ALIGN = 64  # bytes
 
 Arrays: TypeAlias = tuple[Array, ...]
 Store: TypeAlias = Callable[[Arrays | None, Sequence[str]], StoredModel]
@@ -49,7 +54,7 @@ class NativeExecutable:
             return NativeExecutable(self.signature, None, main, (), self.kernels, self._store)
         arrays = [weights[port.name].numpy() for port in self.signature.weights]
         named = self._prepare.bind(())
-        values = named(tuple(arrays))
+        values = named(tuple(arrays), _together(self._prepare))
         named.close()
         return NativeExecutable(self.signature, self._prepare, main, values, self.kernels, self._store)
 
@@ -89,3 +94,22 @@ class NativeExecutable:
         if self._main is None:
             raise RunError("the executable is closed", remedy="compile or load the model again")
         return self._main
+
+
+def _together(prepare: runtime.Program) -> tuple[Array, ...] | None:
+    """Arrays for what `prepare` gives, side by side in one block of memory; None where sizes are open.
+
+    One block can have huge pages though each weight is small, and weights are read from one end to the other.
+    """
+    arrays: list[tuple[np.dtype[Any], tuple[int, ...], int]] = []
+    total = 0
+    for shape in prepare.results:
+        sizes = tuple(size for size in shape.sizes if isinstance(size, int))
+        if len(sizes) < shape.rank:
+            return None
+        arrays.append((shape.dtype.numpy, sizes, total))
+        total += -(-math.prod(sizes) * shape.dtype.numpy.itemsize // ALIGN) * ALIGN
+    block = prepare.runtime.empty((total,), np.dtype(np.uint8))
+    return tuple(
+        block[at : at + math.prod(sizes) * dtype.itemsize].view(dtype).reshape(sizes) for dtype, sizes, at in arrays
+    )

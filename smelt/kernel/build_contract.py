@@ -114,10 +114,21 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
             done = nest.let(scale(block, BLOCK))
             extent = nest.apply("minimum", Number(BLOCK), nest.let(add(depth, scale(done, -1))), dtype=i64)
             b = place(nest, op, panels, (Number(0) if shared else group, panel, done, Number(0)))
-            with tiles(nest, used) as (part, above, height):
+            with tiles(nest, used) as ((part, parts), above, height):
                 a = address(nest, op, lhs, group, add(first, above), done)
                 nest.emit(
-                    Product(tile, height, *a, *b, b_step, extent, place=scale(above, width), join=block, ahead=part)
+                    Product(
+                        tile,
+                        height,
+                        *a,
+                        *b,
+                        b_step,
+                        extent,
+                        place=scale(above, width),
+                        join=block,
+                        ahead=part,
+                        tiles=parts,
+                    )
                 )
         with nest.loop(used, "ordered") as row:
             here = (group, add(first, row))
@@ -145,15 +156,15 @@ def shares(nest: Nest, number: Expr, count: Size, parts: Size) -> tuple[Expr, Ex
 
 
 @contextmanager
-def tiles(nest: Nest, rows: Expr) -> Iterator[tuple[Expr, Expr, Expr]]:
-    """A loop over nearly equal tiles of so many rows: (number, first row, height)."""
+def tiles(nest: Nest, rows: Expr) -> Iterator[tuple[tuple[Expr, Expr], Expr, Expr]]:
+    """A loop over nearly equal tiles of so many rows: ((number, how many), first row, height)."""
     parts = nest.let(Quotient(nest.let(add(rows, ROWS - 1)), ROWS))
     with nest.loop(parts, "ordered") as part:
         first, after = (
             nest.let(nest.apply("divide", nest.let(nest.apply("multiply", each, rows, dtype=i64)), parts, dtype=i64))
             for each in (part, nest.let(add(part, 1)))
         )
-        yield part, first, nest.let(add(after, scale(first, -1)))
+        yield (part, parts), first, nest.let(add(after, scale(first, -1)))
 
 
 def store_row(

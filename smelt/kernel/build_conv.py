@@ -51,7 +51,7 @@ def packed_conv(nest: Nest, op: Op, output: Output) -> None:
         nest.emit(Array(tile, f32, max(most * near, 1) * width))
         with window.blocks(nest) as (number, offset, done, turns, extent):
             b = place(nest, op, panels, (group, panel, done, Number(0)))
-            with nest.loop(line_count, "ordered") as line, tiles(nest, used) as (part, above, height):
+            with nest.loop(line_count, "ordered") as line, tiles(nest, used) as ((part, parts), above, height):
                 y = add(first_line, line)
                 spot = window.start((image, *at, y, add(first, above)), group, len(tensor(images).sizes))
                 nest.emit(
@@ -69,7 +69,8 @@ def packed_conv(nest: Nest, op: Op, output: Output) -> None:
                         turns=turns,
                         a_turn=Amount(window.turn),
                         join=number,
-                        ahead=part,
+                        ahead=add(nest.let(nest.apply("multiply", line, parts, dtype=i64)), part),
+                        tiles=nest.let(nest.apply("multiply", line_count, parts, dtype=i64)),
                     )
                 )
         with nest.loop(line_count, "ordered") as line, nest.loop(used, "ordered") as x:

@@ -539,7 +539,13 @@ class _Function:
         )
         left = [a, *map(self.expr, (product.a_row, product.a_turn, product.a_step))]
         right = [b, *map(self.expr, (product.b_step, product.turns, product.extent))]
-        given = [self.expr(product.rows), *left, *right, tile, self.expr(product.join), self.expr(product.ahead)]
+        given = [
+            self.expr(product.rows),
+            *left,
+            *right,
+            tile,
+            *map(self.expr, (product.join, product.ahead, product.tiles)),
+        ]
         return f"smelt_product({', '.join(given)});"
 
     # -- expressions --

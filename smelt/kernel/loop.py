@@ -218,8 +218,8 @@ class Product:
     `tile` is a local array of f32, row by row from `place` on. a[i, k] lies at `a_index + i * a_row + k * a_step` of
     its buffer, or of the local array that `a` names; row k of b begins at `b_index + k * b_step`, its columns side by
     side. With `turns` the sum goes over t < turns and k < extent: a moves on by `a_turn` from turn to turn, b has its
-    rows one after the other. Where `join` is not 0, the sum is added to what the tile holds. `ahead` numbers the tiles
-    that use the same rows of b, so that each may ask for another part of the rows after them.
+    rows one after the other. Where `join` is not 0, the sum is added to what the tile holds. Of `tiles` that use the
+    same rows of b this is number `ahead`: each may ask for another part of the rows after them.
     """
 
     tile: str
@@ -237,6 +237,7 @@ class Product:
     a_turn: Expr = Number(0)
     join: Expr = Number(0)
     ahead: Expr = Number(0)
+    tiles: Expr = Number(1)
 
 
 PRODUCT_PARTS = tuple(each.name for each in fields(Product) if each.type == "Expr")  # its expressions

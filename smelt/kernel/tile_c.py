@@ -59,7 +59,7 @@ def tile_shape(target: Target) -> TileShape:
 
 
 SIGNATURE = "const f32 *a, i64 a_row, i64 a_turn, i64 a_step, const f32 *b, i64 b_step, i64 turns, i64 count, f32 *tile"
-GIVEN = "a, a_row, a_turn, a_step, b, b_step, turns, count, tile, join, ahead"
+GIVEN = "a, a_row, a_turn, a_step, b, b_step, turns, count, tile, join, ahead, each"
 
 
 def product_text(shape: TileShape) -> str:
@@ -69,9 +69,10 @@ def product_text(shape: TileShape) -> str:
     lines = [
         HEAD.format(bytes=4 * shape.lanes),
         *(_rows_text(rows, shape) for rows in heights),
-        f"static void smelt_product(i64 rows, {SIGNATURE}, i64 join, i64 part) {{",
-        f"  const i64 lines = turns * (count / {STEPS});",
-        f"  const f32 *ahead = b + turns * count * b_step + part % {shape.columns // STEPS} * lines * {LINE};",
+        f"static void smelt_product(i64 rows, {SIGNATURE}, i64 join, i64 part, i64 parts) {{",
+        f"  const i64 lines = {max(1, shape.columns * STEPS // LINE)};  /* that {STEPS} steps use up */",
+        "  const i64 each = parts < lines ? (lines + parts - 1) / (parts + !parts) : 1;",
+        f"  const f32 *ahead = b + turns * count * b_step + part % lines * each * (turns * count / {STEPS}) * {LINE};",
         f"  for (; rows > {shape.rows}; {next_tile}) smelt_product_{shape.rows}({GIVEN});",
         "  switch (rows) {",
         *(f"    case {rows}: smelt_product_{rows}({GIVEN}); break;" for rows in heights),
@@ -96,12 +97,12 @@ def _rows_text(rows: int, shape: TileShape) -> str:
         (f"tile + {shape.columns * i + shape.lanes * j}", names[i][j]) for i in range(rows) for j in range(vectors)
     ]
     lines = [
-        f"SMELT_FUSED static void smelt_product_{rows}({SIGNATURE}, i64 join, const f32 *ahead) {{",
+        f"SMELT_FUSED static void smelt_product_{rows}({SIGNATURE}, i64 join, const f32 *ahead, i64 each) {{",
         "  smelt_vector " + ", ".join(f"{name} = {{0}}" for row in names for name in row) + ";",
         "  for (i64 t = 0; t < turns; t++, a += a_turn) {",
         *(f"  const f32 *a{i} = a + {i} * a_row;" for i in firsts),
-        f"  for (i64 k = 0; k < count; k += {STEPS}, ahead += {LINE}) {{",
-        "  __builtin_prefetch(ahead, 0, 2);",
+        f"  for (i64 k = 0; k < count; k += {STEPS}) {{",
+        f"  SMELT_AS_IT_IS for (i64 l = 0; l < each; l++, ahead += {LINE}) __builtin_prefetch(ahead, 0, 2);",
         f"  const i64 steps = count - k < {STEPS} ? count - k : {STEPS};",
         "  SMELT_AS_IT_IS for (i64 s = 0; s < steps; s++) {",
         *step,
