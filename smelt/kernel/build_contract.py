@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from smelt.dim import Size, ceildiv, evaluate, maximum, symbols
 from smelt.dtype import DType, f32, f64, i64
@@ -101,7 +102,6 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
     shared = tensor(panels).sizes[0] == 1
     _, count, _, width = tensor(panels).sizes
     assert isinstance(width, int)
-    columns = tensor(op.result).sizes[2]
     most = ROWS * share_of(ceildiv(rows, ROWS), NEAR // ROWS, count * groups)
     blocks = maximum(ceildiv(depth, BLOCK), 1)
     chunks = ceildiv(rows, most)
@@ -110,6 +110,7 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
         tile = nest.var(f32, stem="tile").name
         nest.emit(Array(tile, f32, most * width))
         b_step = step(nest, op, panels, 2)
+        columns = Columns.of(nest, panel, width, tensor(op.result).sizes[2])
         with nest.loop(blocks, "ordered") as block:
             done = nest.let(scale(block, BLOCK))
             extent = nest.apply("minimum", Number(BLOCK), nest.let(add(depth, scale(done, -1))), dtype=i64)
@@ -128,11 +129,12 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
                         join=block,
                         ahead=part,
                         tiles=parts,
+                        columns=columns.fewest,
                     )
                 )
         with nest.loop(used, "ordered") as row:
             here = (group, add(first, row))
-            store_row(nest, op, output, (tile, row), (panel, width, columns), lambda column: (*here, column))
+            columns.store(nest, op, output, tile, row, lambda column: (*here, column))
 
 
 def share_of(count: Size, most: int, others: Size) -> int:
@@ -167,22 +169,32 @@ def tiles(nest: Nest, rows: Expr) -> Iterator[tuple[tuple[Expr, Expr], Expr, Exp
         yield (part, parts), first, nest.let(add(after, scale(first, -1)))
 
 
-def store_row(
-    nest: Nest,
-    op: Op,
-    output: Output,
-    row: tuple[str, Expr],
-    columns: tuple[Expr, int, Size],
-    index: Callable[[Expr], Index],
-) -> None:
-    """One row of a tile goes out: `row` is (tile, number), `columns` is (panel, its width, all columns)."""
-    (tile, number), (panel, width, count) = row, columns
-    used: Expr = Number(width)
-    if not (isinstance(count, int) and count % width == 0):
-        used = nest.apply("minimum", used, nest.let(add(count, scale(panel, -width))), dtype=i64)
-    with nest.loop(used, "lane") as j:
-        element = nest.keep(Item(tile, add(scale(number, width), j), f32))
-        output.finish(nest, op, index(add(scale(panel, width), j)), element)
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of one panel: `used` of them are there."""
+
+    first: Expr
+    width: int
+    used: Expr
+
+    @staticmethod
+    def of(nest: Nest, panel: Expr, width: int, count: Size) -> Columns:
+        first = scale(panel, width)
+        if isinstance(count, int) and (count % width == 0 or count < width):
+            return Columns(first, width, Number(min(count, width)))
+        left = nest.let(add(count, scale(first, -1)))
+        return Columns(first, width, nest.let(nest.apply("minimum", Number(width), left, dtype=i64)))
+
+    @property
+    def fewest(self) -> Expr:
+        """As `Product` wants it: 0 where all are there."""
+        return Number(0) if self.used == Number(self.width) else self.used
+
+    def store(self, nest: Nest, op: Op, output: Output, tile: str, row: Expr, index: Callable[[Expr], Index]) -> None:
+        """One row of a tile goes out."""
+        with nest.loop(self.used, "lane") as j:
+            element = nest.keep(Item(tile, add(scale(row, self.width), j), f32))
+            output.finish(nest, op, index(add(self.first, j)), element)
 
 
 # ---- where operands lie ----

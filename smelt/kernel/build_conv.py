@@ -17,7 +17,7 @@ from smelt.dim import Size, ceildiv
 from smelt.dtype import f32, i64
 from smelt.ir.core import Op
 from smelt.ir.ops.packed import taps_of
-from smelt.kernel.build_contract import in_memory, place, share_of, shares, step, store_row, tiles
+from smelt.kernel.build_contract import Columns, in_memory, place, share_of, shares, step, tiles
 from smelt.kernel.loop import Amount, Array, Expr, Number, Product, add, scale
 from smelt.kernel.nest import Nest, tensor
 from smelt.kernel.sinks import Output, sink
@@ -49,6 +49,7 @@ def packed_conv(nest: Nest, op: Op, output: Output) -> None:
         first, used = shares(nest, piece, pixels, pieces)
         tile = nest.var(f32, stem="tile").name
         nest.emit(Array(tile, f32, max(most * near, 1) * width))
+        columns = Columns.of(nest, panel, width, features // groups)
         with window.blocks(nest) as (number, offset, done, turns, extent):
             b = place(nest, op, panels, (group, panel, done, Number(0)))
             with nest.loop(line_count, "ordered") as line, tiles(nest, used) as ((part, parts), above, height):
@@ -71,14 +72,14 @@ def packed_conv(nest: Nest, op: Op, output: Output) -> None:
                         join=number,
                         ahead=add(nest.let(nest.apply("multiply", line, parts, dtype=i64)), part),
                         tiles=nest.let(nest.apply("multiply", line_count, parts, dtype=i64)),
+                        columns=columns.fewest,
                     )
                 )
         with nest.loop(line_count, "ordered") as line, nest.loop(used, "ordered") as x:
             y = add(first_line, line)
             here = (image, *at, *([y] if len(tensor(op.result).sizes) > 3 else []), add(first, x))
-            row, columns = (tile, add(scale(line, near), x)), (panel, width, features // groups)
-            begin = scale(group, features // groups)
-            store_row(nest, op, output, row, columns, lambda column: (*here, add(begin, column)))
+            begin, row = scale(group, features // groups), add(scale(line, near), x)
+            columns.store(nest, op, output, tile, row, lambda column: (*here, add(begin, column)))
 
 
 def _with_lines(sizes: Sequence[Size]) -> tuple[Size, ...]:

@@ -10,13 +10,16 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 
-from smelt.dim import Size
-from smelt.dtype import DType, integer_range
+from smelt.dim import Size, ceildiv, maximum, product
+from smelt.dtype import DType, i64, integer_range
 from smelt.ir.core import Op, Region
-from smelt.kernel.loop import Declare, Expr, Number, Set, Var
-from smelt.kernel.nest import Index, Nest, pull, tensor
+from smelt.kernel.loop import Array, Declare, Expr, Item, Load, Number, Put, Set, Var, add, scale
+from smelt.kernel.nest import Index, Nest, flat, pull, reshaped, tensor
+from smelt.shape import Shape
 
 Element = Callable[[dict[int, Expr]], Expr]
+TALL, WIDE = 256, 64  # rows and columns that one turn takes
+FEW = 8  # columns that are not worth a row
 ASSOCIATIVE = frozenset({"add", "multiply", "maximum", "minimum", "and", "or", "xor"})
 
 
@@ -94,6 +97,59 @@ def _nested(nest: Nest, op: Op, function: str, start: Expr, dims: list[int], ele
     home.statements += [Declare(total, start), *scope.statements]
     nest.places[total] = home
     return total
+
+
+def goes_by_rows(op: Op) -> bool:
+    """Whether the last axis stays, so that a row of totals grows by one row of elements after the other."""
+    reduced, sizes = op.attrs["dimensions"], tensor(op.operands[0]).sizes
+    if len(op.results) != 1 or not reduced or not sizes or len(sizes) - 1 in reduced:
+        return False
+    dtype = tensor(op.result).element
+    plain = function_of(op.regions[0]) is not None and op.operands[1].type == op.regions[0].args[0].type
+    return plain and not (dtype.is_float and dtype.bits < 32) and not (isinstance(sizes[-1], int) and sizes[-1] < FEW)
+
+
+def by_rows(nest: Nest, op: Op, target: int) -> None:
+    """Totals of a fixed number of rows, spread over cores, and then the totals of these."""
+    inputs, start = op.operands
+    sizes, dtype, function = tensor(inputs).sizes, tensor(op.result).element, function_of(op.regions[0])
+    assert function is not None
+    reduced = sorted(op.attrs["dimensions"])
+    outer = [d for d in range(len(sizes) - 1) if d not in reduced]
+    columns, rows = sizes[-1], product([sizes[d] for d in reduced])
+    parts = maximum(ceildiv(rows, TALL), 1)
+    held = [sizes[d] for d in outer]
+    room = None if parts == 1 else nest.scratch(Shape.of(dtype, (*held, parts, columns)))
+    with nest.loops((*held, parts, ceildiv(columns, WIDE))) as (*at, part, block):
+        first, begin = nest.let(scale(block, WIDE)), nest.let(scale(part, TALL))
+        used = nest.apply("minimum", Number(WIDE), nest.let(add(columns, scale(first, -1))), dtype=i64)
+        count = nest.apply("minimum", Number(TALL), nest.let(add(rows, scale(begin, -1))), dtype=i64)
+        totals = nest.var(dtype, stem="totals").name
+        nest.emit(Array(totals, dtype, WIDE))
+        with nest.loop(used, "lane") as j:
+            nest.emit(Put(totals, j, nest.pull(start, ()) if room is None else identity(function, dtype)))
+        with nest.loop(count, "ordered") as turn:
+            row = nest.let(add(begin, turn))
+            inner = reshaped(nest, (row,), (rows,), [sizes[d] for d in reduced])
+            places = dict(zip((*outer, *reduced), (*at, *inner), strict=True))
+            with nest.loop(used, "lane") as j:
+                element = nest.pull(inputs, (*(places[d] for d in range(len(sizes) - 1)), add(first, j)))
+                old = nest.keep(Item(totals, j, dtype))
+                nest.emit(Put(totals, j, nest.apply(function, old, element, dtype=dtype)))
+        with nest.loop(used, "lane") as j:
+            total, column = nest.keep(Item(totals, j, dtype)), add(first, j)
+            if room is None:
+                nest.store(target, flat((*at, column), (*held, columns)), total)
+            else:
+                nest.store(room, flat((*at, part, column), (*held, parts, columns)), total)
+    if room is None:
+        return
+    with nest.loops((*held, columns)) as (*at, column):
+        total = nest.declare(dtype, nest.pull(start, ()))
+        with nest.loop(parts, "ordered") as part:
+            more = nest.keep(Load(nest.buffer(room), flat((*at, part, column), (*held, parts, columns)), dtype))
+            nest.emit(Set(total, nest.apply(function, nest.keep(total), more, dtype=dtype)))
+        nest.store(target, flat((*at, column), (*held, columns)), nest.keep(total))
 
 
 def in_order(nest: Nest, op: Op, index: Index) -> tuple[Var, ...]:

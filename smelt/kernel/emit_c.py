@@ -76,7 +76,7 @@ static inline i64 size_min(i64 a, i64 b) { return a < b ? a : b; }
 """
 # Characters of C in one file. Only long programs are cut up: in another file a loop may come out otherwise, and slower.
 WORTHWHILE = 400_000
-PRODUCT = "smelt_product("
+PRODUCT, SOME = "smelt_product(", "smelt_product_some("
 WORTH = 32768  # elements that are worth a core
 CANCELLED, NO_MEMORY, FAILED, UNFIT = -1, -2, 1 << 20, 1 << 21
 MOST_BYTES = 1e15  # of one buffer whose size only data tells: more is no size but a mistake
@@ -126,7 +126,8 @@ class Source:
 
     def _products(self, text: str) -> list[str]:
         """The functions for products, if a text calls them."""
-        return [product_text(self.tile)] if PRODUCT in text else []
+        some = SOME in text
+        return [product_text(self.tile, some=some)] if some or PRODUCT in text else []
 
     def _file(self, text: str) -> str:
         return math.prelude(text) + ABI + text
@@ -546,7 +547,9 @@ class _Function:
             tile,
             *map(self.expr, (product.join, product.ahead, product.tiles)),
         ]
-        return f"smelt_product({', '.join(given)});"
+        if product.columns == Number(0):
+            return f"smelt_product({', '.join(given)});"
+        return f"smelt_product_some({', '.join(given)}, {self.expr(product.columns)});"
 
     # -- expressions --
 

@@ -244,6 +244,10 @@ class _Fusion:
             SINKS[first.name](nest, first, output)
             writes = [*targets, *nest.scratches]
             steps: list[Step] = [self._launch(nest, first.name.partition(".")[2], [first], writes)]
+        elif op.name == "stablehlo.reduce" and build_reduce.goes_by_rows(op):
+            nest = Nest(self.stored, temporary=lambda shape: self._buffer(shape, "temporary"))
+            build_reduce.by_rows(nest, op, targets[0])
+            steps = [self._launch(nest, "reduce", [op], [*targets, *nest.scratches])]
         elif len({tensor(value).sizes for value in results}) == 1:
             steps = [self._map(results, targets)]
         else:

@@ -219,7 +219,8 @@ class Product:
     its buffer, or of the local array that `a` names; row k of b begins at `b_index + k * b_step`, its columns side by
     side. With `turns` the sum goes over t < turns and k < extent: a moves on by `a_turn` from turn to turn, b has its
     rows one after the other. Where `join` is not 0, the sum is added to what the tile holds. Of `tiles` that use the
-    same rows of b this is number `ahead`: each may ask for another part of the rows after them.
+    same rows of b this is number `ahead`: each may ask for another part of the rows after them. `columns`: how many
+    are needed, where that may be less than all; else 0.
     """
 
     tile: str
@@ -238,6 +239,7 @@ class Product:
     join: Expr = Number(0)
     ahead: Expr = Number(0)
     tiles: Expr = Number(1)
+    columns: Expr = Number(0)
 
 
 PRODUCT_PARTS = tuple(each.name for each in fields(Product) if each.type == "Expr")  # its expressions

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from smelt.target import Target
 
-BLOCK = 256  # steps that are summed before the sum joins the others: their rows of b stay in the nearest cache
+BLOCK = 128  # steps that are summed before the sum joins the others: their rows of b stay in the nearest cache
 STEPS = 4  # between two requests for what comes next
 LINE = 16  # floats that one request brings
+HIGHEST = 12  # rows of a tile, where registers allow more
 
 HEAD = """\
 #ifndef SMELT_FMA
@@ -52,39 +53,58 @@ class TileShape:
 def tile_shape(target: Target) -> TileShape:
     """As large as the registers allow."""
     if target.vector_bytes >= 64:
-        return TileShape(12, 32, 16)
+        return TileShape(6, 64, 16)
     if target.vector_bytes >= 32:
         return TileShape(6, 16, 8)
     return TileShape(6, 16, 4) if target.name in ("aarch64", "arm64") else TileShape(4, 8, 4)
 
 
 SIGNATURE = "const f32 *a, i64 a_row, i64 a_turn, i64 a_step, const f32 *b, i64 b_step, i64 turns, i64 count, f32 *tile"
-GIVEN = "a, a_row, a_turn, a_step, b, b_step, turns, count, tile, join, ahead, each"
+GIVEN = "a, a_row, a_turn, a_step, b, b_step, turns, count, tile, join"
 
 
-def product_text(shape: TileShape) -> str:
-    """`smelt_product` for any number of rows, and what it calls."""
-    heights = range(1, shape.rows + 1)
-    next_tile = f"rows -= {shape.rows}, a += {shape.rows} * a_row, tile += {shape.rows * shape.columns}"
-    lines = [
-        HEAD.format(bytes=4 * shape.lanes),
-        *(_rows_text(rows, shape) for rows in heights),
-        f"static void smelt_product(i64 rows, {SIGNATURE}, i64 join, i64 part, i64 parts) {{",
-        f"  const i64 lines = {max(1, shape.columns * STEPS // LINE)};  /* that {STEPS} steps use up */",
+def product_text(shape: TileShape, *, some: bool = False) -> str:
+    """`smelt_product` for any number of rows, and what it calls.
+
+    With `some` also `smelt_product_some`, which leaves out the vectors of columns that nobody needs.
+    """
+    vectors = shape.columns // shape.lanes
+    families = [_family(shape, count) for count in (range(1, vectors + 1) if some else [vectors])]
+    if some:
+        cases = (
+            f"    case {count}: smelt_product{count}(rows, {GIVEN}, part, parts); break;"
+            for count in range(1, vectors + 1)
+        )
+        head = f"static void smelt_product_some(i64 rows, {SIGNATURE}, i64 join, i64 part, i64 parts, i64 columns) {{"
+        families += [head, f"  switch ((columns + {shape.lanes - 1}) / {shape.lanes}) {{", *cases, "  }", "}"]
+    families.append(f"#define smelt_product smelt_product{vectors}")
+    return "\n".join([HEAD.format(bytes=4 * shape.lanes), *families, ""])
+
+
+def _family(shape: TileShape, vectors: int) -> str:
+    """`smelt_product{vectors}`, and one function for each height that its registers can hold."""
+    name = f"smelt_product{vectors}"
+    most = min(HIGHEST, shape.rows * shape.columns // (shape.lanes * vectors))
+    lines = shape.columns * STEPS // LINE
+    text = [
+        *(_rows_text(f"{name}_{rows}", rows, shape, vectors) for rows in range(1, most + 1)),
+        f"static void {name}(i64 rows, {SIGNATURE}, i64 join, i64 part, i64 parts) {{",
+        f"  const i64 lines = {max(1, lines)};  /* that {STEPS} steps use up */",
         "  const i64 each = parts < lines ? (lines + parts - 1) / (parts + !parts) : 1;",
         f"  const f32 *ahead = b + turns * count * b_step + part % lines * each * (turns * count / {STEPS}) * {LINE};",
-        f"  for (; rows > {shape.rows}; {next_tile}) smelt_product_{shape.rows}({GIVEN});",
-        "  switch (rows) {",
-        *(f"    case {rows}: smelt_product_{rows}({GIVEN}); break;" for rows in heights),
+        f"  for (i64 height; rows > 0; rows -= height, a += height * a_row, tile += height * {shape.columns}) {{",
+        f"    const i64 tiles = (rows + {most - 1}) / {most};",
+        "    switch (height = (rows + tiles - 1) / tiles) {",
+        *(f"      case {rows}: {name}_{rows}({GIVEN}, ahead, each); break;" for rows in range(1, most + 1)),
+        "    }",
         "  }",
         "}",
     ]
-    return "\n".join([*lines, ""])
+    return "\n".join(text)
 
 
-def _rows_text(rows: int, shape: TileShape) -> str:
+def _rows_text(name: str, rows: int, shape: TileShape, vectors: int) -> str:
     """Steps go in fours, each with a request for a line of what comes next; unrolled they would need more registers."""
-    vectors = shape.columns // shape.lanes
     names = [[f"c{i}_{j}" for j in range(vectors)] for i in range(rows)]
     step = [f"    const smelt_vector b{j} = *(const smelt_vector *)(b + {shape.lanes * j});" for j in range(vectors)]
     for i in range(rows):
@@ -97,7 +117,7 @@ def _rows_text(rows: int, shape: TileShape) -> str:
         (f"tile + {shape.columns * i + shape.lanes * j}", names[i][j]) for i in range(rows) for j in range(vectors)
     ]
     lines = [
-        f"SMELT_FUSED static void smelt_product_{rows}({SIGNATURE}, i64 join, const f32 *ahead, i64 each) {{",
+        f"SMELT_FUSED static void {name}({SIGNATURE}, i64 join, const f32 *ahead, i64 each) {{",
         "  smelt_vector " + ", ".join(f"{name} = {{0}}" for row in names for name in row) + ";",
         "  for (i64 t = 0; t < turns; t++, a += a_turn) {",
         *(f"  const f32 *a{i} = a + {i} * a_row;" for i in firsts),

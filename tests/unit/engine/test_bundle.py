@@ -166,7 +166,7 @@ def test_code_for_several_kinds_of_processors(pixels: np.ndarray, expected: np.n
     program, weights = read(DIGITS)
     stored = store_weights(program, weights, ["plain", "avx512", "avx2"])
     layouts = {variant.tile[1]: [code.target for code in variant.codes] for variant in stored.programs[0].variants}
-    assert layouts == {32: ["avx512", "plain"], 16: ["avx2"]}, "plain code shares the weights of the first target"
+    assert layouts == {64: ["avx512", "plain"], 16: ["avx2"]}, "plain code shares the weights of the first target"
     path = tmp_path / "digits.smelt"
     write(path, stored)
     np.save(tmp_path / "x.npy", pixels[:37])
