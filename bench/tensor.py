@@ -2,8 +2,9 @@
 
     python -m bench.tensor
 
-Processor time of one thread. A transformer has symbolic B, S and D and states `H divides E`; every layer has attention
-with a causal mask, two norms and a gated block. Small expressions are measured when new, and when they were seen.
+Processor time of one thread. A transformer of `smelt.nn` has symbols for all sizes; every layer has causal attention
+with grouped heads and rotary positions, two norms and a gated block. Small expressions are measured when new, and when
+they were seen.
 """
 
 from __future__ import annotations
@@ -15,55 +16,38 @@ from collections.abc import Callable
 import numpy as np
 
 import smelt
-from smelt import Shaped, Tensor
+from smelt import Shaped, Tensor, nn
 from smelt.tensor import engine, trace
 from smelt.tensor.execution import CACHE
 
 DEPTHS = (8, 16, 32, 64)
 
 
-class Norm:
-    weight: Shaped[Tensor, "f32[d=D]"]  # noqa: F722
+class Layer(smelt.Model):
+    before: nn.RMSNorm = nn.RMSNorm(d="D")
+    attention: nn.MultiHeadAttention = nn.MultiHeadAttention(
+        d="D", heads="H", kv_heads="G", head_size="2*K", causal=True, rope=nn.RoPE(k="2*K")
+    )
+    after: nn.RMSNorm = nn.RMSNorm(d="D")
+    gate: nn.Linear = nn.Linear(d="D", f="F", bias=False)
+    up: nn.Linear = nn.Linear(d="D", f="F", bias=False)
+    down: nn.Linear = nn.Linear(f="F", d="D", bias=False)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return x * (x.square().mean("d") + 1e-5).rsqrt() * self.weight
-
-
-class Layer:
-    q: Shaped[Tensor, "f32[d=D, e=E]"]  # noqa: F722
-    k: Shaped[Tensor, "f32[d=D, e=E]"]  # noqa: F722
-    v: Shaped[Tensor, "f32[d=D, e=E]"]  # noqa: F722
-    o: Shaped[Tensor, "f32[e=E, d=D]"]  # noqa: F722
-    up: Shaped[Tensor, "f32[d=D, f=F]"]  # noqa: F722
-    gate: Shaped[Tensor, "f32[d=D, f=F]"]  # noqa: F722
-    down: Shaped[Tensor, "f32[f=F, d=D]"]  # noqa: F722
-    before: Norm
-    after: Norm
-
-    def __call__(self, x: Tensor) -> Tensor:
-        y = self.before(x)
-        q, k, v = (y.dot(weight, "d").split("e", h="H", k=None) for weight in (self.q, self.k, self.v))
-        k, v = k.rename(s="t"), v.rename(s="t")
-        place, other = smelt.arange(x.size("s"), "s"), smelt.arange(x.size("s"), "t")
-        scores = smelt.where(smelt.outer("-", place, other) >= 0, q.dot(k, "k") * 0.125, -1e9)
-        heads = scores.softmax("t").dot(v, "t").transpose("b s h k").merge("h k", "e")
-        x = x + heads.dot(self.o, "e")
+        x = x + self.attention(self.before(x))
         y = self.after(x)
-        return x + (y.dot(self.gate, "d").silu() * y.dot(self.up, "d")).dot(self.down, "f")
+        return x + self.down(nn.silu(self.gate(y)) * self.up(y))
 
 
-class Transformer:
-    facts = ("H divides E",)
-    embedding: Shaped[Tensor, "f32[v=V, d=D]"]  # noqa: F722
-
-    def __init__(self, depth: int) -> None:
-        self.layers = [Layer() for _ in range(depth)]
+class Transformer(smelt.Model):
+    embedding: nn.Embedding = nn.Embedding(v="V", d="D")
+    layers: list[Layer]
 
     def forward(self, ids: Shaped[Tensor, "i32[b=B, s=S]"]) -> Shaped[Tensor, "f32[b=B, s=S, v=V]"]:  # noqa: F722
-        x = self.embedding.take(ids, "v")
+        x = self.embedding(ids)
         for layer in self.layers:
             x = layer(x)
-        return x.dot(self.embedding, "d")
+        return self.embedding.logits(x)
 
 
 def processor_seconds(run: Callable[[], object], times: int = 3) -> float:
@@ -82,7 +66,7 @@ def expression(x: Tensor, scale: float) -> float:
 def main() -> None:
     record: dict[str, object] = {}
     for depth in DEPTHS:
-        model = Transformer(depth)
+        model = Transformer(layers=depth)
         ops = len(trace(model.forward).program.main.body.ops)
         seconds = processor_seconds(lambda model=model: trace(model.forward))  # type: ignore[misc]
         record[f"trace {depth} layers"] = {"seconds": round(seconds, 4), "ops": ops}

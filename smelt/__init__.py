@@ -27,10 +27,20 @@ _PUBLIC = {
     "verify": "smelt.ir.verify",
     "platform": "smelt.engine",
     "read": "smelt.model",
+    "Executable": "smelt.tensor.executable",
+    "compile": "smelt.tensor.compiling",
+    "compile_and_load": "smelt.tensor.compiling",
+    "compile_and_load_async": "smelt.tensor.compiling",
+    "instantiate": "smelt.tensor.instantiate",
+    "Mesh": "smelt.mesh",
+    "shard": "smelt.tensor.sharding",
+    "DeviceLost": "smelt.errors",
     "tensor": "smelt.tensor",  # the package, which can be called
+    "nn": "smelt.tensor.nn",
     **dict.fromkeys(
         (
             "Dim",
+            "Model",
             "Shaped",
             "Tensor",
             "TensorError",
@@ -65,18 +75,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smelt.buffer import HostBuffer as HostBuffer
-    from smelt.bundle.model import Model
+    from smelt.bundle.model import Model as LoadedModel
     from smelt.engine import platform as platform
-    from smelt.engine_api import Executable
+    from smelt.engine_api import Executable as Compiled
+    from smelt.errors import DeviceLost as DeviceLost
     from smelt.errors import SmeltError as SmeltError
     from smelt.ir.core import Program as Program
     from smelt.ir.text import parse as parse
     from smelt.ir.text import print_program as print_program
     from smelt.ir.verify import verify as verify
+    from smelt.mesh import Mesh as Mesh
     from smelt.model import read as read
     from smelt.read.checkpoint import open as open
     from smelt.shape import Shape as Shape
     from smelt.tensor import Dim as Dim
+    from smelt.tensor import Model as Model
     from smelt.tensor import Shaped as Shaped
     from smelt.tensor import Tensor as Tensor
     from smelt.tensor import TensorError as TensorError
@@ -92,6 +105,7 @@ if TYPE_CHECKING:
     from smelt.tensor import iota as iota
     from smelt.tensor import maximum as maximum
     from smelt.tensor import minimum as minimum
+    from smelt.tensor import nn as nn
     from smelt.tensor import ones as ones
     from smelt.tensor import outer as outer
     from smelt.tensor import random as random
@@ -103,23 +117,36 @@ if TYPE_CHECKING:
     from smelt.tensor import where as where
     from smelt.tensor import while_loop as while_loop
     from smelt.tensor import zeros as zeros
+    from smelt.tensor.compiling import compile as compile
+    from smelt.tensor.compiling import compile_and_load as compile_and_load
+    from smelt.tensor.compiling import compile_and_load_async as compile_and_load_async
+    from smelt.tensor.executable import Executable as Executable
+    from smelt.tensor.instantiate import instantiate as instantiate
+    from smelt.tensor.sharding import shard as shard
     from smelt.weights import Weights as Weights
 
 __all__ = ["__version__", "deserialize", "load", *_PUBLIC]
 
 
-def load(path: str | Path, **options: Any) -> Model:
+def load(path: str | Path, **options: Any) -> LoadedModel:
     """Something that can be called from a path: `smelt.load("model.onnx")(pixels=x)["probabilities"]`.
 
     A model file is read, compiled and bound: `smelt.model.load` says which options there are. A bundle (`.smelt`) is
-    mapped and checked and runs at once, without the modules that compile: `smelt.bundle.load` has its options.
+    mapped and checked and runs at once, without the modules that compile: `smelt.bundle.load` has its options. What an
+    executable of the pjrt engine saved comes back as one, for `prepare`.
     """
     if str(path).lower().endswith(".smelt"):
-        return import_module("smelt.bundle.load").load(path, _recompile, **options)  # type: ignore[no-any-return]
+        return _load_saved(path, options)  # type: ignore[no-any-return]
     return import_module("smelt.model").load(path, **options)  # type: ignore[no-any-return]
 
 
-def deserialize(data: bytes | bytearray | memoryview, **options: Any) -> Executable:
+def _load_saved(path: str | Path, options: dict[str, Any]) -> Any:
+    if (data := import_module("smelt.bundle.load").foreign(path)) is not None:
+        return deserialize(data, **options)
+    return import_module("smelt.bundle.load").load(path, _recompile, **options)
+
+
+def deserialize(data: bytes | bytearray | memoryview, **options: Any) -> Compiled:
     """The executable whose `serialize()` gave these bytes.
 
     The options are those of `smelt.bundle.load`; for an executable of the pjrt engine those of `smelt.platform`.
@@ -139,7 +166,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'smelt' has no attribute {name!r}")
     module = import_module(_PUBLIC[name])
-    value = module if name == "tensor" else getattr(module, name)
+    value = module if name in ("tensor", "nn") else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -7,14 +7,17 @@ A Buffer is what an engine keeps on a device; every engine brings its own, all b
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from smelt.dtype import Array, dtype
 from smelt.errors import RunError, ShapeError, SmeltError
 from smelt.shape import Shape
+
+T = TypeVar("T")
 
 
 class Buffer(Protocol):
@@ -25,6 +28,10 @@ class Buffer(Protocol):
 
     def wait(self) -> Buffer:
         """Return when the contents are there; what went wrong on the way is raised here."""
+        ...
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        """The same for coroutines: `await buffer`."""
         ...
 
     def numpy(self) -> Array:
@@ -51,12 +58,21 @@ class HostBuffer:
     A view keeps what it looks at alive; leaving a `with` block deletes the buffer.
     """
 
-    __slots__ = ("_array", "owns", "shape")
+    __slots__ = ("__weakref__", "_array", "_coming", "_gone", "owns", "shape")
 
-    def __init__(self, array: Array, shape: Shape, owns: bool) -> None:
-        self._array: Array | None = array
+    def __init__(self, array: Array | None, shape: Shape, owns: bool) -> None:
+        self._array = array
+        self._coming: Callable[[], Array] | None = None
+        self._gone: str | None = None
         self.shape = shape
         self.owns = owns
+
+    @staticmethod
+    def later(coming: Callable[[], Array], shape: Shape) -> HostBuffer:
+        """A buffer that somebody else fills: `coming` waits for the array, and raises what went wrong."""
+        buffer = HostBuffer(None, shape, owns=True)
+        buffer._coming = coming
+        return buffer
 
     @staticmethod
     def of(data: Any, element: str | None = None, *, copy: bool = False) -> HostBuffer:
@@ -73,16 +89,36 @@ class HostBuffer:
 
     @property
     def array(self) -> Array:
+        if self._gone is not None:
+            raise RunError(f"the buffer {self._gone}", expected=f"{self.shape} in use", got=self._gone)
         if self._array is None:
-            raise RunError("the buffer was deleted", expected=f"{self.shape} in use", got="a deleted one")
+            assert self._coming is not None
+            self._array = self._coming()
         return self._array
 
     def numpy(self) -> Array:
+        """The contents; a buffer that is still filling is waited for."""
         return self.array
 
     def wait(self) -> HostBuffer:
-        """Nothing to wait for."""
+        """Return when the contents are there; what went wrong on the way is raised here."""
+        _ = self.array
         return self
+
+    def __await__(self) -> Generator[Any, Any, HostBuffer]:
+        return in_thread(self.wait).__await__()
+
+    @property
+    def is_deleted(self) -> bool:
+        return self._gone is not None
+
+    def to_host(self) -> HostBuffer:
+        """A copy, which owns its bytes."""
+        return HostBuffer(np.array(self.array), self.shape, owns=True)
+
+    def copy(self) -> HostBuffer:
+        """Another buffer with the same contents."""
+        return self.to_host()
 
     @property
     def nbytes(self) -> int:
@@ -93,7 +129,13 @@ class HostBuffer:
         return platform.put(self)
 
     def delete(self) -> None:
-        self._array = None
+        """Let the memory go; using the buffer afterwards is an error. Deleting twice is harmless."""
+        if self._gone is None:
+            self.give_away("was deleted")
+
+    def give_away(self, reason: str) -> None:
+        """Forget the array: the memory is somebody else's now, or free."""
+        self._gone, self._array, self._coming = reason, None, None
 
     def __enter__(self) -> HostBuffer:
         return self
@@ -111,8 +153,15 @@ class HostBuffer:
         return self.array.__dlpack_device__()
 
     def __repr__(self) -> str:
-        state = "deleted" if self._array is None else "owned" if self.owns else "shared"
+        state = f"which {self._gone}" if self._gone else "owned" if self.owns else "shared"
         return f"<{self.shape} in host memory, {state}>"
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """What a function gives, without keeping the event loop waiting."""
+    import asyncio
+
+    return await asyncio.to_thread(function)
 
 
 def as_array(result: Array | Buffer) -> Array:
@@ -130,7 +179,8 @@ def host_stats() -> dict[str, int]:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:  # not Linux
         return {"peak_bytes_in_use": peak}
-    return {"bytes_in_use": pages * resource.getpagesize(), "peak_bytes_in_use": peak}
+    used = pages * resource.getpagesize()
+    return {"bytes_in_use": used, "peak_bytes_in_use": max(peak, used)}  # the system's peak may be a little behind
 
 
 def check_array(array: Any, shape: Shape, what: str) -> Array:

@@ -5,11 +5,12 @@ An engine compiles a program for a target into an Executable; `prepare` binds th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from smelt.activity import QUEUE
 from smelt.buffer import Buffer, HostBuffer, host_stats
 from smelt.errors import UnsupportedError
 from smelt.shape import Shape
@@ -50,6 +51,26 @@ class KernelUse:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that one run of a program needs, as its engine counts them; `code` where it says so."""
+
+    arguments: int
+    outputs: int
+    temporary: int
+    aliased: int = 0
+    code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one run of a program does, as its engine counts it."""
+
+    flops: float
+    bytes_accessed: float
+    transcendentals: float | None = None
+
+
 class Executable(Protocol):
     """A compiled function. With weights it must be prepared before it can be called."""
 
@@ -85,7 +106,9 @@ class Engine(Protocol[P_contra]):
         """Why this engine cannot work here, with the remedy; None where it can."""
         ...
 
-    def compile(self, program: P_contra) -> Executable: ...
+    def compile(self, program: P_contra, *, donate: Iterable[str] = ()) -> Executable:
+        """`donate`: inputs that a call may use up, so that results take their place in memory."""
+        ...
 
 
 @runtime_checkable
@@ -100,8 +123,8 @@ class Placing(Protocol):
         """What brings many tensors of at most so many bytes to the device; see `Weights.to_device`."""
         ...
 
-    def stats(self) -> dict[str, int]:
-        """Bytes in use and at the peak, where the device says so."""
+    def stats(self) -> dict[str, float]:
+        """What `Platform.stats` says, of the device."""
         ...
 
 
@@ -126,11 +149,18 @@ class Platform(Generic[P]):
         """What brings tensors to this device; they stay mapped where the engine works in host memory."""
         if isinstance(self.engine, Placing):
             return self.engine.stage(largest)
-        return nullcontext(lambda stored: HostBuffer(stored.load(), stored.shape, owns=False))
+        return nullcontext(lambda stored: HostBuffer(stored.fetched(), stored.shape, owns=False))
 
-    def stats(self) -> dict[str, int]:
-        """Bytes in use and at the peak: of the device, or of this process where the engine works in host memory."""
-        return self.engine.stats() if isinstance(self.engine, Placing) else host_stats()
+    def stats(self) -> dict[str, float]:
+        """What the device is doing, or this process where the engine works in host memory.
+
+        `bytes_in_use` and `peak_bytes_in_use`; `queue`, the calls that are under way or wait; `busy`, the share of the
+        time since the last look (0 to 1) in which there was one.
+        """
+        if isinstance(self.engine, Placing):
+            return self.engine.stats()
+        queue, busy = QUEUE.activity.look()
+        return {**host_stats(), "queue": queue, "busy": busy}
 
 
 def choose(name: str, engines: Sequence[Engine[P_contra]]) -> Engine[P_contra]:

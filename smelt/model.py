@@ -5,7 +5,6 @@ The one place where files meet engines; `smelt.load` and the command line call i
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from smelt.bundle import load as bundle
 from smelt.bundle.model import Model as Model
 from smelt.bundle.per_value import Build, MissingValuesError, OpenSizes, PerValue
 from smelt.dtype import Array
-from smelt.engine import engines, platform
+from smelt.engine import compile_with_first
 from smelt.engine.footprint import Budget, Limited
 from smelt.engine.native import NativeEngine
 from smelt.engine.store import recompile
@@ -25,8 +24,6 @@ from smelt.read import onnx, stablehlo
 from smelt.read.onnx import StaticError
 from smelt.read.onnx.declared import declared
 from smelt.weights import Weights
-
-log = logging.getLogger("smelt")
 
 FORMATS: dict[str, Callable[[Path], tuple[Program, Weights]]] = {
     ".onnx": onnx.read,
@@ -124,14 +121,8 @@ def compile_for(program: Program, device: str, engine: str, budget: Budget | Non
 
     `auto` takes the first engine that can run it, and logs a warning where that is not the first that works here.
     """
-    candidates = [each for each in engines(device) if each.missing() is None] if engine == "auto" else []
-    *better, last = candidates or [platform(device, engine).engine]
-    for candidate in better:
-        try:
-            return candidate.name, _compile(candidate, program, budget)
-        except UnsupportedError as error:
-            log.warning("the %s engine cannot run this model, trying the next: %s", candidate.name, error)
-    return last.name, _compile(last, program, budget)
+    used, executable = compile_with_first(device, engine, lambda each: _compile(each, program, budget))
+    return used.name, executable
 
 
 def _compile(engine: Engine[Program], program: Program, budget: Budget | None) -> Executable:

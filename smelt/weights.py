@@ -18,16 +18,21 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
 
 from smelt.buffer import Buffer, HostBuffer, bytes_text
 from smelt.dtype import Array, ElementType
-from smelt.errors import FileError
+from smelt.errors import FileError, ShapeError
 from smelt.shape import Shape
+from smelt.structure import leaves, rebuilt
 
 THREADS = 6  # tensors on their way to a device at the same time
+PIECE = 16 << 20  # bytes of a mapping that are brought into memory at a time
+POPULATE_READ = 22  # Linux's madvise: read pages now, past what Python has a name for
+Tell = Callable[[int, int], None]  # bytes that have arrived, all bytes
+M = TypeVar("M")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +55,33 @@ class Stored:
         else:
             flat = np.ascontiguousarray(self.load()).reshape(-1).view(np.uint8)
             target[:] = flat[start : start + target.size]
+
+    def named(self, axes: tuple[str, ...] | None) -> Stored:
+        """The same tensor with names for its axes."""
+        if axes is None:
+            return self
+        return Stored(Shape.of(self.shape.dtype, self.shape.sizes, axes), self.load, self.place)
+
+    def fetched(self) -> Array:
+        """The array with its part of the file in memory, so that nobody waits for the disk any more."""
+        if self.place is not None:
+            file, offset = self.place
+            file.fetch(offset, self.nbytes)
+        return self.load()
+
+
+class Placeholder(Protocol):
+    """A tensor of a model whose data lie elsewhere: its shape, and a value with the name of its weight."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def value(self) -> Any: ...
+
+
+def is_placeholder(value: Any) -> bool:
+    return hasattr(value, "value") and isinstance(getattr(value, "shape", None), Shape)
 
 
 class Staging(Protocol):
@@ -108,21 +140,48 @@ class Weights(Mapping[str, HostBuffer]):
         """The tensor of a name as it lies in the file."""
         return self._find(name)
 
+    @overload
     def to_device(
-        self,
-        platform: Staging,
-        names: Iterable[str] | None = None,
-        *,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> dict[str, Buffer]:
-        """Tensors (all, or those named) on a platform's device, several copies at a time, the largest first.
+        self, platform: Staging, names: Iterable[str] | None = None, /, *, progress: Tell | None = None
+    ) -> dict[str, Buffer]: ...
 
-        `progress` is told the bytes that have arrived and all bytes; without it a load that takes longer than a second
-        shows a bar on the terminal.
+    @overload
+    def to_device(self, model: M, platform: Staging, /, *, progress: Tell | None = None) -> M: ...
+
+    def to_device(self, model: Any, platform: Any = None, /, *, progress: Tell | None = None) -> Any:
+        """Tensors on a platform's device, several copies at a time, the largest first.
+
+        `to_device(model, platform)` gives the model's own structure with a Buffer in place of every tensor;
+        `to_device(platform)` gives all tensors by name, `to_device(platform, names)` those that are named. `progress`
+        is told the bytes that have arrived and all bytes; without it a load that takes longer than a second shows a
+        bar on the terminal.
         """
+        if not hasattr(platform, "stage"):
+            return self._copy(model, dict.fromkeys(self if platform is None else platform), progress)
+        tensors = list(leaves(model, is_placeholder))
+        names = {id(tensor): self._name_of(path, tensor) for path, tensor in tensors}
+        axes = {names[id(tensor)]: tensor.shape.names for _, tensor in tensors}
+        placed = self._copy(platform, axes, progress)
+        return rebuilt(model, is_placeholder, lambda tensor: placed[names[id(tensor)]])
+
+    def _name_of(self, path: str, tensor: Placeholder) -> str:
+        """The name under which a tensor of a model is stored: what it was instantiated from, or its path."""
+        name = tensor.value.name or path
+        stored = self._find(name)
+        wanted = tensor.shape
+        sizes = zip(wanted.sizes, stored.shape.sizes, strict=False)
+        fits = wanted.rank == stored.shape.rank and all(a == b or not isinstance(a, int) for a, b in sizes)
+        if wanted.dtype != stored.shape.dtype or not fits:
+            raise ShapeError(f"the weight {name!r} does not fit the model", expected=wanted, got=stored.shape)
+        return name
+
+    def _copy(
+        self, platform: Staging, axes: Mapping[str, tuple[str, ...] | None], progress: Tell | None
+    ) -> dict[str, Buffer]:
+        """Tensors by name; those whose axes have names are split by them where there are several devices."""
         from concurrent.futures import ThreadPoolExecutor
 
-        wanted = {name: self._find(name) for name in (self if names is None else names)}
+        wanted = {name: self._find(name).named(each) for name, each in axes.items()}
         tell = _Progress(sum(stored.nbytes for stored in wanted.values()), progress or _Bar().tell)
         largest = max((stored.nbytes for stored in wanted.values()), default=0)
 
@@ -221,6 +280,19 @@ class MappedFile:
             if count == 0:
                 raise FileError(f"{self.path} ends early", expected=target.size, got=at)
             at += count
+
+    def fetch(self, offset: int, length: int) -> None:
+        """Bring a part of the mapping into memory, a piece at a time; other threads run meanwhile."""
+        if not isinstance(self._map, mmap.mmap):
+            return
+        begin = offset - offset % mmap.PAGESIZE
+        for start in range(begin, offset + length, PIECE):
+            size = min(PIECE, offset + length - start)
+            try:
+                self._map.madvise(POPULATE_READ, start, size)
+            except (OSError, AttributeError):  # an older system: the kernel reads ahead
+                if hasattr(mmap, "MADV_WILLNEED"):
+                    self._map.madvise(mmap.MADV_WILLNEED, start, size)
 
     def array(self, offset: int, element: ElementType, sizes: tuple[int, ...], what: str = "tensor") -> Array:
         """A view of part of the file; bounds are checked before anything is allocated."""

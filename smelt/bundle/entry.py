@@ -43,6 +43,8 @@ class Entry(NamedTuple):
     names: tuple[str, ...]  # of the arguments
     sizes: tuple[SizeCheck, ...] = ()
     data: tuple[DataCheck, ...] = ()
+    donated: tuple[int, ...] = ()  # arguments that a call uses up
+    reused: tuple[tuple[int, int], ...] = ()  # (result, donated argument) that are one array
 
     def program(self, library: ctypes.CDLL, constants: Sequence[bytes | Array]) -> runtime.Program:
         return runtime.Program(
@@ -55,6 +57,8 @@ class Entry(NamedTuple):
             explain=self.explain,
             refuse=self.refuse,
             names=self.names,
+            donated=self.donated,
+            reused=dict(self.reused),
         )
 
     def explain(self, status: int, record: tuple[int, ...]) -> SmeltError:

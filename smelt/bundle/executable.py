@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from smelt.buffer import HostBuffer
 from smelt.bundle.stored import StoredModel
 from smelt.bundle.write import serialize
 from smelt.device import runtime
+from smelt.dim import solve
 from smelt.dtype import Array
 from smelt.engine_api import KernelUse, Signature
-from smelt.errors import RunError, UnsupportedError
+from smelt.errors import RunError, ShapeError, SmeltError, UnsupportedError
 from smelt.weights import Weights
 
 ALIGN = 64  # bytes
 
 Arrays: TypeAlias = tuple[Array, ...]
+NO_SIZES: Mapping[str, int] = MappingProxyType({})
 Store: TypeAlias = Callable[[Arrays | None, Sequence[str]], StoredModel]
 
 
@@ -37,14 +41,18 @@ class NativeExecutable:
         bound: Arrays | None,
         kernels: tuple[KernelUse, ...],
         store: Store | None = None,
+        sizes: Mapping[str, int] = NO_SIZES,
     ) -> None:
         self.signature = signature
         self.kernels = kernels
         self._prepare = prepare
         self._main: runtime.Program | None = main
         self._arrays = bound
-        self._bound = None if bound is None else main.bind(bound)
+        self._bound = None if bound is None else main.bind(bound, sizes)
         self._store = store
+        first = len(main.arguments) - len(signature.inputs)
+        self._donated = tuple(place - first for place in main.donated)
+        self._replaced = {result: place - first for result, place in main.reused.items()}
 
     def prepare(self, weights: Weights) -> NativeExecutable:
         main = self._open()
@@ -53,16 +61,53 @@ class NativeExecutable:
                 raise UnsupportedError("the weights are part of the bundle", remedy="compile the model again")
             return NativeExecutable(self.signature, None, main, (), self.kernels, self._store)
         arrays = [weights[port.name].numpy() for port in self.signature.weights]
+        sizes = _open_sizes(self.signature, arrays)
         named = self._prepare.bind(())
         values = named(tuple(arrays), _together(self._prepare))
         named.close()
-        return NativeExecutable(self.signature, self._prepare, main, values, self.kernels, self._store)
+        return NativeExecutable(self.signature, self._prepare, main, values, self.kernels, self._store, sizes)
 
-    def __call__(self, *inputs: Array) -> Arrays:
+    def __call__(self, *inputs: Any, keep: bool = False) -> tuple[Any, ...]:
+        """Run on arrays or buffers.
+
+        What is donated is used up by the call, unless `keep` says that a copy is used up instead: an array holds
+        anything afterwards, a buffer cannot be used any more. A result that takes its place is the same array, or a
+        new buffer on it; so state that goes in and comes out is never copied.
+        """
         if self._bound is None:
             self._open()
             raise RunError("the weights are not bound", expected=".prepare(weights) before the first call")
-        return self._bound(inputs)
+        if not self._donated or len(inputs) != len(self.signature.inputs):
+            return self._bound(inputs)
+        return self._use_up(self._bound, inputs, keep)
+
+    def _use_up(self, run: runtime.Bound, inputs: tuple[Any, ...], keep: bool) -> tuple[Any, ...]:
+        """A call that may write to some of its inputs; buffers that only look at somebody else's bytes are copied."""
+        given = list(inputs)
+        for i in self._donated:
+            if isinstance(given[i], HostBuffer):
+                array, own = given[i].array, given[i].owns
+            else:
+                array = np.asarray(given[i])
+                own = array is given[i]
+            given[i] = array if own and not keep else array.copy()
+        try:
+            results: list[Any] = list(run(tuple(given)))
+        except ShapeError:
+            raise  # nothing has run
+        except SmeltError:
+            self._give_away(inputs, keep)
+            raise
+        for result, i in self._replaced.items():
+            if isinstance(inputs[i], HostBuffer):
+                results[result] = HostBuffer(results[result], inputs[i].shape, owns=True)
+        self._give_away(inputs, keep)
+        return tuple(results)
+
+    def _give_away(self, inputs: tuple[Any, ...], keep: bool) -> None:
+        for i in () if keep else self._donated:
+            if isinstance(inputs[i], HostBuffer):
+                inputs[i].give_away(f"was donated as the input {self.signature.inputs[i].name!r}")
 
     @property
     def memory(self) -> runtime.Memory | None:
@@ -94,6 +139,19 @@ class NativeExecutable:
         if self._main is None:
             raise RunError("the executable is closed", remedy="compile or load the model again")
         return self._main
+
+
+def _open_sizes(signature: Signature, arrays: Sequence[Array]) -> Mapping[str, int]:
+    """What the weights' shapes tell about symbols; packed weights do not tell it any more."""
+    pairs = [(port.shape, array) for port, array in zip(signature.weights, arrays, strict=True) if port.shape.symbols]
+    if not pairs or any(shape.rank != array.ndim for shape, array in pairs):  # the program itself says what is wrong
+        return NO_SIZES
+    patterns = [size for shape, _ in pairs for size in shape.sizes]
+    try:
+        return solve(patterns, [size for _, array in pairs for size in array.shape])
+    except ShapeError as error:
+        expected = ", ".join(f"{port.name}: {port.shape}" for port in signature.weights)
+        raise ShapeError("the weights' sizes do not fit together", expected=expected, got=error.got) from error
 
 
 def _together(prepare: runtime.Program) -> tuple[Array, ...] | None:

@@ -30,6 +30,7 @@ from smelt.errors import DeviceError, FileError, ShapeError, UnsupportedError
 Recompile: TypeAlias = Callable[[bytes, tuple[int, int, int], Signature, Arrays | None], NativeExecutable]
 
 SUFFIX = ".smelt"
+PJRT = b"smelt pjrt"  # what files of the pjrt engine begin with
 
 
 def load(
@@ -73,6 +74,15 @@ def deserialize(
 ) -> Executable:
     """The executable whose `serialize()` gave these bytes; arrays in order in, arrays in order out."""
     return _Reader(container.open_bytes(data), recompile, verify, keys).executable()
+
+
+def foreign(path: str | Path) -> bytes | None:
+    """The bytes of a file that another engine saved; None for a bundle, and for what is no file at all."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read() if file.peek(16).startswith(PJRT) else None
+    except OSError:  # opening it as a bundle says what is wrong
+        return None
 
 
 def describe(path: str | Path) -> dict[str, Any]:

@@ -50,6 +50,8 @@ def entry_record(entry: Entry) -> Record:
         "names": list(entry.names),
         "sizes": [[check.expected, check.why] for check in entry.sizes],
         "data": [[check.message, check.of_sizes, _place_record(check.where)] for check in entry.data],
+        "donated": list(entry.donated),
+        "reused": [list(pair) for pair in entry.reused],
     }
 
 
@@ -62,11 +64,25 @@ def entry_of(record: Record) -> Entry:
         texts(record["names"]),
         tuple(SizeCheck(text(expected), text(why)) for expected, why in record["sizes"]),
         tuple(DataCheck(text(message), bool(late), _place_of(where)) for message, late, where in record["data"]),
+        numbers(record.get("donated", [])),
+        tuple(_pair(each) for each in record.get("reused", [])),
     )
     known = set().union(*(shape.symbols for shape in entry.arguments))
     if len(entry.names) != len(entry.arguments) or not set(entry.symbols) <= known:
         raise ValueError(f"the entry {entry.name} does not fit together")
+    if not set(entry.donated) <= set(range(len(entry.arguments))) or not all(
+        result < len(entry.results) and given in entry.donated and entry.results[result] == entry.arguments[given]
+        for result, given in entry.reused
+    ):
+        raise ValueError(f"the entry {entry.name} gives what it did not take")
+    if any(len(set(each)) < len(entry.reused) for each in zip(*entry.reused, strict=True)):
+        raise ValueError(f"the entry {entry.name} gives something twice")
     return entry
+
+
+def _pair(given: Any) -> tuple[int, int]:
+    first, second = numbers(given)
+    return first, second
 
 
 def kernels_record(kernels: tuple[KernelUse, ...]) -> Record:

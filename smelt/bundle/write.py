@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,12 @@ from smelt.version import __version__
 
 
 def write(path: Path, model: StoredModel, private_key: str | Path | None = None) -> int:
-    """Write a bundle under a temporary name, sync it, rename it; gives its bytes. A failure leaves nothing behind."""
+    """Write a bundle; gives its bytes. A failure leaves nothing behind."""
+    return write_bytes(path, _pieces(model, private_key))
+
+
+def write_bytes(path: Path, pieces: Iterable[memoryview]) -> int:
+    """A file under a temporary name, synced, then renamed: it appears whole or not at all. Gives its bytes."""
     import tempfile
 
     folder = path.parent
@@ -32,7 +37,7 @@ def write(path: Path, model: StoredModel, private_key: str | Path | None = None)
         part = Path(name)
         try:
             with os.fdopen(handle, "wb") as file:
-                for piece in _pieces(model, private_key):
+                for piece in pieces:
                     total += file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())

@@ -1,7 +1,7 @@
-"""`smelt check`: verify a model without running it, for all sizes at once, and say what it takes for granted.
+"""`smelt check`: verify models and Python code without running them, for all sizes at once.
 
-A model that is another program for other values or sizes of its inputs is verified for given ones or samples, and says
-which.
+Model files say what they take for granted; one that is another program for other values or sizes of its inputs is
+verified for given ones or samples, and says which. Python files and folders go to `check_entries`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeAlias
 
+from smelt.cli import check_report
+from smelt.cli.check_entries import check_module
+from smelt.cli.check_modules import Importer, python_files
+from smelt.cli.check_report import Report
 from smelt.cli.preflight import looked_at, what_it_needs
 from smelt.errors import SmeltError
 from smelt.ir.core import Program
@@ -22,7 +26,58 @@ from smelt.read.onnx.survey import UnknownInputError
 from smelt.weights import Weights
 
 
-def check(file: Path, sizes: list[str], static: list[str], as_json: bool) -> None:
+def check(paths: list[Path], sizes: list[str], static: list[str], as_json: bool, form: str, strict: bool) -> None:
+    """Check all paths; leaves with 1 where something is wrong."""
+    code = [path for path in paths if path.is_dir() or path.suffix.lower() == ".py"]
+    models = [path for path in paths if path not in code]
+    if not code and len(models) == 1:  # one model: one record, errors go to the caller
+        _finish([_model(models[0], sizes, static)], None, as_json, form)
+    report = _python(code, strict) if code else None
+    records = []
+    for path in models:
+        try:
+            records.append(_model(path, sizes, static))
+        except SmeltError as error:
+            records.append(({"model": str(path), "ok": False, "errors": [error.record()]}, [error]))
+    _finish(records, report, as_json, form)
+
+
+def _python(paths: list[Path], strict: bool) -> Report:
+    report = Report(strict=strict)
+    folders = [path for path in paths if path.is_dir()]
+    known: set[Path] = set()
+    with Importer(folders) as importer:
+        for file in (file for path in paths for file in python_files(path)):
+            if file.resolve() not in known:
+                known.add(file.resolve())
+                report.add(file, check_module(importer.module(file)))
+    return report
+
+
+Judged: TypeAlias = tuple[dict[str, Any], list[SmeltError]]
+
+
+def _finish(models: list[Judged], report: Report | None, as_json: bool, form: str) -> NoReturn:
+    """Show everything and leave."""
+    ok = all(record["ok"] for record, _ in models) and (report is None or report.ok)
+    if as_json:
+        if report is None and len(models) == 1:
+            print(json.dumps(models[0][0]))
+        else:
+            python = check_report.record(report or Report())
+            print(json.dumps({**python, "ok": ok, "models": [record for record, _ in models]}))
+    else:
+        for record, errors in models:
+            for error in errors:
+                print(error)
+            if "ops" in record:
+                _show(record)
+        if report is not None:
+            print(check_report.shown(report, form))
+    sys.exit(0 if ok else 1)
+
+
+def _model(file: Path, sizes: list[str], static: list[str]) -> Judged:
     found = looked_at(file, sizes, static)
     needs: dict[str, Any] = {"static": {}, "fixed_sizes": None} if found is None else what_it_needs(found)
     program, weights, errors = _read(file) if found is None else _parts(found)
@@ -39,14 +94,7 @@ def check(file: Path, sizes: list[str], static: list[str], as_json: bool) -> Non
         "assumed": assumed,
         **needs,
     }
-    if as_json:
-        print(json.dumps(record))
-    else:
-        for error in errors:
-            print(error)
-        _show(record)
-    if errors:
-        sys.exit(1)
+    return record, errors
 
 
 def _read(file: Path) -> tuple[Program | None, Weights, list[SmeltError]]:

@@ -58,7 +58,7 @@ def _cuda() -> dict[str, Any]:
         return {"device": "cuda", "missing": reason}
     try:
         client = pjrt.client("cuda")
-        facts = {"devices": client.devices, "memory": bytes_text(client.stats().get("bytes_limit", 0))}
+        facts = {"devices": client.devices, "memory": bytes_text(int(client.stats().get("bytes_limit", 0)))}
         states = {engine.name: engine.missing() for engine in engines("cuda")}
         return {"device": "cuda", "kind": client.kind, "facts": facts, "engines": states}
     except SmeltError as error:

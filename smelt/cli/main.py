@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import traceback
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -196,10 +197,35 @@ def diff(
     diff_command.diff(file, against, engine, size or [], tolerance, seed, as_json, static or [])
 
 
+class CheckFormat(StrEnum):
+    text = "text"
+    github = "github"
+
+
 @app.command()
-def check(file: File, size: OpenSizes = None, static: StaticValues = None, as_json: AsJson = False) -> None:
-    """Verify a model against the specification, for all sizes at once; exit code 1 if it breaks a constraint."""
-    check_command.check(file, size or [], static or [], as_json)
+def check(
+    paths: Annotated[
+        list[Path], typer.Argument(help="Python files and folders of them, or models: .onnx, .mlir, .mlirbc.")
+    ],
+    size: OpenSizes = None,
+    static: StaticValues = None,
+    form: Annotated[
+        CheckFormat | None,
+        typer.Option("--format", help="text, or github: annotations. Default: github under GITHUB_ACTIONS, else text."),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Functions of tensors that could not be covered are mistakes, too.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Prove the shapes of models and Python code, for all sizes at once; exit code 1 if something is wrong."""
+    if as_json and form is not None:
+        raise typer.BadParameter("--json and --format exclude each other")
+    several = len(paths) > 1 or paths[0].suffix in ("", ".py")  # a single model that is missing says so itself
+    if missing := [str(path) for path in paths if several and not path.exists()]:
+        raise typer.BadParameter(f"no such file or folder: {', '.join(missing)}")
+    by_default = CheckFormat.github if os.environ.get("GITHUB_ACTIONS") == "true" else CheckFormat.text
+    check_command.check(paths, size or [], static or [], as_json, (form or by_default).value, strict)
 
 
 @app.command()

@@ -185,6 +185,8 @@ def _buffer(plan: Plan, memory: Memory, number: int) -> dict[str, Any]:
         "bytes": size,
         "slot": memory.homes.get(number),
         "late": plan.is_late(*buffer.shape.sizes),
+        "donated": buffer.kind == "argument" and buffer.index in plan.donated,
+        "reuses": dict(plan.reused).get(buffer.index) if buffer.kind == "result" else None,
     }
 
 
@@ -194,7 +196,8 @@ def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
         match step:
             case Launch(kernel, buffers, writes):
                 reads = [i for i in buffers if i not in writes]
-                rows.append({"step": kernel.kind, "reads": reads, "writes": list(writes), "ops": list(kernel.ops)})
+                row = {"step": kernel.kind, "reads": reads, "writes": list(writes), "ops": list(kernel.ops)}
+                rows.append(row | ({"in_place": list(step.updates)} if step.updates else {}))
             case Copy(source, target):
                 rows.append({"step": "copy", "reads": [source], "writes": [target]})
             case Repeat(head, flag, body):
@@ -214,6 +217,7 @@ def _print_plan(record: Mapping[str, Any]) -> None:
         print(f"{name}: {len(function['buffers'])} buffers, {len(function['slots'])} slots")
         for i, buffer in enumerate(function["buffers"]):
             place = "grows" if buffer["late"] else "" if buffer["slot"] is None else f"slot {buffer['slot']}"
+            place = "donated" if buffer["donated"] else place if buffer["reuses"] is None else f"in %{buffer['reuses']}"
             print(f"  %{i:<4} {buffer['kind']:<9} {place:<8} {buffer['bytes']!s:>12} bytes  {buffer['shape']}")
         for i, slot in enumerate(function["slots"]):
             print(f"  slot {i}: {slot} bytes")
@@ -244,7 +248,8 @@ def _print_steps(steps: Sequence[Mapping[str, Any]], pad: str) -> None:
                 reads, writes = (" ".join(f"%{i}" for i in step.get(side, ())) for side in ("reads", "writes"))
                 ops = f": {_short(step['ops'])}" if "ops" in step else ""
                 names = " ".join(step.get("symbols", ()))
-                print(f"{pad}{writes or names or '-':<8} ← {kind} {reads}{ops}")
+                where = ", in place" if step.get("in_place") else ""
+                print(f"{pad}{writes or names or '-':<8} ← {kind} {reads}{ops}{where}")
 
 
 def _at(sizes: Mapping[str, int]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import math
 import mmap
 import os
 import re
@@ -19,12 +20,15 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 
-from smelt.buffer import HostBuffer
+from smelt.activity import Activity
+from smelt.buffer import HostBuffer, in_thread
 from smelt.dtype import Array, dtype
+from smelt.engine_api import Cost, Memory
 from smelt.errors import (
     DeviceError,
     DeviceLost,
@@ -44,27 +48,6 @@ _LOST = re.compile(r"DATA_LOSS|UNAVAILABLE|CUDA_ERROR_(?!OUT_OF_MEMORY)\w+|devic
 _PLAIN = frozenset(  # element types that Python's buffer protocol knows
     ("i1", *(f"{sign}i{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "f16", "f32", "f64", "complex<f32>")
 )
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes that one run of a program needs, as XLA counts them."""
-
-    arguments: int
-    outputs: int
-    temporary: int
-    aliased: int
-    code: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What one run of a program does, as XLA counts it."""
-
-    flops: float
-    bytes_accessed: float
-    transcendentals: float
 
 
 # ---- what is there ----
@@ -107,7 +90,7 @@ def _plugin() -> Path | None:
 
 
 @contextmanager
-def _jaxlib_calls(what: str, failure: type[SmeltError], client: Client | None = None) -> Any:
+def jaxlib_calls(what: str, failure: type[SmeltError], client: Client | None = None) -> Any:
     """XLA's errors as ours. A device that is gone is lost for the client too."""
     try:
         yield
@@ -152,22 +135,25 @@ class _Aval:
     weak_type: bool = False
 
 
-_aval = lru_cache(4096)(_Aval)
+aval = lru_cache(4096)(_Aval)
 
 
 class Client:
     """One PJRT client and the device of it that is used."""
 
     def __init__(self, platform: str = "cpu", index: int = 0) -> None:
-        jax, xla, hlo = _modules()
-        with _jaxlib_calls(f"opening {platform}", DeviceError):
-            raw = xla.make_cpu_client() if platform == "cpu" else _plugged(xla, platform)
+        jax, xla, hlo = modules()
+        with jaxlib_calls(f"opening {platform}", DeviceError):
+            raw = xla.make_cpu_client() if platform == "cpu" else plugged(xla, platform)
             devices = raw.local_devices()
         if index >= len(devices):
             raise DeviceError(f"no device {index}", expected=f"0 to {len(devices) - 1}", got=index)
         self.platform = platform
         self.lost: str | None = None
         self._raw, self._device, self._jax = raw, devices[index], jax
+        self.watch: Watch | None = None  # what is under way, once somebody has asked
+        self._used = self.peak = 0  # bytes of buffers
+        self._counting = threading.Lock()
 
         class _Sharding(jax.SingleDeviceSharding):  # type: ignore[misc, name-defined]  # one device, the whole array
             memory_kind = None
@@ -175,7 +161,7 @@ class Client:
             def _to_xla_hlo_sharding(self, rank: int) -> Any:
                 return hlo.HloSharding.replicate()
 
-        with _jaxlib_calls("placing arrays", DeviceError):
+        with jaxlib_calls("placing arrays", DeviceError):
             self._sharding = _Sharding(self._device)
             self._devices = jax.DeviceList((self._device,))
             self._put = jax.batched_device_put
@@ -211,16 +197,16 @@ class Client:
         semantics = self._shared if shared else self._copied
         if not array.flags.c_contiguous:
             array = np.ascontiguousarray(array)
-        aval = _aval(array.shape, array.dtype)
+        described = aval(array.shape, array.dtype)
         try:
-            raw = self._put(aval, self._sharding, [array], [self._device], True, False, semantics, True)
+            raw = self._put(described, self._sharding, [array], [self._device], True, False, semantics, True)
         except (RuntimeError, ValueError) as error:
             raise _explain("a copy to the device", RunError, error, self) from error
         return PjrtBuffer(raw, shape, self)
 
     def take(self, given: Any) -> PjrtBuffer:
         """What another library holds, through DLPack; shared where it lies on this device already."""
-        with _jaxlib_calls("an array from DLPack", DeviceError, self):
+        with jaxlib_calls("an array from DLPack", DeviceError, self):
             capsule = given.__dlpack__()
             raw = self._jax.dlpack_managed_tensor_to_buffer(capsule, self._device, None)
         view = raw._single_device_array_to_np_array_did_copy()[0] if self.platform == "cpu" else np.asarray(raw)
@@ -228,43 +214,83 @@ class Client:
 
     def compile(self, text: str, results: Sequence[Shape]) -> Loaded:
         """A program as StableHLO text whose `@main` gives these results."""
-        with _jaxlib_calls("the program", UnsupportedError, self):
+        with jaxlib_calls("the program", UnsupportedError, self):
             raw = self._raw.compile_and_load(text, self._devices, self._jax.CompileOptions())
         return Loaded(raw, results, self)
 
     def load(self, data: bytes, results: Sequence[Shape]) -> Loaded:
         """A program that was serialised by the same version for the same kind of device."""
-        with _jaxlib_calls("a serialised program", DeviceError, self):
+        with jaxlib_calls("a serialised program", DeviceError, self):
             raw = self._raw.deserialize_executable(data, self._devices, self._jax.CompileOptions())
         return Loaded(raw, results, self)
 
-    def stats(self) -> dict[str, int]:
-        """Bytes in use and at the peak, where PJRT says so; else the bytes of the buffers that are alive."""
-        with _jaxlib_calls("the memory's statistics", DeviceError, self):
+    def stats(self) -> dict[str, float]:
+        """Bytes in use and at the peak, as PJRT says or else of the buffers; calls under way, and the busy share.
+
+        Calls are watched from the first look on.
+        """
+        if self.watch is None:
+            self.watch = Watch()
+        queue, busy = self.watch.activity.look()
+        with jaxlib_calls("the memory's statistics", DeviceError, self):
             told = self._device.memory_stats()
             if told:
                 wanted = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit", "largest_alloc_size", "num_allocs")
-                return {name: int(told[name]) for name in wanted if name in told}
-            alive = [each for each in self._raw.live_arrays() if not each.is_deleted()]
-            return {"bytes_in_use": sum(each.on_device_size_in_bytes() for each in alive), "buffers": len(alive)}
+                memory = {name: int(told[name]) for name in wanted if name in told}
+            else:
+                alive = [each for each in self._raw.live_arrays() if not each.is_deleted()]
+                used = sum(each.on_device_size_in_bytes() for each in alive)
+                self.peak = max(self.peak, used)
+                memory = {"bytes_in_use": used, "peak_bytes_in_use": self.peak, "buffers": len(alive)}
+        return {**memory, "queue": queue, "busy": busy}
+
+    def count(self, change: int) -> None:
+        """Bytes that a buffer takes, or gives back."""
+        with self._counting:
+            self._used += change
+            self.peak = max(self.peak, self._used)
 
     def close(self) -> None:
         """Nothing to do: PJRT frees a client with its last buffer and program."""
 
 
+class Watch:
+    """Notices when calls are done, on a thread of its own."""
+
+    def __init__(self) -> None:
+        self.activity = Activity()
+        self._under_way: SimpleQueue[Any] = SimpleQueue()
+        threading.Thread(target=self._wait, name="smelt-watch", daemon=True).start()
+
+    def started(self, results: Sequence[Any]) -> None:
+        """A call has begun; it is done when its first result is."""
+        if results and not results[0].is_ready():
+            self._under_way.put(results[0])
+        else:
+            self.activity.end()
+
+    def _wait(self) -> None:
+        while True:
+            result = self._under_way.get()
+            with suppress(RuntimeError, ValueError):  # deleted meanwhile, or gone wrong: whoever reads it hears of that
+                result.block_until_ready()
+            del result
+            self.activity.end()
+
+
 @cache
-def _modules() -> tuple[Any, Any, Any]:
+def modules() -> tuple[Any, Any, Any]:
     """jaxlib's modules; its log says warnings only, unless the user has chosen otherwise."""
     if version() is None:
         raise MissingPackageError("PJRT needs jaxlib", expected="jaxlib", got="no such package", remedy=REMEDY)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    with _jaxlib_calls("the start", DeviceError):
+    with jaxlib_calls("the start", DeviceError):
         names = ("_jax", "xla_client", "_hlo")
         jax, xla, hlo = (importlib.import_module(f"jaxlib.{name}") for name in names)
         return jax, xla, hlo
 
 
-def _plugged(xla: Any, platform: str) -> Any:
+def plugged(xla: Any, platform: str) -> Any:
     """A client from a plug-in. Memory is taken when it is needed, so that other libraries find some."""
     reason = missing(platform)
     if reason is not None:
@@ -375,6 +401,11 @@ def _all(started: Sequence[Future[None]]) -> None:
 # ---- buffers ----
 
 
+@lru_cache(4096)
+def _bytes(shape: Shape) -> int:
+    return math.prod(shape.numbers()) * shape.dtype.numpy.itemsize
+
+
 class PjrtBuffer:
     """An array in a device's memory; it may still be on its way there. Reading it waits."""
 
@@ -386,6 +417,11 @@ class PjrtBuffer:
         self.shape = shape
         self.client = client
         self.guard: Callable[[], None] | None = None  # raises what the run that made it found wrong
+        client.count(_bytes(shape))
+
+    def __del__(self) -> None:
+        if self._gone is None:
+            self.client.count(-_bytes(self.shape))
 
     @property
     def raw(self) -> Any:
@@ -408,7 +444,7 @@ class PjrtBuffer:
 
     def wait(self) -> PjrtBuffer:
         """Return when the contents are there; what went wrong on the way is raised here."""
-        with _jaxlib_calls("a run", RunError, self.client):
+        with jaxlib_calls("a run", RunError, self.client):
             self.raw.block_until_ready()
         if self.guard is not None:
             self.guard()
@@ -419,7 +455,7 @@ class PjrtBuffer:
 
     def copy_to_host(self) -> PjrtBuffer:
         """Start copying to the host; `numpy` then has less to wait for."""
-        with _jaxlib_calls("a copy to the host", RunError, self.client):
+        with jaxlib_calls("a copy to the host", RunError, self.client):
             self.raw._copy_single_device_array_to_host_async()
         return self
 
@@ -455,6 +491,8 @@ class PjrtBuffer:
 
     def give_away(self, reason: str) -> None:
         """Forget jaxlib's array: the memory is somebody else's now, or free."""
+        if self._gone is None:
+            self.client.count(-_bytes(self.shape))
         self._gone, self._raw = reason, None
 
     def __enter__(self) -> PjrtBuffer:
@@ -467,7 +505,7 @@ class PjrtBuffer:
         return np.array(self.numpy(), dtype=dtype, copy=copy)
 
     def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
-        with _jaxlib_calls("an array for DLPack", DeviceError, self.client):
+        with jaxlib_calls("an array for DLPack", DeviceError, self.client):
             return self.client._jax.buffer_to_dlpack_managed_tensor(self.raw, stream)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -475,13 +513,6 @@ class PjrtBuffer:
 
     def __repr__(self) -> str:
         return f"<{self.shape} on {self.client.platform}{', which ' + self._gone if self._gone else ''}>"
-
-
-async def in_thread(function: Callable[[], _T]) -> _T:
-    """What a function gives, without keeping the event loop waiting."""
-    import asyncio
-
-    return await asyncio.to_thread(function)
 
 
 # ---- programs ----
@@ -500,14 +531,22 @@ class Loaded:
     def __call__(self, arguments: Sequence[PjrtBuffer]) -> tuple[PjrtBuffer, ...]:
         """Start a run and give its results, which fill in their own time."""
         client = self.client
+        raws = [each.raw for each in arguments]
+        watch = client.watch
+        if watch is not None:
+            watch.activity.begin()
         try:
-            made = self._execute([each.raw for each in arguments]).consume_with_handlers(self._handlers)
+            made = self._execute(raws).consume_with_handlers(self._handlers)
         except (RuntimeError, ValueError) as error:
+            if watch is not None:
+                watch.activity.end()
             raise _explain("the run", RunError, error, client) from error
+        if watch is not None:
+            watch.started(made)
         return tuple([PjrtBuffer(raw, shape, client) for raw, shape in zip(made, self.results, strict=True)])
 
     def memory(self) -> Memory:
-        with _jaxlib_calls("the program's memory", DeviceError, self.client):
+        with jaxlib_calls("the program's memory", DeviceError, self.client):
             told = self._raw.get_compiled_memory_stats()
             return Memory(
                 told.argument_size_in_bytes,
@@ -518,13 +557,13 @@ class Loaded:
             )
 
     def cost(self) -> Cost:
-        with _jaxlib_calls("the program's cost", DeviceError, self.client):
+        with jaxlib_calls("the program's cost", DeviceError, self.client):
             told = self._raw.cost_analysis()
         wanted = ("flops", "bytes accessed", "transcendentals")
         return Cost(*(float(told.get(name, 0.0)) for name in wanted))
 
     def serialize(self) -> bytes:
-        with _jaxlib_calls("serialising a program", UnsupportedError, self.client):
+        with jaxlib_calls("serialising a program", UnsupportedError, self.client):
             return bytes(self._raw.serialize())
 
     def close(self) -> None:
@@ -533,13 +572,16 @@ class Loaded:
 
 def client_handler(client: Client, shape: Shape) -> Any:
     """What makes a result's array of what a run gives; no module of jax is imported on the way."""
-    aval = _aval(shape.numbers(), shape.dtype.numpy)
-    with _jaxlib_calls("results", DeviceError, client):
-        make = client._jax.array_result_handler
-        try:
-            return make(aval, client._sharding, True, True)
-        except TypeError:  # 0.11 has no fourth argument
-            return make(aval, client._sharding, True)
+    described = aval(shape.numbers(), shape.dtype.numpy)
+    with jaxlib_calls("results", DeviceError, client):
+        return result_handler(client._jax.array_result_handler, described, client._sharding)
+
+
+def result_handler(make: Callable[..., Any], described: Any, sharding: Any) -> Any:
+    try:
+        return make(described, sharding, True, True)
+    except TypeError:  # 0.11 has no fourth argument
+        return make(described, sharding, True)
 
 
 def check_placed(given: Any, client: Any, shape: Shape, what: str) -> None:

@@ -26,9 +26,10 @@ from typing import Any
 import numpy as np
 
 from smelt import errors
-from smelt.buffer import HostBuffer
-from smelt.device.pjrt import Client, Cost, Memory, PjrtBuffer, in_thread
+from smelt.buffer import HostBuffer, in_thread
+from smelt.device.pjrt import Client, PjrtBuffer
 from smelt.dtype import Array, dtype
+from smelt.engine_api import Cost, Memory
 from smelt.errors import DeviceError, DeviceLost, RunError, SmeltError
 from smelt.shape import Shape
 
@@ -195,9 +196,9 @@ class IsolatedClient:
         answer, _ = self.ask("load", data, results=[_shape_record(shape) for shape in results])
         return RemoteProgram(answer["handle"], results, self)
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, float]:
         answer, _ = self.ask("stats")
-        return {str(name): int(value) for name, value in answer["stats"].items()}
+        return {str(name): value for name, value in answer["stats"].items() if isinstance(value, int | float)}
 
     def close(self) -> None:
         """End the worker."""

@@ -14,13 +14,15 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from smelt.buffer import check_array
 from smelt.device import cpu
-from smelt.dim import Poly, Size, solve
+from smelt.dim import Poly, Size, solve, substitute
+from smelt.dim import symbols as symbols_of
 from smelt.dtype import Array
 from smelt.errors import DeviceError, RunError, ShapeError, SizeError, SmeltError
 from smelt.shape import Shape
@@ -204,7 +206,8 @@ class Program:
 
     `symbols` are those that the arguments' sizes decide, in the program's order; a result with another symbol in its
     sizes is one whose size only data tells. `explain(status, record)` and `refuse(check, symbols)` turn a failure of
-    the program and a failed size check into errors; they must not refer to a Bound.
+    the program and a failed size check into errors; they must not refer to a Bound. A call may write to the arguments
+    that are `donated`; `reused` tells the results that take the place of one of them.
     """
 
     def __init__(
@@ -219,6 +222,8 @@ class Program:
         explain: Explain,
         refuse: Refuse = _refuse,
         names: Sequence[str] = (),
+        donated: Sequence[int] = (),
+        reused: Mapping[int, int] | None = None,
     ) -> None:
         self.runtime = runtime()
         self.library, self.name = library, name
@@ -228,14 +233,18 @@ class Program:
         open_symbols = set(self.symbols).difference(*(shape.symbols for shape in self.arguments))
         assert not open_symbols, f"no argument decides {open_symbols}"
         self.explain, self.refuse = explain, refuse
+        self.donated, self.reused = tuple(donated), dict(reused or {})
         self.constants = _aligned(self.runtime, constants)
         self.run, self.measure = (_address(library, f"{name}_{part}") for part in ("run", "measure"))
 
-    def bind(self, arrays: Sequence[Array]) -> Bound:
-        """The program with its first arguments given; arrays that are in order are not copied."""
+    def bind(self, arrays: Sequence[Array], sizes: Mapping[str, int] = MappingProxyType({})) -> Bound:
+        """The program with its first arguments given; arrays that are in order are not copied.
+
+        `sizes` are symbols that are known although no argument tells them: those of weights that were packed.
+        """
         assert len(arrays) <= len(self.arguments)
         each = zip(arrays, self.arguments, self.names, strict=False)
-        return Bound(self, [_ordered(check_array(array, shape, repr(name))) for array, shape, name in each])
+        return Bound(self, [_ordered(check_array(array, shape, repr(name))) for array, shape, name in each], sizes)
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:
@@ -268,12 +277,13 @@ def _ordered(array: Array) -> Array:
 class Bound:
     """A program with its first arguments bound: a function over the others. Any number of threads may call it."""
 
-    __slots__ = ("__weakref__", "_arrays", "_call", "_executable", "_program")
+    __slots__ = ("__weakref__", "_arrays", "_call", "_executable", "_program", "_sizes")
 
-    def __init__(self, program: Program, arrays: Sequence[Array]) -> None:
+    def __init__(self, program: Program, arrays: Sequence[Array], sizes: Mapping[str, int]) -> None:
         self._program = program
+        self._sizes = {name: size for name, size in sizes.items() if name in program.symbols}
         self._arrays: tuple[Array, ...] | None = tuple(arrays)
-        layout = _layout(program, self._arrays)
+        layout = _layout(program, self._arrays, self._sizes)
         ports = [_carried(shape.dtype.numpy) for shape in (*program.arguments[len(arrays) :], *program.results)]
         bound = [_pointer(array) for array in (*arrays, *program.constants)]
         pointers = (ctypes.c_void_p * (2 + len(bound)))(program.run, program.measure, *bound)
@@ -331,7 +341,7 @@ class Bound:
         arguments = self._arrays
         if arguments is None:
             raise RunError("the executable is closed", remedy="compile or load the model again")
-        arrays, symbols = _fit(self._program, arguments, inputs)
+        arrays, symbols = _fit(self._program, arguments, inputs, self._sizes)
         held = self._program.runtime.held
         slot = held.smelt_slot_take(self._executable)
         if not slot:
@@ -343,6 +353,7 @@ class Bound:
                 raise self._program.refuse(failed - 1, symbols)
             measured = held.smelt_slot_measured(slot)
             results = _places(self._program, measured, out, (*arguments, *arrays))
+            _check_donated(self._program, (*arguments, *arrays))
             return self._run(slot, arrays, results, out)
         finally:
             held.smelt_slot_give(slot)
@@ -363,6 +374,9 @@ class Bound:
                 sizes = tuple(late[first : first + shape.rank])
                 result = _checked(out[i], shape, sizes, i) if out else _empty(sizes, shape.dtype.numpy)
                 ctypes.memmove(_pointer(result), table[len(arrays) + i] or 0, result.nbytes)
+            elif out and i in self._program.reused:
+                out[i][...] = result
+                result = out[i]
             done.append(result)
         return tuple(done)
 
@@ -370,26 +384,26 @@ class Bound:
 # ------------------------------------------------------------------------------------------------ arguments and results
 
 
-def _layout(program: Program, arrays: Sequence[Array]) -> list[int]:
+def _layout(program: Program, arrays: Sequence[Array], sizes: Mapping[str, int]) -> list[int]:
     """What `smelt_bind` reads: counts, symbols that are known already, and every input's and result's description."""
     inputs = program.arguments[len(arrays) :]
-    preset: dict[str, int] = {}
+    preset: dict[str, int] = dict(sizes)
     quick = _has_lock()
     for shape, array in zip(program.arguments, arrays, strict=False):
         for size, actual in zip(shape.sizes, array.shape, strict=True):
-            if isinstance(size, Poly):
+            if isinstance(size, Poly) and not symbols_of(size) <= sizes.keys():
                 symbol, *factors = _linear(size, program.symbols) or (-1,)
                 plain = factors == [1, 0]
                 quick = quick and plain and preset.setdefault(program.symbols[symbol], actual) == actual
     ports: list[int] = []
-    for shape in inputs:
-        ports += _port(shape)
+    for place, shape in enumerate(inputs, len(arrays)):
+        ports += (*_port(shape), int(place in program.donated))
         for size in shape.sizes:
             dim = _linear(size, program.symbols)
             quick = quick and dim is not None
             ports += dim or (-1, 0, 0)
-    for shape in program.results:
-        ports += _port(shape)
+    for i, shape in enumerate(program.results):
+        ports += (*_port(shape), 1 + program.reused[i] - len(arrays) if i in program.reused else 0)
     counts = [len(program.symbols), len(arrays), len(inputs), len(program.results), len(program.constants), int(quick)]
     known = [preset.get(name, -1) for name in program.symbols]
     return [*counts, *known, *(array.nbytes for array in arrays), *ports]
@@ -426,7 +440,9 @@ def _port(shape: Shape) -> tuple[int, int, int, int]:
     return ord(carrier.kind), carrier.itemsize, shape.dtype.numpy.alignment, shape.rank
 
 
-def _fit(program: Program, bound: Sequence[Array], inputs: Sequence[Array]) -> tuple[list[Array], dict[str, int]]:
+def _fit(
+    program: Program, bound: Sequence[Array], inputs: Sequence[Array], sizes: Mapping[str, int]
+) -> tuple[list[Array], dict[str, int]]:
     """The inputs as the program wants them, and the values of its symbols."""
     shapes, names = program.arguments[len(bound) :], program.names[len(bound) :]
     if len(inputs) != len(shapes):
@@ -434,15 +450,19 @@ def _fit(program: Program, bound: Sequence[Array], inputs: Sequence[Array]) -> t
     arrays = [
         check_array(*each) for each in zip(inputs, shapes, (f"the input {name!r}" for name in names), strict=True)
     ]
-    patterns = [size for shape in program.arguments for size in shape.sizes]
+    patterns = [substitute(size, sizes) for shape in program.arguments for size in shape.sizes]
     actual = [size for array in (*bound, *arrays) for size in array.shape]
     try:
-        symbols = solve(patterns, actual)
+        symbols = {**sizes, **solve(patterns, actual)}
     except ShapeError as error:
         expected = ", ".join(f"{name}: {shape}" for name, shape in zip(names, shapes, strict=True))
         got = ", ".join(f"{name}: {list(array.shape)}" for name, array in zip(names, arrays, strict=True))
         raise ShapeError("the inputs' sizes do not fit together", expected=expected, got=got) from error
-    return [_ordered(array) for array in arrays], symbols
+    donated = [place - len(bound) for place in program.donated]
+    ordered = [_ordered(array) for array in arrays]
+    return [
+        each.copy() if i in donated and not each.flags.writeable else each for i, each in enumerate(ordered)
+    ], symbols
 
 
 def _places(
@@ -461,6 +481,10 @@ def _places(
             _apart(out[i], (*read, *out[:i]), i)
         if late:
             places.append(None)
+        elif i in program.reused:
+            if out is not None:
+                _checked(out[i], shape, sizes, i)
+            places.append(read[program.reused[i]])
         else:
             places.append(_checked(out[i], shape, sizes, i) if out else _empty(sizes, shape.dtype.numpy))
     return places
@@ -481,6 +505,15 @@ def _checked(array: Array, shape: Shape, sizes: tuple[int, ...], position: int) 
             f"output array {position} cannot be written in place", expected="an aligned, writable array in C order"
         )
     return array
+
+
+def _check_donated(program: Program, arrays: Sequence[Array]) -> None:
+    for place in program.donated:
+        others = [*arrays[:place], *arrays[place + 1 :]]
+        if any(np.may_share_memory(arrays[place], other) for other in others):
+            raise RunError(
+                f"the input {program.names[place]!r} is donated and given twice", remedy=".copy() one of them"
+            )
 
 
 def _apart(array: Array, others: Sequence[Array], position: int) -> None:

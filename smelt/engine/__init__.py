@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Sequence
+
 from smelt.engine.native import NativeEngine
 from smelt.engine.pjrt import PjrtEngine
+from smelt.engine.pjrt_mesh import MeshEngine
 from smelt.engine.reference import ReferenceEngine
-from smelt.engine_api import Engine, Platform, choose
+from smelt.engine_api import Engine, Executable, Platform, choose
+from smelt.errors import SmeltError, UnsupportedError
 from smelt.ir.core import Program
+from smelt.mesh import Mesh
+
+log = logging.getLogger("smelt")
 
 # In the order `auto` tries them on the processor.
 ENGINES: tuple[Engine[Program], ...] = (NativeEngine(), PjrtEngine(), ReferenceEngine())
@@ -17,10 +25,49 @@ def engines(device: str = "auto") -> tuple[Engine[Program], ...]:
     return ENGINES if device in ("auto", "cpu") else (PjrtEngine(device),)
 
 
-def platform(device: str = "auto", engine: str = "auto", *, isolate: bool = False) -> Platform[Program]:
+def platform(
+    device: str = "auto", engine: str = "auto", *, isolate: bool = False, mesh: Mesh | None = None
+) -> Platform[Program]:
     """The device and engine that names stand for. `isolate`: XLA works in a process of its own, for programs that are
-    not trusted."""
+    not trusted. `mesh`: several devices, through XLA; the processor is as many as the mesh has."""
     named = "cpu" if device == "auto" else device
+    if mesh is not None:
+        return Platform(named, choose("pjrt" if engine == "auto" else engine, (MeshEngine(named, mesh),)))
     if isolate:
         return Platform(named, choose("pjrt" if engine == "auto" else engine, (PjrtEngine(named, isolate=True),)))
     return Platform(named, choose(engine, engines(device)))
+
+
+def compile_with_first(
+    device: str, engine_name: str, attempt: Callable[[Engine[Program]], Executable]
+) -> tuple[Engine[Program], Executable]:
+    """The engine of a name, or for `auto` the first that can run a program, and what `attempt` made of it there.
+
+    Where that is not the fastest one, the log says so in one line, with the reasons.
+    """
+    if engine_name != "auto":
+        chosen = platform(device, engine_name).engine
+        return chosen, attempt(chosen)
+    known = engines(device)
+    *better, last = [each for each in known if each.missing() is None] or [platform(device).engine]
+    refused: list[str] = [f"{each.name}: {each.missing()}" for each in known if each.missing() is not None]
+    for engine in better:
+        try:
+            made = attempt(engine)
+        except UnsupportedError as error:
+            refused.append(f"{engine.name}: {_line(error)}")
+            continue
+        _tell(engine, refused)
+        return engine, made
+    _tell(last, refused)
+    return last, attempt(last)
+
+
+def _tell(engine: Engine[Program], refused: Sequence[str]) -> None:
+    if refused and engine is not ENGINES[0]:
+        slow = ", which is slow" if engine.name == "reference" else ""
+        log.warning("this program runs on the %s engine%s: %s", engine.name, slow, "; ".join(refused))
+
+
+def _line(error: SmeltError) -> str:
+    return " ".join(str(error).split())

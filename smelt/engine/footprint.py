@@ -115,7 +115,8 @@ class Footprint:
 
     def _results(self) -> list[Size]:
         plan = self.main[0]
-        return [each.bytes for each in plan.of_kind("result") if not plan.is_late(*each.shape.sizes)]
+        own = [each for each in plan.of_kind("result") if each.index not in dict(plan.reused)]
+        return [each.bytes for each in own if not plan.is_late(*each.shape.sizes)]
 
 
 class Limited:
@@ -136,11 +137,11 @@ class Limited:
     def prepare(self, weights: Weights) -> Executable:
         return Limited(self._executable.prepare(weights), self._footprint, self._limit)
 
-    def __call__(self, *inputs: Array) -> tuple[Array, ...]:
+    def __call__(self, *inputs: Array, **options: bool) -> tuple[Array, ...]:
         shapes = tuple(np.shape(each) for each in inputs)
         if self._footprint.symbols and shapes not in self._seen:
             self._check(shapes)
-        return self._executable(*inputs)
+        return self._executable(*inputs, **options)
 
     def _check(self, shapes: tuple[tuple[int, ...], ...]) -> None:
         ports = self.signature.inputs

@@ -7,13 +7,13 @@ reference engine.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from smelt.bundle.executable import NativeExecutable, Store
 from smelt.device import cpu
 from smelt.engine.footprint import Footprint
-from smelt.engine.plans import PIECES, Planned, entries, planned, write
+from smelt.engine.plans import PIECES, Planned, donating, entries, planned, write
 from smelt.engine.store import store_program
 from smelt.engine_api import Executable
 from smelt.errors import DeviceError, SmeltError
@@ -38,8 +38,9 @@ class NativeEngine:
         """What a program will hold in memory; nothing is compiled."""
         return planned(program, self.target).footprint
 
-    def compile(self, program: Program) -> Executable:
-        (made,) = compile_all([program], self.target)
+    def compile(self, program: Program, *, donate: Iterable[str] = ()) -> Executable:
+        """`donate`: inputs that a call may use up, so that results and temporaries take their place in memory."""
+        (made,) = compile_all([donating(program, tuple(donate))], self.target)
         if isinstance(made, SmeltError):
             raise made
         return made

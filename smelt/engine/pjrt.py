@@ -13,24 +13,26 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from smelt.buffer import Buffer, HostBuffer, check_array
+from smelt.buffer import Buffer, HostBuffer, check_array, in_thread
 from smelt.device import pjrt
 from smelt.device.pjrt_worker import IsolatedClient
 from smelt.dim import solve, symbols
 from smelt.dtype import Array, Quantized
 from smelt.engine import pjrt_file
 from smelt.engine.executable import signature_of
-from smelt.engine_api import KernelUse, Port, Signature
+from smelt.engine_api import Cost, KernelUse, Memory, Port, Signature
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError, UnsupportedError
 from smelt.ir.core import Func, Op, Program, Region, Value, walk
 from smelt.ir.ops.control import is_assertion, require
 from smelt.ir.text import print_program
 from smelt.ir.verify import assumptions
 from smelt.passes import pipeline
+from smelt.passes.lower import ON_ONE_DEVICE, lower
 from smelt.passes.lower_quantised import lower_quantised
 from smelt.passes.padding import leak
 from smelt.passes.specialise import specialise
@@ -53,7 +55,7 @@ class DeviceClient(Protocol):
     def put(self, array: Array, shape: Shape, *, shared: bool = False) -> Any: ...
     def compile(self, text: str, results: Sequence[Shape]) -> Any: ...
     def load(self, data: bytes, results: Sequence[Shape]) -> Any: ...
-    def stats(self) -> dict[str, int]: ...
+    def stats(self) -> dict[str, float]: ...
 
 
 class PjrtEngine:
@@ -72,6 +74,7 @@ class PjrtEngine:
         self.timeout = timeout
         self._platform, self._index = platform, int(index or 0)
         self._worker: IsolatedClient | None = None
+        self._opening = threading.Lock()  # a model may be compiled and loaded at the same time
 
     def missing(self) -> str | None:
         return pjrt.missing(self._platform)
@@ -81,9 +84,10 @@ class PjrtEngine:
         """The client in use; a new one when the last was lost."""
         if not self.isolate:
             return pjrt.client(self._platform, self._index)
-        if self._worker is None or self._worker.lost is not None:
-            self._worker = IsolatedClient(self._platform, self._index, self.timeout)
-        return self._worker
+        with self._opening:
+            if self._worker is None or self._worker.lost is not None:
+                self._worker = IsolatedClient(self._platform, self._index, self.timeout)
+            return self._worker
 
     def compile(
         self, program: Program, *, donate: Iterable[str] = (), buckets: Buckets | None = None, limit: int = LIMIT
@@ -94,7 +98,7 @@ class PjrtEngine:
         padding would change results is refused.
         """
         signature = signature_of(program.main)
-        main, prepare = _parts(_without_quantised(program))
+        main, prepare = _parts(_without_quantised(_on_one_device(program)))
         donated = _donated(signature, tuple(donate))
         padded = _checked_buckets(main, buckets or {})
         offset = len(main.main.args) - len(signature.inputs)
@@ -129,13 +133,20 @@ class PjrtEngine:
         client = self.client
         if isinstance(client, pjrt.Client) and client.platform != "cpu":
             return pjrt.Stage(client, largest)
-        return nullcontext(lambda stored: self.put(HostBuffer(stored.load(), stored.shape, owns=False)).wait())
+        return nullcontext(lambda stored: self.put(HostBuffer(stored.fetched(), stored.shape, owns=False)).wait())
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, float]:
         return self.client.stats()
 
 
 # ---- programs ----
+
+
+def _on_one_device(program: Program) -> Program:
+    """The program without what it says about several devices."""
+    if not any(op.name == "sdy.sharding_constraint" for func in program.funcs.values() for op in walk(func.body)):
+        return program
+    return pipeline.per_function(partial(lower, rules=ON_ONE_DEVICE))(program)
 
 
 def _without_quantised(program: Program) -> Program:
@@ -562,14 +573,14 @@ class PjrtExecutable:
 
     # ---- what it costs, copies, the end ----
 
-    def memory(self) -> pjrt.Memory:
+    def memory(self) -> Memory:
         """Bytes that a run needs: of the program for the latest sizes."""
-        found: pjrt.Memory = self._latest().memory()
+        found: Memory = self._latest().memory()
         return found
 
-    def cost(self) -> pjrt.Cost:
+    def cost(self) -> Cost:
         """What a run does: of the program for the latest sizes."""
-        found: pjrt.Cost = self._latest().cost()
+        found: Cost = self._latest().cost()
         return found
 
     def _latest(self) -> Any:
@@ -669,7 +680,7 @@ class Cut:
         return self
 
     def __await__(self) -> Any:
-        return pjrt.in_thread(self.wait).__await__()
+        return in_thread(self.wait).__await__()
 
     def delete(self) -> None:
         self._whole.delete()

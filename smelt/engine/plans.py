@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from smelt.bundle import entry
 from smelt.bundle.entry import DataCheck, Entry, SizeCheck
@@ -15,14 +16,18 @@ from smelt.device import cpu
 from smelt.engine.executable import signature_of
 from smelt.engine.footprint import Footprint
 from smelt.engine_api import KernelUse, Signature
+from smelt.errors import RunError
 from smelt.ir.core import Program
 from smelt.ir.verify import assumptions
 from smelt.kernel.emit_c import FAILED, UNFIT, Source
 from smelt.kernel.fuse import fuse
+from smelt.kernel.in_place import in_place
 from smelt.kernel.memory import Memory, assign
 from smelt.kernel.plan import Launch, Plan, walk
 from smelt.kernel.tile_c import tile_shape
 from smelt.passes import pipeline
+from smelt.passes.attend import COMPOSITES
+from smelt.passes.split_prepare import DONATED, WEIGHT
 from smelt.target import Target
 
 PIECES = 4  # files for each core that compiles, so that none waits long for another
@@ -60,9 +65,26 @@ def planned(program: Program, target: Target | None = None, *, telling: bool = F
 
 def plan_lowered(program: Program, signature: Signature, *, telling: bool = False) -> Planned:
     """The same for a program that was lowered already."""
-    main = fuse(program.main, assumptions(program), telling=telling)
-    prepare = fuse(program.funcs["prepare"], telling=telling) if "prepare" in program.funcs else None
+    main = in_place(fuse(program.main, assumptions(program), telling=telling))
+    prepare = in_place(fuse(program.funcs["prepare"], telling=telling)) if "prepare" in program.funcs else None
     return Planned(signature, (main, assign(main)), None if prepare is None else (prepare, assign(prepare)))
+
+
+def donating(program: Program, names: Sequence[str]) -> Program:
+    """The program with a mark on the inputs of these names: a call may use them up."""
+    if not names:
+        return program
+    main = program.main
+    known = [port.name for port in signature_of(main).inputs]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise RunError("only inputs can be donated", expected=", ".join(known), got=", ".join(unknown))
+    ports = iter(known)
+    attrs = tuple(
+        each if WEIGHT in each or next(ports) not in names else MappingProxyType({**each, DONATED: True})
+        for each in main.arg_attrs
+    )
+    return program.replace(replace(main, arg_attrs=attrs))
 
 
 def source_of(programs: Sequence[Planned], target: Target | None = None) -> Source:
@@ -84,7 +106,8 @@ def called(name: str, function: str) -> str:
 
 def lower(program: Program, target: Target | None = None) -> Program:
     """The program as the kernel compiler wants it."""
-    optimised, _ = pipeline.run(program, width=tile_shape(target or cpu.target()).columns, lowered=True)
+    width = tile_shape(target or cpu.target()).columns
+    optimised, _ = pipeline.run(program, composites=COMPOSITES, width=width, lowered=True)
     return optimised
 
 
@@ -101,6 +124,8 @@ def entry_of(name: str, plan: Plan, inputs: Sequence[str]) -> Entry:
         (*(f"bound {i}" for i in range(bound)), *inputs),
         tuple(SizeCheck(expected, why) for expected, why in relations),
         tuple(DataCheck(each.message, each.of_sizes, each.where) for each in plan.requirements),
+        plan.donated,
+        plan.reused,
     )
 
 

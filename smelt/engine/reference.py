@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from smelt.engine.executable import CompiledProgram, signature_of
 from smelt.engine_api import Executable, KernelUse
 from smelt.ir.core import Program, walk
-from smelt.ir.interpret import run
+from smelt.ir.interpret import Callback, run
 from smelt.passes import pipeline
 
 
@@ -19,12 +20,15 @@ class ReferenceEngine:
     def missing(self) -> str | None:
         return None
 
-    def compile(self, program: Program) -> Executable:
+    def compile(
+        self, program: Program, *, donate: Iterable[str] = (), callbacks: Mapping[str, Callback] | None = None
+    ) -> Executable:
+        """`callbacks` answer custom calls by their targets' names. What is donated is left alone."""
         optimised, _ = pipeline.run(program)
         ops = Counter(op.name for func in optimised.funcs.values() for op in walk(func.body))
         return CompiledProgram(
             signature_of(program.main),
-            lambda weights: run(optimised, weights, func="prepare"),
-            lambda arguments: run(optimised, arguments),
+            lambda weights: run(optimised, weights, func="prepare", callbacks=callbacks),
+            lambda arguments: run(optimised, arguments, callbacks=callbacks),
             tuple(KernelUse("numpy", (name,), count) for name, count in ops.items()),
         )

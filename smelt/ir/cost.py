@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from smelt.dim import Size, evaluate, floordiv, maximum, product
 from smelt.ir.core import Func, Op, Program, Region, Type, Value, walk
 from smelt.ir.ops import OPS
+from smelt.ir.ops.attention import attention_axes
 from smelt.shape import Shape
 
 
@@ -38,6 +39,11 @@ def op_operations(op: Op, program: Program) -> Size:
             return 2 * _count(op.results[0].type) * op.operands[1].shape.sizes[2]
         case "channel_conv":
             return 2 * _count(op.results[0].type) * product(op.operands[1].shape.sizes[:-1])
+        case "attention":
+            axes = attention_axes(op)
+            letters = (*axes.batch, *axes.rows, *axes.key)
+            both = axes.size(axes.depth) + axes.size(axes.value)
+            return 2 * both * product(axes.sizes[each] for each in letters)
         case "convolution" | "dynamic_conv":
             kernel = op.operands[1].shape
             outputs = kernel.sizes[op.attrs["dimension_numbers"].kernel_output_feature_dimension]

@@ -266,6 +266,8 @@ def _plan_region(region: Region) -> _Plan:
         for inner in op.regions:
             for nested in walk(inner):
                 used |= dict.fromkeys(nested.operands)
+                for deeper in nested.regions:
+                    used |= dict.fromkeys(deeper.results)
             used |= dict.fromkeys(inner.results)
         _check_room(op)
         dead = tuple(value for value in (*used, *op.results) if value in own)

@@ -1,6 +1,6 @@
 """Ops that read where other tensors say, as rules that pull one element; `scatter`, which writes there, as loops.
 
-A place that data names is moved into range before anything is read. Registered in `nest.PULLS` and `sinks.SINKS`.
+A place that data names is moved into range before anything is read. Registered in `nest.PULLS` and `sinks.UPDATES`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from smelt.ir.core import Op
 from smelt.kernel.build_map import padded
 from smelt.kernel.loop import Amount, Expr, Level, Load, Number, add, scale
 from smelt.kernel.nest import Index, Nest, flat, pull, tensor
-from smelt.kernel.sinks import Output, sink
+from smelt.kernel.sinks import Output, update
 
 FAR = 1 << 62  # beyond every tensor
 
@@ -134,6 +134,17 @@ def dynamic_update_slice(nest: Nest, op: Op, _: int, index: Index) -> Expr:
     )
 
 
+@update("stablehlo.dynamic_update_slice")
+def write_slice(nest: Nest, op: Op, output: Output) -> None:
+    """The update alone, where it belongs."""
+    operand, value = op.operands[:2]
+    sizes, parts = tensor(operand).sizes, tensor(value).sizes
+    starts = _starts(nest, op, 2, sizes, parts)
+    with nest.loops(parts) as index:
+        there = tuple(add(at, start) for at, start in zip(index, starts, strict=True))
+        nest.store(output.targets[0], flat(there, sizes), nest.pull(value, index))
+
+
 @pull("stablehlo.real_dynamic_slice")
 def real_dynamic_slice(nest: Nest, op: Op, _: int, index: Index) -> Expr:
     operand, starts, _limits, strides = op.operands
@@ -164,16 +175,13 @@ def dynamic_pad(nest: Nest, op: Op, _: int, index: Index) -> Expr:
 # ---- scatter ----
 
 
-@sink("stablehlo.scatter")
+@update("stablehlo.scatter")
 def scatter(nest: Nest, op: Op, output: Output) -> None:
-    """Copies of the inputs, and then one update after the other; updates outside are skipped."""
+    """One update after the other; updates outside are skipped."""
     count = len(op.results)
-    inputs, updates = op.operands[:count], op.operands[count + 1 :]
+    updates = op.operands[count + 1 :]
     kinds = [tensor(result).element for result in op.results]
-    sizes = tensor(inputs[0]).sizes
-    with nest.loops(sizes) as index:
-        for value, kind, target in zip(inputs, kinds, output.targets, strict=True):
-            nest.store(target, flat(index, sizes), nest.convert(nest.pull(value, index), kind))
+    sizes = tensor(op.operands[0]).sizes
     outer, middle, inner = _split_updates(op)
     shape = tensor(updates[0]).sizes
     free: Level = "serial" if op.attrs["unique_indices"] else "ordered"

@@ -17,7 +17,7 @@ from smelt.passes.lower import is_pointwise
 def scan(nest: Nest, op: Op, output: Output) -> None:
     body, dimension = op.regions[0], op.attrs["dimension"]
     if not is_pointwise(body):
-        raise unknown(op, "over slices of open sizes")
+        raise unknown(op, "whose body looks at more than one element")
     inputs, inits = scan_counts(op)
     outputs = len(body.results) - inits
     sizes = tensor(op.operands[0]).sizes

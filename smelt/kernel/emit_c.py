@@ -40,6 +40,7 @@ from smelt.kernel.loop import (
     Set,
     Stmt,
     Store,
+    Turn,
     Var,
     While,
     inside,
@@ -48,7 +49,7 @@ from smelt.kernel.memory import Memory
 from smelt.kernel.nest import everything, expressions, mentioned
 from smelt.kernel.plan import Branch, Buffer, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Step, walk
 from smelt.kernel.stamp_c import stamp_text, stamped
-from smelt.kernel.tile_c import TileShape, product_text
+from smelt.kernel.tile_c import TileShape, product_text, turn_text
 
 ABI = """\
 typedef struct Runtime Runtime; typedef struct Context Context;
@@ -76,7 +77,7 @@ static inline i64 size_min(i64 a, i64 b) { return a < b ? a : b; }
 """
 # Characters of C in one file. Only long programs are cut up: in another file a loop may come out otherwise, and slower.
 WORTHWHILE = 400_000
-PRODUCT, SOME = "smelt_product(", "smelt_product_some("
+PRODUCT, SOME, TURN = "smelt_product(", "smelt_product_some(", "smelt_turn("
 WORTH = 32768  # elements that are worth a core
 CANCELLED, NO_MEMORY, FAILED, UNFIT = -1, -2, 1 << 20, 1 << 21
 MOST_BYTES = 1e15  # of one buffer whose size only data tells: more is no size but a mistake
@@ -125,9 +126,10 @@ class Source:
         return [self._file("".join(self._products(each)) + each) for each in files]
 
     def _products(self, text: str) -> list[str]:
-        """The functions for products, if a text calls them."""
+        """The functions for tiles that a text calls."""
         some = SOME in text
-        return [product_text(self.tile, some=some)] if some or PRODUCT in text else []
+        products = [product_text(self.tile, some=some)] if some or PRODUCT in text else []
+        return [*products, *([turn_text(self.tile)] if TURN in text else [])]
 
     def _file(self, text: str) -> str:
         return math.prelude(text) + ABI + text
@@ -431,6 +433,8 @@ class _Function:
                 return [f"{pad}{math.register(dtype)} {name}[{count}];"]
             case Put(array, index, value):
                 return [f"{pad}{array}[{self.expr(index)}] = {self.expr(value)};"]
+            case Turn(target, source, rows, columns):
+                return [f"{pad}smelt_turn({source}, {rows}, {columns}, {target});"]
             case Fold():
                 return self.fold(stmt, depth)
             case Product():
@@ -641,6 +645,8 @@ def used_arrays(statements: Sequence[Stmt]) -> list[str]:
         match each:
             case Put(array):
                 found[array] = None
+            case Turn(target, source):
+                found.update(dict.fromkeys((target, source)))
             case Product(tile, a=a, b=b):
                 found.update(dict.fromkeys(name for name in (tile, a, b) if isinstance(name, str)))
         for expr in expressions(each):

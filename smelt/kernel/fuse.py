@@ -1,23 +1,25 @@
 """Fusion: a function becomes a plan of few kernels. A value is either stored or pulled into the kernels that use it.
 
-`SINKS` holds the ops that write their results themselves (products, windows, sorts …); every other op is pulled by the
-rules of `nest.PULLS`. Whether a value that could be pulled is stored is decided here, from the end to the beginning.
+`SINKS` holds the ops that write their results themselves (products, windows, sorts …), `UPDATES` those that change a
+part of an operand; every other op is pulled by the rules of `nest.PULLS`. Whether a value that could be pulled is
+stored is decided here, from the end to the beginning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from smelt.dim import Size, symbols_in_order
-from smelt.dtype import i1
+from smelt.dtype import DType, i1
 from smelt.ir.core import Func, Op, Region, Token, Value, walk
 from smelt.ir.ops import OPS
 from smelt.ir.ops.control import ASSERTIONS, PLACEMENT
 from smelt.ir.ops.signature import bare_symbol
 from smelt.kernel import (  # noqa: F401  their rules
+    build_attention,
     build_contract,
     build_conv,
     build_fft,
@@ -49,7 +51,8 @@ from smelt.kernel.plan import (
     Step,
 )
 from smelt.kernel.schedule import schedule
-from smelt.kernel.sinks import ADDRESSED, ANCHORS, SINKS, Output
+from smelt.kernel.sinks import ADDRESSED, ANCHORS, IN_RUNS, SINKS, UPDATES, Output
+from smelt.passes.split_prepare import DONATED
 from smelt.shape import Shape
 
 CONTROL = frozenset({"stablehlo.while", "stablehlo.if", "stablehlo.case"})
@@ -76,7 +79,7 @@ SCATTERED = frozenset(
     f"stablehlo.{name}" for name in ("gather", "dynamic_gather", "dynamic_slice", "torch_index_select")
 )
 # Ops that choose where an element comes from.
-GUARDED = frozenset(f"stablehlo.{name}" for name in ("concatenate", "pad", "dynamic_pad", "dynamic_update_slice"))
+GUARDED = frozenset(f"stablehlo.{name}" for name in ("concatenate", "pad", "dynamic_pad"))
 # Functions that cost more than a trip to memory.
 COSTLY = frozenset(
     f"{dialect}.{name}"
@@ -88,6 +91,7 @@ COSTLY = frozenset(
     for name in names.split()
 )
 LARGEST = 150  # ops that one kernel may hold
+FORMULA = 12  # ops of a formula, at most
 RECORD = 8  # numbers that an error may tell
 
 
@@ -154,6 +158,7 @@ class _Fusion:
             tuple(self.requirements),
             names,
             tuple(self.late),
+            tuple(i for i, attrs in enumerate(func.arg_attrs) if DONATED in attrs),
         )
 
     def _buffer(self, shape: Shape, kind: str) -> int:
@@ -208,7 +213,7 @@ class _Fusion:
         early: list[Step] = []
         late: list[Step] = []
         for step in pending:
-            target = step.target if isinstance(step, Copy) else step.writes[0]  # type: ignore[union-attr]
+            target = _filled(step)
             held = self._buffer(tensor(values[target]), "temporary")
             early.append(_redirected(step, target, held))
             late.append(Copy(held, target))
@@ -235,15 +240,19 @@ class _Fusion:
         if not any(value in self.keep for value in op.results):
             return demanded  # pulled, or the beginning of another kernel
         results = [value for value in op.results if not isinstance(value.type, Token)]
+        if op.name == "stablehlo.reshape" and (base := self._viewed(op.result)) is not None:
+            return self._view(op.result, base, returned)
         targets = [self._home(value, returned) for value in results]
         anchor = self.anchors.get(op)
-        if op.name in SINKS or anchor is not None:
+        if op.name in UPDATES:
+            steps = self._update(op, targets)
+        elif op.name in SINKS or anchor is not None:
             nest = Nest(self.stored, temporary=lambda shape: self._buffer(shape, "temporary"))
             first = op if anchor is None else anchor.op
             output = Output(targets) if anchor is None else Output(targets, op.result, anchor.path)
             SINKS[first.name](nest, first, output)
             writes = [*targets, *nest.scratches]
-            steps: list[Step] = [self._launch(nest, first.name.partition(".")[2], [first], writes)]
+            steps = [self._launch(nest, first.name.partition(".")[2], [first], writes)]
         elif op.name == "stablehlo.reduce" and build_reduce.goes_by_rows(op):
             nest = Nest(self.stored, temporary=lambda shape: self._buffer(shape, "temporary"))
             build_reduce.by_rows(nest, op, targets[0])
@@ -254,6 +263,48 @@ class _Fusion:
             steps = [self._map([value], [target]) for value, target in zip(results, targets, strict=True)]
         self.stored.update(zip(results, targets, strict=True))
         return [*demanded, *steps]
+
+    def _update(self, op: Op, targets: Sequence[int]) -> list[Step]:
+        """The operands that an op changes, copied to its results, and a kernel that writes what is new.
+
+        `in_place` makes one buffer of both wherever nobody needs the old content any more.
+        """
+        steps: list[Step] = []
+        for value, result, target in zip(op.operands, op.results, targets, strict=False):
+            base = self._viewed(value)
+            if tensor(value).element != tensor(result).element:
+                steps.append(self._converted(value, tensor(result).element, target))
+            else:
+                steps.append(self._map([value], [target]) if base is None else Copy(base, target))
+        new = op.operands[1 if op.name == "stablehlo.dynamic_update_slice" else -1]
+        if tensor(new).count == 0:
+            return steps
+        nest = Nest(self.stored)
+        UPDATES[op.name](nest, op, Output(targets))
+        launch = self._launch(nest, op.name.partition(".")[2], [op], targets)
+        return [*steps, replace(launch, updates=tuple(targets))]
+
+    def _converted(self, value: Value, element: DType, target: int) -> Step:
+        """A kernel that puts a value into a buffer of another element type."""
+        sizes = tensor(value).sizes
+        nest = Nest(self.stored)
+        with nest.loops(sizes) as index:
+            nest.store(target, flat(index, sizes), nest.convert(nest.pull(value, index), element))
+        return self._launch(nest, "map", [], [target])
+
+    def _viewed(self, value: Value) -> int | None:
+        """The buffer that holds the elements of a reshaped value in their order, where there is one."""
+        base = value
+        while base not in self.stored and base.op is not None and base.op.name == "stablehlo.reshape":
+            base = base.op.operands[0]
+        late = {*tensor(value).symbols, *tensor(base).symbols}.intersection(self.late)
+        return None if late else self.stored.get(base)
+
+    def _view(self, value: Value, base: int, returned: dict[Value, int]) -> list[Step]:
+        """Another shape of what lies in a buffer already."""
+        target = returned.get(value)
+        self.stored[value] = base if target is None else target
+        return [] if target is None else [Copy(base, target)]
 
     def _demanded(self, op: Op) -> list[Step]:
         """A check of what an op demands of its operands; sizes that are born here get their numbers."""
@@ -431,7 +482,7 @@ class _Fusion:
     def _is_stored(self, op: Op, uses: dict[Value, _Use]) -> bool:
         if op.name in ANCHORS and len(op.results) == 1 and self._ends_elsewhere(op, uses[op.result]):
             return False
-        if op.name in SINKS or op.name in CONTROL or op.name == "stablehlo.custom_call":
+        if op.name in SINKS or op.name in UPDATES or op.name in CONTROL or op.name == "stablehlo.custom_call":
             return True
         if op.name not in PULLS:
             if op.name in SILENT:
@@ -444,6 +495,8 @@ class _Fusion:
             return True
         if _is_move(op):
             return any(use.ops > LARGEST for use in seen)
+        if _is_formula(op):
+            return False
         if len({root for use in seen for root in use.roots}) > 1:
             return True
         if any(use.reused or use.ops > LARGEST for use in seen):
@@ -479,7 +532,7 @@ class _Fusion:
             if value is base:
                 continue
             found = strides(Nest({base: 0}), value)
-            if found is not None and (i == 0 or dict(found[1].terms).get(found[2][-1]) == 1):
+            if found is not None and (i not in IN_RUNS[op.name] or dict(found[1].terms).get(found[2][-1]) == 1):
                 continue
             while value.op is not None and value.op.name == "stablehlo.reshape":
                 value = value.op.operands[0]  # a view of what it reshapes
@@ -518,6 +571,25 @@ def _is_move(op: Op) -> bool:
         columns = tensor(op.operands[0]).sizes[2]
         return isinstance(columns, int) and columns % op.attrs["width"] == 0
     return op.name in MOVES
+
+
+def _is_formula(op: Op) -> bool:
+    """Whether an element is a few cheap functions of its place, as those of a causal mask are: sooner computed than
+    read."""
+    seen: set[Op] = set()
+    stack = [op]
+    while stack:
+        each = stack.pop()
+        if each in seen or each.name == "stablehlo.iota":
+            continue
+        seen.add(each)
+        splat = each.name == "stablehlo.constant" and each.attrs["value"].is_splat
+        cheap = OPS[each.name].elementwise and each.name not in COSTLY
+        plain = splat or cheap or (each.name in MOVES and each.name != "stablehlo.constant")
+        if not plain or len(seen) > FORMULA or any(operand.op is None for operand in each.operands):
+            return False
+        stack += [operand.op for operand in each.operands if operand.op is not None]
+    return True
 
 
 def _path(op: Op, operand: int, beyond: tuple[Op, ...] | None) -> tuple[Op, ...] | None:
@@ -601,19 +673,31 @@ def _captured(op: Op) -> Iterator[Value]:
 
 def _in_safe_order(pending: list[Step], temporary: Callable[[Shape], int], buffers: list[Buffer]) -> list[Step]:
     """Steps that fill results from other buffers, so that none reads what another has already overwritten."""
-    written = {step.target if isinstance(step, Copy) else step.writes[0] for step in pending}  # type: ignore[union-attr]
-    early: list[Step] = []
-    late: list[Step] = []
-    for step in pending:
-        target = step.target if isinstance(step, Copy) else step.writes[0]  # type: ignore[union-attr]
-        used = {step.source} if isinstance(step, Copy) else set(step.buffers) - {target}  # type: ignore[union-attr]
-        if not used & written:
-            late.append(step)
-            continue
-        held = temporary(buffers[target].shape)
-        early.append(_redirected(step, target, held))
-        late.append(Copy(held, target))
-    return early + late
+    left = [(_filled(step), step) for step in pending]
+    done: list[Step] = []
+    last: list[Step] = []
+    while left:
+        needed = [_sources(step) - {target} for target, step in left]
+        free = next((i for i, (target, _) in enumerate(left) if not any(target in each for each in needed)), None)
+        target, step = left.pop(free or 0)
+        if free is None:  # each waits for another: one is put aside
+            held = temporary(buffers[target].shape)
+            step = _redirected(step, target, held)
+            last.append(Copy(held, target))
+        done.append(step)
+    return done + last
+
+
+def _filled(step: Step) -> int:
+    """The one buffer that a step fills."""
+    assert isinstance(step, Copy | Launch)
+    return step.target if isinstance(step, Copy) else step.writes[0]
+
+
+def _sources(step: Step) -> set[int]:
+    """The buffers that a step reads, and the one that it fills."""
+    assert isinstance(step, Copy | Launch)
+    return {step.source} if isinstance(step, Copy) else set(step.buffers)
 
 
 def _redirected(step: Step, target: int, held: int) -> Step:

@@ -1,7 +1,7 @@
 """The loop grammar: what a kernel is made of, on one screen. `build_*` write it, `emit_*` print it as source.
 
     Expr  := Var | Number | Amount | Affine | Quotient | Remainder | Load | Item | Apply | Convert | Bitcast
-    Stmt  := For | While | If | Let | Declare | Set | Store | Array | Put | Fold | Product | Fail
+    Stmt  := For | While | If | Let | Declare | Set | Store | Array | Put | Turn | Fold | Product | Fail
     Level := "serial" (the schedule may move it) | "ordered" | "core" (spread over cores) | "lane" (over vectors)
 
 Index arithmetic is in `i64` and in the affine form wherever it can be: sums of expressions times sizes. A size is a
@@ -194,6 +194,16 @@ class Put:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """target[j, i] = source[i, j] for i < rows and j < columns: local arrays of f32, row by row."""
+
+    target: str
+    source: str
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fold:
     """total = function(total, value) over var = 0 … extent - 1, where `body` computes `value`.
 
@@ -253,7 +263,7 @@ class Fail:
     values: tuple[Expr, ...] = ()
 
 
-Stmt: TypeAlias = For | While | If | Let | Declare | Set | Store | Array | Put | Fold | Product | Fail
+Stmt: TypeAlias = For | While | If | Let | Declare | Set | Store | Array | Put | Turn | Fold | Product | Fail
 
 SHORT, LANES = 64, 32
 TRUE, FALSE = Number(True, i1), Number(False, i1)

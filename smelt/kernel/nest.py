@@ -36,6 +36,7 @@ from smelt.kernel.loop import (
     Set,
     Stmt,
     Store,
+    Turn,
     Var,
     While,
     add,
@@ -359,7 +360,7 @@ def expressions(statement: Stmt) -> tuple[Expr, ...]:
             return tuple(getattr(statement, name) for name in PRODUCT_PARTS)
         case Fail(_, values):
             return values
-        case Array():
+        case Array() | Turn():
             return ()
 
 

@@ -44,12 +44,22 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A call of a kernel. `covers`: the ops that it computes, where the plan was asked to tell them (to profile it)."""
+    """A call of a kernel. `covers`: the ops that it computes, where the plan was asked to tell them (to profile it).
+
+    `updates` are those of the written buffers whose earlier content matters: it is read, or stays where the kernel
+    writes nothing.
+    """
 
     kernel: Kernel
     buffers: tuple[int, ...]
     writes: tuple[int, ...]
     covers: tuple[Op, ...] = field(default=(), compare=False, repr=False)
+    updates: tuple[int, ...] = ()
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The buffers whose content before the call matters."""
+        return tuple(i for i in dict.fromkeys(self.buffers) if i not in self.writes or i in self.updates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +137,8 @@ class Plan:
     requirements: tuple[Requirement, ...] = ()
     symbols: tuple[str, ...] = ()
     late: tuple[str, ...] = ()  # symbols that only data tells, each after those that it may depend on
+    donated: tuple[int, ...] = ()  # arguments that a call may use up, by their number among the arguments
+    reused: tuple[tuple[int, int], ...] = ()  # (result, donated argument) that are one array
 
     def is_late(self, *sizes: Size) -> bool:
         """Whether sizes are known only while the program runs."""

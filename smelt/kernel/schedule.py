@@ -34,6 +34,7 @@ from smelt.kernel.loop import (
     Set,
     Stmt,
     Store,
+    Turn,
     Var,
     While,
     add,
@@ -130,6 +131,8 @@ def work(statements: Sequence[Stmt]) -> Size:
                 total = total + work(then) + work(otherwise)
             case Let() | Store() | Set() | Put():
                 total = total + 1
+            case Turn(_, _, rows, columns):
+                total = total + rows * columns // 4
     return total
 
 

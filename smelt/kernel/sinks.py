@@ -1,7 +1,8 @@
 """Ops that write their results themselves: `SINKS[name](nest, op, output)` writes the loops of the op's kernel.
 
 An op in `ANCHORS` hands each element to `output.finish`, which goes on with the elementwise ops that follow (the
-epilogue) and stores the last of them.
+epilogue) and stores the last of them. A rule in `UPDATES` finds an op's first operands in its targets already, one for
+each, and writes the part that changes.
 """
 
 from __future__ import annotations
@@ -48,22 +49,38 @@ Sink = Callable[[Nest, Op, Output], None]
 
 SINKS: dict[str, Sink] = {}
 ANCHORS: set[str] = set()
+UPDATES: dict[str, Sink] = {}  # ops that change a part of their first operands
 ADDRESSED: dict[str, tuple[int, ...]] = {}
+IN_RUNS: dict[str, tuple[int, ...]] = {}
 
 
-def sink(*names: str, anchor: bool = False, addressed: tuple[int, ...] = ()) -> Callable[[Sink], Sink]:
+def sink(
+    *names: str, anchor: bool = False, addressed: tuple[int, ...] = (), in_runs: tuple[int, ...] = (1,)
+) -> Callable[[Sink], Sink]:
     """Register the rule that writes the kernel of an op.
 
-    `anchor`: it stores through `output.finish` alone. `addressed`: operands that must lie in memory with strides, the
-    last axis of the second one side by side.
+    `anchor`: it stores through `output.finish` alone. `addressed`: operands that must lie in memory with strides, and
+    those of them `in_runs` with the last axis side by side.
     """
 
     def register(rule: Sink) -> Sink:
         for name in names:
             SINKS[name] = rule
             ADDRESSED[name] = addressed
+            IN_RUNS[name] = in_runs
         if anchor:
             ANCHORS.update(names)
+        return rule
+
+    return register
+
+
+def update(*names: str) -> Callable[[Sink], Sink]:
+    """Register the rule that writes what an op changes in its first operands."""
+
+    def register(rule: Sink) -> Sink:
+        for name in names:
+            UPDATES[name] = rule
         return rule
 
     return register

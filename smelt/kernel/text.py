@@ -36,6 +36,7 @@ from smelt.kernel.loop import (
     Set,
     Stmt,
     Store,
+    Turn,
     Var,
     While,
 )
@@ -76,6 +77,8 @@ def _statement(stmt: Stmt, pad: str, inside: int) -> list[str]:
             return [f"{pad}array {name}[{count}] of {dtype}"]
         case Put(array, index, value):
             return [f"{pad}{array}[{text(index)}] := {text(value)}"]
+        case Turn(target, source, rows, columns):
+            return [f"{pad}{target}[j, i] := {source}[i < {rows}, j < {columns}]"]
         case Fold(var, extent, body, value, total, function, start):
             first = f"{pad}{total.name} = {function} over {var.name} < {text(extent)} from {text(start)}:"
             return [first, *lines(body, inside), f"{pad}  give {text(value)}"]

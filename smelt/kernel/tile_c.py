@@ -136,3 +136,42 @@ def _rows_text(name: str, rows: int, shape: TileShape, vectors: int) -> str:
         "  }",
     ]
     return "\n".join([*lines, "}"])
+
+
+def turn_text(shape: TileShape) -> str:
+    """`smelt_turn`: a matrix turned over, in squares of whole vectors; what is left goes one by one.
+
+    Halves of a square change places, then halves of those: lanes t of rows i and i + s, where s is in neither t nor i.
+    """
+    lanes = shape.lanes
+    rows = [f"r{i}" for i in range(lanes)]
+    steps: list[str] = []
+    size = 1
+    while size < lanes:
+        low = ", ".join(str(t if not t & size else lanes + t - size) for t in range(lanes))
+        high = ", ".join(str(t + size if not t & size else lanes + t) for t in range(lanes))
+        for i in (i for i in range(lanes) if not i & size):
+            a, b = rows[i], rows[i + size]
+            new = f"{a}_", f"{b}_"
+            steps += [
+                f"      const smelt_vector {name} = __builtin_shufflevector({a}, {b}, {order});"
+                for name, order in zip(new, (low, high), strict=True)
+            ]
+            rows[i], rows[i + size] = new
+        size *= 2
+    place = "*(const smelt_vector *)(source + (i + {0}) * columns + j)"
+    lines = [
+        HEAD.format(bytes=4 * lanes),
+        "static void smelt_turn(const f32 *source, i64 rows, i64 columns, f32 *target) {",
+        f"  const i64 right = columns / {lanes} * {lanes}, low = rows / {lanes} * {lanes};",
+        f"  for (i64 i = 0; i < low; i += {lanes})",
+        f"    for (i64 j = 0; j < right; j += {lanes}) {{",
+        *(f"      const smelt_vector r{i} = {place.format(i)};" for i in range(lanes)),
+        *steps,
+        *(f"      *(smelt_vector *)(target + (j + {i}) * rows + i) = {name};" for i, name in enumerate(rows)),
+        "    }",
+        "  for (i64 i = 0; i < rows; i++)",
+        "    for (i64 j = i < low ? right : 0; j < columns; j++) target[j * rows + i] = source[i * columns + j];",
+        "}",
+    ]
+    return "\n".join([*lines, ""])

@@ -15,7 +15,7 @@ import numpy as np
 
 from smelt.dim import Size
 from smelt.dtype import DType, f32, i32
-from smelt.ir.attributes import DotDims, Float, Int
+from smelt.ir.attributes import DotDims, Float, GatherDims, Int
 from smelt.ir.build import Builder
 from smelt.ir.clone import clone_ops
 from smelt.ir.core import Op, Region, Value, walk
@@ -28,9 +28,9 @@ from smelt.shape import Shape
 Values = Value | Sequence[Value] | None
 
 
-def lower(edit: Edit) -> int:
+def lower(edit: Edit, rules: Sequence[Rule] | None = None) -> int:
     """Apply the rules wherever they do; unlike `rewrite`, ops with an effect go, too. Gives the number of changes."""
-    by_name = {rule.pattern.op: rule for rule in LOWER}
+    by_name = {rule.pattern.op: rule for rule in (LOWER if rules is None else rules)}
     count = 0
     work = deque(walk(edit.func.body))
     while work:
@@ -292,8 +292,7 @@ def _scan(m: Match) -> Values:
     inputs, inits = scan_counts(m.op)
     operands = _operands(m)
     outputs = len(body.results) - inits
-    slices = [*(value.shape for value in operands[:inputs]), *(value.shape for value in m.op.results[:outputs])]
-    if is_pointwise(body) or not all(_is_known(shape, dimension) for shape in slices):
+    if is_pointwise(body):
         return None
     b, counter = m.build, Shape("i32")
     length = b.convert(b.get_dimension_size(operands[0], dimension=dimension), result=counter)
@@ -322,17 +321,34 @@ def _scan(m: Match) -> Values:
     return loop.results[1:]
 
 
-def _is_known(shape: Shape, dimension: int) -> bool:
-    return all(isinstance(size, int) or d == dimension for d, size in enumerate(shape.sizes))
-
-
 def _row(b: Builder, value: Value, at: Value, zero: Value, dimension: int) -> Value:
     sizes = [1 if d == dimension else size for d, size in enumerate(value.shape.sizes)]
+    if not all(isinstance(size, int) for size in sizes):
+        return _open_row(b, value, at, dimension)
     starts = [at if d == dimension else zero for d in range(len(sizes))]
     row = b.dynamic_slice(value, *starts, slice_sizes=tuple(sizes))
     kept = [size for d, size in enumerate(value.shape.sizes) if d != dimension]
     result: Value = b.reshape(row, result=Shape.of(value.shape.dtype, kept))
     return result
+
+
+def _open_row(b: Builder, value: Value, at: Value, dimension: int) -> Value:
+    """A row whose sizes are known when the program runs: its place is gathered, because a slice's sizes are numbers."""
+    rank, one = value.shape.rank, Shape("i32", 1)
+    sizes = [
+        b.constant([1], i32) if d == dimension else b.reshape(b.get_dimension_size(value, dimension=d), result=one)
+        for d in range(rank)
+    ]
+    dims = GatherDims(
+        offset_dims=tuple(range(rank - 1)),
+        collapsed_slice_dims=(dimension,),
+        start_index_map=(dimension,),
+        index_vector_dim=0,
+    )
+    parts = b.concatenate(*sizes, dimension=0)
+    kept = [size for d, size in enumerate(value.shape.sizes) if d != dimension]
+    row: Value = b.dynamic_gather(value, at, parts, dimension_numbers=dims, result=Shape.of(value.shape.dtype, kept))
+    return row
 
 
 def _written(b: Builder, target: Value, row: Value, at: Value, zero: Value, dimension: int) -> Value:
@@ -348,6 +364,14 @@ def _operands(m: Match) -> list[Value]:
 
 
 _ONE = "one process has nobody to exchange with"
+
+ON_ONE_DEVICE = [
+    *(
+        Rule(op(name), _operand, "one process holds all of a tensor")
+        for name in ("sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier")
+    ),
+    Rule(op("sdy.sharding_group"), _nothing, "one process holds all of a tensor"),
+]
 
 LOWER = [
     Rule(op("batch_norm_inference"), _batch_norm_inference, "a normalisation, spelled out"),
@@ -370,11 +394,7 @@ LOWER = [
     Rule(op("collective_permute"), _permuted, "one process sends to itself or not at all"),
     Rule(op("partition_id"), _first, "one process is the first"),
     Rule(op("replica_id"), _first, "one process is the first"),
-    *(
-        Rule(op(name), _operand, "one process holds all of a tensor")
-        for name in ("sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier")
-    ),
-    Rule(op("sdy.sharding_group"), _nothing, "one process holds all of a tensor"),
+    *ON_ONE_DEVICE,
     Rule(op("get_tuple_element"), _element, "the parts of a tuple are known"),
     Rule(op("async_done"), _done, "one stream computes one thing after the other"),
     Rule(op("chlo.constant_like"), _constant_like, "only the shape of the operand shows"),

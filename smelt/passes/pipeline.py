@@ -17,10 +17,12 @@ from smelt.ir.core import Program
 from smelt.ir.rewrite import Edit, Rule, rewrite
 from smelt.ir.text import print_program
 from smelt.ir.verify import verify
+from smelt.passes.attend import attend_rules
 from smelt.passes.canonicalise import CANONICALISE
 from smelt.passes.channels_last import channels_last
 from smelt.passes.common_subexpressions import common_subexpressions
 from smelt.passes.fold import fold
+from smelt.passes.hoist import hoist
 from smelt.passes.inline import inline
 from smelt.passes.join_processes import join_processes
 from smelt.passes.lower import lower
@@ -106,6 +108,10 @@ def passes(
         return rewrite(edit, CANONICALISE + SIMPLIFY, inexact=inexact)
 
     joining = Pass("join_processes", lambda program: join_processes(program, composites), "one process instead of many")
+    attending = (
+        Pass("attend", rules(attend_rules(width)), "scores of attention are never all there"),
+        Pass("inline", inline, "composites without a kernel as the ops they are made of"),
+    )
     return [
         *((joining,) if lowered else ()),
         Pass("inline", lambda program: inline(program, composites), "one function to look at"),
@@ -115,12 +121,14 @@ def passes(
         Pass("simplify", until_stable(simplify, fold, common_subexpressions), "no op that is known, equal or idle"),
         Pass("defer", per_function(defer), "sizes that no op can have fail when the run gets there"),
         Pass("recognise", lambda program: recognise(program, composites), "what an engine knows as one kernel"),
+        *(attending if width else ()),
         *(
             (Pass("channels_last", per_function(channels_last), "images whose channels lie side by side"),)
             if width
             else ()
         ),
         Pass("pack", rules(pack_rules(width)) if width else lambda program: program, "products read panels"),
+        *((Pass("hoist", hoist, "loops compute once what does not change"),) if width else ()),
         Pass("split_prepare", split_prepare, "what depends on weights alone runs once"),
     ]
 

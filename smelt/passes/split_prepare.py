@@ -1,7 +1,8 @@
 """Split a program into `prepare(weights) → bound` and `main(bound, inputs)`: what depends on weights alone runs once.
 
-Arguments marked `smelt.weight` are weights. A bound value that is merely a weight or a part spread out again
-(a broadcast) is not stored: the cheap op stays with the run. Called by `pipeline`; engines run both functions.
+Arguments marked `smelt.weight` are weights; those marked `smelt.donated` are used up by a call. A bound value that is
+merely a weight or a part spread out again (a broadcast) is not stored: the cheap op stays with the run. Called by
+`pipeline`; engines run both functions.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from smelt.ir.ops import OPS
 from smelt.ir.rewrite import has_effect
 from smelt.shape import Shape
 
-WEIGHT, NAME, BOUND = "smelt.weight", "smelt.name", "smelt.bound"
+WEIGHT, NAME, BOUND, DONATED = "smelt.weight", "smelt.name", "smelt.bound", "smelt.donated"
 
 
 def split_prepare(program: Program) -> Program:

@@ -126,17 +126,31 @@ static int overlaps(const void *a, i64 a_bytes, const void *b, i64 b_bytes) {
 
 /* ------------------------------------------------------------------------------------------ one call */
 
+/* Whether an input that the call may write to is nowhere else among what it reads. */
+static int apart(const Slot *slot, i64 input) {
+  Executable *e = slot->executable;
+  const Py_buffer *views = slot->views, *view = &views[input];
+  for (i64 i = 0; i < e->inputs; i++)
+    if (i != input && overlaps(view->buf, view->len, views[i].buf, views[i].len)) return 0;
+  for (i64 i = 0; i < e->bound; i++)
+    if (overlaps(view->buf, view->len, slot->buffers[i], e->extents[i])) return 0;
+  return 1;
+}
+
 /* Whether the inputs are as described; `taken` counts the views that were acquired. */
 static int take_inputs(Slot *slot, PyObject *inputs, i64 *taken) {
   Executable *e = slot->executable;
   Py_buffer *views = slot->views;
   memcpy(slot->symbols, e->preset, (size_t)e->symbols * sizeof(i64));
   for (i64 i = 0; i < e->inputs; i++) {
-    if (!acquire(e, i, PyTuple_GetItem(inputs, i), 0, &views[i])) return 0;
+    int flags = e->ports[i].donated ? PyBUF_WRITABLE : 0;
+    if (!acquire(e, i, PyTuple_GetItem(inputs, i), flags, &views[i])) return 0;
     ++*taken;
     if (!fits(&e->ports[i], views[i].shape, slot->symbols)) return 0;
     slot->buffers[e->bound + i] = views[i].buf;
   }
+  for (i64 i = 0; i < e->inputs; i++)
+    if (e->ports[i].donated && !apart(slot, i)) return 0;
   return 1;
 }
 
@@ -173,8 +187,9 @@ static void forget(Slot *slot) {
   }
 }
 
-/* The results as new arrays, in a new tuple; `taken` counts the views that were acquired. */
-static PyObject *make_results(Slot *slot, i64 *taken) {
+/* The results as new arrays, or as the donated inputs whose place they take, in a new tuple; `taken` counts the views
+ * that were acquired. */
+static PyObject *make_results(Slot *slot, PyObject *inputs, i64 *taken) {
   Executable *e = slot->executable;
   Py_buffer *views = slot->views;
   if (e->results && !slot->shapes[e->results - 1] && !make_shapes(slot)) {
@@ -184,7 +199,19 @@ static PyObject *make_results(Slot *slot, i64 *taken) {
   PyObject *results = PyTuple_New(e->results);
   if (!results) return NULL;
   for (i64 r = 0; r < e->results; r++) {
-    i64 port = e->inputs + r;
+    i64 port = e->inputs + r, donated = e->ports[port].donated;
+    if (donated) {
+      PyObject *given = PyTuple_GetItem(inputs, donated - 1);
+      if (!acquire(e, port, given, PyBUF_WRITABLE, &views[port])) {
+        Py_DecRef(results);
+        return NULL;
+      }
+      ++*taken;
+      slot->buffers[e->bound + port] = views[port].buf;
+      Py_IncRef(given);
+      PyTuple_SetItem(results, r, given);
+      continue;
+    }
     PyObject *array = PyObject_CallFunctionObjArgs(e->empty, slot->shapes[r], PyTuple_GetItem(e->dtypes, port), NULL);
     int failed = !array || PyObject_GetBuffer(array, &views[port], PyBUF_WRITABLE);
     PyObject *foreign = PyTuple_GetItem(e->foreign, port);
@@ -213,6 +240,7 @@ static PyObject *take_results(Slot *slot, PyObject *results, i64 *taken) {
   if (PyTuple_Size(results) != e->results) return NULL;
   for (i64 r = 0; r < e->results; r++) {
     i64 port = e->inputs + r, rank = e->ports[port].rank;
+    if (e->ports[port].donated) return NULL;
     Py_buffer *view = &views[port];
     if (!acquire(e, port, PyTuple_GetItem(results, r), PyBUF_WRITABLE, view)) return NULL;
     ++*taken;
@@ -260,7 +288,7 @@ static PyObject *run_slot(Slot *slot, PyObject *inputs, PyObject *out) {
   i64 taken = 0;
   PyObject *results = NULL;
   if (take_inputs(slot, inputs, &taken) && all_known(slot) && !smelt_measure(slot))
-    results = out ? take_results(slot, out, &taken) : make_results(slot, &taken);
+    results = out ? take_results(slot, out, &taken) : make_results(slot, inputs, &taken);
   if (results) {
     void *state = PyEval_SaveThread();
     int status = smelt_execute(slot);
@@ -311,7 +339,7 @@ static void destroy_executable(PyObject *capsule) {
 }
 
 /* layout: symbols, bound, inputs, results, constants, quick; the preset symbols; the bytes of each bound argument; for
- * every input and result kind, itemsize, alignment, rank and (inputs only) three numbers a dimension.
+ * every input and result kind, itemsize, alignment, rank, what is donated and (inputs only) three numbers a dimension.
  * pointers: run, measure, the bound arguments, the constants. objects: keep, numpy.empty, the dtypes of inputs and
  * results, and for each of them None or the dtype that stands behind it. Gives the built-in function. */
 PyObject *smelt_bind(const i64 *layout, i64 numbers, void **pointers, PyObject *objects) {
@@ -334,7 +362,8 @@ PyObject *smelt_bind(const i64 *layout, i64 numbers, void **pointers, PyObject *
   copy += bound;
   for (i64 i = 0; i < ports; i++, port++) {
     port->kind = copy[0], port->itemsize = copy[1], port->align = copy[2], port->rank = copy[3];
-    port->dims = (const Dim *)(copy += 4);
+    port->donated = copy[4];
+    port->dims = (const Dim *)(copy += 5);
     if (i < inputs) copy += 3 * port->rank;
     else e->dims += port->rank;
   }

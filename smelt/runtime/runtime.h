@@ -56,7 +56,8 @@ struct Slot {
 /* One size of an input: scale * symbols[symbol] + offset; a plain number has symbol -1. */
 typedef struct { i64 symbol, scale, offset; } Dim;
 
-typedef struct { i64 kind, itemsize, align, rank; const Dim *dims; } Port;
+/* donated: of an input 1 where a call may write to it, else 0; of a result 1 + the input that it takes the place of. */
+typedef struct { i64 kind, itemsize, align, rank, donated; const Dim *dims; } Port;
 
 /* A program with its bound arguments. */
 struct Executable {

@@ -3,7 +3,8 @@
  *
  * Who guarantees what:
  *   buffers   [0, arguments) the arguments (bound ones first, then inputs), then the results, then the constants. A
- *             program never writes to arguments and constants. Argument and result pointers are aligned to their
+ *             program never writes to constants, nor to arguments but those that the engine knows to be donated; a
+ *             donated argument may be a result as well, at the same address. Argument and result pointers are aligned to their
  *             element type only, constants to 64 bytes. An array without elements may have any pointer, NULL included.
  *   symbols   the entry symbols' values, in the order that the engine gave; each is at least 0.
  *   measure   runs before `run` with the same symbols and decides whether they fit the program at all. It writes

@@ -16,6 +16,7 @@ from smelt.tensor.core import Tensor
 from smelt.tensor.data import from_dlpack, symbolic, tensor
 from smelt.tensor.execution import engine, realize
 from smelt.tensor.facts import assume
+from smelt.tensor.model import Model
 from smelt.tensor.moving import arange, full, iota, ones, zeros
 from smelt.tensor.recovery import guarded
 from smelt.tensor.shaped import Shaped
@@ -34,6 +35,7 @@ stack = guarded(moving.stack)
 
 __all__ = [
     "Dim",
+    "Model",
     "Shaped",
     "Tensor",
     "TensorError",

@@ -7,15 +7,26 @@ calls this module; a model is any object whose class annotates fields with `Shap
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from smelt.dim import Size, symbol
 from smelt.shape import Shape
 from smelt.tensor.facts import facts_of
+from smelt.tensor.fields import (
+    declared_fields,
+    declaring,
+    fields_of,
+    fresh,
+    has_shapes,
+    holds_weights,
+    is_model,
+    join,
+    set_field,
+)
 from smelt.tensor.record import Leaf, is_tensor, tensor_of
-from smelt.tensor.shaped import Spec, annotations_of, match, spec_of
+from smelt.tensor.shaped import Spec, declared_spec, match, spec_of
 from smelt.tensor.source import declared
 
 if TYPE_CHECKING:
@@ -27,6 +38,7 @@ class Arguments:
     """The symbolic leaves of one trace, in order, and what stands for objects that were met already."""
 
     leaves: list[Leaf] = field(default_factory=list)
+    bound: dict[str, Size] = field(default_factory=dict)  # symbols of annotated fields: the sizes of their values
     _copies: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # id → (the object, its symbolic copy)
 
     @property
@@ -37,6 +49,7 @@ class Arguments:
     def add(self, shape: Shape, name: str, owner: object, member: str, weight: bool = False) -> Tensor:
         """A tensor without data. `owner` declares it under the name `member`."""
         bare = Shape.of(shape.dtype, shape.sizes)
+        owner = declaring(owner, member) if isinstance(owner, type) else owner
         leaf = Leaf(bare, name=name, place=declared(owner, member), weight=weight)
         self.leaves.append(leaf)
         return tensor_of(leaf, shape.names)
@@ -55,7 +68,7 @@ def symbolic_model(model: Any, arguments: Arguments, path: str = "", within: tup
     """A copy of a model whose annotated fields are symbolic weights; lists and layers inside it likewise.
 
     Field paths become the weights' names: `layers.2.attn.wq`. A class stands for a model without values: its layers are
-    made from their classes.
+    made from their classes. A weight has the sizes of the value that is there, which its annotation must allow.
     """
     by_class = isinstance(model, type)
     known = None if by_class else arguments.copied(model)
@@ -63,27 +76,31 @@ def symbolic_model(model: Any, arguments: Arguments, path: str = "", within: tup
         return known
     cls: type = model if by_class else type(model)
     made = object.__new__(cls) if by_class else arguments.remember(model, copy.copy(model))
-    values: dict[str, Any] = {} if by_class else dict(vars(model))
-    annotated = annotations_of(cls)
+    values: dict[str, Any] = {} if by_class else fields_of(model)
+    annotated = declared_fields(cls)
     for name, annotation in annotated.items():
-        inner, value = _join(path, name), values.get(name)
-        spec = spec_of(annotation)
+        inner, value = join(path, name), values.get(name)
+        spec = declared_spec(annotation, declaring(cls, name), name)
+        default = getattr(cls, name, None)
         if spec is not None:
-            _put(made, name, _weight(spec, value, arguments, inner, cls, name))
+            if value is not None or not _is_left_out(cls, name, annotation, values):
+                set_field(made, name, _weight(spec, value, arguments, inner, cls, name))
+        elif (value is None or value is default) and holds_weights(default):  # every object has layers of its own
+            values.pop(name, None)
+            set_field(made, name, _symbolic(fresh(default), arguments, inner, cls, name))
         elif value is None and isinstance(annotation, type) and annotation not in within and has_shapes(annotation):
-            _put(made, name, symbolic_model(annotation, arguments, inner, (*within, cls)))
+            set_field(made, name, symbolic_model(annotation, arguments, inner, (*within, cls)))
     for name, value in values.items():
         if spec_of(annotated.get(name)) is None and value is not None:
-            _put(made, name, _symbolic(value, arguments, _join(path, name), cls, name))
+            set_field(made, name, _symbolic(value, arguments, join(path, name), cls, name))
     return made
 
 
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _put(owner: Any, name: str, value: Any) -> None:
-    object.__setattr__(owner, name, value)  # models may be frozen
+def _is_left_out(cls: type, name: str, annotation: Any, values: Mapping[str, Any]) -> bool:
+    """Whether a field that may be None is None on purpose: in the object, or in its class."""
+    if type(None) not in get_args(annotation):
+        return False
+    return (values[name] if name in values else getattr(cls, name, ...)) is None
 
 
 def _weight(spec: Spec, value: Any, arguments: Arguments, path: str, owner: type, member: str) -> Any:
@@ -91,12 +108,11 @@ def _weight(spec: Spec, value: Any, arguments: Arguments, path: str, owner: type
         return arguments.add(spec.shape, path, owner, member, weight=True)
     if not is_tensor(value):
         return value
-    match(f"the field {path}", value, spec, {}, declared(owner, member))
+    match(f"the field {path}", value, spec, arguments.bound, declared(owner, member))
     known = arguments.copied(value)
     if known is not None:
         return known
-    shape = Shape.of(spec.element or value.dtype, spec.sizes, spec.names)
-    return arguments.remember(value, arguments.add(shape, path, owner, member, weight=True))
+    return arguments.remember(value, arguments.add(value.shape, path, owner, member, weight=True))
 
 
 def _symbolic(value: Any, arguments: Arguments, path: str, owner: type, member: str) -> Any:
@@ -112,31 +128,6 @@ def _symbolic(value: Any, arguments: Arguments, path: str, owner: type, member: 
     if is_model(value):
         return symbolic_model(value, arguments, path)
     return value
-
-
-def is_model(value: Any) -> bool:
-    """Whether an object holds weights, or layers that do."""
-    if isinstance(value, type) or callable(getattr(value, "__code__", None)) or not hasattr(value, "__dict__"):
-        return False
-    return has_shapes(type(value)) or any(_holds(item) for item in vars(value).values())
-
-
-def _holds(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(_holds(item) for item in value)
-    if isinstance(value, dict):
-        return any(_holds(item) for item in value.values())
-    return is_tensor(value) or (hasattr(value, "__dict__") and not isinstance(value, type) and has_shapes(type(value)))
-
-
-def has_shapes(cls: type, within: tuple[type, ...] = ()) -> bool:
-    """Whether a class, or a layer that it declares, annotates fields with shapes."""
-    if cls.__module__ == "builtins" or cls in within:
-        return False
-    hints = annotations_of(cls).values()
-    return any(
-        spec_of(hint) is not None or (isinstance(hint, type) and has_shapes(hint, (*within, cls))) for hint in hints
-    )
 
 
 def model_facts(model: Any) -> tuple[str, ...]:
@@ -158,6 +149,6 @@ def _layers(value: Any, seen: set[int]) -> Iterator[Any]:
     elif is_model(value) or facts_of(value):
         seen.add(id(value))
         yield value
-        for item in vars(value).values() if hasattr(value, "__dict__") and not isinstance(value, type) else ():
+        for item in () if isinstance(value, type) else fields_of(value).values():
             if item is not value and not is_tensor(item):
                 yield from _layers(item, seen)

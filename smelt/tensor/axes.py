@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from operator import index
 from typing import Any, NoReturn, TypeAlias, final
 
-from smelt.dim import Fact, Poly, Size, floordiv, mod, parse_size
+from smelt.dim import Fact, Poly, Size, floordiv, mod, parse_size, substitute
 from smelt.errors import ShapeError
 from smelt.shape import Shape
 from smelt.tensor.facts import decide, equal
-from smelt.tensor.record import is_tensor
-from smelt.tensor.source import Operand, refuse
+from smelt.tensor.record import MEANT, is_tensor
+from smelt.tensor.source import NumberError, Operand, refuse
 
 
 @final
@@ -111,7 +111,9 @@ class Dim:
     def _no_number(self) -> NoReturn:
         refuse(
             f"the size {self.size} is not a number while shapes are proven",
+            details=[("size", str(self.size))],
             remedy='compute with sizes (+ - * // %), or take it as a tensor: x.count("axis", "f32")',
+            kind=NumberError,
         )
 
     def __repr__(self) -> str:
@@ -134,7 +136,7 @@ def size_of(given: object) -> Size:
     if isinstance(given, int | Poly):
         return given
     if isinstance(given, str):
-        return parse_size(given)
+        return substitute(parse_size(given), MEANT.get())
     try:
         return index(given)  # type: ignore[arg-type]
     except TypeError:
@@ -356,4 +358,4 @@ def shape_of(given: Any) -> Shape:
     element, sizes, names = parse_shape(given)
     if element is None:
         raise ShapeError("a shape needs an element type here", expected='"f32[…]"', got=repr(given))
-    return Shape.of(Shape(element).dtype, sizes, names)
+    return Shape.of(Shape(element).dtype, [substitute(size, MEANT.get()) for size in sizes], names)

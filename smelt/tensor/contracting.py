@@ -38,6 +38,11 @@ def dot(x: Tensor, y: Tensor, axes: str | Sequence[Any], *, result: str | DType 
     left, right = operand("left", x), operand("right", y)
     if x.shape.names is None and y.shape.names is None and not isinstance(axes, str):
         return _dot_places(x, y, axes, left, right, result)
+    if not isinstance(axes, str) and not all(isinstance(name, str) for name in axes):
+        both = x.shape.names is not None and y.shape.names is not None
+        mixed = "name the axes of the other operand, .named(…), or take the names away, .unnamed()"
+        hint = 'say its name: .dot(other, "d")' if both else mixed
+        refuse("dot: axes with names are given by name", left, right, remedy=hint)
     contracted = names_of(axes)
     for shown, blame, other in ((right, 1, left), (left, 0, right)):
         for name in contracted:

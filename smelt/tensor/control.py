@@ -6,7 +6,9 @@ structures of tensors whose shapes stay the same: that is proven, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -212,13 +214,16 @@ def _closed(region: Region) -> tuple[Region, list[Value]]:
 # program may outlive the code that recorded it.
 CALLBACKS: dict[str, Callable[..., Any]] = {}
 _NAMES: dict[tuple[Callable[..., Any], tuple[Shape, ...]], str] = {}
+# What `Executable.bind` gives functions along while a program of it runs.
+DATA: ContextVar[Mapping[Callable[..., Any], Any]] = ContextVar("smelt.data", default=MappingProxyType({}))
 
 
 def custom_call(function: Callable[..., Any], results: Any, *operands: Any) -> Any:
-    """Calls a Python function on NumPy arrays when the program runs; only the reference engine can.
+    """Calls a Python function on NumPy arrays when the program runs.
 
     `results` is the shape of what it gives (`"f32[b=B]"`), or a tuple of shapes. The function should depend on its
-    arguments alone.
+    arguments alone, and on what `Executable.bind(function, data)` gives it as `data`. Outside of loops and branches
+    every engine can; inside of them the reference engine alone.
     """
     stop_if_lost(operands)
     several = isinstance(results, tuple | list)
@@ -237,7 +242,8 @@ def custom_call(function: Callable[..., Any], results: Any, *operands: Any) -> A
 
 def _on_arrays(function: Callable[..., Any], shapes: Sequence[Shape], several: bool) -> Callable[..., tuple[Any, ...]]:
     def run(*arrays: Any) -> tuple[Any, ...]:
-        made = function(*arrays)
+        bound = DATA.get()
+        made = function(*arrays, data=bound[function]) if function in bound else function(*arrays)
         pairs = zip(made if several else (made,), shapes, strict=True)
         return tuple(np.asarray(array, shape.dtype.numpy) for array, shape in pairs)
 

@@ -700,11 +700,11 @@ class Tensor:
         """Repeated to a shape that has all of its axes."""
         return moving.broadcast_to(self, shape)
 
-    def repeat(self, axis: Axis, times: int) -> Tensor:
+    def repeat(self, axis: Axis, times: SizeLike) -> Tensor:
         """Every element along an axis that many times, one after the other."""
         return moving.repeat(self, axis, times)
 
-    def tile(self, axis: Axis, times: int) -> Tensor:
+    def tile(self, axis: Axis, times: SizeLike) -> Tensor:
         """The whole axis that many times, one after the other."""
         return moving.tile(self, axis, times)
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from smelt.dim import Answer, Fact, Facts, Poly, Size
 from smelt.errors import ShapeError, SmeltError
 from smelt.tensor.recovery import collecting
-from smelt.tensor.source import TensorError, refuse
+from smelt.tensor.source import Place, TensorError, is_raised, refuse, starts
 
 MAX_WAYS = 64  # through a function, that `explore` follows before it gives up
 MAX_TURNS = 24  # branches on one way: more of them are a loop over a size
@@ -36,14 +36,19 @@ def in_force() -> Facts:
     return _FACTS.get()
 
 
-def parse_facts(facts: Iterable[str | Fact]) -> Facts:
-    """Facts from text; one that cannot be read is the user's mistake."""
+def parse_facts(facts: Iterable[str | Fact], place: Place | None = None) -> Facts:
+    """Facts from text; one that cannot be read is the user's mistake, at the place where they are stated."""
     if isinstance(facts, str):
         facts = [facts]
     try:
         return Facts.of(*facts)
     except ShapeError as error:
-        refuse(f"not a fact: {error.message}", details=[("got", str(error.got))], remedy='"S <= C", "H divides D"')
+        refuse(
+            f"not a fact: {error.message}",
+            details=[("got", str(error.got))],
+            remedy='"S <= C", "H divides D"',
+            place=place,
+        )
 
 
 class assume:  # noqa: N801  # a context manager and decorator that reads as a statement
@@ -195,15 +200,19 @@ class Way(Generic[T]):
     errors: tuple[SmeltError, ...] = ()
 
 
+@starts
 def explore(run: Callable[[], T], facts: Facts) -> list[Way[T]]:
     """Run a function once for every combination of branches on sizes, each under the facts of its branches.
 
-    A way goes on after a mistake, where it can, and all ways are followed.
+    A way goes on after a mistake, where it can, and all ways are followed. Where the program itself refuses the sizes
+    of a branch, by `raise` or `assert`, there is no way for them.
     """
     ways: list[Way[T]] = []
+    refusals: list[Exception] = []
     plan: list[int] = []
     while True:
         walk = _Walk(plan)
+        refusal: Exception | None = None
         token, facts_token = _WALK.set(walk), _FACTS.set(in_force() | facts)
         result: T | None = None
         with collecting() as mistakes:
@@ -211,21 +220,28 @@ def explore(run: Callable[[], T], facts: Facts) -> list[Way[T]]:
                 result = run()
             except SmeltError as mistake:
                 mistakes.append(mistake)
-            except Exception:
+            except Exception as error:
                 if not mistakes:  # else it is what a mistake led to
-                    raise
+                    if not (walk.guards and is_raised(error)):
+                        raise
+                    refusal = error
             finally:
                 _FACTS.reset(facts_token)
                 _WALK.reset(token)
         for each in mistakes:
             if isinstance(each, TensorError) and walk.guards:
                 each.under = tuple(str(fact) for fact in walk.guards)
-        ways.append(Way(tuple(walk.guards), walk.assumed, result, tuple(mistakes)))
+        if refusal is None:
+            ways.append(Way(tuple(walk.guards), walk.assumed, result, tuple(mistakes)))
+        else:
+            refusals.append(refusal)
         while walk.taken and walk.taken[-1][0] + 1 >= walk.taken[-1][1]:
             walk.taken.pop()
+        if not walk.taken and not ways:
+            raise refusals[0]  # whatever the sizes are
         if not walk.taken:
             return ways
-        if len(ways) >= MAX_WAYS:
+        if len(ways) + len(refusals) >= MAX_WAYS:
             refuse(
                 f"more than {MAX_WAYS} ways lead through the function", remedy="branch on fewer sizes, or state facts"
             )

@@ -40,6 +40,9 @@ class _Lookup:
         if indices.shape.rank and named != (indices.shape.names is not None):
             refuse(f"{what}: axes with names meet axes without", self.left, self.right, blame=1)
         self.batch: list[tuple[int, int]] = []  # (place in x, place in indices)
+        if named and paired and set(x.shape.names or ()) != set(indices.shape.names or ()):
+            remedy = f".take(…) looks up all indices at every place, .{what}(…) those of the place itself"
+            refuse(f"{what}: operand and indices have different axes", self.left, self.right, blame=1, remedy=remedy)
         if named:
             own = x.shape.names or ()
             for j, name in enumerate(indices.shape.names or ()):

@@ -12,7 +12,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from smelt import dim as sizes_of
-from smelt.dim import Size, ceildiv, divide_exact, floordiv, product
+from smelt.dim import Fact, Size, ceildiv, divide_exact, floordiv, product
 from smelt.dtype import DType, dtype, i32
 from smelt.shape import Shape
 from smelt.tensor.axes import (
@@ -27,7 +27,7 @@ from smelt.tensor.axes import (
     size_of,
 )
 from smelt.tensor.elementwise import Number, cast, lift, spread
-from smelt.tensor.facts import at_most, equal, in_force
+from smelt.tensor.facts import at_most, decide, equal, in_force
 from smelt.tensor.promotion import promote
 from smelt.tensor.record import constant, emit, is_tensor, operand, size_list
 from smelt.tensor.source import Operand, refuse
@@ -359,25 +359,33 @@ def broadcast_to(x: Tensor, shape: Shape | str) -> Tensor:
     return spread(x, Shape.of(x.dtype, wanted.sizes, wanted.names), places)
 
 
-def repeat(x: Tensor, axis: Axis, times: int) -> Tensor:
+def _times(what: str, shown: Operand, times: SizeLike) -> Size:
+    count = size_of(times)
+    if not (answer := at_most(0, count)):
+        refuse(f"{what}: {count} times may be negative", shown, answer=answer)
+    return count
+
+
+def repeat(x: Tensor, axis: Axis, times: SizeLike) -> Tensor:
     """Every element along an axis that many times, one after the other."""
-    place = find_axis("repeat", operand("operand", x), axis)
+    shown = operand("operand", x)
+    place, count = find_axis("repeat", shown, axis), _times("repeat", shown, times)
     sizes = list(x.shape.sizes)
-    wide = Shape.of(x.dtype, [*sizes[: place + 1], times, *sizes[place + 1 :]])
+    wide = Shape.of(x.dtype, [*sizes[: place + 1], count, *sizes[place + 1 :]])
     spread_places = tuple(i + (i > place) for i in range(x.shape.rank))
-    sizes[place] = sizes[place] * times
+    sizes[place] = sizes[place] * count
     return _reshaped(spread(relabel(x, None), wide, spread_places), sizes, x.shape.names)
 
 
-def tile(x: Tensor, axis: Axis, times: int) -> Tensor:
+def tile(x: Tensor, axis: Axis, times: SizeLike) -> Tensor:
     """The whole axis that many times, one after the other."""
-    place = find_axis("tile", operand("operand", x), axis)
+    shown = operand("operand", x)
+    place, count = find_axis("tile", shown, axis), _times("tile", shown, times)
     sizes = list(x.shape.sizes)
-    wide = Shape.of(x.dtype, [*sizes[:place], times, *sizes[place:]])
-    sizes[place] = sizes[place] * times
-    return _reshaped(
-        spread(relabel(x, None), wide, tuple(i + (i >= place) for i in range(x.shape.rank))), sizes, x.shape.names
-    )
+    wide = Shape.of(x.dtype, [*sizes[:place], count, *sizes[place:]])
+    spread_places = tuple(i + (i >= place) for i in range(x.shape.rank))
+    sizes[place] = sizes[place] * count
+    return _reshaped(spread(relabel(x, None), wide, spread_places), sizes, x.shape.names)
 
 
 # ---- slices ----
@@ -397,11 +405,14 @@ def _bound(given: object, size: Size, default: Size) -> Size:
     if given is None:
         return default
     bound = size_of(given)
-    if isinstance(bound, int):
-        return _lesser(bound, size) if bound >= 0 else _nonneg(size + bound)
-    if at_most(0, bound):
-        return _lesser(bound, size)
-    return _nonneg(size + bound) if at_most(bound, -1) else _lesser(_nonneg(bound), size)
+    return _nonneg(size + bound) if _from_end(bound) else _lesser(bound, size)
+
+
+def _from_end(place: Size) -> bool:
+    """Whether a place counts from the end: a branch of the program where its size does not tell."""
+    if isinstance(place, int) or at_most(0, place):
+        return isinstance(place, int) and place < 0
+    return bool(at_most(place, -1)) or not decide(Fact("<=", 0, place))
 
 
 def _range(shown: Operand, place: int, given: slice) -> tuple[Size, Size, int, Size]:
@@ -440,7 +451,7 @@ def pick(x: Tensor, place: int, at: SizeLike) -> Tensor:
     """One place of an axis, which goes away. It must be there for all sizes."""
     shown = operand("operand", x)
     size, index = x.shape.sizes[place], size_of(at)
-    start = index if at_most(0, index) else size + index
+    start = size + index if _from_end(index) else index
     if not (answer := at_most(start + 1, size)) or not (answer := at_most(0, start)):
         refuse(f"index {index} is not always inside {name_at(x.shape, place)} of size {size}", shown, answer=answer)
     return drop(_window(x, place, start, 1), [place])

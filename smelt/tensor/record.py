@@ -6,7 +6,7 @@ leaves, so that dead parts never enter a program; `region` traces a Python funct
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -117,6 +117,11 @@ def final_class(tensor: type[Tensor]) -> type[Tensor]:
     """Names the class of tensors: `smelt.tensor.core` does so once."""
     _FINAL.append(tensor)
     return tensor
+
+
+def tensor_class() -> type[Tensor]:
+    """The class Tensor, for modules that it imports."""
+    return _FINAL[0]
 
 
 def is_tensor(value: object) -> TypeGuard[Tensor]:
@@ -230,6 +235,7 @@ def _scalar(_: str, value: Any, element: DType) -> Value:  # the text tells 1.0 
 # ---- sizes as values ----
 
 SOURCES: ContextVar[dict[str, tuple[Value, int]] | None] = ContextVar("smelt.sources", default=None)
+MEANT: ContextVar[Mapping[str, Size]] = ContextVar("smelt.meant", default=MappingProxyType({}))  # symbols in texts
 _INDEX = Shape.of(i64, ())
 
 
@@ -305,7 +311,9 @@ def _source(name: str, near: Sequence[Tensor]) -> tuple[Value, int]:
     if known and name in known:
         return known[name]
     values = [tensor.value for tensor in near]
-    found = sources_of([*collect(values)[1], *values])
+    found = sources_of(values)
+    if name not in found:  # the walk back is as long as the program
+        found = sources_of([*collect(values)[1], *values])
     if name in found:
         return found[name]
     refuse(

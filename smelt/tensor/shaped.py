@@ -14,14 +14,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 from typing import Annotated as Shaped
 
-from smelt.dim import Poly, Size, substitute, symbols
+from smelt.dim import Poly, Size, floordiv, substitute, symbol, symbols
 from smelt.dtype import DType, dtype, f32
+from smelt.errors import ShapeError
 from smelt.shape import Shape
 from smelt.tensor.axes import parse_shape
-from smelt.tensor.facts import equal
-from smelt.tensor.record import operand
+from smelt.tensor.facts import at_most, equal, in_force
+from smelt.tensor.record import operand, slope_of, tensor_class
 from smelt.tensor.recovery import is_lost
-from smelt.tensor.source import Operand, Place, refuse
+from smelt.tensor.source import Operand, Place, declared, refuse
 
 if TYPE_CHECKING:
     from smelt.tensor.core import Tensor
@@ -68,6 +69,16 @@ def spec_of(annotation: Any) -> Spec | None:
     return None
 
 
+def declared_spec(annotation: Any, owner: object, name: str) -> Spec | None:
+    """The same, of a field, parameter or result that `owner` declares; a text that is no shape is shown there."""
+    try:
+        return spec_of(annotation)
+    except ShapeError as error:
+        notes = [("expected", str(error.expected))] if error.expected is not None else []
+        notes += [("got", str(error.got))] if error.got is not None else []
+        refuse(f"{name}: {error.message}", details=notes, remedy=error.remedy, place=declared(owner, name))
+
+
 @lru_cache(4096)
 def annotations_of(owner: Any) -> Mapping[str, Any]:
     """The annotations of a function or class with strings resolved; those that cannot be are left out."""
@@ -78,11 +89,15 @@ def annotations_of(owner: Any) -> Mapping[str, Any]:
 
 
 def _one_by_one(owner: Any) -> dict[str, Any]:
-    """Each annotation on its own, so that one unknown name does not hide the others."""
+    """Each annotation on its own, so that one unknown name does not hide the others.
+
+    Names that a module imports for type checkers alone are known here all the same, as far as they are ours.
+    """
     found: dict[str, Any] = {}
+    ours = {"Shaped": Shaped, "Tensor": tensor_class(), "smelt": sys.modules.get("smelt")}
     for part in reversed(owner.__mro__) if isinstance(owner, type) else (owner,):
         module = sys.modules.get(getattr(part, "__module__", ""), None)
-        names = {**vars(module)} if module else {}
+        names = {**ours, **vars(module)} if module else ours
         for name, annotation in inspect.get_annotations(part).items():
             if isinstance(annotation, str):
                 try:
@@ -109,29 +124,32 @@ def match(
         return
     shown = operand("got", tensor)
     wanted = spec.substitute(bound)
-    declared = Operand("declared", Shape.of(spec.element or tensor.dtype, wanted.sizes, wanted.names), place)
+    stated = Operand("declared", Shape.of(spec.element or tensor.dtype, wanted.sizes, wanted.names), place)
     if spec.element is not None and tensor.dtype is not spec.element:
-        refuse(
-            f"{what}: the element type is {tensor.dtype}", declared, shown, remedy=f'.to("{spec.element}")', place=at
-        )
+        refuse(f"{what}: the element type is {tensor.dtype}", stated, shown, remedy=f'.to("{spec.element}")', place=at)
     if tensor.shape.rank != len(spec.sizes):
-        refuse(f"{what}: {tensor.shape.rank} axes, not {len(spec.sizes)}", declared, shown, place=at)
+        refuse(f"{what}: of rank {tensor.shape.rank}, not {len(spec.sizes)}", stated, shown, place=at)
     if tensor.shape.rank and tensor.shape.names != spec.names:
         remedy = None
         if spec.names and tensor.shape.names and set(spec.names) == set(tensor.shape.names):
             remedy = f'.transpose("{" ".join(spec.names)}")'
         elif spec.names is not None and tensor.shape.names is None:
             remedy = f'.named("{" ".join(spec.names)}")'
-        refuse(f"{what}: other axes than declared", declared, shown, remedy=remedy, place=at)
-    for size, pattern in zip(tensor.shape.sizes, spec.sizes, strict=True):
+        refuse(f"{what}: other axes than declared", stated, shown, remedy=remedy, place=at)
+    axes = list(zip(tensor.shape.sizes, spec.sizes, strict=True))
+    for size, pattern in axes:
+        if (alone := _lone(pattern)) is not None:
+            bound.setdefault(alone, size)
+    for size, pattern in axes:
         want = substitute(pattern, bound)
-        name = _lone(pattern)
-        if name is not None and name not in bound:
-            bound[name] = size
-            continue
         unbound = symbols(pattern) - bound.keys()
-        if not unbound and not (answer := equal(size, want)):
-            refuse(f"{what}: a size is {size}, not {want}", declared, shown, answer=answer, place=at)
+        if len(unbound) == 1 and (slope := slope_of(want, name := next(iter(unbound)))):
+            rest = size - (want - slope * symbol(name))
+            if not (answer := in_force().divides(slope, rest)) or not (answer := at_most(0, rest)):
+                refuse(f"{what}: a size is {size}, which is no {want}", stated, shown, answer=answer, place=at)
+            bound[name] = floordiv(rest, slope)
+        elif not unbound and not (answer := equal(size, want)):
+            refuse(f"{what}: a size is {size}, not {want}", stated, shown, answer=answer, place=at)
 
 
 def _lone(size: Size) -> str | None:

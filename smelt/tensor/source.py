@@ -7,19 +7,22 @@ Everything in `smelt.tensor` that refuses something raises `TensorError` through
 from __future__ import annotations
 
 import ast
+import dis
 import linecache
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from types import CodeType
-from typing import Any, NamedTuple, NoReturn
+from types import CodeType, FrameType, TracebackType
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from smelt.dim import Answer, Proof
 from smelt.errors import Location, ShapeError
 from smelt.shape import Shape
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -36,26 +39,31 @@ class Span(NamedTuple):
 class Place:
     """Where something happened: an instruction of a user's function, or a line that a declaration stands on."""
 
-    __slots__ = ("code", "instruction", "line_known", "path")
+    __slots__ = ("code", "instruction", "known", "path")
 
-    def __init__(self, path: str, code: CodeType | None, instruction: int, line: int = 0) -> None:
+    def __init__(self, path: str, code: CodeType | None, instruction: int, known: Span | None = None) -> None:
         self.path = path
         self.code = code
         self.instruction = instruction
-        self.line_known = line
+        self.known = known
 
     @property
     def line(self) -> int:
-        return self.line_known or self.span.line
+        return self.span.line
 
     @property
     def span(self) -> Span:
         """The expression, from the positions that the compiler keeps for every instruction (PEP 657)."""
         if self.code is None:
-            return Span(self.line_known, 0, self.line_known, 0)
+            return self.known or Span(0, 0, 0, 0)
         found = next(islice(self.code.co_positions(), self.instruction // 2, None), (None,) * 4)
         line, end_line, column, end_column = (number or 0 for number in found)
         return Span(line or self.code.co_firstlineno, column, end_line, end_column)
+
+    @property
+    def function(self) -> str:
+        """The function it is in, as Python names it."""
+        return "" if self.code is None else self.code.co_qualname
 
     def location(self, column: int = 0) -> Location:
         return Location(_short(self.path), self.line, column)
@@ -78,6 +86,47 @@ def here() -> Place | None:
     return Place(frame.f_code.co_filename, frame.f_code, frame.f_lasti)
 
 
+_STARTS: set[CodeType] = set()  # functions of ours that start a user's function
+
+
+def starts(function: F) -> F:
+    """Marks the function that runs what is traced: calls are told from there on."""
+    _STARTS.add(function.__code__)
+    return function
+
+
+def calls() -> tuple[Place, ...]:
+    """The user's calls that lead from the traced function to the present line, outermost first, without that line."""
+    found: list[Place] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code not in _STARTS:
+        if not _ours(frame.f_code.co_filename):
+            found.append(Place(frame.f_code.co_filename, frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(reversed(found[1:])) if frame is not None else ()
+
+
+def last_of(trace: TracebackType | None, ours: Callable[[str], bool] = _ours) -> Place | None:
+    """The last place of a traceback in files that are not `ours`: where the user's code went wrong."""
+    found = None
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not ours(code.co_filename):
+            found = Place(code.co_filename, code, trace.tb_lasti)
+        trace = trace.tb_next
+    return found
+
+
+def is_raised(error: BaseException) -> bool:
+    """Whether a `raise` or `assert` of the user's own made an error, and not something that went wrong."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or _ours(trace.tb_frame.f_code.co_filename):
+        return False
+    return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+
+
 def _short(path: str) -> str:
     """The path as a user in this folder would write it."""
     try:
@@ -91,29 +140,47 @@ def declared(owner: object, name: str) -> Place | None:
     """The line on which a class declares a field, or a function its parameter (`return` is its result)."""
     code = getattr(owner, "__code__", None)
     if isinstance(code, CodeType):
-        path, key, first = code.co_filename, str(code.co_firstlineno), code.co_firstlineno
-    else:
-        module = sys.modules.get(getattr(owner, "__module__", ""), None)
-        path, key, first = getattr(module, "__file__", None) or "", getattr(owner, "__name__", ""), 0
-    line = _declarations(path, _text(path)).get((key, name), first) if path else 0
-    return Place(path, None, 0, line) if line else None
+        path, first = code.co_filename, code.co_firstlineno
+        nowhere = Span(first, 0, first, 0)
+        return Place(path, None, 0, _declarations(path, _text(path)).get((str(first), name), nowhere))
+    for cls in owner.__mro__ if isinstance(owner, type) else ():  # a field may be inherited
+        module = sys.modules.get(cls.__module__, None)
+        path = getattr(module, "__file__", None) or ""
+        span = _declarations(path, _text(path)).get((cls.__qualname__, name)) if path else None
+        if span is not None:
+            return Place(path, None, 0, span)
+    return None
+
+
+def _span_of(node: ast.expr | ast.arg) -> Span:
+    return Span(node.lineno, node.col_offset, node.end_lineno or node.lineno, node.end_col_offset or 0)
 
 
 @lru_cache(16)
-def _declarations(path: str, text: str) -> dict[tuple[str, str], int]:
-    """Lines by (class name, field), and by (first line of a function, parameter)."""
-    found: dict[tuple[str, str], int] = {}
+def _declarations(path: str, text: str) -> dict[tuple[str, str], Span]:
+    """Where declarations stand, by (class, field) and by (first line of a function, parameter)."""
+    found: dict[tuple[str, str], Span] = {}
     tree = _parsed(path, text)
-    for node in ast.walk(tree) if tree else ():
+    pending: list[tuple[ast.AST, str]] = [(tree, "")] if tree else []
+    while pending:
+        node, within = pending.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             key = str(min([node.lineno, *(each.lineno for each in node.decorator_list)]))
-            found[key, "return"] = node.returns.lineno if node.returns else node.lineno
-            for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
-                found[key, each.arg] = each.lineno
+            if node.returns:
+                found[key, "return"] = _span_of(node.returns)
+            spread = [each for each in (node.args.vararg, node.args.kwarg) if each]
+            for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, *spread):
+                found[key, each.arg] = _span_of(each)
+            within = f"{within}{node.name}.<locals>."
         elif isinstance(node, ast.ClassDef):
             for item in node.body:
-                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
-                    found[node.name, item.target.id] = item.lineno
+                match item:
+                    case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation):
+                        found[f"{within}{node.name}", name] = _span_of(annotation)
+                    case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                        found[f"{within}{node.name}", name] = _span_of(value)
+            within = f"{within}{node.name}."
+        pending += [(child, within) for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
     return found
 
 
@@ -160,8 +227,7 @@ def _span(place: Place, operand: int | None) -> Span:
     parts = _parts(place) if operand is not None else []
     if operand is None or operand >= len(parts):
         return place.span
-    part = parts[operand]
-    return Span(part.lineno, part.col_offset, part.end_lineno or part.lineno, part.end_col_offset or 0)
+    return _span_of(parts[operand])
 
 
 def _excerpt(path: str, span: Span) -> str:
@@ -180,6 +246,14 @@ def _excerpt(path: str, span: Span) -> str:
         return shown
     blank = " " * max(first - indent, 0)
     return f"{shown}\n{' ' * len(number)} |  {blank}{'^' * (last - max(first, indent))}"
+
+
+def shown(place: Place, operand: int | None = None) -> tuple[Location, str | None]:
+    """Where a place is, and its line with carets below the expression, or below one operand of it."""
+    span = _span(place, operand)
+    raw = linecache.getline(place.path, span.line).encode()
+    column = len(raw[: span.column].decode(errors="replace")) + 1
+    return Location(_short(place.path), span.line, column), _excerpt(place.path, span) or None
 
 
 # ---- the error ----
@@ -205,7 +279,7 @@ class TensorError(ShapeError):
     """A mistake with axes, sizes or element types in Python code.
 
     `operands` are the shapes that met, `counterexample` numbers for which the claim fails, `missing` a fact that would
-    prove it, `under` the facts of the branch in which it happened.
+    prove it, `under` the facts of the branch in which it happened, `calls` how the traced function got there.
     """
 
     def __init__(
@@ -228,6 +302,7 @@ class TensorError(ShapeError):
         self.missing = missing
         self.place = place
         self.under: tuple[str, ...] = ()
+        self.calls = calls()
 
     def __str__(self) -> str:
         lines = [f"{self.where}: {self.message}" if self.where else self.message]
@@ -246,6 +321,8 @@ class TensorError(ShapeError):
             notes.append(("fails", f"for {numbers}"))
         if self.under:
             notes.append(("where", ", ".join(self.under)))
+        if self.calls:
+            notes.append(("called", ", ".join(_call(call, beside) for call in reversed(self.calls))))
         if self.missing:
             notes.append(("needs", self.missing))
         if self.remedy:
@@ -265,14 +342,28 @@ class TensorError(ShapeError):
                 {"label": operand.label, "shape": str(operand.shape), "origin": operand.origin(beside)}
                 for operand in self.operands
             ]
-        found |= dict(self.details)
+        if self.details:
+            found["notes"] = dict(self.details)
         if self.counterexample is not None:
             found["counterexample"] = self.counterexample
         if self.missing:
             found["missing"] = self.missing
         if self.under:
             found["under"] = list(self.under)
+        if self.calls:
+            found["calls"] = [
+                {"function": call.function, "path": _short(call.path), "line": call.line} for call in self.calls
+            ]
         return found
+
+
+def _call(call: Place, beside: str | None) -> str:
+    file = "" if call.path == beside else f"{_short(call.path)} "
+    return f"from {file}line {call.line} in {call.function}"
+
+
+class NumberError(TensorError):
+    """A size that has no number yet, where Python needs one: in `range(…)`, or as a float."""
 
 
 def refuse(
@@ -283,22 +374,20 @@ def refuse(
     details: Sequence[tuple[str, str]] = (),
     remedy: str | None = None,
     place: Place | None = None,
+    kind: type[TensorError] = TensorError,
 ) -> NoReturn:
     """Raise a TensorError at the user's line. `answer`: what became of the claim; `blame`: the operand to underline."""
     place = place or here()
     where = source = None
     if place is not None:
-        span = _span(place, blame)
-        raw = linecache.getline(place.path, span.line).encode()
-        where = Location(_short(place.path), span.line, len(raw[: span.column].decode(errors="replace")) + 1)
-        source = _excerpt(place.path, span) or None
+        where, source = shown(place, blame)
     missing = answer.missing if answer is not None else None
     if answer is not None and answer.status is Proof.UNKNOWN:
         details = [*details, ("proof", "neither proven nor refuted by a counterexample")]
         remedy = remedy or (None if missing else 'state the fact that makes it so: smelt.assume("…")')
     if remedy is None and missing:
         remedy = f'if that always holds, state it: facts=["{missing}"] or smelt.assume("{missing}")'
-    raise TensorError(
+    raise kind(
         message,
         where=where,
         source=source,

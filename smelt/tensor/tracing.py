@@ -7,27 +7,29 @@ every way through its size-dependent branches, proves the declared result, and g
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 import numpy as np
 
-from smelt.dim import Fact, Facts, Size, solve, substitute
-from smelt.dtype import Array
+from smelt.dim import Fact, Facts, Size, solve, substitute, symbol
+from smelt.dtype import Array, f32
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError, UnsupportedError
 from smelt.ir.core import Attrs, Func, Program
 from smelt.passes.split_prepare import NAME, WEIGHT
 from smelt.shape import Shape
 from smelt.tensor import tree
-from smelt.tensor.arguments import Arguments, has_shapes, is_model, model_facts, symbolic_model
+from smelt.tensor.arguments import Arguments, model_facts, symbolic_model
+from smelt.tensor.axes import Dim
 from smelt.tensor.execution import Entry
 from smelt.tensor.execution import run as run_entry
 from smelt.tensor.facts import Way, explore, facts_of, in_force, parse_facts
-from smelt.tensor.record import SOURCES, Leaf, function, is_tensor, place_of, sources_of
+from smelt.tensor.fields import has_shapes, is_model, substituted
+from smelt.tensor.record import MEANT, SOURCES, Leaf, function, is_tensor, place_of, sources_of
 from smelt.tensor.recovery import is_lost
-from smelt.tensor.shaped import Spec, match, signature_specs, spec_of
+from smelt.tensor.shaped import Spec, annotations_of, declared_spec, match, signature_specs, spec_of
 from smelt.tensor.source import Operand, declared, refuse
 
 if TYPE_CHECKING:
@@ -49,11 +51,24 @@ class Path:
     results: Any  # the structure that the function returned, of symbolic tensors
 
 
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a function was traced with, symbolic tensors in place of data: the model that it is a method of, and its
+    arguments."""
+
+    receiver: Any = None
+    positional: tuple[Any, ...] = ()
+    named: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Traced:
     """A function that is proven for all sizes. On arrays it checks its facts and runs the way for their sizes."""
 
-    def __init__(self, name: str, leaves: Sequence[Leaf], facts: Facts, paths: Sequence[Path]) -> None:
+    def __init__(
+        self, name: str, leaves: Sequence[Leaf], facts: Facts, paths: Sequence[Path], inputs: Inputs | None = None
+    ) -> None:
         self.name = name
+        self.inputs = inputs or Inputs()
         self.facts = facts
         self.paths = tuple(paths)
         self.leaves = tuple(leaves)
@@ -153,7 +168,7 @@ def trace(fn: Callable[..., Any], *args: Any, facts: Sequence[str | Fact] = (), 
     >>> trace(double).results.shape
     f32[b=B]
     """
-    outcome = check(fn, *args, facts=facts, **keywords)
+    outcome = _check(fn, args, facts, keywords, None)
     for error in outcome.errors:
         raise error
     assert outcome.traced is not None
@@ -171,32 +186,83 @@ class Outcome:
 
 
 def check(fn: Callable[..., Any], *args: Any, facts: Sequence[str | Fact] = (), **keywords: Any) -> Outcome:
-    """The same, with all mistakes collected instead of raised: what `smelt check` shows."""
+    """The same, with all mistakes collected instead of raised: what `smelt check` shows.
+
+    The function may give no tensor at all, two tensors stand for any number of arguments (`*xs`), and a Dim for an
+    argument that is any number.
+    """
+    return check_open(fn, args, facts, keywords, ())
+
+
+def check_open(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    facts: Sequence[str | Fact],
+    keywords: Mapping[str, Any],
+    numbers: Collection[str],
+) -> Outcome:
+    """The same, for a model in which the symbols `numbers` stand for any numbers, whether a tensor has them or not."""
+    given = [str(value.size) for value in keywords.values() if isinstance(value, Dim)]
+    return _check(fn, args, facts, keywords, {*numbers, *given})
+
+
+def _check(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    facts: Sequence[str | Fact],
+    keywords: Mapping[str, Any],
+    numbers: Collection[str] | None,
+) -> Outcome:
+    """`numbers`: the symbols that a check may use as if they were arguments; None for a program that is to run."""
+    name = getattr(fn, "__qualname__", type(fn).__qualname__)
+    try:
+        return _outcome(name, fn, args, facts, keywords, numbers)
+    except SmeltError as mistake:  # in the annotations, or in what follows from all ways
+        return Outcome(name, (mistake,), None, 0)
+
+
+def _outcome(
+    name: str,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    facts: Sequence[str | Fact],
+    keywords: Mapping[str, Any],
+    numbers: Collection[str] | None,
+) -> Outcome:
     arguments = Arguments()
+    open = numbers is not None
     bound, self_model = _receiver(fn, arguments)
     stated = (*facts, *facts_of(fn), *(model_facts(self_model) if self_model is not None else ()))
-    known = parse_facts(stated)
-    inputs, named = _inputs(bound, args, keywords, arguments)
+    place = declared(type(self_model), "facts") if self_model is not None else None
+    place = place or declared(getattr(inspect.unwrap(fn), "__func__", inspect.unwrap(fn)), "facts")
+    known = Facts(substituted(fact, arguments.bound) for fact in parse_facts(stated, place))
+    inputs, named = _inputs(bound, args, keywords, arguments, open)
     _, result_hint = signature_specs(bound)
-    name = getattr(fn, "__qualname__", repr(fn))
-
+    for each in sorted(numbers or ()):
+        if each not in arguments.symbols:
+            arguments.add(Shape.of(f32, (symbol(each),)), each, None, each)  # an argument that tells the number
     sources = sources_of(arguments.leaves)
+    known_sizes = {**arguments.symbols, **arguments.bound}
 
     def run() -> Any:
-        token = SOURCES.set(sources)
+        token, meant = SOURCES.set(sources), MEANT.set(arguments.bound)
         try:
             results = bound(*inputs, **named)
-            _check_results(name, results, result_hint, inspect.unwrap(bound), arguments.symbols)
+            _check_results(name, results, result_hint, inspect.unwrap(bound), known_sizes)
             return results
         finally:
             SOURCES.reset(token)
+            MEANT.reset(meant)
 
     ways = explore(run, known)
     errors = _distinct([error for way in ways for error in way.errors])
     if errors:
         return Outcome(name, tuple(errors), None, len(ways))
+    if open and any(next(tree.leaves(way.result), None) is None for way in ways):
+        return Outcome(name, (), None, len(ways))  # a size, or nothing at all, is proven as well
     paths = [_path(way, arguments) for way in ways]
-    return Outcome(name, (), Traced(name, arguments.leaves, in_force() | known, paths), len(ways))
+    given = Inputs(self_model, tuple(inputs), named)
+    return Outcome(name, (), Traced(name, arguments.leaves, in_force() | known, paths, given), len(ways))
 
 
 def _distinct(errors: Sequence[SmeltError]) -> list[SmeltError]:
@@ -215,11 +281,11 @@ def _receiver(fn: Callable[..., Any], arguments: Arguments) -> tuple[Callable[..
     if owner is None or inspect.ismodule(owner) or isinstance(owner, type):
         return fn, None
     model = symbolic_model(owner, arguments)
-    return fn.__func__.__get__(model), owner  # type: ignore[attr-defined]
+    return fn.__func__.__get__(model), model  # type: ignore[attr-defined]
 
 
 def _inputs(
-    fn: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], arguments: Arguments
+    fn: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], arguments: Arguments, open: bool
 ) -> tuple[list[Any], dict[str, Any]]:
     """Values for all parameters: given ones, symbolic ones from annotations, defaults."""
     hints, _ = signature_specs(fn)
@@ -230,6 +296,9 @@ def _inputs(
     rest = list(args)
     for parameter in inspect.signature(fn).parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
+            if open and not rest and (hint := hints.get(parameter.name)) is not None:
+                any_number = [_from_annotation(hint, f"{parameter.name}{i}", arguments, code_owner) for i in range(2)]
+                positional += [value for value in any_number if value is not None]
             positional += [
                 _argument(value, f"{parameter.name}{i}", arguments, code_owner) for i, value in enumerate(rest)
             ]
@@ -266,17 +335,27 @@ def _argument(value: Any, name: str, arguments: Arguments, owner: object) -> Any
         return arguments.add(value, name, owner, name)
     if is_tensor(value):
         return arguments.add(value.shape, name, owner, name)
-    return value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        parts = zip(value._fields, value, strict=True)
+        return type(value)(*(_argument(part, f"{name}.{member}", arguments, owner) for member, part in parts))
+    if isinstance(value, tuple | list):
+        return type(value)(_argument(part, f"{name}.{i}", arguments, owner) for i, part in enumerate(value))
+    if isinstance(value, dict):
+        return {key: _argument(part, f"{name}.{key}", arguments, owner) for key, part in value.items()}
+    return symbolic_model(value, arguments, name) if is_model(value) else value
 
 
 def _from_annotation(hint: Any, name: str, arguments: Arguments, owner: object) -> Any:
     """Symbolic arguments for an annotation; None where it says no shape."""
-    spec = spec_of(hint)
+    spec = declared_spec(hint, owner, name.partition(".")[0])
     if spec is not None:
-        return arguments.add(spec.shape, name, owner, name)
+        return arguments.add(spec.substitute(arguments.bound).shape, name, owner, name)
     if get_origin(hint) in (tuple, list) and get_args(hint):
         parts = [_from_annotation(part, f"{name}.{i}", arguments, owner) for i, part in enumerate(get_args(hint))]
         return None if any(part is None for part in parts) else get_origin(hint)(parts)
+    if isinstance(hint, type) and issubclass(hint, tuple) and has_shapes(hint):
+        fields = annotations_of(hint).items()
+        return hint(**{key: _from_annotation(part, f"{name}.{key}", arguments, owner) for key, part in fields})
     if isinstance(hint, type) and has_shapes(hint):
         return symbolic_model(hint, arguments, name)
     return None
@@ -286,19 +365,41 @@ def _check_results(what: str, results: Any, hint: Any, fn: Callable[..., Any], k
     """The declared result is what came: proven under the facts of this way. Symbols of its own are bound by it."""
     owner = getattr(fn, "__func__", fn)
     bound = dict(known)
+    declared_spec(hint, owner, "return")
+    _check_count(what, results, hint, owner)
     for label, value, spec in _pairs(results, hint, ""):
         if is_lost(value):
             continue
         if not is_tensor(value):
             refuse(f"{what}: result{label} is no tensor", place=declared(owner, "return"))
-        place = declared(owner, "return")
-        match(f"{what}: the result{label}", value, spec, bound, place, place_of(value.value) or place)
+        place, made = declared(owner, "return"), place_of(value.value)
+        inside = made is not None and made.code is getattr(owner, "__code__", None)
+        match(f"{what}: the result{label}", value, spec, bound, place, made if inside else place)
+
+
+def _check_count(what: str, results: Any, hint: Any, owner: object) -> None:
+    parts = get_args(hint)
+    if get_origin(hint) is not tuple or not parts or Ellipsis in parts or is_lost(results):
+        return
+    if not isinstance(results, tuple | list):
+        refuse(f"{what}: {len(parts)} results are declared, one came", place=declared(owner, "return"))
+    if len(results) != len(parts):
+        message = f"{what}: {len(results)} results came, {len(parts)} are declared"
+        refuse(message, place=declared(owner, "return"))
 
 
 def _pairs(results: Any, hint: Any, label: str) -> Iterator[tuple[str, Any, Spec]]:
     spec = spec_of(hint)
     if spec is not None:
         yield label, results, spec
+    elif isinstance(results, dict) and get_origin(hint) is dict:
+        for key, value in results.items():
+            yield from _pairs(value, get_args(hint)[1], f"{label} {key!r}")
+    elif isinstance(hint, type) and not is_tensor(results):  # a record: its fields say what they are
+        for name, part in annotations_of(hint).items():
+            value = results.get(name) if isinstance(results, dict) else getattr(results, name, None)
+            if value is not None:
+                yield from _pairs(value, part, f"{label} {name}")
     elif get_origin(hint) in (tuple, list) and isinstance(results, tuple | list):
         parts = get_args(hint)
         if len(parts) == 1 or (len(parts) == 2 and parts[1] is Ellipsis):
@@ -336,9 +437,10 @@ def checked(fn: F) -> F:
     def call(*args: Any, **keywords: Any) -> Any:
         bound: dict[str, Size] = {}
         given = signature.bind(*args, **keywords)
-        for name, value in given.arguments.items():
-            if name in specs and is_tensor(value):
-                match(f"{fn.__qualname__}: {name}", value, specs[name], bound, declared(fn, name))
+        for _ in range(2):  # a symbol in a formula may be bound by a later argument
+            for name, value in given.arguments.items():
+                if name in specs and is_tensor(value):
+                    match(f"{fn.__qualname__}: {name}", value, specs[name], bound, declared(fn, name))
         for fact in parse_facts(facts_of(fn)):
             meant = Fact(fact.relation, substitute(fact.left, bound), substitute(fact.right, bound))
             if fact.symbols <= bound.keys() and not (answer := _ask(meant)):

@@ -22,6 +22,7 @@ from smelt.ir.core import Program, Region, Value
 from smelt.ir.interpret import run
 from smelt.ir.ops.window import window_count
 from smelt.shape import Shape
+from tests.property.loops import looping
 
 SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 17, 31, 32, 33, 37, 64, 67, 101, 127, 128, 129, 256, 257, 397, 701)
 FLOATS = ("f32", "f32", "f32", "f64", "bf16", "f16")
@@ -596,6 +597,15 @@ def scans(dice: Draw) -> Wanted:
     return Wanted([((steps, width), element), ((width,), element)], build)
 
 
+def loops(dice: Draw) -> Wanted:
+    """Loops and branches that change parts of what they carry."""
+    rows, columns = dice.pick((1, 2, 3, 5)), dice.size(17)
+    element = dice.pick(("i32", "i64", "ui8"))
+    build = looping(dice.number(0, 1 << 30), rows, columns, element)
+    operands: list[tuple[Sizes, str]] = [((rows, columns), element), ((columns,), element), ((), "i64")]
+    return Wanted(operands, build, indices={2: rows})
+
+
 def joins(dice: Draw) -> Wanted:
     """Pieces joined along an axis, then padded with holes between."""
     sizes = dice.sizes(dice.number(1, 3), 33, work=4000)
@@ -628,6 +638,7 @@ KINDS: dict[str, Callable[[Draw], Wanted]] = {
     "scatter": scatters,
     "sort": sorts,
     "scan": scans,
+    "loop": loops,
     "join": joins,
 }
 

@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 import smelt
+from examples.minilm import embed as example
 from smelt.bundle.model import Model
 from smelt.dtype import Array
 from tests.real import minilm
@@ -54,6 +55,19 @@ def test_sentences_agree_with_onnxruntime(file: Path, folder: Path, model: Model
         for mine, other in zip(model.run(inputs).values(), expected, strict=True):
             assert mine.shape == other.shape
             np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("engine", ["native", "pjrt"])
+def test_the_example_agrees_with_onnxruntime(file: Path, folder: Path, engine: str) -> None:
+    if engine == "pjrt":
+        pytest.importorskip("jaxlib")
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    with example.load(folder, engine) as embed_sentences:
+        for sentences in (minilm.SENTENCES[:1], minilm.SENTENCES[:4], minilm.SENTENCES[4:]):
+            (expected,) = session.run(["sentence"], minilm.tokens(folder, sentences))
+            found = embed_sentences(list(sentences))
+            assert found.shape == expected.shape
+            assert np.abs(found - expected).max() < 1e-4
 
 
 def test_sentences_that_mean_the_same_are_near(folder: Path, model: Model) -> None:

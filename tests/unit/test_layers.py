@@ -14,7 +14,20 @@ import smelt
 
 ROOT = Path(smelt.__path__[0])
 
-BASE = {"dtype", "shape", "dim", "errors", "target", "buffer", "weights", "engine_api", "platform", "version"}
+BASE = {
+    "dtype",
+    "shape",
+    "dim",
+    "errors",
+    "target",
+    "buffer",
+    "weights",
+    "engine_api",
+    "structure",
+    "activity",
+    "mesh",
+    "version",
+}
 
 # A room may import itself, the rooms named here, and whatever those may import.
 BELOW: dict[str, tuple[str, ...]] = {

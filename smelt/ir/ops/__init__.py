@@ -9,6 +9,7 @@ from difflib import get_close_matches
 
 from smelt.errors import Location, UnsupportedError
 from smelt.ir.ops import (
+    attention,
     collective,
     control,
     dynamic,
@@ -26,7 +27,7 @@ from smelt.ir.ops import (
 from smelt.ir.ops.definition import OpDef
 
 FAMILIES = (
-    *(elementwise, shape, index, reduce, window, linear, packed),
+    *(elementwise, shape, index, reduce, window, linear, packed, attention),
     *(random, quantize, control, collective, dynamic, testing),
 )
 OPS: dict[str, OpDef] = {row.name: row for family in FAMILIES for row in family.ROWS}

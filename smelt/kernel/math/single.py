@@ -39,6 +39,12 @@ static inline f32 smelt_exp_near_f32(f32 x) {
   i32 n = smelt_exp_split_f32(x, &p);
   return (1.0f + p) * smelt_power_of_two_f32(n);
 }""",
+    # e^x for x <= 0, zero where that is no normal number: those are slow, and nothing beside the weight of a maximum.
+    "smelt_weight_f32": """\
+static inline f32 smelt_weight_f32(f32 x) {
+  f32 value = smelt_exp_near_f32(x < -87.0f ? -87.0f : x);
+  return x < -87.0f ? 0.0f : value;
+}""",
     # 2^n (1 + p) - 1 from half of it, since 2^128 is not a number.
     "smelt_expm1_f32": """\
 static inline f32 smelt_expm1_f32(f32 x) {
@@ -262,4 +268,4 @@ def forms(suffix: str) -> dict[tuple[str, str], str]:
     return {(op, suffix): f"smelt_{name}_{suffix}({'{0}, {1}' if op in two else '{0}'})" for op, name in NAMES.items()}
 
 
-FORMS = forms("f32")
+FORMS = forms("f32") | {("weight", "f32"): "smelt_weight_f32({0})"}

@@ -22,7 +22,8 @@ from smelt.read.onnx.registry import onnx_op
 from smelt.shape import Shape
 
 Function = Callable[[Graph, Value], Value]
-Step = Callable[[Graph, Value, Sequence[Value]], Sequence[Value]]  # (input at t, states) → new states, output first
+# (product of the input at t and its weights, states) → new states, output first
+Step = Callable[[Graph, Value, Sequence[Value]], Sequence[Value]]
 
 # name → (function of alpha and beta, default alpha, default beta)
 _FUNCTIONS: dict[str, tuple[Callable[[float, float], Function], float, float]] = {
@@ -89,7 +90,10 @@ def _gates(g: Graph, x: Value, count: int, axis: int) -> list[Value]:
 def _over_time(
     g: Graph, X: Value, starts: Sequence[Value], lengths: Value | None, step: Step, backwards: bool
 ) -> tuple[Value, list[Value]]:
-    """Outputs [time, batch, hidden] and the last states. Sequences that have ended keep their state and give 0."""
+    """Outputs [time, batch, hidden] and the last states, from products X [time, batch, gates].
+
+    Sequences that have ended keep their state and give 0.
+    """
     time = X.shape.sizes[0]
     hidden = starts[0].shape
     buffer = g.full(0, Shape.of(hidden.element, (time, *hidden.sizes)))
@@ -156,7 +160,8 @@ def _run(
         def emits(g: Graph, values: Sequence[Value], roles: list[str] = roles, i: int = i) -> list[Value]:
             named = dict(zip(roles, values, strict=True))
             first = [named[role] for role in initial]
-            y, last = _over_time(g, named["x"], first, named.get("lengths"), make(g, named, i), bool(ways[i]))
+            products = g.dot(named["x"], named["w"], ((2,), (1,)))  # of all times at once: no state is in them
+            y, last = _over_time(g, products, first, named.get("lengths"), make(g, named, i), bool(ways[i]))
             return [y, *last]
 
         said = {"operands": " ".join(roles), "reverse": int(backwards), **attributes(i)}
@@ -199,11 +204,11 @@ def rnn(
     functions = _activations(activations or ("Tanh",) * ways, activation_alpha, activation_beta, ways, "RNN")
 
     def make(g: Graph, given: Mapping[str, Value], i: int) -> Step:
-        w, r = given["w"], given["r"]
+        r = given["r"]
         biases = _gates(g, given["b"], 2, 0) if "b" in given else []
 
         def step(g: Graph, x: Value, states: Sequence[Value]) -> list[Value]:
-            total = g.binary("add", g.dot(x, w, ((1,), (1,))), g.dot(states[0], r, ((1,), (1,))))
+            total = g.binary("add", x, g.dot(states[0], r, ((1,), (1,))))
             for bias in biases:
                 total = g.binary("add", total, bias)
             return [functions[i].function(g, _limited(g, total, clip))]
@@ -250,21 +255,20 @@ def gru(
 
     def make(g: Graph, given: Mapping[str, Value], i: int) -> Step:
         f, h = (each.function for each in functions[2 * i : 2 * i + 2])
-        wz, wr, wh = _gates(g, given["w"], 3, 0)
         rz, rr, rh = _gates(g, given["r"], 3, 0)
         biases = _gates(g, given["b"], 6, 0) if "b" in given else None
 
         def step(g: Graph, x: Value, states: Sequence[Value]) -> list[Value]:
             (old,) = states
+            xz, xr, inputs = _gates(g, x, 3, 1)
 
-            def gate(wx: Value, rx: Value, k: int) -> Value:
-                total = g.binary("add", g.dot(x, wx, ((1,), (1,))), g.dot(old, rx, ((1,), (1,))))
+            def gate(product: Value, rx: Value, k: int) -> Value:
+                total = g.binary("add", product, g.dot(old, rx, ((1,), (1,))))
                 if biases is not None:
                     total = g.binary("add", g.binary("add", total, biases[k]), biases[k + 3])
                 return f(g, _limited(g, total, clip))
 
-            z, reset = gate(wz, rz, 0), gate(wr, rr, 1)
-            inputs = g.dot(x, wh, ((1,), (1,)))
+            z, reset = gate(xz, rz, 0), gate(xr, rr, 1)
             if biases is not None:
                 inputs = g.binary("add", inputs, biases[2])
             if linear_before_reset:
@@ -328,13 +332,13 @@ def lstm(
 
     def make(g: Graph, given: Mapping[str, Value], i: int) -> Step:
         f, h, out = (each.function for each in functions[3 * i : 3 * i + 3])
-        w, r = given["w"], given["r"]
+        r = given["r"]
         bias = g.binary("add", *_gates(g, given["b"], 2, 0)) if "b" in given else None
         peep = _gates(g, given["p"], 3, 0) if "p" in given else None  # input, output, forget
 
         def step(g: Graph, x: Value, states: Sequence[Value]) -> list[Value]:
             old, cell = states
-            total = g.binary("add", g.dot(x, w, ((1,), (1,))), g.dot(old, r, ((1,), (1,))))
+            total = g.binary("add", x, g.dot(old, r, ((1,), (1,))))
             if bias is not None:
                 total = g.binary("add", total, bias)
             gi, go, gf, gc = _gates(g, total, 4, 1)

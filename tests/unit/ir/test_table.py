@@ -13,7 +13,7 @@ from smelt.ir.ops import FAMILIES, OPS, definition_of
 from smelt.ir.ops.definition import REQUIRED
 from smelt.kernel.fuse import CONTROL, SILENT
 from smelt.kernel.nest import PULLS
-from smelt.kernel.sinks import SINKS
+from smelt.kernel.sinks import SINKS, UPDATES
 
 STABLEHLO = """
 abs add after_all all_gather all_reduce all_to_all and async_done async_start atan2 batch_norm_grad
@@ -85,7 +85,7 @@ def test_rows_are_well_formed(name: str) -> None:
 
 
 def test_every_op_has_a_kernel_or_is_named() -> None:
-    known = {*PULLS, *SINKS, *CONTROL, *SILENT}
+    known = {*PULLS, *SINKS, *UPDATES, *CONTROL, *SILENT}
     lacking = {name.partition(".")[2] for name in OPS if name not in known and not name.startswith("chlo.broadcast_")}
     named = {*LOWERED.split(), *ELSEWHERE.split(), *STEPS}
     assert lacking - named == set(), "no kernel, and no reason why not"

@@ -28,6 +28,7 @@ from smelt.ir.verify import assumptions
 from smelt.kernel import emit_c
 from smelt.kernel.emit_c import Source
 from smelt.kernel.fuse import fuse
+from smelt.kernel.in_place import in_place
 from smelt.kernel.memory import assign
 from smelt.kernel.plan import Buffer, Plan
 from smelt.kernel.tile_c import tile_shape
@@ -90,7 +91,7 @@ class Bare:
         self.cases = []
         for i, (name, program, args) in enumerate(programs):
             lowered = lower(program, target)
-            plan = exposed(fuse(lowered.main, assumptions(lowered)))
+            plan = exposed(in_place(fuse(lowered.main, assumptions(lowered))))
             source.add(plan, assign(plan), f"p{i}")
             self.cases.append(Case(name, plan, args))
         self.text = source.text()

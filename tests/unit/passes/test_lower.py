@@ -213,6 +213,25 @@ def test_groups_of_several_processes_stay() -> None:
     assert [op.name for op in lowered(program).main.body.ops] == ["stablehlo.all_gather"]
 
 
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_scans_of_rows_of_open_sizes(dimension: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    sizes = ("T", "B") if dimension == 0 else ("B", "T")
+    f = FuncBuilder("main", [Shape("i32", *sizes, 3), Shape("i32", "B", 3)])
+    with f.region(f.args[1].type, f.args[1].type) as r:
+        total = r.add(r.args[0], r.reverse(r.args[1], dimensions=(1,)))
+        r.result(r.negate(total), total)
+    results = f.op("chlo.scan", *f.args, dimension=dimension, is_reverse=dimension == 1, regions=[r.body]).results
+    program = Program.of(f.func(*results))
+    changed = lowered(program)
+    assert any(op.name == "stablehlo.while" for op in changed.main.body.ops)
+    for t, b in ((4, 2), (1, 1), (0, 3), (3, 0)):
+        rows = (t, b, 3) if dimension == 0 else (b, t, 3)
+        arrays = [random.integers(-9, 9, each).astype(np.int32) for each in (rows, (b, 3))]
+        for before, after in zip(run(program, arrays), run(changed, arrays), strict=True):
+            np.testing.assert_array_equal(before, after)
+
+
 def test_pointwise_scans_stay_for_their_kernel(seed: int) -> None:
     """Sums and running extremes side by side, forwards and backwards, against NumPy."""
     random = np.random.default_rng(seed)

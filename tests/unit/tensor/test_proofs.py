@@ -257,6 +257,50 @@ def test_any_slice_has_the_size_that_python_gives(seed: int):
             assert sizes.numbers({"S": size}) == (len(range(size)[index]),), (index, size)
 
 
+def test_slices_by_other_sizes_mean_what_python_means(seed: int):
+    """An end whose sign depends on sizes counts from the front or from the back, as it turns out to be."""
+
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        s, t = x.size("s"), y.size("t")
+        return x[-t:], x[: s - t], x[t - 2 :], x[t : s - 1], x[s - t :]
+
+    traced = trace(f, Shape("f32", s="S"), Shape("f32", t="T"))
+    for s in range(6):
+        for t in range(6):
+            x = np.arange(s, dtype=np.float32)
+            want = x[-t:], x[: s - t], x[t - 2 :], x[t : s - 1], x[s - t :]
+            got = traced(x, np.zeros(t, np.float32), engine="reference")
+            for i, (a, b) in enumerate(zip(got, want, strict=True)):
+                np.testing.assert_array_equal(a, b, f"slice {i} for S={s}, T={t}")
+
+
+def test_an_index_by_a_size():
+    error = refused_by_check(lambda x: x[x.size("s") - 1], Shape("f32", s="S"))
+    assert error.counterexample == {"S": 0}
+    with assume("S >= 1"):
+        traced = trace(lambda x: x[x.size("s") - 1], Shape("f32", s="S"))
+    assert traced(np.array([1.0, 5.0], np.float32), engine="reference") == 5
+
+
+def refused_by_check(function: Callable[..., Any], *shapes: Shape) -> TensorError:
+    [error] = check(function, *shapes).errors
+    assert isinstance(error, TensorError)
+    return error
+
+
+def test_repeating_by_a_size(seed: int):
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.repeat("s", y.size("t")), x.tile("s", y.size("t"))
+
+    traced = trace(f, Shape("f32", s="S"), Shape("f32", t="T"))
+    assert [str(result.shape) for result in traced.results] == ["f32[s=S*T]"] * 2
+    x = np.arange(3, dtype=np.float32)
+    for t in range(3):
+        repeated, tiled = traced(x, np.zeros(t, np.float32), engine="reference")
+        np.testing.assert_array_equal(repeated, np.repeat(x, t))
+        np.testing.assert_array_equal(tiled, np.tile(x, t))
+
+
 def test_a_reshape_that_only_splits_and_merges_is_accepted(seed: int):
     rng = np.random.default_rng(seed)
     factors: list[Size] = [symbol("A"), symbol("B"), symbol("C"), 2, 3, 5, 1, 0]

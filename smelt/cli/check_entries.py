@@ -1,0 +1,444 @@
+"""Modules → what `smelt check` finds in them: every annotated function and method, proven for all sizes at once.
+
+Models are made from their classes without weights; a number that nobody gives is a size of that name. What cannot be
+covered is told with the reason. `check_report` shows what comes out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any, Literal, Protocol, get_args, get_origin
+
+from smelt.cli.check_modules import Imported, crash
+from smelt.dim import Fact, Facts, parse_size, symbol, symbols
+from smelt.errors import ShapeError, SmeltError
+from smelt.tensor.axes import Dim
+from smelt.tensor.core import Tensor
+from smelt.tensor.facts import explore
+from smelt.tensor.fields import declaring, has_shapes, is_model
+from smelt.tensor.model import Model, make
+from smelt.tensor.shaped import annotations_of, declared_spec, signature_specs, spec_of
+from smelt.tensor.source import NumberError, TensorError
+from smelt.tensor.tracing import check_open
+
+MAX_VARIANTS = 16  # combinations of flags and of optional arguments that one entry point is checked with
+SEVERAL = 2  # stands for a number of layers or steps, where Python needs one
+
+
+@dataclass(slots=True)
+class Entry:
+    """One function or method that was checked: its mistakes, the ways through it, numbers that stood for open ones."""
+
+    name: str
+    path: str
+    line: int
+    ways: int = 0
+    numbers: dict[str, int] = field(default_factory=dict)
+    mistakes: list[SmeltError] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Uncovered:
+    """A function or method that could not be checked, and why. `by_calls`: it is covered where others call it."""
+
+    name: str
+    path: str
+    line: int
+    reason: str
+    by_calls: bool = False
+
+
+@dataclass(slots=True)
+class Found:
+    """What a module holds: entry points that were checked, those that could not be, and (file, line) of what they call.
+
+    Something that lacks annotations is covered where an entry point of any module reaches it.
+    """
+
+    entries: list[Entry] = field(default_factory=list)
+    uncovered: list[Uncovered] = field(default_factory=list)
+    reached: set[tuple[str, int]] = field(default_factory=set)
+    failure: SmeltError | None = None
+
+
+class NotCoveredError(Exception):
+    """Why an entry point cannot be checked."""
+
+
+# ---- parameters ----
+
+
+@dataclass(slots=True)
+class Parameters:
+    """What the parameters of a function leave to be made up: choices to go through, open numbers, what is missing."""
+
+    choices: dict[str, list[Any]] = field(default_factory=dict)
+    numbers: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    shaped: bool = False
+    of_tensors: bool = False
+
+    def variants(self) -> Iterator[dict[str, Any]]:
+        every = itertools.product(*self.choices.values())
+        for values in itertools.islice(every, MAX_VARIANTS):
+            given = dict(zip(self.choices, values, strict=True))
+            yield {name: value for name, value in given.items() if value is not ...}
+
+
+def _parameters(function: Callable[..., Any], method: bool) -> Parameters:
+    found = Parameters()
+    hints, result = signature_specs(function)
+    found.shaped = _has_shape(result)
+    given = list(inspect.signature(inspect.unwrap(function)).parameters.values())
+    for each in given[1:] if method else given:
+        _sort_in(each, hints.get(each.name), found)
+    return found
+
+
+def _sort_in(each: inspect.Parameter, hint: Any, found: Parameters) -> None:
+    """Put one parameter where it belongs."""
+    required = each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    if each.annotation is not each.empty and hint is None and each.annotation not in (None, "None"):
+        found.of_tensors |= any(word in str(each.annotation) for word in ("Tensor", "Shaped"))
+        found.missing += [f"the annotation of {each.name} cannot be resolved"] if required else []
+    elif _has_shape(hint):
+        found.shaped = found.of_tensors = True
+        if each.default is None:
+            found.choices[each.name] = [..., None]
+    elif hint is None or _speaks_of_tensors(hint):
+        found.of_tensors = True
+        found.missing += [f"{each.name} has no shape"] if required else []
+    elif hint is bool:
+        found.choices[each.name] = [each.default, not each.default] if isinstance(each.default, bool) else [False, True]
+    elif get_origin(hint) is Literal or (isinstance(hint, type) and issubclass(hint, enum.Enum)):
+        found.choices[each.name] = list(get_args(hint) or hint)
+    elif not required:
+        return
+    elif hint is int:
+        found.numbers.append(each.name)
+    elif hint is float:
+        found.choices[each.name] = [1.0]
+    else:
+        found.missing.append(f"{each.name} has no default, and nothing stands for any {_name(hint)}")
+
+
+def _name(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint)
+
+
+def _has_shape(hint: Any) -> bool:
+    """Whether an annotation says the shapes of all tensors in it."""
+    try:
+        if spec_of(hint) is not None:
+            return True
+    except ShapeError:  # a text that is no shape: checking the entry point tells
+        return True
+    parts = [part for part in get_args(hint) if part is not Ellipsis]
+    if get_origin(hint) in (tuple, list, dict):
+        return bool(parts) and any(map(_has_shape, parts)) and not any(map(_bare_tensor, parts))
+    return isinstance(hint, type) and _is_model_class(hint)
+
+
+def _bare_tensor(hint: Any) -> bool:
+    return not _has_shape(hint) and _speaks_of_tensors(hint)
+
+
+def _speaks_of_tensors(hint: Any) -> bool:
+    return hint is Tensor or any(_speaks_of_tensors(part) for part in get_args(hint))
+
+
+def _is_model_class(cls: Any) -> bool:
+    return issubclass(cls, Model) or has_shapes(cls)
+
+
+# ---- candidates ----
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A function or method that may be an entry point; a method belongs to a class, or to an object of the module."""
+
+    name: str
+    function: Callable[..., Any]
+    parameters: Parameters
+    owner: Any = None
+
+    @property
+    def code(self) -> CodeType:
+        return inspect.unwrap(self.function).__code__  # type: ignore[no-any-return]
+
+    def bound(self, numbers: Mapping[str, int]) -> Iterator[tuple[Callable[..., Any], tuple[Fact, ...]]]:
+        """What to call, with the facts that it is made under: a model for each way through its constructor."""
+        if self.owner is None:
+            yield self.function, ()
+            return
+        models = _models(self.owner, numbers) if isinstance(self.owner, type) else [(self.owner, ())]
+        for model, facts in models:
+            yield getattr(model, self.name.rpartition(".")[2]), facts
+
+    @property
+    def open_numbers(self) -> set[str]:
+        """The names that stand for numbers: of parameters, and of the model."""
+        fields = _open_fields(self.owner, {}, ()) if isinstance(self.owner, type) else {}
+        return {*self.parameters.numbers, *(name for name, value in fields.items() if isinstance(value, Dim))}
+
+
+def _candidates(module: ModuleType) -> Iterator[Candidate]:
+    for name, value in list(vars(module).items()):
+        own = getattr(value, "__module__", None) == module.__name__
+        if isinstance(value, type):
+            if own and not issubclass(value, enum.Enum | BaseException) and not _is_protocol(value):
+                yield from _methods(value, value.__qualname__, value)
+        elif _is_function(value):
+            if own and name == value.__name__:
+                yield Candidate(value.__qualname__, value, _parameters(value, False))
+        elif is_model(value) and _is_users(type(value)):
+            yield from _methods(type(value), name, value)
+
+
+def _is_protocol(cls: type) -> bool:
+    return Protocol in cls.__bases__
+
+
+def _is_function(value: Any) -> bool:
+    plain = inspect.unwrap(value) if callable(value) and not isinstance(value, type) else value
+    return isinstance(plain, FunctionType) and plain.__name__ != "<lambda>"
+
+
+def _is_users(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] not in ("smelt", "builtins")
+
+
+def _methods(cls: type, label: str, owner: Any) -> Iterator[Candidate]:
+    """The methods of a class and of those it is derived from, as long as these are the user's."""
+    names = dict.fromkeys(name for part in cls.__mro__ if _is_users(part) for name in vars(part))
+    for name in names:
+        member = inspect.getattr_static(cls, name)
+        static = isinstance(member, staticmethod)
+        function = member.__func__ if static else member
+        if not _is_function(function) or not _is_users_function(function):
+            continue
+        if name.startswith("__") and name != "__call__":
+            continue
+        parameters = _parameters(function, not static)
+        if parameters.shaped or _is_model_class(cls):  # else it has nothing to do with tensors
+            yield Candidate(f"{label}.{name}", function, parameters, None if static else owner)
+
+
+def _is_users_function(function: Callable[..., Any]) -> bool:
+    return getattr(inspect.unwrap(function), "__module__", "").partition(".")[0] != "smelt"
+
+
+# ---- models without weights ----
+
+
+def _models(cls: type, numbers: Mapping[str, int]) -> list[tuple[Any, tuple[Fact, ...]]]:
+    """Objects of a model's class, one for each way through its constructor, with the facts of that way.
+
+    Open numbers are sizes; two layers stand for a list of any number of them.
+    """
+    if inspect.isabstract(cls):
+        raise NotCoveredError(f"{cls.__name__} is abstract")
+    for name, hint in annotations_of(cls).items():
+        declared_spec(hint, declaring(cls, name), name)
+    given = {name: numbers.get(name, value) for name, value in _open_fields(cls, {}, ()).items()}
+    try:
+        ways = explore(lambda: make(cls, given) if _is_model_class(cls) or given else cls(), Facts())
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise NotCoveredError(f"{cls.__name__} cannot be made with open sizes ({said})") from error
+    for mistake in (mistake for way in ways for mistake in way.errors):
+        if isinstance(mistake, TensorError) and mistake.place and mistake.place.code:
+            raise mistake  # in the user's own line
+        raise NotCoveredError(f"{cls.__name__} cannot be made without weights: {mistake.message}") from mistake
+    return [(way.result, way.guards) for way in ways]
+
+
+def _open_fields(cls: type, found: dict[str, Any], within: tuple[type, ...]) -> dict[str, Any]:
+    """What the constructor of a class, or its fields where it has none, need and do not say."""
+    if _has_constructor(cls):
+        for name, each in inspect.signature(cls).parameters.items():
+            if each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL):
+                hint = annotations_of(cls.__init__).get(name, int)  # type: ignore[misc]
+                if (value := _made_up(name, hint)) is not None:
+                    found[name] = value
+        return found
+    factories = {each.name for each in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
+    for name, hint in annotations_of(cls).items():
+        if hasattr(cls, name) or (name in factories and _has_factory(cls, name)) or _has_shape_text(hint):
+            continue
+        item = next(iter(get_args(hint)), None)
+        if get_origin(hint) in (list, tuple) and isinstance(item, type) and _is_model_class(item):
+            found[name] = SEVERAL
+            hint = item
+        elif (value := _made_up(name, hint)) is not None:
+            found[name] = value
+        if isinstance(hint, type) and hint not in (*within, cls) and _is_model_class(hint):
+            _open_fields(hint, found, (*within, cls))
+    return found
+
+
+def _has_constructor(cls: type) -> bool:
+    generated = dataclasses.is_dataclass(cls) and "__init__" in vars(cls)
+    return cls.__init__ not in (object.__init__, Model.__init__) and not generated  # type: ignore[misc]
+
+
+def _has_factory(cls: Any, name: str) -> bool:
+    return any(
+        each.name == name and each.default_factory is not dataclasses.MISSING for each in dataclasses.fields(cls)
+    )
+
+
+def _has_shape_text(hint: Any) -> bool:
+    try:
+        return spec_of(hint) is not None
+    except ShapeError:
+        return True
+
+
+def _made_up(name: str, hint: Any) -> Any:
+    """What stands for any value of a type; a record of numbers is made of such values. None where nothing does."""
+    if not isinstance(hint, type):
+        return None
+    if dataclasses.is_dataclass(hint) and not _is_model_class(hint):
+        hints = annotations_of(hint)
+        needed = [
+            each.name
+            for each in dataclasses.fields(hint)
+            if each.init and each.default is dataclasses.MISSING and not _has_factory(hint, each.name)
+        ]
+        values = {each: _made_up(each, hints.get(each)) for each in needed}
+        return None if None in values.values() else hint(**values)
+    return {int: Dim(symbol(name)), float: 1.0, bool: False}.get(hint)
+
+
+# ---- checking ----
+
+
+def check_module(found: Imported) -> Found:
+    """Everything that a module holds, checked."""
+    if found.module is None:
+        return Found(failure=found.error)
+    path = str(found.path)
+    out = Found()
+    candidates = list(_candidates(found.module))
+    done: set[CodeType] = set()
+    failed: list[tuple[Candidate, str]] = []
+    made = {type(each.owner) for each in candidates if not isinstance(each.owner, type)}
+    candidates = [each for each in candidates if each.owner not in made]  # objects say more than their classes
+    with _reached(out.reached), redirect_stdout(sys.stderr):
+        for each in candidates:
+            if each.parameters.missing or not each.parameters.shaped:
+                continue
+            try:
+                out.entries.append(_checked(each, path))
+                done.add(each.code)
+            except NotCoveredError as reason:
+                failed.append((each, str(reason)))
+    out.uncovered = [
+        Uncovered(each.name, path, each.code.co_firstlineno, "; ".join(each.parameters.missing), True)
+        for each in candidates
+        if each.parameters.missing and each.parameters.of_tensors
+    ]
+    out.uncovered += [
+        Uncovered(each.name, path, each.code.co_firstlineno, why) for each, why in failed if each.code not in done
+    ]
+    return out
+
+
+def uncovered(found: Iterable[Found]) -> list[Uncovered]:
+    """What is not covered, when everything has been checked."""
+    every = list(found)
+    reached = set().union(*(each.reached for each in every))
+    return [
+        item
+        for each in every
+        for item in each.uncovered
+        if not (item.by_calls and (os.path.realpath(item.path), item.line) in reached)
+    ]
+
+
+@contextmanager
+def _reached(found: set[tuple[str, int]]) -> Iterator[None]:
+    """Notes the functions that are called in this block."""
+    codes: set[CodeType] = set()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            codes.add(frame.f_code)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+        found.update((os.path.realpath(code.co_filename), code.co_firstlineno) for code in codes)
+
+
+def _checked(candidate: Candidate, path: str) -> Entry:
+    """An entry point with all its flags, for all sizes."""
+    entry = Entry(candidate.name, path, candidate.code.co_firstlineno)
+    seen: set[tuple[str, str]] = set()
+    for variant in candidate.parameters.variants():
+        for error in _mistakes(candidate, variant, entry):
+            if (key := (str(error.where), error.message)) not in seen:
+                seen.add(key)
+                entry.mistakes.append(error)
+    return entry
+
+
+def _mistakes(candidate: Candidate, variant: Mapping[str, Any], entry: Entry) -> list[SmeltError]:
+    """The mistakes of one variant. A number that Python needs, and that only a name stands for, is made a small one."""
+    while True:
+        values = {name: entry.numbers.get(name, Dim(symbol(name))) for name in candidate.parameters.numbers}
+        errors: list[SmeltError] = []
+        ways = 0
+        try:
+            for function, facts in candidate.bound(entry.numbers):
+                outcome = check_open(function, (), facts, {**values, **variant}, candidate.open_numbers)
+                errors += outcome.errors
+                ways += outcome.ways
+        except NotImplementedError as error:
+            raise NotCoveredError(f"it is not implemented ({error})") from error
+        except SmeltError as error:
+            errors.append(error)
+        except NotCoveredError:
+            raise
+        except Exception as error:
+            if (lacking := _declared_below(error)) is not None:
+                raise NotCoveredError(lacking) from error
+            errors.append(crash(error, f"{candidate.name} raises ", Path(entry.path)))
+        needed = {name for error in errors if isinstance(error, NumberError) for name in _open_names(error)}
+        needed &= candidate.open_numbers - entry.numbers.keys()
+        if not needed:
+            entry.ways += ways
+            return errors
+        entry.numbers |= dict.fromkeys(needed, SEVERAL)
+
+
+def _declared_below(error: Exception) -> str | None:
+    """Why a class is only part of a model: it uses a field that classes derived from it declare."""
+    if not isinstance(error, AttributeError) or error.name is None:
+        return None
+    below: list[Any] = type(error.obj).__subclasses__()
+    while below:
+        cls = below.pop()
+        if hasattr(cls, error.name) or error.name in annotations_of(cls):
+            return f"it uses {error.name}, which {cls.__name__} declares"
+        below += cls.__subclasses__()
+    return None
+
+
+def _open_names(error: NumberError) -> frozenset[str]:
+    return symbols(parse_size(dict(error.details)["size"]))

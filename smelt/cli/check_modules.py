@@ -1,0 +1,219 @@
+"""Python files → modules, for `smelt check`: which files to look at, and importing them without getting in their way.
+
+A module is imported under a name that nobody else uses, relative imports included, with its folder on the path as if it
+were a script. What goes wrong is told at the user's own line.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import importlib.util
+import itertools
+import linecache
+import os
+import sys
+import sysconfig
+import tokenize
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from smelt.errors import FileError, Location, SmeltError
+from smelt.tensor.source import last_of, shown
+
+_NUMBERS = itertools.count()
+_SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
+
+
+class ImportFailedError(SmeltError):
+    """A module that cannot be imported: the user's own code raised something, or is no Python."""
+
+
+class CrashError(SmeltError):
+    """The user's own code raised something that is no mistake with shapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A module that was imported, or why it was not."""
+
+    path: Path
+    module: ModuleType | None
+    error: SmeltError | None = None
+
+
+# ---- which files ----
+
+
+def python_files(path: Path) -> list[Path]:
+    """The file itself; of a folder all Python files in it that have something to do with smelt."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise FileError("no such file or folder", expected="a Python file, a folder, or a model", got=path)
+    return [file for file in sorted(_below(path)) if uses_smelt(file)]
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [
+            name
+            for name in folders
+            if name not in _SKIPPED and name[0] != "." and not Path(parent, name, "pyvenv.cfg").exists()
+        ]
+        yield from (Path(parent, name) for name in files if name.endswith(".py"))
+
+
+def uses_smelt(file: Path) -> bool:
+    """Whether a file speaks of smelt or of shapes at all: others are not imported only because they lie beside."""
+    text = _text(file)
+    return "smelt" in text or "Shaped" in text
+
+
+def _text(file: Path) -> str:
+    try:
+        with tokenize.open(file) as stream:  # reads the encoding that the file declares
+            return stream.read()
+    except (SyntaxError, UnicodeDecodeError, OSError):
+        return "smelt"  # importing it tells what is wrong
+
+
+# ---- importing ----
+
+
+class Importer:
+    """Imports the modules of one check; a package that several of them belong to is imported once.
+
+    In a `with` block, folders of the modules are on the path as they are for scripts.
+    """
+
+    def __init__(self, beside: Sequence[Path] = ()) -> None:
+        self._beside = [str(folder.resolve()) for folder in beside]
+        self._tops: dict[Path, str] = {}  # the name that a package goes by
+        self._path: list[str] = []
+
+    def __enter__(self) -> Importer:
+        self._path = list(sys.path)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.path[:] = self._path
+
+    def module(self, file: Path) -> Imported:
+        """The module of a file, or what went wrong."""
+        path = file.resolve()
+        root, parts = _root(path)
+        for folder in (str(root), *self._beside):
+            if folder not in sys.path:
+                sys.path.insert(0, folder)
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                return Imported(file, self._import(path, root, parts))
+        except SmeltError as error:
+            return Imported(file, None, error)
+        except (Exception, SystemExit) as error:
+            return Imported(file, None, _failure(error, path))
+
+    def _import(self, path: Path, root: Path, parts: list[str]) -> ModuleType:
+        fresh = f"smelt_check_{next(_NUMBERS)}"
+        if len(parts) == 1 and path.name != "__init__.py":
+            return _load(f"{fresh}_{parts[0]}" if parts[0].isidentifier() else fresh, path)
+        package = root / parts[0]  # the outermost package gets a name of its own, whatever is inside keeps its names
+        top = self._tops.get(package)
+        if top is None:
+            if (package / "__init__.py").exists():
+                _load(fresh, package / "__init__.py", [str(package)])
+            else:
+                sys.modules[fresh] = ModuleType(fresh)
+                sys.modules[fresh].__path__ = [str(package)]
+            top = self._tops[package] = fresh
+        return importlib.import_module(".".join([top, *parts[1:]]))
+
+
+def imported(file: Path) -> Imported:
+    """The module of one file."""
+    with Importer() as importer:
+        return importer.module(file)
+
+
+def _root(path: Path) -> tuple[Path, list[str]]:
+    """The folder that holds the outermost package of a file, and the names that lead from there to the file."""
+    parts, folder = [path.stem], path.parent
+    depth = _relative_depth(path)
+    while (folder / "__init__.py").exists() or depth > 0:
+        parts.insert(0, folder.name)
+        folder, depth = folder.parent, depth - 1
+    return folder, parts[:-1] if path.name == "__init__.py" else parts
+
+
+def _relative_depth(path: Path) -> int:
+    """How many folders up the relative imports of a file reach."""
+    try:
+        tree = ast.parse(_text(path))
+    except SyntaxError:
+        return 0
+    return max((node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)), default=0)
+
+
+def _load(name: str, path: Path, inside: list[str] | None = None) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=inside)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+# ---- what went wrong ----
+
+
+def _failure(error: BaseException, path: Path) -> SmeltError:
+    if isinstance(error, SyntaxError) and error.filename:
+        return _no_python(error)
+    return crash(error, "cannot be imported: ", path, ImportFailedError)
+
+
+def _no_python(error: SyntaxError) -> SmeltError:
+    path, line = str(error.filename), error.lineno or 1
+    text = linecache.getline(path, line).rstrip("\n")
+    column = max(error.offset or 1, 1)
+    indent = len(text) - len(text.lstrip())
+    wide = max((error.end_offset or 0) - column, 1) if error.end_lineno in (None, line) else 1
+    margin = " " * len(str(line))
+    carets = f"{margin} |  {' ' * max(column - 1 - indent, 0)}{'^' * wide}"
+    source = f"{line} |  {text[indent:]}\n{carets}" if text.strip() else None
+    where = Location(_short(path), line, column)
+    return ImportFailedError(f"cannot be imported: {type(error).__name__}: {error.msg}", where=where, source=source)
+
+
+def crash(error: BaseException, what: str, path: Path, kind: type[SmeltError] = CrashError) -> SmeltError:
+    """An exception of the user's code as an error that shows the last line of the user's own."""
+    place = last_of(error.__traceback__, _foreign) or last_of(error.__traceback__)
+    said = str(error) or "(without a message)"
+    message = f"{what}{type(error).__name__}: {said}"
+    if place is None:
+        return kind(message, where=Location(_short(str(path))))
+    where, source = shown(place)
+    return kind(message, where=where, source=source)
+
+
+_LIBRARIES = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")})
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def _foreign(path: str) -> bool:
+    """Whether a file is smelt's, Python's or a library's, and not the user's."""
+    return path.startswith("<") or os.path.realpath(path).startswith((*_LIBRARIES, _OURS))
+
+
+def _short(path: str) -> str:
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative

@@ -1,0 +1,246 @@
+"""Several devices of one PJRT client as a mesh: arrays in pieces, and programs that XLA partitions by Shardy.
+
+In: StableHLO text with `sdy.sharding` and NumPy arrays. Out: buffers whose pieces lie on the devices. The engine of
+the same name calls it; like `pjrt.py` it needs jaxlib alone.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import numpy as np
+
+from smelt.buffer import HostBuffer, in_thread
+from smelt.device import pjrt
+from smelt.dtype import Array
+from smelt.errors import DeviceError, RunError, UnsupportedError
+from smelt.mesh import Mesh, Partition
+from smelt.shape import Shape
+
+
+class MeshClient:
+    """A client with as many devices as a mesh has. The processor is as many devices as one wants."""
+
+    def __init__(self, platform: str, mesh: Mesh) -> None:
+        jax, xla, hlo = pjrt.modules()
+        with pjrt.jaxlib_calls(f"opening {platform}", DeviceError):
+            raw = xla.make_cpu_client(num_devices=mesh.count) if platform == "cpu" else pjrt.plugged(xla, platform)
+            devices = raw.local_devices()
+        if len(devices) < mesh.count:
+            raise DeviceError("not enough devices for the mesh", expected=f"{mesh.count} for {mesh}", got=len(devices))
+        self.platform, self.mesh = platform, mesh
+        self.lost: str | None = None
+        self.watch: pjrt.Watch | None = None  # what is under way, once somebody has asked
+        self._used = self._peak = 0  # bytes of buffers on each device
+        self._counting = threading.Lock()
+        self._raw, self._jax, self._hlo = raw, jax, hlo
+        self._devices = tuple(devices[: mesh.count])
+
+        class _One(jax.SingleDeviceSharding):  # type: ignore[misc, name-defined]  # one device, all of a piece
+            memory_kind = None
+
+            def _to_xla_hlo_sharding(self, rank: int) -> Any:
+                return hlo.HloSharding.replicate()
+
+        class _Split(jax.GSPMDSharding):  # type: ignore[misc, name-defined]  # all devices, each a piece
+            memory_kind = None
+
+            def _to_xla_hlo_sharding(self, rank: int) -> Any:
+                return self._hlo_sharding
+
+        with pjrt.jaxlib_calls("placing arrays", DeviceError):
+            self._list = jax.DeviceList(self._devices)
+            self._ones = [_One(device) for device in self._devices]
+            self._split = _Split
+            semantics = jax.HostBufferSemantics
+            self._copied, self._shared = semantics.IMMUTABLE_ONLY_DURING_CALL, semantics.ZERO_COPY
+
+    @property
+    def version(self) -> str:
+        return f"jaxlib {pjrt.version()}, {self._raw.platform_version}, {self.mesh}"
+
+    def sharding(self, partition: Partition) -> Any:
+        """jaxlib's sharding of a partition: tiles in the order of the tensor's axes, repeated along the others."""
+        mesh = self.mesh
+        used = [along for along in partition if along is not None]
+        if not used:
+            return self._split(self._list, self._hlo.HloSharding.replicate())
+        names = list(mesh.axes)
+        rest = [name for name in names if name not in used]
+        order = [names.index(name) for name in (*used, *rest)]
+        tiles = [1 if along is None else mesh.axes[along] for along in partition]
+        repeated = int(np.prod([mesh.axes[name] for name in rest], dtype=np.int64)) if rest else 1
+        last = [self._hlo.OpSharding.Type.REPLICATED] if repeated > 1 else []
+        with pjrt.jaxlib_calls("a sharding", DeviceError):
+            made = self._hlo.HloSharding.iota_tile(
+                dims=[*tiles, *([repeated] if repeated > 1 else [])],
+                reshape_dims=list(mesh.axes.values()),
+                transpose_perm=order,
+                subgroup_types=last,
+            )
+            return self._split(self._list, made)
+
+    def put(self, array: Array, shape: Shape, partition: Partition) -> MeshBuffer:
+        """An array in pieces, each copied to its device; a read-only one is shared where a piece is in order."""
+        pieces = self.mesh.pieces(partition, array.shape)
+        return self.assemble([array[piece] for piece in pieces], Shape.of(shape.dtype, array.shape), partition)
+
+    def assemble(self, pieces: Sequence[Array], shape: Shape, partition: Partition) -> MeshBuffer:
+        """A buffer from one array for each device."""
+        parts = []
+        for piece, device, one in zip(pieces, self._devices, self._ones, strict=True):
+            shared = not piece.flags.writeable and piece.flags.c_contiguous
+            whole = piece if piece.flags.c_contiguous else np.ascontiguousarray(piece)
+            semantics = self._shared if shared else self._copied
+            with pjrt.jaxlib_calls("a copy to the device", RunError):
+                aval = pjrt.aval(whole.shape, whole.dtype)
+                parts.append(self._jax.batched_device_put(aval, one, [whole], [device], True, False, semantics, True))
+        aval = pjrt.aval(shape.numbers(), shape.dtype.numpy)
+        with pjrt.jaxlib_calls("an array of pieces", DeviceError):
+            raw = self._jax.ArrayImpl(aval, self.sharding(partition), parts, True, True)
+        return MeshBuffer(raw, shape, partition, self)
+
+    def compile(self, text: str, results: Sequence[tuple[Shape, Partition]]) -> MeshProgram:
+        jax, count = self._jax, self.mesh.count
+        with pjrt.jaxlib_calls("the program", UnsupportedError):
+            options = jax.CompileOptions()
+            options.num_replicas, options.num_partitions = 1, count
+            build = options.executable_build_options
+            build.num_replicas, build.num_partitions = 1, count
+            build.use_spmd_partitioning = build.use_shardy_partitioner = True
+            numbers = np.array([[device.id for device in self._devices]])
+            options.device_assignment = build.device_assignment = jax.DeviceAssignment.create(numbers)
+            raw = self._raw.compile_and_load(text, self._list, options)
+        return MeshProgram(raw, results, self)
+
+    def count(self, change: int) -> None:
+        """Bytes that a buffer takes on each device, or gives back."""
+        with self._counting:
+            self._used += change
+            self._peak = max(self._peak, self._used)
+
+    def stats(self) -> dict[str, float]:
+        """Bytes of buffers on all devices together and on each; calls under way, and the busy share.
+
+        Pieces are equal, so that every device holds the same. Calls are watched from the first look on.
+        """
+        if self.watch is None:
+            self.watch = pjrt.Watch()
+        queue, busy = self.watch.activity.look()
+        count = self.mesh.count
+        totals = {"bytes_in_use": self._used * count, "peak_bytes_in_use": self._peak * count}
+        each = {f"bytes_in_use:{device}": self._used for device in range(count)}
+        return {**totals, **each, "queue": queue, "busy": busy}
+
+
+class MeshBuffer:
+    """An array in pieces on the devices of a mesh; it may still be filling. Reading it waits and puts it together."""
+
+    def __init__(self, raw: Any, shape: Shape, partition: Partition, client: MeshClient) -> None:
+        self._raw = raw
+        self._gone: str | None = None
+        self.shape, self.partition, self.client = shape, partition, client
+        splits = math.prod(client.mesh.axes[along] for along in partition if along is not None)
+        self._share = math.prod(shape.numbers()) * shape.dtype.numpy.itemsize // splits  # bytes on each device
+        client.count(self._share)
+
+    def __del__(self) -> None:
+        if self._gone is None:
+            self.client.count(-self._share)
+
+    @property
+    def raw(self) -> Any:
+        if self._gone is not None:
+            raise RunError(f"the buffer {self._gone}", expected=f"{self.shape} in use", got=self._gone)
+        return self._raw
+
+    @property
+    def pieces(self) -> list[Array]:
+        """What each device holds."""
+        self.wait()
+        return [each._single_device_array_to_np_array_did_copy()[0] for each in self.raw._arrays]
+
+    def wait(self) -> MeshBuffer:
+        with pjrt.jaxlib_calls("a run", RunError):
+            self.raw.block_until_ready()
+        return self
+
+    def __await__(self) -> Generator[Any, Any, MeshBuffer]:
+        return in_thread(self.wait).__await__()
+
+    def numpy(self) -> Array:
+        """The contents, put together on the host."""
+        mesh, sizes = self.client.mesh, self.shape.numbers()
+        pieces, places = self.pieces, mesh.pieces(self.partition, sizes)
+        whole: Array = np.empty(sizes, self.shape.dtype.numpy)
+        for device in mesh.owners(self.partition, sizes):
+            whole[places[device]] = pieces[device]
+        return whole
+
+    def to_host(self) -> HostBuffer:
+        return HostBuffer(self.numpy(), self.shape, owns=True)
+
+    def copy(self) -> MeshBuffer:
+        """Another buffer with the same contents, in the same pieces."""
+        return self.client.assemble([np.array(piece) for piece in self.pieces], self.shape, self.partition)
+
+    @property
+    def is_deleted(self) -> bool:
+        return self._gone is not None
+
+    def delete(self) -> None:
+        if self._gone is None:
+            self._raw.delete()
+            self.give_away("was deleted")
+
+    def give_away(self, reason: str) -> None:
+        if self._gone is None:
+            self.client.count(-self._share)
+        self._gone, self._raw = reason, None
+
+    def __enter__(self) -> MeshBuffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.delete()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.numpy(), dtype=dtype, copy=None if copy is False else copy)
+
+    def __repr__(self) -> str:
+        split = [along or "whole" for along in self.partition]
+        return (
+            f"<{self.shape} on {self.client.mesh}, {', '.join(split)}{', which ' + self._gone if self._gone else ''}>"
+        )
+
+
+class MeshProgram:
+    """A compiled program on all devices."""
+
+    def __init__(self, raw: Any, results: Sequence[tuple[Shape, Partition]], client: MeshClient) -> None:
+        self._raw, self.client, self.results = raw, client, tuple(results)
+        make: Callable[..., Any] = client._jax.array_result_handler
+        self._handlers = []
+        for shape, partition in self.results:
+            aval = pjrt.aval(shape.numbers(), shape.dtype.numpy)
+            with pjrt.jaxlib_calls("results", DeviceError):
+                self._handlers.append(pjrt.result_handler(make, aval, client.sharding(partition)))
+        self._lock = threading.Lock()  # two runs that meet in a collective in different orders would wait for ever
+
+    def __call__(self, arguments: Sequence[MeshBuffer]) -> tuple[MeshBuffer, ...]:
+        """Start a run and give its results, which fill in their own time."""
+        raws, watch = [each.raw for each in arguments], self.client.watch
+        with self._lock, pjrt.jaxlib_calls("the run", RunError):
+            made = self._raw.execute_sharded(raws).consume_with_handlers(self._handlers)
+        if watch is not None:
+            watch.activity.begin()
+            watch.started(made)
+        pairs = zip(made, self.results, strict=True)
+        return tuple(MeshBuffer(raw, shape, partition, self.client) for raw, (shape, partition) in pairs)
+
+    def text(self) -> str:
+        """What XLA made of it, collectives included."""
+        return str(self._raw.get_hlo_text())

@@ -1,0 +1,206 @@
+"""The pjrt engine over several devices: programs whose arguments say how they are split go to Shardy and XLA.
+
+Program with `sdy.sharding` → passes → StableHLO text with a mesh → XLA, one per size. Weights are placed shard by
+shard. `smelt.platform(mesh=…)` makes it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
+from typing import Any
+
+from smelt.buffer import Buffer, HostBuffer, check_array
+from smelt.device import pjrt
+from smelt.device.pjrt_mesh import MeshBuffer, MeshClient, MeshProgram
+from smelt.dim import solve
+from smelt.engine.executable import signature_of
+from smelt.engine_api import KernelUse, Signature
+from smelt.errors import DeviceError, RunError, ShapeError, SizeError, UnsupportedError
+from smelt.ir.attributes import DialectAttr
+from smelt.ir.core import Attrs, Func, Op, Program, walk
+from smelt.ir.text import print_program
+from smelt.mesh import Mesh, Partition, sharding_text
+from smelt.passes import pipeline
+from smelt.passes.specialise import specialise
+from smelt.passes.split_prepare import WEIGHT
+from smelt.shape import Shape
+from smelt.weights import Stored, Weights
+
+SHARDING = "sdy.sharding"
+
+
+class MeshEngine:
+    """XLA on a mesh of devices."""
+
+    name = "pjrt"
+
+    def __init__(self, device: str, mesh: Mesh) -> None:
+        if device not in pjrt.PLATFORMS:
+            raise UnsupportedError("unknown kind of device", expected=", ".join(pjrt.PLATFORMS), got=device)
+        self.device, self.mesh = device, mesh
+        self._client: MeshClient | None = None
+        self._opening = threading.Lock()  # a model may be compiled and loaded at the same time
+
+    def missing(self) -> str | None:
+        return pjrt.missing(self.device)
+
+    @property
+    def client(self) -> MeshClient:
+        with self._opening:
+            if self._client is None or self._client.lost is not None:
+                self._client = MeshClient(self.device, self.mesh)
+            return self._client
+
+    def compile(self, program: Program, *, donate: Iterable[str] = ()) -> MeshExecutable:
+        """What is donated is left alone: XLA keeps the arguments of a partitioned program."""
+        return MeshExecutable(self.client, program)
+
+    def put(self, buffer: HostBuffer) -> Buffer:
+        """A buffer in pieces, by the names of its shape's axes."""
+        return self.client.put(buffer.numpy(), buffer.shape, self._partition(buffer.shape))
+
+    def stage(self, largest: int) -> AbstractContextManager[Callable[[Stored], Buffer]]:
+        """Each device gets its piece of the mapped file; nobody holds all of a tensor."""
+        client = self.client
+
+        def place(stored: Stored) -> Buffer:
+            return client.put(stored.fetched(), stored.shape, self._partition(stored.shape)).wait()
+
+        return nullcontext(place)
+
+    def _partition(self, shape: Shape) -> Partition:
+        return self.mesh.partition(shape.names) if shape.names else (None,) * shape.rank
+
+    def stats(self) -> dict[str, float]:
+        return self.client.stats()
+
+
+def partition_of(attrs: Attrs, rank: int) -> Partition:
+    """How an argument or result is split, as its attribute says; whole where there is none."""
+    sharding = attrs.get(SHARDING)
+    if not isinstance(sharding, DialectAttr):
+        return (None,) * rank
+    inside = sharding.body.partition("[")[2].rpartition("]")[0]
+    found = tuple(part.strip().strip('{}"') or None for part in inside.split(",")) if inside else ()
+    assert len(found) == rank, f"{sharding.body} for {rank} axes"
+    return found
+
+
+class MeshExecutable:
+    """A compiled program over a mesh. Weights are bound by `prepare`, which leaves this one as it is."""
+
+    def __init__(
+        self,
+        client: MeshClient,
+        program: Program,
+        programs: dict[tuple[tuple[int, ...], ...], MeshProgram] | None = None,
+        bound: Sequence[MeshBuffer] | None = None,
+        owned: Sequence[MeshBuffer] = (),
+    ) -> None:
+        main = program.main
+        self.client, self.program = client, program
+        self.signature: Signature = signature_of(main)
+        self._partitions = [
+            partition_of(each, arg.shape.rank) for arg, each in zip(main.args, main.arg_attrs, strict=True)
+        ]
+        self._programs = {} if programs is None else programs
+        self._bound = tuple(bound) if bound is not None else None if self.signature.weights else ()
+        self._owned = tuple(owned)
+        self._closed = False
+        if all(arg.shape.is_static for arg in main.args):
+            self._loaded(tuple(arg.shape.numbers() for arg in main.args))
+
+    @property
+    def kernels(self) -> tuple[KernelUse, ...]:
+        ops = sorted({op.name for op in walk(self.program.main.body)})
+        return (KernelUse("xla", tuple(ops), 1),) if ops else ()
+
+    def prepare(self, weights: Weights | Mapping[str, Any]) -> MeshExecutable:
+        self._open()
+        main = self.program.main
+        places = [i for i, attrs in enumerate(main.arg_attrs) if WEIGHT in attrs]
+        owned: list[MeshBuffer] = []
+        bound = []
+        for place, port in zip(places, self.signature.weights, strict=True):
+            bound.append(self._placed(weights[port.name], port.shape, place, f"the weight {port.name!r}", owned))
+        return MeshExecutable(self.client, self.program, self._programs, bound, owned)
+
+    def _placed(self, given: Any, shape: Shape, place: int, what: str, owned: list[MeshBuffer]) -> MeshBuffer:
+        partition = self._partitions[place]
+        if isinstance(given, MeshBuffer):
+            if given.client is not self.client:
+                raise DeviceError(f"{what} lies on another mesh", expected=self.client.mesh, got=given.client.mesh)
+            if given.partition == partition:
+                return given
+            given = given.numpy()  # split in another way
+        array = check_array(given.numpy() if isinstance(given, HostBuffer) else given, shape, what)
+        made = self.client.put(array, shape, partition)
+        owned.append(made)
+        return made
+
+    def __call__(self, *inputs: Any) -> tuple[MeshBuffer, ...]:
+        self._open()
+        if self._bound is None:
+            raise RunError("the weights are not bound", expected=".prepare(weights) before the first call")
+        ports = self.signature.inputs
+        if len(inputs) != len(ports):
+            raise RunError("wrong number of inputs", expected=[port.name for port in ports], got=len(inputs))
+        bound, rest = iter(self._bound), iter(zip(inputs, ports, strict=True))
+        arguments: list[MeshBuffer] = []
+        for place, attrs in enumerate(self.program.main.arg_attrs):
+            if WEIGHT in attrs:
+                arguments.append(next(bound))
+            else:
+                given, port = next(rest)
+                arguments.append(self._placed(given, port.shape, place, f"the input {port.name!r}", []))
+        return self._loaded(tuple(each.shape.numbers() for each in arguments))(arguments)
+
+    def _loaded(self, key: tuple[tuple[int, ...], ...]) -> MeshProgram:
+        found = self._programs.get(key)
+        if found is None:
+            found = self._programs[key] = self._compile(key)
+        return found
+
+    def _compile(self, key: tuple[tuple[int, ...], ...]) -> MeshProgram:
+        main = self.program.main
+        try:
+            values = solve([size for arg in main.args for size in arg.shape.sizes], [n for sizes in key for n in sizes])
+        except ShapeError as error:
+            raise SizeError(error.message, expected=[str(arg.shape) for arg in main.args], got=list(key)) from error
+        plain = self.program.replace(Func("main", main.body, "public", location=main.location))
+        optimised, _ = pipeline.run(plain)
+        fixed = specialise(optimised, values)
+        results = [
+            (value.shape, partition_of(attrs, value.shape.rank))
+            for value, attrs in zip(fixed.main.results, main.result_attrs, strict=True)
+        ]
+        for shape, partition in results:
+            self.client.mesh.pieces(partition, shape.numbers(), "a result")
+        attrs = tuple(_attribute(partition) for partition in self._partitions)
+        entry = Func("main", fixed.main.body, "public", attrs, tuple(_attribute(each) for _, each in results))
+        mesh = Op("sdy.mesh", (), (), {"sym_name": "mesh", "mesh": DialectAttr("sdy", "mesh", self.client.mesh.text)})
+        others = [func for func in fixed.funcs.values() if func is not fixed.main]
+        text = print_program(Program.of(entry, *others, declarations=(mesh,)), export=True)
+        return self.client.compile(text, results)
+
+    def partitioned(self) -> str:
+        """What XLA made of the program for the latest sizes, collectives included."""
+        if not self._programs:
+            raise RunError("nothing is compiled yet", expected="a call, which says the sizes")
+        return list(self._programs.values())[-1].text()
+
+    def close(self) -> None:
+        for buffer in self._owned:
+            buffer.delete()
+        self._owned, self._bound, self._closed = (), None, True
+
+    def _open(self) -> None:
+        if self._closed:
+            raise RunError("the executable is closed", remedy="compile or load the model again")
+
+
+def _attribute(partition: Partition) -> Attrs:
+    return MappingProxyType({SHARDING: DialectAttr("sdy", "sharding", sharding_text(partition))})

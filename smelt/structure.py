@@ -1,0 +1,126 @@
+"""Structures: tuples, lists, dictionaries and objects whose leaves are tensors, arrays or buffers.
+
+In come structures and a test for leaves; out go the leaves with their paths, a copy with other leaves, or the leaves of
+two structures side by side. Weights are loaded for models by it, and executables take and give the user's structures.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+from smelt.errors import ShapeError
+
+IsLeaf = Callable[[Any], bool]
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of an object by name, also of a dataclass with slots; none where it has no fields to look into."""
+    if isinstance(value, type | ModuleType | FunctionType | MethodType):
+        return {}
+    found = dict(getattr(value, "__dict__", {}))
+    if dataclasses.is_dataclass(value):
+        named = {
+            each.name: getattr(value, each.name) for each in dataclasses.fields(value) if hasattr(value, each.name)
+        }
+        found = {**named, **found}
+    return found
+
+
+def join(path: str, name: object) -> str:
+    return f"{path}.{name}" if path else str(name)
+
+
+def parts(value: Any) -> dict[Any, Any]:
+    """What a structure is made of, one level deep, by key, place or field; nothing for a plain value."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=True))
+    if isinstance(value, tuple | list):
+        return dict(enumerate(value))
+    return fields_of(value)
+
+
+def leaves(value: Any, is_leaf: IsLeaf, path: str = "", within: frozenset[int] = frozenset()) -> Iterator[Any]:
+    """(path, leaf) of everything that a structure holds, in order; an object inside itself is not entered again."""
+    if is_leaf(value):
+        yield path, value
+    elif id(value) not in within:
+        inner = within | {id(value)}
+        for name, item in parts(value).items():
+            yield from leaves(item, is_leaf, join(path, name), inner)
+
+
+def holds(value: Any, is_leaf: IsLeaf) -> bool:
+    """Whether a structure has a leaf at all."""
+    return next(leaves(value, is_leaf), None) is not None
+
+
+def rebuilt(value: Any, is_leaf: IsLeaf, change: Callable[[Any], Any], tied: bool = True) -> Any:
+    """The same structure with other leaves; the given one is kept. What occurs several times does so in the copy, too,
+    unless leaves are not `tied`: then each place has its own."""
+    return _rebuilt(value, is_leaf, change, {}, tied)
+
+
+def _rebuilt(
+    value: Any, is_leaf: IsLeaf, change: Callable[[Any], Any], made: dict[int, tuple[Any, Any]], tied: bool
+) -> Any:
+    known = made.get(id(value))
+    if known is not None:
+        return known[1]
+    if is_leaf(value):
+        result = change(value)
+        if not tied:
+            return result
+    elif not holds(value, is_leaf):
+        return value
+    elif isinstance(value, Mapping):
+        result = {key: _rebuilt(item, is_leaf, change, made, tied) for key, item in value.items()}
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        result = type(value)(*(_rebuilt(item, is_leaf, change, made, tied) for item in value))
+    elif isinstance(value, tuple | list):
+        result = type(value)(_rebuilt(item, is_leaf, change, made, tied) for item in value)
+    else:
+        result = copy.copy(value)
+        made[id(value)] = value, result  # before its fields: one of them may be itself
+        for name, item in fields_of(value).items():
+            object.__setattr__(result, name, _rebuilt(item, is_leaf, change, made, tied))  # it may be frozen
+    made[id(value)] = value, result
+    return result
+
+
+def together(pattern: Any, given: Any, is_leaf: IsLeaf, what: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(path, leaf of the pattern, what is given there). Another structure than the pattern's is the caller's mistake.
+
+    What is no leaf and holds none is not compared.
+    """
+    if is_leaf(pattern):
+        yield what, pattern, given
+        return
+    for name, item in parts(pattern).items():
+        if not holds(item, is_leaf):
+            continue
+        have = parts(given)
+        if name not in have:
+            expected = _described(pattern, is_leaf)
+            raise ShapeError(f"{what or 'the argument'} has another structure", expected=expected, got=_kind(given))
+        yield from together(item, have[name], is_leaf, join(what, name))
+    if isinstance(pattern, tuple | list) and len(parts(given)) != len(pattern):
+        got = f"{len(parts(given))} items"
+        raise ShapeError(f"{what or 'the argument'} has another structure", expected=f"{len(pattern)} items", got=got)
+    if isinstance(pattern, Mapping) and (strange := [str(key) for key in parts(given) if key not in pattern]):
+        expected = ", ".join(map(str, pattern))
+        raise ShapeError(f"{what or 'the argument'} has entries that nobody asks for", expected=expected, got=strange)
+
+
+def _described(pattern: Any, is_leaf: IsLeaf) -> str:
+    names = [str(name) for name, item in parts(pattern).items() if holds(item, is_leaf)]
+    return f"{_kind(pattern)} with {', '.join(names)}"
+
+
+def _kind(value: Any) -> str:
+    return "a " + type(value).__name__

@@ -1,0 +1,613 @@
+"""Executable: a compiled function of the front end, typed like the function, on the user's own structures.
+
+`smelt.compile` makes it. In come arrays, buffers and structures of them; out go buffers in the structure that the
+function returns. Engines know flat lists of arrays only; this is what stands between.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
+
+import numpy as np
+
+from smelt.activity import LONG, QUEUE
+from smelt.buffer import Buffer, HostBuffer, check_array
+from smelt.bundle.stored import Storable
+from smelt.bundle.write import write as write_bundle
+from smelt.bundle.write import write_bytes
+from smelt.dim import Facts, Size, evaluate, solve
+from smelt.dtype import Array
+from smelt.engine_api import Cost, Memory, Placing, Platform
+from smelt.engine_api import Executable as Compiled
+from smelt.errors import DeviceError, RunError, ShapeError, SizeError, SmeltError, UnsupportedError
+from smelt.ir import cost
+from smelt.ir.core import Program, Value
+from smelt.shape import Shape
+from smelt.structure import leaves, together
+from smelt.tensor import tree
+from smelt.tensor.control import DATA
+from smelt.tensor.record import is_tensor
+from smelt.weights import Weights
+
+P = ParamSpec("P")
+Rest = ParamSpec("Rest")
+R = TypeVar("R", covariant=True)
+T = TypeVar("T")
+Data: TypeAlias = Array | Buffer  # what may stand for a tensor in a call
+
+REMEMBERED = 256  # combinations of sizes whose way through the function is known
+
+
+# ---- what was compiled ----
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One tensor that goes in. `name` is its path, `source` the name of the weight it was instantiated from."""
+
+    name: str
+    shape: Shape
+    weight: bool
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of the function: its structure with symbolic tensors, and the slot of each of them."""
+
+    name: str
+    pattern: Any
+    slots: Mapping[int, int]  # the identity of a symbolic tensor → its slot
+
+    def collect(self, given: Any) -> Iterator[tuple[int, str, Any]]:
+        """(slot, path, what is given there) for every tensor; tied ones are given alike."""
+        seen: dict[int, Any] = {}
+        for path, leaf, value in together(self.pattern, given, is_tensor, self.name):
+            slot = self.slots[id(leaf)]
+            if slot not in seen:
+                seen[slot] = value
+                yield slot, path, value
+            elif seen[slot] is not value:
+                raise ShapeError(f"{path} is tied to another tensor", expected="the same array or buffer for both")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way through the function: the sizes it is for, its program, what an engine made of it, and its results."""
+
+    guards: Facts
+    assumed: Facts
+    program: Program
+    compiled: Compiled
+    results: Any  # the function's structure of symbolic tensors
+    operations: Size
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What all executables of one function share."""
+
+    name: str
+    platform: Platform[Program]
+    parameters: tuple[Parameter, ...]
+    slots: tuple[Slot, ...]
+    facts: Facts
+    sizes: Mapping[str, int]  # what the weights' shapes said about symbols when it was compiled
+    donated: frozenset[int] = frozenset()
+    in_place: bool = False  # the engine itself makes use of donated memory
+    encode: Callable[..., Any] | None = None
+    decode: Callable[[Any], Any] | None = None
+    chosen: dict[tuple[tuple[int, ...], ...], tuple[int, dict[str, int]]] = field(default_factory=dict)
+
+    @property
+    def on_host(self) -> bool:
+        return not isinstance(self.platform.engine, Placing)
+
+
+_COUNTING = threading.Lock()
+
+
+@dataclass(slots=True)
+class _Held:
+    """What engines hold for executables that are clones of each other; it goes with the last of them.
+
+    `above` holds something that is used here, too.
+    """
+
+    ways: tuple[Way, ...]
+    owned: tuple[Any, ...] = ()
+    above: _Held | None = None
+    users: int = 1
+
+    def shared(self) -> _Held:
+        with _COUNTING:
+            self.users += 1
+        return self
+
+    def release(self) -> None:
+        with _COUNTING:
+            self.users -= 1
+            if self.users:
+                return
+        for way in self.ways if self.above is None or self.above.ways is not self.ways else ():
+            way.compiled.close()
+        for buffer in self.owned:
+            buffer.delete()
+        self.ways = self.owned = ()
+        if self.above is not None:
+            self.above.release()
+
+
+# ---- executables ----
+
+
+class Executable(Generic[P, R]):
+    """A compiled function. It takes what the function takes, with NumPy arrays or buffers in place of tensors, checks
+    shapes, element types and placement, and gives buffers at once, which fill in their own time.
+
+    `prepare` binds the first parameter, a model's weights as a rule, and gives another executable; this one stays as
+    it is. `Executable[[Model, X], Y].prepare(model)` is an `Executable[[X], Y]`.
+
+    >>> import numpy as np
+    >>> import smelt
+    >>> def double(x: smelt.Shaped[smelt.Tensor, "f32[b=B]"]) -> smelt.Tensor:
+    ...     return x + x
+    >>> with smelt.compile(double, engine="reference") as executable:
+    ...     executable(np.array([1, 2], np.float32)).numpy().tolist()
+    [2.0, 4.0]
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        held: _Held,
+        bound: Mapping[int, Any] | None = None,
+        taken: int = 0,
+        prepared: bool = False,
+        data: Mapping[Callable[..., Any], Any] | None = None,
+    ) -> None:
+        self._function = function
+        self._held: _Held | None = held
+        self._bound = dict(bound or {})  # slot → what is given for it
+        self._taken = taken  # parameters that are bound
+        self._prepared = prepared or not any(slot.weight for slot in function.slots)
+        self._data = dict(data or {})
+
+    @staticmethod
+    def of(function: Function, ways: Sequence[Way]) -> Executable[..., Any]:
+        """One with nothing bound."""
+        return Executable(function, _Held(tuple(ways)))
+
+    # ---- looking ----
+
+    @property
+    def name(self) -> str:
+        return self._function.name
+
+    @property
+    def platform(self) -> Platform[Program]:
+        return self._function.platform
+
+    @property
+    def inputs(self) -> dict[str, Shape]:
+        """The tensors that a call takes, by path."""
+        names = [slot for i, slot in enumerate(self._function.slots) if i not in self._bound]
+        return {slot.name: slot.shape for slot in names}
+
+    @property
+    def program(self) -> Program:
+        """The program, where no branch of the function depends on sizes."""
+        return self._one_way("several programs, one for each of its branches on sizes").program
+
+    def __repr__(self) -> str:
+        if self._held is None:
+            return f"<{self.name}, closed>"
+        inputs = ", ".join(f"{name}: {shape}" for name, shape in self.inputs.items())
+        return f"<{self.name}({inputs}) on {self.platform}>"
+
+    # ---- binding ----
+
+    @overload
+    def prepare(self: Executable[Concatenate[T, Rest], R], value: T) -> Executable[Rest, R]: ...
+
+    @overload
+    def prepare(
+        self: Executable[Concatenate[T, Rest], R], value: Weights | Mapping[str, Data]
+    ) -> Executable[Rest, R]: ...
+
+    @overload
+    def prepare(self, value: object) -> Executable[P, R]: ...
+
+    def prepare(self, value: Any) -> Any:
+        """The same function with its first parameter bound: partial application, several times if need be.
+
+        `value` has that parameter's structure, with arrays or buffers for tensors (`weights.to_device(model,
+        platform)` gives such); for a model also Weights, or a mapping of its weights' names. Buffers stay the caller's.
+        For a method of an object the first parameter is the object, which its type does not show.
+        """
+        function, held = self._function, self._open()
+        if self._taken >= len(function.parameters):
+            raise RunError(f"{self.name}: every parameter is bound already", got=self._taken)
+        parameter = function.parameters[self._taken]
+        found: dict[int, Any] = {}
+        owned: list[Any] = []
+        engine = function.platform.engine
+        for slot, path, given in self._collect(parameter, value):
+            found[slot] = checked = self._checked(function.slots[slot], path, given)
+            if isinstance(checked, HostBuffer) and isinstance(engine, Placing) and not function.slots[slot].weight:
+                found[slot] = engine.put(checked)
+                owned.append(found[slot])
+        bound = {**self._bound, **found}
+        weights = [i for i, slot in enumerate(function.slots) if slot.weight]
+        if self._prepared or any(slot not in bound for slot in weights):
+            below = _Held(held.ways, tuple(owned), held.shared())
+            return Executable[Any, R](function, below, bound, self._taken + 1, self._prepared, self._data)
+        self._solve(bound, "the weights")
+        named = cast(Weights, {function.slots[i].name: bound[i] for i in weights})
+        ways = tuple(replace(way, compiled=way.compiled.prepare(named)) for way in held.ways)
+        kept = {i: _Sizes(_sizes(value)) if i in weights else value for i, value in bound.items()}
+        below = _Held(ways, tuple(owned), held.shared() if len(kept) > len(weights) else None)
+        return Executable[Any, R](function, below, kept, self._taken + 1, True, self._data)
+
+    def _collect(self, parameter: Parameter, value: Any) -> Iterator[tuple[int, str, Any]]:
+        by_name = isinstance(value, Mapping) and not isinstance(parameter.pattern, Mapping)
+        if not by_name:
+            yield from parameter.collect(value)
+            return
+        for index in dict.fromkeys(parameter.slots.values()):
+            slot = self._function.slots[index]
+            name = slot.source if slot.source in value else slot.name
+            if name not in value and not isinstance(value, Weights):
+                raise ShapeError(f"{self.name}: no weight {name!r}", expected=name, got=", ".join(list(value)[:8]))
+            yield index, name, value[name]
+
+    def bind(self, callback: Callable[..., Any], data: Any) -> Executable[P, R]:
+        """The same with `data=data` for a function that the program calls through `smelt.custom_call`."""
+        held = self._open().shared()
+        data = {**self._data, callback: data}
+        return Executable(self._function, held, self._bound, self._taken, self._prepared, data)
+
+    def clone(self) -> Executable[P, R]:
+        """Another one with the same program and weights; closing one leaves the other as it is."""
+        held = self._open().shared()
+        return Executable(self._function, held, self._bound, self._taken, self._prepared, self._data)
+
+    # ---- calls ----
+
+    @overload
+    def __call__(self, *args: P.args, **keywords: P.kwargs) -> R: ...
+
+    @overload
+    def __call__(self, *args: Data, keep: bool = False, **keywords: Data) -> R: ...
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Run it. Results are buffers in the structure that the function returns.
+
+        Buffers for parameters that are donated are used up, unless `keep` says that copies are used up instead.
+        """
+        function = self._function
+        self._open()
+        keep = "keep" in keywords and "keep" not in self.inputs and bool(keywords.pop("keep"))
+        if function.encode is not None:
+            encoded = function.encode(*args, **keywords)
+            args, keywords = encoded if isinstance(encoded, tuple) else (encoded,), {}
+        given = self._given(args, keywords)
+        structure = self._call(given, keep) if self._prepared else self._unprepared(given, keep)
+        return structure if function.decode is None else function.decode(structure)
+
+    def _call(self, given: Sequence[tuple[Parameter, Any]], keep: bool) -> Any:
+        function = self._function
+        values = dict(self._bound)
+        for parameter, value in given:
+            for slot, path, each in parameter.collect(value):
+                values[slot] = self._checked(function.slots[slot], path, each)
+        index, sizes = self._solve(values, "the inputs")
+        way = self._open().ways[index]
+        used = self._donate(values, keep)
+        results = self._run(way, values, sizes, keep)
+        for slot, buffer in used:
+            buffer.give_away(f"was donated as the input {function.slots[slot].name!r}")
+        return tree.replace(way.results, iter(results))
+
+    def _unprepared(self, given: Sequence[tuple[Parameter, Any]], keep: bool) -> Any:
+        """A call that gives the weights along: they are bound for this call alone."""
+        values = {parameter.name: value for parameter, value in given}
+        steps: list[Executable[Any, Any]] = [self]
+        try:
+            while not steps[-1]._prepared:
+                parameter = self._function.parameters[steps[-1]._taken]
+                steps.append(steps[-1].prepare(values.pop(parameter.name, parameter.pattern)))
+            structure = steps[-1]._call([each for each in given if each[0].name in values], keep)
+            for buffer in [leaf for _, leaf in leaves(structure, _is_buffer)]:
+                buffer.wait()
+            return structure
+        finally:
+            for step in steps[1:]:
+                step.close()
+
+    def _given(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> list[tuple[Parameter, Any]]:
+        """Values for the parameters that are not bound; values that are part of the program must stay what they are."""
+        rest = self._function.parameters[self._taken :]
+        names = [parameter.name for parameter in rest]
+        given = dict(zip(names, args, strict=False))
+        strange = [name for name in keywords if name not in names]
+        if len(args) > len(rest) or strange or given.keys() & keywords.keys():
+            got = f"{len(args)} arguments" + (f" and {', '.join(strange or keywords)}" if keywords else "")
+            raise RunError(f"{self.name}: the arguments do not fit", expected=", ".join(names), got=got)
+        given |= keywords
+        found: list[tuple[Parameter, Any]] = []
+        for parameter in rest:
+            if parameter.slots:
+                if parameter.name not in given:
+                    expected = ", ".join(names) if self._prepared else ".prepare(weights) before the first call"
+                    message = f"no value for {parameter.name}" if self._prepared else "the weights are not bound"
+                    raise RunError(f"{self.name}: {message}", expected=expected, got=", ".join(given))
+                found.append((parameter, given[parameter.name]))
+            elif parameter.name in given and not _same(given[parameter.name], parameter.pattern):
+                raise RunError(
+                    f"{self.name}: {parameter.name} is part of the program",
+                    expected=parameter.pattern,
+                    got=given[parameter.name],
+                    remedy="compile it again for another value",
+                )
+        return found
+
+    def _checked(self, slot: Slot, path: str, given: Any) -> Any:
+        """A HostBuffer, or a buffer of the engine's device, whose shape and element type fit."""
+        what = f"{self.name}: {path}"
+        if hasattr(given, "client"):
+            if self._function.on_host:
+                raise DeviceError(
+                    f"{what} lies on another device", expected="host memory", got=repr(given), remedy=".to_host() first"
+                )
+            _check_shape(given.shape, slot.shape, what)
+            return given
+        if isinstance(given, HostBuffer):
+            check_array(given.numpy(), slot.shape, what)
+            return given
+        array = check_array(given.numpy() if is_tensor(given) else _as_numpy(given), slot.shape, what)
+        return HostBuffer(array, Shape.of(slot.shape.dtype, array.shape), owns=False)
+
+    def _solve(self, values: Mapping[int, Any], what: str) -> tuple[int, dict[str, int]]:
+        """The way for these sizes, and the values of all symbols that they tell."""
+        function = self._function
+        known = dict(function.sizes)
+        if not any(slot.shape.symbols for slot in function.slots):
+            return 0, known
+        open_slots = [i for i, slot in enumerate(function.slots) if i in values and slot.shape.symbols]
+        key = tuple(_sizes(values[i]) for i in open_slots)
+        complete = len(values) == len(function.slots)
+        if complete and key in function.chosen:
+            return function.chosen[key]
+        patterns = [size for i in open_slots for size in function.slots[i].shape.sizes]
+        try:
+            known |= solve(patterns, [size for sizes in key for size in sizes])
+        except ShapeError as error:
+            shapes = ", ".join(f"{function.slots[i].name}: {function.slots[i].shape}" for i in open_slots)
+            got = ", ".join(f"{function.slots[i].name}: {list(_sizes(values[i]))}" for i in open_slots)
+            message = f"{self.name}: the sizes of {what} do not fit together"
+            raise SizeError(message, expected=shapes, got=got) from error
+        index = self._choose(known, complete)
+        if complete and len(function.chosen) < REMEMBERED:
+            function.chosen[key] = index, known
+        return index, known
+
+    def _choose(self, known: Mapping[str, int], complete: bool) -> int:
+        ways = self._open().ways
+        for index, way in enumerate(ways):
+            if not _broken(way.guards, known):
+                broken = _broken(self._function.facts | way.assumed, known)
+                if broken and (complete or len(ways) == 1):
+                    raise SizeError(f"{self.name}: a fact does not hold", expected=", ".join(broken), got=dict(known))
+                return index
+        raise SizeError(f"{self.name}: no way through the function is for these sizes", got=dict(known))
+
+    def _donate(self, values: dict[int, Any], keep: bool) -> list[tuple[int, Any]]:
+        """Buffers of the caller that this call uses up. The engine may write where only it can look."""
+        function = self._function
+        used: list[tuple[int, Any]] = []
+        for slot in sorted(function.donated):
+            given = values[slot]
+            name = function.slots[slot].name
+            if any(other is given for i, other in values.items() if i != slot):
+                raise RunError(f"the input {name!r} is donated and given twice", remedy=".copy() one of them")
+            stays = keep or slot in self._bound
+            if not stays and not (function.in_place and hasattr(given, "client")):  # which its engine marks itself
+                used.append((slot, given))
+            if function.in_place and (stays or (function.on_host and not _is_exclusive(given))):
+                values[slot] = given.copy()
+        return used
+
+    def _run(self, way: Way, values: Mapping[int, Any], sizes: Mapping[str, int], keep: bool) -> Sequence[Any]:
+        function, data, compiled = self._function, self._data, way.compiled
+        inputs = [values[i] for i, slot in enumerate(function.slots) if not slot.weight]
+        if not function.on_host:
+            return _with_data(data, compiled, inputs)
+        shapes = _result_shapes(way, sizes)
+        work = way.operations if isinstance(way.operations, int) else _evaluate(way.operations, sizes)
+        if work is None or work < LONG or shapes is None:
+            arrays = [each.numpy() for each in inputs]
+            made = QUEUE.now(lambda: _with_data(data, compiled, arrays))
+            theirs = [] if function.in_place else arrays  # what is donated may come back as a result
+            return [_buffer(result, value.shape, theirs) for result, value in zip(made, _results(way), strict=True)]
+        # The call returns before it has run, so that the caller's own arrays are copied now.
+        arrays = [each.numpy() if each.owns else np.array(each.numpy()) for each in inputs]
+        started = QUEUE.later(lambda: _with_data(data, compiled, arrays))
+        return [HostBuffer.later(partial(_result, started, i), shape) for i, shape in enumerate(shapes)]
+
+    # ---- what it costs ----
+
+    def memory(self, **sizes: int) -> Memory:
+        """Bytes that a run needs. Open sizes that are not given count as 1; XLA counts for the latest that came."""
+        way = self._one_way("several programs")
+        told = getattr(way.compiled, "memory", None)
+        if not self._function.on_host and callable(told):
+            return cast(Memory, told())
+        known = {**dict.fromkeys(_symbols(way.program), 1), **self._function.sizes, **sizes}
+        footprint = getattr(self.platform.engine, "footprint", None)
+        counted = cost.memory(way.program.main, known)
+        if footprint is None:
+            return Memory(counted.arguments, counted.results, counted.peak)
+        parts = footprint(way.program).parts(known)
+        return Memory(counted.arguments, parts["results"], parts["temporaries"])
+
+    def cost(self, **sizes: int) -> Cost:
+        """What a run does. Open sizes that are not given count as 1; XLA counts for the latest that came."""
+        way = self._one_way("several programs")
+        told = getattr(way.compiled, "cost", None)
+        if not self._function.on_host and callable(told):
+            return cast(Cost, told())
+        known = {**dict.fromkeys(_symbols(way.program), 1), **self._function.sizes, **sizes}
+        counted = cost.memory(way.program.main, known)
+        operations = cost.operations(way.program)
+        return Cost(float(evaluate(operations, known)), float(counted.arguments + counted.results))
+
+    # ---- files ----
+
+    def serialize(self) -> bytes:
+        """It as bytes, for `smelt.deserialize`: a bundle, or XLA's program without weights from the pjrt engine.
+
+        What comes back takes and gives arrays in order; another platform or version is refused with the reason.
+        """
+        compiled = self._one_way("several programs, which do not go into one file").compiled
+        told = getattr(compiled, "serialize", None)
+        if told is None:
+            raise self._unsaved()
+        return bytes(told())
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a file, which appears whole or not at all; `smelt.load(path)` takes it back."""
+        compiled = self._one_way("several programs, which do not go into one file").compiled
+        if isinstance(compiled, Storable):
+            write_bundle(Path(path), compiled.stored()._replace(name=self.name))
+        elif hasattr(compiled, "serialize"):
+            write_bytes(Path(path), [memoryview(self.serialize())])
+        else:
+            raise self._unsaved()
+
+    def _unsaved(self) -> SmeltError:
+        return UnsupportedError(
+            f"{self.name} cannot be saved",
+            expected="a program of the native or pjrt engine without calls into Python",
+            got=f"the {self.platform.engine.name} engine",
+        )
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        """Give back what it holds, weights included. Closing twice is harmless; calling afterwards is an error."""
+        if self._held is not None:
+            self._held.release()
+        self._held = None
+        self._bound = {}
+
+    def __enter__(self) -> Executable[P, R]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> _Held:
+        if self._held is None:
+            raise RunError(f"{self.name}: the executable is closed", remedy="compile the function again")
+        return self._held
+
+    def _one_way(self, otherwise: str) -> Way:
+        ways = self._open().ways
+        if len(ways) != 1:
+            raise UnsupportedError(f"{self.name} has {otherwise}", got=f"{len(ways)} ways")
+        return ways[0]
+
+
+# ---- values ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """What stays of a weight when the engine has it: its sizes, which later ones have to fit."""
+
+    shape: tuple[int, ...]
+
+
+def _sizes(value: Any) -> tuple[int, ...]:
+    shape: Shape | tuple[int, ...] = value.shape
+    return shape.numbers() if isinstance(shape, Shape) else tuple(shape)
+
+
+def _as_numpy(given: Any) -> Any:
+    if isinstance(given, np.ndarray) or not hasattr(given, "__dlpack__") or hasattr(given, "__array__"):
+        return given
+    return np.from_dlpack(given)
+
+
+def _check_shape(given: Shape, wanted: Shape, what: str) -> None:
+    fits = given.dtype == wanted.dtype and given.rank == wanted.rank
+    if not fits or any(isinstance(b, int) and a != b for a, b in zip(given.sizes, wanted.sizes, strict=True)):
+        raise ShapeError(f"{what} does not fit", expected=wanted, got=given)
+
+
+def _same(given: Any, known: Any) -> bool:
+    return given is known or (type(given) is type(known) and bool(given == known))
+
+
+def _broken(facts: Facts, values: Mapping[str, int]) -> list[str]:
+    return [str(fact) for fact in facts if fact.symbols <= values.keys() and not fact.holds(values)]
+
+
+def _with_data(data: Mapping[Callable[..., Any], Any], compiled: Compiled, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The results of a run in which functions that it calls find what was bound to them."""
+    if not data:
+        return compiled(*inputs)
+    token = DATA.set(data)
+    try:
+        return compiled(*inputs)
+    finally:
+        DATA.reset(token)
+
+
+def _results(way: Way) -> tuple[Value, ...]:
+    return way.program.main.results
+
+
+def _result(started: Future[tuple[Any, ...]], index: int) -> Array:
+    array: Array = started.result()[index]
+    return array
+
+
+def _buffer(result: Array, shape: Shape, inputs: Sequence[Array]) -> HostBuffer:
+    shared = not result.flags.writeable or any(result is array or result.base is array for array in inputs)
+    return HostBuffer(result, Shape.of(shape.dtype, result.shape), owns=not shared)
+
+
+def _is_exclusive(given: Any) -> bool:
+    """Whether nobody but the buffer's owner sees its memory."""
+    return not isinstance(given, HostBuffer) or (given.owns and given.numpy().flags.writeable)
+
+
+def _is_buffer(value: Any) -> bool:
+    return hasattr(value, "wait") and hasattr(value, "delete")
+
+
+def _result_shapes(way: Way, sizes: Mapping[str, int]) -> list[Shape] | None:
+    """The results' shapes in numbers; None where only data tells one of them."""
+    shapes = [value.shape for value in _results(way)]
+    if any(not shape.symbols <= sizes.keys() for shape in shapes):
+        return None
+    return [Shape.of(shape.dtype, shape.numbers(sizes)) for shape in shapes]
+
+
+def _evaluate(size: Size, sizes: Mapping[str, int]) -> int | None:
+    try:
+        return evaluate(size, sizes)
+    except ShapeError:
+        return None
+
+
+def _symbols(program: Program) -> set[str]:
+    return {name for value in (*program.main.args, *program.main.results) for name in value.shape.symbols}

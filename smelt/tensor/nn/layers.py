@@ -1,0 +1,132 @@
+"""Layers over one axis: Linear, Embedding, Dropout, and Sequential of others.
+
+Parameters are named and laid out as torch's (`weight` of Linear is [out, in]), so that checkpoints bind as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from smelt.dtype import DType
+from smelt.tensor import random
+from smelt.tensor.axes import SizeLike, size_of
+from smelt.tensor.core import Tensor
+from smelt.tensor.elementwise import where
+from smelt.tensor.fields import set_field
+from smelt.tensor.model import Model, open_parameter
+from smelt.tensor.nn.sizes import Axes, element_of, features
+from smelt.tensor.record import operand
+from smelt.tensor.recovery import guarded
+from smelt.tensor.source import refuse
+
+
+class Linear(Model):
+    """x W^T + b over one axis: `nn.Linear(d=768, f=3072)` takes axis d and gives axis f.
+
+    One name with two sizes keeps the name: `nn.Linear(d=(768, 512))`. Sizes are numbers or symbols (`d="D"`).
+
+    >>> import smelt
+    >>> layer = Linear(d=768, f="F")
+    >>> layer
+    Linear(weight=f32[f=F, d=768], bias=f32[f=F])
+    >>> layer(smelt.symbolic("f32[b=B, d=768]")).shape
+    f32[b=B, f=F]
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, *, bias: bool = True, dtype: str | DType | None = None, **axes: Axes) -> None:
+        found, _ = features("Linear", axes)
+        element = element_of(dtype)
+        self.weight = open_parameter({found.inner: found.out_size, found.came: found.came_size}, element)
+        self.bias = open_parameter({found.inner: found.out_size}, element) if bias else None
+
+    @guarded
+    def __call__(self, x: Tensor) -> Tensor:
+        inner, came = self.weight.shape.names or ("", "")
+        out = came if inner == f"{came}_out" else inner
+        if out != came and out in (x.shape.names or ()):
+            refuse(
+                f'Linear from "{came}" to "{out}": the operand has an axis "{out}" already',
+                operand("operand", x),
+                remedy=f'rename one of them: .rename({out}="…")',
+            )
+        y = x.dot(self.weight, came)
+        if self.bias is not None:
+            y = y + self.bias
+        return y if inner == out else y.rename(**{inner: out})
+
+
+class Embedding(Model):
+    """Rows of a table: `nn.Embedding(v=32000, d=4096)` looks integers up along v and gives axis d.
+
+    >>> import smelt
+    >>> Embedding(v=100, d=8)(smelt.symbolic("i32[b=B, s=S]")).shape
+    f32[b=B, s=S, d=8]
+    """
+
+    weight: Tensor
+
+    def __init__(self, *, dtype: str | DType | None = None, **axes: SizeLike) -> None:
+        if len(axes) != 2:
+            refuse("nn.Embedding: how many rows, and of what", remedy="nn.Embedding(v=32000, d=4096)")
+        self.weight = open_parameter({name: size_of(size) for name, size in axes.items()}, element_of(dtype))
+
+    @guarded
+    def __call__(self, ids: Tensor) -> Tensor:
+        rows, depth = self.weight.shape.names or ("", "")
+        if depth in (ids.shape.names or ()):
+            message = f'Embedding of "{depth}": the indices have an axis "{depth}" already'
+            refuse(message, operand("indices", ids), remedy=f'rename it: .rename({depth}="…")')
+        made = self.weight.take(ids, rows)
+        return made.transpose(*(ids.shape.names or ()), depth)
+
+    @guarded
+    def logits(self, x: Tensor) -> Tensor:
+        """How well x goes with each row: the tied output layer of a language model."""
+        return x.dot(self.weight, (self.weight.shape.names or ("", ""))[1])
+
+
+class Dropout(Model):
+    """Elements set to 0 with a probability, the others grown to make up for it. Without a key nothing happens.
+
+    >>> import smelt
+    >>> drop = Dropout(0.5)
+    >>> x = smelt.ones("f32[n=4]")
+    >>> drop(x) is x, sorted({float(v) for v in drop(smelt.ones("f32[n=64]"), smelt.random.key(1)).numpy()})
+    (True, [0.0, 2.0])
+    """
+
+    probability: float
+
+    def __init__(self, probability: float = 0.5) -> None:
+        if not 0 <= probability < 1:
+            refuse(f"Dropout: {probability} is no probability below 1")
+        self.probability = probability
+
+    def __call__(self, x: Tensor, key: Tensor | None = None) -> Tensor:
+        if key is None or not self.probability:
+            return x
+        kept = random.bernoulli(key, x.shape, 1 - self.probability)
+        return where(kept, x * (1 / (1 - self.probability)), 0.0)
+
+
+class Sequential(Model):
+    """Layers and functions one after the other; paths number them as torch does: `0.weight`, `2.bias`.
+
+    >>> import smelt
+    >>> mlp = Sequential(Linear(d=4, f=8), Tensor.relu, Linear(f=8, c=2))
+    >>> [path for path, _ in mlp.walk()]
+    ['0.weight', '0.bias', '2.weight', '2.bias']
+    """
+
+    def __init__(self, *layers: Callable[[Any], Any]) -> None:
+        for i, layer in enumerate(layers):
+            set_field(self, str(i), layer)
+
+    def __call__(self, x: Any) -> Any:
+        for layer in self.fields().values():
+            x = layer(x)
+        return x

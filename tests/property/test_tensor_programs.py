@@ -1,0 +1,107 @@
+"""Random programs that are right are accepted and have the shapes that NumPy gives; with one thing changed, not so.
+
+Whether a change is a mistake is for NumPy to say, at several sizes that satisfy the facts. A counterexample is tried:
+the NumPy program must fail at those sizes. 150 programs of each kind; SMELT_ALL_PROGRAMS=1 tries more than 1,000.
+"""
+
+import os
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from smelt import Shaped, Tensor, TensorError
+from smelt.dim import evaluate
+from smelt.shape import Shape
+from smelt.tensor import check
+from smelt.tensor.tracing import Outcome
+from tests.property import tensor_ops
+from tests.property.tensor_programs import OPS, Draw, Program, mutated, numbers_for, runs
+
+assert tensor_ops.UNARY  # which registers the ops
+PROGRAMS = 1200 if os.environ.get("SMELT_ALL_PROGRAMS") else 150
+SIZES = 6  # tries to find sizes at which a changed program fails
+
+
+def judged(program: Program) -> Outcome:
+    """What smelt says about a program, whose declared result is an annotation."""
+
+    def function(*inputs: Any) -> Any:
+        return program.on_tensors(*inputs)
+
+    function.__annotations__["return"] = Shaped[Tensor, program.result]
+    return check(function, *program.inputs, facts=program.facts)
+
+
+def drawn(rng: np.random.Generator) -> Program:
+    return Draw(rng).finish(int(rng.integers(1, 8)))
+
+
+def test_right_programs_are_accepted(seed: int):
+    rng = np.random.default_rng([seed, 11])
+    refused: list[str] = []
+    used: Counter[str] = Counter()
+    for number in range(PROGRAMS):
+        program = drawn(rng)
+        used.update(step.op for step in program.steps)
+        outcome = judged(program)
+        if outcome.errors:
+            refused.append(f"{program}\n{outcome.errors[0]}")
+            continue
+        numbers = numbers_for(program, rng)
+        if numbers is None:
+            continue
+        want = program.on_arrays(numbers).shape
+        assert outcome.traced is not None
+        assert tuple(evaluate(size, numbers) for size in outcome.traced.results.shape.sizes) == want, program
+        if number % 10 == 0:
+            arrays = [np.ones(shape.numbers(numbers), shape.dtype.numpy) for shape in program.inputs]
+            assert outcome.traced(*arrays, engine="reference").shape == want, program
+    assert len(refused) <= PROGRAMS // 100, "\n\n".join(refused)
+    assert PROGRAMS < 1000 or not OPS.keys() - used.keys(), "every op was drawn"
+
+
+def test_changed_programs_are_refused(seed: int):
+    rng = np.random.default_rng([seed, 12])
+    wrong = confirmed = 0
+    accepted: list[str] = []
+    while wrong < PROGRAMS:
+        made = mutated(drawn(rng), rng)
+        if made is None:
+            continue
+        program, what = made
+        drawn_sizes = [numbers_for(program, rng) for _ in range(SIZES)]
+        failing = [numbers for numbers in drawn_sizes if numbers is not None and not runs(program, numbers)]
+        if not failing:
+            continue  # NumPy finds nothing wrong with it
+        wrong += 1
+        outcome = judged(program)
+        if not outcome.errors:
+            accepted.append(f"{what}: accepted, but fails at {failing[0]}\n{program}")
+            continue
+        error = outcome.errors[0]
+        if isinstance(error, TensorError) and error.counterexample is not None:
+            numbers = {**dict.fromkeys(program.symbols, 2), **error.counterexample}
+            assert not runs(program, numbers), f"{what}: gets through at {numbers}\n{program}\n{error}"
+            confirmed += 1
+    assert not accepted, "\n\n".join(accepted)
+    assert confirmed > PROGRAMS // 2
+
+
+def test_an_axis_under_another_name_is_refused(seed: int):
+    """Sizes stay what they are, so that the name alone tells the axes apart."""
+    rng = np.random.default_rng([seed, 13])
+    tried = 0
+    while tried < PROGRAMS // 3:
+        program = drawn(rng)
+        meeting = [step.operands[1] for step in program.steps if step.op in ("binary", "concatenate", "update", "loop")]
+        meeting = [i for i in meeting if program.inputs[i].names]
+        if not meeting:
+            continue
+        i = int(rng.choice(meeting))
+        inputs = list(program.inputs)
+        shape = inputs[i]
+        inputs[i] = Shape.of(shape.dtype, shape.sizes, (*(shape.names or ())[:-1], "odd"))
+        errors = judged(Program(tuple(inputs), program.steps, program.facts, program.result)).errors
+        assert errors, program
+        tried += 1
