@@ -65,7 +65,12 @@ def transpose(nest: Nest, op: Op, _: int, index: Index) -> Expr:
 def reshape(nest: Nest, op: Op, _: int, index: Index) -> Expr:
     operand, sizes = op.operands[0], tensor(op.result).sizes
     if operand in nest.stored:
-        return nest.load(operand, flat(index, sizes))  # the offset is the same
+        view = nest.views.get(operand)
+        if view is None:
+            return nest.load(operand, flat(index, sizes))  # the offset is the same
+        turned = view.reshaped(tensor(operand).sizes, sizes)
+        if turned is not None:
+            return nest.load(operand, turned.at(index))
     return nest.pull(operand, reshaped(nest, index, sizes, tensor(operand).sizes))
 
 
@@ -86,6 +91,19 @@ def reverse(nest: Nest, op: Op, _: int, index: Index) -> Expr:
 def pad(nest: Nest, op: Op, _: int, index: Index) -> Expr:
     low, interior = op.attrs["edge_padding_low"], op.attrs["interior_padding"]
     return padded(nest, op, index, [Number(each) for each in low], [1 + each for each in interior])
+
+
+def border(nest: Nest, op: Op, target: int) -> None:
+    """Only what a `pad` puts around its operand: two slabs along each axis, within the operand along those before."""
+    low, sizes, full = op.attrs["edge_padding_low"], tensor(op.operands[0]).sizes, tensor(op.result).sizes
+    for axis, high in enumerate(op.attrs["edge_padding_high"]):
+        for start, count in ((0, low[axis]), (low[axis] + sizes[axis], high)):
+            if count == 0:
+                continue
+            first: tuple[Size, ...] = (*low[:axis], start, *(0 for _ in full[axis + 1 :]))
+            with nest.loops((*sizes[:axis], count, *full[axis + 1 :])) as index:
+                place = tuple(add(at, begin) for at, begin in zip(index, first, strict=True))
+                nest.store(target, nest.offset(op.result, place), nest.pull(op.operands[1], ()))
 
 
 def padded(nest: Nest, op: Op, index: Index, low: list[Expr], steps: list[Size] | list[Expr]) -> Expr:

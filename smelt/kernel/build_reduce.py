@@ -139,7 +139,7 @@ def by_rows(nest: Nest, op: Op, target: int) -> None:
         with nest.loop(used, "lane") as j:
             total, column = nest.keep(Item(totals, j, dtype)), add(first, j)
             if room is None:
-                nest.store(target, flat((*at, column), (*held, columns)), total)
+                nest.store(target, nest.offset(op.result, (*at, column)), total)
             else:
                 nest.store(room, flat((*at, part, column), (*held, parts, columns)), total)
     if room is None:
@@ -149,7 +149,7 @@ def by_rows(nest: Nest, op: Op, target: int) -> None:
         with nest.loop(parts, "ordered") as part:
             more = nest.keep(Load(nest.buffer(room), flat((*at, part, column), (*held, parts, columns)), dtype))
             nest.emit(Set(total, nest.apply(function, nest.keep(total), more, dtype=dtype)))
-        nest.store(target, flat((*at, column), (*held, columns)), nest.keep(total))
+        nest.store(target, nest.offset(op.result, (*at, column)), nest.keep(total))
 
 
 def in_order(nest: Nest, op: Op, index: Index) -> tuple[Var, ...]:

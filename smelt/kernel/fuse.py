@@ -33,9 +33,11 @@ from smelt.kernel import (  # noqa: F401  their rules
     build_window,
 )
 from smelt.kernel.build_contract import strides
+from smelt.kernel.build_map import border
 from smelt.kernel.demands import DEMANDS, Given, limits
-from smelt.kernel.loop import Amount, Expr, Number
-from smelt.kernel.nest import PULLS, Nest, SplitLoopError, flat, tensor, unknown
+from smelt.kernel.loop import Amount, Expr, Number, add
+from smelt.kernel.nest import PULLS, Nest, SplitLoopError, View, flat, tensor, unknown
+from smelt.kernel.place import Part, Users, is_whole, parts, row_major, starts
 from smelt.kernel.plan import (
     Branch,
     Buffer,
@@ -138,6 +140,12 @@ class _Fusion:
     keep: set[Value] = field(default_factory=set)  # values that get a buffer
     forced: set[Value] = field(default_factory=set)  # values that must be stored whatever they are
     anchors: dict[Op, _Anchor] = field(default_factory=dict)
+    views: dict[Value, View] = field(default_factory=dict)  # how values lie that are part of another one
+    wholes: dict[Value, Value] = field(default_factory=dict)  # what they are part of
+    parts: dict[Op, list[Part]] = field(default_factory=dict)  # of ops whose operands are made in place
+    homes: dict[Value, int] = field(default_factory=dict)  # buffers of wholes
+    begun: set[int] = field(default_factory=set)  # those of them that hold something already
+    addressed: list[tuple[Value, Value, bool]] = field(default_factory=list)  # (base, value, in runs) that ops address
     known: set[str] = field(default_factory=set)  # symbols that have a number by now
     late: list[str] = field(default_factory=list)  # those of them that only data tells
 
@@ -160,6 +168,9 @@ class _Fusion:
             tuple(self.late),
             tuple(i for i, attrs in enumerate(func.arg_attrs) if DONATED in attrs),
         )
+
+    def _nest(self) -> Nest:
+        return Nest(self.stored, views=self.views, temporary=lambda shape: self._buffer(shape, "temporary"))
 
     def _buffer(self, shape: Shape, kind: str) -> int:
         index = sum(buffer.kind == kind for buffer in self.buffers) if kind != "temporary" else 0
@@ -240,21 +251,27 @@ class _Fusion:
         if not any(value in self.keep for value in op.results):
             return demanded  # pulled, or the beginning of another kernel
         results = [value for value in op.results if not isinstance(value.type, Token)]
-        if op.name == "stablehlo.reshape" and (base := self._viewed(op.result)) is not None:
+        if (
+            op.name == "stablehlo.reshape"
+            and op.result not in self.views
+            and (base := self._viewed(op.result)) is not None
+        ):
             return self._view(op.result, base, returned)
         targets = [self._home(value, returned) for value in results]
         anchor = self.anchors.get(op)
-        if op.name in UPDATES:
+        if op in self.parts:
+            steps = self._rest(op, targets[0])
+        elif op.name in UPDATES:
             steps = self._update(op, targets)
         elif op.name in SINKS or anchor is not None:
-            nest = Nest(self.stored, temporary=lambda shape: self._buffer(shape, "temporary"))
+            nest = self._nest()
             first = op if anchor is None else anchor.op
             output = Output(targets) if anchor is None else Output(targets, op.result, anchor.path)
             SINKS[first.name](nest, first, output)
             writes = [*targets, *nest.scratches]
             steps = [self._launch(nest, first.name.partition(".")[2], [first], writes)]
         elif op.name == "stablehlo.reduce" and build_reduce.goes_by_rows(op):
-            nest = Nest(self.stored, temporary=lambda shape: self._buffer(shape, "temporary"))
+            nest = self._nest()
             build_reduce.by_rows(nest, op, targets[0])
             steps = [self._launch(nest, "reduce", [op], [*targets, *nest.scratches])]
         elif len({tensor(value).sizes for value in results}) == 1:
@@ -263,6 +280,23 @@ class _Fusion:
             steps = [self._map([value], [target]) for value, target in zip(results, targets, strict=True)]
         self.stored.update(zip(results, targets, strict=True))
         return [*demanded, *steps]
+
+    def _rest(self, op: Op, target: int) -> list[Step]:
+        """What a whole holds besides the parts that were made in it."""
+        made = {part.operand for part in self.parts[op]}
+        if op.name == "stablehlo.pad":
+            nest = self._nest()
+            border(nest, op, target)
+            return [self._launch(nest, "pad", [op], [target])]
+        steps: list[Step] = []
+        for i, (operand, start) in enumerate(zip(op.operands, starts(op), strict=True)):
+            if i not in made:
+                nest = self._nest()
+                with nest.loops(tensor(operand).sizes) as index:
+                    place = tuple(add(at, first) for at, first in zip(index, start, strict=True))
+                    nest.store(target, nest.offset(op.result, place), nest.pull(operand, index))
+                steps.append(self._launch(nest, "map", [op], [target]))
+        return steps
 
     def _update(self, op: Op, targets: Sequence[int]) -> list[Step]:
         """The operands that an op changes, copied to its results, and a kernel that writes what is new.
@@ -279,7 +313,7 @@ class _Fusion:
         new = op.operands[1 if op.name == "stablehlo.dynamic_update_slice" else -1]
         if tensor(new).count == 0:
             return steps
-        nest = Nest(self.stored)
+        nest = self._nest()
         UPDATES[op.name](nest, op, Output(targets))
         launch = self._launch(nest, op.name.partition(".")[2], [op], targets)
         return [*steps, replace(launch, updates=tuple(targets))]
@@ -287,7 +321,7 @@ class _Fusion:
     def _converted(self, value: Value, element: DType, target: int) -> Step:
         """A kernel that puts a value into a buffer of another element type."""
         sizes = tensor(value).sizes
-        nest = Nest(self.stored)
+        nest = self._nest()
         with nest.loops(sizes) as index:
             nest.store(target, flat(index, sizes), nest.convert(nest.pull(value, index), element))
         return self._launch(nest, "map", [], [target])
@@ -298,7 +332,7 @@ class _Fusion:
         while base not in self.stored and base.op is not None and base.op.name == "stablehlo.reshape":
             base = base.op.operands[0]
         late = {*tensor(value).symbols, *tensor(base).symbols}.intersection(self.late)
-        return None if late else self.stored.get(base)
+        return None if late or base in self.views else self.stored.get(base)
 
     def _view(self, value: Value, base: int, returned: dict[Value, int]) -> list[Step]:
         """Another shape of what lies in a buffer already."""
@@ -313,7 +347,7 @@ class _Fusion:
             if born:
                 raise unknown(op, "with a size that only data tells")
             return []
-        nest = Nest(self.stored)
+        nest = self._nest()
         flag = self._buffer(Shape("i1"), "temporary")
         conditions: list[Expr] = []
         numbers: dict[str, Expr] = {}
@@ -350,8 +384,14 @@ class _Fusion:
         self.known.update(born)
 
     def _home(self, value: Value, returned: dict[Value, int]) -> int:
-        found = returned.get(value)
-        return found if found is not None else self._buffer(tensor(value), "temporary")
+        while value in self.wholes:
+            value = self.wholes[value]
+        found = self.homes.get(value, returned.get(value))
+        if found is None:
+            found = self._buffer(tensor(value), "temporary")
+        if value.op in self.parts:
+            self.homes[value] = found
+        return found
 
     def _constant(self, op: Op) -> None:
         data = np.ascontiguousarray(op.attrs["value"].array).tobytes()
@@ -365,15 +405,15 @@ class _Fusion:
         domain: list[Size] = list(tensor(values[0]).sizes)
         inner: dict[int, list[Size]] = {d: [size] for d, size in enumerate(domain)}
         while True:
-            nest = Nest(self.stored)
+            nest = self._nest()
             extents = [size for d in inner for size in inner[d]]
             try:
                 with nest.loops(extents, splittable=True) as vars:
                     places = iter(vars)
                     index = tuple(flat(tuple(next(places) for _ in sizes), sizes) for sizes in inner.values())
                     elements = [nest.pull(value, index) for value in values]
-                    for target, element in zip(targets, elements, strict=True):
-                        nest.store(target, flat(index, domain), element)
+                    for value, target, element in zip(values, targets, elements, strict=True):
+                        nest.store(target, nest.offset(value, index), element)
             except SplitLoopError as wanted:
                 at = vars.index(wanted.var)
                 _split(inner, at, wanted.inner)
@@ -386,7 +426,9 @@ class _Fusion:
         body = () if empty else schedule(nest.scope.statements)  # what is read for no element may not be there
         covered = tuple(dict.fromkeys([*first, *nest.covered]))
         kernel = Kernel(kind, body, len(nest.buffers), tuple(dict.fromkeys(op.name for op in covered)))
-        return Launch(kernel, tuple(nest.buffers), tuple(writes), covered if self.telling else ())
+        updates = tuple(target for target in writes if target in self.begun)
+        self.begun.update(target for target in writes if target in self.homes.values())
+        return Launch(kernel, tuple(nest.buffers), tuple(writes), covered if self.telling else (), updates)
 
     # -- control flow --
 
@@ -472,12 +514,33 @@ class _Fusion:
             for value in _captured(op):
                 if value in uses:
                     uses[value].outside = True
+        users = _users(region)
         for op in reversed(region.ops):
             stored = self._is_stored(op, uses)
             self._force(op)
             if stored:
                 self.keep.update(value for value in op.results if not isinstance(value.type, Token))
+                self._place(op, users)
             self._spread(op, stored, uses)
+
+    def _place(self, op: Op, users: Users) -> None:
+        """Have the operands of a whole made in its buffer."""
+        if not is_whole(op, self.known):
+            return
+        view = self.views.get(op.result) or row_major(tensor(op.result).sizes)
+        found = parts(op, view, users, self._may_lie)
+        if found:
+            self.parts[op] = found
+        for part in found:
+            self.views[part.value], self.wholes[part.value] = part.view, op.result
+            self.forced.add(part.value)
+
+    def _may_lie(self, value: Value, view: View) -> bool:
+        """Whether a value has no place yet, and those who address it still can."""
+        if value in self.views or value in self.keep:
+            return False
+        nest = Nest({value: 0}, views={value: view})
+        return all(_is_strided(nest, seen, in_runs) for base, seen, in_runs in self.addressed if base is value)
 
     def _is_stored(self, op: Op, uses: dict[Value, _Use]) -> bool:
         if op.name in ANCHORS and len(op.results) == 1 and self._ends_elsewhere(op, uses[op.result]):
@@ -529,10 +592,9 @@ class _Fusion:
                 self._constant(base.op)  # a number that would otherwise lie nowhere
             elif base.op is not None and _is_move(base.op):
                 self.forced.add(base)
-            if value is base:
-                continue
-            found = strides(Nest({base: 0}), value)
-            if found is not None and (i not in IN_RUNS[op.name] or dict(found[1].terms).get(found[2][-1]) == 1):
+            in_runs = i in IN_RUNS[op.name]
+            self.addressed.append((base, value, in_runs))
+            if value is base or _is_strided(Nest({base: 0}, views=self.views), value, in_runs):
                 continue
             while value.op is not None and value.op.name == "stablehlo.reshape":
                 value = value.op.operands[0]  # a view of what it reshapes
@@ -558,6 +620,26 @@ class _Fusion:
             mine.path = _joined_path(mine, _path(op, i, () if stored else use.path))
             if op.name in CONTROL or op.name == "stablehlo.custom_call" or _gives_size(op, i):
                 mine.outside = True
+
+
+def _is_strided(nest: Nest, value: Value, in_runs: bool) -> bool:
+    """Whether a value lies at regular distances, along its last axis side by side if that is wanted."""
+    found = strides(nest, value)
+    return found is not None and (not in_runs or dict(found[1].terms).get(found[2][-1]) == 1)
+
+
+def _users(region: Region) -> dict[Value, list[Op]]:
+    """The ops of a block that use its values; those that others use as well are not in it."""
+    users: dict[Value, list[Op]] = {value: [] for op in region.ops for value in op.results}
+    for op in region.ops:
+        for value in dict.fromkeys(op.operands):
+            if value in users:
+                users[value].append(op)
+        for value in _captured(op):
+            users.pop(value, None)
+    for value in region.results:
+        users.pop(value, None)
+    return users
 
 
 def _gives_size(op: Op, operand: int) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from smelt.dim import Size, divide_exact, product
 from smelt.dtype import DType, i1, i64
@@ -84,9 +85,40 @@ class Scope:
     names: dict[Expr, Var] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """Where the elements of a value lie in a buffer that holds more: at `offset` + the sum of index * stride."""
+
+    offset: Size
+    strides: tuple[Size, ...]
+
+    def at(self, index: Index) -> Expr:
+        return add(*(scale(at, stride) for at, stride in zip(index, self.strides, strict=True)), self.offset)
+
+    def reshaped(self, sizes: Sequence[Size], target: Sequence[Size]) -> View | None:
+        """The same elements in another shape, if they still lie at regular distances."""
+        strides: list[Size] = []
+        for ours, theirs in groups(sizes, target):
+            axes = [d for d in ours if sizes[d] != 1]
+            if [sizes[d] for d in axes] == [target[d] for d in theirs if target[d] != 1]:
+                held = iter([self.strides[d] for d in axes])
+                strides += [0 if target[d] == 1 else next(held) for d in theirs]
+                continue
+            if any(self.strides[a] != self.strides[b] * sizes[b] for a, b in pairwise(axes)):
+                return None
+            step: Size = self.strides[axes[-1]] if axes else 0
+            inner: list[Size] = []
+            for d in reversed(theirs):
+                inner.append(step)
+                step = step * target[d]
+            strides += reversed(inner)
+        return View(self.offset, tuple(strides))
+
+
 @dataclass(slots=True)
 class Nest:
-    """One kernel. `stored` says which buffer of the program holds a value; `buffers` are those that the kernel uses."""
+    """One kernel. `stored` says which buffer of the program holds a value, `views` where in it, if it holds more;
+    `buffers` are those that the kernel uses."""
 
     stored: Mapping[Value, int]
     buffers: list[int] = field(default_factory=list)
@@ -98,6 +130,7 @@ class Nest:
     splittable: dict[Var, None] = field(default_factory=dict)
     serial: int = 0
     temporary: Callable[[Shape], int] | None = None  # makes a buffer of the program
+    views: Mapping[Value, View] = field(default_factory=dict)
     scratches: list[int] = field(default_factory=list)  # those made for this kernel alone
 
     # -- names and places --
@@ -256,7 +289,7 @@ class Nest:
             return known
         shape = tensor(value)
         if value in self.stored:
-            found = self.load(value, flat(index, shape.sizes))
+            found = self.load(value, self.offset(value, index))
         else:
             op = value.op
             assert op is not None, f"an argument of a region of type {shape} is not at hand"
@@ -268,8 +301,13 @@ class Nest:
         self.pulled[key] = found
         return found
 
+    def offset(self, value: Value, index: Index) -> Expr:
+        """Where an element lies in the buffer of its value."""
+        view = self.views.get(value)
+        return flat(index, tensor(value).sizes) if view is None else view.at(index)
+
     def load(self, value: Value, offset: Expr) -> Expr:
-        """An element of a stored value at a row-major offset."""
+        """What lies at some place of the buffer of a stored value."""
         return self.let(Load(self.buffer(self.stored[value]), offset, tensor(value).element))
 
     def store(self, number: int, offset: Expr, value: Expr) -> None:

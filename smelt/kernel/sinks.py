@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from smelt.ir.core import Op, Value
 from smelt.kernel.loop import Expr
-from smelt.kernel.nest import Index, Nest, flat, reshaped, tensor
+from smelt.kernel.nest import Index, Nest, reshaped, tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class Output:
         for move in self.path:
             index = pushed(nest, move, index)
         if self.last is None:
-            nest.store(self.targets[0], flat(index, tensor(op.result).sizes), element)
+            nest.store(self.targets[0], nest.offset(op.result, index), element)
             return
         nest.values[op.result] = element
-        nest.store(self.targets[0], flat(index, tensor(self.last).sizes), nest.pull(self.last, index))
+        nest.store(self.targets[0], nest.offset(self.last, index), nest.pull(self.last, index))
         del nest.values[op.result]
 
 

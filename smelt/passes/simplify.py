@@ -11,7 +11,7 @@ import numpy as np
 
 from smelt.dtype import DType
 from smelt.ir.attributes import Constant
-from smelt.ir.core import Region, Value
+from smelt.ir.core import Op, Region, Value
 from smelt.ir.ops.shape import is_per_axis
 from smelt.ir.rewrite import Edit, Match, Rule, op
 from smelt.shape import Shape
@@ -126,6 +126,48 @@ def _single_concatenate(m: Match) -> Value | None:
         return full[0] if _same(full[0], m.shape) else None
     joined: Value = m.build.concatenate(*full, dimension=dimension)
     return joined
+
+
+def _adjacent_slices(m: Match) -> Value | None:
+    """Neighbouring parts of one value that stand side by side again become one part."""
+    dimension = m.op.attrs["dimension"]
+    joined: list[Value] = []
+    for value in m.edit.operands(m.op):
+        before = joined[-1].op if joined else None
+        if before is None or not _follows(m, before, value.op, dimension):
+            joined.append(value)
+            continue
+        assert value.op is not None
+        limits = list(before.attrs["limit_indices"])
+        limits[dimension] = value.op.attrs["limit_indices"][dimension]
+        source, starts, strides = (
+            m.edit.value(before.operands[0]),
+            before.attrs["start_indices"],
+            before.attrs["strides"],
+        )
+        joined[-1] = m.build.slice(source, start_indices=starts, limit_indices=tuple(limits), strides=strides)
+    if len(joined) == len(m.op.operands):
+        return None
+    if len(joined) == 1:
+        return joined[0] if _same(joined[0], m.shape) else None
+    whole: Value = m.build.concatenate(*joined, dimension=dimension)
+    return whole
+
+
+def _follows(m: Match, first: Op, second: Op | None, dimension: int) -> bool:
+    if second is None or {first.name, second.name} != {"stablehlo.slice"}:
+        return False
+    if m.edit.value(first.operands[0]) is not m.edit.value(second.operands[0]) or set(first.attrs["strides"]) != {1}:
+        return False
+    if first.attrs["limit_indices"][dimension] != second.attrs["start_indices"][dimension]:
+        return False
+    ends = (
+        [each for d, each in enumerate(slice.attrs[name]) if d != dimension]
+        for slice in (first, second)
+        for name in ("start_indices", "limit_indices")
+    )
+    starts, limits, others, other_limits = ends
+    return starts == others and limits == other_limits and first.attrs["strides"] == second.attrs["strides"]
 
 
 # ---- conversions ----
@@ -360,6 +402,7 @@ CANCELLATION = [
     Rule(op("slice", op("slice", "x", name="inner")), _merge_slices, "slices compose"),
     Rule(op("pad", "x", ""), _empty_pad, "padding by nothing adds nothing"),
     Rule(op("concatenate"), _single_concatenate, "parts of size zero add nothing"),
+    Rule(op("concatenate"), _adjacent_slices, "parts that were cut apart are put together again"),
     Rule(op("convert", "x"), _unchanged, "a conversion to the same type changes nothing"),
     Rule(op("convert", op("convert", "x", name="inner")), _convert_there_and_back, "the wider type held every value"),
     Rule(op("get_tuple_element", op("tuple", name="tuple")), _tuple_element, "the element was just put in"),

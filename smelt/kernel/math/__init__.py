@@ -118,7 +118,7 @@ ULP: dict[str, float] = {
     "exponential_minus_one": 1.8,
     "log": 0.9,
     "log_plus_one": 1.6,
-    "logistic": 1.5,
+    "logistic": 2.0,
     "power": 0.9,
     "rsqrt": 1.5,
     "sine": 0.8,

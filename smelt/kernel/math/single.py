@@ -93,22 +93,23 @@ static inline f32 smelt_tanh_f32(f32 x) {{
   f32 large = 1.0f - 2.0f / (1.0f + smelt_exp_near_f32(2.0f * (a > 10.0f ? 10.0f : a)));
   return smelt_copysign_f32(a < 0.6f ? small : large, x);
 }}""",
-    # e^x for x <= 0, and what rounding took from it.
-    "smelt_exp_lost_f32": """\
-static inline f32 smelt_exp_lost_f32(f32 x, f32 *e) {
-  f32 in = x < -105.0f ? -105.0f : x, p;
-  i32 n = smelt_exp_split_f32(in, &p), half = n >> 1;
-  f32 sum = 1.0f + p, first = smelt_power_of_two_f32(half), second = smelt_power_of_two_f32(n - half);
-  *e = sum * first * second;
-  return ((1.0f - sum) + p) * first * second;
+    # 1 / (1 + e) for e in [0, 1]: a cubic within 0.2 % and two of Newton's steps are sooner done than a division. The
+    # second one knows e itself, not the rounded sum.
+    "smelt_inverse_near_f32": """\
+static inline f32 smelt_inverse_near_f32(f32 e) {
+  f32 d = 1.0f + e, y = smelt_fma_f32(smelt_fma_f32(d, -0.221836444f, 1.33101877f), d, -2.93933455f);
+  y = smelt_fma_f32(y, d, 2.82841891f);
+  y = smelt_fma_f32(smelt_fma_f32(-d, y, 1.0f), y, y);
+  return smelt_fma_f32(smelt_fma_f32(-e, y, 1.0f - y), y, y);
 }""",
-    # e / (1 + e) or 1 / (1 + e), put right by what was lost on the way: w is 1 / (1 + e).
+    # 1 / (1 + e) or e / (1 + e), where e is e^-|x|.
     "smelt_logistic_f32": """\
 static inline f32 smelt_logistic_f32(f32 x) {
-  f32 e, lost = smelt_exp_lost_f32(-smelt_abs_f32(x), &e), sum = 1 + e, q = (x < 0 ? e : 1) / sum;
-  f32 w = x < 0 ? 1 - q : q, left = (1 - sum) + e;
-  f32 off = x < 0 ? lost * w - q * left : -(lost + left) * w;
-  return x != x ? x : q + off * w;
+  f32 in = -smelt_abs_f32(x), low = in < -105.0f ? -105.0f : in, p;
+  i32 n = smelt_exp_split_f32(low, &p), half = n >> 1;
+  f32 scale = smelt_power_of_two_f32(half), e = smelt_fma_f32(p, scale, scale) * smelt_power_of_two_f32(n - half);
+  f32 y = smelt_inverse_near_f32(e);
+  return x < 0 ? e * y : y;
 }""",
     # Beside 0 a polynomial; further out 1 - e^q(a), where q is log(erfc(a)).
     "smelt_erf_f32": f"""\

@@ -216,6 +216,19 @@ def _(d: Draw) -> Value:
     return d.f.concatenate(*parts, dimension=1)
 
 
+@recipe("parts that were cut apart are put together again")
+def _(d: Draw) -> Value:
+    part = d.tensor(rank=2)
+    x = d.f.concatenate(*[part] * 3, dimension=1)
+    rows, columns = x.shape.numbers()
+    cut = columns // 3
+    first, second = (
+        d.f.slice(x, start_indices=(0, a), limit_indices=(rows, b), strides=(1, 1))
+        for a, b in ((0, cut), (cut, columns))
+    )
+    return d.f.concatenate(*((first, second) if d.random.random() < 0.5 else (x, first, second, x)), dimension=1)
+
+
 @recipe("a conversion to the same type changes nothing")
 def _(d: Draw) -> Value:
     x = d.tensor()
