@@ -16,7 +16,6 @@ import numpy as np
 
 import smelt
 from smelt import Shaped, Tensor
-from smelt.model import read
 from smelt.read import safetensors
 
 ASSETS = Path(smelt.__file__).parent / "assets"
@@ -44,7 +43,7 @@ def main() -> None:
     options = parser.parse_args()
     test = np.load(ASSETS / "digits_test.npz")
     x = (test["images"] / 16).astype(np.float32)
-    _, arrays = read(ASSETS / "digits.onnx")
+    _, arrays = smelt.read(ASSETS / "digits.onnx")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "digits.safetensors"
         safetensors.write(path, {name: buffer.numpy() for name, buffer in arrays.items()})

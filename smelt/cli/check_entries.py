@@ -389,13 +389,18 @@ def _reached(found: set[tuple[str, int]]) -> Iterator[None]:
 def _checked(candidate: Candidate, path: str) -> Entry:
     """An entry point with all its flags, for all sizes."""
     entry = Entry(candidate.name, path, candidate.code.co_firstlineno)
-    seen: set[tuple[str, str]] = set()
     for variant in candidate.parameters.variants():
-        for error in _mistakes(candidate, variant, entry):
-            if (key := (str(error.where), error.message)) not in seen:
-                seen.add(key)
-                entry.mistakes.append(error)
+        entry.mistakes += _mistakes(candidate, variant, entry)
+    entry.mistakes = distinct(entry.mistakes)
     return entry
+
+
+def distinct(errors: Iterable[SmeltError]) -> list[SmeltError]:
+    """Each mistake once: what one op refuses at one place is one mistake, whichever sizes led there."""
+    found: dict[tuple[str, str], SmeltError] = {}
+    for error in errors:
+        found.setdefault((str(error.where), error.message.partition(":")[0]), error)
+    return list(found.values())
 
 
 def _mistakes(candidate: Candidate, variant: Mapping[str, Any], entry: Entry) -> list[SmeltError]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smelt.cli.check_entries import Found, Uncovered, uncovered
+from smelt.cli.check_entries import Found, Uncovered, distinct, uncovered
 from smelt.cli.check_modules import CrashError, ImportFailedError
 from smelt.errors import Location, SmeltError
 
@@ -29,14 +29,11 @@ class Report:
     def add(self, file: Path, found: Found) -> None:
         self.files.append(str(file))
         self.found.append(found)
-        known = {_key(error) for _, error in self.mistakes}
         every = [(each.name, error) for each in found.entries for error in each.mistakes]
         if found.failure is not None:
             every.insert(0, ("", found.failure))
-        for name, error in every:
-            if _key(error) not in known:
-                known.add(_key(error))
-                self.mistakes.append((name, error))
+        kept = distinct(error for _, error in (*self.mistakes, *every))
+        self.mistakes = [(name, error) for name, error in (*self.mistakes, *every) if any(error is k for k in kept)]
 
     @property
     def uncovered(self) -> list[Uncovered]:
@@ -49,10 +46,6 @@ class Report:
     @property
     def ok(self) -> bool:
         return not self.mistakes and not (self.strict and (self.uncovered or not self.entries))
-
-
-def _key(error: SmeltError) -> tuple[str, str]:
-    return str(error.where), error.message
 
 
 # ---- text ----

@@ -15,7 +15,6 @@ from smelt.device import cpu
 from smelt.engine.footprint import Footprint
 from smelt.engine.plans import PIECES, Planned, donating, entries, planned, write
 from smelt.engine.store import store_program
-from smelt.engine_api import Executable
 from smelt.errors import DeviceError, SmeltError
 from smelt.ir.core import Program
 from smelt.kernel.emit_c import Source
@@ -38,7 +37,7 @@ class NativeEngine:
         """What a program will hold in memory; nothing is compiled."""
         return planned(program, self.target).footprint
 
-    def compile(self, program: Program, *, donate: Iterable[str] = ()) -> Executable:
+    def compile(self, program: Program, *, donate: Iterable[str] = ()) -> NativeExecutable:
         """`donate`: inputs that a call may use up, so that results and temporaries take their place in memory."""
         (made,) = compile_all([donating(program, tuple(donate))], self.target)
         if isinstance(made, SmeltError):

@@ -14,7 +14,7 @@ from smelt.kernel.loop import Amount, Array, Expr, Fold, Item, Let, Number, Put,
 from smelt.kernel.nest import Index, Nest, flat, tensor
 from smelt.kernel.sinks import Output
 
-KEYS = 128  # of a block: as many as a register tile sums before it joins other sums
+KEYS = 64  # of a block: with its scores, they stay in the nearest cache
 CHUNK = 512  # keys that a core takes at a time for few queries
 FEW = 4  # queries that are not worth a register tile
 

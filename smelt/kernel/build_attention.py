@@ -20,11 +20,12 @@ from smelt.kernel.attention_problem import At, Attention, Choice
 from smelt.kernel.build_attention_few import build_few
 from smelt.kernel.build_contract import place
 from smelt.kernel.build_reach import Reach
-from smelt.kernel.loop import TRUE, Amount, Expr, Item, Number, Product, Put, Turn, add, scale
+from smelt.kernel.loop import TRUE, Amount, Expr, Item, Number, Product, Put, Quotient, Turn, add, scale
 from smelt.kernel.nest import Nest, flat, tensor
 from smelt.kernel.sinks import Output, sink
 from smelt.shape import Shape
 
+SUMMED = 16  # weights that are summed before the sum joins the others, which keeps rounding small
 FEW_BLOCKS = 2  # of queries, for which keys are not worth a copy
 NEAR = 1 << 10  # tiles that use a panel, as good as: it is near, and nothing lies behind it
 
@@ -127,6 +128,7 @@ class _Block:
     reach: Reach | None
     at: Mapping[str, Expr]
     number: Expr
+    used: Expr = field(init=False)  # how many queries there are
     lanes: Callable[[Expr], dict[str, Expr]] = field(init=False)
 
     @property
@@ -139,6 +141,7 @@ class _Block:
         step = min(self.choice.keys, keys) if isinstance(keys, int) else self.choice.keys
         depth, values = problem.depth, problem.values
         used = problem.bounded(nest, self.choice.queries, problem.queries, self.first)
+        self.used = used
         self.lanes = problem.lanes(nest, self.first, used)
         queries = problem.array(nest, "query", depth * width)
         self.load_queries(queries, used)
@@ -151,6 +154,9 @@ class _Block:
             nest.emit(Put(result, i, Number(0.0, f32)))
         if keys != 0:
             scores = problem.array(nest, "score", step * width)
+            if used != Amount(width):  # products leave out columns that are not there
+                with nest.loop(step * width, "lane") as i:
+                    nest.emit(Put(scores, i, Number(0.0, f32)))
             limit = self.reach.limit(nest, self.at, self.number, queries) if self.reach is not None else None
             with nest.loop(ceildiv(keys, step), "ordered") as block:
                 start = nest.let(scale(block, step))
@@ -166,8 +172,9 @@ class _Block:
                     turn(start, count, TRUE if problem.numbers.roles[3:] else None)
                 else:
                     low, high, masked = self.reach.part(nest, self.at, self.number, start, count, limit)
+                    begin = nest.let(scale(nest.let(Quotient(low, SUMMED)), SUMMED))  # sums stay those of whole blocks
                     with nest.guard(nest.less(low, high)):
-                        turn(nest.let(add(start, low)), nest.let(add(high, scale(low, -1))), masked)
+                        turn(nest.let(add(start, begin)), nest.let(add(high, scale(begin, -1))), masked)
         self.finish(output, result, total, used)
 
     # -- parts --
@@ -191,8 +198,11 @@ class _Block:
         side, width = self.sides[operand - 1], Number(self.problem.width)
         row, step = ("key", "inner") if operand == 1 else ("inner", "key")
         left = (side.buffer, side.offset(self.nest, self.at, start), side.distance[row], side.distance[step])
-        join = Number(int(operand == 2))
-        self.nest.emit(Product(tile, rows, *left, panel, Number(0), width, extent, join=join, tiles=Number(NEAR)))
+        more = Number(int(operand == 2))
+        some = Number(0) if self.used == Amount(self.problem.width) else self.used
+        self.nest.emit(
+            Product(tile, rows, *left, panel, Number(0), width, extent, join=more, tiles=Number(NEAR), columns=some)
+        )
 
     def weigh(
         self, scores: str, start: Expr, count: Expr, used: Expr, best: str, total: str, masked: Expr | None
@@ -223,16 +233,23 @@ class _Block:
             nest.emit(Put(best, i, top))
             nest.emit(Put(most, i, safe))
             nest.emit(Put(factor, i, put_right))
-            nest.emit(Put(part, i, Number(0.0, f32)))
-        with nest.loop(count, "ordered") as j, nest.loop(width, "lane") as i:
-            place = add(scale(j, width), i)
-            less = nest.apply("subtract", nest.keep(Item(scores, place, f32)), nest.keep(Item(most, i, f32)))
-            weight = nest.apply("weight", less)
-            nest.emit(Put(scores, place, weight))
-            nest.emit(Put(part, i, nest.apply("add", nest.keep(Item(part, i, f32)), weight)))
-        with nest.loop(width, "lane") as i:
-            scaled = nest.apply("multiply", nest.keep(Item(total, i, f32)), nest.keep(Item(factor, i, f32)))
-            nest.emit(Put(total, i, nest.apply("add", scaled, nest.keep(Item(part, i, f32)))))
+            scaled = nest.apply("multiply", nest.keep(Item(total, i, f32)), put_right)
+            nest.emit(Put(total, i, scaled))
+        groups = nest.let(Quotient(nest.let(add(count, SUMMED - 1)), SUMMED))
+        with nest.loop(groups, "ordered") as group:
+            first = nest.let(scale(group, SUMMED))
+            with nest.loop(width, "lane") as i:
+                nest.emit(Put(part, i, Number(0.0, f32)))
+            left = nest.apply("minimum", Number(SUMMED), nest.let(add(count, scale(first, -1))))
+            with nest.loop(left, "ordered") as j, nest.loop(width, "lane") as i:
+                place = add(scale(first, width), scale(j, width), i)
+                less = nest.apply("subtract", nest.keep(Item(scores, place, f32)), nest.keep(Item(most, i, f32)))
+                weight = nest.apply("weight", less)
+                nest.emit(Put(scores, place, weight))
+                nest.emit(Put(part, i, nest.apply("add", nest.keep(Item(part, i, f32)), weight)))
+            with nest.loop(width, "lane") as i:
+                pair = (nest.keep(Item(each, i, f32)) for each in (total, part))
+                nest.emit(Put(total, i, nest.apply("add", *pair)))
         return factor
 
     def put_right(self, result: str, factor: str) -> None:

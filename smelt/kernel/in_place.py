@@ -15,7 +15,7 @@ from smelt.dim import Size, evaluate, symbols
 from smelt.kernel.liveness import Leaf, Liveness, Set, members, set_of, written_by
 from smelt.kernel.loop import Expr, Store, loads
 from smelt.kernel.nest import everything, expressions
-from smelt.kernel.plan import Branch, Buffer, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Step, touched
+from smelt.kernel.plan import Branch, Buffer, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Step, touched, walk
 
 SAMPLE = 100  # what an open size is taken for when copies are compared
 # Kernels that write each element of their result, or of a part of it, in one turn of their loops and no other.
@@ -24,6 +24,8 @@ ONE_TURN = frozenset({"map", "dynamic_update_slice"})
 
 def in_place(plan: Plan) -> Plan:
     """The plan with as few copies as can be; buffers that are no longer used are gone."""
+    if not plan.donated and not any(isinstance(step, Copy) for step in walk(plan.steps)):
+        return plan
     merging = _Merging(plan)
     merging.run()
     if not merging.merged:
@@ -133,8 +135,8 @@ class _Merging:
         self.merged = True
 
     def _may_share(self, group: Set) -> bool:
-        """Whether these are of one type and size (steps look at numbers as a buffer's type says), and at most one of them
-        is somebody else's memory, or a donated argument and the result that takes its place."""
+        """Whether these are of one type and size, and at most one of them is somebody else's memory, or a donated
+        argument and the result that takes its place. Steps look at numbers as the type of their buffer says."""
         buffers = [self.plan.buffers[i] for i in members(group)]
         if len({(each.shape.dtype, each.bytes) for each in buffers}) > 1:
             return False

@@ -20,7 +20,7 @@ from smelt.dtype import dtype
 from smelt.engine import compile_with_first, platform
 from smelt.engine.pjrt_mesh import SHARDING, MeshEngine
 from smelt.engine.reference import ReferenceEngine
-from smelt.engine_api import Engine, Platform
+from smelt.engine_api import Engine, Placing, Platform
 from smelt.engine_api import Executable as Compiled
 from smelt.errors import RunError, ShapeError, SmeltError, UnsupportedError
 from smelt.ir import cost
@@ -281,6 +281,7 @@ def compile_traced(traced: Traced, given: Given, options: Options) -> Executable
         known,
         donated,
         in_place,
+        not isinstance(engine, Placing),
         options.encode,
         options.decode,
     )
@@ -337,7 +338,7 @@ def _meant(facts: Facts, known: Mapping[str, int]) -> Facts:
     broken = [str(fact) for fact in facts if fact.symbols <= known.keys() and not fact.holds(known)]
     if broken:
         raise ShapeError("a fact does not hold for the weights", expected=", ".join(broken), got=dict(known))
-    return facts
+    return Facts(fact for fact in facts if not fact.symbols <= known.keys())
 
 
 def _donated(parameters: Sequence[Parameter], slots: Sequence[Slot], names: Sequence[str]) -> frozenset[int]:

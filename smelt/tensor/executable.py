@@ -101,13 +101,10 @@ class Function:
     sizes: Mapping[str, int]  # what the weights' shapes said about symbols when it was compiled
     donated: frozenset[int] = frozenset()
     in_place: bool = False  # the engine itself makes use of donated memory
+    on_host: bool = True  # it works in host memory
     encode: Callable[..., Any] | None = None
     decode: Callable[[Any], Any] | None = None
     chosen: dict[tuple[tuple[int, ...], ...], tuple[int, dict[str, int]]] = field(default_factory=dict)
-
-    @property
-    def on_host(self) -> bool:
-        return not isinstance(self.platform.engine, Placing)
 
 
 _COUNTING = threading.Lock()
@@ -178,6 +175,8 @@ class Executable(Generic[P, R]):
         self._taken = taken  # parameters that are bound
         self._prepared = prepared or not any(slot.weight for slot in function.slots)
         self._data = dict(data or {})
+        # Shapes of arguments that went well → the way for them: what was proven about sizes once holds the next time.
+        self._seen: dict[tuple[Any, ...], Way] = {}
 
     @staticmethod
     def of(function: Function, ways: Sequence[Way]) -> Executable[..., Any]:
@@ -291,6 +290,11 @@ class Executable(Generic[P, R]):
 
         Buffers for parameters that are donated are used up, unless `keep` says that copies are used up instead.
         """
+        if self._seen and not keywords and (way := self._seen.get(tuple([_shape_of(each) for each in args]))):
+            try:
+                return self._again(way, args)
+            except ShapeError:  # an element type, say: checked again below, where arguments have names
+                pass
         function = self._function
         self._open()
         keep = "keep" in keywords and "keep" not in self.inputs and bool(keywords.pop("keep"))
@@ -301,6 +305,31 @@ class Executable(Generic[P, R]):
         structure = self._call(given, keep) if self._prepared else self._unprepared(given, keep)
         return structure if function.decode is None else function.decode(structure)
 
+    def _again(self, way: Way, args: Sequence[Any]) -> Any:
+        """A call with shapes that went well before. The engine checks element types, placement and use."""
+        function = self._function
+        if function.on_host:
+            made = QUEUE.now(lambda: way.compiled(*args))
+            results = zip(made, _results(way), strict=True)
+            buffers: list[Any] = [_buffer(each, value.shape, args) for each, value in results]
+            structure = tree.replace(way.results, iter(buffers))
+        else:
+            structure = tree.replace(way.results, iter(way.compiled(*args)))
+        return structure if function.decode is None else function.decode(structure)
+
+    def _remember(self, way: Way, given: Sequence[tuple[Parameter, Any]], work: int | None) -> None:
+        """Take note of a call that may be made without looking at its arguments again, but for their shapes."""
+        function = self._function
+        count = sum(not slot.weight for slot in function.slots)
+        plain = len(given) == count and all(is_tensor(parameter.pattern) for parameter, _ in given)
+        quick = not function.donated if function.on_host else function.in_place or not function.donated
+        short = not function.on_host or (work is not None and work < LONG)
+        if not plain or not quick or not short or self._data or function.encode or len(self._seen) >= REMEMBERED:
+            return
+        key = tuple(_shape_of(value) for _, value in given)
+        if None not in key and (not function.on_host or all(isinstance(each, tuple) for each in key)):
+            self._seen[key] = way
+
     def _call(self, given: Sequence[tuple[Parameter, Any]], keep: bool) -> Any:
         function = self._function
         values = dict(self._bound)
@@ -310,7 +339,9 @@ class Executable(Generic[P, R]):
         index, sizes = self._solve(values, "the inputs")
         way = self._open().ways[index]
         used = self._donate(values, keep)
-        results = self._run(way, values, sizes, keep)
+        work = way.operations if isinstance(way.operations, int) else _evaluate(way.operations, sizes)
+        results = self._run(way, values, sizes, work)
+        self._remember(way, given, work)
         for slot, buffer in used:
             buffer.give_away(f"was donated as the input {function.slots[slot].name!r}")
         return tree.replace(way.results, iter(results))
@@ -424,13 +455,12 @@ class Executable(Generic[P, R]):
                 values[slot] = given.copy()
         return used
 
-    def _run(self, way: Way, values: Mapping[int, Any], sizes: Mapping[str, int], keep: bool) -> Sequence[Any]:
+    def _run(self, way: Way, values: Mapping[int, Any], sizes: Mapping[str, int], work: int | None) -> Sequence[Any]:
         function, data, compiled = self._function, self._data, way.compiled
         inputs = [values[i] for i, slot in enumerate(function.slots) if not slot.weight]
         if not function.on_host:
             return _with_data(data, compiled, inputs)
         shapes = _result_shapes(way, sizes)
-        work = way.operations if isinstance(way.operations, int) else _evaluate(way.operations, sizes)
         if work is None or work < LONG or shapes is None:
             arrays = [each.numpy() for each in inputs]
             made = QUEUE.now(lambda: _with_data(data, compiled, arrays))
@@ -505,7 +535,7 @@ class Executable(Generic[P, R]):
         if self._held is not None:
             self._held.release()
         self._held = None
-        self._bound = {}
+        self._bound, self._seen = {}, {}
 
     def __enter__(self) -> Executable[P, R]:
         return self
@@ -538,6 +568,13 @@ class _Sizes:
 def _sizes(value: Any) -> tuple[int, ...]:
     shape: Shape | tuple[int, ...] = value.shape
     return shape.numbers() if isinstance(shape, Shape) else tuple(shape)
+
+
+def _shape_of(given: Any) -> Any:
+    """What a remembered call is found by: an array's sizes, or the shape of a buffer on a device; None for the rest."""
+    if type(given) is np.ndarray:
+        return given.shape
+    return given.shape if hasattr(given, "client") else None
 
 
 def _as_numpy(given: Any) -> Any:
@@ -581,7 +618,10 @@ def _result(started: Future[tuple[Any, ...]], index: int) -> Array:
 
 
 def _buffer(result: Array, shape: Shape, inputs: Sequence[Array]) -> HostBuffer:
-    shared = not result.flags.writeable or any(result is array or result.base is array for array in inputs)
+    looks = result.base is not None  # at memory that may be an input's
+    shared = not result.flags.writeable or any(
+        result is array or (looks and np.may_share_memory(result, array)) for array in inputs
+    )
     return HostBuffer(result, Shape.of(shape.dtype, result.shape), owns=not shared)
 
 

@@ -80,7 +80,7 @@ def here() -> Place | None:
     frame = sys._getframe(1)
     while _ours(frame.f_code.co_filename):
         outer = frame.f_back
-        if outer is None:
+        if outer is None or frame.f_code in _STARTS:  # what called the tracer is no part of the program
             return None
         frame = outer
     return Place(frame.f_code.co_filename, frame.f_code, frame.f_lasti)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
@@ -30,7 +31,7 @@ from smelt.tensor.fields import has_shapes, is_model, substituted
 from smelt.tensor.record import MEANT, SOURCES, Leaf, function, is_tensor, place_of, sources_of
 from smelt.tensor.recovery import is_lost
 from smelt.tensor.shaped import Spec, annotations_of, declared_spec, match, signature_specs, spec_of
-from smelt.tensor.source import Operand, declared, refuse
+from smelt.tensor.source import Operand, Place, declared, refuse
 
 if TYPE_CHECKING:
     pass
@@ -372,9 +373,14 @@ def _check_results(what: str, results: Any, hint: Any, fn: Callable[..., Any], k
             continue
         if not is_tensor(value):
             refuse(f"{what}: result{label} is no tensor", place=declared(owner, "return"))
-        place, made = declared(owner, "return"), place_of(value.value)
-        inside = made is not None and made.code is getattr(owner, "__code__", None)
-        match(f"{what}: the result{label}", value, spec, bound, place, made if inside else place)
+        place = declared(owner, "return")
+        match(f"{what}: the result{label}", value, spec, bound, place, _made_inside(owner, value) or place)
+
+
+def _made_inside(owner: object, value: Any) -> Place | None:
+    """The line of a function that made a value; None where it comes from elsewhere."""
+    made = place_of(value.value)
+    return made if made is not None and made.code is getattr(owner, "__code__", None) else None
 
 
 def _check_count(what: str, results: Any, hint: Any, owner: object) -> None:
@@ -434,6 +440,7 @@ def checked(fn: F) -> F:
     signature = inspect.signature(fn)
     specs = {name: spec for name, hint in hints.items() if (spec := spec_of(hint)) is not None}
 
+    @wraps(fn)
     def call(*args: Any, **keywords: Any) -> Any:
         bound: dict[str, Size] = {}
         given = signature.bind(*args, **keywords)
@@ -449,11 +456,11 @@ def checked(fn: F) -> F:
         results = fn(*args, **keywords)
         for label, value, spec in _pairs(results, result_hint, ""):
             if is_tensor(value):
-                match(f"{fn.__qualname__}: the result{label}", value, spec, bound, declared(fn, "return"))
+                stated = declared(fn, "return")
+                at = _made_inside(fn, value) or stated  # the mistake is the function's, not its caller's
+                match(f"{fn.__qualname__}: the result{label}", value, spec, bound, stated, at)
         return results
 
-    call.__wrapped__ = fn  # type: ignore[attr-defined]
-    call.__name__, call.__qualname__, call.__doc__ = fn.__name__, fn.__qualname__, fn.__doc__
     call.facts = list(facts_of(fn))  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
 

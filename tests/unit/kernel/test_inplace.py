@@ -20,13 +20,15 @@ from smelt.device import cpu
 from smelt.dim import evaluate
 from smelt.dtype import Array
 from smelt.engine.native import NativeEngine, compile_all
-from smelt.engine.plans import donating, planned
+from smelt.engine.plans import donating, lower, planned
 from smelt.errors import RunError, ShapeError, SmeltError
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
 from smelt.ir.text import parse
+from smelt.kernel.fuse import fuse
+from smelt.kernel.liveness import Liveness, members, read_by, written_by
 from smelt.kernel.loop import Amount, For, If, Stmt, Store
-from smelt.kernel.plan import Branch, Copy, Launch, Plan, Repeat, Step, walk
+from smelt.kernel.plan import Branch, Copy, Launch, Measure, Plan, Repeat, Step, walk
 from tests.property.problems import difference, draw
 from tests.unit.kernel.agreement import disagreement
 
@@ -369,7 +371,7 @@ def test_mistakes_with_donation_are_told() -> None:
 
 def test_donation_survives_a_bundle() -> None:
     executable = NativeEngine().compile(parse(CACHE.format(n=6)), donate=["cache"])
-    again = smelt.deserialize(executable.serialize())  # type: ignore[attr-defined]
+    again = smelt.deserialize(executable.serialize())
     cache, x, i = cache_call()
     want = executable(cache.copy(), x, i)
     new, _ = again(cache, x, i)
@@ -390,6 +392,29 @@ def test_a_donated_argument_serves_as_a_temporary() -> None:
     x = np.random.default_rng(0).standard_normal((64, 32)).astype(np.float32)
     want = NativeEngine().compile(parse(text))(x)[0]
     assert np.array_equal(NativeEngine().compile(parse(text), donate=["x"])(x)[0], want)
+
+
+def test_memory_of_one_type_does_not_hold_another() -> None:
+    """A condition is a byte, and so is the argument; what a branch looks at is still a condition."""
+    text = """func.func @main(%x: tensor<ui8>, %i: tensor<i64>) -> (tensor<ui8>, tensor<i64>) {
+      %one = stablehlo.constant dense<1> : tensor<ui8>
+      %y = stablehlo.add %x, %one : tensor<ui8>
+      %two = stablehlo.constant dense<2> : tensor<i64>
+      %c = stablehlo.compare LT, %i, %two : (tensor<i64>, tensor<i64>) -> tensor<i1>
+      %r = "stablehlo.if"(%c) ({
+        %a = stablehlo.add %i, %two : tensor<i64>
+        stablehlo.return %a : tensor<i64>
+      }, {
+        %b = stablehlo.negate %i : tensor<i64>
+        stablehlo.return %b : tensor<i64>
+      }) : (tensor<i1>) -> tensor<i64>
+      return %y, %r : tensor<ui8>, tensor<i64>
+    }"""
+    executable = NativeEngine().compile(parse(text), donate=["x", "i"])
+    for number in (-1, 1, 2, 7):
+        got = executable(np.asarray(3, np.uint8), np.asarray(number))
+        want = run(parse(text), [np.asarray(3, np.uint8), np.asarray(number)])
+        assert [int(each) for each in got] == [int(each) for each in want]
 
 
 def test_random_loops_with_donated_arguments(seed: int) -> None:
@@ -465,6 +490,52 @@ def test_a_recurrent_weight_is_packed_once() -> None:
     assert len(kinds(found.body)) == 2, "the product with its tanh, and the counter"
     assert made.prepare is not None
     assert "smelt.pack" in {op for step in made.prepare[0].steps if isinstance(step, Launch) for op in step.kernel.ops}
+
+
+def graph(plan: Plan) -> list[tuple[Step, list[int]]]:
+    """A plan as a graph: steps and the numbers of those that may come next; the first one is the end."""
+    nodes: list[tuple[Step, list[int]]] = [(Measure((), ()), [])]
+
+    def enter(steps: Sequence[Step], after: int) -> int:
+        for step in reversed(steps):
+            place = len(nodes)
+            nodes.append((step, [after]))
+            match step:
+                case Repeat(head, _, body):
+                    first = enter(head, place)
+                    nodes[place][1].append(enter(body, first))
+                    place = first
+                case Branch(_, branches):
+                    nodes[place][1][:] = [enter(branch, after) for branch in branches]
+            after = place
+        return after
+
+    enter(plan.steps, 0)
+    return nodes
+
+
+def test_liveness_is_what_a_walk_over_all_paths_finds(seed: int) -> None:
+    """The classical equations, repeated over the graph until nothing changes."""
+    random = np.random.default_rng([seed, 3])
+    seen = 0
+    for _ in range(25):
+        plan = fuse(lower(draw("loop", random).make(False)).main)
+        nodes = graph(plan)
+        needed: list[set[int]] = [{i for i, each in enumerate(plan.buffers) if each.kind == "result"}]
+        needed += [set() for _ in nodes[1:]]
+        stable = False
+        while not stable:
+            stable = True
+            for place, (step, following) in list(enumerate(nodes))[1:]:
+                after = set[int]().union(*(needed[each] for each in following))
+                new = set(members(read_by(step))) | (after - set(written_by(step)))
+                stable = stable and new == needed[place]
+                needed[place] = new
+        afters = {id(step): set[int]().union(*(needed[each] for each in following)) for step, following in nodes[1:]}
+        for leaf in Liveness.of(plan).leaves:
+            assert set(members(leaf.after)) == afters[id(leaf.step)]
+            seen += 1
+    assert seen > 100
 
 
 def test_plans_hold_no_branch_that_copies_what_it_returns() -> None:

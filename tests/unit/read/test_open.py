@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import struct
+import subprocess
+import sys
+import textwrap
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -308,3 +311,21 @@ def test_archives_with_changed_bytes_are_read_or_refused(tmp_path: Path, seed: i
         except SmeltError:
             refused += 1
     assert refused > 30
+
+
+def test_reading_models_stays_a_function_beside_the_package_of_that_name() -> None:
+    code = """
+        import smelt
+        from pathlib import Path
+        path = Path(smelt.__file__).parent / "assets" / "digits.onnx"
+        if FIRST:
+            import smelt.read.safetensors
+        program, weights = smelt.read(path)
+        assert "w1" in weights
+        from smelt.read import npz, safetensors
+        assert smelt.read(path)[0].main.args
+        assert smelt.read.npz is npz
+    """
+    for first in (True, False):
+        text = textwrap.dedent(code).replace("FIRST", str(first))
+        subprocess.run([sys.executable, "-c", text], check=True, timeout=120)

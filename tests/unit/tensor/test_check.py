@@ -3,13 +3,12 @@
 A counterexample is taken at its word: the condition that makes the program fail holds for its numbers.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from smelt import TensorError
-from smelt.cli.check_entries import Found, check_module, uncovered
+from smelt.cli.check_entries import Found, check_module, distinct, uncovered
 from smelt.cli.check_modules import imported
 from smelt.errors import Location, SmeltError
 from tests.unit.tensor.check_cases import HEADER, RIGHT, WRONG, Wrong
@@ -27,12 +26,8 @@ def found(tmp_path: Path, text: str) -> Found:
     return made
 
 
-def mistakes(found: Found) -> Iterator[SmeltError]:
-    seen = set()
-    for error in (error for entry in found.entries for error in entry.mistakes):
-        if (str(error.where), error.message) not in seen:
-            seen.add((str(error.where), error.message))
-            yield error
+def mistakes(found: Found) -> list[SmeltError]:
+    return distinct(error for entry in found.entries for error in entry.mistakes)
 
 
 @pytest.mark.parametrize("case", ALL_WRONG.values(), ids=ALL_WRONG.keys())
@@ -197,3 +192,28 @@ def g(x: Shaped[Other, "[S]"]):
     assert "different sizes, S and T" in error.message
     [lost] = uncovered([checked])
     assert (lost.name, lost.reason) == ("g", "the annotation of x cannot be resolved")
+
+
+def test_checked_and_wrapped_functions_are_entry_points(tmp_path: Path):
+    text = """
+import functools
+def logged(function):
+    @functools.wraps(function)
+    def call(*args, **keywords):
+        return function(*args, **keywords)
+    return call
+@checked
+def one(x: Shaped[Tensor, "[S]"]) -> Shaped[Tensor, "f32[s=S + 1]"]:
+    return x
+@logged
+def two(x: Shaped[Tensor, "[S]"]):
+    return x.sum("t")
+class Net(smelt.Model):
+    w: Shaped[Tensor, "[D]"]
+    @checked
+    def forward(self, x: Shaped[Tensor, "[B, D]"]) -> Shaped[Tensor, "[D]"]:
+        return x * self.w
+"""
+    checked = found(tmp_path, text)
+    assert [entry.name for entry in checked.entries] == ["one", "two", "Net.forward"]
+    assert [error.where.line for error in mistakes(checked) if isinstance(error.where, Location)] == [11, 15, 20]

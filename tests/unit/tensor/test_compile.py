@@ -224,6 +224,27 @@ def test_wrong_calls_are_named(engine: str, seed: int) -> None:
         open_model.prepare({**weights, "down": np.zeros((8, 3), np.float32)})
 
 
+@every_engine
+def test_calls_that_went_well_before_are_checked_all_the_same(engine: str, seed: int) -> None:
+    weights, x = arrays(seed), inputs(seed)
+    bound = smelt.compile(smelt.instantiate(MLP, Weights.of(weights)).forward, engine=engine).prepare(weights)
+    for _ in range(3):
+        np.testing.assert_allclose(bound(x).numpy(), expected(weights, x), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ShapeError, match=r"MLP.forward: x does not fit") as caught:
+        bound(x.astype(np.float64))
+    assert "f32[b=B, d=5]" in str(caught.value)
+    with pytest.raises(ShapeError, match="x does not fit"):
+        bound(x[:, :4])
+    other = inputs(seed + 1, 3)
+    np.testing.assert_allclose(bound(other[::-1]).numpy(), expected(weights, other[::-1]), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(bound(other[::-1]).numpy(), expected(weights, other[::-1]), rtol=1e-5, atol=1e-5)
+    one, two = bound(x), bound(x)
+    assert not np.shares_memory(one.numpy(), two.numpy())
+    bound.close()
+    with pytest.raises(RunError, match="closed"):
+        bound(x)
+
+
 @pytest.mark.skipif(pjrt.missing() is not None, reason="no jaxlib")
 def test_buffers_of_another_device_are_refused(seed: int) -> None:
     placed = smelt.platform(engine="pjrt").put(HostBuffer.of(inputs(seed)))
