@@ -30,8 +30,8 @@ from smelt.kernel.sinks import Output, sink
 from smelt.kernel.tile_c import BLOCK
 
 ROWS = 12  # of the largest tile; the emitter offers every smaller one
-NEAR = 192  # rows that pass by a block of a panel
-SPREAD = 16  # pieces of work that should be there to spread over cores
+NEAR = 384  # rows that pass by a block of a panel
+SPREAD = 8  # pieces of work that should be there to spread over cores
 
 
 @sink("stablehlo.dot_general", anchor=True)

@@ -8,7 +8,7 @@ or something that does care. Called by `pipeline` for engines that multiply pane
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from smelt.ir.attributes import ConvDims
 from smelt.ir.build import Builder
@@ -18,17 +18,20 @@ from smelt.ir.ops import OPS
 from smelt.ir.rewrite import Edit
 from smelt.shape import Shape
 
+# The channels-last value behind each value that was made from one.
+Lasts: TypeAlias = dict[Value, Value]
+
 
 def channels_last(edit: Edit) -> int:
     """Change every convolution that has a plain form, and what follows; gives the number of ops changed."""
-    return _region(edit, edit.func.body)
+    return _region(edit, edit.func.body, {})
 
 
-def _region(edit: Edit, region: Region) -> int:
+def _region(edit: Edit, region: Region, lasts: Lasts) -> int:
     count = 0
     for op in list(edit.ops(region)):
-        count += sum(_region(edit, inner) for inner in op.regions if op.name in _CONTROL)
-        made = _convolution(edit, op) if op.name == "stablehlo.convolution" else _moved(edit, op)
+        count += sum(_region(edit, inner, lasts) for inner in op.regions if op.name in _CONTROL)
+        made = _convolution(edit, lasts, op) if op.name == "stablehlo.convolution" else _moved(edit, lasts, op)
         if made is not None:
             edit.replace(op.results[0], made)
             edit.erase_if_dead(op)
@@ -58,7 +61,7 @@ def channels_last_dims(rank: int) -> ConvDims:
 # ---- convolutions ----
 
 
-def _convolution(edit: Edit, op: Op) -> Value | None:
+def _convolution(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     attrs, rank = op.attrs, op.result.shape.rank
     images, kernel = edit.operands(op)
     if str(images.shape.dtype) != "f32" or str(kernel.shape.dtype) != "f32" or str(op.result.shape.dtype) != "f32":
@@ -100,7 +103,10 @@ def _convolution(edit: Edit, op: Op) -> Value | None:
         result=result,
         **kept,
     )
-    return _transposed(edit, b, made, tuple(output_order.index(d) for d in range(rank)))
+    first = _transposed(edit, b, made, tuple(output_order.index(d) for d in range(rank)))
+    if first is not made and tuple(output_order) == to_last(rank):
+        lasts[first] = made
+    return first
 
 
 def _transposed(edit: Edit, b: Builder, value: Value, order: Sequence[int]) -> Value:
@@ -119,36 +125,30 @@ def _transposed(edit: Edit, b: Builder, value: Value, order: Sequence[int]) -> V
 # ---- what follows them ----
 
 
-def _moved(edit: Edit, op: Op) -> Value | None:
+def _moved(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     """The op over channels-last operands, and its result with channels first again."""
     if len(op.results) != 1 or not isinstance(op.results[0].type, Shape):
         return None
-    if not any(_last(edit, value) is not None for value in edit.operands(op)):
+    if not any(value in lasts for value in edit.operands(op)):
         return None
     if op.name == "stablehlo.reduce":
-        return _reduce(edit, edit.before(op), op)
+        return _reduce(edit, lasts, op)
+    if op.name == "stablehlo.transpose":
+        return _transposed(edit, edit.before(op), op.operands[0], op.attrs["permutation"])
     rule = _elementwise if OPS[op.name].elementwise else _RULES.get(op.name)
-    made = rule(edit, edit.before(op), op) if rule else None
+    made = rule(edit, lasts, op) if rule else None
     if made is None:
         return None
     back: Value = edit.before(op).transpose(made, permutation=to_first(made.shape.rank))
+    lasts[back] = made
     return back
 
 
-def _last(edit: Edit, value: Value) -> Value | None:
-    """The channels-last value behind one that was merely put into the other order."""
-    maker = edit.value(value).op
-    if maker is None or maker.name != "stablehlo.transpose" or value.shape.rank < 3:
-        return None
-    return edit.value(maker.operands[0]) if maker.attrs["permutation"] == to_first(value.shape.rank) else None
-
-
-def _as_last(edit: Edit, b: Builder, value: Value) -> Value:
+def _as_last(edit: Edit, lasts: Lasts, b: Builder, value: Value) -> Value:
     """A value with its channels last, whatever it takes."""
     value = edit.value(value)
-    found = _last(edit, value)
-    if found is not None:
-        return found
+    if value in lasts:
+        return lasts[value]
     rank, maker = value.shape.rank, value.op
     if maker is not None and maker.name == "stablehlo.broadcast_in_dim":
         places = [to_last(rank).index(d) for d in maker.attrs["broadcast_dimensions"]]
@@ -172,86 +172,92 @@ def _axis_last(axis: int, rank: int) -> int:
     return to_last(rank).index(axis)
 
 
-Move = Callable[[Edit, Builder, Op], Value | None]
+Move = Callable[[Edit, Lasts, Op], Value | None]
 
 
-def _elementwise(edit: Edit, b: Builder, op: Op) -> Value | None:
+def _elementwise(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     rank = op.result.shape.rank
     if any(value.shape.rank not in (0, rank) for value in op.operands):
         return None
-    operands = [_as_last(edit, b, value) if value.shape.rank else value for value in edit.operands(op)]
-    return b.op(op.name, *operands, result=_shape_last(op.result), **op.attrs).result
+    operands = [
+        _as_last(edit, lasts, edit.before(op), value) if value.shape.rank else value for value in edit.operands(op)
+    ]
+    return edit.before(op).op(op.name, *operands, result=_shape_last(op.result), **op.attrs).result
 
 
-def _broadcast(edit: Edit, b: Builder, op: Op) -> Value | None:
+def _broadcast(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     """Batch and channels stay the first two axes; others may come in between."""
-    source = _last(edit, op.operands[0])
+    source = lasts.get(edit.value(op.operands[0]))
     dims, rank = op.attrs["broadcast_dimensions"], op.result.shape.rank
     if source is None or dims[:2] != (0, 1):
         return None
     places = (0, *(d - 1 for d in dims[2:]), rank - 1)
-    made: Value = b.broadcast_in_dim(source, broadcast_dimensions=places, result=_shape_last(op.result))
+    made: Value = edit.before(op).broadcast_in_dim(source, broadcast_dimensions=places, result=_shape_last(op.result))
     return made
 
 
-def _reshape(edit: Edit, b: Builder, op: Op) -> Value | None:
+def _reshape(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     """Batch and channels stay as they are; the axes of an image are merged or parted."""
-    source, result = _last(edit, op.operands[0]), op.result.shape
+    source, result = lasts.get(edit.value(op.operands[0])), op.result.shape
     if source is None or result.rank < 3 or op.operands[0].shape.sizes[:2] != result.sizes[:2]:
         return None
-    made: Value = b.reshape(source, result=_shape_last(op.result))
+    made: Value = edit.before(op).reshape(source, result=_shape_last(op.result))
     return made
 
 
-def _reduce(edit: Edit, b: Builder, op: Op) -> Value | None:
+def _reduce(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     """Only where the result has no order of axes left to mind: channels stay, images go."""
-    source = _last(edit, op.operands[0])
+    source = lasts.get(edit.value(op.operands[0]))
     rank = op.operands[0].shape.rank
     if source is None or len(op.operands) != 2 or sorted(op.attrs["dimensions"]) != list(range(2, rank)):
         return None
     body = clone_region(op.regions[0], {})
-    made: Value = b.reduce(source, op.operands[1], dimensions=tuple(range(1, rank - 1)), regions=[body])
+    made: Value = edit.before(op).reduce(source, op.operands[1], dimensions=tuple(range(1, rank - 1)), regions=[body])
     return made
 
 
-def _reduce_window(edit: Edit, b: Builder, op: Op) -> Value | None:
-    source = _last(edit, op.operands[0])
+def _reduce_window(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
+    source = lasts.get(edit.value(op.operands[0]))
     if source is None:
         return None
     attrs: dict[str, Any] = {name: _permuted(value) for name, value in op.attrs.items() if value is not None}
     body = clone_region(op.regions[0], {})
-    made = b.op(
+    made = edit.before(op).op(
         "stablehlo.reduce_window", source, op.operands[1], regions=[body], result=_shape_last(op.result), **attrs
     )
     return made.result
 
 
-def _pad(edit: Edit, b: Builder, op: Op) -> Value | None:
-    source = _last(edit, op.operands[0])
+def _pad(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
+    source = lasts.get(edit.value(op.operands[0]))
     attrs: dict[str, Any] = {name: _permuted(value) for name, value in op.attrs.items()}
     return (
-        None if source is None else b.op(op.name, source, op.operands[1], result=_shape_last(op.result), **attrs).result
+        None
+        if source is None
+        else edit.before(op).op(op.name, source, op.operands[1], result=_shape_last(op.result), **attrs).result
     )
 
 
-def _slice(edit: Edit, b: Builder, op: Op) -> Value | None:
-    source = _last(edit, op.operands[0])
+def _slice(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
+    source = lasts.get(edit.value(op.operands[0]))
     attrs: dict[str, Any] = {name: _permuted(value) for name, value in op.attrs.items()}
-    return None if source is None else b.op(op.name, source, result=_shape_last(op.result), **attrs).result
+    return (
+        None if source is None else edit.before(op).op(op.name, source, result=_shape_last(op.result), **attrs).result
+    )
 
 
-def _reverse(edit: Edit, b: Builder, op: Op) -> Value | None:
-    source, rank = _last(edit, op.operands[0]), op.result.shape.rank
+def _reverse(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
+    source, rank = lasts.get(edit.value(op.operands[0])), op.result.shape.rank
     if source is None:
         return None
-    made: Value = b.reverse(source, dimensions=tuple(_axis_last(d, rank) for d in op.attrs["dimensions"]))
+    made: Value = edit.before(op).reverse(source, dimensions=tuple(_axis_last(d, rank) for d in op.attrs["dimensions"]))
     return made
 
 
-def _concatenate(edit: Edit, b: Builder, op: Op) -> Value | None:
+def _concatenate(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     rank = op.result.shape.rank
-    operands = [_as_last(edit, b, value) for value in edit.operands(op)]
-    made: Value = b.concatenate(*operands, dimension=_axis_last(op.attrs["dimension"], rank))
+    operands = [_as_last(edit, lasts, edit.before(op), value) for value in edit.operands(op)]
+    made: Value = edit.before(op).concatenate(*operands, dimension=_axis_last(op.attrs["dimension"], rank))
     return made
 
 
