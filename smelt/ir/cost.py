@@ -37,6 +37,8 @@ def op_operations(op: Op, program: Program) -> Size:
             return 2 * _count(op.results[0].type) * _contracted(op)
         case "packed_dot" | "packed_conv":
             return 2 * _count(op.results[0].type) * op.operands[1].shape.sizes[2]
+        case "winograd_conv":
+            return 2 * _count(op.results[0].type) * 9 * op.operands[1].shape.sizes[2]
         case "channel_conv":
             return 2 * _count(op.results[0].type) * product(op.operands[1].shape.sizes[:-1])
         case "attention":

@@ -31,6 +31,7 @@ from smelt.kernel import (  # noqa: F401  their rules
     build_scan,
     build_sort,
     build_window,
+    build_winograd,
 )
 from smelt.kernel.build_contract import strides
 from smelt.kernel.build_map import border

@@ -8,8 +8,10 @@ or something that does care. Called by `pipeline` for engines that multiply pane
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from smelt.dim import Size, ceildiv, product
 from smelt.ir.attributes import ConvDims
 from smelt.ir.build import Builder
 from smelt.ir.clone import clone_region
@@ -36,6 +38,8 @@ def _region(edit: Edit, region: Region, lasts: Lasts) -> int:
             edit.replace(op.results[0], made)
             edit.erase_if_dead(op)
             count += 1
+    for op in reversed(list(edit.ops(region)) if count else []):
+        edit.erase_if_dead(op)
     return count
 
 
@@ -67,8 +71,9 @@ def _convolution(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     if str(images.shape.dtype) != "f32" or str(kernel.shape.dtype) != "f32" or str(op.result.shape.dtype) != "f32":
         return None
     dims: ConvDims = attrs["dimension_numbers"]
-    window = [kernel.shape.sizes[d] for d in dims.kernel_spatial_dimensions]
-    if rank < 3 or attrs["batch_group_count"] != 1 or not all(isinstance(size, int) and size > 0 for size in window):
+    sizes = [kernel.shape.sizes[d] for d in dims.kernel_spatial_dimensions]
+    window = [size for size in sizes if isinstance(size, int) and size > 0]
+    if rank < 3 or attrs["batch_group_count"] != 1 or len(window) < len(sizes):
         return None
     b = edit.before(op)
     spatial = rank - 2
@@ -77,14 +82,6 @@ def _convolution(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     images = _transposed(
         edit, b, images, (dims.input_batch_dimension, *dims.input_spatial_dimensions, dims.input_feature_dimension)
     )
-    if set(padding) | {(step - 1, step - 1) for step in base} != {(0, 0)}:
-        images = b.pad(
-            images,
-            b.constant(0.0, "f32"),
-            edge_padding_low=(0, *(low for low, _ in padding), 0),
-            edge_padding_high=(0, *(high for _, high in padding), 0),
-            interior_padding=(0, *(step - 1 for step in base), 0),
-        )
     turned = attrs.get("window_reversal") or ()
     if any(turned):
         axes = tuple(d for d, flag in zip(dims.kernel_spatial_dimensions, turned, strict=True) if flag)
@@ -94,19 +91,110 @@ def _convolution(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     output_order = (dims.output_batch_dimension, *dims.output_spatial_dimensions, dims.output_feature_dimension)
     kept = {name: attrs[name] for name in ("window_strides", "rhs_dilation", "precision_config") if attrs.get(name)}
     result = Shape.of(op.result.shape.dtype, tuple(op.result.shape.sizes[d] for d in output_order))
-    made = b.convolution(
-        images,
-        kernel,
-        dimension_numbers=channels_last_dims(rank),
-        feature_group_count=attrs["feature_group_count"],
-        batch_group_count=1,
-        result=result,
-        **kept,
-    )
+    plain = attrs["feature_group_count"] == 1 and {
+        *(kept.get("window_strides") or ()),
+        *(kept.get("rhs_dilation") or ()),
+    } <= {1}
+    phases = [
+        _phases(*each) for each in zip(base, window, padding, images.shape.sizes[1:-1], result.sizes[1:-1], strict=True)
+    ]
+    if max(base) > 1 and plain and None not in phases:
+        made = _in_phases(b, images, kernel, [each for each in phases if each is not None], result)
+    else:
+        edges = [(*pair, step - 1) for pair, step in zip(padding, base, strict=True)]
+        made = b.convolution(
+            _padded(b, images, [(0, 0, 0), *edges, (0, 0, 0)]),
+            kernel,
+            dimension_numbers=channels_last_dims(rank),
+            feature_group_count=attrs["feature_group_count"],
+            batch_group_count=1,
+            result=result,
+            **kept,
+        )
     first = _transposed(edit, b, made, tuple(output_order.index(d) for d in range(rank)))
     if first is not made and tuple(output_order) == to_last(rank):
         lasts[first] = made
     return first
+
+
+def _padded(b: Builder, value: Value, edges: Sequence[tuple[int, int, int]]) -> Value:
+    """(before, after, between) for each axis."""
+    if set(edges) == {(0, 0, 0)}:
+        return value
+    low, high, between = zip(*edges, strict=True)
+    zero = b.constant(0.0, "f32")
+    made: Value = b.pad(value, zero, edge_padding_low=low, edge_padding_high=high, interior_padding=between)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Phases:
+    """A convolution over elements with gaps of `step` between them, along one axis: every `step`-th result is an
+    ordinary convolution by every `step`-th tap. Phase r takes the taps from `first[r]` on, `shift[r]` places on in a
+    window of `reach` taps; `low` and `high` are what is padded then, `count` the results of each phase."""
+
+    step: int
+    first: tuple[int, ...]
+    shift: tuple[int, ...]
+    reach: int
+    low: int
+    high: int
+    count: Size
+
+
+def _phases(step: int, taps: int, padding: tuple[int, int], size: Size, results: Size) -> _Phases | None:
+    first = tuple((padding[0] - r) % step for r in range(step))
+    starts = [(r + at - padding[0]) // step for r, at in enumerate(first)]
+    least = min(start for start, at in zip(starts, first, strict=True) if at < taps)
+    counts = [len(range(at, taps, step)) for at in first]
+    shift = tuple(max(start - least, 0) for start in starts)
+    reach = max(by + count for by, count in zip(shift, counts, strict=True) if count)
+    each = ceildiv(results, step)
+    high = each + reach - 1 - size + least
+    even = each * step == results or isinstance(results, int)
+    return _Phases(step, first, shift, reach, -least, high, each) if isinstance(high, int) and even else None
+
+
+def _in_phases(b: Builder, images: Value, kernel: Value, phases: Sequence[_Phases], result: Shape) -> Value:
+    """All phases as one convolution whose features are [phase, feature], and their results put between each other."""
+    rank, features = len(phases) + 2, result.sizes[-1]
+    for axis, phase in reversed(list(enumerate(phases))):
+        parts = [_taps(b, kernel, axis, phase, r) for r in range(phase.step)]
+        kernel = parts[0] if len(parts) == 1 else b.concatenate(*parts, dimension=rank - 1)
+    images = _padded(b, images, [(0, 0, 0), *((phase.low, phase.high, 0) for phase in phases), (0, 0, 0)])
+    counts, steps = [phase.count for phase in phases], [phase.step for phase in phases]
+    made = b.convolution(
+        images,
+        kernel,
+        dimension_numbers=channels_last_dims(rank),
+        feature_group_count=1,
+        batch_group_count=1,
+        result=Shape.of(result.dtype, (result.sizes[0], *counts, product(steps) * features)),
+    )
+    apart = Shape.of(result.dtype, (result.sizes[0], *counts, *steps, features))
+    order = [0, *(d for i in range(len(phases)) for d in (1 + i, 1 + len(phases) + i)), apart.rank - 1]
+    joined = Shape.of(
+        result.dtype, (result.sizes[0], *(n * step for n, step in zip(counts, steps, strict=True)), features)
+    )
+    made = b.reshape(b.transpose(b.reshape(made, result=apart), permutation=tuple(order)), result=joined)
+    if joined.sizes != result.sizes:
+        limits = [*joined.sizes]
+        limits[1:-1] = result.sizes[1:-1]
+        made = b.slice(made, start_indices=(0,) * rank, limit_indices=tuple(limits), strides=(1,) * rank)
+    whole: Value = made
+    return whole
+
+
+def _taps(b: Builder, kernel: Value, axis: int, phase: _Phases, number: int) -> Value:
+    """The taps of one phase along one axis, in a window that all phases share."""
+    sizes = kernel.shape.numbers()
+    at, by = phase.first[number], phase.shift[number]
+    begin, steps = [0] * len(sizes), [1] * len(sizes)
+    begin[axis], steps[axis] = min(at, sizes[axis]), phase.step
+    part = b.slice(kernel, start_indices=tuple(begin), limit_indices=sizes, strides=tuple(steps))
+    edges = [(0, 0, 0)] * len(sizes)
+    edges[axis] = (by, phase.reach - by - part.shape.numbers()[axis], 0)
+    return _padded(b, part, edges)
 
 
 def _transposed(edit: Edit, b: Builder, value: Value, order: Sequence[int]) -> Value:

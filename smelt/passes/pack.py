@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from smelt.dim import product
+import numpy as np
+
+from smelt.dim import Size, product
+from smelt.ir.attributes import DotDims
 from smelt.ir.core import Value
+from smelt.ir.ops.packed import WINOGRAD_G
 from smelt.ir.rewrite import Match, Rule, op
 from smelt.passes.channels_last import channels_last_dims
+from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
+
+LEAST, FEWEST = 8, 32  # lines and columns, channels and features: with fewer the plain form is as fast
 
 
 def pack_rules(width: int) -> list[Rule]:
@@ -65,6 +72,8 @@ def _convolved(m: Match, width: int) -> Value | None:
     if depth == 1 < groups == features:
         kernel = _reshaped(m, kernel, Shape.of(kernel.shape.dtype, (*window, features)))
         return m.build.op("smelt.channel_conv", images, kernel, result=m.shape, **taps).result
+    if _suits_winograd(m, kernel, tuple(window), (*strides, *dilations, groups)):
+        return _winograd(m, images, kernel, width)
     shared = features // groups
     matrix = _reshaped(m, kernel, Shape.of(kernel.shape.dtype, (product(window) * depth, groups, shared)))
     panels = m.build.op("smelt.pack", _transposed(m, matrix, (1, 0, 2)), width=width).result
@@ -74,6 +83,46 @@ def _convolved(m: Match, width: int) -> Value | None:
         result = Shape.of(m.shape.dtype, (1, pixels, features))
         return _reshaped(m, m.build.op("smelt.packed_dot", rows, panels, result=result).result, m.shape)
     return m.build.op("smelt.packed_conv", images, panels, result=m.shape, window=tuple(window), **taps).result
+
+
+def _suits_winograd(m: Match, kernel: Value, window: tuple[Size, ...], steps: tuple[int, ...]) -> bool:
+    """Whether fewer products make up for what it takes to spread patches and to gather pixels. Only weights: their part
+    is done once, and what is no weight keeps the plain sum."""
+    if window != (3, 3) or set(steps) != {1} or not _is_weight(m, kernel):
+        return False
+    _, high, wide, features = m.shape.sizes
+    depth = kernel.shape.sizes[2]
+    large = all(not isinstance(size, int) or size >= LEAST for size in (high, wide))
+    return large and isinstance(depth, int) and isinstance(features, int) and min(depth, features) >= FEWEST
+
+
+def _is_weight(m: Match, value: Value) -> bool:
+    """Whether a value is made of weights alone."""
+    func = m.edit.func
+    weights = {arg for arg, attrs in zip(func.args, func.arg_attrs, strict=True) if WEIGHT in attrs}
+    stack, seen = [m.edit.value(value)], set[Value]()
+    while stack:
+        each = stack.pop()
+        if each in seen:
+            continue
+        seen.add(each)
+        if each.op is None and each not in weights:
+            return False
+        stack += [m.edit.value(operand) for operand in each.op.operands] if each.op is not None else []
+    return not weights.isdisjoint(seen)
+
+
+def _winograd(m: Match, images: Value, kernel: Value, width: int) -> Value:
+    """G w G' as 16 matrices, and the op that multiplies by them."""
+    change = m.build.constant(WINOGRAD_G.astype(np.float32), "f32")
+    depth, features = kernel.shape.sizes[2:]
+    for _ in range(2):  # [y, x, …] → [x, …, 4] → […, 4, 4]
+        dims = DotDims((), (), (0,), (1,))
+        kernel = m.build.dot_general(kernel, change, dot_dimension_numbers=dims)
+    kernel = m.build.transpose(kernel, permutation=(2, 3, 0, 1))
+    matrices = m.build.reshape(kernel, result=Shape.of(kernel.shape.dtype, (16, depth, features)))
+    panels = m.build.op("smelt.pack", matrices, width=width).result
+    return m.build.op("smelt.winograd_conv", images, panels, result=m.shape).result
 
 
 def _transposed(m: Match, value: Value, order: tuple[int, ...]) -> Value:

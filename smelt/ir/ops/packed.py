@@ -134,11 +134,46 @@ def _under(images: Array, taps: Taps, tap: Sequence[int], out: Sequence[int]) ->
     return images[(slice(None), *places)]
 
 
+# ---- Winograd ----
+
+# F(2 x 2, 3 x 3): pixels = A' ((G w G') * (B' d B)) A for patches d of 4 x 4 pixels.
+WINOGRAD_B = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]], np.float64)
+WINOGRAD_G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float64)
+WINOGRAD_A = np.array([[1, 1, 1, 0], [0, 1, -1, -1]], np.float64)
+
+
+def _infer_winograd_conv(call: Call) -> Sequence[Type]:
+    images, panels, result = call.shape(0), call.shape(1), call.wanted()
+    call.require(images.rank == 4, "", "the images must be [batch, y, x, channel]", got=images)
+    call.require(panels.rank == 4 and panels.sizes[0] == 16, "", "the weights must be 16 packed matrices", got=panels)
+    call.same_size(panels.sizes[2], images.sizes[3], "", "one row for each channel")
+    call.same_size(panels.sizes[1], ceildiv(result.sizes[-1], panels.sizes[3]), "", "the panels hold the features")
+    batch, high, wide, _ = images.sizes
+    return [Shape.of(result.dtype, (batch, high - 2, wide - 2, result.sizes[-1]))]
+
+
+def _winograd_conv(frame: Frame, op: Op, images: Array, panels: Array) -> Array:
+    batch, high, wide, features = frame.shape(op.result.type)
+    _, count, channels, width = panels.shape
+    weights = panels.transpose(0, 2, 1, 3).reshape(4, 4, channels, count * width)[..., :features].astype(np.float64)
+    down, across = -(-high // 2), -(-wide // 2)
+    room = np.zeros((batch, 2 * down + 2, 2 * across + 2, channels))
+    room[:, : high + 2, : wide + 2] = images
+    result = np.zeros((batch, 2 * down, 2 * across, features))
+    for y, x in np.ndindex(down, across):
+        patch = room[:, 2 * y : 2 * y + 4, 2 * x : 2 * x + 4]
+        forms = np.einsum("ai,bj,nijc->nabc", WINOGRAD_B, WINOGRAD_B, patch)
+        sums = np.einsum("nabc,abcf->nabf", forms, weights)
+        result[:, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2] = np.einsum("ia,jb,nabf->nijf", WINOGRAD_A, WINOGRAD_A, sums)
+    return result[:, :high, :wide].astype(op.result.shape.element.numpy)
+
+
 _TAPS = tuple(Attr(name, INTS) for name in ("window", "strides", "dilations"))
 
 ROWS = [
     OpDef("smelt.pack", "x", _infer_pack, _pack, (Attr("width", INT),)),
     OpDef("smelt.packed_dot", "lhs rhs", _infer_packed_dot, _packed_dot),
     OpDef("smelt.packed_conv", "images panels", _infer_packed_conv, _packed_conv, _TAPS),
+    OpDef("smelt.winograd_conv", "images panels", _infer_winograd_conv, _winograd_conv),
     OpDef("smelt.channel_conv", "images kernel", _infer_channel_conv, _channel_conv, _TAPS[1:]),
 ]

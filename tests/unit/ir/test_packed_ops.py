@@ -1,4 +1,4 @@
-"""Packed products: `packed_dot`, `packed_conv` and `channel_conv` mean what they stand for."""
+"""Packed products: `packed_dot`, `packed_conv`, `winograd_conv` and `channel_conv` mean what they stand for."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from smelt.errors import VerifyError
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
+from smelt.ir.ops.packed import WINOGRAD_G
 from smelt.shape import Shape
 
 
@@ -73,6 +74,22 @@ def test_channel_conv_is_a_convolution_of_each_channel() -> None:
     made = f.op("smelt.channel_conv", *f.args, result=Shape("f32", *expected.shape), **steps).result
     (result,) = run(Program.of(f.func(made)), [x, w])
     np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("size", [(4, 4), (5, 7), (1, 2), (8, 3)])
+def test_winograd_conv_is_a_convolution(size: tuple[int, int]) -> None:
+    random = np.random.default_rng(4)
+    x = random.integers(-5, 5, (2, size[0] + 2, size[1] + 2, 3)).astype(np.float32)
+    w = random.integers(-5, 5, (3, 3, 3, 5)).astype(np.float32)
+    expected = np.zeros((2, *size, 5), np.float32)
+    for i, j in np.ndindex(3, 3):
+        expected += x[:, i : i + size[0], j : j + size[1]] @ w[i, j]
+    matrices = np.einsum("ai,bj,ijcf->abcf", WINOGRAD_G, WINOGRAD_G, w).reshape(16, 3, 5).astype(np.float32)
+    f = FuncBuilder("main", [Shape("f32", *x.shape), Shape("f32", *matrices.shape)])
+    panels = f.op("smelt.pack", f.args[1], width=4).result
+    made = f.op("smelt.winograd_conv", f.args[0], panels, result=Shape("f32", *expected.shape)).result
+    (result,) = run(Program.of(f.func(made)), [x, matrices])
+    np.testing.assert_array_equal(result, expected)  # quarters of whole numbers are exact
 
 
 def padded(x: Array, padding: tuple[tuple[int, int], ...]) -> Array:

@@ -1,0 +1,83 @@
+"""Channels last: convolutions of every kind, and what follows them, mean the same after the pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smelt.ir.attributes import ConvDims
+from smelt.ir.build import FuncBuilder
+from smelt.ir.core import Program, walk
+from smelt.ir.interpret import run
+from smelt.ir.verify import verify
+from smelt.passes import pipeline
+from smelt.passes.channels_last import channels_last, channels_last_dims
+from smelt.shape import Shape
+
+FIRST = ConvDims(0, 1, (2, 3), 1, 0, (2, 3), 0, 1, (2, 3))
+
+
+def changed(program: Program) -> Program:
+    after = pipeline.per_function(channels_last)(program)
+    verify(after)
+    return after
+
+
+def convolution(random: np.random.Generator) -> tuple[Program, list[np.ndarray]]:
+    """A convolution with random strides, padding (perhaps negative), dilations of both sides and groups."""
+    groups = int(random.choice([1, 1, 2]))
+    channels, features = groups * int(random.integers(1, 4)), groups * int(random.integers(1, 4))
+    window = tuple(int(n) for n in random.integers(1, 5, 2))
+    images = (int(random.integers(1, 3)), channels, *(int(n) for n in random.integers(3, 8, 2)))
+    kernel = (features, channels // groups, *window)
+    attrs: dict[str, Any] = {
+        "window_strides": tuple(int(n) for n in random.integers(1, 3, 2)) if random.random() < 0.5 else (1, 1),
+        "rhs_dilation": tuple(int(n) for n in random.integers(1, 3, 2)) if random.random() < 0.3 else (1, 1),
+        "lhs_dilation": tuple(int(n) for n in random.integers(1, 4, 2)),
+        "padding": tuple((int(random.integers(-1, 5)), int(random.integers(-1, 5))) for _ in range(2)),
+        "window_reversal": tuple(bool(n) for n in random.integers(0, 2, 2)),
+    }
+    f = FuncBuilder("main", [Shape("f32", *images), Shape("f32", *kernel)])
+    made = f.convolution(*f.args, dimension_numbers=FIRST, feature_group_count=groups, batch_group_count=1, **attrs)
+    whole = [random.integers(-4, 5, shape).astype(np.float32) for shape in (images, kernel)]
+    return Program.of(f.func(made)), whole
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_convolutions_mean_the_same(number: int, seed: int) -> None:
+    random = np.random.default_rng([seed, number])
+    program, inputs = convolution(random)
+    after = changed(program)
+    dims = [op.attrs["dimension_numbers"] for op in walk(after.main.body) if op.name == "stablehlo.convolution"]
+    assert dims == [channels_last_dims(4)]
+    np.testing.assert_array_equal(run(after, inputs)[0], run(program, inputs)[0])
+
+
+def test_nothing_is_transposed_between_two_convolutions() -> None:
+    f = FuncBuilder(
+        "main", [Shape("f32", 1, 3, 8, 8), Shape("f32", 4, 3, 3, 3), Shape("f32", 4), Shape("f32", 5, 4, 1, 1)]
+    )
+    x, w, bias, v = f.args
+    attrs: dict[str, Any] = {"dimension_numbers": FIRST, "feature_group_count": 1, "batch_group_count": 1}
+    first = f.convolution(x, w, **attrs)
+    shifted = f.add(first, f.broadcast_in_dim(bias, broadcast_dimensions=(1,), result=first.shape))
+    both = f.concatenate(shifted, first, dimension=2)
+    part = f.slice(both, start_indices=(0, 0, 1, 0), limit_indices=(1, 4, 9, 6), strides=(1, 1, 2, 1))
+    program = Program.of(f.func(f.convolution(part, v, **attrs)))
+    after = changed(program)
+    random = np.random.default_rng(1)
+    inputs = [random.integers(-4, 5, arg.shape.numbers()).astype(np.float32) for arg in f.args]
+    np.testing.assert_array_equal(run(after, inputs)[0], run(program, inputs)[0])
+    moved = [op.operands[0] for op in after.main.body.ops if op.name == "stablehlo.transpose"]
+    assert sum(value.op is not None and value.op.name == "stablehlo.convolution" for value in moved) == 1, "the result"
+    assert len(moved) == 4, "the image, two kernels and the result"
+
+
+def test_what_a_model_transposes_itself_stays() -> None:
+    """Only channels of convolutions move: a transposition of the model's own is no reason to turn what follows."""
+    f = FuncBuilder("main", [Shape("f32", 2, 5, 7)])
+    turned = f.transpose(f.args[0], permutation=(0, 2, 1))
+    program = Program.of(f.func(f.exponential(f.add(turned, turned))))
+    assert changed(program) is program
