@@ -61,9 +61,11 @@ struct Context { const volatile int *cancel; char *arena, *scratch; i64 scratch_
   i64 *late; };
 #ifdef __clang__
 #define LANES _Pragma("clang loop vectorize(assume_safety) interleave(enable)")
-#define FEW_LANES _Pragma("clang loop vectorize(assume_safety) vectorize_predicate(enable)")
+#define SHORT_LANES _Pragma("clang loop vectorize(assume_safety) interleave(enable) unroll(disable)")
+#define FEW_LANES _Pragma("clang loop vectorize(assume_safety) vectorize_predicate(enable) unroll(disable)")
 #else
 #define LANES _Pragma("GCC ivdep")
+#define SHORT_LANES LANES
 #define FEW_LANES LANES
 #endif
 #define HIDDEN __attribute__((visibility("hidden")))
@@ -632,9 +634,12 @@ def _applied(function: str, args: Sequence[str], operands: Sequence[DType], resu
 
 
 def _lanes(extent: Expr) -> str:
-    """How the compiler is asked to use vectors: a short loop that does not fill them ends in a masked one."""
-    few = isinstance(extent, Amount) and isinstance(extent.size, int) and extent.size < 64 and extent.size % 16
-    return "FEW_LANES" if few else "LANES"
+    """How the compiler is asked to use vectors: a short loop that does not fill them ends in a masked one. Only a very
+    short one may become a list of elements, for then the loop around it gets the vectors."""
+    size = extent.size if isinstance(extent, Amount) else extent.value if isinstance(extent, Number) else None
+    if not isinstance(size, int) or not 8 <= size <= 64:
+        return "LANES"
+    return "FEW_LANES" if size % 16 else "SHORT_LANES"
 
 
 def used_arrays(statements: Sequence[Stmt]) -> list[str]:
