@@ -30,6 +30,7 @@ from smelt.kernel import (  # noqa: F401  their rules
     build_reduce,
     build_scan,
     build_sort,
+    build_transpose,
     build_window,
     build_winograd,
 )
@@ -271,6 +272,10 @@ class _Fusion:
             SINKS[first.name](nest, first, output)
             writes = [*targets, *nest.scratches]
             steps = [self._launch(nest, first.name.partition(".")[2], [first], writes)]
+        elif op.name == "stablehlo.transpose" and build_transpose.is_turned(op):
+            nest = self._nest()
+            build_transpose.turned(nest, op, targets[0])
+            steps = [self._launch(nest, "transpose", [op], targets)]
         elif op.name == "stablehlo.reduce" and build_reduce.goes_by_rows(op):
             nest = self._nest()
             build_reduce.by_rows(nest, op, targets[0])
