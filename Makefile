@@ -29,10 +29,11 @@ demo: $(CORE) ## check, compile, run and profile a small model, offline
 test: $(DEV) ## run the tests; PART=kernel: one part or keyword; ARGS="-x --lf": for pytest
 	@$(BIN)/python -m pytest $(SELECT) $(ARGS)
 
-lint: $(DEV) ## ruff check, ruff format --check, mypy
+lint: $(DEV) ## ruff check, ruff format --check, mypy, smelt check on the examples
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/smelt check examples docs
 
 format: $(DEV) ## sort imports, apply safe fixes, format
 	@$(BIN)/ruff check --fix-only --quiet .

@@ -5,6 +5,7 @@ The one place where files meet engines; `smelt.load` and the command line call i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,19 @@ from smelt.dtype import Array
 from smelt.engine import compile_with_first
 from smelt.engine.footprint import Budget, Limited
 from smelt.engine.native import NativeEngine
+from smelt.engine.sample import sample_inputs
 from smelt.engine.store import recompile
+from smelt.engine.tune import tune as tune_program
 from smelt.engine_api import Engine, Executable
 from smelt.errors import FileError, UnsupportedError
 from smelt.ir.core import Program
+from smelt.passes.quantise import check_precision, with_precision
 from smelt.read import onnx, stablehlo
 from smelt.read.onnx import StaticError
 from smelt.read.onnx.declared import declared
 from smelt.weights import Weights
+
+log = logging.getLogger("smelt")
 
 FORMATS: dict[str, Callable[[Path], tuple[Program, Weights]]] = {
     ".onnx": onnx.read,
@@ -63,16 +69,32 @@ def load(
     static: Mapping[str, Any] | None = None,
     memory_limit: int | str | None = None,
     sizes: Mapping[str, int] | None = None,
+    precision: str = "f32",
+    tune: float | None = None,
 ) -> Model:
     """Read, compile and bind a model: `smelt.load("model.onnx")(pixels=x)["probabilities"]`.
 
     Inputs whose values shape the program are found by themselves: the model then compiles once per value that comes.
     With `memory_limit` (bytes, or "512MB") a model that needs more is refused before its weights are loaded, for the
-    open sizes given in `sizes` (else 1), and a call whose sizes need more is refused before it runs.
+    open sizes given in `sizes` (else 1), and a call whose sizes need more is refused before it runs. With
+    `precision="int8"` products by weights are computed in 8 bits: `passes.quantise` says how. `tune` measures
+    for so many seconds which kernels are faster here, on random inputs; later loads use what was found.
     """
+    check_precision(precision)
     if Path(path).suffix.lower() == bundle.SUFFIX:
+        if precision != "f32":
+            raise UnsupportedError(
+                "a bundle has its precision already", got=precision, where=path, remedy="smelt compile --precision"
+            )
         return bundle.load(
-            path, recompile, device=device, engine=engine, static=static, memory_limit=memory_limit, sizes=sizes
+            path,
+            recompile,
+            device=device,
+            engine=engine,
+            static=static,
+            memory_limit=memory_limit,
+            sizes=sizes,
+            tune=tune,
         )
     name, budget = Path(path).stem, Budget.of(memory_limit, sizes)
     try:
@@ -80,16 +102,36 @@ def load(
     except StaticError as error:
         if static or not (error.inputs or error.sizes):
             raise
-        build = _builder(path, device, engine, budget, lambda used: setattr(model, "engine", used))
+        if tune is not None:
+            error.remedy = "tuning needs a program: give static=…, or use smelt tune with --static and --size"
+            raise
+        build = _builder(path, device, engine, budget, precision, lambda used: setattr(model, "engine", used))
         model = Model(name, engine, PerValue(declared(path), error.inputs, error.sizes, build), {}, source=Path(path))
         return model
+    program = with_precision(program, precision)
+    if tune is not None:
+        _tune(program, weights, device, engine, sizes or {}, tune)
     used, executable = compile_for(program, device, engine, budget)
     executable = executable.prepare(weights)
     signature = executable.signature
     if Path(path).suffix.lower() == ".onnx" and not all(port.shape.is_static for port in signature.inputs):
-        build = _builder(path, device, engine, budget, lambda used: None, static or {})
+        build = _builder(path, device, engine, budget, precision, lambda used: None, static or {})
         executable = OpenSizes(executable, PerValue(signature, (), True, build))
     return Model(name, used, executable, weights.metadata, source=Path(path))
+
+
+def _tune(
+    program: Program, weights: Weights, device: str, engine: str, sizes: Mapping[str, int], seconds: float
+) -> None:
+    """Measure a program's kernels before it is compiled."""
+    if device not in ("auto", "cpu") or engine not in ("auto", "native"):
+        raise UnsupportedError("only the native engine is tuned", got=f"device={device}, engine={engine}")
+    try:
+        tune_program(program, weights, sample_inputs(program, sizes), seconds)
+    except UnsupportedError as error:
+        if engine == "native":
+            raise
+        log.warning("nothing is tuned: %s", " ".join(str(error).split()))
 
 
 def _builder(
@@ -97,6 +139,7 @@ def _builder(
     device: str,
     engine: str,
     budget: Budget | None,
+    precision: str,
     tell: Callable[[str], None],
     static: Mapping[str, Any] | None = None,
 ) -> Build:
@@ -109,7 +152,7 @@ def _builder(
             if not set(error.inputs) - set(values) and not (error.sizes and not shapes):
                 raise
             raise MissingValuesError(error.inputs, error.sizes) from error
-        used, executable = compile_for(program, device, engine, budget)
+        used, executable = compile_for(with_precision(program, precision), device, engine, budget)
         tell(used)
         return executable.prepare(weights)
 
@@ -144,7 +187,8 @@ def model_of(
     name: str = "model",
     memory_limit: int | str | None = None,
     sizes: Mapping[str, int] | None = None,
+    precision: str = "f32",
 ) -> Model:
-    """Compile a program and bind its weights; `memory_limit` and `sizes` as in `load`."""
-    used, executable = compile_for(program, device, engine, Budget.of(memory_limit, sizes))
+    """Compile a program and bind its weights; `memory_limit`, `sizes` and `precision` as in `load`."""
+    used, executable = compile_for(with_precision(program, precision), device, engine, Budget.of(memory_limit, sizes))
     return Model(name, used, executable.prepare(weights), weights.metadata)

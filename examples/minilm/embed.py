@@ -103,11 +103,12 @@ class MiniLM(smelt.Model):
     ) -> None:
         self.embeddings = Embeddings(vocab_size, max_position_embeddings, type_vocab_size, hidden_size, layer_norm_eps)
         self.encoder = Encoder(num_hidden_layers, hidden_size, intermediate_size, num_attention_heads, layer_norm_eps)
-        self.facts = [f"S <= {max_position_embeddings}", "S >= 1"]
+        heads = f"{num_attention_heads} divides {hidden_size}"
+        self.facts = [f"S <= {max_position_embeddings}", "S >= 1", heads]
 
     def embed(
         self, ids: Shaped[Tensor, "i32[b=B, s=S]"], mask: Shaped[Tensor, "i1[b=B, s=S]"]
-    ) -> Shaped[Tensor, "f32[b=B, d=384]"]:
+    ) -> Shaped[Tensor, "f32[b=B, d=hidden_size]"]:
         """The mean over the words of a sentence, of length one."""
         x = self.embeddings(ids, ids * 0)
         for layer in self.encoder.layer:

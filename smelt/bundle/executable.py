@@ -49,6 +49,7 @@ class NativeExecutable:
         self._main: runtime.Program | None = main
         self._arrays = bound
         self._bound = None if bound is None else main.bind(bound, sizes)
+        self._sizes = sizes
         self._store = store
         first = len(main.arguments) - len(signature.inputs)
         self._donated = tuple(place - first for place in main.donated)
@@ -66,6 +67,13 @@ class NativeExecutable:
         values = named(tuple(arrays), _together(self._prepare))
         named.close()
         return NativeExecutable(self.signature, self._prepare, main, values, self.kernels, self._store, sizes)
+
+    def prepared_like(self, other: NativeExecutable) -> NativeExecutable:
+        """This program with what another one of the same weights and layout is bound to; nothing is packed again."""
+        assert other._arrays is not None, "the other one is bound"
+        return NativeExecutable(
+            self.signature, None, self._open(), other._arrays, self.kernels, self._store, other._sizes
+        )
 
     def __call__(self, *inputs: Any, keep: bool = False) -> tuple[Any, ...]:
         """Run on arrays or buffers.

@@ -42,6 +42,7 @@ def load(
     static: Mapping[str, Any] | None = None,
     memory_limit: int | str | None = None,
     sizes: Mapping[str, int] | None = None,
+    tune: float | None = None,
     verify: bool | None = None,
     keys: Sequence[str] | None = None,
 ) -> Model:
@@ -51,11 +52,11 @@ def load(
     with a checksum, which finds damage; with its digests for `verify=True` or where keys are configured, which finds
     changes that somebody made on purpose; and not at all for `verify=False`.
     """
-    asked = [name for name, given in (("static", static), ("memory_limit", memory_limit)) if given]
+    asked = [name for name, given in (("static", static), ("memory_limit", memory_limit), ("tune", tune)) if given]
     if asked or device not in ("auto", "cpu") or engine not in ("auto", "native"):
         raise UnsupportedError(
             f"{path} is compiled already, for the native engine",
-            expected="no static inputs, no memory limit, the processor as its device",
+            expected="no static inputs, no memory limit, no tuning, the processor as its device",
             got=", ".join([*asked, f"device={device}", f"engine={engine}"]),
         )
     image = container.open_file(Path(path))

@@ -16,11 +16,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from smelt.cli.accuracy import accuracy
 from smelt.cli.random_inputs import inputs_for
 from smelt.cli.rounds import Outcome, Setup, Times, measure, processors, python_of
 from smelt.cli.sizes import said_sizes
 from smelt.dtype import Array
 from smelt.errors import SmeltError
+from smelt.passes.quantise import check_precision
 
 BARS = " ▁▂▃▄▅▆▇█"
 COLUMNS = 60
@@ -37,25 +39,41 @@ def bench(
     memory_limit: str | None = None,
     threads: int | None = None,
     pythons: Sequence[str] = (),
+    precision: str = "f32",
 ) -> None:
+    check_precision(precision)
     inputs = inputs_for(file, sizes, static)
     setup = Setup(
         threads=threads or processors(),
         seconds=seconds,
         solo=False,
-        ours={"engine": engine, "memory_limit": memory_limit, "sizes": said_sizes(sizes)},
+        ours={"engine": engine, "memory_limit": memory_limit, "sizes": said_sizes(sizes), "precision": precision},
         pythons=python_of(pythons),
     )
     outcome = measure(file, ["smelt", *against], inputs, setup)
     if "smelt" in outcome.failed:
         raise SmeltError("the model could not be run", got=outcome.failed["smelt"])
     record = _record(file, inputs, outcome, setup)
+    if precision != "f32":
+        record |= {"precision": precision, "accuracy": [each.record() for each in accuracy(file, inputs, setup.ours)]}
     if as_json:
         print(json.dumps(record))
     else:
         _print(record, outcome)
-    if not all(each.agree for each in outcome.differences):
+        _print_accuracy(record)
+    if precision == "f32" and not all(each.agree for each in outcome.differences):
         raise SystemExit(1)
+
+
+def _print_accuracy(record: dict[str, Any]) -> None:
+    """What another precision costs, output by output."""
+    if "accuracy" not in record:
+        return
+    table = Table(f"{record['precision']} against f32", "cosine", "max error", "greatest", box=None, pad_edge=False)
+    for each in record["accuracy"]:
+        numbers = (f"{each['cosine']:.6f}", f"{each['max_error']:.4g}", f"{each['greatest']:.4g}")
+        table.add_row(escape(each["output"]), *numbers)
+    Console(highlight=False).print(table)
 
 
 def _record(file: Path, inputs: dict[str, Array], outcome: Outcome, setup: Setup) -> dict[str, Any]:

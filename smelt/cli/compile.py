@@ -20,6 +20,7 @@ from smelt.engine.store import store_weights
 from smelt.errors import SmeltError
 from smelt.ir.core import Program
 from smelt.model import read
+from smelt.passes.quantise import with_precision
 from smelt.passes.specialise import specialise
 from smelt.read import onnx
 from smelt.read.onnx import StaticError
@@ -35,13 +36,15 @@ def compile_model(
     static: Sequence[str],
     private_key: Path | None,
     as_json: bool,
+    precision: str = "f32",
 ) -> None:
     if output.suffix.lower() != SUFFIX:
         raise SmeltError("a bundle needs its ending", expected=f"FILE{SUFFIX}", got=output)
     start = time.perf_counter()
     program, weights = _read(file, said_values(file, static), said_sizes(sizes))
-    stored = store_weights(program, weights, targets)
+    stored = store_weights(with_precision(program, precision), weights, targets)
     provenance = source_record(file) | {f"static {item.partition('=')[0]}": item.partition("=")[2] for item in static}
+    provenance |= {"precision": precision} if precision != "f32" else {}
     stored = stored._replace(name=file.stem, metadata=dict(weights.metadata), provenance=provenance)
     total = write(output, stored, private_key)
     codes = [code.target for variant in stored.programs[0].variants for code in variant.codes]

@@ -28,6 +28,7 @@ from smelt.cli import inspect as inspect_command
 from smelt.cli import profile as profile_command
 from smelt.cli import run as run_command
 from smelt.cli import show as show_command
+from smelt.cli import tune as tune_command
 from smelt.cli.progress import compiling
 from smelt.errors import SmeltError
 
@@ -52,6 +53,7 @@ MemoryLimit = Annotated[
     str | None,
     typer.Option("--memory-limit", help="Refuse a model that needs more, before its weights are loaded: 512MB, 2GiB …"),
 ]
+Precision = Annotated[str, typer.Option(help="f32, or int8: products by weights in 8 bits.")]
 EngineName = Annotated[str, typer.Option("--engine", help="auto, native, pjrt or reference.")]
 
 
@@ -80,13 +82,14 @@ def run(
     ] = None,
     size: OpenSizes = None,
     engine: EngineName = "auto",
+    precision: Precision = "f32",
     memory_limit: MemoryLimit = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     output_dir: Annotated[Path | None, typer.Option(help="Write each output to this folder as NAME.npy.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a model once and show its outputs."""
-    run_command.run(file, inputs or ["random"], size or [], engine, seed, output_dir, as_json, memory_limit)
+    run_command.run(file, inputs or ["random"], size or [], engine, seed, output_dir, as_json, memory_limit, precision)
 
 
 @app.command()
@@ -117,6 +120,7 @@ def bench(
     size: OpenSizes = None,
     static: StaticValues = None,
     engine: EngineName = "auto",
+    precision: Precision = "f32",
     memory_limit: MemoryLimit = None,
     seconds: Annotated[float, typer.Option(help="How long to measure, about.")] = 5.0,
     threads: Annotated[int | None, typer.Option(help="Threads of every engine. Default: one per core.")] = None,
@@ -128,7 +132,7 @@ def bench(
     """Measure how long a call takes on random inputs, in turns with peers; exit code 1 if outputs differ."""
     peers = [name for name in against.split(",") if name]
     bench_command.bench(
-        file, size or [], engine, peers, seconds, as_json, static or [], memory_limit, threads, python or []
+        file, size or [], engine, peers, seconds, as_json, static or [], memory_limit, threads, python or [], precision
     )
 
 
@@ -155,6 +159,22 @@ def profile(
 
 
 @app.command()
+def tune(
+    file: Annotated[Path | None, typer.Argument(help="A model: .onnx, .mlir or .mlirbc.")] = None,
+    seconds: Annotated[float, typer.Option(help="How long to measure, about.")] = 60.0,
+    size: OpenSizes = None,
+    static: StaticValues = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random inputs and of the search.")] = 0,
+    export: Annotated[Path | None, typer.Option(help="Write everything that is known as FILE.jsonl.")] = None,
+    merge: Annotated[Path | None, typer.Option(help="Add what such a file knows.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure which kernels are faster on this machine; every later compile uses them. No bit of a result changes."""
+    chosen = tune_command.Options(seconds, tuple(size or ()), tuple(static or ()), seed, export, merge, as_json)
+    tune_command.tune(file, chosen)
+
+
+@app.command()
 def export(
     file: File,
     output: Annotated[Path, typer.Option("--output", "-o", help="FILE.mlir (text) or FILE.mlirbc (bytecode).")],
@@ -175,11 +195,12 @@ def compile_model(
     size: OpenSizes = None,
     static: StaticValues = None,
     sign: Annotated[Path | None, typer.Option(help="A file with an Ed25519 private key that signs the bundle.")] = None,
+    precision: Precision = "f32",
     as_json: AsJson = False,
 ) -> None:
     """Compile a model into a bundle: program, machine code, packed weights and signature in one file."""
     targets = [name for name in target.split(",") if name]
-    compile_command.compile_model(file, output, targets, size or [], static or [], sign, as_json)
+    compile_command.compile_model(file, output, targets, size or [], static or [], sign, as_json, precision)
 
 
 @app.command()

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from smelt.cli.run import random_array
 from smelt.cli.sizes import said_sizes
 from smelt.dtype import Array
+from smelt.engine.sample import random_array
 from smelt.errors import FileError, Location, SmeltError
 from smelt.model import check_file
 from smelt.read.onnx.declared import element_types

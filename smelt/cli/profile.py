@@ -53,7 +53,7 @@ class Options:
 
 
 def profile(file: Path, options: Options) -> None:
-    program, weights = _program(file, options)
+    program, weights = program_of(file, options.sizes, options.static)
     given = inputs_for(file, options.sizes, options.static)
     inputs = [given[port.name] for port in signature_of(program.main).inputs]
     best = peaks(runtime().threads, again=options.peaks_again)
@@ -69,14 +69,14 @@ def profile(file: Path, options: Options) -> None:
         _print(found, best, rows, options)
 
 
-def _program(file: Path, options: Options) -> tuple[Program, Weights]:
+def program_of(file: Path, sizes: Sequence[str], static: Sequence[str]) -> tuple[Program, Weights]:
     """The program; for values and sizes that shape it, the one of a sample."""
-    if not options.static:
+    if not static:
         try:
             return read(file)
         except StaticError:
             pass
-    found = looked_at(file, options.sizes, options.static)
+    found = looked_at(file, sizes, static)
     assert found is not None, "only ONNX files have static inputs"
     must_be_readable(found)
     return onnx.read(file, found.static, found.shapes)

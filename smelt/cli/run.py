@@ -15,6 +15,7 @@ from rich.table import Table
 
 from smelt.cli.sizes import given_sizes, said_sizes
 from smelt.dtype import Array, dtype
+from smelt.engine.sample import random_array
 from smelt.engine_api import Port, Signature
 from smelt.errors import FileError, ShapeError, SmeltError
 from smelt.model import load
@@ -30,9 +31,10 @@ def run(
     output_dir: Path | None,
     as_json: bool,
     memory_limit: str | None = None,
+    precision: str = "f32",
 ) -> None:
     start = time.perf_counter()
-    model = load(file, engine=engine, memory_limit=memory_limit, sizes=said_sizes(sizes))
+    model = load(file, engine=engine, memory_limit=memory_limit, sizes=said_sizes(sizes), precision=precision)
     loaded = time.perf_counter()
     arrays = gather(model.signature, inputs, sizes, seed)
     outputs = model.run(arrays)
@@ -86,18 +88,6 @@ def gather(signature: Signature, inputs: Sequence[str], sizes: Sequence[str], se
         port.name: numbers[port.name] if port.name in numbers else random_array(port.shape, symbols, generator)
         for port in signature.inputs
     }
-
-
-def random_array(shape: Shape, symbols: dict[str, int], generator: np.random.Generator) -> Array:
-    """Numbers of a sensible range: normal for floats, 0 to 9 for integers."""
-    sizes = shape.numbers(symbols)
-    element = shape.element
-    if element.kind == "bool":
-        return generator.integers(0, 2, sizes).astype(bool)
-    if element.is_integer:
-        return generator.integers(0, min(10, 1 << (element.bits - 1)), sizes).astype(element.numpy)
-    normal: Array = generator.standard_normal(sizes)
-    return (normal + 1j * generator.standard_normal(sizes) if element.is_complex else normal).astype(element.numpy)
 
 
 def save(outputs: dict[str, Array], folder: Path) -> None:

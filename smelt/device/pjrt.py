@@ -152,7 +152,7 @@ class Client:
         self.lost: str | None = None
         self._raw, self._device, self._jax = raw, devices[index], jax
         self.watch: Watch | None = None  # what is under way, once somebody has asked
-        self._used = self.peak = 0  # bytes of buffers
+        self._used = self.peak = 0  # bytes of buffers, where the device does not tell
         self._counting = threading.Lock()
 
         class _Sharding(jax.SingleDeviceSharding):  # type: ignore[misc, name-defined]  # one device, the whole array
@@ -162,6 +162,7 @@ class Client:
                 return hlo.HloSharding.replicate()
 
         with jaxlib_calls("placing arrays", DeviceError):
+            self.counts = not self._device.memory_stats()  # whether buffers have to be counted here
             self._sharding = _Sharding(self._device)
             self._devices = jax.DeviceList((self._device,))
             self._put = jax.batched_device_put
@@ -203,6 +204,10 @@ class Client:
         except (RuntimeError, ValueError) as error:
             raise _explain("a copy to the device", RunError, error, self) from error
         return PjrtBuffer(raw, shape, self)
+
+    def hold(self, buffers: Sequence[PjrtBuffer]) -> Held:
+        """Buffers that stay the first arguments of runs to come."""
+        return Held(tuple(buffers), [each.raw for each in buffers])
 
     def take(self, given: Any) -> PjrtBuffer:
         """What another library holds, through DLPack; shared where it lies on this device already."""
@@ -248,7 +253,8 @@ class Client:
         """Bytes that a buffer takes, or gives back."""
         with self._counting:
             self._used += change
-            self.peak = max(self.peak, self._used)
+            if self._used > self.peak:
+                self.peak = self._used
 
     def close(self) -> None:
         """Nothing to do: PJRT frees a client with its last buffer and program."""
@@ -409,19 +415,21 @@ def _bytes(shape: Shape) -> int:
 class PjrtBuffer:
     """An array in a device's memory; it may still be on its way there. Reading it waits."""
 
-    __slots__ = ("__weakref__", "_gone", "_raw", "client", "guard", "shape")
+    __slots__ = ("__weakref__", "_gone", "_raw", "_size", "client", "guard", "shape")
 
-    def __init__(self, raw: Any, shape: Shape, client: Client) -> None:
+    def __init__(self, raw: Any, shape: Shape, client: Client, size: int | None = None) -> None:
         self._raw = raw
+        self._size = _bytes(shape) if size is None else size
         self._gone: str | None = None
         self.shape = shape
         self.client = client
         self.guard: Callable[[], None] | None = None  # raises what the run that made it found wrong
-        client.count(_bytes(shape))
+        if client.counts:
+            client.count(self._size)
 
     def __del__(self) -> None:
-        if self._gone is None:
-            self.client.count(-_bytes(self.shape))
+        if self._gone is None and self.client.counts:
+            self.client.count(-self._size)
 
     @property
     def raw(self) -> Any:
@@ -444,8 +452,10 @@ class PjrtBuffer:
 
     def wait(self) -> PjrtBuffer:
         """Return when the contents are there; what went wrong on the way is raised here."""
-        with jaxlib_calls("a run", RunError, self.client):
+        try:
             self.raw.block_until_ready()
+        except (RuntimeError, ValueError) as error:
+            raise _explain("a run", RunError, error, self.client) from error
         if self.guard is not None:
             self.guard()
         return self
@@ -491,8 +501,8 @@ class PjrtBuffer:
 
     def give_away(self, reason: str) -> None:
         """Forget jaxlib's array: the memory is somebody else's now, or free."""
-        if self._gone is None:
-            self.client.count(-_bytes(self.shape))
+        if self._gone is None and self.client.counts:
+            self.client.count(-self._size)
         self._gone, self._raw = reason, None
 
     def __enter__(self) -> PjrtBuffer:
@@ -518,6 +528,18 @@ class PjrtBuffer:
 # ---- programs ----
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Buffers that are given to many runs, looked at once. One that was deleted since is found when a run fails."""
+
+    buffers: tuple[PjrtBuffer, ...]
+    raws: list[Any]
+
+    def check(self) -> None:
+        for buffer in self.buffers:
+            _ = buffer.raw
+
+
 class Loaded:
     """A compiled program on a device."""
 
@@ -526,12 +548,15 @@ class Loaded:
         self.client = client
         self._raw = raw
         self._handlers = [client_handler(client, shape) for shape in self.results]
+        self._made = [(shape, client, _bytes(shape)) for shape in self.results]
         self._execute = raw.execute_sharded
 
-    def __call__(self, arguments: Sequence[PjrtBuffer]) -> tuple[PjrtBuffer, ...]:
-        """Start a run and give its results, which fill in their own time."""
+    def __call__(self, arguments: Sequence[PjrtBuffer], held: Held | None = None) -> tuple[PjrtBuffer, ...]:
+        """Start a run on what is held and the arguments; its results fill in their own time."""
         client = self.client
         raws = [each.raw for each in arguments]
+        if held is not None:
+            raws = held.raws + raws
         watch = client.watch
         if watch is not None:
             watch.activity.begin()
@@ -540,10 +565,12 @@ class Loaded:
         except (RuntimeError, ValueError) as error:
             if watch is not None:
                 watch.activity.end()
+            if held is not None:
+                held.check()
             raise _explain("the run", RunError, error, client) from error
         if watch is not None:
             watch.started(made)
-        return tuple([PjrtBuffer(raw, shape, client) for raw, shape in zip(made, self.results, strict=True)])
+        return tuple([PjrtBuffer(raw, *each) for raw, each in zip(made, self._made, strict=True)])
 
     def memory(self) -> Memory:
         with jaxlib_calls("the program's memory", DeviceError, self.client):

@@ -183,6 +183,9 @@ class IsolatedClient:
             answer, _ = self.ask("put", shape=_shape_record(shape))
         return RemoteBuffer(answer["handle"], shape, self)
 
+    def hold(self, buffers: Sequence[RemoteBuffer]) -> tuple[RemoteBuffer, ...]:
+        return tuple(buffers)
+
     def fetch(self, buffer: RemoteBuffer) -> Array:
         with self._lock:
             self.ask("numpy", handle=buffer.handle)
@@ -286,9 +289,12 @@ class RemoteProgram:
         self._handle = handle
         self._end = weakref.finalize(self, client.free, "programs", handle)
 
-    def __call__(self, arguments: Sequence[RemoteBuffer]) -> tuple[RemoteBuffer, ...]:
+    def __call__(
+        self, arguments: Sequence[RemoteBuffer], held: Sequence[RemoteBuffer] | None = None
+    ) -> tuple[RemoteBuffer, ...]:
         """Run; the worker answers when it has started, and dies while we wait for a result if it dies."""
-        answer, _ = self.client.ask("run", handle=self._handle, arguments=[each.handle for each in arguments])
+        handles = [each.handle for each in (*(held or ()), *arguments)]
+        answer, _ = self.client.ask("run", handle=self._handle, arguments=handles)
         made = zip(answer["handles"], self.results, strict=True)
         return tuple(RemoteBuffer(handle, shape, self.client) for handle, shape in made)
 

@@ -53,7 +53,7 @@ class Runtime:
         self.released = library  # its functions let other Python threads run meanwhile
         self.held = ctypes.PyDLL(self.released._name)
         _declare(self.released, self.held)
-        self.set_threads(_default_threads())
+        self.set_threads(default_threads())
 
     @property
     def threads(self) -> int:
@@ -175,7 +175,8 @@ def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _default_threads() -> int:
+def default_threads() -> int:
+    """The threads of a new runtime: SMELT_THREADS, else one for each processor that this process may use."""
     chosen = os.environ.get("SMELT_THREADS")
     if not chosen:
         return min(_processors(), MAX_THREADS)

@@ -53,6 +53,7 @@ class DeviceClient(Protocol):
     @property
     def version(self) -> str: ...
     def put(self, array: Array, shape: Shape, *, shared: bool = False) -> Any: ...
+    def hold(self, buffers: Sequence[Any]) -> Any: ...
     def compile(self, text: str, results: Sequence[Shape]) -> Any: ...
     def load(self, data: bytes, results: Sequence[Shape]) -> Any: ...
     def stats(self) -> dict[str, float]: ...
@@ -262,9 +263,10 @@ class SizedProgram:
     def of(program: Program, client: DeviceClient, limit: int, donated: frozenset[int] = frozenset()) -> SizedProgram:
         return SizedProgram(program, *_lift_checks(program), client, donated, limit)
 
-    def start(self, loaded: Any, arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """Run; what a check finds wrong is raised where a result is read, or here where there is none to read."""
-        results: tuple[Any, ...] = loaded(arguments)
+    def start(self, loaded: Any, arguments: Sequence[Any], held: Any = None) -> tuple[Any, ...]:
+        """Run on what is held and the arguments after it; what a check finds wrong is raised where a result is read,
+        or here where there is none to read."""
+        results: tuple[Any, ...] = loaded(arguments, held)
         if not self.checks:
             return results
         own = results[: len(self.source.main.results)]
@@ -422,13 +424,19 @@ class _Bound:
 
     buffers: tuple[Any, ...]
     owned: tuple[Any, ...]
+    held: Any  # the buffers as the client wants them for a run
     users: int = 1
+    known: frozenset[int] = field(init=False)  # the buffers' identities
+
+    def __post_init__(self) -> None:
+        self.known = frozenset(map(id, self.buffers))
 
     def release(self) -> None:
         self.users -= 1
         if self.users == 0:
             for buffer in self.owned:
                 buffer.delete()
+            self.held = None
 
 
 class PjrtExecutable:
@@ -450,8 +458,10 @@ class PjrtExecutable:
         self.buckets = buckets
         self._run: SizedProgram | None = run
         self._first = first
-        self._bound = bound if bound is not None or first is not None else _Bound((), ())
+        self._bound = bound if bound is not None or first is not None else _Bound((), (), client.hold(()))
         self._ports = [(port.shape, f"the input {port.name!r}") for port in signature.inputs]
+        self._fitting = [port.shape for port in signature.inputs]  # the shapes of buffers that were found to fit last
+        self._donations = [(i, f"was donated as the input {signature.inputs[i].name!r}") for i in sorted(donated)]
         self._open = not run.is_static
 
     @property
@@ -479,7 +489,7 @@ class PjrtExecutable:
         for buffer, made in placed:
             if made and id(buffer) not in owned:
                 buffer.delete()  # only `prepare` needed it
-        bound = _Bound(tuple(buffers), tuple(owned.values()))
+        bound = _Bound(tuple(buffers), tuple(owned.values()), self.client.hold(buffers))
         return PjrtExecutable(self.client, self.signature, run, self._first, self.donated, self.buckets, bound)
 
     def _place(self, given: Any, port: Port) -> tuple[Any, bool]:
@@ -508,16 +518,18 @@ class PjrtExecutable:
             raise RunError("wrong number of inputs", expected=names, got=len(inputs))
         if self._open:
             return self._sized_call(bound, inputs, keep)
-        client = self.client
-        arguments = list(bound.buffers)
-        for given, (shape, what) in zip(inputs, self._ports, strict=True):
+        client, fitting = self.client, self._fitting
+        arguments = list(inputs)
+        for place, given in enumerate(inputs):
             if hasattr(given, "client"):
-                if given.client is not client or given.shape is not shape:
-                    pjrt.check_placed(given, client, shape, what)
-                arguments.append(given)
+                if given.client is not client or given.shape is not fitting[place]:
+                    pjrt.check_placed(given, client, *self._ports[place])
+                    fitting[place] = given.shape
             else:
-                arguments.append(client.put(check_array(given, shape, what), shape))
-        return self._start(self._program().loaded(()), arguments, keep)
+                shape, what = self._ports[place]
+                exact = type(given) is np.ndarray and given.shape == shape.sizes and given.dtype == shape.dtype.numpy
+                arguments[place] = client.put(given if exact else check_array(given, shape, what), shape)
+        return self._start(self._program().loaded(()), bound, arguments, keep)
 
     def _sized_call(self, bound: _Bound, inputs: Sequence[Any], keep: bool) -> tuple[Any, ...]:
         run = self._program()
@@ -531,16 +543,16 @@ class PjrtExecutable:
                 arrays.append(check_array(given, shape, what))
         shapes = [_sizes(each) for each in (*bound.buffers, *arrays)]
         if not self.buckets:
-            return self._start(run.loaded(tuple(shapes)), [*bound.buffers, *self._put_all(arrays)], keep)
+            return self._start(run.loaded(tuple(shapes)), bound, self._put_all(arrays), keep)
         values = run.values(tuple(shapes))
         rounded = {**values, **{name: _round_up(values[name], sizes) for name, sizes in self.buckets.items()}}
         if rounded == values:
-            return self._start(run.loaded(tuple(shapes)), [*bound.buffers, *self._put_all(arrays)], keep)
+            return self._start(run.loaded(tuple(shapes)), bound, self._put_all(arrays), keep)
         padded = [
             _pad(each, port.shape.numbers(rounded)) for each, port in zip(arrays, self.signature.inputs, strict=True)
         ]
         key = (*shapes[: len(bound.buffers)], *(each.shape for each in padded))
-        results = self._start(run.loaded(key), [*bound.buffers, *self._put_all(padded)], False)
+        results = self._start(run.loaded(key), bound, self._put_all(padded), False)
         wanted = [value.shape.numbers(values) for value in run.source.main.results]
         return tuple(Cut.of(result, sizes) for result, sizes in zip(results, wanted, strict=True))
 
@@ -553,23 +565,27 @@ class PjrtExecutable:
                 placed.append(self.client.put(given, Shape.of(shape.dtype, given.shape)))
         return placed
 
-    def _start(self, loaded: Any, arguments: list[Any], keep: bool) -> tuple[Any, ...]:
+    def _start(self, loaded: Any, bound: _Bound, arguments: list[Any], keep: bool) -> tuple[Any, ...]:
         run = self._program()
         if not self.donated:
-            return run.start(loaded, arguments)
-        offset = len(arguments) - len(self._ports)
-        places = [offset + i for i in self.donated]
+            return run.start(loaded, arguments, bound.held)
         if keep:
-            for place in places:
+            for place, _ in self._donations:
                 arguments[place] = arguments[place].copy()
-        if len({id(each) for each in arguments}) < len(arguments):
-            twice = next(place for place in places if arguments.count(arguments[place]) > 1)
-            name = self.signature.inputs[twice - offset].name
-            raise RunError(f"the input {name!r} is donated and given twice", remedy=".copy() one of them")
-        results = run.start(loaded, arguments)
-        for place in places:
-            arguments[place].give_away(f"was donated as the input {self.signature.inputs[place - offset].name!r}")
+        given = {id(each) for each in arguments}
+        if len(given) < len(arguments) or not bound.known.isdisjoint(given):
+            self._check_given_once(bound, arguments)
+        results = run.start(loaded, arguments, bound.held)
+        for place, reason in self._donations:
+            arguments[place].give_away(reason)
         return results
+
+    def _check_given_once(self, bound: _Bound, arguments: Sequence[Any]) -> None:
+        """What is donated is neither another input nor a weight; anything else may be given twice."""
+        for place, _ in self._donations:
+            if id(arguments[place]) in bound.known or sum(each is arguments[place] for each in arguments) > 1:
+                name = self.signature.inputs[place].name
+                raise RunError(f"the input {name!r} is donated and given twice", remedy=".copy() one of them")
 
     # ---- what it costs, copies, the end ----
 

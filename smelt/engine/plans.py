@@ -15,10 +15,12 @@ from smelt.bundle.entry import DataCheck, Entry, SizeCheck
 from smelt.device import cpu
 from smelt.engine.executable import signature_of
 from smelt.engine.footprint import Footprint
+from smelt.engine.tuned import lookup
 from smelt.engine_api import KernelUse, Signature
 from smelt.errors import RunError
 from smelt.ir.core import Program
 from smelt.ir.verify import assumptions
+from smelt.kernel.choice import Choice, Lookup, Problem
 from smelt.kernel.emit_c import FAILED, UNFIT, Source
 from smelt.kernel.fuse import fuse
 from smelt.kernel.in_place import in_place
@@ -57,16 +59,37 @@ class Planned:
         count = Counter(step.kernel for step in steps if isinstance(step, Launch))
         return tuple(KernelUse(kernel.kind, kernel.ops, times) for kernel, times in count.items())
 
+    @property
+    def chosen(self) -> dict[Problem, Choice]:
+        """How the kernels' problems are gone about."""
+        steps = [step for plan, _ in self.plans.values() for step in walk(plan.steps)]
+        return {problem: choice for step in steps if isinstance(step, Launch) for problem, choice in step.kernel.chosen}
 
-def planned(program: Program, target: Target | None = None, *, telling: bool = False) -> Planned:
-    """Everything about a program that is decided before there is C. `telling`: as for `fuse`."""
-    return plan_lowered(lower(program, target), signature_of(program.main), telling=telling)
+
+def planned(
+    program: Program, target: Target | None = None, *, telling: bool = False, choices: Lookup | None = None
+) -> Planned:
+    """Everything about a program that is decided before there is C. `telling`, `choices`: as for `fuse`.
+
+    Where nobody says otherwise, choices are those that were measured on this machine (`smelt tune`).
+    """
+    lowered = lower(program, target)
+    return plan_lowered(lowered, signature_of(program.main), target, telling=telling, choices=choices)
 
 
-def plan_lowered(program: Program, signature: Signature, *, telling: bool = False) -> Planned:
+def plan_lowered(
+    program: Program,
+    signature: Signature,
+    target: Target | None = None,
+    *,
+    telling: bool = False,
+    choices: Lookup | None = None,
+) -> Planned:
     """The same for a program that was lowered already."""
-    main = in_place(fuse(program.main, assumptions(program), telling=telling))
-    prepare = in_place(fuse(program.funcs["prepare"], telling=telling)) if "prepare" in program.funcs else None
+    known = choices or lookup(tile_shape(target or cpu.target()))
+    main = in_place(fuse(program.main, assumptions(program), telling=telling, choices=known))
+    before = program.funcs.get("prepare")
+    prepare = None if before is None else in_place(fuse(before, telling=telling, choices=known))
     return Planned(signature, (main, assign(main)), None if prepare is None else (prepare, assign(prepare)))
 
 

@@ -28,6 +28,7 @@ from smelt.engine_api import KernelUse, Signature
 from smelt.errors import DeviceError, FileError, UnsupportedError
 from smelt.ir.core import Program
 from smelt.ir.text import parse, print_program
+from smelt.kernel.choice import default, text_of
 from smelt.kernel.emit_c import Source
 from smelt.kernel.tile_c import TileShape, tile_shape
 from smelt.target import Target
@@ -149,14 +150,23 @@ def _stored(program: Program, targets: Sequence[str], bind: Bind) -> StoredModel
     groups = _groups(targets)
     variants: list[Variant] = []
     kernels: tuple[KernelUse, ...] = ()
+    tuned: dict[str, str] = {}
     for group in groups:
         lowered = lower(program, group.layout)
-        planned = plan_lowered(lowered, signature)
+        planned = plan_lowered(lowered, signature, group.layout)
         variants.append(_variant(lowered, planned, group, bind(planned, tile_shape(group.layout))))
         kernels = kernels or planned.kernels
-    stored = StoredProgram(signature, kernels, tuple(variants), {"compiler": _compiler(), "flags": " ".join(cpu.FLAGS)})
+        tuned |= {f"tuned {group.names[0]}: {problem}": text for problem, text in _tuned(planned).items()}
+    made_by = {"compiler": _compiler(), "flags": " ".join(cpu.FLAGS), **tuned}
+    stored = StoredProgram(signature, kernels, tuple(variants), made_by)
     machines = {_named(name).name: name for group in groups for name in group.names}
     return StoredModel("model", signature, (stored,), tuple(_runtime(machine) for machine in machines))
+
+
+def _tuned(planned: Planned) -> dict[str, str]:
+    """The problems that are gone about in another way than by default, as texts."""
+    pairs = planned.chosen.items()
+    return {str(problem): text_of(choice) for problem, choice in pairs if choice != default(problem)}
 
 
 def _variant(lowered: Program, planned: Planned, group: _Group, bound: Arrays | None) -> Variant:

@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from smelt.dim import Size, ceildiv, maximum, minimum
+from smelt.dim import Size, ceildiv, maximum, minimum, product
 from smelt.dtype import f32, i1
 from smelt.ir.core import Op
 from smelt.kernel.attention_problem import At, Attention, Choice
 from smelt.kernel.build_attention_few import build_few
 from smelt.kernel.build_contract import place
 from smelt.kernel.build_reach import Reach
+from smelt.kernel.choice import AttentionBlock, Problem
 from smelt.kernel.loop import TRUE, Amount, Expr, Item, Number, Product, Put, Quotient, Turn, add, scale
 from smelt.kernel.nest import Nest, flat, tensor
 from smelt.kernel.sinks import Output, sink
@@ -33,7 +34,23 @@ NEAR = 1 << 10  # tiles that use a panel, as good as: it is near, and nothing li
 @sink("smelt.attention", anchor=True, addressed=(1, 2), in_runs=())
 def attention(nest: Nest, op: Op, output: Output) -> None:
     problem = Attention.of(op)
-    build(nest, problem, Choice.of(problem), output)
+    usual = Choice.of(problem)
+    chosen = nest.decide(_asked(problem), AttentionBlock()).queries
+    build(nest, problem, replace(usual, queries=min(chosen, problem.width)) if chosen else usual, output)
+
+
+def _asked(problem: Attention) -> Problem:
+    """What a choice may depend on."""
+    return Problem.of(
+        "attention",
+        heads=product(problem.heads),
+        queries=problem.queries,
+        keys=problem.axes.size(problem.axes.key),
+        depth=problem.depth,
+        values=problem.values,
+        masks=len(problem.numbers.roles) - 3,
+        width=problem.width,
+    )
 
 
 def build(nest: Nest, problem: Attention, choice: Choice, output: Output) -> None:

@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from smelt.dim import Size, ceildiv, evaluate, maximum, symbols
+from smelt.dim import Size, ceildiv, maximum
 from smelt.dtype import DType, f32, f64, i64
 from smelt.ir.core import Op, Value
 from smelt.kernel.build_reduce import summed
+from smelt.kernel.choice import NEAR as NEAR
+from smelt.kernel.choice import ROWS, Contraction, Problem
+from smelt.kernel.choice import share_of as share_of
 from smelt.kernel.loop import (
     Affine,
     Amount,
@@ -28,10 +31,6 @@ from smelt.kernel.loop import (
 from smelt.kernel.nest import Index, Nest, Scope, pull, tensor
 from smelt.kernel.sinks import Output, sink
 from smelt.kernel.tile_c import BLOCK
-
-ROWS = 12  # of the largest tile; the emitter offers every smaller one
-NEAR = 384  # rows that pass by a block of a panel
-SPREAD = 8  # pieces of work that should be there to spread over cores
 
 
 @sink("stablehlo.dot_general", anchor=True)
@@ -102,10 +101,14 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
     shared = tensor(panels).sizes[0] == 1
     _, count, _, width = tensor(panels).sizes
     assert isinstance(width, int)
-    most = ROWS * share_of(ceildiv(rows, ROWS), NEAR // ROWS, count * groups)
+    problem = Problem.of("contraction", groups=groups, rows=rows, depth=depth, panels=count, width=width)
+    choice = nest.decide(problem, Contraction())
+    height = choice.height
+    most = height * share_of(ceildiv(rows, height), max(1, choice.near // height), count * groups, choice.spread)
     blocks = maximum(ceildiv(depth, BLOCK), 1)
     chunks = ceildiv(rows, most)
-    with nest.loops((groups, chunks, count)) as (group, chunk, panel):
+    with nest.loops((groups, count, chunks) if choice.panels_first else (groups, chunks, count)) as (group, *inner):
+        panel, chunk = inner if choice.panels_first else reversed(inner)
         first, used = shares(nest, chunk, rows, chunks)
         tile = nest.var(f32, stem="tile").name
         nest.emit(Array(tile, f32, most * width))
@@ -115,12 +118,12 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
             done = nest.let(scale(block, BLOCK))
             extent = nest.apply("minimum", Number(BLOCK), nest.let(add(depth, scale(done, -1))), dtype=i64)
             b = place(nest, op, panels, (Number(0) if shared else group, panel, done, Number(0)))
-            with tiles(nest, used) as ((part, parts), above, height):
+            with tiles(nest, used, height) as ((part, parts), above, tall):
                 a = address(nest, op, lhs, group, add(first, above), done)
                 nest.emit(
                     Product(
                         tile,
-                        height,
+                        tall,
                         *a,
                         *b,
                         b_step,
@@ -137,17 +140,6 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
             columns.store(nest, op, output, tile, row, lambda column: (*here, column))
 
 
-def share_of(count: Size, most: int, others: Size) -> int:
-    """How many of `count` pieces one core takes at a time: at most so many, yet enough shares for all cores; `others`
-    is what there is to spread besides."""
-    return max(1, min(most, about(count), about(count) * about(others) // SPREAD))
-
-
-def about(size: Size) -> int:
-    """A size, or what it may be."""
-    return evaluate(size, dict.fromkeys(symbols(size), 64))
-
-
 def shares(nest: Nest, number: Expr, count: Size, parts: Size) -> tuple[Expr, Expr]:
     """The first and the number of what one of several nearly equal shares holds."""
     if parts == 1:
@@ -158,9 +150,9 @@ def shares(nest: Nest, number: Expr, count: Size, parts: Size) -> tuple[Expr, Ex
 
 
 @contextmanager
-def tiles(nest: Nest, rows: Expr) -> Iterator[tuple[tuple[Expr, Expr], Expr, Expr]]:
-    """A loop over nearly equal tiles of so many rows: ((number, how many), first row, height)."""
-    parts = nest.let(Quotient(nest.let(add(rows, ROWS - 1)), ROWS))
+def tiles(nest: Nest, rows: Expr, most: int = ROWS) -> Iterator[tuple[tuple[Expr, Expr], Expr, Expr]]:
+    """A loop over nearly equal tiles of at most so many rows: ((number, how many), first row, height)."""
+    parts = nest.let(Quotient(nest.let(add(rows, most - 1)), most))
     with nest.loop(parts, "ordered") as part:
         first, after = (
             nest.let(nest.apply("divide", nest.let(nest.apply("multiply", each, rows, dtype=i64)), parts, dtype=i64))

@@ -13,19 +13,16 @@ from math import prod
 
 import numpy as np
 
-from smelt.dim import Size, ceildiv
+from smelt.dim import Size, ceildiv, product
 from smelt.dtype import f32, i64
 from smelt.ir.core import Op
 from smelt.ir.ops.packed import taps_of
-from smelt.kernel.build_contract import Columns, in_memory, place, share_of, shares, step, tiles
+from smelt.kernel.build_contract import Columns, in_memory, place, shares, step, tiles
+from smelt.kernel.choice import ChannelConvolution, Convolution, Problem, dividing, share_of
 from smelt.kernel.loop import Amount, Array, Expr, Number, Product, add, scale
 from smelt.kernel.nest import Nest, tensor
 from smelt.kernel.sinks import Output, sink
 from smelt.kernel.tile_c import BLOCK
-
-NEAR = 192  # pixels that pass by a block of a panel
-WIDE = 2 * NEAR  # pixels of a line that are still taken whole
-MOST = 8  # pixels that a walk over channels takes at once
 
 
 @sink("smelt.packed_conv", anchor=True, addressed=(0, 1))
@@ -38,13 +35,33 @@ def packed_conv(nest: Nest, op: Op, output: Output) -> None:
     assert isinstance(width, int)
     assert isinstance(features, int)
     window = _Window.of(nest, op, groups)
-    whole = isinstance(pixels, int) and pixels <= WIDE
-    near = pixels if whole else NEAR
+    depth = tensor(panels).sizes[2]
+    problem = Problem.of(
+        "convolution",
+        images=product((batch, *outer)),
+        lines=lines,
+        pixels=pixels,
+        groups=groups,
+        depth=depth,
+        panels=count,
+        width=width,
+        taps=prod(taps_of(op.attrs).window),
+        stride=taps_of(op.attrs).strides[-1],
+    )
+    choice = nest.decide(problem, Convolution())
+    whole = isinstance(pixels, int) and pixels <= 2 * choice.near
+    near = pixels if whole else choice.near
     assert isinstance(near, int)
-    most = share_of(lines, max(1, NEAR // max(near, 1)), batch * groups * count) if whole else 1
+    others = product((batch, *outer)) * groups * count
+    most = share_of(lines, max(1, choice.near // max(near, 1)), others, choice.spread) if whole else 1
     pieces: Size = 1 if whole else ceildiv(pixels, near)
-    sizes = (batch, *outer, groups, ceildiv(lines, most), pieces, count)
-    with nest.loops(sizes) as (image, *at, group, chunk, piece, panel):
+    images_first = (batch, *outer, groups, ceildiv(lines, most), pieces, count)
+    panels_first = (groups, count, batch, *outer, ceildiv(lines, most), pieces)
+    with nest.loops(panels_first if choice.panels_first else images_first) as places:
+        if choice.panels_first:
+            group, panel, image, *at, chunk, piece = places
+        else:
+            image, *at, group, chunk, piece, panel = places
         first_line, line_count = shares(nest, chunk, lines, ceildiv(lines, most))
         first, used = shares(nest, piece, pixels, pieces)
         tile = nest.var(f32, stem="tile").name
@@ -52,7 +69,10 @@ def packed_conv(nest: Nest, op: Op, output: Output) -> None:
         columns = Columns.of(nest, panel, width, features // groups)
         with window.blocks(nest) as (number, offset, done, turns, extent):
             b = place(nest, op, panels, (group, panel, done, Number(0)))
-            with nest.loop(line_count, "ordered") as line, tiles(nest, used) as ((part, parts), above, height):
+            with (
+                nest.loop(line_count, "ordered") as line,
+                tiles(nest, used, choice.height) as ((part, parts), above, height),
+            ):
                 y = add(first_line, line)
                 spot = window.start((image, *at, y, add(first, above)), group, len(tensor(images).sizes))
                 nest.emit(
@@ -182,7 +202,16 @@ def channel_conv(nest: Nest, op: Op, output: Output) -> None:
     batch, *out, channels = tensor(op.result).sizes
     *window, _ = tensor(kernel).sizes
     taps = taps_of({**op.attrs, "window": window})
-    few = max(n for n in range(1, MOST + 1) if n == 1 or (isinstance(out[-1], int) and out[-1] % n == 0))
+    problem = Problem.of(
+        "channel_convolution",
+        images=batch,
+        lines=product(out[:-1]),
+        pixels=out[-1],
+        channels=channels,
+        taps=prod(taps.window),
+        stride=taps.strides[-1],
+    )
+    few = dividing(out[-1], nest.decide(problem, ChannelConvolution()).pixels)
     with (
         nest.loops((batch, *out[:-1])) as (image, *lines),
         nest.loop(ceildiv(out[-1], few), "ordered") as piece,

@@ -13,12 +13,13 @@ import numpy as np
 from smelt.dim import Size, ceildiv, maximum, product
 from smelt.dtype import DType, i64, integer_range
 from smelt.ir.core import Op, Region
+from smelt.kernel.choice import ColumnReduction, Problem
 from smelt.kernel.loop import Array, Declare, Expr, Item, Load, Number, Put, Set, Var, add, scale
 from smelt.kernel.nest import Index, Nest, flat, pull, reshaped, tensor
 from smelt.shape import Shape
 
 Element = Callable[[dict[int, Expr]], Expr]
-TALL, WIDE = 256, 64  # rows and columns that one turn takes
+TALL = 256  # rows whose totals are made before they join others
 FEW = 8  # columns that are not worth a row
 ASSOCIATIVE = frozenset({"add", "multiply", "maximum", "minimum", "and", "or", "xor"})
 
@@ -119,13 +120,17 @@ def by_rows(nest: Nest, op: Op, target: int) -> None:
     columns, rows = sizes[-1], product([sizes[d] for d in reduced])
     parts = maximum(ceildiv(rows, TALL), 1)
     held = [sizes[d] for d in outer]
+    problem = Problem.of(
+        "column_reduction", outer=product(held), rows=rows, columns=columns, bytes=dtype.numpy.itemsize
+    )
+    wide = nest.decide(problem, ColumnReduction()).wide
     room = None if parts == 1 else nest.scratch(Shape.of(dtype, (*held, parts, columns)))
-    with nest.loops((*held, parts, ceildiv(columns, WIDE))) as (*at, part, block):
-        first, begin = nest.let(scale(block, WIDE)), nest.let(scale(part, TALL))
-        used = nest.apply("minimum", Number(WIDE), nest.let(add(columns, scale(first, -1))), dtype=i64)
+    with nest.loops((*held, parts, ceildiv(columns, wide))) as (*at, part, block):
+        first, begin = nest.let(scale(block, wide)), nest.let(scale(part, TALL))
+        used = nest.apply("minimum", Number(wide), nest.let(add(columns, scale(first, -1))), dtype=i64)
         count = nest.apply("minimum", Number(TALL), nest.let(add(rows, scale(begin, -1))), dtype=i64)
         totals = nest.var(dtype, stem="totals").name
-        nest.emit(Array(totals, dtype, WIDE))
+        nest.emit(Array(totals, dtype, wide))
         with nest.loop(used, "lane") as j:
             nest.emit(Put(totals, j, nest.pull(start, ()) if room is None else identity(function, dtype)))
         with nest.loop(count, "ordered") as turn:

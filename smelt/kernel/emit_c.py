@@ -50,6 +50,7 @@ from smelt.kernel.nest import everything, expressions, mentioned
 from smelt.kernel.plan import Branch, Buffer, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Step, walk
 from smelt.kernel.stamp_c import stamp_text, stamped
 from smelt.kernel.tile_c import TileShape, product_text, turn_text
+from smelt.kernel.tile_int8_c import bytes_text
 
 ABI = """\
 typedef struct Runtime Runtime; typedef struct Context Context;
@@ -80,6 +81,7 @@ static inline i64 size_min(i64 a, i64 b) { return a < b ? a : b; }
 # Characters of C in one file. Only long programs are cut up: in another file a loop may come out otherwise, and slower.
 WORTHWHILE = 400_000
 PRODUCT, SOME, TURN = "smelt_product(", "smelt_product_some(", "smelt_turn("
+BYTES, SOME_BYTES = "smelt_bytes(", "smelt_bytes_some("
 WORTH = 32768  # elements that are worth a core
 CANCELLED, NO_MEMORY, FAILED, UNFIT = -1, -2, 1 << 20, 1 << 21
 MOST_BYTES = 1e15  # of one buffer whose size only data tells: more is no size but a mistake
@@ -131,6 +133,8 @@ class Source:
         """The functions for tiles that a text calls."""
         some = SOME in text
         products = [product_text(self.tile, some=some)] if some or PRODUCT in text else []
+        some = SOME_BYTES in text
+        products += [bytes_text(self.tile, some=some)] if some or BYTES in text else []
         return [*products, *([turn_text(self.tile)] if TURN in text else [])]
 
     def _file(self, text: str) -> str:
@@ -389,9 +393,9 @@ class _Function:
         self.locals[name] = f"  {kind} *const {name} = b[{buffer}];"
         return name
 
-    def floats(self, operand: int | str) -> str:
+    def factor(self, operand: int | str, kind: str) -> str:
         """Where an operand of a product lies: in a buffer, or in a local array."""
-        return operand if isinstance(operand, str) else self.pointer(operand, "f32")
+        return operand if isinstance(operand, str) else self.pointer(operand, kind)
 
     # -- statements --
 
@@ -539,12 +543,13 @@ class _Function:
         a, b, tile = (
             f"{pointer} + {self.expr(index)}"
             for pointer, index in (
-                (self.floats(product.a), product.a_index),
-                (self.floats(product.b), product.b_index),
+                (self.factor(product.a, "ui8" if product.narrow else "f32"), product.a_index),
+                (self.factor(product.b, "i8" if product.narrow else "f32"), product.b_index),
                 (product.tile, product.place),
             )
         )
-        left = [a, *map(self.expr, (product.a_row, product.a_turn, product.a_step))]
+        steps = () if product.narrow else (product.a_step,)  # bytes lie side by side
+        left = [a, *map(self.expr, (product.a_row, product.a_turn, *steps))]
         right = [b, *map(self.expr, (product.b_step, product.turns, product.extent))]
         given = [
             self.expr(product.rows),
@@ -553,9 +558,10 @@ class _Function:
             tile,
             *map(self.expr, (product.join, product.ahead, product.tiles)),
         ]
+        name = "smelt_bytes" if product.narrow else "smelt_product"
         if product.columns == Number(0):
-            return f"smelt_product({', '.join(given)});"
-        return f"smelt_product_some({', '.join(given)}, {self.expr(product.columns)});"
+            return f"{name}({', '.join(given)});"
+        return f"{name}_some({', '.join(given)}, {self.expr(product.columns)});"
 
     # -- expressions --
 

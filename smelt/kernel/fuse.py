@@ -26,6 +26,7 @@ from smelt.kernel import (  # noqa: F401  their rules
     build_index,
     build_linear,
     build_map,
+    build_qdot,
     build_random,
     build_reduce,
     build_scan,
@@ -36,6 +37,7 @@ from smelt.kernel import (  # noqa: F401  their rules
 )
 from smelt.kernel.build_contract import strides
 from smelt.kernel.build_map import border
+from smelt.kernel.choice import Lookup, defaults
 from smelt.kernel.demands import DEMANDS, Given, limits
 from smelt.kernel.loop import Amount, Expr, Number, add
 from smelt.kernel.nest import PULLS, Nest, SplitLoopError, View, flat, tensor, unknown
@@ -99,13 +101,20 @@ FORMULA = 12  # ops of a formula, at most
 RECORD = 8  # numbers that an error may tell
 
 
-def fuse(func: Func, assumed: Sequence[tuple[Size, Size, str]] = (), *, telling: bool = False) -> Plan:
+def fuse(
+    func: Func,
+    assumed: Sequence[tuple[Size, Size, str]] = (),
+    *,
+    telling: bool = False,
+    choices: Lookup = defaults,
+) -> Plan:
     """The plan of a function; an op that kernels do not know yet is refused by name.
 
     `assumed` are the equalities of sizes that the function takes for granted: the plan checks them at every call.
     `telling`: every launch names the ops that it covers, which keeps them alive as long as the plan.
+    `choices` says how a kernel's problem is gone about, where it knows better than the default.
     """
-    return _Fusion(func, [Check(a, b, True, why) for a, b, why in assumed], telling).plan()
+    return _Fusion(func, [Check(a, b, True, why) for a, b, why in assumed], telling, choices).plan()
 
 
 @dataclass(slots=True)
@@ -135,6 +144,7 @@ class _Fusion:
     func: Func
     checks: list[Check]
     telling: bool = False
+    choices: Lookup = defaults
     stored: dict[Value, int] = field(default_factory=dict)
     buffers: list[Buffer] = field(default_factory=list)
     constants: dict[bytes, int] = field(default_factory=dict)
@@ -172,7 +182,12 @@ class _Fusion:
         )
 
     def _nest(self) -> Nest:
-        return Nest(self.stored, views=self.views, temporary=lambda shape: self._buffer(shape, "temporary"))
+        return Nest(
+            self.stored,
+            views=self.views,
+            temporary=lambda shape: self._buffer(shape, "temporary"),
+            choices=self.choices,
+        )
 
     def _buffer(self, shape: Shape, kind: str) -> int:
         index = sum(buffer.kind == kind for buffer in self.buffers) if kind != "temporary" else 0
@@ -431,7 +446,8 @@ class _Fusion:
         empty = all(self.buffers[i].shape.count == 0 for i in writes)
         body = () if empty else schedule(nest.scope.statements)  # what is read for no element may not be there
         covered = tuple(dict.fromkeys([*first, *nest.covered]))
-        kernel = Kernel(kind, body, len(nest.buffers), tuple(dict.fromkeys(op.name for op in covered)))
+        names = tuple(dict.fromkeys(op.name for op in covered))
+        kernel = Kernel(kind, body, len(nest.buffers), names, tuple(nest.chosen.items()))
         updates = tuple(target for target in writes if target in self.begun)
         self.begun.update(target for target in writes if target in self.homes.values())
         return Launch(kernel, tuple(nest.buffers), tuple(writes), covered if self.telling else (), updates)

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypeVar
 
 from smelt.dim import Size, divide_exact, product
 from smelt.dtype import DType, i1, i64
 from smelt.errors import UnsupportedError
 from smelt.ir.core import Op, Region, Value
+from smelt.kernel.choice import Choice, Lookup, Problem, defaults
 from smelt.kernel.loop import (
     PRODUCT_PARTS,
     Amount,
@@ -48,6 +50,7 @@ from smelt.kernel.loop import (
 )
 from smelt.shape import Shape
 
+C = TypeVar("C", bound=Choice)
 Index = tuple[Expr, ...]
 Pull = Callable[["Nest", Op, int, Index], Expr]
 
@@ -132,6 +135,8 @@ class Nest:
     temporary: Callable[[Shape], int] | None = None  # makes a buffer of the program
     views: Mapping[Value, View] = field(default_factory=dict)
     scratches: list[int] = field(default_factory=list)  # those made for this kernel alone
+    choices: Lookup = defaults
+    chosen: dict[Problem, Choice] = field(default_factory=dict)  # what the kernel's builders asked for, and got
 
     # -- names and places --
 
@@ -150,6 +155,12 @@ class Nest:
         assert self.temporary is not None, "a kernel of this kind has no memory of its own"
         self.scratches.append(self.temporary(shape))
         return self.scratches[-1]
+
+    def decide(self, problem: Problem, usual: C) -> C:
+        """How a builder should go about a problem."""
+        found = self.choices(problem)
+        self.chosen[problem] = chosen = found if isinstance(found, type(usual)) else usual
+        return chosen
 
     def emit(self, statement: Stmt) -> None:
         self.scope.statements.append(statement)

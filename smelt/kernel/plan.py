@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 from smelt.dim import Size, evaluate, symbols
 from smelt.errors import Location
 from smelt.ir.core import Op
+from smelt.kernel.choice import Choice, Problem
 from smelt.kernel.loop import Stmt
 from smelt.shape import Shape
 
@@ -40,6 +41,7 @@ class Kernel:
     body: tuple[Stmt, ...]
     buffers: int
     ops: tuple[str, ...] = field(default=(), compare=False)
+    chosen: tuple[tuple[Problem, Choice], ...] = field(default=(), compare=False)  # how its builders went about it
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from smelt.ir.core import Value
 from smelt.ir.ops.attention import AttentionAxes, AttentionNumbers
 from smelt.ir.rewrite import Match, Rule, op
 
-COMPOSITES = frozenset({"smelt.attention", "smelt.softmax"})  # attention is found around a softmax
+# Attention is found around a softmax, a quantised product around what quantises its operands.
+COMPOSITES = frozenset({"smelt.attention", "smelt.softmax", "smelt.qdot", "smelt.quantize", "smelt.dequantize"})
 DEEPEST = 512  # elements of a query, or of a value, that a kernel keeps near
 
 _FLOATS = ("f32", "f16", "bf16")

@@ -217,6 +217,9 @@ def _moved(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     """The op over channels-last operands, and its result with channels first again."""
     if len(op.results) != 1 or not isinstance(op.results[0].type, Shape):
         return None
+    if _is_of_bytes(edit, op):
+        lasts[op.results[0]] = edit.value(op.operands[0])
+        return None
     if not any(value in lasts for value in edit.operands(op)):
         return None
     if op.name == "stablehlo.reduce":
@@ -230,6 +233,19 @@ def _moved(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     back: Value = edit.before(op).transpose(made, permutation=to_first(made.shape.rank))
     lasts[back] = made
     return back
+
+
+def _is_of_bytes(edit: Edit, op: Op) -> bool:
+    """Whether an op puts the channels of a convolution of bytes first, which has them last already."""
+    if op.name != "stablehlo.transpose" or op.attrs["permutation"] != to_first(op.results[0].shape.rank):
+        return False
+    maker = edit.maker(op.operands[0])
+    if maker is not None and maker.name == "stablehlo.slice":
+        maker = edit.maker(maker.operands[0])
+    if maker is not None and maker.name == "stablehlo.reshape" and op.results[0].shape.rank > 3:
+        maker = edit.maker(maker.operands[0])
+        return maker is not None and maker.name == "smelt.packed_qdot"
+    return maker is not None and maker.name == "smelt.packed_qconv"
 
 
 def _as_last(edit: Edit, lasts: Lasts, b: Builder, value: Value) -> Value:

@@ -27,6 +27,7 @@ from smelt.passes.inline import inline
 from smelt.passes.join_processes import join_processes
 from smelt.passes.lower import lower
 from smelt.passes.lower_called import lower_called
+from smelt.passes.lower_qdot import QUANTISING, SPREADING, qdot_rules
 from smelt.passes.lower_quantised import lower_quantised
 from smelt.passes.lower_random import lower_random
 from smelt.passes.pack import pack_rules
@@ -107,10 +108,18 @@ def passes(
     def simplify(edit: Edit) -> int:
         return rewrite(edit, CANONICALISE + SIMPLIFY, inexact=inexact)
 
+    tidy = until_stable(simplify, fold, common_subexpressions)
+
+    def taken_apart(program: Program) -> Program:
+        """What quantises was kept whole so far, and has not been simplified."""
+        kept = {op.attrs["name"] for op in program.main.body.ops if op.name == "stablehlo.composite"}
+        return tidy(rules(SPREADING)(inline(program))) if kept & QUANTISING else inline(program)
+
     joining = Pass("join_processes", lambda program: join_processes(program, composites), "one process instead of many")
     attending = (
         Pass("attend", rules(attend_rules(width)), "scores of attention are never all there"),
-        Pass("inline", inline, "composites without a kernel as the ops they are made of"),
+        Pass("lower_qdot", rules(qdot_rules(width)), "quantised products are products of bytes"),
+        Pass("inline", taken_apart, "composites without a kernel as the ops they are made of"),
     )
     return [
         *((joining,) if lowered else ()),
@@ -118,7 +127,7 @@ def passes(
         Pass("refine", refine, "sizes as well known as they can be"),
         Pass("canonicalise", rules(CANONICALISE), "one spelling for each thing"),
         *(LOWERING if lowered else ()),
-        Pass("simplify", until_stable(simplify, fold, common_subexpressions), "no op that is known, equal or idle"),
+        Pass("simplify", tidy, "no op that is known, equal or idle"),
         Pass("defer", per_function(defer), "sizes that no op can have fail when the run gets there"),
         Pass("recognise", lambda program: recognise(program, composites), "what an engine knows as one kernel"),
         *(attending if width else ()),

@@ -40,6 +40,7 @@ from smelt.tensor.core import Tensor
 from smelt.tensor.data import symbolic
 from smelt.tensor.executable import Executable, Function, Parameter, Slot, Way
 from smelt.tensor.model import Model
+from smelt.tensor.outline import Outline
 from smelt.tensor.record import Leaf, is_tensor
 from smelt.tensor.tracing import Path, Traced, trace
 from smelt.weights import Tell, Weights
@@ -416,7 +417,7 @@ def _compile_ways(
     else:
         engine, _ = compile_with_first(options.device, options.engine, attempt)
     ways = [
-        Way(path.guards, path.assumed, program, compiled, path.results, _operations(program))
+        Way(path.guards, path.assumed, program, compiled, path.results, _operations(program), Outline.of(path.results))
         for path, program, compiled in zip(paths, programs, made, strict=True)
     ]
     return engine, ways

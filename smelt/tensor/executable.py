@@ -7,6 +7,7 @@ function returns. Engines know flat lists of arrays only; this is what stands be
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from smelt.bundle.write import write as write_bundle
 from smelt.bundle.write import write_bytes
 from smelt.dim import Facts, Size, evaluate, solve
 from smelt.dtype import Array
+from smelt.engine.pjrt import PjrtExecutable
 from smelt.engine_api import Cost, Memory, Placing, Platform
 from smelt.engine_api import Executable as Compiled
 from smelt.errors import DeviceError, RunError, ShapeError, SizeError, SmeltError, UnsupportedError
@@ -32,6 +34,7 @@ from smelt.shape import Shape
 from smelt.structure import leaves, together
 from smelt.tensor import tree
 from smelt.tensor.control import DATA
+from smelt.tensor.outline import Outline
 from smelt.tensor.record import is_tensor
 from smelt.weights import Weights
 
@@ -87,6 +90,11 @@ class Way:
     compiled: Compiled
     results: Any  # the function's structure of symbolic tensors
     operations: Size
+    outline: Outline | None = None  # of the results, where they are a structure of nothing but tensors
+
+    def structure(self, results: Sequence[Any]) -> Any:
+        """The engine's results as the function gives them."""
+        return tree.replace(self.results, iter(results)) if self.outline is None else self.outline.built(results)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,11 @@ class Function:
     encode: Callable[..., Any] | None = None
     decode: Callable[[Any], Any] | None = None
     chosen: dict[tuple[tuple[int, ...], ...], tuple[int, dict[str, int]]] = field(default_factory=dict)
+    open: tuple[int, ...] = field(init=False)  # slots with symbols for sizes
+
+    def __post_init__(self) -> None:
+        open_slots = tuple(i for i, slot in enumerate(self.slots) if not slot.shape.is_static)
+        object.__setattr__(self, "open", open_slots)
 
 
 _COUNTING = threading.Lock()
@@ -177,6 +190,8 @@ class Executable(Generic[P, R]):
         self._data = dict(data or {})
         # Shapes of arguments that went well → the way for them: what was proven about sizes once holds the next time.
         self._seen: dict[tuple[Any, ...], Way] = {}
+        self._outline: Outline | None = None  # of those arguments, where they are not one tensor each
+        self._keyed: tuple[int, ...] | None = None  # those whose shapes have to be looked at; None for all
 
     @staticmethod
     def of(function: Function, ways: Sequence[Way]) -> Executable[..., Any]:
@@ -290,11 +305,14 @@ class Executable(Generic[P, R]):
 
         Buffers for parameters that are donated are used up, unless `keep` says that copies are used up instead.
         """
-        if self._seen and not keywords and (way := self._seen.get(tuple([_shape_of(each) for each in args]))):
-            try:
-                return self._again(way, args)
-            except ShapeError:  # an element type, say: checked again below, where arguments have names
-                pass
+        if self._seen and not keywords:
+            flat = args if self._outline is None else self._outline.flat(args)
+            way = None if flat is None else self._seen.get(self._key(flat))
+            if flat is not None and way is not None:
+                try:
+                    return self._again(way, flat)
+                except ShapeError:  # an element type, say: checked again below, where arguments have names
+                    pass
         function = self._function
         self._open()
         keep = "keep" in keywords and "keep" not in self.inputs and bool(keywords.pop("keep"))
@@ -312,21 +330,34 @@ class Executable(Generic[P, R]):
             made = QUEUE.now(lambda: way.compiled(*args))
             results = zip(made, _results(way), strict=True)
             buffers: list[Any] = [_buffer(each, value.shape, args) for each, value in results]
-            structure = tree.replace(way.results, iter(buffers))
+            structure = way.structure(buffers)
         else:
-            structure = tree.replace(way.results, iter(way.compiled(*args)))
+            structure = way.structure(way.compiled(*args))
         return structure if function.decode is None else function.decode(structure)
+
+    def _key(self, flat: Sequence[Any]) -> tuple[Any, ...]:
+        if self._keyed is None:
+            return tuple([_shape_of(each) for each in flat])
+        return tuple([_shape_of(flat[place]) for place in self._keyed])
 
     def _remember(self, way: Way, given: Sequence[tuple[Parameter, Any]], work: int | None) -> None:
         """Take note of a call that may be made without looking at its arguments again, but for their shapes."""
         function = self._function
-        count = sum(not slot.weight for slot in function.slots)
-        plain = len(given) == count and all(is_tensor(parameter.pattern) for parameter, _ in given)
         quick = not function.donated if function.on_host else function.in_place or not function.donated
         short = not function.on_host or (work is not None and work < LONG)
-        if not plain or not quick or not short or self._data or function.encode or len(self._seen) >= REMEMBERED:
+        if not quick or not short or self._data or function.encode or len(self._seen) >= REMEMBERED:
             return
-        key = tuple(_shape_of(value) for _, value in given)
+        inputs = [i for i, slot in enumerate(function.slots) if not slot.weight]
+        flat: Sequence[Any] | None = [value for _, value in given]
+        if not all(is_tensor(parameter.pattern) for parameter, _ in given):
+            self._outline = Outline.of(tuple(parameter.pattern for parameter, _ in given))
+            flat = None if self._outline is None else self._outline.flat(tuple(value for _, value in given))
+        slots = [slot for parameter, _ in given for slot in parameter.slots.values()]
+        if flat is None or slots != inputs or len(flat) != len(inputs):  # tied tensors, say, or bound ones
+            return
+        if isinstance(way.compiled, PjrtExecutable):  # which looks at all of its inputs itself
+            self._keyed = tuple(place for place, slot in enumerate(inputs) if slot in function.open)
+        key = self._key(flat)
         if None not in key and (not function.on_host or all(isinstance(each, tuple) for each in key)):
             self._seen[key] = way
 
@@ -344,7 +375,7 @@ class Executable(Generic[P, R]):
         self._remember(way, given, work)
         for slot, buffer in used:
             buffer.give_away(f"was donated as the input {function.slots[slot].name!r}")
-        return tree.replace(way.results, iter(results))
+        return way.structure(results)
 
     def _unprepared(self, given: Sequence[tuple[Parameter, Any]], keep: bool) -> Any:
         """A call that gives the weights along: they are bound for this call alone."""
@@ -409,9 +440,9 @@ class Executable(Generic[P, R]):
         """The way for these sizes, and the values of all symbols that they tell."""
         function = self._function
         known = dict(function.sizes)
-        if not any(slot.shape.symbols for slot in function.slots):
+        if not function.open:
             return 0, known
-        open_slots = [i for i, slot in enumerate(function.slots) if i in values and slot.shape.symbols]
+        open_slots = [i for i in function.open if i in values]
         key = tuple(_sizes(values[i]) for i in open_slots)
         complete = len(values) == len(function.slots)
         if complete and key in function.chosen:
@@ -443,10 +474,11 @@ class Executable(Generic[P, R]):
         """Buffers of the caller that this call uses up. The engine may write where only it can look."""
         function = self._function
         used: list[tuple[int, Any]] = []
+        times = Counter(map(id, values.values())) if function.donated else Counter[int]()
         for slot in sorted(function.donated):
             given = values[slot]
             name = function.slots[slot].name
-            if any(other is given for i, other in values.items() if i != slot):
+            if times[id(given)] > 1:
                 raise RunError(f"the input {name!r} is donated and given twice", remedy=".copy() one of them")
             stays = keep or slot in self._bound
             if not stays and not (function.in_place and hasattr(given, "client")):  # which its engine marks itself

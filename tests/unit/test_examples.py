@@ -40,6 +40,14 @@ def test_four_devices() -> None:
     assert "agrees with one device" in run("four_devices.py")
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(pjrt.missing() is not None, reason="no jaxlib")
+def test_decoding() -> None:
+    said = run("llama_gpu.py", "--device", "cpu", "--tokens", "8")
+    assert "MB of cache in place" in said
+    assert "tokens/s" in said
+
+
 def test_every_example_is_on_the_page() -> None:
     page = (EXAMPLES / "README.md").read_text()
     for path in EXAMPLES.rglob("*.py"):

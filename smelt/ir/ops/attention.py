@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from smelt.dim import Size, evaluate
-from smelt.dtype import Array
+from smelt.dtype import Array, DType
 from smelt.ir.attributes import DICT, INT, Dict, Float, Int
 from smelt.ir.core import Op, Type
 from smelt.ir.layouts import Word, letters, parse, sizes_of
@@ -117,7 +117,8 @@ def _infer(call: Call) -> Sequence[Type]:
         call.fail("", "the attributes are none of attention over these operands", got=said)
     axes = AttentionAxes.of(str(said.get("layout", "")), shapes, result)
     call.require(axes is not None, "", "the layout must fit the operands", got=said.get("layout"))
-    kinds = [shape.element.kind for shape in (*shapes, result)]
+    elements = [shape.dtype for shape in (*shapes, result)]
+    kinds = [each.kind if isinstance(each, DType) else "quantised" for each in elements]
     wanted = ["float" if role not in ("where", "unless") else "bool" for role in (*numbers.roles, "result")]
     call.require(kinds == wanted, "", "masks that choose are booleans, all others floats", expected=wanted, got=kinds)
     return [result]

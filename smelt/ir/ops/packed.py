@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from smelt.dim import Size, ceildiv, floordiv
-from smelt.dtype import Array
+from smelt.dtype import Array, DType
 from smelt.ir.attributes import INT, INTS
 from smelt.ir.core import Attrs, Op, Type
 from smelt.ir.ops.definition import Attr, Call, Frame, OpDef
@@ -40,8 +40,16 @@ def _pack(frame: Frame, op: Op, x: Array) -> Array:
     return np.ascontiguousarray(full.reshape(group, depth, panels, width).transpose(0, 2, 1, 3))
 
 
+def _check_floats(call: Call) -> None:
+    """The operands and the result of a product are of one plain float type."""
+    types = {call.shape(0).dtype, call.shape(1).dtype, call.wanted().dtype}
+    plain = len(types) == 1 and all(isinstance(each, DType) and each.is_float for each in types)
+    call.require(plain, "", "operands and result must be of one float type", got=", ".join(sorted(map(str, types))))
+
+
 def _infer_packed_dot(call: Call) -> Sequence[Type]:
     lhs, rhs, result = call.shape(0), call.shape(1), call.wanted()
+    _check_floats(call)
     call.require(lhs.rank == 3, "", "the left operand must be [group, row, k]", got=lhs)
     call.require(rhs.rank == 4, "", "the right operand must be [group, panel, k, column]", got=rhs)
     call.require(result.rank == 3, "", "the result must be [group, row, column]", got=result)
@@ -81,14 +89,27 @@ def taps_of(attrs: Attrs) -> Taps:
     return Taps(*(tuple(attrs[name]) for name in ("window", "strides", "dilations")))
 
 
+def checked_taps(call: Call, images: Shape, window: Sequence[int]) -> Taps:
+    """The taps of an op on images [batch, (y,) x, channel], one number for each axis of an image."""
+    call.require(images.rank >= 3, "", "images must be [batch, (y,) x, channel]", got=images)
+    call.require(call.wanted().rank == images.rank, "", "the result has the axes of the images", got=call.wanted())
+    taps = taps_of({**call.attrs, "window": window})
+    for name, least in (("window", 0), ("strides", 1), ("dilations", 1)):
+        numbers = getattr(taps, name)
+        fits = len(numbers) == images.rank - 2 and all(number >= least for number in numbers)
+        call.require(fits, "", f"{name}: a number of at least {least} for each axis of an image", got=list(numbers))
+    return taps
+
+
 def _infer_packed_conv(call: Call) -> Sequence[Type]:
     images, panels, result = call.shape(0), call.shape(1), call.wanted()
+    _check_floats(call)
     call.require(panels.rank == 4, "", "the right operand must be [group, panel, k, column]", got=panels)
-    counts = {len(call.attrs[name]) for name in ("window", "strides", "dilations")}
-    call.require(counts == {images.rank - 2}, "", "one number for each axis of an image", got=sorted(counts))
-    taps, (groups, count, depth, width) = taps_of(call.attrs), panels.sizes
+    taps, (groups, count, depth, width) = checked_taps(call, images, call.attrs["window"]), panels.sizes
     call.same_size(groups * depth, images.sizes[-1] * prod(taps.window), "", "k covers the taps and a group's channels")
     features = result.sizes[-1]
+    for count_of, size in (("channels", images.sizes[-1]), ("features", features)):
+        call.same_size(groups * floordiv(size, groups), size, "", f"each group has the same number of {count_of}")
     call.same_size(
         groups * count, groups * ceildiv(floordiv(features, groups), width), "", "the panels hold the features"
     )
@@ -98,8 +119,8 @@ def _infer_packed_conv(call: Call) -> Sequence[Type]:
 def _packed_conv(frame: Frame, op: Op, images: Array, panels: Array) -> Array:
     batch, *out, features = frame.shape(op.result.type)
     taps, (groups, count, depth, width) = taps_of(op.attrs), panels.shape
-    under = (_under(images, taps, tap, out) for tap in np.ndindex(*taps.window))
-    parts = [part.reshape(batch, -1, groups, images.shape[-1] // groups) for part in under]
+    reads = (under(images, taps, tap, out) for tap in np.ndindex(*taps.window))
+    parts = [part.reshape(batch, -1, groups, images.shape[-1] // groups) for part in reads]
     # [group, batch, pixel, tap and channel]
     rows = np.moveaxis(np.stack(parts, axis=3), 2, 0).reshape(groups, -1, depth)
     share = features // groups
@@ -110,11 +131,12 @@ def _packed_conv(frame: Frame, op: Op, images: Array, panels: Array) -> Array:
 
 def _infer_channel_conv(call: Call) -> Sequence[Type]:
     images, kernel, result = call.shape(0), call.shape(1), call.wanted()
+    _check_floats(call)
     call.require(kernel.rank == images.rank - 1, "", "the kernel must be [(y,) x, channel]", got=kernel)
     call.same_size(kernel.sizes[-1], images.sizes[-1], "", "one window for each channel")
     window = [size for size in kernel.sizes[:-1] if isinstance(size, int)]
     call.require(len(window) == images.rank - 2, "", "the window must be known", got=kernel)
-    taps = taps_of({**call.attrs, "window": window})
+    taps = checked_taps(call, images, window)
     return [Shape.of(result.dtype, (images.sizes[0], *taps.out(images.sizes[1:-1]), images.sizes[-1]))]
 
 
@@ -123,11 +145,11 @@ def _channel_conv(frame: Frame, op: Op, images: Array, kernel: Array) -> Array:
     taps = taps_of({**op.attrs, "window": kernel.shape[:-1]})
     total = np.zeros(frame.shape(op.result.type), np.float64)
     for tap in np.ndindex(*taps.window):
-        total += _under(images, taps, tap, out).astype(np.float64) * kernel[tap]
+        total += under(images, taps, tap, out).astype(np.float64) * kernel[tap]
     return total.astype(op.result.shape.element.numpy)
 
 
-def _under(images: Array, taps: Taps, tap: Sequence[int], out: Sequence[int]) -> Array:
+def under(images: Array, taps: Taps, tap: Sequence[int], out: Sequence[int]) -> Array:
     """The elements that one tap of every window reads."""
     each = zip(tap, taps.dilations, taps.strides, out, strict=True)
     places = (slice(at * hole, at * hole + (size - 1) * step + 1, step) for at, hole, step, size in each)
@@ -144,6 +166,8 @@ WINOGRAD_A = np.array([[1, 1, 1, 0], [0, 1, -1, -1]], np.float64)
 
 def _infer_winograd_conv(call: Call) -> Sequence[Type]:
     images, panels, result = call.shape(0), call.shape(1), call.wanted()
+    _check_floats(call)
+    call.require(result.rank == 4, "", "the result must be [batch, y, x, feature]", got=result)
     call.require(images.rank == 4, "", "the images must be [batch, y, x, channel]", got=images)
     call.require(panels.rank == 4 and panels.sizes[0] == 16, "", "the weights must be 16 packed matrices", got=panels)
     call.same_size(panels.sizes[2], images.sizes[3], "", "one row for each channel")

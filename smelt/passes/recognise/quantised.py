@@ -195,18 +195,24 @@ class _Search:
             return None
         window, views = sides
         operands = []
+        zeros = []
         copied: set[Op] = set()
         for role, side in zip(("lhs", "rhs"), views, strict=True):
             narrow = side
-            inner = self.look.under(side.value, "convert")
+            moved = self.look.pair(side.value, "subtract")
+            if moved is not None and window is None:  # a zero point: the same along the sum, as lowering checks
+                zeros.append(_Operand(f"{role}_zero", self.repeated(View(moved[1], side.axes))))
+                copied |= {op for op in (self.look.op(side.value, "subtract"),) if op is not None}
+                narrow = View(moved[0], side.axes)
+            inner = self.look.under(narrow.value, "convert")
             if inner is not None:
+                copied |= {op for op in (self.look.op(narrow.value, "convert"),) if op is not None}
                 narrow = View(inner, side.axes)
-                copied |= {op for op in (self.look.op(side.value, "convert"),) if op is not None}
             element = narrow.value.shape.dtype
             if not isinstance(element, DType) or not element.is_integer or element.bits > 8:
                 return None
             operands.append(_Operand(role, narrow))
-        return _Product(tuple(operands), window, frozenset(copied))
+        return _Product((*operands, *zeros), window, frozenset(copied))
 
     # -- parts --
 

@@ -1,0 +1,149 @@
+"""`smelt tune`: measure which kernels are faster on this machine, and keep what was found for every later compile.
+
+A model comes in; out go a table or JSON. `--export` and `--merge` carry what was found from machine to machine.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from smelt.cli.profile import program_of
+from smelt.cli.random_inputs import inputs_for
+from smelt.device import cpu
+from smelt.engine.executable import signature_of
+from smelt.engine.tune import Finding, Tell, Tuning
+from smelt.engine.tune import tune as tuned
+from smelt.engine.tuned import database
+from smelt.errors import SmeltError
+from smelt.kernel.choice import default, record_of, text_of
+
+WIDTH = 160  # of a table that nobody sees on a terminal
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `tune` was asked for besides the model."""
+
+    seconds: float = 60.0
+    sizes: tuple[str, ...] = ()
+    static: tuple[str, ...] = ()
+    seed: int = 0
+    export: Path | None = None
+    merge: Path | None = None
+    as_json: bool = False
+
+
+def tune(file: Path | None, options: Options) -> None:
+    """Merge, then tune, then export: whichever was asked for."""
+    if file is None and options.export is None and options.merge is None:
+        raise SmeltError("nothing to tune", expected="a model, --export FILE or --merge FILE")
+    if options.seconds <= 0:
+        raise SmeltError("--seconds is no time", expected="more than 0", got=options.seconds)
+    record: dict[str, Any] = {"database": str(database().path)}
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDTH)
+    if options.merge is not None:
+        record["merged"] = database().merge(options.merge)
+        if not options.as_json:
+            console.print(f"{escape(str(options.merge))}: {record['merged']} problems were new or better known")
+    if file is not None:
+        found = _tuned(file, options)
+        record |= {"model": str(file), **_record(found)}
+        if not options.as_json:
+            _print(console, found)
+    if options.export is not None:
+        record["exported"] = database().export(options.export)
+        if not options.as_json:
+            console.print(f"{escape(str(options.export))}: {record['exported']} problems")
+    if options.as_json:
+        print(json.dumps(record))
+
+
+def _tuned(file: Path, options: Options) -> Tuning:
+    program, weights = program_of(file, options.sizes, options.static)
+    given = inputs_for(file, options.sizes, options.static, options.seed)
+    inputs = [given[port.name] for port in signature_of(program.main).inputs]
+    with _bar(options.seconds) as tell:
+        return tuned(program, weights, inputs, options.seconds, seed=options.seed, tell=tell)
+
+
+@contextmanager
+def _bar(seconds: float) -> Iterator[Tell]:
+    """How much of the time is gone, on stderr, where somebody looks at it; the compiler's own bar rests meanwhile."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    token = cpu.progress.set(None)
+    try:
+        with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+            task = progress.add_task("", total=seconds)
+            yield lambda spent, what: progress.update(task, completed=min(spent, seconds), description=what)
+    finally:
+        cpu.progress.reset(token)
+
+
+# ---- output ----
+
+
+def _record(found: Tuning) -> dict[str, Any]:
+    whole = found.whole
+    return {
+        "kept": found.kept,
+        "speedup": None if whole is None else round(1 / whole.ratio, 4),
+        "error": None if whole is None else round(whole.error, 4),
+        "seconds": round(found.seconds, 3),
+        "tries": found.tries,
+        "known": found.known,
+        "problems": [
+            {
+                "problem": str(each.problem),
+                "share": round(each.share, 4),
+                "choice": record_of(each.choice),
+                "speedup": round(1 / each.estimate.ratio, 4),
+                "tried": each.tried,
+                "choices": each.choices,
+            }
+            for each in found.findings
+        ],
+    }
+
+
+def _print(console: Console, found: Tuning) -> None:
+    changed = [each for each in found.findings if each.choice != default(each.problem)]
+    if changed:
+        table = Table("problem", "of the time", "choice", "speedup", "tried", box=None, pad_edge=False)
+        for each in changed:
+            table.add_row(*_row(each))
+        console.print(table)
+    if not found.findings:
+        console.print("no kernel of this model has choices that take a part of its time worth measuring")
+    elif found.known == len(found.findings):
+        console.print("everything about this model's kernels is known already")
+    elif found.whole is None:
+        console.print(f"no choice is faster than those in use, of {found.tries} measured in {found.seconds:.0f} s")
+    else:
+        _say_whole(console, found)
+
+
+def _row(each: Finding) -> tuple[str, ...]:
+    speedup = f"{1 / each.estimate.ratio:.2f} x"
+    tried = f"{each.tried} of {each.choices - 1}"
+    return escape(str(each.problem)), f"{100 * each.share:.1f} %", text_of(each.choice), speedup, tried
+
+
+def _say_whole(console: Console, found: Tuning) -> None:
+    assert found.whole is not None
+    speed = f"{1 / found.whole.ratio:.3f} x as fast (± {found.whole.error:.3f})"
+    if found.kept:
+        console.print(f"[bold]a call is {speed}[/]: every later compile uses these choices ({found.seconds:.0f} s)")
+    else:
+        console.print(f"a call would be {speed}, which is not more than the noise: everything stays as it was")

@@ -1,0 +1,82 @@
+"""Random inputs for a program that is to be measured: numbers of a sensible range, and no index leaves its table.
+
+A program and numbers for its open sizes come in, arrays go out. `smelt.load(…, tune=…)` and the command line call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from smelt.dtype import Array
+from smelt.engine.executable import signature_of
+from smelt.ir.core import Func, Op, Program, Value
+from smelt.ir.ops import OPS
+from smelt.passes.split_prepare import WEIGHT
+from smelt.shape import Shape
+
+# What moves numbers about and leaves them as they are.
+MOVES = frozenset(
+    f"stablehlo.{name}" for name in ("broadcast_in_dim", "concatenate", "reshape", "reverse", "slice", "transpose")
+)
+LOOK_UPS = {"stablehlo.gather": 1, "stablehlo.dynamic_gather": 1, "stablehlo.torch_index_select": 1}
+
+
+def sample_inputs(program: Program, sizes: Mapping[str, int], seed: int = 0) -> list[Array]:
+    """An array for every input; open sizes that are not given are 1."""
+    ports = signature_of(program.main).inputs
+    symbols = {name: 1 for port in ports for name in port.shape.symbols} | dict(sizes)
+    generator = np.random.default_rng(seed)
+    arrays = {port.name: random_array(port.shape, symbols, generator) for port in ports}
+    return list(in_range(program.main, arrays, seed).values())
+
+
+def random_array(shape: Shape, symbols: Mapping[str, int], generator: np.random.Generator) -> Array:
+    """Numbers of a sensible range: normal for floats, 0 to 9 for integers."""
+    sizes = shape.numbers(symbols)
+    element = shape.element
+    if element.kind == "bool":
+        return generator.integers(0, 2, sizes).astype(bool)
+    if element.is_integer:
+        return generator.integers(0, min(10, 1 << (element.bits - 1)), sizes).astype(element.numpy)
+    normal: Array = generator.standard_normal(sizes)
+    return (normal + 1j * generator.standard_normal(sizes) if element.is_complex else normal).astype(element.numpy)
+
+
+def in_range(main: Func, inputs: dict[str, Array], seed: int) -> dict[str, Array]:
+    """Integers that look up tables anew, over the smallest of these; other integers are flags: 0 or 1."""
+    generator = np.random.default_rng(seed)
+    limits = _limits(main)
+    arguments = [arg for arg, attrs in zip(main.args, main.arg_attrs, strict=True) if WEIGHT not in attrs]
+    for argument, (name, array) in zip(arguments, inputs.items(), strict=True):
+        if array.dtype.kind in "iu":
+            limit = max(1, min(limits.get(argument, 2), np.iinfo(array.dtype).max))
+            inputs[name] = generator.integers(0, limit, array.shape).astype(array.dtype)
+    return inputs
+
+
+def _limits(main: Func) -> dict[Value, int]:
+    """For each argument that becomes an index, the size of the smallest table that it is an index of."""
+    sources: dict[Value, frozenset[Value]] = {argument: frozenset((argument,)) for argument in main.args}
+    limits: dict[Value, int] = {}
+    for op in main.body.ops:
+        place = LOOK_UPS.get(op.name)
+        if place is not None:
+            rows = _rows(op)
+            for argument in sources.get(op.operands[place], ()):
+                limits[argument] = min(rows, limits.get(argument, rows))
+        elif op.name in MOVES or OPS[op.name].elementwise:
+            found = frozenset().union(*(sources.get(operand, frozenset()) for operand in op.operands))
+            sources |= dict.fromkeys(op.results, found)
+    return limits
+
+
+def _rows(op: Op) -> int:
+    """The smallest size that an index of a look-up runs over; 2 where it is open."""
+    table = op.operands[0].shape
+    if op.name == "stablehlo.torch_index_select":
+        axes: Sequence[int] = (op.attrs["dim"],)
+    else:
+        axes = op.attrs["dimension_numbers"].start_index_map
+    return min((size if isinstance(size, int) else 2 for size in (table.sizes[axis] for axis in axes)), default=2)

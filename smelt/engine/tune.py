@@ -1,0 +1,361 @@
+"""Tuning: which choices make a program's kernels faster on this machine, found by measuring, kept in the database.
+
+Program, weights, inputs and seconds come in; out goes a `Tuning`. In every round several programs are compiled as one
+library with time stamps, each with another choice for every problem at once, and called in turns: so a call measures a
+choice of every problem where it will run. `kernel.search` says what to try. At the end the whole program as it would be
+is set against the program as it was; choices are kept only where it is faster by more than the noise.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+from smelt.bundle.executable import NativeExecutable
+from smelt.device import cpu
+from smelt.dtype import Array
+from smelt.engine import tuned
+from smelt.engine.executable import signature_of
+from smelt.engine.native import executable_of
+from smelt.engine.plans import PIECES, Planned, entries, lower, plan_lowered, write
+from smelt.engine.tuned import Database, Record
+from smelt.ir.core import Program
+from smelt.kernel.choice import Choice, Lookup, Problem, default, defaults, legal
+from smelt.kernel.emit_c import Source
+from smelt.kernel.plan import Copy, Launch, walk
+from smelt.kernel.predict import Machine, predicted
+from smelt.kernel.search import SHARES, Estimate, Lesson, Search, paired
+from smelt.kernel.stamp_c import LOG
+from smelt.kernel.tile_c import tile_shape
+from smelt.target import Target
+from smelt.weights import Weights
+
+AT_ONCE = 6  # choices of a problem that one round measures
+CALLS = (5, 25)  # of each program in a round, at least and at most
+ROUND = 1.5  # seconds of calls that a round takes, about
+SMALL = 0.01  # part of a call's time that a problem must have
+FINAL = (16, 400)  # pairs of calls at the end, at least and at most
+LAST = 0.15  # of the time, for these
+
+Tell = Callable[[float, str], None]  # seconds spent, and what is being done
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What became of a problem: its part of a call's time, the choice to use, and how many were tried of how many."""
+
+    problem: Problem
+    share: float
+    choice: Choice
+    estimate: Estimate
+    tried: int
+    choices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """`whole` is the time of a call as it would be by that as it was, None where nothing would change; `kept`: whether
+    the findings are used from now on. `known`: problems about which everything was known before."""
+
+    findings: tuple[Finding, ...]
+    whole: Estimate | None
+    kept: bool
+    known: int
+    seconds: float
+
+    @property
+    def tries(self) -> int:
+        return sum(each.tried for each in self.findings)
+
+
+def tune(
+    program: Program,
+    weights: Weights,
+    inputs: Sequence[Array],
+    seconds: float,
+    *,
+    seed: int = 0,
+    tell: Tell = lambda spent, what: None,
+    database: Database | None = None,
+) -> Tuning:
+    """Measure for about so many seconds, and keep what is faster."""
+    return _Tuner(program, weights, inputs, seconds, seed, tell, database or tuned.database()).run()
+
+
+@dataclass(slots=True)
+class Bench:
+    """A program that is built with several choices and measured in turns."""
+
+    program: Program
+    weights: Weights
+    inputs: Sequence[Array]
+    target: Target = field(default_factory=cpu.target)
+    lowered: Program = field(init=False)
+    first: NativeExecutable | None = None  # the weights that all others use
+
+    def __post_init__(self) -> None:
+        self.lowered = lower(self.program, self.target)
+
+    def plan(self, choices: Lookup) -> Planned:
+        return plan_lowered(self.lowered, signature_of(self.program.main), self.target, choices=choices)
+
+    def stamped(self, lookups: Sequence[Lookup]) -> list[Stamped]:
+        """Programs with time stamps, compiled together."""
+        source = Source(tile_shape(self.target), stamps=True)
+        plans = [self.plan(each) for each in lookups]
+        for i, each in enumerate(plans):
+            if self.first is None and i == 0:
+                write(each, source, "smelt0")
+            else:
+                source.add(*each.main, f"smelt{i}")
+        library = cpu.build(source.texts(PIECES * cpu.cores()), processor=self.target)
+        return [
+            Stamped(each, self._bound(library, f"smelt{i}", each), library, f"smelt{i}") for i, each in enumerate(plans)
+        ]
+
+    def plain(self, choices: Lookup) -> NativeExecutable:
+        """The program as `NativeEngine.compile` makes it."""
+        source, plans = Source(tile_shape(self.target)), self.plan(choices)
+        write(plans, source, "smelt0")
+        library = cpu.build(source.texts(PIECES * cpu.cores()), processor=self.target)
+        return self._bound(library, "smelt0", plans)
+
+    def _bound(self, library: ctypes.CDLL, name: str, plans: Planned) -> NativeExecutable:
+        if self.first is None:
+            self.first = executable_of(library, name, plans).prepare(self.weights)
+            return self.first
+        main, _ = entries(plans, name)
+        built = main.program(library, plans.main[0].constants)
+        return NativeExecutable(plans.signature, None, built, None, plans.kernels).prepared_like(self.first)
+
+    def close(self) -> None:
+        if self.first is not None:
+            self.first.close()
+
+
+class Stamped:
+    """A program that tells how long each problem took in its last call."""
+
+    def __init__(self, plans: Planned, bound: NativeExecutable, library: ctypes.CDLL, name: str) -> None:
+        self.plans, self.bound = plans, bound
+        steps = [each for each in walk(plans.main[0].steps) if isinstance(each, Launch | Copy)]
+        self.problems: dict[Problem, list[int]] = {}
+        for i, step in enumerate(steps):
+            for problem, _ in step.kernel.chosen if isinstance(step, Launch) else ():
+                self.problems.setdefault(problem, []).append(i)
+        self._count = ctypes.c_longlong.in_dll(library, f"{name}_count")
+        log = (ctypes.c_longlong * (3 * LOG)).in_dll(library, f"{name}_log")
+        self._log = np.ctypeslib.as_array(log).reshape(LOG, 3)
+        self._steps = len(steps)
+
+    def call(self, inputs: Sequence[Array]) -> Array:
+        """Ticks of every step of one call."""
+        self.bound(*inputs, keep=True)
+        log = self._log[: min(self._count.value, LOG)]
+        return np.bincount(log[:, 0], log[:, 2] - log[:, 1], self._steps)
+
+    def spent(self, ticks: Array, problem: Problem) -> float:
+        return float(ticks[self.problems.get(problem, [])].sum())
+
+
+def in_turns(programs: Sequence[Stamped], inputs: Sequence[Array], seconds: float) -> list[Array]:
+    """Ticks [call, step] of each program: calls one after the other, every time in another order."""
+    for each in programs:
+        each.call(inputs)
+    ticks: list[list[Array]] = [[] for _ in programs]
+    start, least, most = time.perf_counter(), *CALLS
+    for turn in range(most):
+        if turn >= least and time.perf_counter() - start > seconds:
+            break
+        for place in range(len(programs)):
+            at = (place + turn) % len(programs)
+            ticks[at].append(programs[at].call(inputs))
+    return [np.array(each) for each in ticks]
+
+
+@dataclass(slots=True)
+class _Tuner:
+    program: Program
+    weights: Weights
+    inputs: Sequence[Array]
+    seconds: float
+    seed: int
+    tell: Tell
+    database: Database
+    start: float = field(default_factory=time.perf_counter)
+    bench: Bench = field(init=False)
+    searches: dict[Problem, Search] = field(default_factory=dict)
+    shares: dict[Problem, float] = field(default_factory=dict)
+    before: Mapping[Problem, Choice] = field(default_factory=dict)  # what was in use
+    compiling: float = 0.0  # seconds that one kernel takes to compile
+    building: float = 0.0  # seconds that the whole program takes
+    call: float = 0.0  # seconds of a call
+
+    @property
+    def spent(self) -> float:
+        return time.perf_counter() - self.start
+
+    def run(self) -> Tuning:
+        self.tell(0.0, "reading what is known")
+        self.bench = Bench(self.program, self.weights, self.inputs)
+        try:
+            known = self._begin()
+            for share in SHARES:
+                for search in self.searches.values():
+                    search.share = share
+                while self._round():
+                    pass
+            return self._end(known)
+        finally:
+            self.bench.close()
+
+    def _begin(self) -> int:
+        """Searches for all problems that take time and are not known; how many are known."""
+        target = tuned.here(tile_shape(self.bench.target))
+        records = {problem: each for (where, problem), each in self.database.read().items() if where == target}
+        self.before = {problem: each.choice for problem, each in records.items()}
+        self.tell(self.spent, "measuring the program as it is")
+        begin = time.perf_counter()
+        (usual,) = self.bench.stamped([defaults])
+        kernels = len(usual.bound.kernels)
+        self.building = time.perf_counter() - begin
+        self.compiling = self.building / max(kernels, 1)
+        begin = time.perf_counter()
+        (ticks,) = in_turns([usual], self.inputs, 0.0)
+        self.call = (time.perf_counter() - begin) / (len(ticks) + 1)
+        middle, total = np.median(ticks, 0), max(float(np.median(ticks.sum(1))), 1.0)
+        machine = Machine(target.tile, target.threads)
+        lessons = _lessons(records, machine)
+        known = 0
+        for problem in usual.problems:
+            share = usual.spent(middle, problem) / total
+            choices = self._shuffled(legal(problem, target.tile))
+            if share < SMALL or len(choices) < 2:
+                continue
+            self.shares[problem] = share
+            tried = records[problem].tried if problem in records else {}
+            costs = [predicted(problem, each, machine) for each in choices]
+            search = Search(problem, choices, costs, lessons, tried)
+            known += len(search.tried) == len(choices) - 1
+            self.searches[problem] = search
+        return known
+
+    def _shuffled(self, choices: Sequence[Choice]) -> list[Choice]:
+        """The default first, the others in an order that the seed decides, which is that of equals."""
+        usual, *others = choices
+        order = np.random.default_rng(self.seed).permutation(len(others))
+        return [usual, *(others[i] for i in order)]
+
+    def _round(self) -> bool:
+        """Measure some choices of every problem; False where there is nothing to do, or no time."""
+        open_ones = {problem: search for problem, search in self.searches.items() if not search.is_done}
+        if not open_ones:
+            return False
+        left = (1 - LAST) * self.seconds - 2 * self.building - 2 * FINAL[0] * self.call - self.spent
+        each = len(open_ones) * self.compiling + CALLS[0] * self.call  # seconds of one more program
+        count = min(AT_ONCE, int((left - CALLS[0] * self.call) / max(each, 1e-9)))
+        if count < 1:
+            return False
+        for problem, search in open_ones.items():
+            search.lessons = [
+                *(lesson for lesson in search.lessons if lesson.problem not in self.searches),
+                *(lesson for other in self.searches.values() if other.problem != problem for lesson in other.learned()),
+            ]
+        proposals = {problem: search.propose(count) for problem, search in open_ones.items()}
+        width = max(map(len, proposals.values()))
+        if width == 0:
+            return False
+        tried = sum(len(search.ratios) for search in self.searches.values())
+        self.tell(self.spent, f"{len(open_ones)} problems, {tried} choices measured")
+        variants: list[dict[Problem, Choice]] = [
+            {problem: some[i] for problem, some in proposals.items() if i < len(some)} for i in range(width)
+        ]
+        begin = time.perf_counter()
+        programs = self.bench.stamped([defaults, *(each.get for each in variants)])
+        built = time.perf_counter() - begin
+        self.compiling = max(0.5 * self.compiling, built / max(1, width * len(open_ones)))
+        self._measure(programs, variants)
+        return True
+
+    def _measure(self, programs: Sequence[Stamped], variants: Sequence[Mapping[Problem, Choice]]) -> None:
+        seconds = min(ROUND + CALLS[0] * self.call * len(programs), max(0.0, self.seconds - self.spent))
+        usual, *others = zip(programs, in_turns(programs, self.inputs, seconds), strict=True)
+        for (program, ticks), variant in zip(others, variants, strict=True):
+            for problem, choice in variant.items():
+                base = [usual[0].spent(call, problem) for call in usual[1]]
+                mine = [program.spent(call, problem) for call in ticks]
+                if min(*base, *mine) > 0:
+                    self.searches[problem].tell(choice, paired(mine, base))
+        for program in programs:
+            if program.bound is not self.bench.first:
+                program.bound.close()
+
+    # -- the end --
+
+    def _end(self, known: int) -> Tuning:
+        found = {problem: search.best for problem, search in self.searches.items() if search.ratios}
+        after = {**self.before, **{problem: choice for problem, (choice, _) in found.items()}}
+        whole = self._compared(after) if self._differs(after) else None
+        kept = whole is None or whole.is_faster
+        self._record(found, kept)
+        findings = [
+            Finding(problem, self.shares[problem], *search.best, len(search.tried), len(search.choices))
+            for problem, search in self.searches.items()
+        ]
+        findings.sort(key=lambda each: -each.share)
+        return Tuning(tuple(findings), whole, kept and whole is not None, known, self.spent)
+
+    def _differs(self, after: Mapping[Problem, Choice]) -> bool:
+        return any(self.before.get(each, default(each)) != after.get(each, default(each)) for each in self.searches)
+
+    def _compared(self, after: Mapping[Problem, Choice]) -> Estimate:
+        """Times of calls of the whole program as it would be by those as it was, in turns."""
+        self.tell(self.spent, "comparing the whole program")
+        was, new = self.bench.plain(self.before.get), self.bench.plain(after.get)
+        try:
+            first, second = was(*self.inputs, keep=True), new(*self.inputs, keep=True)
+            same = all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in zip(first, second, strict=True))
+            assert same, "no choice changes a bit"
+            taken: tuple[list[float], list[float]] = ([], [])
+            least, most = FINAL
+            begin = time.perf_counter()
+            patience = max(1.0, min(LAST * self.seconds, self.seconds - self.spent))
+            while (count := len(taken[0])) < least or (count < most and time.perf_counter() - begin < patience):
+                for at in (count % 2, 1 - count % 2):
+                    before = time.perf_counter()
+                    (was, new)[at](*self.inputs, keep=True)
+                    taken[at].append(time.perf_counter() - before)
+            return Estimate.of(paired(taken[1], taken[0]))
+        finally:
+            was.close()
+            new.close()
+
+    def _record(self, found: Mapping[Problem, tuple[Choice, Estimate]], kept: bool) -> None:
+        """Write down what was tried, and what is to be used: as before where the whole was not faster."""
+        target = tuned.here(tile_shape(self.bench.target))
+        records = []
+        for problem, (choice, estimate) in found.items():
+            search = self.searches[problem]
+            tried = MappingProxyType({each: search.estimate(each).ratio for each in search.tried})
+            if kept:
+                records.append(Record(target, problem, choice, estimate.ratio, tried))
+            else:
+                used = self.before.get(problem, default(problem))
+                ratio = tried.get(used, 1.0)
+                records.append(Record(target, problem, used, ratio, tried))
+        self.database.append(records)
+
+
+def _lessons(records: Mapping[Problem, Record], machine: Machine) -> list[Lesson]:
+    """What the database says about how far predictions are off."""
+    found: list[Lesson] = []
+    for problem, record in records.items():
+        choices = [default(problem), *record.tried]
+        costs = [predicted(problem, each, machine) for each in choices]
+        found += Search(problem, choices, costs, known=record.tried).learned()
+    return found

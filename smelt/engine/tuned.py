@@ -1,0 +1,254 @@
+"""What was measured about choices on this machine: a database of JSON lines in the cache folder, shared by processes.
+
+`lookup` answers the kernel compiler; `engine.tune` appends. A line is a problem on a target: the choice to use and the
+ratio of its time to the default's, with every choice that was tried. Lines of one problem add up. `SMELT_TUNING=off`
+has every kernel built by default.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from smelt.bundle.write import write_bytes
+from smelt.device import cache as kept
+from smelt.device.runtime import default_threads
+from smelt.errors import FileError
+from smelt.kernel.choice import Choice, Lookup, Problem, choice_of, default, defaults, record_of
+from smelt.kernel.tile_c import TileShape
+
+NAME = "tuned.jsonl"
+VERSION = 1
+LARGEST = 1 << 20  # bytes of a line
+log = logging.getLogger("smelt")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whatever measurements depend on besides the problem: the processor, its register tile, and the threads."""
+
+    processor: str
+    tile: TileShape
+    threads: int
+
+    def __str__(self) -> str:
+        tile = self.tile
+        return f"{self.processor}, tile {tile.rows}x{tile.columns}x{tile.lanes}, threads {self.threads}"
+
+    @staticmethod
+    def parse(text: str) -> Target:
+        """Raises ValueError for what is none."""
+        processor, tile, threads = text.rsplit(", ", 2)
+        rows, columns, lanes = map(int, tile.removeprefix("tile ").split("x"))
+        return Target(processor, TileShape(rows, columns, lanes), int(threads.removeprefix("threads ")))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """`choice` is to be used; `ratio` is its time by the default's. `tried`: the ratios of all that was measured."""
+
+    target: Target
+    problem: Problem
+    choice: Choice
+    ratio: float
+    tried: Mapping[Choice, float]
+
+    def joined(self, other: Record) -> Record:
+        """What both say: the one that saw more decides, whichever comes first."""
+        ours, theirs = ((len(each.tried), -each.ratio, str(each.choice)) for each in (self, other))
+        better, worse = (self, other) if ours >= theirs else (other, self)
+        return replace(better, tried=MappingProxyType({**worse.tried, **better.tried}))
+
+    def line(self) -> str:
+        tried = [[record_of(choice), round(ratio, 5)] for choice, ratio in self.tried.items()]
+        found = {
+            "version": VERSION,
+            "target": str(self.target),
+            "problem": str(self.problem),
+            "choice": record_of(self.choice),
+            "ratio": round(self.ratio, 5),
+            "tried": tried,
+        }
+        return json.dumps(found, separators=(",", ":"))
+
+
+Records: TypeAlias = Mapping[tuple[Target, Problem], Record]
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A file of lines. Reading passes over what is damaged, with a warning; lines are appended whole."""
+
+    path: Path
+
+    def read(self) -> Records:
+        try:
+            facts = self.path.stat()
+        except OSError:  # nothing was tuned yet
+            return {}
+        return _read(self.path, facts.st_mtime_ns, facts.st_size)
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Add lines, all of them or none; other processes may do the same."""
+        text = "".join(f"{each.line()}\n" for each in records)
+        if not text:
+            return
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _locked(self.path) as handle:
+                _write_all(handle, text.encode())
+        except OSError as error:
+            raise FileError(
+                f"cannot keep what was measured in {self.path}",
+                got=error.strerror or error,
+                remedy="SMELT_CACHE_DIR names another folder",
+            ) from error
+
+    def export(self, path: Path) -> int:
+        """Write everything as a file of its own, one line for each problem; how many."""
+        lines = [f"{each.line()}\n".encode() for each in self.read().values()]
+        write_bytes(path, map(memoryview, lines))
+        return len(lines)
+
+    def merge(self, path: Path) -> int:
+        """Add what another file knows and this one does not; how many problems that concerns."""
+        try:
+            theirs = _parsed(path)
+        except OSError as error:
+            raise FileError(f"cannot read {path}", got=error.strerror or error) from error
+        ours = self.read()
+        fresh = [each for key, each in theirs.items() if key not in ours or _adds(each, ours[key])]
+        self.append(fresh)
+        return len(fresh)
+
+
+def database() -> Database:
+    """That of the cache folder."""
+    return Database(kept.default().folder / NAME)
+
+
+def lookup(tile: TileShape) -> Lookup:
+    """What is known about problems on this machine's processor, with tiles of a shape and as many threads as usual."""
+    if os.environ.get("SMELT_TUNING", "on") == "off":
+        return defaults
+    records = database().read()
+    if not records:
+        return defaults
+    target = here(tile)
+
+    def known(problem: Problem) -> Choice | None:
+        found = records.get((target, problem))
+        return None if found is None else found.choice
+
+    return known
+
+
+def here(tile: TileShape) -> Target:
+    return Target(_processor(), tile, default_threads())
+
+
+@cache
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].split())
+    return platform.processor() or platform.machine()
+
+
+# ---- lines ----
+
+
+def _adds(new: Record, old: Record) -> bool:
+    both = old.joined(new)
+    return both.choice != old.choice or both.tried.keys() != old.tried.keys()
+
+
+@lru_cache(4)
+def _read(path: Path, modified: int, size: int) -> Records:
+    """The file as it was at that time; a change makes it another one."""
+    try:
+        return _parsed(path)
+    except OSError as error:
+        log.warning("what was tuned is not used: %s cannot be read (%s)", path, error.strerror)
+        return {}
+
+
+def _parsed(path: Path) -> Records:
+    found: dict[tuple[Target, Problem], Record] = {}
+    damaged = 0
+    for line in path.read_bytes().split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            record = _record_of(line)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            damaged += 1
+            continue
+        if record is not None:
+            key = (record.target, record.problem)
+            found[key] = found[key].joined(record) if key in found else record
+    if damaged:
+        log.warning("%s: %d damaged line%s passed over", path, damaged, "" if damaged == 1 else "s")
+    return MappingProxyType(found)
+
+
+def _record_of(line: bytes) -> Record | None:
+    """The record of a line; None for one that another version wrote. Raises for what is damaged."""
+    if len(line) > LARGEST:
+        raise ValueError("too long")
+    data: dict[str, Any] = json.loads(line)
+    if data["version"] != VERSION:
+        return None
+    target, problem = Target.parse(data["target"]), Problem.parse(data["problem"])
+    if problem is None:
+        return None
+    choice = choice_of(problem, data["choice"], target.tile)
+    tried = {choice_of(problem, each, target.tile): _ratio(ratio) for each, ratio in data["tried"]}
+    legal = {each: ratio for each, ratio in tried.items() if each is not None}
+    ratio = _ratio(data["ratio"])
+    if choice is None:
+        choice, ratio = default(problem), 1.0
+    return Record(target, problem, choice, ratio, MappingProxyType(legal))
+
+
+def _ratio(value: Any) -> float:
+    ratio = float(value)
+    if not (math.isfinite(ratio) and ratio > 0):
+        raise ValueError("no ratio")
+    return ratio
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """A file to append to, alone; at the beginning of a line, also where a killed process left half of one."""
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        try:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except (ImportError, OSError):
+            pass  # no locks here: one write of all lines is as good as the system can do
+        size = os.fstat(handle).st_size
+        if size and os.pread(handle, 1, size - 1) != b"\n":
+            _write_all(handle, b"\n")
+        yield handle
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(handle, data) :]

@@ -1,0 +1,230 @@
+"""Precision: products of f32 by weights become products of bytes, on request.
+
+`with_precision` takes a program as it was read and a name out of `PRECISIONS`; what comes out is plain StableHLO again:
+weights rounded to i8 with one scale per output channel; activations rounded at every call, rows of a matrix to ui8 with
+a scale and a zero point each, images with a scale each to i8, or to ui8 where they have no negative numbers; a product
+of integers, and the scales. `recognise` finds it. Called by `smelt.model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from smelt.dim import product
+from smelt.dtype import DType, f32, i8, i32, ui8
+from smelt.errors import UnsupportedError
+from smelt.ir.build import Builder
+from smelt.ir.composites import COMPOSITES
+from smelt.ir.core import Op, Program, Value
+from smelt.ir.rewrite import Edit, Match, Rule, op, rewrite
+from smelt.passes.inline import inline
+from smelt.passes.split_prepare import WEIGHT
+from smelt.shape import Shape
+
+PRECISIONS = MappingProxyType({"f32": "every product as the model says", "int8": "products by weights in 8 bits"})
+LEAST = 1e-30  # of a scale: zeros stay zeros, and one divided by it is a number
+DEEP = 16  # steps of a sum that are worth it, and
+WIDE = 16  # columns
+MOVES = frozenset(f"stablehlo.{name}" for name in ("reshape", "transpose", "broadcast_in_dim"))
+
+
+def check_precision(precision: str) -> None:
+    """Refuse a precision that there is no kernel for."""
+    if precision in PRECISIONS:
+        return
+    if precision in ("bf16", "f16"):
+        raise UnsupportedError(
+            f"products in {precision} need instructions that no kernel of ours uses yet",
+            expected=", ".join(PRECISIONS),
+            got=precision,
+            remedy='precision="int8" or "f32"',
+        )
+    raise UnsupportedError("unknown precision", expected=", ".join(PRECISIONS), got=precision)
+
+
+def with_precision(program: Program, precision: str) -> Program:
+    """The program with its products in another precision."""
+    check_precision(precision)
+    if precision == "f32":
+        return program
+    program = inline(program, COMPOSITES)
+    signatures = {name: func.type for name, func in program.funcs.items()}
+    edit = Edit(program.main, signatures)
+    rewrite(edit, INT8)
+    return program.replace(edit.freeze())
+
+
+# ---- rules ----
+
+
+def _dot(m: Match) -> Value | None:
+    """Rows of activations by a matrix of weights."""
+    lhs, rhs, dims = m["x"], m["y"], m.op.attrs["dot_dimension_numbers"]
+    if not _is_float(lhs, rhs, m.op.results[0]) or dims.rhs_batching_dimensions:
+        return None
+    if not _is_fixed(m.edit, rhs) or _is_fixed(m.edit, lhs):
+        return None
+    left, right = dims.lhs_contracting_dimensions, dims.rhs_contracting_dimensions
+    depth = product(rhs.shape.sizes[d] for d in right)
+    columns = [d for d in range(rhs.shape.rank) if d not in right]
+    width = product(rhs.shape.sizes[d] for d in columns)
+    if not isinstance(depth, int) or not isinstance(width, int) or depth < DEEP or width < WIDE:
+        return None
+    b = m.build
+    rows = [d for d in range(lhs.shape.rank) if d not in left]
+    (a, a_scale), (w, w_scale) = _moved(b, lhs, rows), _weights(b, rhs, columns)
+    total = b.dot_general(a, _wide(b, w), dot_dimension_numbers=dims, result=m.shape.with_dtype(i32))
+    return _scaled(b, total, (a_scale, range(len(rows))), (w_scale, range(len(rows), m.shape.rank)))
+
+
+def _convolution(m: Match) -> Value | None:
+    """Images by weights; a window for each channel stays as it is."""
+    images, kernel, attrs = m["x"], m["y"], m.op.attrs
+    dims = attrs["dimension_numbers"]
+    if not _is_float(images, kernel, m.op.results[0]) or attrs["batch_group_count"] != 1:
+        return None
+    if any(attrs.get("window_reversal") or ()) or not _is_fixed(m.edit, kernel) or _is_fixed(m.edit, images):
+        return None
+    depth = kernel.shape.sizes[dims.kernel_input_feature_dimension]
+    width = kernel.shape.sizes[dims.kernel_output_feature_dimension]
+    if not isinstance(depth, int) or not isinstance(width, int) or depth < DEEP or depth % 4 or width < WIDE:
+        return None
+    b = m.build
+    positive = _is_positive(m.edit, images)
+    batch, feature = dims.input_batch_dimension, dims.input_feature_dimension
+    # First over places: what follows a convolution with its channels last takes that as it lies.
+    peaks = _greatest(b, images if positive else b.abs(images), dims.input_spatial_dimensions)
+    peak = _greatest(b, peaks, [int(feature > batch)])
+    a, a_scale = _rounded(b, images, peak, [batch], ui8 if positive else i8)
+    w, w_scale = _weights(b, kernel, [dims.kernel_output_feature_dimension])
+    total = b.convolution(_wide(b, a), _wide(b, w), result=m.shape.with_dtype(i32), **attrs)
+    places = (dims.output_batch_dimension, dims.output_feature_dimension)
+    return _scaled(b, total, (a_scale, places[:1]), (w_scale, places[1:]))
+
+
+INT8 = [
+    Rule(op("stablehlo.dot_general", "x", "y"), _dot, "asked for: weights and rows in 8 bits"),
+    Rule(op("stablehlo.convolution", "x", "y"), _convolution, "asked for: weights and images in 8 bits"),
+]
+
+
+def _is_float(*values: Value) -> bool:
+    return all(value.shape.dtype == f32 for value in values)
+
+
+def _is_fixed(edit: Edit, value: Value) -> bool:
+    """Whether a value depends on weights and constants alone."""
+    main = edit.func
+    weights = {arg for arg, attrs in zip(main.args, main.arg_attrs, strict=False) if WEIGHT in attrs}
+    stack, seen = [edit.value(value)], set[Value]()
+    while stack:
+        each = stack.pop()
+        if each in seen or each in weights:
+            continue
+        seen.add(each)
+        maker = edit.maker(each)
+        if maker is None or maker.regions:
+            return False
+        stack += edit.operands(maker)
+    return True
+
+
+def _is_positive(edit: Edit, value: Value) -> bool:
+    """Whether a value has plainly no negative numbers: what comes out of a ReLU, and its greatest neighbours."""
+    maker = edit.maker(value)
+    while maker is not None and (maker.name in MOVES or _is_peak(maker)):
+        maker = edit.maker(maker.operands[0])
+    if maker is None:
+        return False
+    bounds = {"stablehlo.maximum": maker.operands, "stablehlo.clamp": maker.operands[:1]}.get(maker.name, ())
+    return any(_is_at_least_zero(edit, bound) for bound in bounds) or maker.name == "stablehlo.logistic"
+
+
+def _is_peak(maker: Op) -> bool:
+    """The greatest of windows of numbers: never less than the least of them, where a window holds one."""
+    if maker.name != "stablehlo.reduce_window" or len(maker.operands) != 2:
+        return False
+    body = maker.regions[0].ops
+    return len(body) == 1 and body[0].name == "stablehlo.maximum"
+
+
+def _is_at_least_zero(edit: Edit, bound: Value) -> bool:
+    maker = edit.maker(bound)
+    while maker is not None and maker.name in MOVES:
+        maker = edit.maker(maker.operands[0])
+    return maker is not None and maker.name == "stablehlo.constant" and bool((maker.attrs["value"].array >= 0).all())
+
+
+# ---- numbers ----
+
+
+def _weights(b: Builder, value: Value, kept: Sequence[int]) -> tuple[Value, Value]:
+    """Weights in steps of i8, and the size of a step for each index along the axes that are kept."""
+    return _rounded(b, value, _greatest(b, b.abs(value), _others(value, kept)), kept, i8)
+
+
+def _rounded(b: Builder, value: Value, peak: Value, kept: Sequence[int], to: DType) -> tuple[Value, Value]:
+    """A value of known greatest amounts in steps of a byte, and the size of a step."""
+    step = _step(b, peak, 127 if to == i8 else 255)
+    steps = b.round_nearest_even(_in_steps(b, value, step, kept))
+    return _wide(b, _held(b, steps, to), to), step
+
+
+def _moved(b: Builder, value: Value, kept: Sequence[int]) -> tuple[Value, Value]:
+    """The same in 256 steps from the least to the greatest number or 0: ui8 less the zero point, as i32."""
+    least = b.negate(_greatest(b, b.negate(value), _others(value, kept)))
+    step = _step(b, b.subtract(_greatest(b, value, _others(value, kept)), least), 255)
+    zero = b.round_nearest_even(b.divide(b.negate(least), step))
+    spread = b.broadcast_in_dim(zero, broadcast_dimensions=tuple(kept), result=value.shape)
+    steps = b.add(b.round_nearest_even(_in_steps(b, value, step, kept)), spread)
+    narrow = _wide(b, _held(b, steps, ui8), ui8)
+    whole = b.broadcast_in_dim(
+        _wide(b, zero, i32), broadcast_dimensions=tuple(kept), result=value.shape.with_dtype(i32)
+    )
+    return b.subtract(_wide(b, narrow, i32), whole), step
+
+
+def _others(value: Value, kept: Sequence[int]) -> list[int]:
+    return [d for d in range(value.shape.rank) if d not in kept]
+
+
+def _step(b: Builder, reach: Value, count: int) -> Value:
+    made: Value = b.maximum(b.multiply(reach, b.full(1 / count, reach.shape)), b.full(LEAST, reach.shape))
+    return made
+
+
+def _in_steps(b: Builder, value: Value, step: Value, kept: Sequence[int]) -> Value:
+    factor = b.divide(b.full(1.0, step.shape), step)
+    made: Value = b.multiply(value, b.broadcast_in_dim(factor, broadcast_dimensions=tuple(kept), result=value.shape))
+    return made
+
+
+def _held(b: Builder, steps: Value, to: DType) -> Value:
+    """Steps inside the type, as i32."""
+    low, high = (-127.0, 127.0) if to == i8 else (0.0, 255.0)
+    held = b.minimum(b.maximum(steps, b.full(low, steps.shape)), b.full(high, steps.shape))
+    return _wide(b, held, i32)
+
+
+def _greatest(b: Builder, value: Value, axes: Sequence[int]) -> Value:
+    scalar = Shape(f32)
+    with b.region(scalar, scalar) as r:
+        r.result(r.maximum(*r.args))
+    made: Value = b.reduce(value, b.constant(0.0, f32), dimensions=tuple(axes), regions=[r.body])
+    return made
+
+
+def _wide(b: Builder, value: Value, to: DType = i32) -> Value:
+    made: Value = b.convert(value, result=value.shape.with_dtype(to))
+    return made
+
+
+def _scaled(b: Builder, total: Value, *scales: tuple[Value, Sequence[int]]) -> Value:
+    """A sum of i32 times steps that go along some of its axes."""
+    shape = total.shape.with_dtype(f32)
+    first, second = (
+        b.broadcast_in_dim(value, broadcast_dimensions=tuple(axes), result=shape) for value, axes in scales
+    )
+    made: Value = b.multiply(_wide(b, total, f32), b.multiply(first, second))
+    return made

@@ -1,0 +1,160 @@
+"""Choices are a matter of speed alone: random problems under random legal choices give the bits of the default.
+
+Every class of kernel that has choices is built with several of them, open sizes and masks included, and what comes out
+is compared bit for bit; the default itself against the interpreter or an evaluation in double.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from smelt.bundle.executable import NativeExecutable
+from smelt.device import cpu
+from smelt.dtype import Array
+from smelt.engine import plans
+from smelt.engine.native import executable_of
+from smelt.errors import SmeltError
+from smelt.ir.core import Program
+from smelt.kernel import emit_c
+from smelt.kernel.choice import KINDS, Choice, Lookup, Problem, default, legal
+from smelt.kernel.emit_c import Source
+from smelt.kernel.tile_c import tile_shape
+from smelt.weights import Weights
+from tests.property.models import MODELS
+from tests.property.problems import difference, draw
+from tests.property.test_attention import draw as draw_attention
+from tests.property.test_attention import wrong
+
+pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
+
+WAYS = 3  # of choosing, besides the default
+
+
+@dataclass
+class Dice:
+    """A lookup that takes any legal choice of each problem, and remembers which."""
+
+    seed: int
+    taken: dict[Problem, Choice]
+
+    def __call__(self, problem: Problem) -> Choice:
+        if problem not in self.taken:
+            choices = legal(problem, tile_shape(cpu.target()))
+            self.taken[problem] = random.Random(f"{self.seed} {problem}").choice(choices)
+        return self.taken[problem]
+
+
+@dataclass(frozen=True)
+class Built:
+    name: str
+    chosen: dict[Problem, Choice]
+    run: NativeExecutable
+
+
+def built(programs: Sequence[Program], lookups: Sequence[Lookup]) -> list[list[Built | SmeltError]]:
+    """Every program under every lookup, as one library."""
+    source = Source(tile_shape(cpu.target()))
+    planned: list[list[plans.Planned | SmeltError]] = []
+    for i, program in enumerate(programs):
+        planned.append([])
+        for j, choices in enumerate(lookups):
+            try:
+                each = plans.planned(program, choices=choices)
+                plans.write(each, source, f"p{i}_{j}")
+                planned[-1].append(each)
+            except SmeltError as error:
+                planned[-1].append(error)
+    library = cpu.build(source.texts(4))
+
+    def executable(name: str, each: plans.Planned | SmeltError) -> Built | SmeltError:
+        return each if isinstance(each, SmeltError) else Built(name, each.chosen, executable_of(library, name, each))
+
+    return [[executable(f"p{i}_{j}", each) for j, each in enumerate(some)] for i, some in enumerate(planned)]
+
+
+def dice(seed: int) -> list[Dice]:
+    return [Dice(seed + way, {}) for way in range(WAYS)]
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small kernels go to several cores, too."""
+    monkeypatch.setattr(emit_c, "WORTH", 16)
+
+
+def test_random_problems_have_the_same_bits_under_every_choice(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    problems = [draw(kind, generator) for kind in ("contraction", "window", "columns") for _ in range(6)]
+    seen: dict[str, set[Choice]] = {}
+    for problem, (usual, *others) in zip(
+        problems, built([each.make(False) for each in problems], [default, *dice(seed)]), strict=True
+    ):
+        assert isinstance(usual, Built), usual
+        (want,) = usual.run(*problem.args)
+        assert not difference(problem, want)
+        for other in others:
+            assert isinstance(other, Built), other
+            (got,) = other.run(*problem.args)
+            assert got.tobytes() == want.tobytes(), (problem.name, other.chosen)
+            for asked, choice in other.chosen.items():
+                seen.setdefault(asked.kind, set()).add(choice)
+    assert len(seen["contraction"]) > 5
+    assert seen.keys() >= {"contraction", "convolution", "column_reduction"}
+
+
+def test_whole_models_have_the_same_bits_under_every_choice(seed: int) -> None:
+    """Every small model with open sizes, at several sizes: convolutions, attention, reductions, products."""
+    generator = np.random.default_rng(seed)
+    found = built([model.open_program() for model in MODELS.values()], [default, *dice(seed)])
+    kinds: set[str] = set()
+    for (name, model), (usual, *others) in zip(MODELS.items(), found, strict=True):
+        weights = model.values(seed)
+        calls = [model.arguments(generator, sizes) for sizes in model.tried]
+        assert isinstance(usual, Built), usual
+        want = [_bits(usual, weights, call) for call in calls]
+        for other in others:
+            assert isinstance(other, Built), other
+            kinds |= {problem.kind for problem, choice in other.chosen.items() if choice != default(problem)}
+            assert [_bits(other, weights, call) for call in calls] == want, (name, other.chosen)
+    assert kinds
+
+
+def _bits(program: Built, weights: Weights, call: Sequence[Array]) -> list[bytes]:
+    bound = program.run.prepare(weights)
+    try:
+        return [array.tobytes() for array in bound(*call)]
+    finally:
+        bound.close()
+
+
+def test_attention_has_the_same_bits_under_every_choice(seed: int) -> None:
+    """Masks of all kinds: blocks of queries decide which keys are left out, and that must not show."""
+    generator = np.random.default_rng(seed)
+    cases = [draw_attention(generator) for _ in range(6)]
+    calls = [case.arguments(generator) for case in cases]
+    tried: set[Choice] = set()
+    for case, call, (usual, *others) in zip(
+        cases, calls, built([case.program() for case in cases], [default, *dice(seed)]), strict=True
+    ):
+        assert isinstance(usual, Built), usual
+        (want,) = usual.run(*call)
+        assert wrong(case, call, want) == ""
+        for other in others:
+            assert isinstance(other, Built), other
+            assert other.run(*call)[0].tobytes() == want.tobytes(), (case, other.chosen)
+            tried |= {choice for problem, choice in other.chosen.items() if problem.kind == "attention"}
+    assert len(tried) > 1
+
+
+def test_every_kind_is_covered_somewhere(seed: int) -> None:
+    """A new kind of choice needs problems here."""
+    lookups = [Dice(seed, {})]
+    for model in MODELS.values():
+        plans.planned(model.open_program(), choices=lookups[0])
+    asked = {problem.kind for problem in lookups[0].taken}
+    assert asked | {"column_reduction", "attention"} == KINDS.keys()

@@ -1,0 +1,248 @@
+"""Tuning from end to end, with measurements that are made up where an outcome is to be certain: no clock decides."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import smelt
+from smelt.cli.main import app
+from smelt.device import cpu
+from smelt.dtype import Array
+from smelt.engine import tune as tuning
+from smelt.engine import tuned
+from smelt.engine.native import NativeEngine
+from smelt.engine.plans import planned, source_of
+from smelt.engine.sample import sample_inputs
+from smelt.engine.tune import Stamped, Tuning, tune
+from smelt.errors import UnsupportedError
+from smelt.ir.core import Program
+from smelt.ir.text import parse
+from smelt.kernel.choice import Contraction, Problem, default, legal
+from smelt.kernel.search import Estimate
+from smelt.weights import Weights
+
+pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
+
+TEXT = """
+func.func @main(%x: tensor<300x96xf32>, %w: tensor<96x200xf32> {smelt.weight = "w"},
+    %v: tensor<200x70xf32> {smelt.weight = "v"})
+    -> tensor<300x70xf32> {
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+    : (tensor<300x96xf32>, tensor<96x200xf32>) -> tensor<300x200xf32>
+  %1 = stablehlo.tanh %0 : tensor<300x200xf32>
+  %2 = stablehlo.dot_general %1, %v, contracting_dims = [1] x [0]
+    : (tensor<300x200xf32>, tensor<200x70xf32>) -> tensor<300x70xf32>
+  return %2 : tensor<300x70xf32>
+}
+"""
+FAST = 0.7  # of the default's time
+FEW = 12  # choices of a problem that are looked at here
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing that was tuned on this machine counts here, and nothing stays; compiling is quick, not what it makes."""
+    monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(cpu, "FLAGS", ("-O0", *cpu.FLAGS[1:]))
+    monkeypatch.setattr(tuning, "legal", lambda problem, tile: legal(problem, tile)[:FEW])
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def program() -> Program:
+    return parse(TEXT)
+
+
+@pytest.fixture
+def weights(seed: int) -> Weights:
+    random = np.random.default_rng(seed)
+    shapes = {"w": (96, 200), "v": (200, 70)}
+    return Weights.of({name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()})
+
+
+def is_fast(program: Stamped, problem: Problem) -> bool:
+    choice = program.plans.chosen[problem]
+    return isinstance(choice, Contraction) and choice.height == 6
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Times in which low tiles are faster; gives the number of programs of each round."""
+    rounds: list[int] = []
+
+    def in_turns(programs: Sequence[Stamped], inputs: Sequence[Array], seconds: float) -> list[Array]:
+        rounds.append(len(programs))
+        found = []
+        for each in programs:
+            each.call(inputs)
+            ticks = np.full((8, each._steps), 100.0)
+            for problem, steps in each.problems.items():
+                ticks[:, steps] = 1000.0 * (FAST if is_fast(each, problem) else 1.0)
+            found.append(ticks)
+        return found
+
+    monkeypatch.setattr(tuning, "in_turns", in_turns)
+    return rounds
+
+
+def whole(monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
+    monkeypatch.setattr(tuning._Tuner, "_compared", lambda self, after: Estimate(ratio, 0.001))
+
+
+def tuned_on(program: Program, weights: Weights, seconds: float = 1e6) -> Tuning:
+    return tune(program, weights, sample_inputs(program, {}), seconds)
+
+
+def test_what_is_faster_is_used_from_then_on(
+    program: Program, weights: Weights, made_up: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole(monkeypatch, 0.8)
+    before = source_of([planned(program)]).text()
+    found = tuned_on(program, weights)
+    assert found.kept
+    assert len(found.findings) == 2
+    for each in found.findings:
+        assert isinstance(each.choice, Contraction)
+        assert each.choice.height == 6
+        assert each.estimate.ratio == pytest.approx(FAST)
+    assert planned(program).chosen == {each.problem: each.choice for each in found.findings}
+    assert source_of([planned(program)]).text() != before  # another key in the cache of compiled programs
+    monkeypatch.setenv("SMELT_TUNING", "off")
+    assert source_of([planned(program)]).text() == before
+
+
+def test_nothing_is_tuned_twice(
+    program: Program, weights: Weights, made_up: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole(monkeypatch, 0.8)
+    first = tuned_on(program, weights)
+    assert all(each.tried == each.choices - 1 for each in first.findings)  # there was time for everything
+    made_up.clear()
+    second = tuned_on(program, weights)
+    assert made_up == [1]  # the program as it is, and no round
+    assert second.known == len(second.findings) == 2
+    assert second.whole is None
+    assert [each.choice for each in second.findings] == [each.choice for each in first.findings]
+
+
+def test_little_time_tries_little_and_goes_on_later(
+    program: Program, weights: Weights, made_up: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole(monkeypatch, 0.8)
+    monkeypatch.setattr(tuning, "SHARES", (0.1,))
+    few = tuned_on(program, weights)
+    assert all(0 < each.tried <= max(2, each.choices // 10) for each in few.findings)
+    monkeypatch.setattr(tuning, "SHARES", (0.1, 0.3))
+    more = tuned_on(program, weights)
+    assert all(b.tried > a.tried for a, b in zip(few.findings, more.findings, strict=True))
+
+
+def test_no_time_changes_nothing(program: Program, weights: Weights, folder: Path) -> None:
+    found = tuned_on(program, weights, seconds=1e-6)
+    assert not found.kept
+    assert found.tries == 0
+    assert tuned.database().read() == {}
+
+
+def test_defaults_stay_where_the_whole_is_not_faster(
+    program: Program, weights: Weights, made_up: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole(monkeypatch, 0.9999)
+    found = tuned_on(program, weights)
+    assert not found.kept
+    assert all(choice == default(problem) for problem, choice in planned(program).chosen.items())
+    records = tuned.database().read().values()
+    assert records
+    assert all(each.tried for each in records)  # what was measured is known nevertheless
+
+
+def test_the_whole_comparison_runs_both_and_bits_agree(
+    program: Program, weights: Weights, made_up: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With real calls at the end: whatever comes out, results are those of the default."""
+    inputs = sample_inputs(program, {})
+    monkeypatch.setattr(tuning, "FINAL", (2, 4))
+    (want,) = NativeEngine().compile(program).prepare(weights)(*inputs)
+    found = tuned_on(program, weights, seconds=10)
+    assert found.whole is not None
+    assert found.whole.ratio > 0
+    (got,) = NativeEngine().compile(program).prepare(weights)(*inputs)
+    assert got.tobytes() == want.tobytes()
+
+
+def test_bundles_carry_what_was_tuned(
+    program: Program, weights: Weights, made_up: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    whole(monkeypatch, 0.8)
+    tuned_on(program, weights)
+    executable = NativeEngine().compile(program).prepare(weights)
+    (stored,) = executable.stored().programs
+    said = {key: text for key, text in stored.provenance.items() if key.startswith("tuned ")}
+    assert len(said) == 2
+    assert all("height=6" in text for text in said.values())
+    monkeypatch.setenv("SMELT_TUNING", "off")
+    (plain,) = NativeEngine().compile(program).prepare(weights).stored().programs
+    assert not any(key.startswith("tuned ") for key in plain.provenance)
+
+
+# ---- from outside ----
+
+
+@pytest.fixture
+def file(program: Program, weights: Weights, tmp_path: Path) -> Path:
+    path = tmp_path / "model.mlir"
+    path.write_text(re.sub(r" \{smelt.*?\}", "", TEXT))
+    return path
+
+
+def test_load_tunes_first(file: Path, made_up: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole(monkeypatch, 0.8)
+    random = np.random.default_rng(0)
+    arrays = [random.standard_normal(shape).astype(np.float32) for shape in ((300, 96), (96, 200), (200, 70))]
+    want = next(iter(smelt.load(file)(*arrays).values()))
+    model = smelt.load(file, tune=100.0)
+    assert len(made_up) > 1
+    assert next(iter(model(*arrays).values())).tobytes() == want.tobytes()
+    with pytest.raises(UnsupportedError, match="only the native engine"):
+        smelt.load(file, tune=1.0, engine="reference")
+
+
+def test_a_bundle_is_not_tuned(tmp_path: Path, file: Path) -> None:
+    smelt.load(file).save(tmp_path / "model.smelt", targets=["plain"])
+    with pytest.raises(UnsupportedError, match="compiled already"):
+        smelt.load(tmp_path / "model.smelt", tune=1.0)
+
+
+def invoke(*arguments: object) -> str:
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.stdout
+
+
+def test_the_command(file: Path, made_up: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole(monkeypatch, 0.8)
+    exported = tmp_path / "known.jsonl"
+    said = json.loads(invoke("tune", file, "--seconds", 100, "--export", exported, "--json"))
+    assert said["kept"]
+    assert said["speedup"] == 1.25
+    assert said["exported"] == len(said["problems"]) == 2
+    assert all(each["choice"]["height"] == 6 for each in said["problems"])
+    monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path / "other"))
+    assert json.loads(invoke("tune", "--merge", exported, "--json"))["merged"] == 2
+    assert all(choice.height == 6 for choice in planned(parse(file.read_text())).chosen.values())  # type: ignore[union-attr]
+    assert "everything about this model's kernels is known" in invoke("tune", file, "--seconds", 100)
+
+
+def test_the_command_says_what_it_needs() -> None:
+    for arguments in (["tune"], ["tune", "x.onnx", "--seconds", "0"]):
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 1
+        assert done.exception is not None
+        assert "expected" in str(done.exception)

@@ -1,0 +1,119 @@
+"""Quantised products as products of bytes: all signs, zero points and windows, against integers of NumPy and JAX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smelt.dtype import Array, i32
+from smelt.engine.native import NativeEngine
+from smelt.engine.plans import lower
+from smelt.ir.attributes import ConvDims, DotDims
+from smelt.ir.build import Builder, FuncBuilder
+from smelt.ir.core import Program, Value
+from smelt.shape import Shape
+
+
+def integers(seed: int, kind: str, *shape: int) -> Array:
+    limits = np.iinfo(kind)
+    return np.random.default_rng(seed).integers(limits.min, limits.max, shape, kind, endpoint=True)
+
+
+def shifted(b: Builder, value: Value, zero: Value | None, axes: tuple[int, ...]) -> Value:
+    """`i32(value) - zero`, as front ends write it."""
+    wide = b.convert(value, result=value.shape.with_dtype(i32))
+    if zero is None:
+        return wide  # type: ignore[no-any-return]
+    point = b.convert(zero, result=zero.shape.with_dtype(i32))
+    return b.subtract(wide, b.broadcast_in_dim(point, broadcast_dimensions=axes, result=wide.shape))  # type: ignore[no-any-return]
+
+
+def names(program: Program) -> set[str]:
+    return {op.name for func in lower(program).funcs.values() for op in func.body.ops}
+
+
+@pytest.mark.parametrize("right_zero", ["none", "one", "columns"])
+@pytest.mark.parametrize("left_zero", ["none", "one", "rows"])
+@pytest.mark.parametrize(
+    ("left", "right"), [("int8", "int8"), ("uint8", "int8"), ("int8", "uint8"), ("uint8", "uint8")]
+)
+def test_matrix_products(left: str, right: str, left_zero: str, right_zero: str, seed: int) -> None:
+    rows, depth, columns = 5, 39, 67
+    a, w = integers(seed, left, 2, rows, depth), integers(seed + 1, right, depth, columns)
+    p = None if left_zero == "none" else integers(seed + 2, left, *((2, rows) if left_zero == "rows" else ()))
+    q = None if right_zero == "none" else integers(seed + 3, right, *((columns,) if right_zero == "columns" else ()))
+    given = [each for each in (a, w, p, q) if each is not None]
+    f = FuncBuilder("main", [Shape(_name(each), *each.shape) for each in given])
+    args = iter(f.args)
+    x, y = next(args), next(args)
+    x = shifted(f, x, None if p is None else next(args), (0, 1) if left_zero == "rows" else ())
+    y = shifted(f, y, None if q is None else next(args), (1,) if right_zero == "columns" else ())
+    made = f.dot_general(x, y, dot_dimension_numbers=DotDims((), (), (2,), (0,)), result=Shape("i32", 2, rows, columns))
+    program = Program.of(f.func(made))
+    assert "smelt.packed_qdot" in names(program)
+    exact = a.astype(np.int64) - (0 if p is None else p.astype(np.int64)[..., None])
+    exact = exact @ (w.astype(np.int64) - (0 if q is None else q.astype(np.int64)))
+    np.testing.assert_array_equal(NativeEngine().compile(program)(*given)[0], exact.astype(np.int32))
+
+
+def test_a_zero_point_for_each_step_is_left_alone(seed: int) -> None:
+    """It changes along the sum, so no sum of rows or columns puts it right."""
+    a, w, p = integers(seed, "int8", 3, 20), integers(seed, "int8", 20, 4), integers(seed, "int8", 20)
+    f = FuncBuilder("main", [Shape("i8", *each.shape) for each in (a, w, p)])
+    x, y = shifted(f, f.args[0], f.args[2], (1,)), shifted(f, f.args[1], None, ())
+    made = f.dot_general(x, y, dot_dimension_numbers=DotDims((), (), (1,), (0,)), result=Shape("i32", 3, 4))
+    program = Program.of(f.func(made))
+    expected = (a.astype(np.int64) - p) @ w.astype(np.int64)
+    np.testing.assert_array_equal(NativeEngine().compile(program)(a, w, p)[0], expected.astype(np.int32))
+
+
+WINDOWS: list[tuple[str, dict[str, Any]]] = [
+    ("three by three", {}),
+    ("one by one", {"window": (1, 1), "padding": 0}),
+    ("strides and holes", {"strides": (2, 3), "dilations": (2, 1)}),
+    ("few channels", {"channels": 3, "window": (5, 3)}),
+    ("groups", {"channels": 8, "groups": 2, "features": 6}),
+    ("groups of few channels", {"channels": 6, "groups": 2, "features": 6}),
+    ("a window for each channel", {"channels": 8, "groups": 8, "features": 8}),
+]
+
+
+@pytest.mark.parametrize(("left", "right"), [("uint8", "int8"), ("int8", "int8")])
+@pytest.mark.parametrize(("_", "case"), WINDOWS, ids=[name for name, _ in WINDOWS])
+def test_convolutions(_: str, case: dict[str, Any], left: str, right: str, seed: int) -> None:
+    lax = pytest.importorskip("jax").lax
+    chosen = {"channels": 8, "features": 70, "groups": 1, "window": (3, 3), "padding": 1, "strides": (1, 1)} | case
+    channels, groups, padding = chosen["channels"], chosen["groups"], chosen["padding"]
+    x = integers(seed, left, 2, channels, 9, 11)
+    w = integers(seed + 1, right, chosen["features"], channels // groups, *chosen["window"])
+    dilations = chosen.get("dilations", (1, 1))
+    expected = np.asarray(
+        lax.conv_general_dilated(
+            x.astype(np.int32),
+            w.astype(np.int32),
+            chosen["strides"],
+            ((padding, padding),) * 2,
+            rhs_dilation=dilations,
+            feature_group_count=groups,
+        )
+    )
+    f = FuncBuilder("main", [Shape(_name(each), *each.shape) for each in (x, w)])
+    made = f.convolution(
+        *(shifted(f, each, None, ()) for each in f.args),
+        window_strides=chosen["strides"],
+        padding=((padding, padding),) * 2,
+        rhs_dilation=dilations,
+        dimension_numbers=ConvDims(0, 1, (2, 3), 1, 0, (2, 3), 0, 1, (2, 3)),
+        feature_group_count=groups,
+        batch_group_count=1,
+        result=Shape("i32", *expected.shape),
+    )
+    program = Program.of(f.func(made))
+    assert names(program) & {"smelt.packed_qdot", "smelt.packed_qconv", "smelt.packed_conv", "smelt.channel_conv"}
+    np.testing.assert_array_equal(NativeEngine().compile(program)(x, w)[0], expected)
+
+
+def _name(array: Array) -> str:
+    return {"int8": "i8", "uint8": "ui8"}[array.dtype.name]
