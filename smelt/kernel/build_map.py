@@ -6,7 +6,7 @@ Registered in `nest.PULLS`; `fuse` decides which values are pulled and which are
 from __future__ import annotations
 
 from smelt.dim import Size
-from smelt.dtype import DTYPES, DType, i1, i64, ui64
+from smelt.dtype import DTYPES, DType, f32, f64, i1, i64, ui64
 from smelt.ir.core import Op
 from smelt.ir.ops import OPS
 from smelt.kernel.loop import Amount, Bitcast, Expr, Number, Quotient, Remainder, add, scale
@@ -244,6 +244,17 @@ def _from_bits(nest: Nest, word: Expr, dtype: DType) -> Expr:
     if dtype == i1:
         return nest.apply("NE", low, Number(0, ui64), dtype=i1)
     return nest.let(Bitcast(nest.convert(low, WORDS[dtype.bits]), dtype))
+
+
+@pull("stablehlo.power")
+def power(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    """Squares and cubes are products: exact but for their rounding, and far sooner done."""
+    base, exponent = (nest.pull(operand, index) for operand in op.operands)
+    known = exponent.value if isinstance(exponent, Number) and base.dtype in (f32, f64) else None
+    if known not in (2, 3):
+        return nest.apply("power", base, exponent, dtype=base.dtype)
+    square = nest.apply("multiply", base, base, dtype=base.dtype)
+    return square if known == 2 else nest.apply("multiply", square, base, dtype=base.dtype)
 
 
 @pull("stablehlo.map")

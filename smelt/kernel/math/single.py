@@ -90,7 +90,8 @@ static inline f32 smelt_log1p_f32(f32 x) {{
 static inline f32 smelt_tanh_f32(f32 x) {{
   f32 a = smelt_abs_f32(x), z = a * a;
   f32 small = smelt_fma_f32({horner("z", tables.TANH_F32, "f32")} * z, a, a);
-  f32 large = 1.0f - 2.0f / (1.0f + smelt_exp_near_f32(2.0f * (a > 10.0f ? 10.0f : a)));
+  f32 e = smelt_exp_near_f32(-2.0f * (a > 10.0f ? 10.0f : a));
+  f32 large = smelt_fma_f32(-2.0f * e, smelt_inverse_near_f32(e), 1.0f);
   return smelt_copysign_f32(a < 0.6f ? small : large, x);
 }}""",
     # 1 / (1 + e) for e in [0, 1]: a cubic within 0.2 % and two of Newton's steps are sooner done than a division. The
