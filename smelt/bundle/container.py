@@ -111,6 +111,17 @@ class Image(NamedTuple):
             raise ValueError(f"section {index} is no {element}{list(sizes)}")
         return np.frombuffer(found, element).reshape(sizes) if found.nbytes else np.empty(sizes, element)
 
+    def release(self, array: Array) -> None:
+        """Give back the memory behind an array that is a view of the file: whoever looks again reads it again."""
+        pages = self.rest.obj
+        if not isinstance(pages, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        first = np.frombuffer(self.rest, np.uint8).ctypes.data - self.offset
+        start = -(-(array.ctypes.data - first) // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (array.ctypes.data - first + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > start:
+            pages.madvise(mmap.MADV_DONTNEED, start, end - start)
+
     def check_body(self, runtime: Runtime, *, complete: bool) -> None:
         """Compare every byte of the body with its checksum or, for `complete`, every section with its digest."""
         if complete:

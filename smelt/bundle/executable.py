@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from threading import Thread
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -21,6 +23,7 @@ from smelt.errors import RunError, ShapeError, SmeltError, UnsupportedError
 from smelt.weights import Weights
 
 ALIGN = 64  # bytes
+WORTH_MOVING = 8 << 20  # bytes of weights
 
 Arrays: TypeAlias = tuple[Array, ...]
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
@@ -51,6 +54,8 @@ class NativeExecutable:
         self._bound = None if bound is None else main.bind(bound, sizes)
         self._sizes = sizes
         self._store = store
+        self._release: Callable[[Array], None] | None = None
+        self._moving: Thread | None = None
         first = len(main.arguments) - len(signature.inputs)
         self._donated = tuple(place - first for place in main.donated)
         self._replaced = {result: place - first for result, place in main.reused.items()}
@@ -75,6 +80,27 @@ class NativeExecutable:
             self.signature, None, self._open(), other._arrays, self.kernels, self._store, other._sizes
         )
 
+    def move_later(self, release: Callable[[Array], None]) -> None:
+        """Have the weights moved to memory of their own after the first result; `release` gives back what they held.
+
+        A file is mapped in small pages; walking through large weights then takes noticeably longer.
+        """
+        if self._arrays is not None and sum(array.nbytes for array in self._arrays) >= WORTH_MOVING:
+            self._release = release
+
+    def _move(self, main: runtime.Program, arrays: Arrays, release: Callable[[Array], None]) -> None:
+        """Calls that run meanwhile keep what they have: the old binding goes when the last of them is done."""
+        try:
+            places = _side_by_side(main.runtime, [(array.dtype, array.shape) for array in arrays])
+        except RunError:
+            return  # no room: the file's pages serve as well
+        for place, array in zip(places, arrays, strict=True):
+            np.copyto(place, array)
+            release(array)
+        bound = main.bind(places, self._sizes)
+        if self._main is not None:
+            self._arrays, self._bound = places, bound
+
     def __call__(self, *inputs: Any, keep: bool = False) -> tuple[Any, ...]:
         """Run on arrays or buffers.
 
@@ -85,9 +111,20 @@ class NativeExecutable:
         if self._bound is None:
             self._open()
             raise RunError("the weights are not bound", expected=".prepare(weights) before the first call")
+        if self._release is not None:
+            return self._first(inputs, keep)
         if not self._donated or len(inputs) != len(self.signature.inputs):
             return self._bound(inputs)
         return self._use_up(self._bound, inputs, keep)
+
+    def _first(self, inputs: tuple[Any, ...], keep: bool) -> tuple[Any, ...]:
+        release, self._release = self._release, None
+        results = self(*inputs, keep=keep)
+        main, arrays = self._main, self._arrays
+        if release is not None and main is not None and arrays is not None:
+            self._moving = Thread(target=self._move, args=(main, arrays, release), name="smelt weights", daemon=True)
+            self._moving.start()
+        return results
 
     def _use_up(self, run: runtime.Bound, inputs: tuple[Any, ...], keep: bool) -> tuple[Any, ...]:
         """A call that may write to some of its inputs; buffers that only look at somebody else's bytes are copied."""
@@ -167,15 +204,19 @@ def _together(prepare: runtime.Program) -> tuple[Array, ...] | None:
 
     One block can have huge pages though each weight is small, and weights are read from one end to the other.
     """
-    arrays: list[tuple[np.dtype[Any], tuple[int, ...], int]] = []
-    total = 0
+    arrays: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
     for shape in prepare.results:
         sizes = tuple(size for size in shape.sizes if isinstance(size, int))
         if len(sizes) < shape.rank:
             return None
-        arrays.append((shape.dtype.numpy, sizes, total))
-        total += -(-math.prod(sizes) * shape.dtype.numpy.itemsize // ALIGN) * ALIGN
-    block = prepare.runtime.empty((total,), np.dtype(np.uint8))
-    return tuple(
-        block[at : at + math.prod(sizes) * dtype.itemsize].view(dtype).reshape(sizes) for dtype, sizes, at in arrays
-    )
+        arrays.append((shape.dtype.numpy, sizes))
+    return _side_by_side(prepare.runtime, arrays)
+
+
+def _side_by_side(owner: runtime.Runtime, wanted: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]) -> Arrays:
+    """New arrays in one block."""
+    sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in wanted]
+    starts = [0, *itertools.accumulate(-(-size // ALIGN) * ALIGN for size in sizes)]
+    block = owner.empty((starts[-1],), np.dtype(np.uint8))
+    each = zip(wanted, sizes, starts, strict=False)
+    return tuple(block[at : at + size].view(dtype).reshape(shape) for (dtype, shape), size, at in each)

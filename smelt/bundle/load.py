@@ -148,7 +148,10 @@ class _Reader:
             main = variant.main.program(library, variant.constants)
         except AttributeError as error:
             raise FileError(f"{self.image.name} has code without its functions", got=error) from error
-        return NativeExecutable(program.signature, first, main, variant.bound, program.kernels, store)
+        made = NativeExecutable(program.signature, first, main, variant.bound, program.kernels, store)
+        if self.image.file is not None:
+            made.move_later(self.image.release)
+        return made
 
     def _absent(self, code: Code) -> str:
         """Why code cannot run here."""

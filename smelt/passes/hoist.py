@@ -18,7 +18,8 @@ from smelt.shape import Shape
 # Ops that read their operands many times or walk them in an order of their own: worth a result in memory.
 WORK = frozenset(
     {
-        *("smelt.pack", "smelt.planes", "smelt.packed_dot", "smelt.plane_dot", "smelt.pack_quads", "smelt.packed_qdot"),
+        *("smelt.pack", "smelt.packed_dot", "smelt.packed_conv", "smelt.channel_conv", "smelt.winograd_conv"),
+        *("smelt.pack_quads", "smelt.packed_qdot", "smelt.packed_qconv"),
         *(
             f"stablehlo.{name}"
             for name in ("dot_general", "convolution", "reduce", "reduce_window", "sort", "fft", "cholesky")

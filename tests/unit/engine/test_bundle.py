@@ -453,3 +453,34 @@ def test_a_bundle_that_was_made_up_again_fails_its_signature(
 def _manifest(bundle: bytearray) -> bytes:
     length = int.from_bytes(bundle[24:32], "little")
     return bytes(bundle[container.HEAD : container.HEAD + length])
+
+
+def test_large_weights_move_to_memory_of_their_own_after_the_first_result(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    w = random.standard_normal((1536, 2048)).astype(np.float32)
+    x = random.standard_normal((3, 1536)).astype(np.float32)
+    program = parse("""
+func.func @main(%x: tensor<3x1536xf32>, %w: tensor<1536x2048xf32> {smelt.weight = "w"}) -> tensor<3x2048xf32> {
+  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+    : (tensor<3x1536xf32>, tensor<1536x2048xf32>) -> tensor<3x2048xf32>
+  return %y : tensor<3x2048xf32>
+}""")
+    model = NativeEngine().compile(program).prepare(Weights.of({"w": w}))
+    (expected,) = model(x)
+    path = tmp_path / "wide.smelt"
+    path.write_bytes(model.serialize())
+    executable = smelt.load(path)._executable
+    assert isinstance(executable, NativeExecutable)
+    mapped = executable._arrays
+    assert mapped is not None
+    np.testing.assert_array_equal(executable(x)[0], expected)
+    assert executable._moving is not None
+    executable._moving.join()
+    moved = executable._arrays
+    assert moved is not None
+    for before, after in zip(mapped, moved, strict=True):
+        assert not np.may_share_memory(before, after)
+        np.testing.assert_array_equal(before, after, "what was given back can be read again")
+    np.testing.assert_array_equal(executable(x)[0], expected)
+    executable.close()
+    executable.close()
