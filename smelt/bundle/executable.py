@@ -100,6 +100,8 @@ class NativeExecutable:
         bound = main.bind(places, self._sizes)
         if self._main is not None:
             self._arrays, self._bound = places, bound
+        for array in arrays:  # calls may have read it again
+            release(array)
 
     def __call__(self, *inputs: Any, keep: bool = False) -> tuple[Any, ...]:
         """Run on arrays or buffers.
