@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Thread
@@ -98,10 +99,10 @@ class NativeExecutable:
             np.copyto(place, array)
             release(array)
         bound = main.bind(places, self._sizes)
-        if self._main is not None:
+        if self._main is not None and self._bound is not None:
+            # Calls that are under way read the file again: it is given back for good after the last of them.
+            weakref.finalize(self._bound, _release_all, release, arrays).atexit = False
             self._arrays, self._bound = places, bound
-        for array in arrays:  # calls may have read it again
-            release(array)
 
     def __call__(self, *inputs: Any, keep: bool = False) -> tuple[Any, ...]:
         """Run on arrays or buffers.
@@ -186,6 +187,11 @@ class NativeExecutable:
         if self._main is None:
             raise RunError("the executable is closed", remedy="compile or load the model again")
         return self._main
+
+
+def _release_all(release: Callable[[Array], None], arrays: Arrays) -> None:
+    for array in arrays:
+        release(array)
 
 
 def _open_sizes(signature: Signature, arrays: Sequence[Array]) -> Mapping[str, int]:
