@@ -1,6 +1,6 @@
 """What a call through a prepared executable of the pjrt engine adds to jaxlib's own execution, in microseconds.
 
-    python -m bench.pjrt [--rounds N] [--json FILE]
+    python -m bench.pjrt [--device cuda] [--rounds N] [--processor-time] [--json FILE]
 
 Both run the same program in turns: jaxlib's `execute_sharded` with results as arrays, and our call, on buffers that lie
 on the device; then both from NumPy to NumPy. `engine` is the engine's executable, `compile` that of `smelt.compile`.
@@ -39,6 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--processor-time", action="store_true", help="of this process: others use the machine, too")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     engine = PjrtEngine(options.device)
@@ -56,7 +57,8 @@ def main() -> None:
     }
     record: dict[str, Any] = {"machine": platform.processor(), "jaxlib": pjrt.version(), "device": options.device}
     for name, (ours, plain) in pairs.items():
-        times = _in_turns(ours, plain, options.rounds)
+        clock = time.process_time if options.processor_time else time.perf_counter
+        times = _in_turns(ours, plain, options.rounds, clock)
         record[name] = times
         print(
             f"{name:<16} smelt {times['smelt']:6.1f} µs, jaxlib {times['jaxlib']:6.1f} µs, "
@@ -100,16 +102,18 @@ def _jaxlib(engine: PjrtEngine, executable: Any, placed: Any, x: Any, weight: An
     return [on_buffers, from_numpy]
 
 
-def _in_turns(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -> dict[str, float]:
+def _in_turns(
+    ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int, clock: Callable[[], float]
+) -> dict[str, float]:
     """Medians of rounds that take turns, and of the difference between neighbours."""
     times: dict[str, list[float]] = {"smelt": [], "jaxlib": []}
     for _ in range(rounds):
         for name, call in (("smelt", ours), ("jaxlib", theirs)):
             call()
-            start = time.perf_counter()
+            start = clock()
             for _ in range(CALLS):
                 call()
-            times[name].append(1e6 * (time.perf_counter() - start) / CALLS)
+            times[name].append(1e6 * (clock() - start) / CALLS)
     found = {name: statistics.median(each) for name, each in times.items()}
     added = [ours - theirs for ours, theirs in zip(times["smelt"], times["jaxlib"], strict=True)]
     return {**found, "added": statistics.median(added)}

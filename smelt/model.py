@@ -82,10 +82,6 @@ def load(
     """
     check_precision(precision)
     if Path(path).suffix.lower() == bundle.SUFFIX:
-        if precision != "f32":
-            raise UnsupportedError(
-                "a bundle has its precision already", got=precision, where=path, remedy="smelt compile --precision"
-            )
         return bundle.load(
             path,
             recompile,
@@ -93,6 +89,7 @@ def load(
             engine=engine,
             static=static,
             memory_limit=memory_limit,
+            precision=precision,
             sizes=sizes,
             tune=tune,
         )

@@ -41,6 +41,7 @@ def load(
     engine: str = "auto",
     static: Mapping[str, Any] | None = None,
     memory_limit: int | str | None = None,
+    precision: str = "f32",
     sizes: Mapping[str, int] | None = None,
     tune: float | None = None,
     verify: bool | None = None,
@@ -52,11 +53,12 @@ def load(
     with a checksum, which finds damage; with its digests for `verify=True` or where keys are configured, which finds
     changes that somebody made on purpose; and not at all for `verify=False`.
     """
-    asked = [name for name, given in (("static", static), ("memory_limit", memory_limit), ("tune", tune)) if given]
+    options = (("static", static), ("memory_limit", memory_limit), ("tune", tune), ("precision", precision != "f32"))
+    asked = [name for name, given in options if given]
     if asked or device not in ("auto", "cpu") or engine not in ("auto", "native"):
         raise UnsupportedError(
             f"{path} is compiled already, for the native engine",
-            expected="no static inputs, no memory limit, no tuning, the processor as its device",
+            expected="no static inputs, no memory limit, no tuning, no precision, the processor as its device",
             got=", ".join([*asked, f"device={device}", f"engine={engine}"]),
         )
     image = container.open_file(Path(path))

@@ -154,6 +154,7 @@ class Client:
         self.watch: Watch | None = None  # what is under way, once somebody has asked
         self._used = self.peak = 0  # bytes of buffers, where the device does not tell
         self._counting = threading.Lock()
+        self._copies: dict[Shape, Loaded] = {}  # programs that copy a buffer, by its shape
 
         class _Sharding(jax.SingleDeviceSharding):  # type: ignore[misc, name-defined]  # one device, the whole array
             memory_kind = None
@@ -222,6 +223,17 @@ class Client:
         with jaxlib_calls("the program", UnsupportedError, self):
             raw = self._raw.compile_and_load(text, self._devices, self._jax.CompileOptions())
         return Loaded(raw, results, self)
+
+    def copied(self, buffer: PjrtBuffer) -> PjrtBuffer:
+        """Another buffer with the same contents, by a program that gives its argument back: XLA has to copy it."""
+        program = self._copies.get(buffer.shape)
+        if program is None:
+            kind = f"tensor<{'x'.join([*map(str, buffer.shape.numbers()), buffer.shape.dtype.name])}>"
+            text = f"func.func public @main(%a: {kind}) -> {kind} {{\n  return %a : {kind}\n}}"
+            program = self._copies[buffer.shape] = self.compile(text, [buffer.shape])
+        (made,) = program([buffer])
+        made.guard = buffer.guard
+        return made
 
     def load(self, data: bytes, results: Sequence[Shape]) -> Loaded:
         """A program that was serialised by the same version for the same kind of device."""
@@ -326,17 +338,19 @@ def client(platform: str = "cpu", index: int = 0) -> Client:
 # ---- many tensors at once ----
 
 STAGING = 256 << 20  # bytes of pinned memory: pinning more takes longer than it saves
+LARGEST = 2 << 30  # bytes of a tensor for which there is more, so that it can go the same way
 PART = 4 << 20  # bytes that one thread reads at a time
 READERS = 16
 
 
 class Stage:
     """Brings tensors from files to a device with a bus: parts are read in parallel into pinned memory, while others are
-    on the bus. A tensor that is small, or larger than the pinned memory, goes the plain way."""
+    on the bus. A tensor that is small, or larger than the pinned memory can be, goes the plain way."""
 
     def __init__(self, client: Client, largest: int) -> None:
         self._client = client
-        self._size = STAGING if largest >= PART else 0
+        beside = -(-largest // PART) * PART if STAGING < largest <= LARGEST else 0
+        self._size = STAGING + beside if largest >= PART else 0
         self._memory: Array = np.empty(0, np.uint8)
         self._pinned = False
         self._free = [(0, self._size)]  # ranges, in order
@@ -349,6 +363,8 @@ class Stage:
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 pages.madvise(mmap.MADV_HUGEPAGE)
             self._memory = np.frombuffer(pages, np.uint8)
+            parts = [self._memory[at : at + PART] for at in range(0, self._size, PART)]
+            _all([self._readers.submit(part.fill, 0) for part in parts])  # pages that are there are pinned at once
             with suppress(RuntimeError):  # without pinning it is slower, and still right
                 self._client._raw.dma_map(self._memory.ctypes.data, self._size)
                 self._pinned = True
@@ -397,7 +413,7 @@ class Stage:
             self._changed.notify_all()
 
 
-def _all(started: Sequence[Future[None]]) -> None:
+def _all(started: Sequence[Future[Any]]) -> None:
     """Wait for all, also where one failed: nobody writes to the memory any more when its error is raised."""
     failures = [failure for each in started if (failure := each.exception()) is not None]
     if failures:
@@ -491,8 +507,10 @@ class PjrtBuffer:
         return HostBuffer(np.array(self.numpy()), self.shape, owns=True)
 
     def copy(self) -> PjrtBuffer:
-        """Another buffer with the same contents."""
-        return self.client.put(self.numpy(), self.shape)
+        """Another buffer with the same contents; they do not leave the device."""
+        if self.client.platform == "cpu":
+            return self.client.put(self.numpy(), self.shape)
+        return self.client.copied(self)
 
     def delete(self) -> None:
         if self._gone is None:

@@ -12,7 +12,9 @@ import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 
@@ -36,12 +38,14 @@ from smelt.target import Target
 from smelt.weights import Weights
 
 AT_ONCE = 6  # choices of a problem that one round measures
-CALLS = (5, 25)  # of each program in a round, at least and at most
+CALLS = (12, 40)  # of each program in a round, at least and at most
 ROUND = 1.5  # seconds of calls that a round takes, about
 SMALL = 0.01  # part of a call's time that a problem must have
 FINAL = (16, 400)  # pairs of calls at the end, at least and at most
+PATIENCE = 4  # calls in a row, until one is not disturbed
 LAST = 0.15  # of the time, for these
 
+T = TypeVar("T")
 Tell = Callable[[float, str], None]  # seconds spent, and what is being done
 
 
@@ -163,8 +167,9 @@ class Stamped:
         return float(ticks[self.problems.get(problem, [])].sum())
 
 
-def in_turns(programs: Sequence[Stamped], inputs: Sequence[Array], seconds: float) -> list[Array]:
+def in_turns(programs: Sequence[Stamped], inputs: Sequence[Array], seconds: float, seed: int = 0) -> list[Array]:
     """Ticks [call, step] of each program: calls one after the other, every time in another order."""
+    random = np.random.default_rng(seed)
     for each in programs:
         each.call(inputs)
     ticks: list[list[Array]] = [[] for _ in programs]
@@ -172,10 +177,28 @@ def in_turns(programs: Sequence[Stamped], inputs: Sequence[Array], seconds: floa
     for turn in range(most):
         if turn >= least and time.perf_counter() - start > seconds:
             break
-        for place in range(len(programs)):
-            at = (place + turn) % len(programs)
-            ticks[at].append(programs[at].call(inputs))
+        for at in random.permutation(len(programs)):
+            ticks[at].append(undisturbed(partial(programs[at].call, inputs)))
     return [np.array(each) for each in ticks]
+
+
+def undisturbed(call: Callable[[], T]) -> T:
+    """What a call gives during which no other program took a processor away, if one of a few is such."""
+    for _ in range(PATIENCE):
+        before = _interruptions()
+        found = call()
+        if _interruptions() == before:
+            break
+    return found
+
+
+def _interruptions() -> int:
+    """How often the system has stopped a thread of this process to run something else; 0 where it does not tell."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 @dataclass(slots=True)
@@ -224,7 +247,7 @@ class _Tuner:
         (usual,) = self.bench.stamped([defaults])
         kernels = len(usual.bound.kernels)
         self.building = time.perf_counter() - begin
-        self.compiling = self.building / max(kernels, 1)
+        self.compiling = 0.5 * self.building / max(kernels, 1)
         begin = time.perf_counter()
         (ticks,) = in_turns([usual], self.inputs, 0.0)
         self.call = (time.perf_counter() - begin) / (len(ticks) + 1)
@@ -256,9 +279,10 @@ class _Tuner:
         open_ones = {problem: search for problem, search in self.searches.items() if not search.is_done}
         if not open_ones:
             return False
-        left = (1 - LAST) * self.seconds - 2 * self.building - 2 * FINAL[0] * self.call - self.spent
+        end = 2 * self.building + 2 * FINAL[0] * self.call  # for the comparison at the end
+        left = (1 - LAST) * self.seconds - end - self.spent
         each = len(open_ones) * self.compiling + CALLS[0] * self.call  # seconds of one more program
-        count = min(AT_ONCE, int((left - CALLS[0] * self.call) / max(each, 1e-9)))
+        count = min(AT_ONCE, int((left - self.building - CALLS[0] * self.call) / max(each, 1e-9)))
         if count < 1:
             return False
         for problem, search in open_ones.items():
@@ -278,7 +302,7 @@ class _Tuner:
         begin = time.perf_counter()
         programs = self.bench.stamped([defaults, *(each.get for each in variants)])
         built = time.perf_counter() - begin
-        self.compiling = max(0.5 * self.compiling, built / max(1, width * len(open_ones)))
+        self.compiling = max(0.2 * self.compiling, (built - self.building) / max(1, width * len(open_ones)))
         self._measure(programs, variants)
         return True
 
@@ -327,13 +351,16 @@ class _Tuner:
             patience = max(1.0, min(LAST * self.seconds, self.seconds - self.spent))
             while (count := len(taken[0])) < least or (count < most and time.perf_counter() - begin < patience):
                 for at in (count % 2, 1 - count % 2):
-                    before = time.perf_counter()
-                    (was, new)[at](*self.inputs, keep=True)
-                    taken[at].append(time.perf_counter() - before)
+                    taken[at].append(undisturbed(partial(self._timed, (was, new)[at])))
             return Estimate.of(paired(taken[1], taken[0]))
         finally:
             was.close()
             new.close()
+
+    def _timed(self, program: NativeExecutable) -> float:
+        begin = time.perf_counter()
+        program(*self.inputs, keep=True)
+        return time.perf_counter() - begin
 
     def _record(self, found: Mapping[Problem, tuple[Choice, Estimate]], kept: bool) -> None:
         """Write down what was tried, and what is to be used: as before where the whole was not faster."""

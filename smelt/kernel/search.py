@@ -25,7 +25,8 @@ CURIOUS = 0.3  # what an unknown choice is given ahead, at most: a part of the t
 CERTAIN = 3.0  # errors of a median that a difference must exceed
 LEAST = 0.01  # gain that is worth anything
 LESSON = 0.7  # how much a measurement on the very same sizes weighs, of another problem
-GROUPS = 8  # of neighbouring calls, from which ratios are made
+MANY = 8  # ratios
+GROUPS = 4  # of neighbouring calls, from which ratios are made
 AGAIN = 3  # times that one choice is measured once more
 
 
@@ -40,6 +41,8 @@ class Estimate:
     def of(ratios: Sequence[float]) -> Estimate:
         middle = statistics.median(ratios)
         spread = 1.4826 * statistics.median(abs(each - middle) for each in ratios)
+        if len(ratios) < MANY:  # too few for a median of distances to mean much
+            spread = max(spread, (max(ratios) - min(ratios)) / 2)
         return Estimate(middle, 1.2533 * max(spread, 1e-3 * middle) / math.sqrt(len(ratios)))
 
     @property
@@ -158,21 +161,23 @@ class Search:
         return [features(self.problem, each) for each in choices]
 
     def _close(self) -> list[Choice]:
-        """What may be the best, and is not certain enough; the most promising first."""
-        measured = [each for each in self.tried if each in self.ratios]
-        if not measured:
+        """What should be measured again, the most promising first: whatever may still be faster than the best by more
+        than is worth anything, and the best itself where it is compared with such, or not certain yet."""
+        estimates = {each: self.estimate(each) for each in self.tried if each in self.ratios}
+        if not estimates:
             return []
-        estimates = {each: self.estimate(each) for each in measured}
-        best = min(estimates.values(), key=lambda each: each.ratio)
-        if best.ratio > 1 - LEAST:
+        best = min(estimates, key=lambda each: estimates[each].ratio)
+        least = estimates[best].ratio
+        if least > 1 - LEAST:
             return []
-        close = [
+        rivals = [
             each
             for each, found in estimates.items()
-            if found.ratio - best.ratio <= CERTAIN * (found.error + best.error) and self.asked.get(each, 0) <= AGAIN
+            if each != best and found.ratio - CERTAIN * found.error < least * (1 - LEAST)
         ]
-        unsure = len(close) > 1 or not best.is_faster
-        return sorted(close, key=lambda each: estimates[each].ratio)[:2] if unsure else []
+        wanted = [best, *rivals] if rivals or not estimates[best].is_faster else []
+        again = [each for each in wanted if self.asked.get(each, 0) <= AGAIN]
+        return sorted(again, key=lambda each: estimates[each].ratio)[:2]
 
 
 def _nearness(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], reach: float) -> Array:

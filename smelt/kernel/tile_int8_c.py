@@ -115,41 +115,40 @@ def _family(shape: TileShape, vectors: int) -> str:
 
 
 def _rows_text(name: str, rows: int, shape: TileShape, vectors: int) -> str:
-    """Quads go in fours, each with a request for lines of what comes next; a last quad that is not full comes alone."""
+    """Quads go in fours, each with a request for lines of what comes next; a last quad that is not full is copied."""
     names = [[f"c{i}_{j}" for j in range(vectors)] for i in range(rows)]
     firsts = range(0, rows, 3)
-    places = [f"a{i - i % 3} + {i % 3} * a_row" if i % 3 else f"a{i}" for i in range(rows)]
-    opened = [
+    places = [f"a{i - i % 3} + {i % 3} * row" if i % 3 else f"a{i}" for i in range(rows)]
+    step = [
         f"    const smelt_right b{j} = smelt_open_right(*(const smelt_words *)(b + {4 * shape.lanes * j}));"
         for j in range(vectors)
     ]
-
-    def step(word: str) -> list[str]:
-        lines = list(opened)
-        for i in range(rows):
-            sums = " ".join(f"{each} = smelt_dot({each}, x, b{j});" for j, each in enumerate(names[i]))
-            lines.append(f"    {{ const smelt_left x = smelt_open_left({word.format(places[i])}); {sums} }}")
-        return [*lines, "    b += b_step;"]
-
+    for i in range(rows):
+        sums = " ".join(f"{each} = smelt_dot({each}, x, b{j});" for j, each in enumerate(names[i]))
+        step.append(f"    {{ const smelt_left x = smelt_open_left(*(const smelt_word *)({places[i]})); {sums} }}")
     tiles = [
         (f"tile + {shape.columns * i + shape.lanes * j}", names[i][j]) for i in range(rows) for j in range(vectors)
     ]
     lines = [
         f"static void {name}({SIGNATURE}, i64 join, const i8 *ahead, i64 each) {{",
         "  smelt_words " + ", ".join(f"{each} = {{0}}" for row in names for each in row) + ";",
-        "  const i64 quads = count / 4, rest = count % 4;",
-        "  for (i64 t = 0; t < turns; t++, a += a_turn) {",
-        *(f"  const ui8 *a{i} = a + {i} * a_row;" for i in firsts),
+        "  const i64 rest = count % 4;",
+        f"  ui32 last[{rows}];",
+        "  for (i64 t = 0; t < turns; t++, a += a_turn)",
+        "  for (i64 whole = 1; whole >= !rest; whole--) {",
+        "  const ui8 *from = a; i64 row = a_row, quads = count / 4;",
+        "  if (!whole) {",
+        f"    for (i64 i = 0; i < {rows}; i++) last[i] = smelt_last(a + i * a_row + quads * 4, rest);",
+        "    from = (const ui8 *)last, row = 4, quads = 1;",
+        "  }",
+        *(f"  const ui8 *a{i} = from + {i} * row;" for i in firsts),
         f"  for (i64 k = 0; k < quads; k += {STEPS}) {{",
         f"  SMELT_AS_IT_IS for (i64 l = 0; l < each; l++, ahead += {LINE}) __builtin_prefetch(ahead, 0, 2);",
         f"  const i64 steps = quads - k < {STEPS} ? quads - k : {STEPS};",
         "  SMELT_AS_IT_IS for (i64 s = 0; s < steps; s++) {",
-        *step("*(const smelt_word *)({})"),
-        "    " + " ".join(f"a{i} += 4;" for i in firsts),
+        *step,
+        "    b += b_step; " + " ".join(f"a{i} += 4;" for i in firsts),
         "  }",
-        "  }",
-        "  if (rest) {",
-        *step("smelt_last({}, rest)"),
         "  }",
         "  }",
         "  if (join) {",

@@ -20,6 +20,8 @@ from smelt.engine import plans
 from smelt.engine.native import executable_of
 from smelt.errors import SmeltError
 from smelt.ir.core import Program
+from smelt.ir.interpret import run
+from smelt.ir.text import parse
 from smelt.kernel import emit_c
 from smelt.kernel.choice import KINDS, Choice, Lookup, Problem, default, legal
 from smelt.kernel.emit_c import Source
@@ -103,8 +105,60 @@ def test_random_problems_have_the_same_bits_under_every_choice(seed: int) -> Non
             assert got.tobytes() == want.tobytes(), (problem.name, other.chosen)
             for asked, choice in other.chosen.items():
                 seen.setdefault(asked.kind, set()).add(choice)
-    assert len(seen["contraction"]) > 5
     assert seen.keys() >= {"contraction", "convolution", "column_reduction"}
+
+
+def product(rows: int, depth: int, columns: int) -> str:
+    left, right, result = f"{rows}x{depth}", f"{depth}x{columns}", f"{rows}x{columns}"
+    return f"""
+func.func @main(%a: tensor<{left}xf32>, %b: tensor<{right}xf32>) -> tensor<{result}xf32> {{
+  %0 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]
+    : (tensor<{left}xf32>, tensor<{right}xf32>) -> tensor<{result}xf32>
+  return %0 : tensor<{result}xf32>
+}}"""
+
+
+def convolution(lines: int, pixels: int, channels: int, features: int, groups: int) -> str:
+    images, kernel = f"2x{lines}x{pixels}x{channels}", f"3x3x{channels // groups}x{features}"
+    result = f"2x{lines}x{pixels}x{features}"
+    return f"""
+func.func @main(%a: tensor<{images}xf32>, %b: tensor<{kernel}xf32>) -> tensor<{result}xf32> {{
+  %0 = stablehlo.convolution(%a, %b) dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f],
+    window = {{stride = [1, 1], pad = [[1, 1], [1, 1]]}}
+    {{batch_group_count = 1 : i64, feature_group_count = {groups} : i64}}
+    : (tensor<{images}xf32>, tensor<{kernel}xf32>) -> tensor<{result}xf32>
+  return %0 : tensor<{result}xf32>
+}}"""
+
+
+def test_larger_problems_have_the_same_bits_under_every_choice(seed: int) -> None:
+    """Many rows, panels, lines and blocks of the sum: sets of choices as in real models."""
+    generator = np.random.default_rng(seed)
+
+    def between(low: int, high: int) -> int:
+        return int(generator.integers(low, high))
+
+    texts = [product(between(100, 900), between(100, 400), between(60, 400)) for _ in range(3)]
+    texts += [convolution(between(9, 40), between(9, 60), between(3, 40), between(30, 150), 1) for _ in range(2)]
+    texts += [convolution(between(9, 40), between(300, 500), 3, 40, 1)]
+    texts += [convolution(12, 8 * between(2, 6), 40, 40, 40), convolution(9, 30, 24, 24, 24)]
+    programs = [parse(text) for text in texts]
+    seen: dict[str, set[Choice]] = {}
+    for program, (usual, *others) in zip(programs, built(programs, [default, *dice(seed)]), strict=True):
+        arguments = [generator.standard_normal(arg.shape.numbers({})).astype(np.float32) for arg in program.main.args]
+        assert isinstance(usual, Built), usual
+        (want,) = usual.run(*arguments)
+        (right,) = run(program, arguments)
+        sizes = run(program, [np.abs(each) for each in arguments])[0]
+        assert (np.abs(want - right) <= 64 * np.finfo(np.float32).eps * sizes).all()
+        for other in others:
+            assert isinstance(other, Built), other
+            assert other.run(*arguments)[0].tobytes() == want.tobytes(), other.chosen
+            for asked, choice in other.chosen.items():
+                seen.setdefault(asked.kind, set()).add(choice)
+    assert len(seen["contraction"]) > 5
+    assert len(seen["convolution"]) > 5
+    assert len(seen["channel_convolution"]) > 2
 
 
 def test_whole_models_have_the_same_bits_under_every_choice(seed: int) -> None:

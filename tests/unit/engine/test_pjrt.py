@@ -356,8 +356,12 @@ class CopyingClient(pjrt.Client):
         return super().put(array, shape)
 
 
-def test_a_stage_brings_tensors_of_all_sizes(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("largest", [36 << 10, 64 << 10])
+def test_a_stage_brings_tensors_of_all_sizes(
+    tmp_path: Path, seed: int, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pjrt, "STAGING", 32 << 10)
+    monkeypatch.setattr(pjrt, "LARGEST", largest)  # the largest tensor below goes the plain way, or not
     monkeypatch.setattr(pjrt, "PART", 1 << 10)
     random = np.random.default_rng(seed)
     sizes = [*random.integers(1, 12 << 10, 40), 32 << 10, 40 << 10, 0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,11 +117,12 @@ def test_convolutions_are_exact(name: str, seed: int) -> None:
         matrix = kernel.reshape(-1, groups, share).transpose(1, 0, 2)
         f = FuncBuilder("main", [Shape("ui8", *x.shape), Shape("i8", *matrix.shape)])
         panels = f.op("smelt.pack_quads", f.args[1], width=tile_shape(target).columns).result
-        taps = {"window": window, "strides": strides, "dilations": dilations}
+        taps: dict[str, Any] = {"window": window, "strides": strides, "dilations": dilations}
         made = f.op("smelt.packed_qconv", f.args[0], panels, result=Shape("i32", *expected.shape), **taps).result
         cases.append((Program.of(f.func(made)), (x, np.ascontiguousarray(matrix)), expected))
-    for (program, given, expected), made in zip(cases, compiled([case[0] for case in cases], target), strict=True):
-        np.testing.assert_array_equal(made(*given)[0], expected)
+    executables = compiled([case[0] for case in cases], target)
+    for (program, given, expected), executable in zip(cases, executables, strict=True):
+        np.testing.assert_array_equal(executable(*given)[0], expected)
         np.testing.assert_array_equal(run(program, list(given))[0], expected)
 
 

@@ -156,6 +156,7 @@ def test_a_misleading_prediction_is_outgrown() -> None:
 def test_near_ties_are_measured_again_and_only_so_often(seed: int) -> None:
     random = np.random.default_rng(seed)
     search = search_of()
+    search.share = 1.0
     counts: dict[Choice, int] = {}
     for _ in range(100):
         proposed = search.propose(4)

@@ -121,7 +121,7 @@ def test_a_buffer_may_be_given_twice_unless_it_is_donated(seed: int) -> None:
 def test_a_weight_that_is_donated_or_deleted_is_named() -> None:
     executable = smelt.compile(Scaled().step, PART, CACHES, engine="pjrt", donate="caches")
     weight = executable.platform.put(HostBuffer.of(np.ones(4, np.float32)))
-    bound = executable.prepare({"weight": weight})
+    bound: Any = executable.prepare({"weight": weight})
     x = np.ones(4, np.float32)
     caches = placed(executable, arrays(0))
     with pytest.raises(RunError, match="donated and given twice"):
@@ -132,12 +132,26 @@ def test_a_weight_that_is_donated_or_deleted_is_named() -> None:
         bound(x, caches)
 
 
+@NEEDS_XLA
+@pytest.mark.parametrize("kind", ["f32", "bf16", "i1", "ui8", "i64", "complex<f32>", "f8E4M3FN"])
+@pytest.mark.parametrize("sizes", [(), (0, 2), (3, 2)])
+def test_a_copy_made_on_the_device_is_another_buffer(kind: str, sizes: tuple[int, ...], seed: int) -> None:
+    shape = smelt.Shape(kind, *sizes)
+    array = np.random.default_rng(seed).integers(0, 2, sizes).astype(shape.dtype.numpy)
+    client = pjrt.client("cpu")
+    first = client.put(array, shape)
+    second = client.copied(first)
+    first.delete()
+    np.testing.assert_array_equal(second.numpy(), array)
+    assert second.shape == shape
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_open_sizes_are_looked_at_every_time(engine: str) -> None:
     def join(pair: tuple[Tensor, Tensor]) -> Tensor:
         return pair[0] + pair[1]
 
-    executable = smelt.compile(join, ("f32[b=B]", "f32[b=B]"), engine=engine)
+    executable: Any = smelt.compile(join, ("f32[b=B]", "f32[b=B]"), engine=engine)
     for size in (2, 3, 2, 3, 4):
         x = np.arange(size, dtype=np.float32)
         assert executable((x, x)).numpy().tolist() == (x + x).tolist()

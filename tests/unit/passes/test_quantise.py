@@ -1,0 +1,120 @@
+"""Precision on request: what becomes a product of bytes, how far it is from f32, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smelt.dtype import Array
+from smelt.engine.native import NativeEngine
+from smelt.engine.plans import lower
+from smelt.errors import UnsupportedError
+from smelt.ir.attributes import ConvDims, DotDims
+from smelt.ir.build import FuncBuilder
+from smelt.ir.core import Program
+from smelt.ir.interpret import run
+from smelt.passes.quantise import with_precision
+from smelt.passes.split_prepare import WEIGHT
+from smelt.shape import Shape
+from smelt.weights import Weights
+
+MATRIX = DotDims((), (), (1,), (0,))
+
+
+def weighted(lhs: Shape, rhs: Shape, *, weight: bool = True) -> FuncBuilder:
+    marks: list[dict[str, Any]] = [{}, {WEIGHT: "w"} if weight else {}]
+    return FuncBuilder("main", [lhs, rhs], ["x", "w"], marks)
+
+
+def matrix_product(rows: int, depth: int, columns: int, *, weight: bool = True) -> Program:
+    f = weighted(Shape("f32", rows, depth), Shape("f32", depth, columns), weight=weight)
+    return Program.of(f.func(f.dot_general(*f.args, dot_dimension_numbers=MATRIX, result=Shape("f32", rows, columns))))
+
+
+def ops(program: Program) -> set[str]:
+    return {op.name for func in lower(program).funcs.values() for op in func.body.ops}
+
+
+def call(program: Program, x: Array, w: Array) -> Array:
+    found: Array = NativeEngine().compile(program).prepare(Weights.of({"w": w}))(x)[0]
+    return found
+
+
+def test_products_by_weights_are_in_bytes(seed: int) -> None:
+    """Half a step of rows and of weights for each term is the most that rounding can do."""
+    random = np.random.default_rng(seed)
+    x, w = random.normal(1, 2, (7, 96)).astype(np.float32), random.normal(size=(96, 70)).astype(np.float32)
+    x[3], w[:, 5] = 0, 0
+    program = matrix_product(7, 96, 70)
+    quantised = with_precision(program, "int8")
+    assert "smelt.packed_qdot" in ops(quantised)
+    exact = x.astype(np.float64) @ w
+    a = (np.maximum(x.max(1), 0) - np.minimum(x.min(1), 0)) / 255
+    b = np.abs(w).max(0) / 127
+    reach = np.abs(x).sum(1)[:, None] * b / 2 + a[:, None] * np.abs(w).sum(0) / 2 + 96 * a[:, None] * b / 4
+    found = call(quantised, x, w)
+    assert (np.abs(found - exact) <= 1.01 * reach).all()
+    assert not np.array_equal(found, exact.astype(np.float32))
+    np.testing.assert_array_equal(found[3], 0)
+    np.testing.assert_array_equal(found[:, 5], 0)
+    np.testing.assert_allclose(found, run(quantised, [x, w])[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_does_not_depend_on_the_others(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    x, w = random.normal(size=(9, 64)).astype(np.float32), random.normal(size=(64, 33)).astype(np.float32)
+    alone, together = (with_precision(matrix_product(rows, 64, 33), "int8") for rows in (1, 9))
+    found = call(together, x, w)
+    for i in range(9):
+        np.testing.assert_array_equal(call(alone, x[i : i + 1], w)[0], found[i])
+
+
+@pytest.mark.parametrize("positive", [False, True])
+def test_convolutions_by_weights_are_in_bytes(positive: bool, seed: int) -> None:
+    lax = pytest.importorskip("jax").lax
+    random = np.random.default_rng(seed)
+    x, w = random.normal(size=(2, 16, 9, 8)).astype(np.float32), random.normal(size=(24, 16, 3, 3)).astype(np.float32)
+    f = weighted(Shape("f32", *x.shape), Shape("f32", *w.shape))
+    images = f.args[0]
+    if positive:
+        images, x = f.maximum(images, f.full(0.0, images.shape)), np.maximum(x, 0)
+    made = f.convolution(
+        images,
+        f.args[1],
+        padding=((1, 1), (1, 1)),
+        dimension_numbers=ConvDims(0, 1, (2, 3), 1, 0, (2, 3), 0, 1, (2, 3)),
+        feature_group_count=1,
+        batch_group_count=1,
+        result=Shape("f32", 2, 24, 9, 8),
+    )
+    quantised = with_precision(Program.of(f.func(made)), "int8")
+    assert "smelt.packed_qconv" in ops(quantised)
+    step = np.abs(x).max((1, 2, 3)) / (255 if positive else 127)
+    rough = np.round(x / step[:, None, None, None]) * step[:, None, None, None]
+    each = np.abs(w).max((1, 2, 3), keepdims=True) / 127
+    whole = np.round(w / each) * each
+    expected = np.asarray(lax.conv(rough.astype(np.float32), whole.astype(np.float32), (1, 1), "SAME"))
+    once = step.max() * np.abs(w).max()  # a number that lies between two steps may be rounded to either
+    np.testing.assert_allclose(call(quantised, x, w), expected, rtol=1e-4, atol=once)
+
+
+def test_products_of_inputs_stay_as_they_are() -> None:
+    program = matrix_product(8, 64, 64, weight=False)
+    assert "smelt.packed_qdot" not in ops(with_precision(program, "int8"))
+
+
+def test_small_products_stay_as_they_are() -> None:
+    assert "smelt.packed_qdot" not in ops(with_precision(matrix_product(8, 4, 64), "int8"))
+
+
+def test_f32_changes_nothing() -> None:
+    program = matrix_product(8, 64, 64)
+    assert with_precision(program, "f32") is program
+
+
+@pytest.mark.parametrize("precision", ["bf16", "f16", "int4"])
+def test_what_has_no_kernel_is_refused(precision: str) -> None:
+    with pytest.raises(UnsupportedError, match="int8"):
+        with_precision(matrix_product(8, 64, 64), precision)
