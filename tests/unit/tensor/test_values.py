@@ -1,6 +1,6 @@
 """Every op's value and shape rule against NumPy and JAX, at random sizes (0 and 1 among them) and element types.
 
-Each case runs on data, then traced over symbols and run at the same sizes; a few of them compiled natively.
+Each case runs on data, then traced over symbols and run at the same sizes, on the reference and compiled natively.
 """
 
 from typing import Any
@@ -11,7 +11,8 @@ import pytest
 
 import smelt
 from smelt.dtype import dtype as dtype_of
-from smelt.errors import UnsupportedError
+from smelt.engine.native import compile_all
+from smelt.errors import SmeltError
 from smelt.shape import Shape
 from smelt.tensor import engine, trace
 from smelt.tensor.axes import parse_shape
@@ -96,19 +97,15 @@ def test_traced_for_all_sizes(case: Case, seed: int):
         arrays, _ = drawn(case, rng, case.types[0])
 
 
-@pytest.mark.slow
-def test_a_sample_on_the_native_engine(seed: int):
+def test_every_case_on_the_native_engine(seed: int):
+    """Traced over symbols and compiled in one go, then run at several sizes."""
     rng = np.random.default_rng(seed)
-    chosen = [CASES[i] for i in rng.permutation(len(CASES))[:40]]
-    compiled = 0
-    for case in chosen:
-        arrays, shapes = drawn(case, rng, case.types[0])
-        tensors = [named(array, shape) for array, shape in zip(arrays, shapes, strict=True)]
-        try:
-            with engine("native"):
-                got = first(case.op(*tensors)).numpy()
-        except UnsupportedError:
-            continue
-        compiled += 1
-        agree(case, got, expected(case, arrays))
-    assert compiled > len(chosen) // 2
+    traces = []
+    for case in CASES:
+        _, shapes = drawn(case, rng, case.types[0])
+        traces.append(trace(lambda *args, case=case: first(case.op(*args)), *shapes, facts=case.facts))
+    for case, made in zip(CASES, compile_all([each.program for each in traces]), strict=True):
+        assert not isinstance(made, SmeltError), f"{case.name}: {made}"
+        for _ in range(3):
+            arrays, _ = drawn(case, rng, case.types[0])
+            agree(case, made(*arrays)[0], expected(case, arrays))
