@@ -163,19 +163,20 @@ def tiles(nest: Nest, rows: Expr, most: int = ROWS) -> Iterator[tuple[tuple[Expr
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of one panel: `used` of them are there."""
+    """The columns of one panel: `used` of them are there. `element`: what sums are made of."""
 
     first: Expr
     width: int
     used: Expr
+    element: DType = f32
 
     @staticmethod
-    def of(nest: Nest, panel: Expr, width: int, count: Size) -> Columns:
+    def of(nest: Nest, panel: Expr, width: int, count: Size, element: DType = f32) -> Columns:
         first = scale(panel, width)
         if isinstance(count, int) and (count % width == 0 or count < width):
-            return Columns(first, width, Number(min(count, width)))
+            return Columns(first, width, Number(min(count, width)), element)
         left = nest.let(add(count, scale(first, -1)))
-        return Columns(first, width, nest.let(nest.apply("minimum", Number(width), left, dtype=i64)))
+        return Columns(first, width, nest.let(nest.apply("minimum", Number(width), left, dtype=i64)), element)
 
     @property
     def fewest(self) -> Expr:
@@ -185,7 +186,7 @@ class Columns:
     def store(self, nest: Nest, op: Op, output: Output, tile: str, row: Expr, index: Callable[[Expr], Index]) -> None:
         """One row of a tile goes out."""
         with nest.loop(self.used, "lane") as j:
-            element = nest.keep(Item(tile, add(scale(row, self.width), j), f32))
+            element = nest.keep(Item(tile, add(scale(row, self.width), j), self.element))
             output.finish(nest, op, index(add(self.first, j)), element)
 
 

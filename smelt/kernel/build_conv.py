@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from smelt.dim import Size, ceildiv, product
-from smelt.dtype import f32, i64
+from smelt.dtype import DType, f32, i64
 from smelt.ir.core import Op
 from smelt.ir.ops.packed import taps_of
 from smelt.kernel.build_contract import Columns, in_memory, place, shares, step, tiles
@@ -25,30 +25,50 @@ from smelt.kernel.sinks import Output, sink
 from smelt.kernel.tile_c import BLOCK
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a convolution multiplies: `quad` steps of a panel's column lie side by side, `block` steps stay near."""
+
+    element: DType  # of sums
+    quad: int
+    block: int
+    narrow: bool
+
+
+FLOATS = Form(f32, 1, BLOCK, narrow=False)
+
+
 @sink("smelt.packed_conv", anchor=True, addressed=(0, 1))
 def packed_conv(nest: Nest, op: Op, output: Output) -> None:
+    convolve(nest, op, output, FLOATS)
+
+
+def convolve(nest: Nest, op: Op, output: Output, form: Form) -> None:
     """Lines of pixels x one panel: every block of the panel stays near while the lines pass by."""
-    images, panels = op.operands
-    groups, count, _, width = tensor(panels).sizes
+    panels = op.operands[1]
+    groups, count, quads, across = tensor(panels).sizes
     batch, *outer, lines, pixels, features = _with_lines(tensor(op.result).sizes)
     assert isinstance(groups, int)
-    assert isinstance(width, int)
+    assert isinstance(quads, int)
+    assert isinstance(across, int)
     assert isinstance(features, int)
-    window = _Window.of(nest, op, groups)
-    depth = tensor(panels).sizes[2]
-    problem = Problem.of(
-        "convolution",
-        images=product((batch, *outer)),
-        lines=lines,
-        pixels=pixels,
-        groups=groups,
-        depth=depth,
-        panels=count,
-        width=width,
-        taps=prod(taps_of(op.attrs).window),
-        stride=taps_of(op.attrs).strides[-1],
-    )
-    choice = nest.decide(problem, Convolution())
+    width, share = across // form.quad, features // groups
+    window = _Window.of(nest, op, quads * form.quad)
+    choice = Convolution()
+    if form is FLOATS:
+        problem = Problem.of(
+            "convolution",
+            images=product((batch, *outer)),
+            lines=lines,
+            pixels=pixels,
+            groups=groups,
+            depth=quads,
+            panels=count,
+            width=width,
+            taps=prod(taps_of(op.attrs).window),
+            stride=taps_of(op.attrs).strides[-1],
+        )
+        choice = nest.decide(problem, choice)
     whole = isinstance(pixels, int) and pixels <= 2 * choice.near
     near = pixels if whole else choice.near
     assert isinstance(near, int)
@@ -64,17 +84,16 @@ def packed_conv(nest: Nest, op: Op, output: Output) -> None:
             image, *at, group, chunk, piece, panel = places
         first_line, line_count = shares(nest, chunk, lines, ceildiv(lines, most))
         first, used = shares(nest, piece, pixels, pieces)
-        tile = nest.var(f32, stem="tile").name
-        nest.emit(Array(tile, f32, max(most * near, 1) * width))
-        columns = Columns.of(nest, panel, width, features // groups)
-        with window.blocks(nest) as (number, offset, done, turns, extent):
+        tile = nest.var(form.element, stem="tile").name
+        nest.emit(Array(tile, form.element, max(most * near, 1) * width))
+        columns = Columns.of(nest, panel, width, share, form.element)
+        with window.blocks(nest, form) as (number, offset, done, turns, extent):
             b = place(nest, op, panels, (group, panel, done, Number(0)))
             with (
                 nest.loop(line_count, "ordered") as line,
                 tiles(nest, used, choice.height) as ((part, parts), above, height),
             ):
-                y = add(first_line, line)
-                spot = window.start((image, *at, y, add(first, above)), group, len(tensor(images).sizes))
+                spot = window.start((*at, add(first_line, line), add(first, above)), image, group)
                 nest.emit(
                     Product(
                         tile,
@@ -93,12 +112,13 @@ def packed_conv(nest: Nest, op: Op, output: Output) -> None:
                         ahead=add(nest.let(nest.apply("multiply", line, parts, dtype=i64)), part),
                         tiles=nest.let(nest.apply("multiply", line_count, parts, dtype=i64)),
                         columns=columns.fewest,
+                        narrow=form.narrow,
                     )
                 )
         with nest.loop(line_count, "ordered") as line, nest.loop(used, "ordered") as x:
-            y = add(first_line, line)
-            here = (image, *at, *([y] if len(tensor(op.result).sizes) > 3 else []), add(first, x))
-            begin, row = scale(group, features // groups), add(scale(line, near), x)
+            y = [add(first_line, line)] if tensor(op.result).rank > 3 else []
+            here, begin = (image, *at, *y, add(first, x)), scale(group, share)
+            row = add(scale(line, near), x)
             columns.store(nest, op, output, tile, row, lambda column: (*here, add(begin, column)))
 
 
@@ -125,12 +145,9 @@ class _Window:
     run: int
 
     @staticmethod
-    def of(nest: Nest, op: Op, groups: int) -> _Window:
-        images, panels = op.operands
+    def of(nest: Nest, op: Op, depth: int) -> _Window:
         taps = taps_of(op.attrs)
-        buffer, constant, axes = in_memory(nest, op, images)
-        depth = tensor(panels).sizes[2]
-        assert isinstance(depth, int)
+        buffer, constant, axes = in_memory(nest, op, op.operands[0])
         channels = depth // prod(taps.window)
         levels = [(size, hole * axis) for size, hole, axis in zip(taps.window, taps.dilations, axes[1:-1], strict=True)]
         run = channels
@@ -148,37 +165,29 @@ class _Window:
     def step(self) -> Size:
         return self.axes[-1]
 
-    def start(self, at: Sequence[Expr], group: Expr, rank: int) -> Expr:
-        """Where the window of a pixel begins."""
-        image, *spatial = at
-        spatial = spatial[len(spatial) - (rank - 2) :]
-        parts = (
-            scale(place, stride * axis)
-            for place, stride, axis in zip(spatial, self.strides, self.axes[1:-1], strict=True)
-        )
-        channel = scale(group, self.channels * self.axes[-1])
-        return add(scale(image, self.axes[0]), *parts, channel, self.constant)
+    def start(self, at: Sequence[Expr], image: Expr, group: Expr) -> Expr:
+        """Where the window of a pixel begins; an image without lines has but one."""
+        places = at[len(at) - len(self.strides) :]
+        steps = zip(places, self.strides, self.axes[1:-1], strict=True)
+        parts = (scale(place, stride * axis) for place, stride, axis in steps)
+        return add(scale(image, self.axes[0]), *parts, scale(group, self.channels * self.step), self.constant)
 
     @contextmanager
-    def blocks(self, nest: Nest) -> Iterator[tuple[Expr, Expr, Expr, Expr, Expr]]:
-        """Loops over blocks: (number, offset in the image, first step, turns, steps of each turn)."""
-        per = max(1, BLOCK // self.run) if self.run <= BLOCK else 1
-        shares = -(-self.turns // per)
-        parts = -(-self.run // BLOCK)
-        piece = -(-self.run // parts)
-        counts = [*(count for count, _ in self.outer), shares, parts]
+    def blocks(self, nest: Nest, form: Form) -> Iterator[tuple[Expr, Expr, Expr, Expr, Expr]]:
+        """Loops over blocks: (number, offset in the image, first row of the panel, turns, steps of each turn)."""
+        per = max(1, form.block // max(self.run, 1))
+        parts = max(1, -(-self.run // form.block))
+        piece = -(-self.run // (parts * form.quad)) * form.quad
+        counts = [*(count for count, _ in self.outer), -(-self.turns // per), parts]
         with nest.loops(counts, "ordered") as (*outer, share, part):
             number, turn = _numbered([*outer, share, part], counts), scale(share, per)
-            offset = add(
-                *(scale(at, distance) for at, (_, distance) in zip(outer, self.outer, strict=True)),
-                scale(turn, self.turn),
-                scale(part, piece * self.step),
-            )
-            done = add(scale(_numbered(outer, counts[:-2]), self.turns * self.run), scale(turn, self.run))
-            done = nest.let(add(done, scale(part, piece)))
+            moves = (scale(at, distance) for at, (_, distance) in zip(outer, self.outer, strict=True))
+            offset = add(*moves, scale(turn, self.turn), scale(part, piece * self.step))
+            before = add(scale(_numbered(outer, counts[:-2]), self.turns), turn)
+            done = add(scale(before, self.run // form.quad), scale(part, piece // form.quad))
             turns = _least(nest, per, add(self.turns, scale(turn, -1)), self.turns % per == 0)
-            extent = _least(nest, piece, add(self.run, scale(part, -piece)), self.run % piece == 0)
-            yield nest.let(number), offset, done, turns, extent
+            extent = _least(nest, piece, add(self.run, scale(part, -piece)), self.run == piece * parts)
+            yield nest.let(number), offset, nest.let(done), turns, extent
 
 
 def _numbered(places: Sequence[Expr], counts: Sequence[int]) -> Expr:
