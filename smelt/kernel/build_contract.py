@@ -98,46 +98,53 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
     """Many rows x one panel: every block of the panel stays near while the rows pass by."""
     lhs, panels = op.operands
     groups, rows, depth = tensor(lhs).sizes
-    shared = tensor(panels).sizes[0] == 1
     _, count, _, width = tensor(panels).sizes
     assert isinstance(width, int)
     problem = Problem.of("contraction", groups=groups, rows=rows, depth=depth, panels=count, width=width)
     choice = nest.decide(problem, Contraction())
     height = choice.height
     most = height * share_of(ceildiv(rows, height), max(1, choice.near // height), count * groups, choice.spread)
-    blocks = maximum(ceildiv(depth, BLOCK), 1)
     chunks = ceildiv(rows, most)
     with nest.loops((groups, count, chunks) if choice.panels_first else (groups, chunks, count)) as (group, *inner):
         panel, chunk = inner if choice.panels_first else reversed(inner)
         first, used = shares(nest, chunk, rows, chunks)
         tile = nest.var(f32, stem="tile").name
         nest.emit(Array(tile, f32, most * width))
-        b_step = step(nest, op, panels, 2)
         columns = Columns.of(nest, panel, width, tensor(op.result).sizes[2])
-        with nest.loop(blocks, "ordered") as block:
-            done = nest.let(scale(block, BLOCK))
-            extent = nest.apply("minimum", Number(BLOCK), nest.let(add(depth, scale(done, -1))), dtype=i64)
-            b = place(nest, op, panels, (Number(0) if shared else group, panel, done, Number(0)))
-            with tiles(nest, used, height) as ((part, parts), above, tall):
-                a = address(nest, op, lhs, group, add(first, above), done)
-                nest.emit(
-                    Product(
-                        tile,
-                        tall,
-                        *a,
-                        *b,
-                        b_step,
-                        extent,
-                        place=scale(above, width),
-                        join=block,
-                        ahead=part,
-                        tiles=parts,
-                        columns=columns.fewest,
-                    )
-                )
+        multiply(nest, op, tile, (group, first, used), panel, columns, height)
         with nest.loop(used, "ordered") as row:
             here = (group, add(first, row))
             columns.store(nest, op, output, tile, row, lambda column: (*here, column))
+
+
+def multiply(
+    nest: Nest, op: Op, tile: str, rows: tuple[Expr, Expr, Expr], panel: Expr, columns: Columns, height: int
+) -> None:
+    """A tile of rows (group, first, how many) x one panel, one block of the panel after the other."""
+    lhs, panels = op.operands
+    group, first, used = rows
+    depth, shared = tensor(lhs).sizes[2], tensor(panels).sizes[0] == 1
+    with nest.loop(maximum(ceildiv(depth, BLOCK), 1), "ordered") as block:
+        done = nest.let(scale(block, BLOCK))
+        extent = nest.apply("minimum", Number(BLOCK), nest.let(add(depth, scale(done, -1))), dtype=i64)
+        b = place(nest, op, panels, (Number(0) if shared else group, panel, done, Number(0)))
+        with tiles(nest, used, height) as ((part, parts), above, tall):
+            a = address(nest, op, lhs, group, add(first, above), done)
+            nest.emit(
+                Product(
+                    tile,
+                    tall,
+                    *a,
+                    *b,
+                    step(nest, op, panels, 2),
+                    extent,
+                    place=scale(above, columns.width),
+                    join=block,
+                    ahead=part,
+                    tiles=parts,
+                    columns=columns.fewest,
+                )
+            )
 
 
 def shares(nest: Nest, number: Expr, count: Size, parts: Size) -> tuple[Expr, Expr]:

@@ -18,6 +18,7 @@ from smelt.dtype import DType, f32, i64
 from smelt.ir.core import Op
 from smelt.ir.ops.packed import taps_of
 from smelt.kernel.build_contract import Columns, in_memory, place, shares, step, tiles
+from smelt.kernel.build_expand import expanded_conv
 from smelt.kernel.choice import ChannelConvolution, Convolution, Problem, dividing, share_of
 from smelt.kernel.loop import Amount, Array, Expr, Number, Product, add, scale
 from smelt.kernel.nest import Nest, tensor
@@ -208,6 +209,9 @@ def _least(nest: Nest, most: int, left: Expr, even: bool) -> Expr:
 def channel_conv(nest: Nest, op: Op, output: Output) -> None:
     """A few pixels of a line at once, so that they share what they read; channels on lanes."""
     images, kernel = op.operands
+    if images in nest.made:
+        expanded_conv(nest, op, output, nest.made[images])
+        return
     batch, *out, channels = tensor(op.result).sizes
     *window, _ = tensor(kernel).sizes
     taps = taps_of({**op.attrs, "window": window})

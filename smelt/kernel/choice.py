@@ -54,6 +54,17 @@ class ChannelConvolution:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpandedConvolution:
+    """The same for an image that is made on the way: its lines take `near` bytes, `rows` of its pixels are made at once;
+    lines are shared out where there are less than `spread` pieces."""
+
+    pixels: int = 8
+    near: int = 192 << 10
+    rows: int = 96
+    spread: int = SPREAD
+
+
+@dataclass(frozen=True, slots=True)
 class ColumnReduction:
     """Columns that one turn takes."""
 
@@ -67,13 +78,16 @@ class AttentionBlock:
     queries: int = 0
 
 
-Choice: TypeAlias = Contraction | Convolution | ChannelConvolution | ColumnReduction | AttentionBlock
+Choice: TypeAlias = (
+    Contraction | Convolution | ChannelConvolution | ExpandedConvolution | ColumnReduction | AttentionBlock
+)
 
 # The number behind a kind changes with its builder: what was learned about another one does not count.
 KINDS: dict[str, tuple[type[Choice], int]] = {
     "contraction": (Contraction, 1),
     "convolution": (Convolution, 1),
     "channel_convolution": (ChannelConvolution, 1),
+    "expanded_convolution": (ExpandedConvolution, 1),
     "column_reduction": (ColumnReduction, 1),
     "attention": (AttentionBlock, 1),
 }
@@ -171,6 +185,15 @@ def _candidates(problem: Problem, tile: TileShape) -> Iterable[Choice]:
             return _blocked(Convolution)
         case "channel_convolution":
             return (ChannelConvolution(n) for n in range(1, 17) if problem["pixels"] % n == 0)
+        case "expanded_convolution":
+            return (
+                ExpandedConvolution(n, near << 10, rows, spread)
+                for n in range(4, 17)
+                if problem["pixels"] % n == 0
+                for near in (96, 192, 384)
+                for rows in (48, 96, 192)
+                for spread in (1, 4, 8, 16)
+            )
         case "column_reduction":
             return (ColumnReduction(wide) for wide in (16, 32, 128, 256, 512))
         case "attention":
@@ -206,6 +229,8 @@ def effect_of(problem: Problem, choice: Choice, tile: TileShape) -> tuple[Any, .
             return chunks, pieces, -(-used // height), first and several and problem["panels"] > 1
         case ChannelConvolution(most):
             return (dividing(problem["pixels"], most),) if "pixels" not in problem.open else ()
+        case ExpandedConvolution(pixels, near, rows, spread):
+            return dividing(problem["pixels"], pixels), near, rows, spread
         case ColumnReduction(wide):
             return (min(wide, 16 * -(-problem["columns"] // 16)),)
         case AttentionBlock(queries):
@@ -245,6 +270,8 @@ def features(problem: Problem, choice: Choice) -> tuple[float, ...]:
         case Convolution(height=height, panels_first=first):
             near, lines = pixels_of(problem, choice)
             return log2(near * lines + 1), 2 * log2(height), 2.0 * first
+        case ExpandedConvolution(pixels, near, rows, spread):
+            return log2(pixels), log2(near), log2(rows), log2(spread)
         case ChannelConvolution(number) | ColumnReduction(number) | AttentionBlock(number):
             return (log2((number or problem["width"]) + 1),)
 

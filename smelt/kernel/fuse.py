@@ -36,11 +36,12 @@ from smelt.kernel import (  # noqa: F401  their rules
     build_winograd,
 )
 from smelt.kernel.build_contract import strides
+from smelt.kernel.build_expand import made_image
 from smelt.kernel.build_map import border
 from smelt.kernel.choice import Lookup, defaults
 from smelt.kernel.demands import DEMANDS, Given, limits
 from smelt.kernel.loop import Amount, Expr, Number, add
-from smelt.kernel.nest import PULLS, Nest, SplitLoopError, View, flat, tensor, unknown
+from smelt.kernel.nest import PULLS, MadeImage, Nest, SplitLoopError, View, flat, tensor, unknown
 from smelt.kernel.place import Part, Users, is_whole, parts, row_major, starts
 from smelt.kernel.plan import (
     Branch,
@@ -155,6 +156,7 @@ class _Fusion:
     views: dict[Value, View] = field(default_factory=dict)  # how values lie that are part of another one
     wholes: dict[Value, Value] = field(default_factory=dict)  # what they are part of
     parts: dict[Op, list[Part]] = field(default_factory=dict)  # of ops whose operands are made in place
+    made: dict[Value, MadeImage] = field(default_factory=dict)  # what the one op that uses it makes as it goes
     homes: dict[Value, int] = field(default_factory=dict)  # buffers of wholes
     begun: set[int] = field(default_factory=set)  # those of them that hold something already
     addressed: list[tuple[Value, Value, bool]] = field(default_factory=list)  # (base, value, in runs) that ops address
@@ -185,6 +187,7 @@ class _Fusion:
         return Nest(
             self.stored,
             views=self.views,
+            made=self.made,
             temporary=lambda shape: self._buffer(shape, "temporary"),
             choices=self.choices,
         )
@@ -539,11 +542,17 @@ class _Fusion:
         users = _users(region)
         for op in reversed(region.ops):
             stored = self._is_stored(op, uses)
+            self._make(op, users)
             self._force(op)
             if stored:
                 self.keep.update(value for value in op.results if not isinstance(value.type, Token))
                 self._place(op, users)
             self._spread(op, stored, uses)
+
+    def _make(self, op: Op, users: Users) -> None:
+        """Leave an image to the op that looks at it, if that can make it."""
+        if op.name == "smelt.channel_conv" and (image := made_image(op.operands[0], users)) is not None:
+            self.made[op.operands[0]] = image
 
     def _place(self, op: Op, users: Users) -> None:
         """Have the operands of a whole made in its buffer."""
@@ -565,6 +574,8 @@ class _Fusion:
         return all(_is_strided(nest, seen, in_runs) for base, seen, in_runs in self.addressed if base is value)
 
     def _is_stored(self, op: Op, uses: dict[Value, _Use]) -> bool:
+        if any(op in image.inside for image in self.made.values()):
+            return False
         if op.name in ANCHORS and len(op.results) == 1 and self._ends_elsewhere(op, uses[op.result]):
             return False
         if op.name in SINKS or op.name in UPDATES or op.name in CONTROL or op.name == "stablehlo.custom_call":
@@ -608,6 +619,8 @@ class _Fusion:
         """Have operands stored that an op wants to address and that are no plain view of something stored."""
         for i in ADDRESSED.get(op.name, ()):
             base = value = op.operands[i]
+            if value in self.made:
+                continue
             while base.op is not None and _is_move(base.op) and base.op.operands:
                 base = base.op.operands[0]
             if base.op is not None and base.op.name == "stablehlo.constant" and base not in self.stored:

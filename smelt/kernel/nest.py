@@ -118,6 +118,17 @@ class View:
         return View(self.offset, tuple(strides))
 
 
+@dataclass(frozen=True, slots=True)
+class MadeImage:
+    """[batch, y, x, channel] that a product and elementwise ops after it make: `last`, with an edge of one number."""
+
+    dot: Op
+    last: Value
+    edge: Value | None
+    before: tuple[int, int]  # lines and pixels of the edge
+    inside: frozenset[Op]  # ops that nobody else needs
+
+
 @dataclass(slots=True)
 class Nest:
     """One kernel. `stored` says which buffer of the program holds a value, `views` where in it, if it holds more;
@@ -134,6 +145,7 @@ class Nest:
     serial: int = 0
     temporary: Callable[[Shape], int] | None = None  # makes a buffer of the program
     views: Mapping[Value, View] = field(default_factory=dict)
+    made: Mapping[Value, MadeImage] = field(default_factory=dict)  # values that the kernel makes as it goes
     scratches: list[int] = field(default_factory=list)  # those made for this kernel alone
     choices: Lookup = defaults
     chosen: dict[Problem, Choice] = field(default_factory=dict)  # what the kernel's builders asked for, and got

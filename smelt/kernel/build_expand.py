@@ -1,0 +1,245 @@
+"""A window for each channel of an image that the kernel makes for itself, a few lines at a time, by a product.
+
+Networks widen an image by a matrix, look at each channel through a window, and narrow it again. The wide image is the
+largest thing in them; here it never leaves a core's cache. `made_image` finds such a pair for `fuse`, which then stores
+nothing between the two; `channel_conv` hands over to `expanded_conv`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from smelt.dim import Size
+from smelt.dtype import f32, i64
+from smelt.ir.core import Op, Value
+from smelt.ir.ops import OPS
+from smelt.ir.ops.packed import Taps, taps_of
+from smelt.kernel.build_contract import Columns, multiply, shares
+from smelt.kernel.choice import ROWS, ExpandedConvolution, Problem, about, dividing
+from smelt.kernel.loop import Array, Expr, Item, Number, Put, Quotient, Remainder, add, scale
+from smelt.kernel.nest import MadeImage, Nest, tensor
+from smelt.kernel.sinks import Output
+
+
+def made_image(value: Value, users: Mapping[Value, Sequence[Op]]) -> MadeImage | None:
+    """How an image can be made line by line where it is used, if nothing else uses it."""
+    shape = tensor(value)
+    if shape.rank != 4 or not all(isinstance(size, int) for size in shape.sizes[1:]):
+        return None
+    last, edge, before, inside = value, None, (0, 0), []
+    if value.op is not None and value.op.name == "stablehlo.pad":
+        low, high = value.op.attrs["edge_padding_low"], value.op.attrs["edge_padding_high"]
+        if min(*low, *high) < 0 or any(value.op.attrs["interior_padding"]) or any(low[d] + high[d] for d in (0, 3)):
+            return None
+        last, edge = value.op.operands
+        before = (low[1], low[2])
+        inside.append(value.op)
+    depends: dict[Value, bool] = {}
+    dots = _makers(last, depends)
+    if len(dots) != 1:
+        return None
+    (dot,) = dots
+    inside += [each.op for each, through in depends.items() if through and each.op is not None]
+    closed = frozenset(inside)
+    for op in closed:
+        if len(op.results) != 1 or op.result not in users:
+            return None
+        if op.result is not value and not closed.issuperset(users[op.result]):
+            return None
+    if len(users[value]) != 1 or tensor(dot.operands[0]).sizes[0] != 1:
+        return None
+    return MadeImage(dot, last, edge, before, closed)
+
+
+def _makers(value: Value, depends: dict[Value, bool]) -> set[Op]:
+    """The products that a value comes from by reshapes and elementwise ops."""
+    op = value.op
+    if op is None or len(depends) > 40:
+        return set()
+    if op.name == "smelt.packed_dot":
+        depends[value] = True
+        return {op}
+    if op.name != "stablehlo.reshape" and not OPS[op.name].elementwise:
+        return set()
+    if op.name == "stablehlo.reshape" and tensor(value).sizes[-1] != tensor(op.operands[0]).sizes[-1:][0]:
+        return set()
+    found: set[Op] = set()
+    depends.setdefault(value, False)
+    for operand in dict.fromkeys(op.operands):
+        if tensor(operand).count == tensor(value).count and operand not in depends:
+            found |= _makers(operand, depends)
+        if depends.get(operand):
+            depends[value] = True
+    return found
+
+
+def expanded_conv(nest: Nest, op: Op, output: Output, image: MadeImage) -> None:
+    """One panel of channels and a share of the lines: bands of lines are made, and looked at while they are near."""
+    conv = _Conv.of(op, image)
+    choice = nest.decide(conv.problem(image), ExpandedConvolution())
+    width, few = conv.width, dividing(conv.out[1], choice.pixels)
+    band = conv.band(choice.near)
+    chunks = conv.chunks(choice.spread)
+    line = conv.across * width
+    nest.covered.update(dict.fromkeys(image.inside))
+    with nest.loops((conv.batch, chunks, conv.panels)) as (number, chunk, panel):
+        first, lines = shares(nest, chunk, conv.out[0], chunks)
+        made = nest.var(f32, stem="made").name
+        nest.emit(Array(made, f32, conv.needed(band) * line))
+        columns = Columns.of(nest, panel, width, conv.channels)
+        edge = Number(0.0, f32) if image.edge is None else nest.pull(image.edge, ())
+        with nest.loop(nest.let(Quotient(nest.let(add(lines, band - 1)), band)), "ordered") as turn:
+            done = nest.let(scale(turn, band))
+            count = nest.apply("minimum", Number(band), nest.let(add(lines, scale(done, -1))), dtype=i64)
+            top = nest.let(add(scale(add(first, done), conv.taps.strides[0]), -image.before[0]))
+            kept = nest.let(scale(nest.apply("minimum", turn, Number(1), dtype=i64), conv.halo))
+            with nest.loop(nest.let(scale(kept, line)), "lane") as at:
+                shift = band * conv.taps.strides[0] * line
+                nest.emit(Put(made, at, nest.keep(Item(made, add(at, shift), f32))))
+            after = nest.let(add(scale(count, conv.taps.strides[0]), conv.reach - conv.taps.strides[0]))
+            begin = nest.apply("clamp", Number(0), nest.let(add(top, kept)), Number(conv.image[0]), dtype=i64)
+            end = nest.apply("clamp", begin, nest.let(add(top, after)), Number(conv.image[0]), dtype=i64)
+            fill = _Fill(nest, conv, image, made, columns, top)
+            fill.edge(kept, nest.let(add(begin, scale(top, -1))), edge)
+            fill.edge(nest.let(add(end, scale(top, -1))), after, edge)
+            fill.sides(nest.let(add(begin, scale(top, -1))), nest.let(add(end, scale(top, -1))), edge)
+            fill.product(number, panel, begin, end, choice.rows)
+            with (
+                nest.loop(count, "ordered") as y,
+                nest.loop(conv.out[1] // few, "ordered") as piece,
+                nest.loop(columns.used, "lane") as j,
+            ):
+                channel = add(columns.first, j)
+                totals: list[Expr] = [Number(0.0, f32)] * few
+                for tap in np.ndindex(*conv.taps.window):
+                    factor = nest.pull(op.operands[1], (*map(Number, tap), channel))
+                    row = scale(add(scale(y, conv.taps.strides[0]), tap[0] * conv.taps.dilations[0]), line)
+                    for i in range(few):
+                        step = conv.taps.strides[1]
+                        x = add(scale(piece, few * step), i * step + tap[1] * conv.taps.dilations[1])
+                        element = nest.keep(Item(made, add(row, scale(x, width), j), f32))
+                        totals[i] = nest.apply("fma", factor, element, totals[i], dtype=f32)
+                for i, total in enumerate(totals):
+                    place = (number, add(first, done, y), add(scale(piece, few), i), channel)
+                    output.finish(nest, op, place, total)
+
+
+@dataclass(frozen=True, slots=True)
+class _Conv:
+    """The numbers of both."""
+
+    taps: Taps
+    batch: Size
+    image: tuple[int, int]  # lines and pixels without the edge
+    across: int  # pixels of a line with the edge
+    out: tuple[int, int]
+    channels: int
+    panels: int
+    width: int
+
+    @staticmethod
+    def of(op: Op, image: MadeImage) -> _Conv:
+        images, kernel = op.operands
+        batch, *out, channels = tensor(op.result).sizes
+        *window, _ = tensor(kernel).sizes
+        _, panels, _, width = tensor(image.dot.operands[1]).sizes
+        numbers = (*tensor(image.last).sizes[1:3], tensor(images).sizes[2], *out, channels, panels, width)
+        assert all(isinstance(each, int) for each in numbers)
+        y, x, across, *out, channels, panels, width = numbers
+        taps = taps_of({**op.attrs, "window": window})
+        return _Conv(taps, batch, (y, x), across, tuple(out), channels, panels, width)
+
+    @property
+    def reach(self) -> int:
+        """Lines that one line of windows looks at."""
+        return (self.taps.window[0] - 1) * self.taps.dilations[0] + 1
+
+    @property
+    def halo(self) -> int:
+        """Lines that the windows of the next line look at, too."""
+        return max(0, self.reach - self.taps.strides[0])
+
+    def needed(self, lines: int) -> int:
+        return (lines - 1) * self.taps.strides[0] + self.reach
+
+    def band(self, near: int) -> int:
+        """Lines of windows whose pixels take at most so many bytes."""
+        held = near // (4 * self.across * self.width)
+        return max(1, min(self.out[0], (held - self.reach) // self.taps.strides[0] + 1))
+
+    def chunks(self, spread: int) -> int:
+        """Shares of the lines: enough pieces to spread, though at their borders lines are made twice."""
+        cheap = self.out[0] * self.taps.strides[0] // max(1, 6 * self.halo)
+        others = self.panels * about(self.batch)
+        return max(1, min(cheap, -(-spread // others)))
+
+    def problem(self, image: MadeImage) -> Problem:
+        return Problem.of(
+            "expanded_convolution",
+            images=self.batch,
+            lines=self.out[0],
+            pixels=self.out[1],
+            across=self.across,
+            depth=tensor(image.dot.operands[0]).sizes[2],
+            panels=self.panels,
+            width=self.width,
+            taps=prod(self.taps.window),
+            stride=self.taps.strides[0],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fill:
+    """Lines of the image, as they are made. Places are lines of the band; its line 0 is line `top` of the image."""
+
+    nest: Nest
+    conv: _Conv
+    image: MadeImage
+    made: str
+    columns: Columns
+    top: Expr
+
+    def edge(self, first: Expr, after: Expr, value: Expr) -> None:
+        """Lines outside the image."""
+        line = self.conv.across * self.conv.width
+        with self.nest.loop(self.nest.let(add(after, scale(first, -1))), "ordered") as y:
+            with self.nest.loop(line, "lane") as at:
+                self.nest.emit(Put(self.made, add(scale(add(first, y), line), at), value))
+
+    def sides(self, first: Expr, after: Expr, value: Expr) -> None:
+        """Pixels outside the image, beside its lines."""
+        left, width = self.image.before[1], self.conv.width
+        right = self.conv.across - left - self.conv.image[1]
+        with self.nest.loop(self.nest.let(add(after, scale(first, -1))), "ordered") as y:
+            line = scale(add(first, y), self.conv.across * width)
+            for start, count in ((0, left), (left + self.conv.image[1], right)):
+                if count:
+                    with self.nest.loop(count * width, "lane") as at:
+                        self.nest.emit(Put(self.made, add(line, at, start * width), value))
+
+    def product(self, number: Expr, panel: Expr, begin: Expr, end: Expr, most: int) -> None:
+        """Lines of the image from `begin` to `end`."""
+        nest, (height, across), width = self.nest, self.conv.image, self.conv.width
+        tile = nest.var(f32, stem="tile").name
+        nest.emit(Array(tile, f32, most * width))
+        rows = nest.let(scale(add(end, scale(begin, -1)), across))
+        with nest.loop(nest.let(Quotient(nest.let(add(rows, most - 1)), most)), "ordered") as part:
+            first = nest.let(scale(part, most))
+            used = nest.apply("minimum", Number(most), nest.let(add(rows, scale(first, -1))), dtype=i64)
+            start = nest.let(add(scale(add(scale(number, height), begin), across), first))
+            multiply(nest, self.image.dot, tile, (Number(0), start, used), panel, self.columns, ROWS)
+            with nest.loop(used, "ordered") as row:
+                at = nest.let(add(first, row))
+                down, x = nest.let(Quotient(at, across)), nest.let(Remainder(at, across))
+                y = nest.let(add(begin, down))
+                line = scale(add(y, scale(self.top, -1)), self.conv.across)
+                pixel = scale(add(line, x, self.image.before[1]), width)
+                with nest.loop(self.columns.used, "lane") as j:
+                    nest.values[self.image.dot.result] = nest.keep(Item(tile, add(scale(row, width), j), f32))
+                    element = nest.pull(self.image.last, (number, y, x, add(self.columns.first, j)))
+                    del nest.values[self.image.dot.result]
+                    nest.emit(Put(self.made, add(pixel, j), element))
