@@ -19,14 +19,18 @@ from smelt.ir.core import Op, Value
 from smelt.ir.ops import OPS
 from smelt.ir.ops.packed import Taps, taps_of
 from smelt.kernel.build_contract import Columns, multiply, shares
-from smelt.kernel.choice import ROWS, ExpandedConvolution, Problem, about, dividing
+from smelt.kernel.choice import ROWS, ExpandedConvolution, Problem, bands_of, dividing
 from smelt.kernel.loop import Array, Expr, Item, Number, Put, Quotient, Remainder, add, scale
 from smelt.kernel.nest import MadeImage, Nest, tensor
 from smelt.kernel.sinks import Output
 
+LARGEST = 40  # ops between a product and the image
+DEEPEST = 256 << 10  # bytes of lines on a stack
 
-def made_image(value: Value, users: Mapping[Value, Sequence[Op]]) -> MadeImage | None:
-    """How an image can be made line by line where it is used, if nothing else uses it."""
+
+def made_image(op: Op, users: Mapping[Value, Sequence[Op]]) -> MadeImage | None:
+    """How the image of a `channel_conv` can be made line by line, if nothing else uses it."""
+    value = op.operands[0]
     shape = tensor(value)
     if shape.rank != 4 or not all(isinstance(size, int) for size in shape.sizes[1:]):
         return None
@@ -43,29 +47,31 @@ def made_image(value: Value, users: Mapping[Value, Sequence[Op]]) -> MadeImage |
     if len(dots) != 1:
         return None
     (dot,) = dots
-    inside += [each.op for each, through in depends.items() if through and each.op is not None]
+    inside += [made.op for made, through in depends.items() if through and made.op is not None]
     closed = frozenset(inside)
-    for op in closed:
-        if len(op.results) != 1 or op.result not in users:
+    for each in closed:
+        if len(each.results) != 1 or each.result not in users:
             return None
-        if op.result is not value and not closed.issuperset(users[op.result]):
+        if each.result is not value and not closed.issuperset(users[each.result]):
             return None
     if len(users[value]) != 1 or tensor(dot.operands[0]).sizes[0] != 1:
         return None
-    return MadeImage(dot, last, edge, before, closed)
+    image = MadeImage(dot, last, edge, before, closed)
+    conv = _Conv.of(op, image)
+    return image if 4 * conv.needed(1) * conv.across * conv.width <= DEEPEST else None
 
 
 def _makers(value: Value, depends: dict[Value, bool]) -> set[Op]:
     """The products that a value comes from by reshapes and elementwise ops."""
     op = value.op
-    if op is None or len(depends) > 40:
+    if op is None or len(depends) > LARGEST:
         return set()
     if op.name == "smelt.packed_dot":
         depends[value] = True
         return {op}
     if op.name != "stablehlo.reshape" and not OPS[op.name].elementwise:
         return set()
-    if op.name == "stablehlo.reshape" and tensor(value).sizes[-1] != tensor(op.operands[0]).sizes[-1:][0]:
+    if op.name == "stablehlo.reshape" and tensor(value).sizes[-1:] != tensor(op.operands[0]).sizes[-1:]:
         return set()
     found: set[Op] = set()
     depends.setdefault(value, False)
@@ -80,10 +86,10 @@ def _makers(value: Value, depends: dict[Value, bool]) -> set[Op]:
 def expanded_conv(nest: Nest, op: Op, output: Output, image: MadeImage) -> None:
     """One panel of channels and a share of the lines: bands of lines are made, and looked at while they are near."""
     conv = _Conv.of(op, image)
-    choice = nest.decide(conv.problem(image), ExpandedConvolution())
+    problem = conv.problem(image)
+    choice = nest.decide(problem, ExpandedConvolution())
     width, few = conv.width, dividing(conv.out[1], choice.pixels)
-    band = conv.band(choice.near)
-    chunks = conv.chunks(choice.spread)
+    band, chunks = bands_of(problem, choice)
     line = conv.across * width
     nest.covered.update(dict.fromkeys(image.inside))
     with nest.loops((conv.batch, chunks, conv.panels)) as (number, chunk, panel):
@@ -104,9 +110,10 @@ def expanded_conv(nest: Nest, op: Op, output: Output, image: MadeImage) -> None:
             begin = nest.apply("clamp", Number(0), nest.let(add(top, kept)), Number(conv.image[0]), dtype=i64)
             end = nest.apply("clamp", begin, nest.let(add(top, after)), Number(conv.image[0]), dtype=i64)
             fill = _Fill(nest, conv, image, made, columns, top)
-            fill.edge(kept, nest.let(add(begin, scale(top, -1))), edge)
-            fill.edge(nest.let(add(end, scale(top, -1))), after, edge)
-            fill.sides(nest.let(add(begin, scale(top, -1))), nest.let(add(end, scale(top, -1))), edge)
+            above, below = (nest.let(add(each, scale(top, -1))) for each in (begin, end))
+            fill.edge(kept, nest.apply("minimum", above, after, dtype=i64), edge)
+            fill.edge(below, after, edge)
+            fill.sides(above, below, edge)
             fill.product(number, panel, begin, end, choice.rows)
             with (
                 nest.loop(count, "ordered") as y,
@@ -148,10 +155,9 @@ class _Conv:
         *window, _ = tensor(kernel).sizes
         _, panels, _, width = tensor(image.dot.operands[1]).sizes
         numbers = (*tensor(image.last).sizes[1:3], tensor(images).sizes[2], *out, channels, panels, width)
-        assert all(isinstance(each, int) for each in numbers)
-        y, x, across, *out, channels, panels, width = numbers
+        y, x, across, down, along, wide, count, each = (size for size in numbers if isinstance(size, int))
         taps = taps_of({**op.attrs, "window": window})
-        return _Conv(taps, batch, (y, x), across, tuple(out), channels, panels, width)
+        return _Conv(taps, batch, (y, x), across, (down, along), wide, count, each)
 
     @property
     def reach(self) -> int:
@@ -166,17 +172,6 @@ class _Conv:
     def needed(self, lines: int) -> int:
         return (lines - 1) * self.taps.strides[0] + self.reach
 
-    def band(self, near: int) -> int:
-        """Lines of windows whose pixels take at most so many bytes."""
-        held = near // (4 * self.across * self.width)
-        return max(1, min(self.out[0], (held - self.reach) // self.taps.strides[0] + 1))
-
-    def chunks(self, spread: int) -> int:
-        """Shares of the lines: enough pieces to spread, though at their borders lines are made twice."""
-        cheap = self.out[0] * self.taps.strides[0] // max(1, 6 * self.halo)
-        others = self.panels * about(self.batch)
-        return max(1, min(cheap, -(-spread // others)))
-
     def problem(self, image: MadeImage) -> Problem:
         return Problem.of(
             "expanded_convolution",
@@ -189,6 +184,7 @@ class _Conv:
             width=self.width,
             taps=prod(self.taps.window),
             stride=self.taps.strides[0],
+            reach=self.reach,
         )
 
 
@@ -206,9 +202,9 @@ class _Fill:
     def edge(self, first: Expr, after: Expr, value: Expr) -> None:
         """Lines outside the image."""
         line = self.conv.across * self.conv.width
-        with self.nest.loop(self.nest.let(add(after, scale(first, -1))), "ordered") as y:
-            with self.nest.loop(line, "lane") as at:
-                self.nest.emit(Put(self.made, add(scale(add(first, y), line), at), value))
+        count = self.nest.let(add(after, scale(first, -1)))
+        with self.nest.loop(count, "ordered") as y, self.nest.loop(line, "lane") as at:
+            self.nest.emit(Put(self.made, add(scale(add(first, y), line), at), value))
 
     def sides(self, first: Expr, after: Expr, value: Expr) -> None:
         """Pixels outside the image, beside its lines."""

@@ -55,8 +55,8 @@ class ChannelConvolution:
 
 @dataclass(frozen=True, slots=True)
 class ExpandedConvolution:
-    """The same for an image that is made on the way: its lines take `near` bytes, `rows` of its pixels are made at once;
-    lines are shared out where there are less than `spread` pieces."""
+    """The same for an image that is made on the way: its lines take `near` bytes, `rows` of its pixels are made at
+    once; lines are shared out where there are less than `spread` pieces."""
 
     pixels: int = 8
     near: int = 192 << 10
@@ -190,7 +190,7 @@ def _candidates(problem: Problem, tile: TileShape) -> Iterable[Choice]:
                 ExpandedConvolution(n, near << 10, rows, spread)
                 for n in range(4, 17)
                 if problem["pixels"] % n == 0
-                for near in (96, 192, 384)
+                for near in (96, 192, 288)
                 for rows in (48, 96, 192)
                 for spread in (1, 4, 8, 16)
             )
@@ -229,8 +229,9 @@ def effect_of(problem: Problem, choice: Choice, tile: TileShape) -> tuple[Any, .
             return chunks, pieces, -(-used // height), first and several and problem["panels"] > 1
         case ChannelConvolution(most):
             return (dividing(problem["pixels"], most),) if "pixels" not in problem.open else ()
-        case ExpandedConvolution(pixels, near, rows, spread):
-            return dividing(problem["pixels"], pixels), near, rows, spread
+        case ExpandedConvolution(pixels, _, rows, _):
+            made = problem["lines"] * problem["across"]
+            return dividing(problem["pixels"], pixels), min(rows, made), *bands_of(problem, choice)
         case ColumnReduction(wide):
             return (min(wide, 16 * -(-problem["columns"] // 16)),)
         case AttentionBlock(queries):
@@ -252,6 +253,16 @@ def pixels_of(problem: Problem, choice: Convolution) -> tuple[int, int]:
         return choice.near, 1
     others = problem["images"] * problem["groups"] * problem["panels"]
     return pixels, share_of(problem["lines"], max(1, choice.near // max(pixels, 1)), others, choice.spread)
+
+
+def bands_of(problem: Problem, choice: ExpandedConvolution) -> tuple[int, int]:
+    """Lines of windows whose image lies near, and how many shares the lines are given in: at the borders of shares
+    lines of the image are made twice, a sixth of all at most."""
+    lines, stride, reach = problem["lines"], problem["stride"], problem["reach"]
+    held = choice.near // max(1, 4 * problem["across"] * problem["width"])
+    cheap = lines * stride // max(1, 6 * (reach - stride))
+    shares = max(1, min(cheap, -(-choice.spread // max(1, problem["panels"] * problem["images"]))))
+    return max(1, min(-(-lines // shares), (held - reach) // max(1, stride) + 1)), shares
 
 
 def dividing(count: Size, most: int) -> int:

@@ -157,6 +157,7 @@ class _Fusion:
     wholes: dict[Value, Value] = field(default_factory=dict)  # what they are part of
     parts: dict[Op, list[Part]] = field(default_factory=dict)  # of ops whose operands are made in place
     made: dict[Value, MadeImage] = field(default_factory=dict)  # what the one op that uses it makes as it goes
+    inside: set[Op] = field(default_factory=set)  # the ops of those
     homes: dict[Value, int] = field(default_factory=dict)  # buffers of wholes
     begun: set[int] = field(default_factory=set)  # those of them that hold something already
     addressed: list[tuple[Value, Value, bool]] = field(default_factory=list)  # (base, value, in runs) that ops address
@@ -551,8 +552,9 @@ class _Fusion:
 
     def _make(self, op: Op, users: Users) -> None:
         """Leave an image to the op that looks at it, if that can make it."""
-        if op.name == "smelt.channel_conv" and (image := made_image(op.operands[0], users)) is not None:
+        if op.name == "smelt.channel_conv" and (image := made_image(op, users)) is not None:
             self.made[op.operands[0]] = image
+            self.inside |= image.inside
 
     def _place(self, op: Op, users: Users) -> None:
         """Have the operands of a whole made in its buffer."""
@@ -574,7 +576,7 @@ class _Fusion:
         return all(_is_strided(nest, seen, in_runs) for base, seen, in_runs in self.addressed if base is value)
 
     def _is_stored(self, op: Op, uses: dict[Value, _Use]) -> bool:
-        if any(op in image.inside for image in self.made.values()):
+        if op in self.inside:
             return False
         if op.name in ANCHORS and len(op.results) == 1 and self._ends_elsewhere(op, uses[op.result]):
             return False

@@ -15,7 +15,9 @@ from smelt.kernel.choice import (
     ColumnReduction,
     Contraction,
     Convolution,
+    ExpandedConvolution,
     Problem,
+    bands_of,
     pixels_of,
     rows_of,
 )
@@ -54,6 +56,14 @@ def predicted(problem: Problem, choice: Choice, machine: Machine) -> float:
             return _product(problem, choice, machine, rows, together, outer, max(1, lines))
         case ChannelConvolution(pixels):
             return 1.0 + 1.0 / pixels + (0.05 * (pixels - 8) if pixels > 8 else 0.0)
+        case ExpandedConvolution(pixels, _, rows, _):
+            band, shares = bands_of(problem, choice)
+            pieces = max(1, problem["images"] * problem["panels"] * shares)
+            lines, again = problem["lines"] * problem["stride"], (shares - 1) * (problem["reach"] - problem["stride"])
+            held = (band * problem["stride"] + problem["reach"]) * problem["across"] * problem["width"] * FLOAT
+            made = problem["across"] * (lines + again) * (problem["depth"] + machine.fetch(64.0, held) + 64.0 / rows)
+            seen = lines * problem["across"] * problem["taps"] * (1.0 + 1.0 / pixels)
+            return (made + seen + PIECE * pieces) * _idle(pieces, machine.cores)
         case ColumnReduction(wide):
             return 1.0 + 8.0 / wide + wide / 8192
         case AttentionBlock(queries):

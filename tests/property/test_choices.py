@@ -131,6 +131,24 @@ func.func @main(%a: tensor<{images}xf32>, %b: tensor<{kernel}xf32>) -> tensor<{r
 }}"""
 
 
+def expansion(lines: int, pixels: int, depth: int, channels: int) -> str:
+    """An image widened by a matrix, and looked at through a window for each channel."""
+    wide, window = f"2x{lines}x{pixels}x{channels}", f"3x3x1x{channels}"
+    return f"""
+func.func @main(%a: tensor<2x{lines}x{pixels}x{depth}xf32>, %b: tensor<1x1x{depth}x{channels}xf32>,
+                %c: tensor<{window}xf32>) -> tensor<{wide}xf32> {{
+  %0 = stablehlo.convolution(%a, %b) dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f], window = {{}}
+    {{batch_group_count = 1 : i64, feature_group_count = 1 : i64}}
+    : (tensor<2x{lines}x{pixels}x{depth}xf32>, tensor<1x1x{depth}x{channels}xf32>) -> tensor<{wide}xf32>
+  %1 = stablehlo.logistic %0 : tensor<{wide}xf32>
+  %2 = stablehlo.convolution(%1, %c) dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f],
+    window = {{stride = [1, 1], pad = [[1, 1], [1, 1]]}}
+    {{batch_group_count = 1 : i64, feature_group_count = {channels} : i64}}
+    : (tensor<{wide}xf32>, tensor<{window}xf32>) -> tensor<{wide}xf32>
+  return %2 : tensor<{wide}xf32>
+}}"""
+
+
 def test_larger_problems_have_the_same_bits_under_every_choice(seed: int) -> None:
     """Many rows, panels, lines and blocks of the sum: sets of choices as in real models."""
     generator = np.random.default_rng(seed)
@@ -142,6 +160,7 @@ def test_larger_problems_have_the_same_bits_under_every_choice(seed: int) -> Non
     texts += [convolution(between(9, 40), between(9, 60), between(3, 40), between(30, 150), 1) for _ in range(2)]
     texts += [convolution(between(9, 40), between(300, 500), 3, 40, 1)]
     texts += [convolution(12, 8 * between(2, 6), 40, 40, 40), convolution(9, 30, 24, 24, 24)]
+    texts += [expansion(between(5, 40), between(20, 60), between(3, 200), between(20, 150)) for _ in range(2)]
     programs = [parse(text) for text in texts]
     seen: dict[str, set[Choice]] = {}
     for program, (usual, *others) in zip(programs, built(programs, [default, *dice(seed)]), strict=True):
@@ -159,6 +178,7 @@ def test_larger_problems_have_the_same_bits_under_every_choice(seed: int) -> Non
     assert len(seen["contraction"]) > 5
     assert len(seen["convolution"]) > 5
     assert len(seen["channel_convolution"]) > 2
+    assert len(seen["expanded_convolution"]) > 4
 
 
 def test_whole_models_have_the_same_bits_under_every_choice(seed: int) -> None:
@@ -211,4 +231,4 @@ def test_every_kind_is_covered_somewhere(seed: int) -> None:
     for model in MODELS.values():
         plans.planned(model.open_program(), choices=lookups[0])
     asked = {problem.kind for problem in lookups[0].taken}
-    assert asked | {"column_reduction", "attention"} == KINDS.keys()
+    assert asked | {"column_reduction", "attention", "expanded_convolution"} == KINDS.keys()

@@ -233,19 +233,21 @@ def test_small_problems_have_few_choices() -> None:
 
 
 def test_empty_problems_have_choices() -> None:
-    for kind, names in {
+    numbers_of = {
         "contraction": "groups rows depth panels width",
         "convolution": "images lines pixels groups depth panels width taps stride",
         "channel_convolution": "images lines pixels channels taps stride",
+        "expanded_convolution": "images lines pixels across depth panels width taps stride reach",
         "column_reduction": "outer rows columns bytes",
         "attention": "heads queries keys depth values masks width",
-    }.items():
+    }
+    assert numbers_of.keys() == KINDS.keys()
+    for kind, names in numbers_of.items():
         for number in (0, 1):
             numbers = {name: 64 if name == "width" else number for name in names.split()}
             problem = Problem.of(kind, **numbers)
             costs = [predicted(problem, each, Machine(TILE, 2)) for each in legal(problem, TILE)]
             assert all(cost > 0 for cost in costs), (problem, costs)
-    assert KINDS.keys() == {"contraction", "convolution", "channel_convolution", "column_reduction", "attention"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,132 @@
+"""An image that a kernel makes for itself has the bits of one that is stored, and the result is right.
+
+Random images are widened by a matrix, bent, and looked at through a window for each channel. The same program that
+returns the image as well has to store it: both must agree bit for bit, and with an evaluation in double.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from smelt.device import cpu
+from smelt.engine import plans
+from smelt.engine.native import executable_of
+from smelt.ir.attributes import ConvDims
+from smelt.ir.build import Builder, FuncBuilder
+from smelt.ir.core import Program, Value
+from smelt.ir.interpret import run
+from smelt.ir.ops.window import window_count
+from smelt.kernel import emit_c
+from smelt.kernel.emit_c import Source
+from smelt.kernel.tile_c import tile_shape
+from smelt.shape import Shape
+
+pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
+
+LAST = ConvDims(0, 3, (1, 2), 2, 3, (0, 1), 0, 3, (1, 2))
+CASES = 24
+
+
+class Case:
+    """One widened image. `shared`: it is returned as well."""
+
+    def __init__(self, random: np.random.Generator) -> None:
+        def pick(*choices: int) -> int:
+            return int(random.choice(choices))
+
+        self.batch, self.depth, self.channels = (
+            pick(1, 1, 3),
+            pick(1, 3, 16, 40, 130),
+            pick(1, 5, 16, 24, 64, 70, 96, 150),
+        )
+        self.image = pick(1, 2, 5, 14, 28, 45), pick(1, 3, 7, 14, 28, 56)
+        self.window, self.strides = (pick(1, 2, 3, 5), pick(1, 3, 5)), (pick(1, 1, 2, 3), pick(1, 1, 2, 3))
+        self.holes = pick(1, 1, 2), pick(1, 1, 2)
+        reach = [(size - 1) * hole + 1 for size, hole in zip(self.window, self.holes, strict=True)]
+        self.edges = tuple(
+            (int(max(a, each - size)), int(b))
+            for each, size, a, b in zip(
+                reach, self.image, random.integers(0, 9, 2), random.integers(0, 4, 2), strict=True
+            )
+        )
+        self.bend = pick(0, 1, 2, 3)
+        self.outside = float(random.choice([0.0, -1.5]))
+        self.arguments = [
+            random.standard_normal(sizes).astype(np.float32)
+            for sizes in (
+                (self.batch, *self.image, self.depth),
+                (1, 1, self.depth, self.channels),
+                (self.channels,),
+                (*self.window, 1, self.channels),
+            )
+        ]
+
+    def __str__(self) -> str:
+        return str({name: value for name, value in vars(self).items() if name != "arguments"})
+
+    def program(self, shared: bool, kind: str = "f32") -> Program:
+        f = FuncBuilder("main", [Shape(kind, *each.shape) for each in self.arguments])
+        x, matrix, bias, kernel = f.args
+        wide = Shape(kind, self.batch, *self.image, self.channels)
+        plain = {"dimension_numbers": LAST, "batch_group_count": 1}
+        image = f.convolution(x, matrix, **plain, feature_group_count=1, result=wide)
+        image = self.bent(f, image, f.broadcast_in_dim(bias, broadcast_dimensions=(3,), result=wide))
+        low, high = zip((0, 0), *self.edges, (0, 0), strict=True)
+        edge = f.constant(self.outside, kind)
+        padded = f.pad(image, edge, edge_padding_low=low, edge_padding_high=high, interior_padding=(0, 0, 0, 0))
+        out = [
+            window_count(size, (0, 0), 1, window, hole, stride)
+            for size, window, hole, stride in zip(
+                padded.shape.sizes[1:3], self.window, self.holes, self.strides, strict=True
+            )
+        ]
+        seen = f.convolution(
+            padded,
+            kernel,
+            **plain,
+            window_strides=self.strides,
+            rhs_dilation=self.holes,
+            feature_group_count=self.channels,
+            result=Shape(kind, self.batch, *out, self.channels),
+        )
+        return Program.of(f.func(*((f.negate(seen), image) if shared else (f.negate(seen),))))
+
+    def bent(self, f: Builder, x: Value, bias: Value) -> Value:
+        """What follows a product in networks."""
+        x = f.add(x, bias)
+        match self.bend:
+            case 1:
+                return f.clamp(f.full(0.0, x.shape), x, f.full(6.0, x.shape))
+            case 2:
+                return f.multiply(x, f.logistic(x))
+            case 3:
+                return f.maximum(f.add(x, x), bias)
+        return x
+
+
+def test_images_made_on_the_way(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emit_c, "WORTH", 16)  # small kernels go to several cores, too
+    random = np.random.default_rng(seed)
+    cases = [Case(random) for _ in range(CASES)]
+    source = Source(tile_shape(cpu.target()))
+    planned = {}
+    for i, case in enumerate(cases):
+        for shared in (False, True):
+            planned[i, shared] = plans.planned(case.program(shared))
+            plans.write(planned[i, shared], source, f"p{i}_{int(shared)}")
+    library = cpu.build(source.texts(4))
+    made = 0
+    for i, case in enumerate(cases):
+        alone, both = (executable_of(library, f"p{i}_{int(shared)}", planned[i, shared]) for shared in (False, True))
+        kinds = {problem.kind for problem in planned[i, False].chosen}
+        made += "expanded_convolution" in kinds
+        assert "expanded_convolution" not in {problem.kind for problem in planned[i, True].chosen}
+        (got,) = alone(*case.arguments)
+        want, _ = both(*case.arguments)
+        assert got.tobytes() == want.tobytes(), str(case)
+        wide = [each.astype(np.float64) for each in case.arguments]
+        (exact,) = run(case.program(shared=False, kind="f64"), wide)
+        (size,) = run(case.program(shared=False, kind="f64"), [np.abs(each) for each in wide])
+        assert (np.abs(got - exact) <= 64 * np.finfo(np.float32).eps * (np.abs(size) + 1)).all(), str(case)
+    assert made > CASES // 2
