@@ -603,7 +603,7 @@ class _Fusion:
             return len(op.results) > 1 or not _is_row(op, seen[0])
         if op.name in GUARDED:
             return True
-        return op.name in COSTLY and any(use.users > 1 and use.folded for use in seen)
+        return op.name in COSTLY and any((use.users > 1 and use.folded) or _is_repeated(use) for use in seen)
 
     def _ends_elsewhere(self, op: Op, use: _Use) -> bool:
         """Whether the one kernel that uses a result can be the end of the kernel that makes it."""
@@ -753,6 +753,16 @@ def _through(op: Op, operand: int, signature: tuple[int | None, ...]) -> tuple[i
     if OPS[op.name].elementwise and len(sizes) == len(signature):
         return signature
     return None if sizes else ()
+
+
+def _is_repeated(use: _Use) -> bool:
+    """Whether the one kernel that uses a result would compute it anew in every turn of a loop that does not change it,
+    because a loop inside that does."""
+    if not use.signature or len(use.roots) != 1:
+        return False
+    axes = [axis for axis in use.signature if axis is not None]
+    sizes = tensor(next(iter(use.roots)).results[0]).sizes
+    return any(size != 1 and axis not in axes for axis, size in enumerate(sizes[: max(axes, default=0)]))
 
 
 def _is_row(op: Op, use: _Use) -> bool:
