@@ -35,7 +35,7 @@ def kernels(program: Program) -> list[set[str]]:
 
 
 def test_a_costly_number_for_each_channel_is_computed_once() -> None:
-    """It changes along the innermost loop and not along those around it: pulled, it would be computed for each pixel."""
+    """It changes along the innermost loop and not along those around it: pulled, each pixel would compute it."""
     assert kernels(parse(GATE)) == [{"logistic"}, {"multiply", "broadcast_in_dim"}]
 
 
