@@ -26,6 +26,7 @@ from smelt.kernel.sinks import Output
 
 LARGEST = 40  # ops between a product and the image
 DEEPEST = 256 << 10  # bytes of lines on a stack
+LANES = 16  # of the widest vectors
 
 
 def made_image(op: Op, users: Mapping[Value, Sequence[Op]]) -> MadeImage | None:
@@ -58,7 +59,7 @@ def made_image(op: Op, users: Mapping[Value, Sequence[Op]]) -> MadeImage | None:
         return None
     image = MadeImage(dot, last, edge, before, closed)
     conv = _Conv.of(op, image)
-    return image if 4 * conv.needed(1) * conv.across * conv.width <= DEEPEST else None
+    return image if 4 * conv.needed(1) * conv.line <= DEEPEST else None
 
 
 def _makers(value: Value, depends: dict[Value, bool]) -> set[Op]:
@@ -88,15 +89,15 @@ def expanded_conv(nest: Nest, op: Op, output: Output, image: MadeImage) -> None:
     conv = _Conv.of(op, image)
     problem = conv.problem(image)
     choice = nest.decide(problem, ExpandedConvolution())
-    width, few = conv.width, dividing(conv.out[1], choice.pixels)
+    few = dividing(conv.out[1], choice.pixels)
     band, chunks = bands_of(problem, choice)
-    line = conv.across * width
+    line = conv.line
     nest.covered.update(dict.fromkeys(image.inside))
     with nest.loops((conv.batch, chunks, conv.panels)) as (number, chunk, panel):
         first, lines = shares(nest, chunk, conv.out[0], chunks)
         made = nest.var(f32, stem="made").name
         nest.emit(Array(made, f32, conv.needed(band) * line))
-        columns = Columns.of(nest, panel, width, conv.channels)
+        columns = Columns.of(nest, panel, conv.width, conv.channels)
         edge = Number(0.0, f32) if image.edge is None else nest.pull(image.edge, ())
         with nest.loop(nest.let(Quotient(nest.let(add(lines, band - 1)), band)), "ordered") as turn:
             done = nest.let(scale(turn, band))
@@ -128,7 +129,7 @@ def expanded_conv(nest: Nest, op: Op, output: Output, image: MadeImage) -> None:
                     for i in range(few):
                         step = conv.taps.strides[1]
                         x = add(scale(piece, few * step), i * step + tap[1] * conv.taps.dilations[1])
-                        element = nest.keep(Item(made, add(row, scale(x, width), j), f32))
+                        element = nest.keep(Item(made, add(row, scale(x, conv.pitch), j), f32))
                         totals[i] = nest.apply("fma", factor, element, totals[i], dtype=f32)
                 for i, total in enumerate(totals):
                     place = (number, add(first, done, y), add(scale(piece, few), i), channel)
@@ -160,6 +161,15 @@ class _Conv:
         return _Conv(taps, batch, (y, x), across, (down, along), wide, count, each)
 
     @property
+    def pitch(self) -> int:
+        """Floats from pixel to pixel."""
+        return min(self.width, -(-self.channels // LANES) * LANES)
+
+    @property
+    def line(self) -> int:
+        return self.across * self.pitch
+
+    @property
     def reach(self) -> int:
         """Lines that one line of windows looks at."""
         return (self.taps.window[0] - 1) * self.taps.dilations[0] + 1
@@ -181,7 +191,7 @@ class _Conv:
             across=self.across,
             depth=tensor(image.dot.operands[0]).sizes[2],
             panels=self.panels,
-            width=self.width,
+            width=self.pitch,
             taps=prod(self.taps.window),
             stride=self.taps.strides[0],
             reach=self.reach,
@@ -201,21 +211,21 @@ class _Fill:
 
     def edge(self, first: Expr, after: Expr, value: Expr) -> None:
         """Lines outside the image."""
-        line = self.conv.across * self.conv.width
+        line = self.conv.line
         count = self.nest.let(add(after, scale(first, -1)))
         with self.nest.loop(count, "ordered") as y, self.nest.loop(line, "lane") as at:
             self.nest.emit(Put(self.made, add(scale(add(first, y), line), at), value))
 
     def sides(self, first: Expr, after: Expr, value: Expr) -> None:
         """Pixels outside the image, beside its lines."""
-        left, width = self.image.before[1], self.conv.width
+        left, pitch = self.image.before[1], self.conv.pitch
         right = self.conv.across - left - self.conv.image[1]
         with self.nest.loop(self.nest.let(add(after, scale(first, -1))), "ordered") as y:
-            line = scale(add(first, y), self.conv.across * width)
+            line = scale(add(first, y), self.conv.line)
             for start, count in ((0, left), (left + self.conv.image[1], right)):
                 if count:
-                    with self.nest.loop(count * width, "lane") as at:
-                        self.nest.emit(Put(self.made, add(line, at, start * width), value))
+                    with self.nest.loop(count * pitch, "lane") as at:
+                        self.nest.emit(Put(self.made, add(line, at, start * pitch), value))
 
     def product(self, number: Expr, panel: Expr, begin: Expr, end: Expr, most: int) -> None:
         """Lines of the image from `begin` to `end`."""
@@ -233,7 +243,7 @@ class _Fill:
                 down, x = nest.let(Quotient(at, across)), nest.let(Remainder(at, across))
                 y = nest.let(add(begin, down))
                 line = scale(add(y, scale(self.top, -1)), self.conv.across)
-                pixel = scale(add(line, x, self.image.before[1]), width)
+                pixel = scale(add(line, x, self.image.before[1]), self.conv.pitch)
                 with nest.loop(self.columns.used, "lane") as j:
                     nest.values[self.image.dot.result] = nest.keep(Item(tile, add(scale(row, width), j), f32))
                     element = nest.pull(self.image.last, (number, y, x, add(self.columns.first, j)))
