@@ -35,7 +35,7 @@ def winograd_conv(nest: Nest, op: Op, output: Output) -> None:
     patches = batch * down * across
     spread = nest.scratch(Shape.of(f32, (FORMS, patches, channels)))
     _spread(nest, op, spread, (down, across))
-    _, count, _, columns_of = tensor(panels).sizes
+    count, _, _, columns_of = tensor(panels).sizes
     assert isinstance(columns_of, int)
     chunks = ceildiv(patches, PATCHES)
     with nest.loops((chunks, count)) as (chunk, panel):
@@ -46,7 +46,7 @@ def winograd_conv(nest: Nest, op: Op, output: Output) -> None:
         with nest.loop(FORMS, "ordered") as form, nest.loop(ceildiv(channels, BLOCK), "ordered") as block:
             done = nest.let(scale(block, BLOCK))
             extent = nest.apply("minimum", Number(BLOCK), nest.let(add(channels, scale(done, -1))), dtype=i64)
-            b = place(nest, op, panels, (form, panel, done, Number(0)))
+            b = place(nest, op, panels, (panel, form, done, Number(0)))
             with tiles(nest, used) as ((part, parts), above, rows):
                 start = flat((form, add(first, above), done), (FORMS, patches, channels))
                 nest.emit(

@@ -122,6 +122,7 @@ def _winograd(m: Match, images: Value, kernel: Value, width: int) -> Value:
     kernel = m.build.transpose(kernel, permutation=(2, 3, 0, 1))
     matrices = m.build.reshape(kernel, result=Shape.of(kernel.shape.dtype, (16, depth, features)))
     panels = m.build.op("smelt.pack", matrices, width=width).result
+    panels = m.build.transpose(panels, permutation=(1, 0, 2, 3))  # in the order in which they are used
     return m.build.op("smelt.winograd_conv", images, panels, result=m.shape).result
 
 

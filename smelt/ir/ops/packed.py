@@ -169,17 +169,17 @@ def _infer_winograd_conv(call: Call) -> Sequence[Type]:
     _check_floats(call)
     call.require(result.rank == 4, "", "the result must be [batch, y, x, feature]", got=result)
     call.require(images.rank == 4, "", "the images must be [batch, y, x, channel]", got=images)
-    call.require(panels.rank == 4 and panels.sizes[0] == 16, "", "the weights must be 16 packed matrices", got=panels)
+    call.require(panels.rank == 4 and panels.sizes[1] == 16, "", "panels must be of 16 packed matrices", got=panels)
     call.same_size(panels.sizes[2], images.sizes[3], "", "one row for each channel")
-    call.same_size(panels.sizes[1], ceildiv(result.sizes[-1], panels.sizes[3]), "", "the panels hold the features")
+    call.same_size(panels.sizes[0], ceildiv(result.sizes[-1], panels.sizes[3]), "", "the panels hold the features")
     batch, high, wide, _ = images.sizes
     return [Shape.of(result.dtype, (batch, high - 2, wide - 2, result.sizes[-1]))]
 
 
 def _winograd_conv(frame: Frame, op: Op, images: Array, panels: Array) -> Array:
     batch, high, wide, features = frame.shape(op.result.type)
-    _, count, channels, width = panels.shape
-    weights = panels.transpose(0, 2, 1, 3).reshape(4, 4, channels, count * width)[..., :features].astype(np.float64)
+    count, _, channels, width = panels.shape
+    weights = panels.transpose(1, 2, 0, 3).reshape(4, 4, channels, count * width)[..., :features].astype(np.float64)
     down, across = -(-high // 2), -(-wide // 2)
     room = np.zeros((batch, 2 * down + 2, 2 * across + 2, channels))
     room[:, : high + 2, : wide + 2] = images

@@ -86,7 +86,7 @@ def test_winograd_conv_is_a_convolution(size: tuple[int, int]) -> None:
         expected += x[:, i : i + size[0], j : j + size[1]] @ w[i, j]
     matrices = np.einsum("ai,bj,ijcf->abcf", WINOGRAD_G, WINOGRAD_G, w).reshape(16, 3, 5).astype(np.float32)
     f = FuncBuilder("main", [Shape("f32", *x.shape), Shape("f32", *matrices.shape)])
-    panels = f.op("smelt.pack", f.args[1], width=4).result
+    panels = f.transpose(f.op("smelt.pack", f.args[1], width=4).result, permutation=(1, 0, 2, 3))
     made = f.op("smelt.winograd_conv", f.args[0], panels, result=Shape("f32", *expected.shape)).result
     (result,) = run(Program.of(f.func(made)), [x, matrices])
     np.testing.assert_array_equal(result, expected)  # quarters of whole numbers are exact
