@@ -1,9 +1,12 @@
 """A transposition that is stored: squares are read along the operand's last axis and written along the result's.
 
-`fuse` asks `is_turned` and calls `turned`; transpositions that are pulled are index arithmetic (`build_map`).
+Where the result's last axis is short, as colours are, its elements are written together instead. `fuse` asks `rule_of`;
+transpositions that are pulled are index arithmetic (`build_map`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from smelt.dim import Size, ceildiv
 from smelt.dtype import f32, i64
@@ -12,15 +15,35 @@ from smelt.kernel.loop import Array, Expr, Item, Number, Put, Turn, add, scale
 from smelt.kernel.nest import Nest, tensor
 
 SIDE = 16  # of a square
+FEW = 4  # elements that are written together
+Rule = Callable[[Nest, Op, int], None]
 
 
-def is_turned(op: Op) -> bool:
-    """Whether both last axes are long enough for squares."""
-    order = op.attrs["permutation"]
-    if len(order) < 2 or order[-1] == len(order) - 1 or str(tensor(op.result).element) != "f32":
-        return False
-    sizes = tensor(op.result).sizes
-    return all(not isinstance(size, int) or size >= SIDE for size in (sizes[-1], sizes[order.index(len(order) - 1)]))
+def rule_of(op: Op) -> Rule | None:
+    """How a transposition that changes the last axis is written, if not element by element."""
+    order, sizes = op.attrs["permutation"], tensor(op.result).sizes
+    if len(order) < 2 or order[-1] == len(order) - 1:
+        return None
+    row = sizes[order.index(len(order) - 1)]
+    if isinstance(sizes[-1], int) and 1 < sizes[-1] <= FEW:
+        return woven
+    squares = all(not isinstance(size, int) or size >= SIDE for size in (sizes[-1], row))
+    return turned if squares and tensor(op.result).element == f32 else None
+
+
+def woven(nest: Nest, op: Op, target: int) -> None:
+    """All elements of the result's last axis, for a run along the operand's."""
+    order, sizes = op.attrs["permutation"], tensor(op.result).sizes
+    last = len(order) - 1
+    row, few = order.index(last), sizes[last]
+    assert isinstance(few, int)
+    others = [d for d in range(last) if d != row]
+    with nest.loops([sizes[d] for d in others]) as at, nest.loop(sizes[row], "lane") as i:
+        fixed = {**dict(zip(others, at, strict=True)), row: i}
+        for j in range(few):
+            place = tuple(fixed.get(d, Number(j)) for d in range(last + 1))
+            source = tuple(place[order.index(d)] for d in range(last + 1))
+            nest.store(target, nest.offset(op.result, place), nest.pull(op.operands[0], source))
 
 
 def turned(nest: Nest, op: Op, target: int) -> None:

@@ -291,9 +291,9 @@ class _Fusion:
             SINKS[first.name](nest, first, output)
             writes = [*targets, *nest.scratches]
             steps = [self._launch(nest, first.name.partition(".")[2], [first], writes)]
-        elif op.name == "stablehlo.transpose" and build_transpose.is_turned(op):
+        elif op.name == "stablehlo.transpose" and (rule := build_transpose.rule_of(op)) is not None:
             nest = self._nest()
-            build_transpose.turned(nest, op, targets[0])
+            rule(nest, op, targets[0])
             steps = [self._launch(nest, "transpose", [op], targets)]
         elif op.name == "stablehlo.reduce" and build_reduce.goes_by_rows(op):
             nest = self._nest()
