@@ -12,7 +12,7 @@ from smelt.dim import Size, evaluate, floordiv, maximum, product
 from smelt.ir.core import Func, Op, Program, Region, Type, Value, walk
 from smelt.ir.ops import OPS
 from smelt.ir.ops.attention import attention_axes
-from smelt.ir.ops.packed_bytes import QUAD
+from smelt.ir.ops.packed_words import PAIR, QUAD
 from smelt.shape import Shape
 
 
@@ -40,6 +40,8 @@ def op_operations(op: Op, program: Program) -> Size:
             return 2 * _count(op.results[0].type) * op.operands[1].shape.sizes[2]
         case "packed_qdot" | "packed_qconv":
             return 2 * _count(op.results[0].type) * op.operands[1].shape.sizes[2] * QUAD
+        case "packed_pdot" | "packed_pconv":
+            return 2 * _count(op.results[0].type) * op.operands[1].shape.sizes[2] * PAIR
         case "winograd_conv":
             return 2 * _count(op.results[0].type) * 9 * op.operands[1].shape.sizes[2]
         case "channel_conv":

@@ -93,41 +93,70 @@ def pack(nest: Nest, op: Op, _: int, index: Index) -> Expr:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What is multiplied: `together` steps of a panel's column lie side by side (1: f32, 2: bf16, 4: bytes), `block`
+    steps of it stay near while at most `near` rows pass by."""
+
+    element: DType  # of sums
+    together: int
+    block: int
+    near: int = NEAR
+
+
+FLOATS = Form(f32, 1, BLOCK)
+
+
 @sink("smelt.packed_dot", anchor=True, addressed=(0, 1))
 def packed_dot(nest: Nest, op: Op, output: Output) -> None:
+    contract(nest, op, output, FLOATS)
+
+
+def contract(nest: Nest, op: Op, output: Output, form: Form) -> None:
     """Many rows x one panel: every block of the panel stays near while the rows pass by."""
     lhs, panels = op.operands
     groups, rows, depth = tensor(lhs).sizes
-    _, count, _, width = tensor(panels).sizes
-    assert isinstance(width, int)
-    problem = Problem.of("contraction", groups=groups, rows=rows, depth=depth, panels=count, width=width)
-    choice = nest.decide(problem, Contraction())
+    _, count, _, line = tensor(panels).sizes
+    assert isinstance(line, int)
+    width = line // form.together
+    choice = Contraction(form.near)
+    if form is FLOATS:
+        problem = Problem.of("contraction", groups=groups, rows=rows, depth=depth, panels=count, width=width)
+        choice = nest.decide(problem, choice)
     height = choice.height
     most = height * share_of(ceildiv(rows, height), max(1, choice.near // height), count * groups, choice.spread)
     chunks = ceildiv(rows, most)
     with nest.loops((groups, count, chunks) if choice.panels_first else (groups, chunks, count)) as (group, *inner):
         panel, chunk = inner if choice.panels_first else reversed(inner)
         first, used = shares(nest, chunk, rows, chunks)
-        tile = nest.var(f32, stem="tile").name
-        nest.emit(Array(tile, f32, most * width))
-        columns = Columns.of(nest, panel, width, tensor(op.result).sizes[2])
-        multiply(nest, op, tile, (group, first, used), panel, columns, height)
+        tile = nest.var(form.element, stem="tile").name
+        nest.emit(Array(tile, form.element, most * width))
+        columns = Columns.of(nest, panel, width, tensor(op.result).sizes[2], form.element)
+        multiply(nest, op, tile, (group, first, used), panel, columns, height, form)
         with nest.loop(used, "ordered") as row:
             here = (group, add(first, row))
             columns.store(nest, op, output, tile, row, lambda column: (*here, column))
 
 
 def multiply(
-    nest: Nest, op: Op, tile: str, rows: tuple[Expr, Expr, Expr], panel: Expr, columns: Columns, height: int
+    nest: Nest,
+    op: Op,
+    tile: str,
+    rows: tuple[Expr, Expr, Expr],
+    panel: Expr,
+    columns: Columns,
+    height: int,
+    form: Form = FLOATS,
 ) -> None:
     """A tile of rows (group, first, how many) x one panel, one block of the panel after the other."""
     lhs, panels = op.operands
     group, first, used = rows
     depth, shared = tensor(lhs).sizes[2], tensor(panels).sizes[0] == 1
-    with nest.loop(maximum(ceildiv(depth, BLOCK), 1), "ordered") as block:
-        done = nest.let(scale(block, BLOCK))
-        extent = nest.apply("minimum", Number(BLOCK), nest.let(add(depth, scale(done, -1))), dtype=i64)
-        b = place(nest, op, panels, (Number(0) if shared else group, panel, done, Number(0)))
+    with nest.loop(maximum(ceildiv(depth, form.block), 1), "ordered") as block:
+        done = nest.let(scale(block, form.block))
+        extent = nest.apply("minimum", Number(form.block), nest.let(add(depth, scale(done, -1))), dtype=i64)
+        lines = nest.let(scale(block, form.block // form.together))
+        b = place(nest, op, panels, (Number(0) if shared else group, panel, lines, Number(0)))
         with tiles(nest, used, height) as ((part, parts), above, tall):
             a = address(nest, op, lhs, group, add(first, above), done)
             nest.emit(
@@ -143,6 +172,7 @@ def multiply(
                     ahead=part,
                     tiles=parts,
                     columns=columns.fewest,
+                    together=form.together,
                 )
             )
 

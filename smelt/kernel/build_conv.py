@@ -14,29 +14,15 @@ from math import prod
 import numpy as np
 
 from smelt.dim import Size, ceildiv, product
-from smelt.dtype import DType, f32, i64
+from smelt.dtype import f32, i64
 from smelt.ir.core import Op
 from smelt.ir.ops.packed import taps_of
-from smelt.kernel.build_contract import Columns, in_memory, place, shares, step, tiles
+from smelt.kernel.build_contract import FLOATS, Columns, Form, in_memory, place, shares, step, tiles
 from smelt.kernel.build_expand import expanded_conv
 from smelt.kernel.choice import ChannelConvolution, Convolution, Problem, dividing, share_of
 from smelt.kernel.loop import Amount, Array, Expr, Number, Product, add, scale
 from smelt.kernel.nest import Nest, tensor
 from smelt.kernel.sinks import Output, sink
-from smelt.kernel.tile_c import BLOCK
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What a convolution multiplies: `quad` steps of a panel's column lie side by side, `block` steps stay near."""
-
-    element: DType  # of sums
-    quad: int
-    block: int
-    narrow: bool
-
-
-FLOATS = Form(f32, 1, BLOCK, narrow=False)
 
 
 @sink("smelt.packed_conv", anchor=True, addressed=(0, 1))
@@ -53,8 +39,8 @@ def convolve(nest: Nest, op: Op, output: Output, form: Form) -> None:
     assert isinstance(quads, int)
     assert isinstance(across, int)
     assert isinstance(features, int)
-    width, share = across // form.quad, features // groups
-    window = _Window.of(nest, op, quads * form.quad)
+    width, share = across // form.together, features // groups
+    window = _Window.of(nest, op, quads * form.together)
     choice = Convolution()
     if form is FLOATS:
         problem = Problem.of(
@@ -113,7 +99,7 @@ def convolve(nest: Nest, op: Op, output: Output, form: Form) -> None:
                         ahead=add(nest.let(nest.apply("multiply", line, parts, dtype=i64)), part),
                         tiles=nest.let(nest.apply("multiply", line_count, parts, dtype=i64)),
                         columns=columns.fewest,
-                        narrow=form.narrow,
+                        together=form.together,
                     )
                 )
         with nest.loop(line_count, "ordered") as line, nest.loop(used, "ordered") as x:
@@ -178,14 +164,14 @@ class _Window:
         """Loops over blocks: (number, offset in the image, first row of the panel, turns, steps of each turn)."""
         per = max(1, form.block // max(self.run, 1))
         parts = max(1, -(-self.run // form.block))
-        piece = -(-self.run // (parts * form.quad)) * form.quad
+        piece = -(-self.run // (parts * form.together)) * form.together
         counts = [*(count for count, _ in self.outer), -(-self.turns // per), parts]
         with nest.loops(counts, "ordered") as (*outer, share, part):
             number, turn = _numbered([*outer, share, part], counts), scale(share, per)
             moves = (scale(at, distance) for at, (_, distance) in zip(outer, self.outer, strict=True))
             offset = add(*moves, scale(turn, self.turn), scale(part, piece * self.step))
             before = add(scale(_numbered(outer, counts[:-2]), self.turns), turn)
-            done = add(scale(before, self.run // form.quad), scale(part, piece // form.quad))
+            done = add(scale(before, self.run // form.together), scale(part, piece // form.together))
             turns = _least(nest, per, add(self.turns, scale(turn, -1)), self.turns % per == 0)
             extent = _least(nest, piece, add(self.run, scale(part, -piece)), self.run == piece * parts)
             yield nest.let(number), offset, nest.let(done), turns, extent

@@ -50,6 +50,7 @@ from smelt.kernel.nest import everything, expressions, mentioned
 from smelt.kernel.plan import Branch, Buffer, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Step, walk
 from smelt.kernel.stamp_c import stamp_text, stamped
 from smelt.kernel.tile_c import TileShape, product_text, turn_text
+from smelt.kernel.tile_bf16_c import pairs_text
 from smelt.kernel.tile_int8_c import bytes_text
 
 ABI = """\
@@ -80,8 +81,10 @@ static inline i64 size_min(i64 a, i64 b) { return a < b ? a : b; }
 """
 # Characters of C in one file. Only long programs are cut up: in another file a loop may come out otherwise, and slower.
 WORTHWHILE = 400_000
-PRODUCT, SOME, TURN = "smelt_product(", "smelt_product_some(", "smelt_turn("
-BYTES, SOME_BYTES = "smelt_bytes(", "smelt_bytes_some("
+TURN = "smelt_turn("
+# By the steps that lie side by side: what fills a tile, and the C types of what it reads.
+TILES = {1: ("smelt_product", "f32", "f32"), 2: ("smelt_halves", "ui16", "ui16"), 4: ("smelt_bytes", "ui8", "i8")}
+TILE_TEXTS = {1: product_text, 2: pairs_text, 4: bytes_text}
 WORTH = 32768  # elements that are worth a core
 CANCELLED, NO_MEMORY, FAILED, UNFIT = -1, -2, 1 << 20, 1 << 21
 MOST_BYTES = 1e15  # of one buffer whose size only data tells: more is no size but a mistake
@@ -131,10 +134,11 @@ class Source:
 
     def _products(self, text: str) -> list[str]:
         """The functions for tiles that a text calls."""
-        some = SOME in text
-        products = [product_text(self.tile, some=some)] if some or PRODUCT in text else []
-        some = SOME_BYTES in text
-        products += [bytes_text(self.tile, some=some)] if some or BYTES in text else []
+        products = []
+        for together, (name, *_) in TILES.items():
+            some = f"{name}_some(" in text
+            if some or f"{name}(" in text:
+                products.append(TILE_TEXTS[together](self.tile, some=some))
         return [*products, *([turn_text(self.tile)] if TURN in text else [])]
 
     def _file(self, text: str) -> str:
@@ -540,15 +544,16 @@ class _Function:
         return lines
 
     def product(self, product: Product) -> str:
+        name, left_type, right_type = TILES[product.together]
         a, b, tile = (
             f"{pointer} + {self.expr(index)}"
             for pointer, index in (
-                (self.factor(product.a, "ui8" if product.narrow else "f32"), product.a_index),
-                (self.factor(product.b, "i8" if product.narrow else "f32"), product.b_index),
+                (self.factor(product.a, left_type), product.a_index),
+                (self.factor(product.b, right_type), product.b_index),
                 (product.tile, product.place),
             )
         )
-        steps = () if product.narrow else (product.a_step,)  # bytes lie side by side
+        steps = (product.a_step,) if product.together == 1 else ()  # narrow ones lie side by side
         left = [a, *map(self.expr, (product.a_row, product.a_turn, *steps))]
         right = [b, *map(self.expr, (product.b_step, product.turns, product.extent))]
         given = [
@@ -558,7 +563,6 @@ class _Function:
             tile,
             *map(self.expr, (product.join, product.ahead, product.tiles)),
         ]
-        name = "smelt_bytes" if product.narrow else "smelt_product"
         if product.columns == Number(0):
             return f"{name}({', '.join(given)});"
         return f"{name}_some({', '.join(given)}, {self.expr(product.columns)});"

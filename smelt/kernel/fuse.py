@@ -26,6 +26,7 @@ from smelt.kernel import (  # noqa: F401  their rules
     build_index,
     build_linear,
     build_map,
+    build_pairs,
     build_qdot,
     build_random,
     build_reduce,

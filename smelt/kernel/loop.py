@@ -230,8 +230,11 @@ class Product:
     side. With `turns` the sum goes over t < turns and k < extent: a moves on by `a_turn` from turn to turn, b has its
     rows one after the other. Where `join` is not 0, the sum is added to what the tile holds. Of `tiles` that use the
     same rows of b this is number `ahead`: each may ask for another part of the rows after them. `columns`: how many
-    are needed, where that may be less than all; else 0. `narrow`: a is of ui8 with its steps side by side, b of i8 with
-    four steps of each column side by side in lines that are `b_step` apart, the tile of i32; a turn begins a line.
+    are needed, where that may be less than all; else 0.
+
+    `together`: so many steps of each column of b lie side by side, in lines that are `b_step` apart; a turn begins a
+    line, and the steps of a lie side by side too. With 2 of them a and b are of bf16; with 4, a is of ui8 and b of i8
+    and the tile of i32.
     """
 
     tile: str
@@ -251,7 +254,7 @@ class Product:
     ahead: Expr = Number(0)
     tiles: Expr = Number(1)
     columns: Expr = Number(0)
-    narrow: bool = False
+    together: int = 1
 
 
 PRODUCT_PARTS = tuple(each.name for each in fields(Product) if each.type == "Expr")  # its expressions

@@ -97,8 +97,8 @@ def _product(stmt: Product) -> str:
         *([_steps("t", stmt.a_turn)] if turns else []),
         _steps("k", stmt.a_step),
     )
-    b = _sum(stmt.b_index, _steps("k//4", stmt.b_step), "4*j + k%4") if stmt.narrow else ""
-    b = b or _sum(stmt.b_index, _steps("k", stmt.b_step), "j")
+    line, at = ("k", "j") if stmt.together == 1 else (f"k//{stmt.together}", f"{stmt.together}*j + k%{stmt.together}")
+    b = _sum(stmt.b_index, _steps(line, stmt.b_step), at)
     over = (f"t < {text(stmt.turns)}, " if turns else "") + f"k < {text(stmt.extent)}"
     sign = "=" if stmt.join == Number(0) else f"= (where {text(stmt.join)}: it +)"
     tile = stmt.tile if stmt.place == Number(0) else f"{stmt.tile}[{text(stmt.place)}:]"

@@ -20,6 +20,7 @@ WORK = frozenset(
     {
         *("smelt.pack", "smelt.packed_dot", "smelt.packed_conv", "smelt.channel_conv", "smelt.winograd_conv"),
         *("smelt.pack_quads", "smelt.packed_qdot", "smelt.packed_qconv"),
+        *("smelt.pack_pairs", "smelt.packed_pdot", "smelt.packed_pconv"),
         *(
             f"stablehlo.{name}"
             for name in ("dot_general", "convolution", "reduce", "reduce_window", "sort", "fft", "cholesky")

@@ -20,7 +20,7 @@ from smelt.ir.build import Builder
 from smelt.ir.composites import decode
 from smelt.ir.core import Value
 from smelt.ir.layouts import Word, letters, parse, sizes_of
-from smelt.ir.ops.packed_bytes import QUAD
+from smelt.ir.ops.packed_words import QUAD
 from smelt.ir.rewrite import Match, Rule, op
 from smelt.passes.channels_last import channels_last_dims
 from smelt.shape import Shape
