@@ -15,3 +15,8 @@ class Target:
     cache_bytes: tuple[int, ...] = (32 << 10, 256 << 10)  # from the innermost level outwards, per core or shared
     features: frozenset[str] = frozenset()  # "avx512f", "fma", …
     flags: tuple[str, ...] = ()  # what the C compiler is told about the processor
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether an instruction multiplies pairs of bf16 (AVX512-BF16)."""
+        return "avx512_bf16" in self.features and self.vector_bytes >= 64

@@ -129,8 +129,9 @@ def called(name: str, function: str) -> str:
 
 def lower(program: Program, target: Target | None = None) -> Program:
     """The program as the kernel compiler wants it."""
-    width = tile_shape(target or cpu.target()).columns
-    optimised, _ = pipeline.run(program, composites=COMPOSITES, width=width, lowered=True)
+    target = target or cpu.target()
+    width = tile_shape(target).columns
+    optimised, _ = pipeline.run(program, composites=COMPOSITES, width=width, pairs=target.has_pairs, lowered=True)
     return optimised
 
 

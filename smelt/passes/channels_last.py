@@ -68,7 +68,8 @@ def channels_last_dims(rank: int) -> ConvDims:
 def _convolution(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     attrs, rank = op.attrs, op.result.shape.rank
     images, kernel = edit.operands(op)
-    if str(images.shape.dtype) != "f32" or str(kernel.shape.dtype) != "f32" or str(op.result.shape.dtype) != "f32":
+    types = str(images.shape.dtype), str(kernel.shape.dtype), str(op.result.shape.dtype)
+    if types not in (("f32", "f32", "f32"), ("bf16", "bf16", "f32")):
         return None
     dims: ConvDims = attrs["dimension_numbers"]
     sizes = [kernel.shape.sizes[d] for d in dims.kernel_spatial_dimensions]
@@ -122,7 +123,7 @@ def _padded(b: Builder, value: Value, edges: Sequence[tuple[int, int, int]]) -> 
     if set(edges) == {(0, 0, 0)}:
         return value
     low, high, between = zip(*edges, strict=True)
-    zero = b.constant(0.0, "f32")
+    zero = b.constant(0.0, value.shape.dtype)
     made: Value = b.pad(value, zero, edge_padding_low=low, edge_padding_high=high, interior_padding=between)
     return made
 

@@ -1,6 +1,7 @@
 """Pack: products and convolutions become `smelt.packed_dot`, `smelt.packed_conv` and `smelt.channel_conv`.
 
-The packing is an op of its own before the product, so `split_prepare` moves the packing of weights out of the run.
+The packing is an op of its own before the product, so `split_prepare` moves the packing of weights out of the run. What
+`lower_bf16` left of bf16 becomes `smelt.packed_pdot` and `smelt.packed_pconv`.
 Called by `pipeline` for engines that multiply tiles of some width.
 """
 
@@ -20,6 +21,10 @@ from smelt.passes.channels_last import channels_last_dims
 from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
 
+FORMS = {  # how operands of some type are packed, multiplied and convolved, with results of f32
+    "f32": ("smelt.pack", "smelt.packed_dot", "smelt.packed_conv"),
+    "bf16": ("smelt.pack_pairs", "smelt.packed_pdot", "smelt.packed_pconv"),
+}
 LEAST, FEWEST = 8, 32  # lines and columns, channels and features: with fewer the plain form is as fast
 
 
@@ -40,8 +45,10 @@ def pack_rules(width: int) -> list[Rule]:
 
 def _packed(m: Match, width: int) -> Value | None:
     lhs, rhs = m["x"], m["y"]
-    if not all(str(value.shape.dtype) == "f32" for value in (lhs, rhs)) or str(m.shape.dtype) != "f32":
+    form = _form(m)
+    if form is None:
         return None
+    pack, dot, _ = form
     dims = m.op.attrs["dot_dimension_numbers"]
     batch = dims.lhs_batching_dimensions, dims.rhs_batching_dimensions
     summed = dims.lhs_contracting_dimensions, dims.rhs_contracting_dimensions
@@ -49,18 +56,19 @@ def _packed(m: Match, width: int) -> Value | None:
     columns = [d for d in range(rhs.shape.rank) if d not in batch[1] and d not in summed[1]]
     left = _ordered(m, lhs, (batch[0], rows, summed[0]))
     right = _ordered(m, rhs, (batch[1], summed[1], columns))
-    panels = m.build.op("smelt.pack", right, width=width).result
+    panels = m.build.op(pack, right, width=width).result
     result = Shape.of(m.shape.dtype, (*left.shape.sizes[:2], right.shape.sizes[2]))
-    made = m.build.op("smelt.packed_dot", left, panels, result=result).result
+    made = m.build.op(dot, left, panels, result=result).result
     return _reshaped(m, made, m.shape)
 
 
 def _convolved(m: Match, width: int) -> Value | None:
     """Convolutions of padded images with their channels last; one window for each channel is no product."""
     images, kernel, attrs = m["x"], m["y"], m.op.attrs
-    rank = m.shape.rank
-    if str(m.shape.dtype) != "f32" or attrs["dimension_numbers"] != channels_last_dims(rank):
+    rank, form = m.shape.rank, _form(m)
+    if form is None or attrs["dimension_numbers"] != channels_last_dims(rank):
         return None
+    pack, dot, conv = form
     plain = not any(attrs.get("window_reversal") or ()) and set(attrs.get("lhs_dilation") or ()) <= {1}
     plain = plain and set(attrs.get("padding") or ()) <= {(0, 0)} and attrs["batch_group_count"] == 1
     *window, depth, features = kernel.shape.sizes
@@ -76,18 +84,26 @@ def _convolved(m: Match, width: int) -> Value | None:
         return _winograd(m, images, kernel, width)
     shared = features // groups
     matrix = _reshaped(m, kernel, Shape.of(kernel.shape.dtype, (product(window) * depth, groups, shared)))
-    panels = m.build.op("smelt.pack", _transposed(m, matrix, (1, 0, 2)), width=width).result
+    panels = m.build.op(pack, _transposed(m, matrix, (1, 0, 2)), width=width).result
     if groups == 1 and set(window) == set(strides) == {1}:
         pixels = product(images.shape.sizes[:-1])
-        rows = _reshaped(m, images, Shape.of(m.shape.dtype, (1, pixels, depth)))
+        rows = _reshaped(m, images, Shape.of(images.shape.dtype, (1, pixels, depth)))
         result = Shape.of(m.shape.dtype, (1, pixels, features))
-        return _reshaped(m, m.build.op("smelt.packed_dot", rows, panels, result=result).result, m.shape)
-    return m.build.op("smelt.packed_conv", images, panels, result=m.shape, window=tuple(window), **taps).result
+        return _reshaped(m, m.build.op(dot, rows, panels, result=result).result, m.shape)
+    return m.build.op(conv, images, panels, result=m.shape, window=tuple(window), **taps).result
+
+
+def _form(m: Match) -> tuple[str, str, str] | None:
+    """How the match is packed, multiplied and convolved, if it is f32 or bf16 with sums of f32."""
+    left, right = (str(m[name].shape.dtype) for name in ("x", "y"))
+    return FORMS.get(left) if left == right and str(m.shape.dtype) == "f32" else None
 
 
 def _suits_winograd(m: Match, kernel: Value, window: tuple[Size, ...], steps: tuple[int, ...]) -> bool:
     """Whether fewer products make up for what it takes to spread patches and to gather pixels. Only weights: their part
-    is done once, and what is no weight keeps the plain sum."""
+    is done once, and what is no weight keeps the plain sum. Not bf16, to which patches would have to be rounded again."""
+    if str(kernel.shape.dtype) != "f32":
+        return False
     if window != (3, 3) or set(steps) != {1} or not _is_weight(m, kernel):
         return False
     _, high, wide, features = m.shape.sizes

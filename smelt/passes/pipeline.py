@@ -26,6 +26,7 @@ from smelt.passes.hoist import hoist
 from smelt.passes.inline import inline
 from smelt.passes.join_processes import join_processes
 from smelt.passes.lower import lower
+from smelt.passes.lower_bf16 import bf16_rules
 from smelt.passes.lower_called import lower_called
 from smelt.passes.lower_qdot import QUANTISING, SPREADING, qdot_rules
 from smelt.passes.lower_quantised import lower_quantised
@@ -98,11 +99,16 @@ LOWERING = (
 
 
 def passes(
-    *, composites: Container[str] = (), inexact: bool = False, width: int = 0, lowered: bool = False
+    *,
+    composites: Container[str] = (),
+    inexact: bool = False,
+    width: int = 0,
+    pairs: bool = False,
+    lowered: bool = False,
 ) -> list[Pass]:
     """All passes in order, for an engine that knows these composites and multiplies panels of `width` columns.
 
-    `lowered`: it has kernels for plain ops on plain types only.
+    `pairs`: it multiplies pairs of bf16. `lowered`: it has kernels for plain ops on plain types only.
     """
 
     def simplify(edit: Edit) -> int:
@@ -120,6 +126,7 @@ def passes(
         Pass("attend", rules(attend_rules(width)), "scores of attention are never all there"),
         Pass("lower_qdot", rules(qdot_rules(width)), "quantised products are products of bytes"),
         Pass("inline", taken_apart, "composites without a kernel as the ops they are made of"),
+        Pass("lower_bf16", rules(bf16_rules(pairs=pairs)), "products of bf16 in pairs, or of f32"),
     )
     return [
         *((joining,) if lowered else ()),
@@ -148,6 +155,7 @@ def run(
     composites: Container[str] = (),
     inexact: bool = False,
     width: int = 0,
+    pairs: bool = False,
     lowered: bool = False,
     debug: bool | None = None,
     until: str | None = None,
@@ -157,7 +165,7 @@ def run(
     if debug is None:
         debug = "passes" in os.environ.get("SMELT_DEBUG", "").split(",")
     reports = []
-    for step in passes(composites=composites, inexact=inexact, width=width, lowered=lowered):
+    for step in passes(composites=composites, inexact=inexact, width=width, pairs=pairs, lowered=lowered):
         before = count_ops(program)
         start = time.perf_counter()
         after = step.run(program)

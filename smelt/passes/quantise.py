@@ -1,9 +1,10 @@
-"""Precision: products of f32 by weights become products of bytes, on request.
+"""Precision: products of f32 by weights become products of bytes or of bf16, on request.
 
-`with_precision` takes a program as it was read and a name out of `PRECISIONS`; what comes out is plain StableHLO again:
-weights rounded to i8 with one scale per output channel; activations rounded at every call, rows of a matrix to ui8 with
-a scale and a zero point each, images with a scale each to i8, or to ui8 where they have no negative numbers; a product
-of integers, and the scales. `recognise` finds it. Called by `smelt.model`.
+`with_precision` takes a program as it was read and a name out of `PRECISIONS`; what comes out is plain StableHLO again.
+For bf16 both operands are rounded to it, sums and results stay f32 (`lower_bf16` goes on with that). For int8 weights
+are rounded to i8 with one scale per output channel; activations at every call, rows of a matrix to ui8 with a scale and
+a zero point each, images with a scale each to i8, or to ui8 where they have no negative numbers; a product of integers,
+and the scales. `recognise` finds it. Called by `smelt.model`.
 """
 
 from __future__ import annotations
@@ -12,17 +13,24 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from smelt.dim import product
-from smelt.dtype import DType, f32, i8, i32, ui8
+from smelt.dtype import DType, bf16, f32, i8, i32, ui8
 from smelt.errors import UnsupportedError
 from smelt.ir.build import Builder
 from smelt.ir.composites import COMPOSITES
 from smelt.ir.core import Op, Program, Value
+from smelt.ir.ops.packed_words import PAIR, QUAD
 from smelt.ir.rewrite import Edit, Match, Rule, op, rewrite
 from smelt.passes.inline import inline
 from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
 
-PRECISIONS = MappingProxyType({"f32": "every product as the model says", "int8": "products by weights in 8 bits"})
+PRECISIONS = MappingProxyType(
+    {
+        "f32": "every product as the model says",
+        "bf16": "products by weights of numbers rounded to bf16",
+        "int8": "products by weights in 8 bits",
+    }
+)
 LEAST = 1e-30  # of a scale: zeros stay zeros, and one divided by it is a number
 DEEP = 16  # steps of a sum that are worth it, and
 WIDE = 16  # columns
@@ -33,12 +41,12 @@ def check_precision(precision: str) -> None:
     """Refuse a precision that there is no kernel for."""
     if precision in PRECISIONS:
         return
-    if precision in ("bf16", "f16"):
+    if precision == "f16":
         raise UnsupportedError(
-            f"products in {precision} need instructions that no kernel of ours uses yet",
+            "products in f16 need instructions that no kernel of ours uses yet",
             expected=", ".join(PRECISIONS),
             got=precision,
-            remedy='precision="int8" or "f32"',
+            remedy='precision="bf16", "int8" or "f32"',
         )
     raise UnsupportedError("unknown precision", expected=", ".join(PRECISIONS), got=precision)
 
@@ -51,7 +59,7 @@ def with_precision(program: Program, precision: str) -> Program:
     program = inline(program, COMPOSITES)
     signatures = {name: func.type for name, func in program.funcs.items()}
     edit = Edit(program.main, signatures)
-    rewrite(edit, INT8)
+    rewrite(edit, RULES[precision])
     return program.replace(edit.freeze())
 
 
@@ -60,19 +68,12 @@ def with_precision(program: Program, precision: str) -> Program:
 
 def _dot(m: Match) -> Value | None:
     """Rows of activations by a matrix of weights."""
+    if not _is_dot_by_weights(m):
+        return None
     lhs, rhs, dims = m["x"], m["y"], m.op.attrs["dot_dimension_numbers"]
-    if not _is_float(lhs, rhs, m.op.results[0]) or dims.rhs_batching_dimensions:
-        return None
-    if not _is_fixed(m.edit, rhs) or _is_fixed(m.edit, lhs):
-        return None
-    left, right = dims.lhs_contracting_dimensions, dims.rhs_contracting_dimensions
-    depth = product(rhs.shape.sizes[d] for d in right)
-    columns = [d for d in range(rhs.shape.rank) if d not in right]
-    width = product(rhs.shape.sizes[d] for d in columns)
-    if not isinstance(depth, int) or not isinstance(width, int) or depth < DEEP or width < WIDE:
-        return None
+    columns = [d for d in range(rhs.shape.rank) if d not in dims.rhs_contracting_dimensions]
     b = m.build
-    rows = [d for d in range(lhs.shape.rank) if d not in left]
+    rows = [d for d in range(lhs.shape.rank) if d not in dims.lhs_contracting_dimensions]
     (a, a_scale), (w, w_scale) = _moved(b, lhs, rows), _weights(b, rhs, columns)
     total = b.dot_general(a, _wide(b, w), dot_dimension_numbers=dims, result=m.shape.with_dtype(i32))
     return _scaled(b, total, (a_scale, range(len(rows))), (w_scale, range(len(rows), m.shape.rank)))
@@ -80,16 +81,10 @@ def _dot(m: Match) -> Value | None:
 
 def _convolution(m: Match) -> Value | None:
     """Images by weights; a window for each channel stays as it is."""
+    if not _is_convolution_by_weights(m, QUAD):
+        return None
     images, kernel, attrs = m["x"], m["y"], m.op.attrs
     dims = attrs["dimension_numbers"]
-    if not _is_float(images, kernel, m.op.results[0]) or attrs["batch_group_count"] != 1:
-        return None
-    if any(attrs.get("window_reversal") or ()) or not _is_fixed(m.edit, kernel) or _is_fixed(m.edit, images):
-        return None
-    depth = kernel.shape.sizes[dims.kernel_input_feature_dimension]
-    width = kernel.shape.sizes[dims.kernel_output_feature_dimension]
-    if not isinstance(depth, int) or not isinstance(width, int) or depth < DEEP or depth % 4 or width < WIDE:
-        return None
     b = m.build
     positive = _is_positive(m.edit, images)
     batch, feature = dims.input_batch_dimension, dims.input_feature_dimension
@@ -103,10 +98,62 @@ def _convolution(m: Match) -> Value | None:
     return _scaled(b, total, (a_scale, places[:1]), (w_scale, places[1:]))
 
 
-INT8 = [
-    Rule(op("stablehlo.dot_general", "x", "y"), _dot, "asked for: weights and rows in 8 bits"),
-    Rule(op("stablehlo.convolution", "x", "y"), _convolution, "asked for: weights and images in 8 bits"),
-]
+def _dot_bf16(m: Match) -> Value | None:
+    return _rounded_to_bf16(m) if _is_dot_by_weights(m) else None
+
+
+def _convolution_bf16(m: Match) -> Value | None:
+    return _rounded_to_bf16(m) if _is_convolution_by_weights(m, PAIR) else None
+
+
+def _rounded_to_bf16(m: Match) -> Value:
+    operands = (_wide(m.build, m[name], bf16) for name in ("x", "y"))
+    attrs = {name: value for name, value in m.op.attrs.items() if name != "algorithm"}
+    made: Value = m.build.op(m.op.name, *operands, result=m.shape, **attrs).result
+    return made
+
+
+RULES = {
+    "int8": [
+        Rule(op("stablehlo.dot_general", "x", "y"), _dot, "asked for: weights and rows in 8 bits"),
+        Rule(op("stablehlo.convolution", "x", "y"), _convolution, "asked for: weights and images in 8 bits"),
+    ],
+    "bf16": [
+        Rule(op("stablehlo.dot_general", "x", "y"), _dot_bf16, "asked for: weights and rows in bf16"),
+        Rule(op("stablehlo.convolution", "x", "y"), _convolution_bf16, "asked for: weights and images in bf16"),
+    ],
+}
+
+
+# ---- what is worth it ----
+
+
+def _is_dot_by_weights(m: Match) -> bool:
+    """A product of rows of activations by a matrix of weights that is large enough."""
+    lhs, rhs, dims = m["x"], m["y"], m.op.attrs["dot_dimension_numbers"]
+    if not _is_float(lhs, rhs, m.op.results[0]) or dims.rhs_batching_dimensions:
+        return False
+    if not _is_fixed(m.edit, rhs) or _is_fixed(m.edit, lhs):
+        return False
+    summed = dims.rhs_contracting_dimensions
+    depth = product(rhs.shape.sizes[d] for d in summed)
+    width = product(rhs.shape.sizes[d] for d in range(rhs.shape.rank) if d not in summed)
+    return isinstance(depth, int) and isinstance(width, int) and depth >= DEEP and width >= WIDE
+
+
+def _is_convolution_by_weights(m: Match, together: int) -> bool:
+    """A convolution of activations by weights with enough channels in each group, in whole words of so many."""
+    images, kernel, attrs = m["x"], m["y"], m.op.attrs
+    dims = attrs["dimension_numbers"]
+    if not _is_float(images, kernel, m.op.results[0]) or attrs["batch_group_count"] != 1:
+        return False
+    if any(attrs.get("window_reversal") or ()) or not _is_fixed(m.edit, kernel) or _is_fixed(m.edit, images):
+        return False
+    depth = kernel.shape.sizes[dims.kernel_input_feature_dimension]
+    width = kernel.shape.sizes[dims.kernel_output_feature_dimension]
+    if not isinstance(depth, int) or not isinstance(width, int):
+        return False
+    return depth >= DEEP and depth % together == 0 and width >= WIDE
 
 
 def _is_float(*values: Value) -> bool:
