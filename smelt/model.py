@@ -77,8 +77,8 @@ def load(
     Inputs whose values shape the program are found by themselves: the model then compiles once per value that comes.
     With `memory_limit` (bytes, or "512MB") a model that needs more is refused before its weights are loaded, for the
     open sizes given in `sizes` (else 1), and a call whose sizes need more is refused before it runs. With
-    `precision="int8"` products by weights are computed in 8 bits: `passes.quantise` says how. `tune` measures
-    for so many seconds which kernels are faster here, on random inputs; later loads use what was found.
+    `precision="bf16"` or `"int8"` products by weights are computed in 16 or 8 bits: `passes.quantise` says how. `tune`
+    measures for so many seconds which kernels are faster here, on random inputs; later loads use what was found.
     """
     check_precision(precision)
     if Path(path).suffix.lower() == bundle.SUFFIX:

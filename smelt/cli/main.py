@@ -53,7 +53,7 @@ MemoryLimit = Annotated[
     str | None,
     typer.Option("--memory-limit", help="Refuse a model that needs more, before its weights are loaded: 512MB, 2GiB …"),
 ]
-Precision = Annotated[str, typer.Option(help="f32, or int8: products by weights in 8 bits.")]
+Precision = Annotated[str, typer.Option(help="f32; or bf16, int8: products by weights in 16 or 8 bits.")]
 EngineName = Annotated[str, typer.Option("--engine", help="auto, native, pjrt or reference.")]
 
 

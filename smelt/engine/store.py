@@ -25,8 +25,9 @@ from smelt.device import cpu, runtime
 from smelt.engine.executable import signature_of
 from smelt.engine.plans import PIECES, Planned, called, entries, lower, plan_lowered, write
 from smelt.engine_api import KernelUse, Signature
+from smelt.dtype import bf16, f32
 from smelt.errors import DeviceError, FileError, UnsupportedError
-from smelt.ir.core import Program
+from smelt.ir.core import Program, walk
 from smelt.ir.text import parse, print_program
 from smelt.kernel.choice import default, text_of
 from smelt.kernel.emit_c import Source
@@ -38,31 +39,45 @@ NAME = "smelt0"
 PLAIN = "plain"
 GLIBC = "2.17"  # the oldest C library that the runtime library of a bundle runs with
 LARGEST = 1 << 30  # bytes of a program's text
+PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.convolution"})
 
-Bind: TypeAlias = Callable[[Planned, TileShape], Arrays | None]
+Bind: TypeAlias = Callable[[Planned, Target], Arrays | None]
+Layout: TypeAlias = tuple[TileShape, bool]  # of weights: how panels are cut, and whether they hold pairs of bf16
 
 
-def default_targets() -> tuple[str, ...]:
-    """This machine's kind of processor with the most that it can do, and any of that machine."""
+def default_targets(program: Program | None = None) -> tuple[str, ...]:
+    """This machine's kind of processor with the most that it can do for a program, and any of that machine."""
     here = cpu.target()
     fitting = [
         name
         for name, each in cpu.TARGETS.items()
         if name != PLAIN and each.name == here.name and each.features <= here.features
+        if not each.has_pairs or (program is not None and has_bf16_products(program))
     ]
     return (*fitting[:1], PLAIN)
 
 
+def has_bf16_products(program: Program) -> bool:
+    """Whether a program multiplies bf16 with sums of f32."""
+    ops = (op for func in program.funcs.values() for op in walk(func.body) if op.name in PRODUCTS)
+    return any(op.operands[1].shape.dtype == bf16 and op.results[0].shape.dtype == f32 for op in ops)
+
+
+def _layout(program: Program, target: Target) -> Layout:
+    return tile_shape(target), target.has_pairs and has_bf16_products(program)
+
+
 def store_program(program: Program, target: Target, bound: Arrays | None, targets: Sequence[str]) -> StoredModel:
     """A compiled program with the arrays that it is bound to, as its executable stores it."""
-    have = tile_shape(target)
+    have = _layout(program, target)
 
-    def bind(planned: Planned, tile: TileShape) -> Arrays | None:
-        if bound and tile != have:
+    def bind(planned: Planned, other: Target) -> Arrays | None:
+        wanted = _layout(program, other)
+        if bound and wanted != have:
             raise UnsupportedError(
                 "the weights are packed for another kind of processor already",
-                expected=f"targets with panels of {have.columns} columns",
-                got=f"{tile.columns} columns",
+                expected=f"targets with {_panels(have)}",
+                got=_panels(wanted),
                 remedy="smelt compile MODEL -o FILE.smelt --target …",
             )
         return bound
@@ -70,13 +85,18 @@ def store_program(program: Program, target: Target, bound: Arrays | None, target
     return _stored(program, targets, bind)
 
 
+def _panels(layout: Layout) -> str:
+    tile, pairs = layout
+    return f"panels of {tile.columns} columns{' in pairs of bf16' if pairs else ''}"
+
+
 def store_weights(program: Program, weights: Weights, targets: Sequence[str]) -> StoredModel:
     """A program with its weights, for any targets: the weights are packed here, for each kind of them."""
 
-    def bind(planned: Planned, tile: TileShape) -> Arrays:
+    def bind(planned: Planned, target: Target) -> Arrays:
         if planned.prepare is None:
             return ()
-        source = Source(tile)
+        source = Source(tile_shape(target))
         source.add(*planned.prepare, called(NAME, "prepare"))
         library = cpu.build(source.texts(PIECES * cpu.cores()), processor=cpu.target("native"))
         _, prepare = entries(planned, NAME)
@@ -124,14 +144,14 @@ class _Group:
     names: list[str]
 
 
-def _groups(targets: Sequence[str]) -> list[_Group]:
+def _groups(program: Program, targets: Sequence[str]) -> list[_Group]:
     """Plain code comes with the layout of the first other target: a fallback that needs no weights of its own."""
-    names = list(dict.fromkeys(targets or default_targets()))
+    names = list(dict.fromkeys(targets or default_targets(program)))
     groups: list[_Group] = []
     for name in sorted(names, key=lambda name: name == PLAIN):
         target = _named(name)
         for group in groups:
-            if name == PLAIN or tile_shape(group.layout) == tile_shape(target):
+            if name == PLAIN or _layout(program, group.layout) == _layout(program, target):
                 group.names.append(name)
                 break
         else:
@@ -147,14 +167,14 @@ def _named(name: str) -> Target:
 
 def _stored(program: Program, targets: Sequence[str], bind: Bind) -> StoredModel:
     signature = signature_of(program.main)
-    groups = _groups(targets)
+    groups = _groups(program, targets)
     variants: list[Variant] = []
     kernels: tuple[KernelUse, ...] = ()
     tuned: dict[str, str] = {}
     for group in groups:
         lowered = lower(program, group.layout)
         planned = plan_lowered(lowered, signature, group.layout)
-        variants.append(_variant(lowered, planned, group, bind(planned, tile_shape(group.layout))))
+        variants.append(_variant(lowered, planned, group, bind(planned, group.layout)))
         kernels = kernels or planned.kernels
         tuned |= {f"tuned {group.names[0]}: {problem}": text for problem, text in _tuned(planned).items()}
     made_by = {"compiler": _compiler(), "flags": " ".join(cpu.FLAGS), **tuned}

@@ -162,6 +162,7 @@ class _Fusion:
     homes: dict[Value, int] = field(default_factory=dict)  # buffers of wholes
     begun: set[int] = field(default_factory=set)  # those of them that hold something already
     addressed: list[tuple[Value, Value, bool]] = field(default_factory=list)  # (base, value, in runs) that ops address
+    rounded: dict[Value, list[Value]] = field(default_factory=dict)  # stored values that are this one converted
     known: set[str] = field(default_factory=set)  # symbols that have a number by now
     late: list[str] = field(default_factory=list)  # those of them that only data tells
 
@@ -215,6 +216,7 @@ class _Fusion:
     def _block(self, region: Region, targets: Sequence[int], *, direct: bool = True) -> list[Step]:
         """The steps of a block whose results go to these buffers; at its end only, unless `direct`."""
         self._decide(region)
+        self._pair_up(region)
         returned: dict[Value, int] = {}
         for value, target in zip(region.results, targets, strict=True):
             if direct and value.op is not None and value in self.keep and not self._renamed(value, target):
@@ -270,8 +272,8 @@ class _Fusion:
         if op.name == "stablehlo.constant" and op.result in self.keep:
             self._constant(op)
             return []
-        if not any(value in self.keep for value in op.results):
-            return demanded  # pulled, or the beginning of another kernel
+        if not any(value in self.keep for value in op.results) or op.results[0] in self.stored:
+            return demanded  # pulled, or the beginning of another kernel, or made by one already
         results = [value for value in op.results if not isinstance(value.type, Token)]
         if (
             op.name == "stablehlo.reshape"
@@ -281,6 +283,7 @@ class _Fusion:
             return self._view(op.result, base, returned)
         targets = [self._home(value, returned) for value in results]
         anchor = self.anchors.get(op)
+        more: dict[Value, int] = {}
         if op in self.parts:
             steps = self._rest(op, targets[0])
         elif op.name in UPDATES:
@@ -288,9 +291,10 @@ class _Fusion:
         elif op.name in SINKS or anchor is not None:
             nest = self._nest()
             first = op if anchor is None else anchor.op
-            output = Output(targets) if anchor is None else Output(targets, op.result, anchor.path)
-            SINKS[first.name](nest, first, output)
-            writes = [*targets, *nest.scratches]
+            more = self._rounded(op.result, returned) if first.name in ANCHORS else {}
+            last, path = (None, ()) if anchor is None else (op.result, anchor.path)
+            SINKS[first.name](nest, first, Output(targets, last, path, tuple(more.items())))
+            writes = [*targets, *more.values(), *nest.scratches]
             steps = [self._launch(nest, first.name.partition(".")[2], [first], writes)]
         elif op.name == "stablehlo.transpose" and (rule := build_transpose.rule_of(op)) is not None:
             nest = self._nest()
@@ -301,11 +305,28 @@ class _Fusion:
             build_reduce.by_rows(nest, op, targets[0])
             steps = [self._launch(nest, "reduce", [op], [*targets, *nest.scratches])]
         elif len({tensor(value).sizes for value in results}) == 1:
-            steps = [self._map(results, targets)]
+            more = self._rounded(results[0], returned)
+            steps = [self._map([*results, *more], [*targets, *more.values()])]
         else:
             steps = [self._map([value], [target]) for value, target in zip(results, targets, strict=True)]
+        self.stored.update(more)
         self.stored.update(zip(results, targets, strict=True))
         return [*demanded, *steps]
+
+    def _pair_up(self, region: Region) -> None:
+        """Find values that are stored as they are and converted as well, so that one kernel writes both."""
+        for op in region.ops:
+            if op.name != "stablehlo.convert" or op.result not in self.keep or op in self.anchors:
+                continue
+            source = op.operands[0]
+            while source not in self.keep and source.op is not None and source.op.name == "stablehlo.convert":
+                source = source.op.operands[0]
+            if source in self.keep:
+                self.rounded.setdefault(source, []).append(op.result)
+
+    def _rounded(self, value: Value, returned: dict[Value, int]) -> dict[Value, int]:
+        """The values that are this one converted, and their buffers."""
+        return {each: self._home(each, returned) for each in self.rounded.get(value, ())}
 
     def _rest(self, op: Op, target: int) -> list[Step]:
         """What a whole holds besides the parts that were made in it."""

@@ -20,22 +20,27 @@ class Output:
     """Where results go: `targets` are the buffers of the op's results, or of the epilogue's last value.
 
     `path` are the reshapes and transposes between the op and the last value, which say where an element ends up.
+    `rounded`: values that are the last one converted, and their buffers.
     """
 
     targets: Sequence[int]
     last: Value | None = None
     path: tuple[Op, ...] = ()
+    rounded: tuple[tuple[Value, int], ...] = ()
 
     def finish(self, nest: Nest, op: Op, index: Index, element: Expr) -> None:
         """Store an element of the op's only result, after the epilogue."""
         for move in self.path:
             index = pushed(nest, move, index)
-        if self.last is None:
-            nest.store(self.targets[0], nest.offset(op.result, index), element)
-            return
         nest.values[op.result] = element
-        nest.store(self.targets[0], nest.offset(self.last, index), nest.pull(self.last, index))
-        del nest.values[op.result]
+        last = self.last or op.result
+        found = nest.pull(last, index)
+        nest.store(self.targets[0], nest.offset(last, index), found)
+        nest.values[last] = found
+        for value, target in self.rounded:
+            nest.store(target, nest.offset(value, index), nest.pull(value, index))
+        del nest.values[last]
+        nest.values.pop(op.result, None)
 
 
 def pushed(nest: Nest, move: Op, index: Index) -> Index:

@@ -121,12 +121,16 @@ def passes(
         kept = {op.attrs["name"] for op in program.main.body.ops if op.name == "stablehlo.composite"}
         return tidy(rules(SPREADING)(inline(program))) if kept & QUANTISING else inline(program)
 
+    def widened(edit: Edit) -> int:
+        count = rewrite(edit, bf16_rules(pairs=pairs))
+        return count + common_subexpressions(edit) if count else 0  # products that share an operand share its rounding
+
     joining = Pass("join_processes", lambda program: join_processes(program, composites), "one process instead of many")
     attending = (
         Pass("attend", rules(attend_rules(width)), "scores of attention are never all there"),
         Pass("lower_qdot", rules(qdot_rules(width)), "quantised products are products of bytes"),
         Pass("inline", taken_apart, "composites without a kernel as the ops they are made of"),
-        Pass("lower_bf16", rules(bf16_rules(pairs=pairs)), "products of bf16 in pairs, or of f32"),
+        Pass("lower_bf16", per_function(widened), "products of bf16 in pairs, or of f32"),
     )
     return [
         *((joining,) if lowered else ()),

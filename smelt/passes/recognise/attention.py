@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from smelt.ir.attributes import DotDims
 from smelt.ir.composites import decode
 from smelt.ir.core import Op, Value
+from smelt.ir.layouts import parse, sizes_of
 from smelt.passes.recognise.axes import Atoms, Axes, Letters, View
 from smelt.passes.recognise.look import Look, is_float
 from smelt.passes.recognise.outline import Found
@@ -82,9 +83,13 @@ class _Search:
         scale, queries = self.unscaled(queries)
         other, keys = self.unscaled(keys)
         main = (queries, keys, self.behind(values, _MOVES))
-        return self.said(scores, main, whole.axes, scale * other * scores.scale, int(guard.is_there))
+        return self.said(scores, main, whole, scale * other * scores.scale, int(guard.is_there))
 
-    def said(self, scores: _Scores, main: tuple[View, View, View], result: Axes, scale: float, guarded: int) -> Found:
+    def said(
+        self, scores: _Scores, main: tuple[View, View, View], whole: View, scale: float, guarded: int
+    ) -> Found | None:
+        """None where the result hides what there is to say: heads that are one axis with their elements everywhere."""
+        result = whole.axes
         queries, keys, values = main
         letters = Letters(self.atoms)
         shown = {atom for axis in self.atoms.now(result) for atom in axis}
@@ -100,9 +105,13 @@ class _Search:
         for _, mask in masks:
             letters.give(mask.axes, "")
         operands = [*main, *(mask for _, mask in masks)]
+        layout = letters.layout([each.axes for each in operands], result)
+        parsed, shapes = parse(layout), [each.value.shape.sizes for each in (*operands, whole)]
+        if parsed is None or sizes_of(zip((*parsed[0], parsed[1]), shapes, strict=True)) is None:
+            return None
         attributes = {
             "operands": " ".join(("q", "k", "v", *(role for role, _ in masks))),
-            "layout": letters.layout([each.axes for each in operands], result),
+            "layout": layout,
             "scale": float(scale),
             "softcap": float(scores.softcap),
             "fill": scores.fill[::-1],
