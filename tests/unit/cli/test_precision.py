@@ -18,8 +18,9 @@ from smelt.errors import UnsupportedError
 DIGITS = Path(str(files("smelt") / "assets" / "digits.onnx"))
 
 
-def test_bench_says_how_far_int8_is_from_f32() -> None:
-    said = ["bench", str(DIGITS), "--precision", "int8", "--seconds", "0.2", "--size", "batch=8", "--threads", "1"]
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_bench_says_how_far_it_is_from_f32(precision: str) -> None:
+    said = ["bench", str(DIGITS), "--precision", precision, "--seconds", "0.2", "--size", "batch=8", "--threads", "1"]
     result = CliRunner().invoke(app, [*said, "--engine", "native", "--json"])
     assert result.exit_code == 0, result.output
     (found,) = json.loads(result.output)["accuracy"]
@@ -28,19 +29,20 @@ def test_bench_says_how_far_int8_is_from_f32() -> None:
     assert 0 < found["max_error"] < 0.1
 
 
-def test_a_bundle_keeps_its_precision(tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_a_bundle_keeps_its_precision(precision: str, tmp_path: Path) -> None:
     path = tmp_path / "digits.smelt"
-    said = ["compile", str(DIGITS), "-o", str(path), "--precision", "int8", "--target", "plain", "--json"]
+    said = ["compile", str(DIGITS), "-o", str(path), "--precision", precision, "--target", "plain", "--json"]
     result = CliRunner().invoke(app, said)
     assert result.exit_code == 0, result.output
     pixels = np.random.default_rng(0).random((5, 64), np.float32)
-    expected = smelt.load(DIGITS, engine="native", precision="int8")(pixels)["probabilities"]
+    expected = smelt.load(DIGITS, engine="native", precision=precision)(pixels)["probabilities"]
     exact = smelt.load(DIGITS, engine="native")(pixels)["probabilities"]
     found = smelt.load(path)(pixels)["probabilities"]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
     assert np.abs(found - exact).max() > 1e-4, "nothing was rounded"
     with pytest.raises(UnsupportedError, match="compiled already"):
-        smelt.load(path, precision="int8")
+        smelt.load(path, precision=precision)
 
 
 def test_the_cosine_of_outputs_without_numbers() -> None:
@@ -49,6 +51,6 @@ def test_the_cosine_of_outputs_without_numbers() -> None:
     assert compared("y", np.zeros(3), np.ones(3)).cosine == 0
 
 
-def test_bf16_is_refused() -> None:
+def test_f16_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="bf16"):
-        smelt.load(DIGITS, precision="bf16")
+        smelt.load(DIGITS, precision="f16")

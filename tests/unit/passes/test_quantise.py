@@ -1,9 +1,10 @@
-"""Precision on request: what becomes a product of bytes, how far it is from f32, and what is refused."""
+"""Precision on request: what becomes a product of bytes or of bf16, how far it is from f32, and what is refused."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -100,13 +101,55 @@ def test_convolutions_by_weights_are_in_bytes(positive: bool, seed: int) -> None
     np.testing.assert_allclose(call(quantised, x, w), expected, rtol=1e-4, atol=once)
 
 
-def test_products_of_inputs_stay_as_they_are() -> None:
-    program = matrix_product(8, 64, 64, weight=False)
-    assert "smelt.packed_qdot" not in ops(with_precision(program, "int8"))
+def rounded(x: Array) -> Array:
+    """To bf16, as ml_dtypes does it."""
+    return x.astype(ml_dtypes.bfloat16).astype(np.float64)
 
 
-def test_small_products_stay_as_they_are() -> None:
-    assert "smelt.packed_qdot" not in ops(with_precision(matrix_product(8, 4, 64), "int8"))
+def test_bf16_rounds_both_operands_of_products_by_weights(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    x, w = random.normal(1, 2, (7, 96)).astype(np.float32), random.normal(size=(96, 70)).astype(np.float32)
+    program = with_precision(matrix_product(7, 96, 70), "bf16")
+    kinds = {str(value.shape.dtype) for op in program.main.body.ops for value in op.operands if "dot" in op.name}
+    assert kinds == {"bf16"}
+    exact, reach = rounded(x) @ rounded(w), np.abs(rounded(x)) @ np.abs(rounded(w))
+    for found in (call(program, x, w), run(program, [x, w])[0]):
+        assert found.dtype == np.float32
+        assert (np.abs(found - exact) <= 97 * 2.0**-24 * reach).all()
+    assert np.abs(exact - x.astype(np.float64) @ w).max() > 1e-3, "nothing was rounded"
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(16, 1), (64, 2), (17, 1)])
+def test_bf16_rounds_images_and_weights_in_whole_pairs(channels: int, groups: int, seed: int) -> None:
+    """An odd number of channels stays f32, on every target alike."""
+    jax = pytest.importorskip("jax")
+    random = np.random.default_rng(seed)
+    x, w = random.normal(size=(2, channels, 9, 8)), random.normal(size=(32, channels // groups, 3, 3))
+    x, w = x.astype(np.float32), w.astype(np.float32)
+    f = weighted(Shape("f32", *x.shape), Shape("f32", *w.shape))
+    made = f.convolution(
+        *f.args,
+        padding=((1, 1), (1, 1)),
+        dimension_numbers=ConvDims(0, 1, (2, 3), 1, 0, (2, 3), 0, 1, (2, 3)),
+        feature_group_count=groups,
+        batch_group_count=1,
+        result=Shape("f32", 2, 32, 9, 8),
+    )
+    with jax.enable_x64(True):
+        given = (rounded(x), rounded(w)) if channels % 2 == 0 else (x.astype(np.float64), w.astype(np.float64))
+        exact, reach = (
+            np.asarray(jax.lax.conv_general_dilated(*each, (1, 1), "SAME", feature_group_count=groups))
+            for each in (given, tuple(map(np.abs, given)))
+        )
+    found = call(with_precision(Program.of(f.func(made)), "bf16"), x, w)
+    assert (np.abs(found - exact) <= 9 * channels * 2.0**-24 * reach).all()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_other_products_stay_as_they_are(precision: str) -> None:
+    for program in (matrix_product(8, 64, 64, weight=False), matrix_product(8, 4, 64)):
+        assert "smelt.packed_dot" in ops(program)
+        assert ops(with_precision(program, precision)) == ops(program)
 
 
 def test_f32_changes_nothing() -> None:
@@ -114,7 +157,7 @@ def test_f32_changes_nothing() -> None:
     assert with_precision(program, "f32") is program
 
 
-@pytest.mark.parametrize("precision", ["bf16", "f16", "int4"])
+@pytest.mark.parametrize("precision", ["f16", "int4"])
 def test_what_has_no_kernel_is_refused(precision: str) -> None:
     with pytest.raises(UnsupportedError, match="int8"):
         with_precision(matrix_product(8, 64, 64), precision)
