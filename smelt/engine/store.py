@@ -22,10 +22,10 @@ from smelt.bundle.container import digest
 from smelt.bundle.executable import Arrays, NativeExecutable
 from smelt.bundle.stored import Code, RuntimeCode, StoredModel, StoredProgram, Variant
 from smelt.device import cpu, runtime
+from smelt.dtype import bf16, f32
 from smelt.engine.executable import signature_of
 from smelt.engine.plans import PIECES, Planned, called, entries, lower, plan_lowered, write
 from smelt.engine_api import KernelUse, Signature
-from smelt.dtype import bf16, f32
 from smelt.errors import DeviceError, FileError, UnsupportedError
 from smelt.ir.core import Program, walk
 from smelt.ir.text import parse, print_program

@@ -49,8 +49,8 @@ from smelt.kernel.memory import Memory
 from smelt.kernel.nest import everything, expressions, mentioned
 from smelt.kernel.plan import Branch, Buffer, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Step, walk
 from smelt.kernel.stamp_c import stamp_text, stamped
-from smelt.kernel.tile_c import TileShape, product_text, turn_text
 from smelt.kernel.tile_bf16_c import pairs_text
+from smelt.kernel.tile_c import TileShape, product_text, turn_text
 from smelt.kernel.tile_int8_c import bytes_text
 
 ABI = """\

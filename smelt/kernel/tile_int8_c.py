@@ -135,7 +135,7 @@ def _family(words: Words, shape: TileShape, vectors: int) -> str:
     text = [
         *(_rows_text(words, f"{name}_{rows}", rows, shape, vectors) for rows in range(1, most + 1)),
         f"static void {name}(i64 rows, {_signature(words)}, i64 join, i64 part, i64 parts) {{",
-        f"  const i64 lines = {lines}, all = (count + {together - 1}) / {together};  /* {STEPS} words use up so many */",
+        f"  const i64 lines = {lines}, all = (count + {together - 1}) / {together};  /* {STEPS} words use that up */",
         "  const i64 each = parts < lines ? (lines + parts - 1) / (parts + !parts) : 1;",
         f"  const {words.right} *ahead = {ahead};",
         f"  for (i64 height; rows > 0; rows -= height, a += height * a_row, tile += height * {shape.columns}) {{",

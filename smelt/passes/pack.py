@@ -101,7 +101,7 @@ def _form(m: Match) -> tuple[str, str, str] | None:
 
 def _suits_winograd(m: Match, kernel: Value, window: tuple[Size, ...], steps: tuple[int, ...]) -> bool:
     """Whether fewer products make up for what it takes to spread patches and to gather pixels. Only weights: their part
-    is done once, and what is no weight keeps the plain sum. Not bf16, to which patches would have to be rounded again."""
+    is done once, and what is no weight keeps the plain sum. Not bf16, for patches would be rounded to it again."""
     if str(kernel.shape.dtype) != "f32":
         return False
     if window != (3, 3) or set(steps) != {1} or not _is_weight(m, kernel):

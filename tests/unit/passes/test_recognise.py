@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from smelt.engine.native import NativeEngine
+from smelt.engine.plans import lower
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program, Value, walk
 from smelt.ir.interpret import run
@@ -241,6 +243,25 @@ def test_integer_products_as_jax_writes_them() -> None:
     assert counts == {"smelt.qdot": 1}
     np.testing.assert_array_equal(run(simple, args)[0], run(marked, args)[0])
     check_meanings(marked, args)
+
+
+def test_heads_that_are_one_axis_with_their_elements_and_rounded_after(seed: int) -> None:
+    """The last conversion sees heads nowhere by themselves: what is found must begin before them, and have a kernel."""
+
+    def block(q, k, v):
+        heads = [each.reshape(2, -1, 4, 8).transpose(0, 2, 1, 3) for each in (q, k, v)]
+        scores = jax.numpy.einsum("bhqd,bhkd->bhqk", *heads[:2]) * 0.125
+        mixed = jax.numpy.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores), heads[2])
+        return mixed.transpose(0, 2, 1, 3).reshape(2, -1, 32).astype(jax.numpy.bfloat16)
+
+    random = np.random.default_rng(seed)
+    given = [random.normal(size=(2, size, 32)).astype(np.float32) for size in (3, 5, 5)]
+    program = parse(jax.jit(block).lower(*given).as_text())
+    assert "smelt.attention" in {op.name for op in lower(program).main.body.ops}
+    (found,) = NativeEngine().compile(program)(*given)
+    np.testing.assert_allclose(
+        found.astype(np.float32), np.asarray(block(*given)).astype(np.float32), rtol=2.0**-7, atol=1e-5
+    )
 
 
 def test_what_must_stay_inside_a_loop_is_not_taken_out_of_it() -> None:
