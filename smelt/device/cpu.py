@@ -50,7 +50,7 @@ _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _BF16 = _AVX512 | {"avx512_bf16", "avx512_vnni"}
 _ARM = platform.machine() if platform.machine() in ("aarch64", "arm64") else "aarch64"
 TARGETS = {
-    "avx512_bf16": Target(
+    "avx512bf16": Target(
         "x86_64",
         1,
         64,

@@ -181,11 +181,11 @@ def test_code_for_several_kinds_of_processors(pixels: np.ndarray, expected: np.n
 
 def test_weights_of_bf16_lie_in_pairs_for_targets_that_multiply_them(pixels: np.ndarray, tmp_path: Path) -> None:
     program, weights = read(DIGITS)
-    (plain,) = store_weights(program, weights, ["avx512", "avx512_bf16"]).programs[0].variants
-    assert [code.target for code in plain.codes] == ["avx512", "avx512_bf16"], "f32 lies the same way for both"
-    stored = store_weights(with_precision(program, "bf16"), weights, ["avx512_bf16", "avx512", "plain"])
+    (plain,) = store_weights(program, weights, ["avx512", "avx512bf16"]).programs[0].variants
+    assert [code.target for code in plain.codes] == ["avx512", "avx512bf16"], "f32 lies the same way for both"
+    stored = store_weights(with_precision(program, "bf16"), weights, ["avx512bf16", "avx512", "plain"])
     pairs, floats = stored.programs[0].variants
-    assert [code.target for code in pairs.codes] == ["avx512_bf16", "plain"]
+    assert [code.target for code in pairs.codes] == ["avx512bf16", "plain"]
     assert [code.target for code in floats.codes] == ["avx512"]
     sizes = [sum(array.nbytes for array in variant.bound or () if array.ndim == 4) for variant in (pairs, floats)]
     assert 0 < sizes[0] < sizes[1]
@@ -193,7 +193,7 @@ def test_weights_of_bf16_lie_in_pairs_for_targets_that_multiply_them(pixels: np.
     write(path, stored)
     np.save(tmp_path / "x.npy", pixels[:37])
     wanted = smelt.load(DIGITS, engine="native", precision="bf16")(pixels[:37])["probabilities"]
-    for target in ("avx512_bf16", "avx512", "plain"):
+    for target in ("avx512bf16", "avx512", "plain"):
         if not cpu.TARGETS[target].features <= cpu.target("native").features:
             continue
         done = python(RUN, path, tmp_path / "x.npy", tmp_path / "y.npy", SMELT_TARGET=target, SMELT_CC="/no/compiler")

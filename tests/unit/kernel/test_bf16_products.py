@@ -1,7 +1,7 @@
 """Products of pairs of bf16: exact where f32 holds every sum, near float64 elsewhere, on every target.
 
 Targets without the instruction open the pairs to f32. On a processor that has it (`avx512_bf16` in /proc/cpuinfo) the
-names `native` and `avx512_bf16` run it; elsewhere the latter is skipped, and only compiled.
+names `native` and `avx512bf16` run it; elsewhere the latter is skipped, and only compiled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from smelt.kernel.tile_c import tile_shape
 from smelt.shape import Shape
 from tests.unit.kernel.test_byte_products import PRODUCTS, WINDOWS, compiled, target_of
 
-NAMES = ["native", "half", "avx512_bf16", "avx512", "avx2", "plain"]
+NAMES = ["native", "half", "avx512bf16", "avx512", "avx2", "plain"]
 EPSILON = 2.0**-24  # what rounding to f32 does to a number, at most
 
 
@@ -134,13 +134,13 @@ def instructions(code: bytes) -> int:
 def test_the_instruction_is_used_where_a_target_has_it(tmp_path: Path) -> None:
     """A tile of six rows and four vectors alone holds 24 of them."""
     counts = {}
-    for name in ("avx512_bf16", "avx512"):
+    for name in ("avx512bf16", "avx512"):
         target = cpu.target(name)
         source = source_of([planned(product(1, 1, 61, 64, 128, tile_shape(target).columns), target)], target)
         path = tmp_path / f"{name}.so"
         cpu.compile_to(path, source.text(), processor=target)
         counts[name] = instructions(path.read_bytes())
-    assert counts["avx512_bf16"] >= 24
+    assert counts["avx512bf16"] >= 24
     assert counts["avx512"] == 0
 
 
