@@ -1,31 +1,47 @@
-"""`python -m bench.tune`: the search over choices beside trying everything, on ten real kernels of this machine.
+"""`python -m bench.tune`: what tuning brings, and how far the defaults are from the best that can be chosen.
 
-For each kernel all legal choices are measured in turns with the default. Then the search runs on these measurements,
-told those of the choices that it asks for: so both see the same machine at the same time. Prints JSON.
+With `--models DIR`, for every model: tuned from an empty database, then the program as tuned and as by default, each
+built as it is used, called in turns; and every legal choice of every problem measured in turns with the default.
+Without it, the search beside trying everything on ten kernels. Results go to stdout, and to `--json FILE`, which is
+added to: parts of a long run may be measured one after the other (`--only MODEL`, `--part`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import platform
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from smelt.device import cpu
 from smelt.device.runtime import runtime
+from smelt.dtype import Array
+from smelt.engine import tuned
+from smelt.engine.executable import signature_of
 from smelt.engine.sample import sample_inputs
-from smelt.engine.tune import Bench, in_turns
+from smelt.engine.tune import Bench, tune
+from smelt.engine.tuned import Database
 from smelt.ir.core import Program
 from smelt.ir.text import parse
-from smelt.kernel.choice import Choice, Problem, defaults, legal, text_of
+from smelt.kernel.choice import Choice, Lookup, Problem, default, defaults, legal, text_of
 from smelt.kernel.predict import Machine, predicted
 from smelt.kernel.search import Estimate, Lesson, Search, paired
 from smelt.kernel.tile_c import tile_shape
+from smelt.model import read
 from smelt.weights import Weights
 
-AT_ONCE = 16  # programs of a library
+PARTS = ("tune", "check", "everything")
+OPEN = 128  # what an open size is, but those of a first axis are 1
+QUIET = 0.2  # the part of calls, from below, up to which they count: what is slower was disturbed
+EVERY = 4  # calls with other choices between two with the default
+SMALL = 0.01  # part of a call's time that is worth a line
 
 PRODUCTS = ((128, 768, 768), (128, 768, 3072), (128, 3072, 768), (197, 768, 768), (512, 512, 512), (784, 192, 32))
 CONVOLUTIONS = (
@@ -34,6 +50,191 @@ CONVOLUTIONS = (
     (14, 256, 256, 3),
     (80, 32, 64, 3),
 )  # pixels, channels, features, window
+
+
+# ---- every choice ----
+
+
+@dataclass(slots=True)
+class Taken:
+    """Ticks of calls: `usual` by default, `others` with each choice, spread over the whole run."""
+
+    usual: list[float] = field(default_factory=list)
+    others: dict[Choice, list[float]] = field(default_factory=dict)
+
+    def ratio(self, choice: Choice, half: slice = slice(None)) -> float:
+        """The time of quiet calls with a choice by those with the default, over all calls or every other one."""
+        return float(np.quantile(self.others[choice][half], QUIET) / np.quantile(self.usual[half], QUIET))
+
+    def best(self) -> tuple[Choice, float]:
+        """The best choice by every other call, and how it does in the rest: luck does not count."""
+        found = min(self.others, key=lambda each: self.ratio(each, slice(0, None, 2)))
+        return found, self.ratio(found, slice(1, None, 2))
+
+
+def everything(bench: Bench, seconds: float) -> tuple[dict[Problem, Taken], float]:
+    """All legal choices of all problems, in passes until time is up; and the ticks of a whole call by default."""
+    program, tile = bench.adjustable(), tile_shape(bench.target)
+    random = np.random.default_rng(0)
+    choices = {problem: legal(problem, tile) for problem in program.problems}
+    found = {problem: Taken() for problem in choices}
+    whole: list[float] = []
+    least = 4 * max(map(len, choices.values()), default=0)  # calls
+    begin, calls = time.perf_counter(), 0
+    program.use({})
+    program.call(bench.inputs)
+    while time.perf_counter() - begin < seconds or calls < least:
+        orders = {problem: random.permutation(len(some)) for problem, some in choices.items()}
+        for turn in range(max(map(len, choices.values()), default=1)):
+            if turn % EVERY == 0:
+                program.use({})
+                ticks = program.call(bench.inputs)
+                whole.append(float(ticks.sum()))
+                for problem, taken in found.items():
+                    taken.usual.append(program.spent(ticks, problem))
+            variant = {problem: some[orders[problem][turn % len(some)]] for problem, some in choices.items()}
+            program.use(variant)
+            ticks = program.call(bench.inputs)
+            calls += 1
+            for problem, taken in found.items():
+                taken.others.setdefault(variant[problem], []).append(program.spent(ticks, problem))
+    return found, float(np.quantile(whole, QUIET))
+
+
+def distance(bench: Bench, seconds: float) -> dict[str, Any]:
+    """How far the defaults are from the best choices: the time of a call with these by that with those."""
+    found, whole = everything(bench, seconds)
+    rows: list[dict[str, Any]] = []
+    for problem, taken in found.items():
+        share = float(np.quantile(taken.usual, QUIET)) / whole
+        choice, ratio = taken.best() if share >= SMALL else (default(problem), 1.0)
+        rows.append(
+            {
+                "problem": str(problem),
+                "share": round(share, 4),
+                "choices": len(taken.others),
+                "calls": round(statistics.mean(map(len, taken.others.values())), 1),
+                "default": text_of(default(problem)),
+                "best": text_of(choice),
+                "ratio": round(min(ratio, 1.0), 4),
+            }
+        )
+    rows.sort(key=lambda row: -row["share"])
+    gain = sum(row["share"] * (1 - row["ratio"]) for row in rows)
+    return {"best by default": round(1 - gain, 4), "problems": rows}
+
+
+# ---- models ----
+
+
+def model_bench(path: Path) -> tuple[Program, Weights, list[Array]]:
+    program, weights = read(path)
+    sizes: dict[str, int] = {}
+    for port in signature_of(program.main).inputs:
+        for axis, size in enumerate(port.shape.sizes):
+            if not isinstance(size, int):
+                sizes.update({name: 1 if axis == 0 else OPEN for name in port.shape.symbols if str(size) == name})
+    return program, weights, sample_inputs(program, sizes)
+
+
+def tuned_model(path: Path, database: Database, seconds: float) -> dict[str, Any]:
+    """Tune from an empty database."""
+    database.path.unlink(missing_ok=True)
+    found = tune(*model_bench(path), seconds, database=database)
+    return {
+        "seconds": round(found.seconds, 1),
+        "problems": len(found.findings),
+        "choices": sum(each.choices - 1 for each in found.findings),
+        "tried": found.tries,
+        "changed": sum(each.choice != default(each.problem) for each in found.findings),
+        "kept": found.kept,
+        "ratio": None if found.whole is None else round(found.whole.ratio, 4),
+        "error": None if found.whole is None else round(found.whole.error, 4),
+    }
+
+
+def checked(path: Path, database: Database, seconds: float) -> dict[str, Any]:
+    """Calls of the program as tuned by calls as by default, in turns."""
+    program, weights, inputs = model_bench(path)
+    bench = Bench(program, weights, inputs)
+    target = tuned.here(tile_shape(bench.target))
+    known: Lookup = {problem: each.choice for (where, problem), each in database.read().items() if where == target}.get
+    try:
+        usual, other = bench.plain(defaults), bench.plain(known)
+        taken: tuple[list[float], list[float]] = ([], [])
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < seconds or len(taken[0]) < 16:
+            first = len(taken[0]) % 2
+            for at in (first, 1 - first):
+                start = time.perf_counter()
+                (usual, other)[at](*inputs, keep=True)
+                taken[at].append(time.perf_counter() - start)
+        ratios = np.divide(taken[1], taken[0])
+        usual_ms, tuned_ms = (1e3 * float(np.quantile(each, QUIET)) for each in taken)
+        return {
+            "default ms": round(usual_ms, 3),
+            "tuned ms": round(tuned_ms, 3),
+            "ratio": round(statistics.median(paired(taken[1], taken[0])), 4),
+            "middle half": [round(float(each), 4) for each in np.quantile(ratios, (0.25, 0.75))],
+            "pairs": len(ratios),
+        }
+    finally:
+        bench.close()
+
+
+def of_models(paths: Sequence[Path], chosen: argparse.Namespace) -> dict[str, Any]:
+    """All that was asked for, on top of what the file holds already."""
+    kept = Path(chosen.json) if chosen.json else None
+    record: dict[str, Any] = json.loads(kept.read_text()) if kept and kept.exists() else {}
+    record |= {"machine": platform.processor() or platform.machine(), "threads": runtime().threads}
+    models: dict[str, Any] = record.setdefault("models", {})
+    for path in paths:
+        row = models.setdefault(path.stem, {})
+        database = Database(Path(chosen.databases) / f"{path.stem}.jsonl")
+        if "tune" in chosen.part:
+            row["tune"] = tuned_model(path, database, chosen.seconds)
+        if "check" in chosen.part:
+            row["check"] = checked(path, database, chosen.seconds / 3)
+        if "everything" in chosen.part:
+            program, weights, inputs = model_bench(path)
+            bench = Bench(program, weights, inputs)
+            try:
+                row["everything"] = distance(bench, chosen.seconds)
+            finally:
+                bench.close()
+        record["geometric mean"] = _means(models)
+        if kept is not None:
+            kept.write_text(json.dumps(record, indent=2))
+    return record
+
+
+def _means(models: Mapping[str, Any]) -> dict[str, float]:
+    """Over the models that have them: the time as tuned by that by default, and the best possible."""
+    ways: dict[str, Callable[[Any], float | None]] = {
+        "tuned": lambda row: row.get("check", {}).get("ratio"),
+        "best": lambda row: row.get("everything", {}).get("best by default"),
+    }
+    found = {name: [ratio for row in models.values() if (ratio := way(row)) is not None] for name, way in ways.items()}
+    return {name: round(statistics.geometric_mean(ratios), 4) for name, ratios in found.items() if ratios}
+
+
+def table(record: Mapping[str, Any]) -> Iterator[str]:
+    heads = ("default ms", "tuned ms", "ratio", "middle half", "tried", "best")
+    yield _line("model", heads)
+    for name, row in record["models"].items():
+        check, tune_of, every = row.get("check", {}), row.get("tune", {}), row.get("everything", {})
+        half = "-".join(f"{each:.3f}" for each in check.get("middle half", []))
+        tried = f"{tune_of['tried']}/{tune_of['choices']}" if tune_of else ""
+        times = (check.get(key, "") for key in ("default ms", "tuned ms", "ratio"))
+        yield _line(name, (*times, half, tried, every.get("best by default", "")))
+    yield f"geometric mean: {record['geometric mean']}"
+
+
+def _line(name: str, cells: Sequence[object]) -> str:
+    return f"{name:20s}" + "".join(f"{each!s:>14s}" for each in cells)
+
+
+# ---- ten kernels ----
 
 
 def product(rows: int, depth: int, columns: int) -> Program:
@@ -63,44 +264,26 @@ def programs() -> list[Program]:
     return [*(product(*sizes) for sizes in PRODUCTS), *(convolution(*sizes) for sizes in CONVOLUTIONS)]
 
 
-def measured(program: Program, seconds: float) -> tuple[Problem, dict[Choice, list[float]]]:
-    """Ratios of every legal choice's times to the default's."""
-    bench = Bench(program, Weights({}), sample_inputs(program, {}))
-    try:
-        (problem,) = bench.plan(defaults).chosen
-        choices = legal(problem, tile_shape(bench.target))
-        found: dict[Choice, list[float]] = {}
-        for start in range(1, len(choices), AT_ONCE):
-            some = choices[start : start + AT_ONCE]
-            built = bench.stamped([defaults, *({problem: each}.get for each in some)])
-            ticks = in_turns(built, bench.inputs, seconds)
-            base = [built[0].spent(call, problem) for call in ticks[0]]
-            for each, program_of, calls in zip(some, built[1:], ticks[1:], strict=True):
-                found[each] = paired([program_of.spent(call, problem) for call in calls], base)
-                program_of.bound.close()
-        return problem, found
-    finally:
-        bench.close()
-
-
-def searched(everything: Sequence[tuple[Problem, dict[Choice, list[float]]]]) -> list[dict[str, Any]]:
-    """The search over all problems at once, as when a model is tuned."""
+def searched(everywhere: Sequence[tuple[Problem, Taken]]) -> list[dict[str, Any]]:
+    """The search over all problems at once, as when a model is tuned; told what was measured."""
     tile = tile_shape(cpu.target())
     machine = Machine(tile, runtime().threads)
-    searches = [Search(p, legal(p, tile), [predicted(p, c, machine) for c in legal(p, tile)]) for p, _ in everything]
+    searches = [Search(p, legal(p, tile), [predicted(p, c, machine) for c in legal(p, tile)]) for p, _ in everywhere]
     while any(not search.is_done for search in searches):
-        for search, (_, ratios) in zip(searches, everything, strict=True):
+        for search, (_, taken) in zip(searches, everywhere, strict=True):
             lessons: list[Lesson] = []
             for other in searches:
                 lessons += other.learned() if other is not search else []
             search.lessons = lessons
             for choice in search.propose(1):
-                search.tell(choice, ratios[choice])
-    return [_row(search, ratios) for search, (_, ratios) in zip(searches, everything, strict=True)]
+                some = taken.others[choice]
+                search.tell(choice, paired(some, taken.usual[: len(some)]))
+    return [_row(search, taken) for search, (_, taken) in zip(searches, everywhere, strict=True)]
 
 
-def _row(search: Search, ratios: dict[Choice, list[float]]) -> dict[str, Any]:
-    times = {search.choices[0]: 1.0, **{choice: Estimate.of(found).ratio for choice, found in ratios.items()}}
+def _row(search: Search, taken: Taken) -> dict[str, Any]:
+    times = {choice: Estimate.of(paired(some, taken.usual[: len(some)])).ratio for choice, some in taken.others.items()}
+    times[search.choices[0]] = 1.0
     best = min(times, key=lambda each: times[each])
     found, _ = search.best
     return {
@@ -113,25 +296,44 @@ def _row(search: Search, ratios: dict[Choice, list[float]]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(prog="python -m bench.tune", description=__doc__)
-    options.add_argument("--seconds", type=float, default=1.0, help="of calls for each library of choices")
-    options.add_argument("--kernels", type=int, default=10, help="how many of the ten")
-    options.add_argument("--json", metavar="FILE", help="write the figures to a file as well")
-    chosen = options.parse_args()
-    rows = searched([measured(program, chosen.seconds) for program in programs()[: chosen.kernels]])
-    record = {
+def of_kernels(count: int, seconds: float) -> dict[str, Any]:
+    everywhere: list[tuple[Problem, Taken]] = []
+    for program in programs()[:count]:
+        bench = Bench(program, Weights({}), sample_inputs(program, {}))
+        try:
+            everywhere += everything(bench, seconds)[0].items()
+        finally:
+            bench.close()
+    rows = searched(everywhere)
+    return {
         "machine": platform.processor() or platform.machine(),
         "threads": runtime().threads,
         "choices": sum(row["choices"] for row in rows),
         "tried": sum(row["tried"] for row in rows),
-        "reached": round(math.exp(sum(math.log(row["reached"]) for row in rows) / len(rows)), 4),
+        "reached": round(statistics.geometric_mean(row["reached"] for row in rows), 4),
         "kernels": rows,
     }
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(prog="python -m bench.tune", description=__doc__)
+    options.add_argument("--models", metavar="DIR", help="ONNX models; without them ten kernels are measured")
+    options.add_argument("--only", metavar="MODEL", nargs="+", help="of these models")
+    options.add_argument("--part", choices=PARTS, nargs="+", default=PARTS)
+    options.add_argument("--databases", metavar="DIR", default="tuned", help="folder for what was tuned")
+    options.add_argument("--seconds", type=float, default=60.0, help="to tune, or to measure a kernel's choices")
+    options.add_argument("--kernels", type=int, default=10, help="how many of the ten")
+    options.add_argument("--json", metavar="FILE", help="add the figures to a file as well")
+    chosen = options.parse_args()
+    if chosen.models:
+        paths = sorted(Path(chosen.models).glob("*.onnx"))
+        wanted = [path for path in paths if not chosen.only or path.stem in chosen.only]
+        print(*table(of_models(wanted, chosen)), sep="\n")
+        return
+    record = of_kernels(chosen.kernels, chosen.seconds)
     print(json.dumps(record, indent=2))
     if chosen.json:
-        with open(chosen.json, "w") as file:
-            json.dump(record, file, indent=2)
+        Path(chosen.json).write_text(json.dumps(record, indent=2))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from smelt.engine_api import KernelUse, Signature
 from smelt.errors import RunError
 from smelt.ir.core import Program
 from smelt.ir.verify import assumptions
+from smelt.kernel.adjust import Adjustable
 from smelt.kernel.choice import Choice, Lookup, Problem
 from smelt.kernel.emit_c import FAILED, UNFIT, Source
 from smelt.kernel.fuse import fuse
@@ -84,10 +85,11 @@ def plan_lowered(
     *,
     telling: bool = False,
     choices: Lookup | None = None,
+    adjustable: Adjustable | None = None,
 ) -> Planned:
-    """The same for a program that was lowered already."""
+    """The same for a program that was lowered already; with `adjustable`, @main is built to be tuned."""
     known = choices or lookup(tile_shape(target or cpu.target()))
-    main = in_place(fuse(program.main, assumptions(program), telling=telling, choices=known))
+    main = in_place(fuse(program.main, assumptions(program), telling=telling, choices=known, adjustable=adjustable))
     before = program.funcs.get("prepare")
     prepare = None if before is None else in_place(fuse(before, telling=telling, choices=known))
     return Planned(signature, (main, assign(main)), None if prepare is None else (prepare, assign(prepare)))

@@ -1,9 +1,10 @@
 """Tuning: which choices make a program's kernels faster on this machine, found by measuring, kept in the database.
 
-Program, weights, inputs and seconds come in; out goes a `Tuning`. In every round several programs are compiled as one
-library with time stamps, each with another choice for every problem at once, and called in turns: so a call measures a
-choice of every problem where it will run. `kernel.search` says what to try. At the end the whole program as it would be
-is set against the program as it was; choices are kept only where it is faster by more than the noise.
+Program, weights, inputs and seconds come in; out goes a `Tuning`. The program is built once so that its choices can be
+changed between calls (`kernel.adjust`), with time stamps. In every round it is called in turns with several sets of
+choices, each with another one for every problem at once: so a call measures a choice of every problem where it will
+run. `kernel.search` says what to try. At the end the whole program as it would be, built as it would be used, is set
+against the program as it was; choices are kept only where it is faster by more than the noise.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from smelt.engine.native import executable_of
 from smelt.engine.plans import PIECES, Planned, entries, lower, plan_lowered, write
 from smelt.engine.tuned import Database, Record
 from smelt.ir.core import Program
+from smelt.kernel.adjust import EACH, Adjustable
 from smelt.kernel.choice import Choice, Lookup, Problem, default, defaults, legal
 from smelt.kernel.emit_c import Source
 from smelt.kernel.plan import Copy, Launch, walk
@@ -37,11 +39,12 @@ from smelt.kernel.tile_c import tile_shape
 from smelt.target import Target
 from smelt.weights import Weights
 
-AT_ONCE = 6  # choices of a problem that one round measures
-CALLS = (12, 40)  # of each program in a round, at least and at most
-ROUND = 1.5  # seconds of calls that a round takes, about
+AT_ONCE = 8  # choices of a problem that one round measures
+CALLS = (8, 40)  # with each of them, at least and at most
+ROUND = 0.5  # seconds of calls that a round takes, at least
 SMALL = 0.01  # part of a call's time that a problem must have
-FINAL = (16, 400)  # pairs of calls at the end, at least and at most
+FINAL = (24, 2000)  # pairs of calls at the end, at least and at most
+FINAL_GROUPS = 12  # of neighbouring ones
 PATIENCE = 4  # calls in a row, until one is not disturbed
 LAST = 0.15  # of the time, for these
 
@@ -108,19 +111,16 @@ class Bench:
     def plan(self, choices: Lookup) -> Planned:
         return plan_lowered(self.lowered, signature_of(self.program.main), self.target, choices=choices)
 
-    def stamped(self, lookups: Sequence[Lookup]) -> list[Stamped]:
-        """Programs with time stamps, compiled together."""
+    def adjustable(self) -> Stamped:
+        """A program with time stamps whose choices can be changed between calls."""
+        freedom = Adjustable(tile_shape(self.target))
+        plans = plan_lowered(
+            self.lowered, signature_of(self.program.main), self.target, choices=defaults, adjustable=freedom
+        )
         source = Source(tile_shape(self.target), stamps=True)
-        plans = [self.plan(each) for each in lookups]
-        for i, each in enumerate(plans):
-            if self.first is None and i == 0:
-                write(each, source, "smelt0")
-            else:
-                source.add(*each.main, f"smelt{i}")
+        write(plans, source, "smelt0")
         library = cpu.build(source.texts(PIECES * cpu.cores()), processor=self.target)
-        return [
-            Stamped(each, self._bound(library, f"smelt{i}", each), library, f"smelt{i}") for i, each in enumerate(plans)
-        ]
+        return Stamped(plans, self._bound(library, "smelt0", plans), library, "smelt0", freedom)
 
     def plain(self, choices: Lookup) -> NativeExecutable:
         """The program as `NativeEngine.compile` makes it."""
@@ -143,19 +143,33 @@ class Bench:
 
 
 class Stamped:
-    """A program that tells how long each problem took in its last call."""
+    """A program whose choices can be changed, and that tells how long each problem took in its last call."""
 
-    def __init__(self, plans: Planned, bound: NativeExecutable, library: ctypes.CDLL, name: str) -> None:
-        self.plans, self.bound = plans, bound
+    def __init__(
+        self, plans: Planned, bound: NativeExecutable, library: ctypes.CDLL, name: str, freedom: Adjustable
+    ) -> None:
+        self.plans, self.bound, self._freedom = plans, bound, freedom
         steps = [each for each in walk(plans.main[0].steps) if isinstance(each, Launch | Copy)]
         self.problems: dict[Problem, list[int]] = {}
         for i, step in enumerate(steps):
             for problem, _ in step.kernel.chosen if isinstance(step, Launch) else ():
                 self.problems.setdefault(problem, []).append(i)
+        kernels = {step.kernel for step in steps if isinstance(step, Launch)}
+        self.forms = 1 + sum(len(each.forms) for each in kernels) / max(len(kernels), 1)  # of a kernel, on average
         self._count = ctypes.c_longlong.in_dll(library, f"{name}_count")
         log = (ctypes.c_longlong * (3 * LOG)).in_dll(library, f"{name}_log")
         self._log = np.ctypeslib.as_array(log).reshape(LOG, 3)
         self._steps = len(steps)
+        self._settings: Array = np.zeros(0, np.int64)
+        if plans.main[0].settings:
+            table = (ctypes.c_longlong * plans.main[0].settings).in_dll(library, f"{name}_settings")
+            self._settings = np.ctypeslib.as_array(table)
+
+    def use(self, choices: Mapping[Problem, Choice]) -> None:
+        """How the next calls go about their problems: by default where nothing is said."""
+        for problem, number in self._freedom.numbers.items():
+            settings = self._freedom.settings(problem, choices.get(problem, default(problem)))
+            self._settings[EACH * number : EACH * (number + 1)] = settings
 
     def call(self, inputs: Sequence[Array]) -> Array:
         """Ticks of every step of one call."""
@@ -167,18 +181,23 @@ class Stamped:
         return float(ticks[self.problems.get(problem, [])].sum())
 
 
-def in_turns(programs: Sequence[Stamped], inputs: Sequence[Array], seconds: float, seed: int = 0) -> list[Array]:
-    """Ticks [call, step] of each program: calls one after the other, every time in another order."""
+Variant: TypeAlias = Mapping[Problem, Choice]
+
+
+def in_turns(
+    program: Stamped, variants: Sequence[Variant], inputs: Sequence[Array], seconds: float, seed: int = 0
+) -> list[Array]:
+    """Ticks [call, step] of a program with each of several sets of choices: calls one after the other, every time in
+    another order."""
     random = np.random.default_rng(seed)
-    for each in programs:
-        each.call(inputs)
-    ticks: list[list[Array]] = [[] for _ in programs]
+    ticks: list[list[Array]] = [[] for _ in variants]
     start, least, most = time.perf_counter(), *CALLS
     for turn in range(most):
         if turn >= least and time.perf_counter() - start > seconds:
             break
-        for at in random.permutation(len(programs)):
-            ticks[at].append(undisturbed(partial(programs[at].call, inputs)))
+        for at in random.permutation(len(variants)):
+            program.use(variants[at])
+            ticks[at].append(undisturbed(partial(program.call, inputs)))
     return [np.array(each) for each in ticks]
 
 
@@ -215,9 +234,10 @@ class _Tuner:
     searches: dict[Problem, Search] = field(default_factory=dict)
     shares: dict[Problem, float] = field(default_factory=dict)
     before: Mapping[Problem, Choice] = field(default_factory=dict)  # what was in use
-    compiling: float = 0.0  # seconds that one kernel takes to compile
-    building: float = 0.0  # seconds that the whole program takes
+    stamped: Stamped = field(init=False)
+    building: float = 0.0  # seconds that the program takes to build, as it is used
     call: float = 0.0  # seconds of a call
+    rounds: int = 0
 
     @property
     def spent(self) -> float:
@@ -244,13 +264,12 @@ class _Tuner:
         self.before = {problem: each.choice for problem, each in records.items()}
         self.tell(self.spent, "measuring the program as it is")
         begin = time.perf_counter()
-        (usual,) = self.bench.stamped([defaults])
-        kernels = len(usual.bound.kernels)
-        self.building = time.perf_counter() - begin
-        self.compiling = 0.5 * self.building / max(kernels, 1)
+        self.stamped = usual = self.bench.adjustable()
+        self.building = (time.perf_counter() - begin) / usual.forms
+        usual.call(self.inputs)
         begin = time.perf_counter()
-        (ticks,) = in_turns([usual], self.inputs, 0.0)
-        self.call = (time.perf_counter() - begin) / (len(ticks) + 1)
+        (ticks,) = in_turns(usual, [{}], self.inputs, 0.0)
+        self.call = (time.perf_counter() - begin) / len(ticks)
         middle, total = np.median(ticks, 0), max(float(np.median(ticks.sum(1))), 1.0)
         machine = Machine(target.tile, target.threads)
         lessons = _lessons(records, machine)
@@ -281,8 +300,7 @@ class _Tuner:
             return False
         end = 2 * self.building + 2 * FINAL[0] * self.call  # for the comparison at the end
         left = (1 - LAST) * self.seconds - end - self.spent
-        each = len(open_ones) * self.compiling + CALLS[0] * self.call  # seconds of one more program
-        count = min(AT_ONCE, int((left - self.building - CALLS[0] * self.call) / max(each, 1e-9)))
+        count = min(AT_ONCE, int(left / (CALLS[0] * self.call)) - 1)
         if count < 1:
             return False
         for problem, search in open_ones.items():
@@ -296,28 +314,21 @@ class _Tuner:
             return False
         tried = sum(len(search.ratios) for search in self.searches.values())
         self.tell(self.spent, f"{len(open_ones)} problems, {tried} choices measured")
-        variants: list[dict[Problem, Choice]] = [
+        variants: list[Variant] = [
             {problem: some[i] for problem, some in proposals.items() if i < len(some)} for i in range(width)
         ]
-        begin = time.perf_counter()
-        programs = self.bench.stamped([defaults, *(each.get for each in variants)])
-        built = time.perf_counter() - begin
-        self.compiling = max(0.2 * self.compiling, (built - self.building) / max(1, width * len(open_ones)))
-        self._measure(programs, variants)
+        self._measure(variants)
         return True
 
-    def _measure(self, programs: Sequence[Stamped], variants: Sequence[Mapping[Problem, Choice]]) -> None:
-        seconds = min(ROUND + CALLS[0] * self.call * len(programs), max(0.0, self.seconds - self.spent))
-        usual, *others = zip(programs, in_turns(programs, self.inputs, seconds), strict=True)
-        for (program, ticks), variant in zip(others, variants, strict=True):
+    def _measure(self, variants: Sequence[Variant]) -> None:
+        usual, *others = in_turns(self.stamped, [{}, *variants], self.inputs, ROUND, self.rounds)
+        self.rounds += 1
+        for ticks, variant in zip(others, variants, strict=True):
             for problem, choice in variant.items():
-                base = [usual[0].spent(call, problem) for call in usual[1]]
-                mine = [program.spent(call, problem) for call in ticks]
+                base = [self.stamped.spent(call, problem) for call in usual]
+                mine = [self.stamped.spent(call, problem) for call in ticks]
                 if min(*base, *mine) > 0:
                     self.searches[problem].tell(choice, paired(mine, base))
-        for program in programs:
-            if program.bound is not self.bench.first:
-                program.bound.close()
 
     # -- the end --
 
@@ -352,7 +363,7 @@ class _Tuner:
             while (count := len(taken[0])) < least or (count < most and time.perf_counter() - begin < patience):
                 for at in (count % 2, 1 - count % 2):
                     taken[at].append(undisturbed(partial(self._timed, (was, new)[at])))
-            return Estimate.of(paired(taken[1], taken[0]))
+            return Estimate.of(paired(taken[1], taken[0], FINAL_GROUPS))
         finally:
             was.close()
             new.close()

@@ -35,7 +35,7 @@ NEAR = 1 << 10  # tiles that use a panel, as good as: it is near, and nothing li
 def attention(nest: Nest, op: Op, output: Output) -> None:
     problem = Attention.of(op)
     usual = Choice.of(problem)
-    chosen = nest.decide(_asked(problem), AttentionBlock()).queries
+    chosen = nest.decide(_asked(problem), AttentionBlock).queries
     build(nest, problem, replace(usual, queries=min(chosen, problem.width)) if chosen else usual, output)
 
 

@@ -10,9 +10,7 @@ from smelt.dim import Size, ceildiv, maximum
 from smelt.dtype import DType, f32, f64, i64
 from smelt.ir.core import Op, Value
 from smelt.kernel.build_reduce import summed
-from smelt.kernel.choice import NEAR as NEAR
-from smelt.kernel.choice import ROWS, Contraction, Problem
-from smelt.kernel.choice import share_of as share_of
+from smelt.kernel.choice import ROWS, Contraction, Cut, Problem, share_of
 from smelt.kernel.loop import (
     Affine,
     Amount,
@@ -101,7 +99,7 @@ class Form:
     element: DType  # of sums
     together: int
     block: int
-    near: int = NEAR
+    near: int = 384
 
 
 FLOATS = Form(f32, 1, BLOCK)
@@ -119,23 +117,29 @@ def contract(nest: Nest, op: Op, output: Output, form: Form) -> None:
     _, count, _, line = tensor(panels).sizes
     assert isinstance(line, int)
     width = line // form.together
-    choice = Contraction(form.near)
-    if form is FLOATS:
-        problem = Problem.of("contraction", groups=groups, rows=rows, depth=depth, panels=count, width=width)
-        choice = nest.decide(problem, choice)
-    height = choice.height
-    most = height * share_of(ceildiv(rows, height), max(1, choice.near // height), count * groups, choice.spread)
-    chunks = ceildiv(rows, most)
+    problem = Problem.of("contraction", groups=groups, rows=rows, depth=depth, panels=count, width=width)
+    choice, cut = _chosen(nest, problem, form)
+    chunks = ceildiv(rows, cut.rows)
     with nest.loops((groups, count, chunks) if choice.panels_first else (groups, chunks, count)) as (group, *inner):
         panel, chunk = inner if choice.panels_first else reversed(inner)
         first, used = shares(nest, chunk, rows, chunks)
         tile = nest.var(form.element, stem="tile").name
-        nest.emit(Array(tile, form.element, most * width))
+        nest.emit(Array(tile, form.element, cut.room * width))
         columns = Columns.of(nest, panel, width, tensor(op.result).sizes[2], form.element)
-        multiply(nest, op, tile, (group, first, used), panel, columns, height, form)
+        multiply(nest, op, tile, (group, first, used), panel, columns, cut.height, form)
         with nest.loop(used, "ordered") as row:
             here = (group, add(first, row))
             columns.store(nest, op, output, tile, row, lambda column: (*here, column))
+
+
+def _chosen(nest: Nest, problem: Problem, form: Form) -> tuple[Contraction, Cut]:
+    """Only about floats there is something to choose."""
+    if form is FLOATS:
+        choice = nest.decide(problem, Contraction)
+        return choice, nest.cut(problem, choice)
+    count, others = ceildiv(problem["rows"], ROWS), problem["panels"] * problem["groups"]
+    most = ROWS * share_of(count, max(1, form.near // ROWS), others)
+    return Contraction(most, ROWS), Cut(ROWS, most, 1, most)
 
 
 def multiply(
@@ -145,7 +149,7 @@ def multiply(
     rows: tuple[Expr, Expr, Expr],
     panel: Expr,
     columns: Columns,
-    height: int,
+    height: Size,
     form: Form = FLOATS,
 ) -> None:
     """A tile of rows (group, first, how many) x one panel, one block of the panel after the other."""
@@ -187,7 +191,7 @@ def shares(nest: Nest, number: Expr, count: Size, parts: Size) -> tuple[Expr, Ex
 
 
 @contextmanager
-def tiles(nest: Nest, rows: Expr, most: int = ROWS) -> Iterator[tuple[tuple[Expr, Expr], Expr, Expr]]:
+def tiles(nest: Nest, rows: Expr, most: Size = ROWS) -> Iterator[tuple[tuple[Expr, Expr], Expr, Expr]]:
     """A loop over nearly equal tiles of at most so many rows: ((number, how many), first row, height)."""
     parts = nest.let(Quotient(nest.let(add(rows, most - 1)), most))
     with nest.loop(parts, "ordered") as part:

@@ -19,10 +19,12 @@ from smelt.ir.core import Op
 from smelt.ir.ops.packed import taps_of
 from smelt.kernel.build_contract import FLOATS, Columns, Form, in_memory, place, shares, step, tiles
 from smelt.kernel.build_expand import expanded_conv
-from smelt.kernel.choice import ChannelConvolution, Convolution, Problem, dividing, share_of
+from smelt.kernel.choice import ROWS, ChannelConvolution, Convolution, Cut, Problem, dividing, share_of
 from smelt.kernel.loop import Amount, Array, Expr, Number, Product, add, scale
 from smelt.kernel.nest import Nest, tensor
 from smelt.kernel.sinks import Output, sink
+
+NEAR = 192  # pixels of other types than floats that pass by a block of a panel
 
 
 @sink("smelt.packed_conv", anchor=True, addressed=(0, 1))
@@ -41,27 +43,21 @@ def convolve(nest: Nest, op: Op, output: Output, form: Form) -> None:
     assert isinstance(features, int)
     width, share = across // form.together, features // groups
     window = _Window.of(nest, op, quads * form.together)
-    choice = Convolution()
-    if form is FLOATS:
-        problem = Problem.of(
-            "convolution",
-            images=product((batch, *outer)),
-            lines=lines,
-            pixels=pixels,
-            groups=groups,
-            depth=quads,
-            panels=count,
-            width=width,
-            taps=prod(taps_of(op.attrs).window),
-            stride=taps_of(op.attrs).strides[-1],
-        )
-        choice = nest.decide(problem, choice)
-    whole = isinstance(pixels, int) and pixels <= 2 * choice.near
-    near = pixels if whole else choice.near
-    assert isinstance(near, int)
-    others = product((batch, *outer)) * groups * count
-    most = share_of(lines, max(1, choice.near // max(near, 1)), others, choice.spread) if whole else 1
-    pieces: Size = 1 if whole else ceildiv(pixels, near)
+    problem = Problem.of(
+        "convolution",
+        images=product((batch, *outer)),
+        lines=lines,
+        pixels=pixels,
+        groups=groups,
+        depth=quads,
+        panels=count,
+        width=width,
+        taps=prod(taps_of(op.attrs).window),
+        stride=taps_of(op.attrs).strides[-1],
+    )
+    choice, cut = _chosen(nest, problem, form)
+    near, most = cut.rows, cut.lines
+    pieces: Size = 1 if near == pixels else ceildiv(pixels, near)
     images_first = (batch, *outer, groups, ceildiv(lines, most), pieces, count)
     panels_first = (groups, count, batch, *outer, ceildiv(lines, most), pieces)
     with nest.loops(panels_first if choice.panels_first else images_first) as places:
@@ -72,13 +68,13 @@ def convolve(nest: Nest, op: Op, output: Output, form: Form) -> None:
         first_line, line_count = shares(nest, chunk, lines, ceildiv(lines, most))
         first, used = shares(nest, piece, pixels, pieces)
         tile = nest.var(form.element, stem="tile").name
-        nest.emit(Array(tile, form.element, max(most * near, 1) * width))
+        nest.emit(Array(tile, form.element, cut.room * width))
         columns = Columns.of(nest, panel, width, share, form.element)
         with window.blocks(nest, form) as (number, offset, done, turns, extent):
             b = place(nest, op, panels, (group, panel, done, Number(0)))
             with (
                 nest.loop(line_count, "ordered") as line,
-                tiles(nest, used, choice.height) as ((part, parts), above, height),
+                tiles(nest, used, cut.height) as ((part, parts), above, height),
             ):
                 spot = window.start((*at, add(first_line, line), add(first, above)), image, group)
                 nest.emit(
@@ -107,6 +103,20 @@ def convolve(nest: Nest, op: Op, output: Output, form: Form) -> None:
             here, begin = (image, *at, *y, add(first, x)), scale(group, share)
             row = add(scale(line, near), x)
             columns.store(nest, op, output, tile, row, lambda column: (*here, add(begin, column)))
+
+
+def _chosen(nest: Nest, problem: Problem, form: Form) -> tuple[Convolution, Cut]:
+    """Only about floats there is something to choose."""
+    if form is FLOATS:
+        choice = nest.decide(problem, Convolution)
+        return choice, nest.cut(problem, choice)
+    pixels, others = problem["pixels"], problem["images"] * problem["groups"] * problem["panels"]
+    lines = 1
+    if "pixels" in problem.open or pixels > 2 * NEAR:
+        pixels = NEAR
+    else:
+        lines = share_of(problem["lines"], max(1, NEAR // max(pixels, 1)), others)
+    return Convolution(NEAR, ROWS), Cut(ROWS, pixels, lines, max(pixels * lines, 1))
 
 
 def _with_lines(sizes: Sequence[Size]) -> tuple[Size, ...]:
@@ -210,7 +220,7 @@ def channel_conv(nest: Nest, op: Op, output: Output) -> None:
         taps=prod(taps.window),
         stride=taps.strides[-1],
     )
-    few = dividing(out[-1], nest.decide(problem, ChannelConvolution()).pixels)
+    few = dividing(out[-1], nest.decide(problem, ChannelConvolution).pixels)
     with (
         nest.loops((batch, *out[:-1])) as (image, *lines),
         nest.loop(ceildiv(out[-1], few), "ordered") as piece,

@@ -19,8 +19,8 @@ from smelt.ir.core import Op, Value
 from smelt.ir.ops import OPS
 from smelt.ir.ops.packed import Taps, taps_of
 from smelt.kernel.build_contract import Columns, multiply, shares
-from smelt.kernel.choice import ROWS, ExpandedConvolution, Problem, bands_of, dividing
-from smelt.kernel.loop import Array, Expr, Item, Number, Put, Quotient, Remainder, add, scale
+from smelt.kernel.choice import ROWS, Bands, ExpandedConvolution, Problem, dividing
+from smelt.kernel.loop import Amount, Array, Expr, Item, Number, Put, Quotient, Remainder, add, scale
 from smelt.kernel.nest import MadeImage, Nest, tensor
 from smelt.kernel.sinks import Output
 
@@ -88,20 +88,21 @@ def expanded_conv(nest: Nest, op: Op, output: Output, image: MadeImage) -> None:
     """One panel of channels and a share of the lines: bands of lines are made, and looked at while they are near."""
     conv = _Conv.of(op, image)
     problem = conv.problem(image)
-    choice = nest.decide(problem, ExpandedConvolution())
+    choice = nest.decide(problem, ExpandedConvolution)
     few = dividing(conv.out[1], choice.pixels)
-    band, chunks = bands_of(problem, choice)
+    bands = nest.bands(problem, choice)
+    band, chunks = bands.lines, bands.shares
     line = conv.line
     nest.covered.update(dict.fromkeys(image.inside))
     with nest.loops((conv.batch, chunks, conv.panels)) as (number, chunk, panel):
         first, lines = shares(nest, chunk, conv.out[0], chunks)
         made = nest.var(f32, stem="made").name
-        nest.emit(Array(made, f32, conv.needed(band) * line))
+        nest.emit(Array(made, f32, conv.needed(bands.most_lines) * line))
         columns = Columns.of(nest, panel, conv.width, conv.channels)
         edge = Number(0.0, f32) if image.edge is None else nest.pull(image.edge, ())
         with nest.loop(nest.let(Quotient(nest.let(add(lines, band - 1)), band)), "ordered") as turn:
             done = nest.let(scale(turn, band))
-            count = nest.apply("minimum", Number(band), nest.let(add(lines, scale(done, -1))), dtype=i64)
+            count = nest.apply("minimum", Amount(band), nest.let(add(lines, scale(done, -1))), dtype=i64)
             top = nest.let(add(scale(add(first, done), conv.taps.strides[0]), -image.before[0]))
             kept = nest.let(scale(nest.apply("minimum", turn, Number(1), dtype=i64), conv.halo))
             with nest.loop(nest.let(scale(kept, line)), "lane") as at:
@@ -115,7 +116,7 @@ def expanded_conv(nest: Nest, op: Op, output: Output, image: MadeImage) -> None:
             fill.edge(kept, nest.apply("minimum", above, after, dtype=i64), edge)
             fill.edge(below, after, edge)
             fill.sides(above, below, edge)
-            fill.product(number, panel, begin, end, choice.rows)
+            fill.product(number, panel, begin, end, bands)
             with (
                 nest.loop(count, "ordered") as y,
                 nest.loop(conv.out[1] // few, "ordered") as piece,
@@ -227,15 +228,16 @@ class _Fill:
                     with self.nest.loop(count * pitch, "lane") as at:
                         self.nest.emit(Put(self.made, add(line, at, start * pitch), value))
 
-    def product(self, number: Expr, panel: Expr, begin: Expr, end: Expr, most: int) -> None:
+    def product(self, number: Expr, panel: Expr, begin: Expr, end: Expr, bands: Bands) -> None:
         """Lines of the image from `begin` to `end`."""
         nest, (height, across), width = self.nest, self.conv.image, self.conv.width
         tile = nest.var(f32, stem="tile").name
-        nest.emit(Array(tile, f32, most * width))
+        most = bands.rows
+        nest.emit(Array(tile, f32, bands.most_rows * width))
         rows = nest.let(scale(add(end, scale(begin, -1)), across))
         with nest.loop(nest.let(Quotient(nest.let(add(rows, most - 1)), most)), "ordered") as part:
             first = nest.let(scale(part, most))
-            used = nest.apply("minimum", Number(most), nest.let(add(rows, scale(first, -1))), dtype=i64)
+            used = nest.apply("minimum", Amount(most), nest.let(add(rows, scale(first, -1))), dtype=i64)
             start = nest.let(add(scale(add(scale(number, height), begin), across), first))
             multiply(nest, self.image.dot, tile, (Number(0), start, used), panel, self.columns, ROWS)
             with nest.loop(used, "ordered") as row:

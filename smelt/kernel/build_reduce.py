@@ -123,7 +123,7 @@ def by_rows(nest: Nest, op: Op, target: int) -> None:
     problem = Problem.of(
         "column_reduction", outer=product(held), rows=rows, columns=columns, bytes=dtype.numpy.itemsize
     )
-    wide = nest.decide(problem, ColumnReduction()).wide
+    wide = nest.decide(problem, ColumnReduction).wide
     room = None if parts == 1 else nest.scratch(Shape.of(dtype, (*held, parts, columns)))
     with nest.loops((*held, parts, ceildiv(columns, wide))) as (*at, part, block):
         first, begin = nest.let(scale(block, wide)), nest.let(scale(part, TALL))

@@ -9,19 +9,20 @@ weights go this way.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from smelt.dim import Size, ceildiv
 from smelt.dtype import f32, i64
 from smelt.ir.core import Op
 from smelt.kernel.build_contract import Columns, in_memory, place, shares, step, tiles
+from smelt.kernel.choice import Problem, Winograd
 from smelt.kernel.loop import Amount, Array, Expr, Item, Load, Number, Product, Put, Quotient, Remainder, add, scale
 from smelt.kernel.nest import Index, Nest, flat, tensor
 from smelt.kernel.sinks import Output, sink
 from smelt.kernel.tile_c import BLOCK
 from smelt.shape import Shape
 
-PATCHES = 64  # patches whose sums one core holds at a time: 16 tiles
 SIDE, STRIDE = 4, 2
 FORMS = SIDE * SIDE
 
@@ -37,17 +38,21 @@ def winograd_conv(nest: Nest, op: Op, output: Output) -> None:
     _spread(nest, op, spread, (down, across))
     count, _, _, columns_of = tensor(panels).sizes
     assert isinstance(columns_of, int)
-    chunks = ceildiv(patches, PATCHES)
-    with nest.loops((chunks, count)) as (chunk, panel):
+    problem = Problem.of("winograd", patches=patches, depth=channels, panels=count, width=columns_of)
+    choice = nest.decide(problem, Winograd)
+    cut = nest.cut(problem, choice)
+    chunks = ceildiv(patches, cut.rows)
+    with nest.loops((count, chunks) if choice.panels_first else (chunks, count)) as places:
+        panel, chunk = places if choice.panels_first else reversed(places)
         first, used = shares(nest, chunk, patches, chunks)
         columns = Columns.of(nest, panel, columns_of, features)
         sums = nest.var(f32, stem="sums").name
-        nest.emit(Array(sums, f32, FORMS * PATCHES * columns_of))
+        nest.emit(Array(sums, f32, FORMS * cut.room * columns_of))
         with nest.loop(FORMS, "ordered") as form, nest.loop(ceildiv(channels, BLOCK), "ordered") as block:
             done = nest.let(scale(block, BLOCK))
             extent = nest.apply("minimum", Number(BLOCK), nest.let(add(channels, scale(done, -1))), dtype=i64)
             b = place(nest, op, panels, (panel, form, done, Number(0)))
-            with tiles(nest, used) as ((part, parts), above, rows):
+            with tiles(nest, used, cut.height) as ((part, parts), above, rows):
                 start = flat((form, add(first, above), done), (FORMS, patches, channels))
                 nest.emit(
                     Product(
@@ -60,7 +65,7 @@ def winograd_conv(nest: Nest, op: Op, output: Output) -> None:
                         *b,
                         step(nest, op, panels, 2),
                         extent,
-                        place=scale(add(scale(form, PATCHES), above), columns_of),
+                        place=scale(add(scale(form, cut.rows), above), columns_of),
                         join=block,
                         ahead=part,
                         tiles=parts,
@@ -68,7 +73,7 @@ def winograd_conv(nest: Nest, op: Op, output: Output) -> None:
                     )
                 )
         with nest.loop(used, "ordered") as row:
-            _gathered(nest, op, output, sums, row, nest.let(add(first, row)), columns, (down, across))
+            _gathered(nest, op, output, _Sums(sums, row, cut.rows), nest.let(add(first, row)), columns, (down, across))
 
 
 def _spread(nest: Nest, op: Op, target: int, counts: tuple[Size, Size]) -> None:
@@ -113,12 +118,20 @@ def _turned(nest: Nest, d: Sequence[Expr]) -> list[Expr]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """One row of each of 16 tiles that have so many."""
+
+    array: str
+    row: Expr
+    rows: Size
+
+
 def _gathered(
     nest: Nest,
     op: Op,
     output: Output,
-    sums: str,
-    row: Expr,
+    sums: _Sums,
     patch: Expr,
     columns: Columns,
     counts: tuple[Size, Size],
@@ -133,8 +146,8 @@ def _gathered(
     with nest.loop(columns.used, "lane") as j:
 
         def total(i: int, k: int) -> Expr:
-            at = add(scale(add(row, (SIDE * i + k) * PATCHES), columns.width), j)
-            return nest.keep(Item(sums, at, f32))
+            at = add(scale(add(sums.row, (SIDE * i + k) * sums.rows), columns.width), j)
+            return nest.keep(Item(sums.array, at, f32))
 
         def apply(function: str, a: Expr, b: Expr) -> Expr:
             return nest.keep(nest.apply(function, a, b, dtype=f32))

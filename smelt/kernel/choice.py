@@ -10,29 +10,35 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from math import log2
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from smelt.dim import Size, evaluate, symbols
 from smelt.kernel.tile_c import TileShape
 
-ROWS = 12  # that one call of a product takes
-NEAR = 384  # rows that pass by a block of a panel
-SPREAD = 8  # pieces of work that should be there to spread over cores
+HEIGHT = 96  # rows of one product
+ROWS = 12  # the same where nothing can be chosen
+SPREAD = 8  # pieces of work that should be there to spread over cores, likewise
 OPEN = 64  # what a symbol may be
-HEIGHTS = (6, 12, 24)
-NEARS = (12, 24, 36, 48, 72, 96, 144, 192, 288, 384, 576, 768)  # their sums lie on a stack
+HEIGHTS = (12, 24, 48, 96)
+LINE = 96  # pixels of a long line that pass by together
+PATCHES = 128  # at most, whose sums lie on a stack
+NEARS = (12, 24, 36, 48, 72, 96, 144, 192, 288, 384, 576, 768)  # likewise
+
+# What a share of rows costs besides its arithmetic, in rows: to bring a panel of so many steps near, but for the
+# latter part of a deep one, which is asked for ahead. And how much more rows cost the more there are of them.
+STEPS, DEEPEST, MORE = 16, 10.0, 0.0014
+PATCH = 1.8  # the first for patches, of which each brings sixteen rows
+SMALLEST = 8  # rows of a share, where there are many
+CORES = (1, 2, 4, 8)  # that work should spread over evenly: a program does not know how many there will be
 
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """`near` rows pass by a block of a panel; fewer where there would be less than `spread` pieces for all cores.
+    """`near` rows pass by a block of a panel; `height`: rows of one product. `panels_first`: one panel for all rows,
+    and then the next."""
 
-    `height`: rows of one product. `panels_first`: one panel for all rows, and then the next.
-    """
-
-    near: int = NEAR
-    spread: int = SPREAD
-    height: int = ROWS
+    near: int
+    height: int = HEIGHT
     panels_first: bool = False
 
 
@@ -40,9 +46,17 @@ class Contraction:
 class Convolution:
     """The same for pixels; lines of up to twice as many stay whole."""
 
-    near: int = NEAR // 2
-    spread: int = SPREAD
-    height: int = ROWS
+    near: int
+    height: int = HEIGHT
+    panels_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Winograd:
+    """The same for patches of 4 x 4 pixels, of which each has 16 rows."""
+
+    near: int
+    height: int = HEIGHT
     panels_first: bool = False
 
 
@@ -50,7 +64,7 @@ class Convolution:
 class ChannelConvolution:
     """At most so many pixels of a line at once."""
 
-    pixels: int = 8
+    pixels: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +92,23 @@ class AttentionBlock:
     queries: int = 0
 
 
-Choice: TypeAlias = (
-    Contraction | Convolution | ChannelConvolution | ExpandedConvolution | ColumnReduction | AttentionBlock
-)
+B = TypeVar("B", Contraction, Convolution, Winograd)
+Blocked: TypeAlias = Contraction | Convolution | Winograd
+Choice: TypeAlias = Blocked | ChannelConvolution | ExpandedConvolution | ColumnReduction | AttentionBlock
 
 # The number behind a kind changes with its builder: what was learned about another one does not count.
-KINDS: dict[str, tuple[type[Choice], int]] = {
-    "contraction": (Contraction, 1),
-    "convolution": (Convolution, 1),
-    "channel_convolution": (ChannelConvolution, 1),
-    "expanded_convolution": (ExpandedConvolution, 1),
-    "column_reduction": (ColumnReduction, 1),
-    "attention": (AttentionBlock, 1),
+KINDS: dict[str, tuple[type[Choice], int, str]] = {
+    "contraction": (Contraction, 2, "groups rows depth panels width"),
+    "convolution": (Convolution, 2, "images lines pixels groups depth panels width taps stride"),
+    "winograd": (Winograd, 1, "patches depth panels width"),
+    "channel_convolution": (ChannelConvolution, 2, "images lines pixels channels taps stride"),
+    "expanded_convolution": (
+        ExpandedConvolution,
+        1,
+        "images lines pixels across depth panels width taps stride reach",
+    ),
+    "column_reduction": (ColumnReduction, 1, "outer rows columns bytes"),
+    "attention": (AttentionBlock, 1, "heads queries keys depth values masks width"),
 }
 
 
@@ -103,7 +122,7 @@ class Problem:
 
     @staticmethod
     def of(kind: str, **sizes: Size) -> Problem:
-        assert kind in KINDS
+        assert " ".join(sizes) == KINDS[kind][2]
         opened = frozenset(name for name, size in sizes.items() if not isinstance(size, int))
         return Problem(kind, tuple((name, _about(size)) for name, size in sizes.items()), opened)
 
@@ -124,8 +143,38 @@ class Problem:
         plain = all(equals and value.removeprefix("~").isdecimal() for _, equals, value in pairs)
         if kind not in KINDS or revision != str(KINDS[kind][1]) or not plain:
             return None
+        if " ".join(name for name, _, _ in pairs) != KINDS[kind][2]:
+            return None
         numbers = tuple((name, int(value.removeprefix("~"))) for name, _, value in pairs)
         return Problem(kind, numbers, frozenset(name for name, _, value in pairs if value.startswith("~")))
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a blocked choice comes to: `height` rows of one product; `rows` (pixels of a line) and `lines` of them that
+    go past a block of a panel together. There is `room` for the sums of so many rows."""
+
+    height: Size
+    rows: Size
+    lines: Size
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bands:
+    """What a choice about an image that is made on the way comes to: `lines` of windows at a time, in so many `shares`,
+    and `rows` of pixels made at once. There is room for the lines and rows that there may be at most."""
+
+    lines: Size
+    shares: Size
+    rows: Size
+    most_lines: int
+    most_rows: int
+
+    @staticmethod
+    def of(problem: Problem, choice: ExpandedConvolution) -> Bands:
+        lines, shares = bands_of(problem, choice)
+        return Bands(lines, shares, choice.rows, lines, choice.rows)
 
 
 Lookup: TypeAlias = Callable[[Problem], Choice | None]
@@ -136,8 +185,55 @@ def defaults(problem: Problem) -> Choice | None:
     return None
 
 
+@lru_cache(4096)
 def default(problem: Problem) -> Choice:
-    return KINDS[problem.kind][0]()
+    """What is done about a problem where nothing was measured."""
+    match problem.kind:
+        case "contraction":
+            others = problem["groups"] * problem["panels"]
+            return Contraction(_near(problem["rows"], 1, others, _besides(problem["depth"])))
+        case "winograd":
+            return Winograd(min(_near(problem["patches"], 1, problem["panels"], PATCH), PATCHES))
+        case "convolution" if "pixels" in problem.open or problem["pixels"] > 2 * LINE:
+            return Convolution(LINE)
+        case "convolution":
+            others = problem["images"] * problem["groups"] * problem["panels"]
+            return Convolution(_near(problem["lines"], problem["pixels"], others, _besides(problem["depth"])))
+        case "channel_convolution":
+            return ChannelConvolution(_pixels(problem))
+        case "expanded_convolution":
+            return ExpandedConvolution()
+        case "column_reduction":
+            return ColumnReduction()
+        case "attention":
+            return AttentionBlock()
+    raise AssertionError(problem.kind)
+
+
+def _pixels(problem: Problem) -> int:
+    """Pixels of a large window share much of what they read; those of a small one hold registers that taps need. Alone
+    they share nothing."""
+    pixels = 1 if "pixels" in problem.open else problem["pixels"]
+    few = dividing(pixels, 2 if problem["taps"] <= 9 else 16)
+    return few if few > 1 else dividing(pixels, 8)
+
+
+def _besides(depth: int) -> float:
+    return min(DEEPEST, 1 + depth / STEPS)
+
+
+def _near(units: int, rows: int, others: int, besides: float) -> int:
+    """The rows of a share, where units of so many rows are cut into shares, once for each of `others`: large enough for
+    what a share costs besides, and few or many enough that no core waits long for another."""
+
+    def cost(shares: int) -> float:
+        most = -(-units // shares) * rows
+        turns = sum(-(-shares * others // cores) * cores for cores in CORES)
+        return turns * (besides + most + MORE * most**2)
+
+    units, rows, others = max(units, 1), max(rows, 1), max(others, 1)
+    shares = min(range(1, min(units, units * rows // SMALLEST + max(CORES)) + 1), key=cost)
+    return -(-units // shares) * rows
 
 
 def about(size: Size) -> int:
@@ -149,10 +245,10 @@ def _about(size: Size) -> int:
     return size if isinstance(size, int) else 1 << max(about(size) - 1, 0).bit_length()
 
 
-def share_of(count: Size, most: int, others: Size, spread: int = SPREAD) -> int:
+def share_of(count: Size, most: int, others: Size) -> int:
     """How many of `count` pieces one core takes at a time: at most so many, yet enough shares for all cores; `others`
     is what there is to spread besides."""
-    return max(1, min(most, about(count), about(count) * about(others) // spread))
+    return max(1, min(most, about(count), about(count) * about(others) // SPREAD))
 
 
 # ---- what may be chosen ----
@@ -161,10 +257,7 @@ def share_of(count: Size, most: int, others: Size, spread: int = SPREAD) -> int:
 @lru_cache(1024)
 def legal(problem: Problem, tile: TileShape) -> tuple[Choice, ...]:
     """The default, and others that give other loops; a small set."""
-    try:
-        return tuple(_distinct(problem, tile))
-    except KeyError:  # a problem with numbers of another time
-        return (default(problem),)
+    return tuple(_distinct(problem, tile))
 
 
 def _distinct(problem: Problem, tile: TileShape) -> Iterator[Choice]:
@@ -183,6 +276,8 @@ def _candidates(problem: Problem, tile: TileShape) -> Iterable[Choice]:
             return _blocked(Contraction)
         case "convolution":
             return _blocked(Convolution)
+        case "winograd":
+            return (each for each in _blocked(Winograd) if each.near <= PATCHES)
         case "channel_convolution":
             return (ChannelConvolution(n) for n in range(1, 17) if problem["pixels"] % n == 0)
         case "expanded_convolution":
@@ -201,12 +296,12 @@ def _candidates(problem: Problem, tile: TileShape) -> Iterable[Choice]:
     raise AssertionError(problem.kind)
 
 
-def _blocked(kind: type[Contraction] | type[Convolution]) -> Iterator[Choice]:
+def _blocked(kind: type[B]) -> Iterator[B]:
     for first in (False, True):
         for height in HEIGHTS:
             for near in NEARS:
                 if near >= height:
-                    yield kind(near, 1, height, first)
+                    yield kind(near, height, first)
 
 
 def effect_of(problem: Problem, choice: Choice, tile: TileShape) -> tuple[Any, ...]:
@@ -227,6 +322,13 @@ def effect_of(problem: Problem, choice: Choice, tile: TileShape) -> tuple[Any, .
             used = -(-problem["pixels"] // max(pieces, 1))
             several = problem["images"] * chunks * pieces > 1
             return chunks, pieces, -(-used // height), first and several and problem["panels"] > 1
+        case Winograd(height=height, panels_first=first):
+            rows = patches_of(problem, choice)
+            if "patches" in problem.open:
+                return rows, height, first and problem["panels"] > 1
+            chunks = -(-problem["patches"] // rows)
+            used = -(-problem["patches"] // max(chunks, 1))
+            return chunks, -(-used // height), first and chunks > 1 and problem["panels"] > 1
         case ChannelConvolution(most):
             return (dividing(problem["pixels"], most),) if "pixels" not in problem.open else ()
         case ExpandedConvolution(pixels, _, rows, _):
@@ -241,9 +343,7 @@ def effect_of(problem: Problem, choice: Choice, tile: TileShape) -> tuple[Any, .
 
 def rows_of(problem: Problem, choice: Contraction) -> int:
     """How many rows go past a block of a panel together."""
-    count = -(-problem["rows"] // choice.height)
-    others = problem["panels"] * problem["groups"]
-    return choice.height * share_of(count, max(1, choice.near // choice.height), others, choice.spread)
+    return choice.near if "rows" in problem.open else max(1, min(choice.near, problem["rows"]))
 
 
 def pixels_of(problem: Problem, choice: Convolution) -> tuple[int, int]:
@@ -251,8 +351,21 @@ def pixels_of(problem: Problem, choice: Convolution) -> tuple[int, int]:
     pixels = problem["pixels"]
     if "pixels" in problem.open or pixels > 2 * choice.near:
         return choice.near, 1
-    others = problem["images"] * problem["groups"] * problem["panels"]
-    return pixels, share_of(problem["lines"], max(1, choice.near // max(pixels, 1)), others, choice.spread)
+    lines = max(1, choice.near // max(pixels, 1))
+    return pixels, lines if "lines" in problem.open else max(1, min(lines, problem["lines"]))
+
+
+def patches_of(problem: Problem, choice: Winograd) -> int:
+    """How many patches go past a block of a panel together."""
+    return choice.near if "patches" in problem.open else max(1, min(choice.near, problem["patches"]))
+
+
+def cut_of(problem: Problem, choice: Blocked) -> Cut:
+    if not isinstance(choice, Convolution):
+        rows = rows_of(problem, choice) if isinstance(choice, Contraction) else patches_of(problem, choice)
+        return Cut(choice.height, rows, 1, rows)
+    pixels, lines = pixels_of(problem, choice)
+    return Cut(choice.height, pixels, lines, max(pixels * lines, 1))
 
 
 def bands_of(problem: Problem, choice: ExpandedConvolution) -> tuple[int, int]:
@@ -283,6 +396,8 @@ def features(problem: Problem, choice: Choice) -> tuple[float, ...]:
             return log2(near * lines + 1), 2 * log2(height), 2.0 * first
         case ExpandedConvolution(pixels, near, rows, spread):
             return log2(pixels), log2(near), log2(rows), log2(spread)
+        case Winograd(height=height, panels_first=first):
+            return log2(patches_of(problem, choice) + 1), 2 * log2(height), 2.0 * first
         case ChannelConvolution(number) | ColumnReduction(number) | AttentionBlock(number):
             return (log2((number or problem["width"]) + 1),)
 

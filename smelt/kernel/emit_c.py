@@ -13,6 +13,7 @@ from smelt.dim import Atom, Size, symbols
 from smelt.dtype import DType, f32
 from smelt.errors import UnsupportedError
 from smelt.kernel import math
+from smelt.kernel.adjust import EACH, FORM, setting
 from smelt.kernel.build_reduce import identity
 from smelt.kernel.loop import (
     LANES,
@@ -110,8 +111,9 @@ class Source:
         """One more program. What cannot be written leaves the file as it was."""
         fresh: dict[Kernel, _Function] = {}
         for step in walk(plan.steps):
-            if isinstance(step, Launch) and step.kernel not in self.kernels and step.kernel not in fresh:
-                fresh[step.kernel] = _Function(f"{name}_{step.kernel.kind}{len(fresh)}")
+            for kernel in (step.kernel, *step.kernel.forms) if isinstance(step, Launch) else ():
+                if kernel not in self.kernels and kernel not in fresh:
+                    fresh[kernel] = _Function(f"{name}_{kernel.kind}{len(fresh)}")
         parts = [function.emit(kernel) for kernel, function in fresh.items()]
         program = _Program(plan, memory, name, self.stamps)
         parts += [program.measure(), program.run(self.kernels | fresh)]
@@ -143,6 +145,11 @@ class Source:
 
     def _file(self, text: str) -> str:
         return math.prelude(text) + ABI + text
+
+
+def _call(function: _Function, table: str, sizes: dict[Size, int]) -> str:
+    numbers = ", ".join(f"t[{sizes[size]}]" for size in function.sizes) or "0"
+    return f"{function.name}(rt, ctx, (void *[]){{{table}}}, (i64[]){{{numbers}}})"
 
 
 def _balanced(parts: Sequence[str], count: int) -> list[list[str]]:
@@ -190,6 +197,7 @@ class _Program:
     @property
     def symbols(self) -> dict[str, str]:
         known = {name: f"n[{i}]" for i, name in enumerate(self.plan.symbols)}
+        known |= {setting(i): f"{self.name}_settings[{i}]" for i in range(self.plan.settings)}
         return known | {name: f"m[{i}]" for i, name in enumerate(self.plan.late)}
 
     def measure(self) -> str:
@@ -222,8 +230,8 @@ class _Program:
         symbols = self.symbols
         sizes: dict[Size, int] = {}
         for step in walk(self.plan.steps):
-            if isinstance(step, Launch):
-                for size in kernels[step.kernel].sizes:
+            for kernel in (step.kernel, *step.kernel.forms) if isinstance(step, Launch) else ():
+                for size in kernels[kernel].sizes:
                     sizes.setdefault(size, len(sizes))
         lines = [
             f"int {self.name}_run(const Runtime *rt, Context *ctx, void **given, const i64 *n) {{",
@@ -250,6 +258,8 @@ class _Program:
                 f"  t[{i}] = {'0' if self.plan.is_late(size) else size_text(size, symbols)};"
                 for size, i in sizes.items()
             ]
+        if self.plan.settings:
+            lines.insert(0, f"i64 {self.name}_settings[{self.plan.settings}];")
         if self.stamps:
             lines = [stamp_text(self.name, len(self.plan.late)), *lines, f"  {self.name}_count = 0;"]
         lines += self._steps(self.plan.steps, kernels, sizes, 1)
@@ -267,10 +277,11 @@ class _Program:
             before = len(lines)
             match step:
                 case Launch(kernel, buffers):
-                    function = kernels[kernel]
                     table = ", ".join(f"b[{i}]" for i in buffers) or "0"
-                    numbers = ", ".join(f"t[{sizes[size]}]" for size in function.sizes) or "0"
-                    call = f"{function.name}(rt, ctx, (void *[]){{{table}}}, (i64[]){{{numbers}}})"
+                    call = _call(kernels[kernel], table, sizes)
+                    for i, form in enumerate(kernel.forms, 1):
+                        wanted = f"{self.name}_settings[{EACH * kernel.number + FORM}]"
+                        call = f"{wanted} == {i} ? {_call(kernels[form], table, sizes)} : {call}"
                     lines.append(f"{pad}if ((status = {call})) return status;")
                 case Copy(source, target):
                     count = size_text(self.plan.buffers[target].bytes, self.symbols)

@@ -36,6 +36,7 @@ from smelt.kernel import (  # noqa: F401  their rules
     build_window,
     build_winograd,
 )
+from smelt.kernel.adjust import EACH, Adjustable
 from smelt.kernel.build_contract import strides
 from smelt.kernel.build_expand import made_image
 from smelt.kernel.build_map import border
@@ -109,14 +110,16 @@ def fuse(
     *,
     telling: bool = False,
     choices: Lookup = defaults,
+    adjustable: Adjustable | None = None,
 ) -> Plan:
     """The plan of a function; an op that kernels do not know yet is refused by name.
 
     `assumed` are the equalities of sizes that the function takes for granted: the plan checks them at every call.
     `telling`: every launch names the ops that it covers, which keeps them alive as long as the plan.
-    `choices` says how a kernel's problem is gone about, where it knows better than the default.
+    `choices` says how a kernel's problem is gone about, where it knows better than the default; with `adjustable` every
+    call is told.
     """
-    return _Fusion(func, [Check(a, b, True, why) for a, b, why in assumed], telling, choices).plan()
+    return _Fusion(func, [Check(a, b, True, why) for a, b, why in assumed], telling, choices, adjustable).plan()
 
 
 @dataclass(slots=True)
@@ -147,6 +150,7 @@ class _Fusion:
     checks: list[Check]
     telling: bool = False
     choices: Lookup = defaults
+    adjustable: Adjustable | None = None
     stored: dict[Value, int] = field(default_factory=dict)
     buffers: list[Buffer] = field(default_factory=list)
     constants: dict[bytes, int] = field(default_factory=dict)
@@ -184,6 +188,7 @@ class _Fusion:
             names,
             tuple(self.late),
             tuple(i for i, attrs in enumerate(func.arg_attrs) if DONATED in attrs),
+            settings=0 if self.adjustable is None else EACH * len(self.adjustable.numbers),
         )
 
     def _nest(self) -> Nest:
@@ -193,6 +198,7 @@ class _Fusion:
             made=self.made,
             temporary=lambda shape: self._buffer(shape, "temporary"),
             choices=self.choices,
+            adjustable=self.adjustable,
         )
 
     def _buffer(self, shape: Shape, kind: str) -> int:
@@ -289,21 +295,24 @@ class _Fusion:
         elif op.name in UPDATES:
             steps = self._update(op, targets)
         elif op.name in SINKS or anchor is not None:
-            nest = self._nest()
             first = op if anchor is None else anchor.op
             more = self._rounded(op.result, returned) if first.name in ANCHORS else {}
             last, path = (None, ()) if anchor is None else (op.result, anchor.path)
-            SINKS[first.name](nest, first, Output(targets, last, path, tuple(more.items())))
-            writes = [*targets, *more.values(), *nest.scratches]
-            steps = [self._launch(nest, first.name.partition(".")[2], [first], writes)]
+            output = Output(targets, last, path, tuple(more.items()))
+            steps = [
+                self._written(
+                    first.name.partition(".")[2],
+                    first,
+                    [*targets, *more.values()],
+                    lambda nest: SINKS[first.name](nest, first, output),
+                )
+            ]
         elif op.name == "stablehlo.transpose" and (rule := build_transpose.rule_of(op)) is not None:
             nest = self._nest()
             rule(nest, op, targets[0])
             steps = [self._launch(nest, "transpose", [op], targets)]
         elif op.name == "stablehlo.reduce" and build_reduce.goes_by_rows(op):
-            nest = self._nest()
-            build_reduce.by_rows(nest, op, targets[0])
-            steps = [self._launch(nest, "reduce", [op], [*targets, *nest.scratches])]
+            steps = [self._written("reduce", op, targets, lambda nest: build_reduce.by_rows(nest, op, targets[0]))]
         elif len({tensor(value).sizes for value in results}) == 1:
             more = self._rounded(results[0], returned)
             steps = [self._map([*results, *more], [*targets, *more.values()])]
@@ -467,6 +476,23 @@ class _Fusion:
                 continue
             kind = "reduce" if any(op.name == "stablehlo.reduce" for op in nest.covered) else "map"
             return self._launch(nest, kind, [], targets)
+
+    def _written(self, kind: str, first: Op, targets: Sequence[int], write: Callable[[Nest], None]) -> Launch:
+        """A kernel of a sink, in all forms that it may have where these are to be tried."""
+        nest = self._nest()
+        write(nest)
+        if self.adjustable is None or not nest.chosen:
+            return self._launch(nest, kind, [first], [*targets, *nest.scratches])
+        (problem,) = nest.chosen
+        others: list[Nest] = []
+        for choice in self.adjustable.forms(problem)[1:]:
+            other = replace(self._nest(), buffers=nest.buffers, choices={problem: choice}.get)
+            write(other)
+            others.append(other)
+        scratches = [each for other in (nest, *others) for each in other.scratches]
+        usual, *forms = (self._launch(each, kind, [first], [*targets, *scratches]) for each in (nest, *others))
+        kernels = tuple(form.kernel for form in forms)
+        return replace(usual, kernel=replace(usual.kernel, forms=kernels, number=self.adjustable.number(problem)))
 
     def _launch(self, nest: Nest, kind: str, first: Sequence[Op], writes: Sequence[int]) -> Launch:
         empty = all(self.buffers[i].shape.count == 0 for i in writes)

@@ -17,7 +17,19 @@ from smelt.dim import Size, divide_exact, product
 from smelt.dtype import DType, i1, i64
 from smelt.errors import UnsupportedError
 from smelt.ir.core import Op, Region, Value
-from smelt.kernel.choice import Choice, Lookup, Problem, defaults
+from smelt.kernel.adjust import Adjustable
+from smelt.kernel.choice import (
+    Bands,
+    Blocked,
+    Choice,
+    Cut,
+    ExpandedConvolution,
+    Lookup,
+    Problem,
+    cut_of,
+    default,
+    defaults,
+)
 from smelt.kernel.loop import (
     PRODUCT_PARTS,
     Amount,
@@ -149,6 +161,7 @@ class Nest:
     scratches: list[int] = field(default_factory=list)  # those made for this kernel alone
     choices: Lookup = defaults
     chosen: dict[Problem, Choice] = field(default_factory=dict)  # what the kernel's builders asked for, and got
+    adjustable: Adjustable | None = None  # cuts are told later
 
     # -- names and places --
 
@@ -168,11 +181,21 @@ class Nest:
         self.scratches.append(self.temporary(shape))
         return self.scratches[-1]
 
-    def decide(self, problem: Problem, usual: C) -> C:
+    def decide(self, problem: Problem, kind: type[C]) -> C:
         """How a builder should go about a problem."""
         found = self.choices(problem)
-        self.chosen[problem] = chosen = found if isinstance(found, type(usual)) else usual
+        chosen = found if isinstance(found, kind) else default(problem)
+        assert isinstance(chosen, kind), "every problem has a default of its kind"
+        self.chosen[problem] = chosen
         return chosen
+
+    def cut(self, problem: Problem, choice: Blocked) -> Cut:
+        """What a choice comes to; symbols where the kernel is to be told at every call."""
+        return cut_of(problem, choice) if self.adjustable is None else self.adjustable.cut(problem)
+
+    def bands(self, problem: Problem, choice: ExpandedConvolution) -> Bands:
+        """The same for an image that is made on the way."""
+        return Bands.of(problem, choice) if self.adjustable is None else self.adjustable.bands(problem)
 
     def emit(self, statement: Stmt) -> None:
         self.scope.statements.append(statement)

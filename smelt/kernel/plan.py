@@ -42,6 +42,8 @@ class Kernel:
     buffers: int
     ops: tuple[str, ...] = field(default=(), compare=False)
     chosen: tuple[tuple[Problem, Choice], ...] = field(default=(), compare=False)  # how its builders went about it
+    forms: tuple[Kernel, ...] = ()  # the same computation in other loops, over the same buffers, to be tried
+    number: int = -1  # of the problem whose settings say which
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ class Plan:
     late: tuple[str, ...] = ()  # symbols that only data tells, each after those that it may depend on
     donated: tuple[int, ...] = ()  # arguments that a call may use up, by their number among the arguments
     reused: tuple[tuple[int, int], ...] = ()  # (result, donated argument) that are one array
+    settings: int = 0  # numbers that say how work is cut, where a program is built to be tuned
 
     def is_late(self, *sizes: Size) -> bool:
         """Whether sizes are known only while the program runs."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from smelt.kernel.choice import (
     AttentionBlock,
+    Blocked,
     ChannelConvolution,
     Choice,
     ColumnReduction,
@@ -17,7 +18,9 @@ from smelt.kernel.choice import (
     Convolution,
     ExpandedConvolution,
     Problem,
+    Winograd,
     bands_of,
+    patches_of,
     pixels_of,
     rows_of,
 )
@@ -54,6 +57,8 @@ def predicted(problem: Problem, choice: Choice, machine: Machine) -> float:
             rows = problem["lines"] * problem["pixels"]
             outer = problem["groups"] * problem["images"]
             return _product(problem, choice, machine, rows, together, outer, max(1, lines))
+        case Winograd():
+            return _product(problem, choice, machine, problem["patches"], patches_of(problem, choice), 1, 1)
         case ChannelConvolution(pixels):
             return 1.0 + 1.0 / pixels + (0.05 * (pixels - 8) if pixels > 8 else 0.0)
         case ExpandedConvolution(pixels, _, rows, _):
@@ -75,7 +80,7 @@ def predicted(problem: Problem, choice: Choice, machine: Machine) -> float:
 
 def _product(
     problem: Problem,
-    choice: Contraction | Convolution,
+    choice: Blocked,
     machine: Machine,
     rows: int,
     together: int,

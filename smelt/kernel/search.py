@@ -51,12 +51,12 @@ class Estimate:
         return self.ratio + CERTAIN * self.error < 1 - LEAST
 
 
-def paired(times: Sequence[float], others: Sequence[float]) -> list[float]:
+def paired(times: Sequence[float], others: Sequence[float], groups: int = GROUPS) -> list[float]:
     """Ratios of times that were taken in turns: the least of some neighbours by the least of the same of the others.
 
     Whatever else runs makes a time longer and never shorter, so the least of a few is the quietest moment of them.
     """
-    size = max(1, len(times) // GROUPS)
+    size = max(1, len(times) // groups)
     starts = range(0, len(times) - size + 1, size)
     return [min(times[at : at + size]) / min(others[at : at + size]) for at in starts]
 

@@ -18,6 +18,7 @@ from smelt.device import cpu
 from smelt.dtype import Array
 from smelt.engine import plans
 from smelt.engine.native import executable_of
+from smelt.engine.tune import Bench
 from smelt.errors import SmeltError
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
@@ -225,10 +226,54 @@ def test_attention_has_the_same_bits_under_every_choice(seed: int) -> None:
     assert len(tried) > 1
 
 
+def test_winograd_has_the_same_bits_under_every_choice(seed: int) -> None:
+    """Patches of odd images, in shares of any number, by weights of more than one panel."""
+    generator = np.random.default_rng(seed)
+    texts = [convolution(*sizes, 1) for sizes in ((13, 21, 32, 48), (30, 17, 32, 100))]
+    programs = [parse(text.replace("xf32>) ->", 'xf32> {smelt.weight = "b"}) ->', 1)) for text in texts]
+    tried: set[Choice] = set()
+    for program, (usual, *others) in zip(programs, built(programs, [default, *dice(seed)]), strict=True):
+        image, kernel = (
+            generator.standard_normal(arg.shape.numbers({})).astype(np.float32) for arg in program.main.args
+        )
+        weights = Weights.of({"b": kernel})
+        assert isinstance(usual, Built), usual
+        want = _bits(usual, weights, [image])
+        for other in others:
+            assert isinstance(other, Built), other
+            assert _bits(other, weights, [image]) == want, other.chosen
+            tried |= {choice for problem, choice in other.chosen.items() if problem.kind == "winograd"}
+    assert len(tried) > 1
+
+
+def test_choices_that_calls_are_told_give_the_same_bits(seed: int) -> None:
+    """One build for all choices, told at every call: models with open sizes, and the bits of builds by default."""
+    generator = np.random.default_rng(seed)
+    usual = built([model.open_program() for model in MODELS.values()], [default])
+    kinds: set[str] = set()
+    for (name, model), (program,) in zip(MODELS.items(), usual, strict=True):
+        assert isinstance(program, Built), program
+        weights = model.values(seed)
+        calls = [model.arguments(generator, sizes) for sizes in model.tried]
+        want = [_bits(program, weights, call) for call in calls]
+        bench = Bench(model.open_program(), weights, calls[0])
+        try:
+            open_one = bench.adjustable()
+            for lookup in dice(seed):
+                chosen = {problem: lookup(problem) for problem in open_one.problems}
+                open_one.use(chosen)
+                got = [[array.tobytes() for array in open_one.bound(*call, keep=True)] for call in calls]
+                assert got == want, (name, chosen)
+                kinds |= {problem.kind for problem, choice in chosen.items() if choice != default(problem)}
+        finally:
+            bench.close()
+    assert {"contraction", "convolution"} <= kinds
+
+
 def test_every_kind_is_covered_somewhere(seed: int) -> None:
     """A new kind of choice needs problems here."""
     lookups = [Dice(seed, {})]
     for model in MODELS.values():
         plans.planned(model.open_program(), choices=lookups[0])
     asked = {problem.kind for problem in lookups[0].taken}
-    assert asked | {"column_reduction", "attention", "expanded_convolution"} == KINDS.keys()
+    assert asked | {"column_reduction", "attention", "expanded_convolution", "winograd"} == KINDS.keys()

@@ -21,12 +21,13 @@ from smelt.engine.native import NativeEngine
 from smelt.engine.plans import planned, source_of
 from smelt.engine.sample import sample_inputs
 from smelt.engine.store import default_targets
-from smelt.engine.tune import Stamped, Tuning, tune
+from smelt.engine.tune import Bench, Stamped, Tuning, Variant, tune
 from smelt.errors import UnsupportedError
 from smelt.ir.core import Program
 from smelt.ir.text import parse
-from smelt.kernel.choice import Contraction, Problem, default, legal
+from smelt.kernel.choice import Choice, Contraction, default, legal
 from smelt.kernel.search import Estimate
+from smelt.kernel.tile_c import tile_shape
 from smelt.weights import Weights
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
@@ -68,24 +69,26 @@ def weights(seed: int) -> Weights:
     return Weights.of({name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()})
 
 
-def is_fast(program: Stamped, problem: Problem) -> bool:
-    choice = program.plans.chosen[problem]
-    return isinstance(choice, Contraction) and choice.height == 6
+def is_fast(choice: Choice) -> bool:
+    return isinstance(choice, Contraction) and choice.height == 12
 
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Times in which low tiles are faster; gives the number of programs of each round."""
+    """Times in which low tiles are faster; gives the number of sets of choices of each round."""
     rounds: list[int] = []
 
-    def in_turns(programs: Sequence[Stamped], inputs: Sequence[Array], seconds: float) -> list[Array]:
-        rounds.append(len(programs))
+    def in_turns(
+        program: Stamped, variants: Sequence[Variant], inputs: Sequence[Array], seconds: float, seed: int = 0
+    ) -> list[Array]:
+        rounds.append(len(variants))
         found = []
-        for each in programs:
-            each.call(inputs)
-            ticks = np.full((8, each._steps), 100.0)
-            for problem, steps in each.problems.items():
-                ticks[:, steps] = 1000.0 * (FAST if is_fast(each, problem) else 1.0)
+        for variant in variants:
+            program.use(variant)
+            program.call(inputs)
+            ticks = np.full((8, program._steps), 100.0)
+            for problem, steps in program.problems.items():
+                ticks[:, steps] = 1000.0 * (FAST if is_fast(variant.get(problem, default(problem))) else 1.0)
             found.append(ticks)
         return found
 
@@ -111,7 +114,7 @@ def test_what_is_faster_is_used_from_then_on(
     assert len(found.findings) == 2
     for each in found.findings:
         assert isinstance(each.choice, Contraction)
-        assert each.choice.height == 6
+        assert each.choice.height == 12
         assert each.estimate.ratio == pytest.approx(FAST)
     assert planned(program).chosen == {each.problem: each.choice for each in found.findings}
     assert source_of([planned(program)]).text() != before  # another key in the cache of compiled programs
@@ -178,6 +181,23 @@ def test_the_whole_comparison_runs_both_and_bits_agree(
     assert got.tobytes() == want.tobytes()
 
 
+def test_one_build_gives_the_bits_of_the_default_under_every_choice(program: Program, weights: Weights) -> None:
+    """Choices that are changed between calls: the steps are the same, and so is every bit."""
+    inputs = sample_inputs(program, {})
+    (want,) = NativeEngine().compile(program).prepare(weights)(*inputs)
+    bench = Bench(program, weights, inputs)
+    try:
+        built = bench.adjustable()
+        forms = [legal(problem, tile_shape(bench.target)) for problem in built.problems]
+        assert len(forms) == 2
+        for turn in range(max(map(len, forms))):
+            built.use({p: some[turn % len(some)] for p, some in zip(built.problems, forms, strict=True)})
+            (got,) = built.bound(*inputs)
+            assert got.tobytes() == want.tobytes()
+    finally:
+        bench.close()
+
+
 def test_bundles_carry_what_was_tuned(
     program: Program, weights: Weights, made_up: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +207,7 @@ def test_bundles_carry_what_was_tuned(
     (stored,) = executable.stored(default_targets()[:1]).programs
     said = {key: text for key, text in stored.provenance.items() if key.startswith("tuned ")}
     assert len(said) == 2
-    assert all("height=6" in text for text in said.values())
+    assert all("height=12" in text for text in said.values())
 
 
 # ---- from outside ----
@@ -231,10 +251,10 @@ def test_the_command(file: Path, made_up: list[int], monkeypatch: pytest.MonkeyP
     assert said["kept"]
     assert said["speedup"] == 1.25
     assert said["exported"] == len(said["problems"]) == 2
-    assert all(each["choice"]["height"] == 6 for each in said["problems"])
+    assert all(each["choice"]["height"] == 12 for each in said["problems"])
     monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path / "other"))
     assert json.loads(invoke("tune", "--merge", exported, "--json"))["merged"] == 2
-    assert all(choice.height == 6 for choice in planned(parse(file.read_text())).chosen.values())  # type: ignore[union-attr]
+    assert all(choice.height == 12 for choice in planned(parse(file.read_text())).chosen.values())  # type: ignore[union-attr]
     assert "everything about this model's kernels is known" in invoke("tune", file, "--seconds", 100)
 
 

@@ -16,7 +16,7 @@ import pytest
 from smelt.engine import tuned
 from smelt.engine.tuned import Database, Record, Target
 from smelt.errors import FileError
-from smelt.kernel.choice import Choice, Contraction, Problem, default, legal
+from smelt.kernel.choice import Choice, Problem, default, legal
 from smelt.kernel.tile_c import TileShape
 
 TILE = TileShape(6, 64, 16)
@@ -93,7 +93,7 @@ def test_damaged_lines_are_passed_over_with_a_warning(database: Database, caplog
 def test_lines_of_another_time_are_passed_over_silently(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     database.append([record()])
     data = json.loads(database.path.read_text())
-    others = [{**data, "version": 0}, {**data, "problem": data["problem"].replace("/1", "/0")}]
+    others = [{**data, "version": 0}, {**data, "problem": data["problem"].replace("/2", "/0")}]
     database.path.write_text("".join(f"{json.dumps(each)}\n" for each in others))
     assert database.read() == {}
     assert not caplog.text
@@ -176,7 +176,7 @@ def test_the_compiler_looks_up_what_this_machine_measured(tmp_path: Path, monkey
     assert tuned.lookup(TILE)(asked) is None
     mine = replace(record(), target=tuned.here(TILE))
     tuned.database().append([mine, record(1000)])
-    assert tuned.lookup(TILE)(asked) == mine.choice != Contraction()
+    assert tuned.lookup(TILE)(asked) == mine.choice != default(asked)
     assert tuned.lookup(TILE)(problem(1000)) is None  # measured elsewhere
     assert tuned.lookup(TileShape(6, 16, 8))(asked) is None
     monkeypatch.setenv("SMELT_THREADS", "7")
