@@ -26,7 +26,7 @@ from smelt.dtype import Array
 from smelt.engine import tuned
 from smelt.engine.executable import signature_of
 from smelt.engine.sample import sample_inputs
-from smelt.engine.tune import Bench, tune
+from smelt.engine.tune import NEIGHBOURS, Bench, tune
 from smelt.engine.tuned import Database
 from smelt.ir.core import Program
 from smelt.ir.text import parse
@@ -57,19 +57,21 @@ CONVOLUTIONS = (
 
 @dataclass(slots=True)
 class Taken:
-    """Ticks of calls: `usual` by default, `others` with each choice, spread over the whole run."""
+    """Ticks of calls: `usual` where everything goes by default, `others` with each choice beside any choices of other
+    problems, the default among them; spread over the whole run."""
 
     usual: list[float] = field(default_factory=list)
     others: dict[Choice, list[float]] = field(default_factory=dict)
 
-    def ratio(self, choice: Choice, half: slice = slice(None)) -> float:
-        """The time of quiet calls with a choice by those with the default, over all calls or every other one."""
-        return float(np.quantile(self.others[choice][half], QUIET) / np.quantile(self.usual[half], QUIET))
+    def quiet(self, choice: Choice, half: slice) -> float:
+        """The time of quiet calls with a choice, of every other call."""
+        return float(np.quantile(self.others[choice][half], QUIET))
 
-    def best(self) -> tuple[Choice, float]:
-        """The best choice by every other call, and how it does in the rest: luck does not count."""
-        found = min(self.others, key=lambda each: self.ratio(each, slice(0, None, 2)))
-        return found, self.ratio(found, slice(1, None, 2))
+    def best(self, problem: Problem) -> tuple[Choice, float]:
+        """The best choice by every other call, and its time by the default's in the rest: luck does not count."""
+        found = min(self.others, key=lambda each: self.quiet(each, slice(0, None, 2)))
+        rest = slice(1, None, 2)
+        return found, self.quiet(found, rest) / self.quiet(default(problem), rest)
 
 
 def everything(bench: Bench, seconds: float) -> tuple[dict[Problem, Taken], float]:
@@ -107,7 +109,7 @@ def distance(bench: Bench, seconds: float) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for problem, taken in found.items():
         share = float(np.quantile(taken.usual, QUIET)) / whole
-        choice, ratio = taken.best() if share >= SMALL else (default(problem), 1.0)
+        choice, ratio = taken.best(problem) if share >= SMALL else (default(problem), 1.0)
         rows.append(
             {
                 "problem": str(problem),
@@ -170,11 +172,13 @@ def checked(path: Path, database: Database, seconds: float) -> dict[str, Any]:
                 (usual, other)[at](*inputs, keep=True)
                 taken[at].append(time.perf_counter() - start)
         ratios = np.divide(taken[1], taken[0])
+        found = Estimate.of(paired(taken[1], taken[0], len(ratios) // NEIGHBOURS))
         usual_ms, tuned_ms = (1e3 * float(np.quantile(each, QUIET)) for each in taken)
         return {
             "default ms": round(usual_ms, 3),
             "tuned ms": round(tuned_ms, 3),
-            "ratio": round(statistics.median(paired(taken[1], taken[0])), 4),
+            "ratio": round(found.ratio, 4),
+            "error": round(found.error, 4),
             "middle half": [round(float(each), 4) for each in np.quantile(ratios, (0.25, 0.75))],
             "pairs": len(ratios),
         }

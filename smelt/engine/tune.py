@@ -44,7 +44,7 @@ CALLS = (8, 40)  # with each of them, at least and at most
 ROUND = 0.5  # seconds of calls that a round takes, at least
 SMALL = 0.01  # part of a call's time that a problem must have
 FINAL = (24, 2000)  # pairs of calls at the end, at least and at most
-FINAL_GROUPS = 12  # of neighbouring ones
+NEIGHBOURS = 3  # of them, whose quietest make a ratio: few, for a machine's speed changes within a second
 PATIENCE = 4  # calls in a row, until one is not disturbed
 LAST = 0.15  # of the time, for these
 
@@ -363,7 +363,7 @@ class _Tuner:
             while (count := len(taken[0])) < least or (count < most and time.perf_counter() - begin < patience):
                 for at in (count % 2, 1 - count % 2):
                     taken[at].append(undisturbed(partial(self._timed, (was, new)[at])))
-            return Estimate.of(paired(taken[1], taken[0], FINAL_GROUPS))
+            return Estimate.of(paired(taken[1], taken[0], len(taken[0]) // NEIGHBOURS))
         finally:
             was.close()
             new.close()

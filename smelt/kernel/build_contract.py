@@ -191,7 +191,7 @@ def shares(nest: Nest, number: Expr, count: Size, parts: Size) -> tuple[Expr, Ex
 
 
 @contextmanager
-def tiles(nest: Nest, rows: Expr, most: Size = ROWS) -> Iterator[tuple[tuple[Expr, Expr], Expr, Expr]]:
+def tiles(nest: Nest, rows: Expr, most: Size) -> Iterator[tuple[tuple[Expr, Expr], Expr, Expr]]:
     """A loop over nearly equal tiles of at most so many rows: ((number, how many), first row, height)."""
     parts = nest.let(Quotient(nest.let(add(rows, most - 1)), most))
     with nest.loop(parts, "ordered") as part:

@@ -1,6 +1,6 @@
-"""What may be chosen about a kernel: a problem (kind and numbers) and small records with today's best guess as default.
+"""What may be chosen about a kernel: a problem (kind and numbers), small records, and the best guess as `default`.
 
-Builders ask `Nest.decide(problem, default)`; `fuse` is given what answers. A choice never changes the order in which an
+Builders ask `Nest.decide(problem, kind)`; `fuse` is given what answers. A choice never changes the order in which an
 element is summed, so results are the same bits under every one. `kernel.search` ranges over what is `legal`.
 """
 
@@ -273,11 +273,12 @@ def _distinct(problem: Problem, tile: TileShape) -> Iterator[Choice]:
 def _candidates(problem: Problem, tile: TileShape) -> Iterable[Choice]:
     match problem.kind:
         case "contraction":
-            return _blocked(Contraction)
+            return _blocked(Contraction, problem["rows"] <= problem["panels"] * problem["width"])
         case "convolution":
-            return _blocked(Convolution)
+            pixels = problem["images"] * problem["lines"] * problem["pixels"]
+            return _blocked(Convolution, pixels <= problem["panels"] * problem["width"])
         case "winograd":
-            return (each for each in _blocked(Winograd) if each.near <= PATCHES)
+            return (each for each in _blocked(Winograd, False) if each.near <= PATCHES)
         case "channel_convolution":
             return (ChannelConvolution(n) for n in range(1, 17) if problem["pixels"] % n == 0)
         case "expanded_convolution":
@@ -296,8 +297,9 @@ def _candidates(problem: Problem, tile: TileShape) -> Iterable[Choice]:
     raise AssertionError(problem.kind)
 
 
-def _blocked(kind: type[B]) -> Iterator[B]:
-    for first in (False, True):
+def _blocked(kind: type[B], wide: bool) -> Iterator[B]:
+    """Panels come first only where they are more than the rows: the lesser is what is walked through again."""
+    for first in (False, True) if wide else (False,):
         for height in HEIGHTS:
             for near in NEARS:
                 if near >= height:
