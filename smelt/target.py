@@ -18,7 +18,7 @@ class Target:
 
     @property
     def has_pairs(self) -> bool:
-        """Whether an instruction multiplies pairs of bf16 (AVX512-BF16), and as fast as floats at least: processors that
+        """Whether an instruction multiplies pairs of bf16 (AVX512-BF16), at least as fast as floats: processors that
         have matrix tiles take four times as long for it as for a multiply-add (0.73 and 0.18 ns on Emerald Rapids)."""
         has = "avx512_bf16" in self.features and "amx_bf16" not in self.features
         return has and self.vector_bytes >= 64

@@ -52,7 +52,7 @@ def default_targets(program: Program | None = None) -> tuple[str, ...]:
         name
         for name, each in cpu.TARGETS.items()
         if name != PLAIN and each.name == here.name and each.features <= here.features
-        if not each.has_pairs or (program is not None and has_bf16_products(program))
+        if not each.has_pairs or (here.has_pairs and program is not None and has_bf16_products(program))
     ]
     return (*fitting[:1], PLAIN)
 

@@ -10,6 +10,7 @@ import random
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,24 @@ def test_weights_of_bf16_lie_in_pairs_for_targets_that_multiply_them(pixels: np.
         done = python(RUN, path, tmp_path / "x.npy", tmp_path / "y.npy", SMELT_TARGET=target, SMELT_CC="/no/compiler")
         assert done.returncode == 0, done.stderr
         np.testing.assert_allclose(np.load(tmp_path / "y.npy"), wanted, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("more", "first"),
+    [
+        ((), "avx512"),
+        (("avx512_bf16", "avx512_vnni"), "avx512bf16"),
+        (("avx512_bf16", "avx512_vnni", "amx_bf16"), "avx512"),
+    ],
+)
+def test_code_for_pairs_is_for_programs_of_bf16_where_pairs_are_fast(
+    more: tuple[str, ...], first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = replace(cpu.TARGETS["avx512"], features=cpu.TARGETS["avx512"].features.union(more))
+    monkeypatch.setattr(cpu, "target", lambda name=None: here)
+    program, _ = read(DIGITS)
+    assert default_targets(program) == ("avx512", "plain")
+    assert default_targets(with_precision(program, "bf16")) == (first, "plain")
 
 
 def test_packed_weights_are_not_packed_again(model: Model) -> None:
