@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from smelt.dim import Size, ceildiv, maximum
+from smelt.dim import Size, ceildiv, maximum, minimum
 from smelt.dtype import DType, f32, f64, i64
 from smelt.ir.core import Op, Value
 from smelt.kernel.build_reduce import summed
-from smelt.kernel.choice import ROWS, Contraction, Cut, Problem, share_of
+from smelt.kernel.choice import ROWS, SPREAD, Contraction, Cut, Problem, about, share_of
 from smelt.kernel.loop import (
     Affine,
     Amount,
@@ -119,7 +119,7 @@ def contract(nest: Nest, op: Op, output: Output, form: Form) -> None:
     width = line // form.together
     problem = Problem.of("contraction", groups=groups, rows=rows, depth=depth, panels=count, width=width)
     choice, cut = _chosen(nest, problem, form)
-    chunks = ceildiv(rows, cut.rows)
+    chunks = parts_of(rows, cut.rows, ROWS, groups * count)
     with nest.loops((groups, count, chunks) if choice.panels_first else (groups, chunks, count)) as (group, *inner):
         panel, chunk = inner if choice.panels_first else reversed(inner)
         first, used = shares(nest, chunk, rows, chunks)
@@ -138,8 +138,21 @@ def _chosen(nest: Nest, problem: Problem, form: Form) -> tuple[Contraction, Cut]
         choice = nest.decide(problem, Contraction)
         return choice, nest.cut(problem, choice)
     count, others = ceildiv(problem["rows"], ROWS), problem["panels"] * problem["groups"]
-    most = ROWS * share_of(count, max(1, form.near // ROWS), others)
+    most = form.near if "rows" in problem.open else ROWS * share_of(count, max(1, form.near // ROWS), others)
     return Contraction(most, ROWS), Cut(ROWS, most, 1, most)
+
+
+def parts_of(count: Size, most: Size, least: int, others: Size) -> Size:
+    """How many parts some rows or lines are cut into, so that none has more than `most`. Where their number is open
+    there are more, down to `least` each, if there is too little to spread over cores; `others`: what there is besides."""
+    if isinstance(count, int):
+        return ceildiv(count, most)
+    return minimum(ceildiv(count, least), maximum(ceildiv(count, most), wanted(others)))
+
+
+def wanted(others: Size) -> int:
+    """Parts that there should be to spread them over cores, beside others."""
+    return -(-SPREAD // max(1, about(others)))
 
 
 def multiply(

@@ -13,11 +13,11 @@ from math import prod
 
 import numpy as np
 
-from smelt.dim import Size, ceildiv, product
+from smelt.dim import Size, ceildiv, floordiv, maximum, minimum, product
 from smelt.dtype import f32, i64
 from smelt.ir.core import Op
 from smelt.ir.ops.packed import taps_of
-from smelt.kernel.build_contract import FLOATS, Columns, Form, in_memory, place, shares, step, tiles
+from smelt.kernel.build_contract import FLOATS, Columns, Form, in_memory, parts_of, place, shares, step, tiles, wanted
 from smelt.kernel.build_expand import expanded_conv
 from smelt.kernel.choice import ROWS, ChannelConvolution, Convolution, Cut, Problem, dividing, share_of
 from smelt.kernel.loop import Amount, Array, Expr, Number, Product, add, scale
@@ -56,20 +56,35 @@ def convolve(nest: Nest, op: Op, output: Output, form: Form) -> None:
         stride=taps_of(op.attrs).strides[-1],
     )
     choice, cut = _chosen(nest, problem, form)
-    near, most = cut.rows, cut.lines
-    pieces: Size = 1 if near == pixels else ceildiv(pixels, near)
-    images_first = (batch, *outer, groups, ceildiv(lines, most), pieces, count)
-    panels_first = (groups, count, batch, *outer, ceildiv(lines, most), pieces)
+    near, others = cut.rows, product((batch, *outer)) * groups * count
+    if isinstance(pixels, int):
+        chunks, pieces = parts_of(lines, cut.lines, 1, others), 1 if near == pixels else ceildiv(pixels, near)
+        room = cut.room
+    else:  # as many lines as have `near` pixels, or a share of one line: never more than twice as many pixels
+        chunks, pieces = (
+            minimum(lines, maximum(ceildiv(lines * pixels, near), wanted(others))),
+            ceildiv(pixels, 2 * near),
+        )
+        room = 2 * cut.room
+    images_first = (batch, *outer, groups, chunks, pieces, count)
+    panels_first = (groups, count, batch, *outer, chunks, pieces)
     with nest.loops(panels_first if choice.panels_first else images_first) as places:
         if choice.panels_first:
             group, panel, image, *at, chunk, piece = places
         else:
             image, *at, group, chunk, piece, panel = places
-        first_line, line_count = shares(nest, chunk, lines, ceildiv(lines, most))
+        first_line, line_count = shares(nest, chunk, lines, chunks)
         first, used = shares(nest, piece, pixels, pieces)
         tile = nest.var(form.element, stem="tile").name
-        nest.emit(Array(tile, form.element, cut.room * width))
+        nest.emit(Array(tile, form.element, room * width))
         columns = Columns.of(nest, panel, width, share, form.element)
+
+        def row(line: Expr, x: Expr) -> Expr:
+            """Of the tile."""
+            if isinstance(pixels, int):
+                return add(scale(line, near), x)
+            return add(nest.let(nest.apply("multiply", line, used, dtype=i64)), x)
+
         with window.blocks(nest, form) as (number, offset, done, turns, extent):
             b = place(nest, op, panels, (group, panel, done, Number(0)))
             with (
@@ -88,7 +103,7 @@ def convolve(nest: Nest, op: Op, output: Output, form: Form) -> None:
                         *b,
                         step(nest, op, panels, 2),
                         extent,
-                        place=scale(add(scale(line, near), above), width),
+                        place=scale(row(line, above), width),
                         turns=turns,
                         a_turn=Amount(window.turn),
                         join=number,
@@ -101,8 +116,7 @@ def convolve(nest: Nest, op: Op, output: Output, form: Form) -> None:
         with nest.loop(line_count, "ordered") as line, nest.loop(used, "ordered") as x:
             y = [add(first_line, line)] if tensor(op.result).rank > 3 else []
             here, begin = (image, *at, *y, add(first, x)), scale(group, share)
-            row = add(scale(line, near), x)
-            columns.store(nest, op, output, tile, row, lambda column: (*here, add(begin, column)))
+            columns.store(nest, op, output, tile, row(line, x), lambda column: (*here, add(begin, column)))
 
 
 def _chosen(nest: Nest, problem: Problem, form: Form) -> tuple[Convolution, Cut]:
@@ -220,22 +234,29 @@ def channel_conv(nest: Nest, op: Op, output: Output) -> None:
         taps=prod(taps.window),
         stride=taps.strides[-1],
     )
-    few = dividing(out[-1], nest.decide(problem, ChannelConvolution).pixels)
-    with (
-        nest.loops((batch, *out[:-1])) as (image, *lines),
-        nest.loop(ceildiv(out[-1], few), "ordered") as piece,
-        nest.loop(channels, "lane") as channel,
-    ):
-        totals: list[Expr] = [Number(0.0, f32)] * few
-        for tap in np.ndindex(*taps.window):
-            factor = nest.pull(kernel, (*map(Number, tap), channel))
-            rows = [
-                add(scale(line, stride), at * hole)
-                for line, stride, at, hole in zip(lines, taps.strides, tap, taps.dilations, strict=False)
-            ]
-            for i in range(few):
-                x = add(scale(piece, few * taps.strides[-1]), i * taps.strides[-1] + tap[-1] * taps.dilations[-1])
-                element = nest.pull(images, (image, *rows, x, channel))
-                totals[i] = nest.apply("fma", factor, element, totals[i], dtype=f32)
-        for i, total in enumerate(totals):
-            output.finish(nest, op, (image, *lines, add(scale(piece, few), i), channel), total)
+    choice = nest.decide(problem, ChannelConvolution)
+    with nest.loops((batch, *out[:-1])) as (image, *lines):
+        for first, pieces, few in _pieces(out[-1], choice.pixels):
+            with nest.loop(pieces, "ordered") as piece, nest.loop(channels, "lane") as channel:
+                totals: list[Expr] = [Number(0.0, f32)] * few
+                for tap in np.ndindex(*taps.window):
+                    factor = nest.pull(kernel, (*map(Number, tap), channel))
+                    rows = [
+                        add(scale(line, stride), at * hole)
+                        for line, stride, at, hole in zip(lines, taps.strides, tap, taps.dilations, strict=False)
+                    ]
+                    for i in range(few):
+                        x = scale(add(first, scale(piece, few), i), taps.strides[-1])
+                        element = nest.pull(images, (image, *rows, add(x, tap[-1] * taps.dilations[-1]), channel))
+                        totals[i] = nest.apply("fma", factor, element, totals[i], dtype=f32)
+                for i, total in enumerate(totals):
+                    output.finish(nest, op, (image, *lines, add(first, scale(piece, few), i), channel), total)
+
+
+def _pieces(pixels: Size, few: int) -> list[tuple[Size, Size, int]]:
+    """A line in pieces of a few pixels and a rest: (where they begin, how many there are, pixels of each)."""
+    if isinstance(pixels, int):
+        few = dividing(pixels, few)
+        return [(0, pixels // few, few)]
+    whole = floordiv(pixels, few)
+    return [(0, whole, few), (whole * few, pixels - whole * few, 1)]

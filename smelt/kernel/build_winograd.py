@@ -15,8 +15,8 @@ from functools import partial
 from smelt.dim import Size, ceildiv
 from smelt.dtype import f32, i64
 from smelt.ir.core import Op
-from smelt.kernel.build_contract import Columns, in_memory, place, shares, step, tiles
-from smelt.kernel.choice import Problem, Winograd
+from smelt.kernel.build_contract import Columns, in_memory, parts_of, place, shares, step, tiles
+from smelt.kernel.choice import ROWS, Problem, Winograd
 from smelt.kernel.loop import Amount, Array, Expr, Item, Load, Number, Product, Put, Quotient, Remainder, add, scale
 from smelt.kernel.nest import Index, Nest, flat, tensor
 from smelt.kernel.sinks import Output, sink
@@ -41,7 +41,7 @@ def winograd_conv(nest: Nest, op: Op, output: Output) -> None:
     problem = Problem.of("winograd", patches=patches, depth=channels, panels=count, width=columns_of)
     choice = nest.decide(problem, Winograd)
     cut = nest.cut(problem, choice)
-    chunks = ceildiv(patches, cut.rows)
+    chunks = parts_of(patches, cut.rows, ROWS, count)
     with nest.loops((count, chunks) if choice.panels_first else (chunks, count)) as places:
         panel, chunk = places if choice.panels_first else reversed(places)
         first, used = shares(nest, chunk, patches, chunks)

@@ -19,6 +19,7 @@ HEIGHT = 96  # rows of one product
 ROWS = 12  # the same where nothing can be chosen
 SPREAD = 8  # pieces of work that should be there to spread over cores, likewise
 OPEN = 64  # what a symbol may be
+OPEN_ROWS, OPEN_PATCHES = 192, 64  # at most, that pass by together where their number is open
 HEIGHTS = (12, 24, 48, 96)
 LINE = 96  # pixels of a long line that pass by together
 PATCHES = 128  # at most, whose sums lie on a stack
@@ -189,6 +190,10 @@ def defaults(problem: Problem) -> Choice | None:
 def default(problem: Problem) -> Choice:
     """What is done about a problem where nothing was measured."""
     match problem.kind:
+        case "contraction" if "rows" in problem.open:
+            return Contraction(OPEN_ROWS)
+        case "winograd" if "patches" in problem.open:
+            return Winograd(OPEN_PATCHES)
         case "contraction":
             others = problem["groups"] * problem["panels"]
             return Contraction(_near(problem["rows"], 1, others, _besides(problem["depth"])))
@@ -213,7 +218,9 @@ def default(problem: Problem) -> Choice:
 def _pixels(problem: Problem) -> int:
     """Pixels of a large window share much of what they read; those of a small one hold registers that taps need. Alone
     they share nothing."""
-    pixels = 1 if "pixels" in problem.open else problem["pixels"]
+    if "pixels" in problem.open:
+        return 2 if problem["taps"] <= 9 else 8
+    pixels = problem["pixels"]
     few = dividing(pixels, 2 if problem["taps"] <= 9 else 16)
     return few if few > 1 else dividing(pixels, 8)
 
@@ -332,7 +339,7 @@ def effect_of(problem: Problem, choice: Choice, tile: TileShape) -> tuple[Any, .
             used = -(-problem["patches"] // max(chunks, 1))
             return chunks, -(-used // height), first and chunks > 1 and problem["panels"] > 1
         case ChannelConvolution(most):
-            return (dividing(problem["pixels"], most),) if "pixels" not in problem.open else ()
+            return (dividing(problem["pixels"], most) if "pixels" not in problem.open else most,)
         case ExpandedConvolution(pixels, _, rows, _):
             made = problem["lines"] * problem["across"]
             return dividing(problem["pixels"], pixels), min(rows, made), *bands_of(problem, choice)
