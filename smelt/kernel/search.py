@@ -48,7 +48,11 @@ class Estimate:
     @property
     def is_faster(self) -> bool:
         """Whether it is faster than 1 by more than the noise."""
-        return self.ratio + CERTAIN * self.error < 1 - LEAST
+        return self.is_faster_among(1)
+
+    def is_faster_among(self, count: int) -> bool:
+        """The same for the best of so many, of which some look fast by luck: the more there are, the surer it must be."""
+        return self.ratio + math.sqrt(CERTAIN**2 + 2 * math.log(max(count, 1))) * self.error < 1 - LEAST
 
 
 def paired(times: Sequence[float], others: Sequence[float], groups: int = GROUPS) -> list[float]:
@@ -123,7 +127,8 @@ class Search:
     @property
     def best(self) -> tuple[Choice, Estimate]:
         """The choice to use: the default unless another one was measured faster by more than the noise."""
-        faster = [(each, self.estimate(each)) for each in self.tried if self.estimate(each).is_faster]
+        tried = [(each, self.estimate(each)) for each in self.tried]
+        faster = [(each, found) for each, found in tried if found.is_faster_among(len(tried))]
         return min(faster, key=lambda pair: pair[1].ratio, default=(self.choices[0], Estimate(1.0, 0.0)))
 
     # -- what to expect --
@@ -175,7 +180,8 @@ class Search:
             for each, found in estimates.items()
             if each != best and found.ratio - CERTAIN * found.error < least * (1 - LEAST)
         ]
-        wanted = [best, *rivals] if rivals or not estimates[best].is_faster else []
+        certain = estimates[best].is_faster_among(len(self.tried))
+        wanted = [best, *rivals] if rivals or not certain else []
         again = [each for each in wanted if self.asked.get(each, 0) <= AGAIN]
         return sorted(again, key=lambda each: estimates[each].ratio)[:2]
 
