@@ -16,8 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from smelt.device import cpu
 from smelt.device.runtime import Runtime
 from smelt.dtype import Array
 from smelt.errors import FileError
+from smelt.frozen import Frozen
 
 MAGIC = b"\x89SMELT\r\n"
 FORMAT = 1
@@ -58,7 +58,7 @@ def round_up(number: int, to: int) -> int:
 # ---- reading ----
 
 
-class Image(NamedTuple):
+class Image(Frozen):
     """An opened bundle whose head and manifest were checked. Sections are checked when they are asked for."""
 
     name: str
@@ -192,7 +192,7 @@ def _share(work: Callable[[int, int], None], count: int, workers: int) -> None:
         raise failures[0]
 
 
-def open_file(path: Path) -> Image:
+def open_file(path: str | os.PathLike[str]) -> Image:
     """A bundle from a file, mapped."""
     try:
         file = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))

@@ -6,10 +6,9 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from threading import Thread
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -17,11 +16,15 @@ from smelt.buffer import HostBuffer
 from smelt.bundle.stored import StoredModel
 from smelt.bundle.write import serialize
 from smelt.device import runtime
-from smelt.dim import solve
 from smelt.dtype import Array
 from smelt.engine_api import KernelUse, Signature
 from smelt.errors import RunError, ShapeError, SmeltError, UnsupportedError
-from smelt.weights import Weights
+from smelt.size import solve
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from smelt.weights import Weights
 
 ALIGN = 64  # bytes
 WORTH_MOVING = 8 << 20  # bytes of weights

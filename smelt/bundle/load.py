@@ -9,8 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -25,6 +24,9 @@ from smelt.device import cpu, runtime
 from smelt.device.library import load_library
 from smelt.engine_api import Executable, Signature
 from smelt.errors import DeviceError, FileError, ShapeError, UnsupportedError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # (compressed text, tile, signature, bound arrays) → the program, compiled here
 Recompile: TypeAlias = Callable[[bytes, tuple[int, int, int], Signature, Arrays | None], NativeExecutable]
@@ -61,7 +63,7 @@ def load(
             expected="no static inputs, no memory limit, no tuning, no precision, the processor as its device",
             got=", ".join([*asked, f"device={device}", f"engine={engine}"]),
         )
-    image = container.open_file(Path(path))
+    image = container.open_file(path)
     try:
         return _Reader(image, recompile, verify, keys).model()
     finally:
@@ -82,7 +84,7 @@ def deserialize(
 def foreign(path: str | Path) -> bytes | None:
     """The bytes of a file that another engine saved; None for a bundle, and for what is no file at all."""
     try:
-        with Path(path).open("rb") as file:
+        with open(path, "rb") as file:
             return file.read() if file.peek(16).startswith(PJRT) else None
     except OSError:  # opening it as a bundle says what is wrong
         return None
@@ -90,7 +92,7 @@ def foreign(path: str | Path) -> bytes | None:
 
 def describe(path: str | Path) -> dict[str, Any]:
     """What a bundle says about itself; nothing but its head and manifest is read."""
-    image = container.open_file(Path(path))
+    image = container.open_file(path)
     image.close()
     stored = _read(image)
     codes = [code for program in stored.programs for variant in program.variants for code in variant.codes]

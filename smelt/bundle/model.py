@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +18,9 @@ from smelt.bundle.write import serialize, source_record, write
 from smelt.dtype import Array
 from smelt.engine_api import Executable, KernelUse, Port, Signature
 from smelt.errors import RunError, UnsupportedError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def _labelled(port: Port, result: Array | Buffer) -> Array:
@@ -93,7 +95,7 @@ class Model:
         `targets` names processors (avx512, avx2, neon, plain); none: this machine's kind, and plain for any other.
         `private_key` is a file with an Ed25519 key that signs the bundle.
         """
-        write(Path(path), self._stored(targets), private_key)
+        write(path, self._stored(targets), private_key)
 
     def serialize(self, *, targets: Sequence[str] = (), private_key: str | Path | None = None) -> bytes:
         """The bytes that `save` writes."""
@@ -106,7 +108,7 @@ class Model:
             )
         stored = self._executable.stored(targets)
         source = source_record(self._source) if self._source is not None else {}
-        return stored._replace(name=self.name, metadata=self.metadata, provenance=self.provenance | source)
+        return stored.replace(name=self.name, metadata=self.metadata, provenance=self.provenance | source)
 
     def close(self) -> None:
         self._executable.close()

@@ -45,7 +45,7 @@ def compile_model(
     stored = store_weights(with_precision(program, precision), weights, targets)
     provenance = source_record(file) | {f"static {item.partition('=')[0]}": item.partition("=")[2] for item in static}
     provenance |= {"precision": precision} if precision != "f32" else {}
-    stored = stored._replace(name=file.stem, metadata=dict(weights.metadata), provenance=provenance)
+    stored = stored.replace(name=file.stem, metadata=dict(weights.metadata), provenance=provenance)
     total = write(output, stored, private_key)
     codes = [code.target for variant in stored.programs[0].variants for code in variant.codes]
     record = {

@@ -13,7 +13,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,11 +20,11 @@ import numpy as np
 
 from smelt.buffer import check_array
 from smelt.device import cpu
-from smelt.dim import Poly, Size, solve, substitute
-from smelt.dim import symbols as symbols_of
 from smelt.dtype import Array
 from smelt.errors import DeviceError, RunError, ShapeError, SizeError, SmeltError
 from smelt.shape import Shape
+from smelt.size import Poly, Size, solve, substitute
+from smelt.size import symbols as symbols_of
 
 SOURCES = ("smelt.h", "runtime.h", "memory.c", "pool.c", "executable.c", "python.c", "checksum.c")
 FEATURES = (  # in the order of the bits of smelt_features, spelled as Linux does
@@ -131,8 +130,11 @@ def flags() -> tuple[str, ...]:
 
 def source() -> str:
     """All of the library as one file."""
-    folder = Path(__file__).parent.parent / "runtime"
-    parts = [f'#line 1 "{name}"\n' + (folder / name).read_text("utf-8") for name in SOURCES]
+    folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), "runtime")
+    parts = []
+    for name in SOURCES:
+        with open(os.path.join(folder, name), encoding="utf-8") as file:
+            parts.append(f'#line 1 "{name}"\n' + file.read())
     own = ('#include "', "#define _GNU_SOURCE")
     lines = ("" if line.startswith(own) else line for part in parts for line in part.splitlines())
     return "\n".join(["#define _GNU_SOURCE", *lines, ""])
