@@ -202,6 +202,9 @@ class _Reader:
         )
 
     def _runtime(self) -> runtime.Runtime:
+        here = runtime.running()
+        if here is not None:
+            return here
         shipped = self._shipped()
         try:
             try:

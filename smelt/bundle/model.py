@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smelt.buffer import Buffer, as_array
+from smelt.bundle.executable import NativeExecutable
 from smelt.bundle.per_value import PerValue
 from smelt.bundle.stored import Storable, StoredModel
 from smelt.bundle.write import serialize, source_record, write
+from smelt.device.runtime import Memory
 from smelt.dtype import Array
 from smelt.engine_api import Executable, KernelUse, Port, Signature
 from smelt.errors import RunError, UnsupportedError
@@ -66,6 +68,11 @@ class Model:
     def kernels(self) -> tuple[KernelUse, ...]:
         """What runs the model's ops."""
         return self._executable.kernels
+
+    @property
+    def memory(self) -> Memory | None:
+        """Bytes that it holds now; None where its engine does not say, or several programs share them."""
+        return self._executable.memory if isinstance(self._executable, NativeExecutable) else None
 
     def __call__(self, *positional: Any, **named: Any) -> dict[str, Array]:
         """Run it. Inputs go by position or by name; outputs come back by name."""

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from smelt.buffer import check_array
 from smelt.device import cpu
 from smelt.dtype import Array
 from smelt.errors import DeviceError, RunError, ShapeError, SizeError, SmeltError
+from smelt.frozen import Frozen
 from smelt.shape import Shape
 from smelt.size import Poly, Size, solve, substitute
 from smelt.size import symbols as symbols_of
@@ -123,6 +124,11 @@ def runtime(shipped: Callable[[], ctypes.CDLL] | None = None) -> Runtime:
         return _here[0]
 
 
+def running() -> Runtime | None:
+    """The runtime library of this process, if there is one already."""
+    return _here[0] if _here else None
+
+
 def flags() -> tuple[str, ...]:
     """What a compiler is told about the library."""
     return ("-pthread", *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()))
@@ -190,7 +196,7 @@ def default_threads() -> int:
 # ------------------------------------------------------------------------------------------------ programs
 
 
-class Memory(NamedTuple):
+class Memory(Frozen):
     """Bytes that a bound program holds now, and how many contexts share the arenas and the scratch."""
 
     bound: int
