@@ -16,7 +16,7 @@ import numpy as np
 from smelt.bundle import container, record, sign
 from smelt.bundle.container import Image
 from smelt.bundle.entry import Entry
-from smelt.bundle.executable import Arrays, NativeExecutable, Store
+from smelt.bundle.executable import Arrays, NativeExecutable
 from smelt.bundle.model import Model
 from smelt.bundle.per_value import PerValue, Shapes, Values
 from smelt.bundle.stored import Code, RuntimeCode, StoredModel, StoredProgram, Variant
@@ -24,6 +24,7 @@ from smelt.device import cpu, runtime
 from smelt.device.library import load_library
 from smelt.engine_api import Executable, Signature
 from smelt.errors import DeviceError, FileError, ShapeError, UnsupportedError
+from smelt.frozen import Frozen
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,20 +95,46 @@ def describe(path: str | Path) -> dict[str, Any]:
     """What a bundle says about itself; nothing but its head and manifest is read."""
     image = container.open_file(path)
     image.close()
-    stored = _read(image)
-    codes = [code for program in stored.programs for variant in program.variants for code in variant.codes]
+    found = _read(image)
+    codes = [code for program in found.programs for variant in program.variants for code in variant.codes]
     return {
-        "name": stored.name,
+        "name": found.name,
         "smelt": image.manifest.get("smelt"),
-        "signature": stored.signature,
+        "signature": found.signature,
         "targets": list(dict.fromkeys(code.target for code in codes)),
-        "programs": len(stored.programs),
-        "static": list(stored.static),
+        "programs": len(found.programs),
+        "static": list(found.static),
         "bytes": image.start + len(image.body),
         "signed": image.public_key.hex() if image.signature != bytes(64) else None,
-        "metadata": dict(stored.metadata),
-        "provenance": {**stored.provenance, **stored.programs[0].provenance},
+        "metadata": dict(found.metadata),
+        "provenance": {**found.provenance, **found.programs[0].provenance},
     }
+
+
+def stored(path: str | Path) -> StoredModel:
+    """What a bundle holds. Its head and manifest are read; texts and code are read and checked when asked for."""
+    image = container.open_file(path)
+    image.close()
+    return _read(image)
+
+
+class Loaded(Frozen):
+    """One code of a bundle as an executable, or why it cannot run here."""
+
+    program: StoredProgram
+    variant: Variant
+    code: Code
+    absent: str
+    executable: NativeExecutable | None
+
+
+def every_code(path: str | Path, recompile: Recompile, *, keys: Sequence[str] | None = None) -> tuple[Loaded, ...]:
+    """All code of a bundle, after every byte of it was compared with its digest."""
+    image = container.open_file(path)
+    try:
+        return _Reader(image, recompile, True, keys).every_code()
+    finally:
+        image.close()
 
 
 class _Reader:
@@ -134,6 +161,15 @@ class _Reader:
         known = [(each.values, each.shapes, self._program(each)) for each in stored.programs]
         return PerValue(stored.signature, stored.static, stored.by_size, self._refuse, known)
 
+    def every_code(self) -> tuple[Loaded, ...]:
+        return tuple(
+            Loaded(program, variant, code, absent, None if absent else self._made(program, variant, code))
+            for program in self.stored.programs
+            for variant in program.variants
+            for code in variant.codes
+            for absent in [self._absent(code)]
+        )
+
     def _program(self, program: StoredProgram) -> NativeExecutable:
         fitting = [
             (len(code.features), variant, code)
@@ -141,10 +177,15 @@ class _Reader:
             for code in variant.codes
             if not self._absent(code)
         ]
-        store = partial(self._store, program)
         if not fitting:
-            return self._compiled_again(program, store)
+            return self._compiled_again(program)
         _, variant, code = max(fitting, key=lambda each: each[0])
+        made = self._made(program, variant, code)
+        if self.image.file is not None:
+            made.move_later(self.image.release)
+        return made
+
+    def _made(self, program: StoredProgram, variant: Variant, code: Code) -> NativeExecutable:
         content = code.library()
         library = load_library(content, container.digest(content))
         try:
@@ -152,10 +193,8 @@ class _Reader:
             main = variant.main.program(library, variant.constants)
         except AttributeError as error:
             raise FileError(f"{self.image.name} has code without its functions", got=error) from error
-        made = NativeExecutable(program.signature, first, main, variant.bound, program.kernels, store)
-        if self.image.file is not None:
-            made.move_later(self.image.release)
-        return made
+        store = partial(self._store, program)
+        return NativeExecutable(program.signature, first, main, variant.bound, program.kernels, store)
 
     def _absent(self, code: Code) -> str:
         """Why code cannot run here."""
@@ -166,7 +205,7 @@ class _Reader:
             return f"for {code.machine}"
         return ", ".join(f"needs {name}" for name in code.features if name not in here.features)
 
-    def _compiled_again(self, program: StoredProgram, store: Store) -> NativeExecutable:
+    def _compiled_again(self, program: StoredProgram) -> NativeExecutable:
         codes = [code for variant in program.variants for code in variant.codes]
         reasons = "; ".join(f"{code.target}: {self._absent(code)}" for code in codes) or "it has no code at all"
         import logging
