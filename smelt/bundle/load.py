@@ -182,7 +182,7 @@ class _Reader:
         _, variant, code = max(fitting, key=lambda each: each[0])
         made = self._made(program, variant, code)
         if self.image.file is not None:
-            made.move_later(self.image.release)
+            made.move_later(self.image)
         return made
 
     def _made(self, program: StoredProgram, variant: Variant, code: Code) -> NativeExecutable:

@@ -535,3 +535,39 @@ func.func @main(%x: tensor<3x1536xf32>, %w: tensor<1536x2048xf32> {smelt.weight 
     np.testing.assert_array_equal(executable(x)[0], expected)
     executable.close()
     executable.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="the system does not tell which pages are there")
+def test_a_table_of_which_calls_read_some_rows_stays_in_the_file(tmp_path: Path, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    table = random.standard_normal((8192, 512)).astype(np.float32)
+    w = random.standard_normal((512, 8192)).astype(np.float32)
+    rows = random.integers(0, 8192, 2)
+    program = parse("""
+func.func @main(%rows: tensor<2x1xi64>, %table: tensor<8192x512xf32> {smelt.weight = "table"},
+                %w: tensor<512x8192xf32> {smelt.weight = "w"}) -> tensor<2x8192xf32> {
+  %x = "stablehlo.gather"(%table, %rows) <{dimension_numbers = #stablehlo.gather<offset_dims = [1],
+    collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>, slice_sizes = array<i64: 1, 512>}>
+    : (tensor<8192x512xf32>, tensor<2x1xi64>) -> tensor<2x512xf32>
+  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+    : (tensor<2x512xf32>, tensor<512x8192xf32>) -> tensor<2x8192xf32>
+  return %y : tensor<2x8192xf32>
+}""")
+    path = tmp_path / "table.smelt"
+    path.write_bytes(NativeEngine().compile(program).prepare(Weights.of({"table": table, "w": w})).serialize())
+    executable = smelt.load(path)._executable
+    assert isinstance(executable, NativeExecutable)
+    mapped = executable._arrays
+    want = table[rows].astype(np.float64) @ w
+    for _ in range(2):
+        (found,) = executable(rows.reshape(2, 1))
+        np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4)
+        assert executable._moving is not None
+        executable._moving.join()
+    moved = executable._arrays
+    assert mapped is not None
+    assert moved is not None
+    stayed = {before.shape: np.may_share_memory(before, after) for before, after in zip(mapped, moved, strict=True)}
+    assert stayed.pop(table.shape), "a table of which two rows were read"
+    assert not any(stayed.values()), "panels that were read from end to end"
+    executable.close()
