@@ -43,6 +43,12 @@ RUNNING = "load and first result in a running process, best (ms)"
 PEAK = "peak memory (MiB)"
 AFTER = "peak memory, later calls included (MiB)"
 
+INPUTS = """
+import json
+def inputs_of(folder):
+    with open(folder + "/names.json") as file:
+        return {name: np.load(f"{folder}/{i}.npy") for i, name in enumerate(json.load(file))}
+"""
 TELL = """
 def peak():
     return 1024 * int([line for line in open("/proc/self/status") if line.startswith("VmHWM")][0].split()[1])
@@ -54,10 +60,9 @@ def tell(again):
 SMELT = f"""
 import json, sys, time
 import numpy as np, smelt
-{TELL}
+{INPUTS}{TELL}
 model = smelt.load(sys.argv[1])
-with np.load(sys.argv[2]) as stored:
-    inputs = dict(stored)
+inputs = inputs_of(sys.argv[2])
 model.run(inputs)
 def again():
     import threading
@@ -71,10 +76,9 @@ tell(again)
 ONNXRUNTIME = f"""
 import json, sys, time
 import numpy as np, onnxruntime
-{TELL}
+{INPUTS}{TELL}
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
-with np.load(sys.argv[2]) as stored:
-    inputs = dict(stored)
+inputs = inputs_of(sys.argv[2])
 session.run(None, inputs)
 tell(lambda: [session.run(None, inputs) for _ in range({LATER})])
 """
@@ -85,22 +89,22 @@ start = time.process_time()
 import smelt, smelt.bundle.load
 sys.stdout.write(str(time.process_time() - start))
 """
-LOAD = """
+LOAD = f"""
 import sys, time, numpy as np, smelt, smelt.bundle.load
-with np.load(sys.argv[2]) as stored:
-    inputs = dict(stored)
+{INPUTS}
+inputs = inputs_of(sys.argv[2])
 start = time.perf_counter()
 smelt.load(sys.argv[1]).run(inputs)
 sys.stdout.write(str(time.perf_counter() - start))
 """
 # What a call needs: the pages of the mapped file that it touched, and what it works in. The weights do not move.
-NEEDS = """
+NEEDS = f"""
 import json, os, sys, numpy as np, smelt
+{INPUTS}
 from smelt.bundle.executable import NativeExecutable
 NativeExecutable.move_later = lambda self, release: None
 model = smelt.load(sys.argv[1])
-with np.load(sys.argv[2]) as stored:
-    model.run(dict(stored))
+model.run(inputs_of(sys.argv[2]))
 touched, ours = 0, False
 for line in open("/proc/self/smaps"):
     if not line.split()[0].endswith(":"):
@@ -108,7 +112,7 @@ for line in open("/proc/self/smaps"):
     elif ours and line.startswith("Rss:"):
         touched += 1024 * int(line.split()[1])
 memory = model.memory
-sys.stdout.write(json.dumps({"touched": touched, "arena": memory.constants + memory.arenas + memory.scratch}))
+sys.stdout.write(json.dumps([touched, memory.constants + memory.arenas + memory.scratch]))
 """
 
 
@@ -151,16 +155,18 @@ def bundled(model: Path, folder: Path) -> Path:
     return bundle
 
 
-def stored_inputs(signature: Signature, sizes: dict[str, int], path: Path) -> dict[str, list[int]]:
-    """Ones for every input, in a file: a sensible number, an index and a mask. Gives their shapes."""
+def stored_inputs(signature: Signature, sizes: dict[str, int], folder: Path) -> dict[str, list[int]]:
+    """Ones for every input, in files: a sensible number, an index and a mask. Gives their shapes."""
+    folder.mkdir(exist_ok=True)
     shapes = {port.name: port.shape.numbers(dict.fromkeys(port.shape.symbols, 1) | sizes) for port in signature.inputs}
-    arrays = {port.name: np.ones(shapes[port.name], port.shape.dtype.numpy) for port in signature.inputs}
-    np.savez(path, **arrays)
+    for i, port in enumerate(signature.inputs):
+        np.save(folder / f"{i}.npy", np.ones(shapes[port.name], port.shape.dtype.numpy))
+    (folder / "names.json").write_text(json.dumps(list(shapes)), "utf-8")
     return {name: list(shape) for name, shape in shapes.items()}
 
 
 def measure(model: Path, signature: Signature, sizes: dict[str, int], folder: Path, rounds: int) -> dict[str, Any]:
-    bundle, inputs = bundled(model, folder), folder / f"{model.stem}.npz"
+    bundle, inputs = bundled(model, folder), folder / f"{model.stem}-inputs"
     shapes = stored_inputs(signature, sizes, inputs)
     given = environment(folder)
     runs = {
@@ -176,11 +182,11 @@ def measure(model: Path, signature: Signature, sizes: dict[str, int], folder: Pa
             if turn:  # the first turn fills caches
                 seen[name].append(found)
         running.append(told(LOAD, (bundle, inputs), given))
-    needs = told(NEEDS, (bundle, inputs), given)
+    touched, arena = told(NEEDS, (bundle, inputs), given)
     return {
         "inputs": shapes,
         **{name: summary(found) for name, found in seen.items()},
-        "bars": bars(needs, seen["smelt"], seen["onnxruntime"]),
+        "bars": bars(touched, arena, seen["smelt"], seen["onnxruntime"]),
         RUNNING: round(1e3 * min(running), 1),
         "bundle (MiB)": mib(bundle.stat().st_size),
     }
@@ -196,13 +202,13 @@ def summary(found: Sequence[Start]) -> dict[str, float]:
     }
 
 
-def bars(needs: dict[str, int], ours: Sequence[Start], theirs: Sequence[Start]) -> dict[str, Any]:
+def bars(touched: int, arena: int, ours: Sequence[Start], theirs: Sequence[Start]) -> dict[str, Any]:
     """What memory is held against; of onnxruntime the lowest peak counts, of ours the highest."""
-    most, allowed = max(each.peak for each in ours), needs["touched"] + needs["arena"] + ROOM
+    most, allowed = max(each.peak for each in ours), touched + arena + ROOM
     half = min(each.peak for each in theirs) / 2
     return {
-        "weights touched (MiB)": mib(needs["touched"]),
-        "arena (MiB)": mib(needs["arena"]),
+        "weights touched (MiB)": mib(touched),
+        "arena (MiB)": mib(arena),
         "touched + arena + 60 (MiB)": mib(allowed),
         "half of onnxruntime (MiB)": mib(half),
         "within touched + arena + 60": most <= allowed,

@@ -266,7 +266,7 @@ class _Reader:
 
     def _shipped(self) -> Callable[[], ctypes.CDLL] | None:
         """What loads the runtime library of the bundle, where it is made of the same source as ours would be."""
-        here, made_of = cpu.target().name, container.digest(runtime.source().encode())
+        here, made_of = cpu.target().name, container.digest(*runtime.texts())
         for each in self.stored.runtimes:
             if each.machine == here and each.made_of == made_of:
                 content = each.library

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -136,14 +136,18 @@ def flags() -> tuple[str, ...]:
 
 def source() -> str:
     """All of the library as one file."""
-    folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), "runtime")
-    parts = []
-    for name in SOURCES:
-        with open(os.path.join(folder, name), encoding="utf-8") as file:
-            parts.append(f'#line 1 "{name}"\n' + file.read())
+    parts = [f'#line 1 "{name}"\n' + text.decode() for name, text in zip(SOURCES, texts(), strict=True)]
     own = ('#include "', "#define _GNU_SOURCE")
     lines = ("" if line.startswith(own) else line for part in parts for line in part.splitlines())
     return "\n".join(["#define _GNU_SOURCE", *lines, ""])
+
+
+def texts() -> Iterator[bytes]:
+    """Its files as they are: what tells one version of the library from another."""
+    folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), "runtime")
+    for name in SOURCES:
+        with open(os.path.join(folder, name), "rb") as file:
+            yield file.read()
 
 
 def _declare(released: ctypes.CDLL, held: ctypes.PyDLL) -> None:

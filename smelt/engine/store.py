@@ -234,7 +234,9 @@ def _runtime(machine: str) -> RuntimeCode:
     command = cpu.compiler()
     linux = sys.platform == "linux" and command is not None and command[-2:] == ("ziglang", "cc")
     old = (f"--target={machine}-linux-gnu.{GLIBC}",) if linux else ()
-    return RuntimeCode(machine, digest(text.encode()), partial(bytes, _compiled([text], plain, *runtime.flags(), *old)))
+    return RuntimeCode(
+        machine, digest(*runtime.texts()), partial(bytes, _compiled([text], plain, *runtime.flags(), *old))
+    )
 
 
 def _compiled(texts: Sequence[str], target: Target, *flags: str) -> bytes:
