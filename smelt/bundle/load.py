@@ -186,8 +186,7 @@ class _Reader:
         return made
 
     def _made(self, program: StoredProgram, variant: Variant, code: Code) -> NativeExecutable:
-        content = code.library()
-        library = load_library(content, container.digest(content))
+        library = _library(code.library)
         try:
             first = variant.prepare.program(library, variant.prepare_constants) if variant.prepare else None
             main = variant.main.program(library, variant.constants)
@@ -269,9 +268,13 @@ class _Reader:
         here, made_of = cpu.target().name, container.digest(*runtime.texts())
         for each in self.stored.runtimes:
             if each.machine == here and each.made_of == made_of:
-                content = each.library
-                return lambda: load_library(content(), container.digest(content()))
+                return partial(_library, each.library)
         return None
+
+
+def _library(read: Callable[[], bytes]) -> ctypes.CDLL:
+    content = read()
+    return load_library(content, container.digest(content))
 
 
 def _made_for(program: StoredProgram) -> str:
