@@ -11,8 +11,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:  # whoever runs a bundle need not import it
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 T = TypeVar("T")
 
@@ -72,6 +74,8 @@ class Queue:
         """Run it on the thread, with the context variables of here; calls keep their order."""
         with self._lock:
             if self._thread is None:
+                from concurrent.futures import ThreadPoolExecutor
+
                 self._thread = ThreadPoolExecutor(1, "smelt-run")
             self.activity.begin()
             started = self._thread.submit(contextvars.copy_context().run, call)

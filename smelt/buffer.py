@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -176,7 +175,8 @@ def host_stats() -> dict[str, int]:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        with open("/proc/self/statm", encoding="ascii") as file:
+            pages = int(file.read().split()[1])
     except OSError:  # not Linux
         return {"peak_bytes_in_use": peak}
     used = pages * resource.getpagesize()

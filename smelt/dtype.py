@@ -6,30 +6,72 @@ Names are MLIR's. Everything else in the package compares element types by these
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
-import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
 from smelt.errors import ShapeError
+from smelt.frozen import Frozen
 
-Array: TypeAlias = npt.NDArray[Any]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Kind = Literal["bool", "int", "uint", "float", "complex"]
 
 
-@dataclass(frozen=True, slots=True)
 class DType:
-    """One element type. `bits` is the width the specification gives it; NumPy may store it wider."""
+    """One element type. `bits` is the width the specification gives it; NumPy may store it wider.
+
+    There is one record of each. Those that NumPy lacks name their type in ml_dtypes, which is imported for it.
+    """
+
+    __slots__ = ("_stored", "bits", "kind", "name", "numpy")
 
     name: str
     kind: Kind
     bits: int
-    numpy: np.dtype[Any] = field(compare=False, repr=False)
+    numpy: np.dtype[Any]
+    _stored: type | str
+
+    def __init__(self, name: str, kind: Kind, bits: int, stored: type | str) -> None:
+        put = object.__setattr__
+        put(self, "name", name)
+        put(self, "kind", kind)
+        put(self, "bits", bits)
+        put(self, "_stored", stored)
+        if isinstance(stored, type):
+            put(self, "numpy", np.dtype(stored))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """The slot `numpy`, where it is still empty."""
+            if name != "numpy":
+                raise AttributeError(f"a DType has no {name!r}", name=name, obj=self)
+            import ml_dtypes
+
+            found = np.dtype(getattr(ml_dtypes, self._stored))
+            object.__setattr__(self, "numpy", found)
+            return found
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a DType is immutable: cannot set {name!r}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dtype, (self.name,)
+
+    def __repr__(self) -> str:
+        return f"DType({self.name!r})"
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def is_native(self) -> bool:
+        """Whether NumPy has this type by itself."""
+        return isinstance(self._stored, type)
 
     @property
     def is_float(self) -> bool:
@@ -61,8 +103,7 @@ class DType:
                 return self.numpy
 
 
-@dataclass(frozen=True, slots=True)
-class Quantized:
+class Quantized(Frozen):
     """A uniform-quantised element type: integers in `storage` that stand for `(q - zero_point) * scale` in `expressed`.
 
     Per tensor: `axis is None` and one scale. Per axis: one scale per slice of `axis`.
@@ -76,7 +117,9 @@ class Quantized:
     storage_min: int
     storage_max: int
 
-    kind: Literal["quantized"] = field(default="quantized", init=False, compare=False, repr=False)
+    @property
+    def kind(self) -> Literal["quantized"]:
+        return "quantized"
 
     @property
     def name(self) -> str:
@@ -111,49 +154,45 @@ class Quantized:
 ElementType: TypeAlias = DType | Quantized
 
 
-def _row(name: str, kind: Kind, bits: int, numpy: Any) -> DType:
-    return DType(name, kind, bits, np.dtype(numpy))
-
-
 _ROWS = (
-    _row("i1", "bool", 1, np.bool_),
-    _row("i2", "int", 2, ml_dtypes.int2),
-    _row("i4", "int", 4, ml_dtypes.int4),
-    _row("i8", "int", 8, np.int8),
-    _row("i16", "int", 16, np.int16),
-    _row("i32", "int", 32, np.int32),
-    _row("i64", "int", 64, np.int64),
-    _row("index", "int", 64, np.int64),
-    _row("ui2", "uint", 2, ml_dtypes.uint2),
-    _row("ui4", "uint", 4, ml_dtypes.uint4),
-    _row("ui8", "uint", 8, np.uint8),
-    _row("ui16", "uint", 16, np.uint16),
-    _row("ui32", "uint", 32, np.uint32),
-    _row("ui64", "uint", 64, np.uint64),
-    _row("f4E2M1FN", "float", 4, ml_dtypes.float4_e2m1fn),
-    _row("f6E2M3FN", "float", 6, ml_dtypes.float6_e2m3fn),
-    _row("f6E3M2FN", "float", 6, ml_dtypes.float6_e3m2fn),
-    _row("f8E3M4", "float", 8, ml_dtypes.float8_e3m4),
-    _row("f8E4M3", "float", 8, ml_dtypes.float8_e4m3),
-    _row("f8E4M3FN", "float", 8, ml_dtypes.float8_e4m3fn),
-    _row("f8E4M3FNUZ", "float", 8, ml_dtypes.float8_e4m3fnuz),
-    _row("f8E4M3B11FNUZ", "float", 8, ml_dtypes.float8_e4m3b11fnuz),
-    _row("f8E5M2", "float", 8, ml_dtypes.float8_e5m2),
-    _row("f8E5M2FNUZ", "float", 8, ml_dtypes.float8_e5m2fnuz),
-    _row("f8E8M0FNU", "float", 8, ml_dtypes.float8_e8m0fnu),
-    _row("bf16", "float", 16, ml_dtypes.bfloat16),
-    _row("f16", "float", 16, np.float16),
-    _row("f32", "float", 32, np.float32),
-    _row("f64", "float", 64, np.float64),
-    _row("complex<f32>", "complex", 64, np.complex64),
-    _row("complex<f64>", "complex", 128, np.complex128),
+    DType("i1", "bool", 1, np.bool_),
+    DType("i2", "int", 2, "int2"),
+    DType("i4", "int", 4, "int4"),
+    DType("i8", "int", 8, np.int8),
+    DType("i16", "int", 16, np.int16),
+    DType("i32", "int", 32, np.int32),
+    DType("i64", "int", 64, np.int64),
+    DType("index", "int", 64, np.int64),
+    DType("ui2", "uint", 2, "uint2"),
+    DType("ui4", "uint", 4, "uint4"),
+    DType("ui8", "uint", 8, np.uint8),
+    DType("ui16", "uint", 16, np.uint16),
+    DType("ui32", "uint", 32, np.uint32),
+    DType("ui64", "uint", 64, np.uint64),
+    DType("f4E2M1FN", "float", 4, "float4_e2m1fn"),
+    DType("f6E2M3FN", "float", 6, "float6_e2m3fn"),
+    DType("f6E3M2FN", "float", 6, "float6_e3m2fn"),
+    DType("f8E3M4", "float", 8, "float8_e3m4"),
+    DType("f8E4M3", "float", 8, "float8_e4m3"),
+    DType("f8E4M3FN", "float", 8, "float8_e4m3fn"),
+    DType("f8E4M3FNUZ", "float", 8, "float8_e4m3fnuz"),
+    DType("f8E4M3B11FNUZ", "float", 8, "float8_e4m3b11fnuz"),
+    DType("f8E5M2", "float", 8, "float8_e5m2"),
+    DType("f8E5M2FNUZ", "float", 8, "float8_e5m2fnuz"),
+    DType("f8E8M0FNU", "float", 8, "float8_e8m0fnu"),
+    DType("bf16", "float", 16, "bfloat16"),
+    DType("f16", "float", 16, np.float16),
+    DType("f32", "float", 32, np.float32),
+    DType("f64", "float", 64, np.float64),
+    DType("complex<f32>", "complex", 64, np.complex64),
+    DType("complex<f64>", "complex", 128, np.complex128),
 )
 
 DTYPES: dict[str, DType] = {row.name: row for row in _ROWS}
 _ALIASES = {"bool": "i1", "c64": "complex<f32>", "c128": "complex<f64>"} | {
     f"u{n}": f"ui{n}" for n in (2, 4, 8, 16, 32, 64)
 }
-_BY_NUMPY = {row.numpy: row for row in _ROWS if row.name != "index"}
+_BY_NUMPY = {row.numpy: row for row in _ROWS if row.is_native and row.name != "index"}
 _PARTS = {"complex<f32>": DTYPES["f32"], "complex<f64>": DTYPES["f64"]}
 
 i1, i8, i32, i64 = (DTYPES[name] for name in ("i1", "i8", "i32", "i64"))
@@ -174,12 +213,25 @@ def dtype(which: str | DType | npt.DTypeLike) -> DType:
         found = DTYPES.get(_ALIASES.get(which, which))
         if found is not None:
             return found
-    try:
-        return _BY_NUMPY[np.dtype(which)]
-    except (KeyError, TypeError):
+    found = _of_numpy(_BY_NUMPY, which) or _of_numpy(_by_any_numpy(), which)
+    if found is None:
         raise ShapeError(
             "unknown element type", expected="one of " + ", ".join(DTYPES), got=repr(which), remedy="cast it first"
-        ) from None
+        )
+    return found
+
+
+def _of_numpy(known: dict[np.dtype[Any], DType], which: npt.DTypeLike) -> DType | None:
+    try:
+        return known.get(np.dtype(which))
+    except TypeError:
+        return None
+
+
+@cache
+def _by_any_numpy() -> dict[np.dtype[Any], DType]:
+    """Of ml_dtypes' types as well, whose names NumPy knows once that package is imported."""
+    return {row.numpy: row for row in _ROWS if row.name != "index"}
 
 
 def integer_range(of: DType) -> tuple[int, int]:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from smelt.activity import QUEUE
 from smelt.buffer import Buffer, HostBuffer, host_stats
 from smelt.errors import UnsupportedError
-from smelt.shape import Shape
-from smelt.weights import Stored, Weights
+from smelt.frozen import Frozen
+
+if TYPE_CHECKING:
+    from smelt.shape import Shape
+    from smelt.weights import Stored, Weights
 
 P_contra = TypeVar("P_contra", contravariant=True)
 
@@ -39,8 +41,7 @@ class Signature(NamedTuple):
     weights: tuple[Port, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class KernelUse:
+class KernelUse(Frozen):
     """A kernel that runs ops of a program: its kind, the ops, and how often it is launched (loops counted once).
 
     The kind "numpy" is the interpreter.
@@ -51,8 +52,7 @@ class KernelUse:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Frozen):
     """Bytes that one run of a program needs, as its engine counts them; `code` where it says so."""
 
     arguments: int
@@ -62,8 +62,7 @@ class Memory:
     code: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(Frozen):
     """What one run of a program does, as its engine counts it."""
 
     flops: float
@@ -131,8 +130,7 @@ class Placing(Protocol):
 P = TypeVar("P")
 
 
-@dataclass(frozen=True, slots=True)
-class Platform(Generic[P]):
+class Platform(Frozen, Generic[P]):
     """The device and the engine in use."""
 
     device: str

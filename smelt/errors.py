@@ -6,12 +6,12 @@ The command line, the server and Python all show the same record. An `assert` ma
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from smelt.frozen import Frozen
 
-@dataclass(frozen=True, slots=True)
-class Location:
+
+class Location(Frozen):
     """A place in a user's file: path, line and column (counted from 1), and a node's name if it has one."""
 
     path: str

@@ -56,6 +56,14 @@ def check_file(path: Path) -> str:
     if not path.is_file():
         raise FileError("no such file", expected="a path to a model", got=path)
     suffix = path.suffix.lower()
+    if suffix == bundle.SUFFIX:
+        raise UnsupportedError(
+            f"{path} is compiled already: the model itself is not in it",
+            expected=", ".join(FORMATS),
+            got=suffix,
+            remedy="give the model that it was made of (smelt inspect names it); "
+            "smelt run, bench, check, show and inspect take bundles",
+        )
     if suffix not in FORMATS:
         raise UnsupportedError("unknown model format", expected=", ".join(FORMATS), got=suffix or path.name, where=path)
     return suffix

@@ -1,6 +1,6 @@
 """Shape: an element type and the sizes of the axes; in the front end axes have names too.
 
-A size is a number or a polynomial over symbols (`smelt.dim`). The IR uses shapes without names as its tensor types.
+A size is a number or a polynomial over symbols (`smelt.size`). The IR uses shapes without names as its tensor types.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from smelt.dim import Poly, Size, evaluate, parse_size, product, substitute, symbols
 from smelt.dtype import DType, ElementType, Quantized, dtype
 from smelt.errors import ShapeError
+from smelt.size import Poly, Size, evaluate, parse_size, product, substitute, symbols
 
 
 class Shape:

@@ -7,7 +7,6 @@ two structures side by side. Weights are loaded for models by it, and executable
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -22,10 +21,10 @@ def fields_of(value: Any) -> dict[str, Any]:
     if isinstance(value, type | ModuleType | FunctionType | MethodType):
         return {}
     found = dict(getattr(value, "__dict__", {}))
-    if dataclasses.is_dataclass(value):
-        named = {
-            each.name: getattr(value, each.name) for each in dataclasses.fields(value) if hasattr(value, each.name)
-        }
+    if hasattr(type(value), "__dataclass_fields__"):
+        from dataclasses import fields
+
+        named = {each.name: getattr(value, each.name) for each in fields(value) if hasattr(value, each.name)}
         found = {**named, **found}
     return found
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from smelt.frozen import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Frozen):
     """A processor as the kernel compiler sees it."""
 
     name: str  # "x86_64", "aarch64", …

@@ -16,8 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from smelt.device import cpu
 from smelt.device.runtime import Runtime
 from smelt.dtype import Array
 from smelt.errors import FileError
+from smelt.frozen import Frozen
 
 MAGIC = b"\x89SMELT\r\n"
 FORMAT = 1
@@ -58,7 +58,7 @@ def round_up(number: int, to: int) -> int:
 # ---- reading ----
 
 
-class Image(NamedTuple):
+class Image(Frozen):
     """An opened bundle whose head and manifest were checked. Sections are checked when they are asked for."""
 
     name: str
@@ -110,6 +110,18 @@ class Image(NamedTuple):
         if any(size < 0 for size in sizes) or math.prod(sizes) * element.itemsize != found.nbytes:
             raise ValueError(f"section {index} is no {element}{list(sizes)}")
         return np.frombuffer(found, element).reshape(sizes) if found.nbytes else np.empty(sizes, element)
+
+    def resident(self, array: Array) -> float:
+        """The share of an array's pages that this process has touched; 1 where the system does not tell."""
+        first = array.ctypes.data // mmap.PAGESIZE
+        count = -(-(array.ctypes.data + array.nbytes) // mmap.PAGESIZE) - first
+        try:
+            with open("/proc/self/pagemap", "rb", buffering=0) as file:
+                file.seek(8 * first)
+                pages = np.frombuffer(file.read(8 * count), np.uint64)
+        except OSError:
+            return 1.0
+        return float(np.mean(pages >> np.uint64(63))) if pages.size == count else 1.0
 
     def release(self, array: Array) -> None:
         """Give back the memory behind an array that is a view of the file: whoever looks again reads it again."""
@@ -192,7 +204,7 @@ def _share(work: Callable[[int, int], None], count: int, workers: int) -> None:
         raise failures[0]
 
 
-def open_file(path: Path) -> Image:
+def open_file(path: str | os.PathLike[str]) -> Image:
     """A bundle from a file, mapped."""
     try:
         file = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))

@@ -1,31 +1,31 @@
 """What a compiled function takes, gives and checks, as plain data: everything that running it needs but its code.
 
 The native engine makes an Entry from a plan, a bundle keeps it as JSON; with a library and constants it becomes a
-`runtime.Program`. Tuples here, not dataclasses: those take long to define, and a bundle starts with this module.
+`runtime.Program`.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from smelt.device import runtime
 from smelt.dtype import Array
 from smelt.errors import Location, RunError, SizeError, SmeltError
+from smelt.frozen import Frozen
 from smelt.shape import Shape
 
 FAILED, UNFIT = 1 << 20, 1 << 21  # statuses of a program: what data did not fulfil, and what sizes did not
 
 
-class SizeCheck(NamedTuple):
+class SizeCheck(Frozen):
     """Something about sizes that the program relies on, in words."""
 
     expected: str
     why: str
 
 
-class DataCheck(NamedTuple):
+class DataCheck(Frozen):
     """What data must fulfil. `{0}` in the message stands for the first of the numbers that the run tells."""
 
     message: str
@@ -33,7 +33,7 @@ class DataCheck(NamedTuple):
     where: Location | None
 
 
-class Entry(NamedTuple):
+class Entry(Frozen):
     """A function of a library: `NAME_run` and `NAME_measure`."""
 
     name: str

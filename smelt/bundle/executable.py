@@ -6,10 +6,9 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from threading import Thread
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -17,18 +16,35 @@ from smelt.buffer import HostBuffer
 from smelt.bundle.stored import StoredModel
 from smelt.bundle.write import serialize
 from smelt.device import runtime
-from smelt.dim import solve
 from smelt.dtype import Array
 from smelt.engine_api import KernelUse, Signature
 from smelt.errors import RunError, ShapeError, SmeltError, UnsupportedError
-from smelt.weights import Weights
+from smelt.size import solve
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from smelt.weights import Weights
 
 ALIGN = 64  # bytes
 WORTH_MOVING = 8 << 20  # bytes of weights
+PIECE = 4 << 20  # bytes that move at a time
 
 Arrays: TypeAlias = tuple[Array, ...]
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
 Store: TypeAlias = Callable[[Arrays | None, Sequence[str]], StoredModel]
+
+
+class Mapped(Protocol):
+    """The file that arrays are views of."""
+
+    def resident(self, array: Array) -> float:
+        """The share of an array's pages that are in memory."""
+        ...
+
+    def release(self, array: Array) -> None:
+        """Give them back: whoever looks again reads them again."""
+        ...
 
 
 class NativeExecutable:
@@ -55,7 +71,7 @@ class NativeExecutable:
         self._bound = None if bound is None else main.bind(bound, sizes)
         self._sizes = sizes
         self._store = store
-        self._release: Callable[[Array], None] | None = None
+        self._file: Mapped | None = None
         self._moving: Thread | None = None
         first = len(main.arguments) - len(signature.inputs)
         self._donated = tuple(place - first for place in main.donated)
@@ -81,28 +97,33 @@ class NativeExecutable:
             self.signature, None, self._open(), other._arrays, self.kernels, self._store, other._sizes
         )
 
-    def move_later(self, release: Callable[[Array], None]) -> None:
-        """Have the weights moved to memory of their own after the first result; `release` gives back what they held.
+    def move_later(self, file: Mapped) -> None:
+        """Have the weights moved to memory of their own after the first result; the file's pages are given back.
 
-        A file is mapped in small pages; walking through large weights then takes noticeably longer.
+        A file is mapped in small pages; walking through large weights then takes noticeably longer. What the first call
+        hardly looks at (a table of which it reads some rows) stays in the file: moved, it would take memory.
         """
         if self._arrays is not None and sum(array.nbytes for array in self._arrays) >= WORTH_MOVING:
-            self._release = release
+            self._file = file
 
-    def _move(self, main: runtime.Program, arrays: Arrays, release: Callable[[Array], None]) -> None:
+    def _move(self, main: runtime.Program, arrays: Arrays, file: Mapped) -> None:
         """Calls that run meanwhile keep what they have: the old binding goes when the last of them is done."""
+        read = [i for i, array in enumerate(arrays) if file.resident(array) > 0.5]
+        if sum(arrays[i].nbytes for i in read) < WORTH_MOVING:
+            return
         try:
-            places = _side_by_side(main.runtime, [(array.dtype, array.shape) for array in arrays])
+            places = _side_by_side(main.runtime, [(arrays[i].dtype, arrays[i].shape) for i in read])
         except RunError:
             return  # no room: the file's pages serve as well
-        for place, array in zip(places, arrays, strict=True):
-            np.copyto(place, array)
-            release(array)
-        bound = main.bind(places, self._sizes)
+        together = list(arrays)
+        for i, place in zip(read, places, strict=True):
+            _move_bytes(arrays[i], place, file)
+            together[i] = place
+        bound = main.bind(together, self._sizes)
         if self._main is not None and self._bound is not None:
             # Calls that are under way read the file again: it is given back for good after the last of them.
-            weakref.finalize(self._bound, _release_all, release, arrays).atexit = False
-            self._arrays, self._bound = places, bound
+            weakref.finalize(self._bound, _release_all, file, [arrays[i] for i in read]).atexit = False
+            self._arrays, self._bound = tuple(together), bound
 
     def __call__(self, *inputs: Any, keep: bool = False) -> tuple[Any, ...]:
         """Run on arrays or buffers.
@@ -114,18 +135,18 @@ class NativeExecutable:
         if self._bound is None:
             self._open()
             raise RunError("the weights are not bound", expected=".prepare(weights) before the first call")
-        if self._release is not None:
+        if self._file is not None:
             return self._first(inputs, keep)
         if not self._donated or len(inputs) != len(self.signature.inputs):
             return self._bound(inputs)
         return self._use_up(self._bound, inputs, keep)
 
     def _first(self, inputs: tuple[Any, ...], keep: bool) -> tuple[Any, ...]:
-        release, self._release = self._release, None
+        file, self._file = self._file, None
         results = self(*inputs, keep=keep)
         main, arrays = self._main, self._arrays
-        if release is not None and main is not None and arrays is not None:
-            self._moving = Thread(target=self._move, args=(main, arrays, release), name="smelt weights", daemon=True)
+        if file is not None and main is not None and arrays is not None:
+            self._moving = Thread(target=self._move, args=(main, arrays, file), name="smelt weights", daemon=True)
             self._moving.start()
         return results
 
@@ -189,9 +210,18 @@ class NativeExecutable:
         return self._main
 
 
-def _release_all(release: Callable[[Array], None], arrays: Arrays) -> None:
+def _move_bytes(array: Array, place: Array, file: Mapped) -> None:
+    """Copy an array out of its file, a piece at a time, so that no more than a piece is there twice."""
+    source, target = (each.reshape(-1).view(np.uint8) for each in (array, place))
+    for start in range(0, source.size, PIECE):
+        np.copyto(target[start : start + PIECE], source[start : start + PIECE])
+        file.release(source[start : start + PIECE])
+    file.release(array)
+
+
+def _release_all(file: Mapped, arrays: Sequence[Array]) -> None:
     for array in arrays:
-        release(array)
+        file.release(array)
 
 
 def _open_sizes(signature: Signature, arrays: Sequence[Array]) -> Mapping[str, int]:

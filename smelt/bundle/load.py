@@ -9,15 +9,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from smelt.bundle import container, record, sign
 from smelt.bundle.container import Image
 from smelt.bundle.entry import Entry
-from smelt.bundle.executable import Arrays, NativeExecutable, Store
+from smelt.bundle.executable import Arrays, NativeExecutable
 from smelt.bundle.model import Model
 from smelt.bundle.per_value import PerValue, Shapes, Values
 from smelt.bundle.stored import Code, RuntimeCode, StoredModel, StoredProgram, Variant
@@ -25,6 +24,10 @@ from smelt.device import cpu, runtime
 from smelt.device.library import load_library
 from smelt.engine_api import Executable, Signature
 from smelt.errors import DeviceError, FileError, ShapeError, UnsupportedError
+from smelt.frozen import Frozen
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # (compressed text, tile, signature, bound arrays) → the program, compiled here
 Recompile: TypeAlias = Callable[[bytes, tuple[int, int, int], Signature, Arrays | None], NativeExecutable]
@@ -61,7 +64,7 @@ def load(
             expected="no static inputs, no memory limit, no tuning, no precision, the processor as its device",
             got=", ".join([*asked, f"device={device}", f"engine={engine}"]),
         )
-    image = container.open_file(Path(path))
+    image = container.open_file(path)
     try:
         return _Reader(image, recompile, verify, keys).model()
     finally:
@@ -82,7 +85,7 @@ def deserialize(
 def foreign(path: str | Path) -> bytes | None:
     """The bytes of a file that another engine saved; None for a bundle, and for what is no file at all."""
     try:
-        with Path(path).open("rb") as file:
+        with open(path, "rb") as file:
             return file.read() if file.peek(16).startswith(PJRT) else None
     except OSError:  # opening it as a bundle says what is wrong
         return None
@@ -90,22 +93,48 @@ def foreign(path: str | Path) -> bytes | None:
 
 def describe(path: str | Path) -> dict[str, Any]:
     """What a bundle says about itself; nothing but its head and manifest is read."""
-    image = container.open_file(Path(path))
+    image = container.open_file(path)
     image.close()
-    stored = _read(image)
-    codes = [code for program in stored.programs for variant in program.variants for code in variant.codes]
+    found = _read(image)
+    codes = [code for program in found.programs for variant in program.variants for code in variant.codes]
     return {
-        "name": stored.name,
+        "name": found.name,
         "smelt": image.manifest.get("smelt"),
-        "signature": stored.signature,
+        "signature": found.signature,
         "targets": list(dict.fromkeys(code.target for code in codes)),
-        "programs": len(stored.programs),
-        "static": list(stored.static),
+        "programs": len(found.programs),
+        "static": list(found.static),
         "bytes": image.start + len(image.body),
         "signed": image.public_key.hex() if image.signature != bytes(64) else None,
-        "metadata": dict(stored.metadata),
-        "provenance": {**stored.provenance, **stored.programs[0].provenance},
+        "metadata": dict(found.metadata),
+        "provenance": {**found.provenance, **found.programs[0].provenance},
     }
+
+
+def stored(path: str | Path) -> StoredModel:
+    """What a bundle holds. Its head and manifest are read; texts and code are read and checked when asked for."""
+    image = container.open_file(path)
+    image.close()
+    return _read(image)
+
+
+class Loaded(Frozen):
+    """One code of a bundle as an executable, or why it cannot run here."""
+
+    program: StoredProgram
+    variant: Variant
+    code: Code
+    absent: str
+    executable: NativeExecutable | None
+
+
+def every_code(path: str | Path, recompile: Recompile, *, keys: Sequence[str] | None = None) -> tuple[Loaded, ...]:
+    """All code of a bundle, after every byte of it was compared with its digest."""
+    image = container.open_file(path)
+    try:
+        return _Reader(image, recompile, True, keys).every_code()
+    finally:
+        image.close()
 
 
 class _Reader:
@@ -132,6 +161,15 @@ class _Reader:
         known = [(each.values, each.shapes, self._program(each)) for each in stored.programs]
         return PerValue(stored.signature, stored.static, stored.by_size, self._refuse, known)
 
+    def every_code(self) -> tuple[Loaded, ...]:
+        return tuple(
+            Loaded(program, variant, code, absent, None if absent else self._made(program, variant, code))
+            for program in self.stored.programs
+            for variant in program.variants
+            for code in variant.codes
+            for absent in [self._absent(code)]
+        )
+
     def _program(self, program: StoredProgram) -> NativeExecutable:
         fitting = [
             (len(code.features), variant, code)
@@ -139,21 +177,23 @@ class _Reader:
             for code in variant.codes
             if not self._absent(code)
         ]
-        store = partial(self._store, program)
         if not fitting:
-            return self._compiled_again(program, store)
+            return self._compiled_again(program)
         _, variant, code = max(fitting, key=lambda each: each[0])
-        content = code.library()
-        library = load_library(content, container.digest(content))
+        made = self._made(program, variant, code)
+        if self.image.file is not None:
+            made.move_later(self.image)
+        return made
+
+    def _made(self, program: StoredProgram, variant: Variant, code: Code) -> NativeExecutable:
+        library = _library(code.library)
         try:
             first = variant.prepare.program(library, variant.prepare_constants) if variant.prepare else None
             main = variant.main.program(library, variant.constants)
         except AttributeError as error:
             raise FileError(f"{self.image.name} has code without its functions", got=error) from error
-        made = NativeExecutable(program.signature, first, main, variant.bound, program.kernels, store)
-        if self.image.file is not None:
-            made.move_later(self.image.release)
-        return made
+        store = partial(self._store, program)
+        return NativeExecutable(program.signature, first, main, variant.bound, program.kernels, store)
 
     def _absent(self, code: Code) -> str:
         """Why code cannot run here."""
@@ -164,7 +204,7 @@ class _Reader:
             return f"for {code.machine}"
         return ", ".join(f"needs {name}" for name in code.features if name not in here.features)
 
-    def _compiled_again(self, program: StoredProgram, store: Store) -> NativeExecutable:
+    def _compiled_again(self, program: StoredProgram) -> NativeExecutable:
         codes = [code for variant in program.variants for code in variant.codes]
         reasons = "; ".join(f"{code.target}: {self._absent(code)}" for code in codes) or "it has no code at all"
         import logging
@@ -200,6 +240,9 @@ class _Reader:
         )
 
     def _runtime(self) -> runtime.Runtime:
+        here = runtime.running()
+        if here is not None:
+            return here
         shipped = self._shipped()
         try:
             try:
@@ -222,12 +265,16 @@ class _Reader:
 
     def _shipped(self) -> Callable[[], ctypes.CDLL] | None:
         """What loads the runtime library of the bundle, where it is made of the same source as ours would be."""
-        here, made_of = cpu.target().name, container.digest(runtime.source().encode())
+        here, made_of = cpu.target().name, container.digest(*runtime.texts())
         for each in self.stored.runtimes:
             if each.machine == here and each.made_of == made_of:
-                content = each.library
-                return lambda: load_library(content(), container.digest(content()))
+                return partial(_library, each.library)
         return None
+
+
+def _library(read: Callable[[], bytes]) -> ctypes.CDLL:
+    content = read()
+    return load_library(content, container.digest(content))
 
 
 def _made_for(program: StoredProgram) -> str:

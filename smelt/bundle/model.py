@@ -6,19 +6,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smelt.buffer import Buffer, as_array
+from smelt.bundle.executable import NativeExecutable
 from smelt.bundle.per_value import PerValue
 from smelt.bundle.stored import Storable, StoredModel
 from smelt.bundle.write import serialize, source_record, write
+from smelt.device.runtime import Memory
 from smelt.dtype import Array
 from smelt.engine_api import Executable, KernelUse, Port, Signature
 from smelt.errors import RunError, UnsupportedError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def _labelled(port: Port, result: Array | Buffer) -> Array:
@@ -65,6 +69,11 @@ class Model:
         """What runs the model's ops."""
         return self._executable.kernels
 
+    @property
+    def memory(self) -> Memory | None:
+        """Bytes that it holds now; None where its engine does not say, or several programs share them."""
+        return self._executable.memory if isinstance(self._executable, NativeExecutable) else None
+
     def __call__(self, *positional: Any, **named: Any) -> dict[str, Array]:
         """Run it. Inputs go by position or by name; outputs come back by name."""
         ports = self.signature.inputs
@@ -93,7 +102,7 @@ class Model:
         `targets` names processors (avx512, avx2, neon, plain); none: this machine's kind, and plain for any other.
         `private_key` is a file with an Ed25519 key that signs the bundle.
         """
-        write(Path(path), self._stored(targets), private_key)
+        write(path, self._stored(targets), private_key)
 
     def serialize(self, *, targets: Sequence[str] = (), private_key: str | Path | None = None) -> bytes:
         """The bytes that `save` writes."""
@@ -106,7 +115,7 @@ class Model:
             )
         stored = self._executable.stored(targets)
         source = source_record(self._source) if self._source is not None else {}
-        return stored._replace(name=self.name, metadata=self.metadata, provenance=self.provenance | source)
+        return stored.replace(name=self.name, metadata=self.metadata, provenance=self.provenance | source)
 
     def close(self) -> None:
         self._executable.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +16,10 @@ from smelt.bundle.stored import Storable, StoredModel
 from smelt.dtype import Array
 from smelt.engine_api import Executable, KernelUse, Signature
 from smelt.errors import RunError, SizeError, UnsupportedError
-from smelt.weights import Weights
+from smelt.frozen import Frozen
+
+if TYPE_CHECKING:
+    from smelt.weights import Weights
 
 LIMIT = 16  # programs
 
@@ -35,7 +38,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 Build = Callable[[Values, Shapes], Executable]
 
 
-class _Made(NamedTuple):
+class _Made(Frozen):
     """A program, and what it was made for."""
 
     values: Values
@@ -93,9 +96,7 @@ class PerValue:
                 raise UnsupportedError("a program of another engine cannot be saved", expected="the native engine")
             parts.append((made, made.executable.stored(targets)))
         programs = [
-            program._replace(values=made.values, shapes=made.shapes)
-            for made, part in parts
-            for program in part.programs
+            program.replace(values=made.values, shapes=made.shapes) for made, part in parts for program in part.programs
         ]
         runtimes = parts[0][1].runtimes
         return StoredModel("model", self.signature, tuple(programs), runtimes, static=self.static, by_size=self.by_size)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from smelt.bundle.entry import DataCheck, Entry, SizeCheck
-from smelt.dim import Poly, Size, parse_size
 from smelt.dtype import Array, DType, ElementType, Quantized, dtype
 from smelt.engine_api import KernelUse, Port, Signature
 from smelt.errors import Location
 from smelt.shape import Shape
+from smelt.size import Poly, Size, parse_size
 
 Record = Any  # what JSON can say
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smelt.errors import FileError, MissingPackageError, SmeltError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _CONTEXT = b"smelt bundle 1\0"
 VARIABLE = "SMELT_BUNDLE_KEYS"
@@ -45,7 +47,7 @@ def verify(name: str, keys: tuple[bytes, ...], public_key: bytes, signature: byt
 def signer(private_key: str | Path) -> Callable[[str], tuple[bytes, bytes]]:
     """What signs the digest of a head, with a key from a file: PEM, or 32 bytes as they are or in hexadecimal."""
     ed25519 = _ed25519("sign a bundle")
-    key = _private(Path(private_key), ed25519)
+    key = _private(private_key, ed25519)
     public: bytes = key.public_key().public_bytes_raw()
     return lambda header_digest: (public, key.sign(_message(header_digest)))
 
@@ -54,9 +56,10 @@ def _message(header_digest: str) -> bytes:
     return _CONTEXT + bytes.fromhex(header_digest)
 
 
-def _private(path: Path, ed25519: Any) -> Any:
+def _private(path: str | Path, ed25519: Any) -> Any:
     try:
-        data = path.read_bytes()
+        with open(path, "rb") as file:
+            data = file.read()
     except OSError as error:
         raise FileError(f"cannot read {path}", got=error.strerror) from error
     try:
@@ -75,7 +78,11 @@ def _private(path: Path, ed25519: Any) -> Any:
 def _public(key: str) -> bytes:
     """32 bytes from their text, or from a file with it."""
     try:
-        text = Path(key).read_text("ascii").strip() if len(key) != 64 else key
+        if len(key) == 64:
+            text = key
+        else:
+            with open(key, encoding="ascii") as file:
+                text = file.read().strip()
         found = bytes.fromhex(text)
     except (OSError, ValueError) as error:
         raise SmeltError("no public key", expected="64 hexadecimal digits, or a file with them", got=key) from error

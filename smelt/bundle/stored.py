@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from smelt.bundle.entry import Entry
 from smelt.device.runtime import ABI
 from smelt.dtype import Array
 from smelt.engine_api import KernelUse, Signature
+from smelt.frozen import Frozen
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 Read: TypeAlias = Callable[[], bytes]  # gives bytes that were checked
 
 
-class Code(NamedTuple):
+class Code(Frozen):
     """A library for one kind of processor: it runs where all features are there."""
 
     target: str
@@ -28,7 +29,7 @@ class Code(NamedTuple):
     library: Read
 
 
-class Variant(NamedTuple):
+class Variant(Frozen):
     """A program lowered for one layout of weights. `text` is StableHLO, compressed, to compile it again from.
 
     `bound` is None where the weights are still to be given; then there is a `prepare`.
@@ -44,7 +45,7 @@ class Variant(NamedTuple):
     codes: tuple[Code, ...]
 
 
-class StoredProgram(NamedTuple):
+class StoredProgram(Frozen):
     """One program. `values` and `shapes`: the inputs for which it was made, where those shape it."""
 
     signature: Signature
@@ -55,7 +56,7 @@ class StoredProgram(NamedTuple):
     shapes: Mapping[str, tuple[int, ...]] = NOTHING
 
 
-class RuntimeCode(NamedTuple):
+class RuntimeCode(Frozen):
     """The runtime library for any processor of a machine; `made_of` is a digest of its source."""
 
     machine: str
@@ -63,7 +64,7 @@ class RuntimeCode(NamedTuple):
     library: Read
 
 
-class StoredModel(NamedTuple):
+class StoredModel(Frozen):
     """A whole model. `static` and `by_size`: what shapes the program, where several programs are there."""
 
     name: str

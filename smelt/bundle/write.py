@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smelt.bundle import record, sign
 from smelt.bundle.container import Body, laid_out
@@ -20,20 +19,23 @@ from smelt.dtype import Array
 from smelt.errors import FileError
 from smelt.version import __version__
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def write(path: Path, model: StoredModel, private_key: str | Path | None = None) -> int:
+
+def write(path: str | Path, model: StoredModel, private_key: str | Path | None = None) -> int:
     """Write a bundle; gives its bytes. A failure leaves nothing behind."""
     return write_bytes(path, _pieces(model, private_key))
 
 
-def write_bytes(path: Path, pieces: Iterable[memoryview]) -> int:
+def write_bytes(path: str | Path, pieces: Iterable[memoryview]) -> int:
     """A file under a temporary name, synced, then renamed: it appears whole or not at all. Gives its bytes."""
     import tempfile
+    from pathlib import Path
 
-    folder = path.parent
-    total = 0
+    path, total = Path(path), 0
     try:
-        handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.name}-", suffix=".part")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".part")
         part = Path(name)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -48,7 +50,7 @@ def write_bytes(path: Path, pieces: Iterable[memoryview]) -> int:
             raise
     except OSError as error:
         raise FileError(f"cannot write {path}", got=error.strerror or error) from error
-    _sync(folder)
+    _sync(path.parent)
     return total
 
 

@@ -16,7 +16,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from smelt.cli import bundle
 from smelt.cli.accuracy import accuracy
+from smelt.cli.preflight import said_values
 from smelt.cli.random_inputs import inputs_for
 from smelt.cli.rounds import Outcome, Setup, Times, measure, processors, python_of
 from smelt.cli.sizes import said_sizes
@@ -40,15 +42,17 @@ def bench(
     threads: int | None = None,
     pythons: Sequence[str] = (),
     precision: str = "f32",
+    original: Path | None = None,
 ) -> None:
     check_precision(precision)
-    inputs = inputs_for(file, sizes, static)
+    inputs = _inputs(file, sizes, static, original, against)
     setup = Setup(
         threads=threads or processors(),
         seconds=seconds,
         solo=False,
         ours={"engine": engine, "memory_limit": memory_limit, "sizes": said_sizes(sizes), "precision": precision},
         pythons=python_of(pythons),
+        original=original,
     )
     outcome = measure(file, ["smelt", *against], inputs, setup)
     if "smelt" in outcome.failed:
@@ -63,6 +67,18 @@ def bench(
         _print_accuracy(record)
     if precision == "f32" and not all(each.agree for each in outcome.differences):
         raise SystemExit(1)
+
+
+def _inputs(
+    file: Path, sizes: Sequence[str], static: Sequence[str], original: Path | None, against: Sequence[str]
+) -> dict[str, Array]:
+    if bundle.is_bundle(file):
+        said_values(file, static)  # refuses them
+        bundle.check_original(file, original, against)
+        return bundle.random_inputs(file, sizes)
+    if original is not None:
+        raise SmeltError("--original belongs to a bundle: peers read any other model themselves", got=file)
+    return inputs_for(file, sizes, static)
 
 
 def _print_accuracy(record: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """`smelt check`: verify models and Python code without running them, for all sizes at once.
 
 Model files say what they take for granted; one that is another program for other values or sizes of its inputs is
-verified for given ones or samples, and says which. Python files and folders go to `check_entries`.
+verified for given ones or samples, and says which. Bundles go to `bundle`, Python files and folders to `check_entries`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from smelt.cli import check_report
+from smelt.cli import bundle, check_report
 from smelt.cli.check_entries import check_module
 from smelt.cli.check_modules import Importer, python_files
 from smelt.cli.check_report import Report
-from smelt.cli.preflight import looked_at, what_it_needs
+from smelt.cli.preflight import looked_at, said_values, what_it_needs
 from smelt.errors import SmeltError
 from smelt.ir.core import Program
 from smelt.ir.verify import verify, verify_all
@@ -70,7 +70,9 @@ def _finish(models: list[Judged], report: Report | None, as_json: bool, form: st
         for record, errors in models:
             for error in errors:
                 print(error)
-            if "ops" in record:
+            if "targets" in record:
+                bundle.print_checked(record)
+            elif "ops" in record:
                 _show(record)
         if report is not None:
             print(check_report.shown(report, form))
@@ -78,6 +80,9 @@ def _finish(models: list[Judged], report: Report | None, as_json: bool, form: st
 
 
 def _model(file: Path, sizes: list[str], static: list[str]) -> Judged:
+    if bundle.is_bundle(file):
+        said_values(file, static)  # refuses them
+        return bundle.checked(file, sizes)
     found = looked_at(file, sizes, static)
     needs: dict[str, Any] = {"static": {}, "fixed_sizes": None} if found is None else what_it_needs(found)
     program, weights, errors = _read(file) if found is None else _parts(found)

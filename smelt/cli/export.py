@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
+from smelt.cli.preflight import read_said
 from smelt.engine.executable import signature_of
 from smelt.errors import FileError, SmeltError
 from smelt.ir.text import print_program
 from smelt.ir.text.bytecode import write_bytecode
-from smelt.model import read
 from smelt.read import safetensors
 
 
-def export(file: Path, output: Path, plain: bool, as_json: bool) -> None:
+def export(file: Path, output: Path, plain: bool, as_json: bool, static: Sequence[str] = ()) -> None:
     if output.suffix not in (".mlir", ".mlirbc"):
         raise SmeltError("unknown output format", expected=".mlir (text) or .mlirbc (bytecode)", got=output.name)
-    program, weights = read(file)
+    program, weights = read_said(file, static)
     names = [port.name for port in signature_of(program.main).weights]
     try:
         if output.suffix == ".mlir":

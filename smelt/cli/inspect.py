@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from smelt.buffer import bytes_text
-from smelt.bundle import load as bundle
+from smelt.cli import bundle
 from smelt.cli.preflight import looked_at, what_it_needs
 from smelt.cli.sizes import given_sizes
 from smelt.dim import Size, evaluate, symbols
@@ -39,8 +39,12 @@ from smelt.weights import Weights
 
 
 def inspect(file: Path, sizes: list[str], static: list[str], as_json: bool) -> None:
-    if file.suffix.lower() == bundle.SUFFIX:
-        _inspect_bundle(file, as_json)
+    if bundle.is_bundle(file):
+        said = bundle.described(file)
+        if as_json:
+            print(json.dumps(said))
+        else:
+            bundle.print_described(said)
         return
     found = looked_at(file, sizes, static)
     if found is None:
@@ -55,22 +59,6 @@ def inspect(file: Path, sizes: list[str], static: list[str], as_json: bool) -> N
         show(record)
     if record.get("unsupported"):
         sys.exit(1)
-
-
-def _inspect_bundle(file: Path, as_json: bool) -> None:
-    """What a bundle says about itself."""
-    record = bundle.describe(file)
-    signature = record.pop("signature")
-    record |= {"inputs": _ports(signature.inputs), "outputs": _ports(signature.outputs)}
-    if as_json:
-        print(json.dumps(record))
-        return
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, value in record.items():
-        shown = [f"{key}: {each}" for key, each in value.items()] if isinstance(value, dict) else value
-        text = "\n".join(map(str, shown)) if isinstance(shown, list) else str(shown)
-        table.add_row(name, escape(bytes_text(value) if name == "bytes" else text))
-    Console(highlight=False).print(table)
 
 
 def describe(program: Program, weights: Weights, sizes: dict[str, int]) -> dict[str, Any]:

@@ -41,6 +41,9 @@ app = typer.Typer(
 )
 
 File = Annotated[Path, typer.Argument(help="A model: .onnx, .mlir (StableHLO text) or .mlirbc (portable bytecode).")]
+FileOrBundle = Annotated[
+    Path, typer.Argument(help="A model (.onnx, .mlir, .mlirbc), or a bundle that `smelt compile` wrote (.smelt).")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 OpenSizes = Annotated[
     list[str] | None, typer.Option("--size", "-s", help="SYMBOL=NUMBER for an open size of the inputs. Default: 1.")
@@ -73,7 +76,7 @@ def demo(as_json: AsJson = False) -> None:
 
 @app.command()
 def run(
-    file: File,
+    file: FileOrBundle,
     inputs: Annotated[
         list[str] | None,
         typer.Option(
@@ -84,36 +87,40 @@ def run(
     engine: EngineName = "auto",
     precision: Precision = "f32",
     memory_limit: MemoryLimit = None,
+    static: StaticValues = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     output_dir: Annotated[Path | None, typer.Option(help="Write each output to this folder as NAME.npy.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a model once and show its outputs."""
-    run_command.run(file, inputs or ["random"], size or [], engine, seed, output_dir, as_json, memory_limit, precision)
+    run_command.run(
+        file, inputs or ["random"], size or [], engine, seed, output_dir, as_json, memory_limit, precision, static or []
+    )
 
 
 @app.command()
 def show(
-    file: File,
+    file: FileOrBundle,
     stage: Annotated[str, typer.Option(help="ir, passes, kernels, loops, source or plan.")] = "ir",
     size: OpenSizes = None,
+    static: StaticValues = None,
     generic: Annotated[bool, typer.Option(help="The generic form of every op.")] = False,
     export: Annotated[bool, typer.Option(help="Plain StableHLO: symbolic sizes as dynamic ops.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print a model as it stands after a stage of compilation."""
-    show_command.show(file, stage, size or [], generic, export, as_json)
+    show_command.show(file, stage, size or [], generic, export, as_json, static or [])
 
 
 @app.command()
-def inspect(file: File, size: OpenSizes = None, static: StaticValues = None, as_json: AsJson = False) -> None:
+def inspect(file: FileOrBundle, size: OpenSizes = None, static: StaticValues = None, as_json: AsJson = False) -> None:
     """Print what a model is and needs and everything unsupported in it (exit code 1 then). Nothing is compiled."""
     inspect_command.inspect(file, size or [], static or [], as_json)
 
 
 @app.command()
 def bench(
-    file: File,
+    file: FileOrBundle,
     against: Annotated[
         str, typer.Option(help="Peers to measure in turns with: onnxruntime,openvino,ncnn,torch,jax.")
     ] = "",
@@ -127,12 +134,26 @@ def bench(
     python: Annotated[
         list[str] | None, typer.Option(help="ENGINE=PATH: the Python that has a peer, if it is not this one.")
     ] = None,
+    original: Annotated[
+        Path | None, typer.Option(help="The model that a bundle was made of, for the peers to read.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure how long a call takes on random inputs, in turns with peers; exit code 1 if outputs differ."""
     peers = [name for name in against.split(",") if name]
     bench_command.bench(
-        file, size or [], engine, peers, seconds, as_json, static or [], memory_limit, threads, python or [], precision
+        file,
+        size or [],
+        engine,
+        peers,
+        seconds,
+        as_json,
+        static or [],
+        memory_limit,
+        threads,
+        python or [],
+        precision,
+        original,
     )
 
 
@@ -179,10 +200,11 @@ def export(
     file: File,
     output: Annotated[Path, typer.Option("--output", "-o", help="FILE.mlir (text) or FILE.mlirbc (bytecode).")],
     plain: Annotated[bool, typer.Option(help="Plain StableHLO: symbolic sizes as dynamic ops.")] = False,
+    static: StaticValues = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a model as StableHLO, with its weights in a safetensors file beside it."""
-    export_command.export(file, output, plain, as_json)
+    export_command.export(file, output, plain, as_json, static or [])
 
 
 @app.command("compile")
@@ -226,7 +248,7 @@ class CheckFormat(StrEnum):
 @app.command()
 def check(
     paths: Annotated[
-        list[Path], typer.Argument(help="Python files and folders of them, or models: .onnx, .mlir, .mlirbc.")
+        list[Path], typer.Argument(help="Python files and folders of them, models (.onnx, .mlir, .mlirbc), bundles.")
     ],
     size: OpenSizes = None,
     static: StaticValues = None,

@@ -1,39 +1,56 @@
 """An ONNX file as the commands look at it: read with `--size` and `--static`, and samples for what was not said.
 
-`looked_at` reads it; the others say what it needs, what keeps it from being run, and what it can be run with.
+`looked_at` reads it with samples, `read_said` and `read_fixed` without; the others say what it needs, what keeps it
+from being run, and what it can be run with.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from smelt.bundle.load import SUFFIX
 from smelt.cli.sizes import said_sizes
 from smelt.dtype import Array
 from smelt.engine.sample import random_array
-from smelt.errors import FileError, Location, SmeltError
-from smelt.model import check_file
-from smelt.read.onnx.declared import element_types
+from smelt.errors import FileError, Location, SmeltError, UnsupportedError
+from smelt.ir.core import Program
+from smelt.model import check_file, read
+from smelt.passes.specialise import specialise
+from smelt.read import onnx
+from smelt.read.onnx import StaticError
+from smelt.read.onnx.declared import declared, element_types
 from smelt.read.onnx.sample import Preflight, preflight
 from smelt.read.onnx.survey import Finding
+from smelt.weights import Weights
 
 
 def looked_at(file: Path, sizes: Sequence[str], static: Sequence[str]) -> Preflight | None:
     """An ONNX file, read with what the user said and samples for what else shapes the program; None for other files."""
     if check_file(file) != ".onnx":
-        if static:
-            raise SmeltError("only inputs of ONNX models can be given at import", got=", ".join(static))
+        said_values(file, static)
         return None
     return preflight(file, said_values(file, static), said_sizes(sizes))
 
 
 def said_values(file: Path, static: Sequence[str]) -> dict[str, Any]:
     """What the user said about inputs, as arrays of their types: JSON (16000, [1, 2], "text") or a file FILE.npy."""
-    elements = element_types(file) if static else {}
+    if not static:
+        return {}
+    if file.suffix.lower() == SUFFIX:
+        raise UnsupportedError(
+            "the values that shape the programs of a bundle are fixed",
+            got=", ".join(static),
+            where=file,
+            remedy="smelt compile MODEL -o FILE.smelt --static NAME=VALUE",
+        )
+    if check_file(file) != ".onnx":
+        raise SmeltError("only inputs of ONNX models can be given at import", got=", ".join(static), where=file)
+    elements = element_types(file)
     said: dict[str, Any] = {}
     for item in static:
         name, equals, text = item.partition("=")
@@ -106,3 +123,41 @@ def _reason(finding: Finding) -> str:
     inner = where.name if isinstance(where, Location) and where.name != finding.node else ""
     place = f"{finding.place} / … / {inner}" if inner else finding.place
     return f"{finding.operator} {place}: {finding.error.message}".lstrip()
+
+
+# ---- programs ----
+
+
+def read_said(file: Path, static: Sequence[str], sizes: Sequence[str] = ()) -> tuple[Program, Weights]:
+    """The program with the values that were said, for all sizes; for those that were said where they shape it."""
+    values = said_values(file, static)
+    try:
+        return read_fixed(file, values, {})
+    except StaticError as error:
+        if not (error.sizes and sizes):
+            raise
+        return read_fixed(file, values, said_sizes(sizes))
+
+
+def read_fixed(file: Path, static: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[Program, Weights]:
+    """The program with the values and sizes that were said; what else shapes it has to be said too."""
+    try:
+        if file.suffix.lower() == ".onnx" and sizes:
+            return onnx.read(file, static, _shapes(file, static, sizes))
+        program, weights = read(file, static)
+    except StaticError as error:
+        needed = [f"--static {name}=…" for name in error.inputs if name not in static]
+        error.remedy = " ".join([*needed, *(["--size NAME=… for every open size"] if error.sizes else [])])
+        raise
+    return specialise(program, sizes) if sizes else program, weights
+
+
+def _shapes(file: Path, static: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """The shapes of inputs whose sizes are all known now."""
+    ports = [port for port in declared(file).inputs if port.name not in static]
+    known = {name for port in ports for name in port.shape.symbols}
+    unknown = [name for name in sizes if name not in known]
+    if unknown:
+        expected = ", ".join(sorted(known)) or "none: every size is fixed"
+        raise SmeltError("--size is not understood", expected=expected, got=", ".join(unknown))
+    return {port.name: port.shape.numbers(sizes) for port in ports if port.shape.symbols <= sizes.keys()}

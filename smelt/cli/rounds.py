@@ -44,6 +44,7 @@ class Setup:
     limit: float = 900.0  # seconds that an engine may take to answer
     ours: Mapping[str, Any] = field(default_factory=dict)  # what `smelt.load` is told
     pythons: Mapping[str, str] = field(default_factory=dict)  # engine → the Python that has it
+    original: Path | None = None  # what peers read where the model is a bundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,8 @@ class Worker:
     def __init__(self, engine: str, job: Mapping[str, Any], folder: Path, setup: Setup) -> None:
         self.engine, self.limit = engine, setup.limit
         self.job = {**job, "engine": engine, "outputs": str(folder / f"{engine}.npz")}
+        if setup.original is not None and engine != "smelt":
+            self.job["model"] = str(setup.original.resolve())
         self.log = folder / f"{engine}.log"
         self.version, self.first = "", 0.0
         with self.log.open("wb") as log:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from smelt.cli.preflight import said_values
 from smelt.cli.sizes import given_sizes, said_sizes
 from smelt.dtype import Array, dtype
 from smelt.engine.sample import random_array
@@ -32,9 +33,17 @@ def run(
     as_json: bool,
     memory_limit: str | None = None,
     precision: str = "f32",
+    static: Sequence[str] = (),
 ) -> None:
     start = time.perf_counter()
-    model = load(file, engine=engine, memory_limit=memory_limit, sizes=said_sizes(sizes), precision=precision)
+    model = load(
+        file,
+        engine=engine,
+        static=said_values(file, static) or None,
+        memory_limit=memory_limit,
+        sizes=said_sizes(sizes),
+        precision=precision,
+    )
     loaded = time.perf_counter()
     arrays = gather(model.signature, inputs, sizes, seed)
     outputs = model.run(arrays)

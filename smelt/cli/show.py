@@ -15,6 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from smelt.buffer import bytes_text
+from smelt.cli import bundle
+from smelt.cli.preflight import read_said, said_values
 from smelt.cli.sizes import given_sizes
 from smelt.dim import symbols
 from smelt.engine.footprint import largest_text
@@ -26,7 +28,6 @@ from smelt.kernel.cost import step_cost
 from smelt.kernel.memory import Memory
 from smelt.kernel.plan import Branch, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Step, walk
 from smelt.kernel.text import kernel_text
-from smelt.model import read
 from smelt.passes import pipeline
 
 STAGES = ("ir", "passes", "kernels", "loops", "source", "plan")
@@ -34,10 +35,26 @@ WIDTH = 240
 SHOWN = 3  # ops of a kernel in a table
 
 
-def show(file: Path, stage: str, sizes: Sequence[str], generic: bool, export: bool, as_json: bool) -> None:
+def show(
+    file: Path,
+    stage: str,
+    sizes: Sequence[str],
+    generic: bool,
+    export: bool,
+    as_json: bool,
+    static: Sequence[str] = (),
+) -> None:
     if stage not in STAGES:
         raise SmeltError("unknown stage", expected=", ".join(STAGES), got=stage)
-    program, _ = read(file)
+    if bundle.is_bundle(file):
+        said_values(file, static)  # refuses them
+        kept = bundle.shown(file, stage, generic, export)
+        if as_json:
+            print(json.dumps({"model": str(file), "stage": stage, **kept}))
+        else:
+            bundle.print_shown(kept)
+        return
+    program, _ = read_said(file, static, sizes)
     if stage in ("ir", "passes"):
         record = _program(program, stage, generic, export)
     else:

@@ -12,20 +12,22 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from smelt.buffer import parse_bytes
+from smelt.frozen import Frozen
+
+if TYPE_CHECKING:  # imported where it is used: whoever runs a bundle does not need it
+    from pathlib import Path
 
 LIMIT = 2 << 30
 STALE = 3600.0  # seconds after which an unfinished file belongs to a process that is gone
-_ENTRY = re.compile(r"([0-9a-f]{40})-([0-9a-f]{32})\.so")
-_UNFINISHED = re.compile(r"[0-9a-f]{40}-[^.]*\.part")
+_ENTRY = r"([0-9a-f]{40})-([0-9a-f]{32})\.so"
+_UNFINISHED = r"[0-9a-f]{40}-[^.]*\.part"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Frozen):
     """One compiled program: `used` is when it was made or last asked for, in seconds since 1970."""
 
     path: Path
@@ -35,8 +37,7 @@ class Entry:
     used: float
 
 
-@dataclass(frozen=True, slots=True)
-class Cache:
+class Cache(Frozen):
     """A folder with at most `limit` bytes of entries; the least recently used go first."""
 
     folder: Path
@@ -77,6 +78,7 @@ class Cache:
     def _keep(self, key: str, made: Path) -> Path:
         import shutil
         import tempfile
+        from pathlib import Path
 
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         final = self.folder / f"{key}-{digest_of(made)}.so"
@@ -110,13 +112,13 @@ class Cache:
     def _sweep(self, before: float) -> None:
         for each in _files(self.folder):
             with suppress(OSError):
-                if _UNFINISHED.fullmatch(each.name) and each.stat().st_mtime < before:
+                if re.fullmatch(_UNFINISHED, each.name) and each.stat().st_mtime < before:
                     each.unlink()
 
     def entries(self, key: str = "") -> Iterator[Entry]:
         """What is there, in no order; files that are not ours are passed over."""
         for path in _files(self.folder):
-            named = _ENTRY.fullmatch(path.name)
+            named = re.fullmatch(_ENTRY, path.name)
             if named and (not key or named[1] == key):
                 try:
                     facts = path.stat()
@@ -137,6 +139,8 @@ class Cache:
 
 def default() -> Cache:
     """The cache that the environment names: SMELT_CACHE_DIR, SMELT_CACHE_LIMIT (2GiB where it is not set)."""
+    from pathlib import Path
+
     chosen = os.environ.get("SMELT_CACHE_DIR")
     folder = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smelt"
     limit = os.environ.get("SMELT_CACHE_LIMIT")
@@ -151,6 +155,8 @@ def digest_of(path: Path) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
+    from pathlib import Path
+
     try:
         return [Path(each.path) for each in os.scandir(folder) if each.is_file(follow_symlinks=False)]
     except OSError:  # no folder yet, or not one of ours to read

@@ -13,10 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import replace
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smelt.device import cache as kept
@@ -26,6 +23,7 @@ from smelt.target import Target
 # What compiling needs is imported where it is used: whoever runs compiled code starts without it.
 if TYPE_CHECKING:
     import tempfile
+    from pathlib import Path
 
 FLAGS = (
     "-O3",
@@ -71,17 +69,16 @@ def target(name: str | None = None) -> Target:
         return _native()
     if name not in TARGETS:
         raise DeviceError("unknown target", expected=", ".join(["native", *TARGETS]), got=name)
-    return replace(TARGETS[name], cores=_native().cores)
+    return TARGETS[name].replace(cores=_native().cores)
 
 
 @cache
 def _native() -> Target:
     features: frozenset[str] = frozenset()
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                features = frozenset(line.partition(":")[2].split())
-                break
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            line = next((line for line in file if line.startswith(("flags", "Features"))), "")
+        features = frozenset(line.partition(":")[2].split())
     except OSError:
         pass  # not Linux: the plain description serves
     width = 64 if "avx512f" in features else 32 if "avx2" in features else 16
@@ -97,6 +94,8 @@ def compiler() -> tuple[str, ...] | None:
         import shlex
 
         return tuple(shlex.split(chosen))
+    from importlib.util import find_spec
+
     if find_spec("ziglang") is not None:
         return (sys.executable, "-m", "ziglang", "cc")
     import shutil
@@ -110,6 +109,8 @@ def compiler() -> tuple[str, ...] | None:
 
 def build(source: str | Sequence[str], *extra: str, processor: Target | None = None) -> ctypes.CDLL:
     """Compile C (one file or several, with extra flags for the compiler), or find it compiled already, and load it."""
+    from pathlib import Path
+
     processor = processor or target()
     absent = _absent(processor)
     if absent:
@@ -137,6 +138,7 @@ def build(source: str | Sequence[str], *extra: str, processor: Target | None = N
 def compile_to(path: Path, source: str | Sequence[str], *extra: str, processor: Target | None = None) -> None:
     """Compile C into a library that need not run here, and keep no other copy of it."""
     import shutil
+    from pathlib import Path
 
     with _Work.of(source, processor or target(), extra).run(path.parent) as scratch:
         try:
@@ -177,6 +179,7 @@ class _Work:
     def run(self, spare: Path) -> tempfile.TemporaryDirectory[str]:
         """A folder with the library in it: below the temporary folder, or in `spare` where that is full."""
         import tempfile
+        from pathlib import Path
 
         refused: Exception | None = None
         for place in _workplaces(spare):
@@ -288,6 +291,8 @@ def _absent(processor: Target) -> str:
 
 def _environment(folder: Path) -> dict[str, str]:
     """zig keeps what it compiles, without a limit: here in a folder that goes away. Its own libraries stay."""
+    from pathlib import Path
+
     given = dict(os.environ)
     chosen = given.get("ZIG_GLOBAL_CACHE_DIR")
     home = Path(given.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zig"
@@ -320,6 +325,7 @@ def _has_room(folder: Path) -> bool:
 def _workplaces(spare: Path) -> Iterator[Path]:
     """Folders to compile in, best first."""
     import tempfile
+    from pathlib import Path
 
     with suppress(OSError):
         yield Path(tempfile.gettempdir())

@@ -12,20 +12,20 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from smelt.buffer import check_array
 from smelt.device import cpu
-from smelt.dim import Poly, Size, solve, substitute
-from smelt.dim import symbols as symbols_of
 from smelt.dtype import Array
 from smelt.errors import DeviceError, RunError, ShapeError, SizeError, SmeltError
+from smelt.frozen import Frozen
 from smelt.shape import Shape
+from smelt.size import Poly, Size, solve, substitute
+from smelt.size import symbols as symbols_of
 
 SOURCES = ("smelt.h", "runtime.h", "memory.c", "pool.c", "executable.c", "python.c", "checksum.c")
 FEATURES = (  # in the order of the bits of smelt_features, spelled as Linux does
@@ -124,6 +124,11 @@ def runtime(shipped: Callable[[], ctypes.CDLL] | None = None) -> Runtime:
         return _here[0]
 
 
+def running() -> Runtime | None:
+    """The runtime library of this process, if there is one already."""
+    return _here[0] if _here else None
+
+
 def flags() -> tuple[str, ...]:
     """What a compiler is told about the library."""
     return ("-pthread", *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()))
@@ -131,11 +136,18 @@ def flags() -> tuple[str, ...]:
 
 def source() -> str:
     """All of the library as one file."""
-    folder = Path(__file__).parent.parent / "runtime"
-    parts = [f'#line 1 "{name}"\n' + (folder / name).read_text("utf-8") for name in SOURCES]
+    parts = [f'#line 1 "{name}"\n' + text.decode() for name, text in zip(SOURCES, texts(), strict=True)]
     own = ('#include "', "#define _GNU_SOURCE")
     lines = ("" if line.startswith(own) else line for part in parts for line in part.splitlines())
     return "\n".join(["#define _GNU_SOURCE", *lines, ""])
+
+
+def texts() -> Iterator[bytes]:
+    """Its files as they are: what tells one version of the library from another."""
+    folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), "runtime")
+    for name in SOURCES:
+        with open(os.path.join(folder, name), "rb") as file:
+            yield file.read()
 
 
 def _declare(released: ctypes.CDLL, held: ctypes.PyDLL) -> None:
@@ -188,7 +200,7 @@ def default_threads() -> int:
 # ------------------------------------------------------------------------------------------------ programs
 
 
-class Memory(NamedTuple):
+class Memory(Frozen):
     """Bytes that a bound program holds now, and how many contexts share the arenas and the scratch."""
 
     bound: int

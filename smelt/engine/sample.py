@@ -13,7 +13,7 @@ from smelt.dtype import Array
 from smelt.engine.executable import signature_of
 from smelt.ir.core import Func, Op, Program, Value
 from smelt.ir.ops import OPS
-from smelt.passes.split_prepare import WEIGHT
+from smelt.passes.split_prepare import BOUND, WEIGHT
 from smelt.shape import Shape
 
 # What moves numbers about and leaves them as they are.
@@ -48,7 +48,8 @@ def in_range(main: Func, inputs: dict[str, Array], seed: int) -> dict[str, Array
     """Integers that look up tables anew, over the smallest of these; other integers are flags: 0 or 1."""
     generator = np.random.default_rng(seed)
     limits = _limits(main)
-    arguments = [arg for arg, attrs in zip(main.args, main.arg_attrs, strict=True) if WEIGHT not in attrs]
+    pairs = zip(main.args, main.arg_attrs, strict=True)
+    arguments = [arg for arg, attrs in pairs if WEIGHT not in attrs and BOUND not in attrs]
     for argument, (name, array) in zip(arguments, inputs.items(), strict=True):
         if array.dtype.kind in "iu":
             limit = max(1, min(limits.get(argument, 2), np.iinfo(array.dtype).max))

@@ -112,7 +112,7 @@ def store_weights(program: Program, weights: Weights, targets: Sequence[str]) ->
 
 def recompile(text: bytes, tile: tuple[int, int, int], signature: Signature, bound: Arrays | None) -> NativeExecutable:
     """The program of a bundle, compiled for this machine; its weights stay packed as they are."""
-    planned = plan_lowered(parse(_unpacked(text)), signature)
+    planned = plan_lowered(lowered(text), signature)
     taken = len(planned.main[0].of_kind("argument")) - len(signature.inputs)
     if taken != len(bound or ()) and (bound is not None or planned.prepare is None):
         raise FileError("the program in the bundle does not take its weights", expected=taken, got=len(bound or ()))
@@ -125,7 +125,13 @@ def recompile(text: bytes, tile: tuple[int, int, int], signature: Signature, bou
     return NativeExecutable(signature, first, second, bound, planned.kernels)
 
 
-def _unpacked(text: bytes) -> str:
+def lowered(text: bytes) -> Program:
+    """The program of a bundle, from its compressed text."""
+    return parse(unpacked(text))
+
+
+def unpacked(text: bytes) -> str:
+    """The text itself."""
     try:
         found = zlib.decompressobj().decompress(text, LARGEST)
         return found.decode()
@@ -172,9 +178,9 @@ def _stored(program: Program, targets: Sequence[str], bind: Bind) -> StoredModel
     kernels: tuple[KernelUse, ...] = ()
     tuned: dict[str, str] = {}
     for group in groups:
-        lowered = lower(program, group.layout)
-        planned = plan_lowered(lowered, signature, group.layout)
-        variants.append(_variant(lowered, planned, group, bind(planned, group.layout)))
+        low = lower(program, group.layout)
+        planned = plan_lowered(low, signature, group.layout)
+        variants.append(_variant(low, planned, group, bind(planned, group.layout)))
         kernels = kernels or planned.kernels
         tuned |= {f"tuned {group.names[0]}: {problem}": text for problem, text in _tuned(planned).items()}
     made_by = {"compiler": _compiler(), "flags": " ".join(cpu.FLAGS), **tuned}
@@ -189,7 +195,7 @@ def _tuned(planned: Planned) -> dict[str, str]:
     return {str(problem): text_of(choice) for problem, choice in pairs if choice != default(problem)}
 
 
-def _variant(lowered: Program, planned: Planned, group: _Group, bound: Arrays | None) -> Variant:
+def _variant(program: Program, planned: Planned, group: _Group, bound: Arrays | None) -> Variant:
     tile = tile_shape(group.layout)
     source = Source(tile)
     if bound is None:
@@ -201,7 +207,7 @@ def _variant(lowered: Program, planned: Planned, group: _Group, bound: Arrays | 
     first = planned.prepare[0].constants if planned.prepare and bound is None else ()
     return Variant(
         (tile.rows, tile.columns, tile.lanes),
-        partial(zlib.compress, print_program(lowered).encode(), 6),
+        partial(zlib.compress, print_program(program).encode(), 6),
         main,
         tuple(_array(constant) for constant in planned.main[0].constants),
         prepare if bound is None else None,
@@ -228,7 +234,9 @@ def _runtime(machine: str) -> RuntimeCode:
     command = cpu.compiler()
     linux = sys.platform == "linux" and command is not None and command[-2:] == ("ziglang", "cc")
     old = (f"--target={machine}-linux-gnu.{GLIBC}",) if linux else ()
-    return RuntimeCode(machine, digest(text.encode()), partial(bytes, _compiled([text], plain, *runtime.flags(), *old)))
+    return RuntimeCode(
+        machine, digest(*runtime.texts()), partial(bytes, _compiled([text], plain, *runtime.flags(), *old))
+    )
 
 
 def _compiled(texts: Sequence[str], target: Target, *flags: str) -> bytes:

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 typedef unsigned long long u64;
-enum { PIECE = 1 << 20, LANES_OF_SUM = 8 };
+enum { PIECE = 1 << 20, AT_ONCE = 1 << 16, LANES_OF_SUM = 8, STEP = 8 * LANES_OF_SUM };
 
 static u64 turned(u64 word, int by) { return word << by | word >> (64 - by); }
 
@@ -25,36 +25,61 @@ static void step(u64 *lanes, const char *bytes) {
   for (int i = 0; i < LANES_OF_SUM; i++) lanes[i] = turned(lanes[i] ^ words[i], 29) * 0xa0761d6478bd642fULL;
 }
 
-unsigned long long smelt_checksum(const void *bytes, i64 count) {
-  u64 lanes[LANES_OF_SUM];
-  char rest[8 * LANES_OF_SUM] = {0};
-  const char *at = bytes;
-  const i64 whole_steps = count / (i64)sizeof rest;
+static void begin(u64 *lanes) {
   for (int i = 0; i < LANES_OF_SUM; i++) lanes[i] = 0x9e3779b97f4a7c15ULL * (u64)(i + 1);
-  for (i64 i = 0; i < whole_steps; i++, at += sizeof rest) step(lanes, at);
-  memcpy(rest, at, (size_t)(count % (i64)sizeof rest));
-  step(lanes, rest);
+}
+
+/* Takes all whole steps of `count` bytes; gives the place of what is left of them. */
+static const char *take(u64 *lanes, const char *at, i64 count) {
+  for (i64 i = 0; i < count / STEP; i++, at += STEP) step(lanes, at);
+  return at;
+}
+
+/* The sum of `count` bytes, of which those behind the last whole step lie at `rest`. */
+static u64 ended(u64 *lanes, const char *rest, i64 count) {
+  char last[STEP] = {0};
+  memcpy(last, rest, (size_t)(count % STEP));
+  step(lanes, last);
   u64 sum = mixed((u64)count);
   for (int i = 0; i < LANES_OF_SUM; i++) sum = mixed(turned(sum, 7) + lanes[i]);
   return sum;
 }
 
+unsigned long long smelt_checksum(const void *bytes, i64 count) {
+  u64 lanes[LANES_OF_SUM];
+  begin(lanes);
+  return ended(lanes, take(lanes, bytes, count), count);
+}
+
+/* Reads exactly `count` bytes. 0, or the number of an error; -1: the file ends too early. */
+static int fill(i64 file, i64 offset, char *bytes, i64 count) {
+  while (count > 0) {
+    const ssize_t got = pread((int)file, bytes, (size_t)count, (off_t)offset);
+    if (got > 0) bytes += got, offset += got, count -= got;
+    else if (got == 0) return -1;
+    else if (errno != EINTR) return errno;
+  }
+  return 0;
+}
+
 /* Writes the checksum of every piece of 1 MiB, the first of them at `offset`, without mapping the file, so that weights
  * that nobody uses need no memory. 0, or the number of an error; -1: the file ends too early. */
 int smelt_checksum_file(i64 file, i64 offset, i64 count, unsigned long long *sums) {
-  char *piece = smelt_allocate(PIECE);
-  int failed = piece ? 0 : ENOMEM;
+  char *bytes = smelt_allocate(AT_ONCE);
+  int failed = bytes ? 0 : ENOMEM;
   while (count > 0 && !failed) {
-    const i64 wanted = count < PIECE ? count : PIECE;
-    for (i64 have = 0; have < wanted && !failed;) {
-      const ssize_t got = pread((int)file, piece + have, (size_t)(wanted - have), (off_t)(offset + have));
-      if (got > 0) have += got;
-      else if (got == 0) failed = -1;
-      else if (errno != EINTR) failed = errno;
+    const i64 piece = count < PIECE ? count : PIECE;
+    const char *rest = bytes;
+    u64 lanes[LANES_OF_SUM];
+    begin(lanes);
+    for (i64 have = 0, some; have < piece && !failed; have += some) {
+      some = piece - have < AT_ONCE ? piece - have : AT_ONCE;
+      failed = fill(file, offset + have, bytes, some);
+      if (!failed) rest = take(lanes, bytes, some);
     }
-    if (!failed) *sums++ = smelt_checksum(piece, wanted);
-    offset += wanted, count -= wanted;
+    if (!failed) *sums++ = ended(lanes, rest, piece);
+    offset += piece, count -= piece;
   }
-  if (piece) smelt_release(piece, PIECE);
+  if (bytes) smelt_release(bytes, AT_ONCE);
   return failed;
 }

@@ -7,7 +7,6 @@ a view will do. `index` and `dynamic` share the checks and the meanings that the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -60,9 +59,9 @@ def moved_dtype(
     """
     expected = operand
     if isinstance(operand, Quantized) and isinstance(wanted, Quantized) and None not in (operand.axis, wanted.axis):
-        expected = replace(operand, axis=wanted.axis)
+        expected = operand.replace(axis=wanted.axis)
         if scales:
-            expected = replace(expected, scales=wanted.scales, zero_points=wanted.zero_points)
+            expected = expected.replace(scales=wanted.scales, zero_points=wanted.zero_points)
     call.same_dtype(expected, wanted, label, "the element type must stay the same")
     return wanted
 
@@ -416,7 +415,7 @@ def _infer_transpose(call: Call) -> list[Type]:
     dtype = operand.dtype
     if isinstance(dtype, Quantized) and dtype.axis is not None:
         check_axis(call, operand)
-        dtype = replace(dtype, axis=order.index(dtype.axis))
+        dtype = dtype.replace(axis=order.index(dtype.axis))
     return [Shape.of(dtype, (operand.sizes[dim] for dim in order))]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,7 @@ def target_of(name: str) -> Target:
         return cpu.target(name)
     if cpu.target("native").vector_bytes < 64:
         pytest.skip("vectors are not wider than that here")
-    return replace(cpu.target("native"), vector_bytes=32, flags=("native",))
+    return cpu.target("native").replace(vector_bytes=32, flags=("native",))
 
 
 def product(groups: int, own: int, rows: int, depth: int, columns: int, width: int) -> Program:

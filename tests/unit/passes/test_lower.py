@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -327,7 +326,7 @@ def test_quantised_elementwise(storage: str, expressed: str, seed: int) -> None:
 def test_quantised_tensors_per_axis_and_moves(seed: int) -> None:
     random = np.random.default_rng(seed)
     rows, plain = quantised(random, "i8", "f32", 0, 3), quantised(random, "i8", "f32")
-    columns = replace(rows, axis=1)
+    columns = rows.replace(axis=1)
     f = FuncBuilder("main", [Shape(rows, 3, 4), Shape(rows, 3, 4), Shape(plain, 3, 4), Shape("f32", 3, 4)])
     a, b, c, floats = f.args
     results = [
