@@ -15,8 +15,10 @@ from smelt.dtype import DType, f32, f64, i32, i64
 from smelt.errors import ParseError, ShapeError, UnsupportedError
 from smelt.ir.core import Value
 from smelt.read.onnx import contrib_attention, contrib_quant  # noqa: F401  each registers its operators
+from smelt.read.onnx.constant import range_, trilu
 from smelt.read.onnx.emit import axis_of
 from smelt.read.onnx.graph import Graph
+from smelt.read.onnx.index import gather_nd
 from smelt.read.onnx.items import Item, Tensor
 from smelt.read.onnx.math import (
     celu,
@@ -35,9 +37,10 @@ from smelt.read.onnx.math import (
     thresholded_relu,
 )
 from smelt.read.onnx.nn import conv, layer_normalization
+from smelt.read.onnx.order import unique
 from smelt.read.onnx.quant import expressed, single
 from smelt.read.onnx.registry import Ints, Sizes, onnx_op
-from smelt.read.onnx.shape import gather_nd, pad, range_, trilu, unique, unsqueeze
+from smelt.read.onnx.shape import pad, unsqueeze
 from smelt.read.onnx.tensors import element_number, element_type
 from smelt.read.onnx.vision import grid_sample
 from smelt.shape import Shape
