@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from smelt.buffer import Buffer, HostBuffer, check_array
+from smelt.buffer import Buffer, HostBuffer, check_array, check_shape, sizes_of
 from smelt.device import pjrt
 from smelt.device.pjrt_worker import IsolatedClient
 from smelt.dtype import Quantized
 from smelt.engine import pjrt_file
 from smelt.engine.executable import signature_of
 from smelt.engine.pjrt_buckets import Buckets, Cut, checked_buckets, padded_to, round_up
-from smelt.engine.pjrt_program import Compilation, DeviceClient, Prepare, SizedProgram, sizes_of
+from smelt.engine.pjrt_program import Compilation, DeviceClient, Prepare, SizedProgram
 from smelt.engine_api import Cost, KernelUse, Memory, Port, Signature
-from smelt.errors import RunError, ShapeError, UnsupportedError
+from smelt.errors import RunError, UnsupportedError
 from smelt.ir.core import Func, Program, walk
 from smelt.passes import pipeline
 from smelt.passes.lower import ON_ONE_DEVICE, lower
@@ -281,7 +281,7 @@ class PjrtExecutable:
         for given, (shape, what) in zip(inputs, self._ports, strict=True):
             if hasattr(given, "client"):
                 pjrt.check_placed(given, self.client, shape if shape.is_static else given.shape, what)
-                _check_sizes(given.shape, shape, what)
+                check_shape(given.shape, shape, what)
                 arrays.append(given)
             else:
                 arrays.append(check_array(given, shape, what))
@@ -389,10 +389,3 @@ class PjrtExecutable:
         if self._run is None:
             raise RunError("the executable is closed", remedy="compile or load the model again")
         return self._run
-
-
-def _check_sizes(given: Shape, wanted: Shape, what: str) -> None:
-    """A buffer's shape fits one whose symbols are open."""
-    fits = given.dtype == wanted.dtype and given.rank == wanted.rank
-    if not fits or any(isinstance(b, int) and a != b for a, b in zip(given.sizes, wanted.sizes, strict=True)):
-        raise ShapeError(f"{what} does not fit", expected=wanted, got=given)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+from smelt.buffer import sizes_of
 from smelt.dim import solve
 from smelt.dtype import Array
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError, UnsupportedError
@@ -250,9 +251,3 @@ def _annotated(program: Program, donated: frozenset[int]) -> Program:
     donor: Any = {"jax.buffer_donor": True}
     attrs = tuple(donor if i in donated else {} for i in range(len(main.args)))
     return program.replace(Func("main", main.body, "public", attrs, location=main.location))
-
-
-def sizes_of(given: Any) -> tuple[int, ...]:
-    """The sizes of a buffer or an array."""
-    shape: Shape | tuple[int, ...] = given.shape
-    return shape.numbers() if isinstance(shape, Shape) else shape
