@@ -6,10 +6,9 @@ to its beginning, before `fuse` makes its steps. Of values that lie inside a lar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from smelt.ir.core import Op, Region, Token, Value, walk
+from smelt.ir.core import Op, Region, Token, Value, captured
 from smelt.ir.ops import OPS
 from smelt.kernel.build_contract import strides
 from smelt.kernel.build_expand import made_image
@@ -102,7 +101,7 @@ class Kept:
             if value in uses:
                 uses[value].outside = True
         for op in region.ops:
-            for value in _captured(op):
+            for value in captured(op):
                 if value in uses:
                     uses[value].outside = True
         users = _users(region)
@@ -237,7 +236,7 @@ def _users(region: Region) -> dict[Value, list[Op]]:
         for value in dict.fromkeys(op.operands):
             if value in users:
                 users[value].append(op)
-        for value in _captured(op):
+        for value in captured(op):
             users.pop(value, None)
     for value in region.results:
         users.pop(value, None)
@@ -341,13 +340,3 @@ def _is_row(op: Op, use: _Use) -> bool:
         return False
     loops = [d for d, size in enumerate(tensor(root.results[0]).sizes) if size != 1]
     return root.name in PULLS and axes == loops[: len(axes)] and len(axes) < len(loops)
-
-
-def _captured(op: Op) -> Iterator[Value]:
-    """What the regions of an op use from outside, and more."""
-    for region in op.regions:
-        yield from region.results
-        for inner in walk(region):
-            yield from inner.operands
-            for nested in inner.regions:
-                yield from nested.results

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from smelt.dtype import Array
-from smelt.ir.core import Func, Op, Program, Region, Value, walk
+from smelt.ir.core import Func, Op, Program, Region, Value, captured
 from smelt.ir.interpret import run
 from smelt.ir.rewrite import has_effect
 from smelt.shape import Shape
@@ -65,20 +65,10 @@ def _leaves_of(value: Value, inputs: Mapping[Value, str], missing: Missing) -> t
             missing.sizes = True  # of a value that is not needed itself; a known size would be a constant
         elif op not in done:
             stack.append((op, current))
-            own = {v for inner in op.regions for r in _regions(inner) for v in r.args}
-            own |= {v for inner in op.regions for each in walk(inner) for v in each.results}
-            used = list(op.operands)
-            for inner in op.regions:
-                used += [v for r in _regions(inner) for v in r.results]
-                used += [v for each in walk(inner) for v in each.operands]
-            stack += [(None, v) for v in used if v not in own]
+            stack += [(None, v) for v in (*op.operands, *captured(op))]
     return order, list(leaves)
 
 
 def _is_large(value: Value) -> bool:
     count = value.shape.count if isinstance(value.type, Shape) else 0
     return not isinstance(count, int) or count > _MOST_ELEMENTS
-
-
-def _regions(region: Region) -> list[Region]:
-    return [region, *(inner for op in walk(region) for inner in op.regions)]
