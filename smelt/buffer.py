@@ -197,6 +197,19 @@ def check_array(array: Any, shape: Shape, what: str) -> Array:
     return found
 
 
+def check_shape(given: Shape, wanted: Shape, what: str) -> None:
+    """A buffer's shape fits the wanted one, whose symbols are open."""
+    fits = given.dtype == wanted.dtype and given.rank == wanted.rank
+    if not fits or any(isinstance(b, int) and a != b for a, b in zip(given.sizes, wanted.sizes, strict=True)):
+        raise ShapeError(f"{what} does not fit", expected=wanted, got=given)
+
+
+def sizes_of(given: Any) -> tuple[int, ...]:
+    """The sizes of a buffer or an array."""
+    shape: Shape | tuple[int, ...] = given.shape
+    return shape.numbers() if isinstance(shape, Shape) else shape
+
+
 def _name(array: Array) -> str:
     try:
         return dtype(array.dtype).name

@@ -1,4 +1,4 @@
-"""PJRT through jaxlib: clients, buffers and loaded programs. Everything private of jaxlib is in this file.
+"""PJRT through jaxlib: clients, buffers and loaded programs. What is private of jaxlib is here and in `pjrt_mesh`.
 
 In: StableHLO text and NumPy arrays. Out: buffers on a device. `engine.pjrt` calls it, in this process or, through
 `pjrt_worker`, in another one. jaxlib is imported when a client is opened; jax itself is not needed.

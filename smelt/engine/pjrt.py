@@ -8,55 +8,32 @@ raises `DeviceLost` here.
 from __future__ import annotations
 
 import threading
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from smelt.buffer import Buffer, HostBuffer, check_array, in_thread
+from smelt.buffer import Buffer, HostBuffer, check_array, check_shape, sizes_of
 from smelt.device import pjrt
 from smelt.device.pjrt_worker import IsolatedClient
-from smelt.dim import solve, symbols
-from smelt.dtype import Array, Quantized
+from smelt.dtype import Quantized
 from smelt.engine import pjrt_file
 from smelt.engine.executable import signature_of
+from smelt.engine.pjrt_buckets import Buckets, Cut, checked_buckets, padded_to, round_up
+from smelt.engine.pjrt_program import Compilation, DeviceClient, Prepare, SizedProgram
 from smelt.engine_api import Cost, KernelUse, Memory, Port, Signature
-from smelt.errors import RunError, ShapeError, SizeError, SmeltError, UnsupportedError
-from smelt.ir.core import Func, Op, Program, Region, Value, walk
-from smelt.ir.ops.control import is_assertion, require
-from smelt.ir.text import print_program
-from smelt.ir.verify import assumptions
+from smelt.errors import RunError, UnsupportedError
+from smelt.ir.core import Func, Program, walk
 from smelt.passes import pipeline
 from smelt.passes.lower import ON_ONE_DEVICE, lower
 from smelt.passes.lower_quantised import lower_quantised
-from smelt.passes.padding import leak
-from smelt.passes.specialise import specialise
 from smelt.shape import Shape
 from smelt.weights import Stored, Weights
 
 LIMIT = 16  # programs that one executable keeps, each for its own sizes
-Key: TypeAlias = tuple[tuple[int, ...], ...]
-Buckets: TypeAlias = Mapping[str, Sequence[int]]
-
-
-class DeviceClient(Protocol):
-    """What the engine needs of a client, in this process or in a worker."""
-
-    platform: str
-    lost: str | None
-
-    @property
-    def version(self) -> str: ...
-    def put(self, array: Array, shape: Shape, *, shared: bool = False) -> Any: ...
-    def hold(self, buffers: Sequence[Any]) -> Any: ...
-    def compile(self, text: str, results: Sequence[Shape]) -> Any: ...
-    def load(self, data: bytes, results: Sequence[Shape]) -> Any: ...
-    def stats(self) -> dict[str, float]: ...
 
 
 class PjrtEngine:
@@ -101,7 +78,7 @@ class PjrtEngine:
         signature = signature_of(program.main)
         main, prepare = _parts(_without_quantised(_on_one_device(program)))
         donated = _donated(signature, tuple(donate))
-        padded = _checked_buckets(main, buckets or {})
+        padded = checked_buckets(main, buckets or {})
         offset = len(main.main.args) - len(signature.inputs)
         client = self.client
         run = SizedProgram.of(main, client, limit, frozenset(offset + i for i in donated))
@@ -180,239 +157,6 @@ def _donated(signature: Signature, names: tuple[str, ...]) -> frozenset[int]:
     if unknown:
         raise RunError("only inputs can be donated", expected=", ".join(known), got=", ".join(unknown))
     return frozenset(known.index(name) for name in names)
-
-
-def _checked_buckets(main: Program, buckets: Buckets) -> dict[str, tuple[int, ...]]:
-    """Buckets in order, for symbols along which padding is proven to change nothing."""
-    checked = {}
-    open_symbols = sorted({name for arg in main.main.args for name in arg.shape.symbols})
-    for name, sizes in buckets.items():
-        if name not in open_symbols or not sizes or any(size < 1 for size in sizes):
-            raise RunError(
-                "not a bucket", expected=f"sizes for one of {', '.join(open_symbols)}", got=f"{name}={sizes}"
-            )
-        reason = leak(main.main, name)
-        taken = [why for a, b, why in assumptions(main) if name in symbols(a) | symbols(b)]
-        if reason is None and taken:
-            reason = f"the program takes for granted something about {name}: {taken[0]}"
-        if reason is not None:
-            raise UnsupportedError(
-                f"padding along {name} would change results", got=reason, remedy=f"leave {name} out of the buckets"
-            )
-        checked[name] = tuple(sorted(set(sizes)))
-    return checked
-
-
-@dataclass(frozen=True, slots=True)
-class Compilation:
-    """One run of XLA's compiler, and why there was one."""
-
-    sizes: Mapping[str, int]
-    reason: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A condition that a run must fulfil, and the numbers for its message: results from `first` on, `count` of them."""
-
-    op: Op
-    first: int
-    count: int
-
-    def judge(self, results: Sequence[Any]) -> None:
-        arrays = [result.numpy() for result in results[self.first : self.first + self.count]]
-        require(self.op, *arrays)
-
-
-def _lift_checks(program: Program) -> tuple[Program, tuple[Check, ...]]:
-    """Checks, which XLA does not know, as results that are looked at after the run."""
-    main = program.main
-    checks: list[Check] = []
-    results = list(main.results)
-    ops = []
-    for op in main.body.ops:
-        if is_assertion(op):
-            checks.append(Check(op, len(results), len(op.operands)))
-            results += op.operands
-        else:
-            ops.append(op)
-    if not checks:
-        return program, ()
-    body = Region(main.args, tuple(ops), tuple(results))
-    return program.replace(Func("main", body, "public", main.arg_attrs, location=main.location)), tuple(checks)
-
-
-@dataclass(slots=True)
-class SizedProgram:
-    """A function, and what was compiled from it for the sizes that came."""
-
-    source: Program
-    program: Program  # the same with checks as further results
-    checks: tuple[Check, ...]
-    client: DeviceClient
-    donated: frozenset[int]
-    limit: int
-    compilations: list[Compilation] = field(default_factory=list)
-    kept: OrderedDict[Key, Any] = field(default_factory=OrderedDict)
-    dropped: set[Key] = field(default_factory=set)
-    latest: Any = None
-    lock: Any = field(default_factory=threading.Lock)
-
-    @staticmethod
-    def of(program: Program, client: DeviceClient, limit: int, donated: frozenset[int] = frozenset()) -> SizedProgram:
-        return SizedProgram(program, *_lift_checks(program), client, donated, limit)
-
-    def start(self, loaded: Any, arguments: Sequence[Any], held: Any = None) -> tuple[Any, ...]:
-        """Run on what is held and the arguments after it; what a check finds wrong is raised where a result is read,
-        or here where there is none to read."""
-        results: tuple[Any, ...] = loaded(arguments, held)
-        if not self.checks:
-            return results
-        own = results[: len(self.source.main.results)]
-        guard = _Guard(self.checks, results)
-        for result in own:
-            result.guard = guard
-        if not own:
-            guard()
-        return own
-
-    @property
-    def args(self) -> tuple[Value, ...]:
-        return self.program.main.args
-
-    @property
-    def is_static(self) -> bool:
-        return all(arg.shape.is_static for arg in self.args)
-
-    def loaded(self, key: Key) -> Any:
-        """The compiled program for these sizes of all arguments (none where every size is a number)."""
-        found = self.kept.get(key)
-        if found is not None:
-            if len(self.kept) > 1:
-                with self.lock:
-                    self.kept.move_to_end(key)
-            return found
-        with self.lock:
-            found = self.kept.get(key)
-            return self._compile(key) if found is None else found
-
-    def values(self, key: Key) -> dict[str, int]:
-        if not key:
-            return {}
-        patterns = [size for arg in self.args for size in arg.shape.sizes]
-        try:
-            return solve(patterns, [size for sizes in key for size in sizes])
-        except ShapeError as error:
-            shapes = [str(arg.shape) for arg in self.args]
-            raise SizeError(error.message, expected=", ".join(shapes), got=list(key)) from error
-
-    def restore(self, key: Key, blob: bytes) -> None:
-        """Take a program that was serialised."""
-        self._keep(key, self.client.load(blob, self._results(self.values(key))))
-
-    def _results(self, values: Mapping[str, int]) -> list[Shape]:
-        results = self.program.main.results
-        return [Shape.of(value.shape.dtype, value.shape.numbers(values)) for value in results]
-
-    def _compile(self, key: Key) -> Any:
-        values = self.values(key)
-        start = time.perf_counter()
-        program = specialise(self.program, values)
-        _refuse(program)
-        text = print_program(_annotated(program, self.donated), export=True)
-        results = [value.shape for value in program.main.results]
-        made = self.client.compile(text, results)
-        seconds = time.perf_counter() - start
-        self.compilations.append(Compilation(values, self._reason(key, values), seconds))
-        self._keep(key, made)
-        return made
-
-    def _keep(self, key: Key, made: Any) -> None:
-        self.kept[key] = self.latest = made
-        self.dropped.discard(key)
-        if len(self.kept) > self.limit:
-            oldest, program = self.kept.popitem(last=False)
-            self.dropped.add(oldest)
-            program.close()
-
-    def _reason(self, key: Key, values: Mapping[str, int]) -> str:
-        if not key:
-            return "compiled once: every size is a number"
-        if key in self.dropped:
-            return f"its program was dropped when {self.limit} others were in use"
-        if not self.compilations:
-            return "the first sizes that came"
-        last = self.compilations[-1].sizes
-        changed = [f"{name} is {size}, was {last.get(name)}" for name, size in values.items() if size != last.get(name)]
-        return "new sizes: " + ", ".join(changed)
-
-
-@dataclass(slots=True)
-class _Guard:
-    """Looks at the checks of a run when it is called first; later calls raise the same again."""
-
-    checks: tuple[Check, ...]
-    results: Sequence[Any]
-    failure: SmeltError | None = None
-
-    def __call__(self) -> None:
-        if self.results:
-            try:
-                for check in self.checks:
-                    check.judge(self.results)
-            except RunError as error:
-                self.failure = error
-            self.results = ()
-        if self.failure is not None:
-            raise self.failure
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """What runs once on the weights. A weight that is bound as it is does not go through XLA."""
-
-    source: Program
-    computed: SizedProgram  # gives the results that are no arguments
-    recipe: tuple[int, ...]  # for each bound value: an argument, or -1 - a computed result
-
-    @staticmethod
-    def of(program: Program, client: DeviceClient, limit: int) -> Prepare:
-        main = program.main
-        computed = list(dict.fromkeys(value for value in main.results if value.op is not None))
-        recipe = tuple(value.index if value.op is None else -1 - computed.index(value) for value in main.results)
-        body = Region(main.args, main.body.ops, tuple(computed))
-        reduced = program.replace(Func("main", body, "public", main.arg_attrs, location=main.location))
-        return Prepare(program, SizedProgram.of(reduced, client, limit), recipe)
-
-    def __call__(self, weights: Sequence[Any]) -> list[Any]:
-        """The values to bind."""
-        made: tuple[Any, ...] = ()
-        if self.computed.program.main.results:
-            key = () if self.computed.is_static else tuple(_sizes(each) for each in weights)
-            made = self.computed.start(self.computed.loaded(key), weights)
-            for value in made[:1] if self.computed.checks else ():
-                value.wait()  # raises what a check found wrong
-        return [weights[place] if place >= 0 else made[-1 - place] for place in self.recipe]
-
-
-def _refuse(program: Program) -> None:
-    """What XLA would take and answer with something else than the specification says."""
-    for op in (op for func in program.funcs.values() for op in walk(func.body)):
-        if is_assertion(op):
-            raise UnsupportedError("a check inside a region, which XLA does not know", got=op, where=op.location)
-        if op.name == "stablehlo.bitcast_convert":
-            kinds = {value.shape.dtype.kind for value in (op.operands[0], op.result)}
-            if len(kinds) == 2 and "bool" in kinds:
-                raise UnsupportedError("XLA stores booleans in bytes, not in bits", got=op, where=op.location)
-
-
-def _annotated(program: Program, donated: frozenset[int]) -> Program:
-    """The program with nothing but what XLA knows about its arguments and results."""
-    main = program.main
-    donor: Any = {"jax.buffer_donor": True}
-    attrs = tuple(donor if i in donated else {} for i in range(len(main.args)))
-    return program.replace(Func("main", main.body, "public", attrs, location=main.location))
 
 
 # ---- executables ----
@@ -537,19 +281,20 @@ class PjrtExecutable:
         for given, (shape, what) in zip(inputs, self._ports, strict=True):
             if hasattr(given, "client"):
                 pjrt.check_placed(given, self.client, shape if shape.is_static else given.shape, what)
-                _check_sizes(given.shape, shape, what)
+                check_shape(given.shape, shape, what)
                 arrays.append(given)
             else:
                 arrays.append(check_array(given, shape, what))
-        shapes = [_sizes(each) for each in (*bound.buffers, *arrays)]
+        shapes = [sizes_of(each) for each in (*bound.buffers, *arrays)]
         if not self.buckets:
             return self._start(run.loaded(tuple(shapes)), bound, self._put_all(arrays), keep)
         values = run.values(tuple(shapes))
-        rounded = {**values, **{name: _round_up(values[name], sizes) for name, sizes in self.buckets.items()}}
+        rounded = {**values, **{name: round_up(values[name], sizes) for name, sizes in self.buckets.items()}}
         if rounded == values:
             return self._start(run.loaded(tuple(shapes)), bound, self._put_all(arrays), keep)
         padded = [
-            _pad(each, port.shape.numbers(rounded)) for each, port in zip(arrays, self.signature.inputs, strict=True)
+            padded_to(each, port.shape.numbers(rounded))
+            for each, port in zip(arrays, self.signature.inputs, strict=True)
         ]
         key = (*shapes[: len(bound.buffers)], *(each.shape for each in padded))
         results = self._start(run.loaded(key), bound, self._put_all(padded), False)
@@ -644,68 +389,3 @@ class PjrtExecutable:
         if self._run is None:
             raise RunError("the executable is closed", remedy="compile or load the model again")
         return self._run
-
-
-# ---- sizes of what comes and goes ----
-
-
-def _sizes(given: Any) -> tuple[int, ...]:
-    shape: Shape | tuple[int, ...] = given.shape
-    return shape.numbers() if isinstance(shape, Shape) else shape
-
-
-def _check_sizes(given: Shape, wanted: Shape, what: str) -> None:
-    """A buffer's shape fits one whose symbols are open."""
-    fits = given.dtype == wanted.dtype and given.rank == wanted.rank
-    if not fits or any(isinstance(b, int) and a != b for a, b in zip(given.sizes, wanted.sizes, strict=True)):
-        raise ShapeError(f"{what} does not fit", expected=wanted, got=given)
-
-
-def _round_up(size: int, buckets: Sequence[int]) -> int:
-    """The least bucket that holds a size; beyond the largest the size itself."""
-    return next((bucket for bucket in buckets if bucket >= size), size)
-
-
-def _pad(given: Any, sizes: tuple[int, ...]) -> Array:
-    """An array in the corner of a larger one of zeros."""
-    array = np.asarray(given)
-    if array.shape == sizes:
-        return array
-    padded = np.zeros(sizes, array.dtype)
-    padded[tuple(slice(size) for size in array.shape)] = array
-    return padded
-
-
-class Cut:
-    """The first part of a buffer: a padded result without what was padded. It is cut when it is read, on the host."""
-
-    def __init__(self, whole: Any, sizes: tuple[int, ...]) -> None:
-        self._whole = whole
-        self.shape = Shape.of(whole.shape.dtype, sizes)
-
-    @staticmethod
-    def of(whole: Any, sizes: tuple[int, ...]) -> Any:
-        return whole if whole.shape.sizes == sizes else Cut(whole, sizes)
-
-    def numpy(self) -> Array:
-        array: Array = self._whole.numpy()[tuple(slice(size) for size in self.shape.numbers())]
-        return array
-
-    def wait(self) -> Cut:
-        self._whole.wait()
-        return self
-
-    def __await__(self) -> Any:
-        return in_thread(self.wait).__await__()
-
-    def delete(self) -> None:
-        self._whole.delete()
-
-    def __enter__(self) -> Cut:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.delete()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return np.array(self.numpy(), dtype=dtype, copy=copy)

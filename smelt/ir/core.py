@@ -199,3 +199,19 @@ def walk(region: Region) -> Iterator[Op]:
         yield op
         for inner in reversed(op.regions):
             stack.append(iter(inner.ops))
+
+
+def captured(op: Op) -> list[Value]:
+    """Values from outside that the regions of an op use, as often as they do."""
+    own: set[Value] = set()
+    used: list[Value] = []
+    for region in op.regions:
+        own.update(region.args)
+        used += region.results
+        for inner in walk(region):
+            own.update(inner.results)
+            used += inner.operands
+            for nested in inner.regions:
+                own.update(nested.args)
+                used += nested.results
+    return [value for value in used if value not in own]

@@ -87,6 +87,7 @@ TURN = "smelt_turn("
 TILES = {1: ("smelt_product", "f32", "f32"), 2: ("smelt_halves", "ui16", "ui16"), 4: ("smelt_bytes", "ui8", "i8")}
 TILE_TEXTS = {1: product_text, 2: pairs_text, 4: bytes_text}
 WORTH = 32768  # elements that are worth a core
+LONG = 4096  # elements after which a turn of a kernel's outermost loop asks whether the call was cancelled
 CANCELLED, NO_MEMORY, FAILED, UNFIT = -1, -2, 1 << 20, 1 << 21
 MOST_BYTES = 1e15  # of one buffer whose size only data tells: more is no size but a mistake
 
@@ -478,6 +479,7 @@ class _Function:
         opened = [f"  const {math.register(var.dtype)} {var.name} = env->{var.name};" for var in captured]
         opened += [f"  {self.arrays[each]} *{each} = env->{each};" for each in lent]
         leaf = not any(isinstance(each, For | While | Fold) for each in loop.body)
+        is_long = not leaf and not (isinstance(loop.work, int) and loop.work < LONG)
         outer, self.locals = self.locals, {}
         inner = self.block(loop.body, 2)
         locals, self.locals = self.locals, outer
@@ -491,6 +493,7 @@ class _Function:
             *(["  LANES"] if leaf else []),
             f"  for (i64 {loop.var.name} = begin; {loop.var.name} < end; {loop.var.name}++) {{",
             *inner,
+            *(["    if (*ctx->cancel) return;"] if is_long else []),
             "  }",
             "}",
         ]
@@ -502,6 +505,7 @@ class _Function:
             f"{pad}struct {name} env_{name} = {{ ctx, b, s{values} }};",
             f"{pad}rt->parallel(rt, ctx, {name}_body, &env_{name}, {self.expr(loop.extent)},"
             f" {WORTH} / ({work} + 1) + 1);",
+            *([f"{pad}if (*ctx->cancel) return {CANCELLED};"] if is_long else []),
         ]
 
     def fold(self, fold: Fold, depth: int) -> list[str]:

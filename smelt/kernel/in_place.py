@@ -7,7 +7,7 @@ Called by `engine.plans` between `fuse` and `memory`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -15,7 +15,7 @@ from smelt.dim import Size, evaluate, symbols
 from smelt.kernel.liveness import Leaf, Liveness, Set, members, set_of, written_by
 from smelt.kernel.loop import Expr, Store, loads
 from smelt.kernel.nest import everything, expressions
-from smelt.kernel.plan import Branch, Buffer, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Step, touched, walk
+from smelt.kernel.plan import Buffer, Copy, Kernel, Launch, Plan, over, touched, walk
 
 SAMPLE = 100  # what an open size is taken for when copies are compared
 # Kernels that write each element of their result, or of a part of it, in one turn of their loops and no other.
@@ -176,7 +176,7 @@ def _rewritten(plan: Plan, homes: Mapping[int, int]) -> Plan:
         for i, home in homes.items()
         if plan.buffers[i].kind == "argument" and plan.buffers[home].kind == "result"
     )
-    steps = _steps(plan.steps, homes)
+    steps = over(plan.steps, homes)
     used = {i for step in steps for i in touched(step)}
     kept = [
         i
@@ -185,36 +185,4 @@ def _rewritten(plan: Plan, homes: Mapping[int, int]) -> Plan:
     ]
     numbers = {old: new for new, old in enumerate(kept)}
     buffers = tuple(plan.buffers[i] for i in kept)
-    return replace(plan, buffers=buffers, steps=_steps(steps, numbers), reused=tuple(sorted(reused)))
-
-
-def _steps(steps: Sequence[Step], homes: Mapping[int, int]) -> tuple[Step, ...]:
-    """Steps over other buffers, without copies from one to itself."""
-    changed: list[Step] = []
-    for step in steps:
-        new = _step(step, homes)
-        if not (isinstance(new, Copy) and new.source == new.target):
-            changed.append(new)
-    return tuple(changed)
-
-
-def _step(step: Step, homes: Mapping[int, int]) -> Step:
-    def home(i: int) -> int:
-        return homes.get(i, i)
-
-    match step:
-        case Launch(kernel, buffers, writes, covers):
-            targets = tuple(map(home, writes))
-            updates = tuple(i for i in dict.fromkeys(map(home, step.reads)) if i in targets)
-            return Launch(kernel, tuple(map(home, buffers)), targets, covers, updates)
-        case Copy(source, target):
-            return Copy(home(source), home(target))
-        case Repeat(head, flag, body):
-            return Repeat(_steps(head, homes), home(flag), _steps(body, homes))
-        case Branch(selector, branches):
-            return Branch(home(selector), tuple(_steps(branch, homes) for branch in branches))
-        case Require(flags, check, numbers):
-            return Require(home(flags), check, tuple(map(home, numbers)))
-        case Measure(names, int(source)):
-            return Measure(names, home(source))
-    return step
+    return replace(plan, buffers=buffers, steps=over(steps, numbers), reused=tuple(sorted(reused)))

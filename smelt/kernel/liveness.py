@@ -47,10 +47,8 @@ def members(buffers: Set) -> list[int]:
 def read_by(step: Step) -> Set:
     """The buffers whose content before a step matters to it; of a loop or a branch, what it looks at itself."""
     match step:
-        case Launch():
+        case Launch() | Copy():
             return set_of(step.reads)
-        case Copy(source, _):
-            return 1 << source
         case Require(flags, _, numbers):
             return set_of((flags, *numbers))
         case Measure(_, int(source)):
@@ -64,12 +62,7 @@ def read_by(step: Step) -> Set:
 
 def written_by(step: Step) -> tuple[int, ...]:
     """The buffers that a step, which holds no others, changes."""
-    match step:
-        case Launch(_, _, writes):
-            return writes
-        case Copy(_, target):
-            return (target,)
-    return ()
+    return step.writes if isinstance(step, Launch | Copy) else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Made by `kernel.fuse`, given memory by `kernel.memory`, printed by `emit_*`, run
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -71,6 +71,14 @@ class Copy:
     source: int
     target: int
 
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return (self.source,)
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        return (self.target,)
+
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
@@ -115,7 +123,8 @@ class Measure:
     source: int | tuple[Size, ...]
 
 
-Step: TypeAlias = Launch | Copy | Repeat | Branch | Require | Measure
+Filling: TypeAlias = Launch | Copy  # the steps that write buffers themselves
+Step: TypeAlias = Filling | Repeat | Branch | Require | Measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,3 +191,33 @@ def touched(step: Step) -> Iterator[int]:
                 yield from (flags, *numbers)
             case Measure(_, int(source)):
                 yield source
+
+
+def over(steps: Sequence[Step], homes: Mapping[int, int]) -> tuple[Step, ...]:
+    """Steps with other buffers in place of some, without copies from one to itself."""
+    changed = (moved(step, homes) for step in steps)
+    return tuple(step for step in changed if not (isinstance(step, Copy) and step.source == step.target))
+
+
+def moved(step: Step, homes: Mapping[int, int]) -> Step:
+    """A step, and what is inside it, with other buffers in place of some."""
+
+    def home(i: int) -> int:
+        return homes.get(i, i)
+
+    match step:
+        case Launch(kernel, buffers, writes, covers):
+            targets = tuple(map(home, writes))
+            updates = tuple(i for i in dict.fromkeys(map(home, step.reads)) if i in targets)
+            return Launch(kernel, tuple(map(home, buffers)), targets, covers, updates)
+        case Copy(source, target):
+            return Copy(home(source), home(target))
+        case Repeat(head, flag, body):
+            return Repeat(over(head, homes), home(flag), over(body, homes))
+        case Branch(selector, branches):
+            return Branch(home(selector), tuple(over(branch, homes) for branch in branches))
+        case Require(flags, check, numbers):
+            return Require(home(flags), check, tuple(map(home, numbers)))
+        case Measure(names, int(source)):
+            return Measure(names, home(source))
+    return step

@@ -8,7 +8,7 @@ import numpy as np
 
 from smelt.errors import SmeltError
 from smelt.ir.attributes import Constant
-from smelt.ir.core import Func, Op, Program, Region, Value, walk
+from smelt.ir.core import Func, Op, Program, Region, Value, captured, walk
 from smelt.ir.interpret import run
 from smelt.ir.rewrite import Edit, has_effect
 from smelt.shape import Shape
@@ -43,7 +43,7 @@ def _foldable(edit: Edit, op: Op) -> bool:
     constants = [maker.results[0].shape for maker in makers if maker is not None and maker.name == "stablehlo.constant"]
     if not makers or len(constants) != len(makers) or sum(map(_bytes, constants)) > MOST:
         return False
-    return all(not _captures(region) and not _loops(region) for region in op.regions)
+    return not captured(op) and not any(map(_loops, op.regions))
 
 
 def _loops(region: Region) -> bool:
@@ -56,23 +56,6 @@ def _bytes(shape: Shape) -> int:
     for size in shape.numbers():
         count *= size
     return count * shape.dtype.numpy.itemsize
-
-
-def _captures(region: Region) -> bool:
-    """Whether a region uses a value from outside; such ops are left alone."""
-    own: set[Value] = set()
-    stack = [region]
-    while stack:
-        current = stack.pop()
-        own.update(current.args)
-        for op in current.ops:
-            if any(operand not in own for operand in op.operands):
-                return True
-            own.update(op.results)
-            stack += op.regions
-        if any(value not in own for value in current.results):
-            return True
-    return False
 
 
 def _compute(edit: Edit, op: Op) -> Sequence[Value] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from smelt.ir.clone import clone_op
-from smelt.ir.core import Func, Op, Program, Region, Value, walk
+from smelt.ir.core import Func, Op, Program, Region, Value, captured, walk
 from smelt.ir.rewrite import has_effect
 from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
@@ -71,7 +71,7 @@ class _Moving:
         return made
 
     def _note(self, op: Op) -> None:
-        known = all(value in self.fixed for value in (*op.operands, *_captured(op)))
+        known = all(value in self.fixed for value in (*op.operands, *captured(op)))
         if known and _is_plain(op) and all(isinstance(each.type, Shape) and each.type.is_static for each in op.results):
             self.fixed.update(op.results)
 
@@ -120,7 +120,7 @@ def _free(region: Region, within: set[Value] | None) -> dict[Op, None]:
     inside = {*region.args, *(value for op in region.ops for value in op.results)}
     free: dict[Op, None] = {}
     for op in region.ops:
-        used = {*op.operands, *_captured(op)}
+        used = {*op.operands, *captured(op)}
         apart = not used & inside if within is None else used <= within
         if apart and _is_plain(op):
             free[op] = None
@@ -142,7 +142,7 @@ def _backwards(work: Iterable[Op], free: dict[Op, None]) -> set[Op]:
         op = stack.pop()
         if op not in wanted:
             wanted.add(op)
-            stack += [value.op for value in (*op.operands, *_captured(op)) if value.op is not None and value.op in free]
+            stack += [value.op for value in (*op.operands, *captured(op)) if value.op is not None and value.op in free]
     return wanted
 
 
@@ -153,21 +153,5 @@ def _needed(ops: Sequence[Op], results: Sequence[Value]) -> set[Op]:
     for op in reversed(ops):
         if has_effect(op) or any(value in live for value in op.results):
             needed.add(op)
-            live.update((*op.operands, *_captured(op)))
+            live.update((*op.operands, *captured(op)))
     return needed
-
-
-def _captured(op: Op) -> list[Value]:
-    """Values from outside that the regions of an op use."""
-    own: set[Value] = set()
-    used: list[Value] = []
-    for region in op.regions:
-        own.update(region.args)
-        used += region.results
-        for inner in walk(region):
-            own.update(inner.results)
-            used += inner.operands
-            for nested in inner.regions:
-                own.update(nested.args)
-                used += nested.results
-    return [value for value in used if value not in own]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from smelt.dtype import i32
 from smelt.ir.build import Builder
 from smelt.ir.clone import clone_region
-from smelt.ir.core import Op, Program, Value, walk
+from smelt.ir.core import Op, Program, Region, Value, walk
 from smelt.ir.rewrite import Edit, Match
 from smelt.ir.sizes import trace_each
 from smelt.shape import Shape
@@ -79,44 +79,79 @@ def _all(b: Builder, number: int, count: int) -> Value:
 
 
 def _reduce_window(program: Program, m: Match) -> Values | None:
-    """One input, no holes, steps of one: the padded input at each place of the window joins the total, in order."""
+    """The padded inputs at each place of the window join the totals, in order."""
     b, operands = m.build, m.edit.operands(m.op)
-    if len(m.op.results) != 1:
-        return None
-    x, init, window, *steps, edges = operands
-    rank, result = x.shape.rank, m.op.results[0].shape
-    if any(trace_each(each) != (1,) * rank for each in steps):
-        return None
+    results = [value.shape for value in m.op.results]
+    count, rank = len(results), results[0].rank
+    inputs, starts = operands[:count], operands[count : 2 * count]
     vector = Shape("i32", rank)
-    low, high = (
-        b.reshape(b.convert(_column(b, edges, side), result=Shape("i32", rank, 1)), result=vector) for side in (0, 1)
-    )
-    padded = b.dynamic_pad(x, init, low, high, _all(b, 0, rank))
-    sizes = b.convert(window, result=vector)
-    lengths = b.concatenate(*(_length(b, padded, d) for d in range(rank)), dimension=0)
-    counts = b.maximum(b.add(b.subtract(lengths, sizes), _all(b, 1, rank)), _all(b, 0, rank))
-    parts = [_part(b, sizes, d) for d in range(rank)]
+    window, strides, bases, dilations = (b.convert(each, result=vector) for each in operands[2 * count : -1])
+    _require_positive(b, window, strides, bases, dilations)
+    edges = [b.convert(_column(b, operands[-1], side), result=Shape("i32", rank, 1)) for side in (0, 1)]
+    low, high = (b.reshape(each, result=vector) for each in edges)
+    holes = b.subtract(bases, _all(b, 1, rank))
+    inits = [b.convert(each, result=Shape.of(result.dtype, ())) for each, result in zip(starts, results, strict=True)]
+    padded = [
+        b.dynamic_pad(b.convert(x, result=x.shape.with_dtype(init.shape.dtype)), init, low, high, holes)
+        for x, init in zip(inputs, inits, strict=True)
+    ]
+    lengths = b.concatenate(*(_length(b, padded[0], d) for d in range(rank)), dimension=0)
+    counts = _places(b, lengths, window, strides, dilations)
+    zero = _all(b, 0, rank)
+    spans = b.maximum(b.add(b.multiply(b.subtract(counts, _all(b, 1, rank)), strides), _all(b, 1, rank)), zero)
+    parts = [_part(b, window, d) for d in range(rank)]
     total = parts[0]
     for part in parts[1:]:
         total = b.multiply(total, part)
-    carried = [
-        b.full(0, Shape("i32", 1)),
-        b.dynamic_broadcast_in_dim(init, counts, broadcast_dimensions=(), result=result),
-    ]
+    carried = [b.full(0, Shape("i32", 1))]
+    for init, result in zip(inits, results, strict=True):
+        carried.append(b.dynamic_broadcast_in_dim(init, counts, broadcast_dimensions=(), result=result))
     types = [value.type for value in carried]
     with b.region(*types) as condition:
         goes_on = condition.compare(condition.args[0], total, comparison_direction="LT")
         condition.result(condition.reshape(goes_on, result=Shape("i1")))
     with b.region(*types) as r:
-        turn, found = r.args
-        start = r.concatenate(*_place(r, turn, parts), dimension=0)
-        bounds = start, r.add(start, counts), _all(r, 1, rank)
-        part = r.real_dynamic_slice(padded, *bounds, result=result)
-        body = clone_region(program.func(m.op.attrs["called_computations"][0]).body, {})
-        joined = r.op("stablehlo.map", found, part, regions=[body], dimensions=tuple(range(rank)), result=result)
-        r.result(r.add(turn, _all(r, 1, 1)), joined.result)
+        turn, *found = r.args
+        at = r.multiply(r.concatenate(*_place(r, turn, parts), dimension=0), dilations)
+        start = r.minimum(at, lengths)  # beyond the end only where there are no windows
+        bounds = start, r.add(start, spans), strides
+        seen = [r.real_dynamic_slice(x, *bounds, result=to) for x, to in zip(padded, results, strict=True)]
+        body = program.func(m.op.attrs["called_computations"][0]).body
+        r.result(r.add(turn, _all(r, 1, 1)), *_joined(r, body, found, seen))
     loop = b.op("stablehlo.while", *carried, regions=[condition.body, r.body])
-    return [loop.results[1]]
+    return loop.results[1:]
+
+
+def _require_positive(b: Builder, *vectors: Value) -> None:
+    for each in vectors:
+        known = trace_each(each)
+        if known is None or any(not isinstance(number, int) or number < 1 for number in known):
+            positive = b.compare(each, _all(b, 1, each.shape.numbers()[0]), comparison_direction="GE")
+            message = "dynamic_reduce_window: the numbers of a window must be positive"
+            b.custom_call(
+                positive, result=[], call_target_name="smelt.check", has_side_effect=True, error_message=message
+            )
+
+
+def _places(b: Builder, lengths: Value, window: Value, strides: Value, dilations: Value) -> Value:
+    """How many places a window with holes has along each dimension: none where it does not fit."""
+    one = _all(b, 1, window.shape.numbers()[0])
+    dilated = b.add(b.multiply(b.subtract(window, one), dilations), one)
+    room = b.maximum(b.add(b.subtract(lengths, dilated), strides), b.subtract(one, one))
+    counts: Value = b.divide(room, strides)
+    return counts
+
+
+def _joined(r: Builder, body: Region, totals: Values, parts: Values) -> list[Value]:
+    """What a function of scalars makes of totals and new elements: one map for each of its results."""
+    joined = []
+    for i, total in enumerate(totals):
+        copy = clone_region(body, {})
+        one = Region(copy.args, copy.ops, (copy.results[i],))
+        dimensions = tuple(range(total.shape.rank))
+        made = r.op("stablehlo.map", *totals, *parts, regions=[one], dimensions=dimensions, result=total.type)
+        joined.append(made.result)
+    return joined
 
 
 def _column(b: Builder, matrix: Value, at: int) -> Value:

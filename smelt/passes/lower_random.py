@@ -6,11 +6,12 @@ Called by `pipeline`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from smelt.dtype import f64, i64, ui64
+from smelt.dtype import DType, f64, i64, ui64
 from smelt.errors import UnsupportedError
 from smelt.ir.build import Builder
 from smelt.ir.core import Func, Op, Program, Region, Type, Value, walk
@@ -110,23 +111,41 @@ class _Threading:
     def draw(self, b: Builder, op: Op) -> Value:
         """The arithmetic of `smelt.ir.ops.random.rng`, on words of 64 bits."""
         result = op.result.shape
-        if not result.is_static and trace(self.value(op.operands[2])) != result.sizes:
-            raise UnsupportedError("rng of a size that data decides", remedy="engine='reference'", where=op.location)
-        words_type = Shape.of(ui64, result.sizes)
-        self.state, words = b.rng_bit_generator(self.state, rng_algorithm=ALGORITHM, result=[STATE, words_type])
-        first, second = (self.value(operand) for operand in op.operands[:2])
+        first, second, sizes = (self.value(operand) for operand in op.operands)
+        known = result.is_static or trace(sizes) == result.sizes
+        laid = _Laid(b, result, None if known else sizes)
+
+        def words() -> Value:
+            types = [STATE, Shape.of(ui64, result.sizes)]
+            drawn: Value
+            self.state, drawn = b.rng_bit_generator(self.state, rng_algorithm=ALGORITHM, result=types)
+            return drawn
+
         if not result.element.is_float:
-            return _whole(b, words, first, second, result)
+            return _whole(laid, words, first, second)
         if op.attrs["rng_distribution"] == "NORMAL":
-            return _normal(b, words, first, second, result)
-        return _uniform(b, words, first, second, result)
+            return _normal(laid, words, first, second)
+        return _uniform(laid, words, first, second)
 
 
-def _wide(b: Builder, scalar: Value, result: Shape) -> Value:
-    """A scalar in double at every element."""
-    wide = b.convert(scalar, result=Shape.of(f64, ()))
-    laid: Value = b.broadcast_in_dim(wide, broadcast_dimensions=(), result=result.with_dtype(f64))
-    return laid
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """A scalar at every element of a result. Where data decides the sizes, the first of these ops tells them to all
+    that come after it: it stands before the words are drawn."""
+
+    b: Builder
+    result: Shape
+    sizes: Value | None  # as data, where they are not known otherwise
+
+    def __call__(self, scalar: Value, element: DType) -> Value:
+        converted = self.b.convert(scalar, result=Shape.of(element, ()))
+        full = self.result.with_dtype(element)
+        laid: Value = (
+            self.b.broadcast_in_dim(converted, broadcast_dimensions=(), result=full)
+            if self.sizes is None
+            else self.b.dynamic_broadcast_in_dim(converted, self.sizes, broadcast_dimensions=(), result=full)
+        )
+        return laid
 
 
 def _bits(b: Builder, words: Value, drop: int) -> Value:
@@ -136,36 +155,37 @@ def _bits(b: Builder, words: Value, drop: int) -> Value:
     return result
 
 
-def _uniform(b: Builder, words: Value, low: Value, high: Value, result: Shape) -> Value:
-    wide = result.with_dtype(f64)
-    unit = b.multiply(_bits(b, words, 11), b.full(2.0**-53, wide))
-    span = b.subtract(_wide(b, high, result), _wide(b, low, result))
-    value = b.convert(b.add(_wide(b, low, result), b.multiply(unit, span)), result=result)
-    first, last = (b.broadcast_in_dim(each, broadcast_dimensions=(), result=result) for each in (low, high))
+def _uniform(laid: _Laid, words: Callable[[], Value], low: Value, high: Value) -> Value:
+    b, wide = laid.b, laid.result.with_dtype(f64)
+    start = laid(low, f64)
+    span = b.subtract(laid(high, f64), start)
+    unit = b.multiply(_bits(b, words(), 11), b.full(2.0**-53, wide))
+    value = b.convert(b.add(start, b.multiply(unit, span)), result=laid.result)
+    first, last = (laid(each, laid.result.element) for each in (low, high))
     chosen: Value = b.select(b.compare(value, last, comparison_direction="LT"), value, first)
     return chosen
 
 
-def _normal(b: Builder, words: Value, mean: Value, deviation: Value, result: Shape) -> Value:
-    wide = result.with_dtype(f64)
-    middle = b.add(_bits(b, words, 12), b.full(0.5, wide))
+def _normal(laid: _Laid, words: Callable[[], Value], mean: Value, deviation: Value) -> Value:
+    b, wide = laid.b, laid.result.with_dtype(f64)
+    middle_of_all, scale = laid(mean, f64), laid(deviation, f64)
+    middle = b.add(_bits(b, words(), 12), b.full(0.5, wide))
     signed = b.subtract(b.multiply(middle, b.full(2.0**-51, wide)), b.full(1.0, wide))
     unit = b.multiply(b.op("chlo.erf_inv", signed).result, b.full(float(np.sqrt(2.0)), wide))
-    value = b.add(_wide(b, mean, result), b.multiply(unit, _wide(b, deviation, result)))
-    rounded: Value = b.convert(value, result=result)
+    rounded: Value = b.convert(b.add(middle_of_all, b.multiply(unit, scale)), result=laid.result)
     return rounded
 
 
-def _whole(b: Builder, words: Value, first: Value, last: Value, result: Shape) -> Value:
-    scalar = Shape.of(ui64 if result.element.kind == "uint" else i64, ())
+def _whole(laid: _Laid, words: Callable[[], Value], first: Value, last: Value) -> Value:
+    b, element = laid.b, laid.result.element
+    scalar = Shape.of(ui64 if element.kind == "uint" else i64, ())
     low, high = (b.convert(each, result=scalar) for each in (first, last))
     one = b.constant(1, scalar.dtype)
-    if result.element.kind == "bool":
+    if element.kind == "bool":
         high = b.add(high, one)
     some = b.compare(low, high, comparison_direction="LT")
-    span = b.convert(b.select(some, b.subtract(high, low), one), result=Shape.of(ui64, ()))
-    start = b.convert(low, result=Shape.of(ui64, ()))
-    spans, starts = (b.broadcast_in_dim(each, broadcast_dimensions=(), result=words.shape) for each in (span, start))
-    moved = b.add(b.op("chlo.mulhi", words, spans).result, starts)
-    value: Value = b.convert(moved, result=result)
+    span = b.select(some, b.subtract(high, low), one)
+    spans, starts = laid(span, ui64), laid(low, ui64)
+    moved = b.add(b.op("chlo.mulhi", words(), spans).result, starts)
+    value: Value = b.convert(moved, result=laid.result)
     return value

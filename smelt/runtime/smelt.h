@@ -40,7 +40,7 @@ struct Runtime {
 };
 
 struct Context {
-  const volatile int *cancel; /* non-zero: stop between steps */
+  const volatile int *cancel; /* non-zero: stop, between steps or between turns of a step's long loops */
   char *arena;                /* temporaries, 64-byte aligned */
   char *scratch;              /* per worker: scratch + worker * scratch_stride, 64-byte aligned */
   i64 scratch_stride;

@@ -38,7 +38,7 @@ class Arguments:
     """The symbolic leaves of one trace, in order, and what stands for objects that were met already."""
 
     leaves: list[Leaf] = field(default_factory=list)
-    bound: dict[str, Size] = field(default_factory=dict)  # symbols of annotated fields: the sizes of their values
+    bound: dict[str, Size] = field(default_factory=dict)  # what symbols mean: numbers of the model, sizes of its fields
     _copies: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # id → (the object, its symbolic copy)
 
     @property
@@ -105,7 +105,7 @@ def _is_left_out(cls: type, name: str, annotation: Any, values: Mapping[str, Any
 
 def _weight(spec: Spec, value: Any, arguments: Arguments, path: str, owner: type, member: str) -> Any:
     if value is None:
-        return arguments.add(spec.shape, path, owner, member, weight=True)
+        return arguments.add(spec.substitute(arguments.bound).shape, path, owner, member, weight=True)
     if not is_tensor(value):
         return value
     match(f"the field {path}", value, spec, arguments.bound, declared(owner, member))

@@ -762,23 +762,8 @@ _OPERATORS = {
     f"__{name}__"
     for name in (
         *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod"),
-        *(
-            "pow",
-            "rpow",
-            "matmul",
-            "neg",
-            "abs",
-            "invert",
-            "and",
-            "rand",
-            "or",
-            "ror",
-            "xor",
-            "rxor",
-            "lshift",
-            "rshift",
-        ),
-        *("eq", "ne", "lt", "le", "gt", "ge", "getitem"),
+        *("pow", "rpow", "matmul", "neg", "abs", "invert", "and", "rand", "or", "ror", "xor", "rxor", "lshift"),
+        *("rshift", "eq", "ne", "lt", "le", "gt", "ge", "getitem"),
     )
 }
 _METHODS = {name for name in vars(Tensor) if name[0] != "_"} - {*Tensor.__slots__, *_VALUES}

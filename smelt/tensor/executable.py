@@ -6,11 +6,10 @@ function returns. Engines know flat lists of arrays only; this is what stands be
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
@@ -18,7 +17,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cas
 import numpy as np
 
 from smelt.activity import LONG, QUEUE
-from smelt.buffer import Buffer, HostBuffer, check_array
+from smelt.buffer import Buffer, HostBuffer, check_array, check_shape, sizes_of
 from smelt.bundle.stored import Storable
 from smelt.bundle.write import write as write_bundle
 from smelt.bundle.write import write_bytes
@@ -29,10 +28,10 @@ from smelt.engine_api import Cost, Memory, Placing, Platform
 from smelt.engine_api import Executable as Compiled
 from smelt.errors import DeviceError, RunError, ShapeError, SizeError, SmeltError, UnsupportedError
 from smelt.ir import cost
-from smelt.ir.core import Program, Value
+from smelt.ir.core import Program
 from smelt.shape import Shape
-from smelt.structure import leaves, together
-from smelt.tensor import tree
+from smelt.structure import leaves
+from smelt.tensor.compiled import Function, Held, Parameter, Slot, Way
 from smelt.tensor.control import DATA
 from smelt.tensor.outline import Outline
 from smelt.tensor.record import is_tensor
@@ -45,116 +44,6 @@ T = TypeVar("T")
 Data: TypeAlias = Array | Buffer  # what may stand for a tensor in a call
 
 REMEMBERED = 256  # combinations of sizes whose way through the function is known
-
-
-# ---- what was compiled ----
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One tensor that goes in. `name` is its path, `source` the name of the weight it was instantiated from."""
-
-    name: str
-    shape: Shape
-    weight: bool
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One parameter of the function: its structure with symbolic tensors, and the slot of each of them."""
-
-    name: str
-    pattern: Any
-    slots: Mapping[int, int]  # the identity of a symbolic tensor → its slot
-
-    def collect(self, given: Any) -> Iterator[tuple[int, str, Any]]:
-        """(slot, path, what is given there) for every tensor; tied ones are given alike."""
-        seen: dict[int, Any] = {}
-        for path, leaf, value in together(self.pattern, given, is_tensor, self.name):
-            slot = self.slots[id(leaf)]
-            if slot not in seen:
-                seen[slot] = value
-                yield slot, path, value
-            elif seen[slot] is not value:
-                raise ShapeError(f"{path} is tied to another tensor", expected="the same array or buffer for both")
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """One way through the function: the sizes it is for, its program, what an engine made of it, and its results."""
-
-    guards: Facts
-    assumed: Facts
-    program: Program
-    compiled: Compiled
-    results: Any  # the function's structure of symbolic tensors
-    operations: Size
-    outline: Outline | None = None  # of the results, where they are a structure of nothing but tensors
-
-    def structure(self, results: Sequence[Any]) -> Any:
-        """The engine's results as the function gives them."""
-        return tree.replace(self.results, iter(results)) if self.outline is None else self.outline.built(results)
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """What all executables of one function share."""
-
-    name: str
-    platform: Platform[Program]
-    parameters: tuple[Parameter, ...]
-    slots: tuple[Slot, ...]
-    facts: Facts
-    sizes: Mapping[str, int]  # what the weights' shapes said about symbols when it was compiled
-    donated: frozenset[int] = frozenset()
-    in_place: bool = False  # the engine itself makes use of donated memory
-    on_host: bool = True  # it works in host memory
-    encode: Callable[..., Any] | None = None
-    decode: Callable[[Any], Any] | None = None
-    chosen: dict[tuple[tuple[int, ...], ...], tuple[int, dict[str, int]]] = field(default_factory=dict)
-    open: tuple[int, ...] = field(init=False)  # slots with symbols for sizes
-
-    def __post_init__(self) -> None:
-        open_slots = tuple(i for i, slot in enumerate(self.slots) if not slot.shape.is_static)
-        object.__setattr__(self, "open", open_slots)
-
-
-_COUNTING = threading.Lock()
-
-
-@dataclass(slots=True)
-class _Held:
-    """What engines hold for executables that are clones of each other; it goes with the last of them.
-
-    `above` holds something that is used here, too.
-    """
-
-    ways: tuple[Way, ...]
-    owned: tuple[Any, ...] = ()
-    above: _Held | None = None
-    users: int = 1
-
-    def shared(self) -> _Held:
-        with _COUNTING:
-            self.users += 1
-        return self
-
-    def release(self) -> None:
-        with _COUNTING:
-            self.users -= 1
-            if self.users:
-                return
-        for way in self.ways if self.above is None or self.above.ways is not self.ways else ():
-            way.compiled.close()
-        for buffer in self.owned:
-            buffer.delete()
-        self.ways = self.owned = ()
-        if self.above is not None:
-            self.above.release()
-
-
-# ---- executables ----
 
 
 class Executable(Generic[P, R]):
@@ -176,14 +65,14 @@ class Executable(Generic[P, R]):
     def __init__(
         self,
         function: Function,
-        held: _Held,
+        held: Held,
         bound: Mapping[int, Any] | None = None,
         taken: int = 0,
         prepared: bool = False,
         data: Mapping[Callable[..., Any], Any] | None = None,
     ) -> None:
         self._function = function
-        self._held: _Held | None = held
+        self._held: Held | None = held
         self._bound = dict(bound or {})  # slot → what is given for it
         self._taken = taken  # parameters that are bound
         self._prepared = prepared or not any(slot.weight for slot in function.slots)
@@ -196,7 +85,7 @@ class Executable(Generic[P, R]):
     @staticmethod
     def of(function: Function, ways: Sequence[Way]) -> Executable[..., Any]:
         """One with nothing bound."""
-        return Executable(function, _Held(tuple(ways)))
+        return Executable(function, Held(tuple(ways)))
 
     # ---- looking ----
 
@@ -260,13 +149,13 @@ class Executable(Generic[P, R]):
         bound = {**self._bound, **found}
         weights = [i for i, slot in enumerate(function.slots) if slot.weight]
         if self._prepared or any(slot not in bound for slot in weights):
-            below = _Held(held.ways, tuple(owned), held.shared())
+            below = Held(held.ways, tuple(owned), held.shared())
             return Executable[Any, R](function, below, bound, self._taken + 1, self._prepared, self._data)
         self._solve(bound, "the weights")
         named = cast(Weights, {function.slots[i].name: bound[i] for i in weights})
         ways = tuple(replace(way, compiled=way.compiled.prepare(named)) for way in held.ways)
-        kept = {i: _Sizes(_sizes(value)) if i in weights else value for i, value in bound.items()}
-        below = _Held(ways, tuple(owned), held.shared() if len(kept) > len(weights) else None)
+        kept = {i: _Sizes(sizes_of(value)) if i in weights else value for i, value in bound.items()}
+        below = Held(ways, tuple(owned), held.shared() if len(kept) > len(weights) else None)
         return Executable[Any, R](function, below, kept, self._taken + 1, True, self._data)
 
     def _collect(self, parameter: Parameter, value: Any) -> Iterator[tuple[int, str, Any]]:
@@ -328,8 +217,8 @@ class Executable(Generic[P, R]):
         function = self._function
         if function.on_host:
             made = QUEUE.now(lambda: way.compiled(*args))
-            results = zip(made, _results(way), strict=True)
-            buffers: list[Any] = [_buffer(each, value.shape, args) for each, value in results]
+            results = zip(made, way.shapes, strict=True)
+            buffers: list[Any] = [_buffer(each, shape, args) for each, shape in results]
             structure = way.structure(buffers)
         else:
             structure = way.structure(way.compiled(*args))
@@ -428,7 +317,7 @@ class Executable(Generic[P, R]):
                 raise DeviceError(
                     f"{what} lies on another device", expected="host memory", got=repr(given), remedy=".to_host() first"
                 )
-            _check_shape(given.shape, slot.shape, what)
+            check_shape(given.shape, slot.shape, what)
             return given
         if isinstance(given, HostBuffer):
             check_array(given.numpy(), slot.shape, what)
@@ -443,7 +332,7 @@ class Executable(Generic[P, R]):
         if not function.open:
             return 0, known
         open_slots = [i for i in function.open if i in values]
-        key = tuple(_sizes(values[i]) for i in open_slots)
+        key = tuple(sizes_of(values[i]) for i in open_slots)
         complete = len(values) == len(function.slots)
         if complete and key in function.chosen:
             return function.chosen[key]
@@ -452,7 +341,7 @@ class Executable(Generic[P, R]):
             known |= solve(patterns, [size for sizes in key for size in sizes])
         except ShapeError as error:
             shapes = ", ".join(f"{function.slots[i].name}: {function.slots[i].shape}" for i in open_slots)
-            got = ", ".join(f"{function.slots[i].name}: {list(_sizes(values[i]))}" for i in open_slots)
+            got = ", ".join(f"{function.slots[i].name}: {list(sizes_of(values[i]))}" for i in open_slots)
             message = f"{self.name}: the sizes of {what} do not fit together"
             raise SizeError(message, expected=shapes, got=got) from error
         index = self._choose(known, complete)
@@ -492,12 +381,12 @@ class Executable(Generic[P, R]):
         inputs = [values[i] for i, slot in enumerate(function.slots) if not slot.weight]
         if not function.on_host:
             return _with_data(data, compiled, inputs)
-        shapes = _result_shapes(way, sizes)
+        shapes = way.shapes_for(sizes)
         if work is None or work < LONG or shapes is None:
             arrays = [each.numpy() for each in inputs]
             made = QUEUE.now(lambda: _with_data(data, compiled, arrays))
             theirs = [] if function.in_place else arrays  # what is donated may come back as a result
-            return [_buffer(result, value.shape, theirs) for result, value in zip(made, _results(way), strict=True)]
+            return [_buffer(result, shape, theirs) for result, shape in zip(made, way.shapes, strict=True)]
         # The call returns before it has run, so that the caller's own arrays are copied now.
         arrays = [each.numpy() if each.owns else np.array(each.numpy()) for each in inputs]
         started = QUEUE.later(lambda: _with_data(data, compiled, arrays))
@@ -511,7 +400,7 @@ class Executable(Generic[P, R]):
         told = getattr(way.compiled, "memory", None)
         if not self._function.on_host and callable(told):
             return cast(Memory, told())
-        known = {**dict.fromkeys(_symbols(way.program), 1), **self._function.sizes, **sizes}
+        known = {**dict.fromkeys(way.symbols, 1), **self._function.sizes, **sizes}
         footprint = getattr(self.platform.engine, "footprint", None)
         counted = cost.memory(way.program.main, known)
         if footprint is None:
@@ -525,7 +414,7 @@ class Executable(Generic[P, R]):
         told = getattr(way.compiled, "cost", None)
         if not self._function.on_host and callable(told):
             return cast(Cost, told())
-        known = {**dict.fromkeys(_symbols(way.program), 1), **self._function.sizes, **sizes}
+        known = {**dict.fromkeys(way.symbols, 1), **self._function.sizes, **sizes}
         counted = cost.memory(way.program.main, known)
         operations = cost.operations(way.program)
         return Cost(float(evaluate(operations, known)), float(counted.arguments + counted.results))
@@ -575,7 +464,7 @@ class Executable(Generic[P, R]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self) -> _Held:
+    def _open(self) -> Held:
         if self._held is None:
             raise RunError(f"{self.name}: the executable is closed", remedy="compile the function again")
         return self._held
@@ -597,11 +486,6 @@ class _Sizes:
     shape: tuple[int, ...]
 
 
-def _sizes(value: Any) -> tuple[int, ...]:
-    shape: Shape | tuple[int, ...] = value.shape
-    return shape.numbers() if isinstance(shape, Shape) else tuple(shape)
-
-
 def _shape_of(given: Any) -> Any:
     """What a remembered call is found by: an array's sizes, or the shape of a buffer on a device; None for the rest."""
     if type(given) is np.ndarray:
@@ -613,12 +497,6 @@ def _as_numpy(given: Any) -> Any:
     if isinstance(given, np.ndarray) or not hasattr(given, "__dlpack__") or hasattr(given, "__array__"):
         return given
     return np.from_dlpack(given)
-
-
-def _check_shape(given: Shape, wanted: Shape, what: str) -> None:
-    fits = given.dtype == wanted.dtype and given.rank == wanted.rank
-    if not fits or any(isinstance(b, int) and a != b for a, b in zip(given.sizes, wanted.sizes, strict=True)):
-        raise ShapeError(f"{what} does not fit", expected=wanted, got=given)
 
 
 def _same(given: Any, known: Any) -> bool:
@@ -638,10 +516,6 @@ def _with_data(data: Mapping[Callable[..., Any], Any], compiled: Compiled, input
         return compiled(*inputs)
     finally:
         DATA.reset(token)
-
-
-def _results(way: Way) -> tuple[Value, ...]:
-    return way.program.main.results
 
 
 def _result(started: Future[tuple[Any, ...]], index: int) -> Array:
@@ -666,20 +540,8 @@ def _is_buffer(value: Any) -> bool:
     return hasattr(value, "wait") and hasattr(value, "delete")
 
 
-def _result_shapes(way: Way, sizes: Mapping[str, int]) -> list[Shape] | None:
-    """The results' shapes in numbers; None where only data tells one of them."""
-    shapes = [value.shape for value in _results(way)]
-    if any(not shape.symbols <= sizes.keys() for shape in shapes):
-        return None
-    return [Shape.of(shape.dtype, shape.numbers(sizes)) for shape in shapes]
-
-
 def _evaluate(size: Size, sizes: Mapping[str, int]) -> int | None:
     try:
         return evaluate(size, sizes)
     except ShapeError:
         return None
-
-
-def _symbols(program: Program) -> set[str]:
-    return {name for value in (*program.main.args, *program.main.results) for name in value.shape.symbols}

@@ -52,6 +52,29 @@ def fields_of(value: Any) -> dict[str, Any]:
     return found
 
 
+def numbers_of(model: Any) -> dict[str, Size]:
+    """The numbers that a model keeps in fields and in its class: what their names mean in its annotations."""
+    members: dict[str, Any] = {}
+    for part in reversed(type(model).__mro__):
+        members |= vars(part)
+    members |= fields_of(model)
+    sizes = {name: size_in(value) for name, value in members.items() if not name.startswith("_")}
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
+def size_in(value: Any) -> Size | None:
+    """The size that a value is; None where it is none."""
+    if isinstance(value, Dim):
+        return value.size
+    return value if isinstance(value, int | Poly) and not isinstance(value, bool) else None
+
+
+def constructor_numbers(model: Any) -> frozenset[str]:
+    """The names of the numbers that a model's constructor takes, as far as its annotations say."""
+    constructor: Any = type(model).__init__
+    return frozenset(name for name, hint in annotations_of(constructor).items() if hint is int and name != "return")
+
+
 def set_field(owner: Any, name: str, value: Any) -> None:
     """A field of an object that may be frozen."""
     object.__setattr__(owner, name, value)

@@ -20,7 +20,7 @@ from smelt.dtype import DType, dtype, f32
 from smelt.errors import ShapeError
 from smelt.shape import Shape
 from smelt.tensor.arguments import model_facts
-from smelt.tensor.axes import Dim, dim, parse_shape
+from smelt.tensor.axes import dim, parse_shape
 from smelt.tensor.core import Tensor
 from smelt.tensor.data import tensor
 from smelt.tensor.facts import parse_facts
@@ -35,6 +35,7 @@ from smelt.tensor.fields import (
     join,
     rebuilt,
     set_field,
+    size_in,
 )
 from smelt.tensor.moving import named
 from smelt.tensor.record import Leaf, is_tensor, tensor_of
@@ -309,8 +310,8 @@ class _Config:
     @property
     def sizes(self) -> dict[str, Size]:
         """Values that may stand for symbols."""
-        numbers = {name: value for name, value in self.values.items() if _is_size(value)}
-        return {name: value.size if isinstance(value, Dim) else value for name, value in numbers.items()}
+        sizes = {name: size_in(value) for name, value in self.values.items()}
+        return {name: size for name, size in sizes.items() if size is not None}
 
     def fresh(self, model: Any) -> Any:
         """A copy of layers for one more object, with sizes in place of symbols."""
@@ -321,10 +322,6 @@ class _Config:
     def meant(self, spec: Spec) -> Spec:
         self.used.update(spec.shape.symbols & self.values.keys())
         return spec.substitute(self.sizes)
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int | Poly | Dim) and not isinstance(value, bool)
 
 
 def make(cls: type, config: Mapping[str, Any], names: Any = ()) -> Any:
@@ -414,7 +411,7 @@ def _field(cls: type, name: str, hint: Any, factories: Mapping[str, Any], config
     spec = spec_of(hint)
     default = getattr(cls, name, inspect.Parameter.empty)
     if spec is not None:
-        if top and name in config.values and not _is_size(config.values[name]):
+        if top and name in config.values and size_in(config.values[name]) is None:
             value = config.take(name)
             if is_tensor(value):
                 match(f"the field {path}", value, config.meant(spec), {}, declared_at(cls, name))
@@ -426,7 +423,7 @@ def _field(cls: type, name: str, hint: Any, factories: Mapping[str, Any], config
         return tensor_of(leaf, meant.names)
     plain = name in config.values and (top or not holds_weights(config.values[name]))
     layers = _layers_of(hint)
-    if layers is not None and not (plain and not _is_size(config.values[name])):
+    if layers is not None and not (plain and size_in(config.values[name]) is None):
         if plain or (default is inspect.Parameter.empty and name not in factories):
             return _several(cls, name, layers, config, path, plain)
     elif plain:

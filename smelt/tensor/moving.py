@@ -209,49 +209,40 @@ def _solve_open(sizes: list[Size], shape: Shape, shown: Operand) -> list[Size]:
 
 
 def _check_groups(old: Shape, new: Shape, shown: Operand, target: Operand) -> None:
-    """Old and new axes fall into groups of equal size, one axis on at least one side of each."""
+    """Old and new axes fall into groups of equal size, one axis on at least one side of each.
+
+    Axes of size 1 are in no group: wherever they stand, no element moves.
+    """
     if old.count == 0:
         return  # there is nothing to scramble
-    i = j = 0
-    while i < old.rank or j < new.rank:
-        first, second = i, j
-        have: Size = 1
-        want: Size = 1
-        while (i == first and j == second) or not (have == want or equal(have, want)):
-            # Extend the side that lacks factors: by preference the one whose product divides the other's.
-            if j >= new.rank or (i < old.rank and (i == first or (j > second and _lacks(have, want)))):
-                if i >= old.rank:
-                    break
-                have = have * old.sizes[i]
-                i += 1
-            else:
-                want = want * new.sizes[j]
-                j += 1
-        while i < old.rank and old.sizes[i] == 1 and (j >= new.rank or new.sizes[j] != 1):
-            i += 1
-        while j < new.rank and new.sizes[j] == 1 and (i >= old.rank or old.sizes[i] != 1):
-            j += 1
-        before, after = range(first, i), range(second, j)
-        _check_group(old, new, before, after, shown, target)
+    before = [i for i, size in enumerate(old.sizes) if size != 1]
+    after = [j for j, size in enumerate(new.sizes) if size != 1]
+    while before or after:
+        ours, theirs = _first_group([old.sizes[i] for i in before], [new.sizes[j] for j in after])
+        _check_group(old, new, before[:ours], after[:theirs], shown, target)
+        before, after = before[ours:], after[theirs:]
 
 
-def _lacks(have: Size, want: Size) -> bool:
-    if isinstance(have, int) and isinstance(want, int):
-        return have < want
-    return divide_exact(have, want) is None
+def _first_group(old: Sequence[Size], new: Sequence[Size]) -> tuple[int, int]:
+    """How many sizes of each side make up equal products, as few as can be; all where none are proven equal."""
+    for both in range(1, len(old) + len(new)):
+        for ours in range(max(0, both - len(new)), min(len(old), both) + 1):
+            have, want = product(old[:ours]), product(new[: both - ours])
+            if have == want or equal(have, want):
+                return ours, both - ours
+    return len(old), len(new)
 
 
-def _check_group(old: Shape, new: Shape, before: range, after: range, shown: Operand, target: Operand) -> None:
-    real_before = [i for i in before if old.sizes[i] != 1]
-    real_after = [j for j in after if new.sizes[j] != 1]
+def _check_group(
+    old: Shape, new: Shape, before: Sequence[int], after: Sequence[int], shown: Operand, target: Operand
+) -> None:
     old_names = [old.names[i] for i in before] if old.names else []
     new_names = [new.names[j] for j in after] if new.names else []
-    swapped = len(before) == len(after) == 1 and old_names != new_names and new_names[0] in (old.names or ())
     moved = [name for name in new_names if name in (old.names or ()) and name not in old_names]
-    several = len(real_before) > 1 and len(real_after) > 1
+    several = len(before) > 1 and len(after) > 1
     kept = [name for name in new_names if name in old_names]
     mixed = several and (kept or not _refines([old.sizes[i] for i in before], [new.sizes[j] for j in after]))
-    if mixed or swapped or moved:
+    if mixed or moved:
         left = ", ".join(name_at(old, i) for i in before)
         right = ", ".join(name_at(new, j) for j in after)
         remedy = "split and merge neighbours, and move axes with .transpose(…)"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import numpy as np
 
@@ -27,14 +27,11 @@ from smelt.tensor.axes import Dim
 from smelt.tensor.execution import Entry
 from smelt.tensor.execution import run as run_entry
 from smelt.tensor.facts import Way, explore, facts_of, in_force, parse_facts
-from smelt.tensor.fields import has_shapes, is_model, substituted
+from smelt.tensor.fields import constructor_numbers, has_shapes, is_model, numbers_of, substituted
 from smelt.tensor.record import MEANT, SOURCES, Leaf, function, is_tensor, place_of, sources_of
 from smelt.tensor.recovery import is_lost
 from smelt.tensor.shaped import Spec, annotations_of, declared_spec, match, signature_specs, spec_of
 from smelt.tensor.source import Operand, Place, declared, refuse
-
-if TYPE_CHECKING:
-    pass
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -244,12 +241,13 @@ def _outcome(
             arguments.add(Shape.of(f32, (symbol(each),)), each, None, each)  # an argument that tells the number
     sources = sources_of(arguments.leaves)
     known_sizes = {**arguments.symbols, **arguments.bound}
+    unkept = constructor_numbers(self_model) - known_sizes.keys() if self_model is not None else frozenset()
 
     def run() -> Any:
         token, meant = SOURCES.set(sources), MEANT.set(arguments.bound)
         try:
             results = bound(*inputs, **named)
-            _check_results(name, results, result_hint, inspect.unwrap(bound), known_sizes)
+            _check_results(name, results, result_hint, inspect.unwrap(bound), known_sizes, unkept)
             return results
         finally:
             SOURCES.reset(token)
@@ -281,6 +279,7 @@ def _receiver(fn: Callable[..., Any], arguments: Arguments) -> tuple[Callable[..
     owner = getattr(fn, "__self__", None)
     if owner is None or inspect.ismodule(owner) or isinstance(owner, type):
         return fn, None
+    arguments.bound.update(numbers_of(owner))
     model = symbolic_model(owner, arguments)
     return fn.__func__.__get__(model), model  # type: ignore[attr-defined]
 
@@ -362,8 +361,18 @@ def _from_annotation(hint: Any, name: str, arguments: Arguments, owner: object) 
     return None
 
 
-def _check_results(what: str, results: Any, hint: Any, fn: Callable[..., Any], known: Mapping[str, Size]) -> None:
-    """The declared result is what came: proven under the facts of this way. Symbols of its own are bound by it."""
+def _check_results(
+    what: str,
+    results: Any,
+    hint: Any,
+    fn: Callable[..., Any],
+    known: Mapping[str, Size],
+    unkept: Collection[str],
+) -> None:
+    """The declared result is what came: proven under the facts of this way. Symbols of its own are bound by it.
+
+    `unkept`: numbers that the model was made with and that nobody knows any more.
+    """
     owner = getattr(fn, "__func__", fn)
     bound = dict(known)
     declared_spec(hint, owner, "return")
@@ -374,6 +383,9 @@ def _check_results(what: str, results: Any, hint: Any, fn: Callable[..., Any], k
         if not is_tensor(value):
             refuse(f"{what}: result{label} is no tensor", place=declared(owner, "return"))
         place = declared(owner, "return")
+        for name in sorted(spec.shape.symbols.intersection(unkept)):
+            message = f"{what}: the result{label} names {name}, which the constructor takes and the model does not keep"
+            refuse(message, place=place, remedy=f"self.{name} = {name} in the constructor")
         match(f"{what}: the result{label}", value, spec, bound, place, _made_inside(owner, value) or place)
 
 

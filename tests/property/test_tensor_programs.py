@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from smelt import Shaped, Tensor, TensorError
-from smelt.dim import evaluate
+from smelt.dim import Size, evaluate, product, symbol
+from smelt.dtype import f32
 from smelt.shape import Shape
 from smelt.tensor import check
 from smelt.tensor.tracing import Outcome
@@ -20,6 +21,7 @@ from tests.property.tensor_programs import OPS, Draw, Program, mutated, numbers_
 
 assert tensor_ops.UNARY  # which registers the ops
 PROGRAMS = 1200 if os.environ.get("SMELT_ALL_PROGRAMS") else 150
+SIGNS = ("B", "H", "K", "S")
 SIZES = 6  # tries to find sizes at which a changed program fails
 
 
@@ -105,3 +107,37 @@ def test_an_axis_under_another_name_is_refused(seed: int):
         errors = judged(Program(tuple(inputs), program.steps, program.facts, program.result)).errors
         assert errors, program
         tried += 1
+
+
+def drawn_size(rng: np.random.Generator) -> Size:
+    """1 as often as not."""
+    kind = rng.random()
+    return 1 if kind < 0.4 else int(rng.integers(2, 5)) if kind < 0.6 else symbol(str(rng.choice(SIGNS)))
+
+
+def in_groups(sizes: list[Size], rng: np.random.Generator) -> list[tuple[int, int]]:
+    """Neighbours that become one axis: (first, end) of each group."""
+    ends = [i + 1 for i in range(len(sizes)) if i + 1 == len(sizes) or rng.random() < 0.65]
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def test_reshapes_that_merge_and_split_neighbours_are_accepted(seed: int):
+    """Axes of size 1 may come, go and stand anywhere; an axis that stays as it is may keep its name."""
+    rng = np.random.default_rng([seed, 14])
+    for _ in range(2 * PROGRAMS):
+        parts = [drawn_size(rng) for _ in range(rng.integers(1, 6))]
+        before = {group: f"a{i}" for i, group in enumerate(in_groups(parts, rng))}
+        after: list[tuple[str, Size]] = []
+        for first, end in in_groups(parts, rng):
+            after += [(f"one{len(after)}", 1)] * int(rng.random() < 0.3)
+            size = product(parts[first:end])
+            if size != 1 or rng.random() < 0.7:
+                stays = (first, end) in before and rng.random() < 0.7
+                after.append((before[first, end] if stays else f"b{len(after)}", size))
+        for named in (True, False):
+            shape = Shape.of(f32, [product(parts[a:b]) for a, b in before], tuple(before.values()) if named else None)
+
+            def reshaped(x: Tensor, named: bool = named, after: Any = tuple(after)) -> Tensor:
+                return x.reshape(**dict(after)) if named and after else x.reshape(*(size for _, size in after))
+
+            assert not check(reshaped, shape).errors, (shape, after)

@@ -7,6 +7,7 @@ round once, so do these. Attention is in `contrib_attention`, quantised operator
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Unpack
 
 import numpy as np
 
@@ -15,8 +16,10 @@ from smelt.dtype import DType, f32, f64, i32, i64
 from smelt.errors import ParseError, ShapeError, UnsupportedError
 from smelt.ir.core import Value
 from smelt.read.onnx import contrib_attention, contrib_quant  # noqa: F401  each registers its operators
+from smelt.read.onnx.constant import range_, trilu
 from smelt.read.onnx.emit import axis_of
 from smelt.read.onnx.graph import Graph
+from smelt.read.onnx.index import gather_nd
 from smelt.read.onnx.items import Item, Tensor
 from smelt.read.onnx.math import (
     celu,
@@ -34,10 +37,11 @@ from smelt.read.onnx.math import (
     swish,
     thresholded_relu,
 )
-from smelt.read.onnx.nn import conv, layer_normalization
+from smelt.read.onnx.nn import ConvAttributes, conv, layer_normalization
+from smelt.read.onnx.order import unique
 from smelt.read.onnx.quant import expressed, single
 from smelt.read.onnx.registry import Ints, Sizes, onnx_op
-from smelt.read.onnx.shape import gather_nd, pad, range_, trilu, unique, unsqueeze
+from smelt.read.onnx.shape import pad, unsqueeze
 from smelt.read.onnx.tensors import element_number, element_type
 from smelt.read.onnx.vision import grid_sample
 from smelt.shape import Shape
@@ -242,12 +246,7 @@ def fused_conv(
     *,
     activation: str | None = None,
     activation_params: tuple[float, ...] = (),
-    auto_pad: str = "NOTSET",
-    dilations: tuple[int, ...] | None = None,
-    group: int = 1,
-    kernel_shape: tuple[int, ...] | None = None,
-    pads: tuple[int, ...] | None = None,
-    strides: tuple[int, ...] | None = None,
+    **window: Unpack[ConvAttributes],
 ) -> Value:
     """`activation(conv(X, W) + B + Z)`."""
     function = _chosen(activation, activation_params, "FusedConv")
@@ -256,12 +255,7 @@ def fused_conv(
         X,
         W,
         B,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
+        **window,
     )
     return function(g, total if Z is None else g.binary("add", total, Z))
 
@@ -281,13 +275,7 @@ def nhwc_conv(
     X: Value,
     W: Value,
     B: Value | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: tuple[int, ...] | None = None,
-    group: int = 1,
-    kernel_shape: tuple[int, ...] | None = None,
-    pads: tuple[int, ...] | None = None,
-    strides: tuple[int, ...] | None = None,
+    **window: Unpack[ConvAttributes],
 ) -> Value:
     """Channels last in the data and in the kernel, [outputs, space…, inputs]."""
     made = conv(
@@ -295,12 +283,7 @@ def nhwc_conv(
         _channels_first(g, X),
         _channels_first(g, W),
         B,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
+        **window,
     )
     return _channels_last(g, made)
 
@@ -315,12 +298,7 @@ def nhwc_fused_conv(
     *,
     activation: str | None = None,
     activation_params: tuple[float, ...] = (),
-    auto_pad: str = "NOTSET",
-    dilations: tuple[int, ...] | None = None,
-    group: int = 1,
-    kernel_shape: tuple[int, ...] | None = None,
-    pads: tuple[int, ...] | None = None,
-    strides: tuple[int, ...] | None = None,
+    **window: Unpack[ConvAttributes],
 ) -> Value:
     """Channels last in the data alone: the kernel is [outputs, inputs, space…]."""
     made = fused_conv(
@@ -331,12 +309,7 @@ def nhwc_fused_conv(
         None if Z is None else _channels_first(g, Z),
         activation=activation,
         activation_params=activation_params,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
+        **window,
     )
     return _channels_last(g, made)
 

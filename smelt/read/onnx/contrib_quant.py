@@ -7,6 +7,7 @@ products keep their sums in i32. Weights of a few bits are unpacked by the progr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Unpack
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from smelt.ir.core import Value
 from smelt.read.onnx.emit import axes_of, axis_of
 from smelt.read.onnx.graph import Graph
 from smelt.read.onnx.math import leaky_relu, softmax_over
-from smelt.read.onnx.nn import average_pool, max_pool
+from smelt.read.onnx.nn import ConvAttributes, average_pool, max_pool
 from smelt.read.onnx.quant import (
     dequantize_linear,
     dynamic_quantize_linear,
@@ -281,13 +282,8 @@ def ms_qlinear_conv(
     y_zero_point: Value,
     B: Value | None = None,
     *,
-    auto_pad: str = "NOTSET",
     channels_last: int = 0,
-    dilations: tuple[int, ...] | None = None,
-    group: int = 1,
-    kernel_shape: tuple[int, ...] | None = None,
-    pads: tuple[int, ...] | None = None,
-    strides: tuple[int, ...] | None = None,
+    **window: Unpack[ConvAttributes],
 ) -> Value:
     made = qlinear_conv(
         g,
@@ -300,12 +296,7 @@ def ms_qlinear_conv(
         y_scale,
         y_zero_point,
         B,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
+        **window,
     )
     return _channels_back(g, made, channels_last)
 

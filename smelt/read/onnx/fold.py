@@ -2,6 +2,7 @@
 
 `fold(fn, element, *tensors)` gives a known tensor or None; operators ask it before they emit anything. Only small
 tensors of integers, booleans and sizes are folded: other constants are left to the program.
+`move_known(tensor, fn)` does the same where elements only change places.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from smelt.dim import Poly, Size, at_most, divide_exact, floordiv, maximum, minimum, mod
-from smelt.dtype import DType, integer_range
+from smelt.dim import Poly, Size, at_most, divide_exact, floordiv, maximum, minimum, mod, product
+from smelt.dtype import Array, DType, integer_range
 from smelt.errors import ShapeError
 from smelt.read.onnx.items import Tensor
 
 _MOST = 1024  # elements
+SMALL = 4096  # elements of a known tensor that is still moved around at import
 
 Known = Size | float | bool
 
@@ -48,6 +50,18 @@ def fold(fn: Callable[..., Any], element: DType, *tensors: Tensor) -> Tensor | N
     if any(isinstance(each, Poly) for each in flat):
         return Tensor.symbolic(result, element)
     return Tensor.constant(result.astype(element.numpy))
+
+
+def move_known(x: Tensor, fn: Callable[[Array], Array]) -> Tensor | None:
+    """A known tensor whose elements only change places; None if it is not known, or not small."""
+    if x.known is None or x.known.size > SMALL:
+        return None
+    changed = np.asarray(fn(x.known), x.known.dtype)
+    return Tensor.symbolic(changed, x.element) if x.is_symbolic else Tensor.constant(changed)
+
+
+def is_small(sizes: tuple[int, ...]) -> bool:
+    return product(sizes) <= SMALL
 
 
 def _call(fn: Callable[..., Any], row: tuple[Any, ...], element: DType) -> Any:

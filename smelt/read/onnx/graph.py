@@ -13,27 +13,24 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from smelt.dim import Size, symbol, symbols
+from smelt.dim import symbols
 from smelt.dtype import Array
 from smelt.errors import Location, ParseError, ShapeError, SmeltError, UnsupportedError, VerifyError
 from smelt.ir.build import Builder
-from smelt.ir.core import Attrs, Func, Op, Program, Region, Value, walk
-from smelt.ir.interpret import run
-from smelt.ir.ops.definition import UNKNOWN
+from smelt.ir.core import Attrs, Func, Value
 from smelt.ir.ops.signature import bare_symbol
-from smelt.ir.rewrite import has_effect
 from smelt.ir.sizes import trace
 from smelt.read.onnx.emit import Emit
-from smelt.read.onnx.items import Item, Labels, Optional, Sequence, Tensor, Text
+from smelt.read.onnx.items import Item, Labels, Optional, Tensor, Text
+from smelt.read.onnx.known import Missing, evaluate
 from smelt.read.onnx.registry import REQUIRED, ROWS, Input, Row, find
-from smelt.read.onnx.tensors import STRING, TensorReader, element_number
+from smelt.read.onnx.standard import definition
+from smelt.read.onnx.tensors import STRING, TensorReader
 from smelt.read.onnx.wire import INLINE_LIMIT
-from smelt.shape import Shape
 from smelt.weights import Stored
 
 _MAX_NESTING = 48  # functions and subgraphs inside each other
 _MOVES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand", "Gather", "Slice", "Split")
-_MOST_ELEMENTS = 1 << 26  # of a tensor that is computed at import
 _MISTAKES = (
     IndexError, ValueError, TypeError, KeyError, OverflowError, ZeroDivisionError, MemoryError, RecursionError,
 )  # fmt: skip
@@ -53,14 +50,6 @@ class StaticError(UnsupportedError):
 
 class OperatorError(UnsupportedError):
     """There is no such operator, version or attribute, whatever the inputs are."""
-
-
-@dataclass(slots=True)
-class Missing:
-    """Why a value is not known at import: inputs of the model whose values it needs, or sizes that are open."""
-
-    inputs: set[str] = field(default_factory=set)
-    sizes: bool = False
 
 
 class Watch(Protocol):
@@ -354,39 +343,11 @@ class Graph(Emit):
     def _by_definition(self, node: Any, inputs: list[Item | None], attributes: dict[str, Any]) -> list[Item]:
         """An operator without a row: the function that the ONNX standard defines it by."""
         schema = self._schema(node)
-        function = self._definition(schema, node, self.opsets[domain_of(node)], inputs, attributes)
+        function = definition(schema, node, self.opsets[domain_of(node)], inputs, attributes)
         if function is None:
             raise OperatorError(f"the operator {node.op_type} is not supported", where=self.location)
         defaults = {name: each.default_value for name, each in schema.attributes.items() if each.default_value.name}
         return self.expand(function, inputs, {**defaults, **attributes})
-
-    def _definition(
-        self, schema: Any, node: Any, version: int, inputs: list[Item | None], attributes: dict[str, Any]
-    ) -> Any:
-        import onnx
-
-        function = onnx.FunctionProto()
-        if schema.has_context_dependent_function:
-            types = [type_proto(item) for item in inputs]
-            plain = onnx.NodeProto()
-            plain.CopyFrom(node)
-            del plain.attribute[:]
-            plain.attribute.extend(attributes.values())
-            versions = [v for v in schema.context_dependent_function_opset_versions if v <= version]
-            chosen = max(versions, default=min(schema.context_dependent_function_opset_versions))
-            text = schema.get_context_dependent_function_with_opset_version(
-                chosen, plain.SerializeToString(), [each.SerializeToString() for each in types]
-            )
-            if not text:
-                return None
-            function.ParseFromString(text)
-            return function
-        if schema.has_function:
-            versions = [v for v in schema.function_opset_versions if v <= version]
-            chosen = max(versions, default=min(schema.function_opset_versions))
-            function.ParseFromString(schema.get_function_with_opset_version(chosen))
-            return function
-        return None
 
     def inside(self, graph: Any, b: Builder, items: list[Item]) -> list[Item]:
         """Read a subgraph, whose inputs are `items`, into a builder; its outputs."""
@@ -424,21 +385,7 @@ class Graph(Emit):
                 item = self.model.watch.absent(self, proto.name, error)
             self.bind(proto.name, item)
         for sparse in graph.sparse_initializer:
-            self.bind(sparse.values.name, Tensor.constant(self.dense(sparse)))
-
-    def dense(self, sparse: Any) -> Array:
-        """A sparse tensor, spread out."""
-        values = self.model.reader.array(sparse.values).reshape(-1)
-        indices = self.model.reader.array(sparse.indices)
-        sizes = tuple(sparse.dims)
-        if any(size < 0 for size in sizes) or np.prod(np.array(sizes, float)) > 1 << 28:
-            raise ParseError("a sparse tensor has impossible sizes", got=list(sizes))
-        result = np.zeros(sizes, values.dtype)
-        flat = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), sizes)
-        if flat.size != values.size or (flat.size and not (flat.min() >= 0 and flat.max() < max(result.size, 1))):
-            raise ParseError("the indices of a sparse tensor do not fit", got=list(sizes))
-        result.reshape(-1)[flat] = values
-        return result
+            self.bind(sparse.values.name, Tensor.constant(self.model.reader.dense(sparse)))
 
     def tensor(self, proto: Any, name: str = "") -> Item:
         """A TensorProto: small ones are known, big ones stay in the file."""
@@ -495,7 +442,7 @@ class Graph(Emit):
             case 10:
                 return tuple(proto.graphs)
             case 11:
-                return Tensor.constant(self.dense(proto.sparse_tensor))
+                return Tensor.constant(self.model.reader.dense(proto.sparse_tensor))
             case 13:
                 return proto.tp
             case _:
@@ -536,8 +483,7 @@ class Graph(Emit):
             array[:] = found
             tensor.known = Tensor.symbolic(array.reshape(tensor.shape.numbers()), tensor.element).known
             return tensor.known
-        self._missing = Missing()
-        return self._evaluate(tensor.value, self._missing)
+        return self._evaluated(tensor.value)
 
     def sizes(self, tensor: Tensor, what: str) -> Array:
         """The elements of an integer tensor, as an array of sizes."""
@@ -575,70 +521,16 @@ class Graph(Emit):
             sizes=self._missing.sizes,
         )
 
-    def _evaluate(self, value: Value, missing: Missing) -> Array | None:
-        """Run the part of the program that makes a value, if constants and weights are all it needs."""
-        if value in self.model.evaluated:
-            return self.model.evaluated[value]
-        if not value.shape.is_static:
-            _leaves_of(value, self.model, missing)
-            return None
-        ops, leaves = _leaves_of(value, self.model, missing)
-        if any(_is_large(result) for op in ops for result in op.results):
-            return None
-        if missing.inputs or missing.sizes or any(has_effect(op) for op in ops):
-            return None
-        if any(leaf not in self._weight_values() for leaf in leaves):
-            return None
-        names = self._weight_values()
-        args = [self.model.stored[names[leaf]].load() for leaf in leaves]
-        region = Region(tuple(leaves), tuple(ops), (value,))
-        array: Array = run(Program.of(Func("constant", region), *self.model.decompositions.values()), args)[0]
-        self.model.evaluated[value] = array
-        return array
-
-    def _weight_values(self) -> dict[Value, str]:
-        return {value: name for name, value in self.model.weights.items()}
-
-
-def _leaves_of(value: Value, model: Model, missing: Missing) -> tuple[list[Op], list[Value]]:
-    """The ops that make a value, in order, and the arguments they start from; the model's inputs go into `missing`."""
-    order: list[Op] = []
-    leaves: dict[Value, None] = {}
-    done: set[Op] = set()
-    stack: list[tuple[Op | None, Value]] = [(None, value)]
-    while stack:
-        finished, current = stack.pop()
-        if finished is not None:
-            if finished not in done:
-                done.add(finished)
-                order.append(finished)
-            continue
-        op = current.op
-        if op is None:
-            if current in model.inputs:
-                missing.inputs.add(model.inputs[current])
-            leaves[current] = None
-        elif op.name == "stablehlo.get_dimension_size":
-            missing.sizes = True  # of a value that is not needed itself; a known size would be a constant
-        elif op not in done:
-            stack.append((op, current))
-            own = {v for inner in op.regions for r in _regions(inner) for v in r.args}
-            own |= {v for inner in op.regions for each in walk(inner) for v in each.results}
-            used = list(op.operands)
-            for inner in op.regions:
-                used += [v for r in _regions(inner) for v in r.results]
-                used += [v for each in walk(inner) for v in each.operands]
-            stack += [(None, v) for v in used if v not in own]
-    return order, list(leaves)
-
-
-def _is_large(value: Value) -> bool:
-    count = value.shape.count if isinstance(value.type, Shape) else 0
-    return not isinstance(count, int) or count > _MOST_ELEMENTS
-
-
-def _regions(region: Region) -> list[Region]:
-    return [region, *(inner for op in walk(region) for inner in op.regions)]
+    def _evaluated(self, value: Value) -> Array | None:
+        model = self.model
+        if value not in model.evaluated:
+            weights = {each: model.stored[name] for name, each in model.weights.items()}
+            found = evaluate(value, model.inputs, weights, model.decompositions.values())
+            if isinstance(found, Missing):
+                self._missing = found
+                return None
+            model.evaluated[value] = found
+        return model.evaluated[value]
 
 
 def domain_of(node: Any) -> str:
@@ -675,46 +567,3 @@ def _present(nodes: Iterable[Any], graph: Graph, absent: set[str]) -> Iterable[A
             yield copy
         else:
             yield node
-
-
-def type_proto(item: Item | None) -> Any:
-    import onnx
-
-    from_item = onnx.TypeProto()
-    if isinstance(item, Tensor):
-        from_item.tensor_type.elem_type = element_number(item.element)
-        for size in item.sizes:
-            dim = from_item.tensor_type.shape.dim.add()
-            if isinstance(size, int):
-                dim.dim_value = size
-            else:
-                dim.dim_param = str(size)
-    return from_item
-
-
-def dimension(proto: Any, b: Builder, what: str) -> Size:
-    """The size of one dimension of an input: a number, a named symbol or a new one."""
-    if proto.HasField("dim_value"):
-        if proto.dim_value < -1:
-            raise ParseError(f"{what} has an impossible size", got=proto.dim_value)
-        if proto.dim_value >= 0:
-            return int(proto.dim_value)
-    name = proto.dim_param.strip()
-    if not name or symbol(name) == UNKNOWN:
-        return b.scope.fresh()
-    return symbol(name)
-
-
-def sequence_of(value: Any) -> Item:
-    """A Python value given for an input: an array, a list of them, or None."""
-    if value is None:
-        return Optional()
-    if isinstance(value, list | tuple):
-        return Sequence(tuple(sequence_of(each) for each in value))
-    array = np.asarray(value)
-    if array.dtype.kind in "OUST":
-        words = array.astype(object)
-        if not all(isinstance(word, str) for word in words.reshape(-1)):
-            raise ShapeError("a value that is neither numbers nor text", got=type(value).__name__)
-        return Text(words)
-    return Tensor.constant(array)

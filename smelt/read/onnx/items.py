@@ -14,6 +14,7 @@ import numpy as np
 
 from smelt.dim import Poly, Size
 from smelt.dtype import Array, DType, dtype
+from smelt.errors import UnsupportedError
 from smelt.ir.core import Value
 from smelt.shape import Shape
 from smelt.weights import Stored
@@ -104,3 +105,10 @@ class Unknown:
 
 
 Item: TypeAlias = Tensor | Text | Sequence | Optional | Labels | Maps | Unknown
+
+
+def tensor_of(item: Item) -> Tensor:
+    """The item, where nothing but a tensor will do."""
+    if not isinstance(item, Tensor):
+        raise UnsupportedError("a tensor is needed here", got=type(item).__name__.lower())
+    return item

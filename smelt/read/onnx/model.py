@@ -12,18 +12,22 @@ from typing import Any
 
 import numpy as np
 
+from smelt.dim import Size, symbol
 from smelt.errors import MissingPackageError, ParseError, ShapeError, SmeltError, UnsupportedError
 from smelt.ir.attributes import Int
 from smelt.ir.build import Builder
 from smelt.ir.core import Attrs, Func, Program, Region, Value
-from smelt.ir.ops.definition import Scope
+from smelt.ir.ops.definition import UNKNOWN, Scope
 from smelt.read.onnx import (  # noqa: F401  each registers its operators
+    constant,
     contrib,
     control,
     image,
+    index,
     math,
     ml,
     nn,
+    order,
     quant,
     random,
     reduce,
@@ -38,7 +42,7 @@ from smelt.read.onnx import (  # noqa: F401  each registers its operators
     trees,
     vision,
 )
-from smelt.read.onnx.graph import Graph, Model, StaticError, dimension, sequence_of
+from smelt.read.onnx.graph import Graph, Model, StaticError
 from smelt.read.onnx.items import Item, Labels, Maps, Optional, Sequence, Tensor, Text, Unknown
 from smelt.read.onnx.tensors import STRING, TensorReader, element_type
 from smelt.read.onnx.wire import lift
@@ -165,8 +169,8 @@ def _main(model: Model, graph: Any) -> Func:
 
 def _func(model: Model, b: Builder, inputs: dict[str, Value], results: dict[str, Value]) -> Func:
     args = [*model.weights.values(), *inputs.values(), *model.unknown]
-    for index, value in enumerate(args):  # only now is it known how many weights come before the inputs
-        object.__setattr__(value, "index", index)
+    for place, value in enumerate(args):  # only now is it known how many weights come before the inputs
+        object.__setattr__(value, "index", place)
     attrs: list[Attrs] = [{"smelt.weight": name, "smelt.name": name} for name in model.weights]
     attrs += [{"smelt.name": name} for name in (*inputs, *(value.name for value in model.unknown))]
     body = Region(tuple(args), tuple(b.ops), tuple(results.values()))
@@ -191,7 +195,7 @@ def _input(port: Any, b: Builder, model: Model) -> Value:
             f"{what} has no rank", (port.name,), expected="a shape", remedy="export the model with shapes"
         )
     element = element_type(tensor.elem_type, what)
-    sizes = [dimension(dim, b, what) for dim in tensor.shape.dim]
+    sizes = [_dimension(dim, b, what) for dim in tensor.shape.dim]
     fixed = model.shapes.get(port.name)
     if fixed is not None:
         if len(fixed) != len(sizes) or any(isinstance(a, int) and a != b for a, b in zip(sizes, fixed, strict=True)):
@@ -204,7 +208,7 @@ def _input(port: Any, b: Builder, model: Model) -> Value:
 
 def _static(port: Any, given: Any, model: Model) -> Item:
     """A given value, which must be of the input's type."""
-    item = sequence_of(given)
+    item = _given(given)
     if port.type.WhichOneof("value") != "tensor_type" or not isinstance(item, Tensor):
         return item
     tensor = port.type.tensor_type
@@ -249,3 +253,31 @@ def _results(top: Graph, name: str, item: Item) -> dict[str, Value]:
             order = {word: i for i, word in enumerate(words)}
             places = np.array([order[word] for word in item.array.reshape(-1)], np.int64).reshape(item.array.shape)
             return _results(top, name, Labels(Tensor.constant(places), np.array(words, object)))
+
+
+def _dimension(proto: Any, b: Builder, what: str) -> Size:
+    """The size of one dimension of an input: a number, a named symbol or a new one."""
+    if proto.HasField("dim_value"):
+        if proto.dim_value < -1:
+            raise ParseError(f"{what} has an impossible size", got=proto.dim_value)
+        if proto.dim_value >= 0:
+            return int(proto.dim_value)
+    name = proto.dim_param.strip()
+    if not name or symbol(name) == UNKNOWN:
+        return b.scope.fresh()
+    return symbol(name)
+
+
+def _given(value: Any) -> Item:
+    """A Python value given for an input: an array, a list of them, or None."""
+    if value is None:
+        return Optional()
+    if isinstance(value, list | tuple):
+        return Sequence(tuple(_given(each) for each in value))
+    array = np.asarray(value)
+    if array.dtype.kind in "OUST":
+        words = array.astype(object)
+        if not all(isinstance(word, str) for word in words.reshape(-1)):
+            raise ShapeError("a value that is neither numbers nor text", got=type(value).__name__)
+        return Text(words)
+    return Tensor.constant(array)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -135,6 +135,17 @@ def _outputs(x: Value, w: Window, stretch: Sequence[int]) -> list[Size]:
 def _check_image(x: Value, what: str) -> None:
     if x.shape.rank < 3:
         raise ShapeError(f"{what} needs a batch, channels and space", got=x.shape)
+
+
+class ConvAttributes(TypedDict, total=False):
+    """The attributes of Conv, for operators that pass them on."""
+
+    auto_pad: str
+    dilations: tuple[int, ...] | None
+    group: int
+    kernel_shape: tuple[int, ...] | None
+    pads: tuple[int, ...] | None
+    strides: tuple[int, ...] | None
 
 
 @onnx_op("Conv")

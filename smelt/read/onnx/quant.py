@@ -8,7 +8,7 @@ once, at the end. `read.onnx.contrib_quant` builds Microsoft's operators from th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from smelt.dim import Size
 from smelt.dtype import DType, f32, f64, i32, i64, integer_range, ui8
@@ -18,7 +18,7 @@ from smelt.ir.core import Op, Value
 from smelt.read.onnx.composite import composite
 from smelt.read.onnx.emit import axis_of, greatest_finite
 from smelt.read.onnx.graph import Graph
-from smelt.read.onnx.nn import conv
+from smelt.read.onnx.nn import ConvAttributes, conv
 from smelt.read.onnx.registry import onnx_op
 from smelt.read.onnx.tensors import element_type
 from smelt.shape import Shape
@@ -400,7 +400,7 @@ def qlinear_matmul(
     return product(g, (a, a_zero_point), (b, b_zero_point), more, emits)
 
 
-def _window_sum(g: Graph, named: Mapping[str, Value], window: Mapping[str, Any]) -> Value:
+def _window_sum(g: Graph, named: Mapping[str, Value], window: ConvAttributes) -> Value:
     """The convolution of integers; padding stands for the real number 0: it is added after the zero point is off."""
     zero = named.get("lhs_zero")
     left = _shifted(g, named["lhs"], None if zero is None else single(g, zero, "x_zero_point"), 1)
@@ -448,22 +448,8 @@ def conv_integer(
     w: Value,
     x_zero_point: Value | None = None,
     w_zero_point: Value | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: tuple[int, ...] | None = None,
-    group: int = 1,
-    kernel_shape: tuple[int, ...] | None = None,
-    pads: tuple[int, ...] | None = None,
-    strides: tuple[int, ...] | None = None,
+    **window: Unpack[ConvAttributes],
 ) -> Value:
-    window = {
-        "auto_pad": auto_pad,
-        "dilations": dilations,
-        "group": group,
-        "kernel_shape": kernel_shape,
-        "pads": pads,
-        "strides": strides,
-    }
     return windowed(g, (x, x_zero_point), (w, w_zero_point), {}, lambda g, named: _window_sum(g, named, window))
 
 
@@ -479,22 +465,8 @@ def qlinear_conv(
     y_scale: Value,
     y_zero_point: Value,
     B: Value | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: tuple[int, ...] | None = None,
-    group: int = 1,
-    kernel_shape: tuple[int, ...] | None = None,
-    pads: tuple[int, ...] | None = None,
-    strides: tuple[int, ...] | None = None,
+    **window: Unpack[ConvAttributes],
 ) -> Value:
-    window = {
-        "auto_pad": auto_pad,
-        "dilations": dilations,
-        "group": group,
-        "kernel_shape": kernel_shape,
-        "pads": pads,
-        "strides": strides,
-    }
 
     def emits(g: Graph, named: Mapping[str, Value]) -> Value:
         total = _window_sum(g, named, window)

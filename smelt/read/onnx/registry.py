@@ -2,7 +2,8 @@
 
 `@onnx_op("Softmax", since=13)` registers a version. Positional parameters are inputs, in order; their annotations say
 what must be known about each at import: `Value` nothing, `Tensor` nothing but it may be looked at, `Sizes` its elements
-up to symbols, `Ints` and `Array` its elements as numbers, `Item` it may be no tensor. Keyword-only ones are attributes.
+up to symbols, `Ints` and `Array` its elements as numbers, `Item` it may be no tensor. Keyword-only ones are attributes;
+`**attributes: Unpack[…]` are those of a TypedDict, none of them required.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, get_args
 
 from smelt.dim import Size
 
@@ -76,6 +77,11 @@ def _row(name: str, since: int, function: Callable[..., Any]) -> Row:
         if parameter.kind is parameter.KEYWORD_ONLY:
             attributes[parameter.name.rstrip("_")] = parameter.default
             parameters[parameter.name.rstrip("_")] = parameter.name
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            (group,) = get_args(eval(parameter.annotation, function.__globals__))
+            attributes |= dict.fromkeys(group.__annotations__)
+            parameters |= {each: each for each in group.__annotations__}
             continue
         kind = str(parameter.annotation).removesuffix(" | None")
         assert kind in _KINDS, f"{name}: {parameter.name} is annotated {parameter.annotation}"

@@ -73,6 +73,20 @@ class TensorReader:
             return self._typed_payload(payload, shape, count, what)
         return self._small(proto, shape, count, what)
 
+    def dense(self, sparse: Any) -> Array:
+        """A sparse tensor, spread out."""
+        values = self.array(sparse.values).reshape(-1)
+        indices = self.array(sparse.indices)
+        sizes = tuple(sparse.dims)
+        if any(size < 0 for size in sizes) or np.prod(np.array(sizes, float)) > 1 << 28:
+            raise ParseError("a sparse tensor has impossible sizes", got=list(sizes))
+        result = np.zeros(sizes, values.dtype)
+        flat = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), sizes)
+        if flat.size != values.size or (flat.size and not (flat.min() >= 0 and flat.max() < max(result.size, 1))):
+            raise ParseError("the indices of a sparse tensor do not fit", got=list(sizes))
+        result.reshape(-1)[flat] = values
+        return result
+
     def text(self, proto: Any) -> Array:
         """A tensor of strings."""
         what = f"tensor {proto.name!r}"

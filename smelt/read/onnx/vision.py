@@ -18,9 +18,9 @@ from smelt.read.onnx.emit import ints
 from smelt.read.onnx.graph import Graph
 from smelt.read.onnx.items import Tensor
 from smelt.read.onnx.nn import with_bias
+from smelt.read.onnx.order import keep_where, sorted_with
 from smelt.read.onnx.reduce import running
 from smelt.read.onnx.registry import Ints, onnx_op
-from smelt.read.onnx.shape import keep_where, sorted_with
 
 # ---- sampling ----
 

@@ -50,10 +50,23 @@ class _Convolution(Model):
 
     weight: Tensor
     bias: Tensor | None
+    _places = 0  # axes that the window goes over: each class says its own
+
+    def __init__(
+        self,
+        *,
+        strides: Numbers = 1,
+        padding: Pads = 0,
+        dilation: Numbers = 1,
+        groups: int = 1,
+        bias: bool = True,
+        dtype: str | DType | None = None,
+        **axes: Axes,
+    ) -> None:
+        self._set(axes, strides, padding, dilation, groups, bias, dtype)
 
     def _set(
         self,
-        places: int,
         axes: Mapping[str, Axes],
         strides: Numbers,
         padding: Pads,
@@ -64,7 +77,7 @@ class _Convolution(Model):
         transposed: bool = False,
     ) -> None:
         what = type(self).__name__
-        found, window = features(what, axes, places)
+        found, window = features(what, axes, self._places)
         first = {found.inner: found.out_size, found.came: floordiv(found.came_size, groups)}
         if transposed:
             first = {found.came: found.came_size, found.inner: floordiv(found.out_size, groups)}
@@ -111,18 +124,7 @@ class Conv1d(_Convolution):
     f32[b=B, c=384, t=T]
     """
 
-    def __init__(
-        self,
-        *,
-        strides: Numbers = 1,
-        padding: Pads = 0,
-        dilation: Numbers = 1,
-        groups: int = 1,
-        bias: bool = True,
-        dtype: str | DType | None = None,
-        **axes: Axes,
-    ) -> None:
-        self._set(1, axes, strides, padding, dilation, groups, bias, dtype)
+    _places = 1
 
 
 class Conv2d(_Convolution):
@@ -132,42 +134,32 @@ class Conv2d(_Convolution):
     f32[c_out=64, c=3, y=7, x=7]
     """
 
-    def __init__(
-        self,
-        *,
-        strides: Numbers = 1,
-        padding: Pads = 0,
-        dilation: Numbers = 1,
-        groups: int = 1,
-        bias: bool = True,
-        dtype: str | DType | None = None,
-        **axes: Axes,
-    ) -> None:
-        self._set(2, axes, strides, padding, dilation, groups, bias, dtype)
+    _places = 2
 
 
 class Conv3d(_Convolution):
     """A convolution over three axes: `nn.Conv3d(c=(3, 64), z=3, y=3, x=3)`."""
 
+    _places = 3
+
+
+class _Transposed(_Convolution):
+    """The convolution whose gradient a convolution is: strides spread the operand."""
+
     def __init__(
         self,
         *,
         strides: Numbers = 1,
-        padding: Pads = 0,
+        padding: Both | Mapping[str, Both] = 0,
+        output_padding: Numbers = 0,
         dilation: Numbers = 1,
         groups: int = 1,
         bias: bool = True,
         dtype: str | DType | None = None,
         **axes: Axes,
     ) -> None:
-        self._set(3, axes, strides, padding, dilation, groups, bias, dtype)
-
-
-class _Transposed(_Convolution):
-    """The convolution whose gradient a convolution is: strides spread the operand."""
-
-    def _prepare(self, more: Numbers) -> None:
-        self.output_padding = _each(type(self).__name__, more, list(self._window))
+        self._set(axes, strides, padding, dilation, groups, bias, dtype, transposed=True)
+        self.output_padding = _each(type(self).__name__, output_padding, list(self._window))
 
     @guarded
     def __call__(self, x: Tensor) -> Tensor:
@@ -200,20 +192,7 @@ class _Transposed(_Convolution):
 class ConvTranspose1d(_Transposed):
     """A transposed convolution over one axis: `nn.ConvTranspose1d(c=(64, 32), t=4, strides=2, padding=1)`."""
 
-    def __init__(
-        self,
-        *,
-        strides: Numbers = 1,
-        padding: Both | Mapping[str, Both] = 0,
-        output_padding: Numbers = 0,
-        dilation: Numbers = 1,
-        groups: int = 1,
-        bias: bool = True,
-        dtype: str | DType | None = None,
-        **axes: Axes,
-    ) -> None:
-        self._set(1, axes, strides, padding, dilation, groups, bias, dtype, transposed=True)
-        self._prepare(output_padding)
+    _places = 1
 
 
 class ConvTranspose2d(_Transposed):
@@ -224,20 +203,7 @@ class ConvTranspose2d(_Transposed):
     f32[b=B, c=32, y=10, x=16]
     """
 
-    def __init__(
-        self,
-        *,
-        strides: Numbers = 1,
-        padding: Both | Mapping[str, Both] = 0,
-        output_padding: Numbers = 0,
-        dilation: Numbers = 1,
-        groups: int = 1,
-        bias: bool = True,
-        dtype: str | DType | None = None,
-        **axes: Axes,
-    ) -> None:
-        self._set(2, axes, strides, padding, dilation, groups, bias, dtype, transposed=True)
-        self._prepare(output_padding)
+    _places = 2
 
 
 # ---- pooling ----

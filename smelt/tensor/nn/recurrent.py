@@ -5,8 +5,6 @@ Several layers one on the other, both directions, any batch axes; the axis of ti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from smelt.dim import Size
 from smelt.dtype import DType
 from smelt.shape import Shape
@@ -25,16 +23,18 @@ State = tuple[Tensor, ...]  # h, and c of an LSTM; without time
 class _Recurrent(Model):
     """What recurrent layers share: parameters by layer and direction, and the way over time."""
 
-    def _set(
+    _gates = 1
+    _states = 1  # tensors that go from one step to the next
+
+    def __init__(
         self,
-        gates: int,
-        states: int,
-        axes: Mapping[str, Axes],
-        over: str,
-        layers: int,
-        bidirectional: bool,
-        bias: bool,
-        dtype: str | DType | None,
+        *,
+        over: str = "t",
+        layers: int = 1,
+        bidirectional: bool = False,
+        bias: bool = True,
+        dtype: str | DType | None = None,
+        **axes: Axes,
     ) -> None:
         found, _ = features(type(self).__name__, axes)
         if found.came == found.out:
@@ -43,7 +43,7 @@ class _Recurrent(Model):
         size: Size = found.came_size
         for layer in range(layers):
             for suffix in self._suffixes(layer, bidirectional):
-                wide: dict[str, Size] = {"n": gates * found.out_size}
+                wide: dict[str, Size] = {"n": self._gates * found.out_size}
                 set_field(self, f"weight_ih_{suffix}", open_parameter({**wide, found.came: size}, element))
                 set_field(self, f"weight_hh_{suffix}", open_parameter({**wide, found.out: found.out_size}, element))
                 if bias:
@@ -51,7 +51,6 @@ class _Recurrent(Model):
                     set_field(self, f"bias_hh_{suffix}", open_parameter(wide, element))
             size = found.out_size * (2 if bidirectional else 1)
         self._features = found
-        self._gates, self._states = gates, states
         self.over, self.layers, self.bidirectional = over, layers, bidirectional
 
     @staticmethod
@@ -133,7 +132,7 @@ class RNN(_Recurrent):
         dtype: str | DType | None = None,
         **axes: Axes,
     ) -> None:
-        self._set(1, 1, axes, over, layers, bidirectional, bias, dtype)
+        super().__init__(over=over, layers=layers, bidirectional=bidirectional, bias=bias, dtype=dtype, **axes)
         self.relu = relu
 
     def __call__(self, x: Tensor, h: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -148,17 +147,7 @@ class RNN(_Recurrent):
 class GRU(_Recurrent):
     """A gated recurrent unit: `nn.GRU(i=128, h=256, over="t")` gives (all h, the last h of each layer)."""
 
-    def __init__(
-        self,
-        *,
-        over: str = "t",
-        layers: int = 1,
-        bidirectional: bool = False,
-        bias: bool = True,
-        dtype: str | DType | None = None,
-        **axes: Axes,
-    ) -> None:
-        self._set(3, 1, axes, over, layers, bidirectional, bias, dtype)
+    _gates = 3
 
     def __call__(self, x: Tensor, h: Tensor | None = None) -> tuple[Tensor, Tensor]:
         y, (last,) = self._run(x, None if h is None else (h,))
@@ -182,17 +171,8 @@ class LSTM(_Recurrent):
     (f32[b=B, t=T, h=32], f32[l=2, b=B, h=16])
     """
 
-    def __init__(
-        self,
-        *,
-        over: str = "t",
-        layers: int = 1,
-        bidirectional: bool = False,
-        bias: bool = True,
-        dtype: str | DType | None = None,
-        **axes: Axes,
-    ) -> None:
-        self._set(4, 2, axes, over, layers, bidirectional, bias, dtype)
+    _gates = 4
+    _states = 2
 
     def __call__(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         y, (h, c) = self._run(x, state)

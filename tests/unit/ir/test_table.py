@@ -11,7 +11,7 @@ from smelt.errors import UnsupportedError
 from smelt.ir.attributes import Kind
 from smelt.ir.ops import FAMILIES, OPS, definition_of
 from smelt.ir.ops.definition import REQUIRED
-from smelt.kernel.fuse import CONTROL, SILENT
+from smelt.kernel.keep import CONTROL, SILENT
 from smelt.kernel.nest import PULLS
 from smelt.kernel.sinks import SINKS, UPDATES
 

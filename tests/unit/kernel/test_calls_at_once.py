@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,7 @@ from smelt.engine.native import NativeEngine
 from smelt.errors import RunError, ShapeError, SizeError
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
+from smelt.ir.text import parse
 from smelt.shape import Shape
 from tests.property.models import MODELS
 
@@ -95,6 +97,38 @@ def test_a_cancelled_call_ends_and_the_next_one_runs(pool: Runtime) -> None:
     assert ["cancelled" in str(each) for each in ended] == [True, True]
     (result,) = executable(np.zeros(5, np.float32), np.array(7))
     np.testing.assert_array_equal(result, np.full(5, 7, np.float32))
+
+
+SLOW = """
+func.func @main(%x: tensor<4096xf32>) -> tensor<4096xf32> {
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %at = stablehlo.iota dim = 1 : tensor<4096x1048576xf32>
+  %by = stablehlo.broadcast_in_dim %x, dims = [0] : (tensor<4096xf32>) -> tensor<4096x1048576xf32>
+  %y = stablehlo.multiply %at, %by : tensor<4096x1048576xf32>
+  %z = stablehlo.tanh %y : tensor<4096x1048576xf32>
+  %sum = stablehlo.reduce(%z init: %zero) applies stablehlo.add across dimensions = [1]
+      : (tensor<4096x1048576xf32>, tensor<f32>) -> tensor<4096xf32>
+  return %sum : tensor<4096xf32>
+}
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_long_kernel_is_cancelled_before_its_end(pool: Runtime, threads: int) -> None:
+    """One kernel of minutes; it has begun when the first result is there, and most are missing when it ends."""
+    pool.set_threads(threads)
+    executable = NativeEngine().compile(parse(SLOW))
+    assert len(executable.kernels) == 1
+    assert executable._bound is not None
+    results = np.full(4096, np.nan, np.float32)
+    with ThreadPoolExecutor(1) as caller:
+        call = caller.submit(executable._bound, (np.ones(4096, np.float32),), (results,))
+        while np.isnan(results).all() and not call.done():
+            time.sleep(0.001)
+        executable.cancel()
+        with pytest.raises(RunError, match="cancelled"):
+            call.result()
+    assert np.isnan(results).any()
 
 
 def test_a_refused_call_leaves_the_next_one_right(pool: Runtime) -> None:

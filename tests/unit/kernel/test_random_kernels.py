@@ -7,7 +7,7 @@ import pytest
 
 from smelt.dtype import dtype
 from smelt.engine.native import NativeEngine
-from smelt.errors import UnsupportedError
+from smelt.errors import SizeError, UnsupportedError
 from smelt.ir.build import Builder, FuncBuilder
 from smelt.ir.core import Program, Value
 from smelt.ir.interpret import run
@@ -92,6 +92,27 @@ def test_normal_draws_are_those_of_the_interpreter() -> None:
     np.testing.assert_allclose(double, want[1], rtol=1e-14, atol=1e-15)
     assert abs(single.mean() - 1) < 0.2
     assert abs(double.std() - 0.5) < 0.05
+
+
+@pytest.mark.parametrize("distribution", ["UNIFORM", "NORMAL"])
+def test_draws_of_a_size_that_data_decides(distribution: str) -> None:
+    """Bounds for which the arithmetic is nothing: it may vanish, and the size stays what the call says."""
+    for element in ("f64", "i32") if distribution == "UNIFORM" else ("f64",):
+        f = FuncBuilder("main", [Shape("i64", 2), Shape("i64", 1)])
+        low, high = f.constant(0, element), f.constant(1, element)
+        drawn = [
+            f.op("stablehlo.rng", low, high, sizes, rng_distribution=distribution).result
+            for sizes in (*f.args, f.args[1])
+        ]
+        program = Program.of(f.func(*drawn))
+        compiled = NativeEngine().compile(program)
+        for sizes in ((3, 5), (1, 400), (0, 2)):
+            args = [np.array(sizes), np.array([7])]
+            for got, want in zip(compiled(*args), run(program, args), strict=True):
+                assert got.shape == want.shape
+                np.testing.assert_allclose(got, want, rtol=1e-14, atol=1e-15)
+        with pytest.raises(SizeError):
+            compiled(np.array([3, -1]), np.array([7]))
 
 
 def test_draws_go_on_through_loops_and_branches() -> None:

@@ -7,8 +7,10 @@ import pytest
 
 from smelt.dtype import Array
 from smelt.engine.native import NativeEngine
+from smelt.errors import RunError
 from smelt.ir.core import walk
 from smelt.ir.interpret import run
+from smelt.ir.ops.control import is_assertion
 from smelt.ir.text import parse
 from smelt.passes import pipeline
 
@@ -35,6 +37,26 @@ func.func private @plus(%a: tensor<i32>, %b: tensor<i32>) -> tensor<i32> {
   stablehlo.return %0 : tensor<i32>
 }
 """
+# Two inputs of different types; every number of the window comes with the call.
+TOGETHER = """
+func.func @main(%x: tensor<?x?xf32>, %y: tensor<?x?xi32>, %window: tensor<2xi64>, %strides: tensor<2xi64>,
+    %bases: tensor<2xi64>, %dilations: tensor<2xi64>, %padding: tensor<2x2xi64>) -> (tensor<?x?xf32>, tensor<?x?xi32>) {
+  %low = stablehlo.constant dense<0xFF800000> : tensor<f32>
+  %none = stablehlo.constant dense<-1> : tensor<i32>
+  %0:2 = stablehlo.custom_call @stablehlo.dynamic_reduce_window(%x, %y, %low, %none, %window, %strides, %bases,
+    %dilations, %padding) {called_computations = [@greater]} : (tensor<?x?xf32>, tensor<?x?xi32>, tensor<f32>,
+    tensor<i32>, tensor<2xi64>, tensor<2xi64>, tensor<2xi64>, tensor<2xi64>, tensor<2x2xi64>)
+    -> (tensor<?x?xf32>, tensor<?x?xi32>)
+  return %0#0, %0#1 : tensor<?x?xf32>, tensor<?x?xi32>
+}
+func.func private @greater(%a: tensor<f32>, %i: tensor<i32>, %b: tensor<f32>, %j: tensor<i32>)
+    -> (tensor<f32>, tensor<i32>) {
+  %more = stablehlo.compare GE, %a, %b : (tensor<f32>, tensor<f32>) -> tensor<i1>
+  %value = stablehlo.select %more, %a, %b : tensor<i1>, tensor<f32>
+  %place = stablehlo.select %more, %i, %j : tensor<i1>, tensor<i32>
+  stablehlo.return %value, %place : tensor<f32>, tensor<i32>
+}
+"""
 LARGEST = """
 func.func @main(%x: tensor<?x4xf32>, %y: tensor<?xi32>) -> (tensor<?x?xf32>, tensor<?x?xi32>) {
   %k = stablehlo.get_dimension_size %y, dim = 0 : (tensor<?xi32>) -> tensor<i32>
@@ -48,7 +70,7 @@ func.func @main(%x: tensor<?x4xf32>, %y: tensor<?xi32>) -> (tensor<?x?xf32>, ten
 def same(text: str, *args: Array) -> None:
     program = parse(text)
     lowered, _ = pipeline.run(program, lowered=True)
-    assert not any(op.name == "stablehlo.custom_call" for op in walk(lowered.main.body))
+    assert all(is_assertion(op) for op in walk(lowered.main.body) if op.name == "stablehlo.custom_call")
     wanted = run(program, args)
     for found in (run(lowered, args), NativeEngine().compile(program)(*args)):
         for got, want in zip(found, wanted, strict=True):
@@ -59,6 +81,29 @@ def same(text: str, *args: Array) -> None:
 @pytest.mark.parametrize("size", [1, 4, 7])
 def test_windows_as_long_as_the_input(size: int) -> None:
     same(WINDOW, np.arange(3 * size, dtype=np.int32).reshape(size, 3) % 5)
+
+
+WINDOWS = {
+    "steps": ((2, 3), (2, 1), (1, 1), (1, 1), ((0, 0), (1, 1))),
+    "holes in the window": ((2, 2), (1, 2), (1, 1), (2, 3), ((1, 0), (0, 2))),
+    "holes in the inputs": ((3, 2), (1, 1), (2, 3), (1, 1), ((0, 1), (0, 0))),
+    "cut edges": ((1, 2), (1, 1), (1, 1), (1, 1), ((-1, 0), (0, -1))),
+    "longer than the inputs": ((9, 2), (2, 1), (1, 1), (1, 1), ((0, 0), (0, 0))),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_over_several_inputs_with_steps_and_holes(name: str, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    x = random.integers(0, 9, (5, 6)).astype(np.float32)
+    same(TOGETHER, x, np.arange(30, dtype=np.int32).reshape(5, 6), *(np.array(part) for part in WINDOWS[name]))
+
+
+def test_a_window_with_steps_of_nothing_is_refused() -> None:
+    ones = np.ones(2, np.int64)
+    inputs = np.ones((3, 3), np.float32), np.ones((3, 3), np.int32)
+    with pytest.raises(RunError, match="must be positive"):
+        NativeEngine().compile(parse(TOGETHER))(*inputs, ones, 0 * ones, ones, ones, np.zeros((2, 2), np.int64))
 
 
 @pytest.mark.parametrize("count", [0, 1, 4])

@@ -72,6 +72,21 @@ def test_reshape_that_scrambles():
     refused(lambda: symbolic("f32[b=B, h=H, s=S, k=K]").merge("h k", "d"))
 
 
+def test_reshape_by_a_fact_leaves_the_neighbours_alone():
+    with smelt.assume("D == H*K"):
+        wide, heads = symbolic("f32[b=B, d=D, s=S]"), symbolic("f32[b=B, h=H, k=K, s=S]")
+        assert wide.reshape(b="B", h="H", k="K", s="S").shape == heads.shape
+        assert heads.reshape(b="B", d="D", s="S").shape == wide.shape
+        refused(lambda: wide.reshape(b="B", s="S", h="H", k="K"))
+
+
+def test_reshape_lets_axes_of_size_one_stand_anywhere():
+    x = symbolic("f32[a=K, b=1, c=1, d=B]")
+    assert x.reshape(n=1, a="K", b=1, m=1, d="B").shape.names == ("n", "a", "b", "m", "d")
+    assert x.reshape(c=1, d="K*B").shape.names == ("c", "d")
+    refused(lambda: x.reshape(d="K", a="B"))
+
+
 def test_heads_without_a_fact():
     x = symbolic("f32[b=B, s=S, d=D]")
     for run in (lambda: x.split("d", h="H", k="D//H"), lambda: x.split("d", h="H", k=None)):

@@ -390,3 +390,31 @@ def _stack(depth: int):
         return x
 
     return f
+
+
+class Wide(smelt.Model):
+    weight: Shaped[Tensor, "f32[d=width, f=4]"]
+
+    def __init__(self, width: int, depth: int) -> None:
+        self.width = width
+        self.up = smelt.nn.Linear(d=depth, d2=depth)
+
+    def forward(self, x: Shaped[Tensor, "f32[b=B, d=width]"]) -> Shaped[Tensor, "f32[b=B, f=4]"]:
+        return x.dot(self.weight, "d")
+
+    def twice(self, x: Shaped[Tensor, "f32[d=12]"]) -> Shaped[Tensor, "f32[d=width]"]:
+        return smelt.concatenate([x, x], "d")
+
+    def lost(self, x: Shaped[Tensor, "f32[d=12]"]) -> Shaped[Tensor, "f32[d=depth]"]:
+        return smelt.concatenate([x, x], "d")
+
+
+def test_annotations_mean_the_numbers_that_a_model_keeps():
+    (x,) = [leaf for leaf in trace(Wide(12, 3).forward).leaves if leaf.name == "x"]
+    assert x.shape.sizes[1] == 12
+    assert trace(Wide(24, 3).twice).results.shape == Shape("f32", d=24)
+    (error,) = check(Wide(12, 3).twice).errors
+    assert "a size is 24, not 12" in error.message
+    (error,) = check(Wide(12, 24).lost).errors
+    assert "names depth, which the constructor takes" in error.message
+    assert error.remedy == "self.depth = depth in the constructor"

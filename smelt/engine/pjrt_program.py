@@ -1,0 +1,253 @@
+"""Program → XLA, one program for each combination of sizes that comes, kept a while.
+
+`SizedProgram` is what a call runs, `Prepare` what runs once on the weights. Called by `engine.pjrt` with a client, in
+this process or in a worker.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from smelt.buffer import sizes_of
+from smelt.dim import solve
+from smelt.dtype import Array
+from smelt.errors import RunError, ShapeError, SizeError, SmeltError, UnsupportedError
+from smelt.ir.core import Func, Op, Program, Region, Value, walk
+from smelt.ir.ops.control import is_assertion, require
+from smelt.ir.text import print_program
+from smelt.passes.specialise import specialise
+from smelt.shape import Shape
+
+Key: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+class DeviceClient(Protocol):
+    """What the engine needs of a client, in this process or in a worker."""
+
+    platform: str
+    lost: str | None
+
+    @property
+    def version(self) -> str: ...
+    def put(self, array: Array, shape: Shape, *, shared: bool = False) -> Any: ...
+    def hold(self, buffers: Sequence[Any]) -> Any: ...
+    def compile(self, text: str, results: Sequence[Shape]) -> Any: ...
+    def load(self, data: bytes, results: Sequence[Shape]) -> Any: ...
+    def stats(self) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """One run of XLA's compiler, and why there was one."""
+
+    sizes: Mapping[str, int]
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A condition that a run must fulfil, and the numbers for its message: results from `first` on, `count` of them."""
+
+    op: Op
+    first: int
+    count: int
+
+    def judge(self, results: Sequence[Any]) -> None:
+        arrays = [result.numpy() for result in results[self.first : self.first + self.count]]
+        require(self.op, *arrays)
+
+
+def _lift_checks(program: Program) -> tuple[Program, tuple[Check, ...]]:
+    """Checks, which XLA does not know, as results that are looked at after the run."""
+    main = program.main
+    checks: list[Check] = []
+    results = list(main.results)
+    ops = []
+    for op in main.body.ops:
+        if is_assertion(op):
+            checks.append(Check(op, len(results), len(op.operands)))
+            results += op.operands
+        else:
+            ops.append(op)
+    if not checks:
+        return program, ()
+    body = Region(main.args, tuple(ops), tuple(results))
+    return program.replace(Func("main", body, "public", main.arg_attrs, location=main.location)), tuple(checks)
+
+
+@dataclass(slots=True)
+class SizedProgram:
+    """A function, and what was compiled from it for the sizes that came."""
+
+    source: Program
+    program: Program  # the same with checks as further results
+    checks: tuple[Check, ...]
+    client: DeviceClient
+    donated: frozenset[int]
+    limit: int
+    compilations: list[Compilation] = field(default_factory=list)
+    kept: OrderedDict[Key, Any] = field(default_factory=OrderedDict)
+    dropped: set[Key] = field(default_factory=set)
+    latest: Any = None
+    lock: Any = field(default_factory=threading.Lock)
+
+    @staticmethod
+    def of(program: Program, client: DeviceClient, limit: int, donated: frozenset[int] = frozenset()) -> SizedProgram:
+        return SizedProgram(program, *_lift_checks(program), client, donated, limit)
+
+    def start(self, loaded: Any, arguments: Sequence[Any], held: Any = None) -> tuple[Any, ...]:
+        """Run on what is held and the arguments after it; what a check finds wrong is raised where a result is read,
+        or here where there is none to read."""
+        results: tuple[Any, ...] = loaded(arguments, held)
+        if not self.checks:
+            return results
+        own = results[: len(self.source.main.results)]
+        guard = _Guard(self.checks, results)
+        for result in own:
+            result.guard = guard
+        if not own:
+            guard()
+        return own
+
+    @property
+    def args(self) -> tuple[Value, ...]:
+        return self.program.main.args
+
+    @property
+    def is_static(self) -> bool:
+        return all(arg.shape.is_static for arg in self.args)
+
+    def loaded(self, key: Key) -> Any:
+        """The compiled program for these sizes of all arguments (none where every size is a number)."""
+        found = self.kept.get(key)
+        if found is not None:
+            if len(self.kept) > 1:
+                with self.lock:
+                    self.kept.move_to_end(key)
+            return found
+        with self.lock:
+            found = self.kept.get(key)
+            return self._compile(key) if found is None else found
+
+    def values(self, key: Key) -> dict[str, int]:
+        if not key:
+            return {}
+        patterns = [size for arg in self.args for size in arg.shape.sizes]
+        try:
+            return solve(patterns, [size for sizes in key for size in sizes])
+        except ShapeError as error:
+            shapes = [str(arg.shape) for arg in self.args]
+            raise SizeError(error.message, expected=", ".join(shapes), got=list(key)) from error
+
+    def restore(self, key: Key, blob: bytes) -> None:
+        """Take a program that was serialised."""
+        self._keep(key, self.client.load(blob, self._results(self.values(key))))
+
+    def _results(self, values: Mapping[str, int]) -> list[Shape]:
+        results = self.program.main.results
+        return [Shape.of(value.shape.dtype, value.shape.numbers(values)) for value in results]
+
+    def _compile(self, key: Key) -> Any:
+        values = self.values(key)
+        start = time.perf_counter()
+        program = specialise(self.program, values)
+        _refuse(program)
+        text = print_program(_annotated(program, self.donated), export=True)
+        results = [value.shape for value in program.main.results]
+        made = self.client.compile(text, results)
+        seconds = time.perf_counter() - start
+        self.compilations.append(Compilation(values, self._reason(key, values), seconds))
+        self._keep(key, made)
+        return made
+
+    def _keep(self, key: Key, made: Any) -> None:
+        self.kept[key] = self.latest = made
+        self.dropped.discard(key)
+        if len(self.kept) > self.limit:
+            oldest, program = self.kept.popitem(last=False)
+            self.dropped.add(oldest)
+            program.close()
+
+    def _reason(self, key: Key, values: Mapping[str, int]) -> str:
+        if not key:
+            return "compiled once: every size is a number"
+        if key in self.dropped:
+            return f"its program was dropped when {self.limit} others were in use"
+        if not self.compilations:
+            return "the first sizes that came"
+        last = self.compilations[-1].sizes
+        changed = [f"{name} is {size}, was {last.get(name)}" for name, size in values.items() if size != last.get(name)]
+        return "new sizes: " + ", ".join(changed)
+
+
+@dataclass(slots=True)
+class _Guard:
+    """Looks at the checks of a run when it is called first; later calls raise the same again."""
+
+    checks: tuple[Check, ...]
+    results: Sequence[Any]
+    failure: SmeltError | None = None
+
+    def __call__(self) -> None:
+        if self.results:
+            try:
+                for check in self.checks:
+                    check.judge(self.results)
+            except RunError as error:
+                self.failure = error
+            self.results = ()
+        if self.failure is not None:
+            raise self.failure
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """What runs once on the weights. A weight that is bound as it is does not go through XLA."""
+
+    source: Program
+    computed: SizedProgram  # gives the results that are no arguments
+    recipe: tuple[int, ...]  # for each bound value: an argument, or -1 - a computed result
+
+    @staticmethod
+    def of(program: Program, client: DeviceClient, limit: int) -> Prepare:
+        main = program.main
+        computed = list(dict.fromkeys(value for value in main.results if value.op is not None))
+        recipe = tuple(value.index if value.op is None else -1 - computed.index(value) for value in main.results)
+        body = Region(main.args, main.body.ops, tuple(computed))
+        reduced = program.replace(Func("main", body, "public", main.arg_attrs, location=main.location))
+        return Prepare(program, SizedProgram.of(reduced, client, limit), recipe)
+
+    def __call__(self, weights: Sequence[Any]) -> list[Any]:
+        """The values to bind."""
+        made: tuple[Any, ...] = ()
+        if self.computed.program.main.results:
+            key = () if self.computed.is_static else tuple(sizes_of(each) for each in weights)
+            made = self.computed.start(self.computed.loaded(key), weights)
+            for value in made[:1] if self.computed.checks else ():
+                value.wait()  # raises what a check found wrong
+        return [weights[place] if place >= 0 else made[-1 - place] for place in self.recipe]
+
+
+def _refuse(program: Program) -> None:
+    """What XLA would take and answer with something else than the specification says."""
+    for op in (op for func in program.funcs.values() for op in walk(func.body)):
+        if is_assertion(op):
+            raise UnsupportedError("a check inside a region, which XLA does not know", got=op, where=op.location)
+        if op.name == "stablehlo.bitcast_convert":
+            kinds = {value.shape.dtype.kind for value in (op.operands[0], op.result)}
+            if len(kinds) == 2 and "bool" in kinds:
+                raise UnsupportedError("XLA stores booleans in bytes, not in bits", got=op, where=op.location)
+
+
+def _annotated(program: Program, donated: frozenset[int]) -> Program:
+    """The program with nothing but what XLA knows about its arguments and results."""
+    main = program.main
+    donor: Any = {"jax.buffer_donor": True}
+    attrs = tuple(donor if i in donated else {} for i in range(len(main.args)))
+    return program.replace(Func("main", main.body, "public", attrs, location=main.location))
