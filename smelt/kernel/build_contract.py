@@ -144,7 +144,7 @@ def _chosen(nest: Nest, problem: Problem, form: Form) -> tuple[Contraction, Cut]
 
 def parts_of(count: Size, most: Size, least: int, others: Size) -> Size:
     """How many parts some rows or lines are cut into, so that none has more than `most`. Where their number is open
-    there are more, down to `least` each, if there is too little to spread over cores; `others`: what there is besides."""
+    there are more, down to `least` each, if there is little to spread over cores; `others`: what there is besides."""
     if isinstance(count, int):
         return ceildiv(count, most)
     return minimum(ceildiv(count, least), maximum(ceildiv(count, most), wanted(others)))
