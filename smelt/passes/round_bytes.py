@@ -1,10 +1,14 @@
 """Rounding to bytes as one op: `x / scale`, rounded, moved by a zero point and held inside i8 or ui8.
 
 Readers and `passes.quantise` spell it out; `ROUNDING` finds that and puts `smelt.round_to_byte` there, for which
-kernels have a short way. `lower_qdot` emits it for results of products. Called by `pipeline`.
+kernels have a short way. `lower_qdot` emits it for results of products. What bytes stand for is not computed where
+bytes do: the greatest of a window, and rounding them again by the same scale. Called by `pipeline`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +18,7 @@ from smelt.ir.core import Op, Value
 from smelt.ir.rewrite import Edit, Match, Rule, op
 from smelt.shape import Shape
 
+LEAST = 1e-30  # of a scale with which products are not tiny
 _MOVES = frozenset(f"stablehlo.{name}" for name in ("reshape", "transpose", "broadcast_in_dim"))
 
 
@@ -111,4 +116,93 @@ def _is_whole(edit: Edit, value: Value) -> bool:
     return False
 
 
-ROUNDING = [Rule(op("convert", op("convert", "x", name="inner")), _found, "the same function of an element")]
+# ---- bytes that stay bytes ----
+
+
+def _peak(m: Match) -> Value | None:
+    """The greatest of a window of bytes, and then what it stands for: a function that keeps their order."""
+    edit, attrs, body = m.edit, m.op.attrs, m.op.regions[0].ops
+    if len(m.op.operands) != 2 or [each.name for each in body] != ["stablehlo.maximum"]:
+        return None
+    if _number(edit, m.operand(1)) != -np.inf or not _holds_one(attrs, m.operand(0).shape):
+        return None
+    chain: list[Op] = []
+    value = m.operand(0)
+    while value.shape.dtype not in (i8, ui8):
+        maker = edit.maker(value)
+        if maker is None or not _keeps_order(edit, maker):
+            return None
+        chain.append(maker)
+        value = edit.value(maker.operands[0])
+    b = m.build
+    scalar = Shape(value.shape.dtype)
+    with b.region(scalar, scalar) as r:
+        r.result(r.maximum(*r.args))
+    least = b.constant(integer_range(value.shape.element)[0], value.shape.dtype)
+    made: Value = b.op("stablehlo.reduce_window", value, least, regions=[r.body], **attrs).result
+    for maker in reversed(chain):
+        to = Shape.of(maker.results[0].shape.dtype, m.shape.sizes)
+        numbers = (_number(edit, each) for each in edit.operands(maker)[1:])
+        more = [b.full(each if to.element.is_float else int(each), to) for each in numbers if each is not None]
+        made = b.op(maker.name, made, *more, result=to).result
+    return made
+
+
+def _holds_one(attrs: Mapping[str, Any], shape: Shape) -> bool:
+    """Whether every window has an element in it."""
+    window = attrs["window_dimensions"]
+    ones = (1,) * len(window)
+    if set(attrs.get("base_dilations") or ones) | set(attrs.get("window_dilations") or ones) != {1}:
+        return False
+    padding = attrs.get("padding") or ((0, 0),) * len(window)
+    sizes = zip(window, padding, shape.sizes, strict=True)
+    return all(max(pair) < size and isinstance(whole, int) and whole > 0 for size, pair, whole in sizes)
+
+
+def _keeps_order(edit: Edit, maker: Op) -> bool:
+    """Whether a greater operand never gives a lesser result: bytes made wider, moved by or multiplied with a number."""
+    operands = edit.operands(maker)
+    match maker.name:
+        case "stablehlo.convert":
+            narrow, wide = operands[0].shape.dtype, maker.results[0].shape.dtype
+            return (narrow in (i8, ui8) and wide in (i32, f32)) or (narrow, wide) == (i32, f32)
+        case "stablehlo.subtract":
+            number = _number(edit, operands[1])
+            return number is not None and abs(number) <= 255
+        case "stablehlo.multiply":
+            number = _number(edit, operands[1])
+            return operands[1].shape.dtype == f32 and number is not None and 0 < number < np.inf
+    return False
+
+
+def _again(m: Match) -> Value | None:
+    """Bytes, as what they stand for, rounded to the same bytes: f32 is far finer than half a step of 255."""
+    edit = m.edit
+    scale, zero = (_number(edit, m.operand(i)) for i in (1, 2))
+    product = edit.maker(m.operand(0))
+    if scale is None or not LEAST < scale < 1 / LEAST or product is None or product.name != "stablehlo.multiply":
+        return None
+    x, factor = edit.operands(product)
+    whole = edit.maker(x)
+    if _number(edit, factor) != scale or whole is None or whole.name != "stablehlo.convert":
+        return None
+    value = edit.value(whole.operands[0])
+    moved = edit.maker(value)
+    offset: float | None = 0.0
+    if moved is not None and moved.name == "stablehlo.subtract":
+        value, point = edit.operands(moved)
+        offset = _number(edit, point)
+    wide = edit.maker(value)
+    if value.shape.dtype == i32 and wide is not None and wide.name == "stablehlo.convert":
+        value = edit.value(wide.operands[0])
+    limits = m.op.attrs["least"], m.op.attrs["greatest"]
+    whole_range = m.shape.dtype in (i8, ui8) and limits == integer_range(m.shape.element)
+    same = value.shape == m.shape and offset == zero and whole_range
+    return value if same else None
+
+
+ROUNDING = [
+    Rule(op("convert", op("convert", "x", name="inner")), _found, "the same function of an element"),
+    Rule(op("reduce_window"), _peak, "the greatest byte stands for the greatest number"),
+    Rule(op("smelt.round_to_byte", "x", "scale", "zero"), _again, "bytes are whole steps already"),
+]

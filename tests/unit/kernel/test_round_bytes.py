@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from smelt.dtype import Array, i32
@@ -56,7 +57,7 @@ def test_division_by_a_known_scale_is_exact(seed: int) -> None:
     scales = [*np.exp(np.random.default_rng(seed).uniform(-12, 4, 4)), 0.25, 1.0, 2 - 2**-23, 1 + 2**-23]
     points = (("ui8", 0), ("ui8", 131), ("i8", -5))
     cases = [(np.float32(scale), *points[i % 3]) for i, scale in enumerate(scales)]
-    given = [near_ties(scale) for scale, _, _ in cases]
+    given = [near_ties(float(scale)) for scale, _, _ in cases]
     f = FuncBuilder("main", [Shape("f32", *x.shape) for x in given])
     made = [spelled_out(f, x, float(scale), zero, kind) for x, (scale, kind, zero) in zip(f.args, cases, strict=True)]
     program = Program.of(f.func(*made))
@@ -107,3 +108,28 @@ def test_two_products_that_meet_leave_bytes_behind(tmp_path: Path) -> None:
     plan = planned(read(path)[0]).main[0]
     made = [plan.buffers[i].shape.element for step in walk(plan.steps) if isinstance(step, Launch) for i in step.writes]
     assert {str(each) for each in made} == {"ui8"}
+
+
+@pytest.mark.parametrize(("again", "padding", "bytes"), [(0.05, 1, True), (0.07, 1, True), (0.05, 3, False)])
+def test_the_greatest_of_a_window_is_found_among_bytes(again: float, padding: int, bytes: bool, seed: int) -> None:
+    """Where a window may hold nothing but padding, minus infinity is no byte."""
+    x = np.random.default_rng(seed).integers(0, 256, (2, 9, 7, 5)).astype(np.uint8)
+    f = FuncBuilder("main", [Shape("ui8", *x.shape)])
+    whole = f.convert(f.args[0], result=Shape("i32", *x.shape))
+    moved = f.convert(f.subtract(whole, f.full(3, whole.shape)), result=Shape("f32", *x.shape))
+    number = f.multiply(moved, f.full(0.05, moved.shape))
+    with f.region(Shape("f32"), Shape("f32")) as r:
+        r.result(r.maximum(*r.args))
+    edges = ((0, 0), (padding, padding), (1, 1), (0, 0))
+    window: dict[str, Any] = {"window_dimensions": (1, 3, 3, 1), "window_strides": (1, 2, 2, 1), "padding": edges}
+    lowest = f.constant(-np.inf, "f32")
+    most = f.op("stablehlo.reduce_window", number, lowest, regions=[r.body], **window).result
+    program = Program.of(f.func(spelled_out(f, most, again, 3, "ui8")))
+    ops = {op.name: op for op in lower(program).main.body.ops}
+    assert (str(ops["stablehlo.reduce_window"].results[0].shape.dtype) == "ui8") == bytes
+    assert ("smelt.round_to_byte" in ops) == (not bytes or again != 0.05)
+    real = (x.astype(np.float32) - 3) * np.float32(0.05)
+    full = np.pad(real, edges, constant_values=-np.inf)
+    pooled = np.lib.stride_tricks.sliding_window_view(full, (3, 3), (1, 2))[:, ::2, ::2].max((-1, -2))
+    (found,) = NativeEngine().compile(program)(x)
+    np.testing.assert_array_equal(found, exact(pooled, again, 3, "ui8"))
