@@ -132,7 +132,7 @@ def passes(
         Pass("lower_qdot", rules(qdot_rules(width)), "quantised products are products of bytes"),
         Pass("inline", taken_apart, "composites without a kernel as the ops they are made of"),
         Pass("lower_bf16", per_function(widened), "products of bf16 in pairs, or of f32"),
-        Pass("round_bytes", rules(ROUNDING), "rounding to bytes is one op"),
+        Pass("round_bytes", until_stable(lambda edit: rewrite(edit, ROUNDING)), "rounding to bytes is one op"),
     )
     return [
         *((joining,) if lowered else ()),

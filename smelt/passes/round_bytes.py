@@ -7,7 +7,7 @@ bytes do: the greatest of a window, and rounding them again by the same scale. C
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from smelt.ir.rewrite import Edit, Match, Rule, op
 from smelt.shape import Shape
 
 LEAST = 1e-30  # of a scale with which products are not tiny
+HALF = 128.0  # between a byte with a sign and one without
+_PLACES = ("stablehlo.reshape", "stablehlo.transpose")
 _MOVES = frozenset(f"stablehlo.{name}" for name in ("reshape", "transpose", "broadcast_in_dim"))
 
 
@@ -201,8 +203,74 @@ def _again(m: Match) -> Value | None:
     return value if same else None
 
 
+# ---- bytes of the other sign ----
+
+
+def _unsigned(m: Match) -> Value | None:
+    """i8 of which somebody wants 128 more as ui8 is made as ui8 at once: one of both is stored."""
+    if m.shape.dtype != i8 or not any(_is_flip(m.edit, user) for user in _beyond(m.edit, m.op.results[0])):
+        return None
+    b, limits = m.build, m.op.attrs
+    known = _number(m.edit, m["zero"])
+    point = b.add(m["zero"], b.full(HALF, m.shape.with_dtype(f32)))
+    if known is not None:
+        point = b.full(known + HALF, m.shape.with_dtype(f32))
+    low, high = (limits[name] + int(HALF) for name in ("least", "greatest"))
+    to = m.shape.with_dtype(ui8)
+    made = b.op("smelt.round_to_byte", m["x"], m["scale"], point, least=low, greatest=high, result=to).result
+    wide = b.convert(made, result=m.shape.with_dtype(i32))
+    signed: Value = b.convert(b.subtract(wide, b.full(int(HALF), wide.shape)), result=m.shape)
+    return signed
+
+
+def _flipped_back(m: Match) -> Value | None:
+    """ui8 less 128 as i8, perhaps at another place, and 128 more."""
+    edit = m.edit
+    if not _is_flip(edit, m.op):
+        return None
+    value, moves = m.operand(0), list[Op]()
+    while (maker := edit.maker(value)) is not None and maker.name in (*_PLACES, "stablehlo.bitcast_convert"):
+        if maker.name in _PLACES:
+            moves.append(maker)
+        value = edit.value(maker.operands[0])
+    chain = [maker]
+    for name in ("convert", "subtract", "convert"):
+        maker = chain[-1]
+        if maker is None or maker.name != f"stablehlo.{name}":
+            return None
+        value = edit.value(maker.operands[0])
+        chain.append(edit.maker(value))
+    moved = chain[1]
+    assert moved is not None
+    types = (moved.results[0].shape.dtype, value.shape.dtype)
+    if types != (i32, ui8) or _number(edit, edit.operands(moved)[1]) != HALF:
+        return None
+    b = m.build
+    for move in reversed(moves):
+        value = b.op(move.name, value, result=move.results[0].shape.with_dtype(ui8), **move.attrs).result
+    return value
+
+
+def _is_flip(edit: Edit, maker: Op) -> bool:
+    """Whether an op turns over the highest bit of ui8."""
+    if maker.name != "stablehlo.xor" or maker.results[0].shape.dtype != ui8:
+        return False
+    return _number(edit, edit.operands(maker)[1]) == HALF
+
+
+def _beyond(edit: Edit, value: Value) -> Iterator[Op]:
+    """Who uses a value, or the same bytes at another place."""
+    for user in edit.users(value):
+        if user.name in (*_PLACES, "stablehlo.bitcast_convert"):
+            yield from _beyond(edit, user.results[0])
+        else:
+            yield user
+
+
 ROUNDING = [
     Rule(op("convert", op("convert", "x", name="inner")), _found, "the same function of an element"),
     Rule(op("reduce_window"), _peak, "the greatest byte stands for the greatest number"),
     Rule(op("smelt.round_to_byte", "x", "scale", "zero"), _again, "bytes are whole steps already"),
+    Rule(op("smelt.round_to_byte", "x", "scale", "zero"), _unsigned, "a byte of the other sign is 128 more"),
+    Rule(op("xor", "x", "y"), _flipped_back, "128 less and 128 more"),
 ]

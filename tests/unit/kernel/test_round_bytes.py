@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from smelt.dtype import Array, i32
+from smelt.dtype import Array, i32, ui8
 from smelt.engine.native import NativeEngine
 from smelt.engine.plans import lower, planned
 from smelt.ir.build import FuncBuilder
@@ -133,3 +133,19 @@ def test_the_greatest_of_a_window_is_found_among_bytes(again: float, padding: in
     pooled = np.lib.stride_tricks.sliding_window_view(full, (3, 3), (1, 2))[:, ::2, ::2].max((-1, -2))
     (found,) = NativeEngine().compile(program)(x)
     np.testing.assert_array_equal(found, exact(pooled, again, 3, "ui8"))
+
+
+def test_signed_bytes_that_somebody_wants_unsigned_are_made_so(seed: int) -> None:
+    x = np.random.default_rng(seed).normal(size=(9, 33)).astype(np.float32) * 9
+    f = FuncBuilder("main", [Shape("f32", *x.shape)])
+    signed = spelled_out(f, f.args[0], 0.1, -5, "i8")
+    turned = f.transpose(signed, permutation=(1, 0))
+    bits = f.bitcast_convert(turned, result=turned.shape.with_dtype(ui8))
+    flipped = f.op("stablehlo.xor", bits, f.full(128, bits.shape)).result
+    wide = f.convert(signed, result=signed.shape.with_dtype(i32))
+    program = Program.of(f.func(flipped, wide))
+    assert "stablehlo.xor" not in [op.name for op in lower(program).main.body.ops]
+    expected = exact(x, 0.1, -5, "i8").astype(np.int32)
+    more, same = NativeEngine().compile(program)(x)
+    np.testing.assert_array_equal(more, (expected + 128).T)
+    np.testing.assert_array_equal(same, expected)
