@@ -99,8 +99,8 @@ class Model:
     def save(self, path: str | Path, *, targets: Sequence[str] = (), private_key: str | Path | None = None) -> None:
         """Write it as a bundle, one file that loads without a compiler: `smelt.load("model.smelt")`.
 
-        `targets` names processors (avx512, avx2, neon, plain); none: this machine's kind, and plain for any other.
-        `private_key` is a file with an Ed25519 key that signs the bundle.
+        `targets` names processors (avx512, avx512vnni, avx2, neon, plain); none: this machine's kind, and plain for
+        any other. `private_key` is a file with an Ed25519 key that signs the bundle.
         """
         write(path, self._stored(targets), private_key)
 

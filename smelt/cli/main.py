@@ -212,7 +212,10 @@ def compile_model(
     file: File,
     output: Annotated[Path, typer.Option("--output", "-o", help="FILE.smelt: one file that runs without a compiler.")],
     target: Annotated[
-        str, typer.Option(help="Processors with commas: avx512, avx2, neon, plain. Default: this machine's, and plain.")
+        str,
+        typer.Option(
+            help="Processors with commas: avx512, avx512vnni, avx2, neon, plain. Default: this machine's, and plain."
+        ),
     ] = "",
     size: OpenSizes = None,
     static: StaticValues = None,

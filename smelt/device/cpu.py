@@ -47,15 +47,11 @@ _AVX2 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _BF16 = _AVX512 | {"avx512_bf16", "avx512_vnni"}
 _ARM = platform.machine() if platform.machine() in ("aarch64", "arm64") else "aarch64"
+_WHOLE = ("x86_64_v4", "-mprefer-vector-width=512")
 TARGETS = {
-    "avx512bf16": Target(
-        "x86_64",
-        1,
-        64,
-        features=_BF16,
-        flags=("x86_64_v4", "-mavx512bf16", "-mavx512vnni", "-mprefer-vector-width=512"),
-    ),
-    "avx512": Target("x86_64", 1, 64, features=_AVX512, flags=("x86_64_v4", "-mprefer-vector-width=512")),
+    "avx512bf16": Target("x86_64", 1, 64, features=_BF16, flags=(*_WHOLE, "-mavx512bf16", "-mavx512vnni")),
+    "avx512": Target("x86_64", 1, 64, features=_AVX512, flags=_WHOLE),
+    "avx512vnni": Target("x86_64", 1, 64, features=_AVX512 | {"avx512_vnni"}, flags=(*_WHOLE, "-mavx512vnni")),
     "avx2": Target("x86_64", 1, 32, features=_AVX2, flags=("x86_64_v3",)),
     "neon": Target(_ARM, 1, 16, flags=("baseline",)),
     "plain": Target(platform.machine(), 1, 16, flags=("baseline", "-DSMELT_PLAIN")),

@@ -22,7 +22,7 @@ from smelt.bundle.container import digest
 from smelt.bundle.executable import Arrays, NativeExecutable
 from smelt.bundle.stored import Code, RuntimeCode, StoredModel, StoredProgram, Variant
 from smelt.device import cpu, runtime
-from smelt.dtype import bf16, f32
+from smelt.dtype import bf16, f32, i8, ui8
 from smelt.engine.executable import signature_of
 from smelt.engine.plans import PIECES, Planned, called, entries, lower, plan_lowered, write
 from smelt.engine_api import KernelUse, Signature
@@ -32,11 +32,12 @@ from smelt.ir.text import parse, print_program
 from smelt.kernel.choice import default, text_of
 from smelt.kernel.emit_c import Source
 from smelt.kernel.tile_c import TileShape, tile_shape
+from smelt.shape import Shape
 from smelt.target import Target
 from smelt.weights import Weights
 
 NAME = "smelt0"
-PLAIN = "plain"
+PLAIN, VNNI = "plain", "avx512vnni"
 GLIBC = "2.17"  # the oldest C library that the runtime library of a bundle runs with
 LARGEST = 1 << 30  # bytes of a program's text
 PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.convolution"})
@@ -46,15 +47,26 @@ Layout: TypeAlias = tuple[TileShape, bool]  # of weights: how panels are cut, an
 
 
 def default_targets(program: Program | None = None) -> tuple[str, ...]:
-    """This machine's kind of processor with the most that it can do for a program, and any of that machine."""
+    """This machine's kind of processor with the most that it can do for a program, and any of that machine.
+
+    A program of bytes gets code with instructions for them as well, which shares the weights.
+    """
     here = cpu.target()
     fitting = [
         name
         for name, each in cpu.TARGETS.items()
-        if name != PLAIN and each.name == here.name and each.features <= here.features
+        if name not in (PLAIN, VNNI) and each.name == here.name and each.features <= here.features
         if not each.has_pairs or (here.has_pairs and program is not None and has_bf16_products(program))
     ]
-    return (*fitting[:1], PLAIN)
+    first = [VNNI] if program is not None and _holds_bytes(program) else []
+    return (*(name for name in first if cpu.TARGETS[name].features <= here.features), *fitting[:1], PLAIN)
+
+
+def _holds_bytes(program: Program) -> bool:
+    """Whether some value of a program, an argument perhaps, is of i8 or ui8."""
+    results = (value for op in walk(program.main.body) for value in op.results)
+    types = (value.type for value in (*program.main.args, *results))
+    return any(isinstance(type, Shape) and type.dtype in (i8, ui8) for type in types)
 
 
 def has_bf16_products(program: Program) -> bool:

@@ -9,6 +9,7 @@ from smelt.dim import Size
 from smelt.dtype import DTYPES, DType, f32, f64, i1, i64, ui64
 from smelt.ir.core import Op
 from smelt.ir.ops import OPS
+from smelt.kernel.build_round import whole_steps
 from smelt.kernel.loop import Amount, Bitcast, Expr, Number, Quotient, Remainder, add, scale
 from smelt.kernel.nest import PULLS, Index, Nest, flat, pull, reshaped, tensor
 
@@ -181,7 +182,11 @@ def compare(nest: Nest, op: Op, _: int, index: Index) -> Expr:
 
 @pull("stablehlo.convert")
 def convert(nest: Nest, op: Op, _: int, index: Index) -> Expr:
-    return nest.convert(nest.pull(op.operands[0], index), tensor(op.result).element)
+    operand, to = op.operands[0], tensor(op.result).element
+    if operand.op is not None and operand.op.name == "smelt.round_to_byte" and operand not in nest.stored:
+        nest.covered[operand.op] = None
+        return nest.convert(whole_steps(nest, operand.op, index), to)  # no need to be narrow in between
+    return nest.convert(nest.pull(operand, index), to)
 
 
 @pull("stablehlo.reduce_precision")

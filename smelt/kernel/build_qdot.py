@@ -1,7 +1,7 @@
 """Products of bytes: `smelt.packed_qdot` and `smelt.packed_qconv` fill tiles of i32 from rows of ui8 and panels of i8.
 
 The loops are those of `build_contract` and `build_conv` with another `Form`. Sums are exact, so nothing here decides
-about bits. What shifts, scales and rounds the sums follows as the epilogue.
+about bits. What shifts, scales and rounds the sums follows as the epilogue, `smelt.round_to_byte` at its end.
 """
 
 from __future__ import annotations

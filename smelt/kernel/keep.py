@@ -163,6 +163,8 @@ class Kept:
             return True
         if any(use.reused or use.ops > LARGEST for use in seen):
             return True
+        if op.name == "smelt.round_to_byte" and any(root in self.anchors for use in seen for root in use.roots):
+            return True  # another product ends there: bytes are the least that this one can leave behind
         if op.name == "stablehlo.reduce":
             return len(op.results) > 1 or not _is_row(op, seen[0])
         if op.name in GUARDED:

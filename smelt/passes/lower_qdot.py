@@ -23,6 +23,7 @@ from smelt.ir.layouts import Word, letters, parse, sizes_of
 from smelt.ir.ops.packed_words import QUAD
 from smelt.ir.rewrite import Match, Rule, op
 from smelt.passes.channels_last import channels_last_dims
+from smelt.passes.round_bytes import rounded
 from smelt.shape import Shape
 
 QUANTISING = frozenset({"smelt.qdot", "smelt.quantize", "smelt.dequantize"})
@@ -447,6 +448,7 @@ def _finished(space: _Space, total: _Part, parameters: Sequence[_Given], to: Any
 
 
 def _scaled(space: _Space, total: _Part, roles: Mapping[str, Sequence[_Part]], to: Any) -> Value | None:
+    """What is the same for every row (scales and bias, in steps of the result) is computed once, in `@prepare`."""
     bias = next(iter(roles.get("bias", ())), None)
     if bias is not None and "bias_scale" not in roles and bias.value.shape.dtype == i32:
         total, bias = space.joined("add", total, bias), None
@@ -458,31 +460,22 @@ def _scaled(space: _Space, total: _Part, roles: Mapping[str, Sequence[_Part]], t
     factor = _Part(space.b.constant(1.0, f32), "") if not factors else space.converted(factors[0], f32)
     for each in factors[1:]:
         factor = space.joined("multiply", factor, space.converted(each, f32))
-    x = space.converted(total, f32)
-    if "result_scale" in roles and bias is None:
-        factor = space.joined("divide", factor, space.converted(roles["result_scale"][0], f32))
-    x = space.joined("multiply", x, factor)
     if bias is not None:
         bias = space.converted(bias, f32)
         for each in roles.get("bias_scale", ()):
             bias = space.joined("multiply", bias, space.converted(each, f32))
+    for each in roles.get("result_scale", ()):
+        step = space.converted(each, f32)
+        factor = space.joined("divide", factor, step)
+        bias = None if bias is None else space.joined("divide", bias, step)
+    x = space.joined("multiply", space.converted(total, f32), factor)
+    if bias is not None:
         x = space.joined("add", x, bias)
-        for each in roles.get("result_scale", ()):
-            x = space.joined("divide", x, space.converted(each, f32))
     if to == f32:
         return space.spread(x, space.letters)
-    return _rounded(space, x, roles.get("result_zero", ()), to)
-
-
-def _rounded(space: _Space, x: _Part, zero: Sequence[_Part], to: DType) -> Value:
-    b = space.b
-    x = _Part(b.round_nearest_even(x.value), x.letters)
-    for each in zero:
-        x = space.joined("add", x, space.converted(each, f32))
-    least, most = (-HALF, HALF - 1) if to == i8 else (0, 2 * HALF - 1)
-    value = space.spread(x, space.letters)
-    held = b.minimum(b.maximum(value, b.full(float(least), value.shape)), b.full(float(most), value.shape))
-    return _converted(b, _converted(b, held, i32), to)
+    zero = next(iter(roles.get("result_zero", ())), None)
+    point = None if zero is None else space.spread(space.converted(zero, f32), space.letters)
+    return rounded(space.b, space.spread(x, space.letters), point, space.shape(space.letters, to))
 
 
 # ---- moves ----

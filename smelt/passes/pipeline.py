@@ -34,6 +34,7 @@ from smelt.passes.lower_random import lower_random
 from smelt.passes.pack import pack_rules
 from smelt.passes.recognise import recognise
 from smelt.passes.refine import defer, refine
+from smelt.passes.round_bytes import ROUNDING
 from smelt.passes.simplify import SIMPLIFY
 from smelt.passes.split_prepare import split_prepare
 
@@ -131,6 +132,7 @@ def passes(
         Pass("lower_qdot", rules(qdot_rules(width)), "quantised products are products of bytes"),
         Pass("inline", taken_apart, "composites without a kernel as the ops they are made of"),
         Pass("lower_bf16", per_function(widened), "products of bf16 in pairs, or of f32"),
+        Pass("round_bytes", until_stable(lambda edit: rewrite(edit, ROUNDING)), "rounding to bytes is one op"),
     )
     return [
         *((joining,) if lowered else ()),

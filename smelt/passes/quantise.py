@@ -222,8 +222,8 @@ def _moved(b: Builder, value: Value, kept: Sequence[int]) -> tuple[Value, Value]
     """The same in 256 steps from the least to the greatest number or 0: ui8 less the zero point, as i32."""
     least = b.negate(_greatest(b, b.negate(value), _others(value, kept)))
     step = _step(b, b.subtract(_greatest(b, value, _others(value, kept)), least), 255)
-    zero = b.round_nearest_even(b.divide(b.negate(least), step))
-    spread = b.broadcast_in_dim(zero, broadcast_dimensions=tuple(kept), result=value.shape)
+    zero = _wide(b, _held(b, b.round_nearest_even(b.divide(b.negate(least), step)), ui8), ui8)
+    spread = b.broadcast_in_dim(_wide(b, zero, f32), broadcast_dimensions=tuple(kept), result=value.shape)
     steps = b.add(b.round_nearest_even(_in_steps(b, value, step, kept)), spread)
     narrow = _wide(b, _held(b, steps, ui8), ui8)
     whole = b.broadcast_in_dim(

@@ -1,6 +1,7 @@
 """Uniform quantisation: `uniform_quantize`, `uniform_dequantize`, and the two functions they are made of.
 
 `dequantize` and `quantize` work on arrays; every family whose ops take quantised tensors computes between the two.
+`smelt.round_to_byte` is what engines write for plain numbers that become bytes.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from smelt.dtype import Array, Quantized
+from smelt.dtype import Array, Quantized, f32, i8, integer_range, ui8
+from smelt.ir.attributes import INT
 from smelt.ir.cast import cast
 from smelt.ir.core import Op, Type
-from smelt.ir.ops.definition import Call, Frame, OpDef
+from smelt.ir.ops.definition import Attr, Call, Frame, OpDef
 from smelt.shape import Shape
 
 
@@ -93,7 +95,30 @@ def _dequantize(_: Frame, op: Op, x: Array) -> Array:
     return dequantize(x, of)
 
 
+def _infer_round(call: Call) -> Sequence[Type]:
+    x, result = call.shape(0), call.wanted()
+    call.require(result.dtype in (i8, ui8), "", "the result must be of i8 or ui8", got=result)
+    for i in range(3):
+        call.require(call.shape(i).dtype == f32, "", "all operands must be of f32", got=call.shape(i))
+        call.same_sizes(x.sizes, call.shape(i).sizes, "", "all operands have the same sizes")
+    low, high = integer_range(result.element)
+    least, greatest = call.attrs["least"], call.attrs["greatest"]
+    call.require(low <= least <= greatest <= high, "", "the limits must be within the type", got=(least, greatest))
+    return [x.with_dtype(result.dtype)]
+
+
+def _round(frame: Frame, op: Op, x: Array, scale: Array, zero: Array) -> Array:
+    """`x / scale` rounded to even, + zero (a whole number), held between least and greatest."""
+    with np.errstate(all="ignore"):
+        steps = np.rint(np.divide(x, scale, dtype=np.float32)) + zero
+    held: Array = np.fmin(np.fmax(steps, op.attrs["least"]), op.attrs["greatest"])
+    return held.astype(op.result.shape.element.numpy)
+
+
+_LIMITS = (Attr("least", INT), Attr("greatest", INT))
+
 ROWS: list[OpDef] = [
     OpDef("stablehlo.uniform_quantize", "operand", _infer_quantize, _quantize, elementwise=True),
     OpDef("stablehlo.uniform_dequantize", "operand", _infer_dequantize, _dequantize, elementwise=True),
+    OpDef("smelt.round_to_byte", "x scale zero", _infer_round, _round, _LIMITS, elementwise=True),
 ]

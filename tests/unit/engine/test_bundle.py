@@ -34,6 +34,8 @@ from smelt.engine.plans import entries, lower, plan_lowered, source_of
 from smelt.engine.store import default_targets, recompile, store_weights
 from smelt.engine_api import KernelUse, Port, Signature
 from smelt.errors import FileError, Location, MissingPackageError, RunError, SizeError, SmeltError, UnsupportedError
+from smelt.ir.build import FuncBuilder
+from smelt.ir.core import Program
 from smelt.ir.text import parse, print_program
 from smelt.model import read
 from smelt.passes.quantise import with_precision
@@ -246,6 +248,15 @@ def test_code_for_pairs_is_for_programs_of_bf16_where_pairs_are_fast(
     program, _ = read(DIGITS)
     assert default_targets(program) == ("avx512", "plain")
     assert default_targets(with_precision(program, "bf16")) == (first, "plain")
+
+
+def test_a_program_of_bytes_gets_code_for_them() -> None:
+    f = FuncBuilder("main", [Shape("ui8", 4)])
+    program = Program.of(f.func(f.convert(f.args[0], result=Shape("f32", 4))))
+    here = cpu.target("native").features
+    assert ("avx512vnni" in default_targets(program)) == (cpu.TARGETS["avx512vnni"].features <= here)
+    assert "avx512vnni" not in default_targets()
+    assert set(default_targets()) <= set(default_targets(program))
 
 
 def test_packed_weights_are_not_packed_again(model: Model) -> None:

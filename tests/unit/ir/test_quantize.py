@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from smelt.dtype import Quantized, dtype
 from smelt.errors import VerifyError
@@ -114,3 +116,28 @@ def test_refused(name, type, result):
     f = FuncBuilder("main", [type])
     with pytest.raises(VerifyError):
         f.op(f"stablehlo.{name}", *f.args, result=result)
+
+
+def test_round_to_byte_is_quantize_linear(seed: int) -> None:
+    """As ONNX says it: ties to even after the division, then the zero point, then the limits."""
+    kinds = {"x": TensorProto.FLOAT, "s": TensorProto.FLOAT}
+    random = np.random.default_rng(seed)
+    x = np.concatenate([random.normal(size=500) * 20, np.arange(-40, 40) * 0.125, [1e6, -1e6, -0.0]])
+    x = x.astype(np.float32)
+    for scale, zero, kind in ((np.float32(0.25), 128, "uint8"), (np.float32(0.1), -3, "int8")):
+        limits = np.iinfo(kind)
+        f = FuncBuilder("main", [Shape("f32", *x.shape)])
+        parts = (f.full(float(each), f.args[0].shape) for each in (scale, zero))
+        to = Shape("ui8" if kind == "uint8" else "i8", *x.shape)
+        made = f.op(
+            "smelt.round_to_byte", f.args[0], *parts, least=int(limits.min), greatest=int(limits.max), result=to
+        ).result
+        (result,) = run(Program.of(f.func(made)), [x])
+        byte = TensorProto.UINT8 if kind == "uint8" else TensorProto.INT8
+        nodes = [helper.make_node("QuantizeLinear", ["x", "s", "z"], ["y"])]
+        inputs = [helper.make_tensor_value_info(*each, None) for each in ({**kinds, "z": byte}).items()]
+        graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", byte, None)])
+        reference = ReferenceEvaluator(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]))
+        with np.errstate(all="ignore"):
+            (expected,) = reference.run(None, {"x": x, "s": scale, "z": np.array(zero, kind)})
+        np.testing.assert_array_equal(result, expected)
