@@ -10,7 +10,6 @@ import random
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -243,7 +242,7 @@ def test_weights_of_bf16_lie_in_pairs_for_targets_that_multiply_them(pixels: np.
 def test_code_for_pairs_is_for_programs_of_bf16_where_pairs_are_fast(
     more: tuple[str, ...], first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = replace(cpu.TARGETS["avx512"], features=cpu.TARGETS["avx512"].features.union(more))
+    here = cpu.TARGETS["avx512"].replace(features=cpu.TARGETS["avx512"].features.union(more))
     monkeypatch.setattr(cpu, "target", lambda name=None: here)
     program, _ = read(DIGITS)
     assert default_targets(program) == ("avx512", "plain")
