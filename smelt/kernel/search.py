@@ -51,7 +51,7 @@ class Estimate:
         return self.is_faster_among(1)
 
     def is_faster_among(self, count: int) -> bool:
-        """The same for the best of so many, of which some look fast by luck: the more there are, the surer it must be."""
+        """The same for the best of so many, of which some look fast by luck: the more, the surer it must be."""
         return self.ratio + math.sqrt(CERTAIN**2 + 2 * math.log(max(count, 1))) * self.error < 1 - LEAST
 
 
