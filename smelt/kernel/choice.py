@@ -384,7 +384,8 @@ def bands_of(problem: Problem, choice: ExpandedConvolution) -> tuple[int, int]:
     held = choice.near // max(1, 4 * problem["across"] * problem["width"])
     cheap = lines * stride // max(1, 6 * (reach - stride))
     shares = max(1, min(cheap, -(-choice.spread // max(1, problem["panels"] * problem["images"]))))
-    return max(1, min(-(-lines // shares), (held - reach) // max(1, stride) + 1)), shares
+    longest = max(1, (held - reach) // max(1, stride) + 1)
+    return longest if "lines" in problem.open else max(1, min(-(-lines // shares), longest)), shares
 
 
 def dividing(count: Size, most: int) -> int:
