@@ -40,7 +40,8 @@ from smelt.weights import Weights
 PARTS = ("tune", "check", "everything")
 OPEN = 128  # what an open size is, but those of a first axis are 1
 QUIET = 0.2  # the part of calls, from below, up to which they count: what is slower was disturbed
-EVERY = 4  # calls with other choices between two with the default
+EVERY = 4  # calls with any choices between two where everything goes by default
+OFTEN = 5  # times that the default is measured where another choice is once: all others are held against it
 SMALL = 0.01  # part of a call's time that is worth a line
 
 PRODUCTS = ((128, 768, 768), (128, 768, 3072), (128, 3072, 768), (197, 768, 768), (512, 512, 512), (784, 192, 32))
@@ -78,7 +79,10 @@ def everything(bench: Bench, seconds: float) -> tuple[dict[Problem, Taken], floa
     """All legal choices of all problems, in passes until time is up; and the ticks of a whole call by default."""
     program, tile = bench.adjustable(), tile_shape(bench.target)
     random = np.random.default_rng(0)
-    choices = {problem: legal(problem, tile) for problem in program.problems}
+    choices: dict[Problem, tuple[Choice, ...]] = {}
+    for problem in program.problems:
+        usual, *others = legal(problem, tile)
+        choices[problem] = ((usual,) * OFTEN + tuple(others)) if others else (usual,)
     found = {problem: Taken() for problem in choices}
     whole: list[float] = []
     least = 4 * max(map(len, choices.values()), default=0)  # calls
