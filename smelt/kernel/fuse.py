@@ -231,7 +231,8 @@ class _Fusion:
             steps = self._update(op, targets)
         elif op.name in SINKS or anchor is not None:
             first = op if anchor is None else anchor.op
-            more = self._rounded(op.result, returned) if first.name in ANCHORS else {}
+            single = first.name in ANCHORS and len(op.results) == 1
+            more = self._rounded(op.result, returned) if single else {}
             last, path = (None, ()) if anchor is None else (op.result, anchor.path)
             output = Output(targets, last, path, tuple(more.items()))
             steps = [
