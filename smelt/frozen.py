@@ -52,9 +52,13 @@ class Frozen(metaclass=_Fields):
     def _values(self) -> tuple[Any, ...]:
         return tuple([getattr(self, field) for field in type(self).__match_args__])
 
+    def record(self) -> dict[str, Any]:
+        """The fields by name."""
+        return dict(zip(type(self).__match_args__, self._values(), strict=True))
+
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
-        return type(self)(**dict(zip(type(self).__match_args__, self._values(), strict=True)) | changes)
+        return type(self)(**self.record() | changes)
 
     def __eq__(self, other: object) -> bool:
         return self is other or (type(other) is type(self) and self._values() == other._values())

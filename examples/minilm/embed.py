@@ -103,6 +103,7 @@ class MiniLM(smelt.Model):
     ) -> None:
         self.embeddings = Embeddings(vocab_size, max_position_embeddings, type_vocab_size, hidden_size, layer_norm_eps)
         self.encoder = Encoder(num_hidden_layers, hidden_size, intermediate_size, num_attention_heads, layer_norm_eps)
+        self.hidden_size = hidden_size  # the result's annotation names it
         heads = f"{num_attention_heads} divides {hidden_size}"
         self.facts = [f"S <= {max_position_embeddings}", "S >= 1", heads]
 

@@ -19,7 +19,6 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -387,9 +386,9 @@ class _Worker:
                 results = program([self.held["buffers"][each] for each in message["arguments"]])
                 return {"handles": [self.keep("buffers", each) for each in results]}, b""
             case "memory":
-                return {"memory": asdict(program.memory())}, b""
+                return {"memory": program.memory().record()}, b""
             case "cost":
-                return {"cost": asdict(program.cost())}, b""
+                return {"cost": program.cost().record()}, b""
             case "serialize":
                 return {}, program.serialize()
             case "stats":
