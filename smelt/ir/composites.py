@@ -53,6 +53,9 @@ TABLE = (
     Composite("smelt.attention", ("operands", "layout", "scale", "softcap", "fill", "guarded"), _ATTENTION),
     Composite("smelt.quantize", ("operands", "layout"), "x / scale, rounded to even, + zero?, held inside the type"),
     Composite("smelt.dequantize", ("operands", "layout"), "(x - zero?) * scale"),
+    Composite(
+        "smelt.unblock", ("format",), "ui8[..., n, bytes] → f32[..., n * length]: blocks of `ir.blocks` as numbers"
+    ),
     Composite("smelt.qdot", ("operands", "layout"), _QDOT, optional=_WINDOW),
     Composite(
         "smelt.lstm",

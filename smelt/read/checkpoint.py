@@ -1,4 +1,4 @@
-"""`open`: a checkpoint on disk as Weights, whatever its form: safetensors, shards with an index, a folder, `.npz`.
+"""`open`: a checkpoint on disk as Weights, whatever its form: safetensors, shards, a folder, `.npz`, GGUF.
 
 In: a path. Out: names, shapes and lazy, mapped arrays; headers are read, tensors are not. `smelt.open` calls it. What
 an index says about files is checked: it names files beside itself and nothing else.
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from smelt.errors import FileError, ParseError, UnsupportedError
-from smelt.read import npz, safetensors
+from smelt.read import gguf, npz, safetensors
 from smelt.weights import Stored, Weights
 
 INDEX = ".safetensors.index.json"
 MAX_JSON = 100_000_000  # bytes of an index or a configuration
-FORMS = "a .safetensors file, an index of shards (.safetensors.index.json), a folder with them, or an .npz file"
+FORMS = "a .safetensors file, an index of shards (.safetensors.index.json), a folder with them, an .npz or a .gguf file"
 
 
 def open(path: str | Path) -> Weights:
@@ -34,6 +34,8 @@ def open(path: str | Path) -> Weights:
         return _with_config(safetensors.read(path), path.parent)
     if path.suffix == ".npz":
         return npz.read(path)
+    if path.suffix == ".gguf":
+        return gguf.read(path).dense
     raise UnsupportedError("unknown form of weights", expected=FORMS, got=path.name, where=path)
 
 

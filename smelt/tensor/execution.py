@@ -27,6 +27,7 @@ from smelt.ir import cost
 from smelt.ir.attributes import Constant
 from smelt.ir.core import Func, Op, Program, Region, Value, walk
 from smelt.ir.interpret import World, run_grid
+from smelt.tensor.composite import callees
 from smelt.tensor.control import CALLBACKS
 from smelt.tensor.record import Leaf, Recorded, collect, function, place_of
 from smelt.tensor.source import Operand, refuse
@@ -131,7 +132,7 @@ class Cache:
         with self._lock:
             found = self._entries.get(key)
             if found is None:
-                found = self._entries[key] = Entry(Program.of(func))
+                found = self._entries[key] = Entry(Program.of(func, *callees(func.body)))
                 if len(self._entries) > self.limit:
                     self._entries.popitem(last=False)
             else:

@@ -22,7 +22,7 @@ from smelt.errors import Location, SmeltError
 from smelt.ir.attributes import Constant
 from smelt.ir.build import settle
 from smelt.ir.clone import clone_op, clone_region
-from smelt.ir.core import Attrs, Func, Op, Region, Type, Value, walk
+from smelt.ir.core import Attrs, Func, FuncType, Op, Region, Type, Value, walk
 from smelt.ir.ops import definition_of
 from smelt.ir.ops.definition import Call, Scope, op_attrs
 from smelt.shape import Shape
@@ -155,11 +155,12 @@ def record(
     attrs: dict[str, Any],
     regions: tuple[Region, ...] = (),
     declared: Sequence[Type] | None = None,
+    signatures: Mapping[str, FuncType] = MappingProxyType({}),
 ) -> Recorded:
-    """One op, verified. What inference refuses is shown at the user's line."""
+    """One op, verified. What inference refuses is shown at the user's line. `signatures`: functions it may call."""
     definition = definition_of(name)
     filled = MappingProxyType(op_attrs(definition, attrs))
-    call = Call(name, operands, filled, regions, declared, scope=Scope())
+    call = Call(name, operands, filled, regions, declared, scope=Scope(), signatures=signatures)
     try:
         definition.check_counts(call)
         types = settle(call, definition.infer(call))

@@ -24,6 +24,7 @@ from smelt.shape import Shape
 from smelt.tensor import tree
 from smelt.tensor.arguments import Arguments, model_facts, symbolic_model
 from smelt.tensor.axes import Dim
+from smelt.tensor.composite import callees
 from smelt.tensor.execution import Entry
 from smelt.tensor.execution import run as run_entry
 from smelt.tensor.facts import Way, explore, facts_of, in_force, parse_facts
@@ -437,7 +438,7 @@ def _path(way: Way[Any], arguments: Arguments) -> Path:
     func, inputs = function("main", results, arguments.leaves, arg_attrs=attrs)
     strange = [leaf for leaf in inputs if leaf not in arguments.leaves]
     assert not strange
-    return Path(Facts(way.guards), Facts(way.assumed), Program.of(func), way.result)
+    return Path(Facts(way.guards), Facts(way.assumed), Program.of(func, *callees(func.body)), way.result)
 
 
 # ---- checking calls ----

@@ -1,0 +1,99 @@
+"""Block formats against the `gguf` package: every row decodes to the same bits, on NumPy and as StableHLO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import smelt
+from smelt.dtype import Array
+from smelt.engine import platform
+from smelt.ir.blocks import BLOCKS, TABLE, Block, decode, decomposition
+from smelt.ir.core import Func, Program
+from smelt.tensor.composite import unblock
+from smelt.tensor.tracing import trace
+
+ROWS = [pytest.param(row, id=row.name) for row in TABLE]
+
+
+def peer(row: Block, data: Array) -> Array:
+    gguf = pytest.importorskip("gguf")
+    with np.errstate(all="ignore"):
+        flat = data.reshape(-1, data.shape[-2] * row.bytes)
+        made: Array = gguf.quants.dequantize(flat, gguf.GGMLQuantizationType[row.name.upper()])
+    return made.reshape(*data.shape[:-2], -1)
+
+
+def random_blocks(row: Block, lead: tuple[int, ...], seed: int) -> Array:
+    """Random bytes: scales are any f16, infinite ones and those that are not numbers as well."""
+    return np.random.default_rng(seed).integers(0, 256, (*lead, row.bytes), np.uint8)
+
+
+def assert_same_bits(got: Any, want: Array) -> None:
+    got = np.asarray(got)
+    assert got.dtype == want.dtype == np.float32
+    assert got.shape == want.shape
+    same = (got.view(np.uint32) == want.view(np.uint32)) | (np.isnan(got) & np.isnan(want))
+    assert same.all(), (got[~same][:4], want[~same][:4])
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_rows_say_what_ggml_says(row: Block) -> None:
+    gguf = pytest.importorskip("gguf")
+    kind = gguf.GGMLQuantizationType[row.name.upper()]
+    assert kind.value == row.kind
+    assert gguf.GGML_QUANT_SIZES[kind] == (row.length, row.bytes)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_decoding_gives_the_same_bits(row: Block, seed: int) -> None:
+    data = random_blocks(row, (7, 300), seed)
+    assert_same_bits(decode(row, data), peer(row, data))
+    every = np.arange(256, dtype=np.uint8)  # every byte in every place of the scale
+    low = np.repeat(random_blocks(row, (1, 1), seed), 256, 1)
+    low[0, :, row.scale] = every
+    assert_same_bits(decode(row, low), peer(row, low))
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("engine", ["reference", "native", "pjrt"])
+def test_the_decomposition_gives_the_same_bits(row: Block, engine: str, seed: int) -> None:
+    if engine == "pjrt":
+        pytest.importorskip("jaxlib")
+    data = random_blocks(row, (5, 3), seed)
+    func = decomposition(row, (5, 3))
+    program = Program.of(Func("main", func.body, "public"))
+    [made] = platform("cpu", engine).engine.compile(program)(data)
+    assert_same_bits(made if isinstance(made, np.ndarray) else made.numpy(), peer(row, data))
+
+
+def test_the_composite_is_run_by_every_engine(seed: int) -> None:
+    row = BLOCKS["q4_k"]
+    data = random_blocks(row, (6, 2), seed)
+    data[..., [1, 3]] &= 0x3F  # finite scales
+
+    def project(x: smelt.Tensor, w: smelt.Tensor) -> smelt.Tensor:
+        return x.dot(unblock(w, "q4_k", "d"), "d")
+
+    x = np.random.default_rng(seed).standard_normal((3, 512), np.float32)
+    want = x.astype(np.float64) @ peer(row, data).T.astype(np.float64)
+    shapes = "f32[b=B, d=512]", f"ui8[f=6, n=2, bytes={row.bytes}]"
+    traced = trace(project, *(smelt.symbolic(each) for each in shapes))
+    assert [op.attrs["name"] for op in traced.program.main.body.ops if op.name == "stablehlo.composite"] == [
+        "smelt.unblock"
+    ]
+    assert smelt.parse(smelt.print_program(traced.program))
+    for engine in ("reference", "native"):
+        made = smelt.compile(project, *shapes, engine=engine)(x, data)
+        np.testing.assert_allclose(made.numpy(), want, rtol=1e-4, atol=1e-3 * np.abs(want).max() / 100)
+    assert_same_bits(unblock(smelt.tensor(data, "f n bytes"), "q4_k", "d").numpy(), peer(row, data))
+
+
+def test_unblock_refuses_what_is_no_block() -> None:
+    with pytest.raises(smelt.TensorError, match="unknown format"):
+        unblock(smelt.symbolic("ui8[f=8, n=2, bytes=18]"), "q4_7")
+    for shape in ("ui8[f=8, n=2, bytes=17]", "i8[f=8, n=2, bytes=18]", "ui8[f=F, n=2, bytes=18]"):
+        with pytest.raises(smelt.TensorError, match="18 bytes"):
+            unblock(smelt.symbolic(shape), "q4_0")
