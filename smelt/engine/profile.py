@@ -19,7 +19,6 @@ from smelt.dim import solve
 from smelt.dtype import Array
 from smelt.engine.native import executable_of
 from smelt.engine.plans import PIECES, Planned, planned, write
-from smelt.engine_api import Executable
 from smelt.ir.core import Op, Program
 from smelt.kernel.cost import Cost, step_cost
 from smelt.kernel.emit_c import Source
@@ -84,49 +83,64 @@ class _Call:
 
 def profile(program: Program, weights: Weights, inputs: Sequence[Array], seconds: float = 2.0) -> Profile:
     """Call a program for about so many seconds, at least three times, after one call that does not count."""
-    plans = planned(program, telling=True)
-    source = Source(tile_shape(cpu.target()), stamps=True)
-    write(plans, source, NAME)
-    library = cpu.build(source.texts(PIECES * cpu.cores()))
-    stamps = _Stamps(library)
-    bound = executable_of(library, NAME, plans).prepare(weights)
+    profiled = Profiled(program, weights)
     try:
-        outputs = bound(*inputs)
-        calls, ticks = stamps.calls(bound, inputs, seconds)
-        sizes = _sizes(plans, inputs) | dict(zip(plans.main[0].late, stamps.late(plans), strict=True))
-        steps = _steps(plans, program, {kernel: each.name for kernel, each in source.kernels.items()}, sizes)
-    finally:
-        bound.close()
-    return _summary(steps, calls, ticks, outputs)
-
-
-class _Stamps:
-    """What a program with time stamps exports."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.library = library
-        self.clock = library[f"{NAME}_clock"]
-        self.clock.restype = ctypes.c_longlong
-        self.count = ctypes.c_longlong.in_dll(library, f"{NAME}_count")
-        log = (ctypes.c_longlong * (3 * LOG)).in_dll(library, f"{NAME}_log")
-        self.log = np.ctypeslib.as_array(log).reshape(LOG, 3)
-
-    def late(self, plans: Planned) -> list[int]:
-        count = len(plans.main[0].late)
-        return list((ctypes.c_longlong * count).in_dll(self.library, f"{NAME}_late")) if count else []
-
-    def calls(self, bound: Executable, inputs: Sequence[Array], seconds: float) -> tuple[list[_Call], float]:
-        """The calls, and how many ticks a millisecond has."""
+        outputs, _ = profiled.call(inputs)
         calls: list[_Call] = []
-        first, start = self.clock(), time.perf_counter()
+        start = time.perf_counter()
         while len(calls) < 3 or time.perf_counter() - start < seconds:
-            begin, before = self.clock(), time.perf_counter()
-            bound(*inputs)
-            taken = 1e3 * (time.perf_counter() - before)
-            kept = min(self.count.value, LOG)
-            calls.append(_Call(begin, taken, self.log[:kept].copy(), self.count.value - kept))
-        ticks = (self.clock() - first) / (1e3 * (time.perf_counter() - start))
-        return calls, ticks
+            calls.append(profiled.call(inputs)[1])
+        return _summary(profiled.steps(inputs), calls, profiled.ticks, outputs)
+    finally:
+        profiled.close()
+
+
+class Profiled:
+    """A program with time stamps and bound weights: each call gives the log of its steps."""
+
+    def __init__(self, program: Program, weights: Weights) -> None:
+        self._program = program
+        self._plans = planned(program, telling=True)
+        source = Source(tile_shape(cpu.target()), stamps=True)
+        write(self._plans, source, NAME)
+        self._names: dict[object, str] = {kernel: each.name for kernel, each in source.kernels.items()}
+        self._library = library = cpu.build(source.texts(PIECES * cpu.cores()))
+        self._clock = library[f"{NAME}_clock"]
+        self._clock.restype = ctypes.c_longlong
+        self._count = ctypes.c_longlong.in_dll(library, f"{NAME}_count")
+        log = (ctypes.c_longlong * (3 * LOG)).in_dll(library, f"{NAME}_log")
+        self._log = np.ctypeslib.as_array(log).reshape(LOG, 3)
+        self._begun = self._clock(), time.perf_counter()
+        self._bound = executable_of(library, NAME, self._plans).prepare(weights)
+
+    def call(self, inputs: Sequence[Array]) -> tuple[tuple[Array, ...], _Call]:
+        """The results, and what the steps took."""
+        begin, before = self._clock(), time.perf_counter()
+        outputs = self._bound(*inputs)
+        taken = 1e3 * (time.perf_counter() - before)
+        kept = min(self._count.value, LOG)
+        return outputs, _Call(begin, taken, self._log[:kept].copy(), self._count.value - kept)
+
+    @property
+    def ticks(self) -> float:
+        """Of the clock, in a millisecond."""
+        clock, start = self._begun
+        return float((self._clock() - clock) / (1e3 * (time.perf_counter() - start)))
+
+    def steps(self, inputs: Sequence[Array]) -> list[Step]:
+        """The steps that the log numbers, without times; costs are those of the last call's sizes."""
+        plan = self._plans.main[0]
+        late = (ctypes.c_longlong * len(plan.late)).in_dll(self._library, f"{NAME}_late") if plan.late else ()
+        sizes = _sizes(self._plans, inputs) | dict(zip(plan.late, late, strict=True))
+        return _steps(self._plans, self._program, self._names, sizes)
+
+    def events(self, call: _Call, inputs: Sequence[Array]) -> list[tuple[Step, Event]]:
+        """The runs of steps in one call, in order."""
+        steps = self.steps(inputs)
+        return [(steps[event.step], event) for event in _events(call, self.ticks)]
+
+    def close(self) -> None:
+        self._bound.close()
 
 
 def _sizes(plans: Planned, inputs: Sequence[Array]) -> dict[str, int]:
@@ -176,8 +190,12 @@ def _summary(steps: list[Step], calls: list[_Call], ticks: float, outputs: tuple
         for i, step in enumerate(steps)
     ]
     middle = sorted(calls, key=lambda call: call.milliseconds)[len(calls) // 2]
-    trace = [
-        Event(int(step), 1e3 * (begin - middle.begin) / ticks, 1e3 * (end - middle.begin) / ticks)
-        for step, begin, end in middle.log
-    ]
+    trace = _events(middle, ticks)
     return Profile(tuple(measured), tuple(call.milliseconds for call in calls), tuple(trace), middle.lost, outputs)
+
+
+def _events(call: _Call, ticks: float) -> list[Event]:
+    return [
+        Event(int(step), 1e3 * (begin - call.begin) / ticks, 1e3 * (end - call.begin) / ticks)
+        for step, begin, end in call.log
+    ]

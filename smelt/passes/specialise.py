@@ -19,13 +19,7 @@ from smelt.shape import Shape
 
 def specialise(program: Program, values: Mapping[str, int]) -> Program:
     """The program for these sizes, simplified again now that they are known."""
-    if values:
-        sizes: dict[str, Size] = dict(values)
-        program = program.replace(*(_substitute(func, sizes) for func in program.funcs.values()))
-        try:
-            verify(program)
-        except VerifyError as error:
-            raise SizeError(error.message, expected=error.expected, got=values, where=error.where) from error
+    program = substitute(program, values)
     if not is_static(program):
         program, _ = pipeline.run(program)
     open_value = next((value for func in program.funcs.values() for value in _values(func) if _is_open(value)), None)
@@ -36,6 +30,19 @@ def specialise(program: Program, values: Mapping[str, int]) -> Program:
             got=open_value.type,
             where=open_value.op.location if open_value.op is not None else None,
         )
+    return program
+
+
+def substitute(program: Program, values: Mapping[str, int]) -> Program:
+    """The program with numbers for some of its symbols; one that breaks a constraint is an error."""
+    if not values:
+        return program
+    sizes: dict[str, Size] = dict(values)
+    program = program.replace(*(_substitute(func, sizes) for func in program.funcs.values()))
+    try:
+        verify(program)
+    except VerifyError as error:
+        raise SizeError(error.message, expected=error.expected, got=values, where=error.where) from error
     return program
 
 

@@ -6,7 +6,7 @@ Called by `smelt.model` for models whose program must wait, and by the command l
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from smelt.dim import Size, symbol
 from smelt.engine_api import Port, Signature
@@ -25,6 +25,31 @@ def declared(path: str | Path) -> Signature:
     initialised = {tensor.name for tensor in graph.initializer}
     inputs = [_port(port, path, i) for i, port in enumerate(graph.input) if port.name not in initialised]
     return Signature(tuple(inputs), tuple(_port(port, path, 1000 + i) for i, port in enumerate(graph.output)))
+
+
+UNVERSIONED = (1 << 63) - 1  # what onnxruntime says of a model without a version
+
+
+class Described(NamedTuple):
+    """What a file says about itself. `overridable`: initialisers that are graph inputs too."""
+
+    graph_name: str
+    producer_name: str
+    domain: str
+    description: str
+    graph_description: str
+    version: int
+    overridable: tuple[Port, ...]
+
+
+def describe(path: str | Path) -> Described:
+    proto = parse_message(lift(MappedFile(path).bytes, str(path)).message, path)
+    graph = proto.graph
+    initialised = {tensor.name for tensor in graph.initializer}
+    ports = tuple(_port(port, path, i) for i, port in enumerate(graph.input) if port.name in initialised)
+    texts = (graph.name, proto.producer_name, proto.domain, proto.doc_string, graph.doc_string)
+    version = proto.model_version if proto.HasField("model_version") else UNVERSIONED
+    return Described(*texts, version=version, overridable=ports)
 
 
 def element_types(path: str | Path) -> dict[str, Any]:

@@ -1,0 +1,88 @@
+"""Execution providers: onnxruntime's names for devices, as smelt's devices."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from smelt.device import pjrt
+from smelt.errors import DeviceError
+
+log = logging.getLogger("smelt")
+DEVICES = {"CUDAExecutionProvider": "cuda", "CPUExecutionProvider": "cpu"}
+# Known to onnxruntime, and never here: a list that names one falls through to the next.
+OTHERS = (
+    *("TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider", "MIGraphXExecutionProvider"),
+    *("ROCMExecutionProvider", "OpenVINOExecutionProvider", "DnnlExecutionProvider", "VitisAIExecutionProvider"),
+    *("QNNExecutionProvider", "NnapiExecutionProvider", "JsExecutionProvider", "CoreMLExecutionProvider"),
+    *("ACLExecutionProvider", "ArmNNExecutionProvider", "DmlExecutionProvider", "WebNNExecutionProvider"),
+    *("WebGpuExecutionProvider", "XnnpackExecutionProvider", "CANNExecutionProvider", "AzureExecutionProvider"),
+)
+Options = dict[str, Any]
+
+
+def get_all_providers() -> list[str]:
+    """Those that a build of smelt can have, the fastest first."""
+    return list(DEVICES)
+
+
+def get_available_providers() -> list[str]:
+    """Those whose device is here."""
+    return [name for name, device in DEVICES.items() if device == "cpu" or pjrt.missing(device) is None]
+
+
+def get_device() -> str:
+    """`GPU` where there is one that smelt can use, else `CPU`."""
+    return "GPU" if "CUDAExecutionProvider" in get_available_providers() else "CPU"
+
+
+def normalise(providers: Any, provider_options: Any) -> dict[str, Options]:
+    """Providers in order of preference with their options, from any of the spellings that onnxruntime takes."""
+    if providers is None:
+        return {"CPUExecutionProvider": {}}
+    if isinstance(providers, str) or not isinstance(providers, Sequence):
+        raise ValueError("'providers' should be a sequence.")
+    if provider_options is not None:
+        if not isinstance(provider_options, Sequence):
+            raise ValueError("'provider_options' should be a sequence.")
+        if len(providers) != len(provider_options):
+            raise ValueError("'providers' and 'provider_options' should be the same length if both are given.")
+        if not all(isinstance(each, str) for each in providers):
+            raise ValueError("Only string values for 'providers' are supported if 'provider_options' is given.")
+        if not all(isinstance(each, Mapping) for each in provider_options):
+            raise ValueError("'provider_options' values must be dicts.")
+        pairs: list[Any] = list(zip(providers, provider_options, strict=True))
+    else:
+        pairs = [each if isinstance(each, tuple) else (each, {}) for each in providers]
+    for pair in pairs:
+        if not (len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], Mapping)):
+            raise ValueError("'providers' values must be either strings or (string, dict) tuples.")
+        if pair[0] not in DEVICES and pair[0] not in OTHERS:
+            raise ValueError(f"Unknown Provider Type: {pair[0]}; smelt has {', '.join(DEVICES)}")
+    return {name: {str(key): value for key, value in options.items()} for name, options in pairs} or {
+        "CPUExecutionProvider": {}
+    }
+
+
+def choose(wanted: Mapping[str, Options]) -> tuple[str, str]:
+    """The first provider that is here and its device; a warning for what is passed over, an error if none is here.
+
+    A list without the CPU never runs on the CPU.
+    """
+    reasons: list[str] = []
+    for name, options in wanted.items():
+        device = DEVICES.get(name)
+        reason = "smelt has no such device" if device is None else None if device == "cpu" else pjrt.missing(device)
+        if device is not None and reason is None:
+            if reasons:
+                log.warning("the session runs on the %s: %s", name, "; ".join(reasons))
+            number = options.get("device_id", 0)
+            return name, f"{device}:{number}" if device != "cpu" and int(number) else device
+        reasons.append(f"{name}: {reason}")
+    raise DeviceError(
+        "none of the execution providers is available",
+        expected=f"one of {', '.join(get_available_providers())}",
+        got="; ".join(reasons),
+        remedy="add CPUExecutionProvider to providers",
+    )
