@@ -143,9 +143,10 @@ def load(path: str | Path, **options: Any) -> LoadedModel:
 
 
 def _load_saved(path: str | Path, options: dict[str, Any]) -> Any:
-    if (data := import_module("smelt.bundle.load").foreign(path)) is not None:
+    bundle = import_module("smelt.bundle.load")
+    if (data := bundle.foreign(path, options.get("keys"))) is not None:
         return deserialize(data, **options)
-    return import_module("smelt.bundle.load").load(path, _recompile, **options)
+    return bundle.load(path, _recompile, **options)
 
 
 def deserialize(data: bytes | bytearray | memoryview, **options: Any) -> Compiled:
@@ -153,10 +154,12 @@ def deserialize(data: bytes | bytearray | memoryview, **options: Any) -> Compile
 
     The options are those of `smelt.bundle.load`; for an executable of the pjrt engine those of `smelt.platform`.
     """
-    if bytes(data[:10]) == b"smelt pjrt":
+    bundle = import_module("smelt.bundle.load")
+    if bytes(data[: len(bundle.PJRT)]) == bundle.PJRT:
+        bundle.Gate(options.pop("keys", None)).admit("the executable", bundle.PJRT)
         engine = import_module("smelt.engine").platform(**options | {"engine": "pjrt"}).engine
         return engine.deserialize(bytes(data))  # type: ignore[no-any-return]
-    return import_module("smelt.bundle.load").deserialize(data, _recompile, **options)  # type: ignore[no-any-return]
+    return bundle.deserialize(data, _recompile, **options)  # type: ignore[no-any-return]
 
 
 def _recompile(*program: Any) -> Any:

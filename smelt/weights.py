@@ -24,11 +24,13 @@ import numpy as np
 
 from smelt.buffer import Buffer, HostBuffer, bytes_text
 from smelt.dtype import Array, ElementType
-from smelt.errors import FileError, ShapeError
+from smelt.errors import FileError, ShapeError, UnsupportedError
+from smelt.files import open_regular
 from smelt.shape import Shape
 from smelt.structure import leaves, rebuilt
 
 THREADS = 6  # tensors on their way to a device at the same time
+MAX_RANK = 64  # axes of an array in NumPy
 PIECE = 16 << 20  # bytes of a mapping that are brought into memory at a time
 POPULATE_READ = 22  # Linux's madvise: read pages now, past what Python has a name for
 Tell = Callable[[int, int], None]  # bytes that have arrived, all bytes
@@ -255,14 +257,13 @@ class MappedFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._descriptor = open_regular(self.path)
         try:
-            with self.path.open("rb") as file:
-                self.size = self.path.stat().st_size
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.size else b""
-                self._descriptor = os.dup(file.fileno())
-        except (OSError, ValueError) as error:
+            self.size = os.fstat(self._descriptor).st_size
+            self._map = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ) if self.size else b""
+        except (OSError, ValueError, MemoryError) as error:
+            os.close(self._descriptor)
             raise FileError(f"cannot read {self.path}", got=error) from error
-
         weakref.finalize(self, os.close, self._descriptor)
 
     @property
@@ -305,8 +306,22 @@ class MappedFile:
                 expected=f"at most {self.size} bytes",
                 got=f"{length} bytes at {offset}",
             )
-        return (
-            np.frombuffer(self._map, element.numpy, count, offset).reshape(sizes)
-            if count
-            else np.empty(sizes, element.numpy)
-        )
+        if len(sizes) > MAX_RANK:
+            raise UnsupportedError(
+                f"{self.path}: {what} has too many axes", expected=f"at most {MAX_RANK}", got=len(sizes)
+            )
+        if not count:
+            return np.empty(sizes, element.numpy)
+        self.check_size()
+        return np.frombuffer(self._map, element.numpy, count, offset).reshape(sizes)
+
+    def check_size(self) -> None:
+        """Refuse a file that was cut after it was mapped: touching what is gone would end the process (SIGBUS)."""
+        now = os.fstat(self._descriptor).st_size
+        if now < self.size:
+            raise FileError(
+                f"{self.path} was cut while it was in use",
+                expected=f"{self.size} bytes",
+                got=now,
+                remedy="replace files, never write to them in place",
+            )

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -25,10 +25,12 @@ try:  # hashlib takes long to import: it brings OpenSSL along
 except ImportError:
     from hashlib import blake2b
 
+from smelt.bundle.sign import Seal
 from smelt.device import cpu
 from smelt.device.runtime import Runtime
 from smelt.dtype import Array
 from smelt.errors import FileError
+from smelt.files import open_regular
 from smelt.frozen import Frozen
 
 MAGIC = b"\x89SMELT\r\n"
@@ -64,9 +66,7 @@ class Image(Frozen):
     name: str
     manifest: Any
     checksum: str  # of everything behind the manifest
-    header_digest: str
-    public_key: bytes
-    signature: bytes
+    seal: Seal
     sections: tuple[Section, ...]
     rest: memoryview  # what is behind the manifest, mapped where it is a file: nothing is read before it is touched
     gap: int  # bytes before the body
@@ -204,39 +204,45 @@ def _share(work: Callable[[int, int], None], count: int, workers: int) -> None:
         raise failures[0]
 
 
-def open_file(path: str | os.PathLike[str]) -> Image:
-    """A bundle from a file, mapped."""
-    try:
-        file = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-    except OSError as error:
-        raise FileError(f"cannot read {path}", got=error.strerror) from error
+Admit: TypeAlias = Callable[[str, bytes], None]  # raises for a file that may not be used, by its name and its head
+
+
+def open_file(path: str | os.PathLike[str], admit: Admit | None = None) -> Image:
+    """A bundle from a file, mapped. `admit` sees the head before anything else is looked at."""
+    file = open_regular(path)
     try:
         size = os.fstat(file).st_size
-        if size < HEAD:
-            raise FileError(f"{path} is no bundle", expected=f"at least {HEAD} bytes", got=size)
-        whole = memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ))
-        return _opened(str(path), whole, file)
+        whole = memoryview(mmap.mmap(file, size, access=mmap.ACCESS_READ) if size else b"")
+        return _opened(str(path), whole, file, admit)
     except (OSError, ValueError) as error:
         os.close(file)
         raise FileError(f"cannot read {path}", got=error) from error
-    except FileError:
+    except BaseException:
         os.close(file)
         raise
 
 
-def open_bytes(data: bytes | bytearray | memoryview, name: str = "the bundle") -> Image:
+def open_bytes(data: bytes | bytearray | memoryview, name: str = "the bundle", admit: Admit | None = None) -> Image:
     """A bundle from memory."""
-    whole = memoryview(data).cast("B").toreadonly()
-    if whole.nbytes < HEAD:
-        raise FileError(f"{name} is no bundle", expected=f"at least {HEAD} bytes", got=whole.nbytes)
-    return _opened(name, whole, None)
+    return _opened(name, memoryview(data).cast("B").toreadonly(), None, admit)
 
 
-def _opened(name: str, whole: memoryview, file: int | None) -> Image:
+def seal_of(head: bytes) -> Seal | None:
+    """What the head of a bundle says about its signature; None for what is no bundle."""
+    if len(head) < HEAD or not head.startswith(MAGIC):
+        return None
+    return Seal(head[_KEY], head[_SIGNATURE], head[_DIGEST].hex())
+
+
+def _opened(name: str, whole: memoryview, file: int | None, admit: Admit | None) -> Image:
     head = bytes(whole[:HEAD])
-    magic, format_, alignment, length, manifest_length = _FRONT.unpack_from(head)
-    if magic != MAGIC:
-        raise FileError(f"{name} is no bundle", expected=MAGIC, got=magic)
+    if admit is not None:
+        admit(name, head)
+    seal = seal_of(head)
+    if seal is None:
+        got = f"{whole.nbytes} bytes" if whole.nbytes < HEAD else head[: len(MAGIC)]
+        raise FileError(f"{name} is no bundle", expected=f"at least {HEAD} bytes that begin with {MAGIC!r}", got=got)
+    _, format_, alignment, length, manifest_length = _FRONT.unpack_from(head)
     if format_ != FORMAT:
         raise FileError(
             f"{name} has another format", expected=FORMAT, got=format_, remedy="write it again with this smelt"
@@ -248,7 +254,7 @@ def _opened(name: str, whole: memoryview, file: int | None) -> Image:
         raise FileError(f"{name} is damaged", got="a head with impossible lengths")
     written = bytes(whole[HEAD : HEAD + manifest_length])
     found = digest(head[: _FRONT.size], head[_KEY], written)
-    if bytes.fromhex(found) != head[_DIGEST]:
+    if found != seal.digest:
         raise FileError(f"{name} is damaged", got="its head and manifest do not have their digest")
     rest = whole[HEAD + manifest_length :]
     gap = start - HEAD - manifest_length
@@ -258,9 +264,7 @@ def _opened(name: str, whole: memoryview, file: int | None) -> Image:
         sections = _sections(manifest["sections"], rest.nbytes - gap)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise FileError(f"{name} has a manifest that cannot be read", got=error) from error
-    return Image(
-        name, manifest, named, found, head[_KEY], head[_SIGNATURE], sections, rest, gap, file, HEAD + manifest_length
-    )
+    return Image(name, manifest, named, seal, sections, rest, gap, file, HEAD + manifest_length)
 
 
 def _sections(record: Any, length: int) -> tuple[Section, ...]:

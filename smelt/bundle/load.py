@@ -7,6 +7,7 @@ caller brings it along, for it needs the compiler's modules.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,6 +25,7 @@ from smelt.device import cpu, runtime
 from smelt.device.library import load_library
 from smelt.engine_api import Executable, Signature
 from smelt.errors import DeviceError, FileError, ShapeError, UnsupportedError
+from smelt.files import open_regular, read_bytes
 from smelt.frozen import Frozen
 
 if TYPE_CHECKING:
@@ -64,9 +66,10 @@ def load(
             expected="no static inputs, no memory limit, no tuning, no precision, the processor as its device",
             got=", ".join([*asked, f"device={device}", f"engine={engine}"]),
         )
-    image = container.open_file(path)
+    gate = Gate(keys)
+    image = container.open_file(path, gate.admit)
     try:
-        return _Reader(image, recompile, verify, keys).model()
+        return _Reader(image, recompile, verify, gate).model()
     finally:
         image.close()
 
@@ -79,16 +82,31 @@ def deserialize(
     keys: Sequence[str] | None = None,
 ) -> Executable:
     """The executable whose `serialize()` gave these bytes; arrays in order in, arrays in order out."""
-    return _Reader(container.open_bytes(data), recompile, verify, keys).executable()
+    gate = Gate(keys)
+    return _Reader(container.open_bytes(data, admit=gate.admit), recompile, verify, gate).executable()
 
 
-def foreign(path: str | Path) -> bytes | None:
-    """The bytes of a file that another engine saved; None for a bundle, and for what is no file at all."""
-    try:
-        with open(path, "rb") as file:
-            return file.read() if file.peek(16).startswith(PJRT) else None
-    except OSError:  # opening it as a bundle says what is wrong
-        return None
+class Gate:
+    """The one gate for everything that holds code, before its format is looked at.
+
+    Where keys are configured, only what one of them signed passes.
+    """
+
+    def __init__(self, keys: Sequence[str] | None = None) -> None:
+        self.keys = sign.trusted(keys)
+
+    def admit(self, name: str, head: bytes) -> None:
+        """Refuse, by the first bytes of a file, what is not signed by one of the keys."""
+        if self.keys:
+            sign.verify(name, self.keys, container.seal_of(head))
+
+
+def foreign(path: str | Path, keys: Sequence[str] | None = None) -> bytes | None:
+    """The bytes of a file that another engine saved; None for a bundle."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        head = file.read(container.HEAD)
+        Gate(keys).admit(str(path), head)
+        return read_bytes(path) if head.startswith(PJRT) else None
 
 
 def describe(path: str | Path) -> dict[str, Any]:
@@ -105,7 +123,7 @@ def describe(path: str | Path) -> dict[str, Any]:
         "programs": len(found.programs),
         "static": list(found.static),
         "bytes": image.start + len(image.body),
-        "signed": image.public_key.hex() if image.signature != bytes(64) else None,
+        "signed": image.seal.public_key.hex() if image.seal.signature != bytes(64) else None,
         "metadata": dict(found.metadata),
         "provenance": {**found.provenance, **found.programs[0].provenance},
     }
@@ -130,9 +148,10 @@ class Loaded(Frozen):
 
 def every_code(path: str | Path, recompile: Recompile, *, keys: Sequence[str] | None = None) -> tuple[Loaded, ...]:
     """All code of a bundle, after every byte of it was compared with its digest."""
-    image = container.open_file(path)
+    gate = Gate(keys)
+    image = container.open_file(path, gate.admit)
     try:
-        return _Reader(image, recompile, True, keys).every_code()
+        return _Reader(image, recompile, True, gate).every_code()
     finally:
         image.close()
 
@@ -140,15 +159,12 @@ def every_code(path: str | Path, recompile: Recompile, *, keys: Sequence[str] | 
 class _Reader:
     """One bundle on its way to executables."""
 
-    def __init__(self, image: Image, recompile: Recompile, verify: bool | None, keys: Sequence[str] | None) -> None:
+    def __init__(self, image: Image, recompile: Recompile, verify: bool | None, gate: Gate) -> None:
         self.image, self.recompile = image, recompile
-        trusted = sign.trusted(keys)
-        if trusted:
-            sign.verify(image.name, trusted, image.public_key, image.signature, image.header_digest)
         self.stored = _read(image)
         self.runtime = self._runtime()
-        if verify is not False or trusted:
-            image.check_body(self.runtime, complete=bool(verify or trusted))
+        if verify is not False or gate.keys:
+            image.check_body(self.runtime, complete=bool(verify or gate.keys))
 
     def model(self) -> Model:
         stored = self.stored

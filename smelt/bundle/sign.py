@@ -11,24 +11,46 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from smelt.errors import FileError, MissingPackageError, SmeltError
+from smelt.files import read_bytes
+from smelt.frozen import Frozen
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _CONTEXT = b"smelt bundle 1\0"
 VARIABLE = "SMELT_BUNDLE_KEYS"
+LARGEST = 1 << 16  # bytes of a file with a key
+
+
+class Seal(Frozen):
+    """What a bundle's head says about its signature; the digest covers the file."""
+
+    public_key: bytes
+    signature: bytes
+    digest: str
 
 
 def trusted(keys: Sequence[str] | None) -> tuple[bytes, ...]:
     """The public keys that a caller or the environment names: 64 hexadecimal digits each, or files that hold them."""
-    given = keys if keys is not None else [key for key in os.environ.get(VARIABLE, "").split(",") if key.strip()]
-    return tuple(_public(key.strip()) for key in given)
+    if keys is None:
+        named = os.environ.get(VARIABLE)
+        if named is None:
+            return ()
+        keys = named.split(",")
+    if isinstance(keys, str | bytes) or not keys:
+        raise SmeltError("no public key", expected="a list of keys, at least one", got=keys, remedy="leave keys= out")
+    return tuple(_public(key.strip()) for key in keys)
 
 
-def verify(name: str, keys: tuple[bytes, ...], public_key: bytes, signature: bytes, header_digest: str) -> None:
-    """Refuse a bundle that none of the keys signed."""
-    if signature == bytes(64):
-        raise FileError(f"{name} is not signed", expected="a signature by a configured key", remedy=f"unset {VARIABLE}")
+def verify(name: str, keys: tuple[bytes, ...], seal: Seal | None) -> None:
+    """Refuse what none of the keys signed."""
+    if seal is None or seal.signature == bytes(64):
+        raise FileError(
+            f"{name} is not signed",
+            expected="a bundle with a signature by a configured key",
+            remedy=f"sign it (smelt compile --sign), or unset {VARIABLE}",
+        )
+    public_key, signature, header_digest = seal.public_key, seal.signature, seal.digest
     if public_key not in keys:
         raise FileError(
             f"{name} is signed by a key that is not trusted",
@@ -57,11 +79,7 @@ def _message(header_digest: str) -> bytes:
 
 
 def _private(path: str | Path, ed25519: Any) -> Any:
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-    except OSError as error:
-        raise FileError(f"cannot read {path}", got=error.strerror) from error
+    data = read_bytes(path, LARGEST)
     try:
         if data.startswith(b"-----BEGIN"):
             from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -81,10 +99,9 @@ def _public(key: str) -> bytes:
         if len(key) == 64:
             text = key
         else:
-            with open(key, encoding="ascii") as file:
-                text = file.read().strip()
+            text = read_bytes(key, LARGEST).decode("ascii").strip()
         found = bytes.fromhex(text)
-    except (OSError, ValueError) as error:
+    except (FileError, ValueError) as error:
         raise SmeltError("no public key", expected="64 hexadecimal digits, or a file with them", got=key) from error
     if len(found) != 32:
         raise SmeltError("no public key", expected="64 hexadecimal digits, or a file with them", got=key)

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from smelt.bundle import record, sign
@@ -17,6 +16,7 @@ from smelt.bundle.stored import Code, StoredModel, StoredProgram, Variant
 from smelt.device.runtime import runtime
 from smelt.dtype import Array
 from smelt.errors import FileError
+from smelt.files import open_regular, write_atomically
 from smelt.version import __version__
 
 if TYPE_CHECKING:
@@ -25,33 +25,7 @@ if TYPE_CHECKING:
 
 def write(path: str | Path, model: StoredModel, private_key: str | Path | None = None) -> int:
     """Write a bundle; gives its bytes. A failure leaves nothing behind."""
-    return write_bytes(path, _pieces(model, private_key))
-
-
-def write_bytes(path: str | Path, pieces: Iterable[memoryview]) -> int:
-    """A file under a temporary name, synced, then renamed: it appears whole or not at all. Gives its bytes."""
-    import tempfile
-    from pathlib import Path
-
-    path, total = Path(path), 0
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".part")
-        part = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                for piece in pieces:
-                    total += file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
-            part.chmod(0o666 & ~_mask())
-            part.replace(path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise FileError(f"cannot write {path}", got=error.strerror or error) from error
-    _sync(path.parent)
-    return total
+    return write_atomically(path, _pieces(model, private_key))
 
 
 def serialize(model: StoredModel, private_key: str | Path | None = None) -> bytes:
@@ -64,7 +38,7 @@ def source_record(path: Path) -> dict[str, str]:
     import hashlib
 
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
     except OSError as error:
         raise FileError(f"cannot read {path}", got=error.strerror) from error
@@ -131,20 +105,3 @@ def _code(code: Code, body: Body) -> dict[str, Any]:
         "features": list(code.features),
         "library": body.add(code.library()),
     }
-
-
-def _mask() -> int:
-    """The permissions that files of this process do not have."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _sync(folder: Path) -> None:
-    """Make a rename last; not every system can."""
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -64,7 +64,8 @@ def _below(folder: Path) -> Iterator[Path]:
             for name in folders
             if name not in _SKIPPED and name[0] != "." and not Path(parent, name, "pyvenv.cfg").exists()
         ]
-        yield from (Path(parent, name) for name in files if name.endswith(".py"))
+        python = (Path(parent, name) for name in files if name.endswith(".py"))
+        yield from (path for path in python if path.is_file())  # no FIFO: reading it would wait
 
 
 def uses_smelt(file: Path) -> bool:

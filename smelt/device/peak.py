@@ -12,7 +12,6 @@ import json
 import math
 import os
 import platform
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,8 @@ import numpy as np
 
 from smelt.device import cache, cpu
 from smelt.dtype import Array
+from smelt.errors import FileError
+from smelt.files import read_bytes, write_atomically
 
 VERSION = 1
 FOOTPRINTS = tuple(1 << bits for bits in (17, 19, 21, 23, 25, 28))  # bytes, over all threads
@@ -103,20 +104,18 @@ def _key(threads: int) -> str:
 
 def _kept(path: Path) -> Peaks | None:
     try:
-        record = json.loads(path.read_text())
+        record = json.loads(read_bytes(path))
         points = tuple((int(size), float(rate)) for size, rate in record["bandwidth"])
         return Peaks(int(record["threads"]), float(record["gflops"]), points, float(record["load"]))
-    except (OSError, ValueError, KeyError, TypeError):  # nothing there, or damaged: measured again
+    except (FileError, ValueError, KeyError, TypeError):  # nothing there, or damaged: measured again
         return None
 
 
 def _keep(path: Path, found: Peaks) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
-            json.dump(asdict(found), file)
-        os.replace(file.name, path)
-    except OSError:  # a folder that cannot be written: measured again next time
+        write_atomically(path, [json.dumps(asdict(found)).encode()])
+    except (OSError, FileError):  # a folder that cannot be written: measured again next time
         return
 
 

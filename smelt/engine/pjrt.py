@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from smelt.buffer import Buffer, HostBuffer, check_array, check_shape, sizes_of
+from smelt.bundle.container import HEAD
+from smelt.bundle.load import Gate
 from smelt.device import pjrt
 from smelt.device.pjrt_worker import IsolatedClient
 from smelt.dtype import Quantized
@@ -90,6 +92,7 @@ class PjrtEngine:
 
     def deserialize(self, data: bytes) -> PjrtExecutable:
         """What `serialize` gave, on the same kind of device with the same version; anything else is refused."""
+        Gate().admit("the executable", data[:HEAD])
         client = self.client
         saved = pjrt_file.read(data, client.platform, client.version)
         run = SizedProgram.of(saved.main, client, saved.limit, frozenset(saved.donated_arguments))

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from smelt.bundle.record import number, numbers, text, texts
 from smelt.device import cpu
 from smelt.dtype import dtype
 from smelt.engine_api import Port, Signature
@@ -61,8 +62,8 @@ def write(saved: Saved, platform: str, version: str) -> bytes:
         "main_programs": [[key, len(blob)] for key, blob in saved.main_programs],
         "prepare_programs": [[key, len(blob)] for key, blob in saved.prepare_programs],
     }
-    text = json.dumps(header).encode()
-    rest = struct.pack("<Q", len(text)) + text + b"".join(blobs)
+    written = json.dumps(header).encode()
+    rest = struct.pack("<Q", len(written)) + written + b"".join(blobs)
     return MAGIC + hashlib.sha256(rest).digest() + rest
 
 
@@ -74,41 +75,48 @@ def read(data: bytes, platform: str, version: str) -> Saved:
     rest = data[start:]
     if hashlib.sha256(rest).digest() != data[len(MAGIC) : start]:
         raise ParseError("the serialised executable is damaged", expected="its checksum", got="another one")
-    (length,) = struct.unpack("<Q", rest[:8])
-    header = json.loads(rest[8 : 8 + length])
+    try:
+        (length,) = struct.unpack_from("<Q", rest)
+        header = json.loads(rest[8 : 8 + length])
+        made_for = {what: text(header[what]) for what in ("platform", "version", "processor")}
+    except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ParseError("the serialised executable has no header", got=error) from error
     here = {"platform": platform, "version": version, "processor": _processor(platform)}
     for what, mine in here.items():
-        if header[what] != mine:
+        if made_for[what] != mine:
             raise DeviceError(
                 f"the executable was serialised for another {what}",
                 expected=mine,
-                got=header[what],
+                got=made_for[what],
                 remedy="compile the model again on this machine",
             )
-    return _parts(header, rest[8 + length :])
+    try:
+        return _parts(header, rest[8 + length :])
+    except (SmeltError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ParseError("the serialised executable holds no program that can be read", got=error) from error
 
 
 def _parts(header: Mapping[str, Any], blobs: bytes) -> Saved:
-    try:
-        signature = Signature(*(tuple(_port(each) for each in ports) for ports in header["signature"].values()))
-        main = parse(header["main"])
-        prepare = parse(header["prepare"]) if header["prepare"] is not None else None
-    except (SmeltError, KeyError, TypeError, ValueError) as error:
-        raise ParseError("the serialised executable holds no program that can be read", got=error) from error
+    ports = header["signature"]
+    inputs, outputs, weights = (tuple(map(_port, ports[part])) for part in ("inputs", "outputs", "weights"))
+    main = parse(text(header["main"]))
+    prepare = parse(text(header["prepare"])) if header["prepare"] is not None else None
     at = 0
     programs: dict[str, list[tuple[tuple[tuple[int, ...], ...], bytes]]] = {"main_programs": [], "prepare_programs": []}
     for part, found in programs.items():
         for key, length in header[part]:
-            found.append((tuple(tuple(sizes) for sizes in key), blobs[at : at + length]))
+            found.append((tuple(map(numbers, key)), blobs[at : at + number(length)]))
             at += length
+    if at != len(blobs):
+        raise ValueError("the programs do not fill the file")
     return Saved(
-        signature,
+        Signature(inputs, outputs, weights),
         main,
         prepare,
-        frozenset(header["donated"]),
-        frozenset(header["donated_arguments"]),
-        {name: tuple(sizes) for name, sizes in header["buckets"].items()},
-        header["limit"],
+        frozenset(numbers(header["donated"])),
+        frozenset(numbers(header["donated_arguments"])),
+        {text(name): numbers(sizes) for name, sizes in header["buckets"].items()},
+        number(header["limit"]),
         programs["main_programs"],
         programs["prepare_programs"],
     )
@@ -136,7 +144,8 @@ def _port_record(port: Port) -> dict[str, Any]:
 
 
 def _port(record: Mapping[str, Any]) -> Port:
-    sizes = Shape("f32", *record["sizes"]).sizes
-    names = tuple(record["names"]) if record["names"] is not None else None
-    shape = Shape.of(dtype(record["dtype"]), sizes, names)
-    return Port(record["name"], shape, tuple(record["labels"]), tuple(record["keys"]))
+    sizes = Shape("f32", *texts(record["sizes"])).sizes
+    names = texts(record["names"]) if record["names"] is not None else None
+    shape = Shape.of(dtype(text(record["dtype"])), sizes, names)
+    keys = tuple(key if type(key) is int else text(key) for key in record["keys"])
+    return Port(text(record["name"]), shape, texts(record["labels"]), keys)

@@ -20,10 +20,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from smelt.bundle.write import write_bytes
 from smelt.device import cache as kept
 from smelt.device.runtime import default_threads
 from smelt.errors import FileError
+from smelt.files import read_bytes, write_atomically
 from smelt.kernel.choice import Choice, Lookup, Problem, choice_of, default, defaults, record_of
 from smelt.kernel.tile_c import TileShape
 
@@ -117,15 +117,12 @@ class Database:
     def export(self, path: Path) -> int:
         """Write everything as a file of its own, one line for each problem; how many."""
         lines = [f"{each.line()}\n".encode() for each in self.read().values()]
-        write_bytes(path, map(memoryview, lines))
+        write_atomically(path, lines)
         return len(lines)
 
     def merge(self, path: Path) -> int:
         """Add what another file knows and this one does not; how many problems that concerns."""
-        try:
-            theirs = _parsed(path)
-        except OSError as error:
-            raise FileError(f"cannot read {path}", got=error.strerror or error) from error
+        theirs = _parsed(path)
         ours = self.read()
         fresh = [each for key, each in theirs.items() if key not in ours or _adds(each, ours[key])]
         self.append(fresh)
@@ -179,15 +176,15 @@ def _read(path: Path, modified: int, size: int) -> Records:
     """The file as it was at that time; a change makes it another one."""
     try:
         return _parsed(path)
-    except OSError as error:
-        log.warning("what was tuned is not used: %s cannot be read (%s)", path, error.strerror)
+    except FileError as error:
+        log.warning("what was tuned is not used: %s (%s)", error.message, error.got)
         return {}
 
 
 def _parsed(path: Path) -> Records:
     found: dict[tuple[Target, Problem], Record] = {}
     damaged = 0
-    for line in path.read_bytes().split(b"\n"):
+    for line in read_bytes(path).split(b"\n"):
         if not line.strip():
             continue
         try:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from smelt.errors import FileError, ParseError, UnsupportedError
+from smelt.files import read_bytes
 from smelt.read import gguf, npz, safetensors
 from smelt.weights import Stored, Weights
 
@@ -113,11 +114,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > MAX_JSON:
-            raise ParseError(f"{path}: too large", expected=f"at most {MAX_JSON} bytes", got=path.stat().st_size)
-        record = json.loads(path.read_bytes())
-    except OSError as error:
-        raise FileError(f"cannot read {path}", got=error) from error
+        record = json.loads(read_bytes(path, MAX_JSON))
     except (ValueError, RecursionError) as error:
         raise ParseError(f"{path}: not JSON", got=error) from None
     if not isinstance(record, dict):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import struct
 import zipfile
-import zlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from smelt.dtype import Array, DType, dtype
-from smelt.errors import FileError, ParseError, ShapeError, UnsupportedError
+from smelt.errors import FileError, ParseError, ShapeError, SmeltError, UnsupportedError
+from smelt.files import open_regular
 from smelt.shape import Shape
-from smelt.weights import MappedFile, Stored, Weights
+from smelt.weights import MAX_RANK, MappedFile, Stored, Weights
 
 MAX_HEADER = 1 << 16  # bytes of one member's .npy header
 MAX_MEMBERS = 1 << 20
@@ -32,7 +33,7 @@ def read(path: str | Path) -> Weights:
     """The arrays of an archive, by name; nothing but headers is read."""
     file = MappedFile(path)
     try:
-        with zipfile.ZipFile(path) as archive:
+        with os.fdopen(open_regular(path), "rb") as content, zipfile.ZipFile(content) as archive:
             members = archive.infolist()
             if len(members) > MAX_MEMBERS:
                 raise ParseError(f"{path}: too many members", expected=f"at most {MAX_MEMBERS}", got=len(members))
@@ -42,10 +43,12 @@ def read(path: str | Path) -> Weights:
                 if name in stored:
                     raise ParseError(f"{path}: a name appears twice", got=name)
                 stored[name] = _member(file, archive, member, name)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error, struct.error) as error:
-        raise ParseError(f"{path}: not an .npz archive", got=error) from error
+    except SmeltError:
+        raise
     except OSError as error:
         raise FileError(f"cannot read {path}", got=error) from error
+    except Exception as error:  # zipfile raises what its parts raise: BadZipFile, UnicodeDecodeError, …
+        raise ParseError(f"{path}: not an .npz archive", got=error) from error
     return Weights(stored, source=str(path))
 
 
@@ -84,9 +87,9 @@ def _header(path: Path, name: str, head: bytes) -> tuple[str, DType, np.dtype[An
         version = np.lib.format.read_magic(stream)
         reader = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}[version[0]]
         sizes, fortran, found = reader(stream, max_header_size=MAX_HEADER)
-    except (ValueError, KeyError, SyntaxError, RecursionError, MemoryError) as error:
+    except Exception as error:  # NumPy evaluates the header as Python: TokenError, SyntaxError, UnicodeDecodeError, …
         raise ParseError(f"{path}: {name!r} is no .npy array", got=error) from None
-    if any(type(size) is not int or size < 0 for size in sizes):
+    if len(sizes) > MAX_RANK or any(type(size) is not int or size < 0 for size in sizes):
         raise ParseError(f"{path}: {name!r} has a wrong shape", got=sizes)
     try:
         element = dtype(found.newbyteorder("="))
@@ -118,17 +121,26 @@ def _inflated(
     path: Path, member: str, start: int, element: DType, sizes: tuple[int, ...], order: str, found: np.dtype[Any]
 ) -> Array:
     """The array of a compressed member; its length is known, and one byte more or less is an error."""
-    array = np.empty(sizes if order == "C" else sizes[::-1], element.numpy)
+    try:
+        array = np.empty(sizes if order == "C" else sizes[::-1], element.numpy)
+    except (MemoryError, ValueError) as error:
+        raise FileError(f"{path}: no memory left for {member}", got=f"{element}{list(sizes)}") from error
     target = array.reshape(-1).view(np.uint8)
     try:
-        with zipfile.ZipFile(path) as archive, archive.open(member) as opened:
+        with (
+            os.fdopen(open_regular(path), "rb") as content,
+            zipfile.ZipFile(content) as archive,
+            archive.open(member) as opened,
+        ):
             opened.read(start)
             at = 0
             while at < len(target) and (part := opened.read(min(1 << 20, len(target) - at))):
                 target[at : at + len(part)] = np.frombuffer(part, np.uint8)
                 at += len(part)
             rest = opened.read(1)
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except SmeltError:
+        raise
+    except Exception as error:  # as in `read`
         raise FileError(f"cannot read {member} of {path}", got=error) from error
     if at != len(target) or rest:
         raise ParseError(f"{path}: {member} has the wrong number of bytes", expected=len(target), got=at)

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import struct
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from smelt.dtype import Array, DType, dtype
-from smelt.errors import FileError, ParseError, UnsupportedError
+from smelt.errors import ParseError, UnsupportedError
+from smelt.files import write_atomically
 from smelt.shape import Shape
-from smelt.weights import MappedFile, Stored, Weights
+from smelt.weights import MAX_RANK, MappedFile, Stored, Weights
 
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
 NAMES = {
@@ -75,7 +76,6 @@ def write(path: str | Path, arrays: Mapping[str, Array], metadata: Mapping[str, 
 
     It appears under its name only when it is complete.
     """
-    path = Path(path)
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # larger elements first: all aligned
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
@@ -91,18 +91,8 @@ def write(path: str | Path, arrays: Mapping[str, Array], metadata: Mapping[str, 
         at += arrays[name].nbytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-(8 + len(text)) % 64)  # data that begins at a multiple of 64 can be shared with any device
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(struct.pack("<Q", len(text)) + text)
-            for name in order:
-                file.write(np.ascontiguousarray(arrays[name]).view(np.uint8).data if arrays[name].size else b"")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise FileError(f"cannot write {path}", got=error) from error
+    data = (np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data for name in order if arrays[name].size)
+    write_atomically(path, chain([struct.pack("<Q", len(text)) + text], data))
 
 
 def _header(file: MappedFile) -> tuple[dict[str, Any], int]:
@@ -138,6 +128,10 @@ def _entry(path: str | Path, name: str, entry: Any) -> tuple[DType, tuple[int, .
         known = ", ".join(NAMES)
         raise UnsupportedError(f"{path}: tensor {name!r} has an unknown type", expected=known, got=entry["dtype"])
     sizes, offsets = entry["shape"], entry["data_offsets"]
+    if isinstance(sizes, list) and len(sizes) > MAX_RANK:
+        raise UnsupportedError(
+            f"{path}: tensor {name!r} has too many axes", expected=f"at most {MAX_RANK}", got=len(sizes)
+        )
     if not _naturals(sizes) or not _naturals(offsets) or len(offsets) != 2 or math.prod(max(n, 1) for n in sizes) >> 56:
         raise ParseError(f"{path}: tensor {name!r} has a wrong shape or place", got=entry)
     return dtype(element), tuple(sizes), (offsets[0], offsets[1])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from smelt.errors import FileError, ParseError
+from smelt.errors import ParseError
+from smelt.files import read_bytes
 from smelt.ir.core import Program
 from smelt.ir.text import parse
 from smelt.ir.text.bytecode import read_bytecode
@@ -16,10 +17,7 @@ _BYTECODE = b"ML\xefR"
 
 def read(path: Path) -> tuple[Program, Weights]:
     """The program in a file; bytecode is told by its first bytes."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"cannot read {path}", got=error) from error
+    data = read_bytes(path)
     if data.startswith(_BYTECODE):
         return read_bytecode(data), _weights(path)
     try:

@@ -20,13 +20,13 @@ from smelt.activity import LONG, QUEUE
 from smelt.buffer import Buffer, HostBuffer, check_array, check_shape, sizes_of
 from smelt.bundle.stored import Storable
 from smelt.bundle.write import write as write_bundle
-from smelt.bundle.write import write_bytes
 from smelt.dim import Facts, Size, evaluate, solve
 from smelt.dtype import Array
 from smelt.engine.pjrt import PjrtExecutable
 from smelt.engine_api import Cost, Memory, Placing, Platform
 from smelt.engine_api import Executable as Compiled
 from smelt.errors import DeviceError, RunError, ShapeError, SizeError, SmeltError, UnsupportedError
+from smelt.files import write_atomically
 from smelt.ir import cost
 from smelt.ir.core import Program
 from smelt.shape import Shape
@@ -438,7 +438,7 @@ class Executable(Generic[P, R]):
         if isinstance(compiled, Storable):
             write_bundle(Path(path), compiled.stored().replace(name=self.name))
         elif hasattr(compiled, "serialize"):
-            write_bytes(Path(path), [memoryview(self.serialize())])
+            write_atomically(path, [self.serialize()])
         else:
             raise self._unsaved()
 

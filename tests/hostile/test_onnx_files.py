@@ -44,7 +44,7 @@ def test_external_data_stays_in_the_folder(tmp_path: Path, location: str):
     (tmp_path / "secret.bin").write_bytes(bytes(16))
     folder = tmp_path / "model"
     folder.mkdir()
-    with pytest.raises(FileError):
+    with pytest.raises(FileError, match="outside the model's folder"):
         read(write(folder / "m.onnx", model_with(external(location))))
 
 
@@ -56,16 +56,19 @@ def test_external_data_behind_links_is_refused(tmp_path: Path):
     (folder / "soft.bin").symlink_to(secret)
     os.link(secret, folder / "hard.bin")
     (folder / "dir").symlink_to(tmp_path)
-    for location in ("soft.bin", "hard.bin", "dir/secret.bin"):
-        with pytest.raises(FileError):
+    for location, why in (("soft.bin", "a link"), ("hard.bin", "hard links"), ("dir/secret.bin", "a link")):
+        with pytest.raises(FileError, match=why):
             read(write(folder / "m.onnx", model_with(external(location))))
 
 
 def test_external_data_that_is_no_file_is_refused(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
-    for location in ("pipe", "folder", "missing.bin"):
-        with pytest.raises(FileError):
+    for location, why in (
+        *(("pipe", "plain file"), ("folder", "plain file"), (".", "plain file"), ("./.", "plain file")),
+        *(("missing.bin", "cannot be read"), ("folder/missing.bin", "cannot be read")),
+    ):
+        with pytest.raises(FileError, match=why):
             read(write(tmp_path / "m.onnx", model_with(external(location))))
 
 

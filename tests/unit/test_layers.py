@@ -22,6 +22,7 @@ BASE = {
     "size",
     "theory",
     "errors",
+    "files",
     "target",
     "buffer",
     "weights",

@@ -17,7 +17,7 @@ from smelt.dtype import Array, DType, dtype
 from smelt.errors import FileError, ParseError, UnsupportedError
 from smelt.read.onnx.wire import Payload
 from smelt.shape import Shape
-from smelt.weights import MappedFile, Stored
+from smelt.weights import MAX_RANK, MappedFile, Stored
 
 STRING = 8
 TYPES = {
@@ -192,8 +192,8 @@ class TensorReader:
 
     def _sizes(self, proto: Any, what: str) -> tuple[int, ...]:
         sizes = tuple(proto.dims)
-        if any(size < 0 for size in sizes) or len(sizes) > 64 or _count(sizes) > _MAX_ELEMENTS:
-            raise ParseError(f"{self.file.path}: {what} has impossible sizes", got=list(sizes)[:64])
+        if any(size < 0 for size in sizes) or len(sizes) > MAX_RANK or _count(sizes) > _MAX_ELEMENTS:
+            raise ParseError(f"{self.file.path}: {what} has impossible sizes", got=list(sizes)[:MAX_RANK])
         return sizes
 
     def _wrong_length(self, what: str, expected: int, got: int, unit: str) -> FileError:
@@ -232,7 +232,8 @@ def external_path(model: Path, location: str, what: str) -> Path:
         )
     path = folder
     try:
-        for part in parts:
+        mode = os.stat(folder)
+        for part in parts:  # none for "."
             path = path / part
             mode = os.lstat(path)
             if stat.S_ISLNK(mode.st_mode):

@@ -21,7 +21,7 @@ import smelt
 from smelt.bundle import container, record, sign
 from smelt.bundle.entry import DataCheck, Entry, SizeCheck
 from smelt.bundle.executable import NativeExecutable
-from smelt.bundle.load import deserialize, load
+from smelt.bundle.load import deserialize, every_code
 from smelt.bundle.model import Model
 from smelt.bundle.write import serialize, write
 from smelt.device import cpu, runtime
@@ -29,6 +29,7 @@ from smelt.dim import symbol
 from smelt.dtype import Quantized, dtype
 from smelt.engine.executable import signature_of
 from smelt.engine.native import NativeEngine
+from smelt.engine.pjrt import PjrtEngine
 from smelt.engine.plans import entries, lower, plan_lowered, source_of
 from smelt.engine.store import default_targets, recompile, store_weights
 from smelt.engine_api import KernelUse, Port, Signature
@@ -125,7 +126,7 @@ def test_serialized_bytes_are_the_file_and_stay_the_same(
 # What a process that runs a bundle imports beyond numpy. Each module here is time that every start takes: what proves,
 # compiles, reads files of other kinds, logs or makes threads comes when it is needed.
 OURS = {
-    *("activity", "buffer", "dtype", "engine_api", "errors", "frozen", "shape", "size", "target", "version"),
+    *("activity", "buffer", "dtype", "engine_api", "errors", "files", "frozen", "shape", "size", "target", "version"),
     *("device", "device.cache", "device.cpu", "device.library", "device.runtime"),
     *("bundle", "bundle.container", "bundle.entry", "bundle.executable", "bundle.load", "bundle.model"),
     *("bundle.per_value", "bundle.record", "bundle.sign", "bundle.stored", "bundle.write"),
@@ -526,8 +527,46 @@ def test_a_bundle_that_was_made_up_again_fails_its_signature(
     assert smelt.load(tmp_path / "forged.smelt").name == "another"
     with pytest.raises(FileError, match="wrong signature"):
         smelt.load(tmp_path / "forged.smelt", keys=[public])
-    with pytest.raises(SmeltError, match="no public key"):
-        load(saved, recompile, keys=["zz"])
+
+
+@pytest.mark.parametrize("setting", ["", " ", ",", " , ", "zz", "00" * 31, "00" * 32 + ",", "/no/such/file"])
+def test_a_setting_without_keys_is_an_error(saved: Path, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sets it wants signatures checked: nothing is loaded unchecked because of a slip."""
+    monkeypatch.setenv(sign.VARIABLE, setting)
+    for attempt in (smelt.load, lambda path: smelt.deserialize(path.read_bytes())):
+        with pytest.raises(SmeltError, match="no public key"):
+            attempt(saved)
+    monkeypatch.delenv(sign.VARIABLE)
+    for keys in ([], (), [setting], setting):
+        with pytest.raises(SmeltError, match="no public key"):
+            smelt.load(saved, keys=keys)
+
+
+def test_no_format_passes_the_gate_unsigned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of every format, and of none, by every way in."""
+    path = tmp_path / "unsigned.smelt"
+    for content in (
+        b"smelt pjrt 1\n" + bytes(400),
+        b"smelt pjrt",
+        b"",
+        b"\x89SMELT\r\n" + bytes(400),
+        b"PK\x03\x04" * 60,
+    ):
+        path.write_bytes(content)
+        for keys in (["00" * 32], None):
+            with monkeypatch.context() as patch:
+                if keys is None:
+                    patch.setenv(sign.VARIABLE, "00" * 32)
+                options = {} if keys is None else {"keys": keys}
+                with pytest.raises(FileError, match="not signed"):
+                    smelt.load(path, **options)
+                with pytest.raises(FileError, match="not signed"):
+                    smelt.deserialize(content, **options)
+                if keys is None:
+                    with pytest.raises(FileError, match="not signed"):
+                        PjrtEngine("cpu").deserialize(content)
+                    with pytest.raises(FileError, match="not signed"):
+                        every_code(path, recompile)
 
 
 def _manifest(bundle: bytearray) -> bytes:
