@@ -5,7 +5,7 @@ Registered in `nest.PULLS`; `fuse` decides which values are pulled and which are
 
 from __future__ import annotations
 
-from smelt.dim import Size
+from smelt.dim import Size, at_most
 from smelt.dtype import DTYPES, DType, f32, f64, i1, i64, ui64
 from smelt.ir.core import Op
 from smelt.ir.ops import OPS
@@ -116,12 +116,13 @@ def padded(nest: Nest, op: Op, index: Index, low: list[Expr], steps: list[Size] 
         index, low, steps, tensor(operand).sizes, tensor(op.result).sizes, strict=True
     ):
         inner = add(at, scale(start, -1))
-        if start != Number(0):
+        before = start.value if isinstance(start, Number) and isinstance(start.value, int) else None
+        if before is None or before > 0:
             conditions.append(nest.apply("GE", nest.let(inner), Number(0), dtype=i1))
         if step != 1:
             inner, rest = _divided(nest, nest.let(inner), step)
             conditions.append(nest.apply("EQ", rest, Number(0), dtype=i1))
-        if not (start == Number(0) and step == 1 and size == full):
+        if not (step == 1 and before is not None and at_most(full - size, before)):
             conditions.append(nest.less(nest.let(inner), Amount(size)))
         places.append(inner)
     if not conditions:

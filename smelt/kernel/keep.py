@@ -6,7 +6,8 @@ to its beginning, before `fuse` makes its steps. Of values that lie inside a lar
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, fields
 
 from smelt.ir.core import Op, Region, Token, Value, captured
 from smelt.ir.ops import OPS
@@ -95,7 +96,32 @@ class Kept:
     addressed: list[tuple[Value, Value, bool]] = field(default_factory=list)  # (base, value, in runs) that ops address
 
     def decide(self, region: Region, known: set[str]) -> None:
-        """Mark the values of a block that get a buffer; `known`: the symbols that have a number before it."""
+        """Mark the values of a block that get a buffer; `known`: the symbols that have a number before it.
+
+        A value that one op addresses may lie behind one that another op has stored: where it has no strides there, all
+        is decided again with that value stored too.
+        """
+        names = [each.name for each in fields(self) if each.name != "forced"]
+        before = {name: copy(getattr(self, name)) for name in names}
+        self._decide(region, known)
+        while missed := self._without_strides() - self.forced:
+            self.forced |= missed
+            for name, old in before.items():
+                setattr(self, name, copy(old))
+            self._decide(region, known)
+
+    def _without_strides(self) -> set[Value]:
+        """What must be stored for the addressed values that do not lie at regular distances in what is stored now."""
+        missed: set[Value] = set()
+        for _, value, in_runs in self.addressed:
+            below = value
+            while below not in self.values and below.op is not None and _is_move(below.op) and below.op.operands:
+                below = below.op.operands[0]
+            if below is not value and not _is_strided(Nest({below: 0}, views=self.views), value, in_runs):
+                missed.add(_unreshaped(value))
+        return missed
+
+    def _decide(self, region: Region, known: set[str]) -> None:
         uses: dict[Value, _Use] = {result: _Use() for op in region.ops for result in op.results}
         for value in region.results:
             if value in uses:
@@ -199,9 +225,7 @@ class Kept:
             self.addressed.append((base, value, in_runs))
             if value is base or _is_strided(Nest({base: 0}, views=self.views), value, in_runs):
                 continue
-            while value.op is not None and value.op.name == "stablehlo.reshape":
-                value = value.op.operands[0]  # a view of what it reshapes
-            self.forced.add(value)
+            self.forced.add(_unreshaped(value))
 
     def _spread(self, op: Op, stored: bool, uses: dict[Value, _Use]) -> None:
         """Tell the operands who uses them, and how."""
@@ -223,6 +247,13 @@ class Kept:
             mine.path = _joined_path(mine, _path(op, i, () if stored else use.path))
             if op.name in CONTROL or op.name == "stablehlo.custom_call" or _gives_size(op, i):
                 mine.outside = True
+
+
+def _unreshaped(value: Value) -> Value:
+    """What a value is a view of."""
+    while value.op is not None and value.op.name == "stablehlo.reshape":
+        value = value.op.operands[0]
+    return value
 
 
 def _is_strided(nest: Nest, value: Value, in_runs: bool) -> bool:
@@ -255,6 +286,9 @@ def _is_move(op: Op) -> bool:
     if op.name == "smelt.pack":
         columns = tensor(op.operands[0]).sizes[2]
         return isinstance(columns, int) and columns % op.attrs["width"] == 0
+    if op.name == "stablehlo.pad":  # one that only crops is a slice
+        edges = (*op.attrs["edge_padding_low"], *op.attrs["edge_padding_high"])
+        return max(edges, default=0) <= 0 and not any(op.attrs["interior_padding"])
     return op.name in MOVES
 
 

@@ -335,10 +335,10 @@ def split(x: Expr, size: Size) -> tuple[Expr, Expr]:
             low[atom] = coefficient
     carried = divide_exact(form.constant, size)
     rest = _affine(low, 0 if carried is not None else form.constant)
-    whole = _affine(high, carried or 0)
+    whole = _affine(high, 0 if carried is None else carried)
     if _is_below(rest, size):
         return whole, rest
-    alone = not high and not carried  # then x is the rest, which is not negative
+    alone = not high and carried in (None, 0)  # then x is the rest, which is not negative
     for atom, coefficient in low.items():  # c * atom + less than c, where c divides the size
         parts = divide_exact(size, coefficient)
         others = _affine({each: factor for each, factor in low.items() if each != atom}, affine(rest).constant)

@@ -18,6 +18,7 @@ from smelt.ir.clone import clone_region
 from smelt.ir.core import Op, Region, Value
 from smelt.ir.ops import OPS
 from smelt.ir.rewrite import Edit
+from smelt.passes.crop import crop
 from smelt.shape import Shape
 
 # The channels-last value behind each value that was made from one.
@@ -178,12 +179,7 @@ def _in_phases(b: Builder, images: Value, kernel: Value, phases: Sequence[_Phase
         result.dtype, (result.sizes[0], *(n * step for n, step in zip(counts, steps, strict=True)), features)
     )
     made = b.reshape(b.transpose(b.reshape(made, result=apart), permutation=tuple(order)), result=joined)
-    if joined.sizes != result.sizes:
-        limits = [*joined.sizes]
-        limits[1:-1] = result.sizes[1:-1]
-        made = b.slice(made, start_indices=(0,) * rank, limit_indices=tuple(limits), strides=(1,) * rank)
-    whole: Value = made
-    return whole
+    return crop(b, made, {1 + i: (0, size) for i, size in enumerate(result.sizes[1:-1])})
 
 
 def _taps(b: Builder, kernel: Value, axis: int, phase: _Phases, number: int) -> Value:

@@ -23,6 +23,7 @@ from smelt.ir.layouts import Word, letters, parse, sizes_of
 from smelt.ir.ops.packed_words import QUAD
 from smelt.ir.rewrite import Match, Rule, op
 from smelt.passes.channels_last import channels_last_dims
+from smelt.passes.crop import crop
 from smelt.passes.round_bytes import rounded
 from smelt.shape import Shape
 
@@ -340,18 +341,18 @@ def _window_total(
     if window.groups > 1 and (window.depth % QUAD or right.zero is not None):
         return _float_total(space, window, zeros, names)
     left = _side(space, window.images, zero, ui8)
-    kernel, features = right.value, window.kernel.shape.sizes[-1]
+    kernel, features, last = right.value, window.kernel.shape.numbers()[-1], window.images.shape.rank - 1
     if right.zero is not None:  # one more feature gives the sums of what is under each window
         ones = b.full(1, Shape.of(i8, (*kernel.shape.sizes[:-1], 1)))
         kernel = b.concatenate(kernel, ones, dimension=kernel.shape.rank - 1)
     sizes = (*space.shape(names[:-1], i32).sizes, kernel.shape.sizes[-1])
     made = _convolved(b, replace(window, images=left.value, kernel=kernel), left.zero, sizes, width)
-    shown = _Part(made if right.zero is None else _features(b, made, 0, features), names)
+    shown = _Part(made if right.zero is None else crop(b, made, {last: (0, features)}), names)
     total = _Part(space.ordered(shown, space.letters), space.letters)
     axes = tuple(range(kernel.shape.rank - 1))
 
     def row_sums() -> _Part:
-        sums = _reshaped(b, _features(b, made, features, features + 1), sizes[:-1])
+        sums = _reshaped(b, crop(b, made, {last: (features, features + 1)}), sizes[:-1])
         whole = _Part(sums, names[:-1])
         if left.zero is None:
             return whole
@@ -361,18 +362,6 @@ def _window_total(
     return _corrected(
         space, total, left, right, lambda: _Part(_sum(b, _converted(b, right.value, i32), axes), "o"), row_sums
     )
-
-
-def _features(b: Builder, value: Value, first: Size, after: Size) -> Value:
-    sizes = value.shape.sizes
-    made: Value = b.op(
-        "stablehlo.slice",
-        value,
-        start_indices=(*(0 for _ in sizes[1:]), first),
-        limit_indices=(*sizes[:-1], after),
-        strides=(1,) * len(sizes),
-    ).result
-    return made
 
 
 def _convolved(b: Builder, window: _Window, zero: _Part | None, sizes: Sequence[Size], width: int) -> Value:

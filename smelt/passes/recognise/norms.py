@@ -44,7 +44,7 @@ def _products(look: Look, value: Value, bias: Value | None) -> Iterator[Found]:
         return
     ((variance, epsilon, row),) = parts[1]
     squares = _squares(look, variance)
-    if squares is None or not _per_row(row, squares.axes):
+    if squares is None or squares.x.shape.sizes != value.shape.sizes or not _per_row(row, squares.axes):
         return
     again = _parts(look, value, squares.x)  # x may be a product itself
     rest = [] if again is None else again[0]
