@@ -69,5 +69,3 @@ def test_native_agrees_with_onnxruntime(seed: int, tmp_path: Path) -> None:
                 scale = max(1.0, float(np.abs(other).max(initial=0)))
                 np.testing.assert_allclose(mine, other, rtol=1e-3, atol=1e-4 * scale, err_msg=name)
         bound.close()
-
-
