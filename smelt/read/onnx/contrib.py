@@ -425,14 +425,14 @@ def embed_layer_normalization(
     if (segment_ids is None) != (segment_embedding is None):
         raise ParseError("EmbedLayerNormalization: 'segment_ids' and 'segment_embedding' come together")
     batch, length = input_ids.shape.sizes
-    total = _widened(g, g.take(words, input_ids, 0))[0]
+    total = _widened(g, g.take_checked(words, input_ids, 0))[0]
     if position_ids is None:
         places = g.slice_axis(positions, 0, 0, length)
     else:
-        places = g.take(positions, position_ids, 0)
+        places = g.take_checked(positions, position_ids, 0)
     total = g.binary("add", total, *_widened(g, places))
     if segment_ids is not None and segment_embedding is not None:
-        total = g.binary("add", total, *_widened(g, g.take(segment_embedding, segment_ids, 0)))
+        total = g.binary("add", total, *_widened(g, g.take_checked(segment_embedding, segment_ids, 0)))
     y, _, _ = _layer_norm(g, total, _given(gamma, "gamma"), _given(beta, "beta"), -1, epsilon)
     if mask is None:
         counts = g.full(0, Shape.of(i32, (batch,)))

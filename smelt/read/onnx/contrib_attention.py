@@ -399,7 +399,7 @@ def _rotated(g: Graph, x: Value, cosines: Value, sines: Value, interleaved: int)
 
 def _tables(g: Graph, cosines: Value, sines: Value, places: Value) -> tuple[Value, Value]:
     """Rows of the tables for places [batch, length], as [batch, 1, length, half]."""
-    found = (g.expand_dims(g.convert(g.take(table, places, 0), f32), (1,)) for table in (cosines, sines))
+    found = (g.expand_dims(g.convert(g.take_checked(table, places, 0), f32), (1,)) for table in (cosines, sines))
     left, right = found
     return left, right
 

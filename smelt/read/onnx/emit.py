@@ -327,18 +327,33 @@ class Emit:
             holds, *numbers, result=[], call_target_name="smelt.check", has_side_effect=True, error_message=message
         )
 
-    def check_range(self, indices: Value, size: Size) -> None:
-        """Indices lie in [-size, size) when the program runs."""
+    def check_at_most(self, least: Size, size: Size, what: str) -> None:
+        """A size is at least another one: proven, refused, or checked when the program runs."""
+        if at_most(least, size):
+            return
+        if at_most(size + 1, least):
+            raise ShapeError(what, expected=f"at most {size}", got=least)
+        a, b = self.size(least), self.size(size)
+        self.check(self.compare(a, b, "LE"), f"{what}: {{0}} is more than {{1}}", a, b)
+
+    def check_range(self, indices: Value, size: Size, *, negative: bool = True) -> None:
+        """Indices lie in [-size, size) when the program runs, or in [0, size) where none may count from the end."""
         element = indices.shape.element
         axes = range(indices.shape.rank)
         extent = self.convert(self.size(size), i64)
         low, high = integer_range(element)
         least = self.convert(self.reduce(indices, axes, "minimum", high), i64)
         most = self.convert(self.reduce(indices, axes, "maximum", low), i64)
-        above = self.compare(least, self.unary("negate", extent), "GE")
+        first = self.unary("negate", extent) if negative else self.scalar(0, i64)
+        above = self.compare(least, first, "GE")
         below = self.compare(most, extent, "LT")
         message = "an index is out of range: they lie between {0} and {1}, and the axis has the size {2}"
         self.check(self.binary("and", above, below), message, least, most, extent)
+
+    def take_checked(self, x: Value, indices: Value, axis: int) -> Value:
+        """`take` of indices that only data tells: they are checked, and none may be negative."""
+        self.check_range(indices, x.shape.sizes[axis], negative=False)
+        return self.take(x, indices, axis)
 
     def gather(self, x: Value, indices: Value, dims: GatherDims, slice_sizes: Sequence[Size]) -> Value:
         static = ints(slice_sizes)

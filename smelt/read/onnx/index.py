@@ -55,8 +55,8 @@ def wrapped(g: Graph, indices: Tensor, size: Size) -> Value:
             if low < -size or high >= size:
                 raise ShapeError("an index is out of range", expected=f"-{size} to {size - 1}", got=f"{low} to {high}")
             return g.value(Tensor.constant(np.where(known < 0, known + known.dtype.type(size), known)))
-        if low >= 0:
-            return g.value(indices)
+        g.check_at_most(max(high + 1, -low), size, "an index is out of range")
+        return g.value(indices) if low >= 0 else g.wrap(g.value(indices), size)
     value = g.value(indices)
     g.check_range(value, size)
     return g.wrap(value, size)
@@ -90,7 +90,7 @@ def gather_nd(g: Graph, data: Value, indices: Tensor, *, batch_dims: int = 0) ->
         raise ShapeError("GatherND: the indices do not fit", expected=data.shape, got=indices.shape)
     if batch_dims + depth > data.shape.rank:
         raise ShapeError("GatherND: too many indices", expected=data.shape, got=indices.shape)
-    at = _wrapped_vectors(g, g.value(indices), data.shape.sizes[batch_dims : batch_dims + depth])
+    at = _wrapped_vectors(g, indices, data.shape.sizes[batch_dims : batch_dims + depth])
     picked = tuple(range(batch_dims, batch_dims + depth))
     batch = tuple(range(batch_dims))
     window = [1 if i < batch_dims + depth else n for i, n in enumerate(data.shape.sizes)]
@@ -106,11 +106,19 @@ def gather_nd(g: Graph, data: Value, indices: Tensor, *, batch_dims: int = 0) ->
     return g.gather(data, at, dims, window)
 
 
-def _wrapped_vectors(g: Graph, indices: Value, sizes: tuple[Size, ...]) -> Value:
-    """Index vectors along the last dimension, each entry counted from the end where it is negative."""
-    limits = g.convert(g.size_vector(sizes), indices.shape.element)
-    moved = g.binary("add", indices, limits)
-    return g.select(g.compare(indices, g.like(0, indices), "LT"), moved, indices)
+def _wrapped_vectors(g: Graph, indices: Tensor, sizes: tuple[Size, ...]) -> Value:
+    """Index vectors along the last dimension, checked, each entry counted from the end where it is negative."""
+    known = None if indices.is_symbolic else indices.known
+    value = None if known is not None else g.value(indices)
+    parts: list[Value] = []
+    for i, size in enumerate(sizes):
+        if known is not None:
+            column = Tensor.constant(known[..., i : i + 1])
+        else:
+            assert value is not None
+            column = Tensor.of(g.slice_axis(value, indices.rank - 1, i, i + 1))
+        parts.append(wrapped(g, column, size))
+    return g.concat(parts, indices.rank - 1) if parts else g.value(indices)
 
 
 @onnx_op("ReverseSequence", since=10)
@@ -118,7 +126,9 @@ def reverse_sequence(g: Graph, input: Value, sequence_lens: Value, *, batch_axis
     rank = input.shape.rank
     batch, time = axis_of(batch_axis, rank), axis_of(time_axis, rank)
     sizes = input.shape.sizes
-    lengths = g.broadcast_in_dim(g.convert(sequence_lens, i64), sizes, (batch,))
+    counts = g.convert(sequence_lens, i64)
+    g.check_range(counts, sizes[time] + 1, negative=False)
+    lengths = g.broadcast_in_dim(counts, sizes, (batch,))
     at = g.iota(i64, sizes, time)
     mirrored = g.plus(g.binary("subtract", lengths, at), -1)
     source = g.select(g.compare(at, lengths, "LT"), mirrored, at)
@@ -161,9 +171,9 @@ def scatter(g: Graph, data: Value, indices: Tensor, updates: Value, *, axis: int
 
 
 @onnx_op("ScatterND", since=11)
-def scatter_nd(g: Graph, data: Value, indices: Value, updates: Value, *, reduction: str = "none") -> Value:
-    depth = indices.shape.sizes[-1] if indices.shape.rank else None
-    rank, many = data.shape.rank, indices.shape.rank - 1
+def scatter_nd(g: Graph, data: Value, indices: Tensor, updates: Value, *, reduction: str = "none") -> Value:
+    depth = indices.sizes[-1] if indices.rank else None
+    rank, many = data.shape.rank, indices.rank - 1
     if not isinstance(depth, int) or depth > rank:
         raise ShapeError("ScatterND: the indices do not fit", expected=data.shape, got=indices.shape)
     at = _wrapped_vectors(g, indices, data.shape.sizes[:depth])
@@ -197,6 +207,8 @@ def tensor_scatter(
     at = g.iota(i64, sizes, place)
     if write_indices is not None:
         at = g.binary("add", at, g.broadcast_in_dim(g.convert(write_indices, i64), sizes, (0,)))
+    if mode == "linear":
+        g.check_range(at, past_cache.shape.sizes[place], negative=False)
     if mode == "circular":
         at = g.binary("remainder", at, g.size(past_cache.shape.sizes[place]))
     every = tuple(range(rank))

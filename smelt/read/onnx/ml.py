@@ -49,7 +49,7 @@ def array_feature_extractor(g: Graph, X: Item, Y: Tensor) -> Item | Value:
         raise ShapeError("ArrayFeatureExtractor of a scalar")
     x = g.value(X)
     x = g.expand_dims(x, (0,)) if X.rank == 1 else x
-    return g.take(x, g.reshape(g.value(Y), (Y.shape.count,)), x.shape.rank - 1)
+    return g.take_checked(x, g.reshape(g.value(Y), (Y.shape.count,)), x.shape.rank - 1)
 
 
 def _text_columns(g: Graph, array: Array, Y: Tensor) -> Item:

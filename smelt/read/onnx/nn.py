@@ -461,6 +461,7 @@ def _put_flat(g: Graph, values: Value, places: Value, shape: Shape) -> Value:
     count = values.shape.count
     dims = ScatterDims(inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), index_vector_dim=1)
     body = g.scalar_region(shape.element, lambda r, a, b: b)
+    g.check_range(places, shape.count, negative=False)
     empty = g.full(0, Shape.of(shape.element, (shape.count,)))
     return g.scatter(empty, g.reshape(places, (count,)), g.reshape(values, (count,)), dims, body)
 

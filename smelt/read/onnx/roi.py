@@ -26,7 +26,7 @@ def max_roi_pool(
     count = rois.shape.sizes[0]
     wide = g.convert(rois, f32)
     image, left, top, right, bottom = (g.reshape(g.slice_axis(wide, 1, i, i + 1), (count,)) for i in range(5))
-    x = g.take(X, g.convert(image, i64), 0)  # [regions, channels, height, width]
+    x = g.take_checked(X, g.convert(image, i64), 0)  # [regions, channels, height, width]
     rows = _cells(g, top, bottom, X.shape.sizes[2], pooled_shape[0], spatial_scale)
     columns = _cells(g, left, right, X.shape.sizes[3], pooled_shape[1], spatial_scale)
     least = lowest(X.shape.element)

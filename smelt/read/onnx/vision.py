@@ -242,7 +242,7 @@ def _aligned(
         offsets = g.value(Tensor.constant((steps.reshape(-1) / n).astype(element.numpy)))
         spread = g.binary("multiply", g.expand_dims(length, (1,)), g.expand_dims(offsets, (0,)))
         axes.append(g.binary("add", spread, g.expand_dims(low, (1,))))  # [boxes, n * s]
-    images = g.take(X, g.convert(batch, i64), 0)  # [boxes, channels, height, width]
+    images = g.take_checked(X, g.convert(batch, i64), 0)  # [boxes, channels, height, width]
     height, width = axes[0].shape.sizes[1], axes[1].shape.sizes[1]
     grid = [
         g.broadcast_in_dim(axes[0], (count, height, width), (0, 1)),
