@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from smelt.bundle import load as bundle
+from smelt.bundle.model import Defaults
 from smelt.bundle.model import Model as Model
 from smelt.bundle.per_value import Build, MissingValuesError, OpenSizes, PerValue
 from smelt.dtype import Array
@@ -26,7 +28,7 @@ from smelt.ir.core import Program
 from smelt.passes.quantise import check_precision, with_precision
 from smelt.read import onnx, stablehlo
 from smelt.read.onnx import StaticError
-from smelt.read.onnx.declared import declared
+from smelt.read.onnx.declared import declared, describe
 from smelt.weights import Weights
 
 log = logging.getLogger("smelt")
@@ -102,6 +104,11 @@ def load(
             tune=tune,
         )
     name, budget = Path(path).stem, Budget.of(memory_limit, sizes)
+    if static is None and Path(path).suffix.lower() == ".onnx":
+        again = partial(_fed, path, device, engine, budget, precision)
+        defaults = Defaults(ports=cache(lambda: describe(path).overridable), build=again)
+    else:
+        defaults = None
     try:
         program, weights = read(path, static)
     except StaticError as error:
@@ -111,18 +118,38 @@ def load(
             error.remedy = "tuning needs a program: give static=…, or use smelt tune with --static and --size"
             raise
         build = _builder(path, device, engine, budget, precision, lambda used: setattr(model, "engine", used))
-        model = Model(name, engine, PerValue(declared(path), error.inputs, error.sizes, build), {}, source=Path(path))
+        executable: Executable = PerValue(declared(path), error.inputs, error.sizes, build)
+        model = Model(name, engine, executable, {}, source=Path(path), defaults=defaults)
         return model
     program = with_precision(program, precision)
     if tune is not None:
         _tune(program, weights, device, engine, sizes or {}, tune)
     used, executable = compile_for(program, device, engine, budget)
     executable = executable.prepare(weights)
-    signature = executable.signature
-    if Path(path).suffix.lower() == ".onnx" and not all(port.shape.is_static for port in signature.inputs):
+    if Path(path).suffix.lower() == ".onnx":
         build = _builder(path, device, engine, budget, precision, lambda used: None, static or {})
-        executable = OpenSizes(executable, PerValue(signature, (), True, build))
-    return Model(name, used, executable, weights.metadata, source=Path(path))
+        executable = _for_any_size(executable, build)
+    return Model(name, used, executable, weights.metadata, source=Path(path), defaults=defaults)
+
+
+def _for_any_size(executable: Executable, build: Build) -> Executable:
+    """The executable, and where its sizes are dynamic, programs for sizes that break what it takes for granted."""
+    signature = executable.signature
+    if all(port.shape.is_static for port in signature.inputs):
+        return executable
+    return OpenSizes(executable, PerValue(signature, (), True, build))
+
+
+def _fed(
+    path: str | Path, device: str, engine: str, budget: Budget | None, precision: str, names: tuple[str, ...]
+) -> Executable:
+    """The program of an ONNX file in which these inputs have no default."""
+    build = _builder(path, device, engine, budget, precision, lambda used: None, fed=names)
+    try:
+        executable = build({}, {})
+    except MissingValuesError as error:
+        return PerValue(declared(path, names), error.names, error.sizes, build)
+    return _for_any_size(executable, build)
 
 
 def _tune(
@@ -147,12 +174,13 @@ def _builder(
     precision: str,
     tell: Callable[[str], None],
     static: Mapping[str, Any] | None = None,
+    fed: tuple[str, ...] = (),
 ) -> Build:
     """What compiles a file for given values and shapes of inputs, and tells which engine it was."""
 
     def build(values: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]) -> Executable:
         try:
-            program, weights = onnx.read(path, {**(static or {}), **values}, shapes)
+            program, weights = onnx.read(path, {**(static or {}), **values}, shapes, fed)
         except StaticError as error:
             if not set(error.inputs) - set(values) and not (error.sizes and not shapes):
                 raise

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from smelt.device.runtime import Memory
 from smelt.dtype import Array
 from smelt.engine_api import Executable, KernelUse, Port, Signature
 from smelt.errors import RunError, UnsupportedError
+from smelt.frozen import Frozen
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +30,13 @@ def _labelled(port: Port, result: Array | Buffer) -> Array:
     """An output as an array, or as the strings that its numbers stand for."""
     array = as_array(result)
     return np.array(port.labels, object)[array] if port.labels else array
+
+
+class Defaults(Frozen):
+    """Inputs that may be left out, asked for when a call brings one, and the program that takes some of them."""
+
+    ports: Callable[[], tuple[Port, ...]]
+    build: Callable[[tuple[str, ...]], Executable]
 
 
 class Model:
@@ -42,6 +50,7 @@ class Model:
         metadata: Mapping[str, str],
         provenance: Mapping[str, str] = MappingProxyType({}),
         source: Path | None = None,
+        defaults: Defaults | None = None,
     ) -> None:
         self.name = name
         self.engine = engine
@@ -49,6 +58,8 @@ class Model:
         self.provenance = dict(provenance)  # what its bundle says about where it came from
         self._source = source  # the file that it was made of
         self._executable = executable
+        self._defaults = defaults
+        self._fed: dict[tuple[str, ...], Executable] = {}  # by the optional inputs that come with a call
 
     @property
     def static(self) -> tuple[str, ...]:
@@ -65,6 +76,11 @@ class Model:
         return self._executable.signature
 
     @property
+    def optional(self) -> tuple[Port, ...]:
+        """Inputs that have a default value: a call may bring them by name, and need not."""
+        return self._defaults.ports() if self._defaults is not None else ()
+
+    @property
     def kernels(self) -> tuple[KernelUse, ...]:
         """What runs the model's ops."""
         return self._executable.kernels
@@ -76,9 +92,10 @@ class Model:
 
     def __call__(self, *positional: Any, **named: Any) -> dict[str, Array]:
         """Run it. Inputs go by position or by name; outputs come back by name."""
-        ports = self.signature.inputs
-        given: dict[str, Any] = dict(zip([port.name for port in ports], positional, strict=False))
-        if len(positional) > len(ports) or set(given) & set(named):
+        executable = self._for(named)
+        ports = executable.signature.inputs
+        given: dict[str, Any] = dict(zip([port.name for port in self.signature.inputs], positional, strict=False))
+        if len(positional) > len(self.signature.inputs) or set(given) & set(named):
             raise RunError(f"{self.name}: inputs given twice, or too many", expected=[port.name for port in ports])
         given |= named
         missing = [port.name for port in ports if port.name not in given]
@@ -89,8 +106,20 @@ class Model:
                 expected={port.name: port.shape for port in ports},
                 got=", ".join([*(f"no {name}" for name in missing), *(f"unknown {name}" for name in unknown)]),
             )
-        outputs = self._executable(*(given[port.name] for port in ports))
+        outputs = executable(*(given[port.name] for port in ports))
         return {port.name: _labelled(port, array) for port, array in zip(self.signature.outputs, outputs, strict=True)}
+
+    def _for(self, named: Mapping[str, Any]) -> Executable:
+        """The program for a call: another one where it brings inputs that have a default."""
+        known = {port.name for port in self.signature.inputs}
+        if self._defaults is None or named.keys() <= known:
+            return self._executable
+        fed = tuple(sorted({port.name for port in self._defaults.ports()} & named.keys() - known))
+        if not fed:
+            return self._executable
+        if fed not in self._fed:
+            self._fed[fed] = self._defaults.build(fed)
+        return self._fed[fed]
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """The same for inputs whose names are no Python names."""
@@ -118,7 +147,9 @@ class Model:
         return stored.replace(name=self.name, metadata=self.metadata, provenance=self.provenance | source)
 
     def close(self) -> None:
-        self._executable.close()
+        for each in (self._executable, *self._fed.values()):
+            each.close()
+        self._fed.clear()
 
     def __repr__(self) -> str:
         ports = ", ".join(f"{port.name}: {port.shape}" for port in self.signature.inputs)

@@ -184,8 +184,9 @@ class InferenceSession:
             raise RunError("the call was cancelled", remedy="RunOptions.terminate = False")
         inputs = {name: each._value if isinstance(each, OrtValue) else each for name, each in feed.items()}
         with self._timed("model_run"):
-            if self._trace is not None and self._trace.is_instrumented:
-                ports = self._model.signature
+            ports = self._model.signature
+            plain = inputs.keys() <= {port.name for port in ports.inputs}  # defaults stay as they are
+            if self._trace is not None and self._trace.is_instrumented and plain:
                 arrays = self._trace.call([np.asarray(as_array(inputs[port.name])) for port in ports.inputs])
                 return dict(zip([port.name for port in ports.outputs], arrays, strict=True))
             return self._model.run(inputs)
@@ -208,8 +209,7 @@ class InferenceSession:
     def get_overridable_initializers(self) -> list[NodeArg]:
         """Initialisers that are graph inputs too."""
         required = {port.name for port in self._model.signature.inputs}
-        found = describe(self._path).overridable if self._path.suffix.lower() == ".onnx" else ()
-        return [_node_arg(port) for port in found if port.name not in required]
+        return [_node_arg(port) for port in self._model.optional if port.name not in required]
 
     def get_providers(self) -> list[str]:
         """The provider in use, and the CPU as onnxruntime lists it."""
@@ -289,7 +289,8 @@ class IOBinding:
         self.bind_ortvalue_input(name, OrtValue(_array_at(buffer_ptr, shape, element_type)))
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
-        _known(name, self._session._model.signature.inputs, "input")
+        model = self._session._model
+        _known(name, (*model.signature.inputs, *model.optional), "input")
         self._inputs[name] = ortvalue
 
     def bind_output(

@@ -5,6 +5,7 @@ Called by `smelt.model` for models whose program must wait, and by the command l
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +19,10 @@ from smelt.shape import Shape
 from smelt.weights import MappedFile
 
 
-def declared(path: str | Path) -> Signature:
-    """Inputs that are not initialisers, and outputs, with the types that the file states."""
-    file = MappedFile(path)
-    graph = parse_message(lift(file.bytes, str(path)).message, path).graph
-    initialised = {tensor.name for tensor in graph.initializer}
+def declared(path: str | Path, fed: Collection[str] = ()) -> Signature:
+    """Inputs that are not initialisers or are `fed`, and outputs, with the types that the file states."""
+    graph = _graph(path)
+    initialised = _initialised(graph) - set(fed)
     inputs = [_port(port, path, i) for i, port in enumerate(graph.input) if port.name not in initialised]
     return Signature(tuple(inputs), tuple(_port(port, path, 1000 + i) for i, port in enumerate(graph.output)))
 
@@ -45,16 +45,24 @@ class Described(NamedTuple):
 def describe(path: str | Path) -> Described:
     proto = parse_message(lift(MappedFile(path).bytes, str(path)).message, path)
     graph = proto.graph
-    initialised = {tensor.name for tensor in graph.initializer}
+    initialised = _initialised(graph)
     ports = tuple(_port(port, path, i) for i, port in enumerate(graph.input) if port.name in initialised)
     texts = (graph.name, proto.producer_name, proto.domain, proto.doc_string, graph.doc_string)
     version = proto.model_version if proto.HasField("model_version") else UNVERSIONED
     return Described(*texts, version=version, overridable=ports)
 
 
+def _graph(path: str | Path) -> Any:
+    return parse_message(lift(MappedFile(path).bytes, str(path)).message, path).graph
+
+
+def _initialised(graph: Any) -> set[str]:
+    return {tensor.name for tensor in graph.initializer} | {each.values.name for each in graph.sparse_initializer}
+
+
 def element_types(path: str | Path) -> dict[str, Any]:
     """NumPy's type of the elements of each input; None where it is no tensor of numbers."""
-    graph = parse_message(lift(MappedFile(path).bytes, str(path)).message, path).graph
+    graph = _graph(path)
     numbers = {port.name: port.type.tensor_type.elem_type for port in graph.input}
     return {
         name: element_type(number, f"{path}: {name!r}").numpy if number not in (0, STRING) else None

@@ -85,6 +85,7 @@ class Model:
     notes: dict[str, Attrs] = field(default_factory=dict)  # attributes of results, by name
     decompositions: dict[str, Func] = field(default_factory=dict)  # of the composites that operators emit
     watch: Watch | None = None
+    fed: frozenset[str] = frozenset()  # inputs that come with a call although an initialiser gives them a value
     unknown: list[Value] = field(default_factory=list)  # what a watch goes on with where nodes cannot be read
 
     def weight(self, name: str, stored: Stored) -> Value:
@@ -376,7 +377,7 @@ class Graph(Emit):
         for proto in graph.initializer:
             if not proto.name:
                 raise ParseError("an initialiser without a name", where=self.model.path)
-            if self.outer is None and self.depth == 0 and proto.name in self.model.static:
+            if self.depth == 0 and (proto.name in self.model.static or proto.name in self.model.fed):
                 continue
             try:
                 item = self.tensor(proto, proto.name)

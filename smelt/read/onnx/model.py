@@ -6,7 +6,7 @@ carries its ONNX name. Dynamic dimensions are symbols. Called through `smelt.rea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +53,19 @@ _NONE: Mapping[str, Any] = {}
 
 
 def read(
-    path: str | Path, static: Mapping[str, Any] = _NONE, shapes: Mapping[str, tuple[int, ...]] = _NONE
+    path: str | Path,
+    static: Mapping[str, Any] = _NONE,
+    shapes: Mapping[str, tuple[int, ...]] = _NONE,
+    fed: Collection[str] = (),
 ) -> tuple[Program, Weights]:
     """The program in an ONNX file and its weights, which stay in the file until they are looked at.
 
     `static` gives inputs values at import: they are constants of the program then, and may shape it. `shapes` fixes the
-    sizes of inputs, for models that are another program for another size.
+    sizes of inputs, for models that are another program for another size. `fed` names inputs whose default, an
+    initialiser of the same name, does not count.
     """
     proto, model = open_model(path, static, shapes)
+    model.fed = frozenset(fed)
     return program_of(proto, model)
 
 
@@ -140,7 +145,7 @@ def _main(model: Model, graph: Any) -> Func:
     top.initialisers(graph)
     inputs: dict[str, Value] = {}
     for port in graph.input:
-        if port.name in top.items:  # an initialiser that may be overridden: it is not
+        if port.name in top.items:  # an initialiser that may be overridden, and is not
             continue
         if port.name in model.static:
             top.bind(port.name, _static(port, model.static[port.name], model))
