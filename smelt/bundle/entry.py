@@ -9,12 +9,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 
-from smelt.device import runtime
+from smelt import abi
+from smelt.device import cpu, runtime
 from smelt.dtype import Array
-from smelt.errors import Location, RunError, SizeError, SmeltError
+from smelt.errors import DeviceError, Location, RunError, SizeError, SmeltError
 from smelt.frozen import Frozen
 from smelt.shape import Shape
 
+REMEDY = "compile the model again"
 FAILED, UNFIT = 1 << 20, 1 << 21  # statuses of a program: what data did not fulfil, and what sizes did not
 
 
@@ -34,7 +36,7 @@ class DataCheck(Frozen):
 
 
 class Entry(Frozen):
-    """A function of a library: `NAME_run` and `NAME_measure`."""
+    """A function of a library: `NAME_run` and `NAME_measure`, with `NAME_abi` that says what it expects."""
 
     name: str
     arguments: tuple[Shape, ...]
@@ -47,6 +49,8 @@ class Entry(Frozen):
     reused: tuple[tuple[int, int], ...] = ()  # (result, donated argument) that are one array
 
     def program(self, library: ctypes.CDLL, constants: Sequence[bytes | Array]) -> runtime.Program:
+        """The function, after what its code states about itself was compared with what is said here."""
+        self._check(library, constants)
         return runtime.Program(
             library,
             self.name,
@@ -60,6 +64,26 @@ class Entry(Frozen):
             donated=self.donated,
             reused=dict(self.reused),
         )
+
+    def _check(self, library: ctypes.CDLL, constants: Sequence[bytes | Array]) -> None:
+        try:
+            stated = ctypes.string_at(_symbol(library, f"{self.name}_abi")).decode(errors="surrogatepass")
+            for part in ("run", "measure"):
+                _symbol(library, f"{self.name}_{part}")
+        except (AttributeError, ValueError) as error:  # ValueError: a name that cannot be one
+            raise DeviceError("the code lacks functions that it should have", got=error, remedy=REMEDY) from error
+        stated, _, needs = stated.rpartition(abi.NEEDS)
+        lengths = [len(each) if isinstance(each, bytes) else each.nbytes for each in constants]
+        checks = len(self.sizes), len(self.data)
+        said = abi.describe(self.symbols, self.arguments, self.results, lengths, self.donated, self.reused, checks)
+        if stated != said:
+            pairs = zip(stated.splitlines(), said.splitlines(), strict=False)
+            code, here = next(pair for pair in pairs if pair[0] != pair[1])
+            raise DeviceError("the code is not what is said about it", expected=code, got=here, remedy=REMEDY)
+        known = cpu.target("native").features
+        if known and not known.issuperset(needs.split()):
+            absent = ", ".join(name for name in needs.split() if name not in known)
+            raise DeviceError("the code needs more than this processor can do", expected=absent, remedy=REMEDY)
 
     def explain(self, status: int, record: tuple[int, ...]) -> SmeltError:
         """The error behind a status of the program."""
@@ -78,3 +102,8 @@ class Entry(Frozen):
         """The error behind a size that the program takes for granted."""
         unfit = self.sizes[check]
         return SizeError(unfit.why, expected=unfit.expected, got=dict(symbols))
+
+
+def _symbol(library: ctypes.CDLL, name: str) -> int:
+    """The address of something that a library exports."""
+    return ctypes.addressof(ctypes.c_char.in_dll(library, name))

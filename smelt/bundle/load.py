@@ -206,8 +206,10 @@ class _Reader:
         try:
             first = variant.prepare.program(library, variant.prepare_constants) if variant.prepare else None
             main = variant.main.program(library, variant.constants)
-        except AttributeError as error:
-            raise FileError(f"{self.image.name} has code without its functions", got=error) from error
+        except DeviceError as error:
+            raise FileError(
+                f"{self.image.name}: {error.message}", expected=error.expected, got=error.got, remedy=error.remedy
+            ) from error
         store = partial(self._store, program)
         return NativeExecutable(program.signature, first, main, variant.bound, program.kernels, store)
 
@@ -263,7 +265,7 @@ class _Reader:
         try:
             try:
                 return runtime.runtime(shipped)
-            except DeviceError:
+            except (DeviceError, AttributeError):  # AttributeError: a library of something else
                 if shipped is None:
                     raise
                 return runtime.runtime()  # made for another C library: compile it here
@@ -313,7 +315,7 @@ def _stored(image: Image) -> StoredModel:
     programs = tuple(_stored_program(image, each) for each in manifest["programs"])
     if not programs or not all(program.variants for program in programs):
         raise ValueError("there is no program")
-    return StoredModel(
+    model = StoredModel(
         record.text(manifest["name"]),
         record.signature_of(manifest["signature"]),
         programs,
@@ -327,6 +329,40 @@ def _stored(image: Image) -> StoredModel:
         record.pairs(manifest["provenance"]),
         record.number(manifest["abi"]),
     )
+    _check_model(model)
+    return model
+
+
+def _check_model(model: StoredModel) -> None:
+    """Whether programs take and give what the model's signature says; sizes are compared with the code's own later."""
+    names = {port.name for port in model.signature.inputs}
+    if not names.issuperset(model.static):
+        raise ValueError("an input that shapes the programs is none of the model's")
+    for program in model.programs:
+        if not names.issuperset(port.name for port in program.signature.inputs):
+            raise ValueError("a program has inputs that the model has not")
+        if len(program.signature.outputs) != len(model.signature.outputs):
+            raise ValueError("a program has another number of outputs than the model")
+        for variant in program.variants:
+            _check_variant(program.signature, variant)
+
+
+def _check_variant(signature: Signature, variant: Variant) -> None:
+    main, prepare, bound = variant.main, variant.prepare, variant.bound
+    if bound is None:
+        if prepare is None or len(prepare.arguments) != len(signature.weights):
+            raise ValueError("nothing prepares the weights")
+        count = len(prepare.results)
+        if prepare.results != main.arguments[:count]:
+            raise ValueError("the program does not take what is prepared for it")
+    else:
+        count = len(bound)
+    if count + len(signature.inputs) != len(main.arguments):
+        raise ValueError(f"the program takes {len(main.arguments)} arrays, not {count} and {len(signature.inputs)}")
+    if len(main.results) != len(signature.outputs):
+        raise ValueError(f"the program gives {len(main.results)} arrays, not {len(signature.outputs)}")
+    if any(place < count for place in main.donated):
+        raise ValueError("a bound array is used up by the first call")
 
 
 def _stored_program(image: Image, given: Any) -> StoredProgram:

@@ -124,6 +124,9 @@ def store_weights(program: Program, weights: Weights, targets: Sequence[str]) ->
 
 def recompile(text: bytes, tile: tuple[int, int, int], signature: Signature, bound: Arrays | None) -> NativeExecutable:
     """The program of a bundle, compiled for this machine; its weights stay packed as they are."""
+    known = {tile_shape(each) for each in cpu.TARGETS.values()}
+    if TileShape(*tile) not in known:
+        raise FileError("the bundle has weights in panels of an unknown shape", expected=known, got=tile)
     planned = plan_lowered(lowered(text), signature)
     taken = len(planned.main[0].of_kind("argument")) - len(signature.inputs)
     if taken != len(bound or ()) and (bound is not None or planned.prepare is None):

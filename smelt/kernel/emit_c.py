@@ -1,7 +1,7 @@
 """Plan → C. The program is freestanding: it includes nothing, allocates nothing and starts no thread of its own.
 
-It exports `NAME_run` and `NAME_measure` (see `runtime/smelt.h`). A kernel is a function over a table of buffers and a
-table of sizes; a loop on cores is a function of its own that the runtime calls with ranges.
+It exports `NAME_run`, `NAME_measure` and `NAME_abi` (see `runtime/smelt.h` and `abi.py`). A kernel is a function over a
+table of buffers and a table of sizes; a loop on cores is a function of its own that the runtime calls with ranges.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from smelt import abi
 from smelt.dim import Atom, Size, symbols
 from smelt.dtype import DType, f32
 from smelt.errors import UnsupportedError
@@ -117,7 +118,7 @@ class Source:
                     fresh[kernel] = _Function(f"{name}_{kernel.kind}{len(fresh)}")
         parts = [function.emit(kernel) for kernel, function in fresh.items()]
         program = _Program(plan, memory, name, self.stamps)
-        parts += [program.measure(), program.run(self.kernels | fresh)]
+        parts += [program.describe(), program.measure(), program.run(self.kernels | fresh)]
         self.kernels |= fresh
         self.parts += parts
 
@@ -200,6 +201,15 @@ class _Program:
         known = {name: f"n[{i}]" for i, name in enumerate(self.plan.symbols)}
         known |= {setting(i): f"{self.name}_settings[{i}]" for i in range(self.plan.settings)}
         return known | {name: f"m[{i}]" for i, name in enumerate(self.plan.late)}
+
+    def describe(self) -> str:
+        """What the program expects of its caller, for whoever loads it to compare."""
+        plan = self.plan
+        arguments, results = ([buffer.shape for buffer in plan.of_kind(kind)] for kind in ("argument", "result"))
+        constants = [len(constant) for constant in plan.constants]
+        checks = len(plan.checks), len(plan.requirements)
+        stated = abi.describe(plan.symbols, arguments, results, constants, plan.donated, plan.reused, checks)
+        return abi.c_text(self.name, stated)
 
     def measure(self) -> str:
         """Checks on sizes, the memory that a call needs, and the sizes of the results."""

@@ -1,19 +1,24 @@
-"""Damaged and forged bundles: each is refused with an error of ours, or gives exactly what the whole one gives.
+"""Damaged and forged bundles: each is refused with an error of ours, or runs without touching what is not its own.
 
     python tests/hostile/bundle_fuzz.py [BUNDLE.smelt] [--count 10000] [--seed 1]
 
 Without a bundle it makes one of the digits model. `damage` changes bytes anywhere; `forge` changes what the manifest
-says and computes the digests again. Workers do the loading, so that a crash is seen and counted. Used by the tests.
+says and computes the digests and the checksum again, so that the loader has to find out what is wrong. Workers load and
+run, so that a crash is seen and counted. Used by the tests.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
+import math
 import multiprocessing
 import os
+import struct
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
@@ -29,6 +34,7 @@ import numpy as np  # noqa: E402
 
 from smelt.bundle import container  # noqa: E402
 from smelt.bundle.load import deserialize, load  # noqa: E402
+from smelt.device.runtime import runtime  # noqa: E402
 from smelt.dtype import Array  # noqa: E402
 from smelt.engine.store import recompile  # noqa: E402
 from smelt.engine_api import Executable, Signature  # noqa: E402
@@ -72,22 +78,76 @@ def damage(whole: bytes, choose: Random) -> bytes:
 
 
 def forge(whole: bytes, choose: Random) -> bytes:
-    """A bundle whose manifest says something else, and whose digests fit."""
+    """A bundle whose manifest says something else, or with other weights, and whose digests and checksum fit."""
     length = int.from_bytes(whole[24:32], "little")
     alignment = int.from_bytes(whole[12:16], "little")
-    body = whole[container.round_up(container.HEAD + length, alignment) :]
+    body = bytearray(whole[container.round_up(container.HEAD + length, alignment) :])
     manifest = json.loads(whole[container.HEAD : container.HEAD + length])
+    if choose.random() < 0.1:
+        _change_weights(manifest, body, choose)
+    parts = _parts(manifest)
     for _ in range(choose.randint(1, 3)):
-        _twist(manifest, choose)
-    written = json.dumps(manifest, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
-    start = container.round_up(container.HEAD + len(written), alignment)
-    front = whole[:16] + (start + len(body)).to_bytes(8, "little") + len(written).to_bytes(8, "little")
+        _twist(choose.choice(parts), choose)
+    return assemble(manifest, bytes(body), alignment)
+
+
+def assemble(manifest: dict[str, Any], body: bytes, alignment: int = container.PAGE) -> bytes:
+    """A bundle of a manifest and a body: whatever covers them is computed again."""
+    manifest["checksum"] = "0" * 16
+    start = container.round_up(container.HEAD + len(_written(manifest)), alignment)
+    gap = bytes(start - container.HEAD - len(_written(manifest)))
+    found = container.checksum(runtime(), [memoryview(gap), memoryview(body)])
+    manifest["checksum"] = f"{found:016x}"
+    written = _written(manifest)
+    front = struct.pack("<8sIIQQ", container.MAGIC, container.FORMAT, alignment, start + len(body), len(written))
     named = bytes.fromhex(container.digest(front, bytes(32), written))
-    gap = bytes(start - container.HEAD - len(written))
     return front + named + bytes(96) + written + gap + body
 
 
-ODD: list[Any] = [None, True, -1, 0, 1, 1 << 40, 1 << 70, 0.5, "", "x", "f32", "B*B", [], [[]], {}, {"x": []}]
+def _written(manifest: dict[str, Any]) -> bytes:
+    return json.dumps(manifest, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def _change_weights(manifest: dict[str, Any], body: bytearray, choose: Random) -> None:
+    """Other bytes in a section of weights; code can do anything and is left alone."""
+    variants = [variant for program in manifest["programs"] for variant in program["variants"]]
+    places = [index for variant in variants for index, _ in variant["bound"] or ()]
+    section: list[Any] = manifest["sections"][choose.choice(places)] if places else [0, 0, ""]
+    offset, length = int(section[0]), int(section[1])
+    if length:
+        body[offset + choose.randrange(length)] ^= 1 << choose.randrange(8)
+        section[2] = container.digest(bytes(body[offset : offset + length]))
+
+
+def _parts(manifest: dict[str, Any]) -> list[Any]:
+    """Where something is changed: mostly what is said about code."""
+    parts: list[Any] = [manifest]
+    for variant in (variant for program in manifest["programs"] for variant in program["variants"]):
+        entry = variant["main"]
+        parts += [variant, variant["bound"], entry, *(entry[name] for name in ("arguments", "results", "constants"))]
+    return [part for part in parts if part]
+
+
+ODD: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    1 << 40,
+    1 << 70,
+    0.5,
+    "",
+    "x",
+    "f32",
+    "i8",
+    "B*B",
+    "N",
+    [],
+    [[]],
+    {},
+    {"x": []},
+]
 
 
 def _twist(node: Any, choose: Random) -> None:
@@ -98,17 +158,23 @@ def _twist(node: Any, choose: Random) -> None:
             return
         key = choose.choice(keys)
         inner = node[key]
-        if isinstance(inner, dict | list) and inner and choose.random() < 0.8:
+        if isinstance(inner, dict | list) and inner and choose.random() < 0.7:
             node = inner
             continue
-        match choose.randrange(4):
+        match choose.randrange(6):
             case 0:
                 del node[key]
             case 1:
                 other = choose.choice(keys)
                 node[key], node[other] = node[other], node[key]
-            case 2 if isinstance(inner, int):
+            case 2 if type(inner) is int:
                 node[key] = inner + choose.choice([-1, 1, 64, -64, 1 << 32])
+            case 3 if isinstance(node, list):
+                node.insert(key, deepcopy(inner))
+            case 4 if isinstance(inner, list | dict):
+                inner.clear()
+            case 5 if isinstance(inner, int):
+                node[key] = choose.choice([0, 1, 2, 8, 63, 65, 1000])
             case _:
                 node[key] = deepcopy(choose.choice(ODD))
         return
@@ -127,33 +193,47 @@ def sample(signature: Signature, seed: int) -> list[Array]:
     return arrays
 
 
-def judge(data: bytes, attack: bytes, inputs: list[Array], wanted: list[bytes], *, run: bool) -> str:
-    """refused or harmless; everything else that happens is a mistake of ours."""
+def judge(data: bytes, attack: bytes, inputs: list[Array], wanted: list[bytes], forged: bool) -> str:
+    """What became of an attack. Everything but our own errors goes on to the caller, who takes it for a mistake."""
     try:
         executable = deserialize(attack, recompile)
     except SmeltError:
         return "refused"
-    if run:
-        results = [np.asarray(array).tobytes() for array in executable(*inputs)]
-        if results != wanted:
-            return "wrong"
+    try:
+        results = [np.asarray(array).tobytes() for array in executable(*(each.copy() for each in inputs))]
+        if forged and _small(executable.signature):
+            executable(*sample(executable.signature, 1))
+    except SmeltError:
+        return "refused by a call"
+    finally:
+        executable.close()
+    if results != wanted:
+        return "other results"
     return "same bytes" if attack == data else "harmless"
 
 
-def attack(path: Path, kind: str, seed: int, first: int, count: int) -> Counter[str]:
+def _small(signature: Signature) -> bool:
+    shapes = [port.shape for port in signature.inputs]
+    return all(math.prod(shape.numbers(dict.fromkeys(shape.symbols, 3))) < 1 << 20 for shape in shapes)
+
+
+def attack(path: Path, kind: str, seed: int, first: int, last: int, now: Any) -> Counter[str]:
     """What became of a number of attacks. The numbers are seeds: an attack can be repeated alone."""
     data = path.read_bytes()
     whole: Executable = deserialize(data, recompile)
     inputs = sample(whole.signature, seed)
-    wanted = [np.asarray(array).tobytes() for array in whole(*inputs)]
+    wanted = [np.asarray(array).tobytes() for array in whole(*(each.copy() for each in inputs))]
     make: Callable[[bytes, Random], bytes] = damage if kind == "damage" else forge
     seen: Counter[str] = Counter()
-    for number in range(first, first + count):
-        # Who forges a manifest can make code do anything: what must hold then is that loading ends well.
-        verdict = judge(data, make(data, Random(f"{seed}-{number}")), inputs, wanted, run=kind == "damage")
-        if verdict == "wrong":
-            print(f"attack {kind} {number} with seed {seed} changed the results", file=sys.stderr)
-        seen[verdict] += 1
+    for number in range(first, last):
+        now.value = number
+        try:
+            made = make(data, Random(f"{seed}-{number}"))
+            seen[judge(data, made, inputs, wanted, kind == "forge")] += 1
+        except Exception:
+            traceback.print_exc()
+            print(f"attack {kind} {number} with seed {seed} raised something that is not ours", file=sys.stderr)
+            seen["foreign"] += 1
     return seen
 
 
@@ -174,25 +254,31 @@ def on_disk(path: Path, seed: int, count: int) -> Counter[str]:
     return seen
 
 
-def _work(path: Path, kind: str, seed: int, first: int, count: int, answers: Any) -> None:
-    os.environ.setdefault("SMELT_THREADS", "1")
-    answers.put(attack(path, kind, seed, first, count))
+def _work(path: Path, kind: str, seed: int, first: int, last: int, now: Any, answers: Any) -> None:
+    logging.disable()  # each bundle without code for this machine is worth a line, and here there are many
+    answers.put(attack(path, kind, seed, first, last, now))
 
 
 def fuzz(path: Path, kind: str, seed: int, count: int) -> Counter[str]:
-    """Attacks in workers, one after the other; one that dies is counted as crashed."""
+    """Attacks in workers, one after the other; an attack that ends its worker is counted as crashed."""
     context = multiprocessing.get_context("spawn")
     seen: Counter[str] = Counter()
-    for first in range(0, count, EACH):
-        answers = context.SimpleQueue()
-        worker = context.Process(target=_work, args=(path, kind, seed, first, min(EACH, count - first), answers))
+    os.environ.setdefault("SMELT_THREADS", "1")
+    first = 0
+    while first < count:
+        answers, now = context.SimpleQueue(), context.Value("q", first)
+        last = min(first + EACH, count)
+        worker = context.Process(target=_work, args=(path, kind, seed, first, last, now, answers))
         worker.start()
         worker.join()
         if worker.exitcode == 0:
             seen += answers.get()
+            first = last
         else:
-            print(f"a worker ended with {worker.exitcode}: {kind} {first} with seed {seed}", file=sys.stderr)
+            print(f"attack {kind} {now.value} with seed {seed} ended a worker: {worker.exitcode}", file=sys.stderr)
             seen["crashed"] += 1
+            seen["lost"] += now.value - first  # their verdicts went with the worker
+            first = now.value + 1
     return seen
 
 
@@ -217,7 +303,8 @@ def main() -> None:
         found["disk"] = on_disk(path, chosen.seed, chosen.count // 20)
     for kind, seen in found.items():
         print(kind, dict(seen))
-    raise SystemExit(any(seen["wrong"] or seen["crashed"] for seen in found.values()))
+    bad = ("crashed", "foreign")
+    raise SystemExit(any(seen[what] for seen in found.values() for what in bad) or found["damage"]["other results"] > 0)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import smelt
 ROOT = Path(smelt.__path__[0])
 
 BASE = {
+    "abi",
     "dtype",
     "shape",
     "dim",

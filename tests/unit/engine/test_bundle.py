@@ -126,7 +126,20 @@ def test_serialized_bytes_are_the_file_and_stay_the_same(
 # What a process that runs a bundle imports beyond numpy. Each module here is time that every start takes: what proves,
 # compiles, reads files of other kinds, logs or makes threads comes when it is needed.
 OURS = {
-    *("activity", "buffer", "dtype", "engine_api", "errors", "files", "frozen", "shape", "size", "target", "version"),
+    *(
+        "abi",
+        "activity",
+        "buffer",
+        "dtype",
+        "engine_api",
+        "errors",
+        "files",
+        "frozen",
+        "shape",
+        "size",
+        "target",
+        "version",
+    ),
     *("device", "device.cache", "device.cpu", "device.library", "device.runtime"),
     *("bundle", "bundle.container", "bundle.entry", "bundle.executable", "bundle.load", "bundle.model"),
     *("bundle.per_value", "bundle.record", "bundle.sign", "bundle.stored", "bundle.write"),
