@@ -167,6 +167,15 @@ class Facts:
         """The facts that these numbers break; one that divides by zero is broken."""
         return [str(fact) for fact in self.facts if not fact.holds(values)]
 
+    @property
+    def contradictory(self) -> bool:
+        """Whether it is proven that no numbers satisfy all of the facts."""
+        if not self.facts or self._witness:
+            return False
+        theory = self._ready()
+        theory.refuel(MAX_FUEL)
+        return theory.contradicts()
+
     def equal(self, a: Size, b: Size) -> Answer:
         """Whether `a == b`."""
         return _PROVEN if a is b or a == b else self._ask(Fact("==", a, b))

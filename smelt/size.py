@@ -624,6 +624,21 @@ def _misfit(position: int, pattern: Size, why: str, number: int, values: Mapping
     return ShapeError(f"size {position} does not fit", expected=expected, got=number)
 
 
+def linear_in(size: Size, name: str) -> tuple[Size, Size] | None:
+    """(factor, rest) where a size is `factor*name + rest` and neither depends on `name`; None where it is not so."""
+    factor: dict[Monomial, int] = {}
+    rest: dict[Monomial, int] = {}
+    for monomial, coefficient in terms_of(size):
+        inside = [atom for atom in monomial if name in atom.names]
+        if not inside:
+            rest[monomial] = coefficient
+        elif len(inside) > 1 or inside[0].op != "symbol":
+            return None
+        else:
+            factor[without(monomial, (inside[0],)) or ()] = coefficient
+    return (collect(factor), collect(rest)) if factor else None
+
+
 def _slope(size: Size, name: str) -> int:
     """The coefficient of a symbol that a size is linear in; 0 if it is not."""
     slope = 0

@@ -132,6 +132,7 @@ class Theory:
         self.mentioned: set[str] = set(base.mentioned) if base else set()  # at least the symbols of all of the above
         self.cases: dict[Atom, Size] = dict(base.cases) if base else {}  # what a max is, in the case at hand
         self.hidden: int = base.hidden if base else 0
+        self.false: bool = base.false if base else False  # the facts contradict each other plainly
         self.fuel: list[int] = base.fuel if base else [MAX_FUEL]  # one tank for a question with all its cases
         self.forget()
 
@@ -165,6 +166,7 @@ class Theory:
         self.fuel[0] -= 2
         size = self.normal(size)
         if isinstance(size, int) or nonneg(size) or size in self.known:
+            self.false |= isinstance(size, int) and size < 0
             return
         self.known.append(size)
         self.mentioned.update(symbols(size))
@@ -183,6 +185,7 @@ class Theory:
         while pending:
             size = self.normal(pending.pop())
             if isinstance(size, int):
+                self.false |= size != 0
                 continue
             size = shrink(size, content_of(size))
             if solution := _lone_symbol(size):
@@ -296,6 +299,15 @@ class Theory:
         return quotient + floordiv(rest, b)
 
     # -- proving
+
+    def contradicts(self) -> bool:
+        """Whether no numbers satisfy the facts, as far as adding them up tells."""
+        known: list[Size] = [self.normal(size) for size in self.known]
+        atoms = atoms_in(*known)
+        rows = [*known, *(row for atom in atoms for row in self.definition(atom))]
+        monomials = dict.fromkeys(monomial for row in rows for monomial, _ in terms_of(row) if monomial)
+        rows += [term_of(*monomial) for monomial in monomials if all(atom.nonneg for atom in monomial)]
+        return self.false or _infeasible(rows, self.fuel[0])[0]
 
     def plain(self, claim: Fact) -> bool:
         gap = self.normal(claim.right - claim.left)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
-from smelt.dim import Size, symbol
+from smelt.dim import Size, symbol, symbols
 from smelt.shape import Shape
 from smelt.tensor.facts import facts_of
 from smelt.tensor.fields import (
@@ -23,6 +23,7 @@ from smelt.tensor.fields import (
     holds_weights,
     is_model,
     join,
+    numbers_of,
     set_field,
 )
 from smelt.tensor.record import Leaf, is_tensor, tensor_of
@@ -134,6 +135,15 @@ def model_facts(model: Any) -> tuple[str, ...]:
     """The facts that a model and the layers inside it state."""
     seen: set[int] = set()
     return tuple(dict.fromkeys(fact for each in _layers(model, seen) for fact in facts_of(each)))
+
+
+def model_symbols(model: Any) -> frozenset[str]:
+    """The symbols in numbers that a model and the layers inside it keep, as sizes or as texts: `heads="H"`."""
+    found: set[str] = set()
+    for each in _layers(model, set()):
+        found.update(*map(symbols, numbers_of(each).values()))
+        found.update(text for text in fields_of(each).values() if isinstance(text, str) and text.isidentifier())
+    return frozenset(found)
 
 
 def _layers(value: Any, seen: set[int]) -> Iterator[Any]:

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from operator import index
 from typing import Any, NoReturn, TypeAlias, final
 
-from smelt.dim import Fact, Poly, Size, floordiv, mod, parse_size, substitute
+from smelt.dim import Fact, Poly, Size, floordiv, mod, parse_size
 from smelt.errors import ShapeError
 from smelt.shape import Shape
-from smelt.tensor.facts import decide, equal
-from smelt.tensor.record import MEANT, is_tensor
+from smelt.tensor.facts import decide
+from smelt.tensor.proving import equal, meant
+from smelt.tensor.record import is_tensor
 from smelt.tensor.source import NumberError, Operand, refuse
 
 
@@ -100,8 +101,12 @@ class Dim:
     def __bool__(self) -> bool:
         return not decide(Fact("==", self.size, 0))
 
-    def __hash__(self) -> int:
-        return hash(self.size)
+    def __hash__(self) -> NoReturn:
+        refuse(
+            f"the size {self.size} has no hash: in a set or as a key it would be compared as text, not as a number",
+            details=[("size", str(self.size))],
+            remedy="compare it: n == 3 or n == 4, n in (3, 4)",
+        )
 
     def __index__(self) -> NoReturn:
         self._no_number()
@@ -136,7 +141,7 @@ def size_of(given: object) -> Size:
     if isinstance(given, int | Poly):
         return given
     if isinstance(given, str):
-        return substitute(parse_size(given), MEANT.get())
+        return meant(parse_size(given))
     try:
         return index(given)  # type: ignore[arg-type]
     except TypeError:
@@ -358,4 +363,4 @@ def shape_of(given: Any) -> Shape:
     element, sizes, names = parse_shape(given)
     if element is None:
         raise ShapeError("a shape needs an element type here", expected='"f32[…]"', got=repr(given))
-    return Shape.of(Shape(element).dtype, [substitute(size, MEANT.get()) for size in sizes], names)
+    return Shape.of(Shape(element).dtype, [meant(size) for size in sizes], names)

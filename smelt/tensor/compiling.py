@@ -39,6 +39,7 @@ from smelt.tensor.compiled import Function, Parameter, Slot, Way
 from smelt.tensor.control import CALLBACKS
 from smelt.tensor.core import Tensor
 from smelt.tensor.data import symbolic
+from smelt.tensor.entry import told_by
 from smelt.tensor.executable import Executable
 from smelt.tensor.model import Model
 from smelt.tensor.outline import Outline
@@ -267,6 +268,7 @@ def compile_traced(traced: Traced, given: Given, options: Options) -> Executable
         Slot(name, _shape(leaf, names, known), i in weight_slots, sources.get(i, ""))
         for i, (leaf, name) in enumerate(zip(traced.leaves, unique, strict=True))
     )
+    _check_told(traced, found, known)
     donated = _donated(parameters, found, options.donate)
     asked = options.platform.engine if options.platform is not None else None
     mesh = asked.mesh if isinstance(asked, MeshEngine) else None
@@ -310,6 +312,20 @@ def _known_sizes(pairs: Sequence[tuple[Shape, Shape]]) -> dict[str, int]:
         return solve(patterns, actual)
     except ShapeError as error:
         raise ShapeError(f"the weights do not fit together: {error.message}", expected=error.expected) from error
+
+
+def _check_told(traced: Traced, slots: Sequence[Slot], known: Mapping[str, int]) -> None:
+    """The arguments tell every symbol; one that they do not tell is a number that the model was made without."""
+    told, _ = told_by(size for slot in slots for size in slot.shape.sizes)
+    facts = (traced.facts | path.assumed | path.guards for path in traced.paths)
+    spoken = {name for known in facts for fact in known for name in fact.symbols}
+    unknown = sorted((spoken | {name for slot in slots for name in slot.shape.symbols}) - told - known.keys())
+    if unknown:
+        names = ", ".join(unknown)
+        remedy = f"make the model with numbers for {names}"
+        raise ShapeError(
+            f"{traced.name}: no argument tells {names}", got=[str(slot.shape) for slot in slots], remedy=remedy
+        )
 
 
 def _unique(names: Sequence[str]) -> list[str]:

@@ -20,8 +20,8 @@ from smelt.shape import Shape
 from smelt.tensor import elementwise as el
 from smelt.tensor import tree
 from smelt.tensor.axes import Axis, find_axis, shape_of
-from smelt.tensor.facts import equal
 from smelt.tensor.moving import relabel
+from smelt.tensor.proving import equal
 from smelt.tensor.record import Leaf, captured_by, emit, emit_all, inside, operand, record, region_of, tensor_of
 from smelt.tensor.recovery import stop_if_lost
 from smelt.tensor.source import Operand, here, refuse

@@ -6,15 +6,16 @@ They live in context variables, so that threads and tasks trace side by side. `e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from smelt.dim import Answer, Fact, Facts, Poly, Size
+from smelt.dim import Fact, Facts, Poly, Size, substitute
 from smelt.errors import ShapeError, SmeltError
+from smelt.tensor.entry import refuse_unknown, solve_facts
+from smelt.tensor.proving import FACTS, MEANT, in_force, require_divisors
 from smelt.tensor.recovery import collecting
 from smelt.tensor.source import Place, TensorError, is_raised, refuse, starts
 
@@ -26,14 +27,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 # ---- facts in force ----
-
-_NONE = Facts()
-_FACTS: ContextVar[Facts] = ContextVar("smelt.facts", default=_NONE)  # Facts never change
-
-
-def in_force() -> Facts:
-    """The facts that hold here."""
-    return _FACTS.get()
 
 
 def parse_facts(facts: Iterable[str | Fact], place: Place | None = None) -> Facts:
@@ -63,32 +56,58 @@ class assume:  # noqa: N801  # a context manager and decorator that reads as a s
     """
 
     def __init__(self, *facts: str | Fact) -> None:
-        self._facts = parse_facts(facts)
+        self._stated = parse_facts(facts)
+        self._facts = _meant_here(self._stated)
         self._token: Token[Facts] | None = None
         walk = _WALK.get()
         if walk is not None:
             walk.assumed += self._facts.facts
-            self._token = _FACTS.set(in_force() | self._facts)
+            self._token = FACTS.set(in_force() | self._facts)
+            refuse_contradiction(in_force())
 
     def __enter__(self) -> assume:
         if self._token is None:
-            self._token = _FACTS.set(in_force() | self._facts)
+            self._token = FACTS.set(in_force() | self._facts)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._token is not None
-        _FACTS.reset(self._token)
+        FACTS.reset(self._token)
         self._token = None
 
     def __call__(self, function: F) -> F:
         """The function itself, with the facts written on it for the tracer."""
         if self._token is not None:
             self.__exit__(None, None, None)
-        stated = (*facts_of(function), *map(str, self._facts))
+        stated = (*facts_of(function), *map(str, self._stated))
         function.facts = list(dict.fromkeys(stated))  # type: ignore[attr-defined]
         return function
+
+
+def _meant_here(facts: Facts) -> Facts:
+    """The facts in the sizes that names mean here. Names that only they tell are solved for, and known from now on."""
+    names = MEANT.get()
+    if names is None:
+        return facts
+    solved, meanings, unknown = solve_facts(facts, names.keys())
+    for fact in unknown:
+        refuse_unknown(fact, names.keys())
+    MEANT.set({**names, **{name: substitute(size, names) for name, size in meanings.items()}})
+    return Facts(substituted(fact, names) for fact in solved)
+
+
+def substituted(fact: Fact, sizes: Mapping[str, Size]) -> Fact:
+    """A fact with sizes in place of symbols."""
+    return Fact(fact.relation, substitute(fact.left, sizes), substitute(fact.right, sizes))
+
+
+def refuse_contradiction(facts: Facts, place: Place | None = None) -> None:
+    """Refuse facts that no sizes satisfy: everything would follow from them."""
+    if facts.contradictory:
+        stated = ", ".join(map(str, facts))
+        refuse("the facts contradict each other: no sizes satisfy them", details=[("facts", stated)], place=place)
 
 
 def facts_of(owner: object) -> tuple[str, ...]:
@@ -97,29 +116,6 @@ def facts_of(owner: object) -> tuple[str, ...]:
     if isinstance(stated, str):
         return (stated,)
     return tuple(str(fact) for fact in stated) if isinstance(stated, list | tuple | Facts) else ()
-
-
-@contextmanager
-def holding(facts: Facts) -> Iterator[None]:
-    """Facts that hold in a block and are not recorded as assumptions."""
-    token = _FACTS.set(in_force() | facts if facts else in_force())
-    try:
-        yield
-    finally:
-        _FACTS.reset(token)
-
-
-# ---- proofs ----
-
-
-def equal(a: Size, b: Size) -> Answer:
-    """Whether two sizes are equal under the facts in force."""
-    return in_force().equal(a, b)
-
-
-def at_most(a: Size, b: Size) -> Answer:
-    """Whether a size is at most another under the facts in force."""
-    return in_force().at_most(a, b)
 
 
 # ---- branches ----
@@ -142,6 +138,8 @@ def decide(claim: Fact) -> bool:
     """The answer to a question that Python asks about sizes: known, or a branch that the tracer explores."""
     facts = in_force()
     a, b = claim.left, claim.right
+    if MEANT.get() is not None:  # in a constructor, which no size chooses a way through, Python itself says so
+        require_divisors((a, b))
     if claim.relation == "<=":
         options = [(claim, True), (Fact("<=", b + 1, a), False)]
     else:
@@ -165,7 +163,7 @@ def decide(claim: Fact) -> bool:
     walk.taken.append((choice, len(options)))
     fact, answer = _tidy(options[choice][0]), options[choice][1]
     walk.guards.append(fact)
-    _FACTS.set(facts | Facts((fact,)))
+    FACTS.set(facts | Facts((fact,)))
     return answer
 
 
@@ -213,7 +211,7 @@ def explore(run: Callable[[], T], facts: Facts) -> list[Way[T]]:
     while True:
         walk = _Walk(plan)
         refusal: Exception | None = None
-        token, facts_token = _WALK.set(walk), _FACTS.set(in_force() | facts)
+        token, facts_token = _WALK.set(walk), FACTS.set(in_force() | facts)
         result: T | None = None
         with collecting() as mistakes:
             try:
@@ -226,7 +224,7 @@ def explore(run: Callable[[], T], facts: Facts) -> list[Way[T]]:
                         raise
                     refusal = error
             finally:
-                _FACTS.reset(facts_token)
+                FACTS.reset(facts_token)
                 _WALK.reset(token)
         for each in mistakes:
             if isinstance(each, TensorError) and walk.guards:

@@ -12,10 +12,10 @@ from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from smelt.dim import Fact, Poly, Size, substitute
+from smelt.dim import Poly, Size, substitute
 from smelt.shape import Shape
 from smelt.tensor.axes import Dim, dim
-from smelt.tensor.facts import facts_of, parse_facts
+from smelt.tensor.facts import facts_of, parse_facts, substituted
 from smelt.tensor.record import Leaf, is_tensor, tensor_of
 from smelt.tensor.shaped import annotations_of, spec_of
 from smelt.tensor.source import Place
@@ -214,8 +214,3 @@ def facts_for(model: Any, sizes: Mapping[str, Size]) -> tuple[str, ...] | None:
     if not any(fact.symbols & sizes.keys() for fact in facts):
         return None
     return tuple(str(substituted(fact, sizes)) for fact in facts)
-
-
-def substituted(fact: Fact, sizes: Mapping[str, Size]) -> Fact:
-    """A fact with sizes in place of symbols."""
-    return Fact(fact.relation, substitute(fact.left, sizes), substitute(fact.right, sizes))

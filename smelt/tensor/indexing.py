@@ -15,8 +15,8 @@ from smelt.ir.attributes import GatherDims, ScatterDims
 from smelt.shape import Shape
 from smelt.tensor import elementwise as el
 from smelt.tensor.axes import Axis, SizeLike, check_names, find_axis, name_at, size_of
-from smelt.tensor.facts import at_most, equal
 from smelt.tensor.moving import permute, relabel
+from smelt.tensor.proving import at_most, equal
 from smelt.tensor.record import constant, emit, is_tensor, operand, scalar_region, size_list, size_tensor
 from smelt.tensor.source import Operand, refuse
 

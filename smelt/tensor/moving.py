@@ -27,8 +27,9 @@ from smelt.tensor.axes import (
     size_of,
 )
 from smelt.tensor.elementwise import Number, cast, lift, spread
-from smelt.tensor.facts import at_most, decide, equal, in_force
+from smelt.tensor.facts import decide
 from smelt.tensor.promotion import promote
+from smelt.tensor.proving import at_most, equal, in_force
 from smelt.tensor.record import constant, emit, is_tensor, operand, size_list
 from smelt.tensor.source import Operand, refuse
 
@@ -622,6 +623,8 @@ def chunk(x: Tensor, axis: Axis, sizes: int | Sequence[SizeLike]) -> list[Tensor
     place = find_axis("chunk", shown, axis)
     whole = x.shape.sizes[place]
     if isinstance(sizes, int):
+        if sizes < 1:
+            refuse(f"chunk: into {sizes} pieces", shown, remedy="at least one")
         if not (answer := in_force().divides(sizes, whole)):
             refuse(
                 f"chunk: {sizes} does not always divide {name_at(x.shape, place)} of size {whole}", shown, answer=answer

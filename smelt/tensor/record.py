@@ -6,7 +6,7 @@ leaves, so that dead parts never enter a program; `region` traces a Python funct
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -26,6 +26,7 @@ from smelt.ir.core import Attrs, Func, FuncType, Op, Region, Type, Value, walk
 from smelt.ir.ops import definition_of
 from smelt.ir.ops.definition import Call, Scope, op_attrs
 from smelt.shape import Shape
+from smelt.tensor.proving import require_divisors, require_sizes
 from smelt.tensor.source import Operand, Place, TensorError, here, refuse
 
 if TYPE_CHECKING:
@@ -175,7 +176,13 @@ def record(
         pairs = (("expected", error.expected), ("got", error.got))
         details = [(label, str(text)) for label, text in pairs if text is not None]
         refuse(error.message, *shown, details=details, remedy=error.remedy)
+    shapes = [type for type in types if isinstance(type, Shape) and not _is_settled(type)]
+    require_sizes(shapes, [value.type for value in operands if isinstance(value.type, Shape)] if shapes else ())
     return Recorded(name, operands, types, filled, regions)
+
+
+def _is_settled(shape: Shape) -> bool:
+    return shape.is_static and (not shape.sizes or min(shape.sizes) >= 0)
 
 
 def emit(
@@ -236,7 +243,6 @@ def _scalar(_: str, value: Any, element: DType) -> Value:  # the text tells 1.0 
 # ---- sizes as values ----
 
 SOURCES: ContextVar[dict[str, tuple[Value, int]] | None] = ContextVar("smelt.sources", default=None)
-MEANT: ContextVar[Mapping[str, Size]] = ContextVar("smelt.meant", default=MappingProxyType({}))  # symbols in texts
 _INDEX = Shape.of(i64, ())
 
 
@@ -244,6 +250,7 @@ def size_tensor(size: Size, near: Sequence[Tensor]) -> Tensor:
     """A size as a scalar i64, from dimensions of the arguments or of tensors `near`."""
     if isinstance(size, int):
         return constant(size, i64)
+    require_divisors((size,), (each for tensor in near for each in tensor.shape.sizes))
     total: Tensor | None = None
     for monomial, coefficient in size.terms:
         term = constant(coefficient, i64) if coefficient != 1 or not monomial else None

@@ -15,8 +15,8 @@ from smelt.ir.core import Region
 from smelt.shape import Shape
 from smelt.tensor import elementwise as el
 from smelt.tensor.axes import Axis, SizeLike, find_axes, find_axis, name_at, size_of
-from smelt.tensor.facts import at_most
 from smelt.tensor.moving import insert, move_back, move_last, relabel, take_slices
+from smelt.tensor.proving import at_most
 from smelt.tensor.record import (
     Leaf,
     binary_region,
@@ -334,6 +334,8 @@ def top_k(x: Tensor, k: SizeLike, axis: Axis) -> tuple[Tensor, Tensor]:
             shown,
             answer=answer,
         )
+    if not (answer := at_most(0, wanted)):
+        refuse(f"top_k: {wanted} elements may be fewer than none", shown, answer=answer)
     _only("top_k", x, "bool", "int", "uint", "float")
     if isinstance(wanted, int):
         last = move_last(x, place)

@@ -19,7 +19,7 @@ from smelt.dtype import DType, dtype, f32
 from smelt.errors import ShapeError
 from smelt.shape import Shape
 from smelt.tensor.axes import parse_shape
-from smelt.tensor.facts import at_most, equal, in_force
+from smelt.tensor.proving import at_most, equal, in_force
 from smelt.tensor.record import operand, slope_of, tensor_class
 from smelt.tensor.recovery import is_lost
 from smelt.tensor.source import Operand, Place, declared, refuse
@@ -115,10 +115,12 @@ def match(
     bound: dict[str, Size],
     place: Place | None = None,
     at: Place | None = None,
+    complete: bool = False,
 ) -> None:
     """Prove that a tensor has the declared shape. A symbol that is not bound yet is bound to the size it meets.
 
     `place` is where the shape is declared, `at` where a mistake is shown: the user's present line where not given.
+    Unless it is `complete`, a symbol may remain that other tensors tell.
     """
     if is_lost(tensor):
         return
@@ -138,7 +140,7 @@ def match(
         refuse(f"{what}: other axes than declared", stated, shown, remedy=remedy, place=at)
     axes = list(zip(tensor.shape.sizes, spec.sizes, strict=True))
     for size, pattern in axes:
-        if (alone := _lone(pattern)) is not None:
+        if (alone := lone_symbol(pattern)) is not None:
             bound.setdefault(alone, size)
     for size, pattern in axes:
         want = substitute(pattern, bound)
@@ -150,9 +152,14 @@ def match(
             bound[name] = floordiv(rest, slope)
         elif not unbound and not (answer := equal(size, want)):
             refuse(f"{what}: a size is {size}, not {want}", stated, shown, answer=answer, place=at)
+        elif unbound and complete:
+            name = min(unbound)
+            remedy = f"give {name} an axis of its own"
+            refuse(f"{what}: {want} does not tell {name}", stated, shown, remedy=remedy, place=at)
 
 
-def _lone(size: Size) -> str | None:
+def lone_symbol(size: Size) -> str | None:
+    """The name of the symbol that a size is; None where it is something else."""
     if isinstance(size, Poly) and len(size.terms) == 1:
         monomial, coefficient = size.terms[0]
         if coefficient == 1 and len(monomial) == 1 and monomial[0].op == "symbol":

@@ -22,16 +22,18 @@ from smelt.ir.core import Attrs, Func, Program
 from smelt.passes.split_prepare import NAME, WEIGHT
 from smelt.shape import Shape
 from smelt.tensor import tree
-from smelt.tensor.arguments import Arguments, model_facts, symbolic_model
+from smelt.tensor.arguments import Arguments, model_facts, model_symbols, symbolic_model
 from smelt.tensor.axes import Dim
 from smelt.tensor.composite import callees
+from smelt.tensor.entry import refuse_unknown, solve_facts, told_by
 from smelt.tensor.execution import Entry
 from smelt.tensor.execution import run as run_entry
-from smelt.tensor.facts import Way, explore, facts_of, in_force, parse_facts
-from smelt.tensor.fields import constructor_numbers, has_shapes, is_model, numbers_of, substituted
-from smelt.tensor.record import MEANT, SOURCES, Leaf, function, is_tensor, place_of, sources_of
+from smelt.tensor.facts import Way, explore, facts_of, parse_facts, refuse_contradiction, substituted
+from smelt.tensor.fields import constructor_numbers, declared_fields, fields_of, has_shapes, is_model, numbers_of
+from smelt.tensor.proving import entry_facts, in_force, meaning, nothing_but
+from smelt.tensor.record import SOURCES, Leaf, function, is_tensor, place_of, sources_of
 from smelt.tensor.recovery import is_lost
-from smelt.tensor.shaped import Spec, annotations_of, declared_spec, match, signature_specs, spec_of
+from smelt.tensor.shaped import Spec, annotations_of, declared_spec, lone_symbol, match, signature_specs, spec_of
 from smelt.tensor.source import Operand, Place, declared, refuse
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -115,16 +117,12 @@ class Traced:
     def _path(self, values: Mapping[str, int]) -> tuple[int, Path]:
         known = dict(values)
         for index, path in enumerate(self.paths):
-            if not _broken(path.guards, known):
-                broken = _broken(self.facts | path.assumed, known)
+            if not path.guards.check(known):
+                broken = (self.facts | path.assumed).check(known)
                 if broken:
                     raise SizeError(f"{self.name}: a fact does not hold", expected=", ".join(broken), got=known)
                 return index, path
         raise SizeError(f"{self.name}: no way through the function is for these sizes", got=known)
-
-
-def _broken(facts: Facts, values: Mapping[str, int]) -> list[str]:
-    return [str(fact) for fact in facts if fact.symbols <= values.keys() and not fact.holds(values)]
 
 
 def _array(given: Any) -> Array:
@@ -234,27 +232,34 @@ def _outcome(
     stated = (*facts, *facts_of(fn), *(model_facts(self_model) if self_model is not None else ()))
     place = declared(type(self_model), "facts") if self_model is not None else None
     place = place or declared(getattr(inspect.unwrap(fn), "__func__", inspect.unwrap(fn)), "facts")
-    known = Facts(substituted(fact, arguments.bound) for fact in parse_facts(stated, place))
     inputs, named = _inputs(bound, args, keywords, arguments, open)
     _, result_hint = signature_specs(bound)
     for each in sorted(numbers or ()):
         if each not in arguments.symbols:
             arguments.add(Shape.of(f32, (symbol(each),)), each, None, each)  # an argument that tells the number
     sources = sources_of(arguments.leaves)
-    known_sizes = {**arguments.symbols, **arguments.bound}
+    numbers_open = model_symbols(self_model) if self_model is not None else frozenset[str]()
+    known, meanings = _entry_facts(parse_facts(stated, place), arguments, numbers_open, place)
+    ambient, _, _ = solve_facts(
+        in_force(), arguments.symbols.keys() | numbers_open
+    )  # others are about tensors that are not here
+    refuse_contradiction(ambient | known, place)
+    itself = {name: symbol(name) for name in numbers_open}
+    known_sizes = {**itself, **arguments.symbols, **arguments.bound, **meanings}
     unkept = constructor_numbers(self_model) - known_sizes.keys() if self_model is not None else frozenset()
 
     def run() -> Any:
-        token, meant = SOURCES.set(sources), MEANT.set(arguments.bound)
+        token = SOURCES.set(sources)
         try:
-            results = bound(*inputs, **named)
-            _check_results(name, results, result_hint, inspect.unwrap(bound), known_sizes, unkept)
-            return results
+            with meaning(known_sizes):
+                results = bound(*inputs, **named)
+                _check_results(name, results, result_hint, inspect.unwrap(bound), known_sizes, unkept)
+                return results
         finally:
             SOURCES.reset(token)
-            MEANT.reset(meant)
 
-    ways = explore(run, known)
+    with nothing_but(ambient):
+        ways = explore(run, known)
     errors = _distinct([error for way in ways for error in way.errors])
     if errors:
         return Outcome(name, tuple(errors), None, len(ways))
@@ -262,7 +267,34 @@ def _outcome(
         return Outcome(name, (), None, len(ways))  # a size, or nothing at all, is proven as well
     paths = [_path(way, arguments) for way in ways]
     given = Inputs(self_model, tuple(inputs), named)
-    return Outcome(name, (), Traced(name, arguments.leaves, in_force() | known, paths, given), len(ways))
+    return Outcome(name, (), Traced(name, arguments.leaves, ambient | known, paths, given), len(ways))
+
+
+def _entry_facts(
+    stated: Facts, arguments: Arguments, numbers: frozenset[str], place: Place | None
+) -> tuple[Facts, dict[str, Size]]:
+    """What holds whenever the function runs, all of it checked then; and what symbols that only facts name mean.
+
+    `numbers`: symbols for numbers that the model is made with. It runs when they are numbers.
+    """
+    sizes = [size for leaf in arguments.leaves for size in leaf.shape.sizes]
+    told, needed = told_by(sizes)
+    told |= numbers.union(*(leaf.shape.symbols for leaf in arguments.leaves if leaf.weight))
+    for leaf in arguments.leaves:
+        if strange := sorted(leaf.shape.symbols - told):
+            names = ", ".join(strange)
+            remedy = f"give {names} an axis of its own in one of the arguments"
+            refuse(
+                f"{leaf.name}: its sizes do not tell {names}",
+                Operand("declared", leaf.shape),
+                remedy=remedy,
+                place=leaf.place,
+            )
+    meant = Facts(substituted(fact, arguments.bound) for fact in stated)
+    facts, meanings, unknown = solve_facts(meant, told)
+    for fact in unknown:
+        refuse_unknown(fact, told | arguments.bound.keys(), place)
+    return facts | needed | entry_facts(sizes), meanings
 
 
 def _distinct(errors: Sequence[SmeltError]) -> list[SmeltError]:
@@ -378,16 +410,18 @@ def _check_results(
     bound = dict(known)
     declared_spec(hint, owner, "return")
     _check_count(what, results, hint, owner)
-    for label, value, spec in _pairs(results, hint, ""):
-        if is_lost(value):
-            continue
+    place = declared(owner, "return")
+    pairs = [pair for pair in _pairs(results, hint, "") if not is_lost(pair[1])]
+    for label, value, spec in pairs:
         if not is_tensor(value):
-            refuse(f"{what}: result{label} is no tensor", place=declared(owner, "return"))
-        place = declared(owner, "return")
+            refuse(f"{what}: result{label} is no tensor", place=place)
         for name in sorted(spec.shape.symbols.intersection(unkept)):
             message = f"{what}: the result{label} names {name}, which the constructor takes and the model does not keep"
             refuse(message, place=place, remedy=f"self.{name} = {name} in the constructor")
-        match(f"{what}: the result{label}", value, spec, bound, place, _made_inside(owner, value) or place)
+    for last in (False, True):  # a later result may tell a symbol of an earlier one
+        for label, value, spec in pairs:
+            at = _made_inside(owner, value) or place
+            match(f"{what}: the result{label}", value, spec, bound, place, at, complete=last)
 
 
 def _made_inside(owner: object, value: Any) -> Place | None:
@@ -455,27 +489,48 @@ def checked(fn: F) -> F:
 
     @wraps(fn)
     def call(*args: Any, **keywords: Any) -> Any:
-        bound: dict[str, Size] = {}
-        given = signature.bind(*args, **keywords)
-        for _ in range(2):  # a symbol in a formula may be bound by a later argument
-            for name, value in given.arguments.items():
-                if name in specs and is_tensor(value):
-                    match(f"{fn.__qualname__}: {name}", value, specs[name], bound, declared(fn, name))
-        for fact in parse_facts(facts_of(fn)):
-            meant = Fact(fact.relation, substitute(fact.left, bound), substitute(fact.right, bound))
-            if fact.symbols <= bound.keys() and not (answer := _ask(meant)):
-                shown = [Operand(name, value.shape) for name, value in given.arguments.items() if is_tensor(value)]
+        given = signature.bind(*args, **keywords).arguments
+        tensors = {name: value for name, value in given.items() if is_tensor(value)}
+        bound = _names_of(next(iter(given.values()), None))
+        for last in (False, True):  # a symbol in a formula may be bound by a later argument
+            for name in (name for name in tensors if name in specs):
+                what = f"{fn.__qualname__}: {name}"
+                match(what, tensors[name], specs[name], bound, declared(fn, name), complete=last)
+        facts, meanings, unknown = solve_facts(parse_facts(facts_of(fn)), bound.keys())
+        for fact in unknown:
+            refuse_unknown(fact, bound.keys())
+        bound |= {name: substitute(size, bound) for name, size in meanings.items()}
+        for fact in facts:
+            if not (answer := _ask(meant := substituted(fact, bound))):
+                shown = [Operand(name, value.shape) for name, value in tensors.items()]
                 refuse(f"{fn.__qualname__}: needs {fact}, which is {meant} here", *shown, answer=answer)
-        results = fn(*args, **keywords)
-        for label, value, spec in _pairs(results, result_hint, ""):
-            if is_tensor(value):
-                stated = declared(fn, "return")
+        with meaning(bound):
+            results = fn(*args, **keywords)
+        pairs = [pair for pair in _pairs(results, result_hint, "") if is_tensor(pair[1])]
+        stated = declared(fn, "return")
+        for last in (False, True):
+            for label, value, spec in pairs:
                 at = _made_inside(fn, value) or stated  # the mistake is the function's, not its caller's
-                match(f"{fn.__qualname__}: the result{label}", value, spec, bound, stated, at)
+                match(f"{fn.__qualname__}: the result{label}", value, spec, bound, stated, at, complete=last)
         return results
 
     call.facts = list(facts_of(fn))  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
+
+
+def _names_of(receiver: Any) -> dict[str, Size]:
+    """What names mean in the methods of a model: its numbers, and the sizes of its fields."""
+    if receiver is None or is_tensor(receiver) or not is_model(receiver):
+        return {}
+    bound = numbers_of(receiver)
+    values = fields_of(receiver)
+    cls: Any = type(receiver)
+    for name, annotation in declared_fields(cls).items():
+        if (spec := spec_of(annotation)) is not None and is_tensor(value := values.get(name)):
+            for pattern, size in zip(spec.sizes, value.shape.sizes, strict=False):
+                if (alone := lone_symbol(pattern)) is not None:
+                    bound.setdefault(alone, size)
+    return bound
 
 
 def _ask(fact: Fact) -> Any:

@@ -137,7 +137,8 @@ def test_reshapes_that_merge_and_split_neighbours_are_accepted(seed: int):
         for named in (True, False):
             shape = Shape.of(f32, [product(parts[a:b]) for a, b in before], tuple(before.values()) if named else None)
 
-            def reshaped(x: Tensor, named: bool = named, after: Any = tuple(after)) -> Tensor:
+            def reshaped(x: Tensor, *_: Tensor, named: bool = named, after: Any = tuple(after)) -> Tensor:
                 return x.reshape(**dict(after)) if named and after else x.reshape(*(size for _, size in after))
 
-            assert not check(reshaped, shape).errors, (shape, after)
+            telling = [Shape.of(f32, [symbol(name)]) for name in SIGNS]
+            assert not check(reshaped, shape, *telling).errors, (shape, after)

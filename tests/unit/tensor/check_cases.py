@@ -41,7 +41,7 @@ def f(x: Shaped[Tensor, "[B, S, D]"]) -> Shaped[Tensor, "[B, D]"]:
     ),
     "reshape that scrambles": Wrong(
         """
-def f(x: Shaped[Tensor, "f32[b=B, s=S, d=H*K]"]) -> Shaped[Tensor, "[B, H, S, K]"]:
+def f(x: Shaped[Tensor, "f32[b=B, s=S, d=H*K]"], y: Shaped[Tensor, "[H]"]) -> Shaped[Tensor, "[B, H, S, K]"]:
     return x.reshape(b="B", h="H", s="S", k="K")  # here
 """,
         "would scramble elements",

@@ -176,7 +176,7 @@ def f(x: Shaped[Tensor, "f32[n=N, c=C, x=X]"]):
     ),
     "broadcast_to other size": Wrong(
         """
-def f(x: Shaped[Tensor, "f32[d=D]"]) :
+def f(x: Shaped[Tensor, "f32[d=D]"], y: Shaped[Tensor, "[B, E]"]) :
     return x.broadcast_to("f32[b=B, d=E]")  # here
 """,
         'broadcast: "d" has size D, not E',

@@ -1,0 +1,199 @@
+# ruff: noqa: F722  # shapes are no forward references
+"""What a proof rests on: sizes of at least 0, divisors of at least 1, and no symbol that nothing tells.
+
+Each program here was once called proven and failed at some size, or its facts were never checked.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import smelt
+from smelt import Shaped, Tensor, TensorError
+from smelt.errors import ShapeError, SizeError, SmeltError
+from smelt.tensor import check, iota, nn, random, trace
+from smelt.tensor.axes import shape_of
+
+N = "f32[n=N]"
+NM = ("f32[n=N]", "f32[m=M]")
+
+# (function, shapes of its arguments, a fact that makes it right)
+OBLIGATIONS: dict[str, tuple[Callable[..., Any], tuple[str, ...], str]] = {
+    "zeros": (lambda x, y: smelt.zeros("f32[n=M - N]"), NM, "N <= M"),
+    "concatenate": (lambda x, y: smelt.concatenate([x, smelt.zeros("f32[n=M - N]")], "n"), NM, "N <= M"),
+    "arange": (lambda x: smelt.arange(x.size("n") - 2, "i"), (N,), "N >= 2"),
+    "iota": (lambda x: iota("f32[n=N - 1]"), (N,), "N >= 1"),
+    "broadcast": (lambda x: x.broadcast(b=x.size("n") - 3), (N,), "N >= 3"),
+    "one_hot": (lambda x: x.to("i32").one_hot("N - 2", "k"), (N,), "N >= 2"),
+    "top_k": (lambda x: x.top_k(x.size("n") - 4, "n")[0], (N,), "N >= 4"),
+    "chunk": (lambda x: x.chunk("n", [x.size("n") - 1, 1])[0], (N,), "N >= 1"),
+    "split": (lambda x: x.split("n", a="N - 2", b="N - 2"), ("f32[n=N*N - 4*N + 4]", N), "N >= 2"),
+    "reshape": (lambda x, y: x.reshape(a="N - 3", b="N - 3"), ("f32[n=N*N - 6*N + 9]", N), "N >= 3"),
+    "repeat": (lambda x: x.repeat("n", x.size("n") - 1), (N,), "N >= 1"),
+    "random": (lambda x: random.uniform(random.key(1), "f32[n=N - 1]"), (N,), "N >= 1"),
+    "divisor of a shape": (lambda x, y: smelt.zeros("f32[n=N//M]"), NM, "M >= 1"),
+    "divisor in arithmetic": (lambda x, y: x * (x.size("n") // y.size("m")), NM, "M >= 1"),
+    "divisor of a start": (lambda x, y: x.pad(n=(2, 2)).dynamic_slice(n=(x.size("n") // y.size("m"), 2)), NM, "M >= 1"),
+    "divisor of a branch": (lambda x, y: x if x.size("n") % y.size("m") == 0 else x + 1.0, NM, "M >= 1"),
+}
+
+
+@pytest.mark.parametrize("name", OBLIGATIONS)
+def test_every_size_and_divisor_is_proven(name: str):
+    function, shapes, fact = OBLIGATIONS[name]
+    if len(shapes) > 1 and function.__code__.co_argcount == 1:
+        function = _ignoring(function)
+    given = [shape_of(shape) for shape in shapes]
+    errors = check(function, *given).errors
+    assert errors
+    assert isinstance(errors[0], TensorError)
+    assert errors[0].missing == fact
+    assert check(function, *given, facts=[fact]).errors == ()
+
+
+def _ignoring(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, _: function(x)
+
+
+def test_a_negative_number_is_no_size():
+    with pytest.raises(SmeltError, match="negative"):
+        smelt.arange(-3)
+
+
+def test_arguments_tell_what_their_sizes_are_made_of():
+    def shorter(x: Shaped[Tensor, "f32[n=N - 2]"]) -> Shaped[Tensor, "f32[n=2*N - 4]"]:
+        return smelt.concatenate([x, x], "n")
+
+    assert check(shorter).errors == ()  # N >= 2, because x is there
+
+    def heads(x: Shaped[Tensor, "f32[d=H*K]"], y: Shaped[Tensor, "f32[h=H]"]) -> Shaped[Tensor, "f32[h=H, k=K]"]:
+        return x.split("d", h="H", k="K")
+
+    traced = trace(heads)
+    assert [str(fact) for fact in traced.facts] == ["H >= 1"]  # else nothing tells K
+    assert traced(np.ones(6, np.float32), np.ones(2, np.float32), engine="reference").shape == (2, 3)
+
+
+# ---- symbols ----
+
+
+def double(x: Shaped[Tensor, "f32[n=N]"]) -> Shaped[Tensor, "f32[q=Q]"]:
+    return x.split("n", q="Q", two=2).sum("two") + smelt.zeros("f32[q=Q]")
+
+
+def test_a_symbol_that_a_fact_names_is_solved_for_and_checked():
+    traced = trace(double, facts=["N == 2*Q"])
+    assert str(traced.facts) == str(smelt.dim.Facts.of("N % 2 == 0"))
+    for engine in ("reference", "native"):
+        assert traced(np.ones(6, np.float32), engine=engine).tolist() == [2.0, 2.0, 2.0]
+        with pytest.raises(SizeError, match="fact does not hold"):
+            traced(np.ones(5, np.float32), engine=engine)
+
+    def groups(x: Shaped[Tensor, "f32[h=H]"], y: Shaped[Tensor, "f32[g=G]"]) -> Shaped[Tensor, "f32[g=G, r=R]"]:
+        smelt.assume("H == G*R")
+        return x.split("h", g="G", r="R")
+
+    traced = trace(groups)
+    assert traced(np.ones(6, np.float32), np.ones(2, np.float32), engine="reference").shape == (2, 3)
+    with pytest.raises(SizeError, match="G divides H"):
+        traced(np.ones(5, np.float32), np.ones(2, np.float32), engine="reference")
+
+
+def test_facts_of_a_model_are_checked_for_its_numbers():
+    class Net(smelt.Model):
+        H: int
+        w: Shaped[Tensor, "f32[d=D]"]
+
+        def forward(self, x: Shaped[Tensor, "f32[d=D]"]) -> Tensor:
+            smelt.assume("H divides D")
+            return (x * self.w).split("d", h="H", k=None)
+
+    traced = trace(Net(H=3).forward)
+    assert traced(np.ones(6, np.float32), np.ones(6, np.float32), engine="reference").shape == (3, 2)
+    with pytest.raises(SizeError, match="fact does not hold"):
+        traced(np.ones(5, np.float32), np.ones(5, np.float32), engine="reference")
+
+
+def _refusal(function: Callable[..., Any], *shapes: str, facts: tuple[str, ...] = ()) -> str:
+    (error,) = check(function, *map(shape_of, shapes), facts=facts).errors
+    return error.message
+
+
+def test_a_symbol_that_nothing_tells_is_refused():
+    assert "names M, which no argument tells" in _refusal(lambda x: x, N, facts=("N <= M",))
+    assert "names Q, which no argument tells" in _refusal(lambda x: x, N, facts=("N == Q*Q",))
+    assert "size Q is not known" in _refusal(lambda x: smelt.zeros("f32[q=Q]"), N)
+    assert "size Q is not known" in _refusal(lambda x: smelt.arange("Q"), N)
+    assert "do not tell P, Q" in _refusal(lambda x: x, "f32[n=P*Q]")
+
+    def assumed(x: Tensor) -> Tensor:
+        smelt.assume("M <= N")
+        return x
+
+    assert "names M" in _refusal(assumed, N)
+
+    def half(x: Shaped[Tensor, "f32[n=N]"]) -> Shaped[Tensor, "f32[n=Q//2]"]:
+        return x
+
+    assert "Q//2 does not tell Q" in _refusal(half, N)
+
+    def both(x: Shaped[Tensor, "f32[n=N]"]) -> tuple[Shaped[Tensor, "f32[n=Q//2]"], Shaped[Tensor, "f32[n=Q]"]]:
+        return x, x
+
+    assert "a size is N, not N//2" in _refusal(both, N)
+
+
+def test_facts_that_contradict_each_other_are_reported():
+    assert "contradict" in _refusal(lambda x: x, N, facts=("N >= 3", "N <= 2"))
+    assert "contradict" in _refusal(lambda x: x, N, facts=("N == 2*Q", "N == 2*R + 1"))
+
+    def later(x: Shaped[Tensor, "f32[n=N]"]) -> Tensor:
+        smelt.assume("N == 4")
+        return x
+
+    assert "contradict" in _refusal(later, N, facts=("N == 3",))
+
+
+def test_what_a_checked_function_assumes_is_about_its_own_symbols():
+    @smelt.checked
+    def pairs(x: Shaped[Tensor, "f32[n=N]"]) -> Tensor:
+        smelt.assume("2 divides N")
+        return x.split("n", m="N//2", two=2)
+
+    def outer(a: Shaped[Tensor, "f32[n=N]"], b: Shaped[Tensor, "f32[m=M]"]) -> Tensor:
+        return pairs(b.rename(m="n"))
+
+    traced = trace(outer)
+    assert traced(np.ones(3, np.float32), np.ones(4, np.float32), engine="reference").shape == (2, 2)
+    with pytest.raises(SizeError, match="M % 2 == 0"):
+        traced(np.ones(4, np.float32), np.ones(3, np.float32), engine="reference")
+
+    @smelt.checked
+    @smelt.assume("N <= LIMIT")
+    def bounded(x: Shaped[Tensor, "f32[n=N]"]) -> Tensor:
+        return x
+
+    with pytest.raises(TensorError, match="names LIMIT"):
+        bounded(smelt.symbolic("f32[n=S]"))
+
+
+def test_facts_around_a_trace_that_nothing_tells_prove_nothing():
+    with smelt.assume("S <= LIMIT", "LIMIT <= 4"), pytest.raises(TensorError):
+        trace(lambda x: x.pad(s=(0, 4 - x.size("s"))), smelt.Shape("f32", s="S"))
+
+
+def test_a_size_has_no_hash():
+    def few(x: Shaped[Tensor, "f32[n=N]"]) -> Tensor:
+        return x + 1.0 if x.size("n") in {3, 4} else x
+
+    assert "no hash" in _refusal(few, N)
+    assert len(trace(lambda x: x + 1.0 if x.size("n") in (3, 4) else x, smelt.Shape("f32", n="N")).paths) > 1
+
+
+def test_a_model_with_open_numbers_runs_when_they_are_numbers():
+    layer = nn.MultiHeadAttention(d="D", heads="H")
+    assert check(layer, smelt.Shape("f32", b="B", s="S", d="D")).errors == ()
+    with pytest.raises(ShapeError, match="no argument tells H"):
+        smelt.compile(layer, "f32[b=B, s=S, d=D]", engine="reference")
