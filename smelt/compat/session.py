@@ -23,6 +23,7 @@ from smelt.device.runtime import runtime
 from smelt.dtype import Array
 from smelt.engine_api import Port
 from smelt.errors import RunError, UnsupportedError
+from smelt.ir.ops.signature import bare_symbol
 from smelt.model import Model, load, model_of, read
 from smelt.passes.specialise import substitute
 from smelt.read.onnx.declared import describe
@@ -350,7 +351,9 @@ class IOBinding:
 
 
 def _node_arg(port: Port) -> NodeArg:
-    sizes: list[int | str] = [size if isinstance(size, int) else str(size) for size in port.shape.sizes]
+    sizes: list[int | str] = [
+        size if isinstance(size, int) else bare_symbol(size) or str(size) for size in port.shape.sizes
+    ]
     return NodeArg(port.name, type_of_port(port), [] if port.keys else sizes)
 
 

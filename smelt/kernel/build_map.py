@@ -62,16 +62,22 @@ def transpose(nest: Nest, op: Op, _: int, index: Index) -> Expr:
     return nest.pull(op.operands[0], tuple(moved))
 
 
-@pull("stablehlo.reshape", "stablehlo.dynamic_reshape")
+RESHAPES = ("stablehlo.reshape", "stablehlo.dynamic_reshape")
+
+
+@pull(*RESHAPES)
 def reshape(nest: Nest, op: Op, _: int, index: Index) -> Expr:
     operand, sizes = op.operands[0], tensor(op.result).sizes
-    if operand in nest.stored:
-        view = nest.views.get(operand)
+    base = operand
+    while base not in nest.stored and base.op is not None and base.op.name in RESHAPES:
+        base = base.op.operands[0]
+    if base in nest.stored:
+        view = nest.views.get(base)
         if view is None:
-            return nest.load(operand, flat(index, sizes))  # the offset is the same
-        turned = view.reshaped(tensor(operand).sizes, sizes)
+            return nest.load(base, flat(index, sizes))  # the offset is the same
+        turned = view.reshaped(tensor(base).sizes, sizes)
         if turned is not None:
-            return nest.load(operand, turned.at(index))
+            return nest.load(base, turned.at(index))
     return nest.pull(operand, reshaped(nest, index, sizes, tensor(operand).sizes))
 
 

@@ -143,7 +143,7 @@ def _symbols_at(callee: Func, operands: list[Value], call: Op, scope: Scope) -> 
     for have, want in pairs:
         if isinstance(have.type, Shape) and isinstance(want.type, Shape):
             for size, actual in zip(have.type.sizes, want.type.sizes, strict=True):
-                name = next(iter(have.type.symbols & {str(size)}), None)
+                name = bare_symbol(size)
                 if name is not None and name not in known:
                     known[name] = actual
     for name in sorted(symbols_of(callee) - set(known)):

@@ -16,6 +16,7 @@ from smelt.ir.build import make
 from smelt.ir.clone import substitution
 from smelt.ir.core import Func, FuncType, Op, Program, Region, Type, Value, walk
 from smelt.ir.ops.definition import UNKNOWN, Scope
+from smelt.ir.ops.signature import bare_symbol
 from smelt.ir.rewrite import Edit, symbols_of
 from smelt.ir.verify import SIZED_BY_DATA
 from smelt.shape import Shape
@@ -153,4 +154,5 @@ def _learn(old: Op, new: Op, born: set[str], known: dict[str, Size]) -> None:
 
 
 def _pairs(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[str, Size]]:
-    return [(str(old), new) for old, new in zip(before, after, strict=True) if not isinstance(old, int)]
+    found = ((bare_symbol(old), new) for old, new in zip(before, after, strict=True))
+    return [(name, new) for name, new in found if name is not None]

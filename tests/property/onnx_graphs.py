@@ -68,6 +68,7 @@ class Graph:
     inputs: list[tuple[str, tuple[int | str, ...]]] = field(default_factory=list)
     refs: list[Ref] = field(default_factory=list)
     count: int = 0
+    odd: bool = False  # names of dimensions that are no identifiers
     used: list[Ref] = field(default_factory=list)  # by the step at hand
 
     def pick(self, options: Sequence[Any]) -> Any:
@@ -788,7 +789,7 @@ def random_case(random: np.random.Generator, steps: int = 8, *, exact: bool = Tr
 
     `exact`: integers and decisions are made of exact numbers only, so that engines agree within a tolerance.
     """
-    g = Graph(random, int(random.choice(OPSETS)))
+    g = Graph(random, int(random.choice(OPSETS)), odd=bool(random.random() < 0.3))
     for name in [str(each) for each in random.permutation(list(INPUTS))[: g.number(1, 2)]]:
         sizes = INPUTS[name]
         g.inputs.append((name, sizes))
@@ -835,7 +836,12 @@ def _model(g: Graph) -> onnx.ModelProto:
     used = {name for node in g.nodes for name in node.input}
     used |= {name for node in g.nodes for a in node.attribute if a.HasField("g") for n in a.g.node for name in n.input}
     refs = [ref for ref in g.refs if ref.name not in used and ref.name not in dict(g.inputs)] or g.refs[-1:]
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes) for name, sizes in g.inputs]
+    inputs = [
+        helper.make_tensor_value_info(
+            name, TensorProto.FLOAT, [f"{size}/2 + 1" if g.odd and size in SIZES else size for size in sizes]
+        )
+        for name, sizes in g.inputs
+    ]
     outputs = [helper.make_tensor_value_info(ref.name, TensorProto.FLOAT, None) for ref in refs]
     graph = helper.make_graph(g.nodes, "random", inputs, outputs, g.weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", g.opset)], ir_version=IR[g.opset])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from smelt.dim import Size, symbol
 from smelt.engine_api import Port, Signature
 from smelt.errors import UnsupportedError
-from smelt.read.onnx.model import parse_message
+from smelt.read.onnx.model import dimension_name, parse_message
 from smelt.read.onnx.tensors import STRING, TYPES, element_type
 from smelt.read.onnx.wire import lift
 from smelt.shape import Shape
@@ -98,5 +98,5 @@ def _port(port: Any, path: str | Path, number: int) -> Port:
     sizes: list[Size] = []
     for axis, dim in enumerate(tensor.shape.dim):
         known = dim.HasField("dim_value") and dim.dim_value >= 0
-        sizes.append(dim.dim_value if known else symbol(dim.dim_param or f"d{number}_{axis}"))
+        sizes.append(dim.dim_value if known else symbol(dimension_name(dim.dim_param) or f"d{number}_{axis}"))
     return Port(port.name, Shape.of(element_type(tensor.elem_type, f"{path}: {port.name!r}"), sizes))

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from smelt.dim import symbols
+from smelt.dim import symbol, symbols
 from smelt.dtype import Array
 from smelt.errors import Location, ParseError, ShapeError, SmeltError, UnsupportedError, VerifyError
 from smelt.ir.build import Builder
@@ -253,8 +253,9 @@ class Graph(Emit):
         if isinstance(error, StaticError | OperatorError) or not shapes or self.model.shapes:
             return False
         if isinstance(error, ShapeError | VerifyError):  # a mistake, unless the complaint is about an open size
-            words = set(re.findall(r"[^\W\d]\w*", f"{error.expected} {error.got}"))
-            return any(name in words for shape in shapes for size in shape.sizes for name in symbols(size))
+            text = f"{error.expected} {error.got}"
+            names = {name for shape in shapes for size in shape.sizes for name in symbols(size)}
+            return any(re.search(rf"(?<!\w){re.escape(str(symbol(name)))}(?!\w)", text) for name in names)
         return isinstance(error, UnsupportedError)
 
     def _apply(self, row: Row, inputs: list[Item | None], attributes: dict[str, Any]) -> list[Item]:

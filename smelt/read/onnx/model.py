@@ -7,6 +7,7 @@ carries its ONNX name. Dynamic dimensions are symbols. Called through `smelt.rea
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,11 @@ from smelt.read.onnx.items import Item, Labels, Maps, Optional, Sequence, Tensor
 from smelt.read.onnx.tensors import STRING, TensorReader, element_type
 from smelt.read.onnx.wire import lift
 from smelt.shape import Shape
+from smelt.size import any_symbol
 from smelt.weights import MappedFile, Weights
 
 _NONE: Mapping[str, Any] = {}
+_LONGEST = 128  # characters of a dimension's name
 
 
 def read(
@@ -134,12 +137,8 @@ def _check_names(proto: Any, path: str | Path) -> int:
 
 
 def _main(model: Model, graph: Any) -> Func:
-    taken = {
-        dim.dim_param.strip()
-        for port in graph.input
-        for dim in port.type.tensor_type.shape.dim
-        if dim.dim_param.strip()
-    }
+    dims = (dim for port in graph.input for dim in port.type.tensor_type.shape.dim)
+    taken = {name for dim in dims if (name := dimension_name(dim.dim_param)) is not None}
     b = Builder(Scope(frozenset(taken)))
     top = Graph(model, b)
     top.initialisers(graph)
@@ -267,10 +266,21 @@ def _dimension(proto: Any, b: Builder, what: str) -> Size:
             raise ParseError(f"{what} has an impossible size", got=proto.dim_value)
         if proto.dim_value >= 0:
             return int(proto.dim_value)
-    name = proto.dim_param.strip()
-    if not name or symbol(name) == UNKNOWN:
-        return b.scope.fresh()
-    return symbol(name)
+    name = dimension_name(proto.dim_param)
+    return b.scope.fresh() if name is None else symbol(name)
+
+
+def dimension_name(said: str) -> str | None:
+    """The symbol's name for a named dimension: any text (`s0 + 1`, `batch/2`), which means nothing but itself.
+
+    Text that no symbol can be called is escaped and cut, with a digest that tells it from others.
+    """
+    name = said.strip()
+    if not name or any_symbol(name) == UNKNOWN:
+        return None
+    if name.isprintable() and len(name) <= _LONGEST:
+        return name
+    return f"{ascii(name)[1 : _LONGEST - 16]}#{sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
 
 def _given(value: Any) -> Item:
