@@ -6,8 +6,10 @@ A Buffer is what an engine keeps on a device; every engine brings its own, all b
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Generator
+from functools import cache
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -250,3 +252,12 @@ def bytes_text(count: int) -> str:
             return f"{number:.4g} {unit}"
         number /= 1024
     return f"{number:.4g} GiB"
+
+
+@cache
+def machine_memory() -> int:
+    """The bytes of memory that this machine has."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # not every system says
+        return 1 << 41

@@ -15,9 +15,11 @@ from smelt.dtype import Array
 from smelt.errors import DeviceError, Location, RunError, SizeError, SmeltError
 from smelt.frozen import Frozen
 from smelt.shape import Shape
+from smelt.size import assignment
 
 REMEDY = "compile the model again"
-FAILED, UNFIT = 1 << 20, 1 << 21  # statuses of a program: what data did not fulfil, and what sizes did not
+# Statuses of a program: what data did not fulfil, what sizes did not, and sizes that do not fit into 64 bits.
+FAILED, UNFIT, TOO_LARGE = 1 << 20, 1 << 21, 1 << 22
 
 
 class SizeCheck(Frozen):
@@ -100,8 +102,10 @@ class Entry(Frozen):
 
     def refuse(self, check: int, symbols: Mapping[str, int]) -> SmeltError:
         """The error behind a size that the program takes for granted."""
+        if check + 1 == TOO_LARGE:
+            return SizeError("a size is too large for any machine", got=assignment(symbols))
         unfit = self.sizes[check]
-        return SizeError(unfit.why, expected=unfit.expected, got=dict(symbols))
+        return SizeError(unfit.why, expected=unfit.expected, got=assignment(symbols))
 
 
 def _symbol(library: ctypes.CDLL, name: str) -> int:

@@ -26,7 +26,7 @@ from smelt.ir.core import Program
 from smelt.ir.text import print_program
 from smelt.kernel.cost import step_cost
 from smelt.kernel.memory import Memory
-from smelt.kernel.plan import Branch, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Step, walk
+from smelt.kernel.plan import Branch, Copy, Ensure, Kernel, Launch, Measure, Plan, Repeat, Require, Step, walk
 from smelt.kernel.text import kernel_text
 from smelt.passes import pipeline
 
@@ -180,7 +180,7 @@ def _plan(made: Planned, program: Program, sizes: Mapping[str, int]) -> dict[str
             "buffers": [_buffer(plan, memory, i) for i in range(len(plan.buffers))],
             "slots": [largest_text(slot) for slot in memory.slots],
             "steps": _steps(plan.steps),
-            "checks": [f"{check.a} {'==' if check.exact else '<='} {check.b}" for check in plan.checks],
+            "checks": [check.text for check in plan.checks],
         }
         for name, (plan, memory) in made.plans.items()
     }
@@ -223,6 +223,8 @@ def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
                 rows.append({"step": "branch", "selector": selector, "branches": [_steps(each) for each in branches]})
             case Require(flags, check):
                 rows.append({"step": "require", "reads": [flags], "check": check})
+            case Ensure(checks):
+                rows.append({"step": "ensure", "checks": list(checks)})
             case Measure(names, source):
                 told = [source] if isinstance(source, int) else []
                 rows.append({"step": "measure", "symbols": list(names), "reads": told})

@@ -19,10 +19,9 @@ from smelt.engine.tuned import lookup
 from smelt.engine_api import KernelUse, Signature
 from smelt.errors import RunError
 from smelt.ir.core import Program
-from smelt.ir.verify import assumptions
 from smelt.kernel.adjust import Adjustable
 from smelt.kernel.choice import Choice, Lookup, Problem
-from smelt.kernel.emit_c import FAILED, UNFIT, Source
+from smelt.kernel.emit_c import FAILED, TOO_LARGE, UNFIT, Source
 from smelt.kernel.fuse import fuse
 from smelt.kernel.in_place import in_place
 from smelt.kernel.memory import Memory, assign
@@ -34,7 +33,9 @@ from smelt.passes.split_prepare import DONATED, WEIGHT
 from smelt.target import Target
 
 PIECES = 4  # files for each core that compiles, so that none waits long for another
-assert (entry.FAILED, entry.UNFIT) == (FAILED, UNFIT), "programs and those who run them agree on statuses"
+assert (entry.FAILED, entry.UNFIT, entry.TOO_LARGE) == (FAILED, UNFIT, TOO_LARGE), (
+    "programs and those who run them agree on statuses"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def plan_lowered(
 ) -> Planned:
     """The same for a program that was lowered already; with `adjustable`, @main is built to be tuned."""
     known = choices or lookup(tile_shape(target or cpu.target()))
-    main = in_place(fuse(program.main, assumptions(program), telling=telling, choices=known, adjustable=adjustable))
+    main = in_place(fuse(program.main, telling=telling, choices=known, adjustable=adjustable))
     before = program.funcs.get("prepare")
     prepare = None if before is None else in_place(fuse(before, telling=telling, choices=known))
     return Planned(signature, (main, assign(main)), None if prepare is None else (prepare, assign(prepare)))
@@ -141,14 +142,13 @@ def entry_of(name: str, plan: Plan, inputs: Sequence[str]) -> Entry:
     """What running a plan needs to know; names of the inputs come after those of what is bound."""
     arguments = tuple(buffer.shape for buffer in plan.of_kind("argument"))
     bound = len(arguments) - len(inputs)
-    relations = [(f"{each.a} {'equal to' if each.exact else 'at most'} {each.b}", each.why) for each in plan.checks]
     return Entry(
         name,
         arguments,
         tuple(buffer.shape for buffer in plan.of_kind("result")),
         plan.symbols,
         (*(f"bound {i}" for i in range(bound)), *inputs),
-        tuple(SizeCheck(expected, why) for expected, why in relations),
+        tuple(SizeCheck(each.text, each.why) for each in plan.checks),
         tuple(DataCheck(each.message, each.of_sizes, each.where) for each in plan.requirements),
         plan.donated,
         plan.reused,

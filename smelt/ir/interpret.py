@@ -7,25 +7,25 @@ generators that yield an `Exchange` whenever they wait for each other: no thread
 from __future__ import annotations
 
 import inspect
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from smelt.dim import Size, evaluate, solve, substitute, symbols
+from smelt.buffer import machine_memory
+from smelt.dim import Size, solve, substitute
 from smelt.dtype import Array
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError
-from smelt.ir.build import settle
 from smelt.ir.core import Func, Op, Program, Region, Type, Value, walk
 from smelt.ir.ops import OPS
-from smelt.ir.ops.definition import Call, Exchange, Process, Receive, Rendezvous, Scope, Send
+from smelt.ir.ops.definition import Exchange, Process, Receive, Rendezvous, Send
 from smelt.ir.ops.random import Source
+from smelt.ir.size_checks import Check, size_checks
 from smelt.shape import Shape
+from smelt.size import assignment
 
 Callback: TypeAlias = Callable[..., Any]
 Steps: TypeAlias = Generator[Exchange, Any, tuple[Any, ...]]
@@ -73,7 +73,7 @@ class _Plan:
     steps: tuple[tuple[Op, Any, bool, tuple[Value, ...]], ...]
     elementwise: bool
     symbolic: bool  # some argument's size is a symbol
-    assumed: Mapping[Op, tuple[tuple[Size, Size, str], ...]]
+    checks: Mapping[Op, tuple[Check, ...]]  # what ops ask of sizes
 
 
 class Frame:
@@ -142,8 +142,9 @@ class Frame:
         for op, meaning, waits, dead in plan.steps:
             operands = [values[operand] for operand in op.operands]
             try:
-                if op in plan.assumed:
-                    self._check_assumed(op, plan.assumed[op])
+                checks = plan.checks.get(op)
+                if checks is not None:
+                    self._check_sizes(op, checks)
                 if waits:  # never inside errstate: processes take turns, and its state would leak from one to another
                     out = yield from meaning(self, op, *operands)
                 else:
@@ -152,8 +153,8 @@ class Frame:
                 if len(op.results) == 1 and not isinstance(out, tuple):
                     out = (out,)
                 self._keep(op, out)
-                if op in plan.assumed:
-                    self._check_assumed(op, plan.assumed[op])
+                if checks is not None:
+                    self._check_sizes(op, checks)
             except SmeltError as error:
                 if error.where is None:
                     error.where = op.location
@@ -189,13 +190,15 @@ class Frame:
         except ShapeError as error:
             raise ShapeError(f"@{func.name}: {error.message}", expected=error.expected, got=error.got) from None
 
-    def _check_assumed(self, op: Op, assumed: Sequence[tuple[Size, Size, str]]) -> None:
-        """Equalities of sizes that inference took for granted; those with a symbol yet to be born are checked later."""
-        for a, b, why in assumed:
-            if symbols(a) | symbols(b) <= self.symbols.keys():
-                left, right = evaluate(a, self.symbols), evaluate(b, self.symbols)
-                if left != right:
-                    raise SizeError(why, expected=f"{a} == {b}", got=f"{left} and {right}", where=op.location)
+    def _check_sizes(self, op: Op, checks: Sequence[Check]) -> None:
+        """What an op asks of sizes, and room for its results; what has a symbol yet to be born is checked later."""
+        for check in checks:
+            if check.symbols <= self.symbols.keys() and not check.holds(self.symbols):
+                got = assignment({name: self.symbols[name] for name in sorted(check.symbols)})
+                raise SizeError(check.why, expected=check.text, got=got, where=op.location)
+        for value in op.results:
+            if isinstance(value.type, Shape) and value.type.symbols <= self.symbols.keys():
+                check_room(op, value.type, value.type.numbers(self.symbols))
 
     def _keep(self, op: Op, out: Sequence[Any]) -> None:
         assert len(out) == len(op.results), f"{op.name} gave {len(out)} results for {len(op.results)}"
@@ -269,7 +272,9 @@ def _plan_region(region: Region) -> _Plan:
                 for deeper in nested.regions:
                     used |= dict.fromkeys(deeper.results)
             used |= dict.fromkeys(inner.results)
-        _check_room(op)
+        for value in op.results:
+            if isinstance(value.type, Shape) and value.type.is_static:
+                check_room(op, value.type, value.type.numbers())
         dead = tuple(value for value in (*used, *op.results) if value in own)
         own.difference_update(dead)
         row = OPS[op.name]
@@ -279,38 +284,15 @@ def _plan_region(region: Region) -> _Plan:
     simple = all(
         OPS[op.name].elementwise and len(op.results) == 1 and op.results[0].shape.rank == 0 for op in region.ops
     )
-    assumed = {op: facts for op in region.ops if (facts := _assumptions(op))}
-    return _Plan(tuple(steps), scalar and simple, bool(_symbols(region.args)), assumed)
+    symbolic = [op for op in region.ops if _symbols((*op.operands, *op.results))]
+    checks = {op: size_checks(op) for op in symbolic}
+    return _Plan(tuple(steps), scalar and simple, bool(_symbols(region.args)), checks)
 
 
-def _assumptions(op: Op) -> tuple[tuple[Size, Size, str], ...]:
-    """The equalities of sizes under which an op is valid and that no proof gave. A callee checks its own arguments."""
-    mentioned = _symbols(op.operands) | _symbols(op.results)
-    if not mentioned or any("symbol" in attr.kind.name for attr in OPS[op.name].attrs):
-        return ()
-    scope = Scope(mentioned)
-    declared = [value.type for value in op.results]
-    call = Call(op.name, op.operands, op.attrs, op.regions, declared, scope=scope, location=op.location)
-    settle(call, OPS[op.name].infer(call))
-    return tuple((a, b, why) for (a, b), why in scope.assumed.items())
-
-
-def _check_room(op: Op) -> None:
+def check_room(op: Op, shape: Shape, sizes: Sequence[int]) -> None:
     """Refuse results that this machine cannot hold, before the system ends the process for taking too much."""
-    for value in op.results:
-        shape = value.type
-        if isinstance(shape, Shape) and shape.is_static:
-            if prod(max(n, 1) for n in shape.numbers()) * shape.dtype.numpy.itemsize > _room():
-                raise RunError(f"{op.name}: no memory for the result", got=shape, where=op.location)
-
-
-@cache
-def _room() -> int:
-    """The most bytes that one value may have: half of what the machine has."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    except (AttributeError, OSError, ValueError):  # not every system says
-        return 1 << 40
+    if prod(max(n, 1) for n in sizes) * shape.dtype.numpy.itemsize > machine_memory() // 2:
+        raise RunError(f"{op.name}: no memory for the result", got=f"{shape.dtype}{list(sizes)}", where=op.location)
 
 
 def _symbols(values: Sequence[Value]) -> frozenset[str]:

@@ -1,7 +1,7 @@
-"""What an op demands of its operands before a kernel may rely on it: of sizes (`limits`) and of data (`DEMANDS`).
+"""What an op demands of its operands before a kernel may rely on it: of sizes (`checks_of`) and of data (`DEMANDS`).
 
-`fuse` checks limits when a program is called, and has the conditions of `DEMANDS` computed and checked where the op
-stands, because sizes that data gives must be those of the op's type. A size that is born there gets its number so.
+`fuse` has sizes checked before a block runs, and the conditions of `DEMANDS` computed and checked where the op stands,
+because sizes that data gives must be those of the op's type. A size that is born there gets its number so.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from typing import NamedTuple
 
 from smelt.dim import Size, maximum, minimum
 from smelt.dtype import i1, i64
-from smelt.ir.core import Op
+from smelt.errors import RunError
+from smelt.ir.core import Op, Region
+from smelt.ir.size_checks import ADDRESSABLE, Check, size_checks, sizes_checks
 from smelt.kernel.build_index import place, slice_sizes
 from smelt.kernel.loop import Amount, Expr, Number, add, scale
 from smelt.kernel.nest import Nest, tensor
+from smelt.shape import Shape
 
 
 class Given(NamedTuple):
@@ -29,34 +32,43 @@ Demand = Callable[[Nest, Op], Iterator[Expr | Given]]
 DEMANDS: dict[str, Demand] = {}
 
 
-def limits(op: Op) -> Iterator[tuple[Size, Size, str]]:
-    """Pairs of sizes: the first must not exceed the second; why."""
-    shape = tensor(op.operands[0]) if op.operands and op.name in _LIMITED else None
-    if shape is None:
-        return
-    match op.name:
-        case "stablehlo.slice":
-            wanted, why = op.attrs["limit_indices"], "the limit lies in the dimension"
-        case "stablehlo.gather" | "stablehlo.dynamic_slice":
-            wanted, why = op.attrs["slice_sizes"], "the slice fits into the operand"
-        case "stablehlo.dynamic_gather":
-            wanted, why = slice_sizes(op), "the slice fits into the operand"
-        case "stablehlo.dynamic_update_slice":
-            wanted, why = tensor(op.operands[1]).sizes, "the update fits into the operand"
-        case _:
-            dim = op.attrs["dim"] % shape.rank
-            needed = minimum(tensor(op.result).count, 1)
-            wanted = tuple(needed if d == dim else 0 for d in range(shape.rank))
-            why = "there is something to select from"
-    for part, size in zip(wanted, shape.sizes, strict=True):
-        if not (isinstance(part, int) and isinstance(size, int) and part <= size):
-            yield part, size, f"{op.name}: {why}"
+def checks_of(region: Region) -> list[Check]:
+    """What the ops of a block ask of sizes; refuses a tensor that no machine can hold."""
+    found = dict.fromkeys(sizes_checks("an argument", [value.type for value in region.args]))
+    for op in region.ops:
+        for value in op.results:
+            if isinstance(value.type, Shape):
+                found |= dict.fromkeys(_room(op, value.type))
+        found |= dict.fromkeys((*size_checks(op), *_limits(op)))
+    return list(found)
 
 
-_LIMITED = frozenset(
-    f"stablehlo.{name}"
-    for name in ("slice", "gather", "dynamic_slice", "dynamic_gather", "dynamic_update_slice", "torch_index_select")
-)
+def _room(op: Op, shape: Shape) -> Iterator[Check]:
+    """A tensor's bytes can be counted, even if it is never in memory."""
+    bytes = shape.count * shape.dtype.numpy.itemsize
+    if not isinstance(bytes, int):
+        yield Check(bytes, "<=", ADDRESSABLE, f"{op.name}: no memory for the result")
+    elif bytes > ADDRESSABLE:
+        raise RunError(f"{op.name}: no memory for the result", got=shape, where=op.location)
+
+
+def _limits(op: Op) -> Iterator[Check]:
+    """What kernels rely on and types do not say."""
+    if op.name == "stablehlo.dynamic_gather":
+        for size, most in zip(slice_sizes(op), tensor(op.operands[0]).sizes, strict=True):
+            if not (isinstance(size, int) and isinstance(most, int) and size <= most):
+                some = minimum(size, size * tensor(op.operands[1]).count)
+                yield Check(some, "<=", most, f"{op.name}: the slice fits into the operand")
+    if op.name == "stablehlo.torch_index_select":
+        shape = tensor(op.operands[0])
+        needed, most = minimum(tensor(op.result).count, 1), shape.sizes[op.attrs["dim"] % shape.rank]
+        if not (isinstance(needed, int) and isinstance(most, int) and needed <= most):
+            yield Check(needed, "<=", most, f"{op.name}: there is something to select from")
+    if op.name == "stablehlo.broadcast_in_dim":
+        sizes, full = tensor(op.operands[0]).sizes, tensor(op.result).sizes
+        for d, size in zip(op.attrs["broadcast_dimensions"], sizes, strict=True):
+            if size not in (1, full[d]):
+                yield Check(size, "==", full[d], f"{op.name}: an open dimension is not repeated")
 
 
 def demand(*names: str) -> Callable[[Demand], Demand]:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 from smelt import abi
-from smelt.dim import Atom, Size, symbols
+from smelt.dim import Atom, Size
+from smelt.dim import symbols as symbols_of
 from smelt.dtype import DType, f32
-from smelt.errors import UnsupportedError
+from smelt.errors import SizeError, UnsupportedError
+from smelt.ir.size_checks import Check
 from smelt.kernel import math
 from smelt.kernel.adjust import EACH, FORM, setting
 from smelt.kernel.build_reduce import identity
@@ -49,11 +52,12 @@ from smelt.kernel.loop import (
 )
 from smelt.kernel.memory import Memory
 from smelt.kernel.nest import everything, expressions, mentioned
-from smelt.kernel.plan import Branch, Buffer, Copy, Kernel, Launch, Measure, Plan, Repeat, Require, Step, walk
+from smelt.kernel.plan import Branch, Buffer, Copy, Ensure, Kernel, Launch, Measure, Plan, Repeat, Require, Step, walk
 from smelt.kernel.stamp_c import stamp_text, stamped
 from smelt.kernel.tile_bf16_c import pairs_text
 from smelt.kernel.tile_c import TileShape, product_text, turn_text
 from smelt.kernel.tile_int8_c import bytes_text
+from smelt.size import nonneg
 
 ABI = """\
 typedef struct Runtime Runtime; typedef struct Context Context;
@@ -80,6 +84,10 @@ static inline i64 size_div(i64 a, i64 b) {
 static inline i64 size_mod(i64 a, i64 b) { return b == 0 ? 0 : a - b * size_div(a, b); }
 static inline i64 size_max(i64 a, i64 b) { return a > b ? a : b; }
 static inline i64 size_min(i64 a, i64 b) { return a < b ? a : b; }
+static inline i64 sure_add(i64 a, i64 b, int *bad) { i64 c; *bad |= __builtin_add_overflow(a, b, &c); return c; }
+static inline i64 sure_mul(i64 a, i64 b, int *bad) { i64 c; *bad |= __builtin_mul_overflow(a, b, &c); return c; }
+static inline i64 sure_div(i64 a, i64 b, int *bad) { return b == -1 ? sure_mul(a, b, bad) : size_div(a, b); }
+static inline i64 sure_mod(i64 a, i64 b, int *bad) { (void)bad; return b == -1 ? 0 : size_mod(a, b); }
 """
 # Characters of C in one file. Only long programs are cut up: in another file a loop may come out otherwise, and slower.
 WORTHWHILE = 400_000
@@ -90,7 +98,8 @@ TILE_TEXTS = {1: product_text, 2: pairs_text, 4: bytes_text}
 WORTH = 32768  # elements that are worth a core
 LONG = 4096  # elements after which a turn of a kernel's outermost loop asks whether the call was cancelled
 CANCELLED, NO_MEMORY, FAILED, UNFIT = -1, -2, 1 << 20, 1 << 21
-MOST_BYTES = 1e15  # of one buffer whose size only data tells: more is no size but a mistake
+TOO_LARGE = 1 << 22  # what `measure` says where a size does not fit into 64 bits
+MOST_BYTES = 1 << 50  # of one buffer whose size only data tells: more is no size but a mistake
 
 
 def emit(plan: Plan, memory: Memory, name: str, tile: TileShape) -> str:
@@ -118,7 +127,7 @@ class Source:
                     fresh[kernel] = _Function(f"{name}_{kernel.kind}{len(fresh)}")
         parts = [function.emit(kernel) for kernel, function in fresh.items()]
         program = _Program(plan, memory, name, self.stamps)
-        parts += [program.describe(), program.measure(), program.run(self.kernels | fresh)]
+        parts += [program.describe(), program.measure(self.kernels | fresh), program.run(self.kernels | fresh)]
         self.kernels |= fresh
         self.parts += parts
 
@@ -166,14 +175,14 @@ def _balanced(parts: Sequence[str], count: int) -> list[list[str]]:
 
 
 def size_text(size: Size, symbols: dict[str, str]) -> str:
-    """A polynomial as C over the texts of its symbols."""
+    """A polynomial as C over the texts of its symbols, for values that `sure_text` was checked with."""
     if isinstance(size, int):
-        return f"{size}LL"
+        return _number_text(size)
     terms = []
     for monomial, coefficient in size.terms:
         factors = [_atom_text(atom, symbols) for atom in monomial]
         if coefficient != 1 or not factors:
-            factors.insert(0, f"{coefficient}LL")
+            factors.insert(0, _number_text(coefficient))
         terms.append(" * ".join(factors))
     return f"({' + '.join(terms)})"
 
@@ -183,6 +192,34 @@ def _atom_text(atom: Atom, symbols: dict[str, str]) -> str:
         return symbols[atom.name]
     a, b = (size_text(arg, symbols) for arg in atom.args)
     return f"{ {'//': 'size_div', '%': 'size_mod', 'max': 'size_max', 'min': 'size_min'}[atom.op] }({a}, {b})"
+
+
+def sure_text(size: Size, symbols: dict[str, str]) -> str:
+    """The same with an `int bad` that becomes 1 where a number does not fit into 64 bits."""
+    if isinstance(size, int):
+        return _number_text(size)
+    terms = []
+    for monomial, coefficient in size.terms:
+        factors = [_sure_atom(atom, symbols) for atom in monomial]
+        if coefficient != 1 or not factors:
+            factors.insert(0, _number_text(coefficient))
+        terms.append(reduce(lambda a, b: f"sure_mul({a}, {b}, &bad)", factors))
+    return reduce(lambda a, b: f"sure_add({a}, {b}, &bad)", terms)
+
+
+def _sure_atom(atom: Atom, symbols: dict[str, str]) -> str:
+    if atom.op == "symbol":
+        return symbols[atom.name]
+    a, b = (sure_text(arg, symbols) for arg in atom.args)
+    if atom.op in ("max", "min"):
+        return f"size_{atom.op}({a}, {b})"
+    return f"{'sure_div' if atom.op == '//' else 'sure_mod'}({a}, {b}, &bad)"
+
+
+def _number_text(number: int) -> str:
+    if abs(number) >= 1 << 63:
+        raise SizeError("a number in a size is too large", expected="less than 2**63", got=number)
+    return f"{number}LL"
 
 
 # ---- the program ----
@@ -211,42 +248,49 @@ class _Program:
         stated = abi.describe(plan.symbols, arguments, results, constants, plan.donated, plan.reused, checks)
         return abi.c_text(self.name, stated)
 
-    def measure(self) -> str:
-        """Checks on sizes, the memory that a call needs, and the sizes of the results."""
+    def measure(self, kernels: dict[Kernel, _Function]) -> str:
+        """Checks on sizes, the memory that a call needs, and the sizes of the results.
+
+        No number that the program computes from sizes overflows where this gives 0.
+        """
         symbols = self.symbols
-        lines = [f"int {self.name}_measure(const i64 *n, i64 *out) {{", "  (void)n;"]
-        for i, check in enumerate(self.plan.checks):
-            if self.plan.is_late(check.a, check.b):
-                continue
-            a, b = size_text(check.a, symbols), size_text(check.b, symbols)
-            lines.append(f"  if (!({a} {'==' if check.exact else '<='} {b})) return {i + 1};")
+        lines = [f"int {self.name}_measure(const i64 *n, i64 *out) {{", "  (void)n; int bad = 0;"]
+        lines += [f"  if ({_broken(check, symbols)}) return {i + 1};" for i, check in self.plan.entry_checks.items()]
+        given = {*self.plan.symbols}
+        for size in self._kernel_sizes(kernels):
+            if not isinstance(size, int) and symbols_of(size) <= given:
+                lines.append(f"  (void){sure_text(size, symbols)};")
         lines.append("  i64 total = 0;")
-        lines += [f"  total += {self._slot(slot)};" for slot in self.memory.slots]
+        lines += [f"  total = sure_add(total, {self._slot(slot)}, &bad);" for slot in self.memory.slots]
         lines.append("  out[0] = total;")
-        lines.append(f"  out[1] = {size_text(self.memory.scratch, symbols)};")
+        lines.append(f"  out[1] = {sure_text(self.memory.scratch, symbols)};")
         sizes = [size for buffer in self.plan.of_kind("result") for size in buffer.shape.sizes]
-        texts = ["-1" if self.plan.is_late(size) else size_text(size, symbols) for size in sizes]
+        texts = ["-1" if self.plan.is_late(size) else sure_text(size, symbols) for size in sizes]
         lines += [f"  out[{i + 2}] = {text};" for i, text in enumerate(texts)]
-        return "\n".join([*lines, "  return 0;", "}"])
+        return "\n".join([*lines, f"  return bad ? {TOO_LARGE} : 0;", "}"])
 
-    def _slot(self, sizes: Sequence[Size]) -> str:
-        """The bytes of a slot: the most that a tenant needs."""
-        texts = [size_text(size, self.symbols) for size in sizes]
-        most = texts[0]
-        for text in texts[1:]:
-            most = f"size_max({most}, {text})"
-        return most
-
-    def run(self, kernels: dict[Kernel, _Function]) -> str:
-        symbols = self.symbols
+    def _kernel_sizes(self, kernels: dict[Kernel, _Function]) -> dict[Size, int]:
+        """The sizes that kernels take, numbered."""
         sizes: dict[Size, int] = {}
         for step in walk(self.plan.steps):
             for kernel in (step.kernel, *step.kernel.forms) if isinstance(step, Launch) else ():
                 for size in kernels[kernel].sizes:
                     sizes.setdefault(size, len(sizes))
+        return sizes
+
+    def _slot(self, sizes: Sequence[Size]) -> str:
+        """The bytes of a slot: the most that a tenant needs. A size in a branch that is not taken may be negative."""
+        texts = [sure_text(size, self.symbols) for size in sizes]
+        if not any(map(nonneg, sizes)):
+            texts.append("0LL")
+        return reduce(lambda a, b: f"size_max({a}, {b})", texts)
+
+    def run(self, kernels: dict[Kernel, _Function]) -> str:
+        symbols = self.symbols
+        sizes = self._kernel_sizes(kernels)
         lines = [
             f"int {self.name}_run(const Runtime *rt, Context *ctx, void **given, const i64 *n) {{",
-            "  (void)rt; (void)ctx; (void)n; int status = 0; (void)status;",
+            "  (void)rt; (void)ctx; (void)n; int status = 0, bad = 0; (void)status; (void)bad;",
             f"  void *b[{max(len(self.plan.buffers), 1)}];",
         ]
         place = "ctx->arena"
@@ -323,10 +367,12 @@ class _Program:
                     )
                 case Measure():
                     lines += self._measure(step, sizes, pad)
+                case Ensure(checks):
+                    lines += self._ensure(checks, pad)
             if self.stamps and isinstance(step, Launch | Copy):
                 lines[before:] = stamped(self.name, self.timed, pad, lines[before:])
                 self.timed += 1
-            if not isinstance(step, Copy):
+            if not isinstance(step, Copy | Ensure):
                 lines.append(f"{pad}if (*ctx->cancel) return {CANCELLED};")
         return lines
 
@@ -357,27 +403,30 @@ class _Program:
         lines.append(f"{pad}  {' '.join(f'm[{at}] = v{at};' for at in places)} }}")
 
         def concerns(*of: Size) -> bool:
-            named = [self.plan.late.index(name) for size in of for name in symbols(size) if name in self.plan.late]
+            named = [self.plan.late.index(name) for size in of for name in symbols_of(size) if name in self.plan.late]
             return bool(named) and max(named) in places
 
-        for i, check in enumerate(self.plan.checks):
-            if concerns(check.a, check.b):
-                a, b = size_text(check.a, self.symbols), size_text(check.b, self.symbols)
-                record = f"ctx->record[0] = {a}; ctx->record[1] = {b};"
-                lines.append(f"{pad}if (!({a} {'==' if check.exact else '<='} {b})) {{ {record} return {UNFIT + i}; }}")
         lines += [f"{pad}t[{i}] = {size_text(size, self.symbols)};" for size, i in sizes.items() if concerns(size)]
         for i, buffer in self._late_buffers():
             if concerns(*buffer.shape.sizes):
-                wide = size_text(buffer.bytes, {name: f"(double){text}" for name, text in self.symbols.items()})
-                bytes = size_text(buffer.bytes, self.symbols)
                 lines += [
-                    f"{pad}if ({wide} > {MOST_BYTES:.0f}.0) return {NO_MEMORY};",
-                    f"{pad}if ({bytes} > held{i}) {{",
-                    f"{pad}  ctx->record[0] = held{i} = {bytes};",
-                    f"{pad}  if (!(b[{i}] = rt->grow(ctx, held{i}))) return {NO_MEMORY};",
+                    f"{pad}{{ const i64 bytes = {sure_text(buffer.bytes, self.symbols)};",
+                    f"{pad}if (bad || bytes > {MOST_BYTES}LL) return {NO_MEMORY};",
+                    f"{pad}if (bytes > held{i}) {{",
+                    f"{pad}  ctx->record[0] = held{i} = bytes;",
+                    f"{pad}  if (!(b[{i}] = rt->grow(ctx, bytes))) return {NO_MEMORY};",
                     f"{pad}  ctx->record[0] = 0;",
-                    f"{pad}}}",
+                    f"{pad}}} }}",
                 ]
+        return lines
+
+    def _ensure(self, checks: Sequence[int], pad: str) -> list[str]:
+        lines = []
+        for i in checks:
+            check = self.plan.checks[i]
+            values = [size_text(size, self.symbols) for size in (check.a, check.b)]
+            record = " ".join(f"ctx->record[{place}] = {text};" for place, text in enumerate(values))
+            lines.append(f"{pad}if ({_broken(check, self.symbols)}) {{ {record} return {UNFIT + i}; }}")
         return lines
 
     def _number(self, buffer: int) -> str:
@@ -387,6 +436,12 @@ class _Program:
         if self.plan.buffers[buffer].shape.element.kind == "bool":
             return f"*(ui8 *)b[{buffer}] ? 0 : 1"
         return f"*(i32 *)b[{buffer}]"
+
+
+def _broken(check: Check, symbols: dict[str, str]) -> str:
+    """A condition in C: the check does not hold, or a number in it does not fit into 64 bits."""
+    a, b = sure_text(check.a, symbols), sure_text(check.b, symbols)
+    return f"!({a} {check.relation} {b}) || bad"
 
 
 # ---- kernels ----
@@ -596,7 +651,7 @@ class _Function:
 
     def size(self, size: Size) -> str:
         if isinstance(size, int):
-            return f"{size}LL" if abs(size) >= 1 << 31 else str(size)
+            return _number_text(size) if abs(size) >= 1 << 31 else str(size)
         place = self.sizes.setdefault(size, len(self.sizes))
         self.locals[f"s{place}"] = f"  const i64 s{place} = s[{place}];"
         return f"s{place}"

@@ -14,9 +14,10 @@ import numpy as np
 
 from smelt.dim import Size, symbols_in_order
 from smelt.dtype import DType, i1
-from smelt.ir.core import Func, Op, Region, Token, Value, walk
+from smelt.ir.core import Func, Op, Region, Token, Value
 from smelt.ir.ops.control import ASSERTIONS, PLACEMENT
 from smelt.ir.ops.signature import bare_symbol
+from smelt.ir.size_checks import Check
 from smelt.kernel import (  # noqa: F401  their rules
     build_attention,
     build_contract,
@@ -38,7 +39,7 @@ from smelt.kernel import (  # noqa: F401  their rules
 from smelt.kernel.adjust import EACH, Adjustable
 from smelt.kernel.build_map import border
 from smelt.kernel.choice import Lookup, defaults
-from smelt.kernel.demands import DEMANDS, Given, limits
+from smelt.kernel.demands import DEMANDS, Given, checks_of
 from smelt.kernel.keep import CONTROL, SILENT, Kept
 from smelt.kernel.loop import Amount, Expr, Number, add
 from smelt.kernel.nest import Nest, SplitLoopError, flat, tensor, unknown
@@ -46,8 +47,8 @@ from smelt.kernel.place import starts
 from smelt.kernel.plan import (
     Branch,
     Buffer,
-    Check,
     Copy,
+    Ensure,
     Filling,
     Kernel,
     Launch,
@@ -69,7 +70,6 @@ RECORD = 8  # numbers that an error may tell
 
 def fuse(
     func: Func,
-    assumed: Sequence[tuple[Size, Size, str]] = (),
     *,
     telling: bool = False,
     choices: Lookup = defaults,
@@ -77,18 +77,16 @@ def fuse(
 ) -> Plan:
     """The plan of a function; an op that kernels do not know yet is refused by name.
 
-    `assumed` are the equalities of sizes that the function takes for granted: the plan checks them at every call.
     `telling`: every launch names the ops that it covers, which keeps them alive as long as the plan.
     `choices` says how a kernel's problem is gone about, where it knows better than the default; with `adjustable` every
     call is told.
     """
-    return _Fusion(func, [Check(a, b, True, why) for a, b, why in assumed], telling, choices, adjustable).plan()
+    return _Fusion(func, telling, choices, adjustable).plan()
 
 
 @dataclass(slots=True)
 class _Fusion:
     func: Func
-    checks: list[Check]
     telling: bool = False
     choices: Lookup = defaults
     adjustable: Adjustable | None = None
@@ -102,6 +100,9 @@ class _Fusion:
     rounded: dict[Value, list[Value]] = field(default_factory=dict)  # stored values that are this one converted
     known: set[str] = field(default_factory=set)  # symbols that have a number by now
     late: list[str] = field(default_factory=list)  # those of them that only data tells
+    checks: dict[Check, int] = field(default_factory=dict)  # what sizes must fulfil, numbered
+    sure: set[Check] = field(default_factory=set)  # those that hold wherever the block at hand runs
+    open: list[Check] = field(default_factory=list)  # those of the block at hand whose symbols have no number yet
 
     def plan(self) -> Plan:
         func = self.func
@@ -111,7 +112,6 @@ class _Fusion:
         self.known.update(names)
         results = [self._buffer(tensor(value), "result") for value in func.results]
         steps = self._block(func.body, results)
-        self._check_sizes()
         return Plan(
             tuple(self.buffers),
             tuple(self.constants),
@@ -139,21 +139,25 @@ class _Fusion:
         self.buffers.append(Buffer(shape, kind, index))  # type: ignore[arg-type]
         return len(self.buffers) - 1
 
-    def _check_sizes(self) -> None:
-        """What indices rely on and types do not say."""
-        for op in walk(self.func.body):
-            self.checks += [Check(part, size, False, why) for part, size, why in limits(op)]
-            if op.name == "stablehlo.broadcast_in_dim":
-                sizes, full = tensor(op.operands[0]).sizes, tensor(op.result).sizes
-                for d, size in zip(op.attrs["broadcast_dimensions"], sizes, strict=True):
-                    if size not in (1, full[d]):
-                        why = "stablehlo.broadcast_in_dim: an open dimension is not repeated"
-                        self.checks.append(Check(size, full[d], True, why))
+    # -- sizes --
+
+    def _ensure(self) -> list[Step]:
+        """Check what has become known about the sizes of the block at hand."""
+        ready = [check for check in self.open if check.symbols <= self.known]
+        self.open = [check for check in self.open if check not in ready]
+        fresh = [check for check in dict.fromkeys(ready) if check not in self.sure]
+        self.sure.update(fresh)
+        numbers = tuple(self.checks.setdefault(check, len(self.checks)) for check in fresh)
+        return [Ensure(numbers)] if numbers else []
 
     # -- blocks --
 
     def _block(self, region: Region, targets: Sequence[int], *, direct: bool = True) -> list[Step]:
         """The steps of a block whose results go to these buffers; at its end only, unless `direct`."""
+        outer, self.open, self.sure = (self.open, self.sure), checks_of(region), set(self.sure)
+        steps = self._ensure()
+        if region is self.func.body:
+            steps = []  # `measure` makes these
         self.kept.decide(region, self.known)
         for op in self.kept.constants:
             self._constant(op)
@@ -162,9 +166,10 @@ class _Fusion:
         for value, target in zip(region.results, targets, strict=True):
             if direct and value.op is not None and value in self.kept.values and not self._renamed(value, target):
                 returned.setdefault(value, target)
-        steps: list[Step] = []
         for op in region.ops:
             steps += self._step(op, returned)
+            steps += self._ensure()
+        self.open, self.sure = outer
         return steps + self._fill(region.results, targets)
 
     def _fill(self, values: Sequence[Value], targets: Sequence[int]) -> list[Step]:
@@ -361,7 +366,7 @@ class _Fusion:
         self.requirements.append(Requirement(message, True, op.location))
         writes = [flag, found] if numbers else [flag]
         steps: list[Step] = [self._launch(nest, "check", [op], writes), Require(flag, len(self.requirements) - 1)]
-        return [*steps, Measure(tuple(numbers), found)] if numbers else steps
+        return [*steps, Measure(tuple(numbers), found), *self._ensure()] if numbers else steps
 
     def _unknown(self, value: Value) -> list[str]:
         """The symbols of a value's sizes that have no number yet."""

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from smelt.dim import Size, evaluate, symbols
+from smelt.dim import Size, symbols
 from smelt.errors import Location
 from smelt.ir.core import Op
+from smelt.ir.size_checks import Check
 from smelt.kernel.choice import Choice, Problem
 from smelt.kernel.loop import Stmt
 from smelt.shape import Shape
@@ -123,22 +124,15 @@ class Measure:
     source: int | tuple[Size, ...]
 
 
-Filling: TypeAlias = Launch | Copy  # the steps that write buffers themselves
-Step: TypeAlias = Filling | Repeat | Branch | Require | Measure
-
-
 @dataclass(frozen=True, slots=True)
-class Check:
-    """Something about sizes that the kernels rely on and that only a call can show: a == b, or a <= b."""
+class Ensure:
+    """Some of the plan's checks of sizes: those that wait for data, or for the run to get to their block."""
 
-    a: Size
-    b: Size
-    exact: bool
-    why: str
+    checks: tuple[int, ...]
 
-    def holds(self, symbols: Mapping[str, int]) -> bool:
-        a, b = evaluate(self.a, symbols), evaluate(self.b, symbols)
-        return a == b if self.exact else a <= b
+
+Filling: TypeAlias = Launch | Copy  # the steps that write buffers themselves
+Step: TypeAlias = Filling | Repeat | Branch | Require | Measure | Ensure
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +151,12 @@ class Plan:
     def is_late(self, *sizes: Size) -> bool:
         """Whether sizes are known only while the program runs."""
         return any(name in self.late for size in sizes for name in symbols(size))
+
+    @property
+    def entry_checks(self) -> dict[int, Check]:
+        """The checks that come before anything runs, by their number."""
+        later = {i for step in walk(self.steps) if isinstance(step, Ensure) for i in step.checks}
+        return {i: check for i, check in enumerate(self.checks) if i not in later}
 
     def of_kind(self, kind: str) -> list[Buffer]:
         return [buffer for buffer in self.buffers if buffer.kind == kind]

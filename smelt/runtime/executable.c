@@ -155,6 +155,26 @@ static int reserve(char **block, i64 *held, i64 bytes) {
   return *block ? 0 : SMELT_NO_MEMORY;
 }
 
+/* Whether the arena and the results of a call are more than the machine has; late results are not counted. */
+static int is_too_much(Slot *slot) {
+  Executable *e = slot->executable;
+  const i64 *sizes = slot->measured + 2;
+  i64 total = slot->measured[0];
+  int overflow = 0;
+  for (i64 r = 0; r < e->results; r++) {
+    const Port *port = &e->ports[e->inputs + r];
+    i64 bytes = port->itemsize;
+    int counted = !port->donated;
+    for (i64 d = 0; d < port->rank; d++, sizes++) {
+      counted &= *sizes >= 0;
+      if (counted) overflow |= __builtin_mul_overflow(bytes, *sizes, &bytes);
+    }
+    if (counted) overflow |= __builtin_add_overflow(total, bytes, &total);
+  }
+  slot->context.record[0] = total;
+  return overflow || total > smelt_machine_memory();
+}
+
 int smelt_measure(Slot *slot) {
   Executable *e = slot->executable;
   size_t bytes = (size_t)e->symbols * sizeof(i64);
@@ -162,6 +182,7 @@ int smelt_measure(Slot *slot) {
   slot->known = 0;
   if (e->forget) e->forget(slot);
   int failed = e->measure(slot->symbols, slot->measured);
+  if (!failed && is_too_much(slot)) failed = SMELT_NO_MEMORY;
   if (failed) return failed;
   memcpy(slot->measured_for, slot->symbols, bytes);
   slot->known = 1;

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define HUGE ((i64)2 << 20)
 
@@ -28,8 +29,20 @@ static void *map_huge(i64 bytes) {
   return base + head;
 }
 
+/* The bytes of memory that this machine has: a block of more would be promised, and the process ended when it is used. */
+i64 smelt_machine_memory(void) {
+  static _Atomic i64 known;
+  i64 bytes = atomic_load_explicit(&known, memory_order_relaxed);
+  if (!bytes) {
+    i64 pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    bytes = pages > 0 && page > 0 ? pages * page : (i64)1 << 46;
+    atomic_store_explicit(&known, bytes, memory_order_relaxed);
+  }
+  return bytes;
+}
+
 void *smelt_allocate(i64 bytes) {
-  if (bytes < 0 || bytes > (i64)1 << 46) return NULL;
+  if (bytes < 0 || bytes > smelt_machine_memory()) return NULL;
   void *block = NULL;
   if (bytes >= HUGE) block = map_huge(bytes);
   else if (posix_memalign(&block, 64, (size_t)(bytes ? bytes : 1))) block = NULL;

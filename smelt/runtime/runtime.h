@@ -17,6 +17,7 @@ enum { MAX_THREADS = 256 };
 /* memory.c */
 void *smelt_allocate(i64 bytes);             /* 64-byte aligned, contents undefined; NULL if refused */
 void *smelt_allocate_zeroed(i64 bytes);
+i64 smelt_machine_memory(void);              /* bytes that this machine has */
 void smelt_release(void *block, i64 bytes);  /* with the bytes that were asked for */
 i64 smelt_allocations(void);                 /* how many blocks were ever taken: unchanged while sizes repeat */
 i64 smelt_allocated(void);                   /* bytes in use now */
@@ -78,7 +79,7 @@ struct Executable {
 
 Slot *smelt_take(Executable *executable);  /* NULL: no memory */
 void smelt_give(Slot *slot);
-int smelt_measure(Slot *slot);             /* of slot->symbols: 0, or 1 + the failed check */
+int smelt_measure(Slot *slot);             /* of slot->symbols: 0, 1 + the failed check, or SMELT_NO_MEMORY */
 int smelt_execute(Slot *slot);             /* after measure, with all buffers in place: the program's status */
 void smelt_cancel(Executable *executable); /* stops the calls that run now, not later ones */
 void smelt_trim(Executable *executable);   /* gives back the memory of idle slots */

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NoReturn, Protocol
 
-from smelt.dim import Size, at_most, symbol
+from smelt.dim import Size, at_most, minimum, symbol
 from smelt.dtype import Array, ElementType, index
 from smelt.errors import Location, VerifyError
 from smelt.ir.attributes import Kind
@@ -181,11 +181,12 @@ class OpDef:
 
 
 class Scope:
-    """Names for the symbols that are born inside a function, and the equalities that its ops take for granted."""
+    """Names for the symbols that are born inside a function, and what its ops take for granted about sizes."""
 
     def __init__(self, taken: frozenset[str] = frozenset()) -> None:
         self.taken = set(taken)
-        self.assumed: dict[tuple[Size, Size], str] = {}
+        self.assumed: dict[tuple[Size, Size], str] = {}  # equalities, and why
+        self.limits: dict[tuple[Size, Size], str] = {}  # the first is at most the second, and why
         self._next = 0
 
     def fresh(self) -> Size:
@@ -282,10 +283,21 @@ class Call:
         for x, y in zip(a, b, strict=True):
             self.same_size(x, y, label, message)
 
-    def at_most(self, a: Size, b: Size, label: str, message: str) -> None:
-        """One size is at most another: refused where it never holds; the meaning checks what is open."""
-        if a > b if type(a) is int and type(b) is int else at_most(b + 1, a):
+    def at_most(self, a: Size, b: Size, label: str, message: str, *, unless_empty: Sequence[Size] = ()) -> None:
+        """One size is at most another: refused where it never holds; what is open is checked at run time.
+
+        `unless_empty`: a run in which one of these sizes is 0 may break it.
+        """
+        if type(a) is int and type(b) is int:
+            if a > b:
+                self.fail(label, message, expected=f"at most {b}", got=a)
+            return
+        if at_most(b + 1, a):
             self.fail(label, message, expected=f"at most {b}", got=a)
+        for size in unless_empty:
+            if not at_most(1, size):
+                a = minimum(a, a * size)
+        self.scope.limits[(a, b)] = f"{self.name}: {message}"
 
     def same_dtype(self, a: ElementType, b: ElementType, label: str, message: str) -> None:
         if a != b:

@@ -77,7 +77,7 @@ def infer_gather(
         if size is None:
             continue
         call.at_most(0, size, "gather_c21", "slice sizes must not be negative")
-        call.at_most(size, most, "gather_c21", f"slice {dim} must fit into the operand")
+        call.at_most(size, most, "gather_c21", f"slice {dim} must fit into the operand", unless_empty=batch)
         if dim in collapsed or dim in batching:
             call.at_most(
                 size, 1, "gather_c9" if dim in collapsed else "gather_c12", "the slice must have one element here"
@@ -141,14 +141,15 @@ def _mean_gather(_: Frame, op: Op, operand: Array, indices: Array) -> Array:
 def gather(op: Op, operand: Array, indices: Array, slice_sizes: Sequence[int]) -> Array:
     """Slices of the operand; dimensions that are taken whole are sliced, all others are indexed by broadcast arrays."""
     dims: GatherDims = op.attrs["dimension_numbers"]
-    if any(not 0 <= size <= most for size, most in zip(slice_sizes, operand.shape, strict=True)):
+    starts, batch = _starts(op, indices, dims.index_vector_dim, dims.start_index_map)
+    fits = all(size <= most for size, most in zip(slice_sizes, operand.shape, strict=True))
+    if min(slice_sizes, default=0) < 0 or not (fits or 0 in batch):  # where nothing is read, nothing need be there
         raise SizeError(
             f"{op.name}: a slice does not fit", expected=list(operand.shape), got=list(slice_sizes), where=op.location
         )
     dropped = {*dims.collapsed_slice_dims, *dims.operand_batching_dims}
     if any(slice_sizes[dim] > 1 for dim in dropped):
         raise RunError(f"{op.name}: a collapsed slice has several elements", got=list(slice_sizes), where=op.location)
-    starts, batch = _starts(op, indices, dims.index_vector_dim, dims.start_index_map)
     check_equal(
         op,
         (
@@ -254,7 +255,8 @@ def _check_scatter_dims(call: Call, operand: Shape, indices: Shape, update: Shap
     call.same_sizes(batch, scattered, "scatter_c4", "updates must have the indices' sizes outside their windows")
     window_sizes = [size for dim, size in enumerate(operand.sizes) if dim not in inserted and dim not in batching]
     for dim, most in zip(windows, window_sizes, strict=True):
-        call.at_most(update.sizes[dim], most, "scatter_c4", "a window must fit into the input")
+        size = update.sizes[dim]
+        call.at_most(size, most, "scatter_c4", "a window must fit into the input", unless_empty=scattered)
 
 
 def _mean_scatter(frame: Frame, op: Op, *operands: Array) -> tuple[Array, ...]:

@@ -13,6 +13,7 @@
 enum { CALLERS = 3, ROUNDS = 150, BLOCK = 64 };
 
 static Executable executable;
+static const Port ports[2] = {{.itemsize = 4}, {.itemsize = 4}};
 static atomic_int finished, wrong;
 
 typedef struct { const i64 *values; i64 *parts; i64 count; Context *ctx; const Runtime *rt; } Env;
@@ -85,7 +86,8 @@ static int fork_and_call(void) {
 
 int main(int argc, char **argv) {
   void *buffers[2] = {0};
-  executable.run = run, executable.measure = measure, executable.symbols = executable.inputs = executable.results = 1;
+  executable.ports = ports, executable.run = run, executable.measure = measure;
+  executable.symbols = executable.inputs = executable.results = 1;
   executable.buffers = buffers;
   smelt_set_threads(4, 1000);
   pthread_t threads[CALLERS];
