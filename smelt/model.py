@@ -112,13 +112,16 @@ def load(
     try:
         program, weights = read(path, static)
     except StaticError as error:
-        if static or not (error.inputs or error.sizes):
+        if not (error.inputs or error.sizes):
             raise
         if tune is not None:
             error.remedy = "tuning needs a program: give static=…, or use smelt tune with --static and --size"
             raise
-        build = _builder(path, device, engine, budget, precision, lambda used: setattr(model, "engine", used))
-        executable: Executable = PerValue(declared(path), error.inputs, error.sizes, build)
+        fixed = static or {}
+        build = _builder(path, device, engine, budget, precision, lambda used: setattr(model, "engine", used), fixed)
+        said = declared(path)
+        signature = said._replace(inputs=tuple(port for port in said.inputs if port.name not in fixed))
+        executable: Executable = PerValue(signature, error.inputs, error.sizes, build)
         model = Model(name, engine, executable, {}, source=Path(path), defaults=defaults)
         return model
     program = with_precision(program, precision)

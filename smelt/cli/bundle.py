@@ -19,8 +19,8 @@ from smelt.bundle import load as bundle
 from smelt.bundle.load import Loaded
 from smelt.bundle.stored import StoredModel, StoredProgram, Variant
 from smelt.bundle.write import source_record
+from smelt.cli.random_inputs import random_for
 from smelt.cli.rounds import TOLERANCE, differences
-from smelt.cli.run import gather
 from smelt.cli.sizes import given_sizes
 from smelt.dtype import Array, dtype
 from smelt.engine.sample import in_range
@@ -285,7 +285,7 @@ def random_inputs(file: Path, sizes: Sequence[str], seed: int = 0) -> dict[str, 
 
 
 def _random(text: Program, program: StoredProgram, sizes: Sequence[str], seed: int = 0) -> dict[str, Array]:
-    return in_range(text.main, gather(program.signature, ["random"], sizes, seed), seed)
+    return in_range(text.main, random_for(program.signature, sizes, seed), seed)
 
 
 def check_original(file: Path, original: Path | None, against: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from smelt.cli.preflight import looked_at, must_be_readable, sampled
-from smelt.cli.run import gather
+from smelt.cli.random_inputs import random_for
 from smelt.dtype import Array, dtype
 from smelt.engine.executable import signature_of
 from smelt.errors import MissingPackageError, SmeltError
@@ -62,7 +62,7 @@ def diff(
             shown, values = file, {}
             program, weights = read(file)
             program, makers = _every_result(program)
-            inputs = gather(signature_of(program.main), ["random"], sizes, seed)
+            inputs = random_for(signature_of(program.main), sizes, seed)
         else:
             must_be_readable(found)
             shown, values = _all_outputs(file, Path(folder)), found.static

@@ -31,6 +31,7 @@ from smelt.cli import show as show_command
 from smelt.cli import tune as tune_command
 from smelt.cli.progress import compiling
 from smelt.errors import SmeltError
+from smelt.version import __version__
 
 app = typer.Typer(
     name="smelt",
@@ -60,9 +61,18 @@ Precision = Annotated[str, typer.Option(help="f32; or bf16, int8: products by we
 EngineName = Annotated[str, typer.Option("--engine", help="auto, native, pjrt or reference.")]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"smelt {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and check every pass.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
 ) -> None:
     if debug:
         os.environ["SMELT_DEBUG"] = ",".join(filter(None, [os.environ.get("SMELT_DEBUG", ""), "traceback", "passes"]))
@@ -80,7 +90,9 @@ def run(
     inputs: Annotated[
         list[str] | None,
         typer.Option(
-            "--input", "-i", help="NAME=FILE.npy, NAME=random, or random for all. Repeatable. Default: random."
+            "--input",
+            "-i",
+            help="NAME=FILE (.npy, .json, .png, .jpg), NAME=[1, 2, 3] (JSON), or NAME=random. Default: random.",
         ),
     ] = None,
     size: OpenSizes = None,

@@ -1,37 +1,61 @@
 """Random inputs for a model that is to be measured: every engine gets the same, and no index leaves its table.
 
-A file and what the user said about sizes and values come in, arrays by the inputs' names go out. `smelt bench`,
-`smelt profile` and `bench/models/compare.py` call it.
+A file and what the user said about sizes and values come in, arrays by the inputs' names go out. `smelt run`,
+`smelt bench`, `smelt profile` and `bench/models/compare.py` call it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
-from smelt.cli.preflight import looked_at, must_be_readable, sampled
-from smelt.cli.run import gather
+import numpy as np
+
+from smelt.cli.preflight import looked_at, must_be_readable, said_values, sampled
+from smelt.cli.sizes import given_sizes, said_sizes
 from smelt.dtype import Array
 from smelt.engine.executable import signature_of
-from smelt.engine.sample import in_range
+from smelt.engine.sample import in_range, random_array
+from smelt.engine_api import Signature
 from smelt.ir.ops.signature import bare_symbol
 from smelt.model import read
 from smelt.read.onnx import StaticError
+from smelt.read.onnx.sample import preflight
 
 
-def inputs_for(file: Path, sizes: Sequence[str], static: Sequence[str] = (), seed: int = 0) -> dict[str, Array]:
-    """Random numbers; what shapes the program is as the user said, or a sample that there is a program for."""
+def inputs_for(
+    file: Path,
+    sizes: Sequence[str],
+    static: Sequence[str] = (),
+    seed: int = 0,
+    given: Mapping[str, Array] = MappingProxyType({}),
+) -> dict[str, Array]:
+    """Random numbers; what shapes the program is as the user said, or a sample that there is a program for.
+
+    `given`: arrays that are there already. Their values count where they shape the program.
+    """
     if not static:
         try:
             main = read(file)[0].main
         except StaticError:
             pass
         else:
-            return in_range(main, gather(signature_of(main), ["random"], sizes, seed), seed)
+            return {**in_range(main, random_for(signature_of(main), sizes, seed), seed), **given}
     found = looked_at(file, sizes, static)
     assert found is not None, "only ONNX files have static inputs"
+    shaping = {name: given[name] for name in found.static if name in given}
+    if shaping:
+        found = preflight(file, {**said_values(file, static), **shaping}, said_sizes(sizes))
     must_be_readable(found)
-    return {**sampled(found, seed), **found.static}
+    return {**sampled(found, seed), **found.static, **given}
+
+
+def random_for(signature: Signature, sizes: Sequence[str], seed: int) -> dict[str, Array]:
+    """Random numbers for every input."""
+    symbols = given_sizes(signature, sizes)
+    generator = np.random.default_rng(seed)
+    return {port.name: random_array(port.shape, symbols, generator) for port in signature.inputs}
 
 
 def open_sizes(file: Path) -> tuple[tuple[str, bool], ...]:

@@ -1,4 +1,4 @@
-"""`smelt run`: one call of a model on files or random numbers."""
+"""`smelt run`: one call of a model on files, values or random numbers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from smelt.cli import bundle
 from smelt.cli.preflight import said_values
-from smelt.cli.sizes import given_sizes, said_sizes
+from smelt.cli.random_inputs import inputs_for
+from smelt.cli.sizes import said_sizes
+from smelt.cli.values import measured, read_inputs
 from smelt.dtype import Array, dtype
-from smelt.engine.sample import random_array
-from smelt.engine_api import Port, Signature
-from smelt.errors import FileError, ShapeError, SmeltError
+from smelt.engine_api import Signature
+from smelt.errors import FileError
 from smelt.model import load
 from smelt.shape import Shape
 
@@ -45,7 +47,7 @@ def run(
         precision=precision,
     )
     loaded = time.perf_counter()
-    arrays = gather(model.signature, inputs, sizes, seed)
+    arrays = _arrays(file, model.signature, inputs, sizes, static, seed)
     outputs = model.run(arrays)
     called = time.perf_counter()
     if output_dir is not None:
@@ -75,28 +77,20 @@ def run(
     )
 
 
-def gather(signature: Signature, inputs: Sequence[str], sizes: Sequence[str], seed: int) -> dict[str, Array]:
-    """The arrays for every input: from files where the user named them, else random."""
-    chosen: dict[str, str] = {}
-    names = [port.name for port in signature.inputs]
-    for item in inputs:
-        name, equals, value = item.partition("=")
-        if not equals and item == "random":
-            continue
-        if not equals:
-            raise SmeltError("--input is not understood", expected="NAME=FILE.npy, NAME=random or random", got=item)
-        if name not in names:
-            raise SmeltError("the model has no such input", expected=", ".join(names) or "no inputs", got=name)
-        chosen[name] = value
-    numbers = {
-        port.name: _load(value) for port in signature.inputs if (value := chosen.get(port.name, "random")) != "random"
-    }
-    symbols = _symbols(signature, sizes, numbers)
-    generator = np.random.default_rng(seed)
-    return {
-        port.name: numbers[port.name] if port.name in numbers else random_array(port.shape, symbols, generator)
-        for port in signature.inputs
-    }
+def _arrays(
+    file: Path, signature: Signature, inputs: Sequence[str], sizes: Sequence[str], static: Sequence[str], seed: int
+) -> dict[str, Array]:
+    """What the user named, and random numbers for the other inputs."""
+    given = read_inputs(signature, inputs)
+    known = {size.rpartition("=")[0] for size in sizes}
+    told = [*sizes, *(f"{name}={n}" for name, n in measured(signature, given).items() if name not in known)]
+    if given.keys() >= {port.name for port in signature.inputs}:
+        return given
+    if bundle.is_bundle(file):
+        made = {**bundle.random_inputs(file, told, seed), **given}
+    else:
+        made = inputs_for(file, told, static, seed, given)
+    return {port.name: made[port.name] for port in signature.inputs}
 
 
 def save(outputs: dict[str, Array], folder: Path) -> None:
@@ -122,29 +116,3 @@ def describe(array: Array) -> dict[str, Any]:
 
 def _short(value: Any) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
-
-
-def _load(path: str) -> Array:
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise FileError(f"cannot read {path}", expected="a .npy file", got=error) from error
-    if not isinstance(array, np.ndarray):
-        raise FileError(f"cannot read {path}", expected="one array (.npy)", got="an archive of several (.npz)")
-    return array
-
-
-def _symbols(signature: Signature, sizes: Sequence[str], numbers: dict[str, Array]) -> dict[str, int]:
-    """Values for the open sizes: from files, from `--size`, else 1."""
-    symbols = given_sizes(signature, sizes)
-    for port in signature.inputs:
-        if port.name in numbers:
-            symbols |= _measured(port, numbers[port.name])
-    return symbols
-
-
-def _measured(port: Port, array: Array) -> dict[str, int]:
-    if array.ndim != port.shape.rank:
-        raise ShapeError(f"the input {port.name!r} does not fit", expected=port.shape, got=list(array.shape))
-    pairs = zip(port.shape.sizes, array.shape, strict=True)
-    return {str(size): actual for size, actual in pairs if str(size) in port.shape.symbols}

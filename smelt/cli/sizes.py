@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from smelt.engine.sample import default_sizes
 from smelt.engine_api import Signature
 from smelt.errors import SmeltError
 
 
 def given_sizes(signature: Signature, sizes: Sequence[str]) -> dict[str, int]:
-    """Every open size of the inputs: what the user said, else 1."""
-    chosen = {name: 1 for port in signature.inputs for name in sorted(port.shape.symbols)}
+    """Every dynamic dimension of the inputs: what the user said, else a default."""
+    chosen = default_sizes([port.shape for port in signature.inputs])
     return chosen | said_sizes(sizes, chosen)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from smelt.dim import symbols
 from smelt.dtype import Array
 from smelt.engine.executable import signature_of
 from smelt.ir.core import Func, Op, Program, Value
@@ -20,16 +21,37 @@ from smelt.shape import Shape
 MOVES = frozenset(
     f"stablehlo.{name}" for name in ("broadcast_in_dim", "concatenate", "reshape", "reverse", "slice", "transpose")
 )
+PICTURE = 64  # pixels along an axis
 LOOK_UPS = {"stablehlo.gather": 1, "stablehlo.dynamic_gather": 1, "stablehlo.torch_index_select": 1}
 
 
 def sample_inputs(program: Program, sizes: Mapping[str, int], seed: int = 0) -> list[Array]:
-    """An array for every input; open sizes that are not given are 1."""
+    """An array for every input; dynamic dimensions that are not given have defaults."""
     ports = signature_of(program.main).inputs
-    symbols = {name: 1 for port in ports for name in port.shape.symbols} | dict(sizes)
+    numbers = default_sizes([port.shape for port in ports]) | dict(sizes)
     generator = np.random.default_rng(seed)
-    arrays = {port.name: random_array(port.shape, symbols, generator) for port in ports}
+    arrays = {port.name: random_array(port.shape, numbers, generator) for port in ports}
     return list(in_range(program.main, arrays, seed).values())
+
+
+def default_sizes(shapes: Sequence[Shape]) -> dict[str, int]:
+    """A number for every symbol: 1, but 64 for the height and width of pictures (1, 3 or 4 channels beside them)."""
+    chosen: dict[str, int] = {}
+    for shape in shapes:
+        spatial = _spatial(shape)
+        for axis, size in enumerate(shape.sizes):
+            for name in symbols(size):
+                chosen[name] = max(chosen.get(name, 1), PICTURE if axis in spatial else 1)
+    return chosen
+
+
+def _spatial(shape: Shape) -> tuple[int, ...]:
+    """The axes of a picture's height and width, where a shape looks like one."""
+    if shape.rank == 4 and not shape.element.is_integer:
+        for channel, axes in ((1, (2, 3)), (3, (1, 2))):
+            if shape.sizes[channel] in (1, 3, 4):
+                return axes
+    return ()
 
 
 def random_array(shape: Shape, symbols: Mapping[str, int], generator: np.random.Generator) -> Array:

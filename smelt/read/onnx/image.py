@@ -44,6 +44,14 @@ def image_decoder(g: Graph, encoded_stream: Array, *, pixel_format: str = "RGB")
     return g.const(np.ascontiguousarray(pixels), ui8)
 
 
+def decode(data: bytes) -> Array | None:
+    """[height, width, 1 or 3] of ui8; None for what is in no format that is read here, or damaged."""
+    try:
+        return _decode(data)
+    except (UnsupportedError, _BrokenError, struct.error, zlib.error):
+        return None
+
+
 def _decode(data: bytes) -> Array:
     """[height, width, 1 or 3] of whatever format the first bytes tell."""
     for mark, name in _NOT_WRITTEN.items():
