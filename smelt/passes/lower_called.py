@@ -12,6 +12,8 @@ from smelt.dtype import i32
 from smelt.ir.build import Builder
 from smelt.ir.clone import clone_region
 from smelt.ir.core import Op, Program, Region, Value, walk
+from smelt.ir.lapack import compute
+from smelt.ir.ops.lapack import TARGETS, options
 from smelt.ir.rewrite import Edit, Match
 from smelt.ir.sizes import trace_each
 from smelt.shape import Shape
@@ -174,7 +176,12 @@ def _place(b: Builder, turn: Value, sizes: Sequence[Value]) -> list[Value]:
     return places[::-1]
 
 
+def _lapack(program: Program, m: Match) -> Values:
+    return compute(m.build, m.op.attrs["call_target_name"], m.edit.operands(m.op), options(m.op.attrs))
+
+
 CALLS: dict[str, Callable[[Program, Match], Values | None]] = {
+    **dict.fromkeys(TARGETS, _lapack),
     "stablehlo.dynamic_rng_bit_generator": _bits,
     "stablehlo.dynamic_top_k": _top_k,
     "stablehlo.dynamic_reduce_window": _reduce_window,

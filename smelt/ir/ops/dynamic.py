@@ -16,6 +16,7 @@ from smelt.ir.attributes import BOOL, BOOLS, CONV, GATHER, INT, INTS, PRECISION
 from smelt.ir.core import Op, Type
 from smelt.ir.ops.definition import UNKNOWN, Attr, Call, Frame, OpDef
 from smelt.ir.ops.index import as_int64, gather, infer_gather, top_k
+from smelt.ir.ops.lapack import TARGETS, infer_lapack, mean_lapack
 from smelt.ir.ops.random import bits
 from smelt.ir.ops.shape import (
     broadcast_in_dim,
@@ -319,7 +320,8 @@ def _called_bits(frame: Frame, op: Op, state: Array, shape: Array) -> tuple[Arra
 
 
 # target → (inference, which is None where the call is not what JAX makes; meaning)
-CALLED: Mapping[str, tuple[Callable[[Call], list[Type] | None], Callable[..., tuple[Array, ...]]]] = {
+CALLED: Mapping[str, tuple[Callable[[Call], list[Type] | None], Callable[..., Any]]] = {
+    **dict.fromkeys(TARGETS, (infer_lapack, mean_lapack)),
     "stablehlo.dynamic_reduce_window": (_infer_called_window, _called_window),
     "stablehlo.dynamic_rng_bit_generator": (_infer_called_bits, _called_bits),
     "stablehlo.dynamic_top_k": (_infer_called_top_k, _called_top_k),

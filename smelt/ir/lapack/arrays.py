@@ -1,0 +1,368 @@
+"""Batched matrices as values of a program under construction, with NumPy's operators and broadcasting.
+
+`Work` holds the builder that ops go to; inside of a loop's body that is the body's own. Called by the routines of this
+package. Only leading (batch) dimensions may be dynamic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from smelt.dim import Size
+from smelt.dtype import DType, f64, i1, i32
+from smelt.ir.attributes import DotDims
+from smelt.ir.build import Builder, RegionBuilder
+from smelt.ir.core import Value
+from smelt.shape import Shape
+
+Number = int | float | complex
+
+
+class Arr:
+    """A tensor under construction."""
+
+    __slots__ = ("value", "work")
+
+    def __init__(self, work: Work, value: Value) -> None:
+        self.work, self.value = work, value
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        return tuple(self.value.shape.sizes)
+
+    @property
+    def rank(self) -> int:
+        return self.value.shape.rank
+
+    @property
+    def dtype(self) -> DType:
+        return self.value.shape.element
+
+    def size(self, axis: int) -> int:
+        """A size that must be a number."""
+        size = self.sizes[axis]
+        assert isinstance(size, int)
+        return size
+
+    # ---- elementwise ----
+
+    def _binary(self, name: str, other: Arr | Number, swap: bool = False) -> Arr:
+        left, right = self.work.align(self, other)
+        if swap:
+            left, right = right, left
+        return self.work.emit(name, left, right)
+
+    def __add__(self, other: Arr | Number) -> Arr:
+        return self._binary("add", other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Arr | Number) -> Arr:
+        return self._binary("subtract", other)
+
+    def __rsub__(self, other: Number) -> Arr:
+        return self._binary("subtract", other, swap=True)
+
+    def __mul__(self, other: Arr | Number) -> Arr:
+        return self._binary("multiply", other)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Arr | Number) -> Arr:
+        return self._binary("divide", other)
+
+    def __rtruediv__(self, other: Number) -> Arr:
+        return self._binary("divide", other, swap=True)
+
+    def __neg__(self) -> Arr:
+        return self.work.emit("negate", self)
+
+    def __and__(self, other: Arr) -> Arr:
+        return self._binary("and", other)
+
+    def __or__(self, other: Arr) -> Arr:
+        return self._binary("or", other)
+
+    def __invert__(self) -> Arr:
+        return self.work.emit("not", self)
+
+    def maximum(self, other: Arr | Number) -> Arr:
+        return self._binary("maximum", other)
+
+    def minimum(self, other: Arr | Number) -> Arr:
+        return self._binary("minimum", other)
+
+    def _compare(self, direction: str, other: Arr | Number) -> Arr:
+        left, right = self.work.align(self, other)
+        return Arr(self.work, self.work.b.compare(left.value, right.value, comparison_direction=direction))
+
+    def __lt__(self, other: Arr | Number) -> Arr:
+        return self._compare("LT", other)
+
+    def __le__(self, other: Arr | Number) -> Arr:
+        return self._compare("LE", other)
+
+    def __gt__(self, other: Arr | Number) -> Arr:
+        return self._compare("GT", other)
+
+    def __ge__(self, other: Arr | Number) -> Arr:
+        return self._compare("GE", other)
+
+    def equals(self, other: Arr | Number) -> Arr:
+        return self._compare("EQ", other)
+
+    def abs(self) -> Arr:
+        """Magnitudes; real for complex numbers."""
+        return self.work.emit("abs", self)
+
+    def sqrt(self) -> Arr:
+        return self.work.emit("sqrt", self)
+
+    def real(self) -> Arr:
+        return self.work.emit("real", self) if self.dtype.is_complex else self
+
+    def imag(self) -> Arr:
+        return self.work.emit("imag", self) if self.dtype.is_complex else self * 0.0
+
+    def conj(self) -> Arr:
+        if not self.dtype.is_complex:
+            return self
+        return self.work.emit("complex", self.real(), -self.imag())
+
+    def to(self, dtype: DType) -> Arr:
+        if dtype is self.dtype:
+            return self
+        return Arr(self.work, self.work.b.convert(self.value, result=Shape.of(dtype, self.sizes)))
+
+    def square(self) -> Arr:
+        """|x|^2, real."""
+        if not self.dtype.is_complex:
+            return self * self
+        return self.real() * self.real() + self.imag() * self.imag()
+
+    def sign(self) -> Arr:
+        """1 or -1 with the sign of a real number; that of 0 is 1."""
+        return (self >= 0.0).where(self * 0.0 + 1.0, -1.0)
+
+    def where(self, then: Arr | Number, otherwise: Arr | Number) -> Arr:
+        """Elements of `then` where this mask holds."""
+        work = self.work
+        if isinstance(then, Arr):
+            then, otherwise = work.align(then, otherwise)
+        else:
+            assert isinstance(otherwise, Arr)
+            otherwise, then = work.align(otherwise, then)
+        sizes = work.common(self.sizes, then.sizes)
+        mask, left, right = (work.spread(each, sizes) for each in (self, then, otherwise))
+        return Arr(work, work.b.select(mask.value, left.value, right.value))
+
+    # ---- reductions ----
+
+    def _reduce(self, name: str, start: Number | bool, axes: Sequence[int]) -> Arr:
+        work = self.work
+        axes = sorted(axis % self.rank for axis in axes)
+        scalar = Shape.of(self.dtype, ())
+        with work.b.region(scalar, scalar) as r:
+            r.result(r.op(f"stablehlo.{name}", *r.args).results[0])
+        init = work.b.constant(start, self.dtype)
+        kept = [1 if axis in axes else size for axis, size in enumerate(self.sizes)]
+        found = work.b.op("stablehlo.reduce", self.value, init, regions=[r.body], dimensions=tuple(axes)).result
+        return Arr(work, found).reshape(kept)
+
+    def sum(self, *axes: int) -> Arr:
+        """Sums with their axes kept as 1."""
+        return self._reduce("add", 0, axes)
+
+    def max(self, *axes: int) -> Arr:
+        return self._reduce("maximum", -np.inf if self.dtype.is_float else -(1 << 31), axes)
+
+    def min(self, *axes: int) -> Arr:
+        return self._reduce("minimum", np.inf if self.dtype.is_float else (1 << 31) - 1, axes)
+
+    def any(self) -> Arr:
+        """Whether any element holds: one scalar."""
+        return self._reduce("or", False, range(self.rank)).reshape([])
+
+    def all(self, *axes: int) -> Arr:
+        return self._reduce("and", True, axes)
+
+    def norm(self, *axes: int) -> Arr:
+        """Euclidean norms that do not overflow before their result does; axes are kept as 1."""
+        scale = self.abs().max(*axes)
+        safe = ((scale > 0.0) & (scale < np.inf)).where(scale, 1.0)
+        return (self / safe.to(self.dtype)).square().sum(*axes).sqrt() * safe
+
+    # ---- moving ----
+
+    def reshape(self, sizes: Sequence[Size]) -> Arr:
+        if tuple(sizes) == self.sizes:
+            return self
+        return Arr(self.work, self.work.b.reshape(self.value, result=Shape.of(self.dtype, sizes)))
+
+    @property
+    def mT(self) -> Arr:  # noqa: N802  # NumPy's name
+        order = (*range(self.rank - 2), self.rank - 1, self.rank - 2)
+        return Arr(self.work, self.work.b.transpose(self.value, permutation=order))
+
+    @property
+    def mH(self) -> Arr:  # noqa: N802
+        return self.mT.conj()
+
+    def __matmul__(self, other: Arr) -> Arr:
+        batch = tuple(range(self.rank - 2))
+        dims = DotDims(batch, batch, (self.rank - 1,), (self.rank - 2,))
+        return Arr(self.work, self.work.b.dot_general(self.value, other.value, dot_dimension_numbers=dims))
+
+    def cut(self, axis: int, start: int, stop: int) -> Arr:
+        axis %= self.rank
+        work = self.work
+        index = tuple(size if isinstance(size, int) else 0 for size in self.sizes)
+        assert all(isinstance(size, int) for size in self.sizes[axis:]) or axis < self.rank
+        if all(isinstance(size, int) for size in self.sizes):
+            low = tuple(start if d == axis else 0 for d in range(self.rank))
+            high = tuple(stop if d == axis else index[d] for d in range(self.rank))
+            one = (1,) * self.rank
+            return Arr(work, work.b.slice(self.value, start_indices=low, limit_indices=high, strides=one))
+        return self.at({axis: (work.number(start), stop - start)})
+
+    def at(self, places: dict[int, tuple[Arr, int]]) -> Arr:
+        """So many elements from a position that the program computes, along each axis named."""
+        work = self.work
+        named = {axis % self.rank: place for axis, place in places.items()}
+        starts = [named[d][0].value if d in named else work.number(0).value for d in range(self.rank)]
+        sizes = tuple(named[d][1] if d in named else size for d, size in enumerate(self.sizes))
+        return Arr(work, work.b.dynamic_slice(self.value, *starts, slice_sizes=sizes))
+
+    def put(self, part: Arr, places: dict[int, Arr]) -> Arr:
+        """This array with a part of it replaced, from computed positions on."""
+        work = self.work
+        named = {axis % self.rank: place for axis, place in places.items()}
+        starts = [named[d].value if d in named else work.number(0).value for d in range(self.rank)]
+        return Arr(work, work.b.dynamic_update_slice(self.value, part.value, *starts))
+
+    def pad(self, *high: int) -> Arr:
+        """More zeros after the end of the last axes."""
+        zero = self.work.b.constant(0, self.dtype)
+        none = (0,) * self.rank
+        edges = (0,) * (self.rank - len(high)) + high
+        return Arr(
+            self.work,
+            self.work.b.pad(self.value, zero, edge_padding_low=none, edge_padding_high=edges, interior_padding=none),
+        )
+
+
+class Work:
+    """Where ops go, and what makes arrays from nothing."""
+
+    def __init__(self, b: Builder) -> None:
+        self.b = b
+
+    def emit(self, name: str, *operands: Arr) -> Arr:
+        return Arr(self, self.b.op(f"stablehlo.{name}", *(each.value for each in operands)).results[0])
+
+    def number(self, value: Number, dtype: DType = i32) -> Arr:
+        return Arr(self, self.b.constant(value, dtype))
+
+    def full(self, value: Number, dtype: DType, sizes: Sequence[Size]) -> Arr:
+        return Arr(self, self.b.full(value, Shape.of(dtype, sizes)))
+
+    def index(self, rank: int, axis: int, count: int) -> Arr:
+        """0, 1, 2, … along an axis of an array of that rank; the other axes are 1."""
+        sizes = [1] * rank
+        sizes[axis] = count
+        return Arr(self, self.b.iota(iota_dimension=axis % rank, result=Shape.of(i32, sizes)))
+
+    def eye(self, dtype: DType, batch: Sequence[Size], rows: int, columns: int) -> Arr:
+        rank = len(batch) + 2
+        mask = self.index(rank, -2, rows).equals(self.index(rank, -1, columns))
+        return mask.where(self.full(1, dtype, (*batch, rows, columns)), 0)
+
+    def concatenate(self, axis: int, *parts: Arr) -> Arr:
+        axis %= parts[0].rank
+        return Arr(self, self.b.concatenate(*(part.value for part in parts), dimension=axis))
+
+    def common(self, left: Sequence[Size], right: Sequence[Size]) -> tuple[Size, ...]:
+        """The sizes of both, 1 taking the other's; the shorter one lacks leading axes."""
+        rank = max(len(left), len(right))
+        padded = [(1,) * (rank - len(each)) + tuple(each) for each in (left, right)]
+        return tuple(b if a == 1 else a for a, b in zip(*padded, strict=True))
+
+    def spread(self, array: Arr, sizes: Sequence[Size]) -> Arr:
+        if array.sizes == tuple(sizes):
+            return array
+        first = len(sizes) - array.rank
+        result = Shape.of(array.dtype, sizes)
+        dims = tuple(range(first, len(sizes)))
+        return Arr(self, self.b.broadcast_in_dim(array.value, broadcast_dimensions=dims, result=result))
+
+    def align(self, left: Arr, right: Arr | Number) -> tuple[Arr, Arr]:
+        """Both with the same sizes and element type; a real array beside a complex one becomes complex."""
+        if not isinstance(right, Arr):
+            return left, self.full(right, left.dtype, left.sizes)
+        if left.dtype is not right.dtype:
+            kind = left.dtype if left.dtype.is_complex else right.dtype
+            left, right = left.to(kind), right.to(kind)
+        sizes = self.common(left.sizes, right.sizes)
+        return self.spread(left, sizes), self.spread(right, sizes)
+
+    # ---- control ----
+
+    def _region(self, r: RegionBuilder, function: Callable[..., Any], arguments: Sequence[Value]) -> None:
+        outer, self.b = self.b, r
+        try:
+            found = function(*(Arr(self, value) for value in arguments))
+            found = found if isinstance(found, tuple) else (found,)
+            r.result(*(each.value for each in found))
+        finally:
+            self.b = outer
+
+    def loop(self, goes_on: Callable[..., Arr], step: Callable[..., Any], *state: Arr) -> tuple[Arr, ...]:
+        """`while goes_on(*state): state = step(*state)`."""
+        types = [each.value.type for each in state]
+        regions = []
+        for function in (goes_on, step):
+            with self.b.region(*types) as r:
+                self._region(r, function, r.args)
+            regions.append(r.body)
+        op = self.b.op("stablehlo.while", *(each.value for each in state), regions=regions)
+        return tuple(Arr(self, value) for value in op.results)
+
+    def repeat(self, start: int | Arr, stop: int | Arr, step: Callable[..., Any], *state: Arr) -> tuple[Arr, ...]:
+        """`for k in range(start, stop): state = step(k, *state)`."""
+        first = start if isinstance(start, Arr) else self.number(start)
+
+        def turn(k: Arr, *now: Arr) -> tuple[Arr, ...]:
+            found = step(k, *now)
+            return (k + 1, *(found if isinstance(found, tuple) else (found,)))
+
+        return self.loop(lambda k, *_: k < stop, turn, first, *state)[1:]
+
+    def branch(self, holds: Arr, then: Callable[..., Any], otherwise: Callable[..., Any]) -> tuple[Arr, ...]:
+        """What one of two functions without arguments returns; `holds` is a scalar."""
+        regions = []
+        for function in (then, otherwise):
+            with self.b.region() as r:
+                self._region(r, function, ())
+            regions.append(r.body)
+        op = self.b.op("stablehlo.if", holds.value, regions=regions)
+        return tuple(Arr(self, value) for value in op.results)
+
+    def sort_columns(self, keys: Arr, *matrices: Arr, descending: bool = False) -> tuple[Arr, ...]:
+        """Keys `[batch, 1, n]` in order, and the columns of matrices `[batch, m, n]` with them."""
+        found = []
+        for matrix in (keys, *matrices):
+            key = self.spread(keys, matrix.sizes)
+            scalars = [Shape.of(each.dtype, ()) for each in (key, key, matrix, matrix)]
+            with self.b.region(*scalars) as r:
+                direction = "GT" if descending else "LT"
+                r.result(r.compare(r.args[0], r.args[1], comparison_direction=direction, compare_type="TOTALORDER"))
+            axis = matrix.rank - 1
+            op = self.b.op("stablehlo.sort", key.value, matrix.value, regions=[r.body], dimension=axis, is_stable=True)
+            found.append(Arr(self, op.results[1]))
+        return tuple(found)
+
+
+REAL, COUNT, FLAG = f64, i32, i1
