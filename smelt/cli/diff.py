@@ -89,22 +89,32 @@ def compare(name: str, made_by: str, ours: Array, theirs: Array, tolerance: floa
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         other = f"{theirs.dtype}{list(theirs.shape)}"
         return Difference(name, made_by, kind, np.inf, np.inf, (), (kind, other), False)
-    a, b = (array.astype(dtype(array.dtype).wide) for array in (ours, theirs))
-    if a.dtype.kind == "b":
-        a, b = a.astype(np.int8), b.astype(np.int8)
+    element = dtype(ours.dtype)
+    wide = np.int64 if element.is_integer and element.bits < 64 else element.wide
+    a, b = (array.astype(wide) for array in (ours, theirs))
     with np.errstate(all="ignore"):
-        apart = np.abs(a - b).astype(np.float64)
+        apart = _distance(a, b)
     apart = np.where((a == b) | ((a != a) & (b != b)), 0.0, np.where(np.isnan(apart), np.inf, apart))
     if not apart.size:
         return Difference(name, made_by, kind, 0.0, 0.0, (), ("", ""), True)
     worst = tuple(int(i) for i in np.unravel_index(int(apart.argmax()), apart.shape))
-    finite = np.abs(b[np.isfinite(b)])
-    scale = float(finite.max()) if finite.size else 0.0
+    finite = [np.abs(x[np.isfinite(x)].astype(np.complex128)) for x in (a, b)]
+    scale = max((float(x.max()) for x in finite if x.size), default=0.0)
     largest = float(apart.max())
     relative = largest / scale if scale else largest
     return Difference(
         name, made_by, kind, largest, relative, worst, (str(a[worst]), str(b[worst])), relative <= tolerance
     )
+
+
+def _distance(a: Array, b: Array) -> Array:
+    """|a - b| in f64. The distance of two integers is exact before it is rounded: nothing wraps."""
+    if a.dtype.kind == "b":
+        return np.asarray(a != b, np.float64)
+    if a.dtype.kind in "iu":
+        larger, smaller = (x.astype(np.uint64) for x in (np.maximum(a, b), np.minimum(a, b)))
+        return np.asarray(larger - smaller, np.float64)  # modulo 2^64, where every distance fits
+    return np.asarray(np.abs(a - b), np.float64)
 
 
 def show(file: Path, engine: str, against: str, found: list[Difference], first: Difference | None) -> None:

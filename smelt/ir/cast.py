@@ -17,17 +17,17 @@ def cast(array: Array, to: DType) -> Array:
     """`array` as elements of type `to`.
 
     Floats become integers by truncation; out of range they saturate, and nan becomes 0 (StableHLO leaves that open,
-    XLA does so). Integers wrap. Only zero becomes false. Complex numbers lose their imaginary part.
+    XLA does so). Integers wrap. Only zero becomes false. Complex numbers lose their imaginary part first.
     """
     of = dtype(array.dtype)
     if of.numpy == to.numpy:
         return array
     with np.errstate(all="ignore"):
+        if of.kind == "complex" and to.kind != "complex":
+            return cast(array.real, to)
         if to.kind == "bool":
             zero = np.zeros((), np.float64 if of.name == "f8E8M0FNU" else array.dtype)  # that type has none of its own
             return np.asarray(array.astype(zero.dtype, copy=False) != zero)
-        if of.kind == "complex" and to.kind != "complex":
-            return cast(array.real, to)
         if of.kind == "float" and to.is_integer:
             return _to_integer(array, to)
         if to.kind == "complex" and of.kind != "complex":

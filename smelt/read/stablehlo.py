@@ -8,23 +8,27 @@ from smelt.errors import ParseError
 from smelt.files import read_bytes
 from smelt.ir.core import Program
 from smelt.ir.text import parse
-from smelt.ir.text.bytecode import read_bytecode
+from smelt.ir.text.bytecode import MAGIC, read_bytecode
 from smelt.read import safetensors
 from smelt.weights import Weights
-
-_BYTECODE = b"ML\xefR"
 
 
 def read(path: Path) -> tuple[Program, Weights]:
     """The program in a file; bytecode is told by its first bytes."""
-    data = read_bytes(path)
-    if data.startswith(_BYTECODE):
-        return read_bytecode(data), _weights(path)
+    program = _program(read_bytes(path), path)
+    if not program.funcs:
+        raise ParseError("the file holds no function", expected="func.func @main", got="an empty module", where=path)
+    return program, _weights(path)
+
+
+def _program(data: bytes, path: Path) -> Program:
+    if data.startswith(MAGIC):
+        return read_bytecode(data, str(path))
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise ParseError("neither UTF-8 text nor MLIR bytecode", where=path, got=f"byte {error.start}") from error
-    return parse(text, str(path)), _weights(path)
+    return parse(text, str(path))
 
 
 def _weights(path: Path) -> Weights:

@@ -21,6 +21,7 @@ from smelt.ir.core import Func, Op, Program, Region, Value, walk
 from smelt.ir.ops import OPS
 from smelt.ir.ops.control import CHECKS
 from smelt.ir.ops.testing import expect_close, expect_eq
+from smelt.ir.rewrite import Edit
 from smelt.kernel.math import ULP
 from smelt.passes.inline import inline
 from smelt.passes.join_processes import join_processes
@@ -72,13 +73,35 @@ def evaluate(op: Op, arrays: Sequence[Array], allowance: int) -> None:
 
 def recast(program: Program, name: str, given: Sequence[Array]) -> Recast:
     """A function of a program with its constants as arguments and the operands of its checks as results."""
-    func = join_processes(inline(program)).funcs[name]
+    func = join_processes(inline(_without_prints(_entered(program, name)))).main
     work = _Recasting()
     for arg, array in zip(func.args, given, strict=True):
         work.argument(arg, array)
     for op in func.body.ops:
         work.take(op)
     return work.finish(func)
+
+
+def _entered(program: Program, name: str) -> Program:
+    """The program with a function as its entry."""
+    func = program.func(name)
+    if program.main is func:
+        return program
+    entry = Func("main", func.body, "public", func.arg_attrs, func.result_attrs, func.attrs, func.location)
+    return program.replace(entry)
+
+
+def _without_prints(program: Program) -> Program:
+    """What a program prints is not compared."""
+    edited = []
+    for func in program.funcs.values():
+        prints = [op for op in walk(func.body) if op.name == "interpreter.print"]
+        if prints:
+            edit = Edit(func, {name: each.type for name, each in program.funcs.items()})
+            for op in prints:
+                edit.erase(op)
+            edited.append(edit.freeze())
+    return program.replace(*edited)
 
 
 def is_check(op: Op) -> bool:

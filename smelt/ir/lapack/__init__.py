@@ -204,7 +204,7 @@ def _sytrd(c: _Call) -> Results:
 
 
 def _gtsv(c: _Call) -> Results:
-    *lines, x, info = factor.gtsv(c.w, *(c.take(i, 1) for i in (0, 1, 2)), c.take(3))
+    *lines, x, info = factor.gtsv(c.w, c.take(0, 1), c.take(1, 1), c.take(2, 1), c.take(3))
     return *(c.give(line, 1, 1) for line in lines), c.give(x, 1, 2), c.give(info, 1, 0)
 
 

@@ -6,6 +6,7 @@ calls `@check.expect_close`, `@check.expect_almost_eq` and `@check.expect_eq`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -258,6 +259,13 @@ def _probe(frame: Frame, op: Op, value: Array) -> Array:
     return value
 
 
+def _print(_: Frame, op: Op, value: Array) -> tuple[()]:
+    """To stderr: stdout belongs to whoever runs the program."""
+    text = np.array2string(value, separator=", ", threshold=1 << 20, floatmode="unique")
+    print(f"{op.operands[0].type} {{\n{text}\n}}", file=sys.stderr)
+    return ()
+
+
 def _same(call: Call) -> Sequence[Type]:
     return [call.shape(0)]
 
@@ -300,5 +308,6 @@ ROWS: list[OpDef] = [
         (Attr("programs", array_of(array_of(SYMBOL))), Attr("infeed", array_of(SYMBOL), None)),
         effect=True,
     ),
+    OpDef("interpreter.print", "operand", _nothing, _print, effect=True),
     OpDef("interpreter.probe", "operand", _same, _probe, (_PROBE,), effect=True),
 ]

@@ -520,7 +520,7 @@ FORMATS: dict[str, Part] = {
     "check.expect_serialized_eq": Line(
         "% , probe_id = $probe_id (?iter , iter = $iter ?) (?iteration , iteration = $iteration ?) {} :operand"
     ),
-    "interpreter.print": Line("% {} :same"),
+    "interpreter.print": Line("% {} :operand"),
     "interpreter.probe": Line("% , probe_id = $probe_id {} :same"),
     "sdy.propagation_barrier": Line("% allowed_direction = $allowed_direction {} :same"),
     "sdy.reshard": _Sharded(),

@@ -107,8 +107,6 @@ static inline {z} smelt_{name}_{z}({z} x, {z} y) {{
 static inline {z} smelt_clamp_{z}({z} low, {z} x, {z} high) {{
   return smelt_minimum_{z}(smelt_maximum_{z}(x, low), high);
 }}"""
-    pieces[f"smelt_nonzero_{z}"] = f"""\
-static inline i1 smelt_nonzero_{z}({z} x) {{ return x.re != 0 || x.im != 0; }}"""
     return pieces
 
 

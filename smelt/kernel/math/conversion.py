@@ -55,8 +55,8 @@ def convert(value: str, source: DType, target: DType) -> str:
     """C for `stablehlo.convert` of a register value."""
     if source.numpy == target.numpy:
         return value
-    if target.kind == "bool":
-        return f"smelt_nonzero_c{source.bits}({value})" if source.is_complex else f"(i1)({value} != 0)"
+    if target.kind == "bool" and not source.is_complex:
+        return f"(i1)({value} != 0)"
     if source.is_complex and target.is_complex:
         return f"smelt_widen_c128({value})" if target.bits == 128 else f"smelt_narrow_c64({value})"
     if source.is_complex:

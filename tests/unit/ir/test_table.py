@@ -50,7 +50,7 @@ get_tuple_element partition_id reduce_scatter replica_id rng tuple
 # Ops that concern several processes, other devices or the test-bed: one compiled program cannot run them.
 ELSEWHERE = """
 async_done async_start expect_almost_eq expect_almost_eq_const expect_close expect_eq expect_eq_const
-expect_serialized_eq infeed outfeed probe propagation_barrier recv reshard run_parallel send sharding_constraint
+expect_serialized_eq infeed outfeed print probe propagation_barrier recv reshard run_parallel send sharding_constraint
 sharding_group
 """
 STEPS = {"call", "custom_call"}  # parts of a plan, not kernels

@@ -122,6 +122,7 @@ check.expect_almost_eq %arg16, %arg16, tolerance = 1.000000e-01 : tensor<f64>
 check.expect_almost_eq_const %arg16, dense<5.100000e+00> : tensor<f64> {tolerance = 1.000000e-01 : f64}
 check.expect_close %arg0, %arg1, max_ulp_difference = 7 : tensor<4xf32>, tensor<4xf32>
 check.expect_serialized_eq %arg0, probe_id = "p", iter = 1 : tensor<4xf32>
+interpreter.print %arg0 : tensor<4xf32>
 %0 = interpreter.probe %arg0, probe_id = "a\\22b" : tensor<4xf32>
 %0 = stablehlo.uniform_quantize %arg0 : (tensor<4xf32>) -> tensor<4x!quant.uniform<u8:f32, 0.1:128>>
 """.strip().splitlines()
