@@ -20,6 +20,7 @@ from smelt.dim import Size, solve, substitute
 from smelt.dtype import Array
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError
 from smelt.ir.core import Func, Op, Program, Region, Type, Value, walk
+from smelt.ir.lapack import computation
 from smelt.ir.ops import OPS
 from smelt.ir.ops.definition import Exchange, Process, Receive, Rendezvous, Send
 from smelt.ir.ops.random import Source
@@ -57,6 +58,7 @@ class World:
     infeed: deque[tuple[Any, ...]] = field(default_factory=deque)
     outfeed: list[tuple[Any, ...]] = field(default_factory=list)
     probes: dict[str, list[Array]] = field(default_factory=dict)
+    expand: Callable[..., Func] = computation  # a LAPACK call as the function that computes it
     plans: dict[Region, _Plan] = field(default_factory=dict)
     births: dict[Func, dict[Op | Region, frozenset[str]]] = field(default_factory=dict)
     random: Source = field(default_factory=Source)  # what `rng` draws from

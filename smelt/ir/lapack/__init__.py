@@ -7,15 +7,17 @@ and rounded once. Batches may be of a dynamic size.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 from smelt.dim import Size
 from smelt.dtype import DType, c128, complex_of, f64
 from smelt.errors import UnsupportedError
-from smelt.ir.build import Builder
-from smelt.ir.core import Value
+from smelt.ir.build import Builder, FuncBuilder
+from smelt.ir.core import Func, Value
 from smelt.ir.lapack import factor, jacobi, schur
 from smelt.ir.lapack.arrays import COUNT, Arr, Work
 from smelt.ir.ops.lapack import routine_of
+from smelt.shape import Shape
 
 Results = Sequence[Arr]
 
@@ -26,6 +28,13 @@ def compute(b: Builder, target: str, operands: Sequence[Value], given: Mapping[s
     assert found is not None
     name, element = found
     return [each.value for each in _Call(b, target, element, operands, given).results(ROUTINES[name])]
+
+
+@lru_cache(maxsize=64)
+def computation(target: str, types: tuple[Shape, ...], given: tuple[tuple[str, int], ...]) -> Func:
+    """A call as a function of operands of these types: what the interpreter runs."""
+    f = FuncBuilder(target, types)
+    return f.func(*compute(f, target, f.args, dict(given)))
 
 
 class _Call:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 from smelt.dim import Size
@@ -241,17 +240,8 @@ def mean_lapack(frame: Frame, op: Op, *operands: Array) -> tuple[Array, ...]:
     """The ops that compute it, interpreted."""
     types = tuple(Shape.of(dtype(array.dtype), array.shape) for array in operands)
     attrs = tuple(sorted(options(op.attrs).items()))
-    func = _computation(op.attrs["call_target_name"], types, attrs)
+    func: Func = frame.world.expand(op.attrs["call_target_name"], types, attrs)
     return frame.call(func.body, *operands)
-
-
-@lru_cache(maxsize=64)
-def _computation(target: str, types: tuple[Shape, ...], given: tuple[tuple[str, int], ...]) -> Func:
-    from smelt.ir.build import FuncBuilder
-    from smelt.ir.lapack import compute
-
-    f = FuncBuilder(target, types)
-    return f.func(*compute(f, target, f.args, dict(given)))
 
 
 TARGETS: Sequence[str] = [

@@ -79,8 +79,10 @@ def open_model(path: str | Path, static: Mapping[str, Any], shapes: Mapping[str,
     proto = parse_message(lifted.message, path)
     if not proto.HasField("graph"):
         raise ParseError(f"{path}: not an ONNX model", expected="a graph", got="none")
-    if not proto.graph.output:  # what onnx leaves of graphs inside graphs that were too deep for it, too
-        raise ParseError(f"{path}: the model has no outputs", expected="at least one output", got="none")
+    held = proto.graph
+    if not (held.output or held.node or held.initializer or held.sparse_initializer):
+        # Also what protobuf leaves of graphs inside graphs that are too deep for it.
+        raise ParseError(f"{path}: the model computes nothing", expected="nodes and outputs", got="an empty graph")
     nodes = _check_names(proto, path)
     opsets = {("" if each.domain == "ai.onnx" else each.domain): each.version for each in proto.opset_import}
     functions = {(("" if f.domain == "ai.onnx" else f.domain), f.name): f for f in proto.functions}
