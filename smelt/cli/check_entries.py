@@ -10,16 +10,19 @@ import dataclasses
 import enum
 import inspect
 import itertools
+import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, Literal, Protocol, get_args, get_origin
 
-from smelt.cli.check_modules import Imported, crash
+from smelt.cli.check_floats import AnyFloat, watch_floats
+from smelt.cli.check_modules import Imported, crash, is_foreign, tensor_functions
 from smelt.dim import Fact, Facts, parse_size, symbol, symbols
 from smelt.errors import ShapeError, SmeltError
 from smelt.tensor.axes import Dim
@@ -31,13 +34,16 @@ from smelt.tensor.shaped import annotations_of, declared_spec, signature_specs, 
 from smelt.tensor.source import NumberError, TensorError
 from smelt.tensor.tracing import check_open
 
-MAX_VARIANTS = 16  # combinations of flags and of optional arguments that one entry point is checked with
+MAX_VARIANTS = 64  # combinations of flags and of optional arguments that one entry point is checked with
 SEVERAL = 2  # stands for a number of layers or steps, where Python needs one
 
 
 @dataclass(slots=True)
 class Entry:
-    """One function or method that was checked: its mistakes, the ways through it, numbers that stood for open ones."""
+    """One function or method that was checked: its mistakes, the ways through it, numbers that stood for open ones.
+
+    `limits` are the reasons why no mistake is no proof: what was sampled, and what was taken for granted.
+    """
 
     name: str
     path: str
@@ -45,6 +51,7 @@ class Entry:
     ways: int = 0
     numbers: dict[str, int] = field(default_factory=dict)
     mistakes: list[SmeltError] = field(default_factory=list)
+    limits: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +92,29 @@ class Parameters:
     choices: dict[str, list[Any]] = field(default_factory=dict)
     numbers: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    limits: list[str] = field(default_factory=list)
     shaped: bool = False
     of_tensors: bool = False
 
     def variants(self) -> Iterator[dict[str, Any]]:
-        every = itertools.product(*self.choices.values())
-        for values in itertools.islice(every, MAX_VARIANTS):
-            given = dict(zip(self.choices, values, strict=True))
+        for given in itertools.islice(_combinations(self.choices), MAX_VARIANTS):
             yield {name: value for name, value in given.items() if value is not ...}
+
+
+def _combinations(choices: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """One value of each choice, in every combination."""
+    for values in itertools.product(*choices.values()):
+        yield dict(zip(choices, values, strict=True))
 
 
 def _parameters(function: Callable[..., Any], method: bool) -> Parameters:
     found = Parameters()
     hints, result = signature_specs(function)
     found.shaped = _has_shape(result)
+    said = getattr(inspect.unwrap(function), "__annotations__", {}).get("return")
+    if said not in (None, "None") and result is None:
+        found.of_tensors |= any(word in str(said) for word in ("Tensor", "Shaped"))
+        found.missing.append("the annotation of the result cannot be resolved")
     given = list(inspect.signature(inspect.unwrap(function)).parameters.values())
     for each in given[1:] if method else given:
         _sort_in(each, hints.get(each.name), found)
@@ -108,6 +124,8 @@ def _parameters(function: Callable[..., Any], method: bool) -> Parameters:
 def _sort_in(each: inspect.Parameter, hint: Any, found: Parameters) -> None:
     """Put one parameter where it belongs."""
     required = each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    if each.kind is each.VAR_POSITIONAL and _has_shape(hint):
+        found.limits.append(f"two tensors stand for any number of *{each.name}")
     if each.annotation is not each.empty and hint is None and each.annotation not in (None, "None"):
         found.of_tensors |= any(word in str(each.annotation) for word in ("Tensor", "Shaped"))
         found.missing += [f"the annotation of {each.name} cannot be resolved"] if required else []
@@ -127,7 +145,7 @@ def _sort_in(each: inspect.Parameter, hint: Any, found: Parameters) -> None:
     elif hint is int:
         found.numbers.append(each.name)
     elif hint is float:
-        found.choices[each.name] = [1.0]
+        found.choices[each.name] = [AnyFloat(each.name)]
     else:
         found.missing.append(f"{each.name} has no default, and nothing stands for any {_name(hint)}")
 
@@ -172,6 +190,7 @@ class Candidate:
     function: Callable[..., Any]
     parameters: Parameters
     owner: Any = None
+    of_class: bool = False  # a classmethod
 
     @property
     def code(self) -> CodeType:
@@ -182,14 +201,31 @@ class Candidate:
         if self.owner is None:
             yield self.function, ()
             return
+        if self.of_class:
+            yield getattr(self.owner, self.name.rpartition(".")[2]), ()
+            return
         models = _models(self.owner, numbers) if isinstance(self.owner, type) else [(self.owner, ())]
         for model, facts in models:
-            yield getattr(model, self.name.rpartition(".")[2]), facts
+            yield MethodType(self.function, model), facts
+
+    def limits(self, numbers: Mapping[str, int]) -> list[str]:
+        """What is sampled: numbers that stand for others, and choices of which there are too many."""
+        by_class = isinstance(self.owner, type) and not self.of_class
+        fields = _open_fields(self.owner, {}, ()) if by_class else {}
+        found = [*self.parameters.limits]
+        found += [f"{name} = {number} stands for any number" for name, number in numbers.items()]
+        several = (name for name, value in fields.items() if type(value) is int)
+        found += [f"{SEVERAL} layers stand for any number of {name}" for name in several]
+        for choices in (self.parameters.choices, {n: v for n, v in fields.items() if isinstance(v, Choice)}):
+            if (count := math.prod(map(len, choices.values()))) > MAX_VARIANTS:
+                found.append(f"{MAX_VARIANTS} of {count} combinations of {', '.join(choices)} were tried")
+        return found
 
     @property
     def open_numbers(self) -> set[str]:
         """The names that stand for numbers: of parameters, and of the model."""
-        fields = _open_fields(self.owner, {}, ()) if isinstance(self.owner, type) else {}
+        by_class = isinstance(self.owner, type) and not self.of_class
+        fields = _open_fields(self.owner, {}, ()) if by_class else {}
         return {*self.parameters.numbers, *(name for name, value in fields.items() if isinstance(value, Dim))}
 
 
@@ -224,19 +260,31 @@ def _methods(cls: type, label: str, owner: Any) -> Iterator[Candidate]:
     names = dict.fromkeys(name for part in cls.__mro__ if _is_users(part) for name in vars(part))
     for name in names:
         member = inspect.getattr_static(cls, name)
-        static = isinstance(member, staticmethod)
-        function = member.__func__ if static else member
+        static, of_class = isinstance(member, staticmethod), isinstance(member, classmethod)
+        function = _function_of(member)
         if not _is_function(function) or not _is_users_function(function):
             continue
         if name.startswith("__") and name != "__call__":
             continue
         parameters = _parameters(function, not static)
         if parameters.shaped or _is_model_class(cls):  # else it has nothing to do with tensors
-            yield Candidate(f"{label}.{name}", function, parameters, None if static else owner)
+            owned = None if static else cls if of_class else owner
+            yield Candidate(f"{label}.{name}", function, parameters, owned, of_class)
+
+
+def _function_of(member: Any) -> Any:
+    """The function behind a member of a class."""
+    if isinstance(member, staticmethod | classmethod):
+        return member.__func__
+    if isinstance(member, property):
+        return member.fget
+    return member.func if isinstance(member, cached_property) else member
 
 
 def _is_users_function(function: Callable[..., Any]) -> bool:
-    return getattr(inspect.unwrap(function), "__module__", "").partition(".")[0] != "smelt"
+    plain = inspect.unwrap(function)
+    own = getattr(plain, "__module__", "").partition(".")[0] != "smelt"
+    return own and not is_foreign(plain.__code__.co_filename)
 
 
 # ---- models without weights ----
@@ -251,17 +299,29 @@ def _models(cls: type, numbers: Mapping[str, int]) -> list[tuple[Any, tuple[Fact
         raise NotCoveredError(f"{cls.__name__} is abstract")
     for name, hint in annotations_of(cls).items():
         declared_spec(hint, declaring(cls, name), name)
-    given = {name: numbers.get(name, value) for name, value in _open_fields(cls, {}, ()).items()}
-    try:
-        ways = explore(lambda: make(cls, given) if _is_model_class(cls) or given else cls(), Facts())
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        raise NotCoveredError(f"{cls.__name__} cannot be made with open sizes ({said})") from error
-    for mistake in (mistake for way in ways for mistake in way.errors):
-        if isinstance(mistake, TensorError) and mistake.place and mistake.place.code:
-            raise mistake  # in the user's own line
-        raise NotCoveredError(f"{cls.__name__} cannot be made without weights: {mistake.message}") from mistake
-    return [(way.result, way.guards) for way in ways]
+    fields = {name: numbers.get(name, value) for name, value in _open_fields(cls, {}, ()).items()}
+    choices = {name: value if isinstance(value, Choice) else (value,) for name, value in fields.items()}
+    made: list[tuple[Any, tuple[Fact, ...]]] = []
+    for given in itertools.islice(_combinations(choices), MAX_VARIANTS):
+        try:
+            ways = explore(partial(_make, cls, given), Facts())
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            raise NotCoveredError(f"{cls.__name__} cannot be made with open sizes ({said})") from error
+        for mistake in (mistake for way in ways for mistake in way.errors):
+            if isinstance(mistake, TensorError) and mistake.place and mistake.place.code:
+                raise mistake  # in the user's own line
+            raise NotCoveredError(f"{cls.__name__} cannot be made without weights: {mistake.message}") from mistake
+        made += [(way.result, way.guards) for way in ways]
+    return made
+
+
+def _make(cls: type, given: dict[str, Any]) -> Any:
+    return make(cls, given) if _is_model_class(cls) or given else cls()
+
+
+class Choice(tuple[Any, ...]):
+    """Values that a field may have, all of which are tried."""
 
 
 def _open_fields(cls: type, found: dict[str, Any], within: tuple[type, ...]) -> dict[str, Any]:
@@ -308,6 +368,8 @@ def _has_shape_text(hint: Any) -> bool:
 
 def _made_up(name: str, hint: Any) -> Any:
     """What stands for any value of a type; a record of numbers is made of such values. None where nothing does."""
+    if get_origin(hint) is Literal:
+        return Choice(get_args(hint))
     if not isinstance(hint, type):
         return None
     if dataclasses.is_dataclass(hint) and not _is_model_class(hint):
@@ -318,8 +380,14 @@ def _made_up(name: str, hint: Any) -> Any:
             if each.init and each.default is dataclasses.MISSING and not _has_factory(hint, each.name)
         ]
         values = {each: _made_up(each, hints.get(each)) for each in needed}
-        return None if None in values.values() else hint(**values)
-    return {int: Dim(symbol(name)), float: 1.0, bool: False}.get(hint)
+        if any(value is None for value in values.values()):
+            return None
+        choices = {each: value if isinstance(value, Choice) else (value,) for each, value in values.items()}
+        made = [hint(**given) for given in itertools.islice(_combinations(choices), MAX_VARIANTS)]
+        return made[0] if len(made) == 1 else Choice(made)
+    if issubclass(hint, enum.Enum):
+        return Choice(hint)
+    return {int: Dim(symbol(name)), float: AnyFloat(name), bool: Choice((False, True))}.get(hint)
 
 
 # ---- checking ----
@@ -334,8 +402,9 @@ def check_module(found: Imported) -> Found:
     candidates = list(_candidates(found.module))
     done: set[CodeType] = set()
     failed: list[tuple[Candidate, str]] = []
-    made = {type(each.owner) for each in candidates if not isinstance(each.owner, type)}
-    candidates = [each for each in candidates if each.owner not in made]  # objects say more than their classes
+    made: set[type] = {type(each.owner) for each in candidates if not isinstance(each.owner, type)}
+    left_out = [each for each in candidates if _is_left_out(each, made)]  # objects say more than their classes
+    candidates = [each for each in candidates if not _is_left_out(each, made)]
     with _reached(out.reached), redirect_stdout(sys.stderr):
         for each in candidates:
             if each.parameters.missing or not each.parameters.shaped:
@@ -353,7 +422,18 @@ def check_module(found: Imported) -> Found:
     out.uncovered += [
         Uncovered(each.name, path, each.code.co_firstlineno, why) for each, why in failed if each.code not in done
     ]
+    seen = {each.line for each in out.entries} | {each.line for each in out.uncovered}
+    seen |= {each.code.co_firstlineno for each in left_out}
+    out.uncovered += [
+        Uncovered(each.name, path, each.line, each.hidden, True)
+        for each in tensor_functions(found.path)
+        if each.line not in seen
+    ]
     return out
+
+
+def _is_left_out(candidate: Candidate, made: set[type]) -> bool:
+    return isinstance(candidate.owner, type) and candidate.owner in made and not candidate.of_class
 
 
 def uncovered(found: Iterable[Found]) -> list[Uncovered]:
@@ -389,9 +469,16 @@ def _reached(found: set[tuple[str, int]]) -> Iterator[None]:
 def _checked(candidate: Candidate, path: str) -> Entry:
     """An entry point with all its flags, for all sizes."""
     entry = Entry(candidate.name, path, candidate.code.co_firstlineno)
-    for variant in candidate.parameters.variants():
-        entry.mistakes += _mistakes(candidate, variant, entry)
+    if inspect.isgeneratorfunction(candidate.function) or inspect.isasyncgenfunction(candidate.function):
+        raise NotCoveredError("it is a generator, whose body a call does not run")
+    if inspect.iscoroutinefunction(candidate.function):
+        raise NotCoveredError("it is a coroutine, whose body a call does not run")
+    with watch_floats() as compared:
+        for variant in candidate.parameters.variants():
+            entry.mistakes += _mistakes(candidate, variant, entry)
     entry.mistakes = distinct(entry.mistakes)
+    entry.limits = list(dict.fromkeys([*entry.limits, *candidate.limits(entry.numbers)]))
+    entry.limits += [f"{name} = 1.0 stands for any float, and something depends on it" for name in sorted(compared)]
     return entry
 
 
@@ -408,12 +495,14 @@ def _mistakes(candidate: Candidate, variant: Mapping[str, Any], entry: Entry) ->
     while True:
         values = {name: entry.numbers.get(name, Dim(symbol(name))) for name in candidate.parameters.numbers}
         errors: list[SmeltError] = []
+        taken: list[str] = []
         ways = 0
         try:
             for function, facts in candidate.bound(entry.numbers):
                 outcome = check_open(function, (), facts, {**values, **variant}, candidate.open_numbers)
                 errors += outcome.errors
                 ways += outcome.ways
+                taken += outcome.taken
         except NotImplementedError as error:
             raise NotCoveredError(f"it is not implemented ({error})") from error
         except SmeltError as error:
@@ -428,6 +517,7 @@ def _mistakes(candidate: Candidate, variant: Mapping[str, Any], entry: Entry) ->
         needed &= candidate.open_numbers - entry.numbers.keys()
         if not needed:
             entry.ways += ways
+            entry.limits += [f"{name} >= 0 is taken for granted: state it as a fact" for name in taken]
             return errors
         entry.numbers |= dict.fromkeys(needed, SEVERAL)
 

@@ -45,6 +45,55 @@ class Imported:
     error: SmeltError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Defined:
+    """A function of a file whose annotations speak of tensors, and why a look at the module may not have found it."""
+
+    name: str
+    line: int
+    hidden: str
+
+
+def tensor_functions(file: Path) -> list[Defined]:
+    """All functions of a file that speak of tensors, wherever they are defined; declarations without a body aside."""
+    found: list[Defined] = []
+    pending: list[tuple[ast.AST, str, str]] = [(ast.parse(_text(file)), "", "")]
+    while pending:
+        node, within, why = pending.pop()
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                if not any(ast.unparse(base).endswith("Protocol") for base in child.bases):
+                    pending.append((child, f"{within}{child.name}.", why))
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                if _speaks_of_tensors(child) and not _is_declaration(child):
+                    first = min([child.lineno, *(each.lineno for each in child.decorator_list)])
+                    found.append(Defined(within + child.name, first, why or _hidden(child)))
+                pending.append((child, f"{within}{child.name}.<locals>.", f"it is inside {within}{child.name}"))
+            elif not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
+                pending.append((child, within, why))
+    return found
+
+
+def _speaks_of_tensors(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    given = node.args
+    every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+    said = [node.returns, *(each.annotation for each in every if each is not None)]
+    texts = [ast.unparse(each) for each in said if each is not None]
+    return any(word in text for text in texts for word in ("Shaped", "Tensor"))
+
+
+def _is_declaration(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function has no body to check: `...`, alone or after its docstring."""
+    last = node.body[-1]
+    return len(node.body) <= 2 and isinstance(last, ast.Expr) and getattr(last.value, "value", None) is Ellipsis
+
+
+def _hidden(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    if node.decorator_list:
+        return "its decorator hides its annotations, which functools.wraps would keep"
+    return "nothing calls it with tensors that have shapes"
+
+
 # ---- which files ----
 
 
@@ -197,7 +246,7 @@ def _no_python(error: SyntaxError) -> SmeltError:
 
 def crash(error: BaseException, what: str, path: Path, kind: type[SmeltError] = CrashError) -> SmeltError:
     """An exception of the user's code as an error that shows the last line of the user's own."""
-    place = last_of(error.__traceback__, _foreign) or last_of(error.__traceback__)
+    place = last_of(error.__traceback__, is_foreign) or last_of(error.__traceback__)
     said = str(error) or "(without a message)"
     message = f"{what}{type(error).__name__}: {said}"
     if place is None:
@@ -210,7 +259,7 @@ _LIBRARIES = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
-def _foreign(path: str) -> bool:
+def is_foreign(path: str) -> bool:
     """Whether a file is smelt's, Python's or a library's, and not the user's."""
     return path.startswith("<") or os.path.realpath(path).startswith((*_LIBRARIES, _OURS))
 

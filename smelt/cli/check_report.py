@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smelt.cli.check_entries import Found, Uncovered, distinct, uncovered
+from smelt.cli.check_entries import Entry, Found, Uncovered, distinct, uncovered
 from smelt.cli.check_modules import CrashError, ImportFailedError
 from smelt.errors import Location, SmeltError
 
@@ -40,12 +40,17 @@ class Report:
         return uncovered(self.found)
 
     @property
+    def limited(self) -> list[Entry]:
+        """Entry points without a mistake that were checked for samples, or under assumptions that nothing checks."""
+        return [each for found in self.found for each in found.entries if each.limits and not each.mistakes]
+
+    @property
     def entries(self) -> int:
         return sum(len(found.entries) for found in self.found)
 
     @property
     def ok(self) -> bool:
-        return not self.mistakes and not (self.strict and (self.uncovered or not self.entries))
+        return not self.mistakes and not (self.strict and (self.uncovered or self.limited or not self.entries))
 
 
 # ---- text ----
@@ -58,7 +63,12 @@ def text(report: Report) -> str:
     blocks += [
         f"{each.path}:{each.line} {word}: {each.name} is not covered: {each.reason}" for each in report.uncovered
     ]
+    blocks += [f"{each.path}:{each.line} {word}: {_limits(each)}" for each in report.limited]
     return "\n".join([*(f"{block}\n" for block in blocks), summary(report)])
+
+
+def _limits(entry: Entry) -> str:
+    return f"{entry.name} is not proven for everything: {'; '.join(entry.limits)}"
 
 
 def _with_word(error: SmeltError) -> str:
@@ -74,7 +84,11 @@ def summary(report: Report) -> str:
     if report.mistakes:
         return f"{_count(len(report.mistakes), 'mistake', 'mistakes')} in {entries} of {files}"
     more = f", {len(report.uncovered)} not covered" if report.uncovered else ""
-    return f"{entries} of {files}{more}: " + ("every shape is proven" if report.entries else "nothing to check")
+    more += f", {len(report.limited)} not proven for everything" if report.limited else ""
+    verdict = "every other shape is proven" if report.limited else "every shape is proven"
+    if report.entries == len(report.limited):
+        verdict = "no mistake was found" if report.entries else "nothing to check"
+    return f"{entries} of {files}{more}: {verdict}"
 
 
 def _count(number: int, one: str, many: str) -> str:
@@ -98,6 +112,7 @@ def record(report: Report) -> dict[str, Any]:
                 "line": each.line,
                 "ways": each.ways,
                 "numbers": each.numbers,
+                "limits": each.limits,
                 "mistakes": len(each.mistakes),
             }
             for found in report.found
@@ -131,6 +146,9 @@ def github(report: Report) -> str:
         where = Location(each.path, each.line)
         said = f"{each.name} is not covered: {each.reason}"
         lines.append(_annotation("error" if report.strict else "notice", where, "smelt check", said))
+    for entry in report.limited:
+        where = Location(entry.path, entry.line)
+        lines.append(_annotation("error" if report.strict else "notice", where, "smelt check", _limits(entry)))
     return "\n".join([*lines, summary(report)])
 
 

@@ -225,6 +225,7 @@ def _bare(shape: Shape) -> Shape:
 
 def constant(value: Any, element: DType) -> Tensor:
     """A number as a scalar tensor."""
+    value = float(value) if isinstance(value, float) else value  # of no class derived from float: it is kept
     return tensor_of(_scalar(repr(value), value, element), None)
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import numpy as np
 
-from smelt.dim import Fact, Facts, Size, solve, substitute, symbol
+from smelt.dim import Fact, Facts, Poly, Size, solve, substitute, symbol
 from smelt.dtype import Array, f32
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError, UnsupportedError
 from smelt.ir.core import Attrs, Func, Program
@@ -29,7 +29,15 @@ from smelt.tensor.entry import refuse_unknown, solve_facts, told_by
 from smelt.tensor.execution import Entry
 from smelt.tensor.execution import run as run_entry
 from smelt.tensor.facts import Way, explore, facts_of, parse_facts, refuse_contradiction, substituted
-from smelt.tensor.fields import constructor_numbers, declared_fields, fields_of, has_shapes, is_model, numbers_of
+from smelt.tensor.fields import (
+    constructor_numbers,
+    declared_fields,
+    fields_of,
+    has_shapes,
+    is_model,
+    numbers_of,
+    size_in,
+)
 from smelt.tensor.proving import entry_facts, in_force, meaning, nothing_but
 from smelt.tensor.record import SOURCES, Leaf, function, is_tensor, place_of, sources_of
 from smelt.tensor.recovery import is_lost
@@ -180,6 +188,7 @@ class Outcome:
     errors: tuple[SmeltError, ...]
     traced: Traced | None
     ways: int
+    taken: tuple[str, ...] = ()  # numbers that no tensor has and no fact names: taken to be at least 0
 
 
 def check(fn: Callable[..., Any], *args: Any, facts: Sequence[str | Fact] = (), **keywords: Any) -> Outcome:
@@ -229,17 +238,19 @@ def _outcome(
     arguments = Arguments()
     open = numbers is not None
     bound, self_model = _receiver(fn, arguments)
+    arguments.bound.update(_number_arguments(bound, args, keywords))
     stated = (*facts, *facts_of(fn), *(model_facts(self_model) if self_model is not None else ()))
     place = declared(type(self_model), "facts") if self_model is not None else None
     place = place or declared(getattr(inspect.unwrap(fn), "__func__", inspect.unwrap(fn)), "facts")
     inputs, named = _inputs(bound, args, keywords, arguments, open)
     _, result_hint = signature_specs(bound)
-    for each in sorted(numbers or ()):
-        if each not in arguments.symbols:
-            arguments.add(Shape.of(f32, (symbol(each),)), each, None, each)  # an argument that tells the number
+    alone = tuple(sorted(set(numbers or ()) - arguments.symbols.keys()))
+    for each in alone:
+        arguments.add(Shape.of(f32, (symbol(each),)), each, None, each)  # an argument that tells the number
     sources = sources_of(arguments.leaves)
     numbers_open = model_symbols(self_model) if self_model is not None else frozenset[str]()
     known, meanings = _entry_facts(parse_facts(stated, place), arguments, numbers_open, place)
+    taken = tuple(name for name in alone if not any(name in fact.symbols for fact in known))
     ambient, _, _ = solve_facts(
         in_force(), arguments.symbols.keys() | numbers_open
     )  # others are about tensors that are not here
@@ -262,12 +273,12 @@ def _outcome(
         ways = explore(run, known)
     errors = _distinct([error for way in ways for error in way.errors])
     if errors:
-        return Outcome(name, tuple(errors), None, len(ways))
+        return Outcome(name, tuple(errors), None, len(ways), taken)
     if open and any(next(tree.leaves(way.result), None) is None for way in ways):
-        return Outcome(name, (), None, len(ways))  # a size, or nothing at all, is proven as well
+        return Outcome(name, (), None, len(ways), taken)  # a size, or nothing at all, is proven as well
     paths = [_path(way, arguments) for way in ways]
     given = Inputs(self_model, tuple(inputs), named)
-    return Outcome(name, (), Traced(name, arguments.leaves, ambient | known, paths, given), len(ways))
+    return Outcome(name, (), Traced(name, arguments.leaves, ambient | known, paths, given), len(ways), taken)
 
 
 def _entry_facts(
@@ -315,6 +326,15 @@ def _receiver(fn: Callable[..., Any], arguments: Arguments) -> tuple[Callable[..
     arguments.bound.update(numbers_of(owner))
     model = symbolic_model(owner, arguments)
     return fn.__func__.__get__(model), model  # type: ignore[attr-defined]
+
+
+def _number_arguments(fn: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Size]:
+    """Parameters that are numbers: their names mean these numbers in the function's texts."""
+    parameters = inspect.signature(fn).parameters
+    defaults = {name: each.default for name, each in parameters.items()}
+    given = {**defaults, **dict(zip(parameters, args, strict=False)), **keywords}
+    sizes = {name: size_in(value) for name, value in given.items() if name in parameters}
+    return {name: size for name, size in sizes.items() if size is not None and (isinstance(size, Poly) or size >= 0)}
 
 
 def _inputs(
