@@ -1,0 +1,11 @@
+"""Language models: `smelt.llm.load(path)` gives a model that completes text and chats.
+
+In: a Hugging Face folder or a GGUF file. Out: a `LanguageModel` with `logits`, `generate`, `stream` and `chat`.
+"""
+
+from __future__ import annotations
+
+from smelt.llm.engine import Answer, LanguageModel, Piece, load
+from smelt.llm.sample import Sampling
+
+__all__ = ["Answer", "LanguageModel", "Piece", "Sampling", "load"]

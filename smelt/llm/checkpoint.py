@@ -1,0 +1,158 @@
+"""A checkpoint on disk as everything a language model needs: `open` reads a Hugging Face folder or a GGUF file.
+
+Out: `Checkpoint` with the decoder's `Config`, weights under our names (mapped, lazy), how each is stored, where the
+tokenizer comes from, the chat template, and the tokens that end a text. `engine.load` and `smelt inspect` call it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from smelt.dtype import DType
+from smelt.errors import FileError, ParseError, UnsupportedError
+from smelt.ir.blocks import Block
+from smelt.llm.config import Config
+from smelt.llm.families import read_config, token_ids
+from smelt.llm.gguf_config import config_of
+from smelt.llm.layers import Formats
+from smelt.llm.names import canonical
+from smelt.read import checkpoint, gguf
+from smelt.weights import Weights
+
+MAX_JSON = 100_000_000
+MAX_TEMPLATE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model's files, read as far as needed."""
+
+    path: Path
+    kind: str  # "folder" or "gguf"
+    config: Config
+    weights: Weights
+    formats: Formats
+    template: str | None = None
+    specials: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token, … as text, for templates
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # of a GGUF file
+
+    @property
+    def nbytes(self) -> int:
+        return self.weights.nbytes
+
+    def elements(self, name: str) -> int:
+        """How many numbers a weight has."""
+        form = self.formats[name]
+        count = math.prod(self.weights.shape(name).numbers())
+        return count // form.bytes * form.length if isinstance(form, Block) else count
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path looks like a language model: a GGUF file, or a folder with a configuration."""
+    return path.suffix.lower() == ".gguf" or (path.is_dir() and (path / "config.json").is_file())
+
+
+def open(path: str | Path, context: int | None = None) -> Checkpoint:
+    """The checkpoint at a path; headers and configurations are read, tensors are not."""
+    path = Path(path)
+    if path.is_dir():
+        return _folder(path, context)
+    if not path.is_file():
+        raise FileError("no such file or folder", expected="a Hugging Face folder or a .gguf file", got=path)
+    if path.suffix.lower() != ".gguf":
+        raise UnsupportedError("not a language model", expected="a Hugging Face folder or a .gguf file", got=path.name)
+    return _gguf(path, context)
+
+
+# ---- Hugging Face folders ----
+
+
+def _folder(folder: Path, context: int | None) -> Checkpoint:
+    said = _json(folder / "config.json", needed=True)
+    config = read_config(said, str(folder / "config.json"), context)
+    generation = _json(folder / "generation_config.json")
+    stop = (*config.stop, *token_ids(generation.get("eos_token_id")))
+    config = replace(config, stop=tuple(dict.fromkeys(stop)))
+    weights, _ = canonical(checkpoint.open(folder), config, False)
+    formats: dict[str, Block | DType] = {name: _element(weights, name) for name in weights}
+    tokenizer = _json(folder / "tokenizer_config.json")
+    specials = {
+        name: text
+        for name in ("bos_token", "eos_token", "unk_token", "pad_token")
+        if (text := _token_text(tokenizer.get(name))) is not None
+    }
+    return Checkpoint(folder, "folder", config, weights, formats, _template(folder, tokenizer), specials)
+
+
+def _element(weights: Weights, name: str) -> DType:
+    element = weights.shape(name).dtype
+    if not isinstance(element, DType) or not element.is_float:
+        raise UnsupportedError(f"{weights.source}: {name}", expected="floats", got=element)
+    return element
+
+
+def _token_text(value: Any) -> str | None:
+    """A special token: a text, or a record with it."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _template(folder: Path, tokenizer: Mapping[str, Any]) -> str | None:
+    """The chat template: a file of its own, or a field of the tokenizer's configuration; of several the default."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return _text(file, MAX_TEMPLATE)
+    found = _json(folder / "chat_template.json").get("chat_template") or tokenizer.get("chat_template")
+    if isinstance(found, list):
+        named = {each.get("name"): each.get("template") for each in found if isinstance(each, Mapping)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
+def _text(path: Path, limit: int) -> str:
+    try:
+        if path.stat().st_size > limit:
+            raise ParseError(f"{path}: too large", expected=f"at most {limit} bytes", got=path.stat().st_size)
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise FileError(f"cannot read {path}", got=error) from error
+    except UnicodeDecodeError as error:
+        raise ParseError(f"{path}: not UTF-8", got=error) from None
+
+
+def _json(path: Path, needed: bool = False) -> dict[str, Any]:
+    if not needed and not path.is_file():
+        return {}
+    try:
+        found = json.loads(_text(path, MAX_JSON))
+    except (ValueError, RecursionError) as error:
+        raise ParseError(f"{path}: not JSON", got=error) from None
+    if not isinstance(found, dict):
+        raise ParseError(f"{path}: not an object", got=type(found).__name__)
+    return found
+
+
+# ---- GGUF ----
+
+
+def _gguf(path: Path, context: int | None) -> Checkpoint:
+    file = gguf.read(path)
+    config = config_of(file, context)
+    weights, theirs = canonical(file.packed, config, True)
+    formats = {ours: file.formats[name] for ours, name in theirs.items()}
+    template = file.metadata.get("tokenizer.chat_template")
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    specials = {}
+    for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")):
+        number = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if type(number) is int and isinstance(tokens, list) and 0 <= number < len(tokens):
+            specials[name] = tokens[number]
+    return Checkpoint(
+        path, "gguf", config, weights, formats, template if isinstance(template, str) else None, specials, file.metadata
+    )

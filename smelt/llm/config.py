@@ -1,0 +1,165 @@
+"""What a decoder is made of, in one form for all families: `Config`. `families` read it, `decoder` builds it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from smelt.dtype import Array
+from smelt.errors import UnsupportedError
+
+MAX_LAYERS = 10_000
+MAX_SIZE = 1 << 24  # of a width, a vocabulary, a number of heads
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions: the angle of each pair of elements per position, and what cosines and sines are scaled by."""
+
+    frequencies: tuple[float, ...]
+    scale: float = 1.0
+    interleaved: bool = False
+
+    @property
+    def part(self) -> int:
+        """How many elements of a head are turned."""
+        return 2 * len(self.frequencies)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture: of `count` experts of width f the `used` best are added up."""
+
+    count: int
+    used: int
+    f: int
+    normalise: bool  # the used ones' weights add up to one
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What may differ from layer to layer."""
+
+    rope: Rope | None
+    window: int | None = None  # keys that a query sees, its own included
+    experts: Experts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A decoder: sizes, and the variants of its parts."""
+
+    family: str
+    layers: tuple[Layer, ...]
+    d: int
+    f: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    v: int
+    context: int
+    epsilon: float
+    activation: str
+    scale: float  # of attention scores
+    norm: str = "rms"  # or "layer"
+    norm_offset: float = 0.0  # added to the weights of norms
+    gated: bool = True
+    post_norms: bool = False  # norms after attention and after the MLP, too
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    positions: bool = False  # learned positions are added to embeddings
+    embed_scale: float = 1.0
+    softcap: float = 0.0  # of attention scores
+    final_softcap: float = 0.0  # of logits
+    tied: bool = False
+    stop: tuple[int, ...] = ()  # tokens that end a text
+    bos: int | None = None
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values per token, in f32."""
+        return 8 * len(self.layers) * self.kv_heads * self.head_size
+
+
+class Fields:
+    """A configuration whose fields are read by name; what nobody read is refused at the end, unless it says nothing.
+
+    `where` names the file in errors.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str, harmless: frozenset[str]) -> None:
+        self.values = values
+        self.where = where
+        self._read = set(harmless)
+
+    def __contains__(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def any(self, name: str, default: Any = None) -> Any:
+        """A value as it is; the default where it is missing or null."""
+        self._read.add(name)
+        found = self.values.get(name)
+        return default if found is None else found
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A positive whole number."""
+        found = self.any(name, default)
+        if type(found) is not int or not 1 <= found <= MAX_SIZE:
+            self.refuse(name, f"a whole number from 1 to {MAX_SIZE}", found)
+        return found
+
+    def number(self, name: str, default: float | None = None) -> float:
+        found = self.any(name, default)
+        if type(found) not in (int, float) or not math.isfinite(found):
+            self.refuse(name, "a number", found)
+        return float(found)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        found = self.any(name, default)
+        if type(found) is not bool:
+            self.refuse(name, "true or false", found)
+        return found
+
+    def text(self, name: str, default: str | None = None) -> str:
+        found = self.any(name, default)
+        if type(found) is not str:
+            self.refuse(name, "a text", found)
+        return found
+
+    def expect(self, name: str, *allowed: Any) -> None:
+        """A field that may have these values only; missing is allowed."""
+        found = self.any(name)
+        if found is not None and found not in allowed:
+            self.refuse(name, " or ".join(map(repr, allowed)), found)
+
+    def refuse(self, name: str, expected: str, got: Any) -> NoReturn:
+        shown = "nothing" if got is None else repr(got)[:200]
+        raise UnsupportedError(f"{self.where}: {name}", expected=expected, got=shown)
+
+    def left(self) -> Iterator[str]:
+        """Fields that nobody read and that say something."""
+        for name, value in self.values.items():
+            empty = value is None or value is False or value in ("", [], {})
+            if name not in self._read and not empty:
+                yield name
+
+    def check_left(self) -> None:
+        if unknown := sorted(self.left()):
+            shown = ", ".join(f"{name}={self.values[name]!r}"[:80] for name in unknown[:8])
+            raise UnsupportedError(
+                f"{self.where}: fields that may change what the model computes, and that are not known",
+                got=shown,
+                remedy="remove them where they change nothing",
+            )
+
+
+def rope_frequencies(base: float, part: int) -> Array:
+    """Radians per position of each pair, the plain ones."""
+    found: Array = base ** (-np.arange(0, part, 2, dtype=np.float64) / part)
+    return found

@@ -1,0 +1,160 @@
+"""A decoder of any family as a `smelt.Model`: embeddings, layers of attention and an MLP, logits.
+
+In: a `Config`, and how each weight is stored (an element type, or blocks). `Decoder.step` is the one function that is
+compiled: it reads new tokens, writes their keys and values into the cache and gives logits of the rows that are asked
+for. Prefill, decode and scoring are the same program at different sizes. Axes: s new tokens, t keys, h heads, g heads
+of keys and values, k depth, d width, f width of the MLP, e experts, v vocabulary, r rows of logits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smelt.dtype import f32, i32
+from smelt.llm.config import Config, Layer, Rope
+from smelt.llm.layers import Formats, Linear, Matrix, Norm
+from smelt.llm.moe import Mixture
+from smelt.tensor import nn
+from smelt.tensor.core import Tensor
+from smelt.tensor.elementwise import cast, leaf, outer
+from smelt.tensor.model import Model
+from smelt.tensor.moving import arange, concatenate
+
+Cache = tuple[Tensor, Tensor]  # keys and values, f32[t, g, k]
+
+
+class Stepped(NamedTuple):
+    """What a step gives."""
+
+    logits: Any
+    caches: Any
+
+
+def turn(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
+    """Heads turned by their positions; elements after the turned part stay."""
+    base = nn.RoPE(k=rope.part, interleaved=rope.interleaved)
+    angles = outer("*", cast(positions, f32), leaf(np.array(rope.frequencies, np.float32), names=("k",)))
+    cosines, sines = angles.cos() * rope.scale, angles.sin() * rope.scale
+    signed = outer("*", sines, leaf(np.array([-1, 1], np.float32), names=("k_pair",)))
+    if rope.part == x.size("k"):
+        return base(x, turn=(cosines, signed))
+    first, rest = x.slice(k=slice(None, rope.part)), x.slice(k=slice(rope.part, None))
+    return concatenate([base(first, turn=(cosines, signed)), rest], "k")
+
+
+class Attention(Model):
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+    q_norm: Norm | None
+    k_norm: Norm | None
+
+    def __init__(self, config: Config, layer: Layer, path: str, formats: Formats) -> None:
+        wide, narrow = config.heads * config.head_size, config.kv_heads * config.head_size
+        self.q = Linear(f"{path}.q", formats, config.qkv_bias, e=wide, d=config.d)
+        self.k = Linear(f"{path}.k", formats, config.qkv_bias, e=narrow, d=config.d)
+        self.v = Linear(f"{path}.v", formats, config.qkv_bias, e=narrow, d=config.d)
+        self.o = Linear(f"{path}.o", formats, config.out_bias, d=config.d, e=wide)
+        self.q_norm = Norm(config, "k", config.head_size) if config.qk_norm else None
+        self.k_norm = Norm(config, "k", config.head_size) if config.qk_norm else None
+        self._config, self._layer = config, layer
+
+    def __call__(self, x: Tensor, cache: Cache, positions: Tensor, at: Tensor) -> tuple[Tensor, Cache]:
+        config, layer = self._config, self._layer
+        q = self.q(x).split("e", h=config.heads, k=None)
+        k = self.k(x).split("e", g=config.kv_heads, k=None)
+        v = self.v(x).split("e", g=config.kv_heads, k=None)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if layer.rope is not None:
+            q, k = turn(q, layer.rope, positions), turn(k, layer.rope, positions)
+        keys, values = (old.update(new.rename(s="t"), t=at) for old, new in zip(cache, (k, v), strict=True))
+        mask = None
+        if layer.window is not None:
+            mask = outer("-", positions, arange(keys.size("t"), "t")) < layer.window
+        y = nn.attention(q, keys, values, mask=mask, causal=True, offset=at, scale=config.scale, softcap=config.softcap)
+        return self.o(y.merge("h k", "e")), (keys, values)
+
+
+class MLP(Model):
+    gate: Linear | None
+    up: Linear
+    down: Linear
+
+    def __init__(self, config: Config, path: str, formats: Formats) -> None:
+        sizes = {"f": config.f, "d": config.d}
+        self.gate = Linear(f"{path}.gate", formats, config.mlp_bias, **sizes) if config.gated else None
+        self.up = Linear(f"{path}.up", formats, config.mlp_bias, **sizes)
+        self.down = Linear(f"{path}.down", formats, config.mlp_bias, d=config.d, f=config.f)
+        self._activation = nn.activation(config.activation)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self.up(x)
+        return self.down(self._activation(y) if self.gate is None else self._activation(self.gate(x)) * y)
+
+
+class Block(Model):
+    """One layer: attention and an MLP, each behind a norm, and before one where the family has it."""
+
+    before_attn: Norm
+    attn: Attention
+    after_attn: Norm | None
+    before_mlp: Norm
+    mlp: MLP | Mixture
+    after_mlp: Norm | None
+
+    def __init__(self, config: Config, layer: Layer, path: str, formats: Formats) -> None:
+        self.before_attn = Norm(config, "d", config.d)
+        self.attn = Attention(config, layer, f"{path}.attn", formats)
+        self.after_attn = Norm(config, "d", config.d) if config.post_norms else None
+        self.before_mlp = Norm(config, "d", config.d)
+        if layer.experts is None:
+            self.mlp = MLP(config, f"{path}.mlp", formats)
+        else:
+            self.mlp = Mixture(config, layer.experts, f"{path}.mlp", formats)
+        self.after_mlp = Norm(config, "d", config.d) if config.post_norms else None
+
+    def __call__(self, x: Tensor, cache: Cache, positions: Tensor, at: Tensor) -> tuple[Tensor, Cache]:
+        y, cache = self.attn(self.before_attn(x), cache, positions, at)
+        x = x + (y if self.after_attn is None else self.after_attn(y))
+        y = self.mlp(self.before_mlp(x))
+        return x + (y if self.after_mlp is None else self.after_mlp(y)), cache
+
+
+class Decoder(Model):
+    embed: Matrix
+    positions: Matrix | None
+    layers: list[Block]
+    norm: Norm
+    head: Matrix | None
+
+    def __init__(self, config: Config, formats: Formats) -> None:
+        self.embed = Matrix("embed.weight", formats, v=config.v, d=config.d)
+        self.positions = Matrix("positions.weight", formats, p=config.context, d=config.d) if config.positions else None
+        self.layers = [Block(config, layer, f"layers.{i}", formats) for i, layer in enumerate(config.layers)]
+        self.norm = Norm(config, "d", config.d)
+        self.head = None if config.tied else Matrix("head.weight", formats, v=config.v, d=config.d)
+        self._config = config
+
+    def step(self, tokens: Tensor, caches: list[Cache], at: Tensor, rows: Tensor) -> Stepped:
+        """`tokens` i32[s] stand at places `at`, at + 1, … of a sequence whose keys and values are in `caches`,
+        f32[t, g, k] each; `rows` i32[r] are those of the tokens whose logits are wanted."""
+        config = self._config
+        x = self.embed.dense().take(tokens, "v")
+        if config.embed_scale != 1.0:
+            x = x * config.embed_scale
+        positions = arange(tokens.size("s"), "s", i32) + at
+        if self.positions is not None:
+            x = x + self.positions.dense().take(positions, "p")
+        after = []
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x, cache = layer(x, cache, positions, at)
+            after.append(cache)
+        x = self.norm(x.take(rows, "s"))
+        logits = x.dot((self.embed if self.head is None else self.head).dense(), "d")
+        if config.final_softcap:
+            logits = (logits * (1 / config.final_softcap)).tanh() * config.final_softcap
+        return Stepped(logits, after)

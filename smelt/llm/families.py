@@ -1,0 +1,346 @@
+"""The families of decoders, one row each: what Hugging Face and GGUF call them, and how their parts differ.
+
+`read_config` turns a `config.json` into a `Config`. A field that no row reads and that may change the arithmetic is
+refused. `names.py` has the families' tensors; a new family of the same parts is one row in each table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from smelt.errors import UnsupportedError
+from smelt.llm.config import MAX_LAYERS, Config, Experts, Fields, Layer, Rope
+from smelt.llm.rope import scaled_rope
+
+# Fields that say nothing about what a model computes when it answers.
+_HARMLESS = """
+_name_or_path _attn_implementation architectures attention_dropout attn_pdrop auto_map begin_suppress_tokens
+bos_token_id chunk_size_feed_forward classifier_dropout dtype embd_pdrop eos_token_id finetuning_task forced_bos_token_id
+forced_eos_token_id hidden_dropout id2label initializer_range is_encoder_decoder label2id max_length model_type
+num_return_sequences output_attentions output_hidden_states output_router_logits pad_token_id pretraining_tp
+problem_type resid_pdrop return_dict return_dict_in_generate router_aux_loss_coef sep_token_id summary_activation
+summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params
+tokenizer_class torch_dtype torchscript transformers_version unsloth_fixed unsloth_version use_cache use_return_dict
+top_k top_p temperature typical_p repetition_penalty length_penalty num_beams num_beam_groups do_sample
+diversity_penalty early_stopping min_length no_repeat_ngram_size encoder_no_repeat_ngram_size remove_invalid_values
+exponential_decay_length_penalty cross_attention_hidden_size is_decoder n_ctx cache_implementation
+transformers.js_config kv_cache_dtype
+"""
+HARMLESS = frozenset(_HARMLESS.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One row. Where a part is a text, it names the field that says whether the model has it."""
+
+    name: str
+    architectures: tuple[str, ...]  # Hugging Face's classes
+    gguf: tuple[str, ...]  # GGUF's `general.architecture`
+    norm: str = "rms"
+    norm_offset: float = 0.0
+    gated: bool = True
+    post_norms: bool = False
+    qk_norm: bool = False
+    qkv_bias: bool | str = False
+    out_bias: bool | str = False
+    mlp_bias: bool | str = False
+    activation: str = "hidden_act"
+    positions: bool = False
+    scaled_embedding: bool = False  # by sqrt(d)
+    softcaps: bool = False
+    tied: bool = False  # unless the file says otherwise
+    windows: str = ""  # which layers have one: "all", "types", "even", "sixth"; see `_windows`
+    scale: str = ""  # a field whose inverse root scales the scores
+    gguf_interleaved: bool = False  # GGUF files have rows of Q and K permuted, pairs are neighbours
+    extra: Callable[[Fields, list[Layer]], list[Layer]] | None = None
+
+
+def _smollm3(fields: Fields, layers: list[Layer]) -> list[Layer]:
+    """Some layers have no positions."""
+    interval = fields.size("no_rope_layer_interval", 4)
+    default = [int((i + 1) % interval != 0) for i in range(len(layers))]
+    turned = fields.any("no_rope_layers", default)
+    if not isinstance(turned, list) or len(turned) != len(layers):
+        fields.refuse("no_rope_layers", f"a list of {len(layers)} numbers", turned)
+    return [Layer(layer.rope if turned[i] else None, layer.window) for i, layer in enumerate(layers)]
+
+
+def _mixtral(fields: Fields, layers: list[Layer]) -> list[Layer]:
+    fields.expect("router_jitter_noise", 0, 0.0)
+    experts = _experts(fields, fields.size("num_local_experts", 8), fields.size("intermediate_size"), True)
+    return [Layer(layer.rope, layer.window, experts) for layer in layers]
+
+
+def _qwen3_moe(fields: Fields, layers: list[Layer]) -> list[Layer]:
+    count = fields.any("num_local_experts", fields.any("num_experts", 128))
+    if type(count) is not int or not 0 <= count <= 1 << 16:
+        fields.refuse("num_experts", "a whole number", count)
+    step, dense = fields.size("decoder_sparse_step", 1), fields.any("mlp_only_layers", [])
+    normalise = fields.flag("norm_topk_prob", False)
+    width = fields.size("moe_intermediate_size", 768)
+    if not isinstance(dense, list):
+        fields.refuse("mlp_only_layers", "a list of numbers", dense)
+    experts = _experts(fields, count, width, normalise) if count else None
+    sparse = [i not in dense and (i + 1) % step == 0 for i in range(len(layers))]
+    return [Layer(layer.rope, layer.window, experts if sparse[i] else None) for i, layer in enumerate(layers)]
+
+
+def _experts(fields: Fields, count: int, f: int, normalise: bool) -> Experts:
+    used = fields.size("num_experts_per_tok", 2)
+    if used > count:
+        fields.refuse("num_experts_per_tok", f"at most {count}", used)
+    return Experts(count, used, f, normalise)
+
+
+TABLE = (
+    Family(
+        "llama",
+        ("LlamaForCausalLM",),
+        ("llama",),
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        gguf_interleaved=True,
+    ),
+    Family("mistral", ("MistralForCausalLM",), (), windows="all"),
+    Family("qwen2", ("Qwen2ForCausalLM",), ("qwen2",), qkv_bias=True, windows="types"),
+    Family(
+        "qwen3",
+        ("Qwen3ForCausalLM",),
+        ("qwen3",),
+        qk_norm=True,
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        windows="types",
+    ),
+    Family(
+        "gemma2",
+        ("Gemma2ForCausalLM",),
+        ("gemma2",),
+        norm_offset=1.0,
+        post_norms=True,
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        activation="hidden_activation",
+        scaled_embedding=True,
+        softcaps=True,
+        tied=True,
+        windows="even",
+        scale="query_pre_attn_scalar",
+    ),
+    Family(
+        "gemma3",
+        ("Gemma3ForCausalLM",),
+        ("gemma3",),
+        norm_offset=1.0,
+        post_norms=True,
+        qk_norm=True,
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        activation="hidden_activation",
+        scaled_embedding=True,
+        softcaps=True,
+        tied=True,
+        windows="sixth",
+        scale="query_pre_attn_scalar",
+    ),
+    Family("phi3", ("Phi3ForCausalLM",), ("phi3",), windows="all"),
+    Family(
+        "smollm3",
+        ("SmolLM3ForCausalLM",),
+        ("smollm3",),
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        tied=True,
+        windows="types",
+        gguf_interleaved=True,
+        extra=_smollm3,
+    ),
+    Family(
+        "gpt2",
+        ("GPT2LMHeadModel",),
+        ("gpt2",),
+        norm="layer",
+        gated=False,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        activation="activation_function",
+        positions=True,
+        tied=True,
+    ),
+    Family("mixtral", ("MixtralForCausalLM",), (), windows="all", extra=_mixtral),
+    Family(
+        "qwen3moe",
+        ("Qwen3MoeForCausalLM",),
+        ("qwen3moe",),
+        qk_norm=True,
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        windows="all",
+        extra=_qwen3_moe,
+    ),
+)
+FAMILIES: dict[str, Family] = {row.name: row for row in TABLE}
+BY_ARCHITECTURE: dict[str, Family] = {name: row for row in TABLE for name in row.architectures}
+BY_GGUF: dict[str, Family] = {name: row for row in TABLE for name in row.gguf}
+
+_GPT2 = {  # its names for what others have
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+    "n_inner": "intermediate_size",
+    "layer_norm_epsilon": "rms_norm_eps",
+}
+
+
+def family_of(config: Mapping[str, Any], where: str) -> Family:
+    """The row for a `config.json`."""
+    names = config.get("architectures") or []
+    for name in names if isinstance(names, list) else []:
+        if name in BY_ARCHITECTURE:
+            return BY_ARCHITECTURE[name]
+    raise UnsupportedError(
+        f"{where}: no family of language models that is known",
+        expected=", ".join(BY_ARCHITECTURE),
+        got=", ".join(map(str, names)) if names else f"model_type {config.get('model_type')}",
+    )
+
+
+def read_config(config: Mapping[str, Any], where: str, context: int | None = None) -> Config:
+    """What a `config.json` says. `context`: how many positions are wanted, where the scaling depends on it."""
+    family = family_of(config, where)
+    if family.name == "gpt2":
+        config = {_GPT2.get(name, name): value for name, value in config.items()}
+    fields = Fields(config, where, HARMLESS)
+    d, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    kv_heads = fields.size("num_key_value_heads", heads)
+    head_size = fields.size("head_dim", max(d // heads, 1))
+    trained = fields.size("max_position_embeddings", 2048)
+    count = fields.size("num_hidden_layers")
+    if count > MAX_LAYERS or heads % kv_heads:
+        fields.refuse("num_key_value_heads, num_hidden_layers", "a divisor of the heads", (kv_heads, count))
+    layers = _layers(family, fields, count, head_size, trained, context or trained)
+    if family.extra is not None:
+        layers = family.extra(fields, layers)
+    if family.name == "gpt2":
+        for name, allowed in (
+            ("scale_attn_weights", True),
+            ("scale_attn_by_inverse_layer_idx", False),
+            ("add_cross_attention", False),
+        ):
+            fields.expect(name, allowed)
+        fields.any("reorder_and_upcast_attn")
+    fields.expect("use_bidirectional_attention", False)
+    scaled_by = fields.number(family.scale, 256) if family.scale else head_size
+    found = Config(
+        family=family.name,
+        layers=tuple(layers),
+        d=d,
+        f=fields.size("intermediate_size", 4 * d),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        v=fields.size("vocab_size"),
+        context=trained,
+        epsilon=fields.number("rms_norm_eps", 1e-6),
+        activation=fields.text(family.activation, "silu"),
+        scale=scaled_by**-0.5,
+        norm=family.norm,
+        norm_offset=family.norm_offset,
+        gated=family.gated,
+        post_norms=family.post_norms,
+        qk_norm=family.qk_norm,
+        qkv_bias=_part(fields, family.qkv_bias),
+        out_bias=_part(fields, family.out_bias),
+        mlp_bias=_part(fields, family.mlp_bias),
+        positions=family.positions,
+        embed_scale=d**0.5 if family.scaled_embedding else 1.0,
+        softcap=fields.number("attn_logit_softcapping", 0) if family.softcaps else 0.0,
+        final_softcap=fields.number("final_logit_softcapping", 0) if family.softcaps else 0.0,
+        tied=fields.flag("tie_word_embeddings", family.tied),
+        stop=token_ids(config.get("eos_token_id")),
+        bos=next(iter(token_ids(config.get("bos_token_id"))), None),
+    )
+    if family.activation == "hidden_activation":
+        fields.any("hidden_act")  # Gemma's older files have both, and this one does not count
+    fields.check_left()
+    return found
+
+
+def _part(fields: Fields, said: bool | str) -> bool:
+    return fields.flag(said) if isinstance(said, str) else said
+
+
+def token_ids(given: Any) -> tuple[int, ...]:
+    """One token, several or none."""
+    found = given if isinstance(given, list) else [given]
+    return tuple(each for each in found if type(each) is int)
+
+
+# ---- layers ----
+
+
+def _layers(family: Family, fields: Fields, count: int, head_size: int, trained: int, context: int) -> list[Layer]:
+    windows = _windows(family, fields, count)
+    if family.positions:
+        return [Layer(None, window) for window in windows]
+    parameters = fields.any("rope_parameters", {}) or {}
+    by_type = all(isinstance(each, Mapping) for each in parameters.values()) and bool(parameters)
+    local_base = fields.any("rope_local_base_freq", 10_000.0)
+    if by_type:
+        full, sliding = (_rope(fields, parameters[each], head_size, trained, context) for each in _TYPES)
+    else:
+        old = fields.any("rope_scaling", {}) or {}
+        full = sliding = _rope(fields, {**old, **parameters}, head_size, trained, context)
+        if family.windows == "sixth":
+            sliding = _rope(fields, {"rope_theta": local_base}, head_size, trained, context)
+    return [Layer(full if window is None else sliding, window) for window in windows]
+
+
+_TYPES = ("full_attention", "sliding_attention")
+
+
+def _rope(fields: Fields, parameters: Mapping[str, Any], head_size: int, trained: int, context: int) -> Rope:
+    if not isinstance(parameters, Mapping):
+        fields.refuse("rope_parameters", "a record", parameters)
+    base = parameters.get("rope_theta") or fields.any("rope_theta", 10_000.0)
+    share = parameters.get("partial_rotary_factor") or fields.any("partial_rotary_factor", 1.0)
+    if type(base) not in (int, float) or not base > 0 or type(share) not in (int, float) or not 0 < share <= 1:
+        fields.refuse("rope_theta, partial_rotary_factor", "a positive number and one up to 1", (base, share))
+    outside = fields.any("original_max_position_embeddings")
+    part = int(head_size * share)
+    return scaled_rope(parameters, float(base), part, context, trained, fields.where, outside)
+
+
+def _windows(family: Family, fields: Fields, count: int) -> list[int | None]:
+    """The window of each layer. `layer_types` says it where it is there; else the family's own rule."""
+    types, size = fields.any("layer_types"), fields.any("sliding_window")
+    use = fields.any("use_sliding_window")
+    pattern = fields.any("sliding_window_pattern", fields.any("_sliding_window_pattern", 6))
+    first = fields.any("max_window_layers", count)
+    if not family.windows:
+        if size is not None:
+            fields.refuse("sliding_window", "none in this family", size)
+        return [None] * count
+    if types is not None:
+        if not isinstance(types, list) or len(types) != count or any(each not in _TYPES for each in types):
+            fields.refuse("layer_types", f"{count} of {', '.join(_TYPES)}", types)
+        slides = [each == "sliding_attention" for each in types]
+    else:
+        rules: dict[str, Callable[[int], bool]] = {
+            "all": lambda i: use is not False,
+            "types": lambda i: bool(use) and i >= first,
+            "even": lambda i: i % 2 == 0,
+            "sixth": lambda i: (i + 1) % pattern != 0,
+        }
+        slides = [rules[family.windows](i) for i in range(count)]
+    if not any(slides) or (size is None and family.windows == "all"):
+        return [None] * count
+    if type(size) is not int or size < 1:
+        fields.refuse("sliding_window", "a whole number", size)
+    return [size if slide else None for slide in slides]

@@ -1,0 +1,163 @@
+"""A GGUF file's metadata → `Config`: said in `config.json`'s words first, so that families read one form.
+
+What differs is put right here: GGUF's Llama has rows of Q and K permuted (pairs of RoPE are neighbours), Gemma's norms
+have their offset added already, frequencies' factors are a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from smelt.errors import ParseError, UnsupportedError
+from smelt.llm.config import Config, Layer, Rope
+from smelt.llm.families import BY_GGUF, FAMILIES, Family, read_config
+from smelt.read.gguf import Gguf
+
+# GGUF's keys after the architecture's name → config.json's
+_FIELDS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "rms_norm_eps",
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope.freq_base": "rope_theta",
+    "expert_count": "num_local_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "vocab_size": "vocab_size",
+}
+_HANDLED = (  # read below, or without a say in what is computed
+    "attention.value_length",
+    "attention.sliding_window_pattern",
+    "rope.dimension_count",
+    "rope.scale_linear",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.attn_factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+)
+
+
+def config_of(file: Gguf, context: int | None) -> Config:
+    """What a file's metadata say of its decoder."""
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in BY_GGUF:
+        raise UnsupportedError(
+            f"{file.path}: no architecture of language models that is known",
+            expected=", ".join(BY_GGUF),
+            got=name,
+        )
+    said = {key.removeprefix(f"{name}."): value for key, value in file.metadata.items() if key.startswith(f"{name}.")}
+    family = FAMILIES["mixtral"] if name == "llama" and said.get("expert_count") else BY_GGUF[name]
+    config = read_config(_as_json(file, family, said), str(file.path), context)
+    factors = _factors(file, config, context)
+    layers = tuple(
+        replace(layer, rope=_rope(layer, factors, family.gguf_interleaved or family.name == "mixtral"))
+        for layer in config.layers
+    )
+    return replace(config, layers=layers, norm_offset=0.0)  # it is added already
+
+
+def _as_json(file: Gguf, family: Family, said: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"architectures": [family.architectures[0]]}
+    for key, value in said.items():
+        if key in _FIELDS:
+            found[_FIELDS[key]] = _same_for_all(file, key, value)
+        elif key not in _HANDLED:
+            found[f"gguf {key}"] = value  # which read_config refuses where it says something
+    width, heads = _integer(found.get("hidden_size")), _integer(found.get("num_attention_heads"))
+    head = found.get("head_dim") or width // max(heads, 1)
+    if said.get("attention.value_length", head) != head:
+        raise UnsupportedError(f"{file.path}: keys and values of different depth", got=said["attention.value_length"])
+    turned = said.get("rope.dimension_count", head)
+    if turned != head and head:
+        found["partial_rotary_factor"] = _integer(turned) / head
+    found["rope_scaling"] = _scaling(said)
+    if "vocab_size" not in found:
+        found["vocab_size"] = len(file.metadata.get("tokenizer.ggml.tokens", ()))
+    found["tie_word_embeddings"] = "output.weight" not in file.packed
+    found["eos_token_id"] = [
+        value
+        for key in ("eos", "eot", "eom")
+        if type(value := file.metadata.get(f"tokenizer.ggml.{key}_token_id")) is int
+    ]
+    found["bos_token_id"] = file.metadata.get("tokenizer.ggml.bos_token_id")
+    for flag in {family.qkv_bias, family.out_bias} - {True, False}:
+        found[str(flag)] = "blk.0.attn_q.bias" in file.packed
+    if isinstance(family.mlp_bias, str):
+        found[family.mlp_bias] = "blk.0.ffn_up.bias" in file.packed
+    _particular(family, found)
+    return found
+
+
+def _particular(family: Family, found: dict[str, Any]) -> None:
+    """What GGUF leaves to the reader."""
+    found[family.activation] = "gelu_pytorch_tanh" if family.scaled_embedding or family.name == "gpt2" else "silu"
+    if family.name == "qwen3moe":
+        found["norm_topk_prob"] = True
+    if family.scale:  # the largest of Gemma's models scale by d / heads
+        largest = {"gemma2": 46, "gemma3": 62}[family.name]
+        is_largest = found.get("num_hidden_layers") == largest
+        width, heads = _integer(found.get("hidden_size")), max(_integer(found.get("num_attention_heads")), 1)
+        found["query_pre_attn_scalar"] = width // heads if is_largest else found.get("head_dim", width // heads)
+
+
+def _integer(value: Any) -> int:
+    return value if type(value) is int else 0
+
+
+def _same_for_all(file: Gguf, key: str, value: Any) -> Any:
+    """A number; a list of one per layer must be the same for all."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if len(set(value.tolist())) != 1:
+        raise UnsupportedError(f"{file.path}: layers differ in {key}", got=value.tolist()[:16])
+    return value.tolist()[0]
+
+
+def _scaling(said: Mapping[str, Any]) -> dict[str, Any] | None:
+    kind, factor = said.get("rope.scaling.type", "none"), said.get("rope.scaling.factor", said.get("rope.scale_linear"))
+    if factor is None or kind in ("none", "longrope"):
+        return None
+    found = {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        found["original_max_position_embeddings"] = said.get("rope.scaling.original_context_length")
+        found["attention_factor"] = said.get("rope.scaling.attn_factor")
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _factors(file: Gguf, config: Config, context: int | None) -> Any:
+    """What frequencies are divided by, and the scale that goes with it."""
+    name = file.metadata.get("general.architecture")
+    original = file.metadata.get(f"{name}.rope.scaling.original_context_length", config.context)
+    which = "long" if (context or config.context) > original else "short"
+    for tensor in ("rope_freqs.weight", f"rope_factors_{which}.weight"):
+        if tensor in file.dense:
+            array = file.dense[tensor].numpy().astype(np.float64)
+            rope = next((layer.rope for layer in config.layers if layer.rope is not None), None)
+            if rope is None or array.shape != (len(rope.frequencies),) or not (array > 0).all():
+                raise ParseError(f"{file.path}: {tensor} does not fit", got=array.shape)
+            scale = file.metadata.get(f"{name}.rope.scaling.attn_factor", 1.0) if "factors" in tensor else 1.0
+            return array, float(scale)
+    return None
+
+
+def _rope(layer: Layer, factors: Any, interleaved: bool) -> Rope | None:
+    if layer.rope is None:
+        return None
+    frequencies, scale = np.array(layer.rope.frequencies), layer.rope.scale
+    if factors is not None:
+        frequencies, scale = frequencies / factors[0], factors[1]
+    return Rope(tuple(float(each) for each in frequencies), scale, interleaved)

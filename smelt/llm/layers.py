@@ -1,0 +1,76 @@
+"""Layers over weights as they are stored: numbers of any float type, or blocks (`ir.blocks`). All compute in f32.
+
+`decoder` and `moe` are made of them. What depends on weights alone (casts, opened blocks) runs once, when weights bind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from smelt.dtype import DType, f32, ui8
+from smelt.ir.blocks import Block
+from smelt.llm.config import Config
+from smelt.tensor.composite import unblock
+from smelt.tensor.core import Tensor
+from smelt.tensor.elementwise import cast
+from smelt.tensor.model import Model, open_parameter
+
+Formats = Mapping[str, Block | DType]  # of weights, by name
+
+
+class Matrix(Model):
+    """A weight as it is stored: numbers of any float type, or blocks. `dense` is what is computed with."""
+
+    weight: Tensor
+
+    def __init__(self, path: str, formats: Formats, **axes: int) -> None:
+        form = formats.get(path)
+        self._axes = tuple(axes)
+        self._format = form.name if isinstance(form, Block) else None
+        if isinstance(form, Block):
+            *outer_axes, last = axes
+            sizes = {**{name: axes[name] for name in outer_axes}, f"{last}_block": axes[last] // form.length}
+            self.weight = open_parameter({**sizes, "bytes": form.bytes}, ui8)
+        else:
+            self.weight = open_parameter(dict(axes), None)
+
+    def dense(self) -> Tensor:
+        if self._format is None:
+            return cast(self.weight, f32)
+        return unblock(self.weight, self._format, self._axes[-1])
+
+
+class Linear(Matrix):
+    """A projection [out, in] with a bias, or none."""
+
+    bias: Tensor | None
+
+    def __init__(self, path: str, formats: Formats, bias: bool, **axes: int) -> None:
+        super().__init__(f"{path}.weight", formats, **axes)
+        out = next(iter(axes))
+        self.bias = open_parameter({out: axes[out]}, None) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = x.dot(self.dense(), self._axes[-1])
+        return y if self.bias is None else y + cast(self.bias, f32)
+
+
+class Norm(Model):
+    """RMSNorm or LayerNorm over an axis, computed in f32."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, config: Config, axis: str, size: int) -> None:
+        self.weight = open_parameter({axis: size}, None)
+        self.bias = open_parameter({axis: size}, None) if config.norm == "layer" else None
+        self._axis, self._epsilon, self._offset = axis, config.epsilon, config.norm_offset
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight = cast(self.weight, f32)
+        if self._offset:
+            weight = weight + self._offset
+        if self.bias is not None:
+            x = x - x.mean(self._axis)
+        y = x * (x.square().mean(self._axis) + self._epsilon).rsqrt() * weight
+        return y if self.bias is None else y + cast(self.bias, f32)

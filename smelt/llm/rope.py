@@ -1,0 +1,119 @@
+"""Scaled rotary positions: what configurations call `rope_scaling` or `rope_parameters` → frequencies and a scale.
+
+linear, dynamic, llama3, yarn and longrope, as transformers defines them. Called by `families`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from smelt.dtype import Array
+from smelt.errors import UnsupportedError
+from smelt.llm.config import Fields, Rope, rope_frequencies
+
+_HARMLESS = frozenset({"type", "rope_type", "rope_theta", "partial_rotary_factor"})
+
+
+def scaled_rope(
+    parameters: Mapping[str, Any],
+    base: float,
+    part: int,
+    context: int,
+    trained: int,
+    where: str,
+    original: int | None = None,
+    interleaved: bool = False,
+) -> Rope:
+    """`context` is how many positions the caller wants, `trained` what the model's configuration promises, `original`
+    the length before an extension where it stands outside of the parameters."""
+    fields = Fields(parameters, f"{where}: rope", _HARMLESS)
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    plain = rope_frequencies(base, part)
+    scale = 1.0
+    match kind:
+        case "default":
+            found = plain
+        case "linear":
+            found = plain / fields.number("factor")
+        case "dynamic":
+            fields.number("factor")
+            if context > trained:
+                fields.refuse("dynamic", f"a context of at most {trained}: scaling changes with the length", context)
+            found = plain
+        case "llama3":
+            found = _llama3(plain, fields)
+        case "yarn":
+            found, scale = _yarn(plain, base, part, fields, trained)
+        case "longrope" | "su":
+            found, scale = _longrope(plain, fields, context, trained, original)
+        case _:
+            raise UnsupportedError(
+                f"{where}: unknown scaling of rotary positions",
+                expected="default, linear, dynamic, llama3, yarn, longrope",
+                got=kind,
+            )
+    fields.check_left()
+    return Rope(tuple(float(each) for each in found), scale, interleaved)
+
+
+def _llama3(plain: Array, fields: Fields) -> Array:
+    """Long waves are slowed down, short ones stay, and those between are mixed."""
+    factor = fields.number("factor")
+    low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
+    original = fields.number("original_max_position_embeddings")
+    waves = 2 * math.pi / plain
+    smooth = (original / waves - low) / (high - low)
+    mixed = (1 - smooth) * plain / factor + smooth * plain
+    found = np.where(waves > original / low, plain / factor, np.where(waves < original / high, plain, mixed))
+    return found
+
+
+def _yarn(plain: Array, base: float, part: int, fields: Fields, trained: int) -> tuple[Array, float]:
+    original = fields.number("original_max_position_embeddings", trained)
+    factor = fields.number("factor", trained / original)
+    fast, slow = fields.number("beta_fast", 32), fields.number("beta_slow", 1)
+    mscale, mscale_all = fields.any("mscale"), fields.any("mscale_all_dim")
+    given = fields.any("attention_factor")
+    truncate = fields.flag("truncate", True)
+
+    def place(rotations: float) -> float:
+        return part * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = place(fast), place(slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, part - 1)
+    ramp = np.clip((np.arange(part // 2) - low) / ((high - low) or 0.001), 0, 1)
+    found = plain / factor * ramp + plain * (1 - ramp)
+    if given is not None:
+        scale = float(given)
+    elif mscale and mscale_all:
+        scale = _mscale(factor, mscale) / _mscale(factor, mscale_all)
+    else:
+        scale = _mscale(factor, 1.0)
+    return found, scale
+
+
+def _mscale(factor: float, times: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * times * math.log(factor) + 1.0
+
+
+def _longrope(plain: Array, fields: Fields, context: int, trained: int, outside: int | None) -> tuple[Array, float]:
+    """Short factors up to the original length, long ones for a longer context."""
+    inner = fields.any("original_max_position_embeddings")
+    original = int(outside or inner or trained)
+    factor = fields.any("factor")
+    long, short = fields.any("long_factor"), fields.any("short_factor")
+    ratio = float(factor) if factor is not None else trained / original
+    given = fields.any("attention_factor")
+    scale = float(given) if given is not None else 1.0
+    if given is None and ratio > 1:
+        scale = math.sqrt(1 + math.log(ratio) / math.log(original))
+    chosen = long if context > original else short
+    if not isinstance(chosen, list) or len(chosen) != len(plain):
+        fields.refuse("long_factor and short_factor", f"{len(plain)} numbers each", chosen)
+    return plain / np.asarray(chosen, np.float64), scale

@@ -1,0 +1,161 @@
+"""From logits to a token: penalties, bias, temperature, and which tokens are left in the draw.
+
+`Sampling` is what a request asks for; a `Sampler` follows one sequence. A draw depends on the seed and the position
+alone, not on what else runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from smelt.dtype import Array
+from smelt.errors import RunError
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen. A temperature of 0 takes the likeliest; the other limits are off unless given."""
+
+    temperature: float = 0.0
+    top_k: int = 0  # the k likeliest
+    top_p: float = 1.0  # the likeliest that together have this probability
+    min_p: float = 0.0  # those with this share of the likeliest one's probability
+    typical_p: float = 1.0  # those closest to the expected surprise, that together have this probability
+    repetition_penalty: float = 1.0  # divides (multiplies, where negative) logits of tokens that came before
+    frequency_penalty: float = 0.0  # subtracted per time that a token was generated
+    presence_penalty: float = 0.0  # subtracted once
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+    logprobs: int | None = None  # how many of the likeliest tokens to tell with each
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("temperature", 0.0, 1e6),
+            ("top_k", 0, 1 << 31),
+            ("top_p", 0.0, 1.0),
+            ("min_p", 0.0, 1.0),
+            ("typical_p", 0.0, 1.0),
+            ("repetition_penalty", 1e-6, 1e6),
+            ("frequency_penalty", -1e6, 1e6),
+            ("presence_penalty", -1e6, 1e6),
+            ("seed", 0, (1 << 64) - 1),
+            ("logprobs", 0, 1 << 16),
+        ):
+            value = getattr(self, name)
+            if value is None and name == "logprobs":
+                continue
+            whole = isinstance(low, int)
+            fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+            if not fits or not low <= value <= high:
+                raise RunError(f"{name} is out of range", expected=f"{low} to {high}", got=value)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A token, the logarithm of its probability before any limit, and the likeliest tokens with theirs."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Sampler:
+    """Chooses the tokens of one sequence."""
+
+    def __init__(self, sampling: Sampling, prompt: Iterable[int], vocabulary: int) -> None:
+        self.sampling = sampling
+        self._seen = set(prompt)
+        self._generated: Counter[int] = Counter()
+        given: Mapping[Any, Any] = sampling.logit_bias
+        for token, bias in given.items():
+            if not isinstance(token, int) or not 0 <= token < vocabulary or not isinstance(bias, int | float):
+                raise RunError("logit_bias names tokens", expected=f"0 to {vocabulary - 1} → number", got={token: bias})
+
+    def choose(self, logits: Array, position: int) -> Choice:
+        """The token at a position from the logits before it, f32[v]."""
+        if not np.isfinite(logits).any() or np.isnan(logits).any():
+            raise RunError(f"the model gave no numbers for position {position}", got="NaN in the logits")
+        sampling = self.sampling
+        scores = self._adjusted(logits.astype(np.float64))
+        token = int(scores.argmax()) if sampling.temperature == 0 else self._drawn(scores, position)
+        self._seen.add(token)
+        self._generated[token] += 1
+        if sampling.logprobs is None:
+            return Choice(token)
+        logs = log_softmax(logits.astype(np.float64))
+        best = np.argsort(-logs, kind="stable")[: sampling.logprobs]
+        return Choice(token, float(logs[token]), tuple((int(each), float(logs[each])) for each in best))
+
+    def _adjusted(self, scores: Array) -> Array:
+        sampling = self.sampling
+        if sampling.repetition_penalty != 1 and self._seen:
+            seen = np.array(sorted(each for each in self._seen if each < len(scores)))
+            values = scores[seen]
+            scores[seen] = np.where(
+                values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty
+            )
+        if sampling.frequency_penalty or sampling.presence_penalty:
+            for token, count in self._generated.items():
+                scores[token] -= count * sampling.frequency_penalty + sampling.presence_penalty
+        for token, bias in sampling.logit_bias.items():
+            scores[token] += bias
+        return scores
+
+    def _drawn(self, scores: Array, position: int) -> int:
+        probabilities = limited(scores / self.sampling.temperature, self.sampling)
+        key = np.array([self.sampling.seed, 0], np.uint64)
+        random = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, position]))
+        order = np.argsort(-probabilities, kind="stable")
+        total = probabilities[order].cumsum()
+        place = int(np.searchsorted(total, random.random() * total[-1], side="right"))
+        return int(order[min(place, int((probabilities > 0).sum()) - 1)])
+
+
+def log_softmax(scores: Array) -> Array:
+    top = scores.max()
+    found: Array = scores - top - math.log(np.exp(scores - top).sum())
+    return found
+
+
+def limited(scores: Array, sampling: Sampling) -> Array:
+    """Probabilities with those set to 0 that the limits leave out; at least one token is left."""
+    if 0 < sampling.top_k < len(scores):
+        least = np.partition(scores, -sampling.top_k)[-sampling.top_k]
+        scores = np.where(scores < least, -np.inf, scores)
+    if sampling.top_p < 1:
+        scores = np.where(_nucleus(np.exp(log_softmax(scores)), sampling.top_p), scores, -np.inf)
+    if sampling.min_p > 0:
+        probabilities = np.exp(log_softmax(scores))
+        scores = np.where(probabilities < sampling.min_p * probabilities.max(), -np.inf, scores)
+    if sampling.typical_p < 1:
+        scores = np.where(_typical(scores, sampling.typical_p), scores, -np.inf)
+    return np.exp(log_softmax(scores))
+
+
+def _nucleus(probabilities: Array, share: float) -> Array:
+    """The likeliest tokens up to the one with which they reach the share."""
+    order = np.argsort(-probabilities, kind="stable")
+    before = probabilities[order].cumsum() - probabilities[order]
+    kept = np.zeros(len(probabilities), bool)
+    kept[order[before < share]] = True
+    kept[order[0]] = True
+    return kept
+
+
+def _typical(scores: Array, share: float) -> Array:
+    logs = log_softmax(scores)
+    probabilities = np.exp(logs)
+    surprise = -np.where(probabilities > 0, probabilities * logs, 0).sum()
+    distance = np.where(probabilities > 0, np.abs(-logs - surprise), np.inf)
+    order = np.argsort(distance, kind="stable")
+    before = probabilities[order].cumsum() - probabilities[order]
+    kept = np.zeros(len(probabilities), bool)
+    kept[order[before < share]] = True
+    kept[order[0]] = True
+    return kept

@@ -1,0 +1,247 @@
+"""Text ↔ tokens: `tokenizer.json` of a folder, or the vocabulary in a GGUF file, through the package `tokenizers`.
+
+`Tokenizer.encode` and `decode` are whole texts; `Detokenizer` gives the text of a stream piece by piece, never half a
+character.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smelt.errors import FileError, MissingPackageError, ParseError, UnsupportedError
+
+MAX_FILE = 200_000_000
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # GGUF's kinds of tokens
+
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
+_QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
+# GGUF's `tokenizer.ggml.pre` → how texts are split before byte pairs are merged; a tuple splits one after the other
+SPLITS: dict[str, tuple[str, ...]] = {
+    "gpt-2": (_GPT2,),
+    "smollm": (r"\p{N}", _GPT2),
+    "llama-bpe": (_LLAMA3,),
+    "llama3": (_LLAMA3,),
+    "smaug-bpe": (_LLAMA3,),
+    "qwen2": (_QWEN2,),
+    "default": (_GPT2,),
+}
+
+
+class Tokenizer:
+    """A vocabulary with its rules."""
+
+    def __init__(self, inner: Any, source: str) -> None:
+        self._inner = inner
+        self.source = source
+
+    @property
+    def size(self) -> int:
+        return int(self._inner.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Tokens of a text; with `special` also those that the tokenizer puts before or after it."""
+        try:
+            return list(self._inner.encode(text, add_special_tokens=special).ids)
+        except (Exception, UnicodeEncodeError) as error:
+            raise ParseError(f"{self.source}: the text cannot be encoded", got=error) from None
+
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
+        """The text of tokens; special tokens are left out unless `special`."""
+        found = self._inner.decode(list(ids), skip_special_tokens=not special)
+        return str(found)
+
+    def token(self, text: str) -> int | None:
+        found = self._inner.token_to_id(text)
+        return None if found is None else int(found)
+
+
+class Detokenizer:
+    """The text of tokens that come one by one."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._start = 0  # tokens before this one are context
+        self._shown = 0  # tokens whose text is out
+
+    def add(self, token: int) -> str:
+        """The text that is certain now."""
+        self._ids.append(token)
+        before = self._tokenizer.decode(self._ids[self._start : self._shown])
+        whole = self._tokenizer.decode(self._ids[self._start :])
+        if len(whole) <= len(before) or whole.endswith("\ufffd"):
+            return ""
+        self._start, self._shown = self._shown, len(self._ids)
+        return whole[len(before) :]
+
+    def finish(self) -> str:
+        """What is left: bytes that are no whole character."""
+        before = self._tokenizer.decode(self._ids[self._start : self._shown])
+        whole = self._tokenizer.decode(self._ids[self._start :])
+        self._start = self._shown = len(self._ids)
+        return whole[len(before) :]
+
+
+def _package() -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise MissingPackageError(
+            "text needs the package tokenizers", remedy="pip install tokenizers, or give tokens"
+        ) from None
+    return tokenizers
+
+
+def from_file(path: Path) -> Tokenizer:
+    """The tokenizer of a `tokenizer.json`."""
+    tokenizers = _package()
+    try:
+        if path.stat().st_size > MAX_FILE:
+            raise ParseError(f"{path}: too large", expected=f"at most {MAX_FILE} bytes", got=path.stat().st_size)
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise FileError(f"cannot read {path}", got=error) from error
+    except UnicodeDecodeError as error:
+        raise ParseError(f"{path}: not UTF-8", got=error) from None
+    try:
+        return Tokenizer(tokenizers.Tokenizer.from_str(text), str(path))
+    except Exception as error:  # the package raises plain Exceptions, and panics of its own
+        raise ParseError(f"{path}: no tokenizer", got=error) from None
+
+
+# ---- GGUF ----
+
+
+def from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
+    """The tokenizer whose vocabulary a GGUF file holds."""
+    kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise FileError(f"{source}: no vocabulary", expected="tokenizer.ggml.tokens", remedy="give tokens, not text")
+    kinds = metadata.get("tokenizer.ggml.token_type")
+    types = kinds.tolist() if isinstance(kinds, np.ndarray) else [NORMAL] * len(tokens)
+    if len(types) != len(tokens):
+        raise ParseError(f"{source}: token_type", expected=len(tokens), got=len(types))
+    makers = {"gpt2": _byte_pairs, "llama": _sentence_pieces}
+    if kind not in makers:
+        raise UnsupportedError(f"{source}: unknown kind of vocabulary", expected=", ".join(makers), got=kind)
+    try:
+        made = makers[kind](metadata, tokens, types, source)
+        _add_specials(made, tokens, types)
+        _add_ends(made, metadata, tokens)
+    except (FileError, ParseError, UnsupportedError, MissingPackageError):
+        raise
+    except Exception as error:  # the package raises plain Exceptions
+        raise ParseError(f"{source}: the vocabulary makes no tokenizer", got=error) from None
+    return Tokenizer(made, source)
+
+
+def _merges(metadata: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
+    given = metadata.get("tokenizer.ggml.merges")
+    if not isinstance(given, list):
+        raise ParseError(f"{source}: no merges", expected="tokenizer.ggml.merges", got=given)
+    found = []
+    for merge in given:
+        left, space, right = merge.partition(" ") if isinstance(merge, str) else ("", "", "")
+        if not space or not left or not right:
+            raise ParseError(f"{source}: a merge is no pair", got=merge)
+        found.append((left, right))
+    return found
+
+
+def _byte_pairs(metadata: Mapping[str, Any], tokens: list[str], types: list[int], source: str) -> Any:
+    """Byte pairs over bytes that are spelt as characters, GPT-2's way."""
+    tokenizers = _package()
+    pre = metadata.get("tokenizer.ggml.pre", "default")
+    if pre not in SPLITS:
+        raise UnsupportedError(f"{source}: unknown way to split texts", expected=", ".join(SPLITS), got=pre)
+    vocab = _vocabulary(tokens)
+    whole = pre in ("llama-bpe", "llama3", "smaug-bpe")  # a word that is a token stays one
+    model = tokenizers.models.BPE(vocab=vocab, merges=_merges(metadata, source), ignore_merges=whole)
+    made = tokenizers.Tokenizer(model)
+    *first, last = SPLITS[pre]
+    split = tokenizers.pre_tokenizers.Split
+    regex = tokenizers.Regex
+    steps = [split(regex(pattern), "isolated") for pattern in first]
+    steps.append(split(regex(last), "isolated"))
+    steps.append(tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(steps)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    if pre == "qwen2":
+        made.normalizer = tokenizers.normalizers.NFC()
+    return made
+
+
+def _sentence_pieces(metadata: Mapping[str, Any], tokens: list[str], types: list[int], source: str) -> Any:
+    """SentencePiece's byte pairs: the pair whose piece has the best score merges first, unknown bytes are spelt out."""
+    tokenizers = _package()
+    scores = metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, np.ndarray) or scores.shape != (len(tokens),):
+        raise ParseError(f"{source}: no scores for the tokens", expected=len(tokens))
+    vocab = _vocabulary(tokens)
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id", next((i for i, t in enumerate(types) if t == UNKNOWN), 0))
+    name = tokens[unknown] if type(unknown) is int and 0 <= unknown < len(tokens) else None
+    merges = scored_merges(vocab, scores.tolist(), types)
+    model = tokenizers.models.BPE(
+        vocab=vocab, merges=merges, unk_token=name, fuse_unk=True, byte_fallback=BYTE in types
+    )
+    made = tokenizers.Tokenizer(model)
+    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    normal = tokenizers.normalizers
+    steps = [normal.Prepend("▁")] if prefix else []
+    made.normalizer = normal.Sequence([*steps, normal.Replace(" ", "▁")])
+    decode = tokenizers.decoders
+    ends = [decode.Strip(" ", 1, 0)] if prefix else []
+    made.decoder = decode.Sequence([decode.Replace("▁", " "), decode.ByteFallback(), decode.Fuse(), *ends])
+    return made
+
+
+def scored_merges(vocab: Mapping[str, int], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:
+    """All pairs of pieces that make a piece, the best score first."""
+    found: list[tuple[float, int, int, str, str]] = []
+    for piece, number in vocab.items():
+        if types[number] != NORMAL:
+            continue
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in vocab and right in vocab:
+                found.append((-scores[number], vocab[left], vocab[right], left, right))
+    return [(left, right) for *_, left, right in sorted(found)]
+
+
+def _vocabulary(tokens: Iterable[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for number, token in enumerate(tokens):
+        found.setdefault(token, number)
+    return found
+
+
+def _add_specials(made: Any, tokens: list[str], types: list[int]) -> None:
+    """Control tokens are never made of text that spells them otherwise; user-defined ones are found in any text."""
+    tokenizers = _package()
+    special = [tokens[i] for i, kind in enumerate(types) if kind == CONTROL and tokens[i]]
+    user = [tokens[i] for i, kind in enumerate(types) if kind == USER and tokens[i]]
+    made.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in special])
+    made.add_tokens([tokenizers.AddedToken(text, special=False, normalized=False) for text in user])
+
+
+def _add_ends(made: Any, metadata: Mapping[str, Any], tokens: list[str]) -> None:
+    """The tokens before and after every text."""
+    default = metadata.get("tokenizer.ggml.model") == "llama"
+    template: list[str] = ["$A"]
+    used: list[tuple[str, int]] = []
+    for key, first in (("bos", True), ("eos", False)):
+        number = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        wanted = metadata.get(f"tokenizer.ggml.add_{key}_token", default and first)
+        if wanted is True and type(number) is int and 0 <= number < len(tokens):
+            template.insert(0 if first else len(template), tokens[number])
+            used.append((tokens[number], number))
+    if used:
+        made.post_processor = _package().processors.TemplateProcessing(single=template, special_tokens=used)

@@ -1,0 +1,95 @@
+"""Tiny checkpoints of language models, made from names: for the tests of `smelt.llm` and for `fixtures/make_llm.py`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import smelt.llm
+from smelt.dtype import Array
+from smelt.read import safetensors
+
+FIXTURE = Path(__file__).parent / "fixtures" / "llm.npz"
+TOLERANCE = 1e-4  # of the logits' scale
+TIE = 1e-3  # closer logits may go either way
+
+
+def weight(name: str, sizes: tuple[int, ...]) -> Array:
+    """Numbers that depend on a tensor's name and shape alone: spread evenly, norms' around one."""
+    count = math.prod(sizes)
+    raw = hashlib.shake_256(f"{name}{sizes}".encode()).digest(2 * count)
+    even = np.frombuffer(raw, "<u2").astype(np.float32).reshape(sizes) / np.float32(32768) - np.float32(1)
+    if len(sizes) == 1:
+        norm = name.endswith("weight")
+        return (np.float32(0.3) * even + np.float32(1 if norm else 0)).astype(np.float32)
+    if "embed" in name or "wte" in name or "wpe" in name:
+        return even
+    return (even * np.float32(1.7 / math.sqrt(sizes[-1]))).astype(np.float32)
+
+
+def write_checkpoint(folder: Path, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(dict(config)))
+    arrays = {name: weight(name, sizes) for name, sizes in shapes.items()}
+    safetensors.write(folder / "model.safetensors", arrays, {"format": "pt"})
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A checkpoint, and what transformers makes of it."""
+
+    name: str
+    config: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+    tokens: list[int]
+    logits: Array
+    ids: list[int]  # greedy, after the tokens
+    margins: list[float]  # between the two best logits of each
+
+    @staticmethod
+    def save(path: Path, cases: list[Case]) -> None:
+        arrays: dict[str, Any] = {}
+        for case in cases:
+            record = {"config": case.config, "shapes": case.shapes, "tokens": case.tokens, "ids": case.ids}
+            arrays[f"{case.name}/record"] = np.frombuffer(json.dumps(record).encode(), np.uint8)
+            arrays[f"{case.name}/logits"] = case.logits.astype(np.float32)
+            arrays[f"{case.name}/margins"] = np.array(case.margins, np.float32)
+        np.savez_compressed(path, **arrays)
+
+    @staticmethod
+    def load(path: Path) -> list[Case]:
+        with np.load(path) as file:
+            names = dict.fromkeys(key.partition("/")[0] for key in file)
+            found = []
+            for name in names:
+                record = json.loads(file[f"{name}/record"].tobytes())
+                shapes = {key: tuple(sizes) for key, sizes in record["shapes"].items()}
+                logits, margins = file[f"{name}/logits"], file[f"{name}/margins"].tolist()
+                found.append(Case(name, record["config"], shapes, record["tokens"], logits, record["ids"], margins))
+            return found
+
+
+def compare(case: Case, folder: Path, engine: str, single: int | None = None, greedy: int = 64) -> str:
+    """Prefill, the first `single` tokens (all of them unless said) one by one, and `greedy` tokens against the case.
+
+    Says what was measured, raises where it differs.
+    """
+    with smelt.llm.load(folder, engine=engine) as model:
+        scale = float(np.abs(case.logits).max())
+        prefill = float(np.abs(model.logits(case.tokens) - case.logits).max()) / scale
+        assert prefill <= TOLERANCE, f"{case.name}: prefill differs by {prefill:.1e} of the scale"
+        cache = model._step.cache(model.context)
+        rows = [model._step.run([token], cache, np.array([0]))[0] for token in case.tokens[:single]]
+        one_by_one = float(np.abs(np.stack(rows) - case.logits[: len(rows)]).max()) / scale
+        assert one_by_one <= TOLERANCE, f"{case.name}: token by token differs by {one_by_one:.1e} of the scale"
+        made = model.generate(case.tokens, max_tokens=greedy, ignore_end=True).ids
+        same = next((i for i, (a, b) in enumerate(zip(made, case.ids, strict=False)) if a != b), greedy)
+        assert same == greedy or case.margins[same] < TIE, f"{case.name}: greedy token {same} differs"
+    return f"prefill {prefill:.1e}, token by token {one_by_one:.1e}, {same} greedy tokens"
