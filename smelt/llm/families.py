@@ -17,7 +17,8 @@ from smelt.llm.rope import scaled_rope
 # Fields that say nothing about what a model computes when it answers.
 _HARMLESS = """
 _name_or_path _attn_implementation architectures attention_dropout attn_pdrop auto_map begin_suppress_tokens
-bos_token_id chunk_size_feed_forward classifier_dropout dtype embd_pdrop eos_token_id finetuning_task forced_bos_token_id
+bos_token_id chunk_size_feed_forward classifier_dropout dtype embd_pdrop eos_token_id finetuning_task
+forced_bos_token_id
 forced_eos_token_id hidden_dropout id2label initializer_range is_encoder_decoder label2id max_length model_type
 num_return_sequences output_attentions output_hidden_states output_router_logits pad_token_id pretraining_tp
 problem_type resid_pdrop return_dict return_dict_in_generate router_aux_loss_coef sep_token_id summary_activation
