@@ -20,6 +20,7 @@ from smelt.dtype import Array, DType, dtype, integer_range
 from smelt.engine.reference import ReferenceEngine
 from smelt.read.onnx import read
 from smelt.read.onnx.tensors import element_number
+from tests import onnx_oracle
 
 _PORT = re.compile(r"(\w+):(\w+)\[([^\]]*)\]")
 
@@ -124,7 +125,7 @@ def on_onnxruntime(model: onnx.ModelProto, arrays: Mapping[str, Array]) -> list[
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnx_oracle.session(model, options)
     names = {port.name for port in session.get_inputs()}
     found: list[Array] = session.run(None, {name: array for name, array in arrays.items() if name in names})
     return found

@@ -489,10 +489,12 @@ def run_onnxruntime(model: Any, feed: Arrays) -> list[Any]:
     os.environ.setdefault("ALLOW_RELEASED_ONNX_OPSET_ONLY", "0")  # it may be a version behind
     import onnxruntime as ort
 
+    from tests import onnx_oracle
+
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnx_oracle.session(model, options)
     values = {}
     for name, array in feed.items():
         if array.dtype.kind == "V" or array.dtype.name == "bfloat16":

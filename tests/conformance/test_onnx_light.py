@@ -14,6 +14,7 @@ import pytest
 
 import smelt
 from smelt.dtype import Array
+from tests import onnx_oracle
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -33,7 +34,7 @@ def test_light(name: str, seed: int, tmp_path: Path) -> None:
     onnx.save(model, path)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session = onnx_oracle.session(path, options)
     port = session.get_inputs()[0]
     images = [rng.standard_normal(port.shape).astype(np.float32) for _ in range(2)]
     wanted = apart([session.run(None, {port.name: image})[0] for image in images])

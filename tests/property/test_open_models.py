@@ -19,10 +19,11 @@ import smelt
 from smelt.device import cpu
 from smelt.device.runtime import runtime
 from smelt.dtype import Array
+from tests import onnx_oracle
 from tests.real import minilm
 from tests.real.zoo import MINILM
 
-onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 safetensors = pytest.importorskip("safetensors.numpy")
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
 
@@ -152,7 +153,7 @@ def test_one_program_answers_every_size(name: str, seed: int, tmp_path: Path, bu
     path = tmp_path / "model.onnx"
     onnx.save(make(tmp_path, seed), path)
     model = smelt.load(path, engine="native")
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = onnx_oracle.session(path)
     assert len(builds) == 1
     random = np.random.default_rng(seed)
     for each in sizes:
@@ -172,7 +173,7 @@ def test_minilm_answers_every_size(tmp_path: Path, builds: list[object]) -> None
     path = tmp_path / "minilm.onnx"
     onnx.save(minilm.build(folder), path)
     model = smelt.load(path, engine="native")
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = onnx_oracle.session(path)
     assert len(builds) == 1
     for sentences, length in ((minilm.SENTENCES[:1], None), (minilm.SENTENCES, None), (minilm.SENTENCES[4:5], 5)):
         inputs = minilm.tokens(folder, sentences, length)

@@ -27,6 +27,7 @@ if str(ROOT) not in sys.path:
 
 import smelt  # noqa: E402
 from smelt.dtype import Array  # noqa: E402
+from tests import onnx_oracle  # noqa: E402
 from tests.real.double import run_in_double  # noqa: E402
 
 Feed = Mapping[str, Array]
@@ -204,7 +205,7 @@ def run_onnxruntime(model: ModelProto, outputs: Sequence[str], feeds: Sequence[F
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     data = with_outputs(model, outputs).SerializeToString()
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    session = onnx_oracle.session(data, options)
     return [session.run(list(outputs), dict(feed)) for feed in feeds]
 
 

@@ -12,6 +12,7 @@ import smelt
 from examples.minilm import embed as example
 from smelt.bundle.model import Model
 from smelt.dtype import Array
+from tests import onnx_oracle
 from tests.real import minilm
 from tests.real.zoo import MINILM
 
@@ -43,7 +44,7 @@ def embed(model: Model, folder: Path, sentences: list[str], length: int | None =
 
 
 def test_sentences_agree_with_onnxruntime(file: Path, folder: Path, model: Model) -> None:
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    session = onnx_oracle.session(file)
     for sentences, length in (
         (minilm.SENTENCES[:1], None),
         (minilm.SENTENCES, None),
@@ -61,7 +62,7 @@ def test_sentences_agree_with_onnxruntime(file: Path, folder: Path, model: Model
 def test_the_example_agrees_with_onnxruntime(file: Path, folder: Path, engine: str) -> None:
     if engine == "pjrt":
         pytest.importorskip("jaxlib")
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    session = onnx_oracle.session(file)
     with example.load(folder, engine) as embed_sentences:
         for sentences in (minilm.SENTENCES[:1], minilm.SENTENCES[:4], minilm.SENTENCES[4:]):
             (expected,) = session.run(["sentence"], minilm.tokens(folder, sentences))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import smelt
+from tests import onnx_oracle
 from tests.real.zoo import OCR, ROOT, SILERO, features, zoo
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -31,7 +32,7 @@ def test_real_models_agree_with_onnxruntime(name: str, seed: int) -> None:
     path = model_file(name)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = onnx_oracle.session(path, options)
     model = smelt.load(path)
     for feeds in ZOO[name].feeds(np.random.default_rng(seed), 1):
         (inputs,) = feeds

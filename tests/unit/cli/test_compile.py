@@ -16,6 +16,7 @@ from smelt.cli.main import app
 from smelt.device import cpu
 from smelt.errors import RunError, SmeltError
 from smelt.read.onnx import StaticError
+from tests import onnx_oracle
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
 
@@ -29,8 +30,7 @@ def smelt_json(*arguments: object) -> Any:
 
 
 def on_onnxruntime(path: object, **inputs: np.ndarray) -> np.ndarray:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, inputs)[0]
+    return onnx_oracle.session(str(path)).run(None, inputs)[0]
 
 
 def test_a_file_becomes_a_bundle_that_other_commands_take(tmp_path: Path, seed: int) -> None:

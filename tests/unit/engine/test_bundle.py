@@ -41,6 +41,7 @@ from smelt.model import read
 from smelt.passes.quantise import with_precision
 from smelt.shape import Shape
 from smelt.weights import Weights
+from tests import onnx_oracle
 from tests.conformance.native_cases import recast
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
@@ -76,8 +77,7 @@ def saved(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(pixels: np.ndarray) -> np.ndarray:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    session = onnxruntime.InferenceSession(str(DIGITS), providers=["CPUExecutionProvider"])
+    session = onnx_oracle.session(DIGITS)
     return session.run(None, {"pixels": pixels[:37]})[0]
 
 

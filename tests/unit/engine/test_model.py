@@ -12,6 +12,7 @@ import smelt
 from smelt.errors import FileError, RunError, ShapeError, UnsupportedError
 from smelt.model import Model, read
 from smelt.weights import Weights
+from tests import onnx_oracle
 
 DIGITS = Path(str(files("smelt") / "assets" / "digits.onnx"))
 
@@ -25,8 +26,7 @@ def pixels() -> np.ndarray:
 @pytest.mark.parametrize("engine", ["native", "reference"])
 @pytest.mark.parametrize("batch", [0, 1, 2, 37])
 def test_digits_agree_with_onnxruntime(engine: str, batch: int, pixels: np.ndarray) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    session = onnxruntime.InferenceSession(str(DIGITS), providers=["CPUExecutionProvider"])
+    session = onnx_oracle.session(DIGITS)
     (expected,) = session.run(None, {"pixels": pixels[:batch]})
     with_names = smelt.load(DIGITS, engine=engine)(pixels=pixels[:batch])
     np.testing.assert_allclose(with_names["probabilities"], expected, rtol=2e-5, atol=1e-7)

@@ -38,6 +38,7 @@ from smelt.errors import (
 from smelt.ir.text import parse
 from smelt.read.safetensors import write
 from smelt.weights import Weights
+from tests import onnx_oracle
 
 pytest.importorskip("jaxlib")
 
@@ -614,9 +615,9 @@ def test_a_model_runs_on_it_and_gives_arrays(tmp_path: Path, seed: int) -> None:
 )
 def test_networks_agree_with_onnxruntime(name: str, seed: int) -> None:
     """What is recognised as one kernel elsewhere is plain ops here, and checks of indices are results."""
-    peer = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxruntime")
     path = Path(__file__).parents[2] / "fixtures" / "spellings" / f"{name}.onnx"
-    session = peer.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = onnx_oracle.session(path)
     random = np.random.default_rng(seed)
     given = {}
     for port in session.get_inputs():

@@ -23,10 +23,11 @@ from smelt.ir.verify import verify
 from smelt.passes import pipeline
 from smelt.passes.recognise import recognise
 from smelt.read.onnx.model import read
+from tests import onnx_oracle
 from tests.unit.passes.composite_meanings import Array, check_meanings
 
 onnx = pytest.importorskip("onnx")
-onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 helper = onnx.helper
 
 FILES = Path(__file__).parents[2] / "fixtures" / "spellings"
@@ -85,7 +86,7 @@ def inputs_of(path: Path, seed: int) -> dict[str, Array]:
     """Random inputs; whole numbers are 0 or 1, so that they are tokens, masks and places alike."""
     generator = np.random.default_rng(seed)
     found = {}
-    for port in onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).get_inputs():
+    for port in onnx_oracle.session(path).get_inputs():
         sizes = [size if isinstance(size, int) else 3 for size in port.shape]
         if "float" in port.type:
             found[port.name] = generator.standard_normal(sizes).astype(np.float32)
@@ -123,7 +124,7 @@ def check(path: Path, wanted: dict[str, int], seed: int, tolerance: float = 2e-5
     inputs = inputs_of(path, seed)
     before = run(plain, arguments(plain, weights, inputs))
     after = run(marked, arguments(marked, weights, inputs))
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = onnx_oracle.session(path)
     for old, new, other in zip(before, after, session.run(None, inputs), strict=True):
         np.testing.assert_array_equal(old, new)
         np.testing.assert_allclose(new, other, rtol=tolerance, atol=tolerance)
@@ -415,7 +416,7 @@ def test_one_quantised_tensor_in_two_products(seed: int, tmp_path: Path) -> None
     args = arguments(marked, weights, given)
     np.testing.assert_array_equal(run(plain, args)[0], run(marked, args)[0])
     check_meanings(marked, args)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = onnx_oracle.session(path)
     np.testing.assert_allclose(run(marked, args)[0], session.run(None, given)[0], rtol=2e-5, atol=2e-5)
 
 
@@ -496,7 +497,7 @@ def test_attention_of_onnxruntime(operator: str, seed: int, tmp_path: Path) -> N
     before, after = (run(each, arguments(each, weights, given))[0] for each in (plain, marked))
     np.testing.assert_array_equal(before, after)
     check_meanings(marked, arguments(marked, weights, given))
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = onnx_oracle.session(path)
     np.testing.assert_allclose(after, session.run(None, given)[0], rtol=2e-5, atol=2e-5)
 
 
@@ -529,5 +530,5 @@ def test_recurrence_with_every_input(operator: str, lengths: bool, seed: int, tm
     before, after = (run(each, arguments(each, weights, given))[0] for each in (plain, marked))
     np.testing.assert_array_equal(before, after)
     check_meanings(marked, arguments(marked, weights, given))
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = onnx_oracle.session(path)
     np.testing.assert_allclose(after, session.run(None, given)[0], rtol=2e-5, atol=2e-5)

@@ -15,6 +15,7 @@ from smelt.dtype import Array
 from smelt.engine.reference import ReferenceEngine
 from smelt.ir.core import Attrs
 from smelt.read.onnx import read
+from tests import onnx_oracle
 
 VERSIONS = {"": 20, "ai.onnx.ml": 3}
 
@@ -63,7 +64,7 @@ def theirs(model: Any, inputs: Mapping[str, Array]) -> list[Any]:
     onnxruntime = pytest.importorskip("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnx_oracle.session(model, options)
     found: list[Any] = session.run(None, dict(inputs))
     return found
 

@@ -10,9 +10,10 @@ from smelt.errors import ParseError, ShapeError, UnsupportedError
 from smelt.ir.core import walk
 from smelt.ir.interpret import run
 from smelt.read.onnx import StaticError, read
+from tests import onnx_oracle
 
 onnx = pytest.importorskip("onnx")
-onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 helper, numpy_helper = onnx.helper, onnx.numpy_helper
 F, INT, B = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64, onnx.TensorProto.BOOL
 RNG = np.random.default_rng(7)
@@ -50,7 +51,7 @@ def ours(path: Path, feeds: dict[str, Any], static: dict[str, Any] | None = None
 
 
 def agree(path: Path, feeds: dict[str, Any], rtol: float = 1e-4, atol: float = 1e-5) -> None:
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = onnx_oracle.session(path)
     expected = session.run(None, feeds)
     for have, want in zip(ours(path, feeds), expected, strict=True):
         assert have.shape == want.shape
