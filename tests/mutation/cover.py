@@ -1,0 +1,129 @@
+"""Which tests run which lines of smelt: one pytest run per test file under coverage.py, kept until sources change.
+
+`collect` gives a `CoverageMap`. With `-p tests.mutation.cover` this file is also the pytest plugin that measures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+IMPORT = ""  # the context of what runs before the first test
+RESULT = "SMELT_COVERAGE_MAP"  # where the plugin writes
+
+
+@dataclass
+class CoverageMap:
+    """For each file of the package: line → the tests that run it; and how long each test takes."""
+
+    lines: dict[str, dict[int, set[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, record: dict[str, Any]) -> None:
+        self.seconds |= record["seconds"]
+        for file, lines in record["lines"].items():
+            for line, tests in lines.items():
+                self.lines[file][int(line)].update(tests)
+
+    def tests_of(self, file: str, line: int, budget: float) -> list[str]:
+        """Tests that run a line, quick ones first, as many as fit into the budget of seconds; at least one. What runs
+        on import alone belongs to every test that runs anything of the file."""
+        lines = self.lines.get(file, {})
+        names = lines.get(line, set())
+        if names == {IMPORT}:
+            names = set().union(*lines.values())
+        found = sorted(names - {IMPORT}, key=lambda name: (self.seconds[name], name))
+        spent = 0.0
+        kept: list[str] = []
+        for name in found:
+            spent += self.seconds[name]
+            if kept and spent > budget:
+                break
+            kept.append(name)
+        return kept
+
+
+def collect(root: Path, kept: Path, files: Sequence[Path], timeout: float, say: Any = print) -> CoverageMap:
+    """The map of a copy of the repository; the same package and test file are not measured again."""
+    kept.mkdir(parents=True, exist_ok=True)
+    package = _digest(sorted((root / "smelt").rglob("*.py")))
+    found = CoverageMap()
+    for path in files:
+        key = hashlib.blake2b(f"{package} {path} {_digest([root / path])}".encode(), digest_size=16).hexdigest()
+        record = kept / f"{key}.json"
+        if not record.exists():
+            _measure(root, path, record, timeout, say)
+        if record.exists():
+            found.add(json.loads(record.read_text()))
+    return found
+
+
+def _measure(root: Path, path: Path, record: Path, timeout: float, say: Any) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-m", "not slow", str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(root), RESULT: str(record), "SMELT_SEED": "1"}
+    command += ["-p", "tests.mutation.cover"]
+    try:
+        done = subprocess.run(
+            command, cwd=root, env=environment, timeout=timeout, check=False, capture_output=True, text=True
+        )
+        last = done.stdout.strip().splitlines()[-1:]
+        say(f"  {path}: {''.join(last)}")
+    except subprocess.TimeoutExpired:
+        say(f"  {path}: left out, longer than {timeout:g} s")
+
+
+def _digest(paths: Sequence[Path]) -> str:
+    made = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        made.update(path.read_bytes())
+    return made.hexdigest()
+
+
+# ---- the plugin ----
+
+_state: dict[str, Any] = {}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if RESULT not in os.environ:
+        return
+    import coverage
+
+    _state["seconds"] = {}
+    _state["coverage"] = coverage.Coverage(data_file=None, source=[str(Path.cwd() / "smelt")], config_file=False)
+    _state["coverage"].start()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    if "coverage" in _state:
+        _state["coverage"].switch_context(item.nodeid)
+    return (yield)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if "seconds" in _state:
+        _state["seconds"][report.nodeid] = _state["seconds"].get(report.nodeid, 0.0) + report.duration
+
+
+def pytest_sessionfinish() -> None:
+    if "coverage" not in _state:
+        return
+    _state["coverage"].stop()
+    data = _state["coverage"].get_data()
+    lines = {}
+    for file in data.measured_files():
+        contexts = data.contexts_by_lineno(file)
+        lines[str(Path(file).relative_to(Path.cwd()))] = contexts
+    Path(os.environ[RESULT]).write_text(json.dumps({"seconds": _state["seconds"], "lines": lines}))

@@ -1,0 +1,123 @@
+"""One-line mutants of Python source: every place in a file where a small change should be noticed by some test.
+
+A `Mutant` replaces one piece of text. Annotations, docstrings, f-strings and `if TYPE_CHECKING` are left alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
+    ast.Mod: ast.FloorDiv, ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Text from (line, column) to (end line, end column), columns in UTF-8 bytes, and what stands there instead."""
+
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    kind: str
+    before: str
+    after: str
+    statement: int = 0  # the line on which its statement starts
+
+    def at(self, statement: int) -> Mutant:
+        return replace(self, statement=statement)
+
+    def apply(self, source: str) -> str:
+        lines = source.encode().splitlines(keepends=True)
+        head, tail = lines[self.line - 1][: self.column], lines[self.end_line - 1][self.end_column :]
+        lines[self.line - 1 : self.end_line] = [head, self.after.encode(), tail]
+        return b"".join(lines).decode()
+
+
+def mutants_of(source: str) -> list[Mutant]:
+    """Every mutant of a file, in the order of its lines."""
+    tree = ast.parse(source)
+    found = [each.at(line) for line, node in _walk(tree, 0) for each in _of_node(node, source)]
+    return sorted(found, key=lambda each: (each.line, each.column, each.kind, each.after))
+
+
+def _walk(node: ast.AST, line: int) -> Iterator[tuple[int, ast.AST]]:
+    """Every node that may change, with the line on which its statement starts."""
+    line = node.lineno if isinstance(node, ast.stmt) else line
+    yield line, node
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list", "type_params"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and not _is_left_out(child):
+                yield from _walk(child, line)
+
+
+def _is_left_out(node: ast.AST) -> bool:
+    if isinstance(node, ast.JoinedStr | ast.Import | ast.ImportFrom):
+        return True
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return True  # a docstring
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def _of_node(node: ast.AST, source: str) -> Iterator[Mutant]:
+    if isinstance(node, ast.Compare):
+        for i, op in enumerate(node.ops):
+            changed = copy.deepcopy(node)
+            changed.ops[i] = COMPARISONS[type(op)]()
+            yield _replace(node, changed, "comparison", source)
+    elif isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC and not _is_text(node):
+        changed_op = copy.deepcopy(node)
+        changed_op.op = ARITHMETIC[type(node.op)]()
+        yield _replace(node, changed_op, "arithmetic", source)
+    elif isinstance(node, ast.BoolOp):
+        other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        yield _replace(node, ast.BoolOp(other, node.values), "and/or", source)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield _replace(node, ast.Constant(not node.value), "constant", source)
+    elif isinstance(node, ast.Constant) and type(node.value) is int:
+        for near in (node.value + 1, node.value - 1):
+            yield _replace(node, ast.Constant(near), "constant", source)
+    elif isinstance(node, ast.If | ast.While | ast.IfExp):
+        yield _replace(node.test, ast.UnaryOp(ast.Not(), node.test), "condition", source)
+    elif isinstance(node, ast.Raise):
+        yield _replace(node, ast.Pass(), "drop raise", source)
+    elif isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
+        yield _replace(node, ast.Return(), "drop return", source)
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        yield _replace(node, ast.Pass(), "drop call", source)
+
+
+def _is_text(node: ast.BinOp) -> bool:
+    """Whether an operator joins strings or types (`int | None`)."""
+    sides = (node.left, node.right)
+    texts = any(isinstance(each, ast.JoinedStr) or _is_string(each) for each in sides)
+    return texts or (isinstance(node.op, ast.BitOr) and any(_is_none(each) for each in sides))
+
+
+def _is_string(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _replace(node: ast.expr | ast.stmt, by: ast.AST, kind: str, source: str) -> Mutant:
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    text = ast.unparse(by)
+    if isinstance(node, ast.expr):
+        text = f"({text})"
+    before = ast.get_source_segment(source, node) or ""
+    return Mutant(node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, kind, before, text)

@@ -1,0 +1,214 @@
+"""`make mutants`: how many small changes to smelt the tests notice.
+
+Mutants are drawn by seed from the whole package. Each is tried in a scratch copy with the tests that run its line. What
+no test can notice is listed in equivalent.toml, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from tests.mutation.cover import CoverageMap, collect  # noqa: E402
+from tests.mutation.mutants import Mutant, mutants_of  # noqa: E402
+
+COPIED = ("smelt", "tests", "examples", "docs", "bench", "pyproject.toml", "README.md", "Makefile", "CONTRIBUTING.md")
+# Tests of whole public suites and of files on disk that take minutes: too slow to be run once per mutant.
+TESTS = ("tests/unit", "tests/hostile", "tests/property")
+EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+
+
+@dataclass
+class Trial:
+    """A mutant and what became of it: killed, survived, uncovered (no test runs its line) or equivalent."""
+
+    file: str
+    mutant: Mutant
+    outcome: str = ""
+    seconds: float = 0.0
+    tests: int = 0
+    reason: str = ""
+
+    def __str__(self) -> str:
+        before = " ".join(self.mutant.before.split())
+        return f"{self.file}:{self.mutant.line} {self.mutant.kind}: {before[:90]} → {self.mutant.after[:90]}"
+
+
+def draw(root: Path, seed: int, count: int, only: str) -> list[Trial]:
+    """A sample of all mutants; the same seed draws the same from the same source."""
+    every = [
+        Trial(str(path.relative_to(root)), mutant)
+        for path in sorted((root / "smelt").rglob("*.py"))
+        if only in str(path.relative_to(root))
+        for mutant in mutants_of(path.read_text())
+    ]
+    return random.Random(seed).sample(every, min(count, len(every)))
+
+
+def known_equivalent(trial: Trial, known: list[dict[str, str]]) -> str:
+    """Why nothing can notice a mutant, where that is known. Entries name text, not lines, so that they stay true."""
+    mutant = trial.mutant
+    for each in known:
+        if each["file"] == trial.file and each["after"] in ("*", mutant.after):
+            if " ".join(each["before"].split()) == " ".join(mutant.before.split()):
+                return each["reason"]
+    return ""
+
+
+class Copy:
+    """A scratch copy of the repository in which one mutant at a time is tried."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self.root, self.cache = folder, cache
+        copy_repository(folder)
+
+    def try_one(self, trial: Trial, coverage: CoverageMap, budget: float, limit: float) -> None:
+        tests = coverage.tests_of(trial.file, trial.mutant.statement, budget)
+        trial.tests = len(tests)
+        if not tests:
+            trial.outcome = "uncovered"
+            return
+        path = self.root / trial.file
+        source = path.read_text()
+        start = time.monotonic()
+        try:
+            path.write_text(trial.mutant.apply(source))
+            trial.outcome, trial.reason = self._run(tests, limit)
+        finally:
+            path.write_text(source)
+            trial.seconds = round(time.monotonic() - start, 1)
+
+    def _run(self, tests: list[str], limit: float) -> tuple[str, str]:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(self.root),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "SMELT_CACHE_DIR": str(self.cache),
+            "SMELT_SEED": "1",
+        }
+        options = ["-x", "-q", "-n0", "--no-header", "--tb=no", "-p", "no:cacheprovider", f"--timeout={limit:g}"]
+        command = [sys.executable, "-m", "pytest", *options, *tests]
+        process = subprocess.Popen(
+            command, cwd=self.root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return "killed", "took too long"
+        if process.returncode == 0:
+            return "survived", ""
+        failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        return "killed", failed[0][:200] if failed else f"exit status {process.returncode}"
+
+
+def copy_repository(folder: Path) -> None:
+    skip = shutil.ignore_patterns("__pycache__", "*.so")
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=skip)
+        elif source.exists():
+            shutil.copy(source, folder / name)
+
+
+def run(options: argparse.Namespace) -> list[Trial]:
+    known = tomllib.loads(EQUIVALENT.read_text()).get("mutant", [])
+    end = time.monotonic() + options.total
+    kept = ROOT / ".mutation"
+    with tempfile.TemporaryDirectory(prefix="smelt-mutants-") as scratch:
+        copies = [Copy(Path(scratch) / str(i), kept / "cache") for i in range(options.jobs)]
+        first = copies[0].root
+        files = [
+            path.relative_to(first) for part in options.tests for path in sorted((first / part).rglob("test_*.py"))
+        ] + [Path(part) for part in options.tests if part.endswith(".py")]
+        print(f"coverage of {len(files)} test files")
+        coverage = collect(first, kept, files, options.map_timeout)
+        trials = draw(first, options.seed, options.count, options.only)
+        waiting: queue.SimpleQueue[Trial] = queue.SimpleQueue()
+        for trial in trials:
+            trial.reason = known_equivalent(trial, known)
+            trial.outcome = "equivalent" if trial.reason else ""
+            if not trial.outcome:
+                waiting.put(trial)
+
+        def work(copy: Copy) -> None:
+            while time.monotonic() < end:
+                try:
+                    trial = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                copy.try_one(trial, coverage, options.budget, options.limit)
+                print(f"{trial.outcome:10} {trial.seconds:5.1f} s {trial}", flush=True)
+
+        workers = [threading.Thread(target=work, args=(copy,)) for copy in copies]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    return [trial for trial in trials if trial.outcome]
+
+
+def report(trials: list[Trial]) -> dict[str, object]:
+    counts = Counter(trial.outcome for trial in trials)
+    judged = len(trials) - counts["equivalent"]
+    score = counts["killed"] / judged if judged else 1.0
+    return {
+        "tried": len(trials),
+        "outcomes": dict(counts),
+        "killed_of_not_equivalent": round(score, 4),
+        "mutants": [
+            {
+                "file": trial.file, "line": trial.mutant.line, "kind": trial.mutant.kind,
+                "before": trial.mutant.before, "after": trial.mutant.after, "outcome": trial.outcome,
+                "seconds": trial.seconds, "tests": trial.tests, "reason": trial.reason,
+            }
+            for trial in sorted(trials, key=lambda each: (each.file, each.mutant.line))
+        ],
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--only", default="", help="a part of the paths to be mutated")
+    parser.add_argument("--tests", nargs="*", default=list(TESTS))
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--budget", type=float, default=20, help="seconds of tests per mutant")
+    parser.add_argument("--limit", type=float, default=90, help="seconds after which a mutant is killed")
+    parser.add_argument("--map-timeout", type=float, default=600, help="seconds for the coverage of one test file")
+    parser.add_argument("--total", type=float, default=3600, help="seconds for all mutants")
+    parser.add_argument("--at-least", type=float, default=0.0, help="fail below this share of killed mutants")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = report(run(options))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    score = float(str(found["killed_of_not_equivalent"]))
+    print(f"\nseed {options.seed}: {found['outcomes']}; killed {score:.1%} of those that are not equivalent")
+    return int(score < options.at_least)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,41 @@
+"""The mutator behind `make mutants`: what it changes, and that every mutant is a program."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import smelt
+from tests.mutation.mutants import mutants_of
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("x = a < b\n", {"x = (a <= b)\n"}),
+        ("x = a is None\n", {"x = (a is not None)\n"}),
+        ("x = a % b\n", {"x = (a // b)\n"}),
+        ("x = a and b\n", {"x = (a or b)\n"}),
+        ("x = True\n", {"x = (False)\n"}),
+        ("x = 'é' , 7\n", {"x = 'é' , (8)\n", "x = 'é' , (6)\n"}),
+        ("if a:\n    f()\n", {"if (not a):\n    f()\n", "if a:\n    pass\n"}),
+        ("def f(x):\n    return x\n", {"def f(x):\n    return\n"}),
+        ("def f(x: int | None = None) -> int | None:\n    'text'\n    raise E(\n        x\n    )\ny = a + b\n", {
+            "def f(x: int | None = None) -> int | None:\n    'text'\n    pass\ny = a + b\n",
+            "def f(x: int | None = None) -> int | None:\n    'text'\n    raise E(\n        x\n    )\ny = (a - b)\n",
+        }),
+    ],
+)  # fmt: skip
+def test_mutants(source: str, wanted: set[str]) -> None:
+    assert {mutant.apply(source) for mutant in mutants_of(source)} == wanted
+
+
+def test_every_mutant_of_a_file_is_another_program() -> None:
+    source = (Path(smelt.__path__[0]) / "dim.py").read_text()
+    mutants = mutants_of(source)
+    assert len(mutants) > 100
+    for mutant in mutants:
+        assert ast.dump(ast.parse(mutant.apply(source))) != ast.dump(ast.parse(source)), mutant
+        assert len(mutant.apply(source).splitlines()) <= len(source.splitlines())
