@@ -6,6 +6,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
+SEED ?= 1
 VENV := .venv
 BIN := $(VENV)/bin
 KEY := $(firstword $(shell cat pyproject.toml tests/models.txt | cksum))
@@ -18,16 +19,35 @@ places = $(wildcard tests/$(1) tests/unit/$(1) tests/unit/test_$(1).py smelt/$(1
 unplaced = $(strip $(foreach part,$(PART),$(if $(call places,$(part)),,$(part))))
 SELECT = $(if $(unplaced),-k '$(PART)',$(foreach part,$(PART),$(call places,$(part))))
 
-.PHONY: help demo test lint format conformance bench venv clean
+.PHONY: help demo test test-all mutants lint format conformance bench venv clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(CORE) ## check, compile, run and profile a small model, offline
 	@$(BIN)/smelt demo
 
+# Without PART, also samples of the kernel, property and conformance tests with SMELT_TARGET=avx2 and plain.
 test: $(DEV) ## run the tests; PART=kernel: one part or keyword; ARGS="-x --lf": for pytest
 	@$(BIN)/python -m pytest $(SELECT) $(ARGS)
+	@$(if $(PART),true,$(BIN)/python tests/targets.py $(ARGS))
+
+# Hours: every test for every target, an emulated processor where qemu-user is there, and long runs of the fuzzers.
+FUZZED ?= 100000
+test-all: $(DEV) ## every test for every target, emulators, long fuzz runs; FUZZED=100000: how many cases
+	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python tests/targets.py --all $(ARGS)
+	@$(BIN)/python tests/hostile/endure.py --count $(FUZZED) --seed $(SEED) --jobs 2
+	@$(BIN)/python tests/hostile/bundle_fuzz.py --count $(FUZZED) --seed $(SEED)
+	@$(BIN)/python tests/conformance/onnx_mutants.py --count $(FUZZED) --seed $(SEED) --jobs 2
+	@$(BIN)/python tests/conformance/onnx_mutants.py --engine native --count $$(($(FUZZED) / 10)) --seed $(SEED) --jobs 2
+	@$(BIN)/python tests/conformance/verifier_parity.py --count $$(($(FUZZED) / 10)) --seed $(SEED)
+
+# Small changes to the package, each tried with the tests that run its line; below 85 % noticed it fails. The coverage
+# map takes about as long as the tests and is kept in .mutation until the package or the tests change.
+mutants: $(DEV) ## how many of 200 mutants the tests notice; SEED=1: which ones; ARGS: for the script
+	@mkdir -p .mutation
+	@$(BIN)/python tests/mutation/run.py --seed $(SEED) --at-least 0.85 --json .mutation/report-$(SEED).json $(ARGS)
 
 lint: $(DEV) ## ruff check, ruff format --check, mypy, smelt check on the examples
 	@$(BIN)/ruff check .
@@ -51,7 +71,7 @@ bench: $(DEV) ## the networks in $SMELT_MODELS against peers, into bench/results
 venv: $(DEV) ## the virtual environment with the dev extra, and nothing else
 
 clean: ## remove .venv, caches and build outputs
-	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .mutation
 	@find smelt tests examples -name __pycache__ -prune -exec rm -rf {} +
 
 # pip's lines become the names of the packages it collects; the whole log is shown when it fails.

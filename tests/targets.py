@@ -1,0 +1,78 @@
+"""Tests again, with kernels for other processors than this one: `SMELT_TARGET` for each target that this machine can run.
+
+`make test` runs SAMPLES of the kernel, property and conformance tests for avx2 and plain; `make test-all` runs everything
+for every target, and the tests of int8 products on an emulated processor without VNNI where qemu-user is installed. (Code
+for NEON runs under qemu-aarch64 in tests/unit/kernel/test_memory_bounds.py, in every run.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from smelt.device import cpu  # noqa: E402
+
+SAMPLED = ("avx2", "plain")
+SAMPLES = (
+    "tests/unit/kernel/test_linear_kernels.py",
+    "tests/unit/kernel/test_window_kernels.py",
+    "tests/unit/kernel/test_round_bytes.py",
+    "tests/unit/engine/test_quantised_models.py",
+    "tests/property/test_kernels.py",
+    "tests/property/test_same_bits.py",
+    "tests/conformance/test_stablehlo.py::test_native_sample[interpret]",
+)
+# What multiplies int8, by us or by onnxruntime; kernels are for avx2, which is what the emulated processor has.
+INT8 = ("tests/unit/engine/test_quantised_models.py", "tests/unit/read/test_onnx_quant.py")
+EMULATED = "Haswell"
+
+
+def missing(name: str) -> str:
+    """What this machine lacks to run code for a target; "" where it lacks nothing."""
+    target, here = cpu.TARGETS[name], cpu.target("native")
+    if target.name != here.name:
+        return f"this is {here.name}"
+    return ", ".join(sorted(target.features - here.features))
+
+
+def run(title: str, command: Sequence[str], **environment: str) -> bool:
+    print(f"\n==== {title}", flush=True)
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, check=False)
+    return done.returncode == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="everything, for every target")
+    options, more = parser.parse_known_args()
+    failed = []
+    for name in cpu.TARGETS if options.all else SAMPLED:
+        lacks = missing(name)
+        if lacks:
+            print(f"\n==== {name}: left out, this machine cannot run it ({lacks})", flush=True)
+            continue
+        parts = () if options.all else SAMPLES
+        if not run(name, [sys.executable, "-m", "pytest", *parts, *more], SMELT_TARGET=name):
+            failed.append(name)
+    emulator = shutil.which("qemu-x86_64") if cpu.target("native").name == "x86_64" else None
+    if options.all and emulator:
+        command = [emulator, "-cpu", EMULATED, sys.executable, "-m", "pytest", "-n0", "--timeout=1800", *INT8]
+        if not run(f"int8 on an emulated {EMULATED}", command, SMELT_TARGET="avx2"):
+            failed.append(EMULATED)
+    elif options.all:
+        print("\n==== int8 on a processor without VNNI: left out, wants qemu-x86_64 (apt-get install qemu-user)")
+    print(f"\n==== other targets: {'failed for ' + ', '.join(failed) if failed else 'passed'}")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
