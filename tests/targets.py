@@ -1,8 +1,8 @@
-"""Tests again, with kernels for other processors than this one: `SMELT_TARGET` for each target that this machine can run.
+"""Tests again, with kernels for other processors: `SMELT_TARGET` for each target that this machine can run.
 
-`make test` runs SAMPLES of the kernel, property and conformance tests for avx2 and plain; `make test-all` runs everything
-for every target, and the tests of int8 products on an emulated processor without VNNI where qemu-user is installed. (Code
-for NEON runs under qemu-aarch64 in tests/unit/kernel/test_memory_bounds.py, in every run.)
+`make test` runs SAMPLES of the kernel, property and conformance tests for avx2 and plain. `make test-all` runs
+everything for every target, and the tests of int8 products on an emulated processor without VNNI where qemu-user is
+installed. (Code for NEON runs under qemu-aarch64 in tests/unit/kernel/test_memory_bounds.py, in every run.)
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def test_the_table_of_kernels() -> None:
 def test_loops_are_printed() -> None:
     text = shown(DIGITS, "loops")
     assert "on cores:" in text
-    assert re.search(r"b0: f32\[\d+, 1, 64, \d+\]\n +b1: f32\[batch, 64\]", text), "panels of the weight, then rows"
+    assert re.search(r"b0: f32\[1, \d+, 64, \d+\]\n +b1: f32\[batch, 64\]", text), "panels of the weight, then rows"
     assert re.search(r"sum over k < \w+ of b1\[.*\] \* b0\[", text)
     assert "from -inf f32:" in text
     kernels = record(DIGITS, "loops")["kernels"]
