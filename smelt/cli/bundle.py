@@ -27,11 +27,11 @@ from smelt.engine.sample import in_range
 from smelt.engine.store import lowered, recompile, unpacked
 from smelt.engine_api import Port
 from smelt.errors import RunError, SmeltError, UnsupportedError
+from smelt.ir.assumed import facts
 from smelt.ir.core import Program, walk
 from smelt.ir.cost import operations
 from smelt.ir.interpret import run
 from smelt.ir.text import print_program
-from smelt.ir.verify import verify
 from smelt.passes.pipeline import count_ops
 from smelt.size import evaluate
 
@@ -211,7 +211,7 @@ def _tried(
     file: Path, program: StoredProgram, codes: Sequence[Loaded], sizes: Sequence[str]
 ) -> tuple[dict[str, Any], list[SmeltError]]:
     text = lowered(codes[0].variant.text())
-    record: dict[str, Any] = {"ops": count_ops(text), "assumed": verify(text)}
+    record: dict[str, Any] = {"ops": count_ops(text), "assumed": facts(text)}
     rows = [{"target": each.code.target, "absent": each.absent or None} for each in codes]
     record["codes"] = rows
     if program.signature.weights and codes[0].variant.bound is None:

@@ -17,10 +17,12 @@ from smelt.cli.check_modules import Importer, python_files
 from smelt.cli.check_report import Report
 from smelt.cli.preflight import looked_at, said_values, what_it_needs
 from smelt.errors import SmeltError
+from smelt.ir.assumed import facts
 from smelt.ir.core import Program
-from smelt.ir.verify import verify, verify_all
+from smelt.ir.verify import verify_all
 from smelt.model import read
 from smelt.passes.pipeline import count_ops
+from smelt.read.onnx.declared import declared_facts
 from smelt.read.onnx.sample import Preflight
 from smelt.read.onnx.survey import UnknownInputError
 from smelt.weights import Weights
@@ -88,7 +90,8 @@ def _model(file: Path, sizes: list[str], static: list[str]) -> Judged:
     program, weights, errors = _read(file) if found is None else _parts(found)
     if program is not None and not errors:
         errors = verify_all(program)
-    assumed = verify(program) if program is not None and not errors else []
+    assumed = facts(program) if program is not None and not errors else []
+    declared = declared_facts(file, program) if program is not None and file.suffix.lower() == ".onnx" else []
     record = {
         "model": str(file),
         "ok": not errors,
@@ -97,6 +100,7 @@ def _model(file: Path, sizes: list[str], static: list[str]) -> Judged:
         "weights": len(weights),
         "errors": [error.record() for error in errors],
         "assumed": assumed,
+        "declared": declared,
         **needs,
     }
     return record, errors
@@ -126,6 +130,11 @@ def _show(record: dict[str, Any]) -> None:
         print(f"needs fixed sizes ({fixed['source']}: {', '.join(shown)}): {fixed['reason']}")
     for fact in record["assumed"]:
         print(f"assumed (checked at run time): {fact}")
+    for fact in record["declared"]:
+        print(f"declared by the file (not checked): {fact}")
     if record["ok"]:
         scope = f" for {', '.join(limits)}" if limits else ""
-        print(f"{record['model']}: {record['functions']} functions, {record['ops']} ops: every constraint holds{scope}")
+        count = len(record["assumed"])
+        under = f" under {count} assumption{'s' if count > 1 else ''}" if count else ""
+        what = f"{record['functions']} functions, {record['ops']} ops: every constraint holds{under}{scope}"
+        print(f"{record['model']}: {what}")

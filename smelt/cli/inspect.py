@@ -25,10 +25,10 @@ from smelt.engine.executable import signature_of
 from smelt.engine.native import NativeEngine
 from smelt.engine_api import Port
 from smelt.errors import UnsupportedError
+from smelt.ir.assumed import facts
 from smelt.ir.composites import COMPOSITES
 from smelt.ir.core import Program
 from smelt.ir.cost import memory, operations
-from smelt.ir.verify import verify
 from smelt.model import read
 from smelt.passes import pipeline
 from smelt.passes.recognise import recognise
@@ -50,7 +50,7 @@ def inspect(file: Path, sizes: list[str], static: list[str], as_json: bool) -> N
     if found is None:
         program, weights = read(file)
         chosen = given_sizes(signature_of(program.main), sizes)
-        record = {"model": str(file), **describe(program, weights, chosen), "assumed": verify(program)}
+        record = {"model": str(file), **describe(program, weights, chosen), "assumed": facts(program)}
     else:
         record = {"model": str(file), **describe_file(found)}
     if as_json:
@@ -119,7 +119,7 @@ def describe_file(found: Preflight) -> dict[str, Any]:
         "weight_bytes": weights.nbytes,
         "metadata": {entry.key: entry.value for entry in message.metadata_props},
         "whole": whole,
-        "assumed": verify(program) if program is not None and whole else [],
+        "assumed": facts(program) if program is not None and whole else [],
         **what_it_needs(found),
         "unsupported": [each.record() for each in survey.problems],
         "unjudged": [each.record() for each in survey.unjudged],

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from smelt.dim import Size, symbols
+from smelt.dim import Size, minimum, symbols
 from smelt.errors import SmeltError, VerifyError
 from smelt.ir.build import settle
 from smelt.ir.core import Func, FuncType, Op, Program, Region, Tuple, Type, Value, walk
@@ -18,6 +18,7 @@ from smelt.ir.ops import definition_of
 from smelt.ir.ops.definition import UNKNOWN, Call, Scope
 from smelt.ir.ops.signature import bare_symbol
 from smelt.shape import Shape
+from smelt.theory import Fact, atoms_in
 
 SIZED_BY_DATA = frozenset(
     f"{dialect}.{name}"
@@ -38,17 +39,26 @@ CALLING_KINDS = ("symbol", "array of symbol", "array of array of symbol")
 def verify(program: Program) -> list[str]:
     """The assumed facts as text; raises on the first violation."""
     facts = [f"{a} == {b} ({why})" for a, b, why in assumptions(program)]
-    return list(dict.fromkeys([*facts, *_open_broadcasts(program)]))
+    return list(dict.fromkeys([*facts, *open_broadcasts(program)]))
 
 
-def _open_broadcasts(program: Program) -> Iterator[str]:
+def open_broadcasts(program: Program) -> Iterator[str]:
     """Open sizes that are broadcast to others: each is 1 or the same, which no equality says."""
     for op in (op for func in program.funcs.values() for op in walk(func.body)):
         if op.name == "stablehlo.broadcast_in_dim":
             wanted = op.results[0].shape.sizes
             for have, dim in zip(op.operands[0].shape.sizes, op.attrs["broadcast_dimensions"], strict=True):
                 if not isinstance(have, int) and have != wanted[dim]:
-                    yield f"{have} == {wanted[dim]} or {have} == 1 ({op.name}: an open dimension is repeated or kept)"
+                    what = cut(have, wanted[dim]) or f"{have} == {wanted[dim]} or {have} == 1"
+                    yield f"{what} ({op.name}: an open dimension is repeated or kept)"
+
+
+def cut(have: Size, wanted: Size) -> Fact | None:
+    """`n <= 512` for `min(n, 512) == n`, whether or not 1 would do as well."""
+    for limit in (arg for atom in atoms_in(have) if atom.op == "min" for arg in atom.args):
+        if isinstance(limit, int) and limit > 1 and minimum(wanted, limit) == have:
+            return Fact("<=", wanted, limit)
+    return None
 
 
 def assumptions(program: Program) -> list[tuple[Size, Size, str]]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from smelt.dim import Size, symbol
 from smelt.engine_api import Port, Signature
 from smelt.errors import UnsupportedError
+from smelt.ir.core import Program
 from smelt.read.onnx.model import dimension_name, parse_message
 from smelt.read.onnx.tensors import STRING, TYPES, element_type
 from smelt.read.onnx.wire import lift
@@ -50,6 +51,26 @@ def describe(path: str | Path) -> Described:
     texts = (graph.name, proto.producer_name, proto.domain, proto.doc_string, graph.doc_string)
     version = proto.model_version if proto.HasField("model_version") else UNVERSIONED
     return Described(*texts, version=version, overridable=ports)
+
+
+def declared_facts(path: str | Path, program: Program) -> list[str]:
+    """Where an output is not plainly what the file declares it to be: `n == batch (output 'y')`."""
+    main = program.main
+    made = {attrs.get("smelt.name"): value.shape for value, attrs in zip(main.results, main.result_attrs, strict=True)}
+    known = {name for arg in main.args for name in arg.shape.symbols}
+    found: dict[str, None] = {}
+    for port in _graph(path).output:
+        shape, said = made.get(port.name), port.type.tensor_type.shape
+        if shape is None or not port.type.tensor_type.HasField("shape"):
+            continue
+        if len(said.dim) != shape.rank:
+            found[f"rank {shape.rank} == {len(said.dim)} (output {port.name!r})"] = None
+        for dim, size in zip(said.dim, shape.sizes, strict=False):
+            name = dimension_name(dim.dim_param)
+            wanted = dim.dim_value if dim.HasField("dim_value") else symbol(name) if name in known else size
+            if wanted not in (size, -1):
+                found[f"{size} == {wanted} (output {port.name!r})"] = None
+    return list(found)
 
 
 def _graph(path: str | Path) -> Any:

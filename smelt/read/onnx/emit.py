@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from smelt.dim import Atom, Size, at_most, product
+from smelt.dim import Atom, Size, at_most, mod, product
 from smelt.dtype import DType, dtype, i1, i64, integer_range
 from smelt.errors import ShapeError, UnsupportedError
 from smelt.ir.attributes import DotDims, GatherDims, ScatterDims
@@ -326,6 +326,16 @@ class Emit:
         self.b.custom_call(
             holds, *numbers, result=[], call_target_name="smelt.check", has_side_effect=True, error_message=message
         )
+
+    def check_multiple(self, size: Size, count: int, what: str) -> None:
+        """A size is a multiple of a number: proven, refused, or checked when the program runs."""
+        rest = mod(size, count)
+        if isinstance(rest, int):
+            if rest:
+                raise ShapeError(what, expected=f"a multiple of {count}", got=size)
+            return
+        holds = self.compare(self.size(rest), self.scalar(0, i64), "LE")
+        self.check(holds, f"{what}: {{0}} is no multiple of {count}", self.size(size))
 
     def check_at_most(self, least: Size, size: Size, what: str) -> None:
         """A size is at least another one: proven, refused, or checked when the program runs."""

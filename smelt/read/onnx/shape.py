@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from smelt.dim import Poly, Size, at_most, divide_exact, floordiv, maximum, minimum, product
+from smelt.dim import Poly, Size, at_most, ceildiv, divide_exact, floordiv, maximum, minimum, product
 from smelt.dtype import Array, i64
 from smelt.errors import ParseError, ShapeError, UnsupportedError
 from smelt.ir.core import Value
@@ -255,12 +255,12 @@ def split_18(
         count = len(g.node.output) if num_outputs is None else num_outputs
         if count < 1 or count < len(g.node.output):  # the last outputs may be left out
             raise ParseError("Split: attribute 'num_outputs'", expected=len(g.node.output), got=count)
-        part = -(-size // count)
-        exact = divide_exact(size, count)
-        if exact is not None:
-            parts: list[Size] = [exact] * count
-        else:
-            parts = [maximum(minimum(part, size - part * i), 0) for i in range(count)]
+        part = size // count if num_outputs is None else ceildiv(size, count)
+        if num_outputs is None:
+            g.check_multiple(size, count, "Split: without 'num_outputs' all parts are equal")
+        else:  # all parts are equal but the last one, which may be smaller
+            g.check_at_most(part * (count - 1), size, "Split: fewer parts make up the whole")
+        parts: list[Size] = [*[part] * (count - 1), size - part * (count - 1) if num_outputs is not None else part]
     else:
         parts = list(split)
     if any(isinstance(n, int) and n < 0 for n in parts):
@@ -268,6 +268,8 @@ def split_18(
     total = sum(parts[1:], parts[0])
     if isinstance(total, int) and isinstance(size, int) and total != size:
         raise ShapeError("Split: the parts do not make up the whole", expected=size, got=parts)
+    if split is not None:
+        g.check_at_most(size, total, "Split: the parts do not make up the whole")
     return split_axis(g, input, place, parts)[: len(g.node.output)]
 
 
