@@ -6,10 +6,11 @@ that differs in a count, an element type, a rank, a size or a constant's bytes w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from smelt.dtype import Quantized
 from smelt.shape import Shape
+from smelt.size import Size, substitute, symbol, symbols_in_order
 
 # What the compiler says that code may use → how Linux spells it.
 MACROS = {
@@ -38,11 +39,17 @@ def describe(
     reused: Sequence[tuple[int, int]],
     checks: tuple[int, int],
 ) -> str:
-    """One line for each part: `constants` are bytes, `checks` the numbers of conditions on sizes and on data."""
-    lines = {
-        "symbols": symbols,
-        "arguments": [_shape(shape) for shape in arguments],
-        "results": [_shape(shape) for shape in results],
+    """One line for each part: `constants` are bytes, `checks` the numbers of conditions on sizes and on data.
+
+    Symbols are numbered: a model's own names never get into C.
+    """
+    late = symbols_in_order(*(size for shape in results for size in shape.sizes))
+    places = {name: symbol(f"late{i}") for i, name in enumerate(name for name in late if name not in symbols)}
+    places |= {name: symbol(f"n{i}") for i, name in enumerate(symbols)}
+    lines: dict[str, Sequence[object]] = {
+        "symbols": [len(symbols)],
+        "arguments": [_shape(shape, places) for shape in arguments],
+        "results": [_shape(shape, places) for shape in results],
         "constants": constants,
         "donated": donated,
         "reused": [f"{result}={argument}" for result, argument in reused],
@@ -53,20 +60,12 @@ def describe(
 
 def c_text(name: str, description: str) -> str:
     """The C of a program's description; the compiler adds what the code needs of a processor."""
-    lines = [f'"{_escaped(line)}\\n"' for line in description.splitlines()]
+    lines = [f'"{line}\\n"' for line in description.splitlines()]
     needs = [line for macro, feature in MACROS.items() for line in (f"#ifdef {macro}", f'" {feature}"', "#endif")]
     return "\n".join([f"const char {name}_abi[] =", *lines, f'"{NEEDS}"', *needs, ";"])
 
 
-def _shape(shape: Shape) -> str:
+def _shape(shape: Shape, places: Mapping[str, Size]) -> str:
     element = shape.dtype.storage if isinstance(shape.dtype, Quantized) else shape.dtype
-    return f"{element.name}[{', '.join(map(str, shape.sizes))}]"
-
-
-def _escaped(line: str) -> str:
-    """As C writes it; names may hold anything."""
-    plain = "_ ,;=[]()<>+-*/%."
-    return "".join(
-        chr(byte) if chr(byte).isascii() and (chr(byte).isalnum() or chr(byte) in plain) else f"\\{byte:03o}"
-        for byte in line.encode("utf-8", "surrogatepass")
-    )
+    sizes = (size if isinstance(size, int) else substitute(size, places) for size in shape.sizes)
+    return f"{element.name}[{', '.join(map(str, sizes))}]"

@@ -69,7 +69,7 @@ class Entry(Frozen):
 
     def _check(self, library: ctypes.CDLL, constants: Sequence[bytes | Array]) -> None:
         try:
-            stated = ctypes.string_at(_symbol(library, f"{self.name}_abi")).decode(errors="surrogatepass")
+            stated = ctypes.string_at(_symbol(library, f"{self.name}_abi")).decode("ascii")
             for part in ("run", "measure"):
                 _symbol(library, f"{self.name}_{part}")
         except (AttributeError, ValueError) as error:  # ValueError: a name that cannot be one

@@ -202,7 +202,7 @@ class NativeExecutable:
     def close(self) -> None:
         if self._bound is not None:
             self._bound.close()
-        self._main = self._bound = self._arrays = self._store = None
+        self._main = self._prepare = self._bound = self._arrays = self._store = None
 
     def _open(self) -> runtime.Program:
         if self._main is None:

@@ -17,6 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from smelt.device import cache as kept
+from smelt.device.library import load_descriptor, load_library
 from smelt.errors import DeviceError, FileError
 from smelt.target import Target
 
@@ -105,6 +106,7 @@ def compiler() -> tuple[str, ...] | None:
 
 def build(source: str | Sequence[str], *extra: str, processor: Target | None = None) -> ctypes.CDLL:
     """Compile C (one file or several, with extra flags for the compiler), or find it compiled already, and load it."""
+    import hashlib
     from pathlib import Path
 
     processor = processor or target()
@@ -113,22 +115,17 @@ def build(source: str | Sequence[str], *extra: str, processor: Target | None = N
         raise DeviceError("this machine cannot run code for the target", expected=absent, remedy="unset SMELT_TARGET")
     work = _Work.of(source, processor, extra)
     store = kept.default()
-    found = store.find(work.key)
-    if found is not None:
-        with suppress(FileNotFoundError):  # another process removed it between the two lines
-            return _open(found)
-    scratch = work.run(store.folder)
-    made = Path(scratch.name) / LIBRARY
-    final = store.put(work.key, made)
-    if final is not None:
-        with suppress(FileNotFoundError):
-            library = _open(final)
-            scratch.cleanup()
-            return library
-    import atexit
-
-    atexit.register(scratch.cleanup)  # nobody keeps it: it stays as long as this process
-    return _open(made)
+    found = store.open(work.key)
+    if found is None:
+        with work.run(store.folder) as scratch:
+            made = Path(scratch) / LIBRARY
+            store.put(work.key, made)
+            found = store.open(work.key)
+            if found is None:  # nobody keeps it
+                code = made.read_bytes()
+                return load_library(code, hashlib.blake2b(code, digest_size=16).hexdigest())
+    file, entry = found
+    return load_descriptor(file, entry.digest)
 
 
 def compile_to(path: Path, source: str | Sequence[str], *extra: str, processor: Target | None = None) -> None:
@@ -168,7 +165,7 @@ class _Work:
 
         texts = (source,) if isinstance(source, str) else tuple(source)
         flags = (*FLAGS, *_flags(processor, _is_zig(command)), *extra)
-        named = [*command, *flags, processor.name, *sorted(processor.features), *texts]
+        named = [*command, _version(command), *flags, processor.name, *sorted(processor.features), *texts]
         key = hashlib.blake2b("\0".join(named).encode(), digest_size=20).hexdigest()
         return _Work(command, flags, texts, key)
 
@@ -180,7 +177,7 @@ class _Work:
         refused: Exception | None = None
         for place in _workplaces(spare):
             try:
-                scratch = tempfile.TemporaryDirectory(dir=place, prefix="smelt-build-", ignore_cleanup_errors=True)
+                scratch = tempfile.TemporaryDirectory(dir=place, prefix=kept.SCRATCH, ignore_cleanup_errors=True)
             except OSError as error:
                 refused = error
                 continue
@@ -256,6 +253,23 @@ class _Work:
             )
 
 
+@cache
+def _version(command: tuple[str, ...]) -> str:
+    """What tells one version of a compiler from another, under the same name."""
+    if _is_zig(command):
+        from importlib.metadata import PackageNotFoundError, version
+
+        with suppress(PackageNotFoundError):  # running it takes much longer
+            return version("ziglang")
+    import subprocess
+
+    try:
+        asked = subprocess.run([*command, "--version"], capture_output=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):  # compiling says what is wrong
+        return ""
+    return (asked.stdout + asked.stderr).decode(errors="replace")
+
+
 def _say_nothing(done: int, total: int) -> None:
     pass
 
@@ -287,12 +301,9 @@ def _absent(processor: Target) -> str:
 
 def _environment(folder: Path) -> dict[str, str]:
     """zig keeps what it compiles, without a limit: here in a folder that goes away. Its own libraries stay."""
-    from pathlib import Path
-
     given = dict(os.environ)
-    chosen = given.get("ZIG_GLOBAL_CACHE_DIR")
-    home = Path(given.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zig"
-    if not chosen and not _can_write(home):
+    home = kept.cache_home()
+    if not given.get("ZIG_GLOBAL_CACHE_DIR") and (home is None or not _can_write(home / "zig")):
         given["ZIG_GLOBAL_CACHE_DIR"] = str(folder / "global")
     given["ZIG_LOCAL_CACHE_DIR"] = str(folder / "local")
     return given
@@ -320,23 +331,7 @@ def _has_room(folder: Path) -> bool:
 
 def _workplaces(spare: Path) -> Iterator[Path]:
     """Folders to compile in, best first."""
-    import tempfile
-    from pathlib import Path
-
-    with suppress(OSError):
-        yield Path(tempfile.gettempdir())
+    yield from kept.temporary_folders()
     with suppress(OSError):
         spare.mkdir(mode=0o700, parents=True, exist_ok=True)
         yield spare
-
-
-# ---- loading ----
-
-
-def _open(path: Path) -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        if not path.exists():
-            raise FileNotFoundError(path) from error
-        raise DeviceError(f"cannot load {path}", got=error, remedy="delete the file, or set SMELT_CACHE_DIR") from error

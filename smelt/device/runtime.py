@@ -261,7 +261,7 @@ class Program:
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:
-    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+    return ctypes.cast(library[name], ctypes.c_void_p).value or 0  # an attribute would keep the library for ever
 
 
 def _aligned(owner: Runtime, constants: Sequence[bytes | Array]) -> list[Array]:

@@ -149,6 +149,7 @@ class Stamped:
         self, plans: Planned, bound: NativeExecutable, library: ctypes.CDLL, name: str, freedom: Adjustable
     ) -> None:
         self.plans, self.bound, self._freedom = plans, bound, freedom
+        self._library = library  # the views below lie in it
         steps = [each for each in walk(plans.main[0].steps) if isinstance(each, Launch | Copy)]
         self.problems: dict[Problem, list[int]] = {}
         for i, step in enumerate(steps):

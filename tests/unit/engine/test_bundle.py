@@ -144,7 +144,10 @@ OURS = {
     *("bundle", "bundle.container", "bundle.entry", "bundle.executable", "bundle.load", "bundle.model"),
     *("bundle.per_value", "bundle.record", "bundle.sign", "bundle.stored", "bundle.write"),
 }
-OTHERS = {"__future__", "_blake2", "_json", "_weakrefset", "ctypes", "json", "mmap", "platform", "struct", "threading"}
+OTHERS = {
+    *("__future__", "_blake2", "_json", "_weakrefset", "atexit", "ctypes", "json", "mmap", "platform", "struct"),
+    "threading",
+}
 
 
 def test_loading_imports_what_it_needs_and_nothing_else(saved: Path) -> None:
