@@ -7,6 +7,7 @@ an axis are moved to its nearest end by `take` and by slices, and ignored by `sc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from smelt.dim import Size, minimum
@@ -17,7 +18,7 @@ from smelt.tensor import elementwise as el
 from smelt.tensor.axes import Axis, SizeLike, check_names, find_axis, name_at, size_of
 from smelt.tensor.moving import permute, relabel
 from smelt.tensor.proving import at_most, equal
-from smelt.tensor.record import constant, emit, is_tensor, operand, scalar_region, size_list, size_tensor
+from smelt.tensor.record import constant, emit, is_tensor, operand, require, scalar_region, size_list, size_tensor
 from smelt.tensor.source import Operand, refuse
 
 if TYPE_CHECKING:
@@ -234,8 +235,8 @@ def dynamic_slice(x: Tensor, slices: Mapping[Axis, tuple[Any, SizeLike]]) -> Ten
 def update(x: Tensor, part: Tensor, starts: Mapping[Axis, Any]) -> Tensor:
     """The operand with a part of it overwritten: `cache.update(new, s=position)`.
 
-    The part has the same axes. Along axes with a start it must fit for all sizes (and is moved to lie inside); along
-    all others it has the operand's size.
+    The part has the same axes. Along axes with a start it lies inside: proven where the start is a size, checked when
+    the program runs where it is a tensor. Along all others it has the operand's size.
     """
     left, right = operand("operand", x), operand("part", part)
     if x.shape.names is not None and part.shape.names is not None:
@@ -261,6 +262,10 @@ def update(x: Tensor, part: Tensor, starts: Mapping[Axis, Any]) -> Tensor:
             if not (answer := at_most(have, room)):
                 message = f"update: {have} elements do not always fit into {name} of size {room}"
                 refuse(message, left, right, answer=answer, blame=1)
+            start = None if is_tensor(given[place]) else size_of(given[place])
+            if start is not None and not ((answer := at_most(0, start)) and (answer := at_most(start + have, room))):
+                message = f"update: {have} elements from {start} on do not always fit into {name} of size {room}"
+                refuse(message, left, right, answer=answer, blame=1)
         elif not (answer := equal(have, room)):
             message = f"update: {name} has size {have} in the part and {room} in the operand"
             remedy = (
@@ -269,4 +274,19 @@ def update(x: Tensor, part: Tensor, starts: Mapping[Axis, Any]) -> Tensor:
                 else f"say where it starts ({name.strip(chr(34))}=0), or state {answer.missing}"
             )
             refuse(message, left, right, answer=answer, blame=1, remedy=remedy)
-    return emit("dynamic_update_slice", x, part, *places, names=x.shape.names)
+    made = emit("dynamic_update_slice", x, part, *places, names=x.shape.names)
+    for place, start in given.items():
+        if is_tensor(start):
+            have, room, name = part.shape.sizes[place], x.shape.sizes[place], name_at(x.shape, place)
+            demand = ("update", start.value, have, room)
+            require(made, demand, partial(_inside, places[place], have, room, name, [x, part]))
+    return made
+
+
+def _inside(
+    start: Tensor, have: Size, room: Size, name: str, near: Sequence[Tensor]
+) -> tuple[Tensor, str, Sequence[Tensor]]:
+    """That a part lies inside an axis, wherever data says that it starts."""
+    last = size_tensor(room - have, near)
+    holds = emit("and", el.less_equal(constant(0, i64), start), el.less_equal(start, last))
+    return holds, f"update: the part does not fit into {name}: it starts at {{0}}, and at most at {{1}}", [start, last]

@@ -6,7 +6,7 @@ leaves, so that dead parts never enter a program; `region` traces a Python funct
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -64,9 +64,10 @@ class Leaf(Value):
 class Recorded(Op):
     """An op that the front end made. `data` are its results, while a tensor that was realised keeps them alive."""
 
-    __slots__ = ("captured", "data", "home", "place")
+    __slots__ = ("captured", "checks", "data", "home", "place")
 
     captured: tuple[Value, ...]  # values from outside that its regions use
+    checks: tuple[Op, ...]  # what must hold when it runs: they go where it goes
     data: list[ReferenceType[Array] | None]
     home: object  # the region in which it was made
     place: Place | None
@@ -81,6 +82,7 @@ class Recorded(Op):
         put(self, "regions", regions)
         put(self, "results", tuple(Value(type, self, i) for i, type in enumerate(types)))
         put(self, "captured", captured_by(regions) if regions else ())
+        put(self, "checks", ())
         put(self, "data", [None] * len(types))
         put(self, "home", _HOME.get())
         put(self, "place", here())
@@ -239,6 +241,31 @@ def _scalar(_: str, value: Any, element: DType) -> Value:  # the text tells 1.0 
         _HOME.reset(token)
     object.__setattr__(made, "place", None)
     return made.results[0]
+
+
+# ---- checks ----
+
+# The checks of a trace by what they demand, so that equal demands are checked once.
+CHECKS: ContextVar[dict[Hashable, Op] | None] = ContextVar("smelt.checks", default=None)
+
+
+def require(result: Tensor, key: Hashable, build: Callable[[], tuple[Tensor, str, Sequence[Tensor]]]) -> Tensor:
+    """The result of an op that demands something of data, which is checked when the program runs.
+
+    `build` gives a boolean that must be true, a message, and the numbers for `{0}`, … in it. `key` says what that is.
+    """
+    kept = CHECKS.get()
+    key = (_HOME.get(), key)
+    check = kept.get(key) if kept is not None else None
+    if check is None:
+        holds, message, numbers = build()
+        attrs = {"call_target_name": "smelt.check", "has_side_effect": True, "error_message": message}
+        check = record("stablehlo.custom_call", tuple(each.value for each in (holds, *numbers)), attrs, (), [])
+        if kept is not None:
+            kept[key] = check
+    assert isinstance(result.value.op, Recorded)
+    object.__setattr__(result.value.op, "checks", (*result.value.op.checks, check))
+    return result
 
 
 # ---- sizes as values ----
@@ -407,13 +434,17 @@ def collect(
             assert isinstance(item, Op)
             order.append(item)
             continue
-        assert isinstance(item, Value)
-        if item.op is None:
-            if isinstance(item, Leaf):
-                leaves[item] = None
-            continue
-        op = item.op
-        if op in done or known(item):
+        if isinstance(item, Value):
+            if item.op is None:
+                if isinstance(item, Leaf):
+                    leaves[item] = None
+                continue
+            if known(item):
+                continue
+            op = item.op
+        else:
+            op = item
+        if op in done:
             continue
         if isinstance(op, Recorded):
             if op.home is not home and home is not None:
@@ -421,6 +452,7 @@ def collect(
                 continue
             done.add(op)
             stack.append((op, True))
+            stack += [(check, False) for check in op.checks]
             if op.captured:
                 stack += [(value, False) for value in reversed(op.captured)]
             stack += [(value, False) for value in reversed(op.operands)]

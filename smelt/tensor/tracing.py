@@ -39,7 +39,7 @@ from smelt.tensor.fields import (
     size_in,
 )
 from smelt.tensor.proving import entry_facts, in_force, meaning, nothing_but
-from smelt.tensor.record import SOURCES, Leaf, function, is_tensor, place_of, sources_of
+from smelt.tensor.record import CHECKS, SOURCES, Leaf, function, is_tensor, place_of, sources_of
 from smelt.tensor.recovery import is_lost
 from smelt.tensor.shaped import Spec, annotations_of, declared_spec, lone_symbol, match, signature_specs, spec_of
 from smelt.tensor.source import Operand, Place, declared, refuse
@@ -260,7 +260,7 @@ def _outcome(
     unkept = constructor_numbers(self_model) - known_sizes.keys() if self_model is not None else frozenset()
 
     def run() -> Any:
-        token = SOURCES.set(sources)
+        token, checks = SOURCES.set(sources), CHECKS.set({})
         try:
             with meaning(known_sizes):
                 results = bound(*inputs, **named)
@@ -268,6 +268,7 @@ def _outcome(
                 return results
         finally:
             SOURCES.reset(token)
+            CHECKS.reset(checks)
 
     with nothing_but(ambient):
         ways = explore(run, known)

@@ -12,8 +12,8 @@ import pytest
 
 import smelt
 from smelt import Shaped, Tensor, TensorError
-from smelt.errors import ShapeError, SizeError, SmeltError
-from smelt.tensor import check, iota, nn, random, trace
+from smelt.errors import RunError, ShapeError, SizeError, SmeltError
+from smelt.tensor import check, fori_loop, iota, nn, random, trace
 from smelt.tensor.axes import shape_of
 
 N = "f32[n=N]"
@@ -197,3 +197,51 @@ def test_a_model_with_open_numbers_runs_when_they_are_numbers():
     assert check(layer, smelt.Shape("f32", b="B", s="S", d="D")).errors == ()
     with pytest.raises(ShapeError, match="no argument tells H"):
         smelt.compile(layer, "f32[b=B, s=S, d=D]", engine="reference")
+
+
+# ---- positions ----
+
+
+def step(
+    cache: Shaped[Tensor, "f32[t=T, d=D]"], new: Shaped[Tensor, "f32[t=S, d=D]"], position: Shaped[Tensor, "i32[]"]
+) -> tuple[Tensor, Tensor]:
+    smelt.assume("S <= T")
+    return cache.update(new, t=position), (cache + 1.0).update(new, t=position)
+
+
+@pytest.mark.parametrize("engine", ["reference", "native", "pjrt"])
+def test_a_part_beyond_the_end_is_an_error_when_it_is_written(engine: str):
+    if engine == "pjrt":
+        pytest.importorskip("jaxlib")
+    executable = smelt.compile(step, engine=engine)
+    cache, new = np.zeros((4, 2), np.float32), np.ones((2, 2), np.float32)
+    assert executable(cache, new, np.array(2, np.int32))[0].numpy()[:, 0].tolist() == [0.0, 0.0, 1.0, 1.0]
+    for position in (3, -1, 2**31 - 1):
+        with pytest.raises(RunError, match=f"starts at {position}, and at most at 2"):
+            executable(cache, new, np.array(position, np.int32))[0].numpy()
+
+
+def test_equal_demands_are_checked_once_and_proven_ones_not_at_all():
+    checks = [op for op in trace(step).program.main.body.ops if op.name == "stablehlo.custom_call"]
+    assert len(checks) == 1
+
+    def proven(cache: Tensor, past: Tensor, new: Tensor) -> Tensor:
+        return cache.update(new, t=past.size("t"))
+
+    shapes = [shape_of(f"f32[t={name}]") for name in "TPS"]
+    assert check(proven, *shapes).errors[0].missing is not None  # type: ignore[attr-defined]
+    traced = trace(proven, *shapes, facts=["P + S <= T"])
+    assert not any(op.name == "stablehlo.custom_call" for op in traced.program.main.body.ops)
+
+
+@pytest.mark.parametrize("engine", ["reference", "native"])
+def test_a_position_in_a_loop_is_checked(engine: str):
+    def fill(cache: Shaped[Tensor, "f32[t=T]"], new: Shaped[Tensor, "f32[t=1]"], k: Shaped[Tensor, "i32[]"]) -> Tensor:
+        smelt.assume("T >= 1")
+        return fori_loop(k, lambda i, c: c.update(new, t=i), cache)
+
+    executable = smelt.compile(fill, engine=engine)
+    cache, new = np.zeros(4, np.float32), np.ones(1, np.float32)
+    assert executable(cache, new, np.array(3, np.int32)).numpy().tolist() == [1.0, 1.0, 1.0, 0.0]
+    with pytest.raises(RunError, match="starts at 4"):
+        executable(cache, new, np.array(5, np.int32)).numpy()
