@@ -17,6 +17,7 @@ import numpy as np
 import smelt
 from smelt.dim import evaluate
 from smelt.errors import SmeltError
+from smelt.shape import Shape
 from smelt.tensor import check, fori_loop, random
 from smelt.tensor.axes import shape_of
 from smelt.tensor.tracing import Outcome, Traced
@@ -193,23 +194,24 @@ def _small(traced: Traced, values: dict[str, int]) -> bool:
     return True
 
 
-def failure(search: Search, engines: Sequence[str], rng: np.random.Generator, count: int = 8) -> str | None:
+def failure(traced: Traced, engines: Sequence[str], rng: np.random.Generator, count: int = 8) -> str | None:
     """Sizes at which an accepted program fails, or gives another shape than was proven."""
-    assert search.outcome is not None
-    traced = search.outcome.traced
-    assert traced is not None
     for values in islice(sizes_for(traced, rng), count):
-        arrays = [rng.standard_normal(leaf.shape.numbers(values)).astype(np.float32) for leaf in traced.leaves]
+        arrays = [_data(leaf.shape, values, rng) for leaf in traced.leaves]
         for engine in engines:
             try:
                 got = traced(*arrays, engine=engine).shape
             except Exception as error:
-                return f"{engine} at {values}: {type(error).__name__}: {error}\n  {search}"
-            ways = [path for path in traced.paths if not path.guards.check(values)]
-            want = tuple(evaluate(size, values) for size in ways[0].results.shape.sizes)
+                return f"{engine} at {values}: {type(error).__name__}: {error}"
+            way = next(path for path in traced.paths if not path.guards.check(values))
+            want = tuple(evaluate(size, values) for size in way.results.shape.sizes)
             if got != want:
-                return f"{engine} at {values}: {got}, proven was {want}\n  {search}"
+                return f"{engine} at {values}: {got}, proven was {want}"
     return None
+
+
+def _data(shape: Shape, values: dict[str, int], rng: np.random.Generator) -> Any:
+    return np.asarray(3 * rng.standard_normal(shape.numbers(values))).astype(shape.dtype.numpy)
 
 
 def search_programs(seed: int, programs: int, native_every: int) -> Iterator[str]:
@@ -222,6 +224,7 @@ def search_programs(seed: int, programs: int, native_every: int) -> Iterator[str
         if search.outcome is None:
             continue
         done += 1
+        assert search.outcome.traced is not None
         engines = ("reference", "native") if native_every and done % native_every == 0 else ("reference",)
-        if (found := failure(search, engines, rng)) is not None:
-            yield found
+        if (found := failure(search.outcome.traced, engines, rng)) is not None:
+            yield f"{found}\n  {search}"
