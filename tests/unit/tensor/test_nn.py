@@ -15,10 +15,14 @@ import pytest
 import smelt
 from smelt import nn
 from smelt.dtype import dtype as dtype_of
+from smelt.engine.native import compile_all
+from smelt.errors import SizeError, SmeltError
+from smelt.ir.interpret import run
 from smelt.shape import Shape
 from smelt.tensor import engine, trace
 from smelt.tensor.axes import parse_shape
 from smelt.tensor.model import build, declared
+from smelt.weights import Weights
 
 RECORDED = dict(np.load(Path(__file__).parents[2] / "fixtures" / "layers.npz"))
 
@@ -152,6 +156,36 @@ def test_layers_are_proven_over_symbols(case: Case):
 @pytest.mark.parametrize("case", [case for case in CASES if case.native], ids=lambda case: case.name)
 def test_layers_compile_for_all_sizes(case: Case):
     close(run_traced(case, "native"), case.name)
+
+
+def test_layers_at_sizes_0_and_1_on_the_native_engine(seed: int):
+    """All compiled in one go; dynamic dimensions are 0 together and one by one, and 1. Expected: the interpreter's."""
+    cases = [case for case in CASES if case.native]
+    traces = [trace(Called(case).__call__, shape_of(case.shape), facts=case.facts) for case in cases]
+    rng = np.random.default_rng(seed)
+    for case, traced, made in zip(cases, traces, compile_all([each.program for each in traces]), strict=True):
+        assert not isinstance(made, SmeltError), f"{case.name}: {made}"
+        weights = {leaf.name: RECORDED[f"{case.name}/weight/{leaf.name.removeprefix('layer.')}"]
+                   for leaf in traced.leaves if leaf.weight}  # fmt: skip
+        bound = made.prepare(Weights.of(weights)) if weights else made
+        shape = shape_of(case.shape)
+        for numbers in [dict.fromkeys(shape.symbols, 1), *({name: 0} for name in shape.symbols)]:
+            sizes = shape.numbers(dict.fromkeys(shape.symbols, 2) | numbers)
+            x = rng.integers(0, 11, sizes) if shape.dtype.is_integer else rng.standard_normal(sizes).astype(np.float32)
+            want = answer(lambda: run(traced.program, [*weights.values(), x]))  # noqa: B023
+            got = answer(lambda: bound(x))  # noqa: B023
+            assert isinstance(got, str) == isinstance(want, str), f"{case.name} at {sizes}: {got}, expected {want}"
+            for a, b in zip(got, want, strict=True) if not isinstance(got, str) else ():
+                assert a.shape == b.shape, case.name
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=f"{case.name} at {sizes}")
+
+
+def answer(call: Callable[[], Any]) -> Any:
+    """The results of a call, or why it refused the sizes."""
+    try:
+        return call()
+    except SizeError as error:
+        return str(error)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -36,12 +36,18 @@ def random_array(rng: np.random.Generator, sizes: tuple[int, ...], element: str)
     return rng.standard_normal(sizes).astype(dtype.numpy)
 
 
-def drawn(case: Case, rng: np.random.Generator, element: str) -> tuple[list[np.ndarray], list[Shape]]:
-    """Arrays for a case at random sizes, and their shapes with symbols."""
+def symbols_in(shapes: list[Shape]) -> list[str]:
+    return sorted({name for shape in shapes for name in shape.symbols})
+
+
+def drawn(
+    case: Case, rng: np.random.Generator, element: str, few: dict[str, int] | None = None
+) -> tuple[list[np.ndarray], list[Shape]]:
+    """Arrays for a case at random sizes, or at the least ones and so many more, and their shapes with symbols."""
     shapes = [shape_of(text, element) for text in case.inputs]
-    names = sorted({name for shape in shapes for name in shape.symbols})
     numbers = {
-        name: int(rng.integers(case.least.get(name, 0), LARGEST + case.least.get(name, 0) + 1)) for name in names
+        name: case.least.get(name, 0) + (int(rng.integers(LARGEST + 1)) if few is None else few.get(name, 2))
+        for name in symbols_in(shapes)
     }
     arrays = [random_array(rng, shape.numbers(numbers), element) for shape in shapes]
     if case.draw is not None:
@@ -98,7 +104,7 @@ def test_traced_for_all_sizes(case: Case, seed: int):
 
 
 def test_every_case_on_the_native_engine(seed: int):
-    """Traced over symbols and compiled in one go, then run at several sizes."""
+    """Traced over symbols and compiled in one go, then run at several sizes, the least ones together and one by one."""
     rng = np.random.default_rng(seed)
     traces = []
     for case in CASES:
@@ -106,6 +112,8 @@ def test_every_case_on_the_native_engine(seed: int):
         traces.append(trace(lambda *args, case=case: first(case.op(*args)), *shapes, facts=case.facts))
     for case, made in zip(CASES, compile_all([each.program for each in traces]), strict=True):
         assert not isinstance(made, SmeltError), f"{case.name}: {made}"
-        for _ in range(3):
-            arrays, _ = drawn(case, rng, case.types[0])
+        names = symbols_in([shape_of(text, case.types[0]) for text in case.inputs])
+        small = [dict.fromkeys(names, 0), dict.fromkeys(names, 1), *({name: 0} for name in names)]
+        for few in (None, None, None, *small):
+            arrays, _ = drawn(case, rng, case.types[0], few)
             agree(case, made(*arrays)[0], expected(case, arrays))
