@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from smelt.dim import Size
 from smelt.errors import SizeError, UnsupportedError, VerifyError
+from smelt.ir.attributes import Constant
 from smelt.ir.clone import clone_region, substitution
-from smelt.ir.core import Func, Program, Value, walk
+from smelt.ir.core import Func, Op, Program, Value, walk
+from smelt.ir.rewrite import Edit
 from smelt.ir.verify import verify
 from smelt.passes import pipeline
 from smelt.shape import Shape
@@ -57,7 +61,19 @@ def is_static(program: Program) -> bool:
 
 def _substitute(func: Func, values: Mapping[str, Size]) -> Func:
     body = clone_region(func.body, {}, substitution(values))
-    return Func(func.name, body, func.visibility, func.arg_attrs, func.result_attrs, func.attrs, func.location)
+    edit = Edit(Func(func.name, body, func.visibility, func.arg_attrs, func.result_attrs, func.attrs, func.location))
+    for op in walk(body):
+        if op.name == "stablehlo.gather" and op.result.shape.count == 0:
+            _leave_empty(edit, op)
+    return edit.freeze()
+
+
+def _leave_empty(edit: Edit, op: Op) -> None:
+    """A gather without indices reads nothing, so what it reads from may be empty; the specification says otherwise."""
+    shape = op.result.shape
+    nothing = Constant.of(np.empty(shape.numbers(), shape.dtype.numpy), shape.dtype)
+    edit.replace(op.result, edit.before(op).op("stablehlo.constant", value=nothing).result)
+    edit.erase_if_dead(op)
 
 
 def _values(func: Func) -> list[Value]:

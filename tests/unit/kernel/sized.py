@@ -1,4 +1,4 @@
-"""StableHLO programs over dynamic dimensions, written shortly: `f32[N - 1, 4]` stands for a tensor type with its sizes."""
+"""StableHLO over dynamic dimensions, written shortly: `f32[N - 1, 4]` stands for a tensor type with its sizes."""
 
 from __future__ import annotations
 
