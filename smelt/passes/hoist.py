@@ -80,9 +80,12 @@ class _Moving:
         regions = []
         for region in op.regions:
             args = tuple(Value(arg.type, None, arg.index, arg.name) for arg in region.args)
-            values.update(zip(region.args, args, strict=True))
+            own = dict(zip(region.args, args, strict=True))
+            values |= own
+            values |= {region.args[i]: values.get(op.operands[i], op.operands[i]) for i in _carried_unchanged(op)}
             inner = tuple(self.ops(region.ops, values))
-            regions.append(Region(args, inner, tuple(values.get(value, value) for value in region.results)))
+            results = tuple(own.get(value) or values.get(value, value) for value in region.results)
+            regions.append(Region(args, inner, results))
         front: list[Op] = []
         if op.name == "stablehlo.while":
             front, regions[1] = self._moved(regions[1], within=None)
@@ -113,6 +116,15 @@ class _Moving:
         needed = _needed(kept, region.results)
         ops = tuple(clone_op(op, values) for op in kept if op not in wanted or op in needed)
         return front, Region(region.args, ops, tuple(values.get(value, value) for value in region.results))
+
+
+def _carried_unchanged(op: Op) -> list[int]:
+    """The operands of a loop that every turn hands on as they are."""
+    if op.name != "stablehlo.while":
+        return []
+    body = op.regions[1]
+    same = [result is arg for result, arg in zip(body.results, body.args, strict=True)]
+    return [i for i, arg in enumerate(body.args) if same[i] and arg.type == op.operands[i].type]
 
 
 def _free(region: Region, within: set[Value] | None) -> dict[Op, None]:

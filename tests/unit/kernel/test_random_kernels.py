@@ -52,7 +52,7 @@ def test_open_sizes_and_narrow_elements(algorithm: str) -> None:
         results += f.rng_bit_generator(f.args[0], rng_algorithm=algorithm, result=types)
     program = Program.of(f.func(*results))
     compiled = NativeEngine().compile(program)
-    for sizes in ((3, 5), (5, 3), (3, 4), (4, 3), (1, 1), (0, 3), (7, 7)):
+    for sizes in ((3, 5), (5, 3), (3, 4), (4, 3), (2, 5), (5, 2), (1, 5), (1, 1), (0, 3), (7, 7)):
         args = [STATE, np.zeros(sizes, bool)]
         for got, want in zip(compiled(*args), run(program, args), strict=True):
             same = (got == want) | ((got != got) & (want != want))
