@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,22 +55,27 @@ class CoverageMap:
         return kept
 
 
-def collect(root: Path, kept: Path, files: Sequence[Path], timeout: float, say: Any = print) -> CoverageMap:
+def collect(root: Path, kept: Path, files: Sequence[Path], timeout: float, jobs: int = 1) -> CoverageMap:
     """The map of a copy of the repository; the same package and test file are not measured again."""
     kept.mkdir(parents=True, exist_ok=True)
     package = _digest(sorted((root / "smelt").rglob("*.py")))
-    found = CoverageMap()
-    for path in files:
+
+    def measure(path: Path) -> Path:
         key = hashlib.blake2b(f"{package} {path} {_digest([root / path])}".encode(), digest_size=16).hexdigest()
         record = kept / f"{key}.json"
         if not record.exists():
-            _measure(root, path, record, timeout, say)
-        if record.exists():
-            found.add(json.loads(record.read_text()))
+            _measure(root, path, record, timeout)
+        return record
+
+    found = CoverageMap()
+    with ThreadPoolExecutor(jobs) as pool:
+        for record in pool.map(measure, files):
+            if record.exists():
+                found.add(json.loads(record.read_text()))
     return found
 
 
-def _measure(root: Path, path: Path, record: Path, timeout: float, say: Any) -> None:
+def _measure(root: Path, path: Path, record: Path, timeout: float) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-m", "not slow", str(path)]
     environment = {**os.environ, "PYTHONPATH": str(root), RESULT: str(record), "SMELT_SEED": "1"}
     command += ["-p", "tests.mutation.cover"]
@@ -78,9 +84,9 @@ def _measure(root: Path, path: Path, record: Path, timeout: float, say: Any) -> 
             command, cwd=root, env=environment, timeout=timeout, check=False, capture_output=True, text=True
         )
         last = done.stdout.strip().splitlines()[-1:]
-        say(f"  {path}: {''.join(last)}")
+        print(f"  {path}: {''.join(last)}", flush=True)
     except subprocess.TimeoutExpired:
-        say(f"  {path}: left out, longer than {timeout:g} s")
+        print(f"  {path}: left out, longer than {timeout:g} s", flush=True)
 
 
 def _digest(paths: Sequence[Path]) -> str:

@@ -20,6 +20,7 @@ import threading
 import time
 import tomllib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,12 +53,12 @@ class Trial:
         return f"{self.file}:{self.mutant.line} {self.mutant.kind}: {before[:90]} → {self.mutant.after[:90]}"
 
 
-def draw(root: Path, seed: int, count: int, only: str) -> list[Trial]:
+def draw(root: Path, seed: int, count: int, only: Sequence[str]) -> list[Trial]:
     """A sample of all mutants; the same seed draws the same from the same source."""
     every = [
         Trial(str(path.relative_to(root)), mutant)
         for path in sorted((root / "smelt").rglob("*.py"))
-        if only in str(path.relative_to(root))
+        if any(part in str(path.relative_to(root)) for part in only)
         for mutant in mutants_of(path.read_text())
     ]
     return random.Random(seed).sample(every, min(count, len(every)))
@@ -143,7 +144,7 @@ def run(options: argparse.Namespace) -> list[Trial]:
             path.relative_to(first) for part in options.tests for path in sorted((first / part).rglob("test_*.py"))
         ] + [Path(part) for part in options.tests if part.endswith(".py")]
         print(f"coverage of {len(files)} test files")
-        coverage = collect(first, kept, files, options.map_timeout)
+        coverage = collect(first, kept, files, options.map_timeout, options.jobs)
         trials = draw(first, options.seed, options.count, options.only)
         waiting: queue.SimpleQueue[Trial] = queue.SimpleQueue()
         for trial in trials:
@@ -192,7 +193,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--only", default="", help="a part of the paths to be mutated")
+    parser.add_argument("--only", nargs="*", default=["smelt"], help="parts of the paths to be mutated")
     parser.add_argument("--tests", nargs="*", default=list(TESTS))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--budget", type=float, default=20, help="seconds of tests per mutant")
