@@ -11,7 +11,7 @@ import pytest
 
 import smelt
 from smelt.dim import floordiv, symbol
-from smelt.errors import SmeltError
+from smelt.errors import ShapeError, SmeltError
 from smelt.read.onnx.shape import rest_of
 
 onnx = pytest.importorskip("onnx")
@@ -51,7 +51,7 @@ def test_open_sizes_broadcast_either_way(tmp_path: Path) -> None:
     for a, b in [((3, 4), (3, 4)), ((3, 1), (3, 4)), ((1, 4), (3, 1)), ((3, 4), (1, 1)), ((1, 4), (0, 4))]:
         x, y = np.full(a, 2.0, np.float32), np.full(b, 3.0, np.float32)
         np.testing.assert_array_equal(model(x, y)["y"], x * y)
-    with pytest.raises(SmeltError):
+    with pytest.raises(ShapeError, match="sizes do not broadcast"):
         model(np.zeros((2, 3), np.float32), np.zeros((4, 3), np.float32))
     np.testing.assert_array_equal(model(np.ones((2, 3), np.float32), np.ones((2, 3), np.float32))["y"], np.ones((2, 3)))
 
@@ -70,7 +70,7 @@ def test_open_sizes_do_not_hide_mistakes(tmp_path: Path) -> None:
         ("Split", {"num_outputs": 0}),
     ]
     for op, attributes in wrong:
-        with pytest.raises(SmeltError):
+        with pytest.raises(SmeltError, match=f"{op}.*{next(iter(attributes))}"):
             open_model(tmp_path, op, 2, **attributes)
 
 

@@ -15,7 +15,7 @@ from smelt.cli.bench import bench
 from smelt.cli.check import check
 from smelt.cli.diff import diff
 from smelt.cli.inspect import inspect
-from smelt.errors import SmeltError
+from smelt.errors import ShapeError, SmeltError
 from smelt.model import load
 
 onnx = pytest.importorskip("onnx")
@@ -143,7 +143,7 @@ def test_inputs_that_shape_the_program_are_found_and_sampled(shaped: Path, capsy
 
 @pytest.mark.parametrize("static", ["axes=fish", "axes=[0, 0]", "nothing=1", "axes"])
 def test_static_values_that_do_not_fit_are_refused(static: str, shaped: Path) -> None:
-    with pytest.raises(SmeltError):
+    with pytest.raises(SmeltError, match=static.partition("=")[0]):
         inspect(shaped, [], [static], True)
 
 
@@ -183,7 +183,7 @@ def test_check_lists_the_sizes_that_it_takes_for_granted(tmp_path: Path, capsys:
         for n, m in ((2, 2), (2, 1), (1, 2)):
             x, y = random.random((n, 3), np.float32), random.random((m, 3), np.float32)
             np.testing.assert_array_equal(model(x=x, y=y)["z"], x + y)
-        with pytest.raises(SmeltError):
+        with pytest.raises(ShapeError, match="sizes do not broadcast"):
             model(x=np.ones((2, 3), np.float32), y=np.ones((3, 3), np.float32))
 
 

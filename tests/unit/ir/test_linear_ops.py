@@ -11,7 +11,7 @@ import pytest
 
 from smelt.dim import symbol
 from smelt.dtype import Quantized, dtype
-from smelt.errors import SmeltError, VerifyError
+from smelt.errors import VerifyError
 from smelt.ir.attributes import DotAlgorithm, DotDims, RaggedDotDims
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program, Token
@@ -228,11 +228,22 @@ def test_einsum(config: str, shapes: list[tuple[int, ...]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "config",
-    ["", "ij,jk", "ij->ij", "i,jk->k", "ij,jk->iz", "ij,jk->ii", "ij,ik->j", "i1,1k->ik", "i..j,jk->k", "ij,jk,kl->l"],
+    ("config", "message"),
+    [
+        ("", "not a configuration"),
+        ("ij,jk", "not a configuration"),
+        ("ij->ij", "not a configuration"),
+        ("i,jk->k", "one label per dimension"),
+        ("ij,jk->iz", "only labels of the operands"),
+        ("ij,jk->ii", "every label once"),
+        ("ij,ik->j", "every i must have the same size"),
+        ("i1,1k->ik", "not a configuration"),
+        ("i..j,jk->k", "not a configuration"),
+        ("ij,jk,kl->l", "not a configuration"),
+    ],
 )
-def test_einsum_is_verified(config: str) -> None:
-    with pytest.raises(SmeltError):
+def test_einsum_is_verified(config: str, message: str) -> None:
+    with pytest.raises(VerifyError, match=message):
         applied("stablehlo.einsum", np.ones((2, 3)), np.ones((3, 4)), einsum_config=config)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from smelt.dim import symbol
 from smelt.dtype import Quantized, dtype
-from smelt.errors import SmeltError, VerifyError
+from smelt.errors import VerifyError
 from smelt.ir.build import Builder, FuncBuilder
 from smelt.ir.core import Program, Region, Token, Value
 from smelt.ir.interpret import run
@@ -286,24 +286,29 @@ def test_scan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operands", "args", "attrs"),
+    ("operands", "args", "attrs", "message"),
     [
-        (["x"], [Shape("f32", 3), Shape("f32", 3)], {"dimension": 0}),
-        (["x", "i"], [Shape("f32", 3), Shape("f32", 3)], {"dimension": 0}),
-        (["x", "c"], [Shape("f32", 3), Shape("f32", 3)], {"dimension": 2}),
-        (["x", "c"], [Shape("f32", 3), Shape("f32", 3)], {"dimension": -1}),
-        (["x", "x"], [Shape("f32", 3), Shape("f32", 3)], {"dimension": 1}),
-        (["c", "c"], [Shape("f32", 3), Shape("f32", 3)], {"dimension": 0}),
-        (["x", "c"], [Shape("f32", 3), Shape("f32", 3)], {"dimension": 0, "operandSegmentSizes": (2, 0)}),
-        (["x", "t"], [Shape("f32", 3), Shape("f32", 3)], {"dimension": 0}),
+        (["x"], [Shape("f32", 3), Shape("f32", 3)], {"dimension": 0}, "one argument per operand"),
+        (["x", "i"], [Shape("f32", 3), Shape("f32", 3)], {"dimension": 0}, "region takes has the wrong type"),
+        (["x", "c"], [Shape("f32", 3), Shape("f32", 3)], {"dimension": 2}, "scanned dimension"),
+        (["x", "c"], [Shape("f32", 3), Shape("f32", 3)], {"dimension": -1}, "scanned dimension"),
+        (["x", "x"], [Shape("f32", 3), Shape("f32", 3)], {"dimension": 1}, "region takes has the wrong type"),
+        (["c", "c"], [Shape("f32", 3), Shape("f32", 3)], {"dimension": 0}, "at least one input"),
+        (
+            ["x", "c"],
+            [Shape("f32", 3), Shape("f32", 3)],
+            {"dimension": 0, "operandSegmentSizes": (2, 0)},
+            "both segment sizes",
+        ),
+        (["x", "t"], [Shape("f32", 3), Shape("f32", 3)], {"dimension": 0}, "must be a tensor"),
     ],
 )
-def test_scan_is_verified(operands: list[str], args: list[Shape], attrs: dict[str, Any]) -> None:
+def test_scan_is_verified(operands: list[str], args: list[Shape], attrs: dict[str, Any], message: str) -> None:
     f = FuncBuilder("main", [Shape("f32", 2, 3), Shape("f32", 3), Shape("i32", 3), Token()])
     named = dict(zip("xcit", f.args, strict=True))
     with f.region(*args) as r:
         r.result(*r.args)
-    with pytest.raises(SmeltError):
+    with pytest.raises(VerifyError, match=message):
         f.op("chlo.scan", *(named[name] for name in operands), regions=[r.body], **attrs)
 
 

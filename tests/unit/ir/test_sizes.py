@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smelt.dim import evaluate, symbol
+from smelt.errors import ShapeError
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
@@ -158,7 +159,9 @@ def test_what_is_traced_is_what_runs(steps, batch, length):
         if known is not None and not isinstance(known[0], int):
             try:
                 expected = evaluate(known[0], {"B": batch, "S": length})
-            except Exception:  # a divisor that is 0 for these numbers has no value
+            except ShapeError as error:  # a divisor that is 0 for these numbers has no value
+                if "division by zero" not in str(error):
+                    raise
                 continue
             if -(2**31) <= expected < 2**31:
                 assert result == expected

@@ -142,7 +142,7 @@ def test_regressor_transforms(tmp_path: Path, seed: int, post: str, targets: int
     nodes, leaves = forest(random, 1, 3, 3)
     attributes = nodes | weights_of(random, leaves, list(range(targets)), "target", low=0.05)
     attributes |= {"n_targets": targets, "post_transform": post}
-    check(tmp_path, "TreeEnsembleRegressor", [halves(random, 17, 3)], [F32], attributes, rtol=1e-3, atol=1e-3)
+    check(tmp_path, "TreeEnsembleRegressor", [halves(random, 17, 3)], [F32], attributes, rtol=2e-5, atol=2e-6)
 
 
 def test_targets_that_leaves_do_not_share(tmp_path: Path, seed: int) -> None:
@@ -237,7 +237,7 @@ def test_classifier(tmp_path: Path, seed: int, post: str, base: int, strings: bo
         attributes["base_values"] = [0.01, 0.02, 0.003, 0.02]
     attributes |= {"classlabels_strings": ["a", "bé", "", "d"]} if strings else {"classlabels_int64s": [5, 7, -1, 2]}
     x = halves(random, 25, 3)
-    check(tmp_path, "TreeEnsembleClassifier", [x], [TEXT if strings else I64, F32], attributes, rtol=1e-3, atol=1e-3)
+    check(tmp_path, "TreeEnsembleClassifier", [x], [TEXT if strings else I64, F32], attributes, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("post", TRANSFORMS[:4])
@@ -437,7 +437,7 @@ def test_trees_that_are_none(tmp_path: Path, change: dict[str, Any], error: type
 def test_linear_models(tmp_path: Path, seed: int, post: str, kind: type) -> None:
     random = np.random.default_rng(seed)
     x: Array = random.integers(-3, 4, (13, 3)).astype(kind)
-    close: Any = {"rtol": 1e-3, "atol": 1e-4}
+    close: Any = {"rtol": 2e-5, "atol": 2e-6}
     for count in (1, 2, 4):
         shared = {
             "coefficients": random.uniform(-0.1, 0.1, 3 * count).astype(np.float32).tolist(),
@@ -680,7 +680,7 @@ def test_labels_move_with_their_places(tmp_path: Path) -> None:
     x = np.array([[1], [0], [5]])
     moved = model(helper.make_node("Reshape", ["a", "shape"], ["b"]), helper.make_node("Identity", ["b"], ["z"]))
     same(ours(moved, {"x": x}, tmp_path)[0], theirs(moved, {"x": x}))
-    with pytest.raises(SmeltError):
+    with pytest.raises(UnsupportedError, match="input 'A' must be a tensor"):
         ours(model(helper.make_node("Add", ["a", "a"], ["z"])), {"x": x}, tmp_path)
 
 
@@ -767,4 +767,4 @@ def test_pipelines(tmp_path: Path, seed: int, name: str) -> None:
             if "smelt.keys" in note:
                 keys = [key.value if isinstance(key, Int) else key for key in note["smelt.keys"]]
                 expected[i] = np.array([[row[key] for key in keys] for row in expected[i]], np.float32)
-        same(found, expected, rtol=1e-3, atol=1e-4)
+        same(found, expected, rtol=5e-5, atol=2e-6)

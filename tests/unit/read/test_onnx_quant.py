@@ -11,7 +11,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from smelt.dtype import Array, dtype, integer_range
-from smelt.errors import ShapeError, SmeltError, UnsupportedError
+from smelt.errors import ShapeError, UnsupportedError
 from tests.onnx_nodes import Node, on_onnxruntime, on_smelt
 
 SIZES = ({"B": 2, "S": 3, "H": 9, "W": 8}, {"B": 1, "S": 7, "H": 6, "W": 11})
@@ -170,22 +170,24 @@ def test_quantize_versions(version: int, seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "attributes"),
+    ("inputs", "attributes", "message"),
     [
-        ("x:f32[2,5] scale:f32[4]", {}),
-        ("x:f32[2,5] scale:f32[5] zero:ui8[5]", {"axis": 2}),
-        ("x:f32[2,10] scale:f32[2,3]", {"block_size": 3}),
-        ("x:f32[2,10] scale:f32[2,5]", {"block_size": 3}),
-        ("x:f32[2,10] scale:f32[1,4]", {"block_size": 3}),
-        ("x:f32[2,10] scale:f32[2,4]", {"block_size": -3}),
-        ("x:f32[2,5] scale:f32[2,5]", {}),
-        ("x:f32[2,5] scale:f32[] zero:i8[]", {"output_dtype": 2}),
+        ("x:f32[2,5] scale:f32[4]", {}, "does not fit axis 1"),
+        ("x:f32[2,5] scale:f32[5] zero:ui8[5]", {"axis": 2}, "axis is out of range"),
+        ("x:f32[2,10] scale:f32[2,3]", {"block_size": 3}, "do not fit blocks of 3"),
+        ("x:f32[2,10] scale:f32[2,5]", {"block_size": 3}, "do not fit blocks of 3"),
+        ("x:f32[2,10] scale:f32[1,4]", {"block_size": 3}, "do not fit blocks of 3"),
+        ("x:f32[2,10] scale:f32[2,4]", {"block_size": -3}, "'block_size' is negative"),
+        ("x:f32[2,5] scale:f32[2,5]", {}, "does not fit axis 1"),
+        ("x:f32[2,5] scale:f32[] zero:i8[]", {"output_dtype": 2}, "not the zero point's type"),
     ],
 )
-def test_quantize_refuses_what_does_not_fit(inputs: str, attributes: dict[str, int], tmp_path: Path) -> None:
+def test_quantize_refuses_what_does_not_fit(
+    inputs: str, attributes: dict[str, int], message: str, tmp_path: Path
+) -> None:
     made = node("QuantizeLinear", inputs, **attributes)
     arrays = made.arrays(np.random.default_rng(0), {})
-    with pytest.raises(SmeltError):
+    with pytest.raises(ShapeError, match=message):
         on_smelt(made.model(arrays), arrays, tmp_path)
 
 
