@@ -31,6 +31,7 @@ from smelt.engine.executable import signature_of
 from smelt.engine.native import NativeEngine
 from smelt.engine.pjrt import PjrtEngine
 from smelt.engine.plans import entries, lower, plan_lowered, source_of
+from smelt.engine.reference import ReferenceEngine
 from smelt.engine.store import default_targets, recompile, store_weights
 from smelt.engine_api import KernelUse, Port, Signature
 from smelt.errors import FileError, Location, MissingPackageError, RunError, SizeError, SmeltError, UnsupportedError
@@ -218,12 +219,16 @@ def test_code_for_several_kinds_of_processors(pixels: np.ndarray, expected: np.n
     path = tmp_path / "digits.smelt"
     write(path, stored)
     np.save(tmp_path / "x.npy", pixels[:37])
-    for target in ("avx512", "avx2", "plain"):
-        if not cpu.TARGETS[target].features <= cpu.target("native").features:
-            continue
+    runnable = [target for target in ("avx512", "avx2", "plain") if runs_here(target)]
+    assert "plain" in runnable
+    for target in runnable:
         done = python(RUN, path, tmp_path / "x.npy", tmp_path / "y.npy", SMELT_TARGET=target, SMELT_CC="/no/compiler")
         assert done.returncode == 0, done.stderr
         np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, rtol=2e-5, atol=1e-7)
+
+
+def runs_here(target: str) -> bool:
+    return cpu.TARGETS[target].features <= cpu.target("native").features
 
 
 def test_weights_of_bf16_lie_in_pairs_for_targets_that_multiply_them(pixels: np.ndarray, tmp_path: Path) -> None:
@@ -239,13 +244,16 @@ def test_weights_of_bf16_lie_in_pairs_for_targets_that_multiply_them(pixels: np.
     path = tmp_path / "digits.smelt"
     write(path, stored)
     np.save(tmp_path / "x.npy", pixels[:37])
-    wanted = smelt.load(DIGITS, engine="native", precision="bf16")(pixels[:37])["probabilities"]
-    for target in ("avx512bf16", "avx512", "plain"):
-        if not cpu.TARGETS[target].features <= cpu.target("native").features:
-            continue
+    rounded = ReferenceEngine().compile(with_precision(program, "bf16")).prepare(weights)
+    (wanted,) = rounded(pixels[:37])
+    (unrounded,) = ReferenceEngine().compile(program).prepare(weights)(pixels[:37])
+    assert np.abs(wanted - unrounded).max() > 1e-3, "the tolerance below tells the two apart"
+    runnable = [target for target in ("avx512bf16", "avx512", "plain") if runs_here(target)]
+    assert "plain" in runnable
+    for target in runnable:
         done = python(RUN, path, tmp_path / "x.npy", tmp_path / "y.npy", SMELT_TARGET=target, SMELT_CC="/no/compiler")
         assert done.returncode == 0, done.stderr
-        np.testing.assert_allclose(np.load(tmp_path / "y.npy"), wanted, rtol=1e-2, atol=1e-4)
+        np.testing.assert_allclose(np.load(tmp_path / "y.npy"), wanted, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
