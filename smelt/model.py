@@ -190,7 +190,10 @@ def _builder(
             raise MissingValuesError(error.inputs, error.sizes) from error
         used, executable = compile_for(with_precision(program, precision), device, engine, budget)
         tell(used)
-        return executable.prepare(weights)
+        bound = executable.prepare(weights)
+        if shapes or not values:
+            return bound
+        return _for_any_size(bound, lambda _, fixed: build(values, fixed))  # the same values, other sizes
 
     return build
 

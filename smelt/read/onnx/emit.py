@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from smelt.dim import Atom, Size, at_most, mod, product
+from smelt.dim import Atom, Size, at_most, floordiv, maximum, minimum, mod, product, symbols
 from smelt.dtype import DType, dtype, i1, i64, integer_range
 from smelt.errors import ShapeError, UnsupportedError
 from smelt.ir.attributes import DotDims, GatherDims, ScatterDims
@@ -42,27 +42,12 @@ def axes_of(axes: Sequence[int], rank: int, what: str = "axes") -> tuple[int, ..
     return found
 
 
-def joined(*shapes: Sequence[Size]) -> tuple[Size, ...]:
-    """The sizes that several shapes are broadcast to. Of two that may differ, the number wins, and 1 gives way."""
-    rank = max((len(sizes) for sizes in shapes), default=0)
-    result: list[Size] = [1] * rank
-    for sizes in shapes:
-        for i, size in enumerate(sizes, rank - len(sizes)):
-            have = result[i]
-            if size == 1 or size == have:
-                continue
-            if have == 1 or (type(have) is not int and type(size) is int):
-                result[i] = size
-            elif type(have) is int and type(size) is int:
-                raise ShapeError("sizes do not broadcast", expected=have, got=size)
-    return tuple(result)
-
-
 class Emit:
     """A builder with ONNX's vocabulary."""
 
-    def __init__(self, b: Builder, births: dict[str, tuple[Value, int]]) -> None:
+    def __init__(self, b: Builder, births: dict[str, tuple[Value, int]], given: set[str]) -> None:
         self.b = b
+        self.given = given  # symbols that inputs have
         self.births = births  # symbol → a value with a dimension of exactly that size
 
     # -- constants --
@@ -153,6 +138,10 @@ class Emit:
     def broadcast_in_dim(self, x: Value, sizes: Sequence[Size], dims: Sequence[int]) -> Value:
         if x.shape.sizes == tuple(sizes) and tuple(dims) == tuple(range(len(sizes))):
             return x
+        pairs = [(size, sizes[d]) for size, d in zip(x.shape.sizes, dims, strict=True)]
+        if any(not isinstance(a, int) and a != b and (self.is_late(a) or self.is_late(b)) for a, b in pairs):
+            target = self.size_vector(sizes)  # whether a size from data is repeated, the run tells
+            return self._value(self.b.dynamic_broadcast_in_dim(x, target, broadcast_dimensions=tuple(dims)))
         shape = Shape.of(x.shape.dtype, sizes)
         return self._value(self.b.broadcast_in_dim(x, broadcast_dimensions=tuple(dims), result=shape))
 
@@ -163,9 +152,35 @@ class Emit:
             raise ShapeError("a shape cannot lose dimensions by broadcasting", expected=list(sizes), got=x.shape)
         return self.broadcast_in_dim(x, sizes, range(rank - x.shape.rank, rank))
 
+    def is_late(self, size: Size) -> bool:
+        """Whether data tells a size: no input has it."""
+        return not symbols(size) <= self.given
+
+    def joined(self, *shapes: Sequence[Size]) -> tuple[Size, ...]:
+        """The sizes that several shapes are broadcast to."""
+        rank = max((len(sizes) for sizes in shapes), default=0)
+        result: list[Size] = [1] * rank
+        for sizes in shapes:
+            for i, size in enumerate(sizes, rank - len(sizes)):
+                result[i] = self.join(result[i], size)
+        return tuple(result)
+
+    def join(self, a: Size, b: Size) -> Size:
+        """The size that two are broadcast to: 1 gives way, and a number wins. Of two that inputs have the first, and
+        where that is not right at run time, another program; of two that data tells, what it is in every case."""
+        if b == 1 or a == b:
+            return a
+        if a == 1:
+            return b
+        if isinstance(a, int) and isinstance(b, int):
+            raise ShapeError("sizes do not broadcast", expected=a, got=b)
+        if isinstance(a, int) or isinstance(b, int):
+            return a if isinstance(a, int) else b
+        return floordiv(a * b, maximum(minimum(a, b), 1)) if self.is_late(a) or self.is_late(b) else a
+
     def together(self, *values: Value) -> tuple[Value, ...]:
         """All broadcast to one shape."""
-        sizes = joined(*(value.shape.sizes for value in values))
+        sizes = self.joined(*(value.shape.sizes for value in values))
         return tuple(self.broadcast_to(value, sizes) for value in values)
 
     def along(self, vector: Value, rank: int, axis: int) -> Value:
@@ -444,7 +459,7 @@ class Emit:
             return self.dot(a, b, ((a.shape.rank - 1,), (0,)), element=element)
         if b.shape.rank == 2:  # one matrix for all batches: a plain product
             return self.dot(a, b, ((a.shape.rank - 1,), (0,)), element=element)
-        batch = joined(a.shape.sizes[:-2], b.shape.sizes[:-2])
+        batch = self.joined(a.shape.sizes[:-2], b.shape.sizes[:-2])
         a = self.broadcast_to(a, (*batch, *a.shape.sizes[-2:]))
         b = self.broadcast_to(b, (*batch, *b.shape.sizes[-2:]))
         n = len(batch)

@@ -79,6 +79,7 @@ class Model:
     weights: dict[str, Value] = field(default_factory=dict)  # those that the program uses, as arguments
     inputs: dict[Value, str] = field(default_factory=dict)
     births: dict[str, tuple[Value, int]] = field(default_factory=dict)
+    given: set[str] = field(default_factory=set)  # symbols that inputs have
     evaluated: dict[Value, Array] = field(default_factory=dict)
     nodes: int = 0  # read so far: every call of a function and every turn of an unrolled loop counts
     most_nodes: int = 20_000
@@ -117,7 +118,7 @@ class Graph(Emit):
         attributes: Mapping[str, Any] | None = None,
         captures: bool = True,
     ) -> None:
-        super().__init__(b, outer.births if outer is not None else model.births)
+        super().__init__(b, outer.births if outer is not None else model.births, model.given)
         self.model = model
         self._missing = Missing()  # why the last value that was looked at is not known
         self.outer = outer if captures else None

@@ -211,6 +211,7 @@ def _input(port: Any, b: Builder, model: Model) -> Value:
         sizes = [int(size) for size in fixed]
     value = Value(Shape.of(element, sizes), None, 0, port.name)
     model.inputs[value] = port.name
+    model.given |= value.shape.symbols
     return value
 
 

@@ -153,11 +153,7 @@ def expand(g: Graph, input: Tensor, shape: Sizes) -> Tensor | Value:
     rank = max(input.rank, len(shape))
     own: Sizes = (*(1,) * (rank - input.rank), *input.sizes)
     wanted: Sizes = (*(1,) * (rank - len(shape)), *shape)
-    sizes: list[Size] = []
-    for have, want in zip(own, wanted, strict=True):
-        if isinstance(have, int) and isinstance(want, int) and 1 not in (have, want) and have != want:
-            raise ShapeError("Expand: sizes do not broadcast", expected=have, got=want)
-        sizes.append(want if have == 1 else have if want == 1 or not isinstance(want, int) else want)
+    sizes = [g.join(want, have) for have, want in zip(own, wanted, strict=True)]
     known = ints(sizes)
     if known is not None and is_small(known):
         moved = move_known(input, lambda a: np.broadcast_to(a, known))
