@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
+import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -13,8 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import smelt
 from smelt.device import cpu
-from smelt.device.cache import Cache, default
+from smelt.device.cache import Cache, default, private_folder
+from smelt.device.library import load_descriptor
+from smelt.device.runtime import runtime
 from smelt.engine.native import NativeEngine
 from smelt.engine.plans import planned, source_of
 from smelt.errors import DeviceError, SmeltError
@@ -26,6 +32,7 @@ from smelt.shape import Shape
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
 
 KEY = "0123456789" * 4
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def source(number: int) -> str:
@@ -42,6 +49,7 @@ def answer(number: int) -> int:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of this test's own."""
     monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path / "cache"))
+    private_folder.cache_clear()  # what an earlier test kept there
     return tmp_path / "cache"
 
 
@@ -237,6 +245,197 @@ def test_disks_that_are_read_only_or_full(tmp_path: Path, options: str) -> None:
     output, said = mounted(tmp_path, options, code)
     assert output == "49\n50\n", said
     assert said.count("not kept") == 1
+
+
+# ---- folders that others can write ----
+
+
+def planted(folder: Path) -> Path:
+    """An entry that is right in every way but what it computes: 62 instead of 63."""
+    assert answer(62) == 62
+    (other,) = default().entries()
+    code = other.path.read_bytes()
+    other.path.unlink()
+    assert answer(63) == 63
+    (entry,) = default().entries()
+    entry.path.unlink()
+    path = folder / f"{entry.key}-{other.digest}.so"
+    path.write_bytes(code)
+    path.chmod(0o600)
+    gc.collect()  # what is loaded already is not looked for
+    return path
+
+
+def test_a_planted_entry_in_a_folder_of_our_own_is_loaded(folder: Path) -> None:
+    """The attack works where it is no attack: the tests below show something."""
+    planted(folder)
+    assert answer(63) == 62
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777, 0o702])
+def test_a_folder_that_others_can_write_is_not_used(folder: Path, mode: int, caplog: pytest.LogCaptureFixture) -> None:
+    path = planted(folder)
+    folder.chmod(mode)
+    with caplog.at_level(logging.WARNING, "smelt"):
+        assert [answer(63), answer(63)] == [63, 63]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert f"{mode:04o}" in said
+    assert list(folder.iterdir()) == [path], "nothing is written there"
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o620, 0o602])
+def test_a_file_that_others_can_write_is_not_loaded(folder: Path, mode: int) -> None:
+    planted(folder).chmod(mode)
+    assert answer(63) == 63
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_what_belongs_to_somebody_else_is_not_used(folder: Path, what: str) -> None:
+    path = planted(folder)
+    os.chown(path if what == "file" else folder, 12345, 12345)
+    assert answer(63) == 63
+
+
+def test_links_are_not_followed(folder: Path, tmp_path: Path) -> None:
+    path = planted(folder)
+    path.rename(tmp_path / "elsewhere.so")
+    path.symlink_to(tmp_path / "elsewhere.so")
+    assert answer(63) == 63
+
+
+def test_what_is_checked_is_what_is_loaded(folder: Path) -> None:
+    """The path may lead elsewhere by then."""
+    assert answer(64) == 64
+    gc.collect()
+    found = default().open(next(default().entries()).key)
+    assert found is not None
+    file, entry = found
+    entry.path.unlink()
+    entry.path.write_bytes(b"something else")
+    assert load_descriptor(file, entry.digest).answer() == 64
+
+
+# ---- users without a home ----
+
+ALONE = """
+    import logging, os, shutil, sys
+    from smelt.device import cache, cpu
+    build = lambda number: cpu.build(f"int answer(void) {{ return {number}; }}").answer()
+    os.environ["SMELT_CC"] = shutil.which("gcc")
+    build(1)  # imports everything: another user may not be allowed to read the libraries
+    for name in ("SMELT_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        os.environ.pop(name, None)
+    os.environ.update(ENVIRONMENT)
+    os.chdir("/")
+    if USER:
+        os.setgroups([])
+        os.setgid(USER)
+        os.setuid(USER)
+    print(build(65), build(65), build(66), cache.default().folder)
+"""
+
+
+@pytest.mark.skipif(not (shutil.which("gcc") or "").startswith("/usr"), reason="no compiler that every user can run")
+@pytest.mark.parametrize("home", ["none", "/nonexistent", "somebody else's"])
+def test_another_user(home: str, tmp_path: Path) -> None:
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        pytest.skip("only root becomes another user")
+    environment = {} if home == "none" else {"HOME": home if home[0] == "/" else str(tmp_path)}
+    code = ALONE.replace("ENVIRONMENT", repr(environment)).replace("USER", "54321")
+    output, said = python(code, SMELT_CACHE_DIR=str(tmp_path / "before")).communicate(timeout=120)
+    assert output.startswith("65 65 66 "), said
+    assert said.count("not kept") == 1, said
+    if home == "none":
+        left = Path(output.split()[-1])
+        assert left.name.startswith("smelt-cache-")
+        assert not left.exists(), "the private folder goes with the process"
+
+
+def test_a_read_only_root(tmp_path: Path) -> None:
+    """Everything but shared memory is read-only, as in many containers."""
+    if not os.access("/dev/shm", os.W_OK) or os.stat("/dev/shm").st_dev == os.stat("/").st_dev:
+        pytest.skip("no shared memory of its own")
+    code = (
+        "import os\nfrom smelt.device import cpu\n"
+        "assert not os.access('/tmp', os.W_OK)\n"
+        'for i in (67, 67): print(cpu.build(f"int answer(void) {{ return {i}; }}").answer())'
+    )
+    script = 'mount -o remount,bind,ro / && exec "$@"'
+    command = ["unshare", "-rm", "sh", "-c", script, "sh", sys.executable, "-c", code]
+    environment = {**os.environ, "SMELT_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    except FileNotFoundError:
+        pytest.skip("no unshare here")
+    if done.returncode and ("mount:" in done.stderr or "unshare:" in done.stderr or "AssertionError" in done.stderr):
+        pytest.skip(f"no read-only root here: {done.stderr.strip()[-200:]}")
+    assert done.stdout == "67\n67\n", done.stderr
+    assert done.stderr.count("not kept") == 1
+
+
+# ---- the compiler ----
+
+
+def test_another_version_of_the_compiler_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tmp_path / "cc"
+    keys = set()
+    monkeypatch.setenv("SMELT_CC", str(fake))
+    for version in ("1.0", "1.1", "1.0"):
+        fake.write_text(f"#!/bin/sh\necho {version}\n")
+        fake.chmod(0o755)
+        for each in (cpu.compiler, cpu._version):
+            each.cache_clear()
+        keys.add(cpu._Work.of(source(1), cpu.target("plain"), ()).key)
+    cpu.compiler.cache_clear()
+    assert len(keys) == 2
+
+
+# ---- what stays in memory ----
+
+
+def held() -> tuple[int, int]:
+    """Descriptors and mapped libraries of ours."""
+    gc.collect()
+    mapped = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
+    ours = {name for name in mapped if "memfd:smelt" in name or re.search(r"[0-9a-f]{40}-[0-9a-f]{32}\.so", name)}
+    return len(os.listdir("/proc/self/fd")), len(ours)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_libraries_go_with_their_last_use(folder: Path) -> None:
+    before = held()
+    first, second = cpu.build(source(70)), cpu.build(source(71))
+    again = cpu.build(source(70))
+    assert again is first
+    assert held() == (before[0] + 2, before[1] + 2)
+    del first
+    gc.collect()
+    assert again.answer() == 70
+    del second
+    assert held() == (before[0] + 1, before[1] + 1)
+    del again
+    assert held() == before
+    assert answer(70) == 70, "it can be loaded again"
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_closing_an_executable_unloads_its_code(folder: Path, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    x, w = (random.standard_normal(sizes).astype(np.float32) for sizes in ((3, 40), (40, 24)))
+    runtime()  # stays
+    before = held()
+    compiled = NativeEngine().compile(waves())
+    data = compiled.serialize(targets=["plain"])
+    (want,) = compiled(x, w)
+    compiled.close()
+    assert held() == before
+    for _ in range(2):
+        loaded = smelt.deserialize(data)
+        (found,) = loaded(x, w)
+        np.testing.assert_allclose(found, want, rtol=2e-5, atol=2e-6)
+        loaded.close()
+        assert held() == before
 
 
 # ---- targets ----
