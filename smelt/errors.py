@@ -74,6 +74,15 @@ class SmeltError(Exception):
         return {name: value if name == "error" else str(value) for name, value in fields.items() if value is not None}
 
 
+def error_of(record: dict[str, Any]) -> SmeltError:
+    """The error behind a record that another process wrote."""
+    fields = {name: record.get(name) for name in ("expected", "got", "where", "remedy")}
+    kind = globals().get(str(record["error"]))
+    if not (isinstance(kind, type) and issubclass(kind, SmeltError)):
+        kind = SmeltError
+    return kind(str(record["message"]), **fields)
+
+
 class ParseError(SmeltError):
     """Text or bytes that are not in the format they claim."""
 

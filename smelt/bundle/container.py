@@ -91,6 +91,7 @@ class Image(Frozen):
 
     def checked(self, index: object) -> bytes:
         """A section's bytes, copied out of the file first so that what is checked is what is used."""
+        self.check_size()
         found = bytes(self.section(index))
         assert isinstance(index, int)
         if digest(found) != self.sections[index][2]:
@@ -133,6 +134,18 @@ class Image(Frozen):
         end = (array.ctypes.data - first + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > start:
             pages.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+    def check_size(self) -> None:
+        """Refuse a file that was cut after it was mapped: touching what is gone would end the process (SIGBUS)."""
+        pages = self.rest.obj
+        wanted = self.offset + len(self.rest)
+        if isinstance(pages, mmap.mmap) and pages.size() < wanted:
+            raise FileError(
+                f"{self.name} was cut while it was in use",
+                expected=f"{wanted} bytes",
+                got=pages.size(),
+                remedy="replace bundles, never write to them in place",
+            )
 
     def check_body(self, runtime: Runtime, *, complete: bool) -> None:
         """Compare every byte of the body with its checksum or, for `complete`, every section with its digest."""

@@ -18,7 +18,7 @@ from smelt.bundle.write import serialize
 from smelt.device import runtime
 from smelt.dtype import Array
 from smelt.engine_api import KernelUse, Signature
-from smelt.errors import RunError, ShapeError, SmeltError, UnsupportedError
+from smelt.errors import FileError, RunError, ShapeError, SmeltError, UnsupportedError
 from smelt.size import solve
 
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ class Mapped(Protocol):
 
     def release(self, array: Array) -> None:
         """Give them back: whoever looks again reads them again."""
+        ...
+
+    def check_size(self) -> None:
+        """Raise FileError where the file was cut since it was mapped."""
         ...
 
 
@@ -108,6 +112,10 @@ class NativeExecutable:
 
     def _move(self, main: runtime.Program, arrays: Arrays, file: Mapped) -> None:
         """Calls that run meanwhile keep what they have: the old binding goes when the last of them is done."""
+        try:
+            file.check_size()
+        except FileError:
+            return  # nobody touches it here; the next call may
         read = [i for i, array in enumerate(arrays) if file.resident(array) > 0.5]
         if sum(arrays[i].nbytes for i in read) < WORTH_MOVING:
             return
@@ -143,6 +151,8 @@ class NativeExecutable:
 
     def _first(self, inputs: tuple[Any, ...], keep: bool) -> tuple[Any, ...]:
         file, self._file = self._file, None
+        if file is not None:
+            file.check_size()
         results = self(*inputs, keep=keep)
         main, arrays = self._main, self._arrays
         if file is not None and main is not None and arrays is not None:

@@ -197,6 +197,7 @@ class _Reader:
             return self._compiled_again(program)
         _, variant, code = max(fitting, key=lambda each: each[0])
         made = self._made(program, variant, code)
+        self.image.check_size()
         if self.image.file is not None:
             made.move_later(self.image)
         return made

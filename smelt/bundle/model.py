@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 def _labelled(port: Port, result: Array | Buffer) -> Array:
     """An output as an array, or as the strings that its numbers stand for."""
     array = as_array(result)
-    return np.array(port.labels, object)[array] if port.labels else array
+    if not port.labels:
+        return array
+    if array.size and not 0 <= array.min() <= array.max() < len(port.labels):
+        got = f"numbers from {array.min()} to {array.max()}"
+        raise RunError(f"{port.name}: a result without a label", expected=f"0 to {len(port.labels) - 1}", got=got)
+    return np.array(port.labels, object)[array]
 
 
 class Defaults(Frozen):

@@ -6,6 +6,10 @@ need the model itself refuse a bundle (`smelt.model.check_file`).
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +30,7 @@ from smelt.dtype import Array, dtype
 from smelt.engine.sample import in_range
 from smelt.engine.store import lowered, recompile, unpacked
 from smelt.engine_api import Port
-from smelt.errors import RunError, SmeltError, UnsupportedError
+from smelt.errors import RunError, SmeltError, UnsupportedError, error_of
 from smelt.ir.assumed import facts
 from smelt.ir.core import Program, walk
 from smelt.ir.cost import operations
@@ -181,6 +185,23 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
 
 
 def checked(file: Path, sizes: Sequence[str]) -> tuple[dict[str, Any], list[SmeltError]]:
+    """`run_check` in a worker process: it runs the bundle's machine code, which may crash."""
+    command = [sys.executable, "-P", "-m", "smelt.cli.bundle_worker", str(file), *sizes]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        raise RunError(f"{file}: its code ended the process that ran it", got=name, remedy="compile the model again")
+    try:
+        said = json.loads(done.stdout)
+        if "failed" in said:
+            raise error_of(said["failed"])
+        return dict(said["record"]), [error_of(each) for each in said["errors"]]
+    except (ValueError, KeyError, TypeError) as error:
+        got = f"{error}, exit code {done.returncode}"
+        raise RunError(f"{file}: the process that ran its code gave no answer", got=got) from error
+
+
+def run_check(file: Path, sizes: Sequence[str]) -> tuple[dict[str, Any], list[SmeltError]]:
     """Every byte compared with its digest, every program verified, and every code that runs here run once.
 
     Its results are held against what the stored program means (the reference) where that takes seconds, else against

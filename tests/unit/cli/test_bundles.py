@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import smelt
+from smelt import abi
 from smelt.bundle.load import stored
 from smelt.bundle.write import write
 from smelt.cli.main import app
 from smelt.device import cpu
-from smelt.errors import FileError, SmeltError, UnsupportedError
+from smelt.errors import FileError, RunError, SmeltError, UnsupportedError
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
 
@@ -102,6 +104,36 @@ def test_check_finds_code_that_computes_something_else(tmp_path: Path) -> None:
     record = json.loads(done.stdout)
     assert (done.exit_code, record["ok"], len(record["errors"])) == (1, False, 1)
     assert "plain gives other results than reference" in record["errors"][0]["message"]
+
+
+CRASH = """
+int {name}_measure(const long long *n, long long *out) {{ out[0] = out[1] = 0; {sizes} return 0; }}
+int {name}_run(void) {{ {what} }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "why"), [("*(volatile int *)8 = 1; return 0;", "SIGSEGV"), ("__builtin_trap();", "SIGILL|SIGTRAP")]
+)
+def test_check_survives_code_that_crashes(bundle: Path, tmp_path: Path, what: str, why: str) -> None:
+    """Such code says of itself what the manifest says: only a run shows what it does."""
+    model = stored(bundle)
+    (program,) = model.programs
+    variant = program.variants[0]
+    main = variant.main
+    lengths = [constant.nbytes for constant in variant.constants]
+    checks = len(main.sizes), len(main.data)
+    said = abi.describe(main.symbols, main.arguments, main.results, lengths, main.donated, main.reused, checks)
+    ranks = sum(shape.rank for shape in main.results)
+    sizes = " ".join(f"out[{2 + i}] = 1;" for i in range(ranks))
+    text = CRASH.format(name=main.name, sizes=sizes, what=what) + abi.c_text(main.name, said)
+    cpu.compile_to(tmp_path / "code.so", text)
+    code = variant.codes[-1].replace(library=(tmp_path / "code.so").read_bytes)
+    forged = program.replace(variants=(variant.replace(codes=(code,)),))
+    write(tmp_path / "crash.smelt", model.replace(programs=(forged,)))
+    with pytest.raises(RunError, match="ended the process") as caught:
+        command("check", tmp_path / "crash.smelt")
+    assert re.fullmatch(why, str(caught.value.got))
 
 
 def test_check_asks_for_a_signature_where_keys_are_configured(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

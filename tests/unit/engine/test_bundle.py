@@ -598,6 +598,30 @@ def _manifest(bundle: bytearray) -> bytes:
     return bytes(bundle[container.HEAD : container.HEAD + length])
 
 
+def test_a_bundle_that_is_cut_while_it_is_used(tmp_path: Path, saved: Path, pixels: np.ndarray) -> None:
+    """Noticed before anything that is gone is touched, where that costs nothing: between mapping and use."""
+    path = tmp_path / "cut.smelt"
+    path.write_bytes(saved.read_bytes())
+    image = container.open_file(path)
+    image.check_size()
+    os.truncate(path, 4096)
+    with pytest.raises(FileError, match="was cut while it was in use"):
+        image.checked(0)
+    with pytest.raises(FileError, match="cannot read"):
+        image.check_body(runtime.runtime(), complete=False)
+    image.close()
+    path.write_bytes(saved.read_bytes())
+    model = smelt.load(path)
+    executable = model._executable
+    assert isinstance(executable, NativeExecutable)
+    found = container.open_file(path)
+    executable._file = found  # as for large weights
+    os.truncate(path, 4096)
+    with pytest.raises(FileError, match="was cut while it was in use"):
+        model(pixels[:2])
+    found.close()
+
+
 def test_large_weights_move_to_memory_of_their_own_after_the_first_result(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     w = random.standard_normal((1536, 2048)).astype(np.float32)

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 import smelt
+from smelt.bundle.model import _labelled
+from smelt.engine_api import Port
 from smelt.errors import FileError, RunError, ShapeError, UnsupportedError
 from smelt.model import Model, read
+from smelt.shape import Shape
 from smelt.weights import Weights
 from tests import onnx_oracle
 
@@ -52,6 +55,35 @@ def test_wrong_inputs_say_what_was_expected(pixels: np.ndarray) -> None:
     model.close()
     with pytest.raises(RunError, match="closed"):
         model(pixels=pixels)
+
+
+def test_inputs_that_do_not_fit_are_named(pixels: np.ndarray) -> None:
+    """One that is missing, one too many (misspelt, beside the right one), one given twice, too many by position."""
+    model = smelt.load(DIGITS, engine="reference")
+    x = pixels[:2]
+    for given, got in (
+        ({}, "no pixels"),
+        ({"pixles": x}, "no pixels, unknown pixles"),
+        ({"pixels": x, "pixles": x}, "unknown pixles"),
+        ({"pixels": x, "a": x, "b": x}, "unknown a, unknown b"),
+    ):
+        with pytest.raises(RunError, match="the inputs do not fit") as caught:
+            model.run(given)
+        assert caught.value.got == got
+        assert "pixels" in str(caught.value.expected)
+    for positional, named in (((x, x), {}), ((x,), {"pixels": x})):
+        with pytest.raises(RunError, match="given twice, or too many") as caught:
+            model(*positional, **named)
+        assert caught.value.expected == ["pixels"]
+
+
+def test_a_number_without_a_label_is_an_error() -> None:
+    port = Port("label", Shape("i64", "N"), ("a", "b"))
+    assert _labelled(port, np.array([1, 0])).tolist() == ["b", "a"]
+    assert _labelled(port, np.array([], np.int64)).tolist() == []
+    for numbers in ([2], [-1], [0, 7]):
+        with pytest.raises(RunError, match="a result without a label"):
+            _labelled(port, np.array(numbers))
 
 
 @pytest.mark.parametrize("engine", ["native", "reference"])
