@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from itertools import islice
+from itertools import combinations, islice
 from typing import Any, final
 
 from smelt.errors import ShapeError
@@ -88,7 +88,7 @@ class Answer:
 
     status: Proof
     counterexample: dict[str, int] | None = None  # of a refuted claim: numbers that satisfy the facts and break it
-    missing: str | None = None  # a fact that would prove the claim and goes together with the others, if one was found
+    missing: str | None = None  # what would prove the claim together with the facts, if found: one, or two with `and`
 
     def __bool__(self) -> bool:
         return self.status is Proof.PROVEN
@@ -267,25 +267,62 @@ class Facts:
         return self._witness
 
     def _missing(self, claim: Fact) -> str | None:
-        """A fact that would prove the claim and goes together with the others."""
-        divisors: list[Fact] = []
-        others: list[Fact] = []
-        for atom in atoms_in(claim.left, claim.right):
-            a, b = atom.args or (0, 0)
-            if atom.op in ("//", "%"):
-                divisors += [Fact("<=", 1, b)] * isinstance(b, Poly)
-                others += [Fact("==", mod(a, b), 0)]
-            elif atom.op in ("max", "min"):
-                others += [Fact("<=", a, b), Fact("<=", b, a)]
-        self._ready().refuel(MAX_FUEL // 4)
-        for fact in (*dict.fromkeys(divisors[:4] + others[:6]), _simplest(claim)):
-            with suppress(ShapeError):
-                more = Facts((*self.facts, fact))
-                more._theory = Theory(self._theory)
-                more._theory.add(fact)
-                if more._theory.plain(claim) and more._example(16):
-                    return str(fact)
+        """A fact that would prove the claim and goes together with the others: the simplest first. Else two of them."""
+        plain = list(dict.fromkeys([*_bounds(claim), *_divisions(claim)]))
+        own = _simplest(claim)
+        attempts: list[tuple[Fact, ...]] = [*((fact,) for fact in plain), *combinations(plain[:5], 2)]
+        for some in (attempts, [] if _vanishes(own) else [(own,)]):
+            self._ready().refuel(MAX_FUEL // 4)
+            for facts in some:
+                with suppress(ShapeError):
+                    if self._proves(facts, claim):
+                        return " and ".join(map(str, facts))
         return None
+
+    def _proves(self, facts: Sequence[Fact], claim: Fact) -> bool:
+        more = Facts((*self.facts, *facts))
+        more._theory = Theory(self._theory)
+        for fact in facts:
+            more._theory.add(fact)
+        proven = more._theory.plain(claim) or (len(claim.symbols) == 1 and more._theory.prove(claim))
+        return proven and bool(more._example(16))
+
+
+def _bounds(claim: Fact) -> Iterator[Fact]:
+    """Bounds of single symbols that may be what a claim lacks."""
+    if claim.relation == "==":
+        return
+    names = symbols_in_order(claim.left, claim.right)
+    if len(names) == 1:
+        held = [n for n in range(65) if claim.holds({names[0]: n})]
+        if held and held[-1] == 64:
+            least = next(n for n in reversed(range(65)) if n == 0 or not claim.holds({names[0]: n - 1}))
+            yield Fact("<=", least, any_symbol(names[0]))
+        elif held and held == list(range(len(held))):
+            yield Fact("<=", any_symbol(names[0]), held[-1])
+        return
+    yield from (Fact("<=", 1, any_symbol(name)) for name in names[:4])
+
+
+def _divisions(claim: Fact) -> Iterator[Fact]:
+    """What would take the divisions, maxima and minima out of a claim."""
+    divisors: list[Fact] = []
+    others: list[Fact] = []
+    for atom in atoms_in(claim.left, claim.right):
+        a, b = atom.args or (0, 0)
+        if atom.op in ("//", "%"):
+            divisors += [Fact("<=", 1, b)] * isinstance(b, Poly)
+            divisors += [Fact("<=", b, a)] * (claim.relation == "<=" and isinstance(a, Poly) and isinstance(b, Poly))
+            others += [Fact("==", mod(a, b), 0)]
+        elif atom.op in ("max", "min"):
+            others += [Fact("<=", a, b), Fact("<=", b, a)]
+    yield from (*divisors[:4], *others[:6])
+
+
+def _vanishes(fact: Fact) -> bool:
+    """Whether a fact says no more than that a size is 0: nobody wants to state that."""
+    terms = terms_of(fact.right - fact.left)
+    return len(terms) == 1 and all(atom.op != "%" for atom in terms[0][0])
 
 
 def _first(search: Iterator[dict[str, int] | None], trials: int) -> dict[str, int] | None:
@@ -314,7 +351,7 @@ def _simplest(claim: Fact) -> Fact:
     gap = claim.right - claim.left
     terms = terms_of(gap)
     if len(terms) < 2:
-        return claim
+        return Fact(claim.relation, -gap, 0) if terms and terms[0][1] < 0 else Fact(claim.relation, gap, 0)
     common, factor = terms[0][0], content_of(gap)
     for monomial, _ in terms:
         shared = [[atom] * min(common.count(atom), monomial.count(atom)) for atom in dict.fromkeys(common)]

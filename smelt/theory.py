@@ -369,6 +369,9 @@ class Theory:
         if goal not in self.proved:
             if self.fuel[0] < 0:
                 return False
+            if _chained(goal, self.known):
+                self.proved[goal] = True
+                return True
             rows = self.rows(goal)
             self.proved[goal], self.fuel[0] = _infeasible(rows, self.fuel[0] - len(rows))
         return self.proved[goal]
@@ -442,6 +445,43 @@ def _mentions(size: Size, monomial: Monomial) -> bool:
     return any(without(other, monomial) is not None for other, _ in terms_of(size)) or any(
         _mentions(arg, monomial) for arg in inside
     )
+
+
+def _difference(size: Poly) -> tuple[str, str, int] | None:
+    """(a, b, c) where a size is `b - a + c` for two symbols; "" stands for 0."""
+    a = b = ""
+    constant = 0
+    for monomial, coefficient in size.terms:
+        if not monomial:
+            constant = coefficient
+        elif len(monomial) > 1 or monomial[0].op != "symbol":
+            return None
+        elif coefficient == 1 and not b:
+            b = monomial[0].name
+        elif coefficient == -1 and not a:
+            a = monomial[0].name
+        else:
+            return None
+    return a, b, constant
+
+
+def _chained(goal: Poly, known: Sequence[Poly]) -> bool:
+    """Whether `goal >= 0` follows from a chain `a <= b + c`, `b <= …` of known differences: Bellman and Ford."""
+    wanted = _difference(goal)
+    edges = [edge for size in known if (edge := _difference(size))] if wanted else []
+    if not wanted or len(edges) < 2:
+        return False
+    start, end, least = wanted
+    edges += [("", name, 0) for edge in edges for name in edge[:2] if name]
+    distance = {start: 0}
+    for _ in range(len(edges)):
+        before = dict(distance)
+        for a, b, weight in edges:
+            if a in distance and distance[a] + weight < distance.get(b, distance[a] + weight + 1):
+                distance[b] = distance[a] + weight
+        if distance == before:
+            break
+    return end in distance and distance[end] <= least
 
 
 def _infeasible(rows: Sequence[Size], budget: int) -> tuple[bool, int]:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from operator import index
 from typing import Any, NoReturn, TypeAlias, final
 
-from smelt.dim import Fact, Poly, Size, floordiv, mod, parse_size
+from smelt.dim import Answer, Fact, Poly, Size, floordiv, mod, parse_size
 from smelt.errors import ShapeError
 from smelt.shape import Shape
 from smelt.tensor.facts import decide
 from smelt.tensor.proving import equal, meant
 from smelt.tensor.record import is_tensor
-from smelt.tensor.source import NumberError, Operand, refuse
+from smelt.tensor.source import NumberError, Operand, quoted, refuse
 
 
 @final
@@ -270,7 +270,7 @@ def _align_names(
 def _other_name(name: str, sizes: tuple[Size, Size], missing: str | None) -> str:
     if 1 in sizes:
         return f'an axis of size 1 is not repeated by itself: leave it out with .squeeze("{name}") or without keep=True'
-    fact = f'; if {missing} always holds, state it: smelt.assume("{missing}")' if missing else ""
+    fact = f"; if {missing} always holds, state it: smelt.assume({quoted(missing)})" if missing else ""
     return f'if these are different axes, give one another name: .rename({name}="…"){fact}'
 
 
@@ -301,13 +301,38 @@ def _align_places(what: str, operands: Sequence[Operand], full: Sequence[Operand
                 sizes[place] = size
             elif sizes[place] is not size and not (answer := equal(sizes[place], size)):
                 message = f"{what}: axis {place} has different sizes, {sizes[place]} and {size}"
-                refuse(message, *operands, answer=answer)
+                refuse(message, *operands, answer=answer, remedy=_turned([each.shape.sizes for each in full], answer))
     if not any(operand.shape.rank == rank and not _stretches(operand, sizes) for operand in full):
         shown = ", ".join(map(str, sizes))
         message = f"{what}: both operands would have to be repeated, to [{shown}]"
         refuse(message, *operands, remedy="name the axes, or make the shape explicit with .broadcast(…)")
     result = Shape.of(operands[0].shape.dtype, sizes)
     return result, [tuple(range(rank - each.shape.rank, rank)) if each.shape.rank else () for each in operands]
+
+
+def _turned(shapes: Sequence[Sequence[Size]], answer: Answer) -> str | None:
+    """What to try first where axes of the same sizes meet in another order."""
+    first, other = shapes[0], shapes[-1]
+    order = permutation_of(other, first)
+    if order is None:
+        return None
+    fact = (
+        f"; if {answer.missing} always holds, state it: smelt.assume({quoted(answer.missing)})"
+        if answer.missing
+        else ""
+    )
+    return f"put the axes in the same order: .transpose({', '.join(map(str, order))}){fact}"
+
+
+def permutation_of(sizes: Sequence[Size], wanted: Sequence[Size]) -> list[int] | None:
+    """The order that makes sizes the wanted ones; None where there is none but their own."""
+    order: list[int] = []
+    for want in wanted:
+        found = next((i for i, size in enumerate(sizes) if size == want and i not in order), None)
+        if found is None:
+            return None
+        order.append(found)
+    return order if len(order) == len(sizes) and order != sorted(order) else None
 
 
 def _stretches(operand: Operand, sizes: Sequence[Size]) -> bool:

@@ -18,7 +18,7 @@ from smelt.tensor.axes import find_axis, names_of
 from smelt.tensor.promotion import promote
 from smelt.tensor.proving import equal, in_force
 from smelt.tensor.record import binary_region, constant, emit, operand
-from smelt.tensor.source import Operand, here, operand_text, refuse
+from smelt.tensor.source import Operand, here, operand_text, quoted, refuse
 
 if TYPE_CHECKING:
     from smelt.tensor.core import Tensor
@@ -72,7 +72,7 @@ def dot(x: Tensor, y: Tensor, axes: str | Sequence[Any], *, result: str | DType 
 
 
 def _batch_remedy(name: str, missing: str) -> str:
-    fact = f'if {missing}, state it: smelt.assume("{missing}")'
+    fact = f"if {missing}, state it: smelt.assume({quoted(missing)})"
     return f'if these are different axes, rename one: .rename({name}="…"); {fact}'
 
 
@@ -161,7 +161,8 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
         return dot(x, y, last)
     if not (answer := equal(x.shape.sizes[-1], y.shape.sizes[place])):
         message = f"@: {x.shape.sizes[-1]} columns meet {y.shape.sizes[place]} rows"
-        refuse(message, left, right, answer=answer, blame=1)
+        turned = y.shape.rank == 2 and x.shape.sizes[-1] == y.shape.sizes[1]
+        refuse(message, left, right, answer=answer, blame=1, remedy="turn it: .transpose()" if turned else None)
     return _matmul_places(x, y, left, right)
 
 

@@ -7,10 +7,11 @@ Axes are given by name (`"s"`, `"h k"`, a tuple) or by number where they have no
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from smelt.dim import product
-from smelt.dtype import DType, dtype, i32
+from smelt.dim import Size, product
+from smelt.dtype import DType, dtype, i32, i64, integer_range
 from smelt.ir.core import Region
 from smelt.shape import Shape
 from smelt.tensor import elementwise as el
@@ -26,6 +27,7 @@ from smelt.tensor.record import (
     inside,
     operand,
     region_of,
+    require,
     scalar_region,
     scalar_regions,
     size_tensor,
@@ -102,8 +104,29 @@ def any(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
 
 
 def count(x: Tensor, axes: Axes = None, element: str | DType = i32) -> Tensor:
-    """How many elements there are along axes, as a scalar: the size as a value."""
-    return _count(x, find_axes("count", operand("operand", x), axes), dtype(element))
+    """How many elements there are along axes, as a scalar: the size as a value.
+
+    A number that does not fit the element type is an error: proven not to occur, or checked when the program runs.
+    """
+    places, wanted = find_axes("count", operand("operand", x), axes), dtype(element)
+    found = product(x.shape.sizes[place] for place in places)
+    made = _count(x, places, wanted)
+    if not wanted.is_integer or wanted is i64:
+        return made
+    most = integer_range(wanted)[1]
+    if isinstance(found, int):
+        if found > most:
+            refuse(f"count: {found} does not fit {wanted}", operand("operand", x), remedy='.count(…, "i64")')
+        return made
+    if at_most(found, most):
+        return made
+    return require(made, ("count", found, wanted), partial(_fits, x, found, most, wanted))
+
+
+def _fits(x: Tensor, found: Size, most: int, element: DType) -> tuple[Tensor, str, Sequence[Tensor]]:
+    """That a size fits an element type."""
+    number = size_tensor(found, [x])
+    return el.less_equal(number, constant(most, i64)), f"count: {{0}} does not fit {element}", [number]
 
 
 def _count(x: Tensor, places: Sequence[int], element: DType | None = None) -> Tensor:
@@ -139,23 +162,26 @@ def _spread(reduced: Tensor, x: Tensor) -> Tensor:
 
 def std(x: Tensor, axes: Axes = None, *, keep: bool = False, correction: int = 0) -> Tensor:
     """The square root of the variance."""
+    _only("std", x, "float")
+    find_axes("std", operand("operand", x), axes)
     return el.function("sqrt", var(x, axes, keep=keep, correction=correction))
 
 
 def norm(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
     """The Euclidean length."""
     _only("norm", x, "float")
+    find_axes("norm", operand("operand", x), axes)
     return el.function("sqrt", sum(el.square(x), axes, keep=keep))
 
 
 def logsumexp(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
     """log(sum(exp(x))), without overflow."""
     _only("logsumexp", x, "float")
+    places = find_axes("logsumexp", operand("operand", x), axes)
     peak = max(x, axes, keep=True)
     peak = el.where(el.function("isfinite", peak), peak, 0.0)
     total = el.function("log", sum(el.function("exp", el.subtract(x, _spread(peak, x))), axes, keep=True))
     result = el.add(total, peak)
-    places = find_axes("logsumexp", operand("operand", x), axes)
     if keep:
         return result
     names = _without(x, places)
@@ -166,6 +192,7 @@ def logsumexp(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
 def softmax(x: Tensor, axes: Axes) -> Tensor:
     """exp(x) / sum(exp(x)) along axes, without overflow."""
     _only("softmax", x, "float")
+    find_axes("softmax", operand("operand", x), axes)
     grown = el.function("exp", el.subtract(x, _spread(max(x, axes, keep=True), x)))
     return el.divide(grown, _spread(sum(grown, axes, keep=True), x))
 
@@ -173,6 +200,7 @@ def softmax(x: Tensor, axes: Axes) -> Tensor:
 def log_softmax(x: Tensor, axes: Axes) -> Tensor:
     """The logarithm of softmax, without overflow."""
     _only("log_softmax", x, "float")
+    find_axes("log_softmax", operand("operand", x), axes)
     centred = el.subtract(x, _spread(max(x, axes, keep=True), x))
     total = el.function("log", sum(el.function("exp", centred), axes, keep=True))
     return el.subtract(centred, _spread(total, x))

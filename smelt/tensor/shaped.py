@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 from typing import Annotated as Shaped
 
-from smelt.dim import Poly, Size, floordiv, substitute, symbol, symbols
+from smelt.dim import Answer, Poly, Size, floordiv, substitute, symbol, symbols
 from smelt.dtype import DType, dtype, f32
 from smelt.errors import ShapeError
 from smelt.shape import Shape
-from smelt.tensor.axes import parse_shape
+from smelt.tensor.axes import parse_shape, permutation_of
 from smelt.tensor.proving import at_most, equal, in_force
 from smelt.tensor.record import operand, slope_of, tensor_class
 from smelt.tensor.recovery import is_lost
-from smelt.tensor.source import Operand, Place, declared, refuse
+from smelt.tensor.source import Operand, Place, declared, quoted, refuse
 
 if TYPE_CHECKING:
     from smelt.tensor.core import Tensor
@@ -151,11 +151,34 @@ def match(
                 refuse(f"{what}: a size is {size}, which is no {want}", stated, shown, answer=answer, place=at)
             bound[name] = floordiv(rest, slope)
         elif not unbound and not (answer := equal(size, want)):
-            refuse(f"{what}: a size is {size}, not {want}", stated, shown, answer=answer, place=at)
+            order = permutation_of(tensor.shape.sizes, wanted_sizes(spec, bound))
+            remedy = _reorder(order, tensor, answer) if order else None
+            refuse(f"{what}: a size is {size}, not {want}", stated, shown, answer=answer, place=at, remedy=remedy)
         elif unbound and complete:
             name = min(unbound)
             remedy = f"give {name} an axis of its own"
             refuse(f"{what}: {want} does not tell {name}", stated, shown, remedy=remedy, place=at)
+
+
+def wanted_sizes(spec: Spec, bound: Mapping[str, Size]) -> list[Size]:
+    return [substitute(size, bound) for size in spec.sizes]
+
+
+def _reorder(order: Sequence[int], tensor: Tensor, answer: Answer) -> str:
+    """What to try first where the axes have the declared sizes in another order."""
+    names = tensor.shape.names
+    if names is None:
+        first = f".transpose({', '.join(map(str, order))})"
+    else:
+        moved = ", ".join(f'{names[i]}="{new}"' for i, new in zip(order, names, strict=True) if names[i] != new)
+        text = " ".join(names)
+        first = f'.rename({moved}).transpose("{text}")'
+    fact = (
+        f"; if {answer.missing} always holds, state it: smelt.assume({quoted(answer.missing)})"
+        if answer.missing
+        else ""
+    )
+    return f"the axes have these sizes in another order: {first}{fact}"
 
 
 def lone_symbol(size: Size) -> str | None:

@@ -366,6 +366,11 @@ class NumberError(TensorError):
     """A size that has no number yet, where Python needs one: in `range(…)`, or as a float."""
 
 
+def quoted(missing: str) -> str:
+    """The facts that an answer misses as they are stated: `"M >= 1", "N >= 1"`."""
+    return ", ".join(f'"{fact}"' for fact in missing.split(" and "))
+
+
 def refuse(
     message: str,
     *operands: Operand,
@@ -386,7 +391,7 @@ def refuse(
         details = [*details, ("proof", "neither proven nor refuted by a counterexample")]
         remedy = remedy or (None if missing else 'state the fact that makes it so: smelt.assume("…")')
     if remedy is None and missing:
-        remedy = f'if that always holds, state it: facts=["{missing}"] or smelt.assume("{missing}")'
+        remedy = f"if that always holds, state it: facts=[{quoted(missing)}] or smelt.assume({quoted(missing)})"
     raise kind(
         message,
         where=where,

@@ -100,7 +100,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self.arguments = self.one_of(ARGUMENTS)
-        shapes = [shape_of(text) for text in self.arguments]
+        shapes = [_bare(text) for text in self.arguments]
         self.symbols = sorted({name for shape in shapes for name in shape.symbols})
         self.ranks = [shape.rank for shape in shapes]
 
@@ -134,16 +134,16 @@ class Search:
             return
         facts = list(self.facts)
         for _ in range(3):
-            outcome = check(_function([*self.codes(), code]), *map(shape_of, self.arguments), facts=facts)
+            outcome = check(_function([*self.codes(), code]), *map(_bare, self.arguments), facts=facts)
             if outcome.traced is not None:
                 self.lines.append(line)
                 self.facts, self.outcome = facts, outcome
                 self.ranks.append(outcome.traced.results.shape.rank)
                 return
             missing = getattr(outcome.errors[0], "missing", None) if outcome.errors else None
-            if missing is None or missing in facts or self.rng.random() < 0.3:
+            if missing is None or self.rng.random() < 0.3:
                 return
-            facts.append(missing)
+            facts += missing.split(" and ")
 
     def codes(self) -> list[Any]:
         return [compile(line, "<program>", "eval") for line in self.lines]
@@ -151,6 +151,12 @@ class Search:
     def __str__(self) -> str:
         lines = (f"v[{i}] = {line}" for i, line in enumerate(self.lines, len(self.arguments)))
         return "\n  ".join([f"{list(self.arguments)} facts={self.facts}", *lines])
+
+
+def _bare(text: str) -> Shape:
+    """A shape whose axes are known by place."""
+    shape = shape_of(text)
+    return Shape.of(shape.dtype, shape.sizes)
 
 
 def _function(codes: Sequence[Any]) -> Any:

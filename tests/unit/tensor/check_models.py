@@ -515,7 +515,6 @@ class M(smelt.Model):
         return x[-self.window:] * self.w  # here
 """,
         "M.forward: the result: a size is S + window, not window",
-        missing="S + window == window",
     ),
     "last by size": Wrong(
         """

@@ -12,6 +12,7 @@ import pytest
 
 import smelt
 from smelt import Shaped, Tensor, TensorError
+from smelt.dim import Facts, symbol
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError
 from smelt.tensor import check, fori_loop, iota, nn, random, trace
 from smelt.tensor.axes import shape_of
@@ -245,3 +246,69 @@ def test_a_position_in_a_loop_is_checked(engine: str):
     assert executable(cache, new, np.array(3, np.int32)).numpy().tolist() == [1.0, 1.0, 1.0, 0.0]
     with pytest.raises(RunError, match="starts at 4"):
         executable(cache, new, np.array(5, np.int32)).numpy()
+
+
+# ---- remedies ----
+
+
+@pytest.mark.parametrize(
+    ("claim", "missing"),
+    [
+        ("0 <= 2*((Y + 1)//2) - 1", "Y >= 1"),
+        ("Y//2 >= 1", "Y >= 2"),
+        ("M*N >= 1", "M >= 1 and N >= 1"),
+        ("A//B*B + C//D*D == A + C", "B divides A and D divides C"),
+        ("N//K >= 1", "K >= 1 and K <= N"),
+        ("M <= N", "M <= N"),
+        ("B*D*S + B*S == B*D*S", None),
+        ("N - min(N, 1) == N", None),
+    ],
+)
+def test_the_simplest_facts_that_prove_a_claim_are_named(claim: str, missing: str | None):
+    (fact,) = Facts.of(claim)
+    ask = Facts().equal if fact.relation == "==" else Facts().at_most
+    assert ask(fact.left, fact.right).missing == missing
+    if missing is not None:
+        known = Facts.of(*missing.split(" and "))
+        assert known.equal(fact.left, fact.right) if fact.relation == "==" else known.at_most(fact.left, fact.right)
+
+
+def test_long_chains_of_facts_are_followed():
+    names = [symbol(f"A{i}") for i in range(61)]
+    chain = [f"A{i} <= A{i + 1} + 1" for i in range(60)]
+    assert Facts.of(*chain).at_most(names[0], names[60] + 60)
+    assert not Facts.of(*chain).at_most(names[0], names[60] + 59)
+    assert Facts.of(*chain, "A60 <= A0 - 61").contradictory
+
+
+def _remedy(function: Callable[..., Any], *shapes: smelt.Shape) -> str:
+    return str(check(function, *shapes).errors[0].remedy)
+
+
+def test_axes_in_another_order_are_turned_before_sizes_are_equated():
+    x, y = smelt.Shape("f32", "B", "S"), smelt.Shape("f32", "S", "B")
+    assert _remedy(lambda x, y: x + y, x, y).startswith("put the axes in the same order: .transpose(1, 0)")
+    assert "turn it: .transpose()" in _remedy(lambda x, y: x @ y, x, smelt.Shape("f32", "F", "S"))
+
+    def turned(x: Shaped[Tensor, "f32[b=B, s=S]"]) -> Shaped[Tensor, "f32[b=B, s=S]"]:
+        return x.rename(b="s", s="b").transpose("b s")
+
+    assert '.rename(s="b", b="s").transpose("b s")' in _remedy(turned)
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax", "logsumexp", "norm", "std", "var", "mean"])
+def test_messages_name_the_op_that_was_called(op: str):
+    assert _refusal(lambda x: getattr(x, op)("z"), N).startswith(f"{op}: ")
+
+
+def test_a_count_never_wraps():
+    big = smelt.symbolic("i8[n=65536, m=65536]")
+    with pytest.raises(TensorError, match="4294967296 does not fit i32"):
+        big.count()
+    traced = trace(lambda x: x.count(None, "ui8"), smelt.Shape("f32", n="N"))
+    for engine in ("reference", "native"):
+        assert traced(np.ones(255, np.float32), engine=engine) == 255
+        with pytest.raises(RunError, match="256 does not fit ui8"):
+            traced(np.ones(256, np.float32), engine=engine)
+    sure = trace(lambda x: x.count(None, "ui8"), smelt.Shape("f32", n="N"), facts=["N <= 255"])
+    assert not any(op.name == "stablehlo.custom_call" for op in sure.program.main.body.ops)
