@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import smelt
 from smelt.dtype import Array
 from smelt.engine.native import NativeEngine, compile_all
 from smelt.errors import RunError, SizeError, SmeltError
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
-from smelt.ir.text import parse
+from smelt.ir.text import parse, print_program
 
 
 def program(*shapes: str, body: str, result: str) -> Program:
@@ -182,3 +185,16 @@ def test_tensors_that_no_machine_holds(elements: int, op: str) -> None:
     with pytest.raises(SmeltError) as error:
         NativeEngine().compile(parse(text))(np.ones(2, np.int8))
     assert "no memory" in str(error.value) or "too large" in str(error.value)
+
+
+def test_a_bundle_makes_the_same_checks(tmp_path: Path) -> None:
+    """They are part of the generated code: what loads a bundle has no plan."""
+    source, wrong, right, says = CASES["a part of negative size"]
+    path = tmp_path / "m.smelt"
+    file = tmp_path / "m.mlir"
+    file.write_text(print_program(source))
+    smelt.load(file, engine="native").save(path)
+    loaded = smelt.load(path)
+    assert [len(each) for each in loaded(*inputs(right)).values()] == [9]
+    with pytest.raises(SizeError, match=says):
+        loaded(*inputs(wrong))

@@ -114,6 +114,20 @@ def test_fused(node: Node, seed: int, tmp_path: Path) -> None:
 EMBEDDED = {"input_ids": below(11), "segment_ids": below(2), "position_ids": below(9), "mask": ones_and_zeros}
 TABLES = "word_embedding:f32[11,8] position_embedding:f32[9,8]"
 
+
+def test_half_precision_is_multiplied_in_single(seed: int, tmp_path: Path) -> None:
+    """Sums that f16 cannot hold come back into its range; all numbers are whole, so one answer is right."""
+    drawn = {
+        name: lambda random, sizes, low=low: random.integers(low, 64, sizes) for name, low in (("A", 0), ("B", 32))
+    }
+    node = Node("FusedGemm", "A:f16[S,64] B:f16[64,5]", activation="Relu", alpha=0.0625, draw=drawn)
+    arrays = node.arrays(np.random.default_rng(seed), {"S": 3})
+    sums = arrays["A"].astype(np.float64) @ arrays["B"].astype(np.float64)
+    assert sums.max() > np.finfo(np.float16).max
+    (have,) = on_smelt(node.model(arrays), arrays, tmp_path)
+    np.testing.assert_array_equal(have, (sums * 0.0625).astype(np.float16))
+
+
 NORMS = [
     Node("LayerNormalization", "X:f32[B,S,6] Scale:f32[6] B:f32[6]", domain="", version=16, outputs=(0, 1, 2)),
     Node("LayerNormalization", "X:f32[B,S,6] Scale:f32[S,6]", domain="", version=9, axis=1, epsilon=0.1),

@@ -198,6 +198,22 @@ def test_images_of_any_size(tmp_path: Path, nodes: Any, size: int):
     agree(path, {"x": floats(2, 4, size, size + 1)})
 
 
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_half_precision_is_resized_in_single(tmp_path: Path, mode: str):
+    """Rounded once: half a unit of the last place from what onnxruntime gives for the same numbers in f32, and as much
+    as f32 itself is off."""
+    nodes = [node("Resize", "x none scales", "y", mode=mode)]
+    weights = {"none": np.zeros(0, np.float32), "scales": np.array([1, 1, 1.7, 2.3], np.float32)}
+    x = floats(1, 2, 7, 6).astype(np.float16)
+    wide = save(tmp_path / "wide.onnx", nodes, {"x": (F, [1, 2, 7, 6])}, ["y"], weights)
+    half = save(tmp_path / "half.onnx", nodes, {"x": (onnx.TensorProto.FLOAT16, [1, 2, 7, 6])}, ["y"], weights)
+    (want,) = onnx_oracle.session(wide).run(None, {"x": x.astype(np.float32)})
+    (have,) = ours(half, {"x": x})
+    assert have.dtype == np.float16
+    unit = np.spacing(np.abs(want).astype(np.float16)).astype(np.float32)
+    assert (np.abs(have.astype(np.float32) - want) <= 0.5 * unit + 2e-6).all()
+
+
 # ---- control flow, sequences, functions ----
 
 

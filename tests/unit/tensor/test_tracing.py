@@ -14,7 +14,9 @@ from smelt.errors import SizeError
 from smelt.ir.text import parse, print_program
 from smelt.ir.verify import verify
 from smelt.shape import Shape
+from smelt.size import parse_size
 from smelt.tensor import check, trace
+from smelt.tensor.record import slope_of, sources_of
 from smelt.tensor.shaped import spec_of
 from smelt.weights import Weights
 
@@ -418,3 +420,26 @@ def test_annotations_mean_the_numbers_that_a_model_keeps():
     (error,) = check(Wide(12, 24).lost).errors
     assert "names depth, which the constructor takes" in error.message
     assert error.remedy == "self.depth = depth in the constructor"
+
+
+@pytest.mark.parametrize(
+    ("size", "slopes"),
+    [
+        ("2*N + 3*M + 1", {"N": 2, "M": 3, "K": 0}),
+        ("N*M + 2*K", {"N": 0, "M": 0, "K": 2}),
+        ("N + N*M", {"N": 0, "M": 0}),
+        ("N + M//2", {"N": 1, "M": 0}),
+        ("N + N//2", {"N": 0}),
+        ("M - N", {"N": 0, "M": 1}),
+        ("7", {"N": 0}),
+    ],
+)
+def test_the_slope_of_one_symbol_among_several(size: str, slopes: dict[str, int]):
+    """What an axis tells about a symbol: `k*N` plus what does not depend on N."""
+    assert {name: slope_of(parse_size(size), name) for name in slopes} == slopes
+
+
+def test_an_axis_tells_a_symbol_that_stands_beside_known_ones():
+    both = [smelt.symbolic("f32[a=2*N + 3*M + 1]").value, smelt.symbolic("f32[m=M]").value]
+    assert sources_of(both) == {"M": (both[1], 0), "N": (both[0], 0)}
+    assert sources_of(both[:1]) == {}
