@@ -20,6 +20,9 @@ from smelt.version import __version__
 _PUBLIC = {
     "Shape": "smelt.shape",
     "SmeltError": "smelt.errors",
+    "Cancel": "smelt.stop",
+    "CancelledError": "smelt.errors",
+    "TimedOutError": "smelt.errors",
     "HostBuffer": "smelt.buffer",
     "Weights": "smelt.weights",
     "open": "smelt.read.checkpoint",
@@ -80,8 +83,10 @@ if TYPE_CHECKING:
     from smelt.bundle.model import Model as LoadedModel
     from smelt.engine import platform as platform
     from smelt.engine_api import Executable as Compiled
+    from smelt.errors import CancelledError as CancelledError
     from smelt.errors import DeviceLost as DeviceLost
     from smelt.errors import SmeltError as SmeltError
+    from smelt.errors import TimedOutError as TimedOutError
     from smelt.ir.core import Program as Program
     from smelt.ir.text import parse as parse
     from smelt.ir.text import print_program as print_program
@@ -90,6 +95,7 @@ if TYPE_CHECKING:
     from smelt.model import read as read
     from smelt.read.checkpoint import open as open
     from smelt.shape import Shape as Shape
+    from smelt.stop import Cancel as Cancel
     from smelt.tensor import Dim as Dim
     from smelt.tensor import Model as Model
     from smelt.tensor import Shaped as Shaped

@@ -16,6 +16,7 @@ from smelt.frozen import Frozen
 
 if TYPE_CHECKING:
     from smelt.shape import Shape
+    from smelt.stop import Stop
     from smelt.weights import Stored, Weights
 
 P_contra = TypeVar("P_contra", contravariant=True)
@@ -85,13 +86,22 @@ class Executable(Protocol):
         """The same function with its weights bound; may be called several times, with different weights."""
         ...
 
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+    def __call__(self, *inputs: Any, stop: Stop | None = None) -> tuple[Any, ...]:
         """Run on arrays or buffers, in the signature's order. Results are arrays, or buffers where the engine answers
-        before it is done; `smelt.buffer.as_array` takes both."""
+        before it is done; `smelt.buffer.as_array` takes both. `stop` says when the call has to end."""
         ...
 
     def close(self) -> None:
         """Give back what it holds. Closing twice is harmless; calling afterwards is an error."""
+        ...
+
+
+@runtime_checkable
+class Trimmable(Protocol):
+    """An executable that keeps memory for later calls."""
+
+    def trim(self) -> None:
+        """Give back the memory that no call uses now."""
         ...
 
 

@@ -34,6 +34,8 @@ class SmeltError(Exception):
       try      .dot(w, 'f')
     """
 
+    started = False  # whether the program had begun: what a call was given to use up is used up then
+
     def __init__(
         self,
         message: str,
@@ -105,6 +107,14 @@ class RunError(SmeltError):
 
 class SizeError(RunError):
     """Sizes that only a run shows do not fit together as the program took for granted."""
+
+
+class CancelledError(RunError):
+    """A call that somebody ended: through `smelt.Cancel`, or `cancel()` of an executable."""
+
+
+class TimedOutError(RunError):
+    """A call that took longer than its `timeout`."""
 
 
 class MemoryLimitError(SmeltError):

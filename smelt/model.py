@@ -85,8 +85,10 @@ def load(
     """Read, compile and bind a model: `smelt.load("model.onnx")(pixels=x)["probabilities"]`.
 
     Inputs whose values shape the program are found by themselves: the model then compiles once per value that comes.
-    With `memory_limit` (bytes, or "512MB") a model that needs more is refused before its weights are loaded, for the
-    open sizes given in `sizes` (else 1), and a call whose sizes need more is refused before it runs. With
+    `memory_limit` (bytes, or "512MB") bounds what the process takes for the model: its program, weights, packed weights
+    and all calls at once, with their results while they run (not the compiler, which is a process of its own). A model
+    that needs more is refused before its weights are loaded, for the open sizes given in `sizes` (else 1). A call that
+    finds too little left waits for others to end; one that could never fit is refused before it runs. With
     `precision="bf16"` or `"int8"` products by weights are computed in 16 or 8 bits: `passes.quantise` says how. `tune`
     measures for so many seconds which kernels are faster here, on random inputs; later loads use what was found.
     """
@@ -214,7 +216,8 @@ def _compile(engine: Engine[Program], program: Program, budget: Budget | None) -
         raise UnsupportedError(f"the {engine.name} engine keeps to no memory limit", remedy="no memory_limit")
     footprint = engine.footprint(program)
     footprint.check(budget.bytes, budget.sizes)
-    return Limited(engine.compile(program), footprint, budget.bytes)
+    compiled = engine.compile(program).within(budget.account, footprint.parts({})["program"])
+    return Limited(compiled, footprint, budget.bytes)
 
 
 def model_of(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from threading import Thread
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -18,12 +19,14 @@ from smelt.bundle.write import serialize
 from smelt.device import runtime
 from smelt.dtype import Array
 from smelt.engine_api import KernelUse, Signature
-from smelt.errors import FileError, RunError, ShapeError, SmeltError, UnsupportedError
+from smelt.errors import FileError, RunError, ShapeError, UnsupportedError
 from smelt.size import solve
+from smelt.stop import Stop, has_started, tell_donated
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from smelt.shape import Shape
     from smelt.weights import Weights
 
 ALIGN = 64  # bytes
@@ -66,14 +69,18 @@ class NativeExecutable:
         kernels: tuple[KernelUse, ...],
         store: Store | None = None,
         sizes: Mapping[str, int] = NO_SIZES,
+        account: runtime.Account | None = None,
     ) -> None:
         self.signature = signature
         self.kernels = kernels
         self._prepare = prepare
         self._main: runtime.Program | None = main
         self._arrays = bound
-        self._bound = None if bound is None else main.bind(bound, sizes)
+        self._bound = None if bound is None else main.bind(bound, sizes, account)
         self._sizes = sizes
+        self._account = account
+        self._program_bytes = 0
+        self._release: Callable[[], object] | None = None  # takes what it holds off the account
         self._store = store
         self._file: Mapped | None = None
         self._moving: Thread | None = None
@@ -81,18 +88,55 @@ class NativeExecutable:
         self._donated = tuple(place - first for place in main.donated)
         self._replaced = {result: place - first for result, place in main.reused.items()}
 
+    def within(self, account: runtime.Account, program: int) -> NativeExecutable:
+        """The same program, whose weights and calls are counted on an account once it is prepared, with so many bytes
+        for the program itself."""
+        bound = (self._open(), self._arrays, self.kernels, self._store, self._sizes)
+        made = NativeExecutable(self.signature, self._prepare, *bound, account)
+        made._program_bytes = program
+        return made
+
     def prepare(self, weights: Weights) -> NativeExecutable:
         main = self._open()
         if self._prepare is None:
             if self.signature.weights:
                 raise UnsupportedError("the weights are part of the bundle", remedy="compile the model again")
-            return NativeExecutable(self.signature, None, main, (), self.kernels, self._store)
-        arrays = [weights[port.name].numpy() for port in self.signature.weights]
-        sizes = _open_sizes(self.signature, arrays)
-        named = self._prepare.bind(())
-        values = named(tuple(arrays), _together(self._prepare))
-        named.close()
-        return NativeExecutable(self.signature, self._prepare, main, values, self.kernels, self._store, sizes)
+            return self._bound_to(main, (), NO_SIZES)
+        with self._counted_loading(self._prepare):
+            arrays = _aligned_weights(self._prepare.runtime, weights, [port.name for port in self.signature.weights])
+            sizes = _open_sizes(self.signature, arrays)
+            named = self._prepare.bind((), account=self._account)
+            try:
+                values = named(tuple(arrays), _together(self._prepare))
+            finally:
+                named.close()
+        return self._bound_to(main, values, sizes)
+
+    @contextmanager
+    def _counted_loading(self, prepare: runtime.Program) -> Iterator[None]:
+        """Count the weights and what is made of them while both are there."""
+        account = self._account
+        if account is None:
+            yield
+            return
+        loaded, made = ([each.shape for each in self.signature.weights], prepare.results)
+        count = self._program_bytes + sum(account.span(sum(map(_bytes, shapes))) for shapes in (loaded, made))
+        account.take(count, "binding the weights")
+        try:
+            yield
+        finally:
+            account.give(count)
+
+    def _bound_to(self, main: runtime.Program, values: Arrays, sizes: Mapping[str, int]) -> NativeExecutable:
+        """This program with its weights, and what stays between calls counted."""
+        account = self._account
+        made = NativeExecutable(self.signature, self._prepare, main, values, self.kernels, self._store, sizes, account)
+        if account is not None:
+            constants = main.constants + (self._prepare.constants if self._prepare else [])
+            held = account.span(sum(array.nbytes for array in values)) + sum(array.nbytes for array in constants)
+            account.take(held + self._program_bytes, "the packed weights")
+            made._release = weakref.finalize(made, account.give, held + self._program_bytes)
+        return made
 
     def prepared_like(self, other: NativeExecutable) -> NativeExecutable:
         """This program with what another one of the same weights and layout is bound to; nothing is packed again."""
@@ -133,34 +177,35 @@ class NativeExecutable:
             weakref.finalize(self._bound, _release_all, file, [arrays[i] for i in read]).atexit = False
             self._arrays, self._bound = tuple(together), bound
 
-    def __call__(self, *inputs: Any, keep: bool = False) -> tuple[Any, ...]:
+    def __call__(self, *inputs: Any, keep: bool = False, stop: Stop | None = None) -> tuple[Any, ...]:
         """Run on arrays or buffers.
 
         What is donated is used up by the call, unless `keep` says that a copy is used up instead: an array holds
         anything afterwards, a buffer cannot be used any more. A result that takes its place is the same array, or a
-        new buffer on it; so state that goes in and comes out is never copied.
+        new buffer on it; so state that goes in and comes out is never copied. A call that fails, times out or is
+        cancelled says whether it had begun: only then is what was donated used up.
         """
         if self._bound is None:
             self._open()
             raise RunError("the weights are not bound", expected=".prepare(weights) before the first call")
         if self._file is not None:
-            return self._first(inputs, keep)
+            return self._first(inputs, keep, stop)
         if not self._donated or len(inputs) != len(self.signature.inputs):
-            return self._bound(inputs)
-        return self._use_up(self._bound, inputs, keep)
+            return self._bound(inputs, None, stop)
+        return self._use_up(self._bound, inputs, keep, stop)
 
-    def _first(self, inputs: tuple[Any, ...], keep: bool) -> tuple[Any, ...]:
+    def _first(self, inputs: tuple[Any, ...], keep: bool, stop: Stop | None) -> tuple[Any, ...]:
         file, self._file = self._file, None
         if file is not None:
             file.check_size()
-        results = self(*inputs, keep=keep)
+        results = self(*inputs, keep=keep, stop=stop)
         main, arrays = self._main, self._arrays
         if file is not None and main is not None and arrays is not None:
             self._moving = Thread(target=self._move, args=(main, arrays, file), name="smelt weights", daemon=True)
             self._moving.start()
         return results
 
-    def _use_up(self, run: runtime.Bound, inputs: tuple[Any, ...], keep: bool) -> tuple[Any, ...]:
+    def _use_up(self, run: runtime.Bound, inputs: tuple[Any, ...], keep: bool, stop: Stop | None) -> tuple[Any, ...]:
         """A call that may write to some of its inputs; buffers that only look at somebody else's bytes are copied."""
         given = list(inputs)
         for i in self._donated:
@@ -171,20 +216,22 @@ class NativeExecutable:
                 own = array is given[i]
             given[i] = array if own and not keep else array.copy()
         try:
-            results: list[Any] = list(run(tuple(given)))
-        except ShapeError:
-            raise  # nothing has run
-        except SmeltError:
-            self._give_away(inputs, keep)
+            results: list[Any] = list(run(tuple(given), None, stop))
+        except BaseException as error:
+            if not keep:
+                tell_donated(error, [self.signature.inputs[i].name for i in self._donated])
+                if has_started(error):
+                    self._give_away(inputs)
             raise
         for result, i in self._replaced.items():
             if isinstance(inputs[i], HostBuffer):
                 results[result] = HostBuffer(results[result], inputs[i].shape, owns=True)
-        self._give_away(inputs, keep)
+        if not keep:
+            self._give_away(inputs)
         return tuple(results)
 
-    def _give_away(self, inputs: tuple[Any, ...], keep: bool) -> None:
-        for i in () if keep else self._donated:
+    def _give_away(self, inputs: tuple[Any, ...]) -> None:
+        for i in self._donated:
             if isinstance(inputs[i], HostBuffer):
                 inputs[i].give_away(f"was donated as the input {self.signature.inputs[i].name!r}")
 
@@ -209,9 +256,16 @@ class NativeExecutable:
         if self._bound is not None:
             self._bound.cancel()
 
+    def trim(self) -> None:
+        """Give back the memory that no call uses now."""
+        if self._bound is not None:
+            self._bound.trim()
+
     def close(self) -> None:
         if self._bound is not None:
             self._bound.close()
+        if self._release is not None:
+            self._release()
         self._main = self._prepare = self._bound = self._arrays = self._store = None
 
     def _open(self) -> runtime.Program:
@@ -245,6 +299,27 @@ def _open_sizes(signature: Signature, arrays: Sequence[Array]) -> Mapping[str, i
     except ShapeError as error:
         expected = ", ".join(f"{port.name}: {port.shape}" for port in signature.weights)
         raise ShapeError("the weights' sizes do not fit together", expected=expected, got=error.got) from error
+
+
+def _bytes(shape: Shape) -> int:
+    """Of a shape whose sizes are numbers; those of packed weights with open sizes are known when they are there."""
+    return math.prod(shape.numbers()) * shape.dtype.numpy.itemsize if shape.is_static else 0
+
+
+def _aligned_weights(owner: runtime.Runtime, weights: Weights, names: Sequence[str]) -> list[Array]:
+    """The weights, each at an address that fits its elements. What lies at odd places of a file is read from it, into
+    one block of memory: the mapped pages are never touched, and nothing is there twice."""
+    arrays = [weights[name].numpy() for name in names]
+    odd = [i for i, array in enumerate(arrays) if not (array.flags.aligned and array.flags.c_contiguous)]
+    places = _side_by_side(owner, [(arrays[i].dtype, arrays[i].shape) for i in odd])
+    for i, place in zip(odd, places, strict=True):
+        stored = getattr(weights, "stored", None)
+        if stored is not None and place.nbytes:
+            stored(names[i]).read_into(place.reshape(-1).view(np.uint8), 0)
+        else:
+            np.copyto(place, arrays[i])
+        arrays[i] = place
+    return arrays
 
 
 def _together(prepare: runtime.Program) -> tuple[Array, ...] | None:

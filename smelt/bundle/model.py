@@ -18,9 +18,10 @@ from smelt.bundle.stored import Storable, StoredModel
 from smelt.bundle.write import serialize, source_record, write
 from smelt.device.runtime import Memory
 from smelt.dtype import Array
-from smelt.engine_api import Executable, KernelUse, Port, Signature
+from smelt.engine_api import Executable, KernelUse, Port, Signature, Trimmable
 from smelt.errors import RunError, UnsupportedError
 from smelt.frozen import Frozen
+from smelt.stop import Cancel, Stop
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,7 +97,21 @@ class Model:
         return self._executable.memory if isinstance(self._executable, NativeExecutable) else None
 
     def __call__(self, *positional: Any, **named: Any) -> dict[str, Array]:
-        """Run it. Inputs go by position or by name; outputs come back by name."""
+        """Run it. Inputs go by position or by name; outputs come back by name.
+
+        With `timeout` (seconds) a call that takes longer raises `TimedOutError`; with `cancel`, a `smelt.Cancel()`,
+        another thread can end this call and no other. Where inputs have these names, `run` takes both.
+        """
+        stop = self._stop(named) if "timeout" in named or "cancel" in named else None
+        return self._call(positional, named, stop)
+
+    def _stop(self, named: dict[str, Any]) -> Stop | None:
+        """Takes what is said about the call itself out of the keywords, unless inputs have such names."""
+        ports = (*self.signature.inputs, *(self._defaults.ports() if self._defaults else ()))
+        own = {port.name for port in ports}
+        return Stop.of(**{name: named.pop(name) for name in ("timeout", "cancel") if name in named.keys() - own})
+
+    def _call(self, positional: tuple[Any, ...], named: Mapping[str, Any], stop: Stop | None) -> dict[str, Array]:
         executable = self._for(named)
         ports = executable.signature.inputs
         given: dict[str, Any] = dict(zip([port.name for port in self.signature.inputs], positional, strict=False))
@@ -111,7 +126,7 @@ class Model:
                 expected={port.name: port.shape for port in ports},
                 got=", ".join([*(f"no {name}" for name in missing), *(f"unknown {name}" for name in unknown)]),
             )
-        outputs = executable(*(given[port.name] for port in ports))
+        outputs = executable(*(given[port.name] for port in ports), stop=stop)
         return {port.name: _labelled(port, array) for port, array in zip(self.signature.outputs, outputs, strict=True)}
 
     def _for(self, named: Mapping[str, Any]) -> Executable:
@@ -126,9 +141,17 @@ class Model:
             self._fed[fed] = self._defaults.build(fed)
         return self._fed[fed]
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+    def run(
+        self, inputs: Mapping[str, Any], *, timeout: float | None = None, cancel: Cancel | None = None
+    ) -> dict[str, Array]:
         """The same for inputs whose names are no Python names."""
-        return self(**inputs)
+        return self._call((), inputs, Stop.of(timeout, cancel))
+
+    def trim(self) -> None:
+        """Give back the memory that is kept for later calls. What was idle for some seconds goes at the next call."""
+        for each in (self._executable, *self._fed.values()):
+            if isinstance(each, Trimmable):
+                each.trim()
 
     def save(self, path: str | Path, *, targets: Sequence[str] = (), private_key: str | Path | None = None) -> None:
         """Write it as a bundle, one file that loads without a compiler: `smelt.load("model.smelt")`.

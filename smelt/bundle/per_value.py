@@ -14,9 +14,10 @@ import numpy as np
 
 from smelt.bundle.stored import Storable, StoredModel
 from smelt.dtype import Array
-from smelt.engine_api import Executable, KernelUse, Signature
-from smelt.errors import RunError, SizeError, UnsupportedError
+from smelt.engine_api import Executable, KernelUse, Signature, Trimmable
+from smelt.errors import MemoryLimitError, RunError, SizeError, UnsupportedError
 from smelt.frozen import Frozen
+from smelt.stop import Stop
 
 if TYPE_CHECKING:
     from smelt.weights import Weights
@@ -74,10 +75,13 @@ class PerValue:
         """Weights are bound whenever a program is built."""
         return self
 
-    def __call__(self, *inputs: Array) -> tuple[Array, ...]:
+    def __call__(self, *inputs: Array, stop: Stop | None = None) -> tuple[Array, ...]:
+        """What compiles takes its time; a `stop` is looked at before and after it."""
         given = self._named(inputs)
+        if stop is not None:
+            stop.check()
         executable = self._program(given)
-        return executable(*(given[port.name] for port in executable.signature.inputs))
+        return executable(*(given[port.name] for port in executable.signature.inputs), stop=stop)
 
     def knows(self, inputs: tuple[Array, ...]) -> bool:
         """Whether there is a program for such inputs already."""
@@ -101,6 +105,11 @@ class PerValue:
         runtimes = parts[0][1].runtimes
         return StoredModel("model", self.signature, tuple(programs), runtimes, static=self.static, by_size=self.by_size)
 
+    def trim(self) -> None:
+        for made in list(self._programs.values()):
+            if isinstance(made.executable, Trimmable):
+                made.executable.trim()
+
     def close(self) -> None:
         for made in self._programs.values():
             made.executable.close()
@@ -117,7 +126,7 @@ class PerValue:
                 self._programs.move_to_end(key)
                 return found.executable
             try:
-                built = self._build(values, shapes)
+                built = self._build_within_limit(self._build, values, shapes)
             except MissingValuesError as more:
                 if set(more.names) <= set(self.static) and self.by_size >= more.sizes:
                     raise more.__cause__ or more from None  # nothing more can be given
@@ -134,6 +143,16 @@ class PerValue:
             if len(self._programs) > LIMIT:
                 self._programs.popitem(last=False)[1].executable.close()
             return built
+
+    def _build_within_limit(self, build: Build, values: Values, shapes: Shapes) -> Executable:
+        """Programs share the memory that a limit leaves: the one that was not used for longest goes for a new one."""
+        while True:
+            try:
+                return build(values, shapes)
+            except MemoryLimitError:
+                if not self._programs:
+                    raise
+                self._programs.popitem(last=False)[1].executable.close()
 
     def _named(self, inputs: tuple[Array, ...]) -> dict[str, Array]:
         names = [port.name for port in self.signature.inputs]
@@ -170,19 +189,24 @@ class OpenSizes:
     def prepare(self, weights: Weights) -> Executable:
         return OpenSizes(self._open.prepare(weights), self._fixed)
 
-    def __call__(self, *inputs: Array) -> tuple[Array, ...]:
+    def __call__(self, *inputs: Array, stop: Stop | None = None) -> tuple[Array, ...]:
         if not self._fixed.knows(inputs):
             try:
-                return self._open(*inputs)
+                return self._open(*inputs, stop=stop)
             except SizeError:
                 pass
-        return self._fixed(*inputs)
+        return self._fixed(*inputs, stop=stop)
 
     def stored(self, targets: Sequence[str] = ()) -> StoredModel:
         """The program with open sizes: what breaks what it takes for granted is an error in a file."""
         if not isinstance(self._open, Storable):
             raise UnsupportedError("a program of another engine cannot be saved", expected="the native engine")
         return self._open.stored(targets)
+
+    def trim(self) -> None:
+        if isinstance(self._open, Trimmable):
+            self._open.trim()
+        self._fixed.trim()
 
     def close(self) -> None:
         self._open.close()

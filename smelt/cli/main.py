@@ -1,6 +1,7 @@
 """The commands and their options; each command's work lives in a file of its own.
 
-Exit codes: 0 done, 1 the input is wrong or cannot be run (the error says why), 2 the command line is wrong.
+Exit codes: 0 done, 1 the input is wrong or cannot be run (the error says why), 2 the command line is wrong, 130
+interrupted by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from smelt.cli.progress import compiling
 from smelt.errors import SmeltError
 from smelt.version import __version__
 
+INTERRUPTED = 130
+
 app = typer.Typer(
     name="smelt",
     help="Take any model, prove its shapes, compile it for this machine, run it.",
@@ -55,7 +58,7 @@ StaticValues = Annotated[
 ]
 MemoryLimit = Annotated[
     str | None,
-    typer.Option("--memory-limit", help="Refuse a model that needs more, before its weights are loaded: 512MB, 2GiB …"),
+    typer.Option("--memory-limit", help="What the model may take in memory, calls included: 512MB, 2GiB …"),
 ]
 Precision = Annotated[str, typer.Option(help="f32; or bf16, int8: products by weights in 16 or 8 bits.")]
 EngineName = Annotated[str, typer.Option("--engine", help="auto, native, pjrt or reference.")]
@@ -311,8 +314,13 @@ def cache_clear(as_json: AsJson = False) -> None:
 def main() -> None:
     """The entry point: errors of ours become one readable message, without a traceback unless asked for."""
     try:
-        with compiling():
-            app()
+        try:
+            with compiling():
+                app()
+        except SystemExit as done:  # typer's word for Ctrl-C
+            if done.code == INTERRUPTED:
+                raise KeyboardInterrupt from done
+            raise
     except SmeltError as error:
         if "traceback" in os.environ.get("SMELT_DEBUG", ""):
             traceback.print_exc()
@@ -321,6 +329,9 @@ def main() -> None:
         else:
             Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error[/] {_plain(str(error))}")
         sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -18,25 +19,35 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from smelt.buffer import check_array
+from smelt.buffer import bytes_text, check_array
 from smelt.device import cpu
 from smelt.dtype import Array
-from smelt.errors import DeviceError, RunError, ShapeError, SizeError, SmeltError
+from smelt.errors import (
+    CancelledError,
+    DeviceError,
+    MemoryLimitError,
+    RunError,
+    ShapeError,
+    SizeError,
+    SmeltError,
+    TimedOutError,
+)
 from smelt.frozen import Frozen
 from smelt.shape import Shape
 from smelt.size import Poly, Size, solve, substitute
 from smelt.size import symbols as symbols_of
+from smelt.stop import Stop, tell_cancelled
 
-SOURCES = ("smelt.h", "runtime.h", "memory.c", "pool.c", "executable.c", "python.c", "checksum.c")
+SOURCES = ("smelt.h", "runtime.h", "memory.c", "watch.c", "pool.c", "executable.c", "python.c", "checksum.c")
 FEATURES = (  # in the order of the bits of smelt_features, spelled as Linux does
     *("fma", "f16c", "avx2", "avx512f", "avx512bw", "avx512vl"),
     *("avx512_vnni", "avx512_bf16", "avx512dq", "avx_vnni"),
 )
-ABI = 1  # of programs: `version` in smelt.h
+ABI = 2  # of programs: `version` in smelt.h
 MAX_THREADS = 256
 SPIN = 30_000  # nanoseconds that an idle worker looks for work before it sleeps
 ALIGN = 64
-CANCELLED, NO_MEMORY = -1, -2
+CANCELLED, NO_MEMORY, TIMED_OUT, OVER_LIMIT = -1, -2, -3, -5
 _SMALL = 1 << 20  # scales and offsets of sizes that C may multiply without a thought of overflow
 
 Explain: TypeAlias = Callable[[int, tuple[int, ...]], SmeltError]
@@ -54,6 +65,7 @@ class Runtime:
         self.held = ctypes.PyDLL(self.released._name)
         _declare(self.released, self.held)
         self.set_threads(default_threads())
+        tell_cancelled(self.released.smelt_alarm)
 
     @property
     def threads(self) -> int:
@@ -66,7 +78,10 @@ class Runtime:
             raise DeviceError("the number of threads is out of range", expected=f"1 to {MAX_THREADS}", got=count)
         spin = SPIN if count <= _processors() else 0  # who spins on a shared processor keeps others from working
         failed = self.released.smelt_set_threads(count, spin)
-        assert not failed, "a program body changed the number of threads"
+        if failed:
+            raise DeviceError(
+                "the number of threads cannot change here", got="a signal's handler in the midst of a call"
+            )
 
     @property
     def helpers(self) -> int:
@@ -166,19 +181,24 @@ def _declare(released: ctypes.CDLL, held: ctypes.PyDLL) -> None:
         "smelt_trim": (None, pointer),
         "smelt_shut": (None, pointer),
         "smelt_usage": (None, pointer, numbers),
-        "smelt_slot_take": (pointer, pointer),
+        "smelt_set_account": (None, pointer, pointer),
+        "smelt_span": (number, number),
+        "smelt_slot_take": (pointer, pointer, number, number),
         "smelt_slot_give": (None, pointer),
         "smelt_slot_measure": (status, pointer, numbers),
         "smelt_slot_measured": (numbers, pointer),
         "smelt_slot_late": (numbers, pointer),
         "smelt_slot_record": (numbers, pointer),
+        "smelt_slot_ran": (status, pointer),
+        "smelt_slot_run": (status, pointer, pointers, number, number),
         "smelt_checksum": (ctypes.c_ulonglong, pointer, number),
     }
     for name, (result, *arguments) in signatures.items():
         function = getattr(held, name)
         function.restype, function.argtypes = result, arguments
     released.smelt_set_threads.restype, released.smelt_set_threads.argtypes = status, [number, number]
-    released.smelt_slot_run.restype, released.smelt_slot_run.argtypes = status, [pointer, pointers]
+    released.smelt_charge.restype, released.smelt_charge.argtypes = status, [pointer, number]
+    released.smelt_alarm.restype, released.smelt_alarm.argtypes = None, []
     released.smelt_checksum_file.restype = status
     released.smelt_checksum_file.argtypes = [number, number, number, ctypes.POINTER(ctypes.c_ulonglong)]
 
@@ -195,6 +215,58 @@ def default_threads() -> int:
     if not (chosen.isascii() and chosen.isdigit() and 1 <= int(chosen) <= MAX_THREADS):
         raise DeviceError("SMELT_THREADS is no number of threads", expected=f"1 to {MAX_THREADS}", got=chosen)
     return int(chosen)
+
+
+# ------------------------------------------------------------------------------------------------ limits
+
+
+class _Ledger(ctypes.Structure):
+    """The C structure Account."""
+
+    _fields_ = tuple((name, ctypes.c_longlong) for name in ("limit", "fixed", "used", "running", "waiting"))
+
+
+class Account:
+    """Bytes that several programs may take together, their calls included.
+
+    A call that finds too little left waits for others to end; one that could never fit is refused.
+    """
+
+    def __init__(self, limit: int, owner: Runtime | None = None) -> None:
+        self.runtime = owner or runtime()
+        self.limit = limit
+        self._ledger = _Ledger(limit)
+        self.address = ctypes.addressof(self._ledger)
+
+    @property
+    def used(self) -> int:
+        """Bytes that are taken now, idle memory of calls included."""
+        return int(self._ledger.used)
+
+    @property
+    def fixed(self) -> int:
+        """Those of them that stay between calls."""
+        return int(self._ledger.fixed)
+
+    def take(self, count: int, what: str) -> None:
+        """Count bytes that stay, once calls under way have left room for them."""
+        while failed := self.runtime.released.smelt_charge(self.address, count):
+            if failed == 1:
+                raise MemoryLimitError(
+                    f"{what}: the model needs more memory than allowed",
+                    expected=f"at most {bytes_text(self.limit)}",
+                    got=f"{bytes_text(count)} beside {bytes_text(self.fixed)}",
+                    remedy="a higher memory_limit",
+                )
+            time.sleep(0.005)
+
+    def span(self, count: int) -> int:
+        """What a block of so many bytes takes from the system."""
+        return int(self.runtime.held.smelt_span(count))
+
+    def give(self, count: int) -> None:
+        """Take bytes off the account that stay no longer."""
+        self.runtime.released.smelt_charge(self.address, -count)
 
 
 # ------------------------------------------------------------------------------------------------ programs
@@ -250,14 +322,21 @@ class Program:
         self.constants = _aligned(self.runtime, constants)
         self.run, self.measure = (_address(library, f"{name}_{part}") for part in ("run", "measure"))
 
-    def bind(self, arrays: Sequence[Array], sizes: Mapping[str, int] = MappingProxyType({})) -> Bound:
+    def bind(
+        self,
+        arrays: Sequence[Array],
+        sizes: Mapping[str, int] = MappingProxyType({}),
+        account: Account | None = None,
+    ) -> Bound:
         """The program with its first arguments given; arrays that are in order are not copied.
 
-        `sizes` are symbols that are known although no argument tells them: those of weights that were packed.
+        `sizes` are symbols that are known although no argument tells them: those of weights that were packed. The
+        memory that calls take is counted on `account`.
         """
         assert len(arrays) <= len(self.arguments)
         each = zip(arrays, self.arguments, self.names, strict=False)
-        return Bound(self, [_ordered(check_array(array, shape, repr(name))) for array, shape, name in each], sizes)
+        ordered = [_ordered(check_array(array, shape, repr(name))) for array, shape, name in each]
+        return Bound(self, ordered, sizes, account)
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:
@@ -290,28 +369,39 @@ def _ordered(array: Array) -> Array:
 class Bound:
     """A program with its first arguments bound: a function over the others. Any number of threads may call it."""
 
-    __slots__ = ("__weakref__", "_arrays", "_call", "_executable", "_program", "_sizes")
+    __slots__ = ("__weakref__", "_account", "_arrays", "_call", "_executable", "_program", "_sizes")
 
-    def __init__(self, program: Program, arrays: Sequence[Array], sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self, program: Program, arrays: Sequence[Array], sizes: Mapping[str, int], account: Account | None = None
+    ) -> None:
         self._program = program
+        self._account = account
         self._sizes = {name: size for name, size in sizes.items() if name in program.symbols}
         self._arrays: tuple[Array, ...] | None = tuple(arrays)
         layout = _layout(program, self._arrays, self._sizes)
         ports = [_carried(shape.dtype.numpy) for shape in (*program.arguments[len(arrays) :], *program.results)]
         bound = [_pointer(array) for array in (*arrays, *program.constants)]
         pointers = (ctypes.c_void_p * (2 + len(bound)))(program.run, program.measure, *bound)
-        keep = (self._arrays, program.constants, program.library)
+        keep = (self._arrays, program.constants, program.library, account)
         objects = (keep, np.empty, tuple(carrier for carrier, _ in ports), tuple(foreign for _, foreign in ports))
         held = program.runtime.held
-        self._call: Callable[[object, object], object] = held.smelt_bind(
+        self._call: Callable[..., object] = held.smelt_bind(
             (ctypes.c_longlong * len(layout))(*layout), len(layout), pointers, objects
         )
         self._executable: int = held.smelt_executable(self._call.__self__)
+        if account is not None:
+            held.smelt_set_account(self._executable, account.address)
 
-    def __call__(self, inputs: Sequence[Array], out: Sequence[Array] | None = None) -> tuple[Array, ...]:
+    def __call__(
+        self, inputs: Sequence[Array], out: Sequence[Array] | None = None, stop: Stop | None = None
+    ) -> tuple[Array, ...]:
         """Run on the remaining arguments; the results are new arrays, or those given as `out`."""
-        results = self._call(inputs, out)
-        return results if type(results) is tuple else self._otherwise(results, inputs, out)
+        if stop is None:
+            results = self._call(inputs, out)
+        else:
+            stop.check()
+            results = self._call(inputs, out, stop.nanoseconds, stop.address)
+        return results if type(results) is tuple else self._otherwise(results, inputs, out, stop)
 
     def cancel(self) -> None:
         """Stop the calls that run now: they raise RunError. Later calls run."""
@@ -335,28 +425,47 @@ class Bound:
         bound, constants = (sum(array.nbytes for array in each) for each in (arrays, self._program.constants))
         return Memory(bound, constants, *usage)
 
-    def _otherwise(self, answer: object, inputs: Sequence[Array], out: Sequence[Array] | None) -> tuple[Array, ...]:
+    def _otherwise(
+        self, answer: object, inputs: Sequence[Array], out: Sequence[Array] | None, stop: Stop | None
+    ) -> tuple[Array, ...]:
         if isinstance(answer, list):
-            raise self._failure(answer[0], tuple(answer[1:]))
+            raise self._failure(answer[0], answer[1], tuple(answer[2:]), stop)
         if type(inputs) is not tuple or (out is not None and type(out) is not tuple):
-            return self(tuple(inputs), None if out is None else tuple(out))
-        return self._slow(inputs, out)
+            return self(tuple(inputs), None if out is None else tuple(out), stop)
+        return self._slow(inputs, out, stop)
 
-    def _failure(self, status: int, record: tuple[int, ...]) -> SmeltError:
+    def _failure(self, status: int, started: int, record: tuple[int, ...], stop: Stop | None) -> SmeltError:
+        error = self._explain(status, record, stop)
+        error.started = bool(started)
+        return error
+
+    def _explain(self, status: int, record: tuple[int, ...], stop: Stop | None) -> SmeltError:
         if status == CANCELLED:
-            return RunError("the call was cancelled")
+            return CancelledError("the call was cancelled")
+        if status == TIMED_OUT:
+            return TimedOutError("the call took too long", expected=f"at most {stop.timeout if stop else None} s")
         if status == NO_MEMORY:
             return RunError("no memory left", got=f"{record[0]} bytes asked for")
+        if status == OVER_LIMIT:
+            return MemoryLimitError(
+                "the call needs more memory than allowed",
+                expected=f"at most {bytes_text(record[1])} beside what the model holds",
+                got=bytes_text(record[0]),
+                remedy="a higher memory_limit, smaller sizes, or fewer calls at once",
+            )
         return self._program.explain(status, record)
 
-    def _slow(self, inputs: tuple[Array, ...], out: tuple[Array, ...] | None) -> tuple[Array, ...]:
+    def _slow(
+        self, inputs: tuple[Array, ...], out: tuple[Array, ...] | None, stop: Stop | None = None
+    ) -> tuple[Array, ...]:
         """What the built-in function does, for every input that can be served, with an error for every other one."""
         arguments = self._arrays
         if arguments is None:
             raise RunError("the executable is closed", remedy="compile or load the model again")
         arrays, symbols = _fit(self._program, arguments, inputs, self._sizes)
         held = self._program.runtime.held
-        slot = held.smelt_slot_take(self._executable)
+        limits = (0, 0) if stop is None else (stop.nanoseconds, stop.address)
+        slot = held.smelt_slot_take(self._executable, *limits)
         if not slot:
             raise RunError("no memory left, or the executable was closed meanwhile")
         try:
@@ -369,19 +478,34 @@ class Bound:
             measured = held.smelt_slot_measured(slot)
             results = _places(self._program, measured, out, (*arguments, *arrays))
             _check_donated(self._program, (*arguments, *arrays))
-            return self._run(slot, arrays, results, out)
+            copied = sum(made.nbytes for made, given in zip(arrays, inputs, strict=True) if made is not given)
+            return self._run(slot, arrays, copied, results, out, stop)
         finally:
             held.smelt_slot_give(slot)
 
     def _run(
-        self, slot: int, arrays: Sequence[Array], results: list[Array | None], out: tuple[Array, ...] | None
+        self,
+        slot: int,
+        arrays: Sequence[Array],
+        copied: int,
+        results: list[Array | None],
+        out: tuple[Array, ...] | None,
+        stop: Stop | None,
     ) -> tuple[Array, ...]:
         held = self._program.runtime.held
         addresses = [None if array is None else _pointer(array) for array in (*arrays, *results)]
         table = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
-        status = self._program.runtime.released.smelt_slot_run(slot, table)
+        own = (
+            0
+            if out
+            else sum(
+                each.nbytes for i, each in enumerate(results) if each is not None and i not in self._program.reused
+            )
+        )
+        status = held.smelt_slot_run(slot, table, own, copied)
         if status:
-            raise self._failure(status, tuple(held.smelt_slot_record(slot)[:8]))
+            record = tuple(held.smelt_slot_record(slot)[:8])
+            raise self._failure(status, held.smelt_slot_ran(slot), record, stop)
         late, done = held.smelt_slot_late(slot), []
         for i, (shape, result) in enumerate(zip(self._program.results, results, strict=True)):
             first = sum(other.rank for other in self._program.results[:i])

@@ -1,6 +1,6 @@
 """What every engine's executable does alike: the signature, the checks on weights and inputs, binding and closing.
 
-An engine brings two functions over arrays: `prepare(weights) → bound` and `run(bound, inputs) → outputs`.
+An engine brings two functions over arrays: `prepare(weights) → bound` and `run(bound + inputs, stop) → outputs`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from smelt.ir.attributes import Int
 from smelt.ir.core import Func, Value
 from smelt.passes.split_prepare import NAME, WEIGHT
 from smelt.shape import Shape
+from smelt.stop import Stop
 from smelt.weights import Weights
 
 Arrays: TypeAlias = tuple[Array, ...]
 Step: TypeAlias = Callable[[Sequence[Array]], Arrays]
+Run: TypeAlias = Callable[[Sequence[Array], "Stop | None"], Arrays]
 
 
 class CompiledProgram:
@@ -29,14 +31,14 @@ class CompiledProgram:
         self,
         signature: Signature,
         prepare: Step,
-        run: Step,
+        run: Run,
         kernels: tuple[KernelUse, ...],
         bound: Arrays | None = None,
     ) -> None:
         self.signature = signature
         self.kernels = kernels
         self._prepare = prepare
-        self._run: Step | None = run
+        self._run: Run | None = run
         self._bound = bound if bound is not None or signature.weights else ()
 
     def prepare(self, weights: Weights) -> Executable:
@@ -46,7 +48,7 @@ class CompiledProgram:
         bound = self._prepare(arrays) if ports else ()
         return CompiledProgram(self.signature, self._prepare, run, self.kernels, bound)
 
-    def __call__(self, *inputs: Array) -> Arrays:
+    def __call__(self, *inputs: Array, stop: Stop | None = None) -> Arrays:
         run = self._open()
         if self._bound is None:
             raise RunError("the weights are not bound", expected=".prepare(weights) before the first call")
@@ -57,12 +59,12 @@ class CompiledProgram:
             check_array(array, port.shape, f"the input {port.name!r}")
             for array, port in zip(inputs, ports, strict=True)
         ]
-        return run([*self._bound, *arrays])
+        return run([*self._bound, *arrays], stop)
 
     def close(self) -> None:
         self._run = self._bound = None
 
-    def _open(self) -> Step:
+    def _open(self) -> Run:
         if self._run is None:
             raise RunError("the executable is closed", remedy="compile or load the model again")
         return self._run

@@ -8,29 +8,43 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import Any
 
 import numpy as np
 
 from smelt.buffer import bytes_text, parse_bytes
 from smelt.bundle.stored import Storable, StoredModel
+from smelt.device.runtime import Account
 from smelt.dim import Size, evaluate, solve
 from smelt.dtype import Array
-from smelt.engine_api import Executable, KernelUse, Port, Signature
+from smelt.engine_api import Executable, KernelUse, Port, Signature, Trimmable
 from smelt.errors import MemoryLimitError, ShapeError, UnsupportedError
 from smelt.kernel.memory import Memory
-from smelt.kernel.plan import Plan
+from smelt.kernel.plan import Plan, walk
 from smelt.weights import Weights
 
+PER_STEP = 64 << 10  # bytes of Python objects, code and text for each step of a plan: measured, and rounded up
+HUGE = 2 << 20  # bytes: what is as large as that lies in pages of that size
 REMEMBERED = 1000  # shapes that are known to fit
 SHOWN = 6  # buffers in an error
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The bytes that a model may take, and the open sizes that are known already."""
+    """The bytes that a model may take, and the open sizes that are known already.
+
+    All programs of the model share the account, which is opened for the first of them.
+    """
 
     bytes: int
     sizes: Mapping[str, int] = field(default_factory=dict)
+    opened: list[Account] = field(default_factory=list)
+
+    @property
+    def account(self) -> Account:
+        if not self.opened:
+            self.opened.append(Account(self.bytes))
+        return self.opened[0]
 
     @staticmethod
     def of(limit: int | str | None, sizes: Mapping[str, int] | None = None) -> Budget | None:
@@ -41,8 +55,8 @@ class Budget:
 class Footprint:
     """Bytes of one loaded program and one call of it. What only data tells the size of is not counted.
 
-    At the most the weights, what @prepare made of them and the constants are there, and either the temporaries of
-    @prepare, or those of a call with its results.
+    At the most the program itself, what @prepare made of the weights and the constants are there, and either the
+    weights and the temporaries of @prepare, or the temporaries of a call and its results.
     """
 
     weights: tuple[Port, ...]
@@ -59,7 +73,9 @@ class Footprint:
         known = dict.fromkeys(self.symbols, 1) | dict(sizes)
         plan, memory = self.main
         first = self.prepare[0] if self.prepare else None
+        steps = sum(1 for each in (self.main, self.prepare) if each for _ in walk(each[0].steps))
         return {
+            "program": PER_STEP * steps,
             "weights": sum(map(_bytes, self.weights)),
             "bound": sum(evaluate(buffer.bytes, {}) for buffer in first.of_kind("result")) if first else 0,
             "constants": sum(map(len, plan.constants)) + (sum(map(len, first.constants)) if first else 0),
@@ -71,21 +87,31 @@ class Footprint:
     def peak(self, sizes: Mapping[str, int]) -> int:
         """The most bytes that are held at once."""
         parts = self.parts(sizes)
-        call, preparation = parts["temporaries"] + parts["results"], parts["preparation"]
-        return parts["weights"] + parts["bound"] + parts["constants"] + max(call, preparation)
+        call, preparation = parts["temporaries"] + parts["results"], parts["weights"] + parts["preparation"]
+        return parts["program"] + parts["bound"] + parts["constants"] + max(call, preparation)
+
+    def needed(self, sizes: Mapping[str, int]) -> int:
+        """The same in whole pages, as the runtime library takes them."""
+        parts = {name: _in_pages(count) for name, count in self.parts(sizes).items()}
+        call, preparation = parts["temporaries"] + parts["results"], parts["weights"] + parts["preparation"]
+        return parts["program"] + parts["bound"] + parts["constants"] + max(call, preparation)
 
     def text(self) -> str:
-        """The peak of a call as a formula of the open sizes."""
+        """The peak as a formula of the open sizes."""
         parts = self.parts({})
-        total: Size = parts["weights"] + parts["bound"] + parts["constants"]
+        total: Size = 0
         several: list[str] = []
         for slot in self.main[1].slots:
             if len(slot) == 1:
                 total = total + slot[0]
             else:
                 several.append(largest_text(slot))
-        total = sum(self._results(), start=total)
-        return " + ".join([str(total), *several])
+        call = " + ".join([str(sum(self._results(), start=total)), *several])
+        fixed = parts["program"] + parts["bound"] + parts["constants"]
+        preparation = parts["weights"] + parts["preparation"]
+        if not self.symbols:
+            return str(self.peak({}))
+        return f"{fixed} + max({call}, {preparation})" if preparation else f"{fixed} + {call}"
 
     def largest(self, sizes: Mapping[str, int]) -> list[tuple[str, int]]:
         """The largest things in memory: what they are, and their bytes."""
@@ -99,7 +125,7 @@ class Footprint:
 
     def check(self, limit: int, sizes: Mapping[str, int]) -> None:
         """Refuses a program that needs more than `limit` bytes for the sizes, or for the smallest ones."""
-        peak = self.peak(sizes)
+        peak = self.needed(sizes)
         if peak <= limit:
             return
         known = dict.fromkeys(self.symbols, 1) | dict(sizes)
@@ -120,7 +146,7 @@ class Footprint:
 
 
 class Limited:
-    """An executable that refuses calls whose sizes need more memory than allowed."""
+    """An executable that refuses calls whose sizes need more memory than allowed; its account bounds them together."""
 
     def __init__(self, executable: Executable, footprint: Footprint, limit: int) -> None:
         self._executable, self._footprint, self._limit = executable, footprint, limit
@@ -137,7 +163,7 @@ class Limited:
     def prepare(self, weights: Weights) -> Executable:
         return Limited(self._executable.prepare(weights), self._footprint, self._limit)
 
-    def __call__(self, *inputs: Array, **options: bool) -> tuple[Array, ...]:
+    def __call__(self, *inputs: Array, **options: Any) -> tuple[Array, ...]:
         shapes = tuple(np.shape(each) for each in inputs)
         if self._footprint.symbols and shapes not in self._seen:
             self._check(shapes)
@@ -163,8 +189,16 @@ class Limited:
             raise UnsupportedError("this program cannot be saved", remedy="compile the model with the native engine")
         return self._executable.stored(targets)
 
+    def trim(self) -> None:
+        if isinstance(self._executable, Trimmable):
+            self._executable.trim()
+
     def close(self) -> None:
         self._executable.close()
+
+
+def _in_pages(count: int) -> int:
+    return count if count < HUGE else -(-count // HUGE) * HUGE
 
 
 def largest_text(sizes: Sequence[Size]) -> str:

@@ -27,12 +27,13 @@ from smelt.engine.executable import signature_of
 from smelt.engine.pjrt_buckets import Buckets, Cut, checked_buckets, padded_to, round_up
 from smelt.engine.pjrt_program import Compilation, DeviceClient, Prepare, SizedProgram
 from smelt.engine_api import Cost, KernelUse, Memory, Port, Signature
-from smelt.errors import RunError, UnsupportedError
+from smelt.errors import RunError, SmeltError, UnsupportedError
 from smelt.ir.core import Func, Program, walk
 from smelt.passes import pipeline
 from smelt.passes.lower import ON_ONE_DEVICE, lower
 from smelt.passes.lower_quantised import lower_quantised
 from smelt.shape import Shape
+from smelt.stop import Stop, tell_donated
 from smelt.weights import Stored, Weights
 
 LIMIT = 16  # programs that one executable keeps, each for its own sizes
@@ -251,11 +252,26 @@ class PjrtExecutable:
 
     # ---- calls ----
 
-    def __call__(self, *inputs: Any, keep: bool = False) -> tuple[Any, ...]:
+    def __call__(self, *inputs: Any, keep: bool = False, stop: Stop | None = None) -> tuple[Any, ...]:
         """Run on arrays or buffers; the results are buffers that fill in their own time.
 
-        A buffer that is donated is used up by the call, unless `keep` says that a copy is used up instead.
+        A buffer that is donated is used up by the call, unless `keep` says that a copy is used up instead. XLA ends no
+        run early: with a `stop` the call waits for its results and gives up waiting; the device works on.
         """
+        if stop is None:
+            return self._begin(inputs, keep)
+        stop.check()
+        results = self._begin(inputs, keep)
+        try:
+            stop.wait_for(results)
+        except SmeltError as error:
+            error.started = True
+            if self._donations and not keep:
+                tell_donated(error, [self.signature.inputs[place].name for place, _ in self._donations])
+            raise
+        return results
+
+    def _begin(self, inputs: tuple[Any, ...], keep: bool) -> tuple[Any, ...]:
         bound = self._bound
         if bound is None:
             self._program()

@@ -74,6 +74,10 @@ class Cut:
         array: Array = self._whole.numpy()[tuple(slice(size) for size in self.shape.numbers())]
         return array
 
+    @property
+    def is_ready(self) -> bool:
+        return bool(self._whole.is_ready)
+
     def wait(self) -> Cut:
         self._whole.wait()
         return self

@@ -27,6 +27,7 @@ from smelt.passes import pipeline
 from smelt.passes.specialise import specialise
 from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
+from smelt.stop import Stop
 from smelt.weights import Stored, Weights
 
 SHARDING = "sdy.sharding"
@@ -141,8 +142,11 @@ class MeshExecutable:
         owned.append(made)
         return made
 
-    def __call__(self, *inputs: Any) -> tuple[MeshBuffer, ...]:
+    def __call__(self, *inputs: Any, stop: Stop | None = None) -> tuple[MeshBuffer, ...]:
+        """Run on arrays or buffers. XLA ends no run early: `stop` is looked at before it begins."""
         self._open()
+        if stop is not None:
+            stop.check()
         if self._bound is None:
             raise RunError("the weights are not bound", expected=".prepare(weights) before the first call")
         ports = self.signature.inputs

@@ -29,6 +29,6 @@ class ReferenceEngine:
         return CompiledProgram(
             signature_of(program.main),
             lambda weights: run(optimised, weights, func="prepare", callbacks=callbacks),
-            lambda arguments: run(optimised, arguments, callbacks=callbacks),
+            lambda arguments, stop: run(optimised, arguments, callbacks=callbacks, stop=stop),
             tuple(KernelUse("numpy", (name,), count) for name, count in ops.items()),
         )

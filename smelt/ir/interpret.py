@@ -27,6 +27,7 @@ from smelt.ir.ops.random import Source
 from smelt.ir.size_checks import Check, size_checks
 from smelt.shape import Shape
 from smelt.size import assignment
+from smelt.stop import Stop
 
 Callback: TypeAlias = Callable[..., Any]
 Steps: TypeAlias = Generator[Exchange, Any, tuple[Any, ...]]
@@ -39,13 +40,15 @@ def run(
     *,
     func: str | None = None,
     callbacks: Mapping[str, Callback] | None = None,
+    stop: Stop | None = None,
 ) -> tuple[Any, ...]:
-    """Run a function (default: the entry) on arrays; `callbacks` answer custom calls by target name.
+    """Run a function (default: the entry) on arrays; `callbacks` answer custom calls by target name. Before
+    each op `stop` is asked.
 
     Results are arrays, one per result. Tokens are None, tuples are Python tuples.
     """
     entry = program.main if func is None else program.func(func)
-    world = World(program, callbacks or {})
+    world = World(program, callbacks or {}, stop=stop)
     return run_grid(world, [[(entry, tuple(args))]])[0][0]
 
 
@@ -62,6 +65,7 @@ class World:
     plans: dict[Region, _Plan] = field(default_factory=dict)
     births: dict[Func, dict[Op | Region, frozenset[str]]] = field(default_factory=dict)
     random: Source = field(default_factory=Source)  # what `rng` draws from
+    stop: Stop | None = None  # when to end
 
     def parallel(self, grid: Grid, infeed: Sequence[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
         """Run a grid of processes that have a queue of their own and share everything else."""
@@ -141,7 +145,10 @@ class Frame:
         plan = self._plan(region)
         if plan.symbolic and region is not self.func.body:
             self._learn(region, region.args, args)
+        stop = self.world.stop
         for op, meaning, waits, dead in plan.steps:
+            if stop is not None:
+                stop.check()
             operands = [values[operand] for operand in op.operands]
             try:
                 checks = plan.checks.get(op)

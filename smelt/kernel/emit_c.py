@@ -66,7 +66,8 @@ struct Runtime { i64 version, threads;
   void (*parallel)(const Runtime *, Context *, Body, void *env, i64 count, i64 chunk);
   void *(*grow)(Context *, i64 bytes); };
 struct Context { const volatile int *cancel; char *arena, *scratch; i64 scratch_stride; i64 record[8]; void *owner;
-  i64 *late; };
+  i64 *late; int (*stop)(Context *); };
+#define STOPPED (*ctx->cancel && ctx->stop(ctx))
 #ifdef __clang__
 #define LANES _Pragma("clang loop vectorize(assume_safety) interleave(enable)")
 #define SHORT_LANES _Pragma("clang loop vectorize(assume_safety) interleave(enable) unroll(disable)")
@@ -346,7 +347,7 @@ class _Program:
                 case Repeat(head, flag, body):
                     lines += [f"{pad}for (;;) {{", *self._steps(head, kernels, sizes, depth + 1)]
                     lines.append(f"{pad}  if (!*(ui8 *)b[{flag}]) break;")
-                    lines.append(f"{pad}  if (*ctx->cancel) return {CANCELLED};")
+                    lines.append(f"{pad}  if (STOPPED) return {CANCELLED};")
                     lines += [*self._steps(body, kernels, sizes, depth + 1), f"{pad}}}"]
                 case Branch(selector, branches):
                     lines.append(f"{pad}switch ({self._selector(selector, len(branches))}) {{")
@@ -373,7 +374,7 @@ class _Program:
                 lines[before:] = stamped(self.name, self.timed, pad, lines[before:])
                 self.timed += 1
             if not isinstance(step, Copy | Ensure):
-                lines.append(f"{pad}if (*ctx->cancel) return {CANCELLED};")
+                lines.append(f"{pad}if (STOPPED) return {CANCELLED};")
         return lines
 
     def _late_buffers(self) -> list[tuple[int, Buffer]]:
@@ -558,7 +559,7 @@ class _Function:
             *(["  LANES"] if leaf else []),
             f"  for (i64 {loop.var.name} = begin; {loop.var.name} < end; {loop.var.name}++) {{",
             *inner,
-            *(["    if (*ctx->cancel) return;"] if is_long else []),
+            *(["    if (STOPPED) return;"] if is_long else []),
             "  }",
             "}",
         ]
@@ -570,7 +571,7 @@ class _Function:
             f"{pad}struct {name} env_{name} = {{ ctx, b, s{values} }};",
             f"{pad}rt->parallel(rt, ctx, {name}_body, &env_{name}, {self.expr(loop.extent)},"
             f" {WORTH} / ({work} + 1) + 1);",
-            *([f"{pad}if (*ctx->cancel) return {CANCELLED};"] if is_long else []),
+            *([f"{pad}if (STOPPED) return {CANCELLED};"] if is_long else []),
         ]
 
     def fold(self, fold: Fold, depth: int) -> list[str]:

@@ -3,7 +3,10 @@
 #define _GNU_SOURCE
 #include "runtime.h"
 
+#include <stdint.h>
 #include <string.h>
+
+#define MUCH ((i64)1 << 20) /* bytes that are worth giving back */
 
 /* A block that `grow` gave. Blocks that a call used stay for the next call; those it left alone are given back. */
 struct Grown {
@@ -31,11 +34,18 @@ static void release_grown(Slot *slot, int all) {
   }
 }
 
-static void destroy(Slot *slot) {
-  if (slot->executable->forget) slot->executable->forget(slot);
+/* Gives back what a slot holds between calls. */
+static void release_blocks(Slot *slot) {
   release_grown(slot, 1);
   smelt_release(slot->context.arena, slot->arena_bytes);
   smelt_release(slot->context.scratch, slot->scratch_bytes);
+  slot->context.arena = slot->context.scratch = NULL;
+  slot->arena_bytes = slot->scratch_bytes = slot->needed_arena = slot->needed_scratch = 0;
+}
+
+static void destroy(Slot *slot) {
+  if (slot->executable->forget) slot->executable->forget(slot);
+  release_blocks(slot);
   smelt_release(slot, slot->bytes);
 }
 
@@ -58,19 +68,7 @@ static Slot *create(Executable *e) {
   slot->shapes = (PyObject **)(block += views);
   memcpy(slot->buffers, e->buffers, (size_t)(e->bound + e->inputs + e->results + e->constants) * sizeof(void *));
   slot->context.cancel = &slot->cancel, slot->context.owner = slot, slot->context.late = slot->late;
-  return slot;
-}
-
-Slot *smelt_take(Executable *e) {
-  smelt_lock();
-  Slot *slot = e->free;
-  if (slot) e->free = slot->next_free, slot->used = 1, __atomic_store_n(&slot->cancel, 0, __ATOMIC_RELAXED);
-  smelt_unlock();
-  if (slot || !(slot = create(e))) return slot;
-  slot->used = 1;
-  smelt_lock();
-  slot->next = e->slots, e->slots = slot;
-  smelt_unlock();
+  slot->context.stop = smelt_stop;
   return slot;
 }
 
@@ -80,30 +78,136 @@ static void unlink_slot(Executable *e, Slot *slot) {
   *link = slot->next;
 }
 
+/* Brings the account up to date with what a slot holds. With the lock held. */
+static void settle(Slot *slot) {
+  Account *account = slot->executable->account;
+  if (!account) return;
+  i64 holds = smelt_span(slot->arena_bytes) + smelt_span(slot->scratch_bytes) + slot->results + slot->outside;
+  for (Grown *block = slot->grown; block; block = block->next) holds += smelt_span((i64)sizeof(Grown) + block->bytes);
+  account->used += holds - slot->charged;
+  if (holds < slot->charged && account->waiting) smelt_tell_memory();
+  slot->charged = holds;
+}
+
+/* Takes idle slots off their list, those last used before a time, and gives them as a list. With the lock held. */
+static Slot *take_idle(Executable *e, i64 before, Slot *idle) {
+  for (Slot **link = &e->free; *link;) {
+    Slot *slot = *link;
+    if (slot->taken >= before) {
+      link = &slot->next_free;
+      continue;
+    }
+    *link = slot->next_free;
+    unlink_slot(e, slot);
+    if (e->account) e->account->used -= slot->charged, slot->charged = 0;
+    slot->next_free = idle, idle = slot;
+  }
+  return idle;
+}
+
+static void destroy_all(Slot *idle) {
+  while (idle) {
+    Slot *next = idle->next_free;
+    destroy(idle);
+    idle = next;
+  }
+}
+
+/* ------------------------------------------------------------------------------------------ idle memory */
+
+#define KEEP ((i64)3000000000)  /* nanoseconds that idle memory stays */
+#define SWEEP ((i64)1000000000) /* between two searches for it */
+
+static Executable *registered;
+static i64 swept;
+
+void smelt_register(Executable *e) {
+  smelt_lock();
+  e->next = registered, registered = e;
+  smelt_unlock();
+}
+
+void smelt_unregister(Executable *e) {
+  smelt_lock();
+  for (Executable **link = &registered; *link; link = &(*link)->next)
+    if (*link == e) {
+      *link = e->next;
+      break;
+    }
+  smelt_unlock();
+}
+
+/* Slots that nobody has used for a while. With the lock held. */
+static Slot *sweep(i64 now) {
+  if (now - swept < SWEEP) return NULL;
+  swept = now;
+  Slot *idle = NULL;
+  for (Executable *e = registered; e; e = e->next) idle = take_idle(e, now - KEEP, idle);
+  return idle;
+}
+
+/* Gives back the memory of all idle slots on an account; the slots stay, for their objects need the interpreter's lock.
+ * With the lock held. 0 where there was none. */
+static int release_idle(Account *account) {
+  int found = 0;
+  for (Executable *e = registered; e; e = e->next)
+    for (Slot *slot = e->account == account ? e->free : NULL; slot; slot = slot->next_free)
+      if (slot->charged) release_blocks(slot), settle(slot), found = 1;
+  return found;
+}
+
+/* ------------------------------------------------------------------------------------------ taking and giving slots */
+
+Slot *smelt_take(Executable *e) {
+  smelt_lock();
+  Slot *slot = e->free, *idle = NULL;
+  if (slot) {
+    e->free = slot->next_free, slot->used = 1, slot->taken = smelt_lately();
+    smelt_enter(slot);
+    idle = sweep(slot->taken);
+  }
+  smelt_unlock();
+  if (idle) destroy_all(idle);
+  if (slot || !(slot = create(e))) return slot;
+  slot->used = 1, slot->taken = smelt_lately();
+  smelt_lock();
+  smelt_enter(slot);
+  slot->next = e->slots, e->slots = slot;
+  idle = sweep(slot->taken);
+  smelt_unlock();
+  if (idle) destroy_all(idle);
+  return slot;
+}
+
 void smelt_give(Slot *slot) {
   Executable *e = slot->executable;
+  Account *account = e->account;
   if (slot->ran && slot->grown) release_grown(slot, 0);
   slot->ran = 0;
   smelt_lock();
   slot->used = 0;
+  smelt_leave(slot);
+  if (account) {
+    slot->results = slot->outside = 0;
+    account->running -= slot->counted, slot->counted = 0;
+    settle(slot);
+    if (account->waiting) smelt_tell_memory();
+  }
   int closed = e->closed;
-  if (closed) unlink_slot(e, slot);
-  else slot->next_free = e->free, e->free = slot;
+  if (closed) {
+    unlink_slot(e, slot);
+    if (account) account->used -= slot->charged;
+  } else slot->next_free = e->free, e->free = slot;
   smelt_unlock();
   if (closed) destroy(slot);
 }
 
 void smelt_trim(Executable *e) {
   smelt_lock();
-  Slot *idle = e->free;
-  e->free = NULL;
-  for (Slot *slot = idle; slot; slot = slot->next_free) unlink_slot(e, slot);
+  Slot *idle = take_idle(e, INT64_MAX, NULL);
+  if (e->account && e->account->waiting) smelt_tell_memory();
   smelt_unlock();
-  while (idle) {
-    Slot *next = idle->next_free;
-    destroy(idle);
-    idle = next;
-  }
+  destroy_all(idle);
 }
 
 void smelt_close(Executable *e) {
@@ -116,7 +220,10 @@ void smelt_close(Executable *e) {
 void smelt_cancel(Executable *e) {
   smelt_lock();
   for (Slot *slot = e->slots; slot; slot = slot->next)
-    if (slot->used) __atomic_store_n(&slot->cancel, 1, __ATOMIC_RELAXED);
+    if (slot->used) {
+      __atomic_store_n(&slot->cancelled, 1, __ATOMIC_SEQ_CST);
+      __atomic_store_n(&slot->cancel, 1, __ATOMIC_SEQ_CST);
+    }
   smelt_unlock();
 }
 
@@ -129,6 +236,78 @@ void smelt_usage(Executable *e, i64 *out) {
   smelt_unlock();
 }
 
+/* ------------------------------------------------------------------------------------------ limits on memory */
+
+int smelt_charge(Account *account, i64 bytes) {
+  smelt_lock();
+  int failed = 0;
+  if (bytes > 0) {
+    while ((failed = account->used + bytes > account->limit) && release_idle(account)) {}
+    if (failed && account->fixed + bytes <= account->limit && account->running > account->waiting) failed = 2;
+  }
+  if (!failed) account->fixed += bytes, account->used += bytes;
+  if (bytes < 0 && account->waiting) smelt_tell_memory();
+  smelt_unlock();
+  return failed;
+}
+
+/* Charges a slot for `more` bytes, waiting for other calls where that helps; only where it holds nothing can it wait for
+ * calls that wait as well. */
+static int charge(Slot *slot, i64 more) {
+  Account *account = slot->executable->account;
+  int empty = !slot->charged;
+  smelt_lock();
+  account->running += !slot->counted, slot->counted = 1;
+  int status = 0;
+  while (account->used + more > account->limit) {
+    if (release_idle(account)) continue;
+    int never = account->fixed + slot->charged + more > account->limit;
+    if (never || (!empty && account->waiting + 1 >= account->running)) {
+      slot->context.record[0] = slot->charged + more, slot->context.record[1] = account->limit - account->fixed;
+      status = SMELT_OVER_LIMIT;
+      break;
+    }
+    account->waiting++;
+    smelt_tell_memory(); /* whoever waits with memory in its hands looks whether it is the last */
+    smelt_wait_for_memory();
+    account->waiting--;
+    smelt_unlock();
+    int stopped = smelt_stop(&slot->context);
+    smelt_lock();
+    if (stopped) {
+      status = SMELT_CANCELLED;
+      break;
+    }
+  }
+  if (!status) account->used += more, slot->charged += more;
+  smelt_unlock();
+  return status;
+}
+
+/* Room for what a call is known to need. What it holds already goes first where both would be too much. */
+static int admit(Slot *slot, i64 arena, i64 scratch) {
+  Executable *e = slot->executable;
+  i64 before = slot->charged;
+  i64 larger_arena = slot->arena_bytes > arena ? slot->arena_bytes : arena;
+  i64 larger_scratch = slot->scratch_bytes > scratch ? slot->scratch_bytes : scratch;
+  i64 grown = before - smelt_span(slot->arena_bytes) - smelt_span(slot->scratch_bytes);
+  i64 wanted = smelt_span(larger_arena) + smelt_span(larger_scratch) + grown + slot->results + slot->outside;
+  smelt_lock();
+  int fits = e->account->used - before + wanted <= e->account->limit;
+  if (fits) {
+    e->account->used += wanted - before, slot->charged = wanted;
+    e->account->running += !slot->counted, slot->counted = 1;
+  }
+  smelt_unlock();
+  if (fits) return 0;
+  release_blocks(slot);
+  smelt_lock();
+  e->account->used -= before, slot->charged = 0;
+  if (e->account->waiting) smelt_tell_memory();
+  smelt_unlock();
+  return charge(slot, smelt_span(arena) + smelt_span(scratch) + slot->results + slot->outside);
+}
+
 /* ------------------------------------------------------------------------------------------ memory of a call */
 
 void *smelt_grow(Context *ctx, i64 bytes) {
@@ -138,20 +317,26 @@ void *smelt_grow(Context *ctx, i64 bytes) {
   Grown *best = NULL;
   for (Grown *block = slot->grown; block; block = block->next)
     if (!block->used && block->bytes >= bytes && (!best || block->bytes < best->bytes)) best = block;
-  if (!best && bytes < (i64)1 << 46 && (best = smelt_allocate((i64)sizeof(Grown) + bytes)))
-    best->bytes = bytes, best->next = slot->grown, slot->grown = best;
+  i64 whole = (i64)sizeof(Grown) + bytes;
+  if (!best && bytes < (i64)1 << 46) {
+    int refused = slot->executable->account ? charge(slot, smelt_span(whole)) : 0;
+    if (refused == SMELT_OVER_LIMIT) slot->over = 1;
+    if (!refused && (best = smelt_allocate(whole))) best->bytes = bytes, best->next = slot->grown, slot->grown = best;
+  }
   if (best) best->used = 1;
   atomic_flag_clear_explicit(&slot->growing, memory_order_release);
   return best ? best->data : NULL;
 }
 
-/* A block that has to grow again and again (a sequence that gets longer by one) grows by a quarter at least. */
-static int reserve(char **block, i64 *held, i64 bytes) {
-  if (bytes <= *held) return 0;
-  i64 ample = *held && bytes < *held + *held / 4 ? *held + *held / 4 : bytes;
+/* A block that has to grow again and again (a sequence that gets longer by one) grows by a quarter at least, unless
+ * memory is limited. One that was much too large for a while becomes smaller. */
+static int reserve(char **block, i64 *held, i64 bytes, int ample, i64 needed) {
+  int shrink = needed >= 0 && *held > MUCH && *held / 2 > needed;
+  if (bytes <= *held && !shrink) return 0;
+  i64 wanted = shrink ? needed : ample && *held && bytes < *held + *held / 4 ? *held + *held / 4 : bytes;
   smelt_release(*block, *held);
-  *block = smelt_allocate(ample);
-  *held = *block ? ample : 0;
+  *block = smelt_allocate(wanted);
+  *held = *block ? wanted : 0;
   return *block ? 0 : SMELT_NO_MEMORY;
 }
 
@@ -195,9 +380,19 @@ static int reserve_all(Slot *slot) {
   if (arena < 0 || scratch < 0 || scratch > (i64)1 << 40) return SMELT_NO_MEMORY;
   slot->workers = __atomic_load_n(&smelt_runtime.threads, __ATOMIC_RELAXED);
   slot->context.scratch_stride = aligned(scratch);
-  if (reserve(&slot->context.arena, &slot->arena_bytes, arena)) return SMELT_NO_MEMORY;
-  slot->context.record[0] = slot->context.scratch_stride * slot->workers;
-  return reserve(&slot->context.scratch, &slot->scratch_bytes, slot->context.scratch_stride * slot->workers);
+  scratch = slot->context.scratch_stride * slot->workers;
+  int limited = slot->executable->account != NULL, status = limited ? admit(slot, arena, scratch) : 0;
+  if (status) return status;
+  if (arena > slot->needed_arena) slot->needed_arena = arena;
+  if (scratch > slot->needed_scratch) slot->needed_scratch = scratch;
+  i64 now = slot->taken, needed_arena = -1, needed_scratch = -1;
+  if (now - slot->since > KEEP) {
+    needed_arena = slot->needed_arena, needed_scratch = slot->needed_scratch;
+    slot->needed_arena = arena, slot->needed_scratch = scratch, slot->since = now;
+  }
+  if (reserve(&slot->context.arena, &slot->arena_bytes, arena, !limited, needed_arena)) return SMELT_NO_MEMORY;
+  slot->context.record[0] = scratch;
+  return reserve(&slot->context.scratch, &slot->scratch_bytes, scratch, !limited, needed_scratch);
 }
 
 /* ------------------------------------------------------------------------------------------ running */
@@ -222,17 +417,24 @@ static int is_plain(Mode mode) { (void)mode; return 1; }
 #define PLAIN 0
 #endif
 
-/* The caller may have told its thread to flush small numbers to zero or to round otherwise: programs never do. */
-int smelt_execute(Slot *slot) {
+static int run_program(Slot *slot) {
   Executable *e = slot->executable;
   int status = reserve_all(slot);
   if (status) return status;
   memset(slot->context.record, 0, sizeof slot->context.record);
   memcpy(slot->late, slot->measured + 2, (size_t)e->dims * sizeof(i64));
   slot->ran = 1;
+  return e->run(&smelt_runtime, &slot->context, slot->buffers, slot->symbols);
+}
+
+/* The caller may have told its thread to flush small numbers to zero or to round otherwise: programs never do. */
+int smelt_execute(Slot *slot) {
   Mode mode = arithmetic();
+  slot->over = 0;
   if (!is_plain(mode)) set_arithmetic(PLAIN);
-  status = e->run(&smelt_runtime, &slot->context, slot->buffers, slot->symbols);
+  int status = run_program(slot);
   if (!is_plain(mode)) set_arithmetic(mode);
-  return status;
+  int stopped = __atomic_load_n(&slot->stopped, __ATOMIC_SEQ_CST);
+  if (stopped && (status == 0 || status == SMELT_CANCELLED || status == SMELT_NO_MEMORY)) return stopped;
+  return slot->over && status == SMELT_NO_MEMORY ? SMELT_OVER_LIMIT : status;
 }

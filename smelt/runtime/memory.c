@@ -10,16 +10,24 @@
 #include <unistd.h>
 
 #define HUGE ((i64)2 << 20)
+#define MAPPED ((i64)128 << 10) /* from here on pages of their own: what is given back is the system's at once */
 
 static _Atomic i64 allocations, allocated;
 
-static i64 whole(i64 bytes) { return (bytes + HUGE - 1) / HUGE * HUGE; }
+static i64 whole(i64 bytes, i64 unit) { return (bytes + unit - 1) / unit * unit; }
+
+i64 smelt_span(i64 bytes) { return bytes >= HUGE ? whole(bytes, HUGE) : bytes; }
+
+static void *map_pages(i64 bytes) {
+  void *base = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return base == MAP_FAILED ? NULL : base;
+}
 
 /* Maps more than is needed and cuts off both ends, for mmap promises pages and not huge ones. */
 static void *map_huge(i64 bytes) {
-  i64 wanted = whole(bytes), mapped = wanted + HUGE;
-  char *base = mmap(NULL, (size_t)mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (base == MAP_FAILED) return NULL;
+  i64 wanted = whole(bytes, HUGE), mapped = wanted + HUGE;
+  char *base = map_pages(mapped);
+  if (!base) return NULL;
   i64 head = (i64)(-(uintptr_t)base & (uintptr_t)(HUGE - 1));
   if (head) munmap(base, (size_t)head);
   if (HUGE - head) munmap(base + head + wanted, (size_t)(HUGE - head));
@@ -45,6 +53,7 @@ void *smelt_allocate(i64 bytes) {
   if (bytes < 0 || bytes > smelt_machine_memory()) return NULL;
   void *block = NULL;
   if (bytes >= HUGE) block = map_huge(bytes);
+  else if (bytes >= MAPPED) block = map_pages(bytes);
   else if (posix_memalign(&block, 64, (size_t)(bytes ? bytes : 1))) block = NULL;
   if (block) {
     atomic_fetch_add_explicit(&allocations, 1, memory_order_relaxed);
@@ -61,7 +70,8 @@ void *smelt_allocate_zeroed(i64 bytes) {
 
 void smelt_release(void *block, i64 bytes) {
   if (!block) return;
-  if (bytes >= HUGE) munmap(block, (size_t)whole(bytes));
+  if (bytes >= HUGE) munmap(block, (size_t)whole(bytes, HUGE));
+  else if (bytes >= MAPPED) munmap(block, (size_t)bytes);
   else free(block);
   atomic_fetch_sub_explicit(&allocated, bytes, memory_order_relaxed);
 }

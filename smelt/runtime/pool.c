@@ -22,7 +22,7 @@
 #include <cpuid.h>
 #endif
 
-enum { PIECES = 8, STACK = 2 << 20 };
+enum { PIECES = 8, STACK = 2 << 20, LOOK = 20000000 };
 #define OPEN 0x80000000u
 
 typedef struct { _Alignas(64) _Atomic i64 next; i64 end; } Share;
@@ -41,12 +41,13 @@ static _Alignas(64) atomic_int busy;        /* a region runs, or the pool is bei
 static atomic_int sleepers, waiting, stopping, started;
 static _Atomic i64 patience;                /* how long to spin, in nanoseconds */
 static pthread_t helpers[MAX_THREADS];
-static pthread_mutex_t lists = PTHREAD_MUTEX_INITIALIZER;
 
 static _Thread_local i64 this_worker; /* 0 in every thread that is not a helper */
 static _Thread_local int in_region;
 
 /* ------------------------------------------------------------------------------------------ waiting */
+
+/* park: sleeps while the word is `expected`, for at most so many nanoseconds, 0 for any time; may wake early. */
 
 static void relax(void) {
 #if defined(__x86_64__)
@@ -56,15 +57,10 @@ static void relax(void) {
 #endif
 }
 
-static i64 now(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (i64)time.tv_sec * 1000000000 + time.tv_nsec;
-}
-
 #ifdef __linux__
-static void park(atomic_uint *word, unsigned expected) {
-  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, NULL, NULL, 0);
+static void park(atomic_uint *word, unsigned expected, i64 most) {
+  struct timespec time = {most / 1000000000, most % 1000000000};
+  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, most ? &time : NULL, NULL, 0);
 }
 
 static void unpark(atomic_uint *word, int count) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0); }
@@ -74,9 +70,15 @@ static void renew_parking(void) {}
 static pthread_mutex_t parking = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t parked = PTHREAD_COND_INITIALIZER;
 
-static void park(atomic_uint *word, unsigned expected) {
+static void park(atomic_uint *word, unsigned expected, i64 most) {
   pthread_mutex_lock(&parking);
-  if (atomic_load(word) == expected) pthread_cond_wait(&parked, &parking);
+  struct timespec time;
+  clock_gettime(CLOCK_REALTIME, &time);
+  time.tv_nsec += most; /* less than a second */
+  time.tv_sec += time.tv_nsec / 1000000000, time.tv_nsec %= 1000000000;
+  if (atomic_load(word) != expected) {
+  } else if (most) pthread_cond_timedwait(&parked, &parking, &time);
+  else pthread_cond_wait(&parked, &parking);
   pthread_mutex_unlock(&parking);
 }
 
@@ -95,12 +97,12 @@ static void renew_parking(void) {
 
 /* Spins until the word is no longer `old`; 0 if patience ran out first. */
 static int spin(atomic_uint *word, unsigned old) {
-  i64 limit = atomic_load_explicit(&patience, memory_order_relaxed), end = limit ? now() + limit : 0;
+  i64 limit = atomic_load_explicit(&patience, memory_order_relaxed), end = limit ? smelt_now() + limit : 0;
   for (int i = 1;; i++) {
     if (atomic_load_explicit(word, memory_order_acquire) != old) return 1;
     if (!limit) return 0;
     relax();
-    if (i % 32 == 0 && now() > end) return 0;
+    if (i % 32 == 0 && smelt_now() > end) return 0;
   }
 }
 
@@ -151,7 +153,7 @@ static void *help(void *number) {
     if (current == seen) {
       if (!spin(&generation, seen)) {
         atomic_fetch_add(&sleepers, 1);
-        park(&generation, seen);
+        park(&generation, seen, 0);
         atomic_fetch_sub(&sleepers, 1);
       }
       continue;
@@ -198,13 +200,17 @@ static void call_helpers(i64 wanted) {
   if (asleep && missing > 0) unpark(&generation, (int)missing);
 }
 
-static void shut_door(void) {
+/* The calling thread keeps looking whether the call has to end: it alone can see a signal. */
+static void shut_door(Context *ctx) {
   unsigned inside = atomic_fetch_and(&door, ~OPEN) & ~OPEN;
   while (inside) {
     if (!spin(&door, inside)) {
       atomic_store(&waiting, 1);
-      park(&door, inside);
+      park(&door, inside, LOOK);
       atomic_store(&waiting, 0);
+      in_region = 1; /* a signal's handler may call us */
+      if (ctx && *ctx->cancel) ctx->stop(ctx);
+      in_region = 0;
     }
     inside = atomic_load(&door);
   }
@@ -231,15 +237,11 @@ static void parallel(const Runtime *rt, Context *ctx, Body body, void *env, i64 
   }
   call_helpers(parts - 1);
   work();
-  shut_door();
+  shut_door(ctx);
   atomic_store_explicit(&busy, 0, memory_order_release);
 }
 
 /* ------------------------------------------------------------------------------------------ the process */
-
-void smelt_lock(void) { pthread_mutex_lock(&lists); }
-
-void smelt_unlock(void) { pthread_mutex_unlock(&lists); }
 
 /* Only the forking thread lives on: no helpers, and no region, for its owner is not here. */
 static void after_fork(void) {
@@ -250,6 +252,7 @@ static void after_fork(void) {
   atomic_store(&door, 0);
   atomic_store(&busy, in_region);
   renew_parking();
+  smelt_forked();
   smelt_unlock();
 }
 
@@ -296,4 +299,4 @@ i64 smelt_features(void) {
 
 void *smelt_grow(Context *ctx, i64 bytes);
 
-Runtime smelt_runtime = {1, 1, parallel, smelt_grow};
+Runtime smelt_runtime = {2, 1, parallel, smelt_grow};

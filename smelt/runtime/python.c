@@ -47,7 +47,11 @@ PyObject *PyUnicode_InternFromString(const char *text);
 PyObject *PyCapsule_New(void *pointer, const char *name, void (*destructor)(PyObject *));
 void *PyCapsule_GetPointer(PyObject *capsule, const char *name);
 PyObject *PyCFunction_NewEx(PyMethodDef *method, PyObject *self, PyObject *module);
+long long PyLong_AsLongLong(PyObject *number);
 PyObject *PyErr_NoMemory(void);
+int PyErr_CheckSignals(void);
+void PyErr_Fetch(PyObject **type, PyObject **value, PyObject **traceback);
+void PyErr_Restore(PyObject *type, PyObject *value, PyObject *traceback);
 void PyErr_Clear(void);
 void *PyEval_SaveThread(void);
 void PyEval_RestoreThread(void *state);
@@ -257,12 +261,33 @@ static PyObject *take_results(Slot *slot, PyObject *results, i64 *taken) {
   return results;
 }
 
-/* What went wrong, as a list: the status and the record. */
-static PyObject *failure(int status, const Context *ctx) {
-  PyObject *list = PyList_New(9);
+/* Runs handlers of signals that came while the interpreter's lock was released; keeps what one of them raised. */
+static int handle_signals(Slot *slot) {
+  PyEval_RestoreThread(slot->state);
+  int raised = PyErr_CheckSignals();
+  if (raised) PyErr_Fetch(&slot->raised[0], &slot->raised[1], &slot->raised[2]);
+  slot->state = PyEval_SaveThread();
+  return raised != 0;
+}
+
+static int execute(Slot *slot) {
+  slot->state = PyEval_SaveThread();
+  int status = smelt_execute(slot);
+  PyEval_RestoreThread(slot->state);
+  return status;
+}
+
+static void raise_again(Slot *slot) {
+  PyErr_Restore(slot->raised[0], slot->raised[1], slot->raised[2]);
+  slot->raised[0] = slot->raised[1] = slot->raised[2] = NULL;
+}
+
+/* What went wrong, as a list: the status, whether the program had begun, and the record. */
+static PyObject *failure(int status, Slot *slot) {
+  PyObject *list = PyList_New(10);
   if (!list) return NULL;
-  for (int i = 0; i < 9; i++) {
-    PyObject *number = PyLong_FromLongLong(i ? ctx->record[i - 1] : status);
+  for (int i = 0; i < 10; i++) {
+    PyObject *number = PyLong_FromLongLong(i == 0 ? status : i == 1 ? slot->ran : slot->context.record[i - 2]);
     if (!number) {
       Py_DecRef(list);
       return NULL;
@@ -284,38 +309,63 @@ static void give_back(Slot *slot) {
   Py_DecRef(keep);
 }
 
+static void limit(Slot *slot, i64 left, i64 token) {
+  if (left || token) smelt_limit(slot, left ? smelt_now() + left : 0, (const volatile int *)(intptr_t)token);
+}
+
+/* Bytes of the results that the call makes itself and whose sizes are known. */
+static i64 new_bytes(const Slot *slot) {
+  Executable *e = slot->executable;
+  const i64 *sizes = slot->measured + 2;
+  i64 sum = 0;
+  for (i64 r = 0; r < e->results; r++) {
+    const Port *port = &e->ports[e->inputs + r];
+    i64 bytes = port->itemsize;
+    for (i64 d = 0; d < port->rank; d++) bytes *= sizes[d];
+    if (!port->donated && bytes > 0) sum += bytes;
+    sizes += port->rank;
+  }
+  return sum;
+}
+
 static PyObject *run_slot(Slot *slot, PyObject *inputs, PyObject *out) {
   i64 taken = 0;
   PyObject *results = NULL;
   if (take_inputs(slot, inputs, &taken) && all_known(slot) && !smelt_measure(slot))
     results = out ? take_results(slot, out, &taken) : make_results(slot, inputs, &taken);
   if (results) {
-    void *state = PyEval_SaveThread();
-    int status = smelt_execute(slot);
-    PyEval_RestoreThread(state);
+    if (slot->executable->account && !out) slot->results = new_bytes(slot);
+    int status = execute(slot);
     if (status) {
       Py_DecRef(results);
-      results = failure(status, &slot->context);
+      results = failure(status, slot);
     }
   } else {
     PyErr_Clear(); /* the slow way finds the same again and says it better */
     results = none();
   }
   release_views(slot, taken);
+  if (slot->raised[0]) {
+    if (results) Py_DecRef(results);
+    raise_again(slot);
+    return NULL;
+  }
   return results;
 }
 
-/* call(inputs, out) → the results; None: try the slow way; a list: the program failed. */
+/* call(inputs, out) or call(inputs, out, nanoseconds, address of a flag) → the results; None: try the slow way; a list:
+ * the program failed. The call ends after the nanoseconds, or when the flag is set; 0 for neither. */
 static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Executable *e = PyCapsule_GetPointer(self, CAPSULE);
   if (!e) return NULL;
-  if (count != 2 || e->closed || !e->quick || PyTuple_Size(args[0]) != e->inputs) {
+  if ((count != 2 && count != 4) || e->closed || !e->quick || PyTuple_Size(args[0]) != e->inputs) {
     PyErr_Clear();
     return none();
   }
   Slot *slot = smelt_take(e);
   if (!slot) return PyErr_NoMemory();
   take_keep(slot);
+  if (count == 4) limit(slot, PyLong_AsLongLong(args[2]), PyLong_AsLongLong(args[3]));
   PyObject *results = run_slot(slot, args[0], args[1] == &_Py_NoneStruct ? NULL : args[1]);
   give_back(slot);
   return results;
@@ -333,6 +383,7 @@ static void drop(PyObject **field) {
 
 static void destroy_executable(PyObject *capsule) {
   Executable *e = PyCapsule_GetPointer(capsule, CAPSULE);
+  smelt_unregister(e);
   smelt_close(e); /* no call is under way: it would hold the function, and that the capsule */
   drop(&e->keep), drop(&e->empty), drop(&e->dtypes), drop(&e->foreign), drop(&e->view_name), drop(&e->dtype_name);
   smelt_release(e, e->bytes);
@@ -375,19 +426,23 @@ PyObject *smelt_bind(const i64 *layout, i64 numbers, void **pointers, PyObject *
   e->dtype_name = PyUnicode_InternFromString("dtype");
   PyObject *capsule = PyCapsule_New(e, CAPSULE, destroy_executable);
   if (!capsule) return NULL;
+  smelt_register(e);
+  smelt_signals = handle_signals;
   PyObject *function = PyCFunction_NewEx(&method, capsule, NULL);
   Py_DecRef(capsule); /* the function holds it */
   return function;
 }
 
-/* What the slow way asks for. Everything but `smelt_slot_run` holds the interpreter's lock. */
+/* What the slow way asks for, with the interpreter's lock held. */
 
 Executable *smelt_executable(PyObject *capsule) { return PyCapsule_GetPointer(capsule, CAPSULE); }
 
-Slot *smelt_slot_take(Executable *e) {
+Slot *smelt_slot_take(Executable *e, i64 left, i64 token) {
   if (e->closed) return NULL;
   Slot *slot = smelt_take(e);
-  if (slot) take_keep(slot);
+  if (!slot) return NULL;
+  take_keep(slot);
+  limit(slot, left, token);
   return slot;
 }
 
@@ -398,15 +453,23 @@ int smelt_slot_measure(Slot *slot, const i64 *symbols) {
   return smelt_measure(slot);
 }
 
-/* arrays: the inputs' and the results' pointers; a late result's is NULL and comes back as the program set it. */
-int smelt_slot_run(Slot *slot, void **arrays) {
+/* arrays: the inputs' and the results' pointers; a late result's is NULL and comes back as the program set it.
+ * results, copies: bytes of results that are not the caller's own, and of copies of inputs. May raise. */
+int smelt_slot_run(Slot *slot, void **arrays, i64 results, i64 copies) {
   Executable *e = slot->executable;
   i64 bytes = (e->inputs + e->results) * (i64)sizeof(void *);
   memcpy(slot->buffers + e->bound, arrays, (size_t)bytes);
-  int status = smelt_execute(slot);
+  if (e->account) slot->results = results, slot->outside = copies;
+  int status = execute(slot);
   memcpy(arrays, slot->buffers + e->bound, (size_t)bytes);
+  if (slot->raised[0]) raise_again(slot);
   return status;
 }
+
+/* Whether the program has begun. */
+int smelt_slot_ran(const Slot *slot) { return slot->ran; }
+
+void smelt_set_account(Executable *e, Account *account) { e->account = account; }
 
 const i64 *smelt_slot_measured(Slot *slot) { return slot->measured; }
 

@@ -22,33 +22,65 @@ void smelt_release(void *block, i64 bytes);  /* with the bytes that were asked f
 i64 smelt_allocations(void);                 /* how many blocks were ever taken: unchanged while sizes repeat */
 i64 smelt_allocated(void);                   /* bytes in use now */
 
-/* pool.c */
-extern Runtime smelt_runtime;
+i64 smelt_span(i64 bytes);                   /* what a block of so many bytes takes from the system at most */
+
+/* watch.c */
 void smelt_lock(void);    /* one lock for all lists of slots, held for a few instructions; survives fork */
 void smelt_unlock(void);
+i64 smelt_now(void);      /* nanoseconds of a clock that only goes forwards */
+i64 smelt_lately(void);
+void smelt_enter(Slot *slot);
+void smelt_leave(Slot *slot);
+void smelt_limit(Slot *slot, i64 deadline, const volatile int *token);
+void smelt_alarm(void);            /* has every call with a limit look whether it has to end */
+int smelt_stop(Context *ctx);
+void smelt_wait_for_memory(void);  /* with the lock held, for some milliseconds at most */
+void smelt_tell_memory(void);
+void smelt_forked(void);
+extern int (*smelt_signals)(Slot *slot); /* python.c: runs handlers of signals; 1 where one of them raised */
+
+/* pool.c */
+extern Runtime smelt_runtime;
 int smelt_set_threads(i64 threads, i64 spin); /* spin: nanoseconds before an idle worker sleeps; 0 = ok */
 i64 smelt_started(void);                      /* helpers that exist now */
 i64 smelt_features(void);
 
 /* executable.c */
 
+/* Bytes that several executables may take together. */
+typedef struct {
+  i64 limit, fixed, used; /* fixed: what stays between calls, weights above all; used: that and all slots' memory */
+  i64 running, waiting;   /* calls that have been let in or wait; those of them that wait for memory */
+} Account;
+
 /* What one running call owns: its context, its memory, its tables. Used by one call at a time, kept for the next. */
 struct Slot {
   i64 workers; /* scratch areas; the pool lets no more workers than that into a call. First: pool.c reads it alone */
   Context context;
-  int cancel;
+  int cancel;      /* something may have happened: `smelt_stop` finds out */
+  int cancelled, stopped, on_main, watched; /* stopped: the status that the call ends with */
+  i64 deadline;    /* a time of smelt_now; 0: none */
+  const volatile int *token;
+  const void *thread; /* of the call */
+  Slot *next_watched;
   int used;
   Executable *executable;
   Slot *next;      /* of all slots of the executable */
   Slot *next_free;
   i64 bytes;       /* of this block: the slot and the tables behind it */
   i64 arena_bytes, scratch_bytes;
+  i64 charged, results, outside; /* bytes: on the account in all; of the call's results; of copies of its inputs */
+  i64 needed_arena, needed_scratch, since; /* the most that calls needed since that time */
+  i64 taken;       /* when it was last taken */
+  int counted, over; /* the account knows of the call; it refused memory */
   Grown *grown;
   atomic_flag growing;
   int ran;         /* since it was taken */
   int known;       /* `measured` belongs to `measured_for` */
   i64 *symbols, *measured_for, *measured, *late;
   void **buffers;
+  void *state;       /* python.c: the calling thread's, while the interpreter's lock is released */
+  PyObject *raised[3]; /* python.c: what a signal's handler raised */
   void *views;       /* python.c: one Py_buffer for every input and result */
   PyObject **shapes; /* python.c: the results' sizes as tuples, or NULL */
   PyObject *keep;    /* python.c: what the call's pointers point into */
@@ -71,6 +103,8 @@ struct Executable {
   const Port *ports;    /* inputs, then results; the results' sizes come from measure */
   void **buffers;       /* bound arguments and constants in place, NULL elsewhere */
   Slot *slots, *free;
+  Account *account;     /* NULL: no limit */
+  Executable *next;     /* of all that take part in trimming */
   int closed, quick;    /* quick: python.c can find the symbols by itself */
   i64 view_bytes;       /* what python.c wants behind a slot for one view */
   void (*forget)(Slot *slot); /* python.c: drop a slot's objects */
@@ -83,6 +117,9 @@ int smelt_measure(Slot *slot);             /* of slot->symbols: 0, 1 + the faile
 int smelt_execute(Slot *slot);             /* after measure, with all buffers in place: the program's status */
 void smelt_cancel(Executable *executable); /* stops the calls that run now, not later ones */
 void smelt_trim(Executable *executable);   /* gives back the memory of idle slots */
+void smelt_register(Executable *executable); /* idle memory of it is given back by later calls, whosoever they are */
+void smelt_unregister(Executable *executable);
+int smelt_charge(Account *account, i64 bytes); /* fixed bytes, negative ones go back; 0 = ok, 1 = no, 2 = not now */
 void smelt_close(Executable *executable);
 
 #endif

@@ -14,7 +14,10 @@
  *             pointer into `buffers`, and writes its sizes to `ctx->late`, which has one number for every dimension of
  *             every result, in the order of measure's out + 2 and with those values at entry. The runtime copies the
  *             elements before it takes the memory back. Other results' entries stay as they are.
- *   status    0: all results are complete. SMELT_CANCELLED: the cancel flag was seen. SMELT_NO_MEMORY: `grow` refused;
+ *   cancel    Programs look at `*ctx->cancel` between steps and between iterations of long loops. Where it is not zero,
+ *             something may have happened (a signal, a deadline, a cancellation): `ctx->stop(ctx)` finds out. Where
+ *             that gives 0 the program goes on; else it returns SMELT_CANCELLED at once. Any worker may ask.
+ *   status    0: all results are complete. SMELT_CANCELLED: `stop` said so. SMELT_NO_MEMORY: `grow` refused;
  *             record[0] may hold the bytes. Positive: the program's own failures; `record` says more.
  */
 #ifndef SMELT_H
@@ -26,7 +29,7 @@ typedef struct Context Context;
 typedef void (*Body)(void *env, i64 begin, i64 end, i64 worker);
 
 struct Runtime {
-  i64 version; /* 1 */
+  i64 version; /* 2 */
   i64 threads; /* workers, the caller included: a hint, for it may change while a program runs */
   /* Calls body over [0, count) and returns when all is done. Pieces start at multiples of `chunk` and hold at least
    * `chunk` elements (all, where count < chunk). Two pieces that run at once see different `worker` numbers, each less
@@ -40,16 +43,18 @@ struct Runtime {
 };
 
 struct Context {
-  const volatile int *cancel; /* non-zero: stop, between steps or between turns of a step's long loops */
+  const volatile int *cancel; /* non-zero: ask `stop` */
   char *arena;                /* temporaries, 64-byte aligned */
   char *scratch;              /* per worker: scratch + worker * scratch_stride, 64-byte aligned */
   i64 scratch_stride;
   i64 record[8];              /* what went wrong: filled by the program on a non-zero status; zeros at entry */
   void *owner;                /* the runtime's own */
   i64 *late;                  /* sizes of late results, see above */
+  int (*stop)(Context *ctx);  /* whether the call has to end now */
 };
 
-enum { SMELT_CANCELLED = -1, SMELT_NO_MEMORY = -2 };
+/* Of programs; the runtime tells its callers more: a deadline, a signal, a limit on memory (record: bytes needed, limit). */
+enum { SMELT_CANCELLED = -1, SMELT_NO_MEMORY = -2, SMELT_TIMED_OUT = -3, SMELT_INTERRUPTED = -4, SMELT_OVER_LIMIT = -5 };
 
 /* Every generated program NAME exports these two. run: 0 = ok. measure: 0 = ok, else 1 + the failed size check. */
 typedef int (*Run)(const Runtime *rt, Context *ctx, void **buffers, const i64 *symbols);

@@ -20,6 +20,7 @@ from smelt.errors import RunError, UnsupportedError
 from smelt.ir.clone import clone_ops
 from smelt.ir.core import Attrs, Func, Op, Program, Region, Value, walk
 from smelt.passes.split_prepare import NAME, WEIGHT
+from smelt.stop import Stop
 from smelt.tensor.control import CALLBACKS
 from smelt.weights import Weights
 
@@ -181,7 +182,7 @@ class Pieces:
     def _arguments(self) -> Iterator[tuple[Value, Attrs]]:
         return zip(self.main.args, self.main.arg_attrs, strict=True)
 
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+    def __call__(self, *inputs: Any, stop: Stop | None = None) -> tuple[Any, ...]:
         if self.closed and self.closed[0]:
             raise RunError("the executable is closed", remedy="compile or load the model again")
         if self.weights is None and self.signature.weights:
@@ -190,7 +191,7 @@ class Pieces:
         values.update(zip((arg for arg, attrs in self._arguments() if WEIGHT not in attrs), inputs, strict=True))
         for step in self.steps:
             if isinstance(step, Piece):
-                made = step.executable(*(values[value] for value in step.takes))
+                made = step.executable(*(values[value] for value in step.takes), stop=stop)
                 values.update(zip(step.gives, made, strict=True))
             else:
                 values.update(zip(step.op.results, _called(step.op, values), strict=True))

@@ -30,6 +30,7 @@ from smelt.files import write_atomically
 from smelt.ir import cost
 from smelt.ir.core import Program
 from smelt.shape import Shape
+from smelt.stop import Cancel, Stop, has_started
 from smelt.structure import leaves
 from smelt.tensor.compiled import Function, Held, Parameter, Slot, Way
 from smelt.tensor.control import DATA
@@ -187,12 +188,21 @@ class Executable(Generic[P, R]):
     def __call__(self, *args: P.args, **keywords: P.kwargs) -> R: ...
 
     @overload
-    def __call__(self, *args: Data, keep: bool = False, **keywords: Data) -> R: ...
+    def __call__(
+        self,
+        *args: Data,
+        keep: bool = False,
+        timeout: float | None = None,
+        cancel: Cancel | None = None,
+        **keywords: Data,
+    ) -> R: ...
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Run it. Results are buffers in the structure that the function returns.
 
-        Buffers for parameters that are donated are used up, unless `keep` says that copies are used up instead.
+        Buffers for parameters that are donated are used up, unless `keep` says that copies are used up instead. A call
+        that takes longer than `timeout` seconds, or whose `cancel`, a `smelt.Cancel()`, is cancelled, raises: here, or
+        where a result is read.
         """
         if self._seen and not keywords:
             flat = args if self._outline is None else self._outline.flat(args)
@@ -204,13 +214,19 @@ class Executable(Generic[P, R]):
                     pass
         function = self._function
         self._open()
-        keep = "keep" in keywords and "keep" not in self.inputs and bool(keywords.pop("keep"))
+        keep, stop = self._options(keywords) if keywords else (False, None)
         if function.encode is not None:
             encoded = function.encode(*args, **keywords)
             args, keywords = encoded if isinstance(encoded, tuple) else (encoded,), {}
         given = self._given(args, keywords)
-        structure = self._call(given, keep) if self._prepared else self._unprepared(given, keep)
+        structure = self._call(given, keep, stop) if self._prepared else self._unprepared(given, keep, stop)
         return structure if function.decode is None else function.decode(structure)
+
+    def _options(self, keywords: dict[str, Any]) -> tuple[bool, Stop | None]:
+        """Takes what is said about the call itself out of the keywords, unless the function has such parameters."""
+        own = {parameter.name for parameter in self._function.parameters}
+        found = {name: keywords.pop(name) for name in ("keep", "timeout", "cancel") if name in keywords.keys() - own}
+        return bool(found.pop("keep", False)), Stop.of(**found)
 
     def _again(self, way: Way, args: Sequence[Any]) -> Any:
         """A call with shapes that went well before. The engine checks element types, placement and use."""
@@ -250,7 +266,7 @@ class Executable(Generic[P, R]):
         if None not in key and (not function.on_host or all(isinstance(each, tuple) for each in key)):
             self._seen[key] = way
 
-    def _call(self, given: Sequence[tuple[Parameter, Any]], keep: bool) -> Any:
+    def _call(self, given: Sequence[tuple[Parameter, Any]], keep: bool, stop: Stop | None) -> Any:
         function = self._function
         values = dict(self._bound)
         for parameter, value in given:
@@ -260,13 +276,21 @@ class Executable(Generic[P, R]):
         way = self._open().ways[index]
         used = self._donate(values, keep)
         work = way.operations if isinstance(way.operations, int) else _evaluate(way.operations, sizes)
-        results = self._run(way, values, sizes, work)
+        try:
+            results = self._run(way, values, sizes, work, stop)
+        except BaseException as error:
+            if function.in_place and has_started(error):
+                self._give_away(used)
+            raise
         self._remember(way, given, work)
-        for slot, buffer in used:
-            buffer.give_away(f"was donated as the input {function.slots[slot].name!r}")
+        self._give_away(used)
         return way.structure(results)
 
-    def _unprepared(self, given: Sequence[tuple[Parameter, Any]], keep: bool) -> Any:
+    def _give_away(self, used: Sequence[tuple[int, Any]]) -> None:
+        for slot, buffer in used:
+            buffer.give_away(f"was donated as the input {self._function.slots[slot].name!r}")
+
+    def _unprepared(self, given: Sequence[tuple[Parameter, Any]], keep: bool, stop: Stop | None) -> Any:
         """A call that gives the weights along: they are bound for this call alone."""
         values = {parameter.name: value for parameter, value in given}
         steps: list[Executable[Any, Any]] = [self]
@@ -274,7 +298,7 @@ class Executable(Generic[P, R]):
             while not steps[-1]._prepared:
                 parameter = self._function.parameters[steps[-1]._taken]
                 steps.append(steps[-1].prepare(values.pop(parameter.name, parameter.pattern)))
-            structure = steps[-1]._call([each for each in given if each[0].name in values], keep)
+            structure = steps[-1]._call([each for each in given if each[0].name in values], keep, stop)
             for buffer in [leaf for _, leaf in leaves(structure, _is_buffer)]:
                 buffer.wait()
             return structure
@@ -376,21 +400,25 @@ class Executable(Generic[P, R]):
                 values[slot] = given.copy()
         return used
 
-    def _run(self, way: Way, values: Mapping[int, Any], sizes: Mapping[str, int], work: int | None) -> Sequence[Any]:
+    def _run(
+        self, way: Way, values: Mapping[int, Any], sizes: Mapping[str, int], work: int | None, stop: Stop | None
+    ) -> Sequence[Any]:
         function, data, compiled = self._function, self._data, way.compiled
         inputs = [values[i] for i, slot in enumerate(function.slots) if not slot.weight]
         if not function.on_host:
-            return _with_data(data, compiled, inputs)
+            return _with_data(data, compiled, inputs, stop)
         shapes = way.shapes_for(sizes)
         if work is None or work < LONG or shapes is None:
             arrays = [each.numpy() for each in inputs]
-            made = QUEUE.now(lambda: _with_data(data, compiled, arrays))
+            made = QUEUE.now(lambda: _with_data(data, compiled, arrays, stop))
             theirs = [] if function.in_place else arrays  # what is donated may come back as a result
             return [_buffer(result, shape, theirs) for result, shape in zip(made, way.shapes, strict=True)]
         # The call returns before it has run, so that the caller's own arrays are copied now.
         arrays = [each.numpy() if each.owns else np.array(each.numpy()) for each in inputs]
-        started = QUEUE.later(lambda: _with_data(data, compiled, arrays))
-        return [HostBuffer.later(partial(_result, started, i), shape) for i, shape in enumerate(shapes)]
+        given_up = None if stop is not None and stop.cancel is not None else Cancel()
+        ends = stop if given_up is None else Stop(None if stop is None else stop.timeout, given_up)
+        started = QUEUE.later(lambda: _with_data(data, compiled, arrays, ends))
+        return [HostBuffer.later(partial(_result, started, i, given_up), shape) for i, shape in enumerate(shapes)]
 
     # ---- what it costs ----
 
@@ -507,19 +535,27 @@ def _broken(facts: Facts, values: Mapping[str, int]) -> list[str]:
     return [str(fact) for fact in facts if fact.symbols <= values.keys() and not fact.holds(values)]
 
 
-def _with_data(data: Mapping[Callable[..., Any], Any], compiled: Compiled, inputs: Sequence[Any]) -> tuple[Any, ...]:
+def _with_data(
+    data: Mapping[Callable[..., Any], Any], compiled: Compiled, inputs: Sequence[Any], stop: Stop | None
+) -> tuple[Any, ...]:
     """The results of a run in which functions that it calls find what was bound to them."""
     if not data:
-        return compiled(*inputs)
+        return compiled(*inputs, stop=stop)
     token = DATA.set(data)
     try:
-        return compiled(*inputs)
+        return compiled(*inputs, stop=stop)
     finally:
         DATA.reset(token)
 
 
-def _result(started: Future[tuple[Any, ...]], index: int) -> Array:
-    array: Array = started.result()[index]
+def _result(started: Future[tuple[Any, ...]], index: int, given_up: Cancel | None) -> Array:
+    """A result of a call on the queue. Whoever interrupts the wait for it (Ctrl-C) ends the call."""
+    try:
+        array: Array = started.result()[index]
+    except KeyboardInterrupt:
+        if given_up is not None:
+            given_up.cancel()
+        raise
     return array
 
 

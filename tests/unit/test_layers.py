@@ -20,6 +20,7 @@ BASE = {
     "shape",
     "dim",
     "frozen",
+    "stop",
     "size",
     "theory",
     "errors",

@@ -122,7 +122,7 @@ class TensorReader:
             return Stored(shape, lambda: _unpack(file.array(offset, dtype("ui8"), (length,), what), element, sizes))
         if element.kind == "bool":
             return Stored(shape, lambda: file.array(offset, dtype("ui8"), sizes, what) != 0)
-        return Stored(shape, lambda: file.array(offset, element, sizes, what))
+        return Stored(shape, lambda: file.array(offset, element, sizes, what), (file, offset))
 
     def _typed_payload(self, payload: Payload, shape: Shape, count: int, what: str) -> Stored:
         """Packed `float_data` or `double_data` in the file."""
@@ -134,7 +134,7 @@ class TensorReader:
         if payload.length != needed:
             raise self._wrong_length(what, needed, payload.length, "bytes")
         sizes = shape.numbers()
-        return Stored(shape, lambda: self.file.array(payload.offset, element, sizes, what))
+        return Stored(shape, lambda: self.file.array(payload.offset, element, sizes, what), (self.file, payload.offset))
 
     def _small(self, proto: Any, shape: Shape, count: int, what: str) -> Stored:
         """Data that came with the message."""

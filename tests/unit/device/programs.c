@@ -77,14 +77,14 @@ static void wait_here(void *given, i64 begin, i64 end, i64 worker) {
   Hold *hold = given;
   (void)begin, (void)end, (void)worker;
   *hold->begun = 1;
-  while (!*hold->ctx->cancel) {}
+  while (!(*hold->ctx->cancel && hold->ctx->stop(hold->ctx))) {}
 }
 int hold_measure(const i64 *s, i64 *out) { (void)s, out[0] = out[1] = 0; return 0; }
 int hold_run(const Runtime *rt, Context *ctx, void **b, const i64 *s) {
   Hold hold = {ctx, b[2]};
   (void)s;
   rt->parallel(rt, ctx, wait_here, &hold, 2, 1);
-  return *ctx->cancel ? SMELT_CANCELLED : 0;
+  return *ctx->cancel && ctx->stop(ctx) ? SMELT_CANCELLED : 0;
 }
 
 /* ---- fails with status x[0] and the record 10 x[0], 11, 0, …; its sizes must be at least 2 */

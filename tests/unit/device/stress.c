@@ -41,7 +41,7 @@ static int run(const Runtime *rt, Context *ctx, void **buffers, const i64 *symbo
   Env env = {buffers[0], (i64 *)ctx->arena, symbols[0], ctx, rt};
   if (!grown) return SMELT_NO_MEMORY;
   rt->parallel(rt, ctx, body, &env, blocks, 2);
-  if (__atomic_load_n(ctx->cancel, __ATOMIC_RELAXED)) return SMELT_CANCELLED;
+  if (__atomic_load_n(ctx->cancel, __ATOMIC_RELAXED) && ctx->stop(ctx)) return SMELT_CANCELLED;
   *grown = 0;
   for (i64 i = 0; i < blocks; i++) *grown += env.parts[i];
   *(i64 *)buffers[1] = *grown;

@@ -115,6 +115,7 @@ class _Context(ctypes.Structure):
         ("record", ctypes.c_longlong * 8),
         ("owner", ctypes.c_void_p),
         ("late", ctypes.POINTER(ctypes.c_longlong)),
+        ("stop", ctypes.c_void_p),
     )
 
 

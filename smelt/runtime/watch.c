@@ -1,0 +1,204 @@
+/* Ending calls early. A call ends because somebody cancelled it, because its deadline passed, or because a signal's
+ * handler raised: the calling thread finds out in `smelt_stop`, which programs ask whenever their cancel flag is set.
+ * One thread of the process sets it: now and then for calls of the main thread, which alone handles signals, and at
+ * deadlines. It sleeps while no such call runs. Here is also the one lock of the process, and the clock. */
+#define _GNU_SOURCE
+#include "runtime.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifdef __linux__
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#endif
+
+#define TICK ((i64)40000000) /* nanoseconds between two looks at signals */
+enum { IDLE_TICKS = 50, WATCH_STACK = 128 << 10 };
+
+static pthread_mutex_t lists = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t ticking, freed;
+static Slot *watched; /* calls of the main thread, and those with a deadline or a flag of their own */
+static int watching, dormant;
+static _Thread_local int thread_kind; /* 1: the main thread; 2: another; 0: not known yet */
+
+int (*smelt_signals)(Slot *slot);
+
+/* ------------------------------------------------------------------------------------------ the lock and the clock */
+
+void smelt_lock(void) { pthread_mutex_lock(&lists); }
+
+void smelt_unlock(void) { pthread_mutex_unlock(&lists); }
+
+i64 smelt_now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (i64)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+/* A few nanoseconds to read, a few milliseconds behind. */
+i64 smelt_lately(void) {
+#ifdef CLOCK_MONOTONIC_COARSE
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
+  return (i64)time.tv_sec * 1000000000 + time.tv_nsec;
+#else
+  return smelt_now();
+#endif
+}
+
+static void make_conditions(void) {
+  pthread_condattr_t attributes;
+  pthread_condattr_init(&attributes);
+#ifndef __APPLE__
+  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+#endif
+  pthread_cond_init(&ticking, &attributes);
+  pthread_cond_init(&freed, &attributes);
+  pthread_condattr_destroy(&attributes);
+}
+
+__attribute__((constructor)) static void start_watch(void) { make_conditions(); }
+
+static void wait_for(pthread_cond_t *condition, i64 nanoseconds) {
+#ifdef __APPLE__
+  struct timespec time = {nanoseconds / 1000000000, nanoseconds % 1000000000};
+  pthread_cond_timedwait_relative_np(condition, &lists, &time);
+#else
+  i64 end = smelt_now() + nanoseconds;
+  struct timespec time = {end / 1000000000, end % 1000000000};
+  pthread_cond_timedwait(condition, &lists, &time);
+#endif
+}
+
+void smelt_wait_for_memory(void) { wait_for(&freed, TICK); }
+
+void smelt_tell_memory(void) { pthread_cond_broadcast(&freed); }
+
+/* ------------------------------------------------------------------------------------------ the watching thread */
+
+static void alarm_slot(Slot *slot) { __atomic_store_n(&slot->cancel, 1, __ATOMIC_SEQ_CST); }
+
+static void *keep_watch(void *nothing) {
+  (void)nothing;
+#ifdef __linux__
+  prctl(PR_SET_NAME, "smelt-watch");
+#endif
+  smelt_lock();
+  for (int idle = 0;;) {
+    if (!watched && ++idle > IDLE_TICKS) {
+      dormant = 1;
+      while (!watched) pthread_cond_wait(&ticking, &lists);
+      dormant = 0;
+    }
+    if (watched) idle = 0;
+    i64 now = smelt_now(), wait = TICK;
+    for (Slot *slot = watched; slot; slot = slot->next_watched) {
+      i64 left = slot->deadline ? slot->deadline - now : TICK;
+      if (left < wait) wait = left > 0 ? left : wait;
+    }
+    wait_for(&ticking, wait);
+    now = smelt_now();
+    for (Slot *slot = watched; slot; slot = slot->next_watched)
+      if (slot->on_main || (slot->deadline && slot->deadline <= now)) alarm_slot(slot);
+  }
+  return NULL;
+}
+
+static void start_thread(void) {
+  sigset_t all, before;
+  pthread_attr_t attributes;
+  pthread_t thread;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, WATCH_STACK);
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before); /* signals belong to the threads of the user */
+  watching = !pthread_create(&thread, &attributes, keep_watch, NULL);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  pthread_attr_destroy(&attributes);
+}
+
+static int on_main(void) {
+  if (!thread_kind) {
+#if defined(__linux__)
+    thread_kind = syscall(SYS_gettid) == getpid() ? 1 : 2;
+#elif defined(__APPLE__)
+    thread_kind = pthread_main_np() ? 1 : 2;
+#else
+    thread_kind = 2;
+#endif
+  }
+  return thread_kind == 1;
+}
+
+static void watch(Slot *slot) {
+  slot->watched = 1;
+  slot->next_watched = watched;
+  watched = slot;
+  if (!watching) start_thread();
+  else if (dormant || slot->deadline) pthread_cond_signal(&ticking);
+}
+
+/* ------------------------------------------------------------------------------------------ calls */
+
+/* With the lock held, when a call takes a slot. */
+void smelt_enter(Slot *slot) {
+  slot->deadline = 0, slot->token = NULL, slot->cancelled = 0, slot->stopped = 0, slot->watched = 0;
+  __atomic_store_n(&slot->cancel, 0, __ATOMIC_RELAXED);
+  slot->thread = &thread_kind; /* an address that no other thread has */
+  slot->on_main = on_main();
+  if (slot->on_main && smelt_signals) watch(slot);
+}
+
+/* With the lock held, when the call is over. */
+void smelt_leave(Slot *slot) {
+  if (!slot->watched) return;
+  Slot **link = &watched;
+  while (*link != slot) link = &(*link)->next_watched;
+  *link = slot->next_watched;
+  slot->watched = 0;
+}
+
+/* The call ends at a time of smelt_now, 0 for none, or when somebody sets `*token` and calls smelt_alarm. */
+void smelt_limit(Slot *slot, i64 deadline, const volatile int *token) {
+  smelt_lock();
+  slot->deadline = deadline, slot->token = token;
+  if (slot->watched) pthread_cond_signal(&ticking);
+  else watch(slot);
+  alarm_slot(slot); /* it may be too late already */
+  smelt_unlock();
+}
+
+void smelt_alarm(void) {
+  smelt_lock();
+  for (Slot *slot = watched; slot; slot = slot->next_watched) alarm_slot(slot);
+  smelt_unlock();
+}
+
+int smelt_stop(Context *ctx) {
+  Slot *slot = ctx->owner;
+  if (__atomic_load_n(&slot->stopped, __ATOMIC_RELAXED)) return 1;
+  int own = slot->thread == &thread_kind, reason = 0;
+  if (own) __atomic_store_n(&slot->cancel, 0, __ATOMIC_SEQ_CST); /* first: what comes later sets it again */
+  if (__atomic_load_n(&slot->cancelled, __ATOMIC_SEQ_CST) || (slot->token && *slot->token)) reason = SMELT_CANCELLED;
+  else if (slot->deadline && smelt_now() >= slot->deadline) reason = SMELT_TIMED_OUT;
+  else if (own && slot->on_main && smelt_signals && smelt_signals(slot)) reason = SMELT_INTERRUPTED;
+  if (!reason) return 0;
+  int none = 0;
+  __atomic_compare_exchange_n(&slot->stopped, &none, reason, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&slot->cancel, 1, __ATOMIC_SEQ_CST);
+  return 1;
+}
+
+/* Only the forking thread lives on, and it is the main one now. */
+void smelt_forked(void) {
+  Slot **link = &watched;
+  while (*link)
+    if ((*link)->thread == &thread_kind) link = &(*link)->next_watched;
+    else (*link)->watched = 0, *link = (*link)->next_watched;
+  watching = dormant = thread_kind = 0;
+  make_conditions();
+}

@@ -1,0 +1,132 @@
+"""Ending calls early: `timeout=` and `cancel=` of a call become a `Stop`, which every engine looks at while it runs.
+
+Anything that can be called takes them; the native engine looks between steps and between iterations of long loops, the
+reference engine between ops.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from smelt.errors import CancelledError, RunError, SmeltError, TimedOutError
+
+LONGEST = 1e9  # seconds
+
+_told: list[Callable[[], object]] = []  # who wants to know that some token was cancelled
+
+
+def tell_cancelled(wake: Callable[[], object]) -> None:
+    """Have `wake` called after a token was cancelled: for a runtime whose calls look at tokens only when told."""
+    _told.append(wake)
+
+
+class Cancel:
+    """A token that ends calls from another thread: those that it was given to, and no others.
+
+    >>> import numpy as np, smelt
+    >>> token = smelt.Cancel()
+    >>> model = smelt.load("smelt/assets/digits.onnx", engine="reference")
+    >>> image = np.zeros((1, 64), np.float32)
+    >>> list(model(image, cancel=token))
+    ['probabilities']
+    >>> token.cancel()
+    >>> model(image, cancel=token)
+    Traceback (most recent call last):
+    smelt.errors.CancelledError: the call was cancelled
+    """
+
+    __slots__ = ("_address", "_flag")
+
+    def __init__(self) -> None:
+        self._flag = np.zeros(1, np.int32)
+        self._address: int = self._flag.__array_interface__["data"][0]
+
+    @property
+    def cancelled(self) -> bool:
+        return bool(self._flag[0])
+
+    @property
+    def address(self) -> int:
+        """Of an int that is not 0 any more once it was cancelled."""
+        return self._address
+
+    def cancel(self) -> None:
+        """End the calls that have this token, and every call that gets it later. They raise CancelledError."""
+        self._flag[0] = 1
+        for wake in _told:
+            wake()
+
+    def __repr__(self) -> str:
+        return f"<Cancel{', cancelled' if self.cancelled else ''}>"
+
+
+def _is_time(given: object) -> bool:
+    return isinstance(given, int | float | np.integer | np.floating) and bool(given >= 0)
+
+
+class Stop:
+    """When a call has to end: at a time, or when a token is cancelled."""
+
+    __slots__ = ("cancel", "deadline", "timeout")
+
+    def __init__(self, timeout: float | None = None, cancel: Cancel | None = None) -> None:
+        if cancel is not None and not isinstance(cancel, Cancel):
+            raise RunError("cancel is no token", expected="smelt.Cancel()", got=cancel)
+        if timeout is not None and (isinstance(timeout, bool) or not _is_time(timeout)):
+            raise RunError("timeout is no time", expected="seconds, at least 0", got=timeout)
+        self.timeout, self.cancel = timeout, cancel
+        self.deadline = None if timeout is None else time.monotonic() + min(float(timeout), LONGEST)
+
+    @staticmethod
+    def of(timeout: float | None = None, cancel: Cancel | None = None) -> Stop | None:
+        """None where a call may take as long as it wants."""
+        return None if timeout is None and cancel is None else Stop(timeout, cancel)
+
+    def check(self) -> None:
+        """Raises where the call has to end now."""
+        if self.cancel is not None and self.cancel.cancelled:
+            raise CancelledError("the call was cancelled")
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            self.time_out()
+
+    def wait_for(self, buffers: Sequence[Any]) -> None:
+        """Return when buffers that fill in their own time are ready; raises where the call has to end before that."""
+        for buffer in buffers:
+            while not getattr(buffer, "is_ready", True):
+                self.check()
+                time.sleep(0.0005)
+
+    def time_out(self) -> NoReturn:
+        raise TimedOutError("the call took too long", expected=f"at most {self.timeout} s")
+
+    @property
+    def nanoseconds(self) -> int:
+        """What is left; 0 for any time."""
+        return 0 if self.deadline is None else max(int(1e9 * (self.deadline - time.monotonic())), 1)
+
+    @property
+    def address(self) -> int:
+        """Of the token's int; 0 for none."""
+        return 0 if self.cancel is None else self.cancel.address
+
+
+def has_started(error: BaseException) -> bool:
+    """Whether the program of a call that failed had begun. What is no error of ours (a signal) comes while it runs."""
+    return error.started if isinstance(error, SmeltError) else True
+
+
+def tell_donated(error: BaseException, names: Sequence[str]) -> None:
+    """Have the error of a call say what became of the inputs that it was to use up."""
+    listed = ", ".join(map(repr, names))
+    if has_started(error):
+        said = f"what was donated ({listed}) is used up: make it again, or call with keep=True"
+    else:
+        said = f"nothing has run: what was donated ({listed}) is as it was"
+    if isinstance(error, SmeltError):
+        error.remedy = f"{error.remedy}; {said}" if error.remedy else said
+    else:
+        error.add_note(said)
