@@ -472,7 +472,7 @@ class Bound:
             values = [symbols[name] for name in self._program.symbols]
             failed = held.smelt_slot_measure(slot, (ctypes.c_longlong * max(len(values), 1))(*values))
             if failed < 0:
-                raise self._failure(failed, tuple(held.smelt_slot_record(slot)[:8]))
+                raise self._failure(failed, 0, tuple(held.smelt_slot_record(slot)[:8]), stop)
             if failed:
                 raise self._program.refuse(failed - 1, symbols)
             measured = held.smelt_slot_measured(slot)
