@@ -67,45 +67,77 @@ def test_the_official_package_reads_what_is_written(tmp_path: Path) -> None:
 
 FOUR = bytes(16)
 NONE = b'{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
-BAD: list[tuple[str, Any, bytes]] = [
-    ("empty header", b"", b""),
-    ("a list", [1, 2], b""),
-    ("not JSON", b"{nonsense", b""),
-    ("deep JSON", b'{"a":' * 100_000, b""),
-    ("leading space", b'  {"a":1}', b""),
-    ("a name twice", b'{"a":' + NONE + b',"a":' + NONE + b"}", b""),
-    ("metadata of numbers", {"__metadata__": {"a": 1}}, b""),
-    ("missing keys", {"a": {"dtype": "F32"}}, FOUR),
-    ("extra keys", {"a": tensor(0, 16, [4]) | {"more": 1}}, FOUR),
-    ("unknown type", {"a": tensor(0, 16, [4], "F31")}, FOUR),
-    ("a type that is no text", {"a": tensor(0, 16, [4], ["F32"])}, FOUR),
-    ("too few bytes", {"a": tensor(0, 12, [4])}, FOUR),
-    ("past the end", {"a": tensor(0, 32, [8])}, FOUR),
-    ("backwards", {"a": tensor(16, 0, [4])}, FOUR),
-    ("negative size", {"a": tensor(0, 16, [-4])}, FOUR),
-    ("a size that is no number", {"a": tensor(0, 16, ["4"])}, FOUR),
-    ("a boolean size", {"a": tensor(0, 4, [True])}, FOUR[:4]),
-    ("fractions", {"a": tensor(0, 16, [4.0])}, FOUR),
-    ("overflowing sizes", {"a": tensor(0, 0, [1 << 62, 1 << 62, 0])}, b""),
-    ("huge sizes", {"a": tensor(0, 16, [1 << 62, 4])}, FOUR),
-    ("overlap", {"a": tensor(0, 16, [4]), "b": tensor(8, 24, [4])}, bytes(24)),
-    ("a gap", {"a": tensor(0, 8, [2]), "b": tensor(12, 16, [1])}, FOUR),
-    ("bytes left over", {"a": tensor(0, 8, [2])}, FOUR),
+BAD: list[tuple[str, Any, bytes, str]] = [
+    ("empty header", b"", b"", "must start with"),
+    ("a list", [1, 2], b"", "must start with"),
+    ("not JSON", b"{nonsense", b"", "header is not JSON"),
+    ("deep JSON", b'{"a":' * 100_000, b"", "header is not JSON"),
+    ("leading space", b'  {"a":1}', b"", "must start with"),
+    ("a name twice", b'{"a":' + NONE + b',"a":' + NONE + b"}", b"", "header is not JSON"),
+    ("metadata of numbers", {"__metadata__": {"a": 1}}, b"", "metadata is not text"),
+    ("missing keys", {"a": {"dtype": "F32"}}, FOUR, "is not described"),
+    ("extra keys", {"a": tensor(0, 16, [4]) | {"more": 1}}, FOUR, "is not described"),
+    ("too few bytes", {"a": tensor(0, 12, [4])}, FOUR, "wrong number of bytes"),
+    ("past the end", {"a": tensor(0, 32, [8])}, FOUR, "do not fill the file"),
+    ("backwards", {"a": tensor(16, 0, [4])}, FOUR, "wrong number of bytes"),
+    ("negative size", {"a": tensor(0, 16, [-4])}, FOUR, "wrong shape or place"),
+    ("a size that is no number", {"a": tensor(0, 16, ["4"])}, FOUR, "wrong shape or place"),
+    ("a boolean size", {"a": tensor(0, 4, [True])}, FOUR[:4], "wrong shape or place"),
+    ("fractions", {"a": tensor(0, 16, [4.0])}, FOUR, "wrong shape or place"),
+    ("overflowing sizes", {"a": tensor(0, 0, [1 << 62, 1 << 62, 0])}, b"", "wrong shape or place"),
+    ("huge sizes", {"a": tensor(0, 16, [1 << 62, 4])}, FOUR, "wrong shape or place"),
+    ("overlap", {"a": tensor(0, 16, [4]), "b": tensor(8, 24, [4])}, bytes(24), "'b' overlaps"),
+    ("a gap", {"a": tensor(0, 8, [2]), "b": tensor(12, 16, [1])}, FOUR, "'b' leaves a gap"),
+    ("bytes left over", {"a": tensor(0, 8, [2])}, FOUR, "do not fill the file"),
 ]
 
 
 @pytest.mark.parametrize("case", range(len(BAD)), ids=[name for name, *_ in BAD])
 def test_hostile_headers_are_refused(case: int, tmp_path: Path) -> None:
-    _, header, data = BAD[case]
+    _, header, data, why = BAD[case]
     path = file(tmp_path, header, data)
-    with pytest.raises((ParseError, UnsupportedError)):
+    with pytest.raises(ParseError, match=why) as caught:
         read(path)
+    assert str(path) in caught.value.message
+
+
+@pytest.mark.parametrize("element", ["F31", "", ["F32"], None, 4])
+def test_an_unknown_type_is_named(element: Any, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="'a' has an unknown type") as caught:
+        read(file(tmp_path, {"a": tensor(0, 16, [4], element)}, FOUR))
+    assert caught.value.got == element
+    assert "BF16" in str(caught.value.expected)
+
+
+@pytest.mark.parametrize("rank", [64, 65, 1000])
+def test_more_axes_than_numpy_has(rank: int, tmp_path: Path) -> None:
+    path = file(tmp_path, {"a": tensor(0, 4, [1] * rank)}, FOUR[:4])
+    if rank == 64:
+        assert read(path)["a"].numpy().ndim == 64
+        return
+    with pytest.raises(UnsupportedError, match="'a' has too many axes") as caught:
+        read(path)
+    assert caught.value.got == rank
+
+
+def test_a_type_that_safetensors_lacks_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="no type for 'x'") as caught:
+        write(tmp_path / "x.safetensors", {"x": np.ones(2, np.complex128)})
+    assert caught.value.got == "complex<f64>"
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("length", [3, MAX_HEADER + 1, 1 << 62, (1 << 64) - 1])
 def test_lengths_that_lie_are_refused(length: int, tmp_path: Path) -> None:
-    with pytest.raises(ParseError):
+    with pytest.raises(ParseError, match="header does not fit" if length > 3 else "header is not JSON"):
         read(file(tmp_path, {"a": tensor(0, 16, [4])}, FOUR, length))
+
+
+@pytest.mark.parametrize("length", range(8))
+def test_files_without_a_length_are_refused(length: int, tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors").write_bytes(bytes(length))
+    with pytest.raises(ParseError, match="too short"):
+        read(tmp_path / "x.safetensors")
 
 
 def test_random_damage_never_raises_anything_else(tmp_path: Path, seed: int) -> None:

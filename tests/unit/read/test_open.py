@@ -216,16 +216,16 @@ def test_paths_that_hold_no_weights(tmp_path: Path) -> None:
 
 
 INDICES: dict[str, Any] = {
-    "not JSON": b"{",
-    "a list": b"[]",
-    "deep": b"[" * 200_000,
-    "no map": b"{}",
-    "numbers": b'{"weight_map": {"a": 1}}',
-    "above": b'{"weight_map": {"a": "../x.safetensors"}}',
-    "absolute": b'{"weight_map": {"a": "/etc/passwd"}}',
-    "the folder itself": b'{"weight_map": {"a": ".."}}',
-    "no such shard": b'{"weight_map": {"a": "none.safetensors"}}',
-    "no such tensor": b'{"weight_map": {"a": "x.safetensors"}}',
+    "not JSON": (b"{", ParseError, "not JSON"),
+    "a list": (b"[]", ParseError, "not an object"),
+    "deep": (b"[" * 200_000, ParseError, "not JSON"),
+    "no map": (b"{}", ParseError, "no weight_map"),
+    "numbers": (b'{"weight_map": {"a": 1}}', ParseError, "no weight_map"),
+    "above": (b'{"weight_map": {"a": "../x.safetensors"}}', ParseError, "lies elsewhere"),
+    "absolute": (b'{"weight_map": {"a": "/etc/passwd"}}', ParseError, "lies elsewhere"),
+    "the folder itself": (b'{"weight_map": {"a": ".."}}', ParseError, "lies elsewhere"),
+    "no such shard": (b'{"weight_map": {"a": "none.safetensors"}}', FileError, "cannot read"),
+    "no such tensor": (b'{"weight_map": {"a": "x.safetensors"}}', ParseError, "lacks tensors"),
 }
 
 
@@ -233,8 +233,9 @@ INDICES: dict[str, Any] = {
 def test_hostile_indices(tmp_path: Path, name: str) -> None:
     safetensors.write(tmp_path / "x.safetensors", {"x": np.ones(2)})
     path = tmp_path / "model.safetensors.index.json"
-    path.write_bytes(INDICES[name])
-    with pytest.raises(SmeltError):
+    content, kind, why = INDICES[name]
+    path.write_bytes(content)
+    with pytest.raises(kind, match=why):
         smelt.open(path)
 
 
@@ -247,20 +248,24 @@ def npy(shape: str, descr: str = "'<f4'", data: bytes = bytes(16)) -> bytes:
     return member(f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}", data)
 
 
-MEMBERS = {
-    "huge": npy("(1000000000000,)"),
-    "overflow": npy("(4294967296, 4294967296, 4294967296)"),
-    "negative": npy("(-4,)"),
-    "floats": npy("(4.0,)"),
-    "objects": npy("(4,)", "'|O'"),
-    "records": npy("(4,)", "[('a', '<f4')]"),
-    "text": npy("(4,)", "'<U1'"),
-    "too short": npy("(4,)", data=bytes(12)),
-    "too long": npy("(4,)", data=bytes(20)),
-    "code": member("__import__('os').abort()"),
-    "no header": b"\x93NUMPY\x01\x00\xff\xff",
-    "other version": member("{}", version=b"\x09\x00"),
-    "nothing": b"",
+MEMBERS: dict[str, Any] = {
+    "huge": (npy("(1000000000000,)"), ParseError, "wrong number of bytes"),
+    "overflow": (npy("(4294967296, 4294967296, 4294967296)"), ParseError, "wrong number of bytes"),
+    "negative": (npy("(-4,)"), ParseError, "wrong shape"),
+    "floats": (npy("(4.0,)"), ParseError, "is no .npy"),
+    "objects": (npy("(4,)", "'|O'"), UnsupportedError, "no numbers"),
+    "records": (npy("(4,)", "[('a', '<f4')]"), UnsupportedError, "no numbers"),
+    "text": (npy("(4,)", "'<U1'"), UnsupportedError, "no numbers"),
+    "too short": (npy("(4,)", data=bytes(12)), ParseError, "wrong number of bytes"),
+    "too long": (npy("(4,)", data=bytes(20)), ParseError, "wrong number of bytes"),
+    "code": (member("__import__('os').abort()"), ParseError, "is no .npy"),
+    "no header": (b"\x93NUMPY\x01\x00\xff\xff", ParseError, "is no .npy"),
+    "other version": (member("{}", version=b"\x09\x00"), ParseError, "is no .npy"),
+    "nothing": (b"", ParseError, "is no .npy"),
+    "half a string": (member("{'descr': '<f4"), ParseError, "is no .npy"),
+    "half a bracket": (member("{'descr': ("), ParseError, "is no .npy"),
+    "not UTF-8": (b"\x93NUMPY\x03\x00\x04\x00\x00\x00\xff\xfe{}", ParseError, "is no .npy"),
+    "65 axes": (npy(f"({'1, ' * 65})", data=bytes(4)), ParseError, "is no .npy|wrong shape"),
 }
 
 
@@ -269,9 +274,11 @@ MEMBERS = {
 def test_hostile_members(tmp_path: Path, name: str, method: int) -> None:
     path = tmp_path / "x.npz"
     with zipfile.ZipFile(path, "w", method) as archive:
-        archive.writestr("x.npy", MEMBERS[name])
-    with pytest.raises(SmeltError):
+        archive.writestr("x.npy", MEMBERS[name][0])
+    _, kind, why = MEMBERS[name]
+    with pytest.raises(kind, match=why) as caught:
         smelt.open(path)
+    assert "'x'" in caught.value.message
 
 
 def test_hostile_archives(tmp_path: Path) -> None:
@@ -281,7 +288,7 @@ def test_hostile_archives(tmp_path: Path) -> None:
     good = whole.getvalue()
     for bad in (b"", b"PK\x05\x06", good[:-30], good[: len(good) // 2], b"PK" + bytes(100)):
         path.write_bytes(bad)
-        with pytest.raises(SmeltError):
+        with pytest.raises(ParseError, match=r"not an \.npz archive"):
             smelt.open(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.npy", npy("(4,)"))
