@@ -22,14 +22,23 @@ typedef f32 smelt_vector __attribute__((vector_size({bytes}), aligned(4)));
 #if !defined(SMELT_PLAIN) && (defined(__FMA__) || defined(__aarch64__))
 #ifdef __clang__
 #define SMELT_FMA(a, b, c) __builtin_elementwise_fma(a, b, c)
-#define SMELT_FUSED
+#else  /* not a * b + c under fp-contract=fast: gcc contracts it in some functions and not in others */
+typedef f32 smelt_lanes __attribute__((vector_size({bytes})));
+static inline smelt_vector smelt_fma(smelt_lanes a, smelt_lanes b, smelt_lanes c) {{
+#if defined(__aarch64__)
+  return (smelt_vector)__builtin_aarch64_fmav4sf(a, b, c);
+#elif {bytes} == 64
+  return (smelt_vector)__builtin_ia32_vfmaddps512_mask(a, b, c, 0xffff, 4);
+#elif {bytes} == 32
+  return (smelt_vector)__builtin_ia32_vfmaddps256(a, b, c);
 #else
-#define SMELT_FMA(a, b, c) ((a) * (b) + (c))
-#define SMELT_FUSED __attribute__((optimize("fp-contract=fast")))
+  return (smelt_vector)__builtin_ia32_vfmaddps(a, b, c);
+#endif
+}}
+#define SMELT_FMA(a, b, c) smelt_fma((smelt_lanes)(a), (smelt_lanes)(b), (smelt_lanes)(c))
 #endif
 #else
 #define SMELT_FMA(a, b, c) ((a) * (b) + (c))
-#define SMELT_FUSED
 #endif
 #endif
 #ifndef SMELT_AS_IT_IS
@@ -119,7 +128,7 @@ def _rows_text(name: str, rows: int, shape: TileShape, vectors: int) -> str:
         (f"tile + {shape.columns * i + shape.lanes * j}", names[i][j]) for i in range(rows) for j in range(vectors)
     ]
     lines = [
-        f"SMELT_FUSED static void {name}({SIGNATURE}, i64 join, const f32 *ahead, i64 each) {{",
+        f"static void {name}({SIGNATURE}, i64 join, const f32 *ahead, i64 each) {{",
         "  smelt_vector " + ", ".join(f"{name} = {{0}}" for row in names for name in row) + ";",
         "  for (i64 t = 0; t < turns; t++, a += a_turn) {",
         *(f"  const f32 *a{i} = a + {i} * a_row;" for i in firsts),
