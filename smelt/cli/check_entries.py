@@ -35,7 +35,8 @@ from smelt.tensor.source import NumberError, TensorError
 from smelt.tensor.tracing import check_open
 
 MAX_VARIANTS = 64  # combinations of flags and of optional arguments that one entry point is checked with
-SEVERAL = 2  # stands for a number of layers or steps, where Python needs one
+SEVERAL = 2  # stands for a number of layers, steps or tensors, where Python needs one
+MORE = 8  # the same for tensors, where Python asks for a later one
 
 
 @dataclass(slots=True)
@@ -52,6 +53,7 @@ class Entry:
     numbers: dict[str, int] = field(default_factory=dict)
     mistakes: list[SmeltError] = field(default_factory=list)
     limits: list[str] = field(default_factory=list)
+    several: int = 2  # tensors that stood for any number of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Parameters:
     choices: dict[str, list[Any]] = field(default_factory=dict)
     numbers: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    limits: list[str] = field(default_factory=list)
+    several: list[str] = field(default_factory=list)  # those that are any number of tensors
     shaped: bool = False
     of_tensors: bool = False
 
@@ -125,7 +127,9 @@ def _sort_in(each: inspect.Parameter, hint: Any, found: Parameters) -> None:
     """Put one parameter where it belongs."""
     required = each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     if each.kind is each.VAR_POSITIONAL and _has_shape(hint):
-        found.limits.append(f"two tensors stand for any number of *{each.name}")
+        found.several.append(f"*{each.name}")
+    elif required and _has_shape(hint) and _is_any_number(hint):
+        found.several.append(each.name)
     if each.annotation is not each.empty and hint is None and each.annotation not in (None, "None"):
         found.of_tensors |= any(word in str(each.annotation) for word in ("Tensor", "Shaped"))
         found.missing += [f"the annotation of {each.name} cannot be resolved"] if required else []
@@ -148,6 +152,10 @@ def _sort_in(each: inspect.Parameter, hint: Any, found: Parameters) -> None:
         found.choices[each.name] = [AnyFloat(each.name)]
     else:
         found.missing.append(f"{each.name} has no default, and nothing stands for any {_name(hint)}")
+
+
+def _is_any_number(hint: Any) -> bool:
+    return get_origin(hint) is list or (get_origin(hint) is tuple and Ellipsis in get_args(hint))
 
 
 def _name(hint: Any) -> str:
@@ -208,14 +216,14 @@ class Candidate:
         for model, facts in models:
             yield MethodType(self.function, model), facts
 
-    def limits(self, numbers: Mapping[str, int]) -> list[str]:
+    def limits(self, numbers: Mapping[str, int], several: int) -> list[str]:
         """What is sampled: numbers that stand for others, and choices of which there are too many."""
         by_class = isinstance(self.owner, type) and not self.of_class
         fields = _open_fields(self.owner, {}, ()) if by_class else {}
-        found = [*self.parameters.limits]
+        found = [f"{several} tensors stand for any number of {name}" for name in self.parameters.several]
         found += [f"{name} = {number} stands for any number" for name, number in numbers.items()]
-        several = (name for name, value in fields.items() if type(value) is int)
-        found += [f"{SEVERAL} layers stand for any number of {name}" for name in several]
+        layers = (name for name, value in fields.items() if type(value) is int)
+        found += [f"{SEVERAL} layers stand for any number of {name}" for name in layers]
         for choices in (self.parameters.choices, {n: v for n, v in fields.items() if isinstance(v, Choice)}):
             if (count := math.prod(map(len, choices.values()))) > MAX_VARIANTS:
                 found.append(f"{MAX_VARIANTS} of {count} combinations of {', '.join(choices)} were tried")
@@ -477,7 +485,7 @@ def _checked(candidate: Candidate, path: str) -> Entry:
         for variant in candidate.parameters.variants():
             entry.mistakes += _mistakes(candidate, variant, entry)
     entry.mistakes = distinct(entry.mistakes)
-    entry.limits = list(dict.fromkeys([*entry.limits, *candidate.limits(entry.numbers)]))
+    entry.limits = list(dict.fromkeys([*entry.limits, *candidate.limits(entry.numbers, entry.several)]))
     entry.limits += [f"{name} = 1.0 stands for any float, and something depends on it" for name in sorted(compared)]
     return entry
 
@@ -499,7 +507,7 @@ def _mistakes(candidate: Candidate, variant: Mapping[str, Any], entry: Entry) ->
         ways = 0
         try:
             for function, facts in candidate.bound(entry.numbers):
-                outcome = check_open(function, (), facts, {**values, **variant}, candidate.open_numbers)
+                outcome = check_open(function, (), facts, {**values, **variant}, candidate.open_numbers, entry.several)
                 errors += outcome.errors
                 ways += outcome.ways
                 taken += outcome.taken
@@ -509,6 +517,11 @@ def _mistakes(candidate: Candidate, variant: Mapping[str, Any], entry: Entry) ->
             errors.append(error)
         except NotCoveredError:
             raise
+        except IndexError as error:
+            if entry.several == SEVERAL and candidate.parameters.several:
+                entry.several = MORE
+                continue
+            errors.append(crash(error, f"{candidate.name} raises ", Path(entry.path)))
         except Exception as error:
             if (lacking := _declared_below(error)) is not None:
                 raise NotCoveredError(lacking) from error

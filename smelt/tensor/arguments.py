@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 class Arguments:
     """The symbolic leaves of one trace, in order, and what stands for objects that were met already."""
 
+    several: int = 1  # tensors that stand for any number of them
     leaves: list[Leaf] = field(default_factory=list)
     bound: dict[str, Size] = field(default_factory=dict)  # what symbols mean: numbers of the model, sizes of its fields
     _copies: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # id → (the object, its symbolic copy)

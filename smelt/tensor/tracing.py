@@ -206,10 +206,14 @@ def check_open(
     facts: Sequence[str | Fact],
     keywords: Mapping[str, Any],
     numbers: Collection[str],
+    several: int = 2,
 ) -> Outcome:
-    """The same, for a model in which the symbols `numbers` stand for any numbers, whether a tensor has them or not."""
+    """The same, for a model in which the symbols `numbers` stand for any numbers, whether a tensor has them or not.
+
+    `several` tensors stand for any number of them: of `*xs`, `list[…]`, `tuple[…, ...]`.
+    """
     given = [str(value.size) for value in keywords.values() if isinstance(value, Dim)]
-    return _check(fn, args, facts, keywords, {*numbers, *given})
+    return _check(fn, args, facts, keywords, {*numbers, *given}, several)
 
 
 def _check(
@@ -218,11 +222,12 @@ def _check(
     facts: Sequence[str | Fact],
     keywords: Mapping[str, Any],
     numbers: Collection[str] | None,
+    several: int = 1,
 ) -> Outcome:
     """`numbers`: the symbols that a check may use as if they were arguments; None for a program that is to run."""
     name = getattr(fn, "__qualname__", type(fn).__qualname__)
     try:
-        return _outcome(name, fn, args, facts, keywords, numbers)
+        return _outcome(name, fn, args, facts, keywords, numbers, several)
     except SmeltError as mistake:  # in the annotations, or in what follows from all ways
         return Outcome(name, (mistake,), None, 0)
 
@@ -234,8 +239,9 @@ def _outcome(
     facts: Sequence[str | Fact],
     keywords: Mapping[str, Any],
     numbers: Collection[str] | None,
+    several: int,
 ) -> Outcome:
-    arguments = Arguments()
+    arguments = Arguments(several)
     open = numbers is not None
     bound, self_model = _receiver(fn, arguments)
     arguments.bound.update(_number_arguments(bound, args, keywords))
@@ -351,7 +357,8 @@ def _inputs(
     for parameter in inspect.signature(fn).parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
             if open and not rest and (hint := hints.get(parameter.name)) is not None:
-                any_number = [_from_annotation(hint, f"{parameter.name}{i}", arguments, code_owner) for i in range(2)]
+                names = [f"{parameter.name}{i}" for i in range(arguments.several)]
+                any_number = [_from_annotation(hint, name, arguments, code_owner) for name in names]
                 positional += [value for value in any_number if value is not None]
             positional += [
                 _argument(value, f"{parameter.name}{i}", arguments, code_owner) for i, value in enumerate(rest)
@@ -405,7 +412,10 @@ def _from_annotation(hint: Any, name: str, arguments: Arguments, owner: object) 
     if spec is not None:
         return arguments.add(spec.substitute(arguments.bound).shape, name, owner, name)
     if get_origin(hint) in (tuple, list) and get_args(hint):
-        parts = [_from_annotation(part, f"{name}.{i}", arguments, owner) for i, part in enumerate(get_args(hint))]
+        hints = get_args(hint)
+        if len(hints) == 1 + (Ellipsis in hints) and (get_origin(hint) is list or Ellipsis in hints):
+            hints = (hints[0],) * arguments.several
+        parts = [_from_annotation(part, f"{name}.{i}", arguments, owner) for i, part in enumerate(hints)]
         return None if any(part is None for part in parts) else get_origin(hint)(parts)
     if isinstance(hint, type) and issubclass(hint, tuple) and has_shapes(hint):
         fields = annotations_of(hint).items()

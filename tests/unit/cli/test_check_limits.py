@@ -79,6 +79,8 @@ class Net(smelt.Model):
 """
 FLAGS = ", ".join(f"f{i}: bool" for i in range(7))
 LIMITED = {
+    "a list": ('def f(xs: list[Shaped[Tensor, "f32[n=N]"]]) SAME: return xs[0] + xs[1]', "2 tensors stand for any"),
+    "a later item": ('def f(xs: tuple[Shaped[Tensor, "f32[n=N]"], ...]) SAME: return xs[5]', "8 tensors stand for any"),
     "more flags than are tried": (f"def f(X, {FLAGS}) SAME: return x", "64 of 128 combinations"),
     "layers": (LAYERS, "2 layers stand for any number of layers"),
     "a number that Python needs": (
@@ -89,7 +91,7 @@ LIMITED = {
     "a float": ("def f(X, p: float) SAME: return x * p if 2 * p - 1 > 0 else x[1:]", "p = 1.0 stands for any float"),
     "arguments": (
         'def f(*xs: Shaped[Tensor, "f32[n=N]"]) SAME: return xs[0]',
-        "two tensors stand for any number of *xs",
+        "2 tensors stand for any number of *xs",
     ),
 }
 

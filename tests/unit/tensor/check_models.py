@@ -286,7 +286,7 @@ def f(x: Shaped[Tensor, "[B, S]"], mask: Shaped[Tensor, "i1[s=T]"] | None = None
 def f(xs: list[Shaped[Tensor, "[B, S]"]]):
     return smelt.concatenate(xs, "q")  # here
 """,
-        'concatenate: the tensor 0 has no axis "q"',
+        'concatenate: the left has no axis "q"',
     ),
     "dataclass model": Wrong(
         """
