@@ -26,7 +26,7 @@ from smelt.engine_api import Engine, Executable
 from smelt.errors import FileError, UnsupportedError
 from smelt.ir.core import Program
 from smelt.passes.quantise import check_precision, with_precision
-from smelt.read import onnx, stablehlo
+from smelt.read import jax_export, onnx, stablehlo
 from smelt.read.onnx import StaticError
 from smelt.read.onnx.declared import declared, describe
 from smelt.weights import Weights
@@ -38,6 +38,7 @@ FORMATS: dict[str, Callable[[Path], tuple[Program, Weights]]] = {
     ".mlir": stablehlo.read,
     ".stablehlo": stablehlo.read,
     ".mlirbc": stablehlo.read,
+    jax_export.SUFFIX: stablehlo.read,
 }
 
 
@@ -66,6 +67,8 @@ def check_file(path: Path) -> str:
             remedy="give the model that it was made of (smelt inspect names it); "
             "smelt run, bench, check, show and inspect take bundles",
         )
+    if suffix not in FORMATS and stablehlo.is_binary(path):
+        return jax_export.SUFFIX  # both kinds of binary files tell themselves by their content
     if suffix not in FORMATS:
         raise UnsupportedError("unknown model format", expected=", ".join(FORMATS), got=suffix or path.name, where=path)
     return suffix

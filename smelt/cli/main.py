@@ -44,9 +44,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-File = Annotated[Path, typer.Argument(help="A model: .onnx, .mlir (StableHLO text) or .mlirbc (portable bytecode).")]
+File = Annotated[
+    Path, typer.Argument(help="A model: .onnx, .mlir (StableHLO text), .mlirbc (portable bytecode) or .jaxexport.")
+]
 FileOrBundle = Annotated[
-    Path, typer.Argument(help="A model (.onnx, .mlir, .mlirbc), or a bundle that `smelt compile` wrote (.smelt).")
+    Path,
+    typer.Argument(
+        help="A model (.onnx, .mlir, .mlirbc, .jaxexport), or a bundle that `smelt compile` wrote (.smelt)."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 OpenSizes = Annotated[
@@ -196,7 +201,7 @@ def profile(
 
 @app.command()
 def tune(
-    file: Annotated[Path | None, typer.Argument(help="A model: .onnx, .mlir or .mlirbc.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="A model: .onnx, .mlir, .mlirbc or .jaxexport.")] = None,
     seconds: Annotated[float, typer.Option(help="How long to measure, about.")] = 60.0,
     size: OpenSizes = None,
     static: StaticValues = None,
@@ -266,7 +271,8 @@ class CheckFormat(StrEnum):
 @app.command()
 def check(
     paths: Annotated[
-        list[Path], typer.Argument(help="Python files and folders of them, models (.onnx, .mlir, .mlirbc), bundles.")
+        list[Path],
+        typer.Argument(help="Python files and folders of them, models (.onnx, .mlir, .mlirbc, .jaxexport), bundles."),
     ],
     size: OpenSizes = None,
     static: StaticValues = None,

@@ -6,7 +6,7 @@ package. Only leading (batch) dimensions may be dynamic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -195,6 +195,12 @@ class Arr:
         safe = ((scale > 0.0) & (scale < np.inf)).where(scale, 1.0)
         return (self / safe.to(self.dtype)).square().sum(*axes).sqrt() * safe
 
+    def scale(self) -> Arr:
+        """What to divide each matrix by, so that products of its elements neither overflow nor underflow: mostly 1."""
+        most = self.abs().max(1, 2)
+        extreme = (most > 1e100) | ((most < 1e-100) & (most > 0.0))
+        return extreme.where(most, 1.0)
+
     # ---- moving ----
 
     def reshape(self, sizes: Sequence[Size]) -> Arr:
@@ -217,24 +223,37 @@ class Arr:
         return Arr(self.work, self.work.b.dot_general(self.value, other.value, dot_dimension_numbers=dims))
 
     def cut(self, axis: int, start: int, stop: int) -> Arr:
-        axis %= self.rank
-        work = self.work
-        index = tuple(size if isinstance(size, int) else 0 for size in self.sizes)
-        assert all(isinstance(size, int) for size in self.sizes[axis:]) or axis < self.rank
-        if all(isinstance(size, int) for size in self.sizes):
-            low = tuple(start if d == axis else 0 for d in range(self.rank))
-            high = tuple(stop if d == axis else index[d] for d in range(self.rank))
-            one = (1,) * self.rank
-            return Arr(work, work.b.slice(self.value, start_indices=low, limit_indices=high, strides=one))
-        return self.at({axis: (work.number(start), stop - start)})
+        """From `start` to `stop` along one axis."""
+        return self.at({axis: (start, stop - start)})
 
-    def at(self, places: dict[int, tuple[Arr, int]]) -> Arr:
-        """So many elements from a position that the program computes, along each axis named."""
+    def at(self, places: Mapping[int, tuple[int | Arr, int]]) -> Arr:
+        """So many elements from a position on, along each axis named; a position that is too late is moved back."""
         work = self.work
         named = {axis % self.rank: place for axis, place in places.items()}
-        starts = [named[d][0].value if d in named else work.number(0).value for d in range(self.rank)]
+        starts = [_scalar(work, named[d][0]) if d in named else work.number(0) for d in range(self.rank)]
         sizes = tuple(named[d][1] if d in named else size for d, size in enumerate(self.sizes))
-        return Arr(work, work.b.dynamic_slice(self.value, *starts, slice_sizes=sizes))
+        if all(isinstance(size, int) for size in sizes):
+            if all(isinstance(start, int) for start, _ in named.values()):
+                low = tuple(named[d][0] if d in named else 0 for d in range(self.rank))
+                high = tuple(start + size for start, size in zip(low, sizes, strict=True))  # type: ignore[operator]
+                one = (1,) * self.rank
+                return Arr(work, work.b.slice(self.value, start_indices=low, limit_indices=high, strides=one))
+            return Arr(work, work.b.dynamic_slice(self.value, *(each.value for each in starts), slice_sizes=sizes))
+        limits = []
+        for d, size in enumerate(self.sizes):
+            if d in named:
+                assert isinstance(size, int)
+                starts[d] = starts[d].minimum(size - named[d][1])
+                limits.append(starts[d] + named[d][1])
+            else:
+                limits.append(Arr(work, work.b.get_dimension_size(self.value, dimension=d)))
+        step = work.full(1, i32, (self.rank,))
+        bounds = (work.concatenate(0, *(each.reshape((1,)) for each in row)) for row in (starts, limits))
+        result = Shape.of(self.dtype, sizes)
+        return Arr(
+            work,
+            work.b.real_dynamic_slice(self.value, *(each.value for each in bounds), step.value, result=result),
+        )
 
     def put(self, part: Arr, places: dict[int, Arr]) -> Arr:
         """This array with a part of it replaced, from computed positions on."""
@@ -252,6 +271,10 @@ class Arr:
             self.work,
             self.work.b.pad(self.value, zero, edge_padding_low=none, edge_padding_high=edges, interior_padding=none),
         )
+
+
+def _scalar(work: Work, position: int | Arr) -> Arr:
+    return position if isinstance(position, Arr) else work.number(position)
 
 
 class Work:
@@ -332,6 +355,8 @@ class Work:
 
     def repeat(self, start: int | Arr, stop: int | Arr, step: Callable[..., Any], *state: Arr) -> tuple[Arr, ...]:
         """`for k in range(start, stop): state = step(k, *state)`."""
+        if isinstance(start, int) and isinstance(stop, int) and start >= stop:
+            return state  # nothing of the body may fit
         first = start if isinstance(start, Arr) else self.number(start)
 
         def turn(k: Arr, *now: Arr) -> tuple[Arr, ...]:

@@ -6,7 +6,7 @@ second, then all but one move on by one place. After n - 1 steps every column is
 
 from __future__ import annotations
 
-from smelt.ir.lapack.arrays import COUNT, Arr, Work
+from smelt.ir.lapack.arrays import COUNT, REAL, Arr, Work
 from smelt.ir.lapack.factor import apply_reflectors, geqrf, hermitian
 
 SWEEPS = 40
@@ -16,9 +16,10 @@ PRECISION = 2.0**-52
 def heevd(w: Work, a: Arr, lower: bool) -> tuple[Arr, Arr]:
     """Eigenvectors in columns and eigenvalues `[batch, 1, n]`, ascending."""
     n = a.size(1)
+    if not n:
+        return a, w.full(0, REAL, (a.sizes[0], 1, 0))
     a = hermitian(w, a, lower)
-    scale = a.abs().max(1, 2)
-    scale = (scale > 0.0).where(scale, 1.0)
+    scale = a.scale()
     a, odd = a / scale.to(a.dtype), n % 2
     a = a.pad(odd, odd) if odd else a
     count = n + odd
@@ -36,7 +37,7 @@ def heevd(w: Work, a: Arr, lower: bool) -> tuple[Arr, Arr]:
     _, a, vectors = w.loop(goes_on, sweep, w.number(0), a, vectors)
     values = diagonal.where(a.real(), 0.0).sum(1) * scale
     if odd:
-        a, values, vectors = a, values.cut(2, 0, n), vectors.cut(1, 0, n).cut(2, 0, n)
+        values, vectors = values.cut(2, 0, n), vectors.cut(1, 0, n).cut(2, 0, n)
     values, vectors = w.sort_columns(values, vectors)
     return vectors, values
 
@@ -104,8 +105,10 @@ def gesdd(w: Work, a: Arr, full: bool, vectors: bool) -> tuple[Arr, Arr, Arr]:
         s, u, vh = gesdd(w, a.mH, full, vectors)
         return s, vh.mH, u.mH
     batch = a.sizes[0]
-    scale = a.abs().max(1, 2)
-    scale = (scale > 0.0).where(scale, 1.0)
+    if not n:
+        u = w.eye(a.dtype, (batch,), m, m if full else 0)
+        return w.full(0, REAL, (batch, 1, 0)), u, w.full(0, a.dtype, (batch, 0, 0))
+    scale = a.scale()
     packed, taus = geqrf(w, a / scale.to(a.dtype))
     rows, columns = w.index(3, 1, n), w.index(3, 2, n)
     r = (rows <= columns).where(packed.cut(1, 0, n), 0.0)

@@ -23,7 +23,8 @@ STEPS = 30  # QR steps per eigenvalue before giving up, as in LAPACK
 def schur(w: Work, a: Arr) -> tuple[Arr, Arr, Arr, Arr, Arr]:
     """T, Z, the real and imaginary parts (or the eigenvalues twice) `[batch, n]`, and 0 or 1 per matrix: not done."""
     batch, n = a.sizes[0], a.size(1)
-    packed, taus = gehrd(w, a, 1, n)
+    scale = a.scale()
+    packed, taus = gehrd(w, a / scale.to(a.dtype), 1, n)
     rows, columns = w.index(3, 1, n), w.index(3, 2, n)
     h = (rows <= columns + 1).where(packed, 0.0)
     z = w.eye(a.dtype, (batch,), n, n)
@@ -39,8 +40,10 @@ def schur(w: Work, a: Arr) -> tuple[Arr, Arr, Arr, Arr, Arr]:
         bad = (left >= 0).where(w.number(1), 0).reshape((1,))
         return h.put(t.reshape(whole), {0: at}), z.put(q.reshape(whole), {0: at}), failed.put(bad, {0: at})
 
-    length = Arr(w, w.b.get_dimension_size(a.value, dimension=0))
-    h, z, failed = w.repeat(0, length, each, h, z, failed)
+    if n and batch != 0:
+        length = Arr(w, w.b.get_dimension_size(a.value, dimension=0))
+        h, z, failed = w.repeat(0, length, each, h, z, failed)
+    h = h * scale.to(h.dtype)
     diagonal = rows.equals(columns).where(h, 0.0).sum(2).reshape((batch, n))
     if a.dtype.is_complex:
         return h, z, diagonal, diagonal, failed
