@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import math
 import mmap
 import os
@@ -221,6 +222,8 @@ class Client:
     def compile(self, text: str, results: Sequence[Shape]) -> Loaded:
         """A program as StableHLO text whose `@main` gives these results."""
         with jaxlib_calls("the program", UnsupportedError, self):
+            if LAPACK in text and has_lapack(self.platform):
+                register_lapack()
             raw = self._raw.compile_and_load(text, self._devices, self._jax.CompileOptions())
         return Loaded(raw, results, self)
 
@@ -238,6 +241,8 @@ class Client:
     def load(self, data: bytes, results: Sequence[Shape]) -> Loaded:
         """A program that was serialised by the same version for the same kind of device."""
         with jaxlib_calls("a serialised program", DeviceError, self):
+            if LAPACK.encode() in data and has_lapack(self.platform):
+                register_lapack()
             raw = self._raw.deserialize_executable(data, self._devices, self._jax.CompileOptions())
         return Loaded(raw, results, self)
 
@@ -306,6 +311,24 @@ def modules() -> tuple[Any, Any, Any]:
         names = ("_jax", "xla_client", "_hlo")
         jax, xla, hlo = (importlib.import_module(f"jaxlib.{name}") for name in names)
         return jax, xla, hlo
+
+
+LAPACK = "lapack_"  # how the names of JAX's LAPACK custom calls begin
+
+
+def has_lapack(platform: str) -> bool:
+    """Whether XLA can run JAX's LAPACK custom calls here: jaxlib takes the routines from SciPy."""
+    return platform == "cpu" and all(importlib.util.find_spec(name) is not None for name in ("jaxlib.lapack", "scipy"))
+
+
+@cache
+def register_lapack() -> None:
+    """Tell XLA about jaxlib's LAPACK, as jax does when it is imported."""
+    _, xla, _ = modules()
+    lapack = importlib.import_module("jaxlib.lapack")
+    lapack.prepare_lapack_call("getrf", np.float32)  # loads SciPy's routines
+    for name, target, version in lapack.registrations()["cpu"]:
+        xla.register_custom_call_target(name, target, platform="cpu", api_version=version)
 
 
 def plugged(xla: Any, platform: str) -> Any:

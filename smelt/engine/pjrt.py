@@ -29,8 +29,10 @@ from smelt.engine.pjrt_program import Compilation, DeviceClient, Prepare, SizedP
 from smelt.engine_api import Cost, KernelUse, Memory, Port, Signature
 from smelt.errors import RunError, SmeltError, UnsupportedError
 from smelt.ir.core import Func, Program, walk
+from smelt.ir.ops.lapack import TARGETS
 from smelt.passes import pipeline
 from smelt.passes.lower import ON_ONE_DEVICE, lower
+from smelt.passes.lower_called import lower_called
 from smelt.passes.lower_quantised import lower_quantised
 from smelt.shape import Shape
 from smelt.stop import Stop, tell_donated
@@ -79,7 +81,7 @@ class PjrtEngine:
         padding would change results is refused.
         """
         signature = signature_of(program.main)
-        main, prepare = _parts(_without_quantised(_on_one_device(program)))
+        main, prepare = _parts(self._without_lapack(_without_quantised(_on_one_device(program))))
         donated = _donated(signature, tuple(donate))
         padded = checked_buckets(main, buckets or {})
         offset = len(main.main.args) - len(signature.inputs)
@@ -90,6 +92,13 @@ class PjrtEngine:
         if run.is_static:
             run.loaded(())
         return executable
+
+    def _without_lapack(self, program: Program) -> Program:
+        """LAPACK calls stay where XLA can run them; elsewhere they are computed with plain ops."""
+        called = any(
+            op.attrs.get("call_target_name") in TARGETS for func in program.funcs.values() for op in walk(func.body)
+        )
+        return lower_called(program, TARGETS) if called and not pjrt.has_lapack(self._platform) else program
 
     def deserialize(self, data: bytes) -> PjrtExecutable:
         """What `serialize` gave, on the same kind of device with the same version; anything else is refused."""

@@ -6,7 +6,7 @@ over the places of its window. Called by `pipeline`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from smelt.dtype import i32
 from smelt.ir.build import Builder
@@ -21,15 +21,16 @@ from smelt.shape import Shape
 Values = Sequence[Value]
 
 
-def lower_called(program: Program) -> Program:
-    """The program without calls that this file knows; one whose sizes only data tells stays."""
+def lower_called(program: Program, calls: Container[str] | None = None) -> Program:
+    """The program without calls that this file knows (and `calls` names); one whose sizes only data tells stays."""
     signatures = {name: func.type for name, func in program.funcs.items()}
     changed = []
     for func in program.funcs.values():
         if any(op.name == "stablehlo.custom_call" for op in walk(func.body)):
             edit = Edit(func, signatures)
             for op in list(walk(func.body)):
-                _lower(program, edit, op)
+                if calls is None or op.attrs.get("call_target_name") in calls:
+                    _lower(program, edit, op)
             changed.append(edit.freeze())
     return program.replace(*changed) if changed else program
 

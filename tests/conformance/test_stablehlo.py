@@ -239,3 +239,28 @@ def test_families():
         "all_reduce",
         "acos",
     ]
+
+
+TWO = """func.func @first() {
+  %0 = stablehlo.constant dense<[1, 2]> : tensor<2xi32>
+  %1 = stablehlo.add %0, %0 : tensor<2xi32>
+  check.expect_eq_const %1, dense<[2, 4]> : tensor<2xi32>
+  func.return
+}
+func.func @second() {
+  %0 = stablehlo.constant dense<[1, 2]> : tensor<2xi32>
+  interpreter.print %0 : tensor<2xi32>
+  check.expect_eq_const %0, dense<[1, LAST]> : tensor<2xi32>
+  func.return
+}
+"""
+
+
+@pytest.mark.parametrize("engine", ["reference", "native"])
+def test_every_function_of_a_file_without_main_runs(engine: str, tmp_path):
+    for name, last in (("right", "2"), ("wrong", "3")):
+        (tmp_path / f"{name}.mlir").write_text(TWO.replace("LAST", last))
+    cases = {case.name: case for case in harness.run_folder(tmp_path, engine, jobs=1)}
+    assert cases["right.mlir"].status == "passed", cases["right.mlir"].detail
+    assert cases["wrong.mlir"].status == "failed"
+    assert "@second" in cases["wrong.mlir"].detail

@@ -15,6 +15,7 @@ from smelt.cli.bench import bench
 from smelt.cli.diff import compare, diff
 from smelt.cli.export import export
 from smelt.compat import Backend, InferenceSession, NodeArg
+from smelt.dtype import dtype, integer_range
 from smelt.errors import RunError, SmeltError
 from smelt.model import load
 
@@ -99,6 +100,27 @@ def test_differences_mind_nan_infinity_and_shape() -> None:
     assert not compare("x", "", a, a[:2], 1e-3).same
     assert not compare("x", "", a, a.astype(np.float64), 1e-3).same
     assert compare("x", "", a[:0], a[:0], 0.0).same
+
+
+@pytest.mark.parametrize(
+    "name", ["bool", "i2", "ui2", "i4", "ui4", "i8", "ui8", "i16", "ui16", "i32", "ui32", "i64", "ui64"]
+)
+def test_differences_of_integers_do_not_wrap(name: str) -> None:
+    element = dtype("i1" if name == "bool" else name)
+    low, high = (0, 1) if name == "bool" else integer_range(element)
+    kind = element.numpy
+    for x, y in ((high, low), (low, high), (high - 1, high)):
+        found = compare("x", "", np.array([x]).astype(kind), np.array([y]).astype(kind), 0.0)
+        assert found.largest == float(abs(int(x) - int(y)))
+        assert not found.same
+
+
+def test_differences_of_narrow_floats_and_complex_numbers() -> None:
+    narrow = dtype("f8E4M3FN").numpy
+    found = compare("x", "", np.array([2.0]).astype(narrow), np.array([-448.0]).astype(narrow), 0.0)
+    assert (found.largest, found.relative) == (450.0, 450.0 / 448.0)
+    found = compare("x", "", np.array([3j], np.complex64), np.array([4.0 + 0j], np.complex64), 0.0)
+    assert (found.largest, found.relative) == (5.0, 1.25)
 
 
 def test_a_session_stands_in_for_onnxruntimes() -> None:

@@ -216,3 +216,13 @@ def test_checks_refuse_other_types():
     for limits in wrong:
         with pytest.raises(SmeltError, match="ui64"):
             f.op("check.expect_close", f.args[0], f.args[0], **limits)
+
+
+def test_print_writes_a_value_and_its_type_to_stderr(capsys):
+    f = FuncBuilder("main", [Shape("f32", 3)])
+    f.op("interpreter.print", f.args[0])
+    run(Program.of(f.func(f.args[0])), [np.array([1, 2.5, np.inf], np.float32)])
+    out, err = capsys.readouterr()
+    assert not out
+    assert "f32[3]" in err
+    assert "[1. , 2.5, inf]" in err
