@@ -336,6 +336,8 @@ def _window_total(
     )
     if not places or not all(isinstance(size, int) and size > 0 for size in window.kernel.shape.sizes):
         return None
+    channels = (*window.images.shape.sizes[:-1], window.depth * window.groups)  # those of the kernel are numbers
+    window = replace(window, images=_reshaped(b, window.images, channels))
     names = "".join(("b", *places, "o"))
     right = _side(space, window.kernel, zeros.get("rhs_zero"), i8)
     if window.groups > 1 and (window.depth % QUAD or right.zero is not None):

@@ -65,7 +65,7 @@ def _function(g: Graph, name: str, inputs: Sequence[Value], emits: Emits) -> Fun
     b = FuncBuilder("decomposition", types)
     b.location = g.b.location
     inner = Graph(g.model, b, g)
-    inner.births = {}
+    inner.births, inner.given = {}, {name for arg in b.args for name in arg.shape.symbols}
     for arg in b.args:
         inner.item(arg)
     inner.node = g.node

@@ -163,17 +163,28 @@ def conv(
     strides: tuple[int, ...] | None = None,
 ) -> Value:
     _check_image(X, "Conv")
-    kernel = _kernel(W, kernel_shape, X.shape.rank - 2)
+    W, kernel = sized_kernel(g, W, kernel_shape, X.shape.rank - 2)
     w = window_of(X.shape.sizes[2:], kernel, strides, dilations, pads, auto_pad)
     x, w = _padded(g, X, w, 0)
     return with_bias(g, convolve(g, x, W, w, group), B)
 
 
-def _kernel(W: Value, given: tuple[int, ...] | None, n: int) -> tuple[int, ...]:
-    found = ints(W.shape.sizes[2:])
-    if found is None or len(found) != n or (given is not None and tuple(given) != found):
+def sized_kernel(g: Graph, W: Value, given: tuple[int, ...] | None, n: int) -> tuple[Value, tuple[int, ...]]:
+    """The weights and the sizes of their windows, which the attribute says where dimensions of weights are dynamic."""
+    sizes = W.shape.sizes[2:]
+    if len(sizes) != n or (given is not None and len(given) != n):
         raise ShapeError("the kernel does not fit", expected=given or f"{n} spatial dimensions", got=W.shape)
-    return found
+    if given is None:
+        found = ints(sizes)
+        if found is None:
+            raise UnsupportedError("a kernel whose size is not fixed", expected="'kernel_shape'", got=W.shape)
+        return W, found
+    for have, want in zip(sizes, given, strict=True):
+        if isinstance(have, int) and have != want:
+            raise ShapeError("the kernel does not fit", expected=given, got=W.shape)
+        g.check_at_most(have, want, "the kernel is larger than 'kernel_shape'")
+        g.check_at_most(want, have, "the kernel is smaller than 'kernel_shape'")
+    return g.reshape(W, (*W.shape.sizes[:2], *given)), tuple(given)
 
 
 def with_bias(g: Graph, x: Value, bias: Value | None) -> Value:
@@ -198,7 +209,7 @@ def conv_transpose(
 ) -> Value:
     _check_image(X, "ConvTranspose")
     n = X.shape.rank - 2
-    kernel = _kernel(W, kernel_shape, n)
+    W, kernel = sized_kernel(g, W, kernel_shape, n)
     steps = tuple(strides or (1,) * n)
     spread = tuple(dilations or (1,) * n)
     extra = tuple(output_padding or (0,) * n)

@@ -18,7 +18,7 @@ from smelt.ir.core import Op, Value
 from smelt.read.onnx.composite import composite
 from smelt.read.onnx.emit import axis_of, greatest_finite
 from smelt.read.onnx.graph import Graph
-from smelt.read.onnx.nn import ConvAttributes, conv
+from smelt.read.onnx.nn import ConvAttributes, conv, sized_kernel
 from smelt.read.onnx.registry import onnx_op
 from smelt.read.onnx.tensors import element_type
 from smelt.shape import Shape
@@ -450,6 +450,7 @@ def conv_integer(
     w_zero_point: Value | None = None,
     **window: Unpack[ConvAttributes],
 ) -> Value:
+    w, _ = sized_kernel(g, w, window.get("kernel_shape"), x.shape.rank - 2)
     return windowed(g, (x, x_zero_point), (w, w_zero_point), {}, lambda g, named: _window_sum(g, named, window))
 
 
@@ -467,6 +468,7 @@ def qlinear_conv(
     B: Value | None = None,
     **window: Unpack[ConvAttributes],
 ) -> Value:
+    w, _ = sized_kernel(g, w, window.get("kernel_shape"), x.shape.rank - 2)
 
     def emits(g: Graph, named: Mapping[str, Value]) -> Value:
         total = _window_sum(g, named, window)

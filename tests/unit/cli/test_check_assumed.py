@@ -123,7 +123,7 @@ def test_every_assumption_is_listed(name: str, tmp_path: Path) -> None:
     executable = ReferenceEngine().compile(program).prepare(weights)
 
     def feed(values: dict[str, int]) -> dict[str, Array]:
-        return {port: table(*(values.get(str(s), s) for s in sizes)) for port, sizes in inputs.items()}  # type: ignore[misc]
+        return {port: table(*(values[s] if isinstance(s, str) else s for s in sizes)) for port, sizes in inputs.items()}
 
     for values in fitting:
         arrays = feed(values)
