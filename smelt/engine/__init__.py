@@ -47,20 +47,32 @@ def compile_with_first(
     """
     if engine_name != "auto":
         chosen = platform(device, engine_name).engine
-        return chosen, attempt(chosen)
+        return chosen, _attempted(chosen, attempt)
     known = engines(device)
     *better, last = [each for each in known if each.missing() is None] or [platform(device).engine]
     refused: list[str] = [f"{each.name}: {each.missing()}" for each in known if each.missing() is not None]
     for engine in better:
         try:
-            made = attempt(engine)
+            made = _attempted(engine, attempt)
         except UnsupportedError as error:
             refused.append(f"{engine.name}: {_line(error)}")
             continue
         _tell(engine, refused)
         return engine, made
     _tell(last, refused)
-    return last, attempt(last)
+    return last, _attempted(last, attempt)
+
+
+def _attempted(engine: Engine[Program], attempt: Callable[[Engine[Program]], Executable]) -> Executable:
+    """What an engine made of a program. A bug is never passed over for another engine, and says that it is one."""
+    try:
+        return attempt(engine)
+    except (SmeltError, MemoryError):
+        raise
+    except Exception as error:
+        error.add_note(f"a bug of smelt: the {engine.name} engine failed on a valid program; please report it")
+        error.add_note("engine='reference' may run the program meanwhile")
+        raise
 
 
 def _tell(engine: Engine[Program], refused: Sequence[str]) -> None:

@@ -474,11 +474,12 @@ def mixed_tokens(g: Graph) -> list[Ref]:
     (rows,) = g.emit("Transpose", [flat], perm=[0, 2, 1])
     (columns,) = g.emit("Transpose", [rows], perm=[0, 2, 1])
     (image,) = g.emit("Reshape", [columns, shape])
-    side = g.pick([1, 2])
-    space = [both(lambda size: (size - side) // side + 1, dim) for dim in (h, w)]
-    if min(least(dim) for dim in (h, w)) < side:
+    kernel, stride, pads = g.pick([(1, 1, 0), (2, 2, 0), (3, 1, 1), (3, 2, 1)])
+    if min(least(dim) for dim in (h, w)) < kernel:
         raise MisfitError
-    reduced = g.one("Conv", [image, g.weight(8, least(c), side, side)], (n, 8, *space), strides=[side, side])
+    space = [both(lambda size: (size + 2 * pads - kernel) // stride + 1, dim) for dim in (h, w)]
+    weight = g.weight(8, least(c), kernel, kernel)
+    reduced = g.one("Conv", [image, weight], (n, 8, *space), strides=[stride] * 2, pads=[pads] * 4)
     mixed = g.one("MatMul", [rows, g.weight(least(c), 12)], (n, both(lambda a, b: a * b, h, w), 12))
     back = g.emit("Reshape", [reduced.name, g.ints(0, 0, -1)])[0]
     tokens = g.one("Transpose", [back], (n, both(lambda a, b: a * b, *space), 8), perm=[0, 2, 1])

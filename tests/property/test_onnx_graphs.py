@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from smelt.device import cpu
+from smelt.dtype import Array
 from smelt.engine.native import compile_all
 from smelt.engine.plans import planned, source_of
 from smelt.ir.core import Program
@@ -22,6 +25,8 @@ from smelt.read.onnx import StaticError, read
 from smelt.weights import Weights
 from tests.onnx_nodes import on_onnxruntime
 from tests.property.onnx_graphs import Case, random_case
+
+node = helper.make_node
 
 pytest.importorskip("onnxruntime")
 TARGETS = ("plain", "avx2", "avx512vnni")
@@ -69,3 +74,59 @@ def test_native_agrees_with_onnxruntime(seed: int, tmp_path: Path) -> None:
                 scale = max(1.0, float(np.abs(other).max(initial=0)))
                 np.testing.assert_allclose(mine, other, rtol=1e-3, atol=1e-4 * scale, err_msg=name)
         bound.close()
+
+
+def of(*numbers: int) -> Array:
+    return np.array(numbers, np.int64)
+
+
+def ones(*sizes: int) -> Array:
+    return np.ones(sizes, np.float32)
+
+
+# What broke once: nodes, the sizes of x, weights.
+PATTERNS: dict[str, tuple[list[onnx.NodeProto], list[int | str], dict[str, Array]]] = {
+    "tokens that a padded convolution and a product read": (
+        [
+            node("Relu", ["x"], ["a"]),
+            node("Reshape", ["a", "image"], ["b"]),
+            node("Transpose", ["b"], ["c"], perm=[0, 3, 1, 2]),
+            node("Conv", ["c", "k"], ["y"], pads=[1, 1, 1, 1]),
+            node("Reshape", ["c", "flat"], ["d"]),
+            node("Transpose", ["d"], ["e"], perm=[0, 2, 1]),
+            node("MatMul", ["e", "m"], ["z"]),
+        ],
+        [1, 64, 16],
+        {"image": of(1, 8, 8, 16), "flat": of(1, 16, 64), "k": ones(8, 16, 3, 3), "m": ones(16, 4)},
+    ),
+    "a norm of one group": (
+        [node("GroupNormalization", ["x", "s", "t"], ["y"], num_groups=1), node("Relu", ["x"], ["z"])],
+        ["n", 4, 6],
+        {"s": ones(4), "t": ones(4)},
+    ),
+    "a norm of as many groups as channels": (
+        [node("GroupNormalization", ["x", "s", "t"], ["y"], num_groups=4), node("Relu", ["x"], ["z"])],
+        ["n", 4, 6],
+        {"s": ones(4), "t": ones(4)},
+    ),
+    "a transposed convolution of a dynamic batch": (
+        [node("ConvTranspose", ["x", "k"], ["y"], strides=[2], pads=[1, 1]), node("Relu", ["x"], ["z"])],
+        ["n", 4, 6],
+        {"k": ones(4, 2, 3)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_patterns_that_broke(name: str, tmp_path: Path) -> None:
+    nodes, sizes, weights = PATTERNS[name]
+    graph = helper.make_graph(
+        nodes,
+        "pattern",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, sizes)],
+        [helper.make_tensor_value_info(each, onnx.TensorProto.FLOAT, None) for each in ("y", "z")],
+        [numpy_helper.from_array(array, each) for each, array in weights.items()],
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    source_of([planned(read(path)[0])]).texts(1)

@@ -70,7 +70,7 @@ def test_mistakes_with_optional_inputs(path: Path) -> None:
     x = np.zeros((2, 3), np.float32)
     with pytest.raises(RunError, match="unknown scales") as caught:
         model(x, scales=np.ones(3, np.float32))
-    assert "scale" not in (caught.value.expected or {})
+    assert "scale" not in str(caught.value.expected)
     with pytest.raises(RunError, match="no x"):
         model(scale=np.ones(3, np.float32))
     with pytest.raises(RunError, match="too many"):

@@ -142,3 +142,17 @@ def test_the_last_engine_raises_what_it_raises() -> None:
 
     with pytest.raises(UnsupportedError, match="nobody can"):
         compile_with_first("auto", "auto", refuse)
+
+
+@pytest.mark.parametrize("name", ["auto", "native"])
+def test_a_bug_is_not_passed_over_for_another_engine(name: str) -> None:
+    tried = []
+
+    def fail(engine: Engine[Program]) -> Executable:
+        tried.append(engine.name)
+        raise AssertionError("a mistake of ours")
+
+    with pytest.raises(AssertionError, match="a mistake of ours") as caught:
+        compile_with_first("auto", name, fail)
+    assert tried == ["native"]
+    assert "a bug of smelt: the native engine failed" in caught.value.__notes__[0]
