@@ -26,7 +26,7 @@ def read_bytecode(data: bytes, path: str = "<bytecode>") -> Program:
         raise FileError(
             "this is no MLIR bytecode", expected=f"bytes that begin with {MAGIC!r}", got=data[:8], where=path
         )
-    if importlib.util.find_spec("jaxlib") is None:
+    if any(importlib.util.find_spec(name) is None for name in ("jaxlib", "jaxlib.mlir")):
         raise _missing()
     command = [sys.executable, "-m", "smelt.ir.text.bytecode_worker"]
     found = subprocess.run(command, input=data, capture_output=True, env=_environment())
