@@ -169,8 +169,8 @@ Slot *smelt_take(Executable *e) {
   smelt_unlock();
   if (idle) destroy_all(idle);
   if (slot || !(slot = create(e))) return slot;
-  slot->used = 1, slot->taken = smelt_lately();
   smelt_lock();
+  slot->used = 1, slot->taken = smelt_lately();
   smelt_enter(slot);
   slot->next = e->slots, e->slots = slot;
   idle = sweep(slot->taken);

@@ -22,6 +22,7 @@ static pthread_mutex_t lists = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t ticking, freed;
 static Slot *watched; /* calls of the main thread, and those with a deadline or a flag of their own */
 static int watching, dormant;
+static i64 recent;
 static _Thread_local int thread_kind; /* 1: the main thread; 2: another; 0: not known yet */
 
 int (*smelt_signals)(Slot *slot);
@@ -38,15 +39,12 @@ i64 smelt_now(void) {
   return (i64)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-/* A few nanoseconds to read, a few milliseconds behind. */
+/* A recent time, for what takes seconds: read at every tick of the watching thread and at every 16th call, for a call must
+ * not wait for the clock. With the lock held. */
 i64 smelt_lately(void) {
-#ifdef CLOCK_MONOTONIC_COARSE
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
-  return (i64)time.tv_sec * 1000000000 + time.tv_nsec;
-#else
-  return smelt_now();
-#endif
+  static unsigned calls;
+  if (calls++ % 16 == 0) recent = smelt_now();
+  return recent;
 }
 
 static void make_conditions(void) {
@@ -100,7 +98,7 @@ static void *keep_watch(void *nothing) {
       if (left < wait) wait = left > 0 ? left : wait;
     }
     wait_for(&ticking, wait);
-    now = smelt_now();
+    now = recent = smelt_now();
     for (Slot *slot = watched; slot; slot = slot->next_watched)
       if (slot->on_main || (slot->deadline && slot->deadline <= now)) alarm_slot(slot);
   }
