@@ -117,7 +117,10 @@ class Weights(Mapping[str, HostBuffer]):
 
     def __getitem__(self, name: str) -> HostBuffer:
         stored = self._find(name)
-        array = stored.load()
+        try:
+            array = stored.load()
+        except MemoryError as error:
+            raise FileError(f"no memory left for the tensor {name!r}", got=f"{stored.nbytes} bytes") from error
         return HostBuffer(array, stored.shape, owns=array.base is None)
 
     def __iter__(self) -> Iterator[str]:

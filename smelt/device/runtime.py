@@ -432,7 +432,10 @@ class Bound:
             raise self._failure(answer[0], answer[1], tuple(answer[2:]), stop)
         if type(inputs) is not tuple or (out is not None and type(out) is not tuple):
             return self(tuple(inputs), None if out is None else tuple(out), stop)
-        return self._slow(inputs, out, stop)
+        try:
+            return self._slow(inputs, out, stop)
+        except MemoryError as error:  # an input that has to be copied
+            raise RunError("no memory left for a copy of an input", got=str(error) or None) from error
 
     def _failure(self, status: int, started: int, record: tuple[int, ...], stop: Stop | None) -> SmeltError:
         error = self._explain(status, record, stop)

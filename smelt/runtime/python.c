@@ -363,7 +363,7 @@ static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     return none();
   }
   Slot *slot = smelt_take(e);
-  if (!slot) return PyErr_NoMemory();
+  if (!slot) return none(); /* the slow way says that there is no memory */
   take_keep(slot);
   if (count == 4) limit(slot, PyLong_AsLongLong(args[2]), PyLong_AsLongLong(args[3]));
   PyObject *results = run_slot(slot, args[0], args[1] == &_Py_NoneStruct ? NULL : args[1]);

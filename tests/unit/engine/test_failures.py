@@ -178,3 +178,32 @@ def test_a_damaged_file_is_refused(engine: str, damage: str, tmp_path: Path) -> 
     path.write_bytes(data)
     with pytest.raises(smelt.SmeltError):
         shifted(path)
+
+
+COPY = """
+import resource
+import numpy as np
+from smelt.engine.native import NativeEngine
+from smelt.errors import RunError
+from smelt.ir.build import FuncBuilder
+from smelt.ir.core import Program
+from smelt.shape import Shape
+
+f = FuncBuilder("main", [Shape("f32", "N")])
+run = NativeEngine().compile(Program.of(f.func(f.negate(f.args[0]))))
+run(np.ones(3, np.float32))
+strided = np.zeros(1 << 28, np.float32)[::2]  # has to be copied: 512 MiB
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + (64 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    run(strided)
+except RunError as error:
+    print(error.message)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_no_memory_for_a_copy_of_an_input_is_an_error_of_ours() -> None:
+    done = subprocess.run([sys.executable, "-c", COPY], capture_output=True, text=True, check=False)
+    assert "no memory left" in done.stdout, done.stderr

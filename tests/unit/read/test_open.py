@@ -22,7 +22,8 @@ from smelt.buffer import HostBuffer
 from smelt.engine import platform
 from smelt.errors import FileError, ParseError, RunError, SmeltError, UnsupportedError
 from smelt.read import safetensors
-from smelt.weights import Weights
+from smelt.shape import Shape
+from smelt.weights import Stored, Weights
 
 
 def arrays(seed: int) -> dict[str, Any]:
@@ -176,6 +177,12 @@ def test_a_tensor_outlives_its_weights(tmp_path: Path) -> None:
     buffer = smelt.open(path)["x"]
     path.unlink()
     np.testing.assert_array_equal(buffer.numpy(), np.arange(1000.0))
+
+
+def test_a_tensor_that_is_larger_than_memory_is_an_error_of_ours() -> None:
+    stored = Stored(Shape("ui8", 1 << 60), lambda: np.empty(1 << 60, np.uint8))
+    with pytest.raises(FileError, match="no memory left for the tensor 'x'"):
+        _ = Weights({"x": stored})["x"]
 
 
 # ---- host buffers ----
