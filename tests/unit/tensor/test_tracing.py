@@ -9,12 +9,13 @@ import pytest
 
 import smelt
 from smelt import Shaped, Tensor, TensorError, checked
+from smelt.dim import symbol
 from smelt.engine.reference import ReferenceEngine
-from smelt.errors import SizeError
+from smelt.errors import ShapeError, SizeError
 from smelt.ir.text import parse, print_program
 from smelt.ir.verify import verify
 from smelt.shape import Shape
-from smelt.size import parse_size
+from smelt.size import Size, parse_size
 from smelt.tensor import check, trace
 from smelt.tensor.record import slope_of, sources_of
 from smelt.tensor.shaped import spec_of
@@ -95,8 +96,32 @@ def test_wrong_arrays_are_refused():
         traced(np.zeros(2, np.float32))
     with pytest.raises(smelt.SmeltError, match="does not fit"):
         traced(np.zeros(2, np.float32), np.zeros(3, np.float32))
-    with pytest.raises(smelt.SmeltError, match="does not fit"):
-        traced(np.zeros(2, np.float64), np.zeros(2, np.float64))
+    for wrong in (np.zeros(2, np.float64), np.zeros((2, 1), np.float32), np.zeros((), np.float32)):
+        with pytest.raises(ShapeError, match="x does not fit"):
+            traced(wrong, np.zeros(2, np.float32))
+        with pytest.raises(ShapeError, match="y does not fit"):
+            traced(np.zeros(2, np.float32), wrong)
+    assert traced(np.ones(2, np.float32), np.ones(2, np.float32)).tolist() == [2, 2]
+
+
+M, N = symbol("M"), symbol("N")
+
+
+@pytest.mark.parametrize(
+    ("size", "slope"),
+    [
+        (7, 0),
+        (3 * N + 2, 3),
+        (3 * N + 2 * M, 3),
+        (M - 2 * N, 0),
+        (M + 5, 0),
+        (2 * N + N * M, 0),
+        (2 * N + N // 3, 0),
+        (M * M + N, 1),
+    ],
+)
+def test_how_a_size_grows_with_one_of_its_symbols(size: Size, slope: int):
+    assert slope_of(size, "N") == slope
 
 
 def test_shared_layers_are_shared():
