@@ -33,9 +33,10 @@ class CoverageMap:
 
     def add(self, record: dict[str, Any]) -> None:
         self.seconds |= record["seconds"]
+        names = record["names"]
         for file, lines in record["lines"].items():
             for line, tests in lines.items():
-                self.lines[file][int(line)].update(tests)
+                self.lines[file][int(line)].update(names[test] for test in tests)
 
     def tests_of(self, file: str, line: int, budget: float) -> list[str]:
         """Tests that run a line, quick ones first, as many as fit into the budget of seconds; at least one. What runs
@@ -128,8 +129,13 @@ def pytest_sessionfinish() -> None:
         return
     _state["coverage"].stop()
     data = _state["coverage"].get_data()
-    lines = {}
-    for file in data.measured_files():
-        contexts = data.contexts_by_lineno(file)
-        lines[str(Path(file).relative_to(Path.cwd()))] = contexts
-    Path(os.environ[RESULT]).write_text(json.dumps({"seconds": _state["seconds"], "lines": lines}))
+    names = [IMPORT, *_state["seconds"]]
+    number = {name: i for i, name in enumerate(names)}
+    lines = {
+        str(Path(file).relative_to(Path.cwd())): {
+            line: [number[name] for name in contexts] for line, contexts in data.contexts_by_lineno(file).items()
+        }
+        for file in data.measured_files()
+    }
+    record = {"seconds": _state["seconds"], "names": names, "lines": lines}
+    Path(os.environ[RESULT]).write_text(json.dumps(record))

@@ -45,8 +45,8 @@ class Mutant:
 
 def mutants_of(source: str) -> list[Mutant]:
     """Every mutant of a file, in the order of its lines."""
-    tree = ast.parse(source)
-    found = [each.at(line) for line, node in _walk(tree, 0) for each in _of_node(node, source)]
+    lines = source.encode().splitlines(keepends=True)
+    found = [each.at(line) for line, node in _walk(ast.parse(source), 0) for each in _of_node(node, lines)]
     return sorted(found, key=lambda each: (each.line, each.column, each.kind, each.after))
 
 
@@ -70,7 +70,7 @@ def _is_left_out(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-def _of_node(node: ast.AST, source: str) -> Iterator[Mutant]:
+def _of_node(node: ast.AST, source: list[bytes]) -> Iterator[Mutant]:
     if isinstance(node, ast.Compare):
         for i, op in enumerate(node.ops):
             changed = copy.deepcopy(node)
@@ -113,11 +113,18 @@ def _is_none(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def _replace(node: ast.expr | ast.stmt, by: ast.AST, kind: str, source: str) -> Mutant:
+def _replace(node: ast.expr | ast.stmt, by: ast.AST, kind: str, source: list[bytes]) -> Mutant:
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
     text = ast.unparse(by)
     if isinstance(node, ast.expr):
         text = f"({text})"
-    before = ast.get_source_segment(source, node) or ""
+    before = _text(source, node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
     return Mutant(node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, kind, before, text)
+
+
+def _text(source: list[bytes], line: int, column: int, end_line: int, end_column: int) -> str:
+    lines = source[line - 1 : end_line]
+    lines[-1] = lines[-1][:end_column]
+    lines[0] = lines[0][column:]
+    return b"".join(lines).decode()
