@@ -28,7 +28,6 @@ SAMPLES = (
     "tests/unit/kernel/test_round_bytes.py",
     "tests/unit/engine/test_quantised_models.py",
     "tests/property/test_kernels.py",
-    "tests/property/test_same_bits.py",
     "tests/conformance/test_stablehlo.py::test_native_sample[interpret]",
 )
 # What multiplies int8, by us or by onnxruntime; kernels are for avx2, which is what the emulated processor has.

@@ -43,34 +43,38 @@ class Trial:
 
     file: str
     mutant: Mutant
+    line: str  # the line of source on which it starts
+    becomes: str  # what that line becomes
     outcome: str = ""
     seconds: float = 0.0
     tests: int = 0
     reason: str = ""
 
     def __str__(self) -> str:
-        before = " ".join(self.mutant.before.split())
-        return f"{self.file}:{self.mutant.line} {self.mutant.kind}: {before[:90]} → {self.mutant.after[:90]}"
+        return f"{self.file}:{self.mutant.line} {self.mutant.kind}: {self.line[:100]} → {self.becomes[:100]}"
 
 
 def draw(root: Path, seed: int, count: int, only: Sequence[str]) -> list[Trial]:
     """A sample of all mutants; the same seed draws the same from the same source."""
     every = [
-        Trial(str(path.relative_to(root)), mutant)
+        (path, mutant)
         for path in sorted((root / "smelt").rglob("*.py"))
         if any(part in str(path.relative_to(root)) for part in only)
         for mutant in mutants_of(path.read_text())
     ]
-    return random.Random(seed).sample(every, min(count, len(every)))
+    trials = []
+    for path, mutant in random.Random(seed).sample(every, min(count, len(every))):
+        source = path.read_text()
+        line, becomes = (text.splitlines()[mutant.line - 1].strip() for text in (source, mutant.apply(source)))
+        trials.append(Trial(str(path.relative_to(root)), mutant, line, becomes))
+    return trials
 
 
 def known_equivalent(trial: Trial, known: list[dict[str, str]]) -> str:
     """Why nothing can notice a mutant, where that is known. Entries name text, not lines, so that they stay true."""
-    mutant = trial.mutant
     for each in known:
-        if each["file"] == trial.file and each["after"] in ("*", mutant.after):
-            if " ".join(each["before"].split()) == " ".join(mutant.before.split()):
-                return each["reason"]
+        if (each["file"], each["line"], each["becomes"]) == (trial.file, trial.line, trial.becomes):
+            return each["reason"]
     return ""
 
 
@@ -181,7 +185,7 @@ def report(trials: list[Trial]) -> dict[str, object]:
         "mutants": [
             {
                 "file": trial.file, "line": trial.mutant.line, "kind": trial.mutant.kind,
-                "before": trial.mutant.before, "after": trial.mutant.after, "outcome": trial.outcome,
+                "source": trial.line, "becomes": trial.becomes, "outcome": trial.outcome,
                 "seconds": trial.seconds, "tests": trial.tests, "reason": trial.reason,
             }
             for trial in sorted(trials, key=lambda each: (each.file, each.mutant.line))

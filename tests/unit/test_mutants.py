@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import smelt
 from tests.mutation.mutants import mutants_of
+from tests.mutation.run import EQUIVALENT, draw, known_equivalent
 
 
 @pytest.mark.parametrize(
@@ -39,3 +41,22 @@ def test_every_mutant_of_a_file_is_another_program() -> None:
     for mutant in mutants:
         assert ast.dump(ast.parse(mutant.apply(source))) != ast.dump(ast.parse(source)), mutant
         assert len(mutant.apply(source).splitlines()) <= len(source.splitlines())
+
+
+def test_the_same_seed_draws_the_same_and_equivalent_ones_are_known() -> None:
+    root = Path(smelt.__path__[0]).parent
+    first, again, other = (draw(root, seed, 3, ["smelt/frozen.py"]) for seed in (1, 1, 2))
+    assert first == again != other
+    trial = first[0]
+    known = {"file": trial.file, "line": trial.line, "becomes": trial.becomes, "reason": "why"}
+    assert known_equivalent(trial, [{**known, "becomes": trial.line}, known]) == "why"
+    assert known_equivalent(trial, [{**known, "line": ""}]) == ""
+
+
+def test_equivalent_mutants_stand_for_something() -> None:
+    root = Path(smelt.__path__[0]).parent
+    for each in tomllib.loads(EQUIVALENT.read_text())["mutant"]:
+        lines = [line.strip() for line in (root / each["file"]).read_text().splitlines()]
+        assert each["line"] in lines, each
+        assert each["becomes"] != each["line"]
+        assert len(each["reason"]) > 20

@@ -38,6 +38,16 @@ def reduced(name: str, x: np.ndarray, init: Any, dimensions: tuple[int, ...]) ->
     return run(Program.of(f.func(out)), [x, np.asarray(init, x.dtype)])[0]
 
 
+@pytest.mark.parametrize(("name", "choose"), [("maximum", max), ("minimum", min)])
+def test_the_greater_and_the_less_of_every_two_floats(name: str, choose: Callable[..., Any]) -> None:
+    """Beside a zero any other number is itself; of two zeros the negative one is less."""
+    numbers = [-2.0, -1.0, -0.0, 0.0, 1.0, 2.0]
+    for a, b in itertools.product(numbers, repeat=2):
+        want = choose(a, b, key=lambda each: (each, math.copysign(1, each)))
+        got = float(reduced(name, np.array([a], np.float32), b, (0,)))
+        assert (got, math.copysign(1, got)) == (want, math.copysign(1, want)), (a, b)
+
+
 def test_integer_sums_and_products_wrap() -> None:
     x = np.array([[100, 100, 100], [-128, -1, 7]], np.int8)
     assert reduced("add", x, 5, (1,)).tolist() == [(305 + 128) % 256 - 128, (-117 + 128) % 256 - 128]

@@ -204,6 +204,8 @@ def test_names_are_proven_too():
     assert "two axes" in refused(lambda: x.rename(b="d")).message
     assert "would be lost" in refused(lambda: x.transpose("d")).message
     assert "given by name" in refused(lambda: x.sum(0)).message
+    hints = [refused(partial(x.sum, place)).remedy for place in range(-3, 3)]
+    assert hints == ["say its name", 'say "b"', 'say "d"', 'say "b"', 'say "d"', "say its name"]
     assert "has no axis" in refused(lambda: symbolic(Shape("f32", 2, 3)).sum("b")).message
 
 

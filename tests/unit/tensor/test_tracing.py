@@ -124,6 +124,14 @@ def test_how_a_size_grows_with_one_of_its_symbols(size: Size, slope: int):
     assert slope_of(size, "N") == slope
 
 
+def test_sizes_that_no_symbol_gives_are_refused():
+    traced = trace(lambda x: x + 1, Shape("f32", b="2*N + 2"))
+    assert traced(np.zeros(2, np.float32)).tolist() == [1, 1], "N is 0"
+    for size in (0, 1, 3):
+        with pytest.raises(ShapeError, match="for some N >= 0"):
+            traced(np.zeros(size, np.float32))
+
+
 def test_shared_layers_are_shared():
     class Tied:
         def __init__(self) -> None:
