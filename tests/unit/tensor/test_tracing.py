@@ -9,13 +9,12 @@ import pytest
 
 import smelt
 from smelt import Shaped, Tensor, TensorError, checked
-from smelt.dim import symbol
 from smelt.engine.reference import ReferenceEngine
 from smelt.errors import ShapeError, SizeError
 from smelt.ir.text import parse, print_program
 from smelt.ir.verify import verify
 from smelt.shape import Shape
-from smelt.size import Size, parse_size
+from smelt.size import parse_size
 from smelt.tensor import check, trace
 from smelt.tensor.record import slope_of, sources_of
 from smelt.tensor.shaped import spec_of
@@ -102,26 +101,6 @@ def test_wrong_arrays_are_refused():
         with pytest.raises(ShapeError, match="y does not fit"):
             traced(np.zeros(2, np.float32), wrong)
     assert traced(np.ones(2, np.float32), np.ones(2, np.float32)).tolist() == [2, 2]
-
-
-M, N = symbol("M"), symbol("N")
-
-
-@pytest.mark.parametrize(
-    ("size", "slope"),
-    [
-        (7, 0),
-        (3 * N + 2, 3),
-        (3 * N + 2 * M, 3),
-        (M - 2 * N, 0),
-        (M + 5, 0),
-        (2 * N + N * M, 0),
-        (2 * N + N // 3, 0),
-        (M * M + N, 1),
-    ],
-)
-def test_how_a_size_grows_with_one_of_its_symbols(size: Size, slope: int):
-    assert slope_of(size, "N") == slope
 
 
 def test_sizes_that_no_symbol_gives_are_refused():
