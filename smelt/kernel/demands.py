@@ -34,13 +34,14 @@ DEMANDS: dict[str, Demand] = {}
 
 def checks_of(region: Region) -> list[Check]:
     """What the ops of a block ask of sizes; refuses a tensor that no machine can hold."""
-    found = dict.fromkeys(sizes_checks("an argument", [value.type for value in region.args]))
+    found = [*sizes_checks("an argument", [value.type for value in region.args])]
     for op in region.ops:
         for value in op.results:
             if isinstance(value.type, Shape):
-                found |= dict.fromkeys(_room(op, value.type))
-        found |= dict.fromkeys((*size_checks(op), *_limits(op)))
-    return list(found)
+                found += _room(op, value.type)
+        found += (*size_checks(op), *_limits(op))
+    first = {(check.a, check.relation, check.b): check for check in reversed(found)}  # the first op that asks is named
+    return list(reversed(first.values()))
 
 
 def _room(op: Op, shape: Shape) -> Iterator[Check]:
