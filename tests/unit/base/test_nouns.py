@@ -140,3 +140,17 @@ def test_errors_have_one_form() -> None:
         "where": "m.py:3:7 (node)",
         "remedy": "rename",
     }
+
+
+@pytest.mark.parametrize("array", [np.zeros(3, np.int8), np.zeros(3, np.uint16), np.zeros(3), np.zeros(3, bool)])
+def test_numbers_of_another_type_can_be_cast(array: np.ndarray) -> None:
+    with pytest.raises(ShapeError, match="x does not fit") as caught:
+        check_array(array, Shape("f32", "N"), "x")
+    assert caught.value.remedy == ".astype('float32')"
+
+
+@pytest.mark.parametrize("array", [np.array(["a", "b"]), np.zeros((2, 2), np.int8), np.zeros(2, complex)])
+def test_what_no_cast_mends_has_no_such_remedy(array: np.ndarray) -> None:
+    with pytest.raises(ShapeError, match="x does not fit") as caught:
+        check_array(array, Shape("f32", "N"), "x")
+    assert caught.value.remedy is None

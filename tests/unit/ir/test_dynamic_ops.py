@@ -170,6 +170,14 @@ def test_dynamic_pad():
             run(whole, [x, np.array(0), i64(*low), i64(*high), i64(*interior)])
 
 
+def test_dynamic_pad_refuses_what_it_knows_to_be_negative():
+    f = FuncBuilder("main", [Shape("f32", 4)])
+    zero, none = f.constant([0], "i64"), f.constant(0.0, "f32")
+    with pytest.raises(VerifyError, match=r"interior padding must not be negative.*dynamic_pad_c3"):
+        f.dynamic_pad(f.args[0], none, zero, zero, f.constant([-1], "i64"))
+    assert f.dynamic_pad(f.args[0], none, f.constant([-1], "i64"), zero, zero).type == Shape("f32", 3)
+
+
 def test_dynamic_gather():
     f = FuncBuilder("main", [Shape("f32", 4, 5), vector(3), vector(2)])
     dims = GatherDims((1,), (0,), (), (), (0,), 1)
