@@ -134,7 +134,10 @@ class Search:
             return
         facts = list(self.facts)
         for _ in range(3):
-            outcome = check(_function([*self.codes(), code]), *map(_bare, self.arguments), facts=facts)
+            try:
+                outcome = check(_function([*self.codes(), code]), *map(_bare, self.arguments), facts=facts)
+            except ZeroDivisionError:  # of two sizes that are numbers: Python's own refusal
+                return
             if outcome.traced is not None:
                 self.lines.append(line)
                 self.facts, self.outcome = facts, outcome
