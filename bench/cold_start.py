@@ -86,11 +86,11 @@ NUMPY = f"import json, sys, time\nimport numpy as np\n{TELL}\ntell(lambda: None)
 IMPORTS = """
 import sys, time, numpy
 start = time.process_time()
-import smelt, smelt.bundle.load
+import smelt, smelt.run.load
 sys.stdout.write(str(time.process_time() - start))
 """
 LOAD = f"""
-import sys, time, numpy as np, smelt, smelt.bundle.load
+import sys, time, numpy as np, smelt, smelt.run.load
 {INPUTS}
 inputs = inputs_of(sys.argv[2])
 start = time.perf_counter()
@@ -101,7 +101,7 @@ sys.stdout.write(str(time.perf_counter() - start))
 NEEDS = f"""
 import json, os, sys, numpy as np, smelt
 {INPUTS}
-from smelt.bundle.executable import NativeExecutable
+from smelt.run.executable import NativeExecutable
 NativeExecutable.move_later = lambda self, release: None
 model = smelt.load(sys.argv[1])
 model.run(inputs_of(sys.argv[2]))

@@ -27,7 +27,7 @@ from smelt.engine.executable import signature_of
 from smelt.engine.plans import lower, plan_lowered, source_of
 from smelt.errors import SmeltError
 from smelt.ir.core import Program
-from smelt.kernel.choice import defaults
+from smelt.kernel.tune.choice import defaults
 from smelt.model import read
 from tests.property import models, problems
 

@@ -30,10 +30,10 @@ from smelt.engine.tune import NEIGHBOURS, Bench, tune
 from smelt.engine.tuned import Database
 from smelt.ir.core import Program
 from smelt.ir.text import parse
-from smelt.kernel.choice import Choice, Lookup, Problem, default, defaults, legal, text_of
-from smelt.kernel.predict import Machine, predicted
-from smelt.kernel.search import Estimate, Lesson, Search, paired
-from smelt.kernel.tile_c import tile_shape
+from smelt.kernel.emit.tile_f32 import tile_shape
+from smelt.kernel.tune.choice import Choice, Lookup, Problem, default, defaults, legal, text_of
+from smelt.kernel.tune.predict import Machine, predicted
+from smelt.kernel.tune.search import Estimate, Lesson, Search, paired
 from smelt.model import read
 from smelt.weights import Weights
 

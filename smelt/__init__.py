@@ -80,7 +80,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smelt.buffer import HostBuffer as HostBuffer
-    from smelt.bundle.model import Model as LoadedModel
     from smelt.engine import platform as platform
     from smelt.engine_api import Executable as Compiled
     from smelt.errors import CancelledError as CancelledError
@@ -94,6 +93,7 @@ if TYPE_CHECKING:
     from smelt.mesh import Mesh as Mesh
     from smelt.model import read as read
     from smelt.read.checkpoint import open as open
+    from smelt.run.loaded import Model as LoadedModel
     from smelt.shape import Shape as Shape
     from smelt.stop import Cancel as Cancel
     from smelt.tensor import Dim as Dim
@@ -140,7 +140,7 @@ def load(path: str | Path, **options: Any) -> LoadedModel:
     """Something that can be called from a path: `smelt.load("model.onnx")(pixels=x)["probabilities"]`.
 
     A model file is read, compiled and bound: `smelt.model.load` says which options there are. A bundle (`.smelt`) is
-    mapped and checked and runs at once, without the modules that compile: `smelt.bundle.load` has its options. What an
+    mapped and checked and runs at once, without the modules that compile: `smelt.run.load` has its options. What an
     executable of the pjrt engine saved comes back as one, for `prepare`.
     """
     if str(path).lower().endswith(".smelt"):
@@ -149,7 +149,7 @@ def load(path: str | Path, **options: Any) -> LoadedModel:
 
 
 def _load_saved(path: str | Path, options: dict[str, Any]) -> Any:
-    bundle = import_module("smelt.bundle.load")
+    bundle = import_module("smelt.run.load")
     if (data := bundle.foreign(path, options.get("keys"))) is not None:
         return deserialize(data, **options)
     return bundle.load(path, _recompile, **options)
@@ -158,9 +158,9 @@ def _load_saved(path: str | Path, options: dict[str, Any]) -> Any:
 def deserialize(data: bytes | bytearray | memoryview, **options: Any) -> Compiled:
     """The executable whose `serialize()` gave these bytes.
 
-    The options are those of `smelt.bundle.load`; for an executable of the pjrt engine those of `smelt.platform`.
+    The options are those of `smelt.run.load`; for an executable of the pjrt engine those of `smelt.platform`.
     """
-    bundle = import_module("smelt.bundle.load")
+    bundle = import_module("smelt.run.load")
     if bytes(data[: len(bundle.PJRT)]) == bundle.PJRT:
         bundle.Gate(options.pop("keys", None)).admit("the executable", bundle.PJRT)
         engine = import_module("smelt.engine").platform(**options | {"engine": "pjrt"}).engine

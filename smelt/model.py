@@ -11,10 +11,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from smelt.bundle import load as bundle
-from smelt.bundle.model import Defaults
-from smelt.bundle.model import Model as Model
-from smelt.bundle.per_value import Build, MissingValuesError, OpenSizes, PerValue
 from smelt.dtype import Array
 from smelt.engine import compile_with_first
 from smelt.engine.footprint import Budget, Limited
@@ -29,6 +25,10 @@ from smelt.passes.quantise import check_precision, with_precision
 from smelt.read import jax_export, onnx, stablehlo
 from smelt.read.onnx import StaticError
 from smelt.read.onnx.declared import declared, describe
+from smelt.run import load as bundle
+from smelt.run.loaded import Defaults
+from smelt.run.loaded import Model as Model
+from smelt.run.per_value import Build, MissingValuesError, OpenSizes, PerValue
 from smelt.weights import Weights
 
 log = logging.getLogger("smelt")

@@ -19,7 +19,7 @@ from onnx import helper
 from smelt.dtype import Array, DType, dtype, integer_range
 from smelt.engine.reference import ReferenceEngine
 from smelt.read.onnx import read
-from smelt.read.onnx.tensors import element_number
+from smelt.read.onnx.file.tensors import element_number
 from tests import onnx_oracle
 
 _PORT = re.compile(r"(\w+):(\w+)\[([^\]]*)\]")

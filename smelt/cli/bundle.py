@@ -19,8 +19,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from smelt.buffer import as_array, bytes_text
-from smelt.bundle import load as bundle
-from smelt.bundle.load import Loaded
 from smelt.bundle.stored import StoredModel, StoredProgram, Variant
 from smelt.bundle.write import source_record
 from smelt.cli.random_inputs import random_for
@@ -37,6 +35,8 @@ from smelt.ir.cost import operations
 from smelt.ir.interpret import run
 from smelt.ir.text import print_program
 from smelt.passes.pipeline import count_ops
+from smelt.run import load as bundle
+from smelt.run.load import Loaded
 from smelt.size import evaluate
 
 STAGES = ("ir", "kernels", "plan")

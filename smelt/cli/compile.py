@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from smelt.buffer import bytes_text
-from smelt.bundle.load import SUFFIX
 from smelt.bundle.write import source_record, write
 from smelt.cli.preflight import read_fixed, said_values
 from smelt.cli.sizes import said_sizes
 from smelt.engine.store import store_weights
 from smelt.errors import SmeltError
 from smelt.passes.quantise import with_precision
+from smelt.run.load import SUFFIX
 
 
 def compile_model(

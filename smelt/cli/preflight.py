@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from smelt.bundle.load import SUFFIX
 from smelt.cli.sizes import said_sizes
 from smelt.dtype import Array
 from smelt.engine.sample import random_array
@@ -26,6 +25,7 @@ from smelt.read.onnx import StaticError
 from smelt.read.onnx.declared import declared, element_types
 from smelt.read.onnx.sample import Preflight, preflight
 from smelt.read.onnx.survey import Finding
+from smelt.run.load import SUFFIX
 from smelt.weights import Weights
 
 

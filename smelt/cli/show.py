@@ -24,10 +24,10 @@ from smelt.engine.plans import Planned, planned, source_of
 from smelt.errors import SmeltError
 from smelt.ir.core import Program
 from smelt.ir.text import print_program
-from smelt.kernel.cost import step_cost
-from smelt.kernel.memory import Memory
-from smelt.kernel.plan import Branch, Copy, Ensure, Kernel, Launch, Measure, Plan, Repeat, Require, Step, walk
-from smelt.kernel.text import kernel_text
+from smelt.kernel.loops.text import kernel_text
+from smelt.kernel.plan.cost import step_cost
+from smelt.kernel.plan.memory import Memory
+from smelt.kernel.plan.plan import Branch, Copy, Ensure, Kernel, Launch, Measure, Plan, Repeat, Require, Step, walk
 from smelt.passes import pipeline
 
 STAGES = ("ir", "passes", "kernels", "loops", "source", "plan")

@@ -26,7 +26,7 @@ from smelt.engine.tune import Finding, Tell, Tuning
 from smelt.engine.tune import tune as tuned
 from smelt.engine.tuned import database
 from smelt.errors import SmeltError
-from smelt.kernel.choice import default, record_of, text_of
+from smelt.kernel.tune.choice import default, record_of, text_of
 
 WIDTH = 160  # of a table that nobody sees on a terminal
 

@@ -12,7 +12,7 @@ import numpy as np
 from smelt.dtype import Array
 from smelt.engine_api import Port, Signature
 from smelt.errors import FileError, MissingPackageError, ShapeError, SmeltError
-from smelt.read.onnx.image import decode
+from smelt.read.onnx.ops.image import decode
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
 FORMS = "NAME=FILE.npy, FILE.json, FILE.png, NAME=[1, 2, 3], NAME=random or random"

@@ -19,8 +19,8 @@ from smelt.dim import Size, evaluate, solve
 from smelt.dtype import Array
 from smelt.engine_api import Executable, KernelUse, Port, Signature, Trimmable
 from smelt.errors import MemoryLimitError, ShapeError, UnsupportedError
-from smelt.kernel.memory import Memory
-from smelt.kernel.plan import Plan, walk
+from smelt.kernel.plan.memory import Memory
+from smelt.kernel.plan.plan import Plan, walk
 from smelt.weights import Weights
 
 PER_STEP = 64 << 10  # bytes of Python objects, code and text for each step of a plan: measured, and rounded up

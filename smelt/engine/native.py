@@ -10,15 +10,15 @@ import ctypes
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from smelt.bundle.executable import NativeExecutable, Store
 from smelt.device import cpu
 from smelt.engine.footprint import Footprint
 from smelt.engine.plans import PIECES, Planned, donating, entries, planned, write
 from smelt.engine.store import store_program
 from smelt.errors import DeviceError, SmeltError
 from smelt.ir.core import Program
-from smelt.kernel.emit_c import Source
-from smelt.kernel.tile_c import tile_shape
+from smelt.kernel.emit.c import Source
+from smelt.kernel.emit.tile_f32 import tile_shape
+from smelt.run.executable import NativeExecutable, Store
 from smelt.target import Target
 
 

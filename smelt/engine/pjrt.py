@@ -18,7 +18,6 @@ import numpy as np
 
 from smelt.buffer import Buffer, HostBuffer, check_array, check_shape, sizes_of
 from smelt.bundle.container import HEAD
-from smelt.bundle.load import Gate
 from smelt.device import pjrt
 from smelt.device.pjrt_worker import IsolatedClient
 from smelt.dtype import Quantized
@@ -34,6 +33,7 @@ from smelt.passes import pipeline
 from smelt.passes.lower import ON_ONE_DEVICE, lower
 from smelt.passes.lower_called import lower_called
 from smelt.passes.lower_quantised import lower_quantised
+from smelt.run.load import Gate
 from smelt.shape import Shape
 from smelt.stop import Stop, tell_donated
 from smelt.weights import Stored, Weights

@@ -19,14 +19,14 @@ from smelt.engine.tuned import lookup
 from smelt.engine_api import KernelUse, Signature
 from smelt.errors import RunError
 from smelt.ir.core import Program
-from smelt.kernel.adjust import Adjustable
-from smelt.kernel.choice import Choice, Lookup, Problem
-from smelt.kernel.emit_c import FAILED, TOO_LARGE, UNFIT, Source
-from smelt.kernel.fuse import fuse
-from smelt.kernel.in_place import in_place
-from smelt.kernel.memory import Memory, assign
-from smelt.kernel.plan import Launch, Plan, walk
-from smelt.kernel.tile_c import tile_shape
+from smelt.kernel.emit.c import FAILED, TOO_LARGE, UNFIT, Source
+from smelt.kernel.emit.tile_f32 import tile_shape
+from smelt.kernel.plan.fuse import fuse
+from smelt.kernel.plan.in_place import in_place
+from smelt.kernel.plan.memory import Memory, assign
+from smelt.kernel.plan.plan import Launch, Plan, walk
+from smelt.kernel.tune.adjust import Adjustable
+from smelt.kernel.tune.choice import Choice, Lookup, Problem
 from smelt.passes import pipeline
 from smelt.passes.attend import COMPOSITES
 from smelt.passes.split_prepare import DONATED, WEIGHT

@@ -20,11 +20,11 @@ from smelt.dtype import Array
 from smelt.engine.native import executable_of
 from smelt.engine.plans import PIECES, Planned, planned, write
 from smelt.ir.core import Op, Program
-from smelt.kernel.cost import Cost, step_cost
-from smelt.kernel.emit_c import Source
-from smelt.kernel.plan import Copy, Launch, walk
-from smelt.kernel.stamp_c import LOG
-from smelt.kernel.tile_c import tile_shape
+from smelt.kernel.emit.c import Source
+from smelt.kernel.emit.tile_f32 import tile_shape
+from smelt.kernel.emit.timestamps import LOG
+from smelt.kernel.plan.cost import Cost, step_cost
+from smelt.kernel.plan.plan import Copy, Launch, walk
 from smelt.weights import Weights
 
 NAME = "profiled"

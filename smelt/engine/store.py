@@ -19,7 +19,6 @@ from typing import TypeAlias
 import numpy as np
 
 from smelt.bundle.container import digest
-from smelt.bundle.executable import Arrays, NativeExecutable
 from smelt.bundle.stored import Code, RuntimeCode, StoredModel, StoredProgram, Variant
 from smelt.device import cpu, runtime
 from smelt.dtype import bf16, f32, i8, ui8
@@ -29,9 +28,10 @@ from smelt.engine_api import KernelUse, Signature
 from smelt.errors import DeviceError, FileError, UnsupportedError
 from smelt.ir.core import Program, walk
 from smelt.ir.text import parse, print_program
-from smelt.kernel.choice import default, text_of
-from smelt.kernel.emit_c import Source
-from smelt.kernel.tile_c import TileShape, tile_shape
+from smelt.kernel.emit.c import Source
+from smelt.kernel.emit.tile_f32 import TileShape, tile_shape
+from smelt.kernel.tune.choice import default, text_of
+from smelt.run.executable import Arrays, NativeExecutable
 from smelt.shape import Shape
 from smelt.target import Target
 from smelt.weights import Weights

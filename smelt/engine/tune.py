@@ -19,7 +19,6 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from smelt.bundle.executable import NativeExecutable
 from smelt.device import cpu
 from smelt.dtype import Array
 from smelt.engine import tuned
@@ -28,14 +27,15 @@ from smelt.engine.native import executable_of
 from smelt.engine.plans import PIECES, Planned, entries, lower, plan_lowered, write
 from smelt.engine.tuned import Database, Record
 from smelt.ir.core import Program
-from smelt.kernel.adjust import EACH, Adjustable
-from smelt.kernel.choice import Choice, Lookup, Problem, default, defaults, legal
-from smelt.kernel.emit_c import Source
-from smelt.kernel.plan import Copy, Launch, walk
-from smelt.kernel.predict import Machine, predicted
-from smelt.kernel.search import SHARES, Estimate, Lesson, Search, paired
-from smelt.kernel.stamp_c import LOG
-from smelt.kernel.tile_c import tile_shape
+from smelt.kernel.emit.c import Source
+from smelt.kernel.emit.tile_f32 import tile_shape
+from smelt.kernel.emit.timestamps import LOG
+from smelt.kernel.plan.plan import Copy, Launch, walk
+from smelt.kernel.tune.adjust import EACH, Adjustable
+from smelt.kernel.tune.choice import Choice, Lookup, Problem, default, defaults, legal
+from smelt.kernel.tune.predict import Machine, predicted
+from smelt.kernel.tune.search import SHARES, Estimate, Lesson, Search, paired
+from smelt.run.executable import NativeExecutable
 from smelt.target import Target
 from smelt.weights import Weights
 

@@ -24,8 +24,8 @@ from smelt.device import cache as kept
 from smelt.device.runtime import default_threads
 from smelt.errors import FileError
 from smelt.files import read_bytes, write_atomically
-from smelt.kernel.choice import Choice, Lookup, Problem, choice_of, default, defaults, record_of
-from smelt.kernel.tile_c import TileShape
+from smelt.kernel.emit.tile_f32 import TileShape
+from smelt.kernel.tune.choice import Choice, Lookup, Problem, choice_of, default, defaults, record_of
 
 NAME = "tuned.jsonl"
 VERSION = 1

@@ -12,7 +12,7 @@ import pytest
 import smelt
 from smelt.dim import floordiv, symbol
 from smelt.errors import ShapeError, SmeltError
-from smelt.read.onnx.shape import rest_of
+from smelt.read.onnx.ops.shape import rest_of
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnx.reference")

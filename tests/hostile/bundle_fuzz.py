@@ -33,12 +33,12 @@ if str(ROOT) not in sys.path:
 import numpy as np  # noqa: E402
 
 from smelt.bundle import container  # noqa: E402
-from smelt.bundle.load import deserialize, load  # noqa: E402
 from smelt.device.runtime import runtime  # noqa: E402
 from smelt.dtype import Array  # noqa: E402
 from smelt.engine.store import recompile  # noqa: E402
 from smelt.engine_api import Executable, Signature  # noqa: E402
 from smelt.errors import SmeltError  # noqa: E402
+from smelt.run.load import deserialize, load  # noqa: E402
 
 EACH = 500  # attacks for one worker
 

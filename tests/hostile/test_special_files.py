@@ -20,11 +20,11 @@ import pytest
 import smelt
 from smelt import files
 from smelt.bundle import container, sign
-from smelt.bundle.load import describe
 from smelt.bundle.write import source_record
 from smelt.engine.tuned import Database
 from smelt.errors import FileError, SmeltError
 from smelt.read import checkpoint, npz, onnx, safetensors, stablehlo
+from smelt.run.load import describe
 from smelt.weights import MappedFile
 
 READERS: dict[str, Callable[[Path], Any]] = {

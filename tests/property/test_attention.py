@@ -23,9 +23,9 @@ from smelt.ir.attributes import DotDims
 from smelt.ir.build import Builder, FuncBuilder
 from smelt.ir.core import Program, Value
 from smelt.ir.interpret import run
-from smelt.kernel import emit_c
-from smelt.kernel.attention_problem import Attention, Choice
-from smelt.kernel.tile_c import TileShape
+from smelt.kernel.build.attention_shape import Attention, Choice
+from smelt.kernel.emit import c as emit_c
+from smelt.kernel.emit.tile_f32 import TileShape
 from smelt.shape import Shape
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")

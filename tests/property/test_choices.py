@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from smelt.bundle.executable import NativeExecutable
 from smelt.device import cpu
 from smelt.dtype import Array
 from smelt.engine import plans
@@ -23,10 +22,11 @@ from smelt.errors import SmeltError
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
 from smelt.ir.text import parse
-from smelt.kernel import emit_c
-from smelt.kernel.choice import KINDS, Choice, Lookup, Problem, default, legal
-from smelt.kernel.emit_c import Source
-from smelt.kernel.tile_c import tile_shape
+from smelt.kernel.emit import c as emit_c
+from smelt.kernel.emit.c import Source
+from smelt.kernel.emit.tile_f32 import tile_shape
+from smelt.kernel.tune.choice import KINDS, Choice, Lookup, Problem, default, legal
+from smelt.run.executable import NativeExecutable
 from smelt.weights import Weights
 from tests.property.models import MODELS
 from tests.property.problems import difference, draw

@@ -18,9 +18,9 @@ from smelt.ir.build import Builder, FuncBuilder
 from smelt.ir.core import Program, Value
 from smelt.ir.interpret import run
 from smelt.ir.ops.window import window_count
-from smelt.kernel import emit_c
-from smelt.kernel.emit_c import Source
-from smelt.kernel.tile_c import tile_shape
+from smelt.kernel.emit import c as emit_c
+from smelt.kernel.emit.c import Source
+from smelt.kernel.emit.tile_f32 import tile_shape
 from smelt.shape import Shape
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")

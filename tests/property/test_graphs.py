@@ -22,7 +22,7 @@ from smelt.ir.attributes import DotDims
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Attrs, Program, Type, Value
 from smelt.ir.interpret import run
-from smelt.kernel import emit_c
+from smelt.kernel.emit import c as emit_c
 from smelt.shape import Shape
 from smelt.weights import Weights
 from tests.property.problems import Draw, combine

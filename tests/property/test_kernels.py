@@ -14,7 +14,7 @@ import pytest
 from smelt.device import cpu
 from smelt.engine import native, plans
 from smelt.errors import SmeltError
-from smelt.kernel.tile_c import TileShape
+from smelt.kernel.emit.tile_f32 import TileShape
 from tests.property.problems import Problem, difference, draw, edges
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")

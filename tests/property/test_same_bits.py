@@ -12,14 +12,14 @@ from functools import cache
 import numpy as np
 import pytest
 
-from smelt.bundle.executable import NativeExecutable
 from smelt.device import cpu
 from smelt.device.runtime import Runtime, runtime
 from smelt.dtype import Array
 from smelt.engine.native import compile_all
 from smelt.errors import DeviceError, SmeltError
 from smelt.ir.interpret import run
-from smelt.kernel import emit_c
+from smelt.kernel.emit import c as emit_c
+from smelt.run.executable import NativeExecutable
 from tests.property.models import MODELS
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")

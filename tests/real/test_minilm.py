@@ -10,8 +10,8 @@ import pytest
 
 import smelt
 from examples.minilm import embed as example
-from smelt.bundle.model import Model
 from smelt.dtype import Array
+from smelt.run.loaded import Model
 from tests import onnx_oracle
 from tests.real import minilm
 from tests.real.zoo import MINILM

@@ -13,9 +13,9 @@ from smelt.dim import Size, symbol
 from smelt.engine_api import Port, Signature
 from smelt.errors import UnsupportedError
 from smelt.ir.core import Program
+from smelt.read.onnx.file.tensors import STRING, TYPES, element_type
+from smelt.read.onnx.file.wire import lift
 from smelt.read.onnx.model import dimension_name, parse_message
-from smelt.read.onnx.tensors import STRING, TYPES, element_type
-from smelt.read.onnx.wire import lift
 from smelt.shape import Shape
 from smelt.weights import MappedFile
 

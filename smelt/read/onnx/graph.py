@@ -21,12 +21,12 @@ from smelt.ir.core import Attrs, Func, Value
 from smelt.ir.ops.signature import bare_symbol
 from smelt.ir.sizes import trace
 from smelt.read.onnx.emit import Emit
+from smelt.read.onnx.file.tensors import STRING, TensorReader
+from smelt.read.onnx.file.wire import INLINE_LIMIT
 from smelt.read.onnx.items import Item, Labels, Optional, Tensor, Text
 from smelt.read.onnx.known import Missing, evaluate
 from smelt.read.onnx.registry import REQUIRED, ROWS, Input, Row, find
 from smelt.read.onnx.standard import definition
-from smelt.read.onnx.tensors import STRING, TensorReader
-from smelt.read.onnx.wire import INLINE_LIMIT
 from smelt.weights import Stored
 
 _MAX_NESTING = 48  # functions and subgraphs inside each other

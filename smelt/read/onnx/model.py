@@ -19,7 +19,11 @@ from smelt.ir.attributes import Int
 from smelt.ir.build import Builder
 from smelt.ir.core import Attrs, Func, Program, Region, Value
 from smelt.ir.ops.definition import UNKNOWN, Scope
-from smelt.read.onnx import (  # noqa: F401  each registers its operators
+from smelt.read.onnx.file.tensors import STRING, TensorReader, element_type
+from smelt.read.onnx.file.wire import lift
+from smelt.read.onnx.graph import Graph, Model, StaticError
+from smelt.read.onnx.items import Item, Labels, Maps, Optional, Sequence, Tensor, Text, Unknown
+from smelt.read.onnx.ops import (  # noqa: F401  each registers its operators
     constant,
     contrib,
     control,
@@ -43,10 +47,6 @@ from smelt.read.onnx import (  # noqa: F401  each registers its operators
     trees,
     vision,
 )
-from smelt.read.onnx.graph import Graph, Model, StaticError
-from smelt.read.onnx.items import Item, Labels, Maps, Optional, Sequence, Tensor, Text, Unknown
-from smelt.read.onnx.tensors import STRING, TensorReader, element_type
-from smelt.read.onnx.wire import lift
 from smelt.shape import Shape
 from smelt.size import any_symbol
 from smelt.weights import MappedFile, Weights

@@ -15,9 +15,9 @@ import numpy as np
 
 from smelt.dim import evaluate, symbols_in_order
 from smelt.errors import ShapeError, SmeltError, UnsupportedError
+from smelt.read.onnx.file.tensors import STRING, element_type
 from smelt.read.onnx.graph import StaticError
 from smelt.read.onnx.survey import Finding, Survey, survey
-from smelt.read.onnx.tensors import STRING, element_type
 
 _SIZES = (2, 16, 64, 256, 1024)  # tried where 1 does not do
 _VALUES = ("zeros", "order", "minus one")  # tried where ones do not do

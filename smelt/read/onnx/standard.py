@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from smelt.read.onnx.file.tensors import element_number
 from smelt.read.onnx.items import Item, Tensor
-from smelt.read.onnx.tensors import element_number
 
 
 def definition(

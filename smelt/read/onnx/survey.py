@@ -17,11 +17,11 @@ from smelt.dim import Size, symbol, symbols
 from smelt.errors import ParseError, SmeltError, UnsupportedError
 from smelt.ir.build import Builder
 from smelt.ir.core import Program, Value
+from smelt.read.onnx.file.tensors import STRING, element_type
 from smelt.read.onnx.graph import Graph, Model, StaticError, domain_of
 from smelt.read.onnx.items import Item, Tensor, Unknown
 from smelt.read.onnx.model import open_model, program_of
 from smelt.read.onnx.standard import type_proto
-from smelt.read.onnx.tensors import STRING, element_type
 from smelt.shape import Shape
 from smelt.weights import Weights
 

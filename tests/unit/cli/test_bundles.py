@@ -14,11 +14,11 @@ from typer.testing import CliRunner, Result
 
 import smelt
 from smelt import abi
-from smelt.bundle.load import stored
 from smelt.bundle.write import write
 from smelt.cli.main import app
 from smelt.device import cpu
 from smelt.errors import FileError, RunError, SmeltError, UnsupportedError
+from smelt.run.load import stored
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
 

@@ -23,7 +23,7 @@ from smelt.engine.profile import Profile, profile
 from smelt.errors import FileError
 from smelt.ir.core import Program
 from smelt.ir.text import parse
-from smelt.kernel.plan import Launch, walk
+from smelt.kernel.plan.plan import Launch, walk
 from smelt.model import read
 from smelt.weights import Weights
 

@@ -26,7 +26,7 @@ from smelt.engine.plans import planned, source_of
 from smelt.errors import DeviceError, SmeltError
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
-from smelt.kernel import emit_c
+from smelt.kernel.emit import c as emit_c
 from smelt.shape import Shape
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")

@@ -20,9 +20,6 @@ import pytest
 import smelt
 from smelt.bundle import container, record, sign
 from smelt.bundle.entry import DataCheck, Entry, SizeCheck
-from smelt.bundle.executable import NativeExecutable
-from smelt.bundle.load import deserialize, every_code
-from smelt.bundle.model import Model
 from smelt.bundle.write import serialize, write
 from smelt.device import cpu, runtime
 from smelt.dim import symbol
@@ -40,6 +37,9 @@ from smelt.ir.core import Program
 from smelt.ir.text import parse, print_program
 from smelt.model import read
 from smelt.passes.quantise import with_precision
+from smelt.run.executable import NativeExecutable
+from smelt.run.load import deserialize, every_code
+from smelt.run.loaded import Model
 from smelt.shape import Shape
 from smelt.weights import Weights
 from tests import onnx_oracle

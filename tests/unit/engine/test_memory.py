@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from smelt.buffer import bytes_text, parse_bytes
-from smelt.bundle.executable import NativeExecutable
 from smelt.device import cpu
 from smelt.dim import evaluate, parse_size
 from smelt.dtype import Array
@@ -20,6 +19,7 @@ from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
 from smelt.ir.text import parse
 from smelt.model import load, model_of
+from smelt.run.executable import NativeExecutable
 from smelt.shape import Shape
 from smelt.weights import Stored, Weights
 

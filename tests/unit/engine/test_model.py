@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import smelt
-from smelt.bundle.model import _labelled
 from smelt.engine_api import Port
 from smelt.errors import FileError, RunError, ShapeError, UnsupportedError
 from smelt.model import Model, read
+from smelt.run.loaded import _labelled
 from smelt.shape import Shape
 from smelt.weights import Weights
 from tests import onnx_oracle

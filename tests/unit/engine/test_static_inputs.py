@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import smelt
-from smelt.bundle import per_value
 from smelt.errors import RunError
+from smelt.run import per_value
 
 onnx = pytest.importorskip("onnx")
 

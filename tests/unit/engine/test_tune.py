@@ -25,9 +25,9 @@ from smelt.engine.tune import Bench, Stamped, Tuning, Variant, tune
 from smelt.errors import UnsupportedError
 from smelt.ir.core import Program
 from smelt.ir.text import parse
-from smelt.kernel.choice import Choice, Contraction, default, legal
-from smelt.kernel.search import Estimate
-from smelt.kernel.tile_c import tile_shape
+from smelt.kernel.emit.tile_f32 import tile_shape
+from smelt.kernel.tune.choice import Choice, Contraction, default, legal
+from smelt.kernel.tune.search import Estimate
 from smelt.weights import Weights
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")

@@ -16,8 +16,8 @@ import pytest
 from smelt.engine import tuned
 from smelt.engine.tuned import Database, Record, Target
 from smelt.errors import FileError
-from smelt.kernel.choice import Choice, Problem, default, legal
-from smelt.kernel.tile_c import TileShape
+from smelt.kernel.emit.tile_f32 import TileShape
+from smelt.kernel.tune.choice import Choice, Problem, default, legal
 
 TILE = TileShape(6, 64, 16)
 TARGET = Target("Some Processor, 3 GHz", TILE, 2)

@@ -11,9 +11,9 @@ from smelt.errors import UnsupportedError
 from smelt.ir.attributes import Kind
 from smelt.ir.ops import FAMILIES, OPS, definition_of
 from smelt.ir.ops.definition import REQUIRED
-from smelt.kernel.keep import CONTROL, SILENT
-from smelt.kernel.nest import PULLS
-from smelt.kernel.sinks import SINKS, UPDATES
+from smelt.kernel.build.sinks import SINKS, UPDATES
+from smelt.kernel.loops.nest import PULLS
+from smelt.kernel.plan.materialise import CONTROL, SILENT
 
 STABLEHLO = """
 abs add after_all all_gather all_reduce all_to_all and async_done async_start atan2 batch_norm_grad

@@ -25,13 +25,13 @@ from smelt.dtype import Array
 from smelt.engine.plans import lower
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
-from smelt.kernel import emit_c
-from smelt.kernel.emit_c import Source
-from smelt.kernel.fuse import fuse
-from smelt.kernel.in_place import in_place
-from smelt.kernel.memory import assign
-from smelt.kernel.plan import Buffer, Plan
-from smelt.kernel.tile_c import tile_shape
+from smelt.kernel.emit import c as emit_c
+from smelt.kernel.emit.c import Source
+from smelt.kernel.emit.tile_f32 import tile_shape
+from smelt.kernel.plan.fuse import fuse
+from smelt.kernel.plan.in_place import in_place
+from smelt.kernel.plan.memory import assign
+from smelt.kernel.plan.plan import Buffer, Plan
 from smelt.shape import Shape
 from smelt.target import Target
 from tests.property.problems import KINDS, Problem, difference, draw, edges

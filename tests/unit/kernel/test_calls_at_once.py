@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smelt.bundle.executable import NativeExecutable
 from smelt.device import cpu
 from smelt.device.runtime import Runtime, runtime
 from smelt.dtype import Array
@@ -23,6 +22,7 @@ from smelt.errors import RunError, ShapeError, SizeError
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
 from smelt.ir.text import parse
+from smelt.run.executable import NativeExecutable
 from smelt.shape import Shape
 from tests.property.models import MODELS
 

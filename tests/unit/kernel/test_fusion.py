@@ -9,8 +9,8 @@ from smelt.engine.native import NativeEngine
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
 from smelt.ir.text import parse
-from smelt.kernel.fuse import fuse
-from smelt.kernel.plan import Launch
+from smelt.kernel.plan.fuse import fuse
+from smelt.kernel.plan.plan import Launch
 
 GATE = """
 func.func @main(%image: tensor<2x5x7x24xf32>, %gate: tensor<2x24xf32>) -> tensor<2x5x7x24xf32> {

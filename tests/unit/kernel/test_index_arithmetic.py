@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from smelt.dim import Size, evaluate, symbol
-from smelt.kernel.loop import Affine, Amount, Expr, Number, Quotient, Remainder, Var, add, scale, split
+from smelt.kernel.loops.grammar import Affine, Amount, Expr, Number, Quotient, Remainder, Var, add, scale, split
 
 
 def value(expr: Expr, at: dict[str, int], sizes: dict[str, int]) -> int:

@@ -25,10 +25,10 @@ from smelt.errors import RunError, ShapeError, SmeltError
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
 from smelt.ir.text import parse
-from smelt.kernel.fuse import fuse
-from smelt.kernel.liveness import Liveness, members, read_by, written_by
-from smelt.kernel.loop import Amount, For, If, Stmt, Store
-from smelt.kernel.plan import Branch, Copy, Launch, Measure, Plan, Repeat, Step, walk
+from smelt.kernel.loops.grammar import Amount, For, If, Stmt, Store
+from smelt.kernel.plan.fuse import fuse
+from smelt.kernel.plan.liveness import Liveness, members, read_by, written_by
+from smelt.kernel.plan.plan import Branch, Copy, Launch, Measure, Plan, Repeat, Step, walk
 from tests.property.problems import difference, draw
 from tests.unit.kernel.agreement import disagreement
 

@@ -16,7 +16,7 @@ import pytest
 
 import smelt
 from smelt.device import cpu
-from smelt.kernel import emit_c
+from smelt.kernel.emit import c as emit_c
 from tests.property.problems import KINDS, Problem, difference
 from tests.unit.kernel.bare import Bare, bare, random_problems, read_results, write_case
 

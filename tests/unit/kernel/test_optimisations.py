@@ -13,9 +13,9 @@ from smelt.device.runtime import runtime
 from smelt.dim import evaluate
 from smelt.engine.plans import Planned, planned
 from smelt.ir.core import Program
-from smelt.kernel.loop import Load, inside
-from smelt.kernel.nest import everything, expressions
-from smelt.kernel.plan import Copy, Launch, Plan, Repeat, walk
+from smelt.kernel.loops.grammar import Load, inside
+from smelt.kernel.loops.nest import everything, expressions
+from smelt.kernel.plan.plan import Copy, Launch, Plan, Repeat, walk
 from smelt.shape import Shape
 from smelt.tensor import trace
 from tests.unit.kernel.sized import program

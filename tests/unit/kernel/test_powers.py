@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smelt.bundle.executable import NativeExecutable
 from smelt.dtype import Array, dtype
 from smelt.engine.native import NativeEngine, compile_all
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
+from smelt.run.executable import NativeExecutable
 from smelt.shape import Shape
 
 

@@ -15,7 +15,7 @@ from smelt.engine.native import NativeEngine
 from smelt.engine.plans import lower, planned
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program, Value
-from smelt.kernel.plan import Launch, walk
+from smelt.kernel.plan.plan import Launch, walk
 from smelt.model import read
 from smelt.shape import Shape
 

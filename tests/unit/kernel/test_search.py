@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from smelt.dim import symbol
-from smelt.kernel.choice import (
+from smelt.kernel.emit.tile_f32 import TileShape
+from smelt.kernel.tune.choice import (
     KINDS,
     ChannelConvolution,
     Choice,
@@ -26,9 +27,8 @@ from smelt.kernel.choice import (
     legal,
     record_of,
 )
-from smelt.kernel.predict import Machine, predicted
-from smelt.kernel.search import SHARES, Estimate, Search, paired
-from smelt.kernel.tile_c import TileShape
+from smelt.kernel.tune.predict import Machine, predicted
+from smelt.kernel.tune.search import SHARES, Estimate, Search, paired
 
 TILE = TileShape(6, 64, 16)
 NOISE = 0.02

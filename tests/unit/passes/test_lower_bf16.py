@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from smelt.bundle.executable import NativeExecutable
 from smelt.device import cpu
 from smelt.dtype import Array, bf16
 from smelt.engine.executable import signature_of
@@ -17,12 +16,13 @@ from smelt.engine.plans import plan_lowered, write
 from smelt.ir.attributes import ConvDims, DotDims
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
-from smelt.kernel.emit_c import Source
-from smelt.kernel.plan import Launch, walk
-from smelt.kernel.tile_c import tile_shape
+from smelt.kernel.emit.c import Source
+from smelt.kernel.emit.tile_f32 import tile_shape
+from smelt.kernel.plan.plan import Launch, walk
 from smelt.passes import pipeline
 from smelt.passes.attend import COMPOSITES
 from smelt.passes.split_prepare import WEIGHT
+from smelt.run.executable import NativeExecutable
 from smelt.shape import Shape
 from smelt.weights import Weights
 

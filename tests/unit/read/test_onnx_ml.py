@@ -162,7 +162,7 @@ def test_targets_that_leaves_do_not_share(tmp_path: Path, seed: int) -> None:
 
 
 def test_big_tables_of_targets_are_not_made(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smelt.read.onnx.trees._MOST_DENSE", 0)
+    monkeypatch.setattr("smelt.read.onnx.ops.trees._MOST_DENSE", 0)
     test_targets_that_leaves_do_not_share(tmp_path, seed)
 
 

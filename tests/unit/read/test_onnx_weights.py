@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from smelt.read.onnx import read
-from smelt.read.onnx.wire import INLINE_LIMIT, lift
+from smelt.read.onnx.file.wire import INLINE_LIMIT, lift
 from smelt.weights import MappedFile
 
 onnx = pytest.importorskip("onnx")

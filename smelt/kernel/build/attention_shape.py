@@ -1,0 +1,186 @@
+"""What the kernels of attention share: the problem, the choice how to cut it, and single elements of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from smelt.dim import Size, product
+from smelt.dtype import f32, i1, i64
+from smelt.ir.core import Op
+from smelt.ir.layouts import Word
+from smelt.ir.ops.attention import AttentionAxes, AttentionNumbers, attention_axes, attention_numbers
+from smelt.kernel.build.sinks import Output
+from smelt.kernel.loops.grammar import Amount, Array, Expr, Fold, Item, Let, Number, Put, Var, add, scale, split
+from smelt.kernel.loops.nest import Index, Nest, flat, tensor
+
+KEYS = 64  # of a block: with its scores, they stay in the nearest cache
+CHUNK = 512  # keys that a core takes at a time for few queries
+FEW = 4  # queries that are not worth a register tile
+
+At = Mapping[str, Expr]  # places along letters
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """The problem: an op of attention, what its letters are, and its numbers."""
+
+    op: Op
+    axes: AttentionAxes
+    numbers: AttentionNumbers
+    width: int
+
+    @staticmethod
+    def of(op: Op) -> Attention:
+        return Attention(op, attention_axes(op), attention_numbers(op), op.attrs["width"])
+
+    @property
+    def queries(self) -> Size:
+        """How many queries share keys and values."""
+        return product(self.axes.sizes[letter] for letter in self.axes.rows)
+
+    @property
+    def heads(self) -> list[Size]:
+        """The sizes of the loops around the queries that share keys and values."""
+        return [self.axes.sizes[letter] for letter in self.axes.batch]
+
+    @property
+    def depth(self) -> int:
+        return self._static(self.axes.depth)
+
+    @property
+    def values(self) -> int:
+        return self._static(self.axes.value)
+
+    def _static(self, letter: str) -> int:
+        size = self.axes.size(letter)
+        assert isinstance(size, int), "passes.attend leaves other sizes alone"
+        return size
+
+    # -- elements --
+
+    def index(self, word: Word, at: At) -> Index:
+        """The index of an operand, from places along letters."""
+        sizes = self.axes.sizes
+        return tuple(flat(tuple(at[each] for each in axis), [sizes[each] for each in axis]) for axis in word)
+
+    def element(self, nest: Nest, operand: int, at: At) -> Expr:
+        """An element of queries, keys or values, as f32."""
+        return nest.convert(nest.pull(self.op.operands[operand], self.index(self.axes.words[operand], at)), f32)
+
+    def query(self, nest: Nest, at: At) -> Expr:
+        """An element of a query, scaled."""
+        element = self.element(nest, 0, at)
+        return element if self.numbers.scale == 1 else nest.apply("multiply", element, Number(self.numbers.scale, f32))
+
+    def capped(self, nest: Nest, score: Expr) -> Expr:
+        cap = self.numbers.softcap
+        if not cap:
+            return score
+        inner = nest.apply("multiply", score, Number(1 / cap, f32))
+        return nest.apply("multiply", nest.apply("tanh", inner), Number(cap, f32))
+
+    def masked(self, nest: Nest, score: Expr, at: At) -> Expr:
+        """What masks make of a score."""
+        fill = iter(self.numbers.fill)
+        for role, word, mask in zip(self.numbers.roles, self.axes.words, self.op.operands, strict=True):
+            if role in ("q", "k", "v"):
+                continue
+            element = nest.pull(mask, self.index(word, at))
+            if role == "add":
+                score = nest.apply("add", score, nest.convert(element, f32))
+            else:
+                other = Number(next(fill), f32)
+                pair = (score, other) if role == "where" else (other, score)
+                score = nest.apply("select", element, *pair, dtype=f32)
+        return score
+
+    def quotient(self, nest: Nest, result: Expr, total: Expr) -> Expr:
+        """A result by the sum of its weights; a sum over no key is zero."""
+        element = nest.apply("divide", result, total)
+        zero, keys = Number(0.0, f32), self.axes.size(self.axes.key)
+        if self.numbers.guarded:
+            element = nest.apply("select", nest.apply("GT", total, zero, dtype=i1), element, zero, dtype=f32)
+        if not isinstance(keys, int) or keys == 0:
+            none = nest.apply("EQ", Amount(keys), Number(0), dtype=i1)
+            element = nest.apply("select", none, zero, element, dtype=f32)
+        return element
+
+    def store(self, nest: Nest, output: Output, at: At, element: Expr) -> None:
+        rounded = nest.convert(element, tensor(self.op.result).element)
+        output.finish(nest, self.op, self.index(self.axes.result, at), rounded)
+
+    # -- loops --
+
+    def apart(self, query: Expr) -> dict[str, Expr]:
+        """Places along the letters of queries, from the number of a query."""
+        found: dict[str, Expr] = {}
+        for letter in reversed(self.axes.rows[1:]):
+            query, found[letter] = split(query, self.axes.sizes[letter])
+        return found | dict.fromkeys(self.axes.rows[:1], query)
+
+    def lanes(self, nest: Nest, first: Expr, used: Expr) -> Callable[[Expr], dict[str, Expr]]:
+        """The same for the lanes of a block of queries; several letters are told apart once."""
+        if len(self.axes.rows) < 2:
+            return lambda lane: self.apart(add(first, lane))
+        arrays = {letter: nest.var(i64, stem="place").name for letter in self.axes.rows}
+        for name in arrays.values():
+            nest.emit(Array(name, i64, self.width))
+        with nest.loop(used, "ordered") as lane:
+            query = self._named(nest, add(first, lane), self.queries)
+            for letter, place in self.apart(query).items():
+                nest.emit(Put(arrays[letter], lane, place))
+
+        def places(lane: Expr) -> dict[str, Expr]:
+            items = {letter: Item(name, lane, i64) for letter, name in arrays.items()}
+            return {letter: self._named(nest, item, self.axes.sizes[letter]) for letter, item in items.items()}
+
+        return places
+
+    def _named(self, nest: Nest, value: Expr, extent: Size) -> Var:
+        """A name for a value here, which is known to lie below the extent."""
+        var = nest.var(i64, extent)
+        nest.places[var] = nest.scope
+        nest.emit(Let(var, value))
+        return var
+
+    def array(self, nest: Nest, stem: str, count: int) -> str:
+        name = nest.var(f32, stem=stem).name
+        nest.emit(Array(name, f32, max(count, 1)))
+        return name
+
+    def bounded(self, nest: Nest, most: int, size: Size, start: Expr) -> Expr:
+        """How many of `most` are left from `start` on."""
+        if isinstance(size, int) and size % most == 0:
+            return Amount(most)
+        return nest.apply("minimum", Number(most), nest.let(add(size, scale(start, -1))), dtype=i64)
+
+
+def fold_here(nest: Nest, function: str, start: Expr, extent: Expr, value: Callable[[Expr], Expr]) -> Expr:
+    """A reduction at this very place, as what it reads in local arrays changes."""
+    with nest.inner() as scope:
+        var = nest.var(i64, None, "at")
+        nest.places[var] = scope
+        term = value(var)
+    total = nest.var(start.dtype, stem="total")
+    nest.emit(Fold(var, extent, tuple(scope.statements), term, total, function, start))
+    nest.places[total] = nest.scope
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How the work is cut: `queries` of a block, at most the width of a tile; `keys` of a block.
+
+    Up to `few` queries are taken one by one, vectors along the depth, `chunk` keys at a time. Keys, chunk and few
+    belong to the meaning of a kernel, because sums are made in that order; queries do not.
+    """
+
+    queries: int
+    keys: int = KEYS
+    chunk: int = CHUNK
+    few: int = FEW
+
+    @staticmethod
+    def of(problem: Attention) -> Choice:
+        return Choice(problem.width)

@@ -1,0 +1,304 @@
+"""Contractions. `smelt.packed_dot` multiplies register tiles; `dot_general` of other types sums element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from smelt.dim import Size, ceildiv, maximum, minimum
+from smelt.dtype import DType, f32, f64, i64
+from smelt.ir.core import Op, Value
+from smelt.kernel.build.reduce import summed
+from smelt.kernel.build.sinks import Output, sink
+from smelt.kernel.emit.tile_f32 import BLOCK
+from smelt.kernel.loops.grammar import (
+    Affine,
+    Amount,
+    Array,
+    Expr,
+    Item,
+    Load,
+    Number,
+    Product,
+    Quotient,
+    Var,
+    add,
+    affine,
+    scale,
+)
+from smelt.kernel.loops.nest import Index, Nest, Scope, pull, tensor
+from smelt.kernel.tune.choice import ROWS, SPREAD, Contraction, Cut, Problem, about, share_of
+
+
+@sink("stablehlo.dot_general", anchor=True)
+def dot_general(nest: Nest, op: Op, output: Output) -> None:
+    """Any types, any axes: one element after the other."""
+    dims = op.attrs["dot_dimension_numbers"]
+    lhs, rhs = op.operands
+    result = tensor(op.result)
+    with nest.loops(result.sizes) as vars:
+        left: dict[int, Expr] = {}
+        right: dict[int, Expr] = {}
+        places = iter(vars)
+        for a, b in zip(dims.lhs_batching_dimensions, dims.rhs_batching_dimensions, strict=True):
+            left[a] = right[b] = next(places)
+        contracting = list(zip(dims.lhs_contracting_dimensions, dims.rhs_contracting_dimensions, strict=True))
+        for side, operand, at in ((left, lhs, 0), (right, rhs, 1)):
+            for d in range(tensor(operand).rank):
+                if d not in side and all(pair[at] != d for pair in contracting):
+                    side[d] = next(places)
+        kind = accumulator([tensor(lhs).element, tensor(rhs).element], result.element)
+
+        def term(inner: tuple[Expr, ...]) -> Expr:
+            a, b = dict(left), dict(right)
+            for (x, y), var in zip(contracting, inner, strict=True):
+                a[x] = b[y] = var
+            first = nest.pull(lhs, tuple(a[d] for d in range(tensor(lhs).rank)))
+            second = nest.pull(rhs, tuple(b[d] for d in range(tensor(rhs).rank)))
+            return nest.apply("multiply", nest.convert(first, kind), nest.convert(second, kind), dtype=kind)
+
+        total = summed(nest, kind, [tensor(lhs).sizes[x] for x, _ in contracting], term)
+        output.finish(nest, op, vars, nest.convert(total, result.element))
+
+
+def accumulator(operands: Sequence[DType], result: DType) -> DType:
+    """The type to sum products in, which is rounded once: never narrower than f32, exact for sums of integers."""
+    if result.is_complex:
+        return result
+    if all(each.kind == "bool" for each in (*operands, result)):
+        return result
+    if not any(each.is_float for each in operands):
+        if result.is_integer:
+            return result
+        return i64 if result.kind == "bool" or max(each.bits for each in operands) > 16 else f64
+    return f64 if any(each.bits == 64 for each in (*operands, result)) else f32
+
+
+@pull("smelt.pack")
+def pack(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    """[group, panel, k, j]: column `panel * width + j`, zero where there is none."""
+    group, panel, k, j = index
+    columns, width = tensor(op.operands[0]).sizes[2], op.attrs["width"]
+    column = add(scale(panel, width), j)
+    if isinstance(columns, int) and columns % width == 0:
+        return nest.pull(op.operands[0], (group, k, column))
+    return nest.choose(
+        nest.less(nest.let(column), Amount(columns)),
+        lambda: nest.pull(op.operands[0], (group, k, column)),
+        lambda: Number(0, f32),
+        f32,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What is multiplied: `together` steps of a panel's column lie side by side (1: f32, 2: bf16, 4: bytes), `block`
+    steps of it stay near while at most `near` rows pass by."""
+
+    element: DType  # of sums
+    together: int
+    block: int
+    near: int = 384
+
+
+FLOATS = Form(f32, 1, BLOCK)
+
+
+@sink("smelt.packed_dot", anchor=True, addressed=(0, 1))
+def packed_dot(nest: Nest, op: Op, output: Output) -> None:
+    contract(nest, op, output, FLOATS)
+
+
+def contract(nest: Nest, op: Op, output: Output, form: Form) -> None:
+    """Many rows x one panel: every block of the panel stays near while the rows pass by."""
+    lhs, panels = op.operands
+    groups, rows, depth = tensor(lhs).sizes
+    _, count, _, line = tensor(panels).sizes
+    assert isinstance(line, int)
+    width = line // form.together
+    problem = Problem.of("contraction", groups=groups, rows=rows, depth=depth, panels=count, width=width)
+    choice, cut = _chosen(nest, problem, form)
+    chunks = parts_of(rows, cut.rows, ROWS, groups * count)
+    with nest.loops((groups, count, chunks) if choice.panels_first else (groups, chunks, count)) as (group, *inner):
+        panel, chunk = inner if choice.panels_first else reversed(inner)
+        first, used = shares(nest, chunk, rows, chunks)
+        tile = nest.var(form.element, stem="tile").name
+        nest.emit(Array(tile, form.element, cut.room * width))
+        columns = Columns.of(nest, panel, width, tensor(op.result).sizes[2], form.element)
+        multiply(nest, op, tile, (group, first, used), panel, columns, cut.height, form)
+        with nest.loop(used, "ordered") as row:
+            here = (group, add(first, row))
+            columns.store(nest, op, output, tile, row, lambda column: (*here, column))
+
+
+def _chosen(nest: Nest, problem: Problem, form: Form) -> tuple[Contraction, Cut]:
+    """Only about floats there is something to choose."""
+    if form is FLOATS:
+        choice = nest.decide(problem, Contraction)
+        return choice, nest.cut(problem, choice)
+    count, others = ceildiv(problem["rows"], ROWS), problem["panels"] * problem["groups"]
+    most = form.near if "rows" in problem.open else ROWS * share_of(count, max(1, form.near // ROWS), others)
+    return Contraction(most, ROWS), Cut(ROWS, most, 1, most)
+
+
+def parts_of(count: Size, most: Size, least: int, others: Size) -> Size:
+    """How many parts some rows or lines are cut into, so that none has more than `most`. Where their number is open
+    there are more, down to `least` each, if there is little to spread over cores; `others`: what there is besides."""
+    if isinstance(count, int):
+        return ceildiv(count, most)
+    return minimum(ceildiv(count, least), maximum(ceildiv(count, most), wanted(others)))
+
+
+def wanted(others: Size) -> int:
+    """Parts that there should be to spread them over cores, beside others."""
+    return -(-SPREAD // max(1, about(others)))
+
+
+def multiply(
+    nest: Nest,
+    op: Op,
+    tile: str,
+    rows: tuple[Expr, Expr, Expr],
+    panel: Expr,
+    columns: Columns,
+    height: Size,
+    form: Form = FLOATS,
+) -> None:
+    """A tile of rows (group, first, how many) x one panel, one block of the panel after the other."""
+    lhs, panels = op.operands
+    group, first, used = rows
+    depth, shared = tensor(lhs).sizes[2], tensor(panels).sizes[0] == 1
+    with nest.loop(maximum(ceildiv(depth, form.block), 1), "ordered") as block:
+        done = nest.let(scale(block, form.block))
+        extent = nest.apply("minimum", Number(form.block), nest.let(add(depth, scale(done, -1))), dtype=i64)
+        lines = nest.let(scale(block, form.block // form.together))
+        b = place(nest, op, panels, (Number(0) if shared else group, panel, lines, Number(0)))
+        with tiles(nest, used, height) as ((part, parts), above, tall):
+            a = address(nest, op, lhs, group, add(first, above), done)
+            nest.emit(
+                Product(
+                    tile,
+                    tall,
+                    *a,
+                    *b,
+                    step(nest, op, panels, 2),
+                    extent,
+                    place=scale(above, columns.width),
+                    join=block,
+                    ahead=part,
+                    tiles=parts,
+                    columns=columns.fewest,
+                    together=form.together,
+                )
+            )
+
+
+def shares(nest: Nest, number: Expr, count: Size, parts: Size) -> tuple[Expr, Expr]:
+    """The first and the number of what one of several nearly equal shares holds."""
+    if parts == 1:
+        return Number(0), Amount(count)
+    first = nest.let(Quotient(nest.let(scale(number, count)), parts))
+    after = nest.let(Quotient(nest.let(scale(add(number, 1), count)), parts))
+    return first, nest.let(add(after, scale(first, -1)))
+
+
+@contextmanager
+def tiles(nest: Nest, rows: Expr, most: Size) -> Iterator[tuple[tuple[Expr, Expr], Expr, Expr]]:
+    """A loop over nearly equal tiles of at most so many rows: ((number, how many), first row, height)."""
+    parts = nest.let(Quotient(nest.let(add(rows, most - 1)), most))
+    with nest.loop(parts, "ordered") as part:
+        first, after = (
+            nest.let(nest.apply("divide", nest.let(nest.apply("multiply", each, rows, dtype=i64)), parts, dtype=i64))
+            for each in (part, nest.let(add(part, 1)))
+        )
+        yield (part, parts), first, nest.let(add(after, scale(first, -1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of one panel: `used` of them are there. `element`: what sums are made of."""
+
+    first: Expr
+    width: int
+    used: Expr
+    element: DType = f32
+
+    @staticmethod
+    def of(nest: Nest, panel: Expr, width: int, count: Size, element: DType = f32) -> Columns:
+        first = scale(panel, width)
+        if isinstance(count, int) and (count % width == 0 or count < width):
+            return Columns(first, width, Number(min(count, width)), element)
+        left = nest.let(add(count, scale(first, -1)))
+        return Columns(first, width, nest.let(nest.apply("minimum", Number(width), left, dtype=i64)), element)
+
+    @property
+    def fewest(self) -> Expr:
+        """As `Product` wants it: 0 where all are there."""
+        return Number(0) if self.used == Number(self.width) else self.used
+
+    def store(self, nest: Nest, op: Op, output: Output, tile: str, row: Expr, index: Callable[[Expr], Index]) -> None:
+        """One row of a tile goes out."""
+        with nest.loop(self.used, "lane") as j:
+            element = nest.keep(Item(tile, add(scale(row, self.width), j), self.element))
+            output.finish(nest, op, index(add(self.first, j)), element)
+
+
+# ---- where operands lie ----
+
+
+def address(nest: Nest, op: Op, value: Value, group: Expr, first: Expr, done: Expr) -> tuple[int, Expr, Expr, Expr]:
+    """(buffer, index of the first element, distance of rows, distance of steps) of a value [group, row, step]."""
+    buffer, form, (g, m, k) = _strides(nest, op, value)
+    steps = dict(form.terms)
+    start = add(
+        scale(group, steps.get(g, 0)), scale(first, steps.get(m, 0)), scale(done, steps.get(k, 0)), form.constant
+    )
+    return buffer, start, Amount(steps.get(m, 0)), Amount(steps.get(k, 0))
+
+
+def place(nest: Nest, op: Op, value: Value, index: Index) -> tuple[int, Expr]:
+    """(buffer, offset) of an element of a value."""
+    buffer, form, axes = _strides(nest, op, value)
+    steps = dict(form.terms)
+    parts = (scale(at, steps.get(axis, 0)) for at, axis in zip(index, axes, strict=True))
+    return buffer, add(*parts, form.constant)
+
+
+def step(nest: Nest, op: Op, value: Value, axis: int) -> Expr:
+    """The distance of neighbours along an axis."""
+    _, form, axes = _strides(nest, op, value)
+    return Amount(dict(form.terms).get(axes[axis], 0))
+
+
+def in_memory(nest: Nest, op: Op, value: Value) -> tuple[int, Size, tuple[Size, ...]]:
+    """(buffer, offset of the first element, distance of neighbours along each axis) of a value."""
+    buffer, form, axes = _strides(nest, op, value)
+    steps = dict(form.terms)
+    return buffer, form.constant, tuple(steps.get(axis, 0) for axis in axes)
+
+
+def _strides(nest: Nest, op: Op, value: Value) -> tuple[int, Affine, tuple[Var, ...]]:
+    found = strides(nest, value)
+    assert found is not None, f"{op.name}: fuse stores operands that have no strides"
+    return found
+
+
+def strides(nest: Nest, value: Value) -> tuple[int, Affine, tuple[Var, ...]] | None:
+    """How a value lies in memory: the buffer, and the offset as an affine form of fresh variables, one per axis."""
+    sizes = tensor(value).sizes
+    with nest.inner() as scope:
+        axes = tuple(nest.var(i64, size, "axis") for size in sizes)
+        for axis in axes:
+            nest.places[axis] = scope
+        element = nest.pull(value, axes)
+        at: Scope | None = scope  # a load that no axis moves has its name further out
+        load: Expr | None = None
+        while at is not None and load is None:
+            load = next((expr for expr, var in at.names.items() if var is element), None)
+            at = at.parent
+        if not isinstance(load, Load):
+            return None
+    form = affine(load.index)
+    plain = all(atom in axes for atom, _ in form.terms)
+    return (load.buffer, form, axes) if plain else None

@@ -1,0 +1,60 @@
+"""Rounding to bytes: what an element of `smelt.round_to_byte` is, in few instructions and as exact as it says.
+
+At the end of nearly every kernel that multiplies bytes. `build_map` asks for the integer before it is made narrow.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from smelt.dtype import f32, i32
+from smelt.ir.core import Op
+from smelt.kernel.loops.grammar import Expr, Number
+from smelt.kernel.loops.nest import Index, Nest, pull, tensor
+
+TINY, HUGE = 2.0**-64, 2.0**64  # scales whose reciprocals, and quotients by which, stay far from both ends of f32
+
+
+@pull("smelt.round_to_byte")
+def round_to_byte(nest: Nest, op: Op, _: int, index: Index) -> Expr:
+    return nest.convert(whole_steps(nest, op, index), tensor(op.result).element)
+
+
+def whole_steps(nest: Nest, op: Op, index: Index) -> Expr:
+    """The integer that a byte holds, in i32. Limits come first, where they are the same for many elements."""
+    x, scale, zero = (nest.pull(operand, index) for operand in op.operands)
+    limits = [_less(nest, Number(float(op.attrs[name]), f32), zero) for name in ("least", "greatest")]
+    if scale == Number(1.0, f32):
+        steps = nest.apply("within", x, *limits, dtype=f32)
+    elif isinstance(scale, Number) and isinstance(scale.value, float) and TINY < scale.value < HUGE:
+        held = nest.apply("within", x, *(_times(nest, limit, scale) for limit in limits), dtype=f32)
+        steps = nest.apply("quotient", held, scale, *_reciprocal(scale.value), dtype=f32)
+    else:
+        steps = nest.apply("within", nest.apply("divide", x, scale, dtype=f32), *limits, dtype=f32)
+    nearest = nest.apply("nearest", steps, dtype=i32)
+    return nearest if zero == Number(0.0, f32) else nest.apply("add", nearest, _integer(nest, zero), dtype=i32)
+
+
+def _reciprocal(scale: float) -> tuple[Number, Number]:
+    """1 / scale as f32, and what is missing."""
+    inverse = float(np.float32(1) / np.float32(scale))
+    return Number(inverse, f32), Number(float(np.float32((1 - inverse * scale) / scale)), f32)
+
+
+def _less(nest: Nest, x: Number, y: Expr) -> Expr:
+    return Number(_real(x) - _real(y), f32) if isinstance(y, Number) else nest.apply("subtract", x, y, dtype=f32)
+
+
+def _times(nest: Nest, x: Expr, y: Number) -> Expr:
+    if isinstance(x, Number):
+        return Number(float(np.float32(_real(x) * _real(y))), f32)
+    return nest.apply("multiply", x, y, dtype=f32)
+
+
+def _integer(nest: Nest, x: Expr) -> Expr:
+    return Number(int(_real(x)), i32) if isinstance(x, Number) else nest.convert(x, i32)
+
+
+def _real(number: Number) -> float:
+    assert not isinstance(number.value, complex)
+    return float(number.value)

@@ -1,0 +1,38 @@
+"""Scans: `chlo.scan` whose body works on each element alone. Registered in `sinks.SINKS`.
+
+Rows lie on cores; along a row the carries stay in variables. `passes.lower` makes loops of all other scans.
+"""
+
+from __future__ import annotations
+
+from smelt.ir.core import Op
+from smelt.ir.ops.reduce import scan_counts
+from smelt.kernel.build.sinks import Output, sink
+from smelt.kernel.loops.grammar import Expr, Set, add, scale
+from smelt.kernel.loops.nest import Nest, flat, tensor, unknown
+from smelt.passes.lower import is_pointwise
+
+
+@sink("chlo.scan")
+def scan(nest: Nest, op: Op, output: Output) -> None:
+    body, dimension = op.regions[0], op.attrs["dimension"]
+    if not is_pointwise(body):
+        raise unknown(op, "whose body looks at more than one element")
+    inputs, inits = scan_counts(op)
+    outputs = len(body.results) - inits
+    sizes = tensor(op.operands[0]).sizes
+    length, around = sizes[dimension], [size for d, size in enumerate(sizes) if d != dimension]
+    with nest.loops(around) as outer:
+        carries = [nest.declare(tensor(init).element, nest.pull(init, outer)) for init in op.operands[inputs:]]
+        with nest.loop(length, "ordered") as step:
+            at: Expr = add(scale(step, -1), length - 1) if op.attrs["is_reverse"] else step
+            index = (*outer[:dimension], at, *outer[dimension:])
+            items = [nest.pull(value, index) for value in op.operands[:inputs]]
+            made = nest.inline(body, [*items, *map(nest.keep, carries)])
+            held = [nest.keep(value) for value in made]
+            for target, value in zip(output.targets, held[:outputs], strict=False):
+                nest.store(target, flat(index, sizes), value)
+            for carry, value in zip(carries, held[outputs:], strict=True):
+                nest.emit(Set(carry, value))
+        for target, carry in zip(output.targets[outputs:], carries, strict=True):
+            nest.store(target, flat(outer, around), nest.keep(carry))

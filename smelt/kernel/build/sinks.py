@@ -1,0 +1,91 @@
+"""Ops that write their results themselves: `SINKS[name](nest, op, output)` writes the loops of the op's kernel.
+
+An op in `ANCHORS` hands each element to `output.finish`, which goes on with the elementwise ops that follow (the
+epilogue) and stores the last of them. A rule in `UPDATES` finds an op's first operands in its targets already, one for
+each, and writes the part that changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from smelt.ir.core import Op, Value
+from smelt.kernel.loops.grammar import Expr
+from smelt.kernel.loops.nest import Index, Nest, reshaped, tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where results go: `targets` are the buffers of the op's results, or of the epilogue's last value.
+
+    `path` are the reshapes and transposes between the op and the last value, which say where an element ends up.
+    `rounded`: values that are the last one converted, and their buffers.
+    """
+
+    targets: Sequence[int]
+    last: Value | None = None
+    path: tuple[Op, ...] = ()
+    rounded: tuple[tuple[Value, int], ...] = ()
+
+    def finish(self, nest: Nest, op: Op, index: Index, element: Expr) -> None:
+        """Store an element of the op's only result, after the epilogue."""
+        for move in self.path:
+            index = pushed(nest, move, index)
+        nest.values[op.result] = element
+        last = self.last or op.result
+        found = nest.pull(last, index)
+        nest.store(self.targets[0], nest.offset(last, index), found)
+        nest.values[last] = found
+        for value, target in self.rounded:
+            nest.store(target, nest.offset(value, index), nest.pull(value, index))
+        del nest.values[last]
+        nest.values.pop(op.result, None)
+
+
+def pushed(nest: Nest, move: Op, index: Index) -> Index:
+    """Where a reshape or a transpose puts the element that `index` names in its operand."""
+    if move.name == "stablehlo.transpose":
+        return tuple(index[d] for d in move.attrs["permutation"])
+    return reshaped(nest, index, tensor(move.operands[0]).sizes, tensor(move.result).sizes)
+
+
+Sink = Callable[[Nest, Op, Output], None]
+
+SINKS: dict[str, Sink] = {}
+ANCHORS: set[str] = set()
+UPDATES: dict[str, Sink] = {}  # ops that change a part of their first operands
+ADDRESSED: dict[str, tuple[int, ...]] = {}
+IN_RUNS: dict[str, tuple[int, ...]] = {}
+
+
+def sink(
+    *names: str, anchor: bool = False, addressed: tuple[int, ...] = (), in_runs: tuple[int, ...] = (1,)
+) -> Callable[[Sink], Sink]:
+    """Register the rule that writes the kernel of an op.
+
+    `anchor`: it stores through `output.finish` alone. `addressed`: operands that must lie in memory with strides, and
+    those of them `in_runs` with the last axis side by side.
+    """
+
+    def register(rule: Sink) -> Sink:
+        for name in names:
+            SINKS[name] = rule
+            ADDRESSED[name] = addressed
+            IN_RUNS[name] = in_runs
+        if anchor:
+            ANCHORS.update(names)
+        return rule
+
+    return register
+
+
+def update(*names: str) -> Callable[[Sink], Sink]:
+    """Register the rule that writes what an op changes in its first operands."""
+
+    def register(rule: Sink) -> Sink:
+        for name in names:
+            UPDATES[name] = rule
+        return rule
+
+    return register

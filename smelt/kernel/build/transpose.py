@@ -1,0 +1,80 @@
+"""A transposition that is stored: squares are read along the operand's last axis and written along the result's.
+
+Where the result's last axis is short, as colours are, its elements are written together instead. `fuse` asks `rule_of`;
+transpositions that are pulled are index arithmetic (`build_map`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from smelt.dim import Size, ceildiv
+from smelt.dtype import f32, i64
+from smelt.ir.core import Op
+from smelt.kernel.loops.grammar import Array, Expr, Item, Number, Put, Turn, add, scale
+from smelt.kernel.loops.nest import Nest, tensor
+
+SIDE = 16  # of a square
+FEW = 4  # elements that are written together
+Rule = Callable[[Nest, Op, int], None]
+
+
+def rule_of(op: Op) -> Rule | None:
+    """How a transposition that changes the last axis is written, if not element by element."""
+    order, sizes = op.attrs["permutation"], tensor(op.result).sizes
+    if len(order) < 2 or order[-1] == len(order) - 1:
+        return None
+    row = sizes[order.index(len(order) - 1)]
+    if isinstance(sizes[-1], int) and 1 < sizes[-1] <= FEW:
+        return woven
+    squares = all(not isinstance(size, int) or size >= SIDE for size in (sizes[-1], row))
+    return turned if squares and tensor(op.result).element == f32 else None
+
+
+def woven(nest: Nest, op: Op, target: int) -> None:
+    """All elements of the result's last axis, for a run along the operand's."""
+    order, sizes = op.attrs["permutation"], tensor(op.result).sizes
+    last = len(order) - 1
+    row, few = order.index(last), sizes[last]
+    assert isinstance(few, int)
+    others = [d for d in range(last) if d != row]
+    with nest.loops([sizes[d] for d in others]) as at, nest.loop(sizes[row], "lane") as i:
+        fixed = {**dict(zip(others, at, strict=True)), row: i}
+        for j in range(few):
+            place = tuple(fixed.get(d, Number(j)) for d in range(last + 1))
+            source = tuple(place[order.index(d)] for d in range(last + 1))
+            nest.store(target, nest.offset(op.result, place), nest.pull(op.operands[0], source))
+
+
+def turned(nest: Nest, op: Op, target: int) -> None:
+    order, sizes = op.attrs["permutation"], tensor(op.result).sizes
+    last = len(order) - 1
+    row = order.index(last)  # the result's axis that is the operand's last
+    others = [d for d in range(last) if d != row]
+    blocks = (ceildiv(sizes[row], SIDE), ceildiv(sizes[last], SIDE))
+    with nest.loops((*(sizes[d] for d in others), *blocks)) as (*at, high, wide):
+        first = {row: nest.let(scale(high, SIDE)), last: nest.let(scale(wide, SIDE))}
+        rows, columns = (_used(nest, sizes[d], first[d]) for d in (row, last))
+        read, written = (nest.var(f32, stem="square").name for _ in range(2))
+        nest.emit(Array(read, f32, SIDE * SIDE))
+        nest.emit(Array(written, f32, SIDE * SIDE))
+        fixed = dict(zip(others, at, strict=True))
+
+        def index(i: Expr, j: Expr) -> tuple[Expr, ...]:
+            places = {**fixed, row: add(first[row], i), last: add(first[last], j)}
+            return tuple(places[d] for d in range(last + 1))
+
+        with nest.loop(columns, "ordered") as j, nest.loop(rows, "lane") as i:
+            place = index(i, j)
+            source = tuple(place[order.index(d)] for d in range(last + 1))
+            nest.emit(Put(read, add(scale(j, SIDE), i), nest.pull(op.operands[0], source)))
+        nest.emit(Turn(written, read, SIDE, SIDE))
+        with nest.loop(rows, "ordered") as i, nest.loop(columns, "lane") as j:
+            element = nest.keep(Item(written, add(scale(i, SIDE), j), f32))
+            nest.store(target, nest.offset(op.result, index(i, j)), element)
+
+
+def _used(nest: Nest, size: Size, first: Expr) -> Expr:
+    if isinstance(size, int) and size % SIDE == 0:
+        return Number(SIDE)
+    return nest.let(nest.apply("minimum", Number(SIDE), nest.let(add(size, scale(first, -1))), dtype=i64))

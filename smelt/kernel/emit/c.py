@@ -1,0 +1,781 @@
+"""Plan → C. The program is freestanding: it includes nothing, allocates nothing and starts no thread of its own.
+
+It exports `NAME_run`, `NAME_measure` and `NAME_abi` (see `runtime/smelt.h` and `abi.py`). A kernel is a function over a
+table of buffers and a table of sizes; a loop on cores is a function of its own that the runtime calls with ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+
+from smelt import abi
+from smelt.dim import Atom, Size
+from smelt.dim import symbols as symbols_of
+from smelt.dtype import DType, f32
+from smelt.errors import SizeError, UnsupportedError
+from smelt.ir.size_checks import Check
+from smelt.kernel import math
+from smelt.kernel.build.reduce import identity
+from smelt.kernel.emit.tile_bf16 import pairs_text
+from smelt.kernel.emit.tile_f32 import TileShape, product_text, turn_text
+from smelt.kernel.emit.tile_int8 import bytes_text
+from smelt.kernel.emit.timestamps import stamp_text, stamped
+from smelt.kernel.loops.grammar import (
+    LANES,
+    SHORT,
+    Affine,
+    Amount,
+    Apply,
+    Array,
+    Bitcast,
+    Convert,
+    Declare,
+    Expr,
+    Fail,
+    Fold,
+    For,
+    If,
+    Item,
+    Let,
+    Load,
+    Number,
+    Product,
+    Put,
+    Quotient,
+    Remainder,
+    Set,
+    Stmt,
+    Store,
+    Turn,
+    Var,
+    While,
+    inside,
+)
+from smelt.kernel.loops.nest import everything, expressions, mentioned
+from smelt.kernel.plan.memory import Memory
+from smelt.kernel.plan.plan import (
+    Branch,
+    Buffer,
+    Copy,
+    Ensure,
+    Kernel,
+    Launch,
+    Measure,
+    Plan,
+    Repeat,
+    Require,
+    Step,
+    walk,
+)
+from smelt.kernel.tune.adjust import EACH, FORM, setting
+from smelt.size import nonneg
+
+ABI = """\
+typedef struct Runtime Runtime; typedef struct Context Context;
+typedef void (*Body)(void *env, i64 begin, i64 end, i64 worker);
+struct Runtime { i64 version, threads;
+  void (*parallel)(const Runtime *, Context *, Body, void *env, i64 count, i64 chunk);
+  void *(*grow)(Context *, i64 bytes); };
+struct Context { const volatile int *cancel; char *arena, *scratch; i64 scratch_stride; i64 record[8]; void *owner;
+  i64 *late; int (*stop)(Context *); };
+#define STOPPED (*ctx->cancel && ctx->stop(ctx))
+#ifdef __clang__
+#define LANES _Pragma("clang loop vectorize(assume_safety) interleave(enable)")
+#define SHORT_LANES _Pragma("clang loop vectorize(assume_safety) interleave(enable) unroll(disable)")
+#define FEW_LANES _Pragma("clang loop vectorize(assume_safety) vectorize_predicate(enable) unroll(disable)")
+#else
+#define LANES _Pragma("GCC ivdep")
+#define SHORT_LANES LANES
+#define FEW_LANES LANES
+#endif
+#define HIDDEN __attribute__((visibility("hidden")))
+static inline i64 size_div(i64 a, i64 b) {
+  if (b == 0) return 0;
+  return a / b - ((a % b != 0) & ((a < 0) != (b < 0)));
+}
+static inline i64 size_mod(i64 a, i64 b) { return b == 0 ? 0 : a - b * size_div(a, b); }
+static inline i64 size_max(i64 a, i64 b) { return a > b ? a : b; }
+static inline i64 size_min(i64 a, i64 b) { return a < b ? a : b; }
+static inline i64 sure_add(i64 a, i64 b, int *bad) { i64 c; *bad |= __builtin_add_overflow(a, b, &c); return c; }
+static inline i64 sure_mul(i64 a, i64 b, int *bad) { i64 c; *bad |= __builtin_mul_overflow(a, b, &c); return c; }
+static inline i64 sure_div(i64 a, i64 b, int *bad) { return b == -1 ? sure_mul(a, b, bad) : size_div(a, b); }
+static inline i64 sure_mod(i64 a, i64 b, int *bad) { (void)bad; return b == -1 ? 0 : size_mod(a, b); }
+"""
+# Characters of C in one file. Only long programs are cut up: in another file a loop may come out otherwise, and slower.
+WORTHWHILE = 400_000
+TURN = "smelt_turn("
+# By the steps that lie side by side: what fills a tile, and the C types of what it reads.
+TILES = {1: ("smelt_product", "f32", "f32"), 2: ("smelt_halves", "ui16", "ui16"), 4: ("smelt_bytes", "ui8", "i8")}
+TILE_TEXTS = {1: product_text, 2: pairs_text, 4: bytes_text}
+WORTH = 32768  # elements that are worth a core
+LONG = 4096  # elements after which a turn of a kernel's outermost loop asks whether the call was cancelled
+CANCELLED, NO_MEMORY, FAILED, UNFIT = -1, -2, 1 << 20, 1 << 21
+TOO_LARGE = 1 << 22  # what `measure` says where a size does not fit into 64 bits
+MOST_BYTES = 1 << 50  # of one buffer whose size only data tells: more is no size but a mistake
+
+
+def emit(plan: Plan, memory: Memory, name: str, tile: TileShape) -> str:
+    """The whole program as one C file."""
+    source = Source(tile)
+    source.add(plan, memory, name)
+    return source.text()
+
+
+@dataclass(slots=True)
+class Source:
+    """A C file of several programs, which share kernels that are equal."""
+
+    tile: TileShape
+    kernels: dict[Kernel, _Function] = field(default_factory=dict)
+    parts: list[str] = field(default_factory=list)
+    stamps: bool = False  # every step tells when it began and ended, see `stamp_c`
+
+    def add(self, plan: Plan, memory: Memory, name: str) -> None:
+        """One more program. What cannot be written leaves the file as it was."""
+        fresh: dict[Kernel, _Function] = {}
+        for step in walk(plan.steps):
+            for kernel in (step.kernel, *step.kernel.forms) if isinstance(step, Launch) else ():
+                if kernel not in self.kernels and kernel not in fresh:
+                    fresh[kernel] = _Function(f"{name}_{kernel.kind}{len(fresh)}")
+        parts = [function.emit(kernel) for kernel, function in fresh.items()]
+        program = _Program(plan, memory, name, self.stamps)
+        parts += [program.describe(), program.measure(self.kernels | fresh), program.run(self.kernels | fresh)]
+        self.kernels |= fresh
+        self.parts += parts
+
+    def text(self) -> str:
+        """All of it as one file."""
+        text = "\n".join(self.parts)
+        return self._file("".join(self._products(text)) + text)
+
+    def texts(self, most: int) -> list[str]:
+        """The same as several files of about equal length that can be compiled at once."""
+        count = min(most, sum(map(len, self.parts)) // WORTHWHILE + 1)
+        if count == 1:
+            return [self.text()]
+        head = "".join(f"{function.prototype};\n" for function in self.kernels.values())
+        files = (head + "\n".join(each) for each in _balanced(self.parts, count))
+        return [self._file("".join(self._products(each)) + each) for each in files]
+
+    def _products(self, text: str) -> list[str]:
+        """The functions for tiles that a text calls."""
+        products = []
+        for together, (name, *_) in TILES.items():
+            some = f"{name}_some(" in text
+            if some or f"{name}(" in text:
+                products.append(TILE_TEXTS[together](self.tile, some=some))
+        return [*products, *([turn_text(self.tile)] if TURN in text else [])]
+
+    def _file(self, text: str) -> str:
+        return math.prelude(text) + ABI + text
+
+
+def _call(function: _Function, table: str, sizes: dict[Size, int]) -> str:
+    numbers = ", ".join(f"t[{sizes[size]}]" for size in function.sizes) or "0"
+    return f"{function.name}(rt, ctx, (void *[]){{{table}}}, (i64[]){{{numbers}}})"
+
+
+def _balanced(parts: Sequence[str], count: int) -> list[list[str]]:
+    """Groups of about equal length."""
+    groups: list[list[str]] = [[] for _ in range(min(count, len(parts)))]
+    for part in sorted(parts, key=len, reverse=True):
+        min(groups, key=lambda group: sum(map(len, group))).append(part)
+    return groups
+
+
+# ---- sizes ----
+
+
+def size_text(size: Size, symbols: dict[str, str]) -> str:
+    """A polynomial as C over the texts of its symbols, for values that `sure_text` was checked with."""
+    if isinstance(size, int):
+        return _number_text(size)
+    terms = []
+    for monomial, coefficient in size.terms:
+        factors = [_atom_text(atom, symbols) for atom in monomial]
+        if coefficient != 1 or not factors:
+            factors.insert(0, _number_text(coefficient))
+        terms.append(" * ".join(factors))
+    return f"({' + '.join(terms)})"
+
+
+def _atom_text(atom: Atom, symbols: dict[str, str]) -> str:
+    if atom.op == "symbol":
+        return symbols[atom.name]
+    a, b = (size_text(arg, symbols) for arg in atom.args)
+    return f"{ {'//': 'size_div', '%': 'size_mod', 'max': 'size_max', 'min': 'size_min'}[atom.op] }({a}, {b})"
+
+
+def sure_text(size: Size, symbols: dict[str, str]) -> str:
+    """The same with an `int bad` that becomes 1 where a number does not fit into 64 bits."""
+    if isinstance(size, int):
+        return _number_text(size)
+    terms = []
+    for monomial, coefficient in size.terms:
+        factors = [_sure_atom(atom, symbols) for atom in monomial]
+        if coefficient != 1 or not factors:
+            factors.insert(0, _number_text(coefficient))
+        terms.append(reduce(lambda a, b: f"sure_mul({a}, {b}, &bad)", factors))
+    return reduce(lambda a, b: f"sure_add({a}, {b}, &bad)", terms)
+
+
+def _sure_atom(atom: Atom, symbols: dict[str, str]) -> str:
+    if atom.op == "symbol":
+        return symbols[atom.name]
+    a, b = (sure_text(arg, symbols) for arg in atom.args)
+    if atom.op in ("max", "min"):
+        return f"size_{atom.op}({a}, {b})"
+    return f"{'sure_div' if atom.op == '//' else 'sure_mod'}({a}, {b}, &bad)"
+
+
+def _number_text(number: int) -> str:
+    if abs(number) >= 1 << 63:
+        raise SizeError("a number in a size is too large", expected="less than 2**63", got=number)
+    return f"{number}LL"
+
+
+# ---- the program ----
+
+
+@dataclass(slots=True)
+class _Program:
+    plan: Plan
+    memory: Memory
+    name: str
+    stamps: bool = False
+    timed: int = 0  # launches and copies so far, in the order of `walk`
+
+    @property
+    def symbols(self) -> dict[str, str]:
+        known = {name: f"n[{i}]" for i, name in enumerate(self.plan.symbols)}
+        known |= {setting(i): f"{self.name}_settings[{i}]" for i in range(self.plan.settings)}
+        return known | {name: f"m[{i}]" for i, name in enumerate(self.plan.late)}
+
+    def describe(self) -> str:
+        """What the program expects of its caller, for whoever loads it to compare."""
+        plan = self.plan
+        arguments, results = ([buffer.shape for buffer in plan.of_kind(kind)] for kind in ("argument", "result"))
+        constants = [len(constant) for constant in plan.constants]
+        checks = len(plan.checks), len(plan.requirements)
+        stated = abi.describe(plan.symbols, arguments, results, constants, plan.donated, plan.reused, checks)
+        return abi.c_text(self.name, stated)
+
+    def measure(self, kernels: dict[Kernel, _Function]) -> str:
+        """Checks on sizes, the memory that a call needs, and the sizes of the results.
+
+        No number that the program computes from sizes overflows where this gives 0.
+        """
+        symbols = self.symbols
+        lines = [f"int {self.name}_measure(const i64 *n, i64 *out) {{", "  (void)n; int bad = 0;"]
+        lines += [f"  if ({_broken(check, symbols)}) return {i + 1};" for i, check in self.plan.entry_checks.items()]
+        given = {*self.plan.symbols}
+        for size in self._kernel_sizes(kernels):
+            if not isinstance(size, int) and symbols_of(size) <= given:
+                lines.append(f"  (void){sure_text(size, symbols)};")
+        lines.append("  i64 total = 0;")
+        lines += [f"  total = sure_add(total, {self._slot(slot)}, &bad);" for slot in self.memory.slots]
+        lines.append("  out[0] = total;")
+        lines.append(f"  out[1] = {sure_text(self.memory.scratch, symbols)};")
+        sizes = [size for buffer in self.plan.of_kind("result") for size in buffer.shape.sizes]
+        texts = ["-1" if self.plan.is_late(size) else sure_text(size, symbols) for size in sizes]
+        lines += [f"  out[{i + 2}] = {text};" for i, text in enumerate(texts)]
+        return "\n".join([*lines, f"  return bad ? {TOO_LARGE} : 0;", "}"])
+
+    def _kernel_sizes(self, kernels: dict[Kernel, _Function]) -> dict[Size, int]:
+        """The sizes that kernels take, numbered."""
+        sizes: dict[Size, int] = {}
+        for step in walk(self.plan.steps):
+            for kernel in (step.kernel, *step.kernel.forms) if isinstance(step, Launch) else ():
+                for size in kernels[kernel].sizes:
+                    sizes.setdefault(size, len(sizes))
+        return sizes
+
+    def _slot(self, sizes: Sequence[Size]) -> str:
+        """The bytes of a slot: the most that a tenant needs. A size in a branch that is not taken may be negative."""
+        texts = [sure_text(size, self.symbols) for size in sizes]
+        if not any(map(nonneg, sizes)):
+            texts.append("0LL")
+        return reduce(lambda a, b: f"size_max({a}, {b})", texts)
+
+    def run(self, kernels: dict[Kernel, _Function]) -> str:
+        symbols = self.symbols
+        sizes = self._kernel_sizes(kernels)
+        lines = [
+            f"int {self.name}_run(const Runtime *rt, Context *ctx, void **given, const i64 *n) {{",
+            "  (void)rt; (void)ctx; (void)n; int status = 0, bad = 0; (void)status; (void)bad;",
+            f"  void *b[{max(len(self.plan.buffers), 1)}];",
+        ]
+        place = "ctx->arena"
+        for i, slot in enumerate(self.memory.slots):
+            lines.append(f"  char *const slot{i} = {place};")
+            place = f"slot{i} + {self._slot(slot)}"
+        counts = {kind: len(self.plan.of_kind(kind)) for kind in ("argument", "result", "constant")}
+        first = {"argument": 0, "result": counts["argument"], "constant": counts["argument"] + counts["result"]}
+        for i, buffer in enumerate(self.plan.buffers):
+            if buffer.kind == "temporary":
+                lines.append(f"  b[{i}] = slot{self.memory.homes[i]};" if i in self.memory.homes else f"  b[{i}] = 0;")
+            else:
+                lines.append(f"  b[{i}] = given[{first[buffer.kind] + buffer.index}];")
+        if self.plan.late:
+            lines.append(f"  i64 m[{len(self.plan.late)}] = {{0}};")
+            lines += [f"  i64 held{i} = -1;" for i, _ in self._late_buffers()]
+        if sizes:
+            lines.append(f"  i64 t[{len(sizes)}];")
+            lines += [
+                f"  t[{i}] = {'0' if self.plan.is_late(size) else size_text(size, symbols)};"
+                for size, i in sizes.items()
+            ]
+        if self.plan.settings:
+            lines.insert(0, f"i64 {self.name}_settings[{self.plan.settings}];")
+        if self.stamps:
+            lines = [stamp_text(self.name, len(self.plan.late)), *lines, f"  {self.name}_count = 0;"]
+        lines += self._steps(self.plan.steps, kernels, sizes, 1)
+        lines += self._late_results(first["result"])
+        if self.stamps:
+            lines += [f"  {self.name}_late[{i}] = m[{i}];" for i in range(len(self.plan.late))]
+        return "\n".join([*lines, "  return 0;", "}", ""])
+
+    def _steps(
+        self, steps: Sequence[Step], kernels: dict[Kernel, _Function], sizes: dict[Size, int], depth: int
+    ) -> list[str]:
+        pad = "  " * depth
+        lines: list[str] = []
+        for step in steps:
+            before = len(lines)
+            match step:
+                case Launch(kernel, buffers):
+                    table = ", ".join(f"b[{i}]" for i in buffers) or "0"
+                    call = _call(kernels[kernel], table, sizes)
+                    for i, form in enumerate(kernel.forms, 1):
+                        wanted = f"{self.name}_settings[{EACH * kernel.number + FORM}]"
+                        call = f"{wanted} == {i} ? {_call(kernels[form], table, sizes)} : {call}"
+                    lines.append(f"{pad}if ((status = {call})) return status;")
+                case Copy(source, target):
+                    count = size_text(self.plan.buffers[target].bytes, self.symbols)
+                    lines.append(
+                        f"{pad}if (b[{target}] != b[{source}]) __builtin_memcpy(b[{target}], b[{source}], {count});"
+                    )
+                case Repeat(head, flag, body):
+                    lines += [f"{pad}for (;;) {{", *self._steps(head, kernels, sizes, depth + 1)]
+                    lines.append(f"{pad}  if (!*(ui8 *)b[{flag}]) break;")
+                    lines.append(f"{pad}  if (STOPPED) return {CANCELLED};")
+                    lines += [*self._steps(body, kernels, sizes, depth + 1), f"{pad}}}"]
+                case Branch(selector, branches):
+                    lines.append(f"{pad}switch ({self._selector(selector, len(branches))}) {{")
+                    for i, branch in enumerate(branches):
+                        label = f"case {i}:" if i < len(branches) - 1 else "default:"
+                        lines += [
+                            f"{pad}{label} {{",
+                            *self._steps(branch, kernels, sizes, depth + 1),
+                            f"{pad}}} break;",
+                        ]
+                    lines.append(f"{pad}}}")
+                case Require(flags, check, numbers):
+                    count = size_text(self.plan.buffers[flags].shape.count, self.symbols)
+                    record = "".join(f" ctx->record[{i}] = {self._number(each)};" for i, each in enumerate(numbers))
+                    lines.append(
+                        f"{pad}for (i64 i = 0; i < {count}; i++)"
+                        f" if (!((ui8 *)b[{flags}])[i]) {{{record} return {FAILED + check}; }}"
+                    )
+                case Measure():
+                    lines += self._measure(step, sizes, pad)
+                case Ensure(checks):
+                    lines += self._ensure(checks, pad)
+            if self.stamps and isinstance(step, Launch | Copy):
+                lines[before:] = stamped(self.name, self.timed, pad, lines[before:])
+                self.timed += 1
+            if not isinstance(step, Copy | Ensure):
+                lines.append(f"{pad}if (STOPPED) return {CANCELLED};")
+        return lines
+
+    def _late_buffers(self) -> list[tuple[int, Buffer]]:
+        return [(i, each) for i, each in enumerate(self.plan.buffers) if self.plan.is_late(*each.shape.sizes)]
+
+    def _late_results(self, first: int) -> list[str]:
+        """Tell the runtime where results are whose size it could not know, and how large they are."""
+        lines: list[str] = []
+        place = 0
+        for i, buffer in enumerate(self.plan.buffers):
+            if buffer.kind == "result":
+                if self.plan.is_late(*buffer.shape.sizes):
+                    lines.append(f"  given[{first + buffer.index}] = b[{i}];")
+                    for d, size in enumerate(buffer.shape.sizes):
+                        lines.append(f"  ctx->late[{place + d}] = {size_text(size, self.symbols)};")
+                place += buffer.shape.rank
+        return lines
+
+    def _measure(self, step: Measure, sizes: dict[Size, int], pad: str) -> list[str]:
+        """Give symbols their numbers; then what depends on them and on nothing later: checks, sizes, memory."""
+        places = [self.plan.late.index(name) for name in step.names]
+        if isinstance(step.source, int):
+            values = [f"((const i64 *)b[{step.source}])[{i}]" for i in range(len(places))]
+        else:
+            values = [size_text(size, self.symbols) for size in step.source]
+        lines = [f"{pad}{{ {' '.join(f'const i64 v{at} = {text};' for at, text in zip(places, values, strict=True))}"]
+        lines.append(f"{pad}  {' '.join(f'm[{at}] = v{at};' for at in places)} }}")
+
+        def concerns(*of: Size) -> bool:
+            named = [self.plan.late.index(name) for size in of for name in symbols_of(size) if name in self.plan.late]
+            return bool(named) and max(named) in places
+
+        lines += [f"{pad}t[{i}] = {size_text(size, self.symbols)};" for size, i in sizes.items() if concerns(size)]
+        for i, buffer in self._late_buffers():
+            if concerns(*buffer.shape.sizes):
+                lines += [
+                    f"{pad}{{ const i64 bytes = {sure_text(buffer.bytes, self.symbols)};",
+                    f"{pad}if (bad || bytes > {MOST_BYTES}LL) return {NO_MEMORY};",
+                    f"{pad}if (bytes > held{i}) {{",
+                    f"{pad}  ctx->record[0] = held{i} = bytes;",
+                    f"{pad}  if (!(b[{i}] = rt->grow(ctx, bytes))) return {NO_MEMORY};",
+                    f"{pad}  ctx->record[0] = 0;",
+                    f"{pad}}} }}",
+                ]
+        return lines
+
+    def _ensure(self, checks: Sequence[int], pad: str) -> list[str]:
+        lines = []
+        for i in checks:
+            check = self.plan.checks[i]
+            values = [size_text(size, self.symbols) for size in (check.a, check.b)]
+            record = " ".join(f"ctx->record[{place}] = {text};" for place, text in enumerate(values))
+            lines.append(f"{pad}if ({_broken(check, self.symbols)}) {{ {record} return {UNFIT + i}; }}")
+        return lines
+
+    def _number(self, buffer: int) -> str:
+        return f"*({math.storage(self.plan.buffers[buffer].shape.element)} *)b[{buffer}]"
+
+    def _selector(self, buffer: int, count: int) -> str:
+        if self.plan.buffers[buffer].shape.element.kind == "bool":
+            return f"*(ui8 *)b[{buffer}] ? 0 : 1"
+        return f"*(i32 *)b[{buffer}]"
+
+
+def _broken(check: Check, symbols: dict[str, str]) -> str:
+    """A condition in C: the check does not hold, or a number in it does not fit into 64 bits."""
+    a, b = sure_text(check.a, symbols), sure_text(check.b, symbols)
+    return f"!({a} {check.relation} {b}) || bad"
+
+
+# ---- kernels ----
+
+
+@dataclass(slots=True)
+class _Function:
+    """A kernel's function, and the functions that its loops on cores need."""
+
+    name: str
+    sizes: dict[Size, int] = field(default_factory=dict)
+    outlined: list[str] = field(default_factory=list)
+    arrays: dict[str, str] = field(default_factory=dict)  # C types of the elements of local arrays
+    locals: dict[str, str] = field(default_factory=dict)  # pointers and sizes that the function at hand uses
+
+    def emit(self, kernel: Kernel) -> str:
+        lines = self.block(kernel.body, 1)
+        head = f"{self.prototype} {{"
+        quiet = "  (void)rt; (void)ctx; (void)b; (void)s;"
+        main = "\n".join([head, quiet, *self.locals.values(), *lines, "  return 0;", "}"])
+        return "\n".join([*self.outlined, main])
+
+    @property
+    def prototype(self) -> str:
+        return f"HIDDEN int {self.name}(const Runtime *rt, Context *ctx, void *const *b, const i64 *s)"
+
+    def pointer(self, buffer: int, kind: str) -> str:
+        """A name for the elements of a buffer: a local, so that the compiler sees that it does not change."""
+        name = f"b{buffer}_{kind}"
+        self.locals[name] = f"  {kind} *const {name} = b[{buffer}];"
+        return name
+
+    def factor(self, operand: int | str, kind: str) -> str:
+        """Where an operand of a product lies: in a buffer, or in a local array."""
+        return operand if isinstance(operand, str) else self.pointer(operand, kind)
+
+    # -- statements --
+
+    def block(self, statements: Sequence[Stmt], depth: int) -> list[str]:
+        return [line for each in statements for line in self.statement(each, depth)]
+
+    def statement(self, stmt: Stmt, depth: int) -> list[str]:
+        pad = "  " * depth
+        match stmt:
+            case For(var, extent, body, level):
+                if level == "core":
+                    return self.core(stmt, depth)
+                lanes = [f"{pad}{_lanes(extent)}"] if level == "lane" else []
+                head = f"{pad}for (i64 {var.name} = 0; {var.name} < {self.expr(extent)}; {var.name}++) {{"
+                return [*lanes, head, *self.block(body, depth + 1), f"{pad}}}"]
+            case While(head, condition, body):
+                return [
+                    f"{pad}for (;;) {{",
+                    *self.block(head, depth + 1),
+                    f"{pad}  if (!{self.expr(condition)}) break;",
+                    *self.block(body, depth + 1),
+                    f"{pad}}}",
+                ]
+            case If(condition, then, otherwise):
+                lines = [f"{pad}if ({self.expr(condition)}) {{", *self.block(then, depth + 1)]
+                if otherwise:
+                    lines += [f"{pad}}} else {{", *self.block(otherwise, depth + 1)]
+                return [*lines, f"{pad}}}"]
+            case Let(var, value):
+                return [f"{pad}const {math.register(var.dtype)} {var.name} = {self.expr(value)};"]
+            case Declare(var, value):
+                return [f"{pad}{math.register(var.dtype)} {var.name} = {self.expr(value)};"]
+            case Set(var, value):
+                return [f"{pad}{var.name} = {self.expr(value)};"]
+            case Store(buffer, index, value):
+                stored = math.store(value.dtype, self.expr(value))
+                place = self.pointer(buffer, math.storage(value.dtype))
+                return [f"{pad}{place}[{self.expr(index)}] = {stored};"]
+            case Array(name, dtype, count):
+                self.arrays[name] = math.register(dtype)
+                return [f"{pad}{math.register(dtype)} {name}[{count}];"]
+            case Put(array, index, value):
+                return [f"{pad}{array}[{self.expr(index)}] = {self.expr(value)};"]
+            case Turn(target, source, rows, columns):
+                return [f"{pad}smelt_turn({source}, {rows}, {columns}, {target});"]
+            case Fold():
+                return self.fold(stmt, depth)
+            case Product():
+                return [f"{pad}{self.product(stmt)}"]
+            case Fail(status, values):
+                record = [f"ctx->record[{i}] = {self.expr(value)};" for i, value in enumerate(values)]
+                return [f"{pad}{{ {' '.join(record)} return {FAILED + status}; }}"]
+
+    def core(self, loop: For, depth: int) -> list[str]:
+        """A loop whose iterations are spread over cores: a function over a range of them."""
+        name = f"{self.name}_{len(self.outlined)}"
+        inside = {loop.var}
+        captured = [
+            var for var in dict.fromkeys([*mentioned(loop.body)]) if var not in inside and var not in _born(loop.body)
+        ]
+        lent = [each for each in used_arrays(loop.body) if each in self.arrays]
+        fields = "".join(f" {math.register(var.dtype)} {var.name};" for var in captured)
+        fields += "".join(f" {self.arrays[each]} *{each};" for each in lent)
+        env = f"struct {name} {{ Context *ctx; void *const *b; const i64 *s;{fields} }};"
+        opened = [f"  const {math.register(var.dtype)} {var.name} = env->{var.name};" for var in captured]
+        opened += [f"  {self.arrays[each]} *{each} = env->{each};" for each in lent]
+        leaf = not any(isinstance(each, For | While | Fold) for each in loop.body)
+        is_long = not leaf and not (isinstance(loop.work, int) and loop.work < LONG)
+        outer, self.locals = self.locals, {}
+        inner = self.block(loop.body, 2)
+        locals, self.locals = self.locals, outer
+        body = [
+            env,
+            f"static void {name}_body(void *given, i64 begin, i64 end, i64 worker) {{",
+            f"  struct {name} *env = given; Context *ctx = env->ctx; void *const *b = env->b; const i64 *s = env->s;",
+            "  (void)ctx; (void)b; (void)s; (void)worker;",
+            *opened,
+            *locals.values(),
+            *(["  LANES"] if leaf else []),
+            f"  for (i64 {loop.var.name} = begin; {loop.var.name} < end; {loop.var.name}++) {{",
+            *inner,
+            *(["    if (STOPPED) return;"] if is_long else []),
+            "  }",
+            "}",
+        ]
+        self.outlined.append("\n".join(body))
+        pad = "  " * depth
+        values = "".join(f", {each}" for each in [*(var.name for var in captured), *lent])
+        work = self.expr(Amount(loop.work))
+        return [
+            f"{pad}struct {name} env_{name} = {{ ctx, b, s{values} }};",
+            f"{pad}rt->parallel(rt, ctx, {name}_body, &env_{name}, {self.expr(loop.extent)},"
+            f" {WORTH} / ({work} + 1) + 1);",
+            *([f"{pad}if (STOPPED) return {CANCELLED};"] if is_long else []),
+        ]
+
+    def fold(self, fold: Fold, depth: int) -> list[str]:
+        """In order where it is short; else one total per lane, then halves."""
+        pad, kind = "  " * depth, math.register(fold.total.dtype)
+        var, total, extent = fold.var.name, fold.total.name, self.expr(fold.extent)
+        function, dtype = fold.function, fold.total.dtype
+
+        wide = f32 if dtype.is_float and dtype.bits < 32 else dtype  # lanes of narrow types are not rounded
+
+        def step(a: str, b: str, of: DType) -> str:
+            return _applied(function, [a, b], [of, of], of)
+
+        value = self.expr(fold.value)
+        short = [
+            f"{pad}  {kind} sum = {self.expr(fold.start)};",
+            f"{pad}  for (i64 {var} = 0; {var} < {extent}; {var}++) {{",
+            *self.block(fold.body, depth + 2),
+            f"{pad}    sum = {step('sum', value, dtype)};",
+            f"{pad}  }}",
+            f"{pad}  {total} = sum;",
+        ]
+        if isinstance(fold.extent, Amount) and isinstance(fold.extent.size, int) and fold.extent.size <= SHORT:
+            return [f"{pad}{kind} {total};", f"{pad}{{", *short, f"{pad}}}"]
+        nothing = math.literal(identity(function, wide).value, wide)
+        body = self.block(fold.body, depth + 3)
+        lines = [
+            f"{pad}{kind} {total};",
+            f"{pad}if ({extent} <= {SHORT}) {{",
+            *short,
+            f"{pad}}} else {{",
+            f"{pad}  {kind} lane[{LANES}];",
+            f"{pad}  for (i64 l = 0; l < {LANES}; l++) lane[l] = {nothing};",
+            f"{pad}  i64 at = 0;",
+            f"{pad}  for (; at + {LANES} <= {extent}; at += {LANES}) {{",
+            f"{pad}    LANES for (i64 l = 0; l < {LANES}; l++) {{ const i64 {var} = at + l;",
+            *body,
+            f"{pad}      lane[l] = {step('lane[l]', value, wide)}; }}",
+            f"{pad}  }}",
+            f"{pad}  for (i64 l = 0; l < {LANES}; l++) if (at + l < {extent}) {{ const i64 {var} = at + l;",
+            *body,
+            f"{pad}      lane[l] = {step('lane[l]', value, wide)}; }}",
+        ]
+        half = LANES // 2
+        while half:
+            lines.append(
+                f"{pad}  for (i64 l = 0; l < {half}; l++) lane[l] = {step('lane[l]', f'lane[l + {half}]', wide)};"
+            )
+            half //= 2
+        lines += [f"{pad}  {total} = {step(self.expr(fold.start), 'lane[0]', dtype)};", f"{pad}}}"]
+        return lines
+
+    def product(self, product: Product) -> str:
+        name, left_type, right_type = TILES[product.together]
+        a, b, tile = (
+            f"{pointer} + {self.expr(index)}"
+            for pointer, index in (
+                (self.factor(product.a, left_type), product.a_index),
+                (self.factor(product.b, right_type), product.b_index),
+                (product.tile, product.place),
+            )
+        )
+        steps = (product.a_step,) if product.together == 1 else ()  # narrow ones lie side by side
+        left = [a, *map(self.expr, (product.a_row, product.a_turn, *steps))]
+        right = [b, *map(self.expr, (product.b_step, product.turns, product.extent))]
+        given = [
+            self.expr(product.rows),
+            *left,
+            *right,
+            tile,
+            *map(self.expr, (product.join, product.ahead, product.tiles)),
+        ]
+        if product.columns == Number(0):
+            return f"{name}({', '.join(given)});"
+        return f"{name}_some({', '.join(given)}, {self.expr(product.columns)});"
+
+    # -- expressions --
+
+    def size(self, size: Size) -> str:
+        if isinstance(size, int):
+            return _number_text(size) if abs(size) >= 1 << 31 else str(size)
+        place = self.sizes.setdefault(size, len(self.sizes))
+        self.locals[f"s{place}"] = f"  const i64 s{place} = s[{place}];"
+        return f"s{place}"
+
+    def divisor(self, size: Size) -> str:
+        """A size to divide by: where it is 0 the quotient is of no use, but may stand before the test that says so."""
+        text = self.size(size)
+        if isinstance(size, int):
+            return text if size else "1"
+        self.locals[f"{text}_or_1"] = f"  const i64 {text}_or_1 = {text} ? {text} : 1;"
+        return f"{text}_or_1"
+
+    def expr(self, expr: Expr) -> str:
+        match expr:
+            case Var(name):
+                return name
+            case Number(value, dtype):
+                return math.literal(value, dtype)
+            case Amount(size):
+                return self.size(size)
+            case Affine(terms, constant):
+                parts = [self._times(atom, coefficient) for atom, coefficient in terms]
+                if constant != 0:
+                    parts.append(self.size(constant))
+                return f"({' + '.join(parts)})"
+            case Quotient(x, size):
+                return f"({self.expr(x)} / {self.divisor(size)})"
+            case Remainder(x, size):
+                return f"({self.expr(x)} % {self.divisor(size)})"
+            case Load(buffer, index, dtype):
+                return math.load(dtype, f"{self.pointer(buffer, math.storage(dtype))}[{self.expr(index)}]")
+            case Item(array, index, _):
+                return f"{array}[{self.expr(index)}]"
+            case Convert(x, dtype):
+                return math.convert(self.expr(x), x.dtype, dtype)
+            case Bitcast(x, dtype):
+                return math.bitcast(self.expr(x), x.dtype, dtype)
+            case Apply("reduce_precision", (x,), dtype, (exponent, mantissa)):
+                return math.reduce_precision(self.expr(x), dtype, exponent, mantissa)
+            case Apply("maximum" | "minimum" as function, (x, Number(bound)), dtype) if (
+                dtype.is_float and bound == bound
+            ):
+                return self.limited(function, self.expr(x), bound, dtype)
+            case Apply(function, args, dtype, _):
+                return _applied(function, [self.expr(arg) for arg in args], [arg.dtype for arg in args], dtype)
+
+    def limited(self, function: str, x: str, bound: float | complex, dtype: DType) -> str:
+        """The greater or lesser of a value and a number: one instruction, nan stays nan, and zeros keep their order."""
+        number = math.literal(bound, dtype)
+        sign = ">" if function == "maximum" else "<"
+        chosen = f"({number} {sign} {x} ? {number} : {x})"
+        if bound != 0:
+            return chosen
+        if function == "maximum" and str(bound)[0] != "-":
+            return f"({chosen} + {number})"  # -0 becomes 0
+        return _applied(function, [x, number], [dtype, dtype], dtype)
+
+    def _times(self, atom: Expr, coefficient: Size) -> str:
+        text = self.expr(atom)
+        return text if coefficient == 1 else f"{text} * {self.size(coefficient)}"
+
+
+def _applied(function: str, args: Sequence[str], operands: Sequence[DType], result: DType) -> str:
+    text = math.apply(function, args, operands, result)
+    if text is None:
+        raise UnsupportedError(
+            f"the native engine does not know {function} of {operands[0]} yet", remedy="engine='reference'"
+        )
+    return text
+
+
+def _lanes(extent: Expr) -> str:
+    """How the compiler is asked to use vectors: a short loop that does not fill them ends in a masked one. Only a very
+    short one may become a list of elements, for then the loop around it gets the vectors."""
+    size = extent.size if isinstance(extent, Amount) else extent.value if isinstance(extent, Number) else None
+    if not isinstance(size, int) or not 8 <= size <= 64:
+        return "LANES"
+    return "FEW_LANES" if size % 16 else "SHORT_LANES"
+
+
+def used_arrays(statements: Sequence[Stmt]) -> list[str]:
+    """The local arrays that statements read or change."""
+    found: dict[str, None] = {}
+
+    for each in everything(statements):
+        match each:
+            case Put(array):
+                found[array] = None
+            case Turn(target, source):
+                found.update(dict.fromkeys((target, source)))
+            case Product(tile, a=a, b=b):
+                found.update(dict.fromkeys(name for name in (tile, a, b) if isinstance(name, str)))
+        for expr in expressions(each):
+            found.update((item.array, None) for item in inside(expr) if isinstance(item, Item))
+    return list(found)
+
+
+def _born(statements: Sequence[Stmt]) -> set[Var]:
+    """The variables that statements declare."""
+    found: set[Var] = set()
+    for each in statements:
+        match each:
+            case For(var, _, body):
+                found |= {var, *_born(body)}
+            case While(head, _, body):
+                found |= _born(head) | _born(body)
+            case If(_, then, otherwise):
+                found |= _born(then) | _born(otherwise)
+            case Let(var) | Declare(var):
+                found.add(var)
+            case Fold(var, _, body, _, total):
+                found |= {var, total, *_born(body)}
+    return found

@@ -1,0 +1,528 @@
+"""A kernel being written: scopes of statements, and values pulled into them.
+
+`Nest.pull(value, index)` gives an element of a value: a load where the value is stored, else what its op's rule in
+`PULLS` makes of its operands. Every result gets a name in the outermost scope where it means the same, so that
+nothing is computed twice and whatever an inner loop does not change (a whole reduction, say) moves out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeVar
+
+from smelt.dim import Size, divide_exact, product
+from smelt.dtype import DType, i1, i64
+from smelt.errors import UnsupportedError
+from smelt.ir.core import Op, Region, Value
+from smelt.kernel.loops.grammar import (
+    PRODUCT_PARTS,
+    Amount,
+    Apply,
+    Array,
+    Convert,
+    Declare,
+    Expr,
+    Fail,
+    Fold,
+    For,
+    If,
+    Let,
+    Level,
+    Load,
+    Number,
+    Product,
+    Put,
+    Set,
+    Stmt,
+    Store,
+    Turn,
+    Var,
+    While,
+    add,
+    reads,
+    scale,
+    split,
+    variables,
+)
+from smelt.kernel.tune.adjust import Adjustable
+from smelt.kernel.tune.choice import (
+    Bands,
+    Blocked,
+    Choice,
+    Cut,
+    ExpandedConvolution,
+    Lookup,
+    Problem,
+    cut_of,
+    default,
+    defaults,
+)
+from smelt.shape import Shape
+
+C = TypeVar("C", bound=Choice)
+Index = tuple[Expr, ...]
+Pull = Callable[["Nest", Op, int, Index], Expr]
+
+PULLS: dict[str, Pull] = {}
+
+
+def pull(*names: str) -> Callable[[Pull], Pull]:
+    """Register the rule that computes one element of an op's result from elements of its operands."""
+
+    def register(rule: Pull) -> Pull:
+        for name in names:
+            PULLS[name] = rule
+        return rule
+
+    return register
+
+
+class SplitLoopError(Exception):
+    """Raised while a kernel is written: a loop over `var` should be two, the inner one over `inner` steps."""
+
+    def __init__(self, var: Var, inner: Size) -> None:
+        super().__init__(var.name)
+        self.var = var
+        self.inner = inner
+
+
+@dataclass(slots=True, eq=False)
+class Scope:
+    """Statements that run one after the other. `fence`: reads of memory must not move out (a guard protects them)."""
+
+    parent: Scope | None
+    depth: int
+    fence: bool = False
+    statements: list[Stmt] = field(default_factory=list)
+    names: dict[Expr, Var] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Where the elements of a value lie in a buffer that holds more: at `offset` + the sum of index * stride."""
+
+    offset: Size
+    strides: tuple[Size, ...]
+
+    def at(self, index: Index) -> Expr:
+        return add(*(scale(at, stride) for at, stride in zip(index, self.strides, strict=True)), self.offset)
+
+    def reshaped(self, sizes: Sequence[Size], target: Sequence[Size]) -> View | None:
+        """The same elements in another shape, if they still lie at regular distances."""
+        strides: list[Size] = []
+        for ours, theirs in groups(sizes, target):
+            axes = [d for d in ours if sizes[d] != 1]
+            if [sizes[d] for d in axes] == [target[d] for d in theirs if target[d] != 1]:
+                held = iter([self.strides[d] for d in axes])
+                strides += [0 if target[d] == 1 else next(held) for d in theirs]
+                continue
+            if any(self.strides[a] != self.strides[b] * sizes[b] for a, b in pairwise(axes)):
+                return None
+            step: Size = self.strides[axes[-1]] if axes else 0
+            inner: list[Size] = []
+            for d in reversed(theirs):
+                inner.append(step)
+                step = step * target[d]
+            strides += reversed(inner)
+        return View(self.offset, tuple(strides))
+
+
+@dataclass(frozen=True, slots=True)
+class MadeImage:
+    """[batch, y, x, channel] that a product and elementwise ops after it make: `last`, with an edge of one number."""
+
+    dot: Op
+    last: Value
+    edge: Value | None
+    before: tuple[int, int]  # lines and pixels of the edge
+    inside: frozenset[Op]  # ops that nobody else needs
+
+
+@dataclass(slots=True)
+class Nest:
+    """One kernel. `stored` says which buffer of the program holds a value, `views` where in it, if it holds more;
+    `buffers` are those that the kernel uses."""
+
+    stored: Mapping[Value, int]
+    buffers: list[int] = field(default_factory=list)
+    scope: Scope = field(default_factory=lambda: Scope(None, 0))
+    places: dict[Var, Scope] = field(default_factory=dict)  # where a variable was born
+    values: dict[Value, Expr] = field(default_factory=dict)  # arguments of a region whose body is being written
+    pulled: dict[tuple[Value, Index], Expr] = field(default_factory=dict)
+    covered: dict[Op, None] = field(default_factory=dict)
+    splittable: dict[Var, None] = field(default_factory=dict)
+    serial: int = 0
+    temporary: Callable[[Shape], int] | None = None  # makes a buffer of the program
+    views: Mapping[Value, View] = field(default_factory=dict)
+    made: Mapping[Value, MadeImage] = field(default_factory=dict)  # values that the kernel makes as it goes
+    scratches: list[int] = field(default_factory=list)  # those made for this kernel alone
+    choices: Lookup = defaults
+    chosen: dict[Problem, Choice] = field(default_factory=dict)  # what the kernel's builders asked for, and got
+    adjustable: Adjustable | None = None  # cuts are told later
+
+    # -- names and places --
+
+    def var(self, dtype: DType = i64, extent: Size | None = None, stem: str = "v") -> Var:
+        self.serial += 1
+        return Var(f"{stem}{self.serial}", dtype, extent)
+
+    def buffer(self, number: int) -> int:
+        """The kernel's own number of a buffer of the program."""
+        if number not in self.buffers:
+            self.buffers.append(number)
+        return self.buffers.index(number)
+
+    def scratch(self, shape: Shape) -> int:
+        """A buffer of the program that only this kernel uses."""
+        assert self.temporary is not None, "a kernel of this kind has no memory of its own"
+        self.scratches.append(self.temporary(shape))
+        return self.scratches[-1]
+
+    def decide(self, problem: Problem, kind: type[C]) -> C:
+        """How a builder should go about a problem."""
+        found = self.choices(problem)
+        chosen = found if isinstance(found, kind) else default(problem)
+        assert isinstance(chosen, kind), "every problem has a default of its kind"
+        self.chosen[problem] = chosen
+        return chosen
+
+    def cut(self, problem: Problem, choice: Blocked) -> Cut:
+        """What a choice comes to; symbols where the kernel is to be told at every call."""
+        return cut_of(problem, choice) if self.adjustable is None else self.adjustable.cut(problem)
+
+    def bands(self, problem: Problem, choice: ExpandedConvolution) -> Bands:
+        """The same for an image that is made on the way."""
+        return Bands.of(problem, choice) if self.adjustable is None else self.adjustable.bands(problem)
+
+    def emit(self, statement: Stmt) -> None:
+        self.scope.statements.append(statement)
+
+    def home(self, expr: Expr) -> Scope:
+        """The outermost scope where an expression means the same as here."""
+        depth = max((self.places[var].depth for var in variables(expr)), default=0)
+        guarded = reads(expr)
+        scope = self.scope
+        while scope.depth > depth and scope.parent is not None and not (guarded and scope.fence):
+            scope = scope.parent
+        return scope
+
+    def let(self, expr: Expr) -> Expr:
+        """A name for an expression; the same one for the same expression."""
+        if isinstance(expr, Var | Number | Amount):
+            return expr
+        scope: Scope | None = self.scope
+        while scope is not None:
+            if expr in scope.names:
+                return scope.names[expr]
+            scope = scope.parent
+        home = self.home(expr)
+        var = self.var(expr.dtype)
+        home.statements.append(Let(var, expr))
+        home.names[expr] = var
+        self.places[var] = home
+        return var
+
+    def declare(self, dtype: DType, value: Expr) -> Var:
+        """A variable that changes, in this scope."""
+        var = self.var(dtype)
+        self.places[var] = self.scope
+        self.emit(Declare(var, value))
+        return var
+
+    def visible(self, expr: Expr) -> bool:
+        """Whether all variables of an expression were born here or further out."""
+        for var in variables(expr):
+            place, scope = self.places[var], self.scope
+            while scope.depth > place.depth and scope.parent is not None:
+                scope = scope.parent
+            if scope is not place:
+                return False
+        return True
+
+    def keep(self, expr: Expr) -> Expr:
+        """The value that an expression has now, though variables in it change later."""
+        if isinstance(expr, Number):
+            return expr
+        var = self.var(expr.dtype)
+        self.places[var] = self.scope
+        self.emit(Let(var, expr))
+        return var
+
+    # -- scopes --
+
+    @contextmanager
+    def inner(self, *, fence: bool = False) -> Iterator[Scope]:
+        """Statements of an inner scope; whoever opened it puts them where they belong."""
+        outer = self.scope
+        self.scope = Scope(outer, outer.depth + 1, fence)
+        try:
+            yield self.scope
+        finally:
+            self.scope = outer
+
+    @contextmanager
+    def guard(self, condition: Expr) -> Iterator[None]:
+        """Statements that run where a condition holds."""
+        with self.inner(fence=True) as scope:
+            yield
+        self.emit(If(condition, tuple(scope.statements)))
+
+    @contextmanager
+    def loop(
+        self, extent: Size | Expr, level: Level = "serial", *, splittable: bool = False, fence: bool = False
+    ) -> Iterator[Var]:
+        """A loop. `fence`: it may have no turn because there is nothing to read, so reads stay inside."""
+        size = extent if isinstance(extent, Size) else None
+        var = self.var(i64, size, "at")
+        with self.inner(fence=fence) as scope:
+            self.places[var] = scope
+            if splittable:
+                self.splittable[var] = None
+            yield var
+        self.emit(For(var, Amount(size) if size is not None else extent, tuple(scope.statements), level))  # type: ignore[arg-type]
+
+    @contextmanager
+    def loops(
+        self, extents: Sequence[Size], level: Level = "serial", *, splittable: bool = False
+    ) -> Iterator[tuple[Expr, ...]]:
+        """Nested loops, the last one innermost; an extent of one needs no loop."""
+        if not extents:
+            yield ()
+        elif extents[0] == 1:
+            with self.loops(extents[1:], level, splittable=splittable) as rest:
+                yield (Number(0), *rest)
+        else:
+            with (
+                self.loop(extents[0], level, splittable=splittable) as first,
+                self.loops(extents[1:], level, splittable=splittable) as rest,
+            ):
+                yield (first, *rest)
+
+    @contextmanager
+    def repeat(self, condition: Callable[[], Expr]) -> Iterator[None]:
+        """A loop that goes on while a condition holds, which is computed anew before each turn."""
+        with self.inner(fence=True) as scope:
+            goes_on = condition()
+            head = tuple(scope.statements)
+            yield
+        self.emit(While(head, goes_on, tuple(scope.statements[len(head) :])))
+
+    def choose(self, condition: Expr, then: Callable[[], Expr], otherwise: Callable[[], Expr], dtype: DType) -> Expr:
+        """One of two values, where only the chosen one may be computed."""
+        result = self.declare(dtype, Number(0, dtype))
+        branches = []
+        for branch in (then, otherwise):
+            with self.inner(fence=True) as scope:
+                value = branch()
+                self.emit(Set(result, value))
+            branches.append(tuple(scope.statements))
+        self.emit(If(condition, *branches))
+        return result
+
+    # -- values --
+
+    def pull(self, value: Value, index: Index) -> Expr:
+        """An element of a value."""
+        bound = self.values.get(value)
+        if bound is not None:
+            return bound
+        key = (value, index)
+        known = self.pulled.get(key)
+        if known is not None and self.visible(known):
+            return known
+        shape = tensor(value)
+        if value in self.stored:
+            found = self.load(value, self.offset(value, index))
+        else:
+            op = value.op
+            assert op is not None, f"an argument of a region of type {shape} is not at hand"
+            rule = PULLS.get(op.name)
+            if rule is None:
+                raise unknown(op)
+            self.covered[op] = None
+            found = rule(self, op, value.index, index)
+        self.pulled[key] = found
+        return found
+
+    def offset(self, value: Value, index: Index) -> Expr:
+        """Where an element lies in the buffer of its value."""
+        view = self.views.get(value)
+        return flat(index, tensor(value).sizes) if view is None else view.at(index)
+
+    def load(self, value: Value, offset: Expr) -> Expr:
+        """What lies at some place of the buffer of a stored value."""
+        return self.let(Load(self.buffer(self.stored[value]), offset, tensor(value).element))
+
+    def store(self, number: int, offset: Expr, value: Expr) -> None:
+        self.emit(Store(self.buffer(number), offset, value))
+
+    def apply(self, function: str, *args: Expr, dtype: DType | None = None, detail: tuple[int, ...] = ()) -> Expr:
+        return self.let(Apply(function, args, dtype or args[0].dtype, detail))
+
+    def convert(self, x: Expr, dtype: DType) -> Expr:
+        return x if x.dtype == dtype else self.let(Convert(x, dtype))
+
+    def both(self, *conditions: Expr) -> Expr:
+        """All conditions hold."""
+        total = conditions[0] if conditions else Number(True, i1)
+        for each in conditions[1:]:
+            total = self.apply("and", total, each, dtype=i1)
+        return total
+
+    def less(self, x: Expr, y: Expr) -> Expr:
+        return self.apply("LT", x, y, dtype=i1)
+
+    def clamp(self, x: Expr, high: Size) -> Expr:
+        """An index moved into [0, high]."""
+        return self.apply("clamp", Number(0), x, Amount(high), dtype=i64)
+
+    def inline(self, region: Region, args: Sequence[Expr]) -> tuple[Expr, ...]:
+        """The results of a region over scalars, for these arguments."""
+        values, pulled = self.values, self.pulled
+        self.values = values | dict(zip(region.args, args, strict=True))
+        self.pulled = {}  # what the body computes belongs to these arguments
+        results = tuple(self.pull(value, ()) for value in region.results)
+        self.values, self.pulled = values, pulled
+        return results
+
+    def fold(self, function: str, start: Expr, extent: Size, value: Callable[[Var], Expr]) -> Expr:
+        """A reduction by one associative function, in the outermost scope where it means the same."""
+        total = self.var(start.dtype, stem="total")
+        with self.inner() as scope:
+            var = self.var(i64, extent, "at")
+            self.places[var] = scope
+            term = value(var)
+        home = self.home_of(scope, start, term)
+        home.statements.append(Fold(var, Amount(extent), tuple(scope.statements), term, total, function, start))
+        self.places[total] = home
+        return total
+
+    def home_of(self, scope: Scope, *more: Expr) -> Scope:
+        """Where a finished inner scope belongs: as far out as what it mentions of its surroundings allows."""
+        used = {*mentioned(scope.statements), *(var for expr in more for var in variables(expr))}
+        depth = max((self.places[var].depth for var in used if self.places[var].depth < scope.depth), default=0)
+        home = self.scope
+        while home.depth > depth and home.parent is not None and not home.fence:
+            home = home.parent
+        return home
+
+
+def everything(statements: Sequence[Stmt]) -> Iterator[Stmt]:
+    """Every statement, each before those inside it."""
+    for each in statements:
+        yield each
+        match each:
+            case For(_, _, body) | Fold(_, _, body):
+                yield from everything(body)
+            case While(head, _, body):
+                yield from everything(head)
+                yield from everything(body)
+            case If(_, then, otherwise):
+                yield from everything(then)
+                yield from everything(otherwise)
+
+
+def expressions(statement: Stmt) -> tuple[Expr, ...]:
+    """The expressions of a statement itself."""
+    match statement:
+        case For(_, extent):
+            return (extent,)
+        case While(_, condition) | If(condition):
+            return (condition,)
+        case Let(_, value) | Declare(_, value):
+            return (value,)
+        case Set(var, value):
+            return (var, value)
+        case Store(_, index, value) | Put(_, index, value):
+            return (index, value)
+        case Fold(_, extent, _, value, _, _, start):
+            return (extent, value, start)
+        case Product():
+            return tuple(getattr(statement, name) for name in PRODUCT_PARTS)
+        case Fail(_, values):
+            return values
+        case Array() | Turn():
+            return ()
+
+
+def mentioned(statements: Sequence[Stmt]) -> Iterator[Var]:
+    """Every variable that statements read or change."""
+    for statement in everything(statements):
+        for expr in expressions(statement):
+            yield from variables(expr)
+
+
+# ---- shapes and offsets ----
+
+
+def flat(index: Index, sizes: Sequence[Size]) -> Expr:
+    """Row-major offset."""
+    offset: Expr = Number(0)
+    for at, size in zip(index, sizes, strict=True):
+        offset = add(scale(offset, size), at)
+    return offset
+
+
+def reshaped(nest: Nest, index: Index, sizes: Sequence[Size], target: Sequence[Size]) -> Index:
+    """The index into `target` of the element that `index` names in `sizes`: the same row-major offset."""
+    result: list[Expr] = []
+    for ours, theirs in groups(sizes, target):
+        offset = flat(tuple(index[d] for d in ours), [sizes[d] for d in ours])
+        parts: list[Expr] = []
+        for d in reversed(theirs[1:]):
+            if isinstance(offset, Var) and offset in nest.splittable and offset.extent is not None:
+                if divide_exact(offset.extent, target[d]) is not None and target[d] not in (1, offset.extent):
+                    raise SplitLoopError(offset, target[d])
+            offset, low = split(offset, target[d])
+            parts.append(low)
+        if theirs:
+            parts.append(offset)
+        result += reversed(parts)
+    return tuple(result)
+
+
+def groups(sizes: Sequence[Size], target: Sequence[Size]) -> Iterator[tuple[list[int], list[int]]]:
+    """Neighbouring axes that hold the same elements, as short as they get: ([axes of sizes], [axes of target])."""
+    i = j = 0
+    while i < len(sizes) or j < len(target):
+        ours, theirs = [i] if i < len(sizes) else [], [j] if j < len(target) else []
+        i, j = i + len(ours), j + len(theirs)
+        while (left := product(sizes[d] for d in ours)) != (right := product(target[d] for d in theirs)):
+            grow_ours = i < len(sizes) and (j >= len(target) or _grows(left, right))
+            if grow_ours:
+                ours.append(i)
+                i += 1
+            elif j < len(target):
+                theirs.append(j)
+                j += 1
+            elif i < len(sizes):
+                ours.append(i)
+                i += 1
+            else:
+                break  # sizes whose products are equal for reasons that are assumed: one group
+        yield ours, theirs
+
+
+def _grows(left: Size, right: Size) -> bool:
+    """Whether the left product must take another axis to reach the right one."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left < right
+    return divide_exact(right, left) is not None if left != 0 else False
+
+
+def tensor(value: Value) -> Shape:
+    shape = value.type
+    if not isinstance(shape, Shape) or not isinstance(shape.dtype, DType):
+        raise UnsupportedError("the native engine does not know this type yet", got=shape, remedy="engine='reference'")
+    return shape
+
+
+def unknown(op: Op, detail: str = "") -> UnsupportedError:
+    return UnsupportedError(
+        f"the native engine does not know {op.name}{' ' + detail if detail else ''} yet",
+        where=op.location,
+        remedy="engine='reference'",
+    )

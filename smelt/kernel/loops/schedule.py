@@ -1,0 +1,234 @@
+"""Loops → loops on cores and lanes: neighbouring loops that walk memory alike become one, outer ones spread over cores.
+
+No schedule changes the order in which one element's value is computed, so results do not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from smelt.dim import Size, product
+from smelt.dtype import i64
+from smelt.kernel.loops.grammar import (
+    PRODUCT_PARTS,
+    Affine,
+    Amount,
+    Apply,
+    Bitcast,
+    Convert,
+    Declare,
+    Expr,
+    Fail,
+    Fold,
+    For,
+    If,
+    Item,
+    Let,
+    Load,
+    Product,
+    Put,
+    Quotient,
+    Remainder,
+    Set,
+    Stmt,
+    Store,
+    Turn,
+    Var,
+    While,
+    add,
+    scale,
+)
+from smelt.kernel.loops.nest import everything
+
+
+def schedule(statements: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    """The statements of a kernel with their outer loops placed on cores and leaf loops on lanes."""
+    placed = (_place(each) if isinstance(each, For) and each.level == "serial" else each for each in statements)
+    return tuple(map(_on_lanes, placed))
+
+
+def _on_lanes(statement: Stmt) -> Stmt:
+    """The statement with every loop inside that only fills a run of elements on lanes."""
+    match statement:
+        case For(body=body, level=level):
+            inner = tuple(map(_on_lanes, body))
+            if level == "serial" and _fills(inner):
+                return replace(statement, body=inner, level="lane")
+            return replace(statement, body=inner)
+        case While(head, condition, body):
+            return While(tuple(map(_on_lanes, head)), condition, tuple(map(_on_lanes, body)))
+        case If(condition, then, otherwise):
+            return If(condition, tuple(map(_on_lanes, then)), tuple(map(_on_lanes, otherwise)))
+    return statement
+
+
+def _fills(statements: Sequence[Stmt]) -> bool:
+    plain = all(isinstance(each, Let | Declare | Store | If | Set) for each in everything(statements))
+    return plain and any(isinstance(each, Store) for each in statements)
+
+
+def _place(loop: For) -> For:
+    chain = [merged(loop)]
+    between: list[Stmt] = []  # names given between the loops: given again inside
+    while (inner := _only_loop(chain[-1])) is not None:
+        between += [each for each in chain[-1].body if each is not inner]
+        chain.append(inner)
+    last = chain[-1]
+    leaf = not any(isinstance(each, For | While | Fold | Product) for each in last.body)
+    if leaf and len(chain) > 1:
+        chain.pop()
+        body: tuple[Stmt, ...] = (*between, replace(last, level="lane"))
+    else:
+        body = (*between, *last.body)
+    if len(chain) == 1:
+        return replace(chain[0], body=body, level="core", work=work(body))
+    sizes = [each.extent.size for each in chain if isinstance(each.extent, Amount)]
+    assert len(sizes) == len(chain), "loops that depend on others do not become one"
+    flat = Var(f"{chain[0].var.name}_", i64, product(sizes))
+    lets: list[Stmt] = []
+    rest: Expr = flat
+    for i in reversed(range(1, len(chain))):
+        lets.append(Let(chain[i].var, Remainder(rest, sizes[i])))
+        if i > 1:
+            name = Var(f"{chain[i].var.name}_", i64)
+            lets.append(Let(name, Quotient(rest, sizes[i])))
+            rest = name
+        else:
+            lets.append(Let(chain[0].var, Quotient(rest, sizes[i])))
+    return For(flat, Amount(product(sizes)), (*lets, *body), "core", work(body))
+
+
+def _only_loop(loop: For) -> For | None:
+    """The one loop inside a loop, if it is free and nothing but names stands before it."""
+    *names, last = loop.body or (None,)
+    if isinstance(last, For) and _is_free(last) and all(isinstance(each, Let) for each in names):
+        return last
+    return None
+
+
+def _is_free(loop: For) -> bool:
+    return loop.level == "serial" and isinstance(loop.extent, Amount)
+
+
+def work(statements: Sequence[Stmt]) -> Size:
+    """About how many elements one run of some statements touches."""
+    total: Size = 0
+    for each in statements:
+        match each:
+            case For(_, Amount(size), body):
+                total = total + size * work(body)
+            case Fold(_, Amount(size), body):
+                total = total + size * (work(body) + 1)
+            case For(_, _, body) | While(_, _, body) | Fold(_, _, body):
+                total = total + 64 * work(body)
+            case Product():
+                size = each.extent.size if isinstance(each.extent, Amount) else 128
+                turns = each.turns.size if isinstance(each.turns, Amount) else 1
+                total = total + 16 * size * turns
+            case If(_, then, otherwise):
+                total = total + work(then) + work(otherwise)
+            case Let() | Store() | Set() | Put():
+                total = total + 1
+            case Turn(_, _, rows, columns):
+                total = total + rows * columns // 4
+    return total
+
+
+# ---- two loops that are one ----
+
+
+def merged(loop: For) -> For:
+    """A loop around one loop becomes one loop where every place depends on `outer * inner extent + inner` alone."""
+    while (
+        len(loop.body) == 1
+        and isinstance(inner := loop.body[0], For)
+        and inner.level == "serial"
+        and isinstance(loop.extent, Amount)
+        and isinstance(inner.extent, Amount)
+        and (one := _one_loop(loop, inner)) is not None
+    ):
+        loop = one
+    if len(loop.body) == 1 and isinstance(inner := loop.body[0], For) and inner.level == "serial":
+        below = merged(inner)
+        if below is not inner:
+            return merged(replace(loop, body=(below,)))
+    return loop
+
+
+def _one_loop(outer: For, inner: For) -> For | None:
+    assert isinstance(outer.extent, Amount)
+    assert isinstance(inner.extent, Amount)
+    count, size = outer.extent.size * inner.extent.size, inner.extent.size
+    var = Var(inner.var.name, i64, count)
+    try:
+        body = tuple(_rename(each, lambda expr: _joined(expr, outer.var, inner.var, size, var)) for each in inner.body)
+    except _ApartError:
+        return None
+    return replace(inner, var=var, extent=Amount(count), body=body)
+
+
+class _ApartError(Exception):
+    """The two loop variables appear in another way than as one."""
+
+
+def _joined(expr: Expr, outer: Var, inner: Var, size: Size, var: Var) -> Expr:
+    match expr:
+        case Var():
+            if expr in (outer, inner):
+                raise _ApartError
+            return expr
+        case Affine(terms, constant):
+            both = dict(terms)
+            a, b = both.pop(outer, 0), both.pop(inner, 0)
+            if a != b * size:
+                raise _ApartError
+            rest = [scale(_joined(atom, outer, inner, size, var), factor) for atom, factor in both.items()]
+            return add(scale(var, b), *rest, constant)
+        case Quotient(x, by) | Remainder(x, by):
+            return type(expr)(_joined(x, outer, inner, size, var), by)
+        case Load(buffer, index, dtype):
+            return Load(buffer, _joined(index, outer, inner, size, var), dtype)
+        case Item(array, index, dtype):
+            return Item(array, _joined(index, outer, inner, size, var), dtype)
+        case Apply(function, args, dtype, detail):
+            return Apply(function, tuple(_joined(arg, outer, inner, size, var) for arg in args), dtype, detail)
+        case Convert(x, dtype) | Bitcast(x, dtype):
+            return type(expr)(_joined(x, outer, inner, size, var), dtype)
+    return expr
+
+
+def _rename(statement: Stmt, change: Callable[[Expr], Expr]) -> Stmt:
+    """The statement with every expression changed."""
+
+    def all_of(statements: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        return tuple(_rename(each, change) for each in statements)
+
+    match statement:
+        case For(_, extent, body):
+            return replace(statement, extent=change(extent), body=all_of(body))
+        case While(head, condition, body):
+            return While(all_of(head), change(condition), all_of(body))
+        case If(condition, then, otherwise):
+            return If(change(condition), all_of(then), all_of(otherwise))
+        case Let(var, value) | Declare(var, value) | Set(var, value):
+            return type(statement)(var, change(value))
+        case Store(buffer, index, value):
+            return Store(buffer, change(index), change(value))
+        case Put(array, index, value):
+            return Put(array, change(index), change(value))
+        case Fold():
+            return replace(
+                statement,
+                extent=change(statement.extent),
+                body=all_of(statement.body),
+                value=change(statement.value),
+                start=change(statement.start),
+            )
+        case Product():
+            changed: dict[str, Any] = {name: change(getattr(statement, name)) for name in PRODUCT_PARTS}
+            return replace(statement, **changed)
+        case Fail(status, values):
+            return Fail(status, tuple(map(change, values)))
+    return statement

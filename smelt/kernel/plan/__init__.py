@@ -1,0 +1,1 @@
+"""Function → plan: fusion, which values are materialised, memory."""

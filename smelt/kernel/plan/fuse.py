@@ -1,0 +1,540 @@
+"""Fusion: a function becomes a plan of few kernels.
+
+`SINKS` holds the ops that write their results themselves (products, windows, sorts …), `UPDATES` those that change a
+part of an operand; every other op is pulled by the rules of `nest.PULLS`. Which values are stored, and which are
+pulled into the kernels that use them, `keep` decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from smelt.dim import Size, symbols_in_order
+from smelt.dtype import DType, i1
+from smelt.ir.core import Func, Op, Region, Token, Value
+from smelt.ir.ops.control import ASSERTIONS, PLACEMENT
+from smelt.ir.ops.signature import bare_symbol
+from smelt.ir.size_checks import Check
+from smelt.kernel.build import attention as build_attention  # noqa: F401  their rules
+from smelt.kernel.build import reduce as build_reduce
+from smelt.kernel.build import transpose as build_transpose
+from smelt.kernel.build.map import border
+from smelt.kernel.build.sinks import ANCHORS, SINKS, UPDATES, Output
+from smelt.kernel.loops.grammar import Amount, Expr, Number, add
+from smelt.kernel.loops.nest import Nest, SplitLoopError, flat, tensor, unknown
+from smelt.kernel.loops.schedule import schedule
+from smelt.kernel.plan.demands import DEMANDS, Given, checks_of
+from smelt.kernel.plan.materialise import CONTROL, SILENT, Kept
+from smelt.kernel.plan.place import starts
+from smelt.kernel.plan.plan import (
+    Branch,
+    Buffer,
+    Copy,
+    Ensure,
+    Filling,
+    Kernel,
+    Launch,
+    Measure,
+    Plan,
+    Repeat,
+    Require,
+    Requirement,
+    Step,
+    moved,
+)
+from smelt.kernel.tune.adjust import EACH, Adjustable
+from smelt.kernel.tune.choice import Lookup, defaults
+from smelt.passes.split_prepare import DONATED
+from smelt.shape import Shape
+
+RECORD = 8  # numbers that an error may tell
+
+
+def fuse(
+    func: Func,
+    *,
+    telling: bool = False,
+    choices: Lookup = defaults,
+    adjustable: Adjustable | None = None,
+) -> Plan:
+    """The plan of a function; an op that kernels do not know yet is refused by name.
+
+    `telling`: every launch names the ops that it covers, which keeps them alive as long as the plan.
+    `choices` says how a kernel's problem is gone about, where it knows better than the default; with `adjustable` every
+    call is told.
+    """
+    return _Fusion(func, telling, choices, adjustable).plan()
+
+
+@dataclass(slots=True)
+class _Fusion:
+    func: Func
+    telling: bool = False
+    choices: Lookup = defaults
+    adjustable: Adjustable | None = None
+    stored: dict[Value, int] = field(default_factory=dict)
+    buffers: list[Buffer] = field(default_factory=list)
+    constants: dict[bytes, int] = field(default_factory=dict)
+    requirements: list[Requirement] = field(default_factory=list)
+    kept: Kept = field(default_factory=Kept)
+    homes: dict[Value, int] = field(default_factory=dict)  # buffers of wholes
+    begun: set[int] = field(default_factory=set)  # those of them that hold something already
+    rounded: dict[Value, list[Value]] = field(default_factory=dict)  # stored values that are this one converted
+    known: set[str] = field(default_factory=set)  # symbols that have a number by now
+    late: list[str] = field(default_factory=list)  # those of them that only data tells
+    checks: dict[Check, int] = field(default_factory=dict)  # what sizes must fulfil, numbered
+    sure: set[Check] = field(default_factory=set)  # those that hold wherever the block at hand runs
+    open: list[Check] = field(default_factory=list)  # those of the block at hand whose symbols have no number yet
+
+    def plan(self) -> Plan:
+        func = self.func
+        for arg in func.args:
+            self.stored[arg] = self._buffer(tensor(arg), "argument")
+        names = symbols_in_order(*(size for arg in func.args for size in tensor(arg).sizes))
+        self.known.update(names)
+        results = [self._buffer(tensor(value), "result") for value in func.results]
+        steps = self._block(func.body, results)
+        return Plan(
+            tuple(self.buffers),
+            tuple(self.constants),
+            tuple(steps),
+            tuple(self.checks),
+            tuple(self.requirements),
+            names,
+            tuple(self.late),
+            tuple(i for i, attrs in enumerate(func.arg_attrs) if DONATED in attrs),
+            settings=0 if self.adjustable is None else EACH * len(self.adjustable.numbers),
+        )
+
+    def _nest(self) -> Nest:
+        return Nest(
+            self.stored,
+            views=self.kept.views,
+            made=self.kept.made,
+            temporary=lambda shape: self._buffer(shape, "temporary"),
+            choices=self.choices,
+            adjustable=self.adjustable,
+        )
+
+    def _buffer(self, shape: Shape, kind: str) -> int:
+        index = sum(buffer.kind == kind for buffer in self.buffers) if kind != "temporary" else 0
+        self.buffers.append(Buffer(shape, kind, index))  # type: ignore[arg-type]
+        return len(self.buffers) - 1
+
+    # -- sizes --
+
+    def _ensure(self) -> list[Step]:
+        """Check what has become known about the sizes of the block at hand."""
+        ready = [check for check in self.open if check.symbols <= self.known]
+        self.open = [check for check in self.open if check not in ready]
+        fresh = [check for check in dict.fromkeys(ready) if check not in self.sure]
+        self.sure.update(fresh)
+        numbers = tuple(self.checks.setdefault(check, len(self.checks)) for check in fresh)
+        return [Ensure(numbers)] if numbers else []
+
+    # -- blocks --
+
+    def _block(self, region: Region, targets: Sequence[int], *, direct: bool = True) -> list[Step]:
+        """The steps of a block whose results go to these buffers; at its end only, unless `direct`."""
+        outer, self.open, self.sure = (self.open, self.sure), checks_of(region), set(self.sure)
+        steps = self._ensure()
+        if region is self.func.body:
+            steps = []  # `measure` makes these
+        self.kept.decide(region, self.known)
+        for op in self.kept.constants:
+            self._constant(op)
+        self._pair_up(region)
+        returned: dict[Value, int] = {}
+        for value, target in zip(region.results, targets, strict=True):
+            if direct and value.op is not None and value in self.kept.values and not self._renamed(value, target):
+                returned.setdefault(value, target)
+        for op in region.ops:
+            steps += self._step(op, returned)
+            steps += self._ensure()
+        self.open, self.sure = outer
+        return steps + self._fill(region.results, targets)
+
+    def _fill(self, values: Sequence[Value], targets: Sequence[int]) -> list[Step]:
+        """Put values into buffers: those that were stored elsewhere, or are arguments, constants or mere moves."""
+        pending: list[Filling] = []
+        sizes: dict[str, Size] = {}
+        for value, target in zip(values, targets, strict=True):
+            if isinstance(value.type, Token):
+                continue
+            sizes |= self._renamed(value, target)
+            if value in self.stored and self.stored[value] != target:
+                pending.append(Copy(self.stored[value], target))
+            elif value not in self.stored:
+                pending.append(self._map([value], [target]))
+        if not sizes:
+            return _in_safe_order(pending, lambda shape: self._buffer(shape, "temporary"), self.buffers)
+        early, late = self._put_by(pending, dict(zip(targets, values, strict=True)))
+        return [*early, Measure(tuple(sizes), tuple(sizes.values())), *late]
+
+    def _put_by(self, pending: Sequence[Filling], values: dict[int, Value]) -> tuple[list[Step], list[Step]]:
+        """Steps that put values aside while the buffers that they go to get another size, and those that bring them."""
+        early: list[Step] = []
+        late: list[Step] = []
+        for step in pending:
+            (target,) = step.writes
+            held = self._buffer(tensor(values[target]), "temporary")
+            early.append(moved(step, {target: held}))
+            late.append(Copy(held, target))
+        return early, late
+
+    def _renamed(self, value: Value, target: int) -> dict[str, Size]:
+        """The sizes of a buffer that have names of their own there, and what they are for this value."""
+        if target < 0:
+            return {}
+        pairs = zip(self.buffers[target].shape.sizes, tensor(value).sizes, strict=True)
+        return {name: size for own, size in pairs if own != size and (name := bare_symbol(own)) in self.late}
+
+    def _step(self, op: Op, returned: dict[Value, int]) -> list[Step]:
+        if op.name in SILENT:
+            return []
+        if op.name in CONTROL:
+            return self._control(op, returned)
+        if op.name == "stablehlo.custom_call":
+            return self._custom_call(op)
+        demanded = self._demanded(op)
+        if op.name == "stablehlo.constant" and op.result in self.kept.values:
+            self._constant(op)
+            return []
+        if not any(value in self.kept.values for value in op.results) or op.results[0] in self.stored:
+            return demanded  # pulled, or the beginning of another kernel, or made by one already
+        results = [value for value in op.results if not isinstance(value.type, Token)]
+        if (
+            op.name == "stablehlo.reshape"
+            and op.result not in self.kept.views
+            and (base := self._viewed(op.result)) is not None
+        ):
+            return self._view(op.result, base, returned)
+        targets = [self._home(value, returned) for value in results]
+        anchor = self.kept.anchors.get(op)
+        more: dict[Value, int] = {}
+        if op in self.kept.parts:
+            steps = self._rest(op, targets[0])
+        elif op.name in UPDATES:
+            steps = self._update(op, targets)
+        elif op.name in SINKS or anchor is not None:
+            first = op if anchor is None else anchor.op
+            single = first.name in ANCHORS and len(op.results) == 1
+            more = self._rounded(op.result, returned) if single else {}
+            last, path = (None, ()) if anchor is None else (op.result, anchor.path)
+            output = Output(targets, last, path, tuple(more.items()))
+            steps = [
+                self._written(
+                    first.name.partition(".")[2],
+                    first,
+                    [*targets, *more.values()],
+                    lambda nest: SINKS[first.name](nest, first, output),
+                )
+            ]
+        elif op.name == "stablehlo.transpose" and (rule := build_transpose.rule_of(op)) is not None:
+            nest = self._nest()
+            rule(nest, op, targets[0])
+            steps = [self._launch(nest, "transpose", [op], targets)]
+        elif op.name == "stablehlo.reduce" and build_reduce.goes_by_rows(op):
+            steps = [self._written("reduce", op, targets, lambda nest: build_reduce.by_rows(nest, op, targets[0]))]
+        elif len({tensor(value).sizes for value in results}) == 1:
+            more = self._rounded(results[0], returned)
+            steps = [self._map([*results, *more], [*targets, *more.values()])]
+        else:
+            steps = [self._map([value], [target]) for value, target in zip(results, targets, strict=True)]
+        self.stored.update(more)
+        self.stored.update(zip(results, targets, strict=True))
+        return [*demanded, *steps]
+
+    def _pair_up(self, region: Region) -> None:
+        """Find values that are stored as they are and converted as well, so that one kernel writes both."""
+        for op in region.ops:
+            if op.name != "stablehlo.convert" or op.result not in self.kept.values or op in self.kept.anchors:
+                continue
+            source = op.operands[0]
+            while source not in self.kept.values and source.op is not None and source.op.name == "stablehlo.convert":
+                source = source.op.operands[0]
+            if source in self.kept.values:
+                self.rounded.setdefault(source, []).append(op.result)
+
+    def _rounded(self, value: Value, returned: dict[Value, int]) -> dict[Value, int]:
+        """The values that are this one converted, and their buffers."""
+        return {each: self._home(each, returned) for each in self.rounded.get(value, ())}
+
+    def _rest(self, op: Op, target: int) -> list[Step]:
+        """What a whole holds besides the parts that were made in it."""
+        made = {part.operand for part in self.kept.parts[op]}
+        if op.name == "stablehlo.pad":
+            nest = self._nest()
+            border(nest, op, target)
+            return [self._launch(nest, "pad", [op], [target])]
+        steps: list[Step] = []
+        for i, (operand, start) in enumerate(zip(op.operands, starts(op), strict=True)):
+            if i not in made:
+                nest = self._nest()
+                with nest.loops(tensor(operand).sizes) as index:
+                    place = tuple(add(at, first) for at, first in zip(index, start, strict=True))
+                    nest.store(target, nest.offset(op.result, place), nest.pull(operand, index))
+                steps.append(self._launch(nest, "map", [op], [target]))
+        return steps
+
+    def _update(self, op: Op, targets: Sequence[int]) -> list[Step]:
+        """The operands that an op changes, copied to its results, and a kernel that writes what is new.
+
+        `in_place` makes one buffer of both wherever nobody needs the old content any more.
+        """
+        steps: list[Step] = []
+        for value, result, target in zip(op.operands, op.results, targets, strict=False):
+            base = self._viewed(value)
+            if tensor(value).element != tensor(result).element:
+                steps.append(self._converted(value, tensor(result).element, target))
+            else:
+                steps.append(self._map([value], [target]) if base is None else Copy(base, target))
+        new = op.operands[1 if op.name == "stablehlo.dynamic_update_slice" else -1]
+        if tensor(new).count == 0:
+            return steps
+        nest = self._nest()
+        UPDATES[op.name](nest, op, Output(targets))
+        launch = self._launch(nest, op.name.partition(".")[2], [op], targets)
+        return [*steps, replace(launch, updates=tuple(targets))]
+
+    def _converted(self, value: Value, element: DType, target: int) -> Step:
+        """A kernel that puts a value into a buffer of another element type."""
+        sizes = tensor(value).sizes
+        nest = self._nest()
+        with nest.loops(sizes) as index:
+            nest.store(target, flat(index, sizes), nest.convert(nest.pull(value, index), element))
+        return self._launch(nest, "map", [], [target])
+
+    def _viewed(self, value: Value) -> int | None:
+        """The buffer that holds the elements of a reshaped value in their order, where there is one."""
+        base = value
+        while base not in self.stored and base.op is not None and base.op.name == "stablehlo.reshape":
+            base = base.op.operands[0]
+        late = {*tensor(value).symbols, *tensor(base).symbols}.intersection(self.late)
+        return None if late or base in self.kept.views else self.stored.get(base)
+
+    def _view(self, value: Value, base: int, returned: dict[Value, int]) -> list[Step]:
+        """Another shape of what lies in a buffer already."""
+        target = returned.get(value)
+        self.stored[value] = base if target is None else target
+        return [] if target is None else [Copy(base, target)]
+
+    def _demanded(self, op: Op) -> list[Step]:
+        """A check of what an op demands of its operands; sizes that are born here get their numbers."""
+        born = [name for value in op.results for name in self._unknown(value)]
+        if op.name not in DEMANDS:
+            if born:
+                raise unknown(op, "with a size that only data tells")
+            return []
+        nest = self._nest()
+        flag = self._buffer(Shape("i1"), "temporary")
+        conditions: list[Expr] = []
+        numbers: dict[str, Expr] = {}
+        for each in DEMANDS[op.name](nest, op):
+            if not isinstance(each, Given):
+                conditions.append(each)
+            elif (name := bare_symbol(each.size)) in born and name not in numbers:
+                numbers[name] = each.number
+                conditions.append(nest.apply("LE", Number(0), each.number, dtype=i1))
+            else:
+                size = numbers[name] if name in numbers else Amount(each.size)
+                conditions.append(nest.apply("EQ", each.number, size, dtype=i1))
+        nest.store(flag, Number(0), nest.both(*conditions))
+        found = self._buffer(Shape("i64", len(numbers)), "temporary") if numbers else -1
+        for i, number in enumerate(numbers.values()):
+            nest.store(found, Number(i), number)
+        self._bear(op, born, numbers)
+        message = f"{op.name}: the numbers given at run time do not fit the sizes of the program"
+        self.requirements.append(Requirement(message, True, op.location))
+        writes = [flag, found] if numbers else [flag]
+        steps: list[Step] = [self._launch(nest, "check", [op], writes), Require(flag, len(self.requirements) - 1)]
+        return [*steps, Measure(tuple(numbers), found), *self._ensure()] if numbers else steps
+
+    def _unknown(self, value: Value) -> list[str]:
+        """The symbols of a value's sizes that have no number yet."""
+        sizes = value.type.sizes if isinstance(value.type, Shape) else ()
+        return [name for name in symbols_in_order(*sizes) if name not in self.known]
+
+    def _bear(self, op: Op, born: Sequence[str], numbers: Container[str]) -> None:
+        """Symbols get their numbers here."""
+        if any(name not in numbers for name in born):
+            raise unknown(op, "with a size that only data tells and that is no single symbol")
+        self.late += dict.fromkeys(born)
+        self.known.update(born)
+
+    def _home(self, value: Value, returned: dict[Value, int]) -> int:
+        while value in self.kept.wholes:
+            value = self.kept.wholes[value]
+        found = self.homes.get(value, returned.get(value))
+        if found is None:
+            found = self._buffer(tensor(value), "temporary")
+        if value.op in self.kept.parts:
+            self.homes[value] = found
+        return found
+
+    def _constant(self, op: Op) -> None:
+        if op.result in self.stored:
+            return
+        data = np.ascontiguousarray(op.attrs["value"].array).tobytes()
+        if data not in self.constants:
+            self.constants[data] = len(self.constants)
+        self.buffers.append(Buffer(tensor(op.result), "constant", self.constants[data]))
+        self.stored[op.result] = len(self.buffers) - 1
+
+    def _map(self, values: Sequence[Value], targets: Sequence[int]) -> Launch:
+        """A kernel that computes every element of a value, or of several with the same sizes."""
+        domain: list[Size] = list(tensor(values[0]).sizes)
+        inner: dict[int, list[Size]] = {d: [size] for d, size in enumerate(domain)}
+        while True:
+            nest = self._nest()
+            extents = [size for d in inner for size in inner[d]]
+            try:
+                with nest.loops(extents, splittable=True) as vars:
+                    places = iter(vars)
+                    index = tuple(flat(tuple(next(places) for _ in sizes), sizes) for sizes in inner.values())
+                    elements = [nest.pull(value, index) for value in values]
+                    for value, target, element in zip(values, targets, elements, strict=True):
+                        nest.store(target, nest.offset(value, index), element)
+            except SplitLoopError as wanted:
+                at = vars.index(wanted.var)
+                _split(inner, at, wanted.inner)
+                continue
+            kind = "reduce" if any(op.name == "stablehlo.reduce" for op in nest.covered) else "map"
+            return self._launch(nest, kind, [], targets)
+
+    def _written(self, kind: str, first: Op, targets: Sequence[int], write: Callable[[Nest], None]) -> Launch:
+        """A kernel of a sink, in all forms that it may have where these are to be tried."""
+        nest = self._nest()
+        write(nest)
+        if self.adjustable is None or not nest.chosen:
+            return self._launch(nest, kind, [first], [*targets, *nest.scratches])
+        (problem,) = nest.chosen
+        others: list[Nest] = []
+        for choice in self.adjustable.forms(problem)[1:]:
+            other = replace(self._nest(), buffers=nest.buffers, choices={problem: choice}.get)
+            write(other)
+            others.append(other)
+        scratches = [each for other in (nest, *others) for each in other.scratches]
+        usual, *forms = (self._launch(each, kind, [first], [*targets, *scratches]) for each in (nest, *others))
+        kernels = tuple(form.kernel for form in forms)
+        return replace(usual, kernel=replace(usual.kernel, forms=kernels, number=self.adjustable.number(problem)))
+
+    def _launch(self, nest: Nest, kind: str, first: Sequence[Op], writes: Sequence[int]) -> Launch:
+        empty = all(self.buffers[i].shape.count == 0 for i in writes)
+        body = () if empty else schedule(nest.scope.statements)  # what is read for no element may not be there
+        covered = tuple(dict.fromkeys([*first, *nest.covered]))
+        names = tuple(dict.fromkeys(op.name for op in covered))
+        kernel = Kernel(kind, body, len(nest.buffers), names, tuple(nest.chosen.items()))
+        updates = tuple(target for target in writes if target in self.begun)
+        self.begun.update(target for target in writes if target in self.homes.values())
+        return Launch(kernel, tuple(nest.buffers), tuple(writes), covered if self.telling else (), updates)
+
+    # -- control flow --
+
+    def _control(self, op: Op, returned: dict[Value, int]) -> list[Step]:
+        if op.name == "stablehlo.while":
+            return self._while(op, returned)
+        targets = self._joined_homes(op, returned)
+        selector, filled = self._at_hand(op.operands[0])
+        branches = tuple(tuple(self._block(region, targets)) for region in op.regions)
+        self.stored.update({v: t for v, t in zip(op.results, targets, strict=True) if t >= 0})
+        if op.name == "stablehlo.case" or len(branches) == 2:
+            return [*([filled] if filled else []), Branch(selector, branches)]
+        raise unknown(op)
+
+    def _while(self, op: Op, returned: dict[Value, int]) -> list[Step]:
+        condition, body = op.regions
+        carried = self._joined_homes(op, returned)
+        steps = self._fill(op.operands, carried)
+        for region in (condition, body):
+            self.stored.update({arg: target for arg, target in zip(region.args, carried, strict=True) if target >= 0})
+        flag = self._buffer(tensor(condition.results[0]), "temporary")
+        head = (*self._enter(op, condition, carried), *self._block(condition, [flag]))
+        turn = (*self._enter(op, body, carried), *self._block(body, carried, direct=False))
+        self.stored.update({value: target for value, target in zip(op.results, carried, strict=True) if target >= 0})
+        return [*steps, Repeat(head, flag, turn)]
+
+    def _joined_homes(self, op: Op, returned: dict[Value, int]) -> list[int]:
+        """Buffers for what several blocks may give, perhaps in several sizes; -1 for a token."""
+        born = [name for value in op.results for name in self._unknown(value)]
+        sizes = [size for value in op.results if isinstance(value.type, Shape) for size in value.type.sizes]
+        self._bear(op, born, [name for size in sizes if (name := bare_symbol(size)) is not None])
+        return [-1 if isinstance(value.type, Token) else self._home(value, returned) for value in op.results]
+
+    def _enter(self, op: Op, region: Region, carried: Sequence[int]) -> list[Step]:
+        """Give the symbols of a loop's own arguments their numbers for this turn."""
+        sizes: dict[str, Size] = {}
+        outside = {name for value in op.operands if isinstance(value.type, Shape) for name in value.type.symbols}
+        for arg, target in zip(region.args, carried, strict=True):
+            if target >= 0:
+                born = self._unknown(arg)
+                pairs = zip(tensor(arg).sizes, self.buffers[target].shape.sizes, strict=True)
+                for own, size in pairs:
+                    name = bare_symbol(own)
+                    if name is not None and own != size and name not in outside and (name in born or name in self.late):
+                        sizes[name] = size
+                self._bear(op, born, sizes)
+        return [Measure(tuple(sizes), tuple(sizes.values()))] if sizes else []
+
+    def _custom_call(self, op: Op) -> list[Step]:
+        target = op.attrs["call_target_name"]
+        if target in ASSERTIONS and op.operands and not op.results:
+            message = str(op.attrs.get("error_message", "a constraint does not hold"))
+            self.requirements.append(Requirement(message, False, op.location))
+            flags, *numbers = (self._at_hand(operand) for operand in op.operands)
+            return [
+                *(step for _, step in (flags, *numbers) if step is not None),
+                Require(flags[0], len(self.requirements) - 1, tuple(number for number, _ in numbers)[:RECORD]),
+            ]
+        if target in PLACEMENT and [value.type for value in op.operands] == [value.type for value in op.results]:
+            steps: list[Step] = []
+            for operand, result in zip(op.operands, op.results, strict=True):
+                self.stored[result], step = self._at_hand(operand)
+                steps += [step] if step is not None else []
+            return steps
+        raise unknown(op, str(target))
+
+    def _at_hand(self, value: Value) -> tuple[int, Step | None]:
+        """The buffer that holds a value, and the step that fills it where nothing has done so."""
+        if value in self.stored:
+            return self.stored[value], None
+        held = self._buffer(tensor(value), "temporary")
+        return held, self._map([value], [held])
+
+
+def _split(inner: dict[int, list[Size]], position: int, size: Size) -> None:
+    """Replace one loop by two, the inner one of `size` steps."""
+    for sizes in inner.values():
+        if position < len(sizes):
+            whole = sizes[position]
+            count = whole // size
+            sizes[position : position + 1] = [count, size]
+            return
+        position -= len(sizes)
+    raise AssertionError("no such loop")
+
+
+def _in_safe_order(pending: list[Filling], temporary: Callable[[Shape], int], buffers: list[Buffer]) -> list[Step]:
+    """Steps that fill one result each from other buffers, so that none reads what another has already overwritten."""
+    left = list(pending)
+    done: list[Step] = []
+    last: list[Step] = []
+    while left:
+        free = next((i for i, step in enumerate(left) if not _is_awaited(step, left)), None)
+        step = left.pop(free or 0)
+        if free is None:  # each waits for another: one is put aside
+            (target,) = step.writes
+            held = temporary(buffers[target].shape)
+            last.append(Copy(held, target))
+            done.append(moved(step, {target: held}))
+        else:
+            done.append(step)
+    return done + last
+
+
+def _is_awaited(step: Filling, left: Sequence[Filling]) -> bool:
+    """Whether another step still has to read what a step overwrites."""
+    return any(target in other.reads for target in step.writes for other in left if other is not step)

@@ -1,0 +1,188 @@
+"""In place: buffers of a plan that may be one become one, so that copies vanish and updates touch what they change.
+
+A copy's two buffers are one where neither is changed while the other is needed. So a loop writes its results where it
+carries them, an update leaves the rest of its operand alone, and a donated argument is the result that it turns into.
+Called by `engine.plans` between `fuse` and `memory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from smelt.dim import Size, evaluate, symbols
+from smelt.kernel.loops.grammar import Expr, Store, loads
+from smelt.kernel.loops.nest import everything, expressions
+from smelt.kernel.plan.liveness import Leaf, Liveness, Set, members, set_of, written_by
+from smelt.kernel.plan.plan import Buffer, Copy, Kernel, Launch, Plan, over, touched, walk
+
+SAMPLE = 100  # what an open size is taken for when copies are compared
+# Kernels that write each element of their result, or of a part of it, in one turn of their loops and no other.
+ONE_TURN = frozenset({"map", "dynamic_update_slice"})
+
+
+def in_place(plan: Plan) -> Plan:
+    """The plan with as few copies as can be; buffers that are no longer used are gone."""
+    if not plan.donated and not any(isinstance(step, Copy) for step in walk(plan.steps)):
+        return plan
+    merging = _Merging(plan)
+    merging.run()
+    if not merging.merged:
+        return plan
+    return _rewritten(plan, merging.homes())
+
+
+@cache
+def alone(kernel: Kernel, target: int) -> tuple[int, ...]:
+    """The buffers of a kernel that are read only where the same element of `target` is written."""
+    if kernel.kind not in ONE_TURN:
+        return ()
+    places: dict[int, set[Expr]] = {}
+    stores: set[Expr] = set()
+    for statement in everything(kernel.body):
+        if isinstance(statement, Store):
+            if statement.buffer != target:
+                return ()
+            stores.add(statement.index)
+        for expr in expressions(statement):
+            for load in loads(expr):
+                places.setdefault(load.buffer, set()).add(load.index)
+    if len(stores) != 1:
+        return ()
+    return tuple(i for i, read in places.items() if read == stores)
+
+
+def shared_with(plan: Plan, step: Launch, target: int) -> tuple[int, ...]:
+    """The buffers that a kernel reads and that may lie where `target` does, each element read just before it is
+    written over."""
+    if target not in step.buffers or len(step.writes) != 1:
+        return ()
+    kind = plan.buffers[target]
+    places = [i for i, buffer in enumerate(step.buffers) if buffer == target]
+    return tuple(
+        step.buffers[i]
+        for i in alone(step.kernel, places[-1])
+        if step.buffers[i] != target and _alike(plan.buffers[step.buffers[i]], kind)
+    )
+
+
+def _alike(a: Buffer, b: Buffer) -> bool:
+    return a.bytes == b.bytes and a.shape.dtype.numpy.itemsize == b.shape.dtype.numpy.itemsize
+
+
+@dataclass(slots=True)
+class _Merging:
+    plan: Plan
+    leaves: list[Leaf] = field(default_factory=list)
+    writers: dict[int, list[Leaf]] = field(default_factory=dict)
+    groups: dict[int, Set] = field(default_factory=dict)  # buffers that are one with others, by each of them
+    merged: bool = False
+
+    def run(self) -> None:
+        self.leaves = Liveness.of(self.plan).leaves
+        for leaf in self.leaves:
+            for i in written_by(leaf.step):
+                self.writers.setdefault(i, []).append(leaf)
+        for a, b in (*self._copies(), *self._donations()):
+            self._try(a, b)
+
+    def homes(self) -> dict[int, int]:
+        """Which buffer stands for each that is one with others: a result before an argument before others."""
+        order = {"result": 0, "argument": 1, "constant": 2, "temporary": 3}
+        buffers = self.plan.buffers
+        return {i: min(members(group), key=lambda k: (order[buffers[k].kind], k)) for i, group in self.groups.items()}
+
+    def _copies(self) -> list[tuple[int, int]]:
+        """What copies join, those first that cost most."""
+        found = [
+            (leaf.depth, _guess(self.plan.buffers[leaf.step.target].bytes), leaf.step)
+            for leaf in self.leaves
+            if isinstance(leaf.step, Copy)
+        ]
+        found.sort(key=lambda each: (-each[0], -each[1]))
+        return [(step.source, step.target) for _, _, step in found]
+
+    def _donations(self) -> Iterator[tuple[int, int]]:
+        """What could lie in donated arguments: results, those first that are made from them element by element, and
+        temporaries."""
+        donated = [i for i, each in enumerate(self.plan.buffers) if self._is_donated(each)]
+        results = [i for i, each in enumerate(self.plan.buffers) if each.kind == "result"]
+        pairs = [(a, b) for a in donated for b in results]
+        direct = {
+            (a, b)
+            for a, b in pairs
+            for leaf in self.writers.get(b, ())
+            if isinstance(leaf.step, Launch) and a in shared_with(self.plan, leaf.step, b)
+        }
+        yield from sorted(pairs, key=lambda pair: pair not in direct)
+        temporaries = [i for i, each in enumerate(self.plan.buffers) if each.kind == "temporary" and i in self.writers]
+        yield from ((a, b) for a in donated for b in temporaries)
+
+    def _is_donated(self, buffer: Buffer) -> bool:
+        return buffer.kind == "argument" and buffer.index in self.plan.donated
+
+    # -- may two be one? --
+
+    def _try(self, a: int, b: int) -> None:
+        first, second = (self.groups.get(i, 1 << i) for i in (a, b))
+        if first == second or not self._may_share(first | second):
+            return
+        if self._meet(first, second) or self._meet(second, first):
+            return
+        for i in members(first | second):
+            self.groups[i] = first | second
+        self.merged = True
+
+    def _may_share(self, group: Set) -> bool:
+        """Whether these are of one type and size, and at most one of them is somebody else's memory, or a donated
+        argument and the result that takes its place. Steps look at numbers as the type of their buffer says."""
+        buffers = [self.plan.buffers[i] for i in members(group)]
+        if len({(each.shape.dtype, each.bytes) for each in buffers}) > 1:
+            return False
+        if any(self.plan.is_late(*each.shape.sizes) for each in buffers):
+            return False
+        fixed = [each for each in buffers if each.kind != "temporary"]
+        if any(each.kind == "constant" or (each.kind == "argument" and not self._is_donated(each)) for each in fixed):
+            return False
+        kinds = sorted(each.kind for each in fixed)
+        return len(kinds) < 2 or (kinds == ["argument", "result"] and fixed[0].shape == fixed[1].shape)
+
+    def _meet(self, ours: Set, theirs: Set) -> bool:
+        """Whether a step changes one of ours while one of theirs is needed, or looked at by the same step."""
+        return any(
+            self._disturbs(leaf, target, theirs) for target in members(ours) for leaf in self.writers.get(target, ())
+        )
+
+    def _disturbs(self, leaf: Leaf, target: int, others: Set) -> bool:
+        step = leaf.step
+        if isinstance(step, Copy):
+            return bool(leaf.after & others & ~(1 << step.source))  # the copied one is the same
+        assert isinstance(step, Launch)
+        used = set_of((*step.buffers, *step.writes)) & others
+        return bool(leaf.after & others) or bool(used & ~set_of(shared_with(self.plan, step, target)))
+
+
+def _guess(size: Size) -> int:
+    return evaluate(size, dict.fromkeys(symbols(size), SAMPLE))
+
+
+# ---- the plan with fewer buffers ----
+
+
+def _rewritten(plan: Plan, homes: Mapping[int, int]) -> Plan:
+    reused = tuple(
+        (plan.buffers[home].index, plan.buffers[i].index)
+        for i, home in homes.items()
+        if plan.buffers[i].kind == "argument" and plan.buffers[home].kind == "result"
+    )
+    steps = over(plan.steps, homes)
+    used = {i for step in steps for i in touched(step)}
+    kept = [
+        i
+        for i, buffer in enumerate(plan.buffers)
+        if buffer.kind != "temporary" or i in used or plan.is_late(*buffer.shape.sizes)
+    ]
+    numbers = {old: new for new, old in enumerate(kept)}
+    buffers = tuple(plan.buffers[i] for i in kept)
+    return replace(plan, buffers=buffers, steps=over(steps, numbers), reused=tuple(sorted(reused)))

@@ -1,0 +1,378 @@
+"""Which values of a function get a buffer, and whose kernel computes them.
+
+A value is either stored or pulled into the kernels that use it. `Kept.decide(region, …)` looks at a block from its end
+to its beginning, before `fuse` makes its steps. Of values that lie inside a larger one `place` says where.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass, field, fields
+
+from smelt.ir.core import Op, Region, Token, Value, captured
+from smelt.ir.ops import OPS
+from smelt.kernel.build.expand_depthwise import made_image
+from smelt.kernel.build.gemm import strides
+from smelt.kernel.build.sinks import ADDRESSED, ANCHORS, IN_RUNS, SINKS, UPDATES
+from smelt.kernel.loops.nest import PULLS, MadeImage, Nest, View, tensor, unknown
+from smelt.kernel.plan.demands import DEMANDS
+from smelt.kernel.plan.place import Part, Users, is_whole, parts, row_major
+from smelt.shape import Shape
+
+CONTROL = frozenset({"stablehlo.while", "stablehlo.if", "stablehlo.case"})
+SILENT = frozenset({"stablehlo.after_all", "stablehlo.create_token", "smelt.shape_assertion"})
+# Moves cost nothing where they are used: an index.
+MOVES = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "broadcast_in_dim",
+        "dynamic_broadcast_in_dim",
+        "transpose",
+        "reshape",
+        "dynamic_reshape",
+        "slice",
+        "reverse",
+        "constant",
+        "iota",
+        "get_dimension_size",
+        "optimization_barrier",
+    )
+)
+# Ops that read their first operand where other tensors say, an element perhaps many times.
+SCATTERED = frozenset(
+    f"stablehlo.{name}" for name in ("gather", "dynamic_gather", "dynamic_slice", "torch_index_select")
+)
+# Ops that choose where an element comes from.
+GUARDED = frozenset(f"stablehlo.{name}" for name in ("concatenate", "pad", "dynamic_pad"))
+# Functions that cost more than a trip to memory.
+COSTLY = frozenset(
+    f"{dialect}.{name}"
+    for dialect, names in {
+        "stablehlo": "exponential exponential_minus_one log log_plus_one logistic tanh power cosine sine tan cbrt atan2"
+        " divide remainder sqrt rsqrt",
+        "chlo": " ".join(name[5:] for name in OPS if name.startswith("chlo.")),
+    }.items()
+    for name in names.split()
+)
+LARGEST = 150  # ops that one kernel may hold
+FORMULA = 12  # ops of a formula, at most
+
+
+@dataclass(slots=True)
+class _Use:
+    """What becomes of a value that could be pulled."""
+
+    roots: set[Op] = field(default_factory=set)  # the kernels that pull it
+    reused: bool = False  # read many times by one of them
+    outside: bool = False  # needed by another block, or returned
+    signature: tuple[int | None, ...] | None = ()  # the root's axis behind each of its own; () = not known yet
+    users: int = 0
+    ops: int = 0
+    folded: bool = False  # read by a reduction
+    path: tuple[Op, ...] | None = ()  # the moves from it to the root; None: not one plain way
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """The op whose kernel computes a value at its end; `path` as in `Output`."""
+
+    op: Op
+    path: tuple[Op, ...]
+
+
+@dataclass(slots=True)
+class Kept:
+    """What has been decided about the blocks so far."""
+
+    values: set[Value] = field(default_factory=set)  # those that get a buffer
+    forced: set[Value] = field(default_factory=set)  # those that must be stored whatever they are
+    constants: dict[Op, None] = field(default_factory=dict)  # those that an op addresses, whichever block they are in
+    anchors: dict[Op, Anchor] = field(default_factory=dict)
+    views: dict[Value, View] = field(default_factory=dict)  # how values lie that are part of another one
+    wholes: dict[Value, Value] = field(default_factory=dict)  # what they are part of
+    parts: dict[Op, list[Part]] = field(default_factory=dict)  # of ops whose operands are made in place
+    made: dict[Value, MadeImage] = field(default_factory=dict)  # what the one op that uses it makes as it goes
+    inside: set[Op] = field(default_factory=set)  # the ops of those
+    addressed: list[tuple[Value, Value, bool]] = field(default_factory=list)  # (base, value, in runs) that ops address
+
+    def decide(self, region: Region, known: set[str]) -> None:
+        """Mark the values of a block that get a buffer; `known`: the symbols that have a number before it.
+
+        A value that one op addresses may lie behind one that another op has stored: where it has no strides there, all
+        is decided again with that value stored too.
+        """
+        names = [each.name for each in fields(self) if each.name != "forced"]
+        before = {name: copy(getattr(self, name)) for name in names}
+        self._decide(region, known)
+        while missed := self._without_strides() - self.forced:
+            self.forced |= missed
+            for name, old in before.items():
+                setattr(self, name, copy(old))
+            self._decide(region, known)
+
+    def _without_strides(self) -> set[Value]:
+        """What must be stored for the addressed values that do not lie at regular distances in what is stored now."""
+        missed: set[Value] = set()
+        for _, value, in_runs in self.addressed:
+            below = value
+            while below not in self.values and below.op is not None and _is_move(below.op) and below.op.operands:
+                below = below.op.operands[0]
+            if below is not value and not _is_strided(Nest({below: 0}, views=self.views), value, in_runs):
+                missed.add(_unreshaped(value))
+        return missed
+
+    def _decide(self, region: Region, known: set[str]) -> None:
+        uses: dict[Value, _Use] = {result: _Use() for op in region.ops for result in op.results}
+        for value in region.results:
+            if value in uses:
+                uses[value].outside = True
+        for op in region.ops:
+            for value in captured(op):
+                if value in uses:
+                    uses[value].outside = True
+        users = _users(region)
+        for op in reversed(region.ops):
+            stored = self._is_stored(op, uses)
+            self._make(op, users)
+            self._force(op)
+            if stored:
+                self.values.update(value for value in op.results if not isinstance(value.type, Token))
+                self._place(op, users, known)
+            self._spread(op, stored, uses)
+
+    def _make(self, op: Op, users: Users) -> None:
+        """Leave an image to the op that looks at it, if that can make it."""
+        if op.name == "smelt.channel_conv" and (image := made_image(op, users)) is not None:
+            self.made[op.operands[0]] = image
+            self.inside |= image.inside
+
+    def _place(self, op: Op, users: Users, known: set[str]) -> None:
+        """Have the operands of a whole made in its buffer."""
+        if not is_whole(op, known):
+            return
+        view = self.views.get(op.result) or row_major(tensor(op.result).sizes)
+        found = parts(op, view, users, self._may_lie)
+        if found:
+            self.parts[op] = found
+        for part in found:
+            self.views[part.value], self.wholes[part.value] = part.view, op.result
+            self.forced.add(part.value)
+
+    def _may_lie(self, value: Value, view: View) -> bool:
+        """Whether a value has no place yet, and those who address it still can."""
+        if value in self.views or value in self.values:
+            return False
+        nest = Nest({value: 0}, views={value: view})
+        return all(_is_strided(nest, seen, in_runs) for base, seen, in_runs in self.addressed if base is value)
+
+    def _is_stored(self, op: Op, uses: dict[Value, _Use]) -> bool:
+        if op in self.inside:
+            return False
+        if op.name in ANCHORS and len(op.results) == 1 and self._ends_elsewhere(op, uses[op.result]):
+            return False
+        if op.name in SINKS or op.name in UPDATES or op.name in CONTROL or op.name == "stablehlo.custom_call":
+            return True
+        if op.name not in PULLS:
+            if op.name in SILENT:
+                return False
+            raise unknown(op)
+        seen = [uses[value] for value in op.results]
+        if op.name == "stablehlo.constant":
+            return not op.attrs["value"].is_splat or op.result in self.forced
+        if any(use.outside for use in seen) or any(value in self.forced for value in op.results):
+            return True
+        if _is_move(op):
+            return any(use.ops > LARGEST for use in seen)
+        if _is_formula(op):
+            return False
+        if len({root for use in seen for root in use.roots}) > 1:
+            return True
+        if any(use.reused or use.ops > LARGEST for use in seen):
+            return True
+        if op.name == "smelt.round_to_byte" and any(root in self.anchors for use in seen for root in use.roots):
+            return True  # another product ends there: bytes are the least that this one can leave behind
+        if op.name == "stablehlo.reduce":
+            return len(op.results) > 1 or not _is_row(op, seen[0])
+        if op.name in GUARDED:
+            return True
+        return op.name in COSTLY and any((use.users > 1 and use.folded) or _is_repeated(use) for use in seen)
+
+    def _ends_elsewhere(self, op: Op, use: _Use) -> bool:
+        """Whether the one kernel that uses a result can be the end of the kernel that makes it."""
+        if use.outside or use.reused or use.folded or len(use.roots) != 1 or use.ops > LARGEST:
+            return False
+        root = next(iter(use.roots))
+        if root in self.anchors or root.name not in PULLS or len(root.results) != 1 or root.name == "stablehlo.reduce":
+            return False
+        if use.path is None:
+            return False
+        self.anchors[root] = Anchor(op, use.path)
+        return True
+
+    def _force(self, op: Op) -> None:
+        """Have operands stored that an op wants to address and that are no plain view of something stored."""
+        for i in ADDRESSED.get(op.name, ()):
+            base = value = op.operands[i]
+            if value in self.made:
+                continue
+            while base.op is not None and _is_move(base.op) and base.op.operands:
+                base = base.op.operands[0]
+            if base.op is not None and base.op.name == "stablehlo.constant":
+                self.constants[base.op] = None  # a number that would otherwise lie nowhere
+            elif base.op is not None and _is_move(base.op):
+                self.forced.add(base)
+            in_runs = i in IN_RUNS[op.name]
+            self.addressed.append((base, value, in_runs))
+            if value is base or _is_strided(Nest({base: 0}, views=self.views), value, in_runs):
+                continue
+            self.forced.add(_unreshaped(value))
+
+    def _spread(self, op: Op, stored: bool, uses: dict[Value, _Use]) -> None:
+        """Tell the operands who uses them, and how."""
+        use = uses[op.results[0]] if op.results else _Use()
+        rank = len(op.results[0].type.sizes) if op.results and isinstance(op.results[0].type, Shape) else 0
+        signature = tuple(range(rank)) if stored else use.signature
+        pulled = op.name in SINKS or (stored and op.name not in PULLS)  # read as the op's own loops like
+        for i, operand in enumerate(op.operands):
+            if operand not in uses or isinstance(operand.type, Token):
+                continue
+            mine = uses[operand]
+            mine.users += 1
+            mine.ops = max(mine.ops, 1 if stored or pulled else use.ops + 1)
+            mine.roots |= {op} if stored else use.roots
+            mine.folded |= op.name == "stablehlo.reduce"
+            mine.reused |= pulled or (not stored and use.reused) or (i == 0 and op.name in SCATTERED)
+            seen = None if pulled or signature is None else _through(op, i, signature)
+            mine.signature = seen if mine.users == 1 or mine.signature == seen else None
+            mine.path = _joined_path(mine, _path(op, i, () if stored else use.path))
+            if op.name in CONTROL or op.name == "stablehlo.custom_call" or _gives_size(op, i):
+                mine.outside = True
+
+
+def _unreshaped(value: Value) -> Value:
+    """What a value is a view of."""
+    while value.op is not None and value.op.name == "stablehlo.reshape":
+        value = value.op.operands[0]
+    return value
+
+
+def _is_strided(nest: Nest, value: Value, in_runs: bool) -> bool:
+    """Whether a value lies at regular distances, along its last axis side by side if that is wanted."""
+    found = strides(nest, value)
+    return found is not None and (not in_runs or dict(found[1].terms).get(found[2][-1]) == 1)
+
+
+def _users(region: Region) -> dict[Value, list[Op]]:
+    """The ops of a block that use its values; those that others use as well are not in it."""
+    users: dict[Value, list[Op]] = {value: [] for op in region.ops for value in op.results}
+    for op in region.ops:
+        for value in dict.fromkeys(op.operands):
+            if value in users:
+                users[value].append(op)
+        for value in captured(op):
+            users.pop(value, None)
+    for value in region.results:
+        users.pop(value, None)
+    return users
+
+
+def _gives_size(op: Op, operand: int) -> bool:
+    """Whether an operand holds numbers that an op demands something of."""
+    return op.name in DEMANDS and (operand > 0 or op.name == "stablehlo.dynamic_iota")
+
+
+def _is_move(op: Op) -> bool:
+    """Whether an op only says where its operand's elements are."""
+    if op.name == "smelt.pack":
+        columns = tensor(op.operands[0]).sizes[2]
+        return isinstance(columns, int) and columns % op.attrs["width"] == 0
+    if op.name == "stablehlo.pad":  # one that only crops is a slice
+        edges = (*op.attrs["edge_padding_low"], *op.attrs["edge_padding_high"])
+        return max(edges, default=0) <= 0 and not any(op.attrs["interior_padding"])
+    return op.name in MOVES
+
+
+def _is_formula(op: Op) -> bool:
+    """Whether an element is a few cheap functions of its place, as those of a causal mask are: sooner computed than
+    read."""
+    seen: set[Op] = set()
+    stack = [op]
+    while stack:
+        each = stack.pop()
+        if each in seen or each.name == "stablehlo.iota":
+            continue
+        seen.add(each)
+        splat = each.name == "stablehlo.constant" and each.attrs["value"].is_splat
+        cheap = OPS[each.name].elementwise and each.name not in COSTLY
+        plain = splat or cheap or (each.name in MOVES and each.name != "stablehlo.constant")
+        if not plain or len(seen) > FORMULA or any(operand.op is None for operand in each.operands):
+            return False
+        stack += [operand.op for operand in each.operands if operand.op is not None]
+    return True
+
+
+def _path(op: Op, operand: int, beyond: tuple[Op, ...] | None) -> tuple[Op, ...] | None:
+    """The moves from an operand to the root, given those from the op's result on."""
+    if beyond is None or len(op.results) != 1:
+        return None
+    if op.name in ("stablehlo.reshape", "stablehlo.transpose"):
+        return (op, *beyond)
+    same = OPS[op.name].elementwise and tensor(op.operands[operand]).sizes == tensor(op.result).sizes
+    return beyond if same else None
+
+
+def _joined_path(use: _Use, path: tuple[Op, ...] | None) -> tuple[Op, ...] | None:
+    return path if use.users == 1 or use.path == path else None
+
+
+def _through(op: Op, operand: int, signature: tuple[int | None, ...]) -> tuple[int | None, ...] | None:
+    """The root's axes behind an operand's axes, if they are plain."""
+    sizes = tensor(op.operands[operand]).sizes
+    match op.name:
+        case "stablehlo.broadcast_in_dim":
+            dims = op.attrs["broadcast_dimensions"]
+            return tuple(None if size == 1 else signature[d] for d, size in zip(dims, sizes, strict=True))
+        case "stablehlo.transpose":
+            places: list[int | None] = [None] * len(signature)
+            for at, source in zip(signature, op.attrs["permutation"], strict=True):
+                places[source] = at
+            return tuple(places)
+        case "stablehlo.reshape":
+            full = tensor(op.result).sizes
+            ours = [at for at, size in zip(signature, full, strict=True) if size != 1]
+            kept = [size for size in full if size != 1]
+            if kept != [size for size in sizes if size != 1]:
+                return None
+            axes = iter(ours)
+            return tuple(None if size == 1 else next(axes) for size in sizes)
+        case "stablehlo.reduce":
+            if operand >= len(op.results):
+                return ()
+            kept_axes = iter(signature)
+            return tuple(None if d in op.attrs["dimensions"] else next(kept_axes) for d in range(len(sizes)))
+    if OPS[op.name].elementwise and len(sizes) == len(signature):
+        return signature
+    return None if sizes else ()
+
+
+def _is_repeated(use: _Use) -> bool:
+    """Whether the one kernel that uses a result would compute it anew in every turn of a loop that does not change it,
+    because a loop inside that does."""
+    if not use.signature or len(use.roots) != 1:
+        return False
+    axes = [axis for axis in use.signature if axis is not None]
+    sizes = tensor(next(iter(use.roots)).results[0]).sizes
+    return any(size != 1 and axis not in axes for axis, size in enumerate(sizes[: max(axes, default=0)]))
+
+
+def _is_row(op: Op, use: _Use) -> bool:
+    """Whether each result of a reduction belongs to one turn of the outer loops of the one kernel that uses it."""
+    if use.signature is None or not use.roots or use.signature == ():
+        return False
+    root = next(iter(use.roots))
+    axes = [axis for axis in use.signature if axis is not None]
+    sizes = tensor(op.results[0]).sizes
+    if any(axis is None and size != 1 for axis, size in zip(use.signature, sizes, strict=True)):
+        return False
+    loops = [d for d, size in enumerate(tensor(root.results[0]).sizes) if size != 1]
+    return root.name in PULLS and axes == loops[: len(axes)] and len(axes) < len(loops)

@@ -1,0 +1,101 @@
+"""Values that lie inside a larger one: what goes into a `concatenate` or a `pad` is written there at once, not copied.
+
+`parts(op, …)` says which operands of such an op may be made in its buffer, and where in it each of them lies. `fuse`
+asks while it decides what is stored; a value with a `View` has no buffer of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from smelt.dim import Size, product
+from smelt.ir.core import Op, Value
+from smelt.ir.ops import OPS
+from smelt.kernel.build.sinks import ANCHORS, SINKS, UPDATES
+from smelt.kernel.loops.nest import PULLS, View, tensor
+
+WHOLES = frozenset({"stablehlo.concatenate", "stablehlo.pad"})
+# Ops that read a value wherever it lies.
+READERS = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        *("concatenate", "pad", "slice", "reverse", "transpose", "broadcast_in_dim", "reduce", "reduce_window"),
+        *("select", "clamp", "compare", "convert"),
+    )
+)
+Users = Mapping[Value, Sequence[Op]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An operand of a whole: the value that is made in the whole's buffer, and where its elements lie there."""
+
+    operand: int
+    value: Value
+    view: View
+
+
+def row_major(sizes: Sequence[Size]) -> View:
+    return View(0, tuple(product(sizes[d + 1 :]) for d in range(len(sizes))))
+
+
+def starts(op: Op) -> list[tuple[Size, ...]]:
+    """Where each operand of a whole begins in it."""
+    if op.name == "stablehlo.pad":
+        return [tuple(op.attrs["edge_padding_low"])]
+    axis, rank = op.attrs["dimension"], tensor(op.result).rank
+    found: list[tuple[Size, ...]] = []
+    before: Size = 0
+    for operand in op.operands:
+        found.append(tuple(before if d == axis else 0 for d in range(rank)))
+        before = before + tensor(operand).sizes[axis]
+    return found
+
+
+def is_whole(op: Op, known: set[str]) -> bool:
+    """Whether an op only puts its operands side by side, in sizes that are known before the run."""
+    if op.name not in WHOLES or not tensor(op.result).symbols <= known:
+        return False
+    if op.name == "stablehlo.concatenate":
+        return True
+    edges = (*op.attrs["edge_padding_low"], *op.attrs["edge_padding_high"])
+    return min(edges, default=0) >= 0 and not any(op.attrs["interior_padding"])
+
+
+def parts(op: Op, view: View, users: Users, is_free: Callable[[Value, View], bool]) -> list[Part]:
+    """The operands that may be made in place; `view`: how the whole itself lies. `is_free`: nobody objects."""
+    found: list[Part] = []
+    for i, start in enumerate(starts(op)):
+        offset = view.offset + sum((at * step for at, step in zip(start, view.strides, strict=True)), start=0)
+        part = _made(i, op.operands[i], View(offset, view.strides), users, op)
+        if part is not None and all(each.value is not part.value for each in found) and is_free(part.value, part.view):
+            found.append(part)
+    return found
+
+
+def _made(number: int, value: Value, view: View, users: Users, whole: Op) -> Part | None:
+    """The value behind an operand that a kernel makes: a reshape of it lies in the same places."""
+    while value.op is not None and value.op.name == "stablehlo.reshape" and len(users.get(value, ())) == 1:
+        source = value.op.operands[0]
+        turned = view.reshaped(tensor(value).sizes, tensor(source).sizes)
+        if turned is None:
+            break
+        whole = value.op
+        value, view = source, turned
+    op = value.op
+    if op is None or value not in users or len(op.results) != 1 or op.name == "stablehlo.constant":
+        return None
+    writes = op.name in ANCHORS or (op.name in PULLS and op.name not in SINKS)
+    if not writes or op.name in UPDATES or not all(_reads(user, value, view, whole) for user in users[value]):
+        return None
+    return Part(number, value, view)
+
+
+def _reads(user: Op, value: Value, view: View, whole: Op) -> bool:
+    """Whether an op can read a value through a view."""
+    if user is whole or user.name in READERS or OPS[user.name].elementwise or user.name in ANCHORS:
+        return True
+    if user.name == "stablehlo.reshape":
+        return view.reshaped(tensor(value).sizes, tensor(user.result).sizes) is not None
+    return False

@@ -1,0 +1,1 @@
+"""Schedule parameters of kernels: defaults, what is legal, search, cost model."""

@@ -1,0 +1,1 @@
+"""The bytes of an ONNX file: protobuf wire format, tensors."""

@@ -1,0 +1,1 @@
+"""ONNX operators → StableHLO, one file per family."""

@@ -1,0 +1,408 @@
+"""A bundle → something that can be called: checked, mapped, its code for this processor loaded. Nothing is compiled.
+
+`smelt.load` and `smelt.deserialize` call it. Only where a bundle has no code for this machine is `recompile` asked; the
+caller brings it along, for it needs the compiler's modules.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from smelt.bundle import container, record, sign
+from smelt.bundle.container import Image
+from smelt.bundle.entry import Entry
+from smelt.bundle.stored import Code, RuntimeCode, StoredModel, StoredProgram, Variant
+from smelt.device import cpu, runtime
+from smelt.device.library import load_library
+from smelt.engine_api import Executable, Signature
+from smelt.errors import DeviceError, FileError, ShapeError, UnsupportedError
+from smelt.files import open_regular, read_bytes
+from smelt.frozen import Frozen
+from smelt.run.executable import Arrays, NativeExecutable
+from smelt.run.loaded import Model
+from smelt.run.per_value import PerValue, Shapes, Values
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# (compressed text, tile, signature, bound arrays) → the program, compiled here
+Recompile: TypeAlias = Callable[[bytes, tuple[int, int, int], Signature, Arrays | None], NativeExecutable]
+
+SUFFIX = ".smelt"
+PJRT = b"smelt pjrt"  # what files of the pjrt engine begin with
+
+
+def load(
+    path: str | Path,
+    recompile: Recompile,
+    *,
+    device: str = "auto",
+    engine: str = "auto",
+    static: Mapping[str, Any] | None = None,
+    memory_limit: int | str | None = None,
+    precision: str = "f32",
+    sizes: Mapping[str, int] | None = None,
+    tune: float | None = None,
+    verify: bool | None = None,
+    keys: Sequence[str] | None = None,
+) -> Model:
+    """A model from a bundle.
+
+    The head, the manifest and the code are always checked by their digests before they are used. The rest is compared
+    with a checksum, which finds damage; with its digests for `verify=True` or where keys are configured, which finds
+    changes that somebody made on purpose; and not at all for `verify=False`.
+    """
+    options = (("static", static), ("memory_limit", memory_limit), ("tune", tune), ("precision", precision != "f32"))
+    asked = [name for name, given in options if given]
+    if asked or device not in ("auto", "cpu") or engine not in ("auto", "native"):
+        raise UnsupportedError(
+            f"{path} is compiled already, for the native engine",
+            expected="no static inputs, no memory limit, no tuning, no precision, the processor as its device",
+            got=", ".join([*asked, f"device={device}", f"engine={engine}"]),
+        )
+    gate = Gate(keys)
+    image = container.open_file(path, gate.admit)
+    try:
+        return _Reader(image, recompile, verify, gate).model()
+    finally:
+        image.close()
+
+
+def deserialize(
+    data: bytes | bytearray | memoryview,
+    recompile: Recompile,
+    *,
+    verify: bool | None = None,
+    keys: Sequence[str] | None = None,
+) -> Executable:
+    """The executable whose `serialize()` gave these bytes; arrays in order in, arrays in order out."""
+    gate = Gate(keys)
+    return _Reader(container.open_bytes(data, admit=gate.admit), recompile, verify, gate).executable()
+
+
+class Gate:
+    """The one gate for everything that holds code, before its format is looked at.
+
+    Where keys are configured, only what one of them signed passes.
+    """
+
+    def __init__(self, keys: Sequence[str] | None = None) -> None:
+        self.keys = sign.trusted(keys)
+
+    def admit(self, name: str, head: bytes) -> None:
+        """Refuse, by the first bytes of a file, what is not signed by one of the keys."""
+        if self.keys:
+            sign.verify(name, self.keys, container.seal_of(head))
+
+
+def foreign(path: str | Path, keys: Sequence[str] | None = None) -> bytes | None:
+    """The bytes of a file that another engine saved; None for a bundle."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        head = file.read(container.HEAD)
+        Gate(keys).admit(str(path), head)
+        return read_bytes(path) if head.startswith(PJRT) else None
+
+
+def describe(path: str | Path) -> dict[str, Any]:
+    """What a bundle says about itself; nothing but its head and manifest is read."""
+    image = container.open_file(path)
+    image.close()
+    found = _read(image)
+    codes = [code for program in found.programs for variant in program.variants for code in variant.codes]
+    return {
+        "name": found.name,
+        "smelt": image.manifest.get("smelt"),
+        "signature": found.signature,
+        "targets": list(dict.fromkeys(code.target for code in codes)),
+        "programs": len(found.programs),
+        "static": list(found.static),
+        "bytes": image.start + len(image.body),
+        "signed": image.seal.public_key.hex() if image.seal.signature != bytes(64) else None,
+        "metadata": dict(found.metadata),
+        "provenance": {**found.provenance, **found.programs[0].provenance},
+    }
+
+
+def stored(path: str | Path) -> StoredModel:
+    """What a bundle holds. Its head and manifest are read; texts and code are read and checked when asked for."""
+    image = container.open_file(path)
+    image.close()
+    return _read(image)
+
+
+class Loaded(Frozen):
+    """One code of a bundle as an executable, or why it cannot run here."""
+
+    program: StoredProgram
+    variant: Variant
+    code: Code
+    absent: str
+    executable: NativeExecutable | None
+
+
+def every_code(path: str | Path, recompile: Recompile, *, keys: Sequence[str] | None = None) -> tuple[Loaded, ...]:
+    """All code of a bundle, after every byte of it was compared with its digest."""
+    gate = Gate(keys)
+    image = container.open_file(path, gate.admit)
+    try:
+        return _Reader(image, recompile, True, gate).every_code()
+    finally:
+        image.close()
+
+
+class _Reader:
+    """One bundle on its way to executables."""
+
+    def __init__(self, image: Image, recompile: Recompile, verify: bool | None, gate: Gate) -> None:
+        self.image, self.recompile = image, recompile
+        self.stored = _read(image)
+        self.runtime = self._runtime()
+        if verify is not False or gate.keys:
+            image.check_body(self.runtime, complete=bool(verify or gate.keys))
+
+    def model(self) -> Model:
+        stored = self.stored
+        return Model(stored.name, "native", self.executable(), stored.metadata, stored.provenance)
+
+    def executable(self) -> Executable:
+        stored = self.stored
+        if not (stored.static or stored.by_size):
+            return self._program(stored.programs[0])
+        known = [(each.values, each.shapes, self._program(each)) for each in stored.programs]
+        return PerValue(stored.signature, stored.static, stored.by_size, self._refuse, known)
+
+    def every_code(self) -> tuple[Loaded, ...]:
+        return tuple(
+            Loaded(program, variant, code, absent, None if absent else self._made(program, variant, code))
+            for program in self.stored.programs
+            for variant in program.variants
+            for code in variant.codes
+            for absent in [self._absent(code)]
+        )
+
+    def _program(self, program: StoredProgram) -> NativeExecutable:
+        fitting = [
+            (len(code.features), variant, code)
+            for variant in program.variants
+            for code in variant.codes
+            if not self._absent(code)
+        ]
+        if not fitting:
+            return self._compiled_again(program)
+        _, variant, code = max(fitting, key=lambda each: each[0])
+        made = self._made(program, variant, code)
+        self.image.check_size()
+        if self.image.file is not None:
+            made.move_later(self.image)
+        return made
+
+    def _made(self, program: StoredProgram, variant: Variant, code: Code) -> NativeExecutable:
+        library = _library(code.library)
+        try:
+            first = variant.prepare.program(library, variant.prepare_constants) if variant.prepare else None
+            main = variant.main.program(library, variant.constants)
+        except DeviceError as error:
+            raise FileError(
+                f"{self.image.name}: {error.message}", expected=error.expected, got=error.got, remedy=error.remedy
+            ) from error
+        store = partial(self._store, program)
+        return NativeExecutable(program.signature, first, main, variant.bound, program.kernels, store)
+
+    def _absent(self, code: Code) -> str:
+        """Why code cannot run here."""
+        here = cpu.target()
+        if self.stored.abi != runtime.ABI:
+            return f"written for another runtime library, {self.stored.abi} instead of {runtime.ABI}"
+        if code.machine != here.name:
+            return f"for {code.machine}"
+        return ", ".join(f"needs {name}" for name in code.features if name not in here.features)
+
+    def _compiled_again(self, program: StoredProgram) -> NativeExecutable:
+        codes = [code for variant in program.variants for code in variant.codes]
+        reasons = "; ".join(f"{code.target}: {self._absent(code)}" for code in codes) or "it has no code at all"
+        import logging
+
+        name = self.image.name
+        logging.getLogger("smelt").warning("%s has no code for this processor (%s): compiling it", name, reasons)
+        variant = min(program.variants, key=lambda each: each.tile[2])  # the one with the shortest vectors
+        try:
+            return self.recompile(variant.text(), variant.tile, program.signature, variant.bound)
+        except (DeviceError, UnsupportedError, ImportError) as error:
+            raise UnsupportedError(
+                f"{name} has no code for this processor and cannot be compiled here",
+                expected=f"code for {cpu.target().name}, or what compiles it",
+                got=f"{reasons}; {error}",
+                remedy="smelt compile MODEL -o FILE.smelt --target …",
+            ) from error
+
+    def _store(self, program: StoredProgram, bound: Arrays | None, targets: Sequence[str]) -> StoredModel:
+        """The program as it is in the file, to be written again."""
+        if targets:
+            raise UnsupportedError("the targets of a bundle are fixed", got=", ".join(targets), remedy="smelt compile")
+        stored = self.stored
+        return StoredModel(stored.name, program.signature, (program,), stored.runtimes, abi=stored.abi)
+
+    def _refuse(self, values: Values, shapes: Shapes) -> Executable:
+        asked = [f"{name}={array.reshape(-1)[:8].tolist()}" for name, array in values.items()]
+        asked += [f"{name} of shape {list(shape)}" for name, shape in shapes.items()]
+        raise UnsupportedError(
+            f"{self.image.name} holds no program for these inputs",
+            expected="; ".join(_made_for(program) for program in self.stored.programs),
+            got=", ".join(asked),
+            remedy="load the original model, call it with such inputs, and save it again",
+        )
+
+    def _runtime(self) -> runtime.Runtime:
+        here = runtime.running()
+        if here is not None:
+            return here
+        shipped = self._shipped()
+        try:
+            try:
+                return runtime.runtime(shipped)
+            except (DeviceError, AttributeError):  # AttributeError: a library of something else
+                if shipped is None:
+                    raise
+                return runtime.runtime()  # made for another C library: compile it here
+        except DeviceError as error:
+            there = ", ".join(sorted({code.machine for code in self._codes()})) or "none"
+            raise UnsupportedError(
+                f"{self.image.name} has no runtime library for this machine, and it cannot be compiled here",
+                expected=f"a bundle for {cpu.target().name}, written by this version of smelt",
+                got=f"one for {there}; {error}",
+                remedy="smelt compile MODEL -o FILE.smelt --target …",
+            ) from error
+
+    def _codes(self) -> list[Code]:
+        return [code for program in self.stored.programs for variant in program.variants for code in variant.codes]
+
+    def _shipped(self) -> Callable[[], ctypes.CDLL] | None:
+        """What loads the runtime library of the bundle, where it is made of the same source as ours would be."""
+        here, made_of = cpu.target().name, container.digest(*runtime.texts())
+        for each in self.stored.runtimes:
+            if each.machine == here and each.made_of == made_of:
+                return partial(_library, each.library)
+        return None
+
+
+def _library(read: Callable[[], bytes]) -> ctypes.CDLL:
+    content = read()
+    return load_library(content, container.digest(content))
+
+
+def _made_for(program: StoredProgram) -> str:
+    values = [f"{name}={array.tolist()}" for name, array in program.values.items()]
+    return ", ".join([*values, *(f"{name} of shape {list(shape)}" for name, shape in program.shapes.items())])
+
+
+# ---- the manifest ----
+
+
+def _read(image: Image) -> StoredModel:
+    try:
+        return _stored(image)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, ShapeError) as error:
+        raise FileError(f"{image.name} has a manifest that this version cannot read", got=error) from error
+
+
+def _stored(image: Image) -> StoredModel:
+    manifest = image.manifest
+    programs = tuple(_stored_program(image, each) for each in manifest["programs"])
+    if not programs or not all(program.variants for program in programs):
+        raise ValueError("there is no program")
+    model = StoredModel(
+        record.text(manifest["name"]),
+        record.signature_of(manifest["signature"]),
+        programs,
+        tuple(
+            RuntimeCode(record.text(each["machine"]), record.text(each["made_of"]), image.reader(each["library"]))
+            for each in manifest["runtimes"]
+        ),
+        record.pairs(manifest["metadata"]),
+        record.texts(manifest["static"]),
+        bool(manifest["by_size"]),
+        record.pairs(manifest["provenance"]),
+        record.number(manifest["abi"]),
+    )
+    _check_model(model)
+    return model
+
+
+def _check_model(model: StoredModel) -> None:
+    """Whether programs take and give what the model's signature says; sizes are compared with the code's own later."""
+    names = {port.name for port in model.signature.inputs}
+    if not names.issuperset(model.static):
+        raise ValueError("an input that shapes the programs is none of the model's")
+    for program in model.programs:
+        if not names.issuperset(port.name for port in program.signature.inputs):
+            raise ValueError("a program has inputs that the model has not")
+        if len(program.signature.outputs) != len(model.signature.outputs):
+            raise ValueError("a program has another number of outputs than the model")
+        for variant in program.variants:
+            _check_variant(program.signature, variant)
+
+
+def _check_variant(signature: Signature, variant: Variant) -> None:
+    main, prepare, bound = variant.main, variant.prepare, variant.bound
+    if bound is None:
+        if prepare is None or len(prepare.arguments) != len(signature.weights):
+            raise ValueError("nothing prepares the weights")
+        count = len(prepare.results)
+        if prepare.results != main.arguments[:count]:
+            raise ValueError("the program does not take what is prepared for it")
+    else:
+        count = len(bound)
+    if count + len(signature.inputs) != len(main.arguments):
+        raise ValueError(f"the program takes {len(main.arguments)} arrays, not {count} and {len(signature.inputs)}")
+    if len(main.results) != len(signature.outputs):
+        raise ValueError(f"the program gives {len(main.results)} arrays, not {len(signature.outputs)}")
+    if any(place < count for place in main.donated):
+        raise ValueError("a bound array is used up by the first call")
+
+
+def _stored_program(image: Image, given: Any) -> StoredProgram:
+    return StoredProgram(
+        record.signature_of(given["signature"]),
+        record.kernels_of(given["kernels"]),
+        tuple(_variant(image, each) for each in given["variants"]),
+        record.pairs(given["provenance"]),
+        {record.text(name): record.value_of(value) for name, value in given["values"].items()},
+        {record.text(name): record.numbers(shape) for name, shape in given["shapes"].items()},
+    )
+
+
+def _variant(image: Image, given: Any) -> Variant:
+    main, constants = _entry(image, given["main"])
+    prepare, prepare_constants = (None, ()) if given["prepare"] is None else _entry(image, given["prepare"])
+    rows, columns, lanes = record.numbers(given["tile"])
+    codes = tuple(
+        Code(
+            record.text(each["target"]),
+            record.text(each["machine"]),
+            record.texts(each["features"]),
+            image.reader(each["library"]),
+        )
+        for each in given["codes"]
+    )
+    bound = None if given["bound"] is None else _bound(image, main, given["bound"])
+    text = image.reader(given["text"])
+    return Variant((rows, columns, lanes), text, main, constants, prepare, prepare_constants, bound, codes)
+
+
+def _entry(image: Image, given: Any) -> tuple[Entry, Arrays]:
+    constants = tuple(image.array(index, np.dtype(np.uint8)) for index in given["constants"])
+    return record.entry_of(given), constants
+
+
+def _bound(image: Image, main: Entry, given: Any) -> Arrays:
+    """Arrays for the first arguments of a program, in its order."""
+    if len(given) > len(main.arguments):
+        raise ValueError("more arrays are bound than the program takes")
+    pairs = zip(given, main.arguments, strict=False)
+    return tuple(image.array(index, shape.dtype.numpy, record.numbers(sizes)) for (index, sizes), shape in pairs)

@@ -1,0 +1,184 @@
+"""A model that can be called by its own input names, whatever made it: a file that was compiled, or a bundle.
+
+`smelt.load` gives one. Saving it writes a bundle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smelt.buffer import Buffer, as_array
+from smelt.bundle.stored import Storable, StoredModel
+from smelt.bundle.write import serialize, source_record, write
+from smelt.device.runtime import Memory
+from smelt.dtype import Array
+from smelt.engine_api import Executable, KernelUse, Port, Signature, Trimmable
+from smelt.errors import RunError, UnsupportedError
+from smelt.frozen import Frozen
+from smelt.run.executable import NativeExecutable
+from smelt.run.per_value import PerValue
+from smelt.stop import Cancel, Stop
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _labelled(port: Port, result: Array | Buffer) -> Array:
+    """An output as an array, or as the strings that its numbers stand for."""
+    array = as_array(result)
+    if not port.labels:
+        return array
+    if array.size and not 0 <= array.min() <= array.max() < len(port.labels):
+        got = f"numbers from {array.min()} to {array.max()}"
+        raise RunError(f"{port.name}: a result without a label", expected=f"0 to {len(port.labels) - 1}", got=got)
+    return np.array(port.labels, object)[array]
+
+
+class Defaults(Frozen):
+    """Inputs that may be left out, asked for when a call brings one, and the program that takes some of them."""
+
+    ports: Callable[[], tuple[Port, ...]]
+    build: Callable[[tuple[str, ...]], Executable]
+
+
+class Model:
+    """A model that can be called by its own input names, NumPy in and NumPy out."""
+
+    def __init__(
+        self,
+        name: str,
+        engine: str,
+        executable: Executable,
+        metadata: Mapping[str, str],
+        provenance: Mapping[str, str] = MappingProxyType({}),
+        source: Path | None = None,
+        defaults: Defaults | None = None,
+    ) -> None:
+        self.name = name
+        self.engine = engine
+        self.metadata = metadata
+        self.provenance = dict(provenance)  # what its bundle says about where it came from
+        self._source = source  # the file that it was made of
+        self._executable = executable
+        self._defaults = defaults
+        self._fed: dict[tuple[str, ...], Executable] = {}  # by the optional inputs that come with a call
+
+    @property
+    def static(self) -> tuple[str, ...]:
+        """The inputs whose values shape the program, as far as they are known."""
+        return self._executable.static if isinstance(self._executable, PerValue) else ()
+
+    @property
+    def shaped(self) -> bool:
+        """Whether values or sizes of inputs shape the program: it compiles when they come."""
+        return isinstance(self._executable, PerValue)
+
+    @property
+    def signature(self) -> Signature:
+        return self._executable.signature
+
+    @property
+    def optional(self) -> tuple[Port, ...]:
+        """Inputs that have a default value: a call may bring them by name, and need not."""
+        return self._defaults.ports() if self._defaults is not None else ()
+
+    @property
+    def kernels(self) -> tuple[KernelUse, ...]:
+        """What runs the model's ops."""
+        return self._executable.kernels
+
+    @property
+    def memory(self) -> Memory | None:
+        """Bytes that it holds now; None where its engine does not say, or several programs share them."""
+        return self._executable.memory if isinstance(self._executable, NativeExecutable) else None
+
+    def __call__(self, *positional: Any, **named: Any) -> dict[str, Array]:
+        """Run it. Inputs go by position or by name; outputs come back by name.
+
+        With `timeout` (seconds) a call that takes longer raises `TimedOutError`; with `cancel`, a `smelt.Cancel()`,
+        another thread can end this call and no other. Where inputs have these names, `run` takes both.
+        """
+        stop = self._stop(named) if "timeout" in named or "cancel" in named else None
+        return self._call(positional, named, stop)
+
+    def _stop(self, named: dict[str, Any]) -> Stop | None:
+        """Takes what is said about the call itself out of the keywords, unless inputs have such names."""
+        ports = (*self.signature.inputs, *(self._defaults.ports() if self._defaults else ()))
+        own = {port.name for port in ports}
+        return Stop.of(**{name: named.pop(name) for name in ("timeout", "cancel") if name in named.keys() - own})
+
+    def _call(self, positional: tuple[Any, ...], named: Mapping[str, Any], stop: Stop | None) -> dict[str, Array]:
+        executable = self._for(named)
+        ports = executable.signature.inputs
+        given: dict[str, Any] = dict(zip([port.name for port in self.signature.inputs], positional, strict=False))
+        if len(positional) > len(self.signature.inputs) or set(given) & set(named):
+            raise RunError(f"{self.name}: inputs given twice, or too many", expected=[port.name for port in ports])
+        given |= named
+        missing = [port.name for port in ports if port.name not in given]
+        unknown = sorted(set(given) - {port.name for port in ports})
+        if missing or unknown:
+            raise RunError(
+                f"{self.name}: the inputs do not fit",
+                expected={port.name: port.shape for port in ports},
+                got=", ".join([*(f"no {name}" for name in missing), *(f"unknown {name}" for name in unknown)]),
+            )
+        outputs = executable(*(given[port.name] for port in ports), stop=stop)
+        return {port.name: _labelled(port, array) for port, array in zip(self.signature.outputs, outputs, strict=True)}
+
+    def _for(self, named: Mapping[str, Any]) -> Executable:
+        """The program for a call: another one where it brings inputs that have a default."""
+        known = {port.name for port in self.signature.inputs}
+        if self._defaults is None or named.keys() <= known:
+            return self._executable
+        fed = tuple(sorted({port.name for port in self._defaults.ports()} & named.keys() - known))
+        if not fed:
+            return self._executable
+        if fed not in self._fed:
+            self._fed[fed] = self._defaults.build(fed)
+        return self._fed[fed]
+
+    def run(
+        self, inputs: Mapping[str, Any], *, timeout: float | None = None, cancel: Cancel | None = None
+    ) -> dict[str, Array]:
+        """The same for inputs whose names are no Python names."""
+        return self._call((), inputs, Stop.of(timeout, cancel))
+
+    def trim(self) -> None:
+        """Give back the memory that is kept for later calls. What was idle for some seconds goes at the next call."""
+        for each in (self._executable, *self._fed.values()):
+            if isinstance(each, Trimmable):
+                each.trim()
+
+    def save(self, path: str | Path, *, targets: Sequence[str] = (), private_key: str | Path | None = None) -> None:
+        """Write it as a bundle, one file that loads without a compiler: `smelt.load("model.smelt")`.
+
+        `targets` names processors (avx512, avx512vnni, avx2, neon, plain); none: this machine's kind, and plain for
+        any other. `private_key` is a file with an Ed25519 key that signs the bundle.
+        """
+        write(path, self._stored(targets), private_key)
+
+    def serialize(self, *, targets: Sequence[str] = (), private_key: str | Path | None = None) -> bytes:
+        """The bytes that `save` writes."""
+        return serialize(self._stored(targets), private_key)
+
+    def _stored(self, targets: Sequence[str]) -> StoredModel:
+        if not isinstance(self._executable, Storable):
+            raise UnsupportedError(
+                f"{self.name} cannot be saved", expected="the native engine", got=f"the {self.engine} engine"
+            )
+        stored = self._executable.stored(targets)
+        source = source_record(self._source) if self._source is not None else {}
+        return stored.replace(name=self.name, metadata=self.metadata, provenance=self.provenance | source)
+
+    def close(self) -> None:
+        for each in (self._executable, *self._fed.values()):
+            each.close()
+        self._fed.clear()
+
+    def __repr__(self) -> str:
+        ports = ", ".join(f"{port.name}: {port.shape}" for port in self.signature.inputs)
+        return f"<{self.name}({ports}) on {self.engine}>"
