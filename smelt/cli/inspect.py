@@ -18,6 +18,7 @@ from rich.table import Table
 
 from smelt.buffer import bytes_text
 from smelt.cli import bundle
+from smelt.cli.generate import show_language_model
 from smelt.cli.preflight import looked_at, what_it_needs
 from smelt.cli.sizes import given_sizes
 from smelt.dim import Size, evaluate, symbols
@@ -29,6 +30,8 @@ from smelt.ir.assumed import facts
 from smelt.ir.composites import COMPOSITES
 from smelt.ir.core import Program
 from smelt.ir.cost import memory, operations
+from smelt.llm.checkpoint import is_checkpoint
+from smelt.llm.report import describe as describe_language_model
 from smelt.model import read
 from smelt.passes import pipeline
 from smelt.passes.recognise import recognise
@@ -46,6 +49,10 @@ def inspect(file: Path, sizes: list[str], static: list[str], as_json: bool) -> N
         else:
             bundle.print_described(said)
         return
+    if is_checkpoint(file):
+        record = describe_language_model(file)
+        print(json.dumps(record)) if as_json else show_language_model(record)
+        sys.exit(1 if record["unsupported"] else 0)
     found = looked_at(file, sizes, static)
     if found is None:
         program, weights = read(file)

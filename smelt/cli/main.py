@@ -19,12 +19,14 @@ from rich.console import Console
 
 from smelt.cli import bench as bench_command
 from smelt.cli import cache as cache_command
+from smelt.cli import chat as chat_command
 from smelt.cli import check as check_command
 from smelt.cli import compile as compile_command
 from smelt.cli import demo as demo_command
 from smelt.cli import devices as devices_command
 from smelt.cli import diff as diff_command
 from smelt.cli import export as export_command
+from smelt.cli import generate as generate_command
 from smelt.cli import inspect as inspect_command
 from smelt.cli import profile as profile_command
 from smelt.cli import run as run_command
@@ -47,6 +49,7 @@ app = typer.Typer(
 File = Annotated[
     Path, typer.Argument(help="A model: .onnx, .mlir (StableHLO text), .mlirbc (portable bytecode) or .jaxexport.")
 ]
+LanguageModelPath = Annotated[Path, typer.Argument(help="A language model: a Hugging Face folder or a .gguf file.")]
 FileOrBundle = Annotated[
     Path,
     typer.Argument(
@@ -136,6 +139,59 @@ def show(
 def inspect(file: FileOrBundle, size: OpenSizes = None, static: StaticValues = None, as_json: AsJson = False) -> None:
     """Print what a model is and needs and everything unsupported in it (exit code 1 then). Nothing is compiled."""
     inspect_command.inspect(file, size or [], static or [], as_json)
+
+
+MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="The most tokens to generate.")]
+Context = Annotated[int | None, typer.Option(help="Tokens of a sequence at most. Default: the model's, up to 32768.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token each time.")]
+TopP = Annotated[float, typer.Option(help="Draw from the likeliest tokens that together have this probability.")]
+TopK = Annotated[int, typer.Option(help="Draw from so many of the likeliest tokens; 0: from all.")]
+Seed = Annotated[int, typer.Option(help="Seed of the draws.")]
+
+
+@app.command()
+def generate(
+    model: LanguageModelPath,
+    prompt: Annotated[str | None, typer.Argument(help="A text to complete; or --ids.")] = None,
+    ids: Annotated[str, typer.Option(help="Tokens to complete instead of a text: 1,2,3.")] = "",
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    seed: Seed = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
+    ignore_end: Annotated[bool, typer.Option("--ignore-end", help="Go on after the model's end tokens.")] = False,
+    engine: EngineName = "auto",
+    context: Context = None,
+    memory_limit: MemoryLimit = None,
+    as_json: AsJson = False,
+) -> None:
+    """Complete a text with a language model."""
+    if (prompt is None) == (not ids):
+        raise typer.BadParameter("give a prompt or --ids")
+    asked = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+    loading = {"engine": engine, "context": context, "memory_limit": memory_limit}
+    more = {"max_tokens": max_tokens, "stop": tuple(stop or ()), "ignore_end": ignore_end}
+    generate_command.generate(model, prompt, ids, {**asked, **more}, loading, as_json)
+
+
+@app.command()
+def chat(
+    model: LanguageModelPath,
+    system: Annotated[str, typer.Option(help="What the model is told first.")] = "",
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    seed: Seed = 0,
+    engine: EngineName = "auto",
+    context: Context = None,
+    memory_limit: MemoryLimit = None,
+) -> None:
+    """Talk with a language model; /help names the commands, Ctrl-C stops an answer, Ctrl-D ends."""
+    asked = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed, "max_tokens": max_tokens}
+    loading = {"engine": engine, "context": context, "memory_limit": memory_limit}
+    chat_command.chat(model, system, asked, loading)
 
 
 @app.command()

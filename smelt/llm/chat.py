@@ -15,9 +15,7 @@ from smelt.errors import MissingPackageError, ParseError, RunError
 
 MAX_STEPS = 2_000_000  # lines that a template may run
 MAX_TEXT = 1 << 24  # characters of a result, or of a text on the way
-MAX_POWER = 1 << 16  # bits of a number
-
-_PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
+MAX_BITS = 1 << 16  # of a number
 
 
 class _Limit(Exception):  # noqa: N818  # the limit that was reached
@@ -39,6 +37,11 @@ def render(
     compiled = _compile(template)
     given = {"messages": list(messages), "tools": tools, "add_generation_prompt": add_generation_prompt, **arguments}
     return _limited(lambda: _gather(compiled.generate(**given)))
+
+
+def check_template(template: str) -> None:
+    """Refuse a template that cannot be read."""
+    _compile(template)
 
 
 def _gather(pieces: Any) -> str:
@@ -108,9 +111,10 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Environment(ImmutableSandboxedEnvironment):
-        """Operators and methods that make long texts or numbers out of short ones are limited."""
+        """Whatever could make a long text or number out of short ones looks at its operands first."""
 
         intercepted_binops = frozenset({"*", "**", "+", "%"})
+        joins = (_concat, _join, _join)
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             _check_operands(operator, left, right)
@@ -120,7 +124,14 @@ def _environment() -> Any:
             _check_call(function, args)
             return super().call(context, function, *args, **keywords)
 
-    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        def _generate(self, *args: Any, **keywords: Any) -> str:
+            """The template as Python, which joins texts by our functions."""
+            first, _, rest = str(super()._generate(*args, **keywords)).partition("\n")
+            return f"{first}\nconcat, str_join, markup_join = environment.joins\n{rest}"
+
+    environment = Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], finalize=_checked
+    )
 
     def refuse(message: str) -> None:
         raise TemplateError(message)
@@ -134,64 +145,121 @@ def _environment() -> Any:
         return datetime.now().strftime(form[:200])
 
     environment.filters["tojson"] = tojson
-    for name in ("center", "indent", "format", "wordwrap", "batch", "slice", "urlize"):
-        environment.filters[name] = _bounded(environment.filters[name])
+    environment.filters = {name: _bounded(name, filter) for name, filter in environment.filters.items()}
     environment.globals.update(raise_exception=refuse, strftime_now=now)
     environment.globals.pop("lipsum", None)
     return environment
 
 
-def _bounded(function: Any) -> Any:
-    """A filter whose numbers are no larger than a text may be."""
+# ---- limits ----
+
+
+def _weigh(value: Any, left: int = MAX_TEXT) -> int:
+    """How many characters a value has as a text, about; counting stops where it is too many."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, int):
+        return value.bit_length() // 3 + 1
+    total = 1
+    if isinstance(value, Mapping):
+        value = [part for pair in value.items() for part in pair]
+    if isinstance(value, list | tuple | set | frozenset):
+        for each in value:
+            total += _weigh(each, left - total) + 2
+            if total > left:
+                break
+    return total
+
+
+def _check(characters: int) -> None:
+    if characters > MAX_TEXT:
+        raise _Limit(f"{MAX_TEXT} characters")
+
+
+def _checked(value: Any) -> Any:
+    _check(_weigh(value))
+    return value
+
+
+def _concat(pieces: Any) -> str:
+    """What the inside of a block gives."""
+    found = list(pieces)
+    _check(sum(map(len, found)))
+    return "".join(found)
+
+
+def _join(values: Any) -> str:
+    """The operator ~"""
+    found = list(values)
+    _check(sum(map(_weigh, found)))
+    return "".join(map(str, found))
+
+
+def _bounded(name: str, function: Any) -> Any:
+    """A filter whose operands are no longer than a text may be, and neither is what it makes of them."""
     from functools import wraps
 
     @wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
-        for value in (*args, *keywords.values()):
-            if isinstance(value, int) and abs(value) > MAX_TEXT // 64:
-                raise _Limit(f"{MAX_TEXT} characters")
-            if isinstance(value, str) and "%" in value and any(part.isdigit() for part in value) and len(value) > 200:
-                raise _Limit("a short format")
-        found = function(*args, **keywords)
-        return found
+        given = [*args, *keywords.values()]
+        _check(sum(map(_weigh, given)))
+        numbers = [abs(each) for each in given if isinstance(each, int)]
+        texts = [each for each in given if isinstance(each, str)]
+        if any(each > MAX_TEXT // 64 for each in numbers):
+            raise _Limit(f"{MAX_TEXT} characters")
+        if name == "format":
+            _check(sum(64 * _widest(each) for each in texts))
+        elif name in ("replace", "join", "indent", "batch", "wordwrap"):
+            sizes = [len(each) if hasattr(each, "__len__") else 1 for each in given]
+            _check(max(sizes, default=0) * max([*sorted(sizes)[:-1], *numbers, 1]))
+        return function(*args, **keywords)
 
     return call
 
 
 def _check_operands(operator: str, left: Any, right: Any) -> None:
-    if operator == "*":
-        for text, times in ((left, right), (right, left)):
-            if hasattr(text, "__len__") and isinstance(times, int) and len(text) * times > MAX_TEXT:
-                raise _Limit(f"{MAX_TEXT} characters")
-        if all(isinstance(each, int) and each.bit_length() > MAX_POWER for each in (left, right)):
-            raise _Limit(f"{MAX_POWER} bits")
-    elif operator == "**":
-        if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > MAX_POWER:
-            raise _Limit(f"{MAX_POWER} bits")
-    elif operator == "+":
-        if hasattr(left, "__len__") and hasattr(right, "__len__") and len(left) + len(right) > MAX_TEXT:
-            raise _Limit(f"{MAX_TEXT} characters")
-    elif isinstance(left, str) and _widest(left) > MAX_TEXT // 64:
-        raise _Limit(f"{MAX_TEXT} characters")
+    match operator:
+        case "*":
+            for text, times in ((left, right), (right, left)):
+                if not isinstance(text, int | float) and isinstance(times, int):
+                    _check(_weigh(text) * max(times, 0))
+            if all(isinstance(each, int) for each in (left, right)):
+                _check_bits(left.bit_length() + right.bit_length())
+        case "**":
+            if isinstance(left, int) and isinstance(right, int):
+                _check_bits(left.bit_length() * abs(right))
+        case "+":
+            if not isinstance(left, int | float):
+                _check(_weigh(left) + _weigh(right))
+        case _:
+            if isinstance(left, str):
+                _check(64 * _widest(left) + _weigh(right) * max(left.count("%"), 1))
+
+
+def _check_bits(bits: int) -> None:
+    if bits > MAX_BITS:
+        raise _Limit(f"numbers of {MAX_BITS} bits")
 
 
 def _widest(form: str) -> int:
     """The largest number in a format."""
     import re
 
-    return max((int(each) if len(each) < 12 else 1 << 60 for each in re.findall(r"\d+", form)), default=0)
+    return max((int(each) if len(each) < 12 else MAX_TEXT for each in re.findall(r"\d+", form)), default=0)
 
 
 def _check_call(function: Any, args: Sequence[Any]) -> None:
+    """Methods of texts that make longer ones."""
+    function = getattr(function, "__wrapped__", function)  # the sandbox has a format of its own
     owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
     if not isinstance(owner, str | bytes):
         return
-    numbers = [each for each in args if isinstance(each, int)]
-    if name in _PADDING and any(abs(each) > MAX_TEXT // 64 for each in numbers):
-        raise _Limit(f"{MAX_TEXT} characters")
-    if name in ("format", "format_map") and _widest(str(owner)) > MAX_TEXT // 64:
-        raise _Limit(f"{MAX_TEXT} characters")
-    if name == "replace" and len(args) > 1 and isinstance(args[1], str) and len(owner) * len(args[1]) > MAX_TEXT:
-        raise _Limit(f"{MAX_TEXT} characters")
-    if name == "join" and args and hasattr(args[0], "__len__") and len(owner) * len(args[0]) > MAX_TEXT:
-        raise _Limit(f"{MAX_TEXT} characters")
+    numbers = [abs(each) for each in args if isinstance(each, int)]
+    weights = [_weigh(each) for each in args]
+    if name in ("center", "ljust", "rjust", "zfill", "expandtabs"):
+        _check(64 * max(numbers, default=8))
+    elif name in ("format", "format_map"):
+        _check(64 * _widest(str(owner)) + sum(weights) * max(str(owner).count("{"), 1))
+    elif name in ("replace", "join", "translate"):
+        sizes = [len(each) for each in args if hasattr(each, "__len__")]
+        _check(sum(weights) + (len(owner) + 1) * max(sizes, default=1))

@@ -5,7 +5,6 @@ One sequence at a time over a contiguous cache; a scheduler of many will stand b
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from smelt.buffer import bytes_text
+from smelt.buffer import bytes_text, in_thread
 from smelt.dtype import Array
 from smelt.engine.footprint import Budget
 from smelt.errors import FileError, MemoryLimitError, RunError
@@ -105,14 +104,13 @@ def _check_memory(checkpoint: Checkpoint, context: int, limit: int) -> None:
 
 
 class LanguageModel:
-    """A decoder with its weights, tokenizer and chat template. Calls from several threads take turns."""
+    """A decoder with its weights, tokenizer and chat template. Threads may share it: their steps take turns."""
 
     def __init__(self, checkpoint: Checkpoint, step: Step, context: int) -> None:
         self.checkpoint = checkpoint
         self.config = checkpoint.config
         self.context = context
         self._step = step
-        self._lock = threading.Lock()
         self._tokenizer: Tokenizer | None = None
 
     def __repr__(self) -> str:
@@ -134,15 +132,14 @@ class LanguageModel:
 
     def logits(self, ids: Sequence[int]) -> Array:
         """For each token of a sequence the logits of the next one, f32[T, V]."""
-        with self._lock:
-            tokens = self._checked(ids, 0)
-            cache = self._step.cache(self.context)
-            parts = []
-            at = 0
-            for size in self._step.chunks(len(tokens)):
-                parts.append(self._step.run(tokens[at : at + size], cache, np.arange(size)))
-                at += size
-            return np.concatenate(parts)
+        tokens = self._checked(ids, 0)
+        cache = self._step.cache(self.context)
+        parts = []
+        at = 0
+        for size in self._step.chunks(len(tokens)):
+            parts.append(self._step.run(tokens[at : at + size], cache, np.arange(size)))
+            at += size
+        return np.concatenate(parts)
 
     # ---- generating ----
 
@@ -162,9 +159,11 @@ class LanguageModel:
         the model's end tokens unless `ignore_end`.
         """
         run = self._start(prompt, max_tokens, stop, ignore_end, _sampling(sampling, options))
-        with self._lock:
-            pieces = list(run)
-        return run.answer(pieces)
+        return run.answer(list(run))
+
+    async def generate_async(self, prompt: Prompt, **options: Any) -> Answer:
+        """The same for coroutines: the event loop goes on meanwhile."""
+        return await in_thread(lambda: self.generate(prompt, **options))
 
     def stream(
         self,
@@ -183,6 +182,10 @@ class LanguageModel:
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Answer:
         """The answer to messages, each with `role` and `content`; options as in `generate`."""
         return self.generate(self.prompt(messages), **options)
+
+    async def chat_async(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Answer:
+        """The same for coroutines."""
+        return await in_thread(lambda: self.chat(messages, **options))
 
     def prompt(self, messages: Sequence[Mapping[str, Any]], **arguments: Any) -> list[int]:
         """The tokens of messages, by the model's chat template."""

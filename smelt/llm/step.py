@@ -6,6 +6,7 @@ there chunks of a prompt have sizes that are powers of two.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ class Step:
             facts=("S <= T", "S >= 1", "R >= 1"),
         )
         self._bound: Any = executable.prepare(checkpoint.weights)
+        self._lock = threading.Lock()
         self._by_size = self.platform.engine.name == "pjrt"
 
     def cache(self, limit: int) -> Cache:
@@ -61,9 +63,10 @@ class Step:
         """Read tokens behind those in the cache; logits of some of their rows, f32[r, v]."""
         cache.reserve(len(tokens))
         given = np.array(tokens, np.int32)
-        made = self._bound(given, cache.buffers, np.int32(cache.length), rows.astype(np.int32))
-        cache.commit(made.caches, len(tokens))
-        logits: Array = made.logits.numpy()
+        with self._lock:
+            made = self._bound(given, cache.buffers, np.int32(cache.length), rows.astype(np.int32))
+            cache.commit(made.caches, len(tokens))
+            logits: Array = made.logits.numpy()
         return logits
 
     def close(self) -> None:

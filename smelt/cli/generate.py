@@ -1,0 +1,97 @@
+"""`smelt generate`: a text or tokens completed by a language model; and what `smelt inspect` prints about one."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from smelt.buffer import bytes_text
+from smelt.errors import RunError
+from smelt.llm import load
+
+
+def generate(
+    path: Path, prompt: str | None, ids: str, options: Mapping[str, Any], loading: Mapping[str, Any], as_json: bool
+) -> None:
+    start = time.perf_counter()
+    given = _tokens(ids) if prompt is None else prompt
+    with load(path, **loading) as model:
+        loaded = time.perf_counter() - start
+        run = model.stream(given, **options)
+        pieces = []
+        for piece in run:
+            pieces.append(piece)
+            if not as_json:
+                sys.stdout.write(piece.text)
+                sys.stdout.flush()
+        answer = run.answer(pieces)
+    if as_json:
+        print(json.dumps({"model": str(path), "load_s": round(loaded, 3), **answer.record()}))
+        return
+    if answer.ids and not answer.text:
+        sys.stdout.write(" ".join(map(str, answer.ids)))
+    print()
+    Console(stderr=True, highlight=False).print(speed(answer.timings, len(answer.ids), loaded), style="dim")
+
+
+def _tokens(text: str) -> list[int]:
+    try:
+        return [int(each) for each in text.replace(",", " ").split()]
+    except ValueError:
+        raise RunError("--ids are whole numbers", expected="1,2,3", got=text[:80]) from None
+
+
+def speed(timings: Mapping[str, float], count: int, loaded: float | None = None) -> str:
+    """How long an answer took, in words."""
+    said = [] if loaded is None else [f"loaded in {loaded:.1f} s"]
+    if timings:
+        said.append(f"prompt {timings['prompt_tokens_per_s']:.1f} tokens/s")
+        said.append(f"{count} tokens at {timings['tokens_per_s']:.1f} tokens/s")
+    return ", ".join(said)
+
+
+def show_language_model(record: Mapping[str, Any]) -> None:
+    """What `llm.report.describe` found, as text."""
+    console = Console(highlight=False)
+    console.print(
+        f"[bold]{escape(record['model'])}[/]  {escape(record.get('family', 'unknown family'))}", soft_wrap=True
+    )
+    if "family" in record:
+        table = Table("", "", box=None, pad_edge=False, show_header=False)
+        for label, text in _facts(record):
+            table.add_row(escape(label), escape(text))
+        console.print(table)
+    if record["unsupported"]:
+        console.print(f"[bold red]{len(record['unsupported'])} unsupported[/]")
+    for each in record["unsupported"]:
+        details = [
+            f"{label} {each[label]}" for label in ("expected", "got", "fields", "tensors", "remedy") if each.get(label)
+        ]
+        console.print(
+            f"  [bold]{escape(each['part'])}:[/] {escape('; '.join([each['message'], *details]))}", soft_wrap=True
+        )
+
+
+def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    sizes = ", ".join(f"{name} {value}" for name, value in record["sizes"].items())
+    tokenizer = record["tokenizer"]
+    return [
+        ("layers", f"{record['layers']}: {sizes}"),
+        ("architecture", ", ".join(record["architecture"])),
+        ("context", f"{record['context']} tokens"),
+        ("parameters", f"{record['parameters']:,}"),
+        ("formats", ", ".join(f"{count:,} {name}" for name, count in record["formats"].items())),
+        ("weights", f"{bytes_text(record['weight_bytes'])} in the file, {bytes_text(record['f32_bytes'])} in f32"),
+        ("cache", f"{bytes_text(record['cache_bytes'])} for a whole context"),
+        ("tokenizer", "none" if tokenizer is None else f"{tokenizer['tokens']} tokens"),
+        ("chat template", "yes" if record["chat_template"] else "none"),
+        ("end tokens", ", ".join(map(str, record["end_tokens"])) or "none"),
+    ]

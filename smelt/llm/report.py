@@ -1,0 +1,157 @@
+"""What a checkpoint of a language model is, and everything that stands between it and an answer: `smelt inspect`.
+
+In: a path. Out: one record, ready for JSON; `unsupported` lists every obstacle that was found, not only the first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from smelt.errors import SmeltError
+from smelt.ir.blocks import Block
+from smelt.llm import checkpoint as files
+from smelt.llm.chat import check_template
+from smelt.llm.checkpoint import Checkpoint
+from smelt.llm.config import Config, Fields
+from smelt.llm.decoder import Decoder
+from smelt.llm.engine import DEFAULT_CONTEXT, tokenizer_of
+from smelt.llm.families import BY_ARCHITECTURE, HARMLESS, read_config
+from smelt.llm.names import sources
+from smelt.read import checkpoint as weights_of
+from smelt.tensor.instantiate import instantiate
+
+T = TypeVar("T")
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """A checkpoint's architecture, sizes and needs, and what is missing."""
+    problems: list[dict[str, Any]] = []
+    found = _attempt(problems, "checkpoint", lambda: files.open(path))
+    record: dict[str, Any] = {"model": str(path), "kind": "gguf" if path.suffix.lower() == ".gguf" else "folder"}
+    if found is None:
+        _explain(path, problems)
+        return {**record, "unsupported": problems}
+    _attempt(
+        problems,
+        "weights",
+        lambda: instantiate(Decoder, found.weights, strict=True, config=found.config, formats=found.formats),
+    )
+    tokenizer = _attempt(problems, "tokenizer", lambda: tokenizer_of(found))
+    if (template := found.template) is not None:
+        _attempt(problems, "chat template", lambda: check_template(template))
+    record.update(_described(found))
+    record["tokenizer"] = None if tokenizer is None else {"tokens": tokenizer.size}
+    record["chat_template"] = found.template is not None
+    return {**record, "unsupported": problems}
+
+
+def _attempt(problems: list[dict[str, Any]], part: str, act: Callable[[], T]) -> T | None:
+    try:
+        return act()
+    except SmeltError as error:
+        problems.append({"part": part, **error.record()})
+        return None
+
+
+def _described(found: Checkpoint) -> dict[str, Any]:
+    config = found.config
+    elements = {name: found.elements(name) for name in found.weights}
+    formats = Counter[str]()
+    for name, count in elements.items():
+        formats[_form(found, name)] += count
+    context = min(config.context, DEFAULT_CONTEXT)
+    return {
+        "family": config.family,
+        "layers": len(config.layers),
+        "sizes": {name: getattr(config, name) for name in ("d", "f", "heads", "kv_heads", "head_size", "v")},
+        "context": config.context,
+        "architecture": _traits(config),
+        "parameters": sum(elements.values()),
+        "formats": dict(formats.most_common()),
+        "weight_bytes": found.nbytes,
+        "f32_bytes": 4 * sum(elements.values()),
+        "cache_bytes": context * config.cache_bytes,
+        "end_tokens": list(config.stop),
+    }
+
+
+def _form(found: Checkpoint, name: str) -> str:
+    form = found.formats[name]
+    return form.name if isinstance(form, Block) else str(form)
+
+
+def _traits(config: Config) -> list[str]:
+    """The variants of a decoder's parts, in words."""
+    windows = Counter(layer.window for layer in config.layers if layer.window is not None)
+    experts = Counter(layer.experts for layer in config.layers if layer.experts is not None)
+    said = [
+        "RMSNorm" if config.norm == "rms" else "LayerNorm",
+        f"{config.activation}, {'gated' if config.gated else 'plain'} MLP",
+        "learned positions" if config.positions else "",
+        "norms after attention and MLP" if config.post_norms else "",
+        "norms of queries and keys" if config.qk_norm else "",
+        "biases of q, k, v" if config.qkv_bias else "",
+        f"attention softcap {config.softcap:g}" if config.softcap else "",
+        f"logit softcap {config.final_softcap:g}" if config.final_softcap else "",
+        "tied embeddings" if config.tied else "",
+    ]
+    turned = Counter(layer.rope is not None for layer in config.layers)
+    if turned[True]:
+        said.append("RoPE" + (f" in {turned[True]} layers" if turned[False] else ""))
+    said += [f"window of {size} in {count} layers" for size, count in windows.items()]
+    said += [f"{each.used} of {each.count} experts in {count} layers" for each, count in experts.items()]
+    return [each for each in said if each]
+
+
+def _explain(path: Path, problems: list[dict[str, Any]]) -> None:
+    """For a folder of an unknown family: what a Llama would have to have in addition."""
+    if not path.is_dir():
+        return
+    try:
+        weights = weights_of.open(path)
+        said: Mapping[str, Any] = weights.config
+        if any(name in BY_ARCHITECTURE for name in said.get("architectures") or ()):
+            return
+        fields = Fields(said, str(path), HARMLESS)
+        as_llama = {name: value for name, value in said.items() if name in _LLAMA_FIELDS}
+        config = read_config({**as_llama, "architectures": ["LlamaForCausalLM"]}, str(path))
+    except SmeltError:
+        return
+    known = {name for source in sources(config, False).values() for name in source.names}
+    strange = sorted({_pattern(name) for name in weights if name not in known})
+    problems.append(
+        {
+            "part": "architecture",
+            "message": "what the nearest family, llama, lacks",
+            "fields": sorted(name for name in fields.left() if name not in _LLAMA_FIELDS),
+            "tensors": strange[:40],
+        }
+    )
+
+
+_LLAMA_FIELDS = frozenset(
+    {
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "hidden_act",
+        "tie_word_embeddings",
+        "rope_theta",
+        "attention_bias",
+        "mlp_bias",
+    }
+)
+
+
+def _pattern(name: str) -> str:
+    """A tensor's name with every number as *."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))

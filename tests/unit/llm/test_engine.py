@@ -1,0 +1,250 @@
+"""What a loaded language model does, on a tiny checkpoint: generating, streaming, chatting, limits and mistakes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import smelt
+from smelt.cli.chat import Conversation
+from smelt.cli.generate import generate
+from smelt.cli.inspect import inspect
+from smelt.errors import FileError, MemoryLimitError, RunError, SmeltError
+from smelt.llm import LanguageModel, Sampling
+from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
+from tests.llm_gguf import write_vocabulary
+
+CASE = Case.load(FIXTURE)[0]
+WORDS = ["<unk>", *(f"w{i}" for i in range(1, 96))]
+TEMPLATE = "{% for m in messages %}w5 {{ m.content }} {% endfor %}w6"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llm")
+    write_checkpoint(path, CASE.config, CASE.shapes)
+    write_vocabulary(path / "tokenizer.json", WORDS)
+    (path / "chat_template.jinja").write_text(TEMPLATE)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, CASE.ids[5]]}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Iterator[LanguageModel]:
+    with smelt.llm.load(folder, engine="native") as loaded:
+        yield loaded
+
+
+def test_a_path_gives_the_same_object_everywhere(folder: Path, model: LanguageModel) -> None:
+    with smelt.load(folder, engine="reference") as other:  # type: ignore[attr-defined]
+        assert isinstance(other, LanguageModel)
+        np.testing.assert_allclose(other.logits([3, 4, 5]), model.logits([3, 4, 5]), rtol=1e-4, atol=1e-4)
+    assert model.logits([3]).dtype == np.float32
+    assert model.logits([3, 4]).shape == (2, 96)
+
+
+def test_generating_ends_at_end_tokens_and_lengths(model: LanguageModel) -> None:
+    assert CASE.ids[5] not in CASE.ids[:5]
+    answer = model.generate(CASE.tokens, max_tokens=20)
+    assert (answer.finish, list(answer.ids)) == ("stop", CASE.ids[:6])
+    answer = model.generate(CASE.tokens, max_tokens=20, ignore_end=True)
+    assert (answer.finish, list(answer.ids)) == ("length", CASE.ids[:20])
+    assert answer.text == model.tokenizer.decode(CASE.ids[:20])
+    assert answer.prompt_tokens == 24
+    assert answer.timings["prefill_s"] > 0
+    assert model.generate(CASE.tokens, max_tokens=0).ids == ()
+    text = " ".join(WORDS[token] for token in CASE.tokens)
+    assert model.generate(text, max_tokens=4).ids == answer.ids[:4]
+
+
+def test_stop_strings_are_not_in_the_text(model: LanguageModel) -> None:
+    whole = model.generate(CASE.tokens, max_tokens=20, ignore_end=True).text
+    stop = whole.split()[3]
+    answer = model.generate(CASE.tokens, max_tokens=20, ignore_end=True, stop=stop)
+    assert answer.finish == "stop"
+    assert answer.text == whole[: whole.index(stop)]
+
+
+def test_a_stream_is_the_answer_piece_by_piece(model: LanguageModel) -> None:
+    answer = model.generate(CASE.tokens, max_tokens=12, ignore_end=True)
+    run = model.stream(CASE.tokens, max_tokens=12, ignore_end=True)
+    pieces = list(run)
+    assert "".join(piece.text for piece in pieces) == answer.text
+    assert tuple(piece.token for piece in pieces) == answer.ids
+    run = model.stream(CASE.tokens, max_tokens=12)
+    next(iter(run))
+    run.close()
+    assert run.timings["decode_s"] >= 0
+
+
+def test_chat_uses_the_template(model: LanguageModel) -> None:
+    messages = [{"role": "user", "content": "w7 w8"}]
+    assert model.prompt(messages) == [5, 7, 8, 6]
+    assert model.chat(messages, max_tokens=5).ids == model.generate([5, 7, 8, 6], max_tokens=5).ids
+    assert asyncio.run(model.chat_async(messages, max_tokens=5)).ids == model.chat(messages, max_tokens=5).ids
+
+
+def test_seeds_repeat_and_logprobs_are_told(model: LanguageModel) -> None:
+    asked = Sampling(temperature=1.0, top_p=0.9, seed=7, logprobs=2)
+    first = model.generate(CASE.tokens, max_tokens=16, ignore_end=True, sampling=asked)
+    assert first.ids == model.generate(CASE.tokens, max_tokens=16, ignore_end=True, sampling=asked).ids
+    assert first.ids != model.generate(CASE.tokens, max_tokens=16, ignore_end=True, sampling=asked, seed=8).ids
+    logits = model.logits([*CASE.tokens, *first.ids])
+    for place, choice in enumerate(first.choices):
+        row = logits[len(CASE.tokens) - 1 + place].astype(np.float64)
+        want = row[choice.token] - np.log(np.exp(row - row.max()).sum()) - row.max()
+        assert choice.logprob == pytest.approx(want, abs=1e-4)
+        assert len(choice.top) == 2
+
+
+def test_prompts_of_any_length_are_read_in_chunks(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = model.logits(CASE.tokens)
+    monkeypatch.setattr("smelt.llm.step.CHUNK", 7)
+    np.testing.assert_allclose(model.logits(CASE.tokens), whole, rtol=1e-4, atol=1e-4)
+    assert model.generate(CASE.tokens, max_tokens=4).ids == tuple(CASE.ids[:4])
+
+
+def test_the_cache_grows_up_to_the_context(model: LanguageModel) -> None:
+    answer = model.generate([3, 4, 5], max_tokens=1000, ignore_end=True)
+    assert len(answer.ids) == 157
+    assert answer.finish == "length"
+
+
+def test_threads_may_share_a_model(model: LanguageModel) -> None:
+    alone = [model.generate([3 + i, 9], max_tokens=8, ignore_end=True).ids for i in range(4)]
+    found: dict[int, Any] = {}
+
+    def work(i: int) -> None:
+        found[i] = model.generate([3 + i, 9], max_tokens=8, ignore_end=True).ids
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[i] for i in range(4)] == alone
+
+
+@pytest.mark.parametrize(
+    ("ids", "options"),
+    [
+        ([], {}),
+        ([96], {}),
+        ([-1], {}),
+        ([1.5], {}),
+        ([[1, 2]], {}),
+        ([3] * 160, {}),
+        ([3] * 1_000_000, {}),
+        ([3], {"max_tokens": -1}),
+        ([3], {"stop": ""}),
+        ([3], {"temperature": -2.0}),
+        ([3], {"hotness": 2.0}),
+    ],
+)
+def test_bad_requests_are_refused(model: LanguageModel, ids: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(RunError):
+        model.generate(ids, **options)
+
+
+def test_bad_loads_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="context"):
+        smelt.llm.load(folder, context=161)
+    with pytest.raises(MemoryLimitError, match="more memory"):
+        smelt.llm.load(folder, memory_limit="10KB")
+    with pytest.raises(SmeltError, match="precision"):
+        smelt.llm.load(folder, precision="f8")
+    with pytest.raises(SmeltError):
+        smelt.llm.load(tmp_path / "nothing")
+    with pytest.raises(SmeltError):
+        smelt.load(tmp_path)
+    write_checkpoint(tmp_path, CASE.config, CASE.shapes)
+    with smelt.llm.load(tmp_path, engine="reference") as bare:
+        assert bare.generate([3, 4], max_tokens=1).text == ""
+        for wanted in (lambda: bare.generate("text"), lambda: bare.chat([{"role": "user", "content": "x"}])):
+            with pytest.raises(FileError):
+                wanted()
+    raw = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(raw[: len(raw) // 2])
+    with pytest.raises(SmeltError):
+        smelt.llm.load(tmp_path)
+
+
+def test_weights_that_are_no_numbers_are_told(folder: Path, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, CASE.config, CASE.shapes)
+    path = tmp_path / "model.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-4 * 96 * 48 :] = np.full(96 * 48, np.nan, np.float32).tobytes()
+    path.write_bytes(raw)
+    with smelt.llm.load(tmp_path, engine="reference") as broken, pytest.raises(RunError, match="no numbers"):
+        broken.generate([3], max_tokens=1)
+
+
+# ---- the command line ----
+
+
+def test_the_command_generates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = ",".join(map(str, CASE.tokens))
+    generate(folder, None, ids, {"max_tokens": 4}, {"engine": "native"}, True)
+    record = json.loads(capsys.readouterr().out)
+    assert record["ids"] == CASE.ids[:4]
+    assert record["finish"] == "length"
+    generate(folder, "w3 w4", "", {"max_tokens": 2}, {"engine": "native"}, False)
+    assert capsys.readouterr().out.strip()
+    with pytest.raises(RunError):
+        generate(folder, None, "1,x", {}, {}, True)
+
+
+def test_the_command_inspects(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        inspect(folder, [], [], True)
+    record = json.loads(capsys.readouterr().out)
+    assert stop.value.code == 0
+    assert (record["family"], record["unsupported"], record["tokenizer"]) == ("llama", [], {"tokens": 96})
+    strange = {**CASE.config, "architectures": ["NewForCausalLM"], "twist": 3}
+    write_checkpoint(tmp_path, strange, {**CASE.shapes, "model.layers.0.twist.weight": (4,)})
+    with pytest.raises(SystemExit) as stop:
+        inspect(tmp_path, [], [], True)
+    record = json.loads(capsys.readouterr().out)
+    assert stop.value.code == 1
+    missing = record["unsupported"][-1]
+    assert (missing["fields"], missing["tensors"]) == (["rope_parameters", "twist"], ["model.layers.*.twist.weight"])
+    with pytest.raises(SystemExit):
+        inspect(tmp_path, [], [], False)
+    assert "twist" in capsys.readouterr().out
+
+
+def test_a_conversation_keeps_what_was_said(
+    model: LanguageModel, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rich.console import Console
+
+    talk = Conversation(model, "w9", {"max_tokens": 3}, Console(stderr=True))
+    talk.say("w7")
+    said = capsys.readouterr().out
+    assert [message["role"] for message in talk.messages] == ["system", "user", "assistant"]
+    assert talk.messages[-1]["content"] == said.rstrip("\n")
+    assert talk.command(f"/save {tmp_path / 'talk.json'}")
+    assert json.loads((tmp_path / "talk.json").read_text()) == talk.messages
+    assert talk.command("/system w10")
+    assert talk.messages == [{"role": "system", "content": "w10"}]
+    assert talk.command("/help")
+    assert not talk.command("/exit")
+    choose = model._step.run
+    calls = iter(range(100))
+
+    def interrupted(*args: Any) -> Any:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return choose(*args)
+
+    monkeypatch.setattr(model._step, "run", interrupted)
+    talk.say("w7")  # Ctrl-C after two tokens: the answer so far stays
+    assert talk.messages[-1]["role"] == "assistant"
+    assert len(talk.messages[-1]["content"].split()) == 2

@@ -1,0 +1,119 @@
+"""Sampling against the formulas of transformers' warpers written out, stop strings, and bad options."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smelt.errors import RunError
+from smelt.llm.sample import Sampler, Sampling, limited
+from smelt.llm.stops import Stops
+
+SCORES = np.array([2.0, 1.0, 0.5, -1.0, 3.0, 3.0], np.float32)
+
+
+def kept(**options: Any) -> list[int]:
+    return np.flatnonzero(limited(SCORES.astype(np.float64), Sampling(temperature=1.0, **options))).tolist()
+
+
+def test_limits_keep_what_they_say() -> None:
+    p = np.exp(SCORES) / np.exp(SCORES).sum()
+    assert kept() == [0, 1, 2, 3, 4, 5]
+    assert kept(top_k=2) == [4, 5]
+    assert kept(top_k=3) == [0, 4, 5]
+    assert kept(top_p=float(p[4] * 1.5)) == [4, 5]
+    assert kept(top_p=0.0) == [4]
+    assert kept(min_p=float(p[0] / p[4]) - 1e-6) == [0, 4, 5]
+    assert kept(min_p=1.0) == [4, 5]
+    entropy = -(p * np.log(p)).sum()
+    nearest = int(np.abs(-np.log(p) - entropy).argmin())
+    assert kept(typical_p=0.0) == [nearest]
+    np.testing.assert_allclose(limited(SCORES.astype(np.float64), Sampling(temperature=1.0)), p, rtol=1e-6)
+
+
+def test_penalties_and_bias_move_the_choice() -> None:
+    def first(prompt: list[int], times: int = 1, **options: Any) -> int:
+        sampler = Sampler(Sampling(**options), prompt, 6)
+        return [sampler.choose(SCORES, i).token for i in range(times)][-1]
+
+    assert first([]) == 4
+    assert first([4], repetition_penalty=1.5) == 5
+    assert first([4, 5], repetition_penalty=2.0) == 0
+    assert first([], 2, presence_penalty=0.5) == 5
+    assert first([], 3, frequency_penalty=0.2) == 4
+    assert first([], 3, frequency_penalty=1.5) == 0
+    assert first([], logit_bias={3: 100.0}) == 3
+
+
+def test_draws_depend_on_seed_and_position_alone() -> None:
+    def draws(seed: int) -> list[int]:
+        sampler = Sampler(Sampling(temperature=1.0, seed=seed), [], 6)
+        return [sampler.choose(SCORES, i).token for i in range(40)]
+
+    assert draws(1) == draws(1) != draws(2)
+    late = Sampler(Sampling(temperature=1.0, seed=1), [], 6)
+    assert late.choose(SCORES, 7).token == draws(1)[7]
+
+
+def test_draws_have_the_probabilities_of_the_model() -> None:
+    sampler = Sampler(Sampling(temperature=0.7, seed=5), [], 6)
+    counts = np.bincount([sampler.choose(SCORES, i).token for i in range(20_000)], minlength=6) / 20_000
+    scaled = np.exp(SCORES / 0.7)
+    np.testing.assert_allclose(counts, scaled / scaled.sum(), atol=0.015)
+
+
+def test_logprobs_are_those_of_the_model() -> None:
+    choice = Sampler(Sampling(logprobs=3, logit_bias={0: 50.0}), [], 6).choose(SCORES, 0)
+    total = math.log(np.exp(SCORES).sum())
+    assert choice.token == 0
+    assert choice.logprob == pytest.approx(2.0 - total, abs=1e-6)
+    assert [token for token, _ in choice.top] == [4, 5, 0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": -1.0},
+        {"temperature": math.nan},
+        {"temperature": "hot"},
+        {"top_p": 1.5},
+        {"top_k": -1},
+        {"top_k": 1.5},
+        {"min_p": True},
+        {"repetition_penalty": 0.0},
+        {"seed": -1},
+        {"logprobs": -1},
+        {"logit_bias": {99: 1.0}},
+        {"logit_bias": {"a": 1.0}},
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(RunError):
+        Sampler(Sampling(**options), [], 6)
+
+
+def test_logits_that_are_no_numbers_are_refused() -> None:
+    for bad in (np.full(6, np.nan, np.float32), np.full(6, -np.inf, np.float32)):
+        with pytest.raises(RunError, match="no numbers"):
+            Sampler(Sampling(), [], 6).choose(bad, 0)
+
+
+def test_stop_strings_end_a_stream_wherever_pieces_are_cut() -> None:
+    text = "one END two"
+    for cut in range(1, len(text)):
+        stops = Stops(("END", "ENDLESS"))
+        out = ""
+        for piece in (text[:cut], text[cut:]):
+            part, stopped = stops.add(piece)
+            out += part
+            if stopped:
+                break
+        assert (out, stopped) == ("one ", True), cut
+    stops = Stops(("END",))
+    assert stops.add("an EN") == ("an ", False)
+    assert stops.add("T") == ("ENT", False)
+    assert stops.add("E") == ("", False)
+    assert stops.finish() == "E"

