@@ -9,6 +9,7 @@ import pytest
 
 import smelt.llm
 from smelt.errors import FileError, ParseError, SmeltError, UnsupportedError
+from smelt.ir.blocks import TABLE as BLOCKS
 from smelt.llm.families import TABLE, read_config
 from tests.llm_checkpoints import FIXTURE, Case, compare, write_checkpoint
 
@@ -41,6 +42,13 @@ def test_xla_runs_the_same_step(tmp_path: Path) -> None:
 def test_every_family_has_a_case() -> None:
     known = {read_config(case.config, case.name).family for case in CASES}
     assert known == {row.name for row in TABLE}
+
+
+def test_the_page_lists_what_is_there() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "llm.md").read_text("utf-8")
+    for row in TABLE:
+        assert f"| {row.name} | {', '.join(row.architectures)} | {', '.join(row.gguf) or 'llama'} |" in page
+    assert ", ".join(block.name for block in BLOCKS) + "." in page
 
 
 LLAMA = CASES[0]
