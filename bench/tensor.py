@@ -18,7 +18,7 @@ import numpy as np
 import smelt
 from smelt import Shaped, Tensor, nn
 from smelt.tensor import engine, trace
-from smelt.tensor.execution import CACHE
+from smelt.tensor.jit.realise import CACHE
 
 DEPTHS = (8, 16, 32, 64)
 

@@ -33,10 +33,10 @@ _PUBLIC = {
     "verify": "smelt.ir.verify",
     "platform": "smelt.engine",
     "read": "smelt.read",  # the package, which can be called
-    "Executable": "smelt.tensor.executable",
-    "compile": "smelt.tensor.compiling",
-    "compile_and_load": "smelt.tensor.compiling",
-    "compile_and_load_async": "smelt.tensor.compiling",
+    "Executable": "smelt.tensor.jit.executable",
+    "compile": "smelt.tensor.jit.compile",
+    "compile_and_load": "smelt.tensor.jit.compile",
+    "compile_and_load_async": "smelt.tensor.jit.compile",
     "instantiate": "smelt.tensor.instantiate",
     "Mesh": "smelt.mesh",
     "shard": "smelt.tensor.sharding",
@@ -119,7 +119,6 @@ if TYPE_CHECKING:
     from smelt.tensor import nn as nn
     from smelt.tensor import ones as ones
     from smelt.tensor import outer as outer
-    from smelt.tensor import random as random
     from smelt.tensor import realize as realize
     from smelt.tensor import scan as scan
     from smelt.tensor import stack as stack
@@ -128,11 +127,12 @@ if TYPE_CHECKING:
     from smelt.tensor import where as where
     from smelt.tensor import while_loop as while_loop
     from smelt.tensor import zeros as zeros
-    from smelt.tensor.compiling import compile as compile
-    from smelt.tensor.compiling import compile_and_load as compile_and_load
-    from smelt.tensor.compiling import compile_and_load_async as compile_and_load_async
-    from smelt.tensor.executable import Executable as Executable
     from smelt.tensor.instantiate import instantiate as instantiate
+    from smelt.tensor.jit.compile import compile as compile
+    from smelt.tensor.jit.compile import compile_and_load as compile_and_load
+    from smelt.tensor.jit.compile import compile_and_load_async as compile_and_load_async
+    from smelt.tensor.jit.executable import Executable as Executable
+    from smelt.tensor.ops import random as random
     from smelt.tensor.sharding import shard as shard
     from smelt.weights import Weights as Weights
 

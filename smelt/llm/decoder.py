@@ -18,9 +18,9 @@ from smelt.llm.layers import Formats, Linear, Matrix, Norm
 from smelt.llm.moe import Mixture
 from smelt.tensor import nn
 from smelt.tensor.core import Tensor
-from smelt.tensor.elementwise import cast, leaf, outer
 from smelt.tensor.model import Model
-from smelt.tensor.moving import arange, concatenate
+from smelt.tensor.ops.elementwise import cast, leaf, outer
+from smelt.tensor.ops.move import arange, concatenate
 
 Cache = tuple[Tensor, Tensor]  # keys and values, f32[t, g, k]
 

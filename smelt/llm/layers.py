@@ -12,8 +12,8 @@ from smelt.ir.blocks import Block
 from smelt.llm.config import Config
 from smelt.tensor.composite import unblock
 from smelt.tensor.core import Tensor
-from smelt.tensor.elementwise import cast
 from smelt.tensor.model import Model, open_parameter
+from smelt.tensor.ops.elementwise import cast
 
 Formats = Mapping[str, Block | DType]  # of weights, by name
 

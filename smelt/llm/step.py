@@ -17,8 +17,8 @@ from smelt.errors import UnsupportedError
 from smelt.llm.cache import Cache
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.decoder import Decoder
-from smelt.tensor.compiling import compile
 from smelt.tensor.instantiate import instantiate
+from smelt.tensor.jit.compile import compile
 
 CHUNK = 512  # tokens of a prompt that one step reads at most
 

@@ -9,15 +9,16 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from smelt.tensor import elementwise, moving, random
 from smelt.tensor.axes import Dim
-from smelt.tensor.control import cond, custom_call, fori_loop, scan, while_loop
 from smelt.tensor.core import Tensor
 from smelt.tensor.data import from_dlpack, symbolic, tensor
-from smelt.tensor.execution import engine, realize
 from smelt.tensor.facts import assume
+from smelt.tensor.jit.realise import engine, realize
 from smelt.tensor.model import Model
-from smelt.tensor.moving import arange, full, iota, ones, zeros
+from smelt.tensor.ops import elementwise, random
+from smelt.tensor.ops import move as moving
+from smelt.tensor.ops.control import cond, custom_call, fori_loop, scan, while_loop
+from smelt.tensor.ops.move import arange, full, iota, ones, zeros
 from smelt.tensor.recovery import guarded
 from smelt.tensor.shaped import Shaped
 from smelt.tensor.source import TensorError

@@ -14,14 +14,18 @@ import numpy as np
 from smelt.dtype import Array, DType
 from smelt.ir.core import Value
 from smelt.shape import Shape
-from smelt.tensor import contracting, elementwise, indexing, moving, reducing
 from smelt.tensor.axes import Axis, Dim, SizeLike, dim, find_axis
-from smelt.tensor.contracting import Padding
-from smelt.tensor.elementwise import TensorLike
-from smelt.tensor.execution import data_of, is_known, realize
+from smelt.tensor.jit.realise import data_of, is_known, realize
+from smelt.tensor.ops import contract as contracting
+from smelt.tensor.ops import elementwise
+from smelt.tensor.ops import index as indexing
+from smelt.tensor.ops import move as moving
+from smelt.tensor.ops import reduce as reducing
+from smelt.tensor.ops.contract import Padding
+from smelt.tensor.ops.elementwise import TensorLike
+from smelt.tensor.ops.reduce import Axes
 from smelt.tensor.record import Leaf, final_class, operand, tensor_of
 from smelt.tensor.recovery import guard_methods, is_lost
-from smelt.tensor.reducing import Axes
 from smelt.tensor.source import here, refuse
 
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from smelt.dtype import DType
 from smelt.shape import Shape
-from smelt.tensor import moving
 from smelt.tensor.axes import names_of, shape_of
 from smelt.tensor.core import Tensor
+from smelt.tensor.ops import move as moving
 from smelt.tensor.promotion import as_array
 from smelt.tensor.record import Leaf, tensor_of
 from smelt.tensor.source import here

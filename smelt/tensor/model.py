@@ -37,7 +37,7 @@ from smelt.tensor.fields import (
     set_field,
     size_in,
 )
-from smelt.tensor.moving import named
+from smelt.tensor.ops.move import named
 from smelt.tensor.record import Leaf, is_tensor, tensor_of
 from smelt.tensor.shaped import Shaped as Shaped  # for the examples below
 from smelt.tensor.shaped import Spec, annotations_of, match, spec_of

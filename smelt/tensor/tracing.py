@@ -26,8 +26,6 @@ from smelt.tensor.arguments import Arguments, model_facts, model_symbols, symbol
 from smelt.tensor.axes import Dim
 from smelt.tensor.composite import callees
 from smelt.tensor.entry import refuse_unknown, solve_facts, told_by
-from smelt.tensor.execution import Entry
-from smelt.tensor.execution import run as run_entry
 from smelt.tensor.facts import Way, explore, facts_of, parse_facts, refuse_contradiction, substituted
 from smelt.tensor.fields import (
     constructor_numbers,
@@ -38,6 +36,8 @@ from smelt.tensor.fields import (
     numbers_of,
     size_in,
 )
+from smelt.tensor.jit.realise import Entry
+from smelt.tensor.jit.realise import run as run_entry
 from smelt.tensor.proving import entry_facts, in_force, meaning, nothing_but
 from smelt.tensor.record import CHECKS, SOURCES, Leaf, function, is_tensor, place_of, sources_of
 from smelt.tensor.recovery import is_lost

@@ -14,7 +14,8 @@ import numpy as np
 import smelt
 from smelt.dim import ceildiv, maximum, product, symbol
 from smelt.dtype import i32
-from smelt.tensor import arange, atan2, complex_from, fori_loop, full, iota, random
+from smelt.tensor import arange, atan2, complex_from, fori_loop, full, iota
+from smelt.tensor.ops import random
 from tests.property.tensor_programs import Array, Draw, need, op
 
 # ---- elementwise ----

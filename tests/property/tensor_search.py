@@ -18,8 +18,9 @@ import smelt
 from smelt.dim import evaluate
 from smelt.errors import SmeltError
 from smelt.shape import Shape
-from smelt.tensor import check, fori_loop, random
+from smelt.tensor import check, fori_loop
 from smelt.tensor.axes import shape_of
+from smelt.tensor.ops import random
 from smelt.tensor.tracing import Outcome, Traced
 
 ARGUMENTS = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from smelt.tensor.core import Tensor
-from smelt.tensor.reducing import Axes
+from smelt.tensor.ops.reduce import Axes
 from smelt.tensor.source import refuse
 
 Activation = Callable[[Tensor], Tensor]

@@ -13,13 +13,13 @@ import numpy as np
 
 from smelt.dim import Poly, floordiv
 from smelt.dtype import DType, f32
-from smelt.tensor import elementwise as el
 from smelt.tensor.axes import SizeLike, size_of
 from smelt.tensor.core import Tensor
 from smelt.tensor.model import Model
-from smelt.tensor.moving import arange, concatenate
 from smelt.tensor.nn.layers import Linear
 from smelt.tensor.nn.sizes import in_f32, lone
+from smelt.tensor.ops import elementwise as el
+from smelt.tensor.ops.move import arange, concatenate
 from smelt.tensor.record import operand
 from smelt.tensor.recovery import guarded
 from smelt.tensor.source import refuse

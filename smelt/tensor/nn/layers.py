@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 from smelt.dtype import DType
-from smelt.tensor import random
 from smelt.tensor.axes import SizeLike, size_of
 from smelt.tensor.core import Tensor
-from smelt.tensor.elementwise import where
 from smelt.tensor.fields import set_field
 from smelt.tensor.model import Model, open_parameter
 from smelt.tensor.nn.sizes import Axes, element_of, features
+from smelt.tensor.ops import random
+from smelt.tensor.ops.elementwise import where
 from smelt.tensor.record import operand
 from smelt.tensor.recovery import guarded
 from smelt.tensor.source import refuse

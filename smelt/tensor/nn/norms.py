@@ -8,9 +8,9 @@ from __future__ import annotations
 from smelt.dtype import DType
 from smelt.tensor.axes import SizeLike, names_of, size_of
 from smelt.tensor.core import Tensor
-from smelt.tensor.elementwise import cast
 from smelt.tensor.model import Model, open_parameter
 from smelt.tensor.nn.sizes import element_of, in_f32, lone
+from smelt.tensor.ops.elementwise import cast
 from smelt.tensor.recovery import guarded
 from smelt.tensor.source import refuse
 

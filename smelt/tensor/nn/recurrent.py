@@ -8,12 +8,12 @@ from __future__ import annotations
 from smelt.dim import Size
 from smelt.dtype import DType
 from smelt.shape import Shape
-from smelt.tensor.control import scan
 from smelt.tensor.core import Tensor
 from smelt.tensor.fields import set_field
 from smelt.tensor.model import Model, open_parameter
-from smelt.tensor.moving import concatenate, stack, zeros
 from smelt.tensor.nn.sizes import Axes, element_of, features
+from smelt.tensor.ops.control import scan
+from smelt.tensor.ops.move import concatenate, stack, zeros
 from smelt.tensor.record import operand
 from smelt.tensor.source import refuse
 

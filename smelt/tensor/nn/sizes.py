@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from smelt.dim import Size
 from smelt.dtype import DType, dtype, f32
 from smelt.tensor.axes import SizeLike, size_of
-from smelt.tensor.elementwise import cast
+from smelt.tensor.ops.elementwise import cast
 from smelt.tensor.source import refuse
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ def test_activity_counts_calls_and_time() -> None:
 
 
 def test_calls_in_host_memory_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smelt.tensor.executable.LONG", 0)
+    monkeypatch.setattr("smelt.tensor.jit.executable.LONG", 0)
     go = threading.Event()
 
     def wait(x: Array) -> Array:

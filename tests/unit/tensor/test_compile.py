@@ -425,7 +425,7 @@ def test_python_inside_a_loop_runs_on_the_reference_engine(caplog: pytest.LogCap
 
 @pytest.mark.parametrize("engine", ["reference", "native"])
 def test_long_calls_return_at_once(engine: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smelt.tensor.executable.LONG", 0)
+    monkeypatch.setattr("smelt.tensor.jit.executable.LONG", 0)
     weights, x = arrays(seed), inputs(seed)
     bound = smelt.compile(MLP().forward, engine=engine).prepare(weights)
     want = expected(weights, x)
@@ -441,7 +441,7 @@ def test_a_call_that_fails_later_says_so_when_it_is_read(monkeypatch: pytest.Mon
     def fail(rows: Array) -> Array:
         raise RunError("the function gave up")
 
-    monkeypatch.setattr("smelt.tensor.executable.LONG", 0)
+    monkeypatch.setattr("smelt.tensor.jit.executable.LONG", 0)
     executable = smelt.compile(lambda x: smelt.custom_call(fail, "f32[n=N]", x), "f32[n=N]", engine="reference")
     result = executable(np.zeros(3, np.float32))
     with pytest.raises(RunError, match="gave up"):

@@ -16,7 +16,7 @@ from smelt.errors import UnsupportedError
 from smelt.ir.core import Func
 from smelt.ir.structure import fingerprint
 from smelt.tensor import engine, trace
-from smelt.tensor.execution import CACHE, graph_key
+from smelt.tensor.jit.realise import CACHE, graph_key
 from smelt.tensor.record import Recorded
 from tests.unit.tensor.programs import Draw
 
@@ -108,7 +108,7 @@ def test_a_graph_that_comes_again_is_compiled():
 
 @pytest.mark.slow
 def test_a_large_graph_waits_for_the_compiler(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("smelt.tensor.execution.LARGE", 1)
+    monkeypatch.setattr("smelt.tensor.jit.realise.LARGE", 1)
     x = np.linspace(0, 1, 6, dtype=np.float32)
     got = (tensor(x) * 0.3125).tanh().numpy()
     assert CACHE.entries()[-1].compiled is not None

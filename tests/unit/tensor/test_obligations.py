@@ -14,8 +14,9 @@ import smelt
 from smelt import Shaped, Tensor, TensorError
 from smelt.dim import Facts, symbol
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError
-from smelt.tensor import check, fori_loop, iota, nn, random, trace
+from smelt.tensor import check, fori_loop, iota, nn, trace
 from smelt.tensor.axes import shape_of
+from smelt.tensor.ops import random
 
 N = "f32[n=N]"
 NM = ("f32[n=N]", "f32[m=M]")

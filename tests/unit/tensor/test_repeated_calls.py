@@ -16,7 +16,7 @@ from smelt import Shaped, Tensor
 from smelt.buffer import HostBuffer
 from smelt.device import pjrt
 from smelt.errors import RunError, ShapeError, SizeError
-from smelt.tensor.outline import Outline
+from smelt.tensor.jit.outline import Outline
 
 NEEDS_XLA = pytest.mark.skipif(pjrt.missing() is not None, reason="no jaxlib")
 ENGINES = ["reference", "native", pytest.param("pjrt", marks=NEEDS_XLA)]

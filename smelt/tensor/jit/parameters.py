@@ -18,7 +18,7 @@ from smelt.ir.core import Program
 from smelt.shape import Shape
 from smelt.structure import together
 from smelt.tensor import tree
-from smelt.tensor.outline import Outline
+from smelt.tensor.jit.outline import Outline
 from smelt.tensor.record import is_tensor
 
 

@@ -21,7 +21,7 @@ from smelt.ir.clone import clone_ops
 from smelt.ir.core import Attrs, Func, Op, Program, Region, Value, walk
 from smelt.passes.split_prepare import NAME, WEIGHT
 from smelt.stop import Stop
-from smelt.tensor.control import CALLBACKS
+from smelt.tensor.ops.control import CALLBACKS
 from smelt.weights import Weights
 
 Compile: TypeAlias = Callable[[Program], Executable]

@@ -17,10 +17,10 @@ from smelt.dtype import i1, i32
 from smelt.ir.clone import clone_region
 from smelt.ir.core import Region, Value
 from smelt.shape import Shape
-from smelt.tensor import elementwise as el
 from smelt.tensor import tree
 from smelt.tensor.axes import Axis, find_axis, shape_of
-from smelt.tensor.moving import relabel
+from smelt.tensor.ops import elementwise as el
+from smelt.tensor.ops.move import relabel
 from smelt.tensor.proving import equal
 from smelt.tensor.record import Leaf, captured_by, emit, emit_all, inside, operand, record, region_of, tensor_of
 from smelt.tensor.recovery import stop_if_lost

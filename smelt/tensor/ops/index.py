@@ -14,9 +14,9 @@ from smelt.dim import Size, minimum
 from smelt.dtype import DType, dtype, i64
 from smelt.ir.attributes import GatherDims, ScatterDims
 from smelt.shape import Shape
-from smelt.tensor import elementwise as el
 from smelt.tensor.axes import Axis, SizeLike, check_names, find_axis, name_at, size_of
-from smelt.tensor.moving import permute, relabel
+from smelt.tensor.ops import elementwise as el
+from smelt.tensor.ops.move import permute, relabel
 from smelt.tensor.proving import at_most, equal
 from smelt.tensor.record import constant, emit, is_tensor, operand, require, scalar_region, size_list, size_tensor
 from smelt.tensor.source import Operand, refuse

@@ -14,9 +14,9 @@ from smelt.dim import Size, product
 from smelt.dtype import DType, dtype, i32, i64, integer_range
 from smelt.ir.core import Region
 from smelt.shape import Shape
-from smelt.tensor import elementwise as el
 from smelt.tensor.axes import Axis, SizeLike, find_axes, find_axis, name_at, size_of
-from smelt.tensor.moving import insert, move_back, move_last, relabel, take_slices
+from smelt.tensor.ops import elementwise as el
+from smelt.tensor.ops.move import insert, move_back, move_last, relabel, take_slices
 from smelt.tensor.proving import at_most
 from smelt.tensor.record import (
     Leaf,

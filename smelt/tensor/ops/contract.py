@@ -13,8 +13,8 @@ from smelt.dim import Size
 from smelt.dtype import DType, dtype
 from smelt.ir.attributes import ConvDims, DotDims
 from smelt.shape import Shape
-from smelt.tensor import elementwise as el
 from smelt.tensor.axes import find_axis, names_of
+from smelt.tensor.ops import elementwise as el
 from smelt.tensor.promotion import promote
 from smelt.tensor.proving import equal, in_force
 from smelt.tensor.record import binary_region, constant, emit, operand

@@ -34,15 +34,15 @@ from smelt.shape import Shape
 from smelt.structure import fields_of, join, leaves, rebuilt, together
 from smelt.tensor import tree
 from smelt.tensor.axes import shape_of
-from smelt.tensor.callbacks import calls_python, compile_around
-from smelt.tensor.compiled import Function, Parameter, Slot, Way
-from smelt.tensor.control import CALLBACKS
 from smelt.tensor.core import Tensor
 from smelt.tensor.data import symbolic
 from smelt.tensor.entry import told_by
-from smelt.tensor.executable import Executable
+from smelt.tensor.jit.callbacks import calls_python, compile_around
+from smelt.tensor.jit.executable import Executable
+from smelt.tensor.jit.outline import Outline
+from smelt.tensor.jit.parameters import Function, Parameter, Slot, Way
 from smelt.tensor.model import Model
-from smelt.tensor.outline import Outline
+from smelt.tensor.ops.control import CALLBACKS
 from smelt.tensor.record import Leaf, is_tensor
 from smelt.tensor.tracing import Path, Traced, trace
 from smelt.weights import Tell, Weights

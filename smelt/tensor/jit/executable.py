@@ -32,9 +32,9 @@ from smelt.ir.core import Program
 from smelt.shape import Shape
 from smelt.stop import Cancel, Stop, has_started
 from smelt.structure import leaves
-from smelt.tensor.compiled import Function, Held, Parameter, Slot, Way
-from smelt.tensor.control import DATA
-from smelt.tensor.outline import Outline
+from smelt.tensor.jit.outline import Outline
+from smelt.tensor.jit.parameters import Function, Held, Parameter, Slot, Way
+from smelt.tensor.ops.control import DATA
 from smelt.tensor.record import is_tensor
 from smelt.weights import Weights
 

@@ -26,8 +26,8 @@ from smelt.tensor.axes import (
     shape_of,
     size_of,
 )
-from smelt.tensor.elementwise import Number, cast, lift, spread
 from smelt.tensor.facts import decide
+from smelt.tensor.ops.elementwise import Number, cast, lift, spread
 from smelt.tensor.promotion import promote
 from smelt.tensor.proving import at_most, equal, in_force
 from smelt.tensor.record import constant, emit, is_tensor, operand, size_list

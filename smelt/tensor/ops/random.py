@@ -13,11 +13,11 @@ import numpy as np
 
 from smelt.dtype import DType, dtype, integer_range, ui32, ui64
 from smelt.shape import Shape
-from smelt.tensor import elementwise as el
 from smelt.tensor.axes import Axis, find_axis, shape_of
-from smelt.tensor.moving import concatenate, relabel, zeros
+from smelt.tensor.ops import elementwise as el
+from smelt.tensor.ops.move import concatenate, relabel, zeros
+from smelt.tensor.ops.reduce import argmax
 from smelt.tensor.record import constant, emit, emit_all, operand
-from smelt.tensor.reducing import argmax
 from smelt.tensor.source import refuse
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from smelt.ir.attributes import Constant
 from smelt.ir.core import Func, Op, Program, Region, Value, walk
 from smelt.ir.interpret import World, run_grid
 from smelt.tensor.composite import callees
-from smelt.tensor.control import CALLBACKS
+from smelt.tensor.ops.control import CALLBACKS
 from smelt.tensor.record import Leaf, Recorded, collect, function, place_of
 from smelt.tensor.source import Operand, refuse
 

@@ -1,0 +1,1 @@
+"""Tensor functions → executables: compile, realise, callbacks."""

@@ -1,0 +1,1 @@
+"""Ops of the tensor front end, one file per family."""
