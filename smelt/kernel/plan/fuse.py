@@ -18,11 +18,11 @@ from smelt.ir.core import Func, Op, Region, Token, Value
 from smelt.ir.ops.control import ASSERTIONS, PLACEMENT
 from smelt.ir.ops.signature import bare_symbol
 from smelt.ir.size_checks import Check
-from smelt.kernel.build import attention as build_attention  # noqa: F401  their rules
 from smelt.kernel.build import reduce as build_reduce
 from smelt.kernel.build import transpose as build_transpose
+from smelt.kernel.build.families import ANCHORS, SINKS, UPDATES
 from smelt.kernel.build.map import border
-from smelt.kernel.build.sinks import ANCHORS, SINKS, UPDATES, Output
+from smelt.kernel.build.sinks import Output
 from smelt.kernel.loops.grammar import Amount, Expr, Number, add
 from smelt.kernel.loops.nest import Nest, SplitLoopError, flat, tensor, unknown
 from smelt.kernel.loops.schedule import schedule

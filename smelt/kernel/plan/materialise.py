@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, fields
 from smelt.ir.core import Op, Region, Token, Value, captured
 from smelt.ir.ops import OPS
 from smelt.kernel.build.expand_depthwise import made_image
+from smelt.kernel.build.families import ADDRESSED, ANCHORS, IN_RUNS, PULLS, SINKS, UPDATES
 from smelt.kernel.build.gemm import strides
-from smelt.kernel.build.sinks import ADDRESSED, ANCHORS, IN_RUNS, SINKS, UPDATES
-from smelt.kernel.loops.nest import PULLS, MadeImage, Nest, View, tensor, unknown
+from smelt.kernel.loops.nest import MadeImage, Nest, View, tensor, unknown
 from smelt.kernel.plan.demands import DEMANDS
 from smelt.kernel.plan.place import Part, Users, is_whole, parts, row_major
 from smelt.shape import Shape

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from smelt.dim import Size, product
 from smelt.ir.core import Op, Value
 from smelt.ir.ops import OPS
-from smelt.kernel.build.sinks import ANCHORS, SINKS, UPDATES
-from smelt.kernel.loops.nest import PULLS, View, tensor
+from smelt.kernel.build.families import ANCHORS, PULLS, SINKS, UPDATES
+from smelt.kernel.loops.nest import View, tensor
 
 WHOLES = frozenset({"stablehlo.concatenate", "stablehlo.pad"})
 # Ops that read a value wherever it lies.

@@ -11,8 +11,8 @@ from smelt.errors import UnsupportedError
 from smelt.ir.attributes import Kind
 from smelt.ir.ops import FAMILIES, OPS, definition_of
 from smelt.ir.ops.definition import REQUIRED
-from smelt.kernel.build.sinks import SINKS, UPDATES
-from smelt.kernel.loops.nest import PULLS
+from smelt.kernel.build.families import FAMILIES as KERNEL_FAMILIES
+from smelt.kernel.build.families import PULLS, SINKS, UPDATES
 from smelt.kernel.plan.materialise import CONTROL, SILENT
 
 STABLEHLO = """
@@ -90,6 +90,14 @@ def test_every_op_has_a_kernel_or_is_named() -> None:
     named = {*LOWERED.split(), *ELSEWHERE.split(), *STEPS}
     assert lacking - named == set(), "no kernel, and no reason why not"
     assert named - lacking == set(), "shrink the lists when a kernel is added"
+
+
+def test_every_module_with_kernel_rules_is_listed() -> None:
+    import smelt.kernel.build as build
+
+    modules = {path.stem: path.read_text() for path in Path(build.__path__[0]).glob("*.py")}
+    with_rules = {name for name, text in modules.items() if re.search(r"^@(pull|sink|update)\(", text, re.MULTILINE)}
+    assert with_rules == {family.__name__.rpartition(".")[2] for family in KERNEL_FAMILIES}
 
 
 def test_every_op_appears_in_a_unit_test() -> None:

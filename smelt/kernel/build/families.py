@@ -1,0 +1,34 @@
+"""The kernel families: every module with rules for ops, in one list. Importing this module completes the tables.
+
+In: nothing. Out: `PULLS`, `SINKS`, `UPDATES` and what they say about operands, complete. Called by `kernel.plan`.
+"""
+
+from __future__ import annotations
+
+from smelt.kernel.build import (
+    attention,
+    conv,
+    fft,
+    gemm,
+    gemm_bf16,
+    gemm_int8,
+    index,
+    linear,
+    map,
+    quantise,
+    random,
+    reduce,
+    scan,
+    sort,
+    window,
+    winograd,
+)
+from smelt.kernel.build.sinks import ADDRESSED, ANCHORS, IN_RUNS, SINKS, UPDATES
+from smelt.kernel.loops.nest import PULLS
+
+FAMILIES = (
+    *(map, quantise, index, reduce, window, scan, sort),
+    *(gemm, gemm_int8, gemm_bf16, conv, winograd, attention, linear, fft, random),
+)
+
+__all__ = ["ADDRESSED", "ANCHORS", "FAMILIES", "IN_RUNS", "PULLS", "SINKS", "UPDATES"]
