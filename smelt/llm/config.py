@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -116,9 +115,26 @@ class Fields:
 
     def number(self, name: str, default: float | None = None) -> float:
         found = self.any(name, default)
-        if type(found) not in (int, float) or not math.isfinite(found):
+        if type(found) not in (int, float) or not -1e30 < found < 1e30:
             self.refuse(name, "a number", found)
         return float(found)
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        found = self.number(name, default)
+        if found <= 0:
+            self.refuse(name, "a positive number", found)
+        return found
+
+    def maybe(self, name: str) -> float | None:
+        """A number where the field says one."""
+        return None if self.any(name) is None else self.number(name)
+
+    def record(self, name: str) -> Mapping[str, Any]:
+        """A record of its own; an empty one where there is none."""
+        found = self.any(name, {})
+        if not isinstance(found, Mapping):
+            self.refuse(name, "a record", found)
+        return found
 
     def flag(self, name: str, default: bool = False) -> bool:
         found = self.any(name, default)

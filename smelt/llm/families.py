@@ -201,14 +201,15 @@ _GPT2 = {  # its names for what others have
 
 def family_of(config: Mapping[str, Any], where: str) -> Family:
     """The row for a `config.json`."""
-    names = config.get("architectures") or []
-    for name in names if isinstance(names, list) else []:
+    said = config.get("architectures")
+    names = [name for name in said if isinstance(name, str)] if isinstance(said, list) else []
+    for name in names:
         if name in BY_ARCHITECTURE:
             return BY_ARCHITECTURE[name]
     raise UnsupportedError(
         f"{where}: no family of language models that is known",
         expected=", ".join(BY_ARCHITECTURE),
-        got=", ".join(map(str, names)) if names else f"model_type {config.get('model_type')}",
+        got=", ".join(names) if names else f"model_type {config.get('model_type')}",
     )
 
 
@@ -237,7 +238,7 @@ def read_config(config: Mapping[str, Any], where: str, context: int | None = Non
             fields.expect(name, allowed)
         fields.any("reorder_and_upcast_attn")
     fields.expect("use_bidirectional_attention", False)
-    scaled_by = fields.number(family.scale, 256) if family.scale else head_size
+    scaled_by = fields.positive(family.scale, 256) if family.scale else head_size
     found = Config(
         family=family.name,
         layers=tuple(layers),
@@ -248,7 +249,7 @@ def read_config(config: Mapping[str, Any], where: str, context: int | None = Non
         head_size=head_size,
         v=fields.size("vocab_size"),
         context=trained,
-        epsilon=fields.number("rms_norm_eps", 1e-6),
+        epsilon=fields.positive("rms_norm_eps", 1e-6),
         activation=fields.text(family.activation, "silu"),
         scale=scaled_by**-0.5,
         norm=family.norm,
@@ -290,13 +291,13 @@ def _layers(family: Family, fields: Fields, count: int, head_size: int, trained:
     windows = _windows(family, fields, count)
     if family.positions:
         return [Layer(None, window) for window in windows]
-    parameters = fields.any("rope_parameters", {}) or {}
-    by_type = all(isinstance(each, Mapping) for each in parameters.values()) and bool(parameters)
-    local_base = fields.any("rope_local_base_freq", 10_000.0)
-    if by_type:
+    parameters, old = fields.record("rope_parameters"), fields.record("rope_scaling")
+    local_base = fields.positive("rope_local_base_freq", 10_000.0)
+    if any(isinstance(each, Mapping) for each in parameters.values()):
+        if set(parameters) != set(_TYPES):
+            fields.refuse("rope_parameters", f"those of {' and '.join(_TYPES)}", parameters)
         full, sliding = (_rope(fields, parameters[each], head_size, trained, context) for each in _TYPES)
     else:
-        old = fields.any("rope_scaling", {}) or {}
         full = sliding = _rope(fields, {**old, **parameters}, head_size, trained, context)
         if family.windows == "sixth":
             sliding = _rope(fields, {"rope_theta": local_base}, head_size, trained, context)
@@ -311,19 +312,20 @@ def _rope(fields: Fields, parameters: Mapping[str, Any], head_size: int, trained
         fields.refuse("rope_parameters", "a record", parameters)
     base = parameters.get("rope_theta") or fields.any("rope_theta", 10_000.0)
     share = parameters.get("partial_rotary_factor") or fields.any("partial_rotary_factor", 1.0)
-    if type(base) not in (int, float) or not base > 0 or type(share) not in (int, float) or not 0 < share <= 1:
-        fields.refuse("rope_theta, partial_rotary_factor", "a positive number and one up to 1", (base, share))
-    outside = fields.any("original_max_position_embeddings")
+    if type(base) not in (int, float) or not 1 < base < 1e30 or type(share) not in (int, float) or not 0 < share <= 1:
+        fields.refuse("rope_theta, partial_rotary_factor", "a number above 1 and one up to 1", (base, share))
+    outside = "original_max_position_embeddings"
+    original = fields.size(outside) if fields.any(outside) is not None else None
     part = int(head_size * share)
-    return scaled_rope(parameters, float(base), part, context, trained, fields.where, outside)
+    return scaled_rope(parameters, float(base), part, context, trained, fields.where, original)
 
 
 def _windows(family: Family, fields: Fields, count: int) -> list[int | None]:
     """The window of each layer. `layer_types` says it where it is there; else the family's own rule."""
     types, size = fields.any("layer_types"), fields.any("sliding_window")
     use = fields.any("use_sliding_window")
-    pattern = fields.any("sliding_window_pattern", fields.any("_sliding_window_pattern", 6))
-    first = fields.any("max_window_layers", count)
+    pattern = fields.size("sliding_window_pattern", fields.size("_sliding_window_pattern", 6))
+    first = fields.number("max_window_layers", count)
     if not family.windows:
         if size is not None:
             fields.refuse("sliding_window", "none in this family", size)

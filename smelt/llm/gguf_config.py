@@ -59,7 +59,11 @@ def config_of(file: Gguf, context: int | None) -> Config:
             expected=", ".join(BY_GGUF),
             got=name,
         )
-    said = {key.removeprefix(f"{name}."): value for key, value in file.metadata.items() if key.startswith(f"{name}.")}
+    said = {
+        key.removeprefix(f"{name}."): value.tolist() if isinstance(value, np.ndarray) else value
+        for key, value in file.metadata.items()
+        if key.startswith(f"{name}.")
+    }
     family = FAMILIES["mixtral"] if name == "llama" and said.get("expert_count") else BY_GGUF[name]
     config = read_config(_as_json(file, family, said), str(file.path), context)
     factors = _factors(file, config, context)
@@ -78,11 +82,10 @@ def _as_json(file: Gguf, family: Family, said: Mapping[str, Any]) -> dict[str, A
         elif key not in _HANDLED:
             found[f"gguf {key}"] = value  # which read_config refuses where it says something
     width, heads = _integer(found.get("hidden_size")), _integer(found.get("num_attention_heads"))
-    head = found.get("head_dim") or width // max(heads, 1)
-    if said.get("attention.value_length", head) != head:
+    head = _integer(found.get("head_dim")) or width // max(heads, 1)
+    if not _is(said.get("attention.value_length"), head):
         raise UnsupportedError(f"{file.path}: keys and values of different depth", got=said["attention.value_length"])
-    turned = said.get("rope.dimension_count", head)
-    if turned != head and head:
+    if head and not _is(turned := said.get("rope.dimension_count"), head):
         found["partial_rotary_factor"] = _integer(turned) / head
     found["rope_scaling"] = _scaling(said)
     if "vocab_size" not in found:
@@ -114,17 +117,22 @@ def _particular(family: Family, found: dict[str, Any]) -> None:
         found["query_pre_attn_scalar"] = width // heads if is_largest else found.get("head_dim", width // heads)
 
 
+def _is(value: Any, number: int) -> bool:
+    """Whether a value is that number, or missing."""
+    return value is None or (type(value) is int and value == number)
+
+
 def _integer(value: Any) -> int:
     return value if type(value) is int else 0
 
 
 def _same_for_all(file: Gguf, key: str, value: Any) -> Any:
     """A number; a list of one per layer must be the same for all."""
-    if not isinstance(value, np.ndarray):
+    if not isinstance(value, list):
         return value
-    if len(set(value.tolist())) != 1:
-        raise UnsupportedError(f"{file.path}: layers differ in {key}", got=value.tolist()[:16])
-    return value.tolist()[0]
+    if len(value) == 0 or any(each != value[0] for each in value):
+        raise UnsupportedError(f"{file.path}: layers differ in {key}", got=value[:16])
+    return value[0]
 
 
 def _scaling(said: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -141,7 +149,7 @@ def _scaling(said: Mapping[str, Any]) -> dict[str, Any] | None:
 def _factors(file: Gguf, config: Config, context: int | None) -> Any:
     """What frequencies are divided by, and the scale that goes with it."""
     name = file.metadata.get("general.architecture")
-    original = file.metadata.get(f"{name}.rope.scaling.original_context_length", config.context)
+    original = _integer(file.metadata.get(f"{name}.rope.scaling.original_context_length")) or config.context
     which = "long" if (context or config.context) > original else "short"
     for tensor in ("rope_freqs.weight", f"rope_factors_{which}.weight"):
         if tensor in file.dense:
@@ -150,6 +158,8 @@ def _factors(file: Gguf, config: Config, context: int | None) -> Any:
             if rope is None or array.shape != (len(rope.frequencies),) or not (array > 0).all():
                 raise ParseError(f"{file.path}: {tensor} does not fit", got=array.shape)
             scale = file.metadata.get(f"{name}.rope.scaling.attn_factor", 1.0) if "factors" in tensor else 1.0
+            if type(scale) not in (int, float) or not 0 < scale < 1e30:
+                raise ParseError(f"{file.path}: rope.scaling.attn_factor", expected="a positive number", got=scale)
             return array, float(scale)
     return None
 

@@ -32,15 +32,17 @@ def scaled_rope(
     the length before an extension where it stands outside of the parameters."""
     fields = Fields(parameters, f"{where}: rope", _HARMLESS)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if part < 2 or part % 2:
+        fields.refuse("partial_rotary_factor", "an even number of elements that are turned", part)
     plain = rope_frequencies(base, part)
     scale = 1.0
     match kind:
         case "default":
             found = plain
         case "linear":
-            found = plain / fields.number("factor")
+            found = plain / fields.positive("factor")
         case "dynamic":
-            fields.number("factor")
+            fields.positive("factor")
             if context > trained:
                 fields.refuse("dynamic", f"a context of at most {trained}: scaling changes with the length", context)
             found = plain
@@ -62,9 +64,11 @@ def scaled_rope(
 
 def _llama3(plain: Array, fields: Fields) -> Array:
     """Long waves are slowed down, short ones stay, and those between are mixed."""
-    factor = fields.number("factor")
-    low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
-    original = fields.number("original_max_position_embeddings")
+    factor = fields.positive("factor")
+    low, high = fields.positive("low_freq_factor"), fields.positive("high_freq_factor")
+    original = fields.positive("original_max_position_embeddings")
+    if low >= high:
+        fields.refuse("low_freq_factor", f"less than {high}", low)
     waves = 2 * math.pi / plain
     smooth = (original / waves - low) / (high - low)
     mixed = (1 - smooth) * plain / factor + smooth * plain
@@ -73,11 +77,11 @@ def _llama3(plain: Array, fields: Fields) -> Array:
 
 
 def _yarn(plain: Array, base: float, part: int, fields: Fields, trained: int) -> tuple[Array, float]:
-    original = fields.number("original_max_position_embeddings", trained)
-    factor = fields.number("factor", trained / original)
-    fast, slow = fields.number("beta_fast", 32), fields.number("beta_slow", 1)
-    mscale, mscale_all = fields.any("mscale"), fields.any("mscale_all_dim")
-    given = fields.any("attention_factor")
+    original = fields.positive("original_max_position_embeddings", trained)
+    factor = fields.positive("factor", trained / original)
+    fast, slow = fields.positive("beta_fast", 32), fields.positive("beta_slow", 1)
+    mscale, mscale_all = fields.maybe("mscale"), fields.maybe("mscale_all_dim")
+    given = fields.maybe("attention_factor")
     truncate = fields.flag("truncate", True)
 
     def place(rotations: float) -> float:
@@ -90,7 +94,7 @@ def _yarn(plain: Array, base: float, part: int, fields: Fields, trained: int) ->
     ramp = np.clip((np.arange(part // 2) - low) / ((high - low) or 0.001), 0, 1)
     found = plain / factor * ramp + plain * (1 - ramp)
     if given is not None:
-        scale = float(given)
+        scale = given
     elif mscale and mscale_all:
         scale = _mscale(factor, mscale) / _mscale(factor, mscale_all)
     else:
@@ -104,16 +108,18 @@ def _mscale(factor: float, times: float) -> float:
 
 def _longrope(plain: Array, fields: Fields, context: int, trained: int, outside: int | None) -> tuple[Array, float]:
     """Short factors up to the original length, long ones for a longer context."""
-    inner = fields.any("original_max_position_embeddings")
+    inner = fields.maybe("original_max_position_embeddings")
     original = int(outside or inner or trained)
-    factor = fields.any("factor")
+    if original < 2:
+        fields.refuse("original_max_position_embeddings", "2 or more", original)
     long, short = fields.any("long_factor"), fields.any("short_factor")
-    ratio = float(factor) if factor is not None else trained / original
-    given = fields.any("attention_factor")
-    scale = float(given) if given is not None else 1.0
+    ratio = fields.positive("factor", trained / original)
+    given = fields.maybe("attention_factor")
+    scale = 1.0 if given is None else given
     if given is None and ratio > 1:
         scale = math.sqrt(1 + math.log(ratio) / math.log(original))
     chosen = long if context > original else short
-    if not isinstance(chosen, list) or len(chosen) != len(plain):
-        fields.refuse("long_factor and short_factor", f"{len(plain)} numbers each", chosen)
+    numbers = isinstance(chosen, list) and all(type(each) in (int, float) and 0 < each < 1e30 for each in chosen)
+    if not numbers or len(chosen) != len(plain):
+        fields.refuse("long_factor and short_factor", f"{len(plain)} positive numbers each", chosen)
     return plain / np.asarray(chosen, np.float64), scale
