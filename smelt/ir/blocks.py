@@ -283,8 +283,7 @@ class _Build:
         sizes = x.shape.numbers()
         starts = (*(0 for _ in sizes[:-1]), at)
         limits = (*sizes[:-1], at + count)
-        made: Value = self.b.slice(x, start_indices=starts, limit_indices=limits, strides=(1,) * len(sizes))
-        return made
+        return self.b.slice(x, start_indices=starts, limit_indices=limits, strides=(1,) * len(sizes))
 
     def unpack(self, x: Value, bits: Bits) -> Value:
         lead = x.shape.numbers()[:-1]
@@ -299,12 +298,10 @@ class _Build:
         return self._reshape(found, *lead, bits.count)
 
     def combine(self, x: Value, y: Value) -> Value:
-        made: Value = self.b.or_(x, y)
-        return made
+        return self.b.or_(x, y)
 
     def join(self, parts: list[Value]) -> Value:
-        made: Value = self.b.concatenate(*parts, dimension=parts[0].shape.rank - 1)
-        return made
+        return self.b.concatenate(*parts, dimension=parts[0].shape.rank - 1)
 
     def to_f32(self, x: Value, signed: bool) -> Value:
         if signed:
@@ -322,8 +319,7 @@ class _Build:
         small = self.b.shift_left(self._full(1 << 21, wide), self.b.minimum(wide, self._full(2, wide)))
         is_small = self.b.compare(wide, self._full(2, wide), comparison_direction="LT")
         bits = self.b.select(is_small, small, normal)
-        made: Value = self.b.bitcast_convert(bits, result=Shape.of(f32, x.shape.sizes))
-        return made
+        return self.b.bitcast_convert(bits, result=Shape.of(f32, x.shape.sizes))
 
     def lookup(self, x: Value, table: Array) -> Value:
         rank = x.shape.rank
@@ -335,12 +331,10 @@ class _Build:
             start_index_map=(0,),
             index_vector_dim=rank,
         )
-        made: Value = self.b.gather(self.b.constant(table), x, dimension_numbers=dims, slice_sizes=(1,))
-        return made
+        return self.b.gather(self.b.constant(table), x, dimension_numbers=dims, slice_sizes=(1,))
 
     def less(self, x: Value, number: int) -> Value:
-        made: Value = self.b.subtract(x, self._full(number, x))
-        return made
+        return self.b.subtract(x, self._full(number, x))
 
     def times(self, per_group: Value, x: Value) -> Value:
         return self._grouped("multiply", x, per_group)
@@ -356,17 +350,14 @@ class _Build:
         return self._reshape(getattr(self.b, op)(self._reshape(x, *parts), spread), *sizes)
 
     def _convert(self, x: Value) -> Value:
-        made: Value = self.b.convert(x, result=Shape.of(f32, x.shape.sizes))
-        return made
+        return self.b.convert(x, result=Shape.of(f32, x.shape.sizes))
 
     def _reshape(self, x: Value, *sizes: int) -> Value:
-        made: Value = x if x.shape.sizes == sizes else self.b.reshape(x, result=Shape.of(x.shape.dtype, sizes))
-        return made
+        return x if x.shape.sizes == sizes else self.b.reshape(x, result=Shape.of(x.shape.dtype, sizes))
 
     def _spread(self, x: Value, places: tuple[int, ...], sizes: tuple[int, ...]) -> Value:
         result = Shape.of(x.shape.dtype, sizes)
-        made: Value = self.b.broadcast_in_dim(x, broadcast_dimensions=places, result=result)
-        return made
+        return self.b.broadcast_in_dim(x, broadcast_dimensions=places, result=result)
 
     def _full(self, number: int, like: Value) -> Value:
         return self.b.full(number, like.shape)

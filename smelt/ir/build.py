@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +16,7 @@ from smelt.dim import Size
 from smelt.dtype import Array, ElementType, dtype
 from smelt.errors import Location
 from smelt.ir.attributes import Constant
+from smelt.ir.builders import OpMethods
 from smelt.ir.core import Attrs, Func, FuncType, Future, Op, Region, Tuple, Type, Value
 from smelt.ir.ops import definition_of
 from smelt.ir.ops.definition import UNKNOWN, Call, Scope, op_attrs
@@ -100,7 +101,7 @@ def _settle_part(call: Call, have: Type, want: Type) -> Type:
     return _settle_one(call, have, want)
 
 
-class Builder:
+class Builder(OpMethods):
     """Collects ops in order. `b.add(x, y)` makes `stablehlo.add`; `b.op("chlo.erf", x)` any op of the table.
 
     Attributes are keyword arguments with typed values, `result=` declares result types, `regions=` passes regions.
@@ -136,17 +137,6 @@ class Builder:
         self.ops.append(made)
         return made
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        """A StableHLO op by its bare name (`if_` and `and_` for Python's keywords): its value, or a tuple of values."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-        def emit(*operands: Value, **keywords: Any) -> Any:
-            made = self.op(f"stablehlo.{name.rstrip('_')}", *operands, **keywords)
-            return made.results[0] if len(made.results) == 1 else made.results
-
-        return emit
-
     def constant(self, value: Any, element: ElementType | str | None = None) -> Value:
         """A constant from a NumPy array, a number or a list."""
         kind = None if element is None else dtype(element) if isinstance(element, str) else element
@@ -159,8 +149,7 @@ class Builder:
         scalar = self.constant(value, shape.dtype)
         if not shape.rank:
             return scalar
-        result: Value = self.broadcast_in_dim(scalar, broadcast_dimensions=(), result=shape)
-        return result
+        return self.broadcast_in_dim(scalar, broadcast_dimensions=(), result=shape)
 
     @contextmanager
     def region(self, *args: Type) -> Iterator[RegionBuilder]:

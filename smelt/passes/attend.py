@@ -41,7 +41,4 @@ def _attended(m: Match, width: int) -> Value | None:
     deep = (axes.size(axes.depth), axes.size(axes.value))
     if not all(isinstance(size, int) and size <= DEEPEST for size in deep):
         return None
-    made: Value = m.build.op(
-        "smelt.attention", *operands, composite_attributes=said, width=width, result=m.shape
-    ).result
-    return made
+    return m.build.op("smelt.attention", *operands, composite_attributes=said, width=width, result=m.shape).result

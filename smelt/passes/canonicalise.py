@@ -26,8 +26,7 @@ def _constant_right(m: Match) -> Value | None:
     left, right = m.edit.operands(m.op)
     if not _is_constant(m, left) or _is_constant(m, right):
         return None
-    swapped: Value = m.build.op(m.op.name, right, left, result=m.shape, **dict(m.op.attrs)).result
-    return swapped
+    return m.build.op(m.op.name, right, left, result=m.shape, **dict(m.op.attrs)).result
 
 
 def _is_constant(m: Match, value: Value) -> bool:
@@ -38,24 +37,21 @@ def _is_constant(m: Match, value: Value) -> bool:
 def _broadcast(m: Match) -> Value:
     added = len(m.op.attrs["broadcast_sizes"])
     dims = tuple(range(added, m.shape.rank))
-    value: Value = m.build.broadcast_in_dim(m["x"], broadcast_dimensions=dims, result=m.shape)
-    return value
+    return m.build.broadcast_in_dim(m["x"], broadcast_dimensions=dims, result=m.shape)
 
 
 def _dot(m: Match) -> Value:
-    value: Value = m.build.dot_general(
+    return m.build.dot_general(
         m["x"],
         m["y"],
         dot_dimension_numbers=dot_dims(m["x"].shape.rank),
         precision_config=m.op.attrs.get("precision_config"),
         result=m.shape,
     )
-    return value
 
 
 def _create_token(m: Match) -> Value:
-    value: Value = m.build.after_all()
-    return value
+    return m.build.after_all()
 
 
 def _dimension_size(m: Match) -> Value | None:
@@ -82,15 +78,13 @@ def _explicit_broadcast(m: Match) -> Value | None:
         places = tuple(dims) if narrower and dims is not None else tuple(range(rank - shape.rank, rank))
         stretched.append(_stretch(m, operand, places, Shape.of(shape.dtype, m.shape.sizes)))
     attrs = {key: value for key, value in m.op.attrs.items() if key != "broadcast_dimensions"}
-    result: Value = m.build.op(plain, *stretched, result=m.shape, **attrs).result
-    return result
+    return m.build.op(plain, *stretched, result=m.shape, **attrs).result
 
 
 def _stretch(m: Match, value: Value, places: tuple[int, ...], to: Shape) -> Value:
     if value.shape.sizes == to.sizes:
         return value
-    stretched: Value = m.build.broadcast_in_dim(value, broadcast_dimensions=places, result=to)
-    return stretched
+    return m.build.broadcast_in_dim(value, broadcast_dimensions=places, result=to)
 
 
 # ---- dynamic ops whose sizes are known, as numbers or as polynomials over the arguments' sizes ----

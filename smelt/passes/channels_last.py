@@ -125,8 +125,7 @@ def _padded(b: Builder, value: Value, edges: Sequence[tuple[int, int, int]]) -> 
         return value
     low, high, between = zip(*edges, strict=True)
     zero = b.constant(0.0, value.shape.dtype)
-    made: Value = b.pad(value, zero, edge_padding_low=low, edge_padding_high=high, interior_padding=between)
-    return made
+    return b.pad(value, zero, edge_padding_low=low, edge_padding_high=high, interior_padding=between)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +202,7 @@ def _transposed(edit: Edit, b: Builder, value: Value, order: Sequence[int]) -> V
         value, order = edit.value(maker.operands[0]), [inner[d] for d in order]
     if tuple(order) == tuple(range(len(order))):
         return value
-    made: Value = b.transpose(value, permutation=tuple(order))
-    return made
+    return b.transpose(value, permutation=tuple(order))
 
 
 # ---- what follows them ----
@@ -227,7 +225,7 @@ def _moved(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     made = rule(edit, lasts, op) if rule else None
     if made is None:
         return None
-    back: Value = edit.before(op).transpose(made, permutation=to_first(made.shape.rank))
+    back = edit.before(op).transpose(made, permutation=to_first(made.shape.rank))
     lasts[back] = made
     return back
 
@@ -255,8 +253,7 @@ def _as_last(edit: Edit, lasts: Lasts, b: Builder, value: Value) -> Value:
         places = [to_last(rank).index(d) for d in maker.attrs["broadcast_dimensions"]]
         source, order = edit.value(maker.operands[0]), sorted(range(len(places)), key=places.__getitem__)
         source = _transposed(edit, b, source, order)
-        made: Value = b.broadcast_in_dim(source, broadcast_dimensions=tuple(sorted(places)), result=_shape_last(value))
-        return made
+        return b.broadcast_in_dim(source, broadcast_dimensions=tuple(sorted(places)), result=_shape_last(value))
     return _transposed(edit, b, value, to_last(rank))
 
 
@@ -293,8 +290,7 @@ def _broadcast(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     if source is None or dims[:2] != (0, 1):
         return None
     places = (0, *(d - 1 for d in dims[2:]), rank - 1)
-    made: Value = edit.before(op).broadcast_in_dim(source, broadcast_dimensions=places, result=_shape_last(op.result))
-    return made
+    return edit.before(op).broadcast_in_dim(source, broadcast_dimensions=places, result=_shape_last(op.result))
 
 
 def _reshape(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
@@ -302,8 +298,7 @@ def _reshape(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     source, result = lasts.get(edit.value(op.operands[0])), op.result.shape
     if source is None or result.rank < 3 or op.operands[0].shape.sizes[:2] != result.sizes[:2]:
         return None
-    made: Value = edit.before(op).reshape(source, result=_shape_last(op.result))
-    return made
+    return edit.before(op).reshape(source, result=_shape_last(op.result))
 
 
 def _reduce(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
@@ -313,8 +308,7 @@ def _reduce(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     if source is None or len(op.operands) != 2 or sorted(op.attrs["dimensions"]) != list(range(2, rank)):
         return None
     body = clone_region(op.regions[0], {})
-    made: Value = edit.before(op).reduce(source, op.operands[1], dimensions=tuple(range(1, rank - 1)), regions=[body])
-    return made
+    return edit.before(op).reduce(source, op.operands[1], dimensions=tuple(range(1, rank - 1)), regions=[body])
 
 
 def _reduce_window(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
@@ -351,15 +345,13 @@ def _reverse(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     source, rank = lasts.get(edit.value(op.operands[0])), op.result.shape.rank
     if source is None:
         return None
-    made: Value = edit.before(op).reverse(source, dimensions=tuple(_axis_last(d, rank) for d in op.attrs["dimensions"]))
-    return made
+    return edit.before(op).reverse(source, dimensions=tuple(_axis_last(d, rank) for d in op.attrs["dimensions"]))
 
 
 def _concatenate(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     rank = op.result.shape.rank
     operands = [_as_last(edit, lasts, edit.before(op), value) for value in edit.operands(op)]
-    made: Value = edit.before(op).concatenate(*operands, dimension=_axis_last(op.attrs["dimension"], rank))
-    return made
+    return edit.before(op).concatenate(*operands, dimension=_axis_last(op.attrs["dimension"], rank))
 
 
 _RULES: dict[str, Move] = {

@@ -213,8 +213,7 @@ class _Member:
         scalar = build.constant(np.zeros((), shape.dtype.numpy), shape.dtype)
         if not shape.rank:
             return scalar
-        value: Value = build.broadcast_in_dim(scalar, broadcast_dimensions=(), result=shape)
-        return value
+        return build.broadcast_in_dim(scalar, broadcast_dimensions=(), result=shape)
 
     def gather(self, op: Op, result: int, parts: Sequence[Value], dim: int) -> Value:
         """The parts one after the other, as the size that the op promises."""
@@ -222,8 +221,7 @@ class _Member:
         sizes[dim] = sum(part.shape.sizes[dim] for part in parts)
         want = self.shape(op.results[result])
         _check_promise(op, Shape.of(parts[0].shape.dtype, sizes), want)
-        value: Value = self.at(op).concatenate(*parts, dimension=dim, result=want)
-        return value
+        return self.at(op).concatenate(*parts, dimension=dim, result=want)
 
     def share(self, op: Op, value: Value, dim: int, count: int, which: int) -> Value:
         """One of `count` equal parts along a dimension."""
@@ -238,34 +236,28 @@ class _Member:
         starts = [which * part if axis == dim else 0 for axis in range(len(sizes))]
         limits = [starts[dim] + part if axis == dim else size for axis, size in enumerate(sizes)]
         strides = (1,) * len(sizes)
-        made: Value = self.at(op).slice(
-            value, start_indices=tuple(starts), limit_indices=tuple(limits), strides=strides
-        )
-        return made
+        return self.at(op).slice(value, start_indices=tuple(starts), limit_indices=tuple(limits), strides=strides)
 
     def combine(self, op: Op, parts: Sequence[Value], element: ElementType) -> Value:
         """The op's computation over the group, element by element, in the group's order."""
 
         def step(a: Value, b: Value) -> Value:
             body = clone_region(op.regions[0], dict(self.values), self.retype)
-            made: Value = self.at(op).map(a, b, dimensions=tuple(range(a.shape.rank)), regions=[body])
-            return made
+            return self.at(op).map(a, b, dimensions=tuple(range(a.shape.rank)), regions=[body])
 
         return reduce(step, [self._promoted(op, part, element) for part in parts])
 
     def _promoted(self, op: Op, part: Value, element: ElementType) -> Value:
         if part.shape.dtype == element:
             return part
-        made: Value = self.at(op).convert(part, result=Shape.of(element, part.shape.sizes))
-        return made
+        return self.at(op).convert(part, result=Shape.of(element, part.shape.sizes))
 
     def is_root(self, op: Op, roots: Value, result: int, place: int) -> Value:
         """Whether the root of an operand is the member at a place of the group."""
         build = self.at(op)
         chosen = build.slice(roots, start_indices=(result,), limit_indices=(result + 1,), strides=(1,))
         scalar = build.reshape(chosen, result=Shape.of(roots.shape.dtype, ()))
-        made: Value = build.compare(scalar, build.constant(place, roots.shape.dtype), comparison_direction="EQ")
-        return made
+        return build.compare(scalar, build.constant(place, roots.shape.dtype), comparison_direction="EQ")
 
 
 def _check_promise(op: Op, have: Shape, want: Shape) -> None:

@@ -76,10 +76,7 @@ class _Norm:
 
     def along(self, x: Value) -> Value:
         """A number per feature at every element."""
-        result: Value = self.b.broadcast_in_dim(
-            x, broadcast_dimensions=(self.feature,), result=self.shape.with_dtype(self.kind)
-        )
-        return result
+        return self.b.broadcast_in_dim(x, broadcast_dimensions=(self.feature,), result=self.shape.with_dtype(self.kind))
 
     def number(self, x: float, like: Value) -> Value:
         return self.b.full(x, like.shape)
@@ -97,8 +94,7 @@ class _Norm:
 
     def deviation(self, variance: Value) -> Value:
         epsilon = float(np.float32(self.op.attrs["epsilon"]))
-        result: Value = self.b.sqrt(self.b.add(variance, self.number(epsilon, variance)))
-        return result
+        return self.b.sqrt(self.b.add(variance, self.number(epsilon, variance)))
 
     def results(self, *values: Value) -> list[Value]:
         pairs = zip(values, self.op.results, strict=True)
@@ -140,13 +136,11 @@ def _sum(b: Builder, x: Value, axes: Sequence[int]) -> Value:
     scalar = Shape.of(x.shape.dtype, ())
     with b.region(scalar, scalar) as r:
         r.result(r.add(*r.args))
-    result: Value = b.reduce(x, b.constant(0.0, x.shape.dtype), dimensions=tuple(axes), regions=[r.body])
-    return result
+    return b.reduce(x, b.constant(0.0, x.shape.dtype), dimensions=tuple(axes), regions=[r.body])
 
 
 def _spread(b: Builder, scalar: Value, shape: Shape) -> Value:
-    result: Value = b.broadcast_in_dim(scalar, broadcast_dimensions=(), result=shape)
-    return result
+    return b.broadcast_in_dim(scalar, broadcast_dimensions=(), result=shape)
 
 
 # ---- products ----
@@ -191,8 +185,7 @@ def _ragged_dot(m: Match) -> Values:
     if ragged_mode(dims) != "batch":
         return None
     lhs, rhs, _ = _operands(m)
-    value: Value = m.build.dot_general(lhs, rhs, dot_dimension_numbers=inner_dims(dims), result=m.shape)
-    return value
+    return m.build.dot_general(lhs, rhs, dot_dimension_numbers=inner_dims(dims), result=m.shape)
 
 
 # ---- one process ----
@@ -328,8 +321,7 @@ def _row(b: Builder, value: Value, at: Value, zero: Value, dimension: int) -> Va
     starts = [at if d == dimension else zero for d in range(len(sizes))]
     row = b.dynamic_slice(value, *starts, slice_sizes=tuple(sizes))
     kept = [size for d, size in enumerate(value.shape.sizes) if d != dimension]
-    result: Value = b.reshape(row, result=Shape.of(value.shape.dtype, kept))
-    return result
+    return b.reshape(row, result=Shape.of(value.shape.dtype, kept))
 
 
 def _open_row(b: Builder, value: Value, at: Value, dimension: int) -> Value:
@@ -347,16 +339,14 @@ def _open_row(b: Builder, value: Value, at: Value, dimension: int) -> Value:
     )
     parts = b.concatenate(*sizes, dimension=0)
     kept = [size for d, size in enumerate(value.shape.sizes) if d != dimension]
-    row: Value = b.dynamic_gather(value, at, parts, dimension_numbers=dims, result=Shape.of(value.shape.dtype, kept))
-    return row
+    return b.dynamic_gather(value, at, parts, dimension_numbers=dims, result=Shape.of(value.shape.dtype, kept))
 
 
 def _written(b: Builder, target: Value, row: Value, at: Value, zero: Value, dimension: int) -> Value:
     sizes = [1 if d == dimension else size for d, size in enumerate(target.shape.sizes)]
     update = b.reshape(row, result=Shape.of(row.shape.dtype, sizes))
     starts = [at if d == dimension else zero for d in range(len(sizes))]
-    result: Value = b.dynamic_update_slice(target, update, *starts)
-    return result
+    return b.dynamic_update_slice(target, update, *starts)
 
 
 def _operands(m: Match) -> list[Value]:

@@ -42,5 +42,4 @@ def _widened(m: Match) -> Value | None:
         return None
     wide = [m.build.convert(value, result=value.shape.with_dtype(f32)) for value in operands]
     attrs = {name: value for name, value in m.op.attrs.items() if name != "algorithm"}
-    made: Value = m.build.op(m.op.name, *wide, result=m.shape, **attrs).result
-    return made
+    return m.build.op(m.op.name, *wide, result=m.shape, **attrs).result

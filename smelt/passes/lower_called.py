@@ -72,13 +72,11 @@ def _top_k(program: Program, m: Match) -> Values | None:
 
 
 def _length(b: Builder, x: Value, d: int) -> Value:
-    size: Value = b.reshape(b.get_dimension_size(x, dimension=d), result=Shape("i32", 1))
-    return size
+    return b.reshape(b.get_dimension_size(x, dimension=d), result=Shape("i32", 1))
 
 
 def _all(b: Builder, number: int, count: int) -> Value:
-    value: Value = b.full(number, Shape("i32", count))
-    return value
+    return b.full(number, Shape("i32", count))
 
 
 def _reduce_window(program: Program, m: Match) -> Values | None:
@@ -141,8 +139,7 @@ def _places(b: Builder, lengths: Value, window: Value, strides: Value, dilations
     one = _all(b, 1, window.shape.numbers()[0])
     dilated = b.add(b.multiply(b.subtract(window, one), dilations), one)
     room = b.maximum(b.add(b.subtract(lengths, dilated), strides), b.subtract(one, one))
-    counts: Value = b.divide(room, strides)
-    return counts
+    return b.divide(room, strides)
 
 
 def _joined(r: Builder, body: Region, totals: Values, parts: Values) -> list[Value]:
@@ -159,13 +156,11 @@ def _joined(r: Builder, body: Region, totals: Values, parts: Values) -> list[Val
 
 def _column(b: Builder, matrix: Value, at: int) -> Value:
     rows = matrix.shape.numbers()[0]
-    column: Value = b.slice(matrix, start_indices=(0, at), limit_indices=(rows, at + 1), strides=(1, 1))
-    return column
+    return b.slice(matrix, start_indices=(0, at), limit_indices=(rows, at + 1), strides=(1, 1))
 
 
 def _part(b: Builder, vector: Value, at: int) -> Value:
-    part: Value = b.slice(vector, start_indices=(at,), limit_indices=(at + 1,), strides=(1,))
-    return part
+    return b.slice(vector, start_indices=(at,), limit_indices=(at + 1,), strides=(1,))
 
 
 def _place(b: Builder, turn: Value, sizes: Sequence[Value]) -> list[Value]:

@@ -48,8 +48,7 @@ def qdot_rules(width: int) -> list[Rule]:
 def _converted_before(m: Match) -> Value:
     inner = m.ops["inner"]
     source = _converted(m.build, m["x"], m.shape.element)
-    made: Value = m.build.op(inner.name, source, result=m.shape, **inner.attrs).result
-    return made
+    return m.build.op(inner.name, source, result=m.shape, **inner.attrs).result
 
 
 # Scales and zero points are converted where they are still small, so that nobody keeps them spread out.
@@ -156,10 +155,7 @@ class _Space:
         if own == names:
             return value
         dims = tuple(names.index(each) for each in own)
-        made: Value = self.b.broadcast_in_dim(
-            value, broadcast_dimensions=dims, result=self.shape(names, value.shape.dtype)
-        )
-        return made
+        return self.b.broadcast_in_dim(value, broadcast_dimensions=dims, result=self.shape(names, value.shape.dtype))
 
     def joined(self, function: str, a: _Part, b: _Part) -> _Part:
         """Two parts by an elementwise op, over no more letters than they have."""
@@ -205,8 +201,7 @@ def _side(space: _Space, value: Value, zero: _Part | None, wanted: DType) -> _Si
 def _flipped(b: Builder, value: Value, wanted: DType) -> Value:
     """A byte whose range begins at the other place: its highest bit is the other one."""
     bits = b.bitcast_convert(value, result=value.shape.with_dtype(wanted))
-    made: Value = b.op("stablehlo.xor", bits, b.full(HALF if wanted == ui8 else -HALF, bits.shape)).result
-    return made
+    return b.op("stablehlo.xor", bits, b.full(HALF if wanted == ui8 else -HALF, bits.shape)).result
 
 
 def _constant(m: Match, value: Value) -> int | None:
@@ -283,8 +278,7 @@ def _sum(b: Builder, value: Value, axes: Sequence[int]) -> Value:
     scalar = Shape(value.shape.dtype)
     with b.region(scalar, scalar) as r:
         r.result(r.add(*r.args))
-    made: Value = b.reduce(value, b.constant(0, value.shape.dtype), dimensions=tuple(axes), regions=[r.body])
-    return made
+    return b.reduce(value, b.constant(0, value.shape.dtype), dimensions=tuple(axes), regions=[r.body])
 
 
 # ---- convolutions ----
@@ -475,19 +469,16 @@ def _scaled(space: _Space, total: _Part, roles: Mapping[str, Sequence[_Part]], t
 def _converted(b: Builder, value: Value, dtype: DType) -> Value:
     if value.shape.dtype == dtype:
         return value
-    made: Value = b.convert(value, result=value.shape.with_dtype(dtype))
-    return made
+    return b.convert(value, result=value.shape.with_dtype(dtype))
 
 
 def _transposed(b: Builder, value: Value, order: tuple[int, ...]) -> Value:
     if order == tuple(range(len(order))):
         return value
-    made: Value = b.transpose(value, permutation=order)
-    return made
+    return b.transpose(value, permutation=order)
 
 
 def _reshaped(b: Builder, value: Value, sizes: Sequence[Size]) -> Value:
     if value.shape.sizes == tuple(sizes):
         return value
-    made: Value = b.reshape(value, result=Shape.of(value.shape.dtype, tuple(sizes)))
-    return made
+    return b.reshape(value, result=Shape.of(value.shape.dtype, tuple(sizes)))

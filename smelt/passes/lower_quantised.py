@@ -160,8 +160,7 @@ def dequantised(b: Builder, value: Value, of: Quantized) -> Value:
     if any(of.zero_points):
         steps = b.subtract(steps, _laid(b, of.zero_points, of.axis, steps.shape))
     floats = b.convert(steps, result=shape.with_dtype(of.expressed))
-    result: Value = b.multiply(floats, _laid(b, of.scales, of.axis, floats.shape))
-    return result
+    return b.multiply(floats, _laid(b, of.scales, of.axis, floats.shape))
 
 
 def quantised(b: Builder, value: Value, to: Quantized) -> Value:
@@ -172,8 +171,7 @@ def quantised(b: Builder, value: Value, to: Quantized) -> Value:
         moved = b.add(moved, _laid(b, to.zero_points, to.axis, shape))
     low, high = (b.full(_rounded(limit, to.expressed), shape) for limit in (to.storage_min, to.storage_max))
     held = b.minimum(b.maximum(moved, low), high)
-    result: Value = b.convert(b.round_nearest_even(held), result=shape.with_dtype(to.storage))
-    return result
+    return b.convert(b.round_nearest_even(held), result=shape.with_dtype(to.storage))
 
 
 def _laid(b: Builder, numbers: Sequence[float], axis: int | None, shape: Shape) -> Value:
@@ -184,8 +182,7 @@ def _laid(b: Builder, numbers: Sequence[float], axis: int | None, shape: Shape) 
     if axis is None:
         return b.full(array[0], shape)
     values = b.op("stablehlo.constant", value=Constant.of(array, element)).result
-    result: Value = b.broadcast_in_dim(values, broadcast_dimensions=(axis,), result=shape)
-    return result
+    return b.broadcast_in_dim(values, broadcast_dimensions=(axis,), result=shape)
 
 
 def _rounded(number: int, element: DType) -> float:

@@ -151,8 +151,7 @@ class _Laid:
 def _bits(b: Builder, words: Value, drop: int) -> Value:
     """The upper bits of each word, as a double."""
     kept = b.shift_right_logical(words, b.full(drop, words.shape))
-    result: Value = b.convert(kept, result=words.shape.with_dtype(f64))
-    return result
+    return b.convert(kept, result=words.shape.with_dtype(f64))
 
 
 def _uniform(laid: _Laid, words: Callable[[], Value], low: Value, high: Value) -> Value:
@@ -162,8 +161,7 @@ def _uniform(laid: _Laid, words: Callable[[], Value], low: Value, high: Value) -
     unit = b.multiply(_bits(b, words(), 11), b.full(2.0**-53, wide))
     value = b.convert(b.add(start, b.multiply(unit, span)), result=laid.result)
     first, last = (laid(each, laid.result.element) for each in (low, high))
-    chosen: Value = b.select(b.compare(value, last, comparison_direction="LT"), value, first)
-    return chosen
+    return b.select(b.compare(value, last, comparison_direction="LT"), value, first)
 
 
 def _normal(laid: _Laid, words: Callable[[], Value], mean: Value, deviation: Value) -> Value:
@@ -172,8 +170,7 @@ def _normal(laid: _Laid, words: Callable[[], Value], mean: Value, deviation: Val
     middle = b.add(_bits(b, words(), 12), b.full(0.5, wide))
     signed = b.subtract(b.multiply(middle, b.full(2.0**-51, wide)), b.full(1.0, wide))
     unit = b.multiply(b.op("chlo.erf_inv", signed).result, b.full(float(np.sqrt(2.0)), wide))
-    rounded: Value = b.convert(b.add(middle_of_all, b.multiply(unit, scale)), result=laid.result)
-    return rounded
+    return b.convert(b.add(middle_of_all, b.multiply(unit, scale)), result=laid.result)
 
 
 def _whole(laid: _Laid, words: Callable[[], Value], first: Value, last: Value) -> Value:
@@ -187,5 +184,4 @@ def _whole(laid: _Laid, words: Callable[[], Value], first: Value, last: Value) -
     span = b.select(some, b.subtract(high, low), one)
     spans, starts = laid(span, ui64), laid(low, ui64)
     moved = b.add(b.op("chlo.mulhi", words(), spans).result, starts)
-    value: Value = b.convert(moved, result=laid.result)
-    return value
+    return b.convert(moved, result=laid.result)

@@ -145,8 +145,7 @@ def _winograd(m: Match, images: Value, kernel: Value, width: int) -> Value:
 def _transposed(m: Match, value: Value, order: tuple[int, ...]) -> Value:
     if order == tuple(range(len(order))):
         return value
-    transposed: Value = m.build.transpose(value, permutation=order)
-    return transposed
+    return m.build.transpose(value, permutation=order)
 
 
 def _ordered(m: Match, value: Value, groups: tuple[Sequence[int], Sequence[int], Sequence[int]]) -> Value:
@@ -161,5 +160,4 @@ def _ordered(m: Match, value: Value, groups: tuple[Sequence[int], Sequence[int],
 def _reshaped(m: Match, value: Value, shape: Shape) -> Value:
     if value.shape.sizes == shape.sizes:
         return value
-    reshaped: Value = m.build.reshape(value, result=shape)
-    return reshaped
+    return m.build.reshape(value, result=shape)

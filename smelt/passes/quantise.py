@@ -109,8 +109,7 @@ def _convolution_bf16(m: Match) -> Value | None:
 def _rounded_to_bf16(m: Match) -> Value:
     operands = (_wide(m.build, m[name], bf16) for name in ("x", "y"))
     attrs = {name: value for name, value in m.op.attrs.items() if name != "algorithm"}
-    made: Value = m.build.op(m.op.name, *operands, result=m.shape, **attrs).result
-    return made
+    return m.build.op(m.op.name, *operands, result=m.shape, **attrs).result
 
 
 RULES = {
@@ -237,14 +236,12 @@ def _others(value: Value, kept: Sequence[int]) -> list[int]:
 
 
 def _step(b: Builder, reach: Value, count: int) -> Value:
-    made: Value = b.maximum(b.multiply(reach, b.full(1 / count, reach.shape)), b.full(LEAST, reach.shape))
-    return made
+    return b.maximum(b.multiply(reach, b.full(1 / count, reach.shape)), b.full(LEAST, reach.shape))
 
 
 def _in_steps(b: Builder, value: Value, step: Value, kept: Sequence[int]) -> Value:
     factor = b.divide(b.full(1.0, step.shape), step)
-    made: Value = b.multiply(value, b.broadcast_in_dim(factor, broadcast_dimensions=tuple(kept), result=value.shape))
-    return made
+    return b.multiply(value, b.broadcast_in_dim(factor, broadcast_dimensions=tuple(kept), result=value.shape))
 
 
 def _held(b: Builder, steps: Value, to: DType) -> Value:
@@ -258,13 +255,11 @@ def _greatest(b: Builder, value: Value, axes: Sequence[int]) -> Value:
     scalar = Shape(f32)
     with b.region(scalar, scalar) as r:
         r.result(r.maximum(*r.args))
-    made: Value = b.reduce(value, b.constant(0.0, f32), dimensions=tuple(axes), regions=[r.body])
-    return made
+    return b.reduce(value, b.constant(0.0, f32), dimensions=tuple(axes), regions=[r.body])
 
 
 def _wide(b: Builder, value: Value, to: DType = i32) -> Value:
-    made: Value = b.convert(value, result=value.shape.with_dtype(to))
-    return made
+    return b.convert(value, result=value.shape.with_dtype(to))
 
 
 def _scaled(b: Builder, total: Value, *scales: tuple[Value, Sequence[int]]) -> Value:
@@ -273,5 +268,4 @@ def _scaled(b: Builder, total: Value, *scales: tuple[Value, Sequence[int]]) -> V
     first, second = (
         b.broadcast_in_dim(value, broadcast_dimensions=tuple(axes), result=shape) for value, axes in scales
     )
-    made: Value = b.multiply(_wide(b, total, f32), b.multiply(first, second))
-    return made
+    return b.multiply(_wide(b, total, f32), b.multiply(first, second))

@@ -29,8 +29,7 @@ def rounded(b: Builder, x: Value, zero: Value | None, to: Shape) -> Value:
     least, greatest = integer_range(to.element)
     one = b.full(1.0, x.shape)
     point = b.full(0.0, x.shape) if zero is None else zero
-    made: Value = b.op("smelt.round_to_byte", x, one, point, least=least, greatest=greatest, result=to).result
-    return made
+    return b.op("smelt.round_to_byte", x, one, point, least=least, greatest=greatest, result=to).result
 
 
 def _found(m: Match) -> Value | None:
@@ -79,8 +78,7 @@ def _rounding(m: Match, value: Value, least: int, greatest: int) -> Value | None
     if divided is not None and divided.name == "stablehlo.divide":
         x, scale = edit.operands(divided)
     point = b.full(0.0, x.shape) if zero is None else zero
-    made: Value = b.op("smelt.round_to_byte", x, scale, point, least=least, greatest=greatest, result=m.shape).result
-    return made
+    return b.op("smelt.round_to_byte", x, scale, point, least=least, greatest=greatest, result=m.shape).result
 
 
 def _orders(edit: Edit, maker: Op) -> list[tuple[Value, Value]]:
@@ -141,7 +139,7 @@ def _peak(m: Match) -> Value | None:
     with b.region(scalar, scalar) as r:
         r.result(r.maximum(*r.args))
     least = b.constant(integer_range(value.shape.element)[0], value.shape.dtype)
-    made: Value = b.op("stablehlo.reduce_window", value, least, regions=[r.body], **attrs).result
+    made = b.op("stablehlo.reduce_window", value, least, regions=[r.body], **attrs).result
     for maker in reversed(chain):
         to = Shape.of(maker.results[0].shape.dtype, m.shape.sizes)
         numbers = (_number(edit, each) for each in edit.operands(maker)[1:])
@@ -219,8 +217,7 @@ def _unsigned(m: Match) -> Value | None:
     to = m.shape.with_dtype(ui8)
     made = b.op("smelt.round_to_byte", m["x"], m["scale"], point, least=low, greatest=high, result=to).result
     wide = b.convert(made, result=m.shape.with_dtype(i32))
-    signed: Value = b.convert(b.subtract(wide, b.full(int(HALF), wide.shape)), result=m.shape)
-    return signed
+    return b.convert(b.subtract(wide, b.full(int(HALF), wide.shape)), result=m.shape)
 
 
 def _flipped_back(m: Match) -> Value | None:

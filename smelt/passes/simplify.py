@@ -34,15 +34,13 @@ def _identity_transpose(m: Match) -> Value | None:
 
 def _merge_transposes(m: Match) -> Value:
     inner, outer = m.ops["inner"].attrs["permutation"], m.op.attrs["permutation"]
-    merged: Value = m.build.transpose(m["x"], permutation=tuple(inner[i] for i in outer))
-    return merged
+    return m.build.transpose(m["x"], permutation=tuple(inner[i] for i in outer))
 
 
 def _merge_reshapes(m: Match) -> Value | None:
     if m["x"].shape.count != m.shape.count:
         return None  # equal only where the run finds them so
-    merged: Value = m.build.reshape(m["x"], result=m.shape)
-    return merged
+    return m.build.reshape(m["x"], result=m.shape)
 
 
 def _identity_broadcast(m: Match) -> Value | None:
@@ -60,8 +58,7 @@ def _merge_broadcasts(m: Match) -> Value | None:
         if size != m.shape.sizes[dim] and not stretches:
             return None  # a size that may be one at run time
     dims = tuple(outer[i] for i in inner)
-    merged: Value = m.build.broadcast_in_dim(m["x"], broadcast_dimensions=dims, result=m.shape)
-    return merged
+    return m.build.broadcast_in_dim(m["x"], broadcast_dimensions=dims, result=m.shape)
 
 
 def _broadcast_is_reshape(m: Match) -> Value | None:
@@ -78,8 +75,7 @@ def _broadcast_is_reshape(m: Match) -> Value | None:
         return None
     if any(size != 1 for i, size in enumerate(m.shape.sizes) if i not in dims):
         return None
-    value: Value = m.build.reshape(m["x"], result=m.shape)
-    return value
+    return m.build.reshape(m["x"], result=m.shape)
 
 
 def _merge_reverses(m: Match) -> Value | None:
@@ -105,10 +101,7 @@ def _merge_slices(m: Match) -> Value:
         starts.append(0 if empty else base + start * stride)
         limits.append(0 if empty else base + (limit - 1) * stride + 1)
     strides = [a * b for a, b in zip(inner["strides"], outer["strides"], strict=True)]
-    merged: Value = m.build.slice(
-        m["x"], start_indices=tuple(starts), limit_indices=tuple(limits), strides=tuple(strides)
-    )
-    return merged
+    return m.build.slice(m["x"], start_indices=tuple(starts), limit_indices=tuple(limits), strides=tuple(strides))
 
 
 def _empty_pad(m: Match) -> Value | None:
@@ -124,8 +117,7 @@ def _single_concatenate(m: Match) -> Value | None:
         return None
     if len(full) == 1:
         return full[0] if _same(full[0], m.shape) else None
-    joined: Value = m.build.concatenate(*full, dimension=dimension)
-    return joined
+    return m.build.concatenate(*full, dimension=dimension)
 
 
 def _adjacent_slices(m: Match) -> Value | None:
@@ -150,8 +142,7 @@ def _adjacent_slices(m: Match) -> Value | None:
         return None
     if len(joined) == 1:
         return joined[0] if _same(joined[0], m.shape) else None
-    whole: Value = m.build.concatenate(*joined, dimension=dimension)
-    return whole
+    return m.build.concatenate(*joined, dimension=dimension)
 
 
 def _follows(m: Match, first: Op, second: Op | None, dimension: int) -> bool:
@@ -350,8 +341,7 @@ def _divide_by_power_of_two(m: Match) -> Value | None:
     ):
         return None
     factor = m.build.full(float(1.0 / values.reshape(-1)[0]), m.shape)
-    product: Value = m.build.multiply(m["x"], factor)
-    return product
+    return m.build.multiply(m["x"], factor)
 
 
 def _complex_part(index: int) -> Callable[[Match], Value]:

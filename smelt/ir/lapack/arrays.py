@@ -233,9 +233,9 @@ class Arr:
         starts = [_scalar(work, named[d][0]) if d in named else work.number(0) for d in range(self.rank)]
         sizes = tuple(named[d][1] if d in named else size for d, size in enumerate(self.sizes))
         if all(isinstance(size, int) for size in sizes):
-            if all(isinstance(start, int) for start, _ in named.values()):
-                low = tuple(named[d][0] if d in named else 0 for d in range(self.rank))
-                high = tuple(start + size for start, size in zip(low, sizes, strict=True))  # type: ignore[operator]
+            low = tuple(start for d in range(self.rank) if isinstance(start := named.get(d, (0, 0))[0], int))
+            if len(low) == self.rank:
+                high = tuple(start + size for start, size in zip(low, sizes, strict=True))
                 one = (1,) * self.rank
                 return Arr(work, work.b.slice(self.value, start_indices=low, limit_indices=high, strides=one))
             return Arr(work, work.b.dynamic_slice(self.value, *(each.value for each in starts), slice_sizes=sizes))
@@ -248,12 +248,9 @@ class Arr:
             else:
                 limits.append(Arr(work, work.b.get_dimension_size(self.value, dimension=d)))
         step = work.full(1, i32, (self.rank,))
-        bounds = (work.concatenate(0, *(each.reshape((1,)) for each in row)) for row in (starts, limits))
+        first, last = (work.concatenate(0, *(each.reshape((1,)) for each in row)).value for row in (starts, limits))
         result = Shape.of(self.dtype, sizes)
-        return Arr(
-            work,
-            work.b.real_dynamic_slice(self.value, *(each.value for each in bounds), step.value, result=result),
-        )
+        return Arr(work, work.b.real_dynamic_slice(self.value, first, last, step.value, result=result))
 
     def put(self, part: Arr, places: dict[int, Arr]) -> Arr:
         """This array with a part of it replaced, from computed positions on."""

@@ -36,10 +36,10 @@ def move_peak(edit: Edit, op: Op) -> None:
     assert reduce is not None
     order = user.attrs["permutation"]
     build = edit.before(op)
-    moved: Value = build.transpose(y, permutation=order)
+    moved = build.transpose(y, permutation=order)
     body = clone_region(reduce.regions[0], {})
     start = edit.operands(reduce)[1]
-    most: Value = build.reduce(moved, start, dimensions=(order.index(axis),), regions=[body])
+    most = build.reduce(moved, start, dimensions=(order.index(axis),), regions=[body])
     if bound is not None:
         most = build.maximum(most, build.full(_required(look, bound), most.shape))
     edit.replace(user.results[0], moved)

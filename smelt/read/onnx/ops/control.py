@@ -134,8 +134,7 @@ def element_at(g: Graph, x: Value, index: Value, axis: int = 0) -> Value:
 def put_at(g: Graph, buffer: Value, item: Value, index: Value) -> Value:
     """A buffer with one slice along its first axis replaced."""
     starts = [index, *(g.scalar(0, i64) for _ in range(buffer.shape.rank - 1))]
-    made: Value = g.b.dynamic_update_slice(buffer, g.expand_dims(item, (0,)), *starts)
-    return made
+    return g.b.dynamic_update_slice(buffer, g.expand_dims(item, (0,)), *starts)
 
 
 # ---- Loop ----

@@ -108,7 +108,7 @@ def convolve(
     padding = _pairs(w.low, w.high)
     stretch = tuple(lhs_dilation or (1,) * n)
     result = Shape.of(element or x.shape.element, (x.shape.sizes[0], kernel.shape.sizes[0], *_outputs(x, w, stretch)))
-    made: Value = g.b.convolution(
+    return g.b.convolution(
         x,
         kernel,
         window_strides=w.strides,
@@ -121,7 +121,6 @@ def convolve(
         batch_group_count=1,
         result=result,
     )
-    return made
 
 
 def _outputs(x: Value, w: Window, stretch: Sequence[int]) -> list[Size]:
@@ -287,7 +286,7 @@ def _slide(g: Graph, x: Value, w: Window, beyond: Sequence[int], kind: str, init
     element = x.shape.element
     body = g.scalar_region(element, lambda r, a, b: r.op(f"stablehlo.{kind}", a, b).result)
     high = [a + b for a, b in zip(w.high, beyond, strict=True)]
-    made: Value = g.b.reduce_window(
+    return g.b.reduce_window(
         x,
         g.scalar(init, element),
         window_dimensions=(1, 1, *w.kernel),
@@ -297,7 +296,6 @@ def _slide(g: Graph, x: Value, w: Window, beyond: Sequence[int], kind: str, init
         padding=((0, 0), (0, 0), *_pairs(w.low, high)),
         regions=[body],
     )
-    return made
 
 
 @onnx_op("MaxPool")

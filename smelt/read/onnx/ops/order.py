@@ -35,7 +35,7 @@ def sorted_with(g: Graph, x: Value, places: Value, axis: int, *, descending: boo
 
     def before(r: Builder, args: Any) -> Value:
         a, b = (args[1], args[0]) if descending else (args[0], args[1])
-        less: Value = r.compare(a, b, comparison_direction="LT")
+        less = r.compare(a, b, comparison_direction="LT")
         if x.shape.element.is_float:
             nan = r.compare(b, b, comparison_direction="NE")
             number = r.compare(a, a, comparison_direction="EQ")
@@ -117,7 +117,7 @@ def unique(g: Graph, X: Value, *, axis: int | None = None, sorted: int = 1) -> t
     keys = [g.reshape(g.slice_axis(rows, 1, i, i + 1), (count,)) for i in range(width)]
 
     def before(r: Builder, args: Any) -> Value:
-        less: Value = r.constant(False, "i1")
+        less = r.constant(False, "i1")
         for i in reversed(range(width)):
             a, b = args[2 * i], args[2 * i + 1]
             same = r.compare(a, b, comparison_direction="EQ")
@@ -148,8 +148,7 @@ def unique(g: Graph, X: Value, *, axis: int | None = None, sorted: int = 1) -> t
 
 
 def _first_less(r: Builder, args: Any) -> Value:
-    result: Value = r.compare(args[0], args[1], comparison_direction="LT")
-    return result
+    return r.compare(args[0], args[1], comparison_direction="LT")
 
 
 def _running_sum(g: Graph, x: Value) -> Value:

@@ -24,7 +24,7 @@ def draw(g: Graph, kind: str, a: float, b: float, sizes: Sequence[Size], element
     wide = element if element.bits >= 32 else f32
     known = g.size_vector(sizes) if sizes else g.const(np.zeros(0, np.int64), i64)
     shape = Shape.of(wide, sizes)
-    made: Value = g.b.rng(g.scalar(a, wide), g.scalar(b, wide), known, rng_distribution=kind, result=shape)
+    made = g.b.rng(g.scalar(a, wide), g.scalar(b, wide), known, rng_distribution=kind, result=shape)
     return g.convert(made, element)
 
 

@@ -31,8 +31,7 @@ def _complex(g: Graph, x: Value) -> Value:
     last = x.shape.rank - 1
     real = g.reshape(g.slice_axis(wide, last, 0, 1), sizes)
     imag = g.like(0, real) if x.shape.sizes[-1] == 1 else g.reshape(g.slice_axis(wide, last, 1, 2), sizes)
-    made: Value = g.b.complex(real, imag)
-    return made
+    return g.b.complex(real, imag)
 
 
 def _pairs(g: Graph, z: Value) -> Value:
@@ -79,8 +78,7 @@ def _transform(g: Graph, x: Value, axis: int, length: Size | None, inverse: bool
 def _spectrum(g: Graph, z: Value, length: Size, inverse: bool) -> Value:
     """The transform along the last axis."""
     if isinstance(length, int):
-        made: Value = g.b.fft(z, fft_type="IFFT" if inverse else "FFT", fft_length=(length,))
-        return made
+        return g.b.fft(z, fft_type="IFFT" if inverse else "FFT", fft_length=(length,))
     roots = _roots(g, length, 1 if inverse else -1, z)
     product = g.dot(z, roots, ((z.shape.rank - 1,), (0,)))
     return _divided(g, product, length) if inverse else product
@@ -89,8 +87,7 @@ def _spectrum(g: Graph, z: Value, length: Size, inverse: bool) -> Value:
 def _inverse_of_half(g: Graph, z: Value, length: Size) -> Value:
     """Real numbers from the half of their spectrum that is given."""
     if isinstance(length, int):
-        made: Value = g.b.fft(z, fft_type="IRFFT", fft_length=(length,))
-        return made
+        return g.b.fft(z, fft_type="IRFFT", fft_length=(length,))
     last = z.shape.rank - 1
     half = z.shape.sizes[last]
     rest = length - half  # what the other half adds: the conjugate, backwards, without the ends
@@ -108,7 +105,7 @@ def _roots(g: Graph, length: Size, sign: int, like: Value) -> Value:
     part = g.convert(g.binary("remainder", turns, total), f64)
     angle = g.times(g.binary("divide", part, g.convert(total, f64)), sign * 2 * pi)
     narrow = f64 if like.shape.element == c128 else f32
-    made: Value = g.b.complex(g.convert(g.unary("cosine", angle), narrow), g.convert(g.unary("sine", angle), narrow))
+    made = g.b.complex(g.convert(g.unary("cosine", angle), narrow), g.convert(g.unary("sine", angle), narrow))
     assert made.shape.element in (c64, c128)
     return made
 
@@ -116,8 +113,7 @@ def _roots(g: Graph, length: Size, sign: int, like: Value) -> Value:
 def _divided(g: Graph, z: Value, length: Size) -> Value:
     parts = [g.unary(part, z) for part in ("real", "imag")]
     count = g.convert(g.size(length), parts[0].shape.element)
-    made: Value = g.b.complex(*(g.binary("divide", part, count) for part in parts))
-    return made
+    return g.b.complex(*(g.binary("divide", part, count) for part in parts))
 
 
 @onnx_op("DFT", since=20)
