@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from smelt.cli.sizes import said_sizes
-from smelt.engine.executable import signature_of
+from smelt.engine.signature import signature_of
 from smelt.engine_api import Signature
 from smelt.errors import SmeltError
 from smelt.model import read

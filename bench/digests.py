@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from smelt.device import cpu
-from smelt.engine.executable import signature_of
-from smelt.engine.plans import lower, plan_lowered, source_of
+from smelt.engine.compile import emit_source, lower, plan_lowered
+from smelt.engine.signature import signature_of
 from smelt.errors import SmeltError
 from smelt.ir.core import Program
 from smelt.kernel.tune.choice import defaults
@@ -76,7 +76,7 @@ def digest(program: Program, target_name: str, folder: Path) -> str:
     except SmeltError as error:
         return f"refused: {type(error).__name__}"
     library = folder / "program.so"
-    cpu.compile_to(library, source_of([plans], target).text(), "-s", processor=target)
+    cpu.compile_to(library, emit_source([plans], target).text(), "-s", processor=target)
     parts = sections(library.read_bytes())
     return hashlib.blake2b(b"".join(parts.get(name, b"") for name in SECTIONS), digest_size=16).hexdigest()
 

@@ -24,8 +24,8 @@ from smelt.device import cpu
 from smelt.device.runtime import runtime
 from smelt.dtype import Array
 from smelt.engine import tuned
-from smelt.engine.executable import signature_of
 from smelt.engine.sample import sample_inputs
+from smelt.engine.signature import signature_of
 from smelt.engine.tune import NEIGHBOURS, Bench, tune
 from smelt.engine.tuned import Database
 from smelt.ir.core import Program

@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from smelt.mesh import Mesh as Mesh
     from smelt.model import read as read
     from smelt.read.checkpoint import open as open
-    from smelt.run.loaded import Model as LoadedModel
+    from smelt.run.loaded import LoadedModel as LoadedModel
     from smelt.shape import Shape as Shape
     from smelt.stop import Cancel as Cancel
     from smelt.tensor import Dim as Dim

@@ -27,7 +27,7 @@ from smelt.read.onnx import StaticError
 from smelt.read.onnx.declared import declared, describe
 from smelt.run import load as bundle
 from smelt.run.loaded import Defaults
-from smelt.run.loaded import Model as Model
+from smelt.run.loaded import LoadedModel as LoadedModel
 from smelt.run.per_value import Build, MissingValuesError, OpenSizes, PerValue
 from smelt.weights import Weights
 
@@ -84,7 +84,7 @@ def load(
     sizes: Mapping[str, int] | None = None,
     precision: str = "f32",
     tune: float | None = None,
-) -> Model:
+) -> LoadedModel:
     """Read, compile and bind a model: `smelt.load("model.onnx")(pixels=x)["probabilities"]`.
 
     Inputs whose values shape the program are found by themselves: the model then compiles once per value that comes.
@@ -127,7 +127,7 @@ def load(
         said = declared(path)
         signature = said._replace(inputs=tuple(port for port in said.inputs if port.name not in fixed))
         executable: Executable = PerValue(signature, error.inputs, error.sizes, build)
-        model = Model(name, engine, executable, {}, source=Path(path), defaults=defaults)
+        model = LoadedModel(name, engine, executable, {}, source=Path(path), defaults=defaults)
         return model
     program = with_precision(program, precision)
     if tune is not None:
@@ -137,7 +137,7 @@ def load(
     if Path(path).suffix.lower() == ".onnx":
         build = _builder(path, device, engine, budget, precision, lambda used: None, static or {})
         executable = _for_any_size(executable, build)
-    return Model(name, used, executable, weights.metadata, source=Path(path), defaults=defaults)
+    return LoadedModel(name, used, executable, weights.metadata, source=Path(path), defaults=defaults)
 
 
 def _for_any_size(executable: Executable, build: Build) -> Executable:
@@ -233,7 +233,7 @@ def model_of(
     memory_limit: int | str | None = None,
     sizes: Mapping[str, int] | None = None,
     precision: str = "f32",
-) -> Model:
+) -> LoadedModel:
     """Compile a program and bind its weights; `memory_limit`, `sizes` and `precision` as in `load`."""
     used, executable = compile_for(with_precision(program, precision), device, engine, Budget.of(memory_limit, sizes))
-    return Model(name, used, executable.prepare(weights), weights.metadata)
+    return LoadedModel(name, used, executable.prepare(weights), weights.metadata)

@@ -1,6 +1,6 @@
 """A stored model → a bundle: one file that appears whole or not at all, or the same as bytes.
 
-`Model.save`, `Executable.serialize` and `smelt compile` call it.
+`LoadedModel.save`, `Executable.serialize` and `smelt compile` call it.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from smelt.dtype import Array
 from smelt.engine import ENGINES
 from smelt.ir.core import Program
 from smelt.ir.verify import verify
-from smelt.model import Model, model_of, read
+from smelt.model import LoadedModel, model_of, read
 from smelt.passes import pipeline
 from smelt.weights import Weights
 
@@ -89,7 +89,7 @@ def measure(program: Program, weights: Weights, pixels: Array, labels: Array) ->
     return record
 
 
-def score(model: Model, pixels: Array, labels: Array) -> tuple[dict[str, Any], Array]:
+def score(model: LoadedModel, pixels: Array, labels: Array) -> tuple[dict[str, Any], Array]:
     """Accuracy on all images, and the median time of one image and of all of them."""
     (name,) = (port.name for port in model.signature.inputs)
     (output,) = (port.name for port in model.signature.outputs)

@@ -22,7 +22,7 @@ from rich.table import Table
 from smelt.cli.preflight import looked_at, must_be_readable, sampled
 from smelt.cli.random_inputs import random_for
 from smelt.dtype import Array, dtype
-from smelt.engine.executable import signature_of
+from smelt.engine.signature import signature_of
 from smelt.errors import MissingPackageError, SmeltError
 from smelt.ir.core import Func, Program, Region
 from smelt.model import model_of, read

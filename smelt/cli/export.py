@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from smelt.cli.preflight import read_said
-from smelt.engine.executable import signature_of
+from smelt.engine.signature import signature_of
 from smelt.errors import FileError, SmeltError
 from smelt.ir.text import print_program
 from smelt.ir.text.bytecode import write_bytecode

@@ -22,8 +22,8 @@ from smelt.cli.generate import show_language_model
 from smelt.cli.preflight import looked_at, what_it_needs
 from smelt.cli.sizes import given_sizes
 from smelt.dim import Size, evaluate, symbols
-from smelt.engine.executable import signature_of
 from smelt.engine.native import NativeEngine
+from smelt.engine.signature import signature_of
 from smelt.engine_api import Port
 from smelt.errors import UnsupportedError
 from smelt.ir.assumed import facts

@@ -23,9 +23,9 @@ from smelt.cli.random_inputs import inputs_for
 from smelt.cli.roofline import Point, roofline_svg
 from smelt.device.peak import Peaks, peaks
 from smelt.device.runtime import runtime
-from smelt.engine.executable import signature_of
 from smelt.engine.profile import Profile, Step
 from smelt.engine.profile import profile as measured
+from smelt.engine.signature import signature_of
 from smelt.errors import FileError
 from smelt.ir.core import Program
 from smelt.model import read

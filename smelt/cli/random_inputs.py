@@ -15,8 +15,8 @@ import numpy as np
 from smelt.cli.preflight import looked_at, must_be_readable, said_values, sampled
 from smelt.cli.sizes import given_sizes, said_sizes
 from smelt.dtype import Array
-from smelt.engine.executable import signature_of
 from smelt.engine.sample import in_range, random_array
+from smelt.engine.signature import signature_of
 from smelt.engine_api import Signature
 from smelt.ir.ops.signature import bare_symbol
 from smelt.model import read

@@ -19,8 +19,8 @@ from smelt.cli import bundle
 from smelt.cli.preflight import read_said, said_values
 from smelt.cli.sizes import given_sizes
 from smelt.dim import symbols
+from smelt.engine.compile import ProgramPlan, emit_source, plan_program
 from smelt.engine.footprint import largest_text
-from smelt.engine.plans import Planned, planned, source_of
 from smelt.errors import SmeltError
 from smelt.ir.core import Program
 from smelt.ir.text import print_program
@@ -58,7 +58,7 @@ def show(
     if stage in ("ir", "passes"):
         record = _program(program, stage, generic, export)
     else:
-        made = planned(program, telling=True)
+        made = plan_program(program, telling=True)
         record = {"kernels": _kernels, "loops": _loops, "source": _source, "plan": _plan}[stage](
             made, program, given_sizes(made.signature, sizes)
         )
@@ -94,7 +94,7 @@ def _launches(plan: Plan) -> dict[Kernel, list[Launch]]:
     return found
 
 
-def _kernels(made: Planned, program: Program, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _kernels(made: ProgramPlan, program: Program, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Each distinct kernel: its first launch's buffers, and what one launch costs at the given sizes."""
     rows = []
     for function, (plan, _) in made.plans.items():
@@ -139,7 +139,7 @@ def _short(ops: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + more or "copy"
 
 
-def _loops(made: Planned, program: Program, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _loops(made: ProgramPlan, program: Program, sizes: Mapping[str, int]) -> dict[str, Any]:
     rows = []
     for function, (plan, _) in made.plans.items():
         for kernel, launches in _launches(plan).items():
@@ -165,14 +165,14 @@ def _print_loops(record: Mapping[str, Any]) -> None:
         print("\n".join(f"  {line}" for line in row["loops"].splitlines()), end="\n\n")
 
 
-def _source(made: Planned, program: Program, sizes: Mapping[str, int]) -> dict[str, Any]:
-    return {"text": source_of([made]).text()}
+def _source(made: ProgramPlan, program: Program, sizes: Mapping[str, int]) -> dict[str, Any]:
+    return {"text": emit_source([made]).text()}
 
 
 # ---- the plan ----
 
 
-def _plan(made: Planned, program: Program, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _plan(made: ProgramPlan, program: Program, sizes: Mapping[str, int]) -> dict[str, Any]:
     footprint = made.footprint
     functions = {
         name: {

@@ -21,7 +21,7 @@ from rich.table import Table
 from smelt.cli.profile import program_of
 from smelt.cli.random_inputs import inputs_for
 from smelt.device import cpu
-from smelt.engine.executable import signature_of
+from smelt.engine.signature import signature_of
 from smelt.engine.tune import Finding, Tell, Tuning
 from smelt.engine.tune import tune as tuned
 from smelt.engine.tuned import database

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from smelt.dtype import Array
-from smelt.model import Model, load
+from smelt.model import LoadedModel, load
 
 
 class PreparedModel:
     """What `Backend.prepare` gives: `run(inputs)` takes a list, a mapping or one array."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: LoadedModel) -> None:
         self.model = model
 
     def run(self, inputs: Any, **_: Any) -> tuple[Array, ...]:

@@ -24,7 +24,7 @@ from smelt.dtype import Array
 from smelt.engine_api import Port
 from smelt.errors import RunError, UnsupportedError
 from smelt.ir.ops.signature import bare_symbol
-from smelt.model import Model, load, model_of, read
+from smelt.model import LoadedModel, load, model_of, read
 from smelt.passes.specialise import substitute
 from smelt.read.onnx.declared import describe
 
@@ -105,7 +105,7 @@ class InferenceSession:
         if self._trace is not None and self._model.engine == "native" and not self._model.shaped:
             self._trace.instrument(*read(self._path))
 
-    def _load(self) -> Model:
+    def _load(self) -> LoadedModel:
         fixed = self._options._dimensions
         if not fixed:
             return load(self._path, device=self._device, engine=self._engine)

@@ -1,66 +1,73 @@
 """The native engine: our own kernels, generated as C, compiled for this processor, run by the runtime library.
 
-Program → passes → plan → C → machine code. It refuses an op that it does not know by name; `auto` then takes the
-reference engine.
+`engine/compile.py` lists the stages. An op without a kernel raises UnsupportedError that names it; `engine="auto"` then
+falls back to the next engine.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Sequence
 from functools import partial
 
 from smelt.device import cpu
+from smelt.engine.compile import (
+    ProgramPlan,
+    build_library,
+    compile_program,
+    emit_plan,
+    link_executable,
+    mark_donated,
+    plan_program,
+)
 from smelt.engine.footprint import Footprint
-from smelt.engine.plans import PIECES, Planned, donating, entries, planned, write
 from smelt.engine.store import store_program
 from smelt.errors import DeviceError, SmeltError
 from smelt.ir.core import Program
 from smelt.kernel.emit.c import Source
 from smelt.kernel.emit.tile_f32 import tile_shape
-from smelt.run.executable import NativeExecutable, Store
+from smelt.run.executable import NativeExecutable
 from smelt.target import Target
 
 
 class NativeEngine:
-    """Generated C through a C compiler, for this machine's processor or another one of its kind."""
+    """Generated C through a C compiler, for this machine's processor or a named target."""
 
     name = "native"
 
     def __init__(self, target: Target | None = None) -> None:
-        self.target = target  # None: what `device.cpu.target` says when a program comes
+        self.target = target  # None: `device.cpu.target()` at compile time
 
     def missing(self) -> str | None:
         return None if cpu.compiler() else "no C compiler: pip install ziglang"
 
     def footprint(self, program: Program) -> Footprint:
         """What a program will hold in memory; nothing is compiled."""
-        return planned(program, self.target).footprint
+        return plan_program(program, self.target).footprint
 
     def compile(self, program: Program, *, donate: Iterable[str] = ()) -> NativeExecutable:
-        """`donate`: inputs that a call may use up, so that results and temporaries take their place in memory."""
-        (made,) = compile_all([donating(program, tuple(donate))], self.target)
-        if isinstance(made, SmeltError):
-            raise made
-        return made
+        """`donate`: inputs that a call may overwrite, so that results and temporaries reuse their memory."""
+        target = self.target or cpu.target()
+        program = mark_donated(program, tuple(donate))
+        return compile_program(program, target, store=partial(store_program, program, target)).executable
 
 
 def compile_all(programs: Sequence[Program], target: Target | None = None) -> list[NativeExecutable | SmeltError]:
-    """Compile several programs as one library, which takes less time than one by one; a program that cannot be
-    compiled gives its error and leaves the others as they are."""
+    """Compile several programs as one library, which takes less time than one by one.
+
+    The result for a program that cannot be compiled is its error; the others still run.
+    """
     target = target or cpu.target()
     source = Source(tile_shape(target))
-    made: list[Planned | SmeltError] = []
+    made: list[ProgramPlan | SmeltError] = []
     for i, program in enumerate(programs):
         try:
-            each = planned(program, target)
-            write(each, source, f"smelt{i}")
-            made.append(each)
+            plan = plan_program(program, target)
+            emit_plan(plan, source, f"smelt{i}")
+            made.append(plan)
         except SmeltError as error:
             made.append(error)
     try:
-        texts = source.texts(PIECES * cpu.cores()) if source.parts else None
-        library = cpu.build(texts, processor=target) if texts else None
+        library = build_library(source, target) if source.parts else None
     except DeviceError as error:
         if len(programs) == 1:
             return [error]
@@ -72,12 +79,5 @@ def compile_all(programs: Sequence[Program], target: Target | None = None) -> li
         else:
             assert library is not None
             store = partial(store_program, programs[i], target)
-            executables.append(executable_of(library, f"smelt{i}", outcome, store))
+            executables.append(link_executable(library, f"smelt{i}", outcome, store=store))
     return executables
-
-
-def executable_of(library: ctypes.CDLL, name: str, program: Planned, store: Store | None = None) -> NativeExecutable:
-    main, prepare = entries(program, name)
-    first = prepare.program(library, program.prepare[0].constants) if prepare and program.prepare else None
-    second = main.program(library, program.main[0].constants)
-    return NativeExecutable(program.signature, first, second, None if first else (), program.kernels, store)

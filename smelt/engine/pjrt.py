@@ -22,9 +22,9 @@ from smelt.device import pjrt
 from smelt.device.pjrt_worker import IsolatedClient
 from smelt.dtype import Quantized
 from smelt.engine import pjrt_file
-from smelt.engine.executable import signature_of
 from smelt.engine.pjrt_buckets import Buckets, Cut, checked_buckets, padded_to, round_up
 from smelt.engine.pjrt_program import Compilation, DeviceClient, Prepare, SizedProgram
+from smelt.engine.signature import signature_of
 from smelt.engine_api import Cost, KernelUse, Memory, Port, Signature
 from smelt.errors import RunError, SmeltError, UnsupportedError
 from smelt.ir.core import Func, Program, walk

@@ -16,7 +16,7 @@ from smelt.buffer import Buffer, HostBuffer, check_array
 from smelt.device import pjrt
 from smelt.device.pjrt_mesh import MeshBuffer, MeshClient, MeshProgram
 from smelt.dim import solve
-from smelt.engine.executable import signature_of
+from smelt.engine.signature import signature_of
 from smelt.engine_api import KernelUse, Signature
 from smelt.errors import DeviceError, RunError, ShapeError, SizeError, UnsupportedError
 from smelt.ir.attributes import DialectAttr

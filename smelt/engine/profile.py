@@ -1,7 +1,7 @@
-"""A program that tells how long each of its steps takes: what `smelt profile` runs.
+"""Program + weights + inputs → `Profile`: time, cost and ops of every kernel launch and copy, and a trace of one call.
 
-Program, weights and inputs come in; out goes a `Profile`: every launch and copy with its times, its costs and the ops
-behind it, and the log of one call. The program is built anew, with time stamps, so that ordinary ones pay nothing.
+`smelt profile` and the sessions of `smelt.compat` call it. The program is compiled again with timestamps: ordinary
+programs have none.
 """
 
 from __future__ import annotations
@@ -14,25 +14,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smelt.device import cpu
 from smelt.dim import solve
 from smelt.dtype import Array
-from smelt.engine.native import executable_of
-from smelt.engine.plans import PIECES, Planned, planned, write
+from smelt.engine.compile import NAME, ProgramPlan, compile_program
 from smelt.ir.core import Op, Program
-from smelt.kernel.emit.c import Source
-from smelt.kernel.emit.tile_f32 import tile_shape
 from smelt.kernel.emit.timestamps import LOG
 from smelt.kernel.plan.cost import Cost, step_cost
-from smelt.kernel.plan.plan import Copy, Launch, walk
+from smelt.kernel.plan.plan import Copy, Launch, Plan, walk
 from smelt.weights import Weights
-
-NAME = "profiled"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A launch or a copy. Equal kernels have one name. Times are of one call, the runs in a loop added up."""
+    """A launch or a copy. Equal kernels have one name. Times are of one call: the sum over the iterations of a loop."""
 
     kernel: str
     kind: str
@@ -82,7 +76,7 @@ class _Call:
 
 
 def profile(program: Program, weights: Weights, inputs: Sequence[Array], seconds: float = 2.0) -> Profile:
-    """Call a program for about so many seconds, at least three times, after one call that does not count."""
+    """Call a program for about `seconds`, at least three times, after one warm-up call."""
     profiled = Profiled(program, weights)
     try:
         outputs, _ = profiled.call(inputs)
@@ -96,25 +90,24 @@ def profile(program: Program, weights: Weights, inputs: Sequence[Array], seconds
 
 
 class Profiled:
-    """A program with time stamps and bound weights: each call gives the log of its steps."""
+    """A program with timestamps and bound weights. Each call returns the log of its steps."""
 
     def __init__(self, program: Program, weights: Weights) -> None:
         self._program = program
-        self._plans = planned(program, telling=True)
-        source = Source(tile_shape(cpu.target()), stamps=True)
-        write(self._plans, source, NAME)
-        self._names: dict[object, str] = {kernel: each.name for kernel, each in source.kernels.items()}
-        self._library = library = cpu.build(source.texts(PIECES * cpu.cores()))
+        build = compile_program(program, stamps=True)
+        self._plan = build.plan
+        self._names: dict[object, str] = {kernel: each.name for kernel, each in build.source.kernels.items()}
+        self._library = library = build.library
         self._clock = library[f"{NAME}_clock"]
         self._clock.restype = ctypes.c_longlong
         self._count = ctypes.c_longlong.in_dll(library, f"{NAME}_count")
         log = (ctypes.c_longlong * (3 * LOG)).in_dll(library, f"{NAME}_log")
         self._log = np.ctypeslib.as_array(log).reshape(LOG, 3)
         self._begun = self._clock(), time.perf_counter()
-        self._bound = executable_of(library, NAME, self._plans).prepare(weights)
+        self._bound = build.executable.prepare(weights)
 
     def call(self, inputs: Sequence[Array]) -> tuple[tuple[Array, ...], _Call]:
-        """The results, and what the steps took."""
+        """The results, and the log of the steps."""
         begin, before = self._clock(), time.perf_counter()
         outputs = self._bound(*inputs)
         taken = 1e3 * (time.perf_counter() - before)
@@ -129,10 +122,10 @@ class Profiled:
 
     def steps(self, inputs: Sequence[Array]) -> list[Step]:
         """The steps that the log numbers, without times; costs are those of the last call's sizes."""
-        plan = self._plans.main[0]
+        plan = self._plan.main[0]
         late = (ctypes.c_longlong * len(plan.late)).in_dll(self._library, f"{NAME}_late") if plan.late else ()
-        sizes = _sizes(self._plans, inputs) | dict(zip(plan.late, late, strict=True))
-        return _steps(self._plans, self._program, self._names, sizes)
+        sizes = _sizes(self._plan, inputs) | dict(zip(plan.late, late, strict=True))
+        return _steps(plan, self._program, self._names, sizes)
 
     def events(self, call: _Call, inputs: Sequence[Array]) -> list[tuple[Step, Event]]:
         """The runs of steps in one call, in order."""
@@ -143,15 +136,14 @@ class Profiled:
         self._bound.close()
 
 
-def _sizes(plans: Planned, inputs: Sequence[Array]) -> dict[str, int]:
-    """The numbers of the symbols at these inputs."""
-    open_sizes = [size for port in plans.signature.inputs for size in port.shape.sizes]
-    return solve(open_sizes, [size for array in inputs for size in np.asarray(array).shape])
+def _sizes(plan: ProgramPlan, inputs: Sequence[Array]) -> dict[str, int]:
+    """The values of the symbolic sizes at these inputs."""
+    patterns = [size for port in plan.signature.inputs for size in port.shape.sizes]
+    return solve(patterns, [size for array in inputs for size in np.asarray(array).shape])
 
 
-def _steps(plans: Planned, program: Program, names: dict[object, str], sizes: dict[str, int]) -> list[Step]:
+def _steps(plan: Plan, program: Program, names: dict[object, str], sizes: dict[str, int]) -> list[Step]:
     """The steps that the log numbers, without times."""
-    plan, _ = plans.main
     found = []
     for step in walk(plan.steps):
         match step:

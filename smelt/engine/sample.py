@@ -11,7 +11,7 @@ import numpy as np
 
 from smelt.dim import symbols
 from smelt.dtype import Array
-from smelt.engine.executable import signature_of
+from smelt.engine.signature import signature_of
 from smelt.ir.core import Func, Op, Program, Value
 from smelt.ir.ops import OPS
 from smelt.passes.split_prepare import BOUND, WEIGHT

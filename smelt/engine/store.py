@@ -22,8 +22,19 @@ from smelt.bundle.container import digest
 from smelt.bundle.stored import Code, RuntimeCode, StoredModel, StoredProgram, Variant
 from smelt.device import cpu, runtime
 from smelt.dtype import bf16, f32, i8, ui8
-from smelt.engine.executable import signature_of
-from smelt.engine.plans import PIECES, Planned, called, entries, lower, plan_lowered, write
+from smelt.engine.compile import (
+    FUNCTIONS,
+    NAME,
+    ProgramPlan,
+    build_library,
+    build_plan,
+    emit_plan,
+    lower,
+    make_entries,
+    plan_lowered,
+    split_source,
+)
+from smelt.engine.signature import signature_of
 from smelt.engine_api import KernelUse, Signature
 from smelt.errors import DeviceError, FileError, UnsupportedError
 from smelt.ir.core import Program, walk
@@ -36,13 +47,12 @@ from smelt.shape import Shape
 from smelt.target import Target
 from smelt.weights import Weights
 
-NAME = "smelt0"
 PLAIN, VNNI = "plain", "avx512vnni"
 GLIBC = "2.17"  # the oldest C library that the runtime library of a bundle runs with
 LARGEST = 1 << 30  # bytes of a program's text
 PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.convolution"})
 
-Bind: TypeAlias = Callable[[Planned, Target], Arrays | None]
+Bind: TypeAlias = Callable[[ProgramPlan, Target], Arrays | None]
 Layout: TypeAlias = tuple[TileShape, bool]  # of weights: how panels are cut, and whether they hold pairs of bf16
 
 
@@ -83,7 +93,7 @@ def store_program(program: Program, target: Target, bound: Arrays | None, target
     """A compiled program with the arrays that it is bound to, as its executable stores it."""
     have = _layout(program, target)
 
-    def bind(planned: Planned, other: Target) -> Arrays | None:
+    def bind(plan: ProgramPlan, other: Target) -> Arrays | None:
         wanted = _layout(program, other)
         if bound and wanted != have:
             raise UnsupportedError(
@@ -105,17 +115,17 @@ def _panels(layout: Layout) -> str:
 def store_weights(program: Program, weights: Weights, targets: Sequence[str]) -> StoredModel:
     """A program with its weights, for any targets: the weights are packed here, for each kind of them."""
 
-    def bind(planned: Planned, target: Target) -> Arrays:
-        if planned.prepare is None:
+    def bind(plan: ProgramPlan, target: Target) -> Arrays:
+        if plan.prepare is None:
             return ()
         source = Source(tile_shape(target))
-        source.add(*planned.prepare, called(NAME, "prepare"))
-        library = cpu.build(source.texts(PIECES * cpu.cores()), processor=cpu.target("native"))
-        _, prepare = entries(planned, NAME)
+        emit_plan(plan, source, NAME, ("prepare",))
+        library = build_library(source, cpu.target("native"))
+        _, prepare = make_entries(plan, NAME)
         assert prepare is not None
-        run = prepare.program(library, planned.prepare[0].constants).bind(())
+        run = prepare.program(library, plan.prepare[0].constants).bind(())
         try:
-            return run(tuple(weights[port.name].numpy() for port in planned.signature.weights))
+            return run(tuple(weights[port.name].numpy() for port in plan.signature.weights))
         finally:
             run.close()
 
@@ -127,17 +137,11 @@ def recompile(text: bytes, tile: tuple[int, int, int], signature: Signature, bou
     known = {tile_shape(each) for each in cpu.TARGETS.values()}
     if TileShape(*tile) not in known:
         raise FileError("the bundle has weights in panels of an unknown shape", expected=known, got=tile)
-    planned = plan_lowered(lowered(text), signature)
-    taken = len(planned.main[0].of_kind("argument")) - len(signature.inputs)
-    if taken != len(bound or ()) and (bound is not None or planned.prepare is None):
+    plan = plan_lowered(lowered(text), signature)
+    taken = len(plan.main[0].of_kind("argument")) - len(signature.inputs)
+    if taken != len(bound or ()) and (bound is not None or plan.prepare is None):
         raise FileError("the program in the bundle does not take its weights", expected=taken, got=len(bound or ()))
-    source = Source(TileShape(*tile))
-    write(planned, source, NAME)
-    library = cpu.build(source.texts(PIECES * cpu.cores()), processor=cpu.target("native"))
-    main, prepare = entries(planned, NAME)
-    first = prepare.program(library, planned.prepare[0].constants) if prepare and planned.prepare else None
-    second = main.program(library, planned.main[0].constants)
-    return NativeExecutable(signature, first, second, bound, planned.kernels)
+    return build_plan(plan, cpu.target("native"), tile=TileShape(*tile), bound=bound).executable
 
 
 def lowered(text: bytes) -> Program:
@@ -194,37 +198,34 @@ def _stored(program: Program, targets: Sequence[str], bind: Bind) -> StoredModel
     tuned: dict[str, str] = {}
     for group in groups:
         low = lower(program, group.layout)
-        planned = plan_lowered(low, signature, group.layout)
-        variants.append(_variant(low, planned, group, bind(planned, group.layout)))
-        kernels = kernels or planned.kernels
-        tuned |= {f"tuned {group.names[0]}: {problem}": text for problem, text in _tuned(planned).items()}
+        plan = plan_lowered(low, signature, group.layout)
+        variants.append(_variant(low, plan, group, bind(plan, group.layout)))
+        kernels = kernels or plan.kernels
+        tuned |= {f"tuned {group.names[0]}: {problem}": text for problem, text in _tuned(plan).items()}
     made_by = {"compiler": _compiler(), "flags": " ".join(cpu.FLAGS), **tuned}
     stored = StoredProgram(signature, kernels, tuple(variants), made_by)
     machines = {_named(name).name: name for group in groups for name in group.names}
     return StoredModel("model", signature, (stored,), tuple(_runtime(machine) for machine in machines))
 
 
-def _tuned(planned: Planned) -> dict[str, str]:
+def _tuned(plan: ProgramPlan) -> dict[str, str]:
     """The problems that are gone about in another way than by default, as texts."""
-    pairs = planned.chosen.items()
+    pairs = plan.chosen.items()
     return {str(problem): text_of(choice) for problem, choice in pairs if choice != default(problem)}
 
 
-def _variant(program: Program, planned: Planned, group: _Group, bound: Arrays | None) -> Variant:
+def _variant(program: Program, plan: ProgramPlan, group: _Group, bound: Arrays | None) -> Variant:
     tile = tile_shape(group.layout)
     source = Source(tile)
-    if bound is None:
-        write(planned, source, NAME)
-    else:
-        source.add(*planned.main, NAME)
-    texts = source.texts(PIECES * cpu.cores())
-    main, prepare = entries(planned, NAME)
-    first = planned.prepare[0].constants if planned.prepare and bound is None else ()
+    emit_plan(plan, source, NAME, FUNCTIONS if bound is None else ("main",))
+    texts = split_source(source)
+    main, prepare = make_entries(plan, NAME)
+    first = plan.prepare[0].constants if plan.prepare and bound is None else ()
     return Variant(
         (tile.rows, tile.columns, tile.lanes),
         partial(zlib.compress, print_program(program).encode(), 6),
         main,
-        tuple(_array(constant) for constant in planned.main[0].constants),
+        tuple(_array(constant) for constant in plan.main[0].constants),
         prepare if bound is None else None,
         tuple(_array(constant) for constant in first),
         bound,

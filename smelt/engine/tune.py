@@ -22,12 +22,10 @@ import numpy as np
 from smelt.device import cpu
 from smelt.dtype import Array
 from smelt.engine import tuned
-from smelt.engine.executable import signature_of
-from smelt.engine.native import executable_of
-from smelt.engine.plans import PIECES, Planned, entries, lower, plan_lowered, write
+from smelt.engine.compile import NAME, Build, ProgramPlan, build_plan, lower, plan_lowered
+from smelt.engine.signature import signature_of
 from smelt.engine.tuned import Database, Record
 from smelt.ir.core import Program
-from smelt.kernel.emit.c import Source
 from smelt.kernel.emit.tile_f32 import tile_shape
 from smelt.kernel.emit.timestamps import LOG
 from smelt.kernel.plan.plan import Copy, Launch, walk
@@ -108,7 +106,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.lowered = lower(self.program, self.target)
 
-    def plan(self, choices: Lookup) -> Planned:
+    def plan(self, choices: Lookup) -> ProgramPlan:
         return plan_lowered(self.lowered, signature_of(self.program.main), self.target, choices=choices)
 
     def adjustable(self) -> Stamped:
@@ -117,25 +115,18 @@ class Bench:
         plans = plan_lowered(
             self.lowered, signature_of(self.program.main), self.target, choices=defaults, adjustable=freedom
         )
-        source = Source(tile_shape(self.target), stamps=True)
-        write(plans, source, "smelt0")
-        library = cpu.build(source.texts(PIECES * cpu.cores()), processor=self.target)
-        return Stamped(plans, self._bound(library, "smelt0", plans), library, "smelt0", freedom)
+        build = build_plan(plans, self.target, stamps=True)
+        return Stamped(plans, self._bind(build), build.library, NAME, freedom)
 
     def plain(self, choices: Lookup) -> NativeExecutable:
         """The program as `NativeEngine.compile` makes it."""
-        source, plans = Source(tile_shape(self.target)), self.plan(choices)
-        write(plans, source, "smelt0")
-        library = cpu.build(source.texts(PIECES * cpu.cores()), processor=self.target)
-        return self._bound(library, "smelt0", plans)
+        return self._bind(build_plan(self.plan(choices), self.target))
 
-    def _bound(self, library: ctypes.CDLL, name: str, plans: Planned) -> NativeExecutable:
+    def _bind(self, build: Build) -> NativeExecutable:
         if self.first is None:
-            self.first = executable_of(library, name, plans).prepare(self.weights)
+            self.first = build.executable.prepare(self.weights)
             return self.first
-        main, _ = entries(plans, name)
-        built = main.program(library, plans.main[0].constants)
-        return NativeExecutable(plans.signature, None, built, None, plans.kernels).prepared_like(self.first)
+        return build.executable.prepared_like(self.first)
 
     def close(self) -> None:
         if self.first is not None:
@@ -146,7 +137,7 @@ class Stamped:
     """A program whose choices can be changed, and that tells how long each problem took in its last call."""
 
     def __init__(
-        self, plans: Planned, bound: NativeExecutable, library: ctypes.CDLL, name: str, freedom: Adjustable
+        self, plans: ProgramPlan, bound: NativeExecutable, library: ctypes.CDLL, name: str, freedom: Adjustable
     ) -> None:
         self.plans, self.bound, self._freedom = plans, bound, freedom
         self._library = library  # the views below lie in it

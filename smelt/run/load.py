@@ -25,7 +25,7 @@ from smelt.errors import DeviceError, FileError, ShapeError, UnsupportedError
 from smelt.files import open_regular, read_bytes
 from smelt.frozen import Frozen
 from smelt.run.executable import Arrays, NativeExecutable
-from smelt.run.loaded import Model
+from smelt.run.loaded import LoadedModel
 from smelt.run.per_value import PerValue, Shapes, Values
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def load(
     tune: float | None = None,
     verify: bool | None = None,
     keys: Sequence[str] | None = None,
-) -> Model:
+) -> LoadedModel:
     """A model from a bundle.
 
     The head, the manifest and the code are always checked by their digests before they are used. The rest is compared
@@ -166,9 +166,9 @@ class _Reader:
         if verify is not False or gate.keys:
             image.check_body(self.runtime, complete=bool(verify or gate.keys))
 
-    def model(self) -> Model:
+    def model(self) -> LoadedModel:
         stored = self.stored
-        return Model(stored.name, "native", self.executable(), stored.metadata, stored.provenance)
+        return LoadedModel(stored.name, "native", self.executable(), stored.metadata, stored.provenance)
 
     def executable(self) -> Executable:
         stored = self.stored

@@ -45,7 +45,7 @@ class Defaults(Frozen):
     build: Callable[[tuple[str, ...]], Executable]
 
 
-class Model:
+class LoadedModel:
     """A model that can be called by its own input names, NumPy in and NumPy out."""
 
     def __init__(

@@ -31,7 +31,7 @@ def test_mutants(seed: int) -> None:
     assert counts["refused"] <= len(outcomes) / 50, f"too many are refused: {dict(counts)}"
 
 
-def open_model(folder: Path, op: str, *ranks: int, **attributes: Any) -> smelt.model.Model:
+def open_model(folder: Path, op: str, *ranks: int, **attributes: Any) -> smelt.model.LoadedModel:
     """A node whose inputs' sizes are all different symbols."""
     make = onnx.helper
     names = [f"x{i}" for i in range(len(ranks))]

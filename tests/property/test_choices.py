@@ -15,8 +15,7 @@ import pytest
 
 from smelt.device import cpu
 from smelt.dtype import Array
-from smelt.engine import plans
-from smelt.engine.native import executable_of
+from smelt.engine import compile
 from smelt.engine.tune import Bench
 from smelt.errors import SmeltError
 from smelt.ir.core import Program
@@ -62,20 +61,24 @@ class Built:
 def built(programs: Sequence[Program], lookups: Sequence[Lookup]) -> list[list[Built | SmeltError]]:
     """Every program under every lookup, as one library."""
     source = Source(tile_shape(cpu.target()))
-    planned: list[list[plans.Planned | SmeltError]] = []
+    planned: list[list[compile.ProgramPlan | SmeltError]] = []
     for i, program in enumerate(programs):
         planned.append([])
         for j, choices in enumerate(lookups):
             try:
-                each = plans.planned(program, choices=choices)
-                plans.write(each, source, f"p{i}_{j}")
+                each = compile.plan_program(program, choices=choices)
+                compile.emit_plan(each, source, f"p{i}_{j}")
                 planned[-1].append(each)
             except SmeltError as error:
                 planned[-1].append(error)
     library = cpu.build(source.texts(4))
 
-    def executable(name: str, each: plans.Planned | SmeltError) -> Built | SmeltError:
-        return each if isinstance(each, SmeltError) else Built(name, each.chosen, executable_of(library, name, each))
+    def executable(name: str, each: compile.ProgramPlan | SmeltError) -> Built | SmeltError:
+        return (
+            each
+            if isinstance(each, SmeltError)
+            else Built(name, each.chosen, compile.link_executable(library, name, each))
+        )
 
     return [[executable(f"p{i}_{j}", each) for j, each in enumerate(some)] for i, some in enumerate(planned)]
 
@@ -274,6 +277,6 @@ def test_every_kind_is_covered_somewhere(seed: int) -> None:
     """A new kind of choice needs problems here."""
     lookups = [Dice(seed, {})]
     for model in MODELS.values():
-        plans.planned(model.open_program(), choices=lookups[0])
+        compile.plan_program(model.open_program(), choices=lookups[0])
     asked = {problem.kind for problem in lookups[0].taken}
     assert asked | {"column_reduction", "attention", "expanded_convolution", "winograd"} == KINDS.keys()

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from smelt.device import cpu
-from smelt.engine import plans
-from smelt.engine.native import executable_of
+from smelt.engine import compile
 from smelt.ir.attributes import ConvDims
 from smelt.ir.build import Builder, FuncBuilder
 from smelt.ir.core import Program, Value
@@ -122,12 +121,12 @@ def test_images_made_on_the_way(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
     planned = {}
     for i, case in enumerate(cases):
         for way, (shared, open) in WAYS.items():
-            planned[i, way] = plans.planned(case.program(shared, open=open))
-            plans.write(planned[i, way], source, f"p{i}_{way}")
+            planned[i, way] = compile.plan_program(case.program(shared, open=open))
+            compile.emit_plan(planned[i, way], source, f"p{i}_{way}")
     library = cpu.build(source.texts(4))
     made = 0
     for i, case in enumerate(cases):
-        alone, for_any, both = (executable_of(library, f"p{i}_{way}", planned[i, way]) for way in WAYS)
+        alone, for_any, both = (compile.link_executable(library, f"p{i}_{way}", planned[i, way]) for way in WAYS)
         kinds = [{problem.kind for problem in planned[i, way].chosen} for way in WAYS]
         made += sum("expanded_convolution" in each for each in kinds[:2])
         assert "expanded_convolution" not in kinds[2]

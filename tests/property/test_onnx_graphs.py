@@ -16,8 +16,8 @@ from onnx import helper, numpy_helper
 
 from smelt.device import cpu
 from smelt.dtype import Array
+from smelt.engine.compile import emit_source, plan_program
 from smelt.engine.native import compile_all
-from smelt.engine.plans import planned, source_of
 from smelt.ir.core import Program
 from smelt.ir.verify import verify
 from smelt.passes import pipeline
@@ -57,7 +57,7 @@ def test_every_pass_takes_every_program(seed: int, tmp_path: Path) -> None:
             after = step.run(after)
             verify(after)
         target = cpu.TARGETS[TARGETS[i % len(TARGETS)]]
-        source_of([planned(program, target)], target).texts(1)
+        emit_source([plan_program(program, target)], target).texts(1)
 
 
 @pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
@@ -129,4 +129,4 @@ def test_patterns_that_broke(name: str, tmp_path: Path) -> None:
     )
     path = tmp_path / "model.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
-    source_of([planned(read(path)[0])]).texts(1)
+    emit_source([plan_program(read(path)[0])]).texts(1)

@@ -11,7 +11,7 @@ import pytest
 import smelt
 from examples.minilm import embed as example
 from smelt.dtype import Array
-from smelt.run.loaded import Model
+from smelt.run.loaded import LoadedModel
 from tests import onnx_oracle
 from tests.real import minilm
 from tests.real.zoo import MINILM
@@ -35,15 +35,15 @@ def file(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(file: Path) -> Model:
+def model(file: Path) -> LoadedModel:
     return smelt.load(file, engine="reference")
 
 
-def embed(model: Model, folder: Path, sentences: list[str], length: int | None = None) -> Array:
+def embed(model: LoadedModel, folder: Path, sentences: list[str], length: int | None = None) -> Array:
     return model.run(minilm.tokens(folder, sentences, length))["sentence"]
 
 
-def test_sentences_agree_with_onnxruntime(file: Path, folder: Path, model: Model) -> None:
+def test_sentences_agree_with_onnxruntime(file: Path, folder: Path, model: LoadedModel) -> None:
     session = onnx_oracle.session(file)
     for sentences, length in (
         (minilm.SENTENCES[:1], None),
@@ -71,7 +71,7 @@ def test_the_example_agrees_with_onnxruntime(file: Path, folder: Path, engine: s
             assert np.abs(found - expected).max() < 1e-4
 
 
-def test_sentences_that_mean_the_same_are_near(folder: Path, model: Model) -> None:
+def test_sentences_that_mean_the_same_are_near(folder: Path, model: LoadedModel) -> None:
     vectors = embed(model, folder, list(minilm.SENTENCES))
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-6)
     likeness = vectors @ vectors.T
@@ -80,7 +80,7 @@ def test_sentences_that_mean_the_same_are_near(folder: Path, model: Model) -> No
     assert cats > rest.max() + 0.2
 
 
-def test_padding_changes_nothing(folder: Path, model: Model) -> None:
+def test_padding_changes_nothing(folder: Path, model: LoadedModel) -> None:
     short = embed(model, folder, [minilm.SENTENCES[0]])
     padded = embed(model, folder, [minilm.SENTENCES[0]], 48)
     np.testing.assert_allclose(padded, short, rtol=1e-4, atol=1e-6)

@@ -2,7 +2,7 @@
 
 A copy's two buffers are one where neither is changed while the other is needed. So a loop writes its results where it
 carries them, an update leaves the rest of its operand alone, and a donated argument is the result that it turns into.
-Called by `engine.plans` between `fuse` and `memory`.
+Called by `engine.compile` between `fuse` and `memory`.
 """
 
 from __future__ import annotations

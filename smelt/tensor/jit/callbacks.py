@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from smelt.buffer import as_array
 from smelt.dtype import Array
-from smelt.engine.executable import signature_of
+from smelt.engine.signature import signature_of
 from smelt.engine_api import Executable, KernelUse, Signature
 from smelt.errors import RunError, UnsupportedError
 from smelt.ir.clone import clone_ops

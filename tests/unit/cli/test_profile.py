@@ -17,8 +17,8 @@ from smelt.cli.main import app
 from smelt.cli.profile import Options, chrome_trace, table_of
 from smelt.device import peak
 from smelt.device.peak import Peaks, peaks
+from smelt.engine.compile import emit_source, plan_program
 from smelt.engine.native import NativeEngine
-from smelt.engine.plans import planned, source_of
 from smelt.engine.profile import Profile, profile
 from smelt.errors import FileError
 from smelt.ir.core import Program
@@ -88,8 +88,8 @@ def test_a_program_with_time_stamps_computes_the_same(digits: Profile) -> None:
 
 def test_ordinary_programs_have_no_time_stamps() -> None:
     program, _ = read(DIGITS)
-    assert "_clock" not in source_of([planned(program)]).text()
-    launches = [step for step in walk(planned(program).main[0].steps) if isinstance(step, Launch)]
+    assert "_clock" not in emit_source([plan_program(program)]).text()
+    launches = [step for step in walk(plan_program(program).main[0].steps) if isinstance(step, Launch)]
     assert launches
     assert not any(step.covers for step in launches)
 

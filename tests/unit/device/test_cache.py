@@ -21,8 +21,8 @@ from smelt.device import cpu
 from smelt.device.cache import Cache, default, private_folder
 from smelt.device.library import load_descriptor
 from smelt.device.runtime import runtime
+from smelt.engine.compile import emit_source, plan_program
 from smelt.engine.native import NativeEngine
-from smelt.engine.plans import planned, source_of
 from smelt.errors import DeviceError, SmeltError
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
@@ -475,7 +475,7 @@ def test_the_environment_names_a_target(folder: Path, monkeypatch: pytest.Monkey
 )
 def test_code_for_another_processor(tmp_path: Path) -> None:
     neon = cpu.target("neon")
-    cpu.compile_to(tmp_path / "waves.so", source_of([planned(waves(), neon)], neon).text(), processor=neon)
+    cpu.compile_to(tmp_path / "waves.so", emit_source([plan_program(waves(), neon)], neon).text(), processor=neon)
     head = (tmp_path / "waves.so").read_bytes()[:20]
     assert head[:4] == b"\x7fELF"
     assert int.from_bytes(head[18:20], "little") == 183  # EM_AARCH64
@@ -489,7 +489,7 @@ def test_a_long_program_in_pieces_gives_the_same_bits(folder: Path, seed: int, m
     x, w = (random.standard_normal(sizes).astype(np.float32) for sizes in ((37, 40), (40, 24)))
     (whole,) = NativeEngine().compile(waves())(x, w)
     monkeypatch.setattr(emit_c, "WORTHWHILE", 1000)
-    assert len(source_of([planned(waves())]).texts(3)) == 3
+    assert len(emit_source([plan_program(waves())]).texts(3)) == 3
     (pieces,) = NativeEngine().compile(waves())(x, w)
     assert len(list(default().entries())) >= 2
     np.testing.assert_array_equal(whole, pieces)

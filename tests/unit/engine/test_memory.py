@@ -12,8 +12,8 @@ from smelt.buffer import bytes_text, parse_bytes
 from smelt.device import cpu
 from smelt.dim import evaluate, parse_size
 from smelt.dtype import Array
+from smelt.engine.compile import plan_program
 from smelt.engine.native import NativeEngine
-from smelt.engine.plans import planned
 from smelt.errors import MemoryLimitError, SmeltError, UnsupportedError
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
@@ -51,7 +51,7 @@ def unread() -> Weights:
 @pytest.mark.parametrize("batch", [1, 5, 300])
 def test_a_call_takes_what_was_foreseen(batch: int, seed: int) -> None:
     program = parse(WEIGHTED)
-    footprint = planned(program).footprint
+    footprint = plan_program(program).footprint
     random = np.random.default_rng(seed)
     w, x = (random.standard_normal(sizes).astype(np.float32) for sizes in ((64, 48), (batch, 64)))
     executable = NativeEngine().compile(program).prepare(Weights.of({"w": w}))
@@ -71,14 +71,14 @@ def test_a_call_takes_what_was_foreseen(batch: int, seed: int) -> None:
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 1000])
 def test_the_formula_is_the_number(batch: int) -> None:
-    footprint = planned(parse(WEIGHTED)).footprint
+    footprint = plan_program(parse(WEIGHTED)).footprint
     assert footprint.symbols == ("B",)
     assert evaluate(parse_size(footprint.text()), {"B": batch}) == footprint.peak({"B": batch})
 
 
 def test_too_large_a_model_is_refused_before_its_weights_are_read() -> None:
     program = parse(WEIGHTED)
-    peak = planned(program).footprint.peak({"B": 100})
+    peak = plan_program(program).footprint.peak({"B": 100})
     with pytest.raises(MemoryLimitError) as caught:
         model_of(program, unread(), engine="native", memory_limit=peak - 1, sizes={"B": 100})
     said = str(caught.value)
@@ -92,7 +92,7 @@ def test_too_large_a_model_is_refused_before_its_weights_are_read() -> None:
 def test_a_call_that_needs_more_is_refused(seed: int) -> None:
     program = parse(WEIGHTED)
     w = np.random.default_rng(seed).standard_normal((64, 48)).astype(np.float32)
-    peak = planned(program).footprint.peak({"B": 1000})
+    peak = plan_program(program).footprint.peak({"B": 1000})
     model = model_of(program, Weights.of({"w": w}), memory_limit=peak)
     assert model.engine == "native"
     x = np.ones((1000, 64), np.float32)

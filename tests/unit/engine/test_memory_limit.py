@@ -16,8 +16,8 @@ import pytest
 from smelt.device import cpu
 from smelt.device.runtime import Account, runtime
 from smelt.dtype import Array
+from smelt.engine.compile import plan_program
 from smelt.engine.native import NativeEngine
-from smelt.engine.plans import planned
 from smelt.errors import CancelledError, MemoryLimitError, TimedOutError
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
@@ -94,7 +94,7 @@ def test_a_process_takes_no_more_than_the_limit(tmp_path: Path, calls_at_once: i
     two_layers(small, 8)
     from smelt.model import read
 
-    footprint = planned(read(path)[0]).footprint
+    footprint = plan_program(read(path)[0]).footprint
     parts = footprint.parts({"N": 3000})
     limit = footprint.needed({"N": 3000}) + (calls_at_once - 1) * (parts["temporaries"] + parts["results"] + (4 << 20))
     done = subprocess.run(
@@ -126,7 +126,7 @@ def doubling() -> Program:
 def test_calls_wait_for_each_other_and_idle_memory_goes_first() -> None:
     """Room for one large call: eight threads take turns; a large and a small program share one account."""
     program = doubling()
-    footprint = planned(program).footprint
+    footprint = plan_program(program).footprint
     account = Account(footprint.needed({"N": 400_000}))
     first, second = (NativeEngine().compile(program).within(account, 0).prepare(Weights({})) for _ in range(2))
     x = np.arange(400_000, dtype=np.float32)
@@ -157,7 +157,7 @@ def test_a_call_that_can_never_fit_is_refused_at_once() -> None:
 def test_a_call_that_waits_for_memory_can_be_ended() -> None:
     """There is room for either of two calls, and one of them is under way."""
     program, x = doubling(), np.zeros(300_000, np.float32)
-    parts = [planned(each).footprint.parts({"N": x.size}) for each in (program, counting())]
+    parts = [plan_program(each).footprint.parts({"N": x.size}) for each in (program, counting())]
     account = Account(sum(each["temporaries"] + each["results"] for each in parts) - 1)
     executable = NativeEngine().compile(program).within(account, 0).prepare(Weights({}))
     with Holding(account, x):

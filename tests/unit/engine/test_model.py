@@ -11,7 +11,7 @@ import pytest
 import smelt
 from smelt.engine_api import Port
 from smelt.errors import FileError, RunError, ShapeError, UnsupportedError
-from smelt.model import Model, read
+from smelt.model import LoadedModel, read
 from smelt.run.loaded import _labelled
 from smelt.shape import Shape
 from smelt.weights import Weights
@@ -142,7 +142,7 @@ def test_the_public_names_resolve() -> None:
         assert getattr(smelt, name) is not None
     with pytest.raises(AttributeError):
         _ = smelt.nothing
-    assert isinstance(smelt.load(DIGITS), Model)
+    assert isinstance(smelt.load(DIGITS), LoadedModel)
 
 
 def test_labels_come_back_as_text_and_columns_keep_their_keys(tmp_path: Path) -> None:

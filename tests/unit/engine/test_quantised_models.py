@@ -13,7 +13,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 import smelt
 from smelt.dtype import Array
-from smelt.engine.plans import lower
+from smelt.engine.compile import lower
 from smelt.model import read
 from tests import onnx_oracle
 

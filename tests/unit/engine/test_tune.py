@@ -17,8 +17,8 @@ from smelt.device import cpu
 from smelt.dtype import Array
 from smelt.engine import tune as tuning
 from smelt.engine import tuned
+from smelt.engine.compile import emit_source, plan_program
 from smelt.engine.native import NativeEngine
-from smelt.engine.plans import planned, source_of
 from smelt.engine.sample import sample_inputs
 from smelt.engine.store import default_targets
 from smelt.engine.tune import Bench, Stamped, Tuning, Variant, tune
@@ -108,7 +108,7 @@ def test_what_is_faster_is_used_from_then_on(
     program: Program, weights: Weights, made_up: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole(monkeypatch, 0.8)
-    before = source_of([planned(program)]).text()
+    before = emit_source([plan_program(program)]).text()
     found = tuned_on(program, weights)
     assert found.kept
     assert len(found.findings) == 2
@@ -116,10 +116,10 @@ def test_what_is_faster_is_used_from_then_on(
         assert isinstance(each.choice, Contraction)
         assert each.choice.height == 12
         assert each.estimate.ratio == pytest.approx(FAST)
-    assert planned(program).chosen == {each.problem: each.choice for each in found.findings}
-    assert source_of([planned(program)]).text() != before  # another key in the cache of compiled programs
+    assert plan_program(program).chosen == {each.problem: each.choice for each in found.findings}
+    assert emit_source([plan_program(program)]).text() != before  # another key in the cache of compiled programs
     monkeypatch.setenv("SMELT_TUNING", "off")
-    assert source_of([planned(program)]).text() == before
+    assert emit_source([plan_program(program)]).text() == before
 
 
 def test_nothing_is_tuned_twice(
@@ -161,7 +161,7 @@ def test_defaults_stay_where_the_whole_is_not_faster(
     whole(monkeypatch, 0.9999)
     found = tuned_on(program, weights)
     assert not found.kept
-    assert all(choice == default(problem) for problem, choice in planned(program).chosen.items())
+    assert all(choice == default(problem) for problem, choice in plan_program(program).chosen.items())
     records = tuned.database().read().values()
     assert records
     assert all(each.tried for each in records)  # what was measured is known nevertheless
@@ -254,7 +254,7 @@ def test_the_command(file: Path, made_up: list[int], monkeypatch: pytest.MonkeyP
     assert all(each["choice"]["height"] == 12 for each in said["problems"])
     monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path / "other"))
     assert json.loads(invoke("tune", "--merge", exported, "--json"))["merged"] == 2
-    assert all(choice.height == 12 for choice in planned(parse(file.read_text())).chosen.values())  # type: ignore[union-attr]
+    assert all(choice.height == 12 for choice in plan_program(parse(file.read_text())).chosen.values())  # type: ignore[union-attr]
     assert "everything about this model's kernels is known" in invoke("tune", file, "--seconds", 100)
 
 

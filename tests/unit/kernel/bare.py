@@ -22,7 +22,7 @@ from smelt.device import cpu
 from smelt.device.runtime import runtime
 from smelt.dim import evaluate, solve
 from smelt.dtype import Array
-from smelt.engine.plans import lower
+from smelt.engine.compile import lower
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
 from smelt.kernel.emit import c as emit_c

@@ -19,8 +19,8 @@ from smelt.buffer import HostBuffer
 from smelt.device import cpu
 from smelt.dim import evaluate
 from smelt.dtype import Array
+from smelt.engine.compile import lower, mark_donated, plan_program
 from smelt.engine.native import NativeEngine, compile_all
-from smelt.engine.plans import donating, lower, planned
 from smelt.errors import RunError, ShapeError, SmeltError
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
@@ -76,7 +76,7 @@ def copies(plan: Plan) -> list[int]:
 
 
 def plan_of(text: str, *donate: str) -> Plan:
-    return planned(donating(parse(text), donate)).main[0]
+    return plan_program(mark_donated(parse(text), donate)).main[0]
 
 
 # ---- loops ----
@@ -387,7 +387,7 @@ def test_a_donated_argument_serves_as_a_temporary() -> None:
         : (tensor<64x32xf32>, tensor<64x32xf32>) -> tensor<64x64xf32>
       return %r : tensor<64x64xf32>
     }"""
-    kept, given = (planned(donating(parse(text), names)).footprint.parts({}) for names in ((), ("x",)))
+    kept, given = (plan_program(mark_donated(parse(text), names)).footprint.parts({}) for names in ((), ("x",)))
     assert kept["temporaries"] - given["temporaries"] >= 64 * 32 * 4
     x = np.random.default_rng(0).standard_normal((64, 32)).astype(np.float32)
     want = NativeEngine().compile(parse(text))(x)[0]
@@ -422,7 +422,7 @@ def test_random_loops_with_donated_arguments(seed: int) -> None:
     random = np.random.default_rng([seed, 5])
     problems = [draw("loop", random) for _ in range(20)]
     names = [[f"arg{i}" for i in range(3) if random.random() < 0.6] for _ in problems]
-    programs = [donating(each.make(False), given) for each, given in zip(problems, names, strict=True)]
+    programs = [mark_donated(each.make(False), given) for each, given in zip(problems, names, strict=True)]
     for problem, given, made in zip(problems, names, compile_all(programs), strict=True):
         assert not isinstance(made, SmeltError), made
         args = [np.array(each) for each in problem.args]
@@ -484,7 +484,7 @@ def kinds(steps: Sequence[Step]) -> list[str]:
 
 
 def test_a_recurrent_weight_is_packed_once() -> None:
-    made = planned(parse(RECURRENT))
+    made = plan_program(parse(RECURRENT))
     (found,) = loops(made.main[0])
     assert kinds(found.body).count("packed_dot") == 1
     assert len(kinds(found.body)) == 2, "the product with its tanh, and the counter"

@@ -11,7 +11,7 @@ import smelt
 from smelt import nn
 from smelt.device.runtime import runtime
 from smelt.dim import evaluate
-from smelt.engine.plans import Planned, planned
+from smelt.engine.compile import ProgramPlan, plan_program
 from smelt.ir.core import Program
 from smelt.kernel.loops.grammar import Load, inside
 from smelt.kernel.loops.nest import everything, expressions
@@ -38,7 +38,7 @@ PARTS = {
 @pytest.mark.parametrize("name", PARTS)
 def test_parts_of_a_concatenation_are_made_in_place(name: str) -> None:
     source = program("f32[N, 4]", "f32[M, 4]", "f32[4, 4]", body=PARTS[name] + CONCATENATE, results=["f32[M + N, 4]"])
-    plan, _ = planned(source).main
+    plan, _ = plan_program(source).main
     (result,) = (i for i, buffer in enumerate(plan.buffers) if buffer.kind == "result")
     writing = [step for step in launches(plan) if result in step.writes]
     assert len(writing) == 2, "each part has one kernel, which writes into the whole"
@@ -46,12 +46,12 @@ def test_parts_of_a_concatenation_are_made_in_place(name: str) -> None:
     assert [buffer.kind for buffer in plan.buffers if buffer.kind == "temporary" and buffer.shape.rank == 2] == []
 
 
-def attention(causal: bool) -> Planned:
+def attention(causal: bool) -> ProgramPlan:
     def attend(q: smelt.Tensor, k: smelt.Tensor) -> smelt.Tensor:
         return nn.attention(q, k, k, causal=causal)
 
     shapes = Shape("f32", b=2, s=256, h=2, k=16), Shape("f32", b=2, t=256, h=2, k=16)
-    return planned(trace(attend, *shapes).program)
+    return plan_program(trace(attend, *shapes).program)
 
 
 def test_blocks_that_a_mask_hides_are_skipped() -> None:
@@ -75,7 +75,7 @@ def test_blocks_that_a_mask_hides_are_skipped() -> None:
 def test_the_panels_of_a_recurrent_weight_are_packed_before_the_loop() -> None:
     layer = nn.RNN(i=32, h=32)
     source: Program = trace(layer.__call__, Shape("f32", b="B", t="T", i=32)).program
-    made = planned(source)
+    made = plan_program(source)
     assert made.prepare is not None
     assert any("smelt.pack" in step.kernel.ops for step in launches(made.prepare[0]))
     loops = [step for step in walk(made.main[0].steps) if isinstance(step, Repeat)]
@@ -92,7 +92,7 @@ def test_memory_is_aligned_to_cache_lines(size: int) -> None:
         "%p = stablehlo.dot_general %s, %s, contracting_dims = [1] x [0] : (f32[N, N], f32[N, N]) -> f32[N, N]\n"
         "%r = stablehlo.dot_general %p, %s, contracting_dims = [1] x [0] : (f32[N, N], f32[N, N]) -> f32[N, N]"
     )
-    _, memory = planned(program("f32[N, N]", body=body, results=["f32[N, N]"])).main
+    _, memory = plan_program(program("f32[N, N]", body=body, results=["f32[N, N]"])).main
     assert len(memory.slots) > 1
     assert all(evaluate(bytes, {"N": size}) % 64 == 0 for slot in memory.slots for bytes in slot)
     array = runtime().empty((size,), np.dtype(np.float32))

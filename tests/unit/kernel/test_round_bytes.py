@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from smelt.dtype import Array, i32, ui8
+from smelt.engine.compile import lower, plan_program
 from smelt.engine.native import NativeEngine
-from smelt.engine.plans import lower, planned
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program, Value
 from smelt.kernel.plan.plan import Launch, walk
@@ -105,7 +105,7 @@ def test_two_products_that_meet_leave_bytes_behind(tmp_path: Path) -> None:
     graph = helper.make_graph(nodes, "g", inputs, outputs, arrays)
     path = tmp_path / "m.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
-    plan = planned(read(path)[0]).main[0]
+    plan = plan_program(read(path)[0]).main[0]
     made = [plan.buffers[i].shape.element for step in walk(plan.steps) if isinstance(step, Launch) for i in step.writes]
     assert {str(each) for each in made} == {"ui8"}
 

@@ -10,9 +10,8 @@ import pytest
 
 from smelt.device import cpu
 from smelt.dtype import Array, bf16
-from smelt.engine.executable import signature_of
-from smelt.engine.native import executable_of
-from smelt.engine.plans import plan_lowered, write
+from smelt.engine.compile import emit_plan, link_executable, plan_lowered
+from smelt.engine.signature import signature_of
 from smelt.ir.attributes import ConvDims, DotDims
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
@@ -43,8 +42,8 @@ def compiled(program: Program, *, pairs: bool) -> NativeExecutable:
     """For this processor, whether it has an instruction for pairs or not."""
     planned = plan_lowered(lowered(program, pairs=pairs), signature_of(program.main))
     source = Source(tile_shape(cpu.target()))
-    write(planned, source, "smelt0")
-    return executable_of(cpu.build(source.text()), "smelt0", planned)
+    emit_plan(planned, source, "smelt0")
+    return link_executable(cpu.build(source.text()), "smelt0", planned)
 
 
 def product(rows: int, depth: int, columns: int, *, weight: bool = True) -> Program:

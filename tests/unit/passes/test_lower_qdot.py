@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from smelt.dtype import Array, i32
+from smelt.engine.compile import lower
 from smelt.engine.native import NativeEngine, compile_all
-from smelt.engine.plans import lower
 from smelt.ir.attributes import ConvDims, DotDims
 from smelt.ir.build import Builder, FuncBuilder
 from smelt.ir.core import Program, Value

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from smelt.dtype import Array
+from smelt.engine.compile import lower
 from smelt.engine.native import NativeEngine
-from smelt.engine.plans import lower
 from smelt.errors import UnsupportedError
 from smelt.ir.attributes import ConvDims, DotDims
 from smelt.ir.build import FuncBuilder

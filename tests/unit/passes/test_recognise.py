@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from smelt.engine.compile import lower
 from smelt.engine.native import NativeEngine
-from smelt.engine.plans import lower
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program, Value, walk
 from smelt.ir.interpret import run

@@ -1,0 +1,241 @@
+"""Every stage from a program to an executable, in order. `NativeEngine`, bundles, `smelt profile`, `smelt tune` and
+`smelt show` call it.
+
+| stage | in → out | where |
+|---|---|---|
+| `lower` | Program → Program of ops that kernels exist for | `passes/pipeline.py` |
+| `plan_lowered` | → `ProgramPlan`: fused kernels, buffers reused in place, memory offsets | `kernel/plan/` |
+| `emit_source` | → C | `kernel/emit/` |
+| `build_library` | → machine code, loaded | `device/cpu.py` |
+| `link_executable` | → `NativeExecutable` | `run/executable.py` |
+
+`executable.prepare(weights)` then packs the weights and binds them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from smelt.bundle import entry
+from smelt.bundle.entry import DataCheck, Entry, SizeCheck
+from smelt.device import cpu
+from smelt.engine.footprint import Footprint
+from smelt.engine.signature import signature_of
+from smelt.engine.tuned import lookup
+from smelt.engine_api import KernelUse, Signature
+from smelt.errors import RunError
+from smelt.ir.core import Program
+from smelt.kernel.emit.c import FAILED, TOO_LARGE, UNFIT, Source
+from smelt.kernel.emit.tile_f32 import TileShape, tile_shape
+from smelt.kernel.plan.fuse import fuse
+from smelt.kernel.plan.in_place import in_place
+from smelt.kernel.plan.memory import Memory, assign
+from smelt.kernel.plan.plan import Launch, Plan, walk
+from smelt.kernel.tune.adjust import Adjustable
+from smelt.kernel.tune.choice import Choice, Lookup, Problem
+from smelt.passes import pipeline
+from smelt.passes.attend import COMPOSITES
+from smelt.passes.split_prepare import DONATED, WEIGHT
+from smelt.run.executable import Arrays, NativeExecutable, Store
+from smelt.target import Target
+
+NAME = "smelt0"  # of the only program in a library
+FILES_PER_CORE = 4  # C files, so that no core waits long for another
+FUNCTIONS = ("main", "prepare")
+assert (entry.FAILED, entry.UNFIT, entry.TOO_LARGE) == (FAILED, UNFIT, TOO_LARGE), (
+    "the emitted C and the runtime use the same status codes"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramPlan:
+    """The plans of @main and, where there are weights, of @prepare, each with its memory."""
+
+    signature: Signature
+    main: tuple[Plan, Memory]
+    prepare: tuple[Plan, Memory] | None
+
+    @property
+    def footprint(self) -> Footprint:
+        return Footprint(self.signature.weights, self.main, self.prepare)
+
+    @property
+    def plans(self) -> dict[str, tuple[Plan, Memory]]:
+        """The plans by the names of their functions."""
+        return {"main": self.main} | ({"prepare": self.prepare} if self.prepare else {})
+
+    @property
+    def kernels(self) -> tuple[KernelUse, ...]:
+        steps = [step for plan, _ in self.plans.values() for step in walk(plan.steps)]
+        count = Counter(step.kernel for step in steps if isinstance(step, Launch))
+        return tuple(KernelUse(kernel.kind, kernel.ops, times) for kernel, times in count.items())
+
+    @property
+    def chosen(self) -> dict[Problem, Choice]:
+        """The schedule of each kernel shape key."""
+        steps = [step for plan, _ in self.plans.values() for step in walk(plan.steps)]
+        return {problem: choice for step in steps if isinstance(step, Launch) for problem, choice in step.kernel.chosen}
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """The products of all stages. `executable` is not bound to weights yet."""
+
+    plan: ProgramPlan
+    source: Source
+    library: ctypes.CDLL
+    executable: NativeExecutable
+
+
+def compile_program(
+    program: Program, target: Target | None = None, *, store: Store | None = None, stamps: bool = False
+) -> Build:
+    """Program → executable. `stamps`: with a timestamp at every step, and the ops behind it, for the profiler."""
+    lowered = lower(program, target)
+    plan = plan_lowered(lowered, signature_of(program.main), target, telling=stamps)
+    return build_plan(plan, target, stamps=stamps, store=store)
+
+
+def build_plan(
+    plan: ProgramPlan,
+    target: Target | None = None,
+    *,
+    tile: TileShape | None = None,
+    stamps: bool = False,
+    bound: Arrays | None = None,
+    store: Store | None = None,
+) -> Build:
+    """Plan → executable. `tile`: the register tile of weights that are packed already; `bound`: these weights."""
+    source = emit_source([plan], target, tile=tile, stamps=stamps)
+    library = build_library(source, target)
+    return Build(plan, source, library, link_executable(library, NAME, plan, bound=bound, store=store))
+
+
+def lower(program: Program, target: Target | None = None) -> Program:
+    """The program in ops that the kernel compiler knows, its weights packed for the target's register tile."""
+    target = target or cpu.target()
+    width = tile_shape(target).columns
+    optimised, _ = pipeline.run(program, composites=COMPOSITES, width=width, pairs=target.has_pairs, lowered=True)
+    return optimised
+
+
+def plan_program(
+    program: Program, target: Target | None = None, *, telling: bool = False, choices: Lookup | None = None
+) -> ProgramPlan:
+    """Everything that is decided before C is emitted. `telling`, `choices`: as for `fuse`.
+
+    By default schedules come from the database of this machine (`smelt tune`).
+    """
+    return plan_lowered(lower(program, target), signature_of(program.main), target, telling=telling, choices=choices)
+
+
+def plan_lowered(
+    program: Program,
+    signature: Signature,
+    target: Target | None = None,
+    *,
+    telling: bool = False,
+    choices: Lookup | None = None,
+    adjustable: Adjustable | None = None,
+) -> ProgramPlan:
+    """The same for a lowered program. With `adjustable`, the schedule of @main can change between calls."""
+    known = choices or lookup(tile_shape(target or cpu.target()))
+    main = in_place(fuse(program.main, telling=telling, choices=known, adjustable=adjustable))
+    before = program.funcs.get("prepare")
+    prepare = None if before is None else in_place(fuse(before, telling=telling, choices=known))
+    return ProgramPlan(signature, (main, assign(main)), None if prepare is None else (prepare, assign(prepare)))
+
+
+def mark_donated(program: Program, names: Sequence[str]) -> Program:
+    """The program with these inputs marked as donated: a call may overwrite them."""
+    if not names:
+        return program
+    main = program.main
+    known = [port.name for port in signature_of(main).inputs]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise RunError(
+            "only inputs can be donated",
+            expected=", ".join(known),
+            got=", ".join(unknown),
+            remedy="donate= with names of inputs",
+        )
+    ports = iter(known)
+    attrs = tuple(
+        each if WEIGHT in each or next(ports) not in names else MappingProxyType({**each, DONATED: True})
+        for each in main.arg_attrs
+    )
+    return program.replace(replace(main, arg_attrs=attrs))
+
+
+def emit_source(
+    plans: Sequence[ProgramPlan], target: Target | None = None, *, tile: TileShape | None = None, stamps: bool = False
+) -> Source:
+    """The C of plans: smelt0, smelt0_prepare, smelt1 …"""
+    source = Source(tile or tile_shape(target or cpu.target()), stamps=stamps)
+    for i, plan in enumerate(plans):
+        emit_plan(plan, source, f"smelt{i}")
+    return source
+
+
+def emit_plan(plan: ProgramPlan, source: Source, name: str, functions: Sequence[str] = FUNCTIONS) -> None:
+    for function, (each, memory) in plan.plans.items():
+        if function in functions:
+            source.add(each, memory, function_name(name, function))
+
+
+def function_name(name: str, function: str) -> str:
+    """The C name of a function of a program."""
+    return name if function == "main" else f"{name}_{function}"
+
+
+def split_source(source: Source) -> list[str]:
+    """The C as files that compile in parallel."""
+    return source.texts(FILES_PER_CORE * cpu.cores())
+
+
+def build_library(source: Source, target: Target | None = None) -> ctypes.CDLL:
+    return cpu.build(split_source(source), processor=target)
+
+
+def link_executable(
+    library: ctypes.CDLL,
+    name: str,
+    plan: ProgramPlan,
+    *,
+    bound: Arrays | None = None,
+    store: Store | None = None,
+) -> NativeExecutable:
+    """The program of a name in a library. Without @prepare there is nothing to bind but `bound`."""
+    main, prepare = make_entries(plan, name)
+    first = prepare.program(library, plan.prepare[0].constants) if prepare and plan.prepare else None
+    second = main.program(library, plan.main[0].constants)
+    arrays = () if bound is None and first is None else bound
+    return NativeExecutable(plan.signature, first, second, arrays, plan.kernels, store)
+
+
+def make_entry(name: str, plan: Plan, inputs: Sequence[str]) -> Entry:
+    """The interface of a compiled function: bound arguments first, then the inputs."""
+    arguments = tuple(buffer.shape for buffer in plan.of_kind("argument"))
+    bound = len(arguments) - len(inputs)
+    return Entry(
+        name,
+        arguments,
+        tuple(buffer.shape for buffer in plan.of_kind("result")),
+        plan.symbols,
+        (*(f"bound {i}" for i in range(bound)), *inputs),
+        tuple(SizeCheck(each.text, each.why) for each in plan.checks),
+        tuple(DataCheck(each.message, each.of_sizes, each.where) for each in plan.requirements),
+        plan.donated,
+        plan.reused,
+    )
+
+
+def make_entries(plan: ProgramPlan, name: str) -> tuple[Entry, Entry | None]:
+    """Those of @main and of @prepare in a library where the program has that name."""
+    main = make_entry(name, plan.main[0], [port.name for port in plan.signature.inputs])
+    return main, make_entry(function_name(name, "prepare"), plan.prepare[0], []) if plan.prepare else None
