@@ -27,9 +27,19 @@ tokenizer_class torch_dtype torchscript transformers_version unsloth_fixed unslo
 top_k top_p temperature typical_p repetition_penalty length_penalty num_beams num_beam_groups do_sample
 diversity_penalty early_stopping min_length no_repeat_ngram_size encoder_no_repeat_ngram_size remove_invalid_values
 exponential_decay_length_penalty cross_attention_hidden_size is_decoder n_ctx cache_implementation
-transformers.js_config kv_cache_dtype
+transformers.js_config kv_cache_dtype is_llama_config max_sequence_length _attn_implementation_autoset
+_flash_attn_2_enabled attn_implementation reorder_and_upcast_attn
 """
 HARMLESS = frozenset(_HARMLESS.split())
+NEUTRAL: dict[str, Any] = {  # the one value for which a field changes nothing
+    "use_bidirectional_attention": False,
+    "rope_interleaved": False,
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,15 +239,8 @@ def read_config(config: Mapping[str, Any], where: str, context: int | None = Non
     layers = _layers(family, fields, count, head_size, trained, context or trained)
     if family.extra is not None:
         layers = family.extra(fields, layers)
-    if family.name == "gpt2":
-        for name, allowed in (
-            ("scale_attn_weights", True),
-            ("scale_attn_by_inverse_layer_idx", False),
-            ("add_cross_attention", False),
-        ):
-            fields.expect(name, allowed)
-        fields.any("reorder_and_upcast_attn")
-    fields.expect("use_bidirectional_attention", False)
+    for name, allowed in NEUTRAL.items():
+        fields.expect(name, allowed)
     scaled_by = fields.positive(family.scale, 256) if family.scale else head_size
     found = Config(
         family=family.name,

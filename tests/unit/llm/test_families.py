@@ -77,6 +77,111 @@ def test_what_would_change_the_arithmetic_is_refused(change: dict[str, Any]) -> 
         read_config({**LLAMA.config, **change}, "config.json")
 
 
+COMMON = {"attention_dropout": 0.0, "initializer_range": 0.02, "use_cache": True, "torch_dtype": "bfloat16"}
+LLAMA31 = {
+    "factor": 32.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+# Configurations as the hub has them, written by older versions of transformers: architecture, width, layers, heads,
+# heads of keys and values, width of the MLP, vocabulary, context; and the rest.
+HUB: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
+    "Llama-3.2-1B": (
+        "LlamaForCausalLM",
+        (2048, 16, 32, 8, 8192, 128256, 131072),
+        {"rope_scaling": LLAMA31, "rope_theta": 500000.0, "tie_word_embeddings": True, "pretraining_tp": 1}
+        | {"attention_bias": False, "mlp_bias": False, "head_dim": 64, "eos_token_id": [128001, 128008, 128009]},
+    ),
+    "SmolLM2-135M": (
+        "LlamaForCausalLM",
+        (576, 30, 9, 3, 1536, 49152, 8192),
+        {"is_llama_config": True, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000},
+    ),
+    "llama-7b": ("LlamaForCausalLM", (4096, 32, 32, 32, 11008, 32000, 2048), {"max_sequence_length": 2048}),
+    "Mistral-7B": ("MistralForCausalLM", (4096, 32, 32, 8, 14336, 32000, 32768), {"sliding_window": 4096}),
+    "Qwen2.5-0.5B": (
+        "Qwen2ForCausalLM",
+        (896, 24, 14, 2, 4864, 151936, 32768),
+        {"max_window_layers": 24, "sliding_window": 32768, "use_mrope": False, "use_sliding_window": False},
+    ),
+    "Qwen3-0.6B": (
+        "Qwen3ForCausalLM",
+        (1024, 28, 16, 8, 3072, 151936, 40960),
+        {"head_dim": 128, "max_window_layers": 28, "sliding_window": None, "use_sliding_window": False},
+    ),
+    "gemma-2-2b": (
+        "Gemma2ForCausalLM",
+        (2304, 26, 8, 4, 9216, 256000, 8192),
+        {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "cache_implementation": "hybrid"}
+        | {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
+        | {"query_pre_attn_scalar": 256, "sliding_window": 4096},
+    ),
+    "gemma-3-1b": (
+        "Gemma3ForCausalLM",
+        (1152, 26, 4, 1, 6912, 262144, 32768),
+        {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "head_dim": 256,
+            "rope_local_base_freq": 10000,
+            "rope_theta": 1000000,
+        }
+        | {
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 512,
+            "sliding_window_pattern": 6,
+            "attn_logit_softcapping": None,
+        },
+    ),
+    "Phi-3-mini-4k": (
+        "Phi3ForCausalLM",
+        (3072, 32, 32, 32, 8192, 32064, 4096),
+        {"original_max_position_embeddings": 4096, "rope_scaling": None, "sliding_window": 2047, "resid_pdrop": 0.0}
+        | {"attention_bias": False, "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}, "embd_pdrop": 0.0},
+    ),
+    "Phi-4-mini": (
+        "Phi3ForCausalLM",
+        (3072, 32, 24, 8, 8192, 200064, 131072),
+        {"partial_rotary_factor": 0.75, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False}
+        | {"original_max_position_embeddings": 4096, "sliding_window": 262144, "tie_word_embeddings": True}
+        | {"rope_scaling": {"long_factor": [2.0] * 48, "short_factor": [1.0] * 48, "type": "longrope"}},
+    ),
+    "SmolLM3-3B": (
+        "SmolLM3ForCausalLM",
+        (2048, 36, 16, 4, 11008, 128256, 65536),
+        {"no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9, "pretraining_tp": 2, "rope_theta": 5000000.0}
+        | {"layer_types": ["full_attention"] * 36, "max_window_layers": 28, "use_sliding_window": False},
+    ),
+    "Mixtral-8x7B": (
+        "MixtralForCausalLM",
+        (4096, 32, 32, 8, 14336, 32000, 32768),
+        {"num_experts_per_tok": 2, "num_local_experts": 8, "output_router_logits": False, "router_aux_loss_coef": 0.02}
+        | {"rope_theta": 1000000.0, "sliding_window": None},
+    ),
+    "Qwen3-30B-A3B": (
+        "Qwen3MoeForCausalLM",
+        (2048, 48, 32, 4, 6144, 151936, 40960),
+        {"decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True}
+        | {"num_experts": 128, "num_experts_per_tok": 8, "head_dim": 128, "max_window_layers": 48},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_configurations_of_the_hub_are_read(name: str) -> None:
+    architecture, sizes, rest = HUB[name]
+    keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+    said = dict(zip((*keys, "vocab_size", "max_position_embeddings"), sizes, strict=True))
+    found = read_config({"architectures": [architecture], **COMMON, **said, **rest}, name)
+    assert (found.d, len(found.layers), found.heads) == sizes[:3]
+    windows = {layer.window for layer in found.layers}
+    assert (windows != {None}) == (name in ("Mistral-7B", "gemma-2-2b", "gemma-3-1b", "Phi-3-mini-4k", "Phi-4-mini"))
+    turned = sum(layer.rope is not None for layer in found.layers)
+    assert turned == (27 if name == "SmolLM3-3B" else sizes[1])
+    assert (found.layers[0].experts is not None) == (name in ("Mixtral-8x7B", "Qwen3-30B-A3B"))
+
+
 def test_fields_that_say_nothing_are_ignored() -> None:
     said = {**LLAMA.config, "attn_something": None, "use_magic": False, "transformers_version": "9", "dtype": "bf16"}
     assert read_config(said, "config.json") == read_config(LLAMA.config, "config.json")
