@@ -9,7 +9,7 @@ import pytest
 
 from smelt.errors import SmeltError
 
-EVERY = 7  # one case in this many: about a minute on one core
+EVERY = 10  # one case in this many
 NATIVE_EVERY = 20
 
 

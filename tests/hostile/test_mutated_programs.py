@@ -62,17 +62,17 @@ def check(texts, count, seed, **more):
 
 @pytest.mark.timeout(300)
 def test_mutated_samples(seed):
-    check(list(SAMPLES.values()), 8000, seed)
+    check(list(SAMPLES.values()), 3000, seed)
 
 
 @pytest.mark.timeout(300)
 def test_mutated_suites(suites, seed):
-    check(programs([suites]), 2000, seed)
+    check(programs([suites]), 1500, seed)
 
 
 @pytest.mark.timeout(300)
 def test_mutated_rewrites(seed):
-    check(rewritable(seed), 5000, seed, only=VALID, vary=True)
+    check(rewritable(seed), 2500, seed, only=VALID, vary=True)
 
 
 # ---- passes ----
