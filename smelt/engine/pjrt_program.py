@@ -20,6 +20,7 @@ from smelt.errors import RunError, ShapeError, SizeError, SmeltError, Unsupporte
 from smelt.ir.core import Func, Op, Program, Region, Value, walk
 from smelt.ir.ops.control import is_assertion, require
 from smelt.ir.text import print_program
+from smelt.passes.lift_checks import lift_checks
 from smelt.passes.specialise import specialise
 from smelt.shape import Shape
 
@@ -65,20 +66,13 @@ class Check:
 
 def _lift_checks(program: Program) -> tuple[Program, tuple[Check, ...]]:
     """Checks, which XLA does not know, as results that are looked at after the run."""
-    main = program.main
-    checks: list[Check] = []
-    results = list(main.results)
-    ops = []
-    for op in main.body.ops:
-        if is_assertion(op):
-            checks.append(Check(op, len(results), len(op.operands)))
-            results += op.operands
-        else:
-            ops.append(op)
-    if not checks:
-        return program, ()
-    body = Region(main.args, tuple(ops), tuple(results))
-    return program.replace(Func("main", body, "public", main.arg_attrs, location=main.location)), tuple(checks)
+    lifted, found = lift_checks(program)
+    place = len(program.main.results)
+    checks = []
+    for each in found:
+        checks.append(Check(each.op, place, len(each.operands)))
+        place += len(each.operands)
+    return lifted, tuple(checks)
 
 
 @dataclass(slots=True)
@@ -238,7 +232,12 @@ def _refuse(program: Program) -> None:
     """What XLA would take and answer with something else than the specification says."""
     for op in (op for func in program.funcs.values() for op in walk(func.body)):
         if is_assertion(op):
-            raise UnsupportedError("a check inside a region, which XLA does not know", got=op, where=op.location)
+            raise UnsupportedError(
+                "XLA cannot run a check inside the body of a reduction, or one of dynamic shape inside a loop",
+                got=op,
+                where=op.location,
+                remedy="use engine='native'",
+            )
         if op.name == "stablehlo.bitcast_convert":
             kinds = {value.shape.dtype.kind for value in (op.operands[0], op.result)}
             if len(kinds) == 2 and "bool" in kinds:

@@ -20,6 +20,7 @@ from smelt.ir.build import Builder
 from smelt.ir.clone import clone_ops
 from smelt.ir.core import Op, Region, Value, walk
 from smelt.ir.ops import OPS
+from smelt.ir.ops.control import is_assertion
 from smelt.ir.ops.linear import einsum_labels, inner_dims, ragged_mode
 from smelt.ir.ops.reduce import scan_counts
 from smelt.ir.rewrite import Edit, Match, Rule, op
@@ -314,6 +315,10 @@ def _scan(m: Match) -> Values:
     return loop.results[1:]
 
 
+def _checked_scan(m: Match) -> Values:
+    return _scan(m) if any(is_assertion(op) for op in walk(m.op.regions[0])) else None
+
+
 def _row(b: Builder, value: Value, at: Value, zero: Value, dimension: int) -> Value:
     sizes = [1 if d == dimension else size for d, size in enumerate(value.shape.sizes)]
     if not all(isinstance(size, int) for size in sizes):
@@ -362,6 +367,8 @@ ON_ONE_DEVICE = [
     ),
     Rule(op("sdy.sharding_group"), _nothing, "one process holds all of a tensor"),
 ]
+
+CHECKED_SCANS = [Rule(op("chlo.scan"), _checked_scan, "a loop can carry what its checks found")]
 
 LOWER = [
     Rule(op("batch_norm_inference"), _batch_norm_inference, "a normalisation, spelled out"),

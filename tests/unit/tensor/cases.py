@@ -685,8 +685,13 @@ case(
 
 def _updated(x: np.ndarray, y: np.ndarray, i: Any) -> np.ndarray:
     out = x.copy()
-    out[_clamped(x, i, len(y))] = y
+    out[int(i) : int(i) + len(y)] = y
     return out
+
+
+def _start_inside(rng: np.random.Generator, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    x, y, _ = arrays
+    return [x, y, np.array(rng.integers(0, len(x) - len(y) + 1), np.int32)]
 
 
 case(
@@ -695,7 +700,7 @@ case(
     _updated,
     ("[a=A, b=B]", "[a=C, b=B]", "[]"),
     types=("f32",),
-    draw=_start,
+    draw=_start_inside,
     least={"A": 5},
     facts=("C <= A",),
     exact=True,

@@ -236,8 +236,11 @@ def test_equal_demands_are_checked_once_and_proven_ones_not_at_all():
     assert not any(op.name == "stablehlo.custom_call" for op in traced.program.main.body.ops)
 
 
-@pytest.mark.parametrize("engine", ["reference", "native"])
+@pytest.mark.parametrize("engine", ["reference", "native", "pjrt"])
 def test_a_position_in_a_loop_is_checked(engine: str):
+    if engine == "pjrt":
+        pytest.importorskip("jaxlib")
+
     def fill(cache: Shaped[Tensor, "f32[t=T]"], new: Shaped[Tensor, "f32[t=1]"], k: Shaped[Tensor, "i32[]"]) -> Tensor:
         smelt.assume("T >= 1")
         return fori_loop(k, lambda i, c: c.update(new, t=i), cache)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import smelt
+from smelt import TensorError
 from smelt.dtype import dtype as dtype_of
 from smelt.engine.native import compile_all
-from smelt.errors import SmeltError
+from smelt.errors import RunError, SmeltError
 from smelt.shape import Shape
 from smelt.tensor import engine, trace
 from smelt.tensor.axes import parse_shape
@@ -101,6 +102,15 @@ def test_traced_for_all_sizes(case: Case, seed: int):
     for _ in range(3):
         agree(case, traced(*arrays, engine="reference"), expected(case, arrays))
         arrays, _ = drawn(case, rng, case.types[0])
+
+
+@pytest.mark.parametrize("start", [-2, 4, 2**31 - 1])
+def test_an_update_outside_of_the_operand_is_refused(start: int):
+    cache, part = smelt.zeros("f32[a=5, b=2]"), smelt.ones("f32[a=2, b=2]")
+    with pytest.raises(TensorError, match=f"2 elements from {start} on do not always fit"):
+        cache.update(part, a=start)
+    with engine("reference"), pytest.raises(RunError, match=f"starts at {start}, and at most at 3"):
+        cache.update(part, a=smelt.tensor(np.int32(start))).numpy()
 
 
 def test_every_case_on_the_native_engine(seed: int):
