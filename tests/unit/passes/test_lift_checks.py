@@ -9,7 +9,7 @@ import pytest
 
 import smelt
 from smelt import Tensor
-from smelt.buffer import HostBuffer
+from smelt.buffer import Buffer, HostBuffer
 from smelt.device import pjrt
 from smelt.dtype import Array
 from smelt.errors import RunError, UnsupportedError
@@ -148,7 +148,7 @@ def test_an_update_in_a_loop_is_checked_on_xla(function: Callable[..., Tensor]) 
     executable = smelt.compile(function, CACHE, NEW, SCALAR, SCALAR, engine="pjrt", donate="cache", facts=["T >= 1"])
     new = np.ones((1, 2), np.float32)
 
-    def call(size: int, position: int, steps: int) -> tuple[Array, HostBuffer]:
+    def call(size: int, position: int, steps: int) -> tuple[Array, Buffer]:
         cache = executable.platform.put(HostBuffer.of(np.zeros((size, 2), np.float32)))
         return executable(cache, new, np.int32(position), np.int32(steps)).numpy(), cache
 
