@@ -1,33 +1,124 @@
-"""The examples of docs/tensors.md run as they stand and print what the page says; the miniature compiler computes.
+"""The pages of docs/: their Python runs and prints what they say, and their commands exist with these options.
 
-A block of Python and the block of text behind it belong together; names carry over from block to block.
+A block of Python is followed by a block of text with what it prints, or prints nothing; `…` stands for anything within
+a line. The blocks of a page share names and an empty folder. The miniature compiler of docs/from_scratch.py computes.
 """
 
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
+import click
 import numpy as np
 import pytest
+import typer
 
 from smelt.cli.check_report import VERSION
+from smelt.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tensors.md").read_text()
+PAGES = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in sorted((ROOT / "docs").rglob("*.md"))}
+TOP = {name: (ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")}
+PYTHON = r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?"
+COMMAND = typer.main.get_command(app)
 
 
-def test_the_examples_print_what_the_page_says(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    blocks = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.S)
-    assert len(blocks) == PAGE.count("```python") == 8
-    names: dict[str, object] = {"__name__": "tensors"}
-    for number, (code, printed) in enumerate(blocks):
+@pytest.mark.parametrize("page", [name for name, text in PAGES.items() if "```python" in text])
+def test_the_python_of_a_page_prints_what_the_page_says(
+    page: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    module = ModuleType("page_of_docs")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for number, (code, printed) in enumerate(re.findall(PYTHON, PAGES[page], re.S)):
         path = tmp_path / f"block{number}.py"  # a file, so that errors find their lines
         path.write_text(code)
-        exec(compile(code, str(path), "exec"), names)
-        assert capsys.readouterr().out == printed, code
+        module.__file__ = str(path)
+        exec(compile(code, str(path), "exec", dont_inherit=True), vars(module))
+        expected = ".*".join(re.escape(part) for part in printed.split("…"))
+        assert re.fullmatch(expected, capsys.readouterr().out), code
+
+
+def test_every_page_begins_with_what_a_reader_can_do():
+    odd = [name for name, text in PAGES.items() if not re.match(r"# [^\n]+\n\nAfter reading this page", text)]
+    assert not odd
+
+
+# ---- commands ----
+
+
+def shell_lines(text: str) -> list[str]:
+    """The lines of a page's code blocks, indented or fenced, that are not Python or output."""
+    fenced = re.findall(r"^```(?:sh|console)\n(.*?)^```", text, re.S | re.M)
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    indented = re.findall(r"(?<=\n)    (.*)", outside)
+    return [line.strip().removeprefix("$ ") for line in [*"\n".join(fenced).splitlines(), *indented]]
+
+
+def parse_command(line: str) -> None:
+    """Parse a `smelt` line with the command line's own parser, without running it; a wrong one raises."""
+    _, *words = shlex.split(line, comments=True)
+    context, command = click.Context(COMMAND, info_name="smelt"), COMMAND
+    while isinstance(command, click.Group):
+        options = [word for word in words if not word.startswith("-")]
+        if not options:
+            break
+        name = options[0]
+        words.remove(name)
+        found = command.get_command(context, name)
+        if found is None:
+            raise click.UsageError(f"no such command: {name}")
+        command = found
+    if words or not isinstance(command, click.Group):
+        command.make_context(command.name, words, parent=context)
+
+
+def test_a_wrong_command_is_noticed():
+    parse_command("smelt compile model.onnx -o model.smelt --target avx2,plain  # a comment")
+    for line in ("smelt melt x.onnx", "smelt run x.onnx --sizes batch=1", "smelt compile x.onnx", "smelt cache list"):
+        with pytest.raises(click.UsageError):
+            parse_command(line)
+
+
+@pytest.mark.parametrize("page", [*TOP, *PAGES])
+def test_the_commands_of_a_page_exist_with_their_options(page: str):
+    text = (TOP | PAGES)[page]
+    lines = shell_lines(text)
+    for line in lines:
+        if line.startswith("smelt "):
+            try:
+                parse_command(line)
+            except click.UsageError as error:
+                pytest.fail(f"{page}: {line}: {error.format_message()}")
+    inline = re.findall(r"`smelt ([a-z]+)([^`]*)`", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M))
+    for name, rest in inline:
+        command = COMMAND.commands.get(name)  # type: ignore[attr-defined]
+        assert command is not None, f"{page}: smelt {name}"
+        known = {option for each in command.params for option in each.opts}
+        assert set(re.findall(r"(?<=\s)--[a-z-]+", rest)) <= known | {"--help"}, f"{page}: smelt {name}{rest}"
+
+
+@pytest.mark.parametrize("page", [*TOP, *PAGES])
+def test_the_scripts_and_targets_of_a_page_exist(page: str):
+    text = (TOP | PAGES)[page]
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for line in [*shell_lines(text), *re.findall(r"`([^`\n]+)`", text)]:
+        if found := re.match(r"make (?:[A-Z]+=\S+ )*([a-z][a-z-]*)", line):
+            assert found[1] in targets, f"{page}: {line}"
+        if found := re.match(r"(?:\S*/)?python (?:-m (bench[\w.]*)|((?:bench|docs|tests|examples)/\S+\.py))(.*)", line):
+            path = ROOT / (found[2] or f"{found[1].replace('.', '/')}.py")
+            path = path if path.exists() else path.with_suffix("") / "__main__.py"
+            source = path.read_text()
+            for option in re.findall(r"(?<=\s)(--[a-z][a-z-]*)", found[3].partition("#")[0]):
+                assert f'"{option}"' in source, f"{page}: {line}: {option}"
+
+
+# ---- the page about tensors ----
 
 
 def test_the_message_of_the_page_is_the_message_of_the_command(tmp_path: Path):
