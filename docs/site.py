@@ -11,6 +11,7 @@ import argparse
 import html
 import inspect
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,29 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md")
 
+# The navigation: sections and their pages in reading order. Pages that no section names come last.
+SECTIONS = {
+    "Start": ("README", "docs/faq"),
+    "Tutorials": tuple(f"docs/tutorials/{name}" for name in ("onnx", "own_model", "kv_cache", "deployment")),
+    "Guides": tuple(f"docs/guides/{name}" for name in ("memory", "integration", "troubleshooting")),
+    "Reference": tuple(
+        f"docs/{name}"
+        for name in (
+            *("tensors", "models", "llm", "engines", "bundles", "precision", "tuning", "performance"),
+            *("onnx_operators", "environment", "api"),
+        )
+    ),
+    "Inside": tuple(f"docs/{name}" for name in ("architecture", "layout", "kernel", "glossary")),
+    "Project": ("CONTRIBUTING", "SECURITY", "CHANGELOG", "examples/README"),
+}
+
 ENVIRONMENT = {
     "SMELT_TARGET": "Compile for another processor than this one: avx512, avx512vnni, avx512bf16, avx2, neon, plain.",
     "SMELT_THREADS": "Threads of the native engine. Default: one for each processor that the process may use.",
     "SMELT_CC": "The C compiler and its first arguments. Default: the ziglang package, else clang, gcc, cc.",
-    "SMELT_CACHE_DIR": "Where compiled programs and tuning results are kept. Default: a folder of the user's cache.",
+    "SMELT_CACHE_DIR": "Where compiled programs and tuning results are kept. Default: a folder of the user's cache. It "
+    "must belong to the user (or root) and be writable by nobody else; otherwise, and where it takes nothing, a "
+    "private temporary folder serves until the process ends, with one warning.",
     "SMELT_CACHE_LIMIT": "The most that the cache may hold: 2GiB by default.",
     "SMELT_TUNING": "The tuning database: a file, or `off`.",
     "SMELT_BUNDLE_KEYS": "Public keys, separated by commas: bundles that none of them signed are refused.",
@@ -40,7 +59,8 @@ STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }
 body { font: 16px/1.55 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
 nav { border-bottom: 1px solid var(--line); padding-bottom: .5rem; margin-bottom: 1rem; }
-nav a { margin-right: .8rem; white-space: nowrap; }
+nav a { margin-right: .8rem; white-space: nowrap; } nav b { display: inline-block; min-width: 6rem; }
+img { max-width: 100%; }
 pre { background: var(--soft); padding: .7rem; overflow-x: auto; } code { font-size: .92em; }
 table { border-collapse: collapse; display: block; overflow-x: auto; }
 th, td { border: 1px solid var(--line); padding: .25rem .6rem; text-align: left; vertical-align: top; }
@@ -69,9 +89,11 @@ def _page_link(target: str) -> str:
     return target if "://" in target else re.sub(r"\.md(?=#|$)", ".html", target)
 
 
-def page(title: str, body: str, depth: int, names: list[str]) -> str:
-    up = "../" * depth
-    links = "".join(f'<a href="{up}{name}.html">{Path(name).name}</a>' for name in names)
+def page(title: str, body: str, depth: int, sections: dict[str, list[str]]) -> str:
+    links = "".join(
+        f"<div><b>{section}</b> {''.join(_entry(name, depth) for name in names)}</div>"
+        for section, names in sections.items()
+    )
     head = (
         f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title>'
     )
@@ -79,6 +101,19 @@ def page(title: str, body: str, depth: int, names: list[str]) -> str:
         f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head>'
         f"<body><nav>{links}</nav><main>{body}</main></body></html>"
     )
+
+
+def _entry(name: str, depth: int) -> str:
+    shown = "examples" if name == "examples/README" else Path(name).name.replace("_", " ")
+    return f'<a href="{"../" * depth}{name}.html">{shown}</a>'
+
+
+def navigation(pages: dict[str, str]) -> dict[str, list[str]]:
+    """The sections with the pages that there are; a page that no section names is in the last one."""
+    known = {name for names in SECTIONS.values() for name in names}
+    rest = sorted(pages.keys() - known)
+    found = {section: [name for name in names if name in pages] for section, names in SECTIONS.items()}
+    return found | ({"More": rest} if rest else {})
 
 
 # ---- the API reference ----
@@ -211,12 +246,16 @@ def build(out: Path) -> int:
     wrong = broken_links(pages)
     if wrong:
         sys.exit("broken links:\n  " + "\n  ".join(wrong))
-    names = [name for name in pages if "/" not in name or name.startswith("docs/")]
+    sections = navigation(pages)
     for name, text in pages.items():
         path = out / f"{name}.html"
         path.parent.mkdir(parents=True, exist_ok=True)
         title = next(iter(re.findall(r"^# (.*)$", text, re.M)), name)
-        path.write_text(page(title, to_html(text), name.count("/"), names), "utf-8")
+        path.write_text(page(title, to_html(text), name.count("/"), sections), "utf-8")
+    for picture in (DOCS / "pictures").iterdir():
+        copied = out / "docs" / "pictures" / picture.name
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(picture, copied)
     (out / "index.html").write_text('<meta http-equiv="refresh" content="0; url=README.html">', "utf-8")
     return len(pages)
 

@@ -31,11 +31,13 @@ class Links(HTMLParser):
         super().__init__()
         self.targets: list[str] = []
         self.anchors: set[str] = set()
+        self.pictures: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         named = dict(attrs)
         self.anchors |= {str(named["id"])} if "id" in named else set()
         self.targets += [str(named["href"])] if tag == "a" and named.get("href") else []
+        self.pictures += [str(named["src"])] if tag == "img" else []
 
 
 def test_every_link_of_the_site_leads_to_a_page_or_a_file(site: ModuleType, tmp_path: Path) -> None:
@@ -44,7 +46,9 @@ def test_every_link_of_the_site_leads_to_a_page_or_a_file(site: ModuleType, tmp_
     for path in tmp_path.rglob("*.html"):
         pages[path.resolve()] = found = Links()
         found.feed(path.read_text("utf-8"))
+    assert any(found.pictures for found in pages.values())
     for path, found in pages.items():
+        assert all((path.parent / name).exists() for name in found.pictures), path
         for target in found.targets:
             if re.match(r"[a-z]+:", target):
                 continue
@@ -54,6 +58,14 @@ def test_every_link_of_the_site_leads_to_a_page_or_a_file(site: ModuleType, tmp_
                 assert not anchor or anchor in pages[place].anchors, f"{path.name}: {target}"
             else:
                 assert (ROOT / place.relative_to(tmp_path.resolve())).exists(), f"{path.name}: {target}"
+
+
+def test_the_navigation_names_every_page_in_order(site: ModuleType) -> None:
+    pages = site.sources()
+    sections = site.navigation(pages)
+    assert sorted(name for names in sections.values() for name in names) == sorted(pages)
+    assert "More" not in sections, "a page that no section of docs/site.py names"
+    assert site.navigation({**pages, "docs/new": ""})["More"] == ["docs/new"]
 
 
 def test_a_broken_link_is_found(site: ModuleType) -> None:
