@@ -79,6 +79,7 @@ _PUBLIC = {
 }
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from smelt import llm as llm
@@ -139,19 +140,51 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "deserialize", "load", *_PUBLIC]
 
 
-def load(path: str | Path, **options: Any) -> LoadedModel:
-    """Something that can be called from a path: `smelt.load("model.onnx")(pixels=x)["probabilities"]`.
+def load(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    engine: str = "auto",
+    static: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    precision: str = "f32",
+    memory_limit: int | str | None = None,
+    tune: float | None = None,
+    verify: bool | None = None,
+    keys: Sequence[str] | None = None,
+    context: int | None = None,
+) -> LoadedModel:
+    """A model that can be called, from a path: `smelt.load("model.onnx")(pixels=x)["probabilities"]`.
 
-    A model file is read, compiled and bound: `smelt.model.load` says which options there are. A bundle (`.smelt`) is
-    mapped and checked and runs at once, without the modules that compile: `smelt.run.load` has its options. What an
-    executable of the pjrt engine saved comes back as one, for `prepare`. A language model (a Hugging Face folder, a
-    `.gguf` file) is what `smelt.llm.load` gives, which has the type for it.
+    A model file is read, compiled and bound (`smelt.model.load`). A bundle (`.smelt`) is mapped, checked and runs
+    without the modules that compile; `verify` and `keys` are for the check (`smelt.run.load`). A file that an
+    executable of the pjrt engine saved gives that executable, for `prepare`. A language model (a Hugging Face folder,
+    a `.gguf` file) takes `context`; `smelt.llm.load` has the type for it. An option that does not apply is refused.
     """
+    given = {name: value for name, value in locals().items() if name != "path"}
+    options = {name: value for name, value in given.items() if value != _OPTIONS[name]}
     if str(path).lower().endswith(".smelt"):
-        return _load_saved(path, options)  # type: ignore[no-any-return]
+        return _load_saved(path, _only(path, "a bundle", options, "context"))  # type: ignore[no-any-return]
     if str(path).lower().endswith(".gguf") or os.path.isdir(path):
+        _only(path, "a language model", options, "static", "sizes", "tune", "verify", "keys")
         return import_module("smelt.llm").load(path, **options)  # type: ignore[no-any-return]
+    _only(path, "a model file", options, "verify", "keys", "context")
     return import_module("smelt.model").load(path, **options)  # type: ignore[no-any-return]
+
+
+_OPTIONS: dict[str, Any] = load.__kwdefaults__ or {}  # with their defaults
+
+
+def _only(path: str | Path, kind: str, options: dict[str, Any], *lacking: str) -> dict[str, Any]:
+    """The options of a call, none of which is one that this kind of file lacks."""
+    if refused := [name for name in lacking if name in options]:
+        raise import_module("smelt.errors").UnsupportedError(
+            f"{path}: {kind} has no option {refused[0]}",
+            expected=", ".join(name for name in _OPTIONS if name not in lacking),
+            got=", ".join(refused),
+            remedy=f"leave out {' and '.join(refused)}",
+        )
+    return options
 
 
 def _load_saved(path: str | Path, options: dict[str, Any]) -> Any:
@@ -175,7 +208,7 @@ def deserialize(data: bytes | bytearray | memoryview, **options: Any) -> Compile
 
 
 def _recompile(*program: Any) -> Any:
-    """The way to the compiler for a bundle that has no code for this machine."""
+    """Compile a bundle's program where the bundle has no code for this machine."""
     return import_module("smelt.engine.store").recompile(*program)
 
 

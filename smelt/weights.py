@@ -132,6 +132,9 @@ class Weights(Mapping[str, HostBuffer]):
     def __contains__(self, name: object) -> bool:
         return name in self._stored
 
+    def __repr__(self) -> str:
+        return f"<Weights of {self.source or 'memory'}: {len(self)} tensors, {bytes_text(self.nbytes)}>"
+
     def shape(self, name: str) -> Shape:
         """The shape of a tensor; its data stays where it is."""
         return self._find(name).shape

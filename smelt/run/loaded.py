@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -175,9 +175,16 @@ class LoadedModel:
         return stored.replace(name=self.name, metadata=self.metadata, provenance=self.provenance | source)
 
     def close(self) -> None:
+        """Release programs and weights now instead of when the model is collected; `with` calls it at the end."""
         for each in (self._executable, *self._fed.values()):
             each.close()
         self._fed.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         ports = ", ".join(f"{port.name}: {port.shape}" for port in self.signature.inputs)

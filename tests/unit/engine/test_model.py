@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib.resources import files
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 
 import smelt
+import smelt.llm
+import smelt.run.load
+from smelt.buffer import bytes_text
 from smelt.engine_api import Port
 from smelt.errors import FileError, RunError, ShapeError, UnsupportedError
 from smelt.model import LoadedModel, read
@@ -54,9 +58,35 @@ def test_wrong_inputs_say_what_was_expected(pixels: np.ndarray) -> None:
         model(pixels=pixels.astype(np.float64))
     with pytest.raises(ShapeError):
         model(pixels=pixels[:, :63])
-    model.close()
+    with model as same:
+        assert same is model
     with pytest.raises(RunError, match="closed"):
         model(pixels=pixels)
+
+
+def test_load_refuses_options_that_do_not_exist_or_do_not_apply(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="memory_limits"):
+        smelt.load(DIGITS, memory_limits="1GB")  # type: ignore[call-arg]
+    with pytest.raises(UnsupportedError, match="a model file has no option verify"):
+        smelt.load(DIGITS, verify=True, engine="reference")
+    with pytest.raises(UnsupportedError, match="a language model has no option tune"):
+        smelt.load(tmp_path, tune=1.0)
+    (tmp_path / "model.smelt").write_bytes(b"")
+    with pytest.raises(UnsupportedError, match="a bundle has no option context"):
+        smelt.load(tmp_path / "model.smelt", context=128)
+
+
+def test_load_has_the_options_and_defaults_of_the_loaders() -> None:
+    public = inspect.signature(smelt.load).parameters
+    for loader in (smelt.model.load, smelt.run.load.load, smelt.llm.load):
+        for name, parameter in inspect.signature(loader).parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                assert public[name].default == parameter.default, f"{loader.__module__}: {name}"
+
+
+def test_weights_show_how_much_they_hold() -> None:
+    _, weights = read(DIGITS)
+    assert repr(weights) == f"<Weights of {weights.source}: {len(weights)} tensors, {bytes_text(weights.nbytes)}>"
 
 
 def test_inputs_that_do_not_fit_are_named(pixels: np.ndarray) -> None:
