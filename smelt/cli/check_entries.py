@@ -29,10 +29,10 @@ from smelt.tensor.axes import Dim
 from smelt.tensor.core import Tensor
 from smelt.tensor.facts import explore
 from smelt.tensor.fields import declaring, has_shapes, is_model
+from smelt.tensor.jit.trace import check_open
 from smelt.tensor.model import Model, make
 from smelt.tensor.shaped import annotations_of, declared_spec, signature_specs, spec_of
 from smelt.tensor.source import NumberError, TensorError
-from smelt.tensor.tracing import check_open
 
 MAX_VARIANTS = 64  # combinations of flags and of optional arguments that one entry point is checked with
 SEVERAL = 2  # stands for a number of layers, steps or tensors, where Python needs one

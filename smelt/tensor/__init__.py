@@ -14,6 +14,7 @@ from smelt.tensor.core import Tensor
 from smelt.tensor.data import from_dlpack, symbolic, tensor
 from smelt.tensor.facts import assume
 from smelt.tensor.jit.realise import engine, realize
+from smelt.tensor.jit.trace import check, checked, trace
 from smelt.tensor.model import Model
 from smelt.tensor.ops import elementwise, random
 from smelt.tensor.ops import move as moving
@@ -22,7 +23,6 @@ from smelt.tensor.ops.move import arange, full, iota, ones, zeros
 from smelt.tensor.recovery import guarded
 from smelt.tensor.shaped import Shaped
 from smelt.tensor.source import TensorError
-from smelt.tensor.tracing import check, checked, trace
 
 # Ops that are no methods: a check goes on after a mistake in them, too.
 atan2 = guarded(elementwise.atan2)

@@ -15,7 +15,6 @@ from smelt.dtype import Array, DType
 from smelt.ir.core import Value
 from smelt.shape import Shape
 from smelt.tensor.axes import Axis, Dim, SizeLike, dim, find_axis
-from smelt.tensor.jit.realise import data_of, is_known, realize
 from smelt.tensor.ops import contract as contracting
 from smelt.tensor.ops import elementwise
 from smelt.tensor.ops import index as indexing
@@ -24,13 +23,12 @@ from smelt.tensor.ops import reduce as reducing
 from smelt.tensor.ops.contract import Padding
 from smelt.tensor.ops.elementwise import TensorLike
 from smelt.tensor.ops.reduce import Axes
-from smelt.tensor.record import Leaf, final_class, operand, tensor_of
+from smelt.tensor.record import HOOKS, Leaf, data_of, is_known, operand, tensor_of
 from smelt.tensor.recovery import guard_methods, is_lost
 from smelt.tensor.source import here, refuse
 
 
 @final
-@final_class
 class Tensor:
     """A value with a Shape. Made by `smelt.tensor`, by ops on other tensors, or by the tracer for an argument.
 
@@ -117,7 +115,7 @@ class Tensor:
 
     def numpy(self) -> Array:
         """The elements as a NumPy array, which may not be written to: views share its memory."""
-        realize(self)
+        HOOKS.realise(self)
         array = data_of(self.value)
         assert array is not None
         return array
@@ -761,6 +759,7 @@ class Tensor:
         return indexing.update(self, part, _joined(starts, named_starts))
 
 
+HOOKS.tensor = Tensor
 _VALUES = {"dtype", "rank", "axes", "size", "sizes", "numpy", "item", "tolist"}  # what is no op
 _OPERATORS = {
     f"__{name}__"

@@ -113,23 +113,20 @@ _HOME: ContextVar[object] = ContextVar("smelt.home", default=None)
 
 # ---- tensors ----
 
-_FINAL: list[type[Tensor]] = []  # the class Tensor, which imports everything that makes tensors
+
+class _Hooks:
+    """What recording needs from modules that import it. Each of them sets its own once, when it is imported."""
+
+    tensor: type[Tensor]  # by `smelt.tensor.core`
+    realise: Callable[[Tensor], object]  # by `smelt.tensor.jit.realise`; afterwards `data_of` finds the array
 
 
-def final_class(tensor: type[Tensor]) -> type[Tensor]:
-    """Names the class of tensors: `smelt.tensor.core` does so once."""
-    _FINAL.append(tensor)
-    return tensor
-
-
-def tensor_class() -> type[Tensor]:
-    """The class Tensor, for modules that it imports."""
-    return _FINAL[0]
+HOOKS = _Hooks()
 
 
 def is_tensor(value: object) -> TypeGuard[Tensor]:
     """Whether a value is a Tensor, for modules that the class imports."""
-    return isinstance(value, _FINAL[0])
+    return isinstance(value, HOOKS.tensor)
 
 
 def tensor_of(value: Value, names: tuple[str, ...] | None) -> Tensor:
@@ -139,12 +136,26 @@ def tensor_of(value: Value, names: tuple[str, ...] | None) -> Tensor:
     if shape.sizes and names is not None:
         assert len(names) == len(shape.sizes), f"{names} for {shape}"
         shape = Shape.of(shape.dtype, shape.sizes, names)
-    return _FINAL[0](value, shape)
+    return HOOKS.tensor(value, shape)
 
 
 def place_of(value: Value) -> Place | None:
     """Where a value was made."""
     return value.place if isinstance(value, Leaf) else value.op.place if isinstance(value.op, Recorded) else None
+
+
+def data_of(value: Value) -> Array | None:
+    """The array of a value that is computed already, or that is data."""
+    if isinstance(value, Leaf):
+        return value.data
+    kept = value.op.data[value.index] if isinstance(value.op, Recorded) else None
+    return None if kept is None else kept()
+
+
+def is_known(value: Value) -> bool:
+    """Whether a value could be computed: every leaf it depends on has data."""
+    known = data_of(value) is not None
+    return known or all(leaf.data is not None for leaf in collect([value], None, lambda v: data_of(v) is not None)[1])
 
 
 def operand(label: str, tensor: Tensor) -> Operand:

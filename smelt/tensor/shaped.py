@@ -20,7 +20,7 @@ from smelt.errors import ShapeError
 from smelt.shape import Shape
 from smelt.tensor.axes import parse_shape, permutation_of
 from smelt.tensor.proving import at_most, equal, in_force
-from smelt.tensor.record import operand, slope_of, tensor_class
+from smelt.tensor.record import HOOKS, operand, slope_of
 from smelt.tensor.recovery import is_lost
 from smelt.tensor.source import Operand, Place, declared, quoted, refuse
 
@@ -94,7 +94,7 @@ def _one_by_one(owner: Any) -> dict[str, Any]:
     Names that a module imports for type checkers alone are known here all the same, as far as they are ours.
     """
     found: dict[str, Any] = {}
-    ours = {"Shaped": Shaped, "Tensor": tensor_class(), "smelt": sys.modules.get("smelt")}
+    ours = {"Shaped": Shaped, "Tensor": HOOKS.tensor, "smelt": sys.modules.get("smelt")}
     for part in reversed(owner.__mro__) if isinstance(owner, type) else (owner,):
         module = sys.modules.get(getattr(part, "__module__", ""), None)
         names = {**ours, **vars(module)} if module else ours

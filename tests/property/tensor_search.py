@@ -20,8 +20,8 @@ from smelt.errors import SmeltError
 from smelt.shape import Shape
 from smelt.tensor import check, fori_loop
 from smelt.tensor.axes import shape_of
+from smelt.tensor.jit.trace import Outcome, Traced
 from smelt.tensor.ops import random
-from smelt.tensor.tracing import Outcome, Traced
 
 ARGUMENTS = (
     ("f32[N, M]", "f32[M]"),

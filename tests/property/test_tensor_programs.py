@@ -15,7 +15,7 @@ from smelt.dim import Size, evaluate, product, symbol
 from smelt.dtype import f32
 from smelt.shape import Shape
 from smelt.tensor import check
-from smelt.tensor.tracing import Outcome
+from smelt.tensor.jit.trace import Outcome
 from tests.property import tensor_ops
 from tests.property.tensor_programs import OPS, Draw, Program, mutated, numbers_for, runs
 

@@ -45,8 +45,9 @@ BELOW: dict[str, tuple[str, ...]] = {
     "bundle": ("device",),
     "run": ("bundle",),  # so that what runs a compiled model needs nothing that compiles
     "engine": ("passes", "kernel", "run"),
-    "tensor": ("ir", "engine"),
-    "read": ("ir", "passes"),
+    "record": ("ir",),  # tensor but jit: readers may record programs with it
+    "tensor": ("record", "engine"),  # its jit, and the public names that its __init__ gathers
+    "read": ("passes", "record"),
     "model": ("engine", "tensor", "read"),
     "compat": ("model",),
     "llm": ("model",),
@@ -76,7 +77,9 @@ def room_of(module: str) -> str | None:
         return "base"
     if parts[1] == "__main__":
         return "cli"
-    return parts[1] if parts[1] in BELOW.keys() - {"base", "smelt"} else None
+    if parts[1] == "tensor" and len(parts) > 2 and parts[2] != "jit":
+        return "record"
+    return parts[1] if parts[1] in BELOW.keys() - {"base", "record", "smelt"} else None
 
 
 def imports(tree: ast.Module, package: str) -> Iterator[tuple[int, str, bool, bool]]:
@@ -92,8 +95,8 @@ def imports(tree: ast.Module, package: str) -> Iterator[tuple[int, str, bool, bo
                 source = ".".join([*above, *([module] if module else [])])
                 for alias in names:
                     # `from smelt import dtype` names a module, `from smelt import load` a public name.
-                    inside = source == "smelt" and room_of(f"smelt.{alias.name}") is not None
-                    yield node.lineno, f"smelt.{alias.name}" if inside else source, local, typing
+                    full = f"{source}.{alias.name}"
+                    yield node.lineno, full if is_module(full) else source, local, typing
             case ast.Call(
                 func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
                 args=[ast.Constant(value=str(name)), *_],
@@ -104,6 +107,11 @@ def imports(tree: ast.Module, package: str) -> Iterator[tuple[int, str, bool, bo
             yield from visit(child, inner, typing or is_type_checking(node))
 
     return visit(tree, False, False)
+
+
+def is_module(name: str) -> bool:
+    path = ROOT.parent.joinpath(*name.split("."))
+    return name.startswith("smelt.") and (path.is_dir() or path.with_suffix(".py").is_file())
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -165,6 +173,9 @@ UPWARD = [
     ("smelt.run.load", "from smelt.engine.store import recompile", "run may not import engine"),
     ("smelt.run.load", "from smelt.ir.text import parse", "run may not import ir"),
     ("smelt.read.onnx", "from smelt.engine.native import compile", "read may not import engine"),
+    ("smelt.tensor.core", "from smelt.tensor.jit.realise import realize", "record may not import tensor"),
+    ("smelt.tensor.ops.move", "from smelt.engine.native import NativeEngine", "record may not import engine"),
+    ("smelt.read.onnx", "from smelt.tensor.jit.compile import compile", "read may not import tensor"),
     ("smelt.llm.decode", "from smelt.dist import ring", "llm may not import dist"),
     ("smelt.engine.native", "from smelt import load", "engine may not import smelt (smelt)"),
     ("smelt.engine.native", "import smelt", "engine may not import smelt (smelt)"),
@@ -217,4 +228,5 @@ def test_downward_imports_pass():
         "from smelt import dtype\nfrom smelt.ir import core\nfrom smelt.kernel.plan import memory\nfrom . import cache"
     )
     assert violations(source, "smelt.engine.native") == []
+    assert violations("from smelt.tensor.record import emit", "smelt.read.onnx") == []
     assert violations("import smelt\nfrom smelt.ir.text import parse", "smelt.cli.main") == []

@@ -41,10 +41,10 @@ from smelt.tensor.jit.callbacks import calls_python, compile_around
 from smelt.tensor.jit.executable import Executable
 from smelt.tensor.jit.outline import Outline
 from smelt.tensor.jit.parameters import Function, Parameter, Slot, Way
+from smelt.tensor.jit.trace import Path, Traced, trace
 from smelt.tensor.model import Model
 from smelt.tensor.ops.control import CALLBACKS
 from smelt.tensor.record import Leaf, is_tensor
-from smelt.tensor.tracing import Path, Traced, trace
 from smelt.weights import Tell, Weights
 
 P = ParamSpec("P")

@@ -29,7 +29,7 @@ from smelt.ir.core import Func, Op, Program, Region, Value, walk
 from smelt.ir.interpret import World, run_grid
 from smelt.tensor.composite import callees
 from smelt.tensor.ops.control import CALLBACKS
-from smelt.tensor.record import Leaf, Recorded, collect, function, place_of
+from smelt.tensor.record import HOOKS, Leaf, Recorded, data_of, function, place_of
 from smelt.tensor.source import Operand, refuse
 
 if TYPE_CHECKING:
@@ -172,20 +172,6 @@ def engine(name: str) -> Iterator[None]:
         _ENGINE.reset(token)
 
 
-def data_of(value: Value) -> Array | None:
-    """The array behind a value, where it is there already."""
-    if isinstance(value, Leaf):
-        return value.data
-    kept = value.op.data[value.index] if isinstance(value.op, Recorded) else None
-    return None if kept is None else kept()
-
-
-def is_known(value: Value) -> bool:
-    """Whether a value could be computed: every leaf it starts from has data."""
-    known = data_of(value) is not None
-    return known or all(leaf.data is not None for leaf in collect([value], None, lambda v: data_of(v) is not None)[1])
-
-
 def realize(*tensors: Tensor, engine: str | None = None) -> tuple[Tensor, ...]:
     """Compute tensors, all in one program; asking for their values afterwards costs nothing.
 
@@ -206,6 +192,9 @@ def realize(*tensors: Tensor, engine: str | None = None) -> tuple[Tensor, ...]:
     for each in tensors:
         _settle(each)
     return tensors
+
+
+HOOKS.realise = realize
 
 
 def _settle(tensor: Tensor) -> None:

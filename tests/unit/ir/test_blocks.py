@@ -13,7 +13,7 @@ from smelt.engine import platform
 from smelt.ir.blocks import BLOCKS, TABLE, Block, decode, decomposition
 from smelt.ir.core import Func, Program
 from smelt.tensor.composite import unblock
-from smelt.tensor.tracing import trace
+from smelt.tensor.jit.trace import trace
 
 ROWS = [pytest.param(row, id=row.name) for row in TABLE]
 
