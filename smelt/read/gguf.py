@@ -93,14 +93,14 @@ def _gguf(file: MappedFile, metadata: dict[str, Any], tensors: list[_Tensor], st
         load = partial(file.array, offset, element, sizes, f"tensor {tensor.name!r}")
         packed[tensor.name] = dense[tensor.name] = Stored(Shape.of(element, sizes), load, (file, offset))
         if isinstance(tensor.format, Block):
-            dense[tensor.name] = Stored(Shape.of(f32, tensor.sizes), partial(_decoded, tensor.format, load))
+            dense[tensor.name] = Stored(Shape.of(f32, tensor.sizes), partial(_decode_later, tensor.format, load))
     formats = {tensor.name: tensor.format for tensor in tensors}
     text = {key: value for key, value in metadata.items() if isinstance(value, str)}
     source = str(file.path)
     return Gguf(file.path, metadata, Weights(packed, text, source), Weights(dense, text, source), formats)
 
 
-def _decoded(row: Block, load: Any) -> Array:
+def _decode_later(row: Block, load: Any) -> Array:
     return decode(row, load())
 
 
@@ -142,7 +142,7 @@ class _Cursor:
         return int(value)
 
     def check_room(self, count: int, least: int, what: str) -> None:
-        """So many entries of at least so many bytes each must be left."""
+        """Require room for `count` entries of at least `size` bytes each."""
         if count > (self.file.size - self.at) // least:
             raise self.fail(f"more {what} than fit into the file", got=count)
 
@@ -227,7 +227,7 @@ def _tensor(cursor: _Cursor) -> _Tensor:
 
 
 def _check_places(path: str | Path, tensors: list[_Tensor], start: int, size: int, alignment: int) -> None:
-    """Every tensor lies inside of the file, aligned, and shares no byte with another; names are all different."""
+    """Check that tensors are inside the file, aligned and disjoint, with distinct names."""
     if len({tensor.name for tensor in tensors}) != len(tensors):
         raise ParseError(f"{path}: two tensors have the same name")
     at = 0

@@ -99,7 +99,7 @@ class _Table:
         return int.from_bytes(self.data[at : at + size], "little", signed=signed)
 
     def _vector(self, at: int) -> tuple[int, int]:
-        """Where the elements of a vector begin, whose place is told at `at`, and how many there are."""
+        """Where the elements of the vector that `at` refers to begin, and how many there are."""
         start = at + self._number(at, 4)
         return start + 4, self._number(start, 4)
 

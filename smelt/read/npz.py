@@ -74,9 +74,9 @@ def _member(file: MappedFile, archive: zipfile.ZipFile, member: zipfile.ZipInfo,
         )
     shape = Shape.of(element, sizes)
     if member.compress_type != zipfile.ZIP_STORED:
-        return Stored(shape, partial(_inflated, file.path, member.filename, start, element, sizes, order, foreign))
+        return Stored(shape, partial(_inflate, file.path, member.filename, start, element, sizes, order, foreign))
     at = _place(file, member) + start
-    load = partial(_mapped, file, at, element, sizes, order, foreign, name)
+    load = partial(_map_array, file, at, element, sizes, order, foreign, name)
     return Stored(shape, load, (file, at) if order == "C" and foreign.isnative else None)
 
 
@@ -110,14 +110,14 @@ def _place(file: MappedFile, member: zipfile.ZipInfo) -> int:
     return member.header_offset + _LOCAL.size + int(fields[9]) + int(fields[10])
 
 
-def _mapped(
+def _map_array(
     file: MappedFile, at: int, element: DType, sizes: tuple[int, ...], order: str, found: np.dtype[Any], name: str
 ) -> Array:
     array = file.array(at, element, sizes if order == "C" else sizes[::-1], f"array {name!r}")
     return _native(array if order == "C" else array.T, found)
 
 
-def _inflated(
+def _inflate(
     path: Path, member: str, start: int, element: DType, sizes: tuple[int, ...], order: str, found: np.dtype[Any]
 ) -> Array:
     """The array of a compressed member; its length is known, and one byte more or less is an error."""

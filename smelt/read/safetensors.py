@@ -142,7 +142,7 @@ def _naturals(values: Any) -> bool:
 
 
 def _check_cover(path: str | Path, spans: list[tuple[int, int, str]], size: int) -> None:
-    """Tensors lie one after the other from the first byte to the last."""
+    """Check that tensors fill the data section without gaps or overlaps."""
     at = 0
     for begin, end, name in sorted(spans):
         if begin != at:

@@ -368,7 +368,7 @@ def softmax(g: Graph) -> Ref:
     return g.one(g.pick(["Softmax", "Softmax", "LogSoftmax"]), [x.name], x.dims, axis=axis)
 
 
-# ---- products ----
+# ---- matrix multiplication ----
 
 
 @step(3)

@@ -23,7 +23,7 @@ from smelt.weights import MappedFile
 def declared(path: str | Path, fed: Collection[str] = ()) -> Signature:
     """Inputs that are not initialisers or are `fed`, and outputs, with the types that the file states."""
     graph = _graph(path)
-    initialised = _initialised(graph) - set(fed)
+    initialised = _initialiser_names(graph) - set(fed)
     inputs = [_port(port, path, i) for i, port in enumerate(graph.input) if port.name not in initialised]
     return Signature(tuple(inputs), tuple(_port(port, path, 1000 + i) for i, port in enumerate(graph.output)))
 
@@ -46,7 +46,7 @@ class Described(NamedTuple):
 def describe(path: str | Path) -> Described:
     proto = parse_message(lift(MappedFile(path).bytes, str(path)).message, path)
     graph = proto.graph
-    initialised = _initialised(graph)
+    initialised = _initialiser_names(graph)
     ports = tuple(_port(port, path, i) for i, port in enumerate(graph.input) if port.name in initialised)
     texts = (graph.name, proto.producer_name, proto.domain, proto.doc_string, graph.doc_string)
     version = proto.model_version if proto.HasField("model_version") else UNVERSIONED
@@ -77,7 +77,7 @@ def _graph(path: str | Path) -> Any:
     return parse_message(lift(MappedFile(path).bytes, str(path)).message, path).graph
 
 
-def _initialised(graph: Any) -> set[str]:
+def _initialiser_names(graph: Any) -> set[str]:
     return {tensor.name for tensor in graph.initializer} | {each.values.name for each in graph.sparse_initializer}
 
 

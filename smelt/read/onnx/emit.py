@@ -140,7 +140,7 @@ class Emit:
             return x
         pairs = [(size, sizes[d]) for size, d in zip(x.shape.sizes, dims, strict=True)]
         if any(not isinstance(a, int) and a != b and (self.is_late(a) or self.is_late(b)) for a, b in pairs):
-            target = self.size_vector(sizes)  # whether a size from data is repeated, the run tells
+            target = self.size_vector(sizes)  # broadcasting of a data-dependent size is decided at run time
             return self._value(self.b.dynamic_broadcast_in_dim(x, target, broadcast_dimensions=tuple(dims)))
         shape = Shape.of(x.shape.dtype, sizes)
         return self._value(self.b.broadcast_in_dim(x, broadcast_dimensions=tuple(dims), result=shape))
@@ -153,10 +153,10 @@ class Emit:
         return self.broadcast_in_dim(x, sizes, range(rank - x.shape.rank, rank))
 
     def is_late(self, size: Size) -> bool:
-        """Whether data tells a size: no input has it."""
+        """Whether a size is data-dependent: no input has it."""
         return not symbols(size) <= self.given
 
-    def joined(self, *shapes: Sequence[Size]) -> tuple[Size, ...]:
+    def broadcast_sizes(self, *shapes: Sequence[Size]) -> tuple[Size, ...]:
         """The sizes that several shapes are broadcast to."""
         rank = max((len(sizes) for sizes in shapes), default=0)
         result: list[Size] = [1] * rank
@@ -167,7 +167,7 @@ class Emit:
 
     def join(self, a: Size, b: Size) -> Size:
         """The size that two are broadcast to: 1 gives way, and a number wins. Of two that inputs have the first, and
-        where that is not right at run time, another program; of two that data tells, what it is in every case."""
+        where that is not right at run time, another program; of two data-dependent ones, the exact result."""
         if b == 1 or a == b:
             return a
         if a == 1:
@@ -180,7 +180,7 @@ class Emit:
 
     def together(self, *values: Value) -> tuple[Value, ...]:
         """All broadcast to one shape."""
-        sizes = self.joined(*(value.shape.sizes for value in values))
+        sizes = self.broadcast_sizes(*(value.shape.sizes for value in values))
         return tuple(self.broadcast_to(value, sizes) for value in values)
 
     def along(self, vector: Value, rank: int, axis: int) -> Value:
@@ -362,7 +362,7 @@ class Emit:
         self.check(self.compare(a, b, "LE"), f"{what}: {{0}} is more than {{1}}", a, b)
 
     def check_range(self, indices: Value, size: Size, *, negative: bool = True) -> None:
-        """Indices lie in [-size, size) when the program runs, or in [0, size) where none may count from the end."""
+        """Check at run time that indices are in [-size, size), or in [0, size) where negative ones are not allowed."""
         element = indices.shape.element
         axes = range(indices.shape.rank)
         extent = self.convert(self.size(size), i64)
@@ -376,7 +376,7 @@ class Emit:
         self.check(self.binary("and", above, below), message, least, most, extent)
 
     def take_checked(self, x: Value, indices: Value, axis: int) -> Value:
-        """`take` of indices that only data tells: they are checked, and none may be negative."""
+        """`take` of run-time indices, checked to be in [0, size)."""
         self.check_range(indices, x.shape.sizes[axis], negative=False)
         return self.take(x, indices, axis)
 
@@ -430,7 +430,7 @@ class Emit:
             )
         )
 
-    # -- products --
+    # -- matrix multiplication --
 
     def dot(
         self,
@@ -457,9 +457,9 @@ class Emit:
             return self.reshape(rows, (*rows.shape.sizes[:-2], rows.shape.sizes[-1]) if b.shape.rank > 1 else ())
         if b.shape.rank == 1:
             return self.dot(a, b, ((a.shape.rank - 1,), (0,)), element=element)
-        if b.shape.rank == 2:  # one matrix for all batches: a plain product
+        if b.shape.rank == 2:  # one matrix for all batches: a plain GEMM
             return self.dot(a, b, ((a.shape.rank - 1,), (0,)), element=element)
-        batch = self.joined(a.shape.sizes[:-2], b.shape.sizes[:-2])
+        batch = self.broadcast_sizes(a.shape.sizes[:-2], b.shape.sizes[:-2])
         a = self.broadcast_to(a, (*batch, *a.shape.sizes[-2:]))
         b = self.broadcast_to(b, (*batch, *b.shape.sizes[-2:]))
         n = len(batch)

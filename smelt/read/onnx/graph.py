@@ -38,9 +38,9 @@ _MISTAKES = (
 
 
 class StaticError(UnsupportedError):
-    """A value that shapes the program is not known at import: `inputs` are the model's inputs it depends on.
+    """A compile-time value is not known at import: `inputs` are the model's inputs it depends on.
 
-    `sizes`: it depends on open sizes, and would be known if the shapes of the inputs were.
+    `sizes`: it depends on dynamic dimensions, and is known once the inputs' shapes are.
     """
 
     def __init__(self, message: str, inputs: tuple[str, ...], *, sizes: bool = False, **details: Any) -> None:
@@ -81,7 +81,7 @@ class Model:
     births: dict[str, tuple[Value, int]] = field(default_factory=dict)
     given: set[str] = field(default_factory=set)  # symbols that inputs have
     evaluated: dict[Value, Array] = field(default_factory=dict)
-    nodes: int = 0  # read so far: every call of a function and every turn of an unrolled loop counts
+    nodes: int = 0  # read so far: every function call and every iteration of an unrolled loop counts
     most_nodes: int = 20_000
     notes: dict[str, Attrs] = field(default_factory=dict)  # attributes of results, by name
     decompositions: dict[str, Func] = field(default_factory=dict)  # of the composites that operators emit
@@ -249,11 +249,11 @@ class Graph(Emit):
         return find(domain, node.op_type, version)
 
     def _needs_sizes(self, error: SmeltError, inputs: list[Item | None]) -> bool:
-        """Whether a node that cannot be read with open sizes may be read once they are fixed."""
+        """Whether a node that cannot be read with dynamic dimensions may be read once they are fixed."""
         shapes = [item.shape for item in inputs if isinstance(item, Tensor) and not item.shape.is_static]
         if isinstance(error, StaticError | OperatorError) or not shapes or self.model.shapes:
             return False
-        if isinstance(error, ShapeError | VerifyError):  # a mistake, unless the complaint is about an open size
+        if isinstance(error, ShapeError | VerifyError):  # a mistake, unless the error is about a dynamic dimension
             text = f"{error.expected} {error.got}"
             names = {name for shape in shapes for size in shape.sizes for name in symbols(size)}
             return any(re.search(rf"(?<!\w){re.escape(str(symbol(name)))}(?!\w)", text) for name in names)
@@ -491,20 +491,20 @@ class Graph(Emit):
             array[:] = found
             tensor.known = Tensor.symbolic(array.reshape(tensor.shape.numbers()), tensor.element).known
             return tensor.known
-        return self._evaluated(tensor.value)
+        return self._evaluate(tensor.value)
 
     def sizes(self, tensor: Tensor, what: str) -> Array:
         """The elements of an integer tensor, as an array of sizes."""
         found = self.elements(tensor)
         if found is None:
-            raise self._not_known(what)
+            raise self._refuse_unknown(what)
         return found if found.dtype == object else found.astype(object)
 
     def numbers(self, tensor: Tensor, what: str) -> Array:
         """The elements of a tensor, as numbers."""
         found = self.elements(tensor)
         if found is None:
-            raise self._not_known(what)
+            raise self._refuse_unknown(what)
         if found.dtype == object:
             raise StaticError(
                 f"input {what!r} shapes the program and depends on sizes that are not fixed",
@@ -516,7 +516,7 @@ class Graph(Emit):
             )
         return found
 
-    def _not_known(self, what: str) -> StaticError:
+    def _refuse_unknown(self, what: str) -> StaticError:
         names = tuple(sorted(self._missing.inputs))
         remedy = f"static={{{names[0]!r}: …}} if its value is always the same" if names else None
         return StaticError(
@@ -529,7 +529,7 @@ class Graph(Emit):
             sizes=self._missing.sizes,
         )
 
-    def _evaluated(self, value: Value) -> Array | None:
+    def _evaluate(self, value: Value) -> Array | None:
         model = self.model
         if value not in model.evaluated:
             weights = {each: model.stored[name] for name, each in model.weights.items()}

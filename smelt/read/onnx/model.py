@@ -217,7 +217,7 @@ def _input(port: Any, b: Builder, model: Model) -> Value:
 
 def _static(port: Any, given: Any, model: Model) -> Item:
     """A given value, which must be of the input's type."""
-    item = _given(given)
+    item = _as_given(given)
     if port.type.WhichOneof("value") != "tensor_type" or not isinstance(item, Tensor):
         return item
     tensor = port.type.tensor_type
@@ -278,7 +278,7 @@ def _dimension(proto: Any, b: Builder, what: str) -> Size:
 def dimension_name(said: str) -> str | None:
     """The symbol's name for a named dimension: any text (`s0 + 1`, `batch/2`), which means nothing but itself.
 
-    Text that no symbol can be called is escaped and cut, with a digest that tells it from others.
+    A name that cannot be a symbol is escaped and cut, with a digest that keeps it distinct.
     """
     name = said.strip()
     if not name or any_symbol(name) == UNKNOWN:
@@ -288,12 +288,12 @@ def dimension_name(said: str) -> str | None:
     return f"{ascii(name)[1 : _LONGEST - 16]}#{sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
 
-def _given(value: Any) -> Item:
+def _as_given(value: Any) -> Item:
     """A Python value given for an input: an array, a list of them, or None."""
     if value is None:
         return Optional()
     if isinstance(value, list | tuple):
-        return Sequence(tuple(_given(each) for each in value))
+        return Sequence(tuple(_as_given(each) for each in value))
     array = np.asarray(value)
     if array.dtype.kind in "OUST":
         words = array.astype(object)

@@ -1,4 +1,4 @@
-"""A file that can be read only once some inputs or sizes are given, read with values made up where nobody gave any.
+"""A file that can be read only once some inputs or sizes are known, read with sample values where none are given.
 
 `preflight(path)` finds by itself which inputs and sizes those are, as `smelt.load` does when a call brings them, and
 looks for values with which as many nodes as possible can be read. The command line calls it.
@@ -29,8 +29,8 @@ class Preflight:
     """A file as it was read: the last reading, and what was given to it."""
 
     survey: Survey
-    open: Survey  # the reading with open sizes, before anything was made up
-    static: dict[str, Any]  # inputs whose values shape the program: given ones, and samples
+    open: Survey  # the reading with dynamic dimensions, before any sample was chosen
+    static: dict[str, Any]  # compile-time inputs: given values, and samples
     sizes: dict[str, int]  # of the inputs: given ones, else 1 or a sample
     reasons: dict[str, Finding]  # why each static input is one; "" stands for the sizes
     guessed: frozenset[str]  # static inputs whose value is a sample, and symbols whose number is one
@@ -47,7 +47,7 @@ class Preflight:
 
 
 def preflight(path: str | Path, static: Mapping[str, Any], sizes: Mapping[str, int]) -> Preflight:
-    """Read a file, with sample values for what shapes the program and was not given."""
+    """Read a file, with sample values for compile-time inputs that were not given."""
     first = survey(path, static)
     names = [port.name for port in first.message.graph.input]
     unknown = [name for name in static if name not in names]
@@ -118,7 +118,7 @@ class _Search:
                 yield self.numbers, name, _SIZES
 
     def complete(self, found: Survey) -> Survey:
-        """Read again until nothing more turns out to be needed."""
+        """Read again until no further input is needed."""
         while self.learn(found):
             found = self.read()
         return found
@@ -157,7 +157,7 @@ class _Search:
 
 
 def sample(proto: Any, sizes: tuple[int, ...] | None, choice: str) -> Any:
-    """A value of a declared type; open sizes are 1."""
+    """A value of a declared type; dynamic dimensions are 1."""
     kind = proto.WhichOneof("value")
     if kind == "sequence_type":
         return [sample(proto.sequence_type.elem_type, None, choice)]

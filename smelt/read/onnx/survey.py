@@ -177,7 +177,7 @@ class _Watch:
             if self.strict:
                 raise
             graph.b.location = graph.location
-            self._failed(graph, node, error, doubtful or self.repeated > 0, function or bool(_subgraphs(node)))
+            self._record_failure(graph, node, error, doubtful or self.repeated > 0, function or bool(_subgraphs(node)))
         return self._unknowns(graph, node)
 
     def _unreadable(self, graph: Graph, node: Any) -> list[Item]:
@@ -193,7 +193,7 @@ class _Watch:
         self._walk(graph, node)
         return self._unknowns(graph, node)
 
-    def _failed(self, graph: Graph, node: Any, error: SmeltError, doubtful: bool, holds_nodes: bool) -> None:
+    def _record_failure(self, graph: Graph, node: Any, error: SmeltError, doubtful: bool, holds_nodes: bool) -> None:
         if self._is_need(graph, node, error):
             return
         before = len(self.problems)
@@ -289,7 +289,7 @@ class _Watch:
         return any(self.born & symbols(size) for size in sizes)
 
     def _unknowns(self, graph: Graph, node: Any) -> list[Item]:
-        inferred = _inferred(graph, node)
+        inferred = _infer_types(graph, node)
         types = [self.declared.get(name, inferred.get(name)) for name in node.output]
         values = [self._value(graph, name, proto) for name, proto in zip(node.output, types, strict=True)]
         return [self._unknown(None if value is None else graph.item(value)) for value in values]
@@ -326,7 +326,7 @@ class _Watch:
 
 
 def _key(graph: Graph, node: Any) -> tuple[str, ...]:
-    """What tells a node from others: a loop's body is read more than once."""
+    """The identity of a node: a loop's body is read more than once."""
     return (*graph.path, node.name, *node.output)
 
 
@@ -343,7 +343,7 @@ def _names(node: Any) -> Iterator[str]:
             yield from _names(inner)
 
 
-def _inferred(graph: Graph, node: Any) -> dict[str, Any]:
+def _infer_types(graph: Graph, node: Any) -> dict[str, Any]:
     """The types that the standard's own inference gives a node's outputs, where its inputs are tensors."""
     import onnx
 

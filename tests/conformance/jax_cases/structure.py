@@ -240,7 +240,7 @@ def first_of_larger(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, Arra
     return jnp.where(keep, a[0], b[0]), jnp.where(keep, a[1], b[1])
 
 
-# ---- products ----
+# ---- matrix multiplication ----
 
 
 def products() -> Iterator[Case]:

@@ -265,7 +265,7 @@ def test_dynamic_quantize(draw: Any, seed: int, tmp_path: Path) -> None:
     as_reference(made, seed, tmp_path)
 
 
-# ---- products ----
+# ---- matrix multiplication ----
 
 DRAWN = {"y_scale": lambda r, s: r.uniform(1, 3, s), "zero_w": zeros}
 

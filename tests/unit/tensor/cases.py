@@ -444,7 +444,7 @@ def _holes(x: np.ndarray) -> np.ndarray:
     return wide
 
 
-# ---- products ----
+# ---- matrix multiplication ----
 
 case("dot", lambda x, y: x.dot(y, "k"), lambda x, y: x @ y, ("[a=A, k=K]", "[k=K, b=B]"), types=("f32", "f64", "i32"))
 case("dot turned", lambda x, y: x.dot(y, "k"), lambda x, y: x.T @ y.T, ("[k=K, a=A]", "[b=B, k=K]"))

@@ -290,7 +290,7 @@ def f(x: Shaped[Tensor, "bf16[s=S]"], y: Shaped[Tensor, "f16[s=S]"]):
 """,
         "do not mix",
     ),
-    # ---- products ----
+    # ---- matrix multiplication ----
     "matmul of unequal sizes": Wrong(
         """
 def f(x: Shaped[Tensor, "f32[B, 3]"], w: Shaped[Tensor, "f32[4, 5]"]):

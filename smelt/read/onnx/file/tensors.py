@@ -63,13 +63,13 @@ class TensorReader:
             raise UnsupportedError(f"{self.file.path}: {what} is stored in segments")
         if proto.data_location == 1:
             file, offset, length = self._external_place(proto, what)
-            return self._mapped(file, offset, length, shape, count, what)
+            return self._map_tensor(file, offset, length, shape, count, what)
         payload = self.payloads.get(proto.doc_string)
         if payload is not None:
             if any(len(getattr(proto, name)) for name in (*_FLAT_FIELDS, "raw_data")):
                 raise ParseError(f"{self.file.path}: {what} has two values")
             if payload.field == "raw_data":
-                return self._mapped(self.file, payload.offset, payload.length, shape, count, what)
+                return self._map_tensor(self.file, payload.offset, payload.length, shape, count, what)
             return self._typed_payload(payload, shape, count, what)
         return self._small(proto, shape, count, what)
 
@@ -103,9 +103,9 @@ class TensorReader:
             return self.text(proto)
         return self.stored(proto).load()
 
-    # -- where the data lies --
+    # -- where the data is --
 
-    def _mapped(self, file: MappedFile, offset: int, length: int, shape: Shape, count: int, what: str) -> Stored:
+    def _map_tensor(self, file: MappedFile, offset: int, length: int, shape: Shape, count: int, what: str) -> Stored:
         element = shape.element
         needed = (count * element.bits + 7) // 8 if element.bits < 8 and element.kind != "bool" else None
         needed = count * element.numpy.itemsize if needed is None else needed

@@ -50,7 +50,7 @@ def composite(
 
 
 def _function(g: Graph, name: str, inputs: Sequence[Value], emits: Emits) -> Func:
-    """The ops in a function of their own, whose open sizes are those of its arguments' axes."""
+    """The ops in a function of their own, whose symbols are those of its arguments' dimensions."""
     names: dict[Size, Size] = {}
     scope = FuncBuilder("sizes", []).scope
 

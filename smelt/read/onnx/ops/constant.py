@@ -54,10 +54,10 @@ def constant_of_shape(g: Graph, input: Sizes, *, value: Tensor | None = None) ->
     number = np.zeros(1, np.float32) if value is None else g.numbers(value, "value")
     if number.size != 1:
         raise ParseError("ConstantOfShape: attribute 'value'", expected="one element", got=number.size)
-    return _filled(g, number.reshape(()), input)
+    return _fill(g, number.reshape(()), input)
 
 
-def _filled(g: Graph, number: Array, sizes: Sizes) -> Tensor | Value:
+def _fill(g: Graph, number: Array, sizes: Sizes) -> Tensor | Value:
     if any(isinstance(n, int) and n < 0 for n in sizes):
         raise ShapeError("a negative size", got=list(sizes))
     known = ints(sizes)
@@ -75,7 +75,7 @@ def range_(g: Graph, start: Tensor, limit: Tensor, delta: Tensor, *, stash_type:
         if not isinstance(step, Poly) and step == int(step) and step != 0:
             step = int(step)
             count = maximum(-((_whole(first) - _whole(last)) // step), 0)
-            return _counted(g, g.value(start), count, g.value(delta))
+            return _count_from(g, g.value(start), count, g.value(delta))
         raise UnsupportedError("Range with a step that depends on sizes", got=step)
     numbers = [g.numbers(each, name) for each, name in ((start, "start"), (limit, "limit"), (delta, "delta"))]
     first, last, step = (each.reshape(-1)[0].item() for each in numbers)
@@ -85,7 +85,7 @@ def range_(g: Graph, start: Tensor, limit: Tensor, delta: Tensor, *, stash_type:
     total = max(0, -((first - last) // step) if exact else int(np.ceil((last - first) / step)))
     if total <= SMALL and exact:
         return Tensor.constant((first + np.arange(total) * step).astype(element.numpy))
-    return _counted(g, g.value(start), total, g.value(delta))
+    return _count_from(g, g.value(start), total, g.value(delta))
 
 
 def _whole(number: Any) -> Size:
@@ -96,7 +96,7 @@ def _whole(number: Any) -> Size:
     return int(number)
 
 
-def _counted(g: Graph, start: Value, count: Size, step: Value) -> Value:
+def _count_from(g: Graph, start: Value, count: Size, step: Value) -> Value:
     """start, start + step, …"""
     places = g.iota(start.shape.element, (count,), 0)
     return g.binary("add", g.binary("multiply", places, g.reshape(step, ())), g.reshape(start, ()))

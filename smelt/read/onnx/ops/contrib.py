@@ -1,4 +1,4 @@
-"""Operators of com.microsoft that exporters and onnxruntime's optimiser write: fused products, norms, activations.
+"""Operators of com.microsoft that exporters and onnxruntime's optimiser write: fused matmuls, norms, activations.
 
 A node comes in, ops go out, as in the other families. Where the kernels of onnxruntime compute narrow floats in f32 and
 round once, so do these. Attention is in `contrib_attention`, quantised operators are in `contrib_quant`.
@@ -40,7 +40,7 @@ from smelt.read.onnx.ops.math import (
 )
 from smelt.read.onnx.ops.nn import ConvAttributes, conv, layer_normalization
 from smelt.read.onnx.ops.order import unique
-from smelt.read.onnx.ops.quant import expressed, single
+from smelt.read.onnx.ops.quant import dequantise, single
 from smelt.read.onnx.ops.shape import pad, unsqueeze
 from smelt.read.onnx.ops.vision import grid_sample
 from smelt.read.onnx.registry import Ints, Sizes, onnx_op
@@ -56,11 +56,11 @@ def _wide(element: DType) -> DType:
     return f64 if element == f64 else f32
 
 
-def _widened(g: Graph, *values: Value) -> tuple[Value, ...]:
+def _widen(g: Graph, *values: Value) -> tuple[Value, ...]:
     return tuple(g.convert(value, _wide(value.shape.element)) for value in values)
 
 
-def _given(value: Value | None, what: str) -> Value:
+def _require(value: Value | None, what: str) -> Value:
     """An input that follows optional ones and is not optional itself."""
     if value is None:
         raise ParseError(f"input {what!r} is missing")
@@ -77,12 +77,12 @@ def ms_gelu(g: Graph, X: Value) -> Value:
 
 @onnx_op("BiasGelu", domain=_MS)
 def bias_gelu(g: Graph, A: Value, B: Value) -> Value:
-    return g.convert(gelu(g, g.binary("add", *_widened(g, A, B))), A.shape.element)
+    return g.convert(gelu(g, g.binary("add", *_widen(g, A, B))), A.shape.element)
 
 
 @onnx_op("FastGelu", domain=_MS)
 def fast_gelu(g: Graph, X: Value, bias: Value | None = None) -> Value:
-    whole = X if bias is None else g.binary("add", *_widened(g, X, bias))
+    whole = X if bias is None else g.binary("add", *_widen(g, X, bias))
     return g.convert(gelu(g, whole, approximate="tanh"), X.shape.element)
 
 
@@ -94,7 +94,7 @@ def quick_gelu(g: Graph, X: Value, *, alpha: float = 1.702) -> Value:
 @onnx_op("BiasSplitGelu", domain=_MS)
 def bias_split_gelu(g: Graph, X: Value, bias: Value) -> Value:
     """The left half of the channels times the activation of the right half."""
-    whole = g.binary("add", *_widened(g, X, bias))
+    whole = g.binary("add", *_widen(g, X, bias))
     last = whole.shape.rank - 1
     half = divide_exact(whole.shape.sizes[last], 2)
     if half is None:
@@ -105,19 +105,19 @@ def bias_split_gelu(g: Graph, X: Value, bias: Value) -> Value:
 
 @onnx_op("BiasAdd", domain=_MS)
 def bias_add(g: Graph, X: Value, bias: Value, skip: Value) -> Value:
-    x, b, rest = _widened(g, X, bias, skip)
+    x, b, rest = _widen(g, X, bias, skip)
     return g.convert(g.binary("add", g.binary("add", x, b), rest), X.shape.element)
 
 
 @onnx_op("BiasSoftmax", domain=_MS)
 def bias_softmax(g: Graph, data: Value, bias: Value, *, axis: int = 1, is_inner_broadcast: int) -> Value:
     """Both ways to broadcast the bias are NumPy's; the attribute tells kernels which dimensions are 1."""
-    total = g.binary("add", *_widened(g, data, bias))
+    total = g.binary("add", *_widen(g, data, bias))
     rank = total.shape.rank
     return g.convert(softmax_over(g, total, tuple(range(axis_of(axis, rank), rank))), data.shape.element)
 
 
-# ---- products ----
+# ---- matrix multiplication ----
 
 
 @onnx_op("FusedMatMul", domain=_MS)
@@ -132,7 +132,7 @@ def fused_matmul(
     transBatchA: int = 0,
     transBatchB: int = 0,
 ) -> Value:
-    left, right = _turned(g, A, transA, transBatchA), _turned(g, B, transB, transBatchB)
+    left, right = _transpose_stack(g, A, transA, transBatchA), _transpose_stack(g, B, transB, transBatchB)
     product = g.matmul(left, right, _wide(A.shape.element))
     return g.convert(g.times(product, alpha), A.shape.element)
 
@@ -142,7 +142,7 @@ def transpose_matmul(g: Graph, A: Value, B: Value, *, alpha: float = 1.0, transA
     return fused_matmul(g, A, B, alpha=alpha, transA=transA, transB=transB)
 
 
-def _turned(g: Graph, x: Value, last: int, batch: int) -> Value:
+def _transpose_stack(g: Graph, x: Value, last: int, batch: int) -> Value:
     """A stack of matrices: `batch` says that the rows come first of all, `last` that rows and columns are swapped."""
     rank = x.shape.rank
     if rank < 2:
@@ -155,7 +155,7 @@ def _turned(g: Graph, x: Value, last: int, batch: int) -> Value:
     return g.transpose(x, order)
 
 
-def _chosen(activation: str | None, numbers: Sequence[float | None], what: str) -> Function:
+def _choose(activation: str | None, numbers: Sequence[float | None], what: str) -> Function:
     """The activation that a fused operator ends with; numbers it needs must be there."""
 
     def number(i: int) -> float:
@@ -217,12 +217,10 @@ def fused_gemm(
     transA: int = 0,
     transB: int = 0,
 ) -> Value:
-    function = _chosen(activation, (activation_alpha, activation_beta, activation_gamma), "FusedGemm")
-    wide = [
-        None if each is None else _widened(g, each)[0] if each.shape.element.is_float else each for each in (A, B, C)
-    ]
+    function = _choose(activation, (activation_alpha, activation_beta, activation_gamma), "FusedGemm")
+    wide = [None if each is None else _widen(g, each)[0] if each.shape.element.is_float else each for each in (A, B, C)]
     total = gemm(
-        g, _given(wide[0], "A"), _given(wide[1], "B"), wide[2], alpha=alpha, beta=beta, transA=transA, transB=transB
+        g, _require(wide[0], "A"), _require(wide[1], "B"), wide[2], alpha=alpha, beta=beta, transA=transA, transB=transB
     )
     return g.convert(function(g, total), A.shape.element)
 
@@ -249,7 +247,7 @@ def fused_conv(
     **window: Unpack[ConvAttributes],
 ) -> Value:
     """`activation(conv(X, W) + B + Z)`."""
-    function = _chosen(activation, activation_params, "FusedConv")
+    function = _choose(activation, activation_params, "FusedConv")
     total = conv(
         g,
         X,
@@ -370,8 +368,8 @@ def simplified_layer_normalization(
 
 
 def _sum(g: Graph, input: Value, skip: Value, bias: Value | None) -> Value:
-    total = g.binary("add", *_widened(g, input, skip))
-    return total if bias is None else g.binary("add", total, *_widened(g, bias))
+    total = g.binary("add", *_widen(g, input, skip))
+    return total if bias is None else g.binary("add", total, *_widen(g, bias))
 
 
 @onnx_op("SkipLayerNormalization", domain=_MS)
@@ -419,21 +417,21 @@ def embed_layer_normalization(
     epsilon: float = 1e-12,
     mask_index_type: int | None = None,
 ) -> tuple[Value, Value, Value]:
-    """Words, places and segments looked up, added and normalised; how many words of a row the mask keeps; the sum."""
-    words = _given(word_embedding, "word_embedding")
-    positions = _given(position_embedding, "position_embedding")
+    """Token, position and segment embeddings, added and normalised; the number of unmasked tokens per row; the sum."""
+    words = _require(word_embedding, "word_embedding")
+    positions = _require(position_embedding, "position_embedding")
     if (segment_ids is None) != (segment_embedding is None):
         raise ParseError("EmbedLayerNormalization: 'segment_ids' and 'segment_embedding' come together")
     batch, length = input_ids.shape.sizes
-    total = _widened(g, g.take_checked(words, input_ids, 0))[0]
+    total = _widen(g, g.take_checked(words, input_ids, 0))[0]
     if position_ids is None:
         places = g.slice_axis(positions, 0, 0, length)
     else:
         places = g.take_checked(positions, position_ids, 0)
-    total = g.binary("add", total, *_widened(g, places))
+    total = g.binary("add", total, *_widen(g, places))
     if segment_ids is not None and segment_embedding is not None:
-        total = g.binary("add", total, *_widened(g, g.take_checked(segment_embedding, segment_ids, 0)))
-    y, _, _ = _layer_norm(g, total, _given(gamma, "gamma"), _given(beta, "beta"), -1, epsilon)
+        total = g.binary("add", total, *_widen(g, g.take_checked(segment_embedding, segment_ids, 0)))
+    y, _, _ = _layer_norm(g, total, _require(gamma, "gamma"), _require(beta, "beta"), -1, epsilon)
     if mask is None:
         counts = g.full(0, Shape.of(i32, (batch,)))
     else:
@@ -467,11 +465,11 @@ def q_embed_layer_normalization(
     epsilon: float = 1e-12,
 ) -> tuple[Value, Value]:
     def real(x: Value | None, scale: Value | None, zero: Value | None, what: str) -> Value:
-        return expressed(
+        return dequantise(
             g,
-            _given(x, what),
-            single(g, _given(scale, f"{what}_scale"), f"{what}_scale"),
-            single(g, _given(zero, f"{what}_zero_point"), f"{what}_zero_point"),
+            _require(x, what),
+            single(g, _require(scale, f"{what}_scale"), f"{what}_scale"),
+            single(g, _require(zero, f"{what}_zero_point"), f"{what}_zero_point"),
         )
 
     segments = None
@@ -493,7 +491,7 @@ def q_embed_layer_normalization(
 
 
 def _group_norm(g: Graph, x: Value, gamma: Value, beta: Value, groups: int, epsilon: float, activation: int) -> Value:
-    """Channels first, wide; the groups lie side by side."""
+    """Channels first, wide; groups are adjacent."""
     if activation not in (0, 1):
         raise UnsupportedError("GroupNorm: attribute 'activation'", expected="0 or 1", got=activation)
     batch, channels, *space = x.shape.sizes
@@ -505,7 +503,7 @@ def _group_norm(g: Graph, x: Value, gamma: Value, beta: Value, groups: int, epsi
     centred = g.binary("subtract", split, g.mean(split, axes, keep=True))
     variance = g.mean(g.binary("multiply", centred, centred), axes, keep=True)
     normal = g.reshape(g.binary("multiply", centred, g.unary("rsqrt", g.plus(variance, epsilon))), x.shape.sizes)
-    scale, shift = (g.along(each, x.shape.rank, 1) for each in _widened(g, gamma, beta))
+    scale, shift = (g.along(each, x.shape.rank, 1) for each in _widen(g, gamma, beta))
     y = g.binary("add", g.binary("multiply", normal, scale), shift)
     return g.binary("multiply", y, g.unary("logistic", y)) if activation else y
 
@@ -522,7 +520,7 @@ def group_norm(
     epsilon: float = 1e-5,
     groups: int,
 ) -> Value:
-    (x,) = _widened(g, X)
+    (x,) = _widen(g, X)
     x = _channels_first(g, x) if channels_last else x
     y = _group_norm(g, x, gamma, beta, groups, epsilon, activation)
     return g.convert(_channels_last(g, y) if channels_last else y, X.shape.element)
@@ -612,7 +610,7 @@ def inverse(g: Graph, X: Value) -> Value:
     if not isinstance(rows, int) or rows != columns or rows > 64:
         raise UnsupportedError("Inverse of matrices of this size", expected="square, at most 64", got=X.shape)
     n, rank = rows, X.shape.rank
-    (x,) = _widened(g, X)
+    (x,) = _widen(g, X)
     sizes: tuple[Size, ...] = (*batch, n, n)
     one = g.compare(g.iota(i64, sizes, rank - 2), g.iota(i64, sizes, rank - 1), "EQ")
     x = g.concat([x, g.convert(one, x.shape.element)], rank - 1)

@@ -37,7 +37,7 @@ def _heads(g: Graph, x: Value, heads: int) -> Value:
     return g.transpose(g.reshape(x, (batch, length, heads, size)), (0, 2, 1, 3))
 
 
-def _joined(g: Graph, x: Value) -> Value:
+def _merge_heads(g: Graph, x: Value) -> Value:
     """[batch, heads, length, size] as [batch, length, heads * size]."""
     batch, heads, length, size = x.shape.sizes
     return g.reshape(g.transpose(x, (0, 2, 1, 3)), (batch, length, heads * size))
@@ -90,7 +90,7 @@ def _causal(g: Graph, queries: Size, keys: Size, past: Size) -> Value:
     return g.compare(columns, g.binary("add", rows, g.size(past)), "LE")
 
 
-def _hidden(g: Graph, scores: Value, seen: Value) -> Value:
+def _mask_scores(g: Graph, scores: Value, seen: Value) -> Value:
     """Scores of keys that must not be seen become the lowest number: a finite one, so that no row gives nan."""
     return g.choose(seen, scores, g.like(-greatest_finite(f32), scores))
 
@@ -141,7 +141,7 @@ def attend(
     if mask is not None:
         scores = g.binary("add", scores, _padding(g, mask, batch, keys, _FILTER if fill is None else fill))
     if past is not None:
-        scores = _hidden(g, scores, _causal(g, queries, keys, past))
+        scores = _mask_scores(g, scores, _causal(g, queries, keys, past))
     return _values(g, _weights(g, scores), v), scores
 
 
@@ -159,7 +159,7 @@ def _pair(g: Graph, k: Value, v: Value) -> Value:
     return g.concat([g.expand_dims(k, (0,)), g.expand_dims(v, (0,))], 0)
 
 
-def _merged(
+def _attend_packed_qkv(
     g: Graph,
     projected: Value,
     sizes: Sequence[Size],
@@ -182,7 +182,7 @@ def _merged(
     elif len(g.node.output) > 1 and g.node.output[1]:
         present = _pair(g, k, v)
     y, _ = attend(g, q, k, v, scale=scale, mask=mask, bias=bias, fill=fill, past=before if unidirectional else None)
-    result = g.convert(_joined(g, y), projected.shape.element)
+    result = g.convert(_merge_heads(g, y), projected.shape.element)
     return (result,) if present is None else (result, present)
 
 
@@ -225,7 +225,7 @@ def attention(
         raise ParseError("Attention: attribute 'qkv_hidden_sizes'", expected="3 numbers", got=list(sizes))
     if past is not None:
         past = g.convert(past, f32)
-    found = _merged(
+    found = _attend_packed_qkv(
         g,
         projected,
         sizes,
@@ -267,7 +267,7 @@ def q_attention(
     projected = matmul_integer_to_float(
         g, input, weight, input_scale, weight_scale, input_zero_point, weight_zero_point, bias
     )
-    return _merged(
+    return _attend_packed_qkv(
         g,
         projected,
         _thirds(weight.shape.sizes[-1]),
@@ -284,8 +284,8 @@ def q_attention(
 # ---- over heads ----
 
 
-def _unpacked(g: Graph, x: Value, count: int) -> list[Value]:
-    """[batch, length, heads, count, size] as so many of [batch, heads, length, size]."""
+def _unpack_heads(g: Graph, x: Value, count: int) -> list[Value]:
+    """[batch, length, heads, count, size] as `count` tensors [batch, heads, length, size]."""
     batch, length, heads, many, size = x.shape.sizes
     if many != count:
         raise ShapeError("packed queries, keys and values", expected=count, got=x.shape)
@@ -293,7 +293,7 @@ def _unpacked(g: Graph, x: Value, count: int) -> list[Value]:
     return [g.transpose(each, (0, 2, 1, 3)) for each in taken]
 
 
-def _biased(g: Graph, x: Value, bias: Value | None) -> Value:
+def _add_head_bias(g: Graph, x: Value, bias: Value | None) -> Value:
     """A bias [heads * size] added to [batch, heads, length, size]."""
     if bias is None:
         return x
@@ -331,8 +331,8 @@ def multi_head_attention(
         sizes = [x.shape.sizes[1] * x.shape.sizes[3] for x in (q, k, v)]
         own = _parts(g, bias, sizes)
         projected = key is None or key.shape.rank != 4  # keys and values of another step have had their bias
-        q = _biased(g, q, own[0])
-        k, v = (_biased(g, k, own[1]), _biased(g, v, own[2])) if projected else (k, v)
+        q = _add_head_bias(g, q, own[0])
+        k, v = (_add_head_bias(g, k, own[1]), _add_head_bias(g, v, own[2])) if projected else (k, v)
     before: Size = 0
     if past_key is not None and past_value is not None:
         before = past_key.shape.sizes[2]
@@ -348,7 +348,7 @@ def multi_head_attention(
         fill=mask_filter_value,
         past=before if unidirectional else None,
     )
-    return g.convert(_joined(g, y), query.shape.element), k, v
+    return g.convert(_merge_heads(g, y), query.shape.element), k, v
 
 
 def _projections(
@@ -358,7 +358,7 @@ def _projections(
     if query.shape.rank == 5:
         if key is not None or value is not None:
             raise ParseError("MultiHeadAttention: packed queries come with keys and values inside", got=query.shape)
-        q, k, v = _unpacked(g, query, 3)
+        q, k, v = _unpack_heads(g, query, 3)
         return q, k, v
     if query.shape.rank != 3 or key is None:
         raise UnsupportedError("MultiHeadAttention: queries of this shape without keys", got=query.shape)
@@ -366,7 +366,7 @@ def _projections(
     if key.shape.rank == 5:
         if value is not None:
             raise ParseError("MultiHeadAttention: packed keys come with values inside", got=key.shape)
-        k, v = _unpacked(g, key, 2)
+        k, v = _unpack_heads(g, key, 2)
         return q, k, v
     if value is None:
         raise ParseError("MultiHeadAttention: input 'value' is missing")
@@ -378,8 +378,8 @@ def _projections(
 # ---- rotary places ----
 
 
-def _rotated(g: Graph, x: Value, cosines: Value, sines: Value, interleaved: int) -> Value:
-    """[batch, heads, length, size] turned in pairs of elements; what lies behind the pairs stays as it is."""
+def _rotate(g: Graph, x: Value, cosines: Value, sines: Value, interleaved: int) -> Value:
+    """Rotary embedding of [batch, heads, length, size] by pairs of elements; the rest of an axis is unchanged."""
     *lead, size = x.shape.sizes
     half = cosines.shape.sizes[-1]
     turned = g.slice_axis(x, 3, 0, half * 2)
@@ -437,8 +437,8 @@ def rotary_embedding(
     places = g.convert(position_ids, i64)
     if places.shape.rank == 1:  # the place of the first element
         places = g.binary("add", g.iota(i64, (batch, length), 1), g.reshape(places, ()))
-    turned = _rotated(g, g.convert(x, f32), *_tables(g, cos_cache, sin_cache, places), interleaved)
-    return g.convert(turned if input.shape.rank == 4 else _joined(g, turned), input.shape.element)
+    turned = _rotate(g, g.convert(x, f32), *_tables(g, cos_cache, sin_cache, places), interleaved)
+    return g.convert(turned if input.shape.rank == 4 else _merge_heads(g, turned), input.shape.element)
 
 
 # ---- groups of heads, with a cache ----
@@ -511,17 +511,17 @@ def group_query_attention(
         places = _places(g, past, length, total, position_ids)
         tables = _tables(g, cos_cache, sin_cache, places)
         element = q.shape.element
-        q, k = (g.convert(_rotated(g, g.convert(x, f32), *tables, rotary_interleaved), element) for x in (q, k))
-    keys = _cached(g, past_key, k, past, room)
-    values = _cached(g, past_value, v, past, room)
+        q, k = (g.convert(_rotate(g, g.convert(x, f32), *tables, rotary_interleaved), element) for x in (q, k))
+    keys = _append_to_cache(g, past_key, k, past, room)
+    values = _append_to_cache(g, past_value, v, past, room)
     many = num_heads // kv_num_heads
     grouped = g.reshape(q, (batch, kv_num_heads, length * many, size))  # the heads of a group share their keys
     scores = g.reshape(_scores(g, grouped, keys, scale), (batch, num_heads, length, room))
     if softcap:
         scores = g.times(g.unary("tanh", g.times(scores, 1 / softcap)), softcap)
     if attention_bias is not None:
-        scores = g.binary("add", scores, _fitted(g, attention_bias, room))
-    scores = _hidden(g, scores, _window(g, past, ends, length, room, local_window_size))
+        scores = g.binary("add", scores, _pad_bias(g, attention_bias, room))
+    scores = _mask_scores(g, scores, _window(g, past, ends, length, room, local_window_size))
     sink = None
     if head_sink is not None:
         sink = g.convert(g.reshape(head_sink, (num_heads, 1, 1)), f32)
@@ -529,13 +529,13 @@ def group_query_attention(
         sink = g.scalar(0, f32)
     weights = g.reshape(_weights(g, scores, sink), (batch, kv_num_heads, length * many, room))
     y = g.reshape(_values(g, weights, values), (batch, num_heads, length, size))
-    return g.convert(_joined(g, y), query.shape.element), keys, values
+    return g.convert(_merge_heads(g, y), query.shape.element), keys, values
 
 
 def _groups(
     g: Graph, query: Value, key: Value | None, value: Value | None, heads: int, kv_heads: int
 ) -> tuple[Value, Value, Value]:
-    """Queries, keys and values by heads; they may lie side by side in one tensor."""
+    """Queries, keys and values by heads; they may be packed in one tensor."""
     if key is None and value is None:
         size = divide_exact(query.shape.sizes[2], heads + 2 * kv_heads)
         if size is None:
@@ -574,7 +574,7 @@ def _places(g: Graph, past: Value, length: Size, total: Size, given: Value | Non
     return g.choose(prompt, first, own)
 
 
-def _cached(g: Graph, old: Value | None, new: Value, past: Value, room: Size) -> Value:
+def _append_to_cache(g: Graph, old: Value | None, new: Value, past: Value, room: Size) -> Value:
     """The cache with a row's new slices behind the `past` ones it had; nothing but zeros behind those."""
     if old is None:
         return new
@@ -613,7 +613,7 @@ def _window(g: Graph, past: Value, ends: Value, length: Size, room: Size, window
     return seen
 
 
-def _fitted(g: Graph, bias: Value, room: Size) -> Value:
+def _pad_bias(g: Graph, bias: Value, room: Size) -> Value:
     """A bias for the keys there are, with zeros for the rest of the cache."""
     wide = g.convert(bias, f32)
     have = wide.shape.sizes[3]

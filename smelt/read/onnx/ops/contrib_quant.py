@@ -20,16 +20,16 @@ from smelt.read.onnx.graph import Graph
 from smelt.read.onnx.ops.math import leaky_relu, softmax_over
 from smelt.read.onnx.ops.nn import ConvAttributes, average_pool, max_pool
 from smelt.read.onnx.ops.quant import (
+    broadcast_parameter,
+    dequantise,
     dequantize_linear,
     dynamic_quantize_linear,
-    expressed,
     integer_product,
-    placed,
     product,
     qlinear_conv,
+    quantise_to,
     quantize_linear,
     single,
-    stored,
 )
 from smelt.read.onnx.ops.rnn import lstm
 from smelt.read.onnx.registry import onnx_op
@@ -59,17 +59,17 @@ def _real(g: Graph, x: Value, scale: Value | None, zero: Value | None, what: str
     if scale is None:
         raise ParseError(f"input {what + '_scale'!r} is missing")
     point = None if zero is None else single(g, zero, f"{what}_zero_point")
-    return expressed(g, x, single(g, scale, f"{what}_scale"), point)
+    return dequantise(g, x, single(g, scale, f"{what}_scale"), point)
 
 
-def _quantised(g: Graph, real: Value, scale: Value | None, zero: Value | None, like: Value, what: str) -> Value:
+def _quantise(g: Graph, real: Value, scale: Value | None, zero: Value | None, like: Value, what: str) -> Value:
     """f32 with one scale and perhaps a zero point, in the type of the zero point or of an input."""
     if scale is None:
         raise ParseError(f"input {what + '_scale'!r} is missing")
     scaled = g.binary("divide", real, single(g, scale, f"{what}_scale"))
     if zero is None:
-        return stored(g, scaled, None, like.shape.element)
-    return stored(g, scaled, single(g, zero, f"{what}_zero_point"), zero.shape.element)
+        return quantise_to(g, scaled, None, like.shape.element)
+    return quantise_to(g, scaled, single(g, zero, f"{what}_zero_point"), zero.shape.element)
 
 
 def _two_operands(name: str, op: str) -> None:
@@ -88,7 +88,7 @@ def _two_operands(name: str, op: str) -> None:
         if B is None:
             raise ParseError(f"{name}: input 'B' is missing")
         a, b = _real(g, A, A_scale, A_zero_point, "A"), _real(g, B, B_scale, B_zero_point, "B")
-        return _quantised(g, g.binary(op, a, b), C_scale, C_zero_point, A, "C")
+        return _quantise(g, g.binary(op, a, b), C_scale, C_zero_point, A, "C")
 
 
 _two_operands("QLinearAdd", "add")
@@ -105,7 +105,7 @@ def qlinear_sigmoid(
     Y_zero_point: Value | None = None,
 ) -> Value:
     y = g.unary("logistic", _real(g, X, X_scale, X_zero_point, "X"))
-    return _quantised(g, y, Y_scale, Y_zero_point, X, "Y")
+    return _quantise(g, y, Y_scale, Y_zero_point, X, "Y")
 
 
 @onnx_op("QLinearLeakyRelu", domain=_MS)
@@ -120,7 +120,7 @@ def qlinear_leaky_relu(
     alpha: float = 0.01,
 ) -> Value:
     y = leaky_relu(g, _real(g, X, X_scale, X_zero_point, "X"), alpha=alpha)
-    return _quantised(g, y, Y_scale, Y_zero_point, X, "Y")
+    return _quantise(g, y, Y_scale, Y_zero_point, X, "Y")
 
 
 @onnx_op("QLinearSoftmax", domain=_MS)
@@ -139,7 +139,7 @@ def qlinear_softmax(
     rank = X.shape.rank
     place = axis_of(axis, rank)
     y = softmax_over(g, _real(g, X, X_scale, x_zero_point, "X"), (place,) if opset >= 13 else tuple(range(place, rank)))
-    return _quantised(g, y, y_scale, y_zero_point, X, "y")
+    return _quantise(g, y, y_scale, y_zero_point, X, "y")
 
 
 @onnx_op("QLinearConcat", domain=_MS)
@@ -148,7 +148,7 @@ def qlinear_concat(g: Graph, Y_scale: Value, Y_zero_point: Value, *inputs: Value
         raise ParseError("QLinearConcat: inputs come as tensor, scale and zero point", got=len(inputs))
     rows = [inputs[i : i + 3] for i in range(0, len(inputs), 3)]
     parts = [_real(g, x, scale, zero, f"input {i}") for i, (x, scale, zero) in enumerate(rows)]
-    return _quantised(g, g.concat(parts, axis_of(axis, parts[0].shape.rank)), Y_scale, Y_zero_point, inputs[0], "Y")
+    return _quantise(g, g.concat(parts, axis_of(axis, parts[0].shape.rank)), Y_scale, Y_zero_point, inputs[0], "Y")
 
 
 @onnx_op("QLinearWhere", domain=_MS)
@@ -165,7 +165,7 @@ def qlinear_where(
     z_zero_point: Value,
 ) -> Value:
     chosen = g.choose(condition, _real(g, X, x_scale, x_zero_point, "x"), _real(g, Y, y_scale, y_zero_point, "y"))
-    return _quantised(g, chosen, z_scale, z_zero_point, X, "z")
+    return _quantise(g, chosen, z_scale, z_zero_point, X, "z")
 
 
 @onnx_op("QLinearReduceMean", domain=_MS)
@@ -182,7 +182,7 @@ def qlinear_reduce_mean(
 ) -> Value:
     real = _real(g, data, data_scale, data_zero_point, "data")
     places = axes_of(axes, data.shape.rank) or tuple(range(data.shape.rank))
-    return _quantised(g, g.mean(real, places, bool(keepdims)), reduced_scale, reduced_zero_point, data, "reduced")
+    return _quantise(g, g.mean(real, places, bool(keepdims)), reduced_scale, reduced_zero_point, data, "reduced")
 
 
 # ---- images ----
@@ -211,7 +211,7 @@ def qlinear_global_average_pool(
     rank = X.shape.rank
     space = range(1, rank - 1) if channels_last else range(2, rank)
     y = g.mean(_real(g, X, x_scale, x_zero_point, "x"), space, keep=True)
-    return _quantised(g, y, y_scale, y_zero_point, X, "y")
+    return _quantise(g, y, y_scale, y_zero_point, X, "y")
 
 
 @onnx_op("QLinearAveragePool", domain=_MS)
@@ -241,7 +241,7 @@ def qlinear_average_pool(
         pads=pads,
         strides=strides,
     )
-    return _quantised(g, _channels_back(g, pooled, channels_last), y_scale, y_zero_point, X, "y")
+    return _quantise(g, _channels_back(g, pooled, channels_last), y_scale, y_zero_point, X, "y")
 
 
 @onnx_op("NhwcMaxPool", domain=_MS)
@@ -301,7 +301,7 @@ def ms_qlinear_conv(
     return _channels_back(g, made, channels_last)
 
 
-# ---- products ----
+# ---- matrix multiplication ----
 
 
 @onnx_op("MatMulIntegerToFloat", domain=_MS)
@@ -316,7 +316,7 @@ def matmul_integer_to_float(
     bias: Value | None = None,
 ) -> Value:
     def emits(g: Graph, named: Mapping[str, Value]) -> Value:
-        columns = placed(g, g.convert(named["scale.rhs"], f32), B.shape.rank, -1)
+        columns = broadcast_parameter(g, g.convert(named["scale.rhs"], f32), B.shape.rank, -1)
         scale = g.binary("multiply", single(g, g.convert(named["scale.lhs"], f32), "a_scale"), columns)
         y = g.binary("multiply", g.convert(integer_product(g, named), f32), scale)
         y = g.binary("add", y, g.convert(named["bias"], f32)) if "bias" in named else y
@@ -363,13 +363,15 @@ def qgemm(
         total = integer_product(g, named)
         if "bias" in named:
             total = g.binary("add", total, g.broadcast_to(named["bias"], total.shape.sizes))
-        scale = g.binary("multiply", single(g, named["scale.lhs"], "a_scale"), placed(g, named["scale.rhs"], 2, -1))
+        scale = g.binary(
+            "multiply", single(g, named["scale.lhs"], "a_scale"), broadcast_parameter(g, named["scale.rhs"], 2, -1)
+        )
         scale = g.binary("multiply", scale, named["scale"]) if "scale" in named else scale
         if y_zero_point is None:
             return g.binary("multiply", g.convert(total, f32), scale)
         factor = g.binary("divide", scale, single(g, named["result_scale"], "y_scale"))
         scaled = g.binary("multiply", g.convert(total, f32), factor)
-        return stored(g, scaled, single(g, named["result_zero"], "y_zero_point"), y_zero_point.shape.element)
+        return quantise_to(g, scaled, single(g, named["result_zero"], "y_zero_point"), y_zero_point.shape.element)
 
     more = {
         "scale.lhs": a_scale,
@@ -385,7 +387,7 @@ def qgemm(
 # ---- weights of a few bits ----
 
 
-def unpacked(g: Graph, packed: Value, bits: int) -> Value:
+def unpack_bits(g: Graph, packed: Value, bits: int) -> Value:
     """Bytes as numbers of a few bits (i32), the lowest bits first, along the last dimension."""
     if packed.shape.element != ui8:
         raise ShapeError("packed numbers come in bytes", expected="ui8", got=packed.shape)
@@ -428,13 +430,13 @@ def matmul_nbits(
     if block_size < 1 or (block_size * bits) % 8 or K < 1 or N < 1:
         raise ShapeError("MatMulNBits: attributes 'block_size', 'K' and 'N'", got=[block_size, K, N])
     blocks = -(-K // block_size)
-    whole = g.convert(unpacked(g, g.reshape(B, (N, blocks, block_size * bits // 8)), bits), f32)
+    whole = g.convert(unpack_bits(g, g.reshape(B, (N, blocks, block_size * bits // 8)), bits), f32)
     if zero_points is None:
         shifted = g.plus(whole, -float(1 << (bits - 1)))
     else:
         points = zero_points
         if points.shape.element == ui8:
-            points = g.slice_axis(unpacked(g, g.reshape(points, (N, -(-blocks * bits // 8))), bits), 1, 0, blocks)
+            points = g.slice_axis(unpack_bits(g, g.reshape(points, (N, -(-blocks * bits // 8))), bits), 1, 0, blocks)
         shifted = g.binary("subtract", whole, g.reshape(g.convert(points, f32), (N, blocks, 1)))
     scaled = g.binary("multiply", shifted, g.reshape(g.convert(scales, f32), (N, blocks, 1)))
     weights = g.slice_axis(g.reshape(scaled, (N, blocks * block_size)), 1, 0, K)
@@ -476,7 +478,7 @@ def matmul_bnb4(
         raise ShapeError("MatMulBnb4: attributes 'block_size', 'K' and 'N'", got=[block_size, K, N])
     count = N * K
     blocks = -(-count // block_size)
-    pairs = g.reshape(unpacked(g, g.reshape(B, (-(-count // 2),)), 4), (-(-count // 2), 2))
+    pairs = g.reshape(unpack_bits(g, g.reshape(B, (-(-count // 2),)), 4), (-(-count // 2), 2))
     codes = g.slice_axis(g.reshape(g.reverse(pairs, (1,)), (-(-count // 2) * 2,)), 0, 0, count)
     table = g.const(np.array(_NF4 if quant_type else _FP4, np.float32), f32)
     numbers = g.take(table, codes, 0)
@@ -519,7 +521,7 @@ def gather_block_quantized(
     inside = g.binary("and", g.compare(wrapped, g.like(0, wrapped), "GE"), g.compare(wrapped, limit, "LT"))
     safe = g.select(inside, wrapped, g.like(0, wrapped))
     numbers = g.take(data, safe, picked)
-    numbers = unpacked(g, numbers, bits) if packs else numbers
+    numbers = unpack_bits(g, numbers, bits) if packs else numbers
     many = indices.shape.rank
     place = blocked if blocked < picked else blocked + many - 1
     block = block_size or data.shape.sizes[blocked]
@@ -536,18 +538,18 @@ def gather_block_quantized(
             x = g.reshape(x, (*sizes[:picked], *(1,) * many, *sizes[picked + 1 :]))
         else:
             x = g.take(x, safe, picked)
-        x = g.slice_axis(unpacked(g, x, bits), place, 0, scales.shape.sizes[blocked]) if few else x
-        return _repeated(g, x, place, block, numbers.shape.sizes[place])
+        x = g.slice_axis(unpack_bits(g, x, bits), place, 0, scales.shape.sizes[blocked]) if few else x
+        return _repeat(g, x, place, block, numbers.shape.sizes[place])
 
     zero = g.scalar(1 << (bits - 1), i32) if element == ui8 else None
     if zero_points is not None:
         zero = spread(zero_points, packs)
-    real = expressed(g, numbers, spread(scales), zero)
+    real = dequantise(g, numbers, spread(scales), zero)
     mask = g.broadcast_in_dim(inside, real.shape.sizes, range(picked, picked + many))
     return g.convert(g.select(mask, real, g.like(0, real)), scales.shape.element)
 
 
-def _repeated(g: Graph, x: Value, axis: int, times: Size, length: Size) -> Value:
+def _repeat(g: Graph, x: Value, axis: int, times: Size, length: Size) -> Value:
     """Every slice along an axis several times, cut to a length; a single slice stands for all."""
     sizes: Sequence[Size] = x.shape.sizes
     if sizes[axis] == 1:
@@ -593,7 +595,7 @@ def dynamic_quantize_lstm(
     bytes_, scale, zero = dynamic_quantize_linear(g, X)
     return lstm(
         g,
-        expressed(g, bytes_, scale, zero),
+        dequantise(g, bytes_, scale, zero),
         _gate_weights(g, W, W_scale, W_zero_point, "W"),
         _gate_weights(g, R, R_scale, R_zero_point, "R"),
         B,
@@ -620,4 +622,4 @@ def _gate_weights(g: Graph, x: Value, scale: Value | None, zero: Value | None, w
         if each.shape.sizes not in ((ways,), (ways, gates)):
             raise ShapeError(f"DynamicQuantizeLSTM: scales of '{what}'", expected=[ways, gates], got=each.shape)
     spread = [g.reshape(each, (ways, 1, gates if each.shape.rank == 2 else 1)) for each in (scale, zero)]
-    return g.transpose(expressed(g, x, *spread), (0, 2, 1))
+    return g.transpose(dequantise(g, x, *spread), (0, 2, 1))

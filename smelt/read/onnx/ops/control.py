@@ -23,7 +23,7 @@ from smelt.read.onnx.items import Item, Tensor
 from smelt.read.onnx.registry import onnx_op
 from smelt.shape import Shape
 
-_MOST_TURNS = 256  # of a loop that is unrolled
+_MOST_ITERATIONS = 256  # of a loop that is unrolled
 
 # ---- If ----
 
@@ -37,7 +37,7 @@ def if_(g: Graph, cond: Tensor, *, then_branch: Any, else_branch: Any) -> list[I
         return g.inside(then_branch if known.reshape(-1)[0] else else_branch, g.b, [])
     try:
         branches = [_branch(g, branch) for branch in (then_branch, else_branch)]
-        types = [_joined(a.shape, b.shape) for a, b in zip(*(region.results for region in branches), strict=True)]
+        types = [_join_shapes(a.shape, b.shape) for a, b in zip(*(region.results for region in branches), strict=True)]
     except UnsupportedError as error:
         raise _rather_static(g, cond, "cond", error) from error
     made = g.b.op("stablehlo.if", g.reshape(g.value(cond), ()), regions=branches, result=types)
@@ -61,7 +61,7 @@ def _branch(g: Graph, graph: Any) -> Region:
         return r.result(*(_tensor_value(inner, item) for item in g.inside(graph, r, [])))
 
 
-def _joined(a: Shape, b: Shape) -> Shape:
+def _join_shapes(a: Shape, b: Shape) -> Shape:
     """The type of what either branch gives; sizes that differ are known at run time only."""
     if a.dtype != b.dtype or a.rank != b.rank:
         raise UnsupportedError("If: the branches give different types", expected=a, got=b)
@@ -80,15 +80,15 @@ Turn = Callable[[RegionBuilder, tuple[Value, ...]], Sequence[Value]]
 
 
 def while_loop(g: Graph, start: Sequence[Value], condition: Turn, body: Turn) -> list[Value]:
-    """`stablehlo.while`. A value whose size changes from turn to turn gets a symbol of its own for it."""
+    """`stablehlo.while`. A value whose size changes between iterations gets a symbol of its own."""
     types = [value.shape for value in start]
     own: set[Size] = set()  # symbols that stand for sizes that change
     for _ in range(3):
         with g.region(*types) as r:
-            turn = r.result(*body(r, r.args))
-        if len(turn.results) != len(types):
+            made_body = r.result(*body(r, r.args))
+        if len(made_body.results) != len(types):
             raise ParseError("a loop's body gives another number of values than it takes", expected=len(types))
-        wider = [_widened(g, have, value.shape, own) for have, value in zip(types, turn.results, strict=True)]
+        wider = [_widen_state(g, have, value.shape, own) for have, value in zip(types, made_body.results, strict=True)]
         if wider == types:
             break
         types = wider
@@ -96,16 +96,16 @@ def while_loop(g: Graph, start: Sequence[Value], condition: Turn, body: Turn) ->
         raise UnsupportedError("a loop whose values change their sizes in a way that has no formula")
     with g.region(*types) as r:
         test = r.result(*condition(r, r.args))
-    made = g.b.op("stablehlo.while", *start, regions=[test, turn])
-    return [_remembered(g, value) for value in made.results]
+    made = g.b.op("stablehlo.while", *start, regions=[test, made_body])
+    return [_remember(g, value) for value in made.results]
 
 
-def _remembered(g: Graph, value: Value) -> Value:
+def _remember(g: Graph, value: Value) -> Value:
     g.item(value)
     return value
 
 
-def _widened(g: Graph, have: Shape, after: Shape, own: set[Size]) -> Shape:
+def _widen_state(g: Graph, have: Shape, after: Shape, own: set[Size]) -> Shape:
     if have.dtype != after.dtype or have.rank != after.rank:
         raise UnsupportedError("a loop whose values change their types", expected=have, got=after)
     sizes = []
@@ -149,14 +149,14 @@ def loop(g: Graph, M: Tensor | None = None, cond: Tensor | None = None, *v_initi
     try:
         return _while(g, M, cond, [*v_initial], body, known_m, known_c)
     except SmeltError as error:
-        turns = _whole(known_m)
-        if turns is None:
+        iterations = _whole(known_m)
+        if iterations is None:
             raise _rather_static(g, M, "M", error) from error
         if known_c is None:
             raise _rather_static(g, cond, "cond", error) from error
-        if turns > _MOST_TURNS:
+        if iterations > _MOST_ITERATIONS:
             raise
-    return _unrolled(g, turns, [*v_initial], body)
+    return _unroll(g, iterations, [*v_initial], body)
 
 
 def _whole(known: Array | None) -> int | None:
@@ -165,12 +165,12 @@ def _whole(known: Array | None) -> int | None:
     return int(known.reshape(-1)[0])
 
 
-def _unrolled(g: Graph, turns: int, state: list[Item], body: Any) -> list[Item]:
-    """One copy of the body per turn; whether to go on must be known."""
+def _unroll(g: Graph, iterations: int, state: list[Item], body: Any) -> list[Item]:
+    """One copy of the body per iteration; the condition must be known at import."""
     count = len(state)
     gathered: list[list[Value]] = [[] for _ in range(len(body.output) - 1 - count)]
-    for turn in range(turns):
-        inputs: list[Item] = [Tensor.constant(np.array(turn, np.int64)), Tensor.constant(np.array(True)), *state]
+    for iteration in range(iterations):
+        inputs: list[Item] = [Tensor.constant(np.array(iteration, np.int64)), Tensor.constant(np.array(True)), *state]
         again, *rest = g.inside(body, g.b, inputs)
         state = rest[:count]
         for column, item in zip(gathered, rest[count:], strict=True):
@@ -182,7 +182,7 @@ def _unrolled(g: Graph, turns: int, state: list[Item], body: Any) -> list[Item]:
     outputs: list[Item | Value] = [*state]
     for column, port in zip(gathered, body.output[1 + count :], strict=True):
         if not column:
-            raise UnsupportedError("Loop: a scan output of no turns", got=port.name)
+            raise UnsupportedError("Loop: a scan output of no iterations", got=port.name)
         outputs.append(g.concat([g.expand_dims(each, (0,)) for each in column], 0))
     return [g.item(each) for each in outputs]
 
@@ -201,8 +201,8 @@ def _while(
     always = False
     scans: list[Shape] = []
 
-    def turn(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
-        """args: the number of the turn, whether to go on, the state, what is gathered."""
+    def iterate(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
+        """args: iteration number, condition, state, scan outputs so far."""
         nonlocal always, scans
         inner = inner_graph(g, r, args)
         again: Item = Tensor.constant(np.array(True)) if known_c is not None else Tensor.of(args[1])
@@ -224,7 +224,7 @@ def _while(
 
     fixed: Size | None = None
     with g.region(Shape.of(i64, ()), Shape.of(i1, ()), *(value.shape for value in start)) as dry:
-        dry.result(*turn(dry, dry.args))  # only to learn what is gathered
+        dry.result(*iterate(dry, dry.args))  # only to learn the scan outputs
     if known_m is not None and always and known_c is not None:
         fixed = known_m.reshape(-1)[0] if known_m.dtype == object else max(0, int(known_m.reshape(-1)[0]))
     leading: Size = 0 if fixed is None else fixed
@@ -237,7 +237,7 @@ def _while(
             return [args[1]]
         return [r.and_(args[1], r.compare(args[0], limit, comparison_direction="LT"))]
 
-    made = while_loop(g, [g.scalar(0, i64), first, *start, *buffers], test, turn)
+    made = while_loop(g, [g.scalar(0, i64), first, *start, *buffers], test, iterate)
     return [g.item(value) for value in made[2:]]
 
 
@@ -265,7 +265,7 @@ def scan(
     sequences = tuple(g.reverse(x, (a,)) if d else x for x, a, d in zip(sequences, axes, back, strict=True))
     shapes: list[Shape] = []
 
-    def turn(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
+    def iterate(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
         nonlocal shapes
         inner = inner_graph(g, r, args)
         slices = [element_at(inner, x, args[0], a) for x, a in zip(sequences, axes, strict=True)]
@@ -276,14 +276,14 @@ def scan(
         return [inner.binary("add", args[0], inner.scalar(1, i64)), *values[:count], *buffers]
 
     with g.region(Shape.of(i64, ()), *(value.shape for value in state)) as dry:
-        dry.result(*turn(dry, dry.args))
+        dry.result(*iterate(dry, dry.args))
     buffers = [g.full(0, Shape.of(shape.element, (length, *shape.sizes))) for shape in shapes]
     limit = g.size(length)
 
     def test(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
         return [r.compare(args[0], limit, comparison_direction="LT")]
 
-    made = while_loop(g, [g.scalar(0, i64), *state, *buffers], test, turn)[1:]
+    made = while_loop(g, [g.scalar(0, i64), *state, *buffers], test, iterate)[1:]
     outputs = []
     out_axes = scan_output_axes or (0,) * len(shapes)
     out_back = scan_output_directions or (0,) * len(shapes)
@@ -309,7 +309,7 @@ def scan_8(
     if sequence_lens is not None:
         raise UnsupportedError("Scan before opset 9: input 'sequence_lens'")
     batch = inputs[0].shape.sizes[0]
-    if not isinstance(batch, int) or not 1 <= batch <= _MOST_TURNS:
+    if not isinstance(batch, int) or not 1 <= batch <= _MOST_ITERATIONS:
         raise UnsupportedError("Scan before opset 9 over a batch that is not fixed", got=batch)
     members = []
     for i in range(batch):

@@ -1,4 +1,4 @@
-"""ImageDecoder: the bytes of a picture, given at import, to its pixels [height, width, channels] as a constant.
+"""ImageDecoder: the bytes of an encoded image, known at import, to its pixels [height, width, channels] as a constant.
 
 BMP, PNG, TIFF and the portable formats are read here; those with a transform of their own (JPEG, JPEG 2000, WebP) are
 refused by name. Imported by `read.onnx.model`.
@@ -30,7 +30,7 @@ _CHANNELS = {"RGB": 3, "BGR": 3, "Grayscale": 1}
 
 
 class _BrokenError(Exception):
-    """A stream that is no picture. The specification wants an empty result for it, not an error."""
+    """A stream that is no image. The specification asks for an empty result, not an error."""
 
 
 @onnx_op("ImageDecoder", since=20)
@@ -53,7 +53,7 @@ def decode(data: bytes) -> Array | None:
 
 
 def _decode(data: bytes) -> Array:
-    """[height, width, 1 or 3] of whatever format the first bytes tell."""
+    """[height, width, 1 or 3] ; the first bytes identify the format."""
     for mark, name in _NOT_WRITTEN.items():
         if data.startswith(mark):
             remedy = "decode the picture outside the model and feed its pixels"
@@ -159,7 +159,7 @@ def _png(data: bytes) -> Array:
     stride = (width * channels * bits + 7) // 8
     packed = b"".join(body for name, body in chunks if name == b"IDAT")
     rows = _rows(zlib.decompressobj().decompress(packed, max(1, height * (stride + 1))), height, stride + 1)
-    samples = _samples(_unfiltered(rows, max(1, channels * bits // 8)), width * channels, bits)
+    samples = _samples(_undo_filters(rows, max(1, channels * bits // 8)), width * channels, bits)
     if color == 3:
         palette = next((body for name, body in chunks if name == b"PLTE"), b"")
         return _looked_up(np.frombuffer(palette[: len(palette) // 3 * 3], np.uint8).reshape(-1, 3), samples)
@@ -178,7 +178,7 @@ def _png_chunks(data: bytes) -> Any:
         place += 12 + length
 
 
-def _unfiltered(rows: Array, step: int) -> Array:
+def _undo_filters(rows: Array, step: int) -> Array:
     """The bytes behind PNG's five predictors: none, left, above, the mean of both, and Paeth's."""
     lines = np.zeros((len(rows) + 1, rows.shape[1] - 1 + step), np.uint8)  # a pixel of zeros before each line
     for y, row in enumerate(rows, 1):
@@ -193,13 +193,13 @@ def _unfiltered(rows: Array, step: int) -> Array:
                 lines[y, step:] = delta + lines[y - 1, step:]
             case 3 | 4:
                 guess = _mean if row[0] == 3 else _paeth
-                lines[y] = _predicted(delta.tolist(), lines[y - 1].tolist(), step, guess)
+                lines[y] = _undo_predictor(delta.tolist(), lines[y - 1].tolist(), step, guess)
             case _:
                 raise _BrokenError
     return lines[1:, step:]
 
 
-def _predicted(delta: list[int], above: list[int], step: int, guess: Callable[[int, int, int], int]) -> list[int]:
+def _undo_predictor(delta: list[int], above: list[int], step: int, guess: Callable[[int, int, int], int]) -> list[int]:
     line = [0] * step
     for x, each in enumerate(delta, step):
         line.append((each + guess(line[x - step], above[x], above[x - step])) & 255)

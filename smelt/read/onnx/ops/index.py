@@ -32,7 +32,7 @@ def gather(g: Graph, data: Item, indices: Tensor, *, axis: int = 0) -> Item | Va
             return moved
     if indices.known is not None and indices.known.size == 1 and not indices.is_symbolic:  # one slice: no gather
         return _pick(g, x, indices, place)
-    return g.take(g.value(x), wrapped(g, indices, x.sizes[place]), place)
+    return g.take(g.value(x), wrap_indices(g, indices, x.sizes[place]), place)
 
 
 def _pick(g: Graph, x: Tensor, indices: Tensor, axis: int) -> Value:
@@ -46,7 +46,7 @@ def _pick(g: Graph, x: Tensor, indices: Tensor, axis: int) -> Value:
     return g.reshape(part, (*x.sizes[:axis], *indices.sizes, *x.sizes[axis + 1 :]))
 
 
-def wrapped(g: Graph, indices: Tensor, size: Size) -> Value:
+def wrap_indices(g: Graph, indices: Tensor, size: Size) -> Value:
     """Indices as values, counting from the start; known ones are checked."""
     known = indices.known
     if known is not None and not indices.is_symbolic and known.size:
@@ -67,7 +67,7 @@ def gather_elements(g: Graph, data: Value, indices: Tensor, *, axis: int = 0) ->
     place = axis_of(axis, data.shape.rank)
     if indices.rank != data.shape.rank:
         raise ShapeError("GatherElements: ranks differ", expected=data.shape, got=indices.shape)
-    at = _coordinates(g, wrapped(g, indices, data.shape.sizes[place]), place)
+    at = _coordinates(g, wrap_indices(g, indices, data.shape.sizes[place]), place)
     rank = data.shape.rank
     dims = GatherDims(
         collapsed_slice_dims=tuple(range(rank)), start_index_map=tuple(range(rank)), index_vector_dim=rank
@@ -117,7 +117,7 @@ def _wrapped_vectors(g: Graph, indices: Tensor, sizes: tuple[Size, ...]) -> Valu
         else:
             assert value is not None
             column = Tensor.of(g.slice_axis(value, indices.rank - 1, i, i + 1))
-        parts.append(wrapped(g, column, size))
+        parts.append(wrap_indices(g, column, size))
     return g.concat(parts, indices.rank - 1) if parts else g.value(indices)
 
 
@@ -159,7 +159,7 @@ def scatter_elements(
     place = axis_of(axis, rank)
     if indices.rank != rank:
         raise ShapeError("ScatterElements: ranks differ", expected=data.shape, got=indices.shape)
-    at = _coordinates(g, wrapped(g, indices, data.shape.sizes[place]), place)
+    at = _coordinates(g, wrap_indices(g, indices, data.shape.sizes[place]), place)
     every = tuple(range(rank))
     dims = ScatterDims(inserted_window_dims=every, scatter_dims_to_operand_dims=every, index_vector_dim=rank)
     return g.scatter(data, at, updates, dims, _combine(g, data.shape.element, reduction))

@@ -1,4 +1,4 @@
-"""Elementwise operators: arithmetic, comparisons, logic, casts, activations, softmax, matrix products."""
+"""Elementwise operators: arithmetic, comparisons, logic, casts, activations, softmax, matrix multiplication."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ for _name, _op in (
     _simple(_name, _op)
 
 
-def _sized(name: str, op: str, folded: Callable[[Any], Any], unsigned: str | None = None) -> None:
+def _foldable(name: str, op: str, folded: Callable[[Any], Any], unsigned: str | None = None) -> None:
     """A function that sizes go through."""
 
     @onnx_op(name)
@@ -51,11 +51,11 @@ def _sized(name: str, op: str, folded: Callable[[Any], Any], unsigned: str | Non
         return g.unary(op, g.value(X))
 
 
-_sized("Abs", "abs", fold.absolute, unsigned="same")
-_sized("Neg", "negate", lambda a: -a)
-_sized("Sign", "sign", fold.sign, unsigned="at most 1")
-_sized("Floor", "floor", fold.round_down)
-_sized("Ceil", "ceil", fold.round_up)
+_foldable("Abs", "abs", fold.absolute, unsigned="same")
+_foldable("Neg", "negate", lambda a: -a)
+_foldable("Sign", "sign", fold.sign, unsigned="at most 1")
+_foldable("Floor", "floor", fold.round_down)
+_foldable("Ceil", "ceil", fold.round_up)
 
 
 @onnx_op("Not")
@@ -301,13 +301,13 @@ def _cast(g: Graph, x: Tensor, to: DType, saturate: bool, round_mode: str) -> Te
     if to.name == "f8E8M0FNU":
         return _to_exponent(g, value, saturate, round_mode)
     if to.is_float and to.bits <= 8 and x.element.is_float and (saturate or to.bits == 4):
-        return _saturated(g, value, to)
+        return _saturate(g, value, to)
     if to.is_integer and to.bits < 8 and x.element.is_float:  # these keep the low bits
         return g.convert(g.convert(value, i64), to)
     return g.convert(value, to)
 
 
-def _saturated(g: Graph, x: Value, to: DType) -> Value:
+def _saturate(g: Graph, x: Value, to: DType) -> Value:
     """Numbers beyond the greatest finite one become that; nan stays nan."""
     wide = g.convert(x, f32) if x.shape.element.bits < 32 else x
     most = greatest_finite(to)
@@ -569,7 +569,7 @@ def flatten_at(g: Graph, x: Value, axis: int) -> Value:
     return g.reshape(x, (Shape.of(x.shape.element, x.shape.sizes[:axis]).count, from_axis))
 
 
-# ---- products ----
+# ---- matrix multiplication ----
 
 
 @onnx_op("MatMul")
@@ -663,7 +663,7 @@ def _diagonals(g: Graph, x: Value, labels: list[str]) -> tuple[Value, list[str]]
 def _einsum_pair(
     g: Graph, a: Value, left: list[str], b: Value, right: list[str], needed: set[str]
 ) -> tuple[Value, list[str]]:
-    """The product of two operands, summed over the labels they share and nobody needs any more."""
+    """The product of two operands, summed over shared labels that no later term uses."""
     shared = [label for label in left if label in right]
     if all(a.shape.sizes[left.index(label)] == b.shape.sizes[right.index(label)] for label in shared):
         gone = [label for label in shared if label not in needed]

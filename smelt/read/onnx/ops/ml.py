@@ -25,12 +25,12 @@ from smelt.read.onnx.ops.scores import (
     best_class,
     both_classes,
     check_transform,
-    flagged,
+    flag_above,
     labels_of,
     pick_label,
     rows_of,
     table,
-    transformed,
+    transform_scores,
 )
 from smelt.read.onnx.registry import onnx_op
 from smelt.shape import Shape
@@ -169,7 +169,9 @@ def one_hot_encoder(
 # ---- from keys to values ----
 
 
-def _mapped(g: Graph, X: Item, keys: Array, values: Array, default: Any, what: str, nan_matches: bool) -> Item | Value:
+def _map_values(
+    g: Graph, X: Item, keys: Array, values: Array, default: Any, what: str, nan_matches: bool
+) -> Item | Value:
     """Each element's value; text is looked up at import. Of equal keys the last counts."""
     if keys.size != values.size:
         raise ParseError(f"{what}: keys and values differ in number", expected=keys.size, got=values.size)
@@ -191,12 +193,12 @@ def _mapped(g: Graph, X: Item, keys: Array, values: Array, default: Any, what: s
     if not isinstance(X, Tensor) or keys.dtype == object:
         raise ParseError(f"{what}: keys of another type than the input")
     if values.dtype != object:
-        return _chosen(g, g.value(X), keys, values, default, nan_matches)
-    places = _chosen(g, g.value(X), keys, np.arange(keys.size), keys.size, nan_matches)
+        return _choose(g, g.value(X), keys, values, default, nan_matches)
+    places = _choose(g, g.value(X), keys, np.arange(keys.size), keys.size, nan_matches)
     return Labels(Tensor.of(places), np.array([*values.tolist(), default], object))
 
 
-def _chosen(g: Graph, x: Value, keys: Array, values: Array, default: Any, nan_matches: bool) -> Value:
+def _choose(g: Graph, x: Value, keys: Array, values: Array, default: Any, nan_matches: bool) -> Value:
     """A search in the sorted keys, half of what is left at a time."""
     element = values.dtype
     other = g.broadcast_to(g.const(np.array(default, element), Tensor.constant(values).element), x.shape.sizes)
@@ -247,22 +249,22 @@ def label_encoder(
     values_strings: tuple[str, ...] | None = None,
     values_tensor: Item | None = None,
 ) -> Item | Value:
-    keys = _listed(g, "keys", keys_tensor, keys_floats, keys_int64s, keys_strings)
-    values = _listed(g, "values", values_tensor, values_floats, values_int64s, values_strings)
+    keys = _as_list(g, "keys", keys_tensor, keys_floats, keys_int64s, keys_strings)
+    values = _as_list(g, "values", values_tensor, values_floats, values_int64s, values_strings)
     kind = values.dtype.kind
     default: Any = default_string if kind == "O" else default_int64 if kind in "iu" else default_float
     if default_tensor is not None:
-        given = _listed(g, "default", default_tensor, None, None, None)
+        given = _as_list(g, "default", default_tensor, None, None, None)
         if given.size != 1 or given.dtype.kind != kind:
             raise ParseError(
                 "LabelEncoder: attribute 'default_tensor'", expected=f"one {values.dtype}", got=given.dtype
             )
         default = given.reshape(-1)[0]
     nan_matches = g.opsets.get(ML, 1) >= 4
-    return _mapped(g, X, keys, values, default, "LabelEncoder", nan_matches)
+    return _map_values(g, X, keys, values, default, "LabelEncoder", nan_matches)
 
 
-def _listed(g: Graph, what: str, tensor: Item | None, floats: Any, ints: Any, strings: Any) -> Array:
+def _as_list(g: Graph, what: str, tensor: Item | None, floats: Any, ints: Any, strings: Any) -> Array:
     if sum(each is not None for each in (tensor, floats, ints, strings)) != 1:
         raise ParseError(f"LabelEncoder: {what} must be given in one way")
     if isinstance(tensor, Text):
@@ -306,8 +308,8 @@ def _either_way(
 ) -> Item | Value:
     """Strings to integers or back, as the input has it."""
     if isinstance(X, Text | Labels):
-        return _mapped(g, X, _words(words), numbers, number, what, False)
-    return _mapped(g, X, numbers, _words(words), word, what, False)
+        return _map_values(g, X, _words(words), numbers, number, what, False)
+    return _map_values(g, X, numbers, _words(words), word, what, False)
 
 
 # ---- maps ----
@@ -382,7 +384,7 @@ def linear_regressor(
     check_transform(post_transform, "LinearRegressor")
     if targets < 1 or len(intercepts) not in (0, targets):
         raise ParseError("LinearRegressor: attribute 'intercepts'", expected=targets, got=len(intercepts))
-    return transformed(
+    return transform_scores(
         g, _linear(g, X, coefficients, intercepts or (0.0,) * targets, "LinearRegressor"), post_transform
     )
 
@@ -405,10 +407,10 @@ def linear_classifier(
     scores = _linear(g, X, coefficients, intercepts, "LinearClassifier")
     count = scores.shape.sizes[1]
     if count == 1 and len(labels) == 2:
-        return pick_label(g, flagged(g, scores, 0.0), labels), both_classes(g, scores, post_transform, True)
+        return pick_label(g, flag_above(g, scores, 0.0), labels), both_classes(g, scores, post_transform, True)
     if count != len(labels):
         raise ShapeError("LinearClassifier: as many labels as rows of coefficients", expected=count, got=len(labels))
-    return pick_label(g, best_class(g, scores), labels), transformed(g, scores, post_transform)
+    return pick_label(g, best_class(g, scores), labels), transform_scores(g, scores, post_transform)
 
 
 # ---- support vectors ----
@@ -529,10 +531,12 @@ def svm_classifier(
         if len(prob_a) < len(pairs):
             raise ParseError(f"{what}: attribute 'prob_a'", expected=len(pairs), got=len(prob_a))
         shares = _pair_shares(g, scores, prob_a, prob_b, pairs, count)
-        return pick_label(g, place, labels), transformed(g, _coupled(g, shares, count), post_transform)
+        return pick_label(g, place, labels), transform_scores(
+            g, _couple_probabilities(g, shares, count), post_transform
+        )
     if count == 2:
         return pick_label(g, place, labels), both_classes(g, scores, post_transform, post_transform != "NONE")
-    return pick_label(g, place, labels), transformed(g, scores, post_transform)
+    return pick_label(g, place, labels), transform_scores(g, scores, post_transform)
 
 
 def _planes(
@@ -546,7 +550,7 @@ def _planes(
         positive = bool((weights >= 0).all())
         wins = g.compare(top, g.like(0.5 if positive else 0.0, top), "GE" if positive else "GT")
         place = g.select(wins, g.like(1, place), place)
-    return pick_label(g, place, labels), transformed(g, scores, post)
+    return pick_label(g, place, labels), transform_scores(g, scores, post)
 
 
 def _pair_weights(weights: Array, per_class: Sequence[int], pairs: Sequence[tuple[int, int]]) -> Array:
@@ -596,7 +600,7 @@ def _pair_shares(
     return g.reshape(g.concat(columns, 1), (scores.shape.sizes[0], count, count))
 
 
-def _coupled(g: Graph, shares: Value, count: int) -> Value:
+def _couple_probabilities(g: Graph, shares: Value, count: int) -> Value:
     """Probabilities of all classes from those of pairs: libsvm's iteration, in which each row stops on its own."""
     batch = shares.shape.sizes[0]
     turned = g.transpose(shares, (0, 2, 1))
@@ -609,7 +613,7 @@ def _coupled(g: Graph, shares: Value, count: int) -> Value:
     def column(g: Graph, x: Value, i: int) -> Value:
         return g.slice_axis(x, 1, i, i + 1)
 
-    def turn(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
+    def iterate(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
         inner = inner_graph(g, r, args)
         at, _, p = args
         qp = inner.dot(q, p, ((2,), (1,)), ((0,), (0,)))
@@ -637,4 +641,4 @@ def _coupled(g: Graph, shares: Value, count: int) -> Value:
         return [r.and_(args[1], r.compare(args[0], r.constant(100, i64), comparison_direction="LT"))]
 
     start = g.full(1 / count, Shape.of(f32, (batch, count)))
-    return while_loop(g, [g.scalar(0, i64), g.scalar(True, i1), start], test, turn)[2]
+    return while_loop(g, [g.scalar(0, i64), g.scalar(True, i1), start], test, iterate)[2]

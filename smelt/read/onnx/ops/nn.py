@@ -76,7 +76,7 @@ def window_of(
     return Window(tuple(kernel), steps, spread, tuple(low), tuple(high))
 
 
-def _padded(g: Graph, x: Value, w: Window, fill: float | int) -> tuple[Value, Window]:
+def _pad_first(g: Graph, x: Value, w: Window, fill: float | int) -> tuple[Value, Window]:
     """A window whose padding depends on sizes slides over a tensor that is padded first."""
     if ints((*w.low, *w.high)) is not None:
         return x, w
@@ -164,7 +164,7 @@ def conv(
     _check_image(X, "Conv")
     W, kernel = sized_kernel(g, W, kernel_shape, X.shape.rank - 2)
     w = window_of(X.shape.sizes[2:], kernel, strides, dilations, pads, auto_pad)
-    x, w = _padded(g, X, w, 0)
+    x, w = _pad_first(g, X, w, 0)
     return with_bias(g, convolve(g, x, W, w, group), B)
 
 
@@ -282,7 +282,7 @@ def _pool_window(
 
 def _slide(g: Graph, x: Value, w: Window, beyond: Sequence[int], kind: str, init: float | int) -> Value:
     """`reduce_window` over the spatial dimensions."""
-    x, w = _padded(g, x, w, init)
+    x, w = _pad_first(g, x, w, init)
     element = x.shape.element
     body = g.scalar_region(element, lambda r, a, b: r.op(f"stablehlo.{kind}", a, b).result)
     high = [a + b for a, b in zip(w.high, beyond, strict=True)]
@@ -319,11 +319,11 @@ def max_pool(
 
 
 def _max_with_places(g: Graph, x: Value, w: Window, beyond: Sequence[int], storage_order: int) -> tuple[Value, Value]:
-    """The greatest elements and where they lie in the flat tensor; of equal ones the first."""
+    """The largest elements and their flat indices; the first of equal ones."""
     places = _flat_places(g, x.shape.sizes, storage_order)
     element = x.shape.element
-    x, inner = _padded(g, x, w, lowest(element))
-    places, _ = _padded(g, places, w, highest(i64))
+    x, inner = _pad_first(g, x, w, lowest(element))
+    places, _ = _pad_first(g, places, w, highest(i64))
     high = [a + b for a, b in zip(inner.high, beyond, strict=True)]
     scalars = (Shape.of(element, ()), Shape.of(i64, ()))
     with g.region(*scalars, *scalars) as r:
@@ -478,7 +478,7 @@ def _put_flat(g: Graph, values: Value, places: Value, shape: Shape) -> Value:
 # ---- normalisations ----
 
 
-def _normalised(g: Graph, x: Value, axes: Sequence[int], epsilon: float) -> tuple[Value, Value, Value]:
+def _normalise(g: Graph, x: Value, axes: Sequence[int], epsilon: float) -> tuple[Value, Value, Value]:
     """(x - mean) / sqrt(variance + epsilon) over axes, the mean, and one over the root."""
     mean = g.mean(x, axes, keep=True)
     centred = g.binary("subtract", x, mean)
@@ -500,7 +500,7 @@ def layer_normalization(
 ) -> tuple[Value, Value, Value]:
     stash = element_type(stash_type, g.location)
     first = axis_of(axis, X.shape.rank)
-    normal, mean, inverse = _normalised(g, g.convert(X, stash), range(first, X.shape.rank), epsilon)
+    normal, mean, inverse = _normalise(g, g.convert(X, stash), range(first, X.shape.rank), epsilon)
     y = g.binary("multiply", g.convert(normal, X.shape.element), Scale)
     return (y if B is None else g.binary("add", y, B)), mean, inverse
 
@@ -524,7 +524,7 @@ def instance_normalization(
     rank = input.shape.rank
 
     def normalise(x: Value) -> Value:
-        normal, _, _ = _normalised(g, x, range(2, rank), epsilon)
+        normal, _, _ = _normalise(g, x, range(2, rank), epsilon)
         factor, shift = (g.along(g.convert(each, x.shape.element), rank, 1) for each in (scale, B))
         return g.binary("add", g.binary("multiply", normal, factor), shift)
 
@@ -536,16 +536,16 @@ def group_normalization(
     g: Graph, X: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5, num_groups: int, stash_type: int = 1
 ) -> Value:
     rank = X.shape.rank
-    normal = _grouped(g, X, num_groups, epsilon, stash_type)
+    normal = _normalise_groups(g, X, num_groups, epsilon, stash_type)
     return g.binary("add", g.binary("multiply", normal, g.along(scale, rank, 1)), g.along(bias, rank, 1))
 
 
-def _grouped(g: Graph, x: Value, groups: int, epsilon: float, stash_type: int) -> Value:
+def _normalise_groups(g: Graph, x: Value, groups: int, epsilon: float, stash_type: int) -> Value:
     batch, channels, *space = x.shape.sizes
     if not isinstance(channels, int) or groups < 1 or channels % groups:
         raise ShapeError("GroupNormalization: attribute 'num_groups'", expected=f"a divisor of {channels}", got=groups)
     wide = g.reshape(g.convert(x, element_type(stash_type, g.location)), (batch, groups, channels // groups, *space))
-    normal, _, _ = _normalised(g, wide, range(2, wide.shape.rank), epsilon)
+    normal, _, _ = _normalise(g, wide, range(2, wide.shape.rank), epsilon)
     return g.reshape(g.convert(normal, x.shape.element), x.shape.sizes)
 
 
@@ -555,7 +555,9 @@ def group_normalization_18(
 ) -> Value:
     """Here scale and bias are one per group."""
     batch, channels, *space = X.shape.sizes
-    normal = g.reshape(_grouped(g, X, num_groups, epsilon, 1), (batch, num_groups, channels // num_groups, *space))
+    normal = g.reshape(
+        _normalise_groups(g, X, num_groups, epsilon, 1), (batch, num_groups, channels // num_groups, *space)
+    )
     rank = normal.shape.rank
     y = g.binary("add", g.binary("multiply", normal, g.along(scale, rank, 1)), g.along(bias, rank, 1))
     return g.reshape(y, X.shape.sizes)

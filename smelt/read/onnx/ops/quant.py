@@ -77,7 +77,7 @@ def _differ(a: Size, b: Size) -> bool:
 _AXES = "abcdefghijklmnopqrstuvwxyz"
 
 
-def spelled(parameter: Value, axes: Sequence[str], axis: int) -> str | None:
+def parameter_layout(parameter: Value, axes: Sequence[str], axis: int) -> str | None:
     """The layout of a scale or zero point for a tensor with these axes; a vector goes along one of them."""
     if is_single(parameter):
         return "." * parameter.shape.rank
@@ -99,7 +99,7 @@ def _elementwise_layout(x: Value, parameters: Sequence[Value], axis: int, block_
         size = x.shape.sizes[place] if rank else 1
         if not isinstance(size, int) or size % block_size or not all(each.shape.rank == rank for each in parameters):
             return None
-    words = [spelled(each, axes, place) for each in parameters]
+    words = [parameter_layout(each, axes, place) for each in parameters]
     if any(word is None for word in words):
         return None
     if block_size:
@@ -173,7 +173,7 @@ def quantize_linear(
         left, right = (g.convert(g.convert(each, exact), wide) for each in (x, spread))
         scaled = g.convert(g.convert(g.binary("divide", left, right), exact), wide)
         zero = None if point is None else _spread(g, point, x.shape, axis, block_size)
-        return stored(g, scaled, zero, to, bool(saturate))
+        return quantise_to(g, scaled, zero, to, bool(saturate))
 
     if not to.is_integer:
         return emit(g, x, y_scale, y_zero_point)
@@ -181,7 +181,7 @@ def quantize_linear(
     return _elementwise(g, "smelt.quantize", operands, axis, block_size, emit)
 
 
-def stored(g: Graph, scaled: Value, zero: Value | None, to: DType, saturate: bool = True) -> Value:
+def quantise_to(g: Graph, scaled: Value, zero: Value | None, to: DType, saturate: bool = True) -> Value:
     """f32 or f64 rounded to even, moved by the zero point and held inside the type."""
     if not (to.is_integer and to.bits <= 16) and not (to.is_float and to.bits <= 8 and to.name != "f8E8M0FNU"):
         raise UnsupportedError("quantisation to this type", expected="at most 16 bits, or floats of at most 8", got=to)
@@ -202,7 +202,7 @@ def stored(g: Graph, scaled: Value, zero: Value | None, to: DType, saturate: boo
     return g.convert(g.convert(held, i32), to)
 
 
-def expressed(g: Graph, x: Value, scale: Value, zero: Value | None) -> Value:
+def dequantise(g: Graph, x: Value, scale: Value, zero: Value | None) -> Value:
     """`(x - zero) * scale` in f32, of a scale and a zero point that broadcast."""
     if x.shape.element.is_float:
         shifted = g.convert(x, f32)
@@ -237,7 +237,7 @@ def dequantize_linear(
     def emit(g: Graph, x: Value, scale: Value, point: Value | None) -> Value:
         spread = _spread(g, scale, x.shape, axis, block_size)
         zero = None if point is None else _spread(g, point, x.shape, axis, block_size)
-        return g.convert(expressed(g, x, spread, zero), to)
+        return g.convert(dequantise(g, x, spread, zero), to)
 
     if not x.shape.element.is_integer:
         return emit(g, x, x_scale, x_zero_point)
@@ -259,23 +259,27 @@ def dynamic_quantize_linear(g: Graph, x: Value) -> tuple[Value, Value, Value]:
     whole = g.convert(point, ui8)
 
     def emit(g: Graph, x: Value, scale: Value, zero: Value) -> Value:
-        return stored(g, g.binary("divide", x, scale), zero, ui8)
+        return quantise_to(g, g.binary("divide", x, scale), zero, ui8)
 
     operands = {"x": x, "scale": scale, "zero": whole}
     return _elementwise(g, "smelt.quantize", operands, 0, 0, emit), scale, whole
 
 
-# ---- products ----
+# ---- matrix multiplication ----
 
 
-def _shifted(g: Graph, x: Value, zero: Value | None, axis: int) -> Value:
+def _subtract_zero_point(g: Graph, x: Value, zero: Value | None, axis: int) -> Value:
     """The numbers less their zero point, which is one, one per slice or broadcasts: i32, or f32 of floats."""
     wide = f32 if x.shape.element.is_float else i32
     whole = g.convert(x, wide)
-    return whole if zero is None else g.binary("subtract", whole, g.convert(placed(g, zero, x.shape.rank, axis), wide))
+    return (
+        whole
+        if zero is None
+        else g.binary("subtract", whole, g.convert(broadcast_parameter(g, zero, x.shape.rank, axis), wide))
+    )
 
 
-def placed(g: Graph, parameter: Value, rank: int, axis: int) -> Value:
+def broadcast_parameter(g: Graph, parameter: Value, rank: int, axis: int) -> Value:
     """A scale or zero point so that it broadcasts against a tensor of a rank; a vector goes along an axis."""
     if is_single(parameter):
         return g.reshape(parameter, ())
@@ -292,10 +296,10 @@ def _rows(x: Value) -> int:
 
 
 def integer_product(g: Graph, named: Mapping[str, Value]) -> Value:
-    """The matrix product of integers less their zero points, i32."""
+    """Integer matrix multiplication after subtracting zero points, i32."""
     a, b = named["lhs"], named["rhs"]
-    left = _shifted(g, a, named.get("lhs_zero"), _rows(a))
-    return g.matmul(left, _shifted(g, b, named.get("rhs_zero"), -1))
+    left = _subtract_zero_point(g, a, named.get("lhs_zero"), _rows(a))
+    return g.matmul(left, _subtract_zero_point(g, b, named.get("rhs_zero"), -1))
 
 
 def product(
@@ -307,7 +311,7 @@ def product(
     *,
     rows: int = -2,
 ) -> Value:
-    """`smelt.qdot` over NumPy's matrix product of (tensor, zero point) pairs.
+    """`smelt.qdot` over a NumPy-style matmul of (tensor, zero point) pairs.
 
     `more` are scales, a bias and the result's scale and zero point, by the role in the composite and then, after a
     dot, by whose axes a vector follows: `scale.lhs`. `emits` gives the ops, from values by the same names.
@@ -316,21 +320,21 @@ def product(
     given = {role: each for role, each in operands.items() if each is not None}
     layout = _product_layout(given)
     said = None if layout is None else {"operands": _roles(given), "layout": layout}
-    return composite(g, "smelt.qdot", list(given.values()), _named(given, emits), lambda ops: said)[0]
+    return composite(g, "smelt.qdot", list(given.values()), _by_name(given, emits), lambda ops: said)[0]
 
 
 def _roles(given: Mapping[str, Value]) -> str:
     return " ".join(role.partition(".")[0] for role in given)
 
 
-def _named(
+def _by_name(
     given: Mapping[str, Value], emits: Callable[[Graph, Mapping[str, Value]], Value]
 ) -> Callable[[Graph, Sequence[Value]], Value]:
     return lambda g, values: emits(g, dict(zip(given, values, strict=True)))
 
 
 def _product_layout(given: Mapping[str, Value]) -> str | None:
-    """The layout of a matrix product with what scales it; None where it is open which sizes are stretched."""
+    """The layout of a matmul with its scales; None where broadcasting depends on dynamic dimensions."""
     a, b = given["lhs"].shape, given["rhs"].shape
     batch = max(a.rank, b.rank, 2) - 2
     if not a.rank or not b.rank or batch > 16 or any(each.element.is_float for each in (a, b)):
@@ -351,7 +355,7 @@ def _product_layout(given: Mapping[str, Value]) -> str | None:
     words = ["".join(side) for side in sides]
     for role, value in list(given.items())[2:]:
         side = {"lhs": sides[0], "rhs": sides[1]}.get(role[:3] if "." not in role else role.partition(".")[2], result)
-        found = spelled(value, side, _rows_of(len(side)) if side is sides[0] else -1)
+        found = parameter_layout(value, side, _rows_of(len(side)) if side is sides[0] else -1)
         if found is None:
             return None
         words.append(found)
@@ -385,8 +389,8 @@ def qlinear_matmul(
         raise UnsupportedError("a product of integers and floats", got=f"{a.shape} and {b.shape}")
 
     def emits(g: Graph, named: Mapping[str, Value]) -> Value:
-        rows = placed(g, g.convert(named["scale.lhs"], f32), a.shape.rank, _rows(a))
-        columns = placed(g, g.convert(named["scale.rhs"], f32), b.shape.rank, -1)
+        rows = broadcast_parameter(g, g.convert(named["scale.lhs"], f32), a.shape.rank, _rows(a))
+        columns = broadcast_parameter(g, g.convert(named["scale.rhs"], f32), b.shape.rank, -1)
         if b.shape.rank == 1 and rows.shape.rank > 1:  # a product with a vector has no columns, one of a vector no rows
             rows = g.reshape(rows, rows.shape.sizes[:-1])
         if a.shape.rank == 1 and columns.shape.rank > 1:
@@ -394,7 +398,7 @@ def qlinear_matmul(
         result = single(g, g.convert(named["result_scale"], f32), "y_scale")
         factor = g.binary("divide", g.binary("multiply", rows, columns), result)
         scaled = g.binary("multiply", g.convert(integer_product(g, named), f32), factor)
-        return stored(g, scaled, single(g, named["result_zero"], "y_zero_point"), y_zero_point.shape.element)
+        return quantise_to(g, scaled, single(g, named["result_zero"], "y_zero_point"), y_zero_point.shape.element)
 
     more = {"scale.lhs": a_scale, "scale.rhs": b_scale, "result_scale": y_scale, "result_zero": y_zero_point}
     return product(g, (a, a_zero_point), (b, b_zero_point), more, emits)
@@ -403,11 +407,11 @@ def qlinear_matmul(
 def _window_sum(g: Graph, named: Mapping[str, Value], window: ConvAttributes) -> Value:
     """The convolution of integers; padding stands for the real number 0: it is added after the zero point is off."""
     zero = named.get("lhs_zero")
-    left = _shifted(g, named["lhs"], None if zero is None else single(g, zero, "x_zero_point"), 1)
-    return conv(g, left, _shifted(g, named["rhs"], named.get("rhs_zero"), 0), **window)
+    left = _subtract_zero_point(g, named["lhs"], None if zero is None else single(g, zero, "x_zero_point"), 1)
+    return conv(g, left, _subtract_zero_point(g, named["rhs"], named.get("rhs_zero"), 0), **window)
 
 
-def windowed(
+def convolve_quantised(
     g: Graph,
     lhs: tuple[Value, Value | None],
     rhs: tuple[Value, Value | None],
@@ -425,7 +429,7 @@ def windowed(
             return None  # sizes are open, or padding stands apart
         return {"operands": _roles(given), "layout": layout, **window_attributes(found[0])}
 
-    return composite(g, "smelt.qdot", list(given.values()), _named(given, emits), attributes)[0]
+    return composite(g, "smelt.qdot", list(given.values()), _by_name(given, emits), attributes)[0]
 
 
 def _window_layout(given: Mapping[str, Value]) -> str | None:
@@ -434,7 +438,7 @@ def _window_layout(given: Mapping[str, Value]) -> str | None:
     words = list(sides.values())
     for role, value in list(given.items())[2:]:
         side, axis = (sides["rhs"], 0) if role in ("rhs_zero", "scale.rhs") else (f"bo{places}", 1)
-        word = spelled(value, list(side), axis)
+        word = parameter_layout(value, list(side), axis)
         if word is None or (role in ("lhs_zero", "scale.lhs") and not is_single(value)):
             return None
         words.append(word)
@@ -451,7 +455,9 @@ def conv_integer(
     **window: Unpack[ConvAttributes],
 ) -> Value:
     w, _ = sized_kernel(g, w, window.get("kernel_shape"), x.shape.rank - 2)
-    return windowed(g, (x, x_zero_point), (w, w_zero_point), {}, lambda g, named: _window_sum(g, named, window))
+    return convolve_quantised(
+        g, (x, x_zero_point), (w, w_zero_point), {}, lambda g, named: _window_sum(g, named, window)
+    )
 
 
 @onnx_op("QLinearConv", since=10)
@@ -474,11 +480,11 @@ def qlinear_conv(
         total = _window_sum(g, named, window)
         if "bias" in named:
             total = g.binary("add", total, g.along(named["bias"], total.shape.rank, 1))
-        channels = placed(g, named["scale.rhs"], total.shape.rank, 1)
+        channels = broadcast_parameter(g, named["scale.rhs"], total.shape.rank, 1)
         factor = g.binary("multiply", single(g, named["scale.lhs"], "x_scale"), channels)
         factor = g.binary("divide", factor, single(g, named["result_scale"], "y_scale"))
         scaled = g.binary("multiply", g.convert(total, f32), factor)
-        return stored(g, scaled, single(g, named["result_zero"], "y_zero_point"), y_zero_point.shape.element)
+        return quantise_to(g, scaled, single(g, named["result_zero"], "y_zero_point"), y_zero_point.shape.element)
 
     more = {
         "scale.lhs": x_scale,
@@ -487,4 +493,4 @@ def qlinear_conv(
         "result_scale": y_scale,
         "result_zero": y_zero_point,
     }
-    return windowed(g, (x, x_zero_point), (w, w_zero_point), more, emits)
+    return convolve_quantised(g, (x, x_zero_point), (w, w_zero_point), more, emits)

@@ -25,13 +25,13 @@ def _register(name: str, fn: Reduction, since: int) -> None:
         g: Graph, data: Tensor, axes: Ints | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
     ) -> Value | Tensor:
         if not axes and noop_with_empty_axes:
-            return _reduced(g, fn, g.value(data), (), bool(keepdims))
+            return _reduce(g, fn, g.value(data), (), bool(keepdims))
         known = _count(data, name) if not keepdims and data.rank == 1 else None
-        return known or _reduced(g, fn, g.value(data), axes or range(data.rank), bool(keepdims))
+        return known or _reduce(g, fn, g.value(data), axes or range(data.rank), bool(keepdims))
 
     @onnx_op(name, since=1)
     def old(g: Graph, data: Value, *, axes: tuple[int, ...] | None = None, keepdims: int = 1) -> Value:
-        return _reduced(g, fn, data, range(data.shape.rank) if axes is None else axes, bool(keepdims))
+        return _reduce(g, fn, data, range(data.shape.rank) if axes is None else axes, bool(keepdims))
 
 
 def _count(data: Tensor, name: str) -> Tensor | None:
@@ -46,7 +46,7 @@ def _count(data: Tensor, name: str) -> Tensor | None:
     return Tensor.symbolic(result, data.element)
 
 
-def _reduced(g: Graph, fn: Reduction, x: Value, axes: Sequence[int], keep: bool) -> Value:
+def _reduce(g: Graph, fn: Reduction, x: Value, axes: Sequence[int], keep: bool) -> Value:
     places = sorted(axes_of(axes, x.shape.rank))
     element = x.shape.element
     wide = g.in_f32(lambda v: fn(g, v, places), x) if element.is_float else fn(g, x, places)
@@ -117,7 +117,7 @@ _places("ArgMin", False)
 
 
 def running(g: Graph, x: Value, axis: int, kind: str, start: int, exclusive: bool, reverse: bool) -> Value:
-    """A running sum or product: each step joins what lies twice as far away."""
+    """A cumulative sum or product: each step combines elements twice as far apart."""
     size = x.shape.sizes[axis]
     if isinstance(size, Poly):
         return _running_window(g, x, axis, kind, start, exclusive, reverse)

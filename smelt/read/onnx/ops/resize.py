@@ -82,16 +82,16 @@ def resize(
         if len(given) != len(places):
             raise ShapeError("Resize: one scale per axis", expected=len(places), got=len(given))
         factors = [float(each) for each in given]
-        wanted = [_scaled(X.shape.sizes[axis], float(each)) for axis, each in zip(places, factors, strict=True)]  # type: ignore[arg-type]
+        wanted = [_scale_size(X.shape.sizes[axis], float(each)) for axis, each in zip(places, factors, strict=True)]  # type: ignore[arg-type]
     elif sizes is not None and len(sizes) == len(places):
         wanted, factors = _by_sizes(X, places, list(sizes), keep_aspect_ratio_policy)
     else:
         raise ShapeError("Resize: either scales or sizes, one per axis", expected=len(places))
     regions = _regions(g, roi, len(places), coordinate_transformation_mode)
-    return _resized(g, X, places, wanted, factors, regions, plan)
+    return _resize(g, X, places, wanted, factors, regions, plan)
 
 
-def _scaled(size: Size, factor: float) -> Size:
+def _scale_size(size: Size, factor: float) -> Size:
     if not 0 < factor < 1 << 24:
         raise ShapeError("Resize: impossible scales", expected="more than 0", got=factor)
     if isinstance(size, int):
@@ -133,7 +133,7 @@ def _regions(g: Graph, roi: Tensor | None, count: int, coordinates: str) -> list
     return [(float(numbers[i]), float(numbers[i + count])) for i in range(count)]
 
 
-def _resized(
+def _resize(
     g: Graph,
     X: Value,
     places: tuple[int, ...],
@@ -152,7 +152,7 @@ def _resized(
             continue
         repeat = _repeats(own, size, factor, plan)
         if repeat is not None:
-            x = _repeated(g, x, axis, repeat)
+            x = _repeat(g, x, axis, repeat)
         elif isinstance(own, int) and isinstance(size, int) and factor is not None:
             x = _fixed_axis(g, x, axis, size, factor, region, plan, outside)
         else:
@@ -176,7 +176,7 @@ def _repeats(own: Size, size: Size, factor: float | None, plan: Plan) -> int | N
     return int(factor) if centred or plain else None
 
 
-def _repeated(g: Graph, x: Value, axis: int, times: int) -> Value:
+def _repeat(g: Graph, x: Value, axis: int, times: int) -> Value:
     sizes = list(x.shape.sizes)
     spread = [*sizes[: axis + 1], times, *sizes[axis + 1 :]]
     dims = [i if i <= axis else i + 1 for i in range(len(sizes))]
@@ -230,7 +230,7 @@ def _fixed_axis(
 
 
 def coordinates_of(out: Array, own: int, size: int, factor: float, region: tuple[float, float], plan: Plan) -> Array:
-    """Where each output element lies in the input."""
+    """The input coordinate of each output element."""
     length = factor * own
     match plan.coordinates:
         case "align_corners":
@@ -317,17 +317,17 @@ def _open_axis(g: Graph, x: Value, axis: int, size: Size, factor: float | None, 
     top = g.plus(own_f, -1)
     if plan.mode == "nearest":
         picked = _nearest_value(g, at, plan.nearest)
-        return g.take(x, _clamped(g, picked, top), axis)
+        return g.take(x, _clamp(g, picked, top), axis)
     base = g.unary("floor", at)
     ratio = g.binary("subtract", at, base)
     parts = []
     for place, weight in ((base, g.binary("subtract", g.like(1, ratio), ratio)), (g.plus(base, 1), ratio)):
         narrow = g.along(g.convert(weight, x.shape.element), x.shape.rank, axis)
-        parts.append(g.binary("multiply", g.take(x, _clamped(g, place, top), axis), narrow))
+        parts.append(g.binary("multiply", g.take(x, _clamp(g, place, top), axis), narrow))
     return g.binary("add", *parts)
 
 
-def _clamped(g: Graph, places: Value, top: Value) -> Value:
+def _clamp(g: Graph, places: Value, top: Value) -> Value:
     return g.convert(g.binary("minimum", g.binary("maximum", places, g.scalar(0, f64)), top), i64)
 
 

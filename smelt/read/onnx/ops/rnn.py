@@ -22,7 +22,7 @@ from smelt.read.onnx.registry import onnx_op
 from smelt.shape import Shape
 
 Function = Callable[[Graph, Value], Value]
-# (product of the input at t and its weights, states) → new states, output first
+# (input projection at t, states) → new states, output first
 Step = Callable[[Graph, Value, Sequence[Value]], Sequence[Value]]
 
 # name → (function of alpha and beta, default alpha, default beta)
@@ -71,7 +71,7 @@ def _activations(
     return found
 
 
-def _limited(g: Graph, x: Value, clip: float | None) -> Value:
+def _clip(g: Graph, x: Value, clip: float | None) -> Value:
     if clip is None or clip == 0:
         return x
     return g.binary("minimum", g.binary("maximum", x, g.like(-clip, x)), g.like(clip, x))
@@ -90,7 +90,7 @@ def _gates(g: Graph, x: Value, count: int, axis: int) -> list[Value]:
 def _over_time(
     g: Graph, X: Value, starts: Sequence[Value], lengths: Value | None, step: Step, backwards: bool
 ) -> tuple[Value, list[Value]]:
-    """Outputs [time, batch, hidden] and the last states, from products X [time, batch, gates].
+    """Outputs [time, batch, hidden] and the last states, from input projections X [time, batch, gates].
 
     Sequences that have ended keep their state and give 0.
     """
@@ -99,7 +99,7 @@ def _over_time(
     buffer = g.full(0, Shape.of(hidden.element, (time, *hidden.sizes)))
     total = g.size(time)
 
-    def turn(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
+    def iterate(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
         inner = inner_graph(g, r, args)
         at, out, *states = args
         place = inner.binary("subtract", inner.plus(total, -1), at) if backwards else at
@@ -115,7 +115,7 @@ def _over_time(
     def test(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
         return [r.compare(args[0], total, comparison_direction="LT")]
 
-    _, outputs, *last = while_loop(g, [g.scalar(0, i64), buffer, *starts], test, turn)
+    _, outputs, *last = while_loop(g, [g.scalar(0, i64), buffer, *starts], test, iterate)
     return outputs, last
 
 
@@ -160,7 +160,7 @@ def _run(
         def emits(g: Graph, values: Sequence[Value], roles: list[str] = roles, i: int = i) -> list[Value]:
             named = dict(zip(roles, values, strict=True))
             first = [named[role] for role in initial]
-            products = g.dot(named["x"], named["w"], ((2,), (1,)))  # of all times at once: no state is in them
+            products = g.dot(named["x"], named["w"], ((2,), (1,)))  # for all time steps at once
             y, last = _over_time(g, products, first, named.get("lengths"), make(g, named, i), bool(ways[i]))
             return [y, *last]
 
@@ -175,7 +175,7 @@ def _run(
     return [whole, *states]
 
 
-def _hidden(R: Value, given: int | None, what: str) -> int:
+def _hidden_size(R: Value, given: int | None, what: str) -> int:
     size = R.shape.sizes[-1]
     if not isinstance(size, int) or (given is not None and given != size):
         raise UnsupportedError(f"{what}: attribute 'hidden_size' is not the recurrence's", expected=size, got=given)
@@ -211,7 +211,7 @@ def rnn(
             total = g.binary("add", x, g.dot(states[0], r, ((1,), (1,))))
             for bias in biases:
                 total = g.binary("add", total, bias)
-            return [functions[i].function(g, _limited(g, total, clip))]
+            return [functions[i].function(g, _clip(g, total, clip))]
 
         return step
 
@@ -222,7 +222,7 @@ def rnn(
         {"w": W, "r": R, "b": B},
         sequence_lens,
         {"h": initial_h},
-        _hidden(R, hidden_size, "RNN"),
+        _hidden_size(R, hidden_size, "RNN"),
         make,
         lambda i: {"activations": functions[i].spelling, "clip": float(clip or 0)},
         direction=direction,
@@ -266,7 +266,7 @@ def gru(
                 total = g.binary("add", product, g.dot(old, rx, ((1,), (1,))))
                 if biases is not None:
                     total = g.binary("add", g.binary("add", total, biases[k]), biases[k + 3])
-                return f(g, _limited(g, total, clip))
+                return f(g, _clip(g, total, clip))
 
             z, reset = gate(xz, rz, 0), gate(xr, rr, 1)
             if biases is not None:
@@ -280,7 +280,7 @@ def gru(
                 recurrent = g.dot(g.binary("multiply", reset, old), rh, ((1,), (1,)))
                 if biases is not None:
                     recurrent = g.binary("add", recurrent, biases[5])
-            new = h(g, _limited(g, g.binary("add", inputs, recurrent), clip))
+            new = h(g, _clip(g, g.binary("add", inputs, recurrent), clip))
             kept = g.binary("multiply", z, old)
             return [g.binary("add", g.binary("multiply", g.binary("subtract", g.like(1, z), z), new), kept)]
 
@@ -293,7 +293,7 @@ def gru(
         {"w": W, "r": R, "b": B},
         sequence_lens,
         {"h": initial_h},
-        _hidden(R, hidden_size, "GRU"),
+        _hidden_size(R, hidden_size, "GRU"),
         make,
         lambda i: {
             "activations": " ".join(each.spelling for each in functions[2 * i : 2 * i + 2]),
@@ -345,13 +345,13 @@ def lstm(
             if peep is not None:
                 gi = g.binary("add", gi, g.binary("multiply", cell, peep[0]))
                 gf = g.binary("add", gf, g.binary("multiply", cell, peep[2]))
-            i_gate = f(g, _limited(g, gi, clip))
-            f_gate = g.binary("subtract", g.like(1, i_gate), i_gate) if input_forget else f(g, _limited(g, gf, clip))
-            new = h(g, _limited(g, gc, clip))
+            i_gate = f(g, _clip(g, gi, clip))
+            f_gate = g.binary("subtract", g.like(1, i_gate), i_gate) if input_forget else f(g, _clip(g, gf, clip))
+            new = h(g, _clip(g, gc, clip))
             cell = g.binary("add", g.binary("multiply", f_gate, cell), g.binary("multiply", i_gate, new))
             if peep is not None:
                 go = g.binary("add", go, g.binary("multiply", cell, peep[1]))
-            o_gate = f(g, _limited(g, go, clip))
+            o_gate = f(g, _clip(g, go, clip))
             return [g.binary("multiply", o_gate, out(g, cell)), cell]
 
         return step
@@ -363,7 +363,7 @@ def lstm(
         {"w": W, "r": R, "b": B, "p": P},
         sequence_lens,
         {"h": initial_h, "c": initial_c},
-        _hidden(R, hidden_size, "LSTM"),
+        _hidden_size(R, hidden_size, "LSTM"),
         make,
         lambda i: {
             "activations": " ".join(each.spelling for each in functions[3 * i : 3 * i + 3]),

@@ -38,7 +38,7 @@ def table(g: Graph, array: Array, name: str) -> Value:
     return g.value(Tensor.constant(np.ascontiguousarray(array), f"{g.location.name}.{name}"))
 
 
-def transformed(g: Graph, scores: Value, kind: str) -> Value:
+def transform_scores(g: Graph, scores: Value, kind: str) -> Value:
     """The transform over each row of [batch, classes]. A single column has none but PROBIT."""
     if scores.shape.sizes[1] == 1 and kind != "PROBIT":
         return scores
@@ -113,7 +113,7 @@ def pick_label(g: Graph, places: Value, labels: Sequence[int] | Sequence[str]) -
     return Tensor.of(g.take(table(g, np.array(labels, np.int64), "labels"), places, 0))
 
 
-def flagged(g: Graph, score: Value, bound: float) -> Value:
+def flag_above(g: Graph, score: Value, bound: float) -> Value:
     """1 where a score [batch, 1] is above a bound, else 0: [batch]."""
     flat = g.reshape(score, score.shape.sizes[:1])
     return g.convert(g.compare(flat, g.like(bound, flat), "GT"), i64)

@@ -106,11 +106,11 @@ def split_to_sequence(
                 raise ShapeError("SplitToSequence: the parts do not make up the whole", expected=size, got=parts)
     pieces = [g.item(piece) for piece in split_axis(g, input, place, parts)]
     if drop:
-        pieces = [_dropped(g, piece, place) for piece in pieces]
+        pieces = [_drop_axis(g, piece, place) for piece in pieces]
     return Sequence(tuple(pieces))
 
 
-def _dropped(g: Graph, piece: Item, axis: int) -> Item:
+def _drop_axis(g: Graph, piece: Item, axis: int) -> Item:
     assert isinstance(piece, Tensor)
     return Tensor.of(g.reshape(g.value(piece), [n for i, n in enumerate(piece.sizes) if i != axis]))
 

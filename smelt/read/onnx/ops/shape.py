@@ -318,13 +318,13 @@ def slice_(
     for axis, first, last, stride in zip(places, starts, ends, strides, strict=True):
         size = data.sizes[axis]
         if stride > 0:
-            begin[axis] = _clamped(first, size, 0, size)
-            end[axis] = maximum(_clamped(last, size, 0, size), begin[axis])
+            begin[axis] = _clamp_index(first, size, 0, size)
+            end[axis] = maximum(_clamp_index(last, size, 0, size), begin[axis])
             step[axis] = stride
         else:
             # From `first` down to, not including, `last`: the mirror image of a slice forwards.
-            high = _clamped(first, size, 0, size - 1)
-            low = _clamped(last, size, -1, size - 1)
+            high = _clamp_index(first, size, 0, size - 1)
+            low = _clamp_index(last, size, -1, size - 1)
             begin[axis] = size - 1 - high
             end[axis] = maximum(size - 1 - low, begin[axis])
             step[axis] = -stride
@@ -337,7 +337,7 @@ def slice_(
     return g.slice(g.reverse(g.value(data), reverse), begin, end, step)
 
 
-def _clamped(index: Size, size: Size, low: Size, high: Size) -> Size:
+def _clamp_index(index: Size, size: Size, low: Size, high: Size) -> Size:
     """An index that may count from the end, moved into [low, high]."""
     if isinstance(index, int):
         if index >= 0:

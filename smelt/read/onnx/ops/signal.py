@@ -81,7 +81,7 @@ def _spectrum(g: Graph, z: Value, length: Size, inverse: bool) -> Value:
         return g.b.fft(z, fft_type="IFFT" if inverse else "FFT", fft_length=(length,))
     roots = _roots(g, length, 1 if inverse else -1, z)
     product = g.dot(z, roots, ((z.shape.rank - 1,), (0,)))
-    return _divided(g, product, length) if inverse else product
+    return _scale_inverse(g, product, length) if inverse else product
 
 
 def _inverse_of_half(g: Graph, z: Value, length: Size) -> Value:
@@ -110,7 +110,7 @@ def _roots(g: Graph, length: Size, sign: int, like: Value) -> Value:
     return made
 
 
-def _divided(g: Graph, z: Value, length: Size) -> Value:
+def _scale_inverse(g: Graph, z: Value, length: Size) -> Value:
     parts = [g.unary(part, z) for part in ("real", "imag")]
     count = g.convert(g.size(length), parts[0].shape.element)
     return g.b.complex(*(g.binary("divide", part, count) for part in parts))

@@ -25,7 +25,7 @@ def _flat(rows: Sequence[tuple[Value, ...]]) -> list[Value]:
     return [value for column in zip(*rows, strict=True) for value in column]
 
 
-def _regularised(g: Graph, x: Value, gradient: Value, norm: float) -> Value:
+def _add_regularisation(g: Graph, x: Value, gradient: Value, norm: float) -> Value:
     return gradient if norm == 0 else g.binary("add", gradient, g.times(x, norm))
 
 
@@ -43,7 +43,7 @@ def momentum(
     beta_now = g.select(g.reshape(first, ()), g.scalar(beta, f32), g.scalar(1, f32))
     rows = []
     for x, gradient, v in _groups(inputs, 3, "Momentum"):
-        slope = _regularised(g, x, gradient, norm_coefficient)
+        slope = _add_regularisation(g, x, gradient, norm_coefficient)
         kept = g.times(v, alpha)
         v = g.binary("add", kept, g.binary("multiply", _at(g, beta_now, slope), slope))
         step = v if mode == "standard" else g.binary("add", slope, g.times(v, alpha))
@@ -65,7 +65,7 @@ def adagrad(
     rate = g.binary("divide", g.convert(g.reshape(R, ()), f32), decay)
     rows = []
     for x, gradient, h in _groups(inputs, 3, "Adagrad"):
-        slope = _regularised(g, x, gradient, norm_coefficient)
+        slope = _add_regularisation(g, x, gradient, norm_coefficient)
         h = g.binary("add", h, g.binary("multiply", slope, slope))
         step = g.binary("divide", slope, g.plus(g.unary("sqrt", h), epsilon))
         rows.append((g.binary("subtract", x, g.binary("multiply", _at(g, rate, x), step)), h))
@@ -94,7 +94,7 @@ def adam(
     corrected = g.binary("divide", g.binary("multiply", rate, g.unary("sqrt", left(beta))), left(alpha))
     rate = g.select(g.compare(steps, g.scalar(0, f32), "GT"), corrected, rate)
     for x, gradient, v, h in _groups(inputs, 4, "Adam"):
-        slope = _regularised(g, x, gradient, norm_coefficient)
+        slope = _add_regularisation(g, x, gradient, norm_coefficient)
         v = g.binary("add", g.times(v, alpha), g.times(slope, 1 - alpha))
         h = g.binary("add", g.times(h, beta), g.times(g.binary("multiply", slope, slope), 1 - beta))
         step = g.binary("divide", v, g.plus(g.unary("sqrt", h), epsilon))

@@ -24,12 +24,12 @@ from smelt.read.onnx.ops.scores import (
     best_class,
     both_classes,
     check_transform,
-    flagged,
+    flag_above,
     labels_of,
     pick_label,
     rows_of,
     table,
-    transformed,
+    transform_scores,
 )
 from smelt.read.onnx.registry import onnx_op
 
@@ -93,7 +93,7 @@ def _check(forest: Forest, what: str) -> int:
 # ---- the walk ----
 
 
-def _reached(g: Graph, X: Value, forest: Forest, what: str) -> Value:
+def _find_leaves(g: Graph, X: Value, forest: Forest, what: str) -> Value:
     """The leaf [batch, trees] that each row ends at in each tree."""
     depth = _check(forest, what)
     rows = rows_of(g, X, what)
@@ -137,14 +137,14 @@ def _tables(g: Graph, forest: Forest, wide: np.dtype[np.generic]) -> dict[str, V
 
 
 def _loop(g: Graph, flat: Value, first: Value, at: Value, forest: Forest, held: dict[str, Value], depth: int) -> Value:
-    def turn(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
+    def iterate(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
         inner = inner_graph(g, r, args)
         return [inner.plus(args[0], 1), _step(inner, flat, first, args[1], forest, held)]
 
     def test(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
         return [r.compare(args[0], r.constant(depth, i64), comparison_direction="LT")]
 
-    return while_loop(g, [g.scalar(0, i64), at], test, turn)[1]
+    return while_loop(g, [g.scalar(0, i64), at], test, iterate)[1]
 
 
 def _step(g: Graph, flat: Value, first: Value, at: Value, forest: Forest, held: dict[str, Value]) -> Value:
@@ -175,7 +175,7 @@ def _member(g: Graph, x: Value, at: Value, held: dict[str, Value]) -> Value:
 # ---- the sum ----
 
 
-def _joined(g: Graph, reached: Value, forest: Forest, aggregate: str) -> Value:
+def _aggregate(g: Graph, reached: Value, forest: Forest, aggregate: str) -> Value:
     """[batch, targets]: the weights of all trees, joined. A target that no tree has a weight for gets 0."""
     extreme = {"MIN": np.inf, "MAX": -np.inf}.get(aggregate)
     single = np.bincount(forest.leaf, minlength=forest.leaves).max(initial=0) <= 1
@@ -223,7 +223,7 @@ def _spread(g: Graph, reached: Value, forest: Forest, extreme: float | None) -> 
 def _scores(g: Graph, X: Value, forest: Forest, aggregate: str, base: Array, what: str) -> Value:
     if aggregate not in _AGGREGATES:
         raise ParseError(f"{what}: attribute 'aggregate_function'", expected=", ".join(_AGGREGATES), got=aggregate)
-    total = _joined(g, _reached(g, X, forest, what), forest, aggregate)
+    total = _aggregate(g, _find_leaves(g, X, forest, what), forest, aggregate)
     if not base.size:
         return total
     if base.size != forest.targets:
@@ -351,7 +351,7 @@ def tree_ensemble_regressor(
         what,
     )
     base = _numbers(g, base_values, base_values_as_tensor, what)
-    return g.convert(transformed(g, _scores(g, X, forest, aggregate_function, base, what), post_transform), f32)
+    return g.convert(transform_scores(g, _scores(g, X, forest, aggregate_function, base, what), post_transform), f32)
 
 
 @onnx_op("TreeEnsembleClassifier", domain=ML)
@@ -409,10 +409,10 @@ def tree_ensemble_classifier(
         if len(labels) == 1:
             if isinstance(labels[0], str):
                 raise UnsupportedError(f"{what}: one class with a text label", got=labels[0])
-            labels, place = (0, 1), flagged(g, raw, 0.0)
+            labels, place = (0, 1), flag_above(g, raw, 0.0)
         else:
             place = best_class(g, raw)
-        scores = transformed(g, raw, post_transform)
+        scores = transform_scores(g, raw, post_transform)
     return pick_label(g, place, labels), g.convert(scores, f32)
 
 
@@ -426,11 +426,11 @@ def _binary(g: Graph, X: Value, forest: Forest, base: Array, post: str, voted: i
         raise UnsupportedError(f"{what}: attribute 'base_values' of trees for one of two classes", got=offsets)
     if offsets:
         score = g.plus(score, offsets[voted] if len(offsets) == 2 else offsets[0])
-    place = flagged(g, score, 0.5 if positive else 0.0)
+    place = flag_above(g, score, 0.5 if positive else 0.0)
     if voted == 0 and len(offsets) < 2:
         return place, both_classes(g, score, post, positive)
     other = g.like(offsets[1 - voted] if offsets else 0.0, score)
-    return place, transformed(g, g.concat([score, other] if voted == 0 else [other, score], 1), post)
+    return place, transform_scores(g, g.concat([score, other] if voted == 0 else [other, score], 1), post)
 
 
 # ---- trees whose nodes are places ----
@@ -502,7 +502,7 @@ def tree_ensemble(
     if len(tree_roots) and max(tree_roots) >= tests:
         raise ParseError(f"{what}: attribute 'tree_roots'", expected=f"0 to {tests - 1}", got=max(tree_roots))
     total = _scores(g, X, forest, _AGGREGATES[aggregate_function], np.zeros(0), what)
-    return g.convert(transformed(g, total, TRANSFORMS[post_transform]), X.shape.element)
+    return g.convert(transform_scores(g, total, TRANSFORMS[post_transform]), X.shape.element)
 
 
 def _places(nodes: Sequence[int], are_leaves: Sequence[int], tests: int, what: str) -> Array:

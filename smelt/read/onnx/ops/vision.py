@@ -26,7 +26,7 @@ from smelt.read.onnx.registry import Ints, onnx_op
 
 
 def pixels(g: Graph, x: Value, places: Sequence[Value]) -> Value:
-    """x [N, C, *space] at places [N, *out] per spatial dimension, as [N, C, *out]; places lie inside."""
+    """x [N, C, *space] at places [N, *out] per spatial dimension, as [N, C, *out]; coordinates are in range."""
     space = x.shape.rank - 2
     at = g.concat([g.expand_dims(g.convert(place, i64), (place.shape.rank,)) for place in places], places[0].shape.rank)
     spatial = tuple(range(2, 2 + space))
@@ -56,7 +56,7 @@ def _inside(g: Graph, places: Sequence[Value], sizes: Sequence[Size]) -> tuple[l
 
 
 def sample_linear(g: Graph, x: Value, places: Sequence[Value]) -> Value:
-    """Linear interpolation; what lies outside counts as 0."""
+    """Linear interpolation; coordinates out of range read 0."""
     sizes = x.shape.sizes[2:]
     low = [g.unary("floor", place) for place in places]
     ratio = [g.binary("subtract", place, floor) for place, floor in zip(places, low, strict=True)]
@@ -151,7 +151,7 @@ def _padded_pixels(
     g: Graph, x: Value, places: Sequence[Value], sizes: Sequence[Size], padding_mode: str, align_corners: int
 ) -> Value:
     if padding_mode == "reflection":
-        places = [_reflected(g, p, n, align_corners) for p, n in zip(places, sizes, strict=True)]
+        places = [_reflect(g, p, n, align_corners) for p, n in zip(places, sizes, strict=True)]
     held, inside = _inside(g, places, sizes)
     value = pixels(g, x, held)
     if padding_mode != "zeros":
@@ -159,7 +159,7 @@ def _padded_pixels(
     return g.choose(g.expand_dims(inside, (1,)), value, g.scalar(0, x.shape.element))
 
 
-def _reflected(g: Graph, place: Value, size: Size, align_corners: int) -> Value:
+def _reflect(g: Graph, place: Value, size: Size, align_corners: int) -> Value:
     """Mirrored at the borders: the middles of the outer pixels, or their outer edges. The result is a whole number."""
     element = place.shape.element
     low = 0.0 if align_corners else -0.5
@@ -200,7 +200,7 @@ def roi_align(
     sizes = (output_height, output_width)
     boxes = g.value(rois)
     if sampling_ratio > 0:
-        return _aligned(g, X, boxes, batch_indices, sizes, (sampling_ratio,) * 2, spatial_scale, half, mode)
+        return _roi_align(g, X, boxes, batch_indices, sizes, (sampling_ratio,) * 2, spatial_scale, half, mode)
     # As many samples as a box has pixels: the boxes must be known.
     numbers = g.numbers(rois, "rois").astype(np.float64) * spatial_scale - (0.5 if half else 0.0)
     if len(numbers) > 256:
@@ -212,11 +212,11 @@ def roi_align(
             height, width = max(height, 1.0), max(width, 1.0)
         samples = tuple(max(1, int(np.ceil(n / m))) for n, m in zip((height, width), sizes, strict=True))
         box, batch = (g.slice_axis(v, 0, i, i + 1) for v in (boxes, batch_indices))
-        parts.append(_aligned(g, X, box, batch, sizes, (samples[0], samples[1]), spatial_scale, half, mode))
+        parts.append(_roi_align(g, X, box, batch, sizes, (samples[0], samples[1]), spatial_scale, half, mode))
     return g.concat(parts, 0)
 
 
-def _aligned(
+def _roi_align(
     g: Graph,
     X: Value,
     rois: Value,
@@ -378,7 +378,7 @@ def non_max_suppression(
     places = g.iota(i64, scores.shape.sizes, 2)
     total = g.size(count)
 
-    def turn(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
+    def iterate(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
         inner = inner_graph(g, r, args)
         at, flags = args
         own = [inner.expand_dims(element_at(inner, corner, at, 2), (2,)) for corner in in_order]
@@ -396,7 +396,7 @@ def non_max_suppression(
     def test(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
         return [r.compare(args[0], total, comparison_direction="LT")]
 
-    kept = while_loop(g, [g.scalar(0, i64), kept], test, turn)[1]
+    kept = while_loop(g, [g.scalar(0, i64), kept], test, iterate)[1]
     most = (
         g.scalar(0, i64)
         if max_output_boxes_per_class is None
