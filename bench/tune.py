@@ -31,9 +31,17 @@ from smelt.engine.tuned import Database
 from smelt.ir.core import Program
 from smelt.ir.text import parse
 from smelt.kernel.emit.tile_f32 import tile_shape
-from smelt.kernel.tune.choice import Choice, Lookup, Problem, default, defaults, legal, text_of
-from smelt.kernel.tune.predict import Machine, predicted
-from smelt.kernel.tune.search import Estimate, Lesson, Search, paired
+from smelt.kernel.tune.cost_model import Machine, predict_cost
+from smelt.kernel.tune.schedules import (
+    KernelKey,
+    Lookup,
+    Schedule,
+    default_schedule,
+    legal_schedules,
+    schedule_text,
+    untuned,
+)
+from smelt.kernel.tune.search import Estimate, Lesson, Search, pair_ratios
 from smelt.model import read
 from smelt.weights import Weights
 
@@ -62,48 +70,48 @@ class Taken:
     problems, the default among them; spread over the whole run."""
 
     usual: list[float] = field(default_factory=list)
-    others: dict[Choice, list[float]] = field(default_factory=dict)
+    others: dict[Schedule, list[float]] = field(default_factory=dict)
 
-    def quiet(self, choice: Choice, half: slice) -> float:
+    def quiet(self, schedule: Schedule, half: slice) -> float:
         """The time of quiet calls with a choice, of every other call."""
-        return float(np.quantile(self.others[choice][half], QUIET))
+        return float(np.quantile(self.others[schedule][half], QUIET))
 
-    def best(self, problem: Problem) -> tuple[Choice, float]:
+    def best(self, key: KernelKey) -> tuple[Schedule, float]:
         """The best choice by every other call, and its time by the default's in the rest: luck does not count."""
         found = min(self.others, key=lambda each: self.quiet(each, slice(0, None, 2)))
         rest = slice(1, None, 2)
-        return found, self.quiet(found, rest) / self.quiet(default(problem), rest)
+        return found, self.quiet(found, rest) / self.quiet(default_schedule(key), rest)
 
 
-def everything(bench: Bench, seconds: float) -> tuple[dict[Problem, Taken], float]:
+def everything(bench: Bench, seconds: float) -> tuple[dict[KernelKey, Taken], float]:
     """All legal choices of all problems, in passes until time is up; and the ticks of a whole call by default."""
-    program, tile = bench.adjustable(), tile_shape(bench.target)
+    program, tile = bench.tunables(), tile_shape(bench.target)
     random = np.random.default_rng(0)
-    choices: dict[Problem, tuple[Choice, ...]] = {}
-    for problem in program.problems:
-        usual, *others = legal(problem, tile)
-        choices[problem] = ((usual,) * OFTEN + tuple(others)) if others else (usual,)
-    found = {problem: Taken() for problem in choices}
+    schedules: dict[KernelKey, tuple[Schedule, ...]] = {}
+    for key in program.keys:
+        usual, *others = legal_schedules(key, tile)
+        schedules[key] = ((usual,) * OFTEN + tuple(others)) if others else (usual,)
+    found = {key: Taken() for key in schedules}
     whole: list[float] = []
-    least = 4 * max(map(len, choices.values()), default=0)  # calls
+    least = 4 * max(map(len, schedules.values()), default=0)  # calls
     begin, calls = time.perf_counter(), 0
     program.use({})
     program.call(bench.inputs)
     while time.perf_counter() - begin < seconds or calls < least:
-        orders = {problem: random.permutation(len(some)) for problem, some in choices.items()}
-        for turn in range(max(map(len, choices.values()), default=1)):
+        orders = {key: random.permutation(len(some)) for key, some in schedules.items()}
+        for turn in range(max(map(len, schedules.values()), default=1)):
             if turn % EVERY == 0:
                 program.use({})
                 ticks = program.call(bench.inputs)
                 whole.append(float(ticks.sum()))
-                for problem, taken in found.items():
-                    taken.usual.append(program.spent(ticks, problem))
-            variant = {problem: some[orders[problem][turn % len(some)]] for problem, some in choices.items()}
+                for key, taken in found.items():
+                    taken.usual.append(program.spent(ticks, key))
+            variant = {key: some[orders[key][turn % len(some)]] for key, some in schedules.items()}
             program.use(variant)
             ticks = program.call(bench.inputs)
             calls += 1
-            for problem, taken in found.items():
-                taken.others.setdefault(variant[problem], []).append(program.spent(ticks, problem))
+            for key, taken in found.items():
+                taken.others.setdefault(variant[key], []).append(program.spent(ticks, key))
     return found, float(np.quantile(whole, QUIET))
 
 
@@ -111,17 +119,17 @@ def distance(bench: Bench, seconds: float) -> dict[str, Any]:
     """How far the defaults are from the best choices: the time of a call with these by that with those."""
     found, whole = everything(bench, seconds)
     rows: list[dict[str, Any]] = []
-    for problem, taken in found.items():
+    for key, taken in found.items():
         share = float(np.quantile(taken.usual, QUIET)) / whole
-        choice, ratio = taken.best(problem) if share >= SMALL else (default(problem), 1.0)
+        schedule, ratio = taken.best(key) if share >= SMALL else (default_schedule(key), 1.0)
         rows.append(
             {
-                "problem": str(problem),
+                "problem": str(key),
                 "share": round(share, 4),
                 "choices": len(taken.others),
                 "calls": round(statistics.mean(map(len, taken.others.values())), 1),
-                "default": text_of(default(problem)),
-                "best": text_of(choice),
+                "default": schedule_text(default_schedule(key)),
+                "best": schedule_text(schedule),
                 "ratio": round(min(ratio, 1.0), 4),
             }
         )
@@ -150,9 +158,9 @@ def tuned_model(path: Path, database: Database, seconds: float) -> dict[str, Any
     return {
         "seconds": round(found.seconds, 1),
         "problems": len(found.findings),
-        "choices": sum(each.choices - 1 for each in found.findings),
+        "choices": sum(each.schedules - 1 for each in found.findings),
         "tried": found.tries,
-        "changed": sum(each.choice != default(each.problem) for each in found.findings),
+        "changed": sum(each.schedule != default_schedule(each.key) for each in found.findings),
         "kept": found.kept,
         "ratio": None if found.whole is None else round(found.whole.ratio, 4),
         "error": None if found.whole is None else round(found.whole.error, 4),
@@ -164,9 +172,9 @@ def checked(path: Path, database: Database, seconds: float) -> dict[str, Any]:
     program, weights, inputs = model_bench(path)
     bench = Bench(program, weights, inputs)
     target = tuned.here(tile_shape(bench.target))
-    known: Lookup = {problem: each.choice for (where, problem), each in database.read().items() if where == target}.get
+    known: Lookup = {key: each.schedule for (where, key), each in database.read().items() if where == target}.get
     try:
-        usual, other = bench.plain(defaults), bench.plain(known)
+        usual, other = bench.plain(untuned), bench.plain(known)
         taken: tuple[list[float], list[float]] = ([], [])
         begin = time.perf_counter()
         while time.perf_counter() - begin < seconds or len(taken[0]) < 16:
@@ -176,7 +184,7 @@ def checked(path: Path, database: Database, seconds: float) -> dict[str, Any]:
                 (usual, other)[at](*inputs, keep=True)
                 taken[at].append(time.perf_counter() - start)
         ratios = np.divide(taken[1], taken[0])
-        found = Estimate.of(paired(taken[1], taken[0], len(ratios) // NEIGHBOURS))
+        found = Estimate.of(pair_ratios(taken[1], taken[0], len(ratios) // NEIGHBOURS))
         usual_ms, tuned_ms = (1e3 * float(np.quantile(each, QUIET)) for each in taken)
         return {
             "default ms": round(usual_ms, 3),
@@ -272,40 +280,46 @@ def programs() -> list[Program]:
     return [*(product(*sizes) for sizes in PRODUCTS), *(convolution(*sizes) for sizes in CONVOLUTIONS)]
 
 
-def searched(everywhere: Sequence[tuple[Problem, Taken]]) -> list[dict[str, Any]]:
+def searched(everywhere: Sequence[tuple[KernelKey, Taken]]) -> list[dict[str, Any]]:
     """The search over all problems at once, as when a model is tuned; told what was measured."""
     tile = tile_shape(cpu.target())
     machine = Machine(tile, runtime().threads)
-    searches = [Search(p, legal(p, tile), [predicted(p, c, machine) for c in legal(p, tile)]) for p, _ in everywhere]
+    searches = [
+        Search(p, legal_schedules(p, tile), [predict_cost(p, c, machine) for c in legal_schedules(p, tile)])
+        for p, _ in everywhere
+    ]
     while any(not search.is_done for search in searches):
         for search, (_, taken) in zip(searches, everywhere, strict=True):
             lessons: list[Lesson] = []
             for other in searches:
                 lessons += other.learned() if other is not search else []
             search.lessons = lessons
-            for choice in search.propose(1):
-                some = taken.others[choice]
-                search.tell(choice, paired(some, taken.usual[: len(some)]))
+            for schedule in search.propose(1):
+                some = taken.others[schedule]
+                search.tell(schedule, pair_ratios(some, taken.usual[: len(some)]))
     return [_row(search, taken) for search, (_, taken) in zip(searches, everywhere, strict=True)]
 
 
 def _row(search: Search, taken: Taken) -> dict[str, Any]:
-    times = {choice: Estimate.of(paired(some, taken.usual[: len(some)])).ratio for choice, some in taken.others.items()}
-    times[search.choices[0]] = 1.0
+    times = {
+        schedule: Estimate.of(pair_ratios(some, taken.usual[: len(some)])).ratio
+        for schedule, some in taken.others.items()
+    }
+    times[search.schedules[0]] = 1.0
     best = min(times, key=lambda each: times[each])
     found, _ = search.best
     return {
-        "problem": str(search.problem),
+        "problem": str(search.key),
         "choices": len(times),
         "tried": len(search.tried) + 1,
-        "best": {"choice": text_of(best), "speedup": round(1 / times[best], 3)},
-        "found": {"choice": text_of(found), "speedup": round(1 / times[found], 3)},
+        "best": {"choice": schedule_text(best), "speedup": round(1 / times[best], 3)},
+        "found": {"choice": schedule_text(found), "speedup": round(1 / times[found], 3)},
         "reached": round(times[best] / times[found], 3),
     }
 
 
 def of_kernels(count: int, seconds: float) -> dict[str, Any]:
-    everywhere: list[tuple[Problem, Taken]] = []
+    everywhere: list[tuple[KernelKey, Taken]] = []
     for program in programs()[:count]:
         bench = Bench(program, Weights({}), sample_inputs(program, {}))
         try:
@@ -327,7 +341,7 @@ def main() -> None:
     options = argparse.ArgumentParser(prog="python -m bench.tune", description=__doc__)
     options.add_argument("--models", metavar="DIR", help="ONNX models; without them ten kernels are measured")
     options.add_argument("--only", metavar="MODEL", nargs="+", help="of these models")
-    options.add_argument("--part", choices=PARTS, nargs="+", default=PARTS)
+    options.add_argument("--part", schedules=PARTS, nargs="+", default=PARTS)
     options.add_argument("--databases", metavar="DIR", default="tuned", help="folder for what was tuned")
     options.add_argument("--seconds", type=float, default=60.0, help="to tune, or to measure a kernel's choices")
     options.add_argument("--kernels", type=int, default=10, help="how many of the ten")

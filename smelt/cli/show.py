@@ -58,7 +58,7 @@ def show(
     if stage in ("ir", "passes"):
         record = _program(program, stage, generic, export)
     else:
-        made = plan_program(program, telling=True)
+        made = plan_program(program, keep_ops=True)
         record = {"kernels": _kernels, "loops": _loops, "source": _source, "plan": _plan}[stage](
             made, program, given_sizes(made.signature, sizes)
         )
@@ -201,7 +201,7 @@ def _buffer(plan: Plan, memory: Memory, number: int) -> dict[str, Any]:
         "shape": str(buffer.shape),
         "bytes": size,
         "slot": memory.homes.get(number),
-        "late": plan.is_late(*buffer.shape.sizes),
+        "late": plan.is_deferred(*buffer.shape.sizes),
         "donated": buffer.kind == "argument" and buffer.index in plan.donated,
         "reuses": dict(plan.reused).get(buffer.index) if buffer.kind == "result" else None,
     }

@@ -26,7 +26,7 @@ from smelt.engine.tune import Finding, Tell, Tuning
 from smelt.engine.tune import tune as tuned
 from smelt.engine.tuned import database
 from smelt.errors import SmeltError
-from smelt.kernel.tune.choice import default, record_of, text_of
+from smelt.kernel.tune.schedules import default_schedule, schedule_record, schedule_text
 
 WIDTH = 160  # of a table that nobody sees on a terminal
 
@@ -105,12 +105,12 @@ def _record(found: Tuning) -> dict[str, Any]:
         "known": found.known,
         "problems": [
             {
-                "problem": str(each.problem),
+                "problem": str(each.key),
                 "share": round(each.share, 4),
-                "choice": record_of(each.choice),
+                "choice": schedule_record(each.schedule),
                 "speedup": round(1 / each.estimate.ratio, 4),
                 "tried": each.tried,
-                "choices": each.choices,
+                "choices": each.schedules,
             }
             for each in found.findings
         ],
@@ -118,7 +118,7 @@ def _record(found: Tuning) -> dict[str, Any]:
 
 
 def _print(console: Console, found: Tuning) -> None:
-    changed = [each for each in found.findings if each.choice != default(each.problem)]
+    changed = [each for each in found.findings if each.schedule != default_schedule(each.key)]
     if changed:
         table = Table("problem", "of the time", "choice", "speedup", "tried", box=None, pad_edge=False)
         for each in changed:
@@ -136,8 +136,8 @@ def _print(console: Console, found: Tuning) -> None:
 
 def _row(each: Finding) -> tuple[str, ...]:
     speedup = f"{1 / each.estimate.ratio:.2f} x"
-    tried = f"{each.tried} of {each.choices - 1}"
-    return escape(str(each.problem)), f"{100 * each.share:.1f} %", text_of(each.choice), speedup, tried
+    tried = f"{each.tried} of {each.schedules - 1}"
+    return escape(str(each.key)), f"{100 * each.share:.1f} %", schedule_text(each.schedule), speedup, tried
 
 
 def _say_whole(console: Console, found: Tuning) -> None:

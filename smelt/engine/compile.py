@@ -35,8 +35,8 @@ from smelt.kernel.plan.fuse import fuse
 from smelt.kernel.plan.in_place import in_place
 from smelt.kernel.plan.memory import Memory, assign
 from smelt.kernel.plan.plan import Launch, Plan, walk
-from smelt.kernel.tune.adjust import Adjustable
-from smelt.kernel.tune.choice import Choice, Lookup, Problem
+from smelt.kernel.tune.schedules import KernelKey, Lookup, Schedule
+from smelt.kernel.tune.tunables import Tunables
 from smelt.passes import pipeline
 from smelt.passes.attend import COMPOSITES
 from smelt.passes.split_prepare import DONATED, WEIGHT
@@ -75,10 +75,10 @@ class ProgramPlan:
         return tuple(KernelUse(kernel.kind, kernel.ops, times) for kernel, times in count.items())
 
     @property
-    def chosen(self) -> dict[Problem, Choice]:
+    def chosen(self) -> dict[KernelKey, Schedule]:
         """The schedule of each kernel shape key."""
         steps = [step for plan, _ in self.plans.values() for step in walk(plan.steps)]
-        return {problem: choice for step in steps if isinstance(step, Launch) for problem, choice in step.kernel.chosen}
+        return {key: schedule for step in steps if isinstance(step, Launch) for key, schedule in step.kernel.chosen}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,12 @@ class Build:
 
 
 def compile_program(
-    program: Program, target: Target | None = None, *, store: Store | None = None, stamps: bool = False
+    program: Program, target: Target | None = None, *, store: Store | None = None, timestamps: bool = False
 ) -> Build:
-    """Program → executable. `stamps`: with a timestamp at every step, and the ops behind it, for the profiler."""
+    """Program → executable. `timestamps`: with a timestamp at every step, and the ops behind it, for the profiler."""
     lowered = lower(program, target)
-    plan = plan_lowered(lowered, signature_of(program.main), target, telling=stamps)
-    return build_plan(plan, target, stamps=stamps, store=store)
+    plan = plan_lowered(lowered, signature_of(program.main), target, keep_ops=timestamps)
+    return build_plan(plan, target, timestamps=timestamps, store=store)
 
 
 def build_plan(
@@ -105,12 +105,12 @@ def build_plan(
     target: Target | None = None,
     *,
     tile: TileShape | None = None,
-    stamps: bool = False,
+    timestamps: bool = False,
     bound: Arrays | None = None,
     store: Store | None = None,
 ) -> Build:
     """Plan → executable. `tile`: the register tile of weights that are packed already; `bound`: these weights."""
-    source = emit_source([plan], target, tile=tile, stamps=stamps)
+    source = emit_source([plan], target, tile=tile, timestamps=timestamps)
     library = build_library(source, target)
     return Build(plan, source, library, link_executable(library, NAME, plan, bound=bound, store=store))
 
@@ -124,13 +124,15 @@ def lower(program: Program, target: Target | None = None) -> Program:
 
 
 def plan_program(
-    program: Program, target: Target | None = None, *, telling: bool = False, choices: Lookup | None = None
+    program: Program, target: Target | None = None, *, keep_ops: bool = False, schedules: Lookup | None = None
 ) -> ProgramPlan:
-    """Everything that is decided before C is emitted. `telling`, `choices`: as for `fuse`.
+    """Everything that is decided before C is emitted. `keep_ops`, `schedules`: as for `fuse`.
 
     By default schedules come from the database of this machine (`smelt tune`).
     """
-    return plan_lowered(lower(program, target), signature_of(program.main), target, telling=telling, choices=choices)
+    return plan_lowered(
+        lower(program, target), signature_of(program.main), target, keep_ops=keep_ops, schedules=schedules
+    )
 
 
 def plan_lowered(
@@ -138,15 +140,15 @@ def plan_lowered(
     signature: Signature,
     target: Target | None = None,
     *,
-    telling: bool = False,
-    choices: Lookup | None = None,
-    adjustable: Adjustable | None = None,
+    keep_ops: bool = False,
+    schedules: Lookup | None = None,
+    tunables: Tunables | None = None,
 ) -> ProgramPlan:
-    """The same for a lowered program. With `adjustable`, the schedule of @main can change between calls."""
-    known = choices or lookup(tile_shape(target or cpu.target()))
-    main = in_place(fuse(program.main, telling=telling, choices=known, adjustable=adjustable))
+    """The same for a lowered program. With `tunables`, the schedule of @main can change between calls."""
+    known = schedules or lookup(tile_shape(target or cpu.target()))
+    main = in_place(fuse(program.main, keep_ops=keep_ops, schedules=known, tunables=tunables))
     before = program.funcs.get("prepare")
-    prepare = None if before is None else in_place(fuse(before, telling=telling, choices=known))
+    prepare = None if before is None else in_place(fuse(before, keep_ops=keep_ops, schedules=known))
     return ProgramPlan(signature, (main, assign(main)), None if prepare is None else (prepare, assign(prepare)))
 
 
@@ -173,10 +175,14 @@ def mark_donated(program: Program, names: Sequence[str]) -> Program:
 
 
 def emit_source(
-    plans: Sequence[ProgramPlan], target: Target | None = None, *, tile: TileShape | None = None, stamps: bool = False
+    plans: Sequence[ProgramPlan],
+    target: Target | None = None,
+    *,
+    tile: TileShape | None = None,
+    timestamps: bool = False,
 ) -> Source:
     """The C of plans: smelt0, smelt0_prepare, smelt1 …"""
-    source = Source(tile or tile_shape(target or cpu.target()), stamps=stamps)
+    source = Source(tile or tile_shape(target or cpu.target()), timestamps=timestamps)
     for i, plan in enumerate(plans):
         emit_plan(plan, source, f"smelt{i}")
     return source

@@ -119,7 +119,7 @@ class Footprint:
         found = {f"weight {port.name}: {port.shape}": _bytes(port) for port in self.weights}
         for where, plan in [("", self.main[0]), *([("prepare: ", self.prepare[0])] if self.prepare else [])]:
             for i, buffer in enumerate(plan.buffers):
-                if buffer.kind != "argument" and not plan.is_late(*buffer.shape.sizes):
+                if buffer.kind != "argument" and not plan.is_deferred(*buffer.shape.sizes):
                     found[f"{where}{buffer.kind} {i}: {buffer.shape}"] = evaluate(buffer.bytes, known)
         return sorted(found.items(), key=lambda item: -item[1])
 
@@ -142,7 +142,7 @@ class Footprint:
     def _results(self) -> list[Size]:
         plan = self.main[0]
         own = [each for each in plan.of_kind("result") if each.index not in dict(plan.reused)]
-        return [each.bytes for each in own if not plan.is_late(*each.shape.sizes)]
+        return [each.bytes for each in own if not plan.is_deferred(*each.shape.sizes)]
 
 
 class Limited:

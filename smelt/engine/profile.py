@@ -94,7 +94,7 @@ class Profiled:
 
     def __init__(self, program: Program, weights: Weights) -> None:
         self._program = program
-        build = compile_program(program, stamps=True)
+        build = compile_program(program, timestamps=True)
         self._plan = build.plan
         self._names: dict[object, str] = {kernel: each.name for kernel, each in build.source.kernels.items()}
         self._library = library = build.library
@@ -123,8 +123,8 @@ class Profiled:
     def steps(self, inputs: Sequence[Array]) -> list[Step]:
         """The steps that the log numbers, without times; costs are those of the last call's sizes."""
         plan = self._plan.main[0]
-        late = (ctypes.c_longlong * len(plan.late)).in_dll(self._library, f"{NAME}_late") if plan.late else ()
-        sizes = _sizes(self._plan, inputs) | dict(zip(plan.late, late, strict=True))
+        late = (ctypes.c_longlong * len(plan.deferred)).in_dll(self._library, f"{NAME}_late") if plan.deferred else ()
+        sizes = _sizes(self._plan, inputs) | dict(zip(plan.deferred, late, strict=True))
         return _steps(plan, self._program, self._names, sizes)
 
     def events(self, call: _Call, inputs: Sequence[Array]) -> list[tuple[Step, Event]]:

@@ -41,7 +41,7 @@ from smelt.ir.core import Program, walk
 from smelt.ir.text import parse, print_program
 from smelt.kernel.emit.c import Source
 from smelt.kernel.emit.tile_f32 import TileShape, tile_shape
-from smelt.kernel.tune.choice import default, text_of
+from smelt.kernel.tune.schedules import default_schedule, schedule_text
 from smelt.run.executable import Arrays, NativeExecutable
 from smelt.shape import Shape
 from smelt.target import Target
@@ -201,7 +201,7 @@ def _stored(program: Program, targets: Sequence[str], bind: Bind) -> StoredModel
         plan = plan_lowered(low, signature, group.layout)
         variants.append(_variant(low, plan, group, bind(plan, group.layout)))
         kernels = kernels or plan.kernels
-        tuned |= {f"tuned {group.names[0]}: {problem}": text for problem, text in _tuned(plan).items()}
+        tuned |= {f"tuned {group.names[0]}: {key}": text for key, text in _tuned(plan).items()}
     made_by = {"compiler": _compiler(), "flags": " ".join(cpu.FLAGS), **tuned}
     stored = StoredProgram(signature, kernels, tuple(variants), made_by)
     machines = {_named(name).name: name for group in groups for name in group.names}
@@ -211,7 +211,7 @@ def _stored(program: Program, targets: Sequence[str], bind: Bind) -> StoredModel
 def _tuned(plan: ProgramPlan) -> dict[str, str]:
     """The problems that are gone about in another way than by default, as texts."""
     pairs = plan.chosen.items()
-    return {str(problem): text_of(choice) for problem, choice in pairs if choice != default(problem)}
+    return {str(key): schedule_text(schedule) for key, schedule in pairs if schedule != default_schedule(key)}
 
 
 def _variant(program: Program, plan: ProgramPlan, group: _Group, bound: Arrays | None) -> Variant:

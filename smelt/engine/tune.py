@@ -29,10 +29,10 @@ from smelt.ir.core import Program
 from smelt.kernel.emit.tile_f32 import tile_shape
 from smelt.kernel.emit.timestamps import LOG
 from smelt.kernel.plan.plan import Copy, Launch, walk
-from smelt.kernel.tune.adjust import EACH, Adjustable
-from smelt.kernel.tune.choice import Choice, Lookup, Problem, default, defaults, legal
-from smelt.kernel.tune.predict import Machine, predicted
-from smelt.kernel.tune.search import SHARES, Estimate, Lesson, Search, paired
+from smelt.kernel.tune.cost_model import Machine, predict_cost
+from smelt.kernel.tune.schedules import KernelKey, Lookup, Schedule, default_schedule, legal_schedules, untuned
+from smelt.kernel.tune.search import SHARES, Estimate, Lesson, Search, pair_ratios
+from smelt.kernel.tune.tunables import EACH, Tunables
 from smelt.run.executable import NativeExecutable
 from smelt.target import Target
 from smelt.weights import Weights
@@ -54,12 +54,12 @@ Tell = Callable[[float, str], None]  # seconds spent, and what is being done
 class Finding:
     """What became of a problem: its part of a call's time, the choice to use, and how many were tried of how many."""
 
-    problem: Problem
+    key: KernelKey
     share: float
-    choice: Choice
+    schedule: Schedule
     estimate: Estimate
     tried: int
-    choices: int
+    schedules: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +106,21 @@ class Bench:
     def __post_init__(self) -> None:
         self.lowered = lower(self.program, self.target)
 
-    def plan(self, choices: Lookup) -> ProgramPlan:
-        return plan_lowered(self.lowered, signature_of(self.program.main), self.target, choices=choices)
+    def plan(self, schedules: Lookup) -> ProgramPlan:
+        return plan_lowered(self.lowered, signature_of(self.program.main), self.target, schedules=schedules)
 
-    def adjustable(self) -> Stamped:
+    def tunables(self) -> TunableProgram:
         """A program with time stamps whose choices can be changed between calls."""
-        freedom = Adjustable(tile_shape(self.target))
+        tunables = Tunables(tile_shape(self.target))
         plans = plan_lowered(
-            self.lowered, signature_of(self.program.main), self.target, choices=defaults, adjustable=freedom
+            self.lowered, signature_of(self.program.main), self.target, schedules=untuned, tunables=tunables
         )
-        build = build_plan(plans, self.target, stamps=True)
-        return Stamped(plans, self._bind(build), build.library, NAME, freedom)
+        build = build_plan(plans, self.target, timestamps=True)
+        return TunableProgram(plans, self._bind(build), build.library, NAME, tunables)
 
-    def plain(self, choices: Lookup) -> NativeExecutable:
+    def plain(self, schedules: Lookup) -> NativeExecutable:
         """The program as `NativeEngine.compile` makes it."""
-        return self._bind(build_plan(self.plan(choices), self.target))
+        return self._bind(build_plan(self.plan(schedules), self.target))
 
     def _bind(self, build: Build) -> NativeExecutable:
         if self.first is None:
@@ -133,35 +133,37 @@ class Bench:
             self.first.close()
 
 
-class Stamped:
+class TunableProgram:
     """A program whose choices can be changed, and that tells how long each problem took in its last call."""
 
     def __init__(
-        self, plans: ProgramPlan, bound: NativeExecutable, library: ctypes.CDLL, name: str, freedom: Adjustable
+        self, plans: ProgramPlan, bound: NativeExecutable, library: ctypes.CDLL, name: str, tunables: Tunables
     ) -> None:
-        self.plans, self.bound, self._freedom = plans, bound, freedom
+        self.plans, self.bound, self._tunables = plans, bound, tunables
         self._library = library  # the views below lie in it
         steps = [each for each in walk(plans.main[0].steps) if isinstance(each, Launch | Copy)]
-        self.problems: dict[Problem, list[int]] = {}
+        self.keys: dict[KernelKey, list[int]] = {}
         for i, step in enumerate(steps):
-            for problem, _ in step.kernel.chosen if isinstance(step, Launch) else ():
-                self.problems.setdefault(problem, []).append(i)
+            for key, _ in step.kernel.chosen if isinstance(step, Launch) else ():
+                self.keys.setdefault(key, []).append(i)
         kernels = {step.kernel for step in steps if isinstance(step, Launch)}
-        self.forms = 1 + sum(len(each.forms) for each in kernels) / max(len(kernels), 1)  # of a kernel, on average
+        self.variants = 1 + sum(len(each.variants) for each in kernels) / max(
+            len(kernels), 1
+        )  # of a kernel, on average
         self._count = ctypes.c_longlong.in_dll(library, f"{name}_count")
         log = (ctypes.c_longlong * (3 * LOG)).in_dll(library, f"{name}_log")
         self._log = np.ctypeslib.as_array(log).reshape(LOG, 3)
         self._steps = len(steps)
-        self._settings: Array = np.zeros(0, np.int64)
-        if plans.main[0].settings:
-            table = (ctypes.c_longlong * plans.main[0].settings).in_dll(library, f"{name}_settings")
-            self._settings = np.ctypeslib.as_array(table)
+        self._table: Array = np.zeros(0, np.int64)
+        if plans.main[0].tunables:
+            table = (ctypes.c_longlong * plans.main[0].tunables).in_dll(library, f"{name}_tunables")
+            self._table = np.ctypeslib.as_array(table)
 
-    def use(self, choices: Mapping[Problem, Choice]) -> None:
+    def use(self, schedules: Mapping[KernelKey, Schedule]) -> None:
         """How the next calls go about their problems: by default where nothing is said."""
-        for problem, number in self._freedom.numbers.items():
-            settings = self._freedom.settings(problem, choices.get(problem, default(problem)))
-            self._settings[EACH * number : EACH * (number + 1)] = settings
+        for key, number in self._tunables.numbers.items():
+            values = self._tunables.values(key, schedules.get(key, default_schedule(key)))
+            self._table[EACH * number : EACH * (number + 1)] = values
 
     def call(self, inputs: Sequence[Array]) -> Array:
         """Ticks of every step of one call."""
@@ -169,15 +171,15 @@ class Stamped:
         log = self._log[: min(self._count.value, LOG)]
         return np.bincount(log[:, 0], log[:, 2] - log[:, 1], self._steps)
 
-    def spent(self, ticks: Array, problem: Problem) -> float:
-        return float(ticks[self.problems.get(problem, [])].sum())
+    def spent(self, ticks: Array, key: KernelKey) -> float:
+        return float(ticks[self.keys.get(key, [])].sum())
 
 
-Variant: TypeAlias = Mapping[Problem, Choice]
+Variant: TypeAlias = Mapping[KernelKey, Schedule]
 
 
 def in_turns(
-    program: Stamped, variants: Sequence[Variant], inputs: Sequence[Array], seconds: float, seed: int = 0
+    program: TunableProgram, variants: Sequence[Variant], inputs: Sequence[Array], seconds: float, seed: int = 0
 ) -> list[Array]:
     """Ticks [call, step] of a program with each of several sets of choices: calls one after the other, every time in
     another order."""
@@ -223,10 +225,10 @@ class _Tuner:
     database: Database
     start: float = field(default_factory=time.perf_counter)
     bench: Bench = field(init=False)
-    searches: dict[Problem, Search] = field(default_factory=dict)
-    shares: dict[Problem, float] = field(default_factory=dict)
-    before: Mapping[Problem, Choice] = field(default_factory=dict)  # what was in use
-    stamped: Stamped = field(init=False)
+    searches: dict[KernelKey, Search] = field(default_factory=dict)
+    shares: dict[KernelKey, float] = field(default_factory=dict)
+    before: Mapping[KernelKey, Schedule] = field(default_factory=dict)  # what was in use
+    stamped: TunableProgram = field(init=False)
     building: float = 0.0  # seconds that the program takes to build, as it is used
     call: float = 0.0  # seconds of a call
     rounds: int = 0
@@ -252,12 +254,12 @@ class _Tuner:
     def _begin(self) -> int:
         """Searches for all problems that take time and are not known; how many are known."""
         target = tuned.here(tile_shape(self.bench.target))
-        records = {problem: each for (where, problem), each in self.database.read().items() if where == target}
-        self.before = {problem: each.choice for problem, each in records.items()}
+        records = {key: each for (where, key), each in self.database.read().items() if where == target}
+        self.before = {key: each.schedule for key, each in records.items()}
         self.tell(self.spent, "measuring the program as it is")
         begin = time.perf_counter()
-        self.stamped = usual = self.bench.adjustable()
-        self.building = (time.perf_counter() - begin) / usual.forms
+        self.stamped = usual = self.bench.tunables()
+        self.building = (time.perf_counter() - begin) / usual.variants
         usual.call(self.inputs)
         begin = time.perf_counter()
         (ticks,) = in_turns(usual, [{}], self.inputs, 0.0)
@@ -266,28 +268,28 @@ class _Tuner:
         machine = Machine(target.tile, target.threads)
         lessons = _lessons(records, machine)
         known = 0
-        for problem in usual.problems:
-            share = usual.spent(middle, problem) / total
-            choices = self._shuffled(legal(problem, target.tile))
-            if share < SMALL or len(choices) < 2:
+        for key in usual.keys:
+            share = usual.spent(middle, key) / total
+            schedules = self._shuffled(legal_schedules(key, target.tile))
+            if share < SMALL or len(schedules) < 2:
                 continue
-            self.shares[problem] = share
-            tried = records[problem].tried if problem in records else {}
-            costs = [predicted(problem, each, machine) for each in choices]
-            search = Search(problem, choices, costs, lessons, tried)
-            known += len(search.tried) == len(choices) - 1
-            self.searches[problem] = search
+            self.shares[key] = share
+            tried = records[key].tried if key in records else {}
+            costs = [predict_cost(key, each, machine) for each in schedules]
+            search = Search(key, schedules, costs, lessons, tried)
+            known += len(search.tried) == len(schedules) - 1
+            self.searches[key] = search
         return known
 
-    def _shuffled(self, choices: Sequence[Choice]) -> list[Choice]:
+    def _shuffled(self, schedules: Sequence[Schedule]) -> list[Schedule]:
         """The default first, the others in an order that the seed decides, which is that of equals."""
-        usual, *others = choices
+        usual, *others = schedules
         order = np.random.default_rng(self.seed).permutation(len(others))
         return [usual, *(others[i] for i in order)]
 
     def _round(self) -> bool:
         """Measure some choices of every problem; False where there is nothing to do, or no time."""
-        open_ones = {problem: search for problem, search in self.searches.items() if not search.is_done}
+        open_ones = {key: search for key, search in self.searches.items() if not search.is_done}
         if not open_ones:
             return False
         end = 2 * self.building + 2 * FINAL[0] * self.call  # for the comparison at the end
@@ -295,19 +297,19 @@ class _Tuner:
         count = min(AT_ONCE, int(left / (CALLS[0] * self.call)) - 1)
         if count < 1:
             return False
-        for problem, search in open_ones.items():
+        for key, search in open_ones.items():
             search.lessons = [
-                *(lesson for lesson in search.lessons if lesson.problem not in self.searches),
-                *(lesson for other in self.searches.values() if other.problem != problem for lesson in other.learned()),
+                *(lesson for lesson in search.lessons if lesson.key not in self.searches),
+                *(lesson for other in self.searches.values() if other.key != key for lesson in other.learned()),
             ]
-        proposals = {problem: search.propose(count) for problem, search in open_ones.items()}
+        proposals = {key: search.propose(count) for key, search in open_ones.items()}
         width = max(map(len, proposals.values()))
         if width == 0:
             return False
         tried = sum(len(search.ratios) for search in self.searches.values())
         self.tell(self.spent, f"{len(open_ones)} problems, {tried} choices measured")
         variants: list[Variant] = [
-            {problem: some[i] for problem, some in proposals.items() if i < len(some)} for i in range(width)
+            {key: some[i] for key, some in proposals.items() if i < len(some)} for i in range(width)
         ]
         self._measure(variants)
         return True
@@ -316,31 +318,34 @@ class _Tuner:
         usual, *others = in_turns(self.stamped, [{}, *variants], self.inputs, ROUND, self.rounds)
         self.rounds += 1
         for ticks, variant in zip(others, variants, strict=True):
-            for problem, choice in variant.items():
-                base = [self.stamped.spent(call, problem) for call in usual]
-                mine = [self.stamped.spent(call, problem) for call in ticks]
+            for key, schedule in variant.items():
+                base = [self.stamped.spent(call, key) for call in usual]
+                mine = [self.stamped.spent(call, key) for call in ticks]
                 if min(*base, *mine) > 0:
-                    self.searches[problem].tell(choice, paired(mine, base))
+                    self.searches[key].tell(schedule, pair_ratios(mine, base))
 
     # -- the end --
 
     def _end(self, known: int) -> Tuning:
-        found = {problem: search.best for problem, search in self.searches.items() if search.ratios}
-        after = {**self.before, **{problem: choice for problem, (choice, _) in found.items()}}
+        found = {key: search.best for key, search in self.searches.items() if search.ratios}
+        after = {**self.before, **{key: schedule for key, (schedule, _) in found.items()}}
         whole = self._compared(after) if self._differs(after) else None
         kept = whole is None or whole.is_faster
         self._record(found, kept)
         findings = [
-            Finding(problem, self.shares[problem], *search.best, len(search.tried), len(search.choices))
-            for problem, search in self.searches.items()
+            Finding(key, self.shares[key], *search.best, len(search.tried), len(search.schedules))
+            for key, search in self.searches.items()
         ]
         findings.sort(key=lambda each: -each.share)
         return Tuning(tuple(findings), whole, kept and whole is not None, known, self.spent)
 
-    def _differs(self, after: Mapping[Problem, Choice]) -> bool:
-        return any(self.before.get(each, default(each)) != after.get(each, default(each)) for each in self.searches)
+    def _differs(self, after: Mapping[KernelKey, Schedule]) -> bool:
+        return any(
+            self.before.get(each, default_schedule(each)) != after.get(each, default_schedule(each))
+            for each in self.searches
+        )
 
-    def _compared(self, after: Mapping[Problem, Choice]) -> Estimate:
+    def _compared(self, after: Mapping[KernelKey, Schedule]) -> Estimate:
         """Times of calls of the whole program as it would be by those as it was, in turns."""
         self.tell(self.spent, "comparing the whole program")
         was, new = self.bench.plain(self.before.get), self.bench.plain(after.get)
@@ -355,7 +360,7 @@ class _Tuner:
             while (count := len(taken[0])) < least or (count < most and time.perf_counter() - begin < patience):
                 for at in (count % 2, 1 - count % 2):
                     taken[at].append(undisturbed(partial(self._timed, (was, new)[at])))
-            return Estimate.of(paired(taken[1], taken[0], len(taken[0]) // NEIGHBOURS))
+            return Estimate.of(pair_ratios(taken[1], taken[0], len(taken[0]) // NEIGHBOURS))
         finally:
             was.close()
             new.close()
@@ -365,27 +370,27 @@ class _Tuner:
         program(*self.inputs, keep=True)
         return time.perf_counter() - begin
 
-    def _record(self, found: Mapping[Problem, tuple[Choice, Estimate]], kept: bool) -> None:
+    def _record(self, found: Mapping[KernelKey, tuple[Schedule, Estimate]], kept: bool) -> None:
         """Write down what was tried, and what is to be used: as before where the whole was not faster."""
         target = tuned.here(tile_shape(self.bench.target))
         records = []
-        for problem, (choice, estimate) in found.items():
-            search = self.searches[problem]
+        for key, (schedule, estimate) in found.items():
+            search = self.searches[key]
             tried = MappingProxyType({each: search.estimate(each).ratio for each in search.tried})
             if kept:
-                records.append(Record(target, problem, choice, estimate.ratio, tried))
+                records.append(Record(target, key, schedule, estimate.ratio, tried))
             else:
-                used = self.before.get(problem, default(problem))
+                used = self.before.get(key, default_schedule(key))
                 ratio = tried.get(used, 1.0)
-                records.append(Record(target, problem, used, ratio, tried))
+                records.append(Record(target, key, used, ratio, tried))
         self.database.append(records)
 
 
-def _lessons(records: Mapping[Problem, Record], machine: Machine) -> list[Lesson]:
+def _lessons(records: Mapping[KernelKey, Record], machine: Machine) -> list[Lesson]:
     """What the database says about how far predictions are off."""
     found: list[Lesson] = []
-    for problem, record in records.items():
-        choices = [default(problem), *record.tried]
-        costs = [predicted(problem, each, machine) for each in choices]
-        found += Search(problem, choices, costs, known=record.tried).learned()
+    for key, record in records.items():
+        schedules = [default_schedule(key), *record.tried]
+        costs = [predict_cost(key, each, machine) for each in schedules]
+        found += Search(key, schedules, costs, known=record.tried).learned()
     return found

@@ -25,10 +25,18 @@ from smelt.device.runtime import default_threads
 from smelt.errors import FileError
 from smelt.files import read_bytes, write_atomically
 from smelt.kernel.emit.tile_f32 import TileShape
-from smelt.kernel.tune.choice import Choice, Lookup, Problem, choice_of, default, defaults, record_of
+from smelt.kernel.tune.schedules import (
+    KernelKey,
+    Lookup,
+    Schedule,
+    default_schedule,
+    schedule_of,
+    schedule_record,
+    untuned,
+)
 
 NAME = "tuned.jsonl"
-VERSION = 1
+VERSION = 2
 LARGEST = 1 << 20  # bytes of a line
 log = logging.getLogger("smelt")
 
@@ -55,34 +63,34 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """`choice` is to be used; `ratio` is its time by the default's. `tried`: the ratios of all that was measured."""
+    """`schedule` is to be used; `ratio` is its time by the default's. `tried`: the ratios of all that was measured."""
 
     target: Target
-    problem: Problem
-    choice: Choice
+    key: KernelKey
+    schedule: Schedule
     ratio: float
-    tried: Mapping[Choice, float]
+    tried: Mapping[Schedule, float]
 
     def joined(self, other: Record) -> Record:
         """What both say: the one that saw more decides, whichever comes first."""
-        ours, theirs = ((len(each.tried), -each.ratio, str(each.choice)) for each in (self, other))
+        ours, theirs = ((len(each.tried), -each.ratio, str(each.schedule)) for each in (self, other))
         better, worse = (self, other) if ours >= theirs else (other, self)
         return replace(better, tried=MappingProxyType({**worse.tried, **better.tried}))
 
     def line(self) -> str:
-        tried = [[record_of(choice), round(ratio, 5)] for choice, ratio in self.tried.items()]
+        tried = [[schedule_record(schedule), round(ratio, 5)] for schedule, ratio in self.tried.items()]
         found = {
             "version": VERSION,
             "target": str(self.target),
-            "problem": str(self.problem),
-            "choice": record_of(self.choice),
+            "key": str(self.key),
+            "schedule": schedule_record(self.schedule),
             "ratio": round(self.ratio, 5),
             "tried": tried,
         }
         return json.dumps(found, separators=(",", ":"))
 
 
-Records: TypeAlias = Mapping[tuple[Target, Problem], Record]
+Records: TypeAlias = Mapping[tuple[Target, KernelKey], Record]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +145,15 @@ def database() -> Database:
 def lookup(tile: TileShape) -> Lookup:
     """What is known about problems on this machine's processor, with tiles of a shape and as many threads as usual."""
     if os.environ.get("SMELT_TUNING", "on") == "off":
-        return defaults
+        return untuned
     records = database().read()
     if not records:
-        return defaults
+        return untuned
     target = here(tile)
 
-    def known(problem: Problem) -> Choice | None:
-        found = records.get((target, problem))
-        return None if found is None else found.choice
+    def known(key: KernelKey) -> Schedule | None:
+        found = records.get((target, key))
+        return None if found is None else found.schedule
 
     return known
 
@@ -168,7 +176,7 @@ def _processor() -> str:
 
 def _adds(new: Record, old: Record) -> bool:
     both = old.joined(new)
-    return both.choice != old.choice or both.tried.keys() != old.tried.keys()
+    return both.schedule != old.schedule or both.tried.keys() != old.tried.keys()
 
 
 @lru_cache(4)
@@ -182,7 +190,7 @@ def _read(path: Path, modified: int, size: int) -> Records:
 
 
 def _parsed(path: Path) -> Records:
-    found: dict[tuple[Target, Problem], Record] = {}
+    found: dict[tuple[Target, KernelKey], Record] = {}
     damaged = 0
     for line in read_bytes(path).split(b"\n"):
         if not line.strip():
@@ -193,7 +201,7 @@ def _parsed(path: Path) -> Records:
             damaged += 1
             continue
         if record is not None:
-            key = (record.target, record.problem)
+            key = (record.target, record.key)
             found[key] = found[key].joined(record) if key in found else record
     if damaged:
         log.warning("%s: %d damaged line%s passed over", path, damaged, "" if damaged == 1 else "s")
@@ -207,16 +215,16 @@ def _record_of(line: bytes) -> Record | None:
     data: dict[str, Any] = json.loads(line)
     if data["version"] != VERSION:
         return None
-    target, problem = Target.parse(data["target"]), Problem.parse(data["problem"])
-    if problem is None:
+    target, key = Target.parse(data["target"]), KernelKey.parse(data["key"])
+    if key is None:
         return None
-    choice = choice_of(problem, data["choice"], target.tile)
-    tried = {choice_of(problem, each, target.tile): _ratio(ratio) for each, ratio in data["tried"]}
+    schedule = schedule_of(key, data["schedule"], target.tile)
+    tried = {schedule_of(key, each, target.tile): _ratio(ratio) for each, ratio in data["tried"]}
     legal = {each: ratio for each, ratio in tried.items() if each is not None}
     ratio = _ratio(data["ratio"])
-    if choice is None:
-        choice, ratio = default(problem), 1.0
-    return Record(target, problem, choice, ratio, MappingProxyType(legal))
+    if schedule is None:
+        schedule, ratio = default_schedule(key), 1.0
+    return Record(target, key, schedule, ratio, MappingProxyType(legal))
 
 
 def _ratio(value: Any) -> float:

@@ -128,8 +128,8 @@ def test_images_made_on_the_way(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
     for i, case in enumerate(cases):
         alone, for_any, both = (compile.link_executable(library, f"p{i}_{way}", planned[i, way]) for way in WAYS)
         kinds = [{problem.kind for problem in planned[i, way].chosen} for way in WAYS]
-        made += sum("expanded_convolution" in each for each in kinds[:2])
-        assert "expanded_convolution" not in kinds[2]
+        made += sum("expand_depthwise" in each for each in kinds[:2])
+        assert "expand_depthwise" not in kinds[2]
         (got,), (opened,) = alone(*case.arguments), for_any(*case.arguments)
         want, _ = both(*case.arguments)
         assert got.tobytes() == want.tobytes(), str(case)

@@ -21,9 +21,21 @@ from smelt.kernel.build.attention_mask import Reach
 from smelt.kernel.build.attention_shape import At, Attention, Choice
 from smelt.kernel.build.gemm import place
 from smelt.kernel.build.sinks import Output, sink
-from smelt.kernel.loops.grammar import TRUE, Amount, Expr, Item, Number, Product, Put, Quotient, Turn, add, scale
+from smelt.kernel.loops.grammar import (
+    TRUE,
+    Amount,
+    Expr,
+    LoadLocal,
+    Mma,
+    Number,
+    Quotient,
+    StoreLocal,
+    Transpose,
+    add,
+    scale,
+)
 from smelt.kernel.loops.nest import Nest, flat, tensor
-from smelt.kernel.tune.choice import AttentionBlock, Problem
+from smelt.kernel.tune.schedules import AttentionBlock, KernelKey
 from smelt.shape import Shape
 
 SUMMED = 16  # weights that are summed before the sum joins the others, which keeps rounding small
@@ -35,13 +47,13 @@ NEAR = 1 << 10  # tiles that use a panel, as good as: it is near, and nothing li
 def attention(nest: Nest, op: Op, output: Output) -> None:
     problem = Attention.of(op)
     usual = Choice.of(problem)
-    chosen = nest.decide(_asked(problem), AttentionBlock).queries
+    chosen = nest.choose_schedule(_asked(problem), AttentionBlock).queries
     build(nest, problem, replace(usual, queries=min(chosen, problem.width)) if chosen else usual, output)
 
 
-def _asked(problem: Attention) -> Problem:
+def _asked(problem: Attention) -> KernelKey:
     """What a choice may depend on."""
-    return Problem.of(
+    return KernelKey.of(
         "attention",
         heads=product(problem.heads),
         queries=problem.queries,
@@ -165,15 +177,15 @@ class _Block:
         best, total = (problem.array(nest, name, width) for name in ("best", "total"))
         result = problem.array(nest, "sum", values * width)
         with nest.loop(width, "lane") as i:
-            nest.emit(Put(best, i, Number(-inf, f32)))
-            nest.emit(Put(total, i, Number(0.0, f32)))
+            nest.emit(StoreLocal(best, i, Number(-inf, f32)))
+            nest.emit(StoreLocal(total, i, Number(0.0, f32)))
         with nest.loop(values * width, "lane") as i:
-            nest.emit(Put(result, i, Number(0.0, f32)))
+            nest.emit(StoreLocal(result, i, Number(0.0, f32)))
         if keys != 0:
             scores = problem.array(nest, "score", step * width)
             if used != Amount(width):  # products leave out columns that are not there
                 with nest.loop(step * width, "lane") as i:
-                    nest.emit(Put(scores, i, Number(0.0, f32)))
+                    nest.emit(StoreLocal(scores, i, Number(0.0, f32)))
             limit = self.reach.limit(nest, self.at, self.number, queries) if self.reach is not None else None
             with nest.loop(ceildiv(keys, step), "ordered") as block:
                 start = nest.let(scale(block, step))
@@ -202,12 +214,12 @@ class _Block:
         rows = self.problem.array(nest, "row", depth * width)
         if used != Amount(width):
             with nest.loop(depth * width, "lane") as i:
-                nest.emit(Put(rows, i, Number(0.0, f32)))
+                nest.emit(StoreLocal(rows, i, Number(0.0, f32)))
         with nest.loop(used, "ordered") as i:
             at = {**self.at, **self.lanes(i)}
             with nest.loop(depth, "lane") as d:
-                nest.emit(Put(rows, add(scale(i, depth), d), self.problem.query(nest, {**at, axes.depth: d})))
-        nest.emit(Turn(queries, rows, width, depth))
+                nest.emit(StoreLocal(rows, add(scale(i, depth), d), self.problem.query(nest, {**at, axes.depth: d})))
+        nest.emit(Transpose(queries, rows, width, depth))
 
     def multiply(self, operand: int, start: Expr, product: tuple[str, Expr, str, Expr]) -> None:
         """Rows of keys times queries, or what columns of values times weights add to the result."""
@@ -218,7 +230,7 @@ class _Block:
         more = Number(int(operand == 2))
         some = Number(0) if self.used == Amount(self.problem.width) else self.used
         self.nest.emit(
-            Product(tile, rows, *left, panel, Number(0), width, extent, join=more, tiles=Number(NEAR), columns=some)
+            Mma(tile, rows, *left, panel, Number(0), width, extent, accumulate=more, tiles=Number(NEAR), columns=some)
         )
 
     def weigh(
@@ -228,45 +240,51 @@ class _Block:
         nest, width = self.nest, self.problem.width
         most, factor, part = (self.problem.array(nest, name, width) for name in ("most", "factor", "part"))
         with nest.loop(width, "lane") as i:
-            nest.emit(Put(most, i, Item(best, i, f32)))
+            nest.emit(StoreLocal(most, i, LoadLocal(best, i, f32)))
         if self.problem.numbers.softcap:
             with nest.loop(count, "ordered") as j, nest.loop(width, "lane") as i:
                 place = add(scale(j, width), i)
-                nest.emit(Put(scores, place, self.problem.capped(nest, nest.keep(Item(scores, place, f32)))))
+                nest.emit(
+                    StoreLocal(scores, place, self.problem.capped(nest, nest.keep(LoadLocal(scores, place, f32))))
+                )
         if masked is not None:
             with nest.guard(masked), nest.loop(count, "ordered") as j, nest.loop(used, "lane") as i:
                 place = add(scale(j, width), i)
                 at = {**self.at, **self.lanes(i), self.problem.axes.key: add(start, j)}
-                nest.emit(Put(scores, place, self.problem.masked(nest, nest.keep(Item(scores, place, f32)), at)))
+                nest.emit(
+                    StoreLocal(scores, place, self.problem.masked(nest, nest.keep(LoadLocal(scores, place, f32)), at))
+                )
         with nest.loop(count, "ordered") as j, nest.loop(width, "lane") as i:
-            score, old = nest.keep(Item(scores, add(scale(j, width), i), f32)), nest.keep(Item(most, i, f32))
+            score, old = nest.keep(LoadLocal(scores, add(scale(j, width), i), f32)), nest.keep(LoadLocal(most, i, f32))
             greater = nest.apply("GT", score, old, dtype=i1)  # nan shows in the weights
-            nest.emit(Put(most, i, nest.apply("select", greater, score, old, dtype=f32)))
+            nest.emit(StoreLocal(most, i, nest.apply("select", greater, score, old, dtype=f32)))
         with nest.loop(width, "lane") as i:
-            top, before = nest.keep(Item(most, i, f32)), nest.keep(Item(best, i, f32))
+            top, before = nest.keep(LoadLocal(most, i, f32)), nest.keep(LoadLocal(best, i, f32))
             none = nest.apply("EQ", top, Number(-inf, f32), dtype=i1)
             safe = nest.apply("select", none, Number(0.0, f32), top, dtype=f32)
             put_right = nest.apply("weight", nest.apply("subtract", before, safe))
-            nest.emit(Put(best, i, top))
-            nest.emit(Put(most, i, safe))
-            nest.emit(Put(factor, i, put_right))
-            scaled = nest.apply("multiply", nest.keep(Item(total, i, f32)), put_right)
-            nest.emit(Put(total, i, scaled))
+            nest.emit(StoreLocal(best, i, top))
+            nest.emit(StoreLocal(most, i, safe))
+            nest.emit(StoreLocal(factor, i, put_right))
+            scaled = nest.apply("multiply", nest.keep(LoadLocal(total, i, f32)), put_right)
+            nest.emit(StoreLocal(total, i, scaled))
         groups = nest.let(Quotient(nest.let(add(count, SUMMED - 1)), SUMMED))
         with nest.loop(groups, "ordered") as group:
             first = nest.let(scale(group, SUMMED))
             with nest.loop(width, "lane") as i:
-                nest.emit(Put(part, i, Number(0.0, f32)))
+                nest.emit(StoreLocal(part, i, Number(0.0, f32)))
             left = nest.apply("minimum", Number(SUMMED), nest.let(add(count, scale(first, -1))))
             with nest.loop(left, "ordered") as j, nest.loop(width, "lane") as i:
                 place = add(scale(first, width), scale(j, width), i)
-                less = nest.apply("subtract", nest.keep(Item(scores, place, f32)), nest.keep(Item(most, i, f32)))
+                less = nest.apply(
+                    "subtract", nest.keep(LoadLocal(scores, place, f32)), nest.keep(LoadLocal(most, i, f32))
+                )
                 weight = nest.apply("weight", less)
-                nest.emit(Put(scores, place, weight))
-                nest.emit(Put(part, i, nest.apply("add", nest.keep(Item(part, i, f32)), weight)))
+                nest.emit(StoreLocal(scores, place, weight))
+                nest.emit(StoreLocal(part, i, nest.apply("add", nest.keep(LoadLocal(part, i, f32)), weight)))
             with nest.loop(width, "lane") as i:
-                pair = (nest.keep(Item(each, i, f32)) for each in (total, part))
-                nest.emit(Put(total, i, nest.apply("add", *pair)))
+                pair = (nest.keep(LoadLocal(each, i, f32)) for each in (total, part))
+                nest.emit(StoreLocal(total, i, nest.apply("add", *pair)))
         return factor
 
     def put_right(self, result: str, factor: str) -> None:
@@ -274,20 +292,20 @@ class _Block:
         nest, width = self.nest, self.problem.width
         with nest.loop(self.problem.values, "ordered") as e, nest.loop(width, "lane") as i:
             place = add(scale(e, width), i)
-            pair = (nest.keep(Item(*item, f32)) for item in ((result, place), (factor, i)))
-            nest.emit(Put(result, place, nest.apply("multiply", *pair)))
+            pair = (nest.keep(LoadLocal(*item, f32)) for item in ((result, place), (factor, i)))
+            nest.emit(StoreLocal(result, place, nest.apply("multiply", *pair)))
 
     def finish(self, output: Output, result: str, total: str, used: Expr) -> None:
         """Divide by the sums of weights, and store."""
         nest, axes, width = self.nest, self.problem.axes, self.problem.width
         with nest.loop(self.problem.values, "ordered") as e, nest.loop(width, "lane") as i:
             place = add(scale(e, width), i)
-            sums = (nest.keep(Item(result, place, f32)), nest.keep(Item(total, i, f32)))
-            nest.emit(Put(result, place, self.problem.quotient(nest, *sums)))
+            sums = (nest.keep(LoadLocal(result, place, f32)), nest.keep(LoadLocal(total, i, f32)))
+            nest.emit(StoreLocal(result, place, self.problem.quotient(nest, *sums)))
         rows = self.problem.array(nest, "row", self.problem.values * width)
-        nest.emit(Turn(rows, result, self.problem.values, width))
+        nest.emit(Transpose(rows, result, self.problem.values, width))
         with nest.loop(used, "ordered") as i:
             at = {**self.at, **self.lanes(i)}
             with nest.loop(self.problem.values, "lane") as e:
-                element = nest.keep(Item(rows, add(scale(i, self.problem.values), e), f32))
+                element = nest.keep(LoadLocal(rows, add(scale(i, self.problem.values), e), f32))
                 self.problem.store(nest, output, {**at, axes.value: e}, element)

@@ -12,7 +12,7 @@ from smelt.dim import Size, ceildiv, minimum
 from smelt.dtype import f32, i1
 from smelt.kernel.build.attention_shape import At, Attention, Choice, fold_here
 from smelt.kernel.build.sinks import Output
-from smelt.kernel.loops.grammar import Amount, Expr, Item, Load, Number, Put, Quotient, Set, add, scale
+from smelt.kernel.loops.grammar import Amount, Expr, Load, LoadLocal, Number, Quotient, Set, StoreLocal, add, scale
 from smelt.kernel.loops.nest import Nest, flat
 from smelt.shape import Shape
 
@@ -41,14 +41,14 @@ def build_few(nest: Nest, problem: Attention, choice: Choice, here: Size, output
             result = _sum(nest, problem, here_at, scores, start, count)
             if parts is None:
                 with nest.loop(problem.values, "lane") as e:
-                    element = problem.quotient(nest, nest.keep(Item(result, e, f32)), total)
+                    element = problem.quotient(nest, nest.keep(LoadLocal(result, e, f32)), total)
                     problem.store(nest, output, {**here_at, axes.value: e}, element)
             else:
                 place = flat((*index, query, Number(0)), kept)
                 nest.store(parts, place, best)
                 nest.store(parts, add(place, 1), total)
                 with nest.loop(problem.values, "lane") as e:
-                    nest.store(parts, add(place, e, 2), nest.keep(Item(result, e, f32)))
+                    nest.store(parts, add(place, e, 2), nest.keep(LoadLocal(result, e, f32)))
     if parts is not None:
         _join(nest, problem, parts, kept, here, output)
 
@@ -58,13 +58,13 @@ def _score(nest: Nest, problem: Attention, at: At, scores: str, start: Expr, cou
     axes, depth = problem.axes, problem.depth
     query, sums = problem.array(nest, "query", depth), problem.array(nest, "lane", LANES)
     with nest.loop(depth, "lane") as d:
-        nest.emit(Put(query, d, problem.query(nest, {**at, axes.depth: d})))
+        nest.emit(StoreLocal(query, d, problem.query(nest, {**at, axes.depth: d})))
     with nest.loop(count, "ordered") as j:
         key = add(start, j)
 
         def times(lane: Expr, first: int, before: Expr) -> Expr:
             d = add(lane, first)
-            factor = nest.keep(Item(query, d, f32))
+            factor = nest.keep(LoadLocal(query, d, f32))
             element = problem.element(nest, 1, {**at, axes.key: key, axes.depth: d})
             return nest.apply("fma", factor, element, before, dtype=f32)
 
@@ -72,17 +72,19 @@ def _score(nest: Nest, problem: Attention, at: At, scores: str, start: Expr, cou
             total: Expr = Number(0.0, f32)
             for first in range(0, depth - LANES + 1, LANES):
                 total = times(lane, first, total)
-            nest.emit(Put(sums, lane, total))
+            nest.emit(StoreLocal(sums, lane, total))
         if depth % LANES:
             with nest.loop(depth % LANES, "lane") as lane:
-                nest.emit(Put(sums, lane, times(lane, depth - depth % LANES, nest.keep(Item(sums, lane, f32)))))
+                nest.emit(
+                    StoreLocal(sums, lane, times(lane, depth - depth % LANES, nest.keep(LoadLocal(sums, lane, f32))))
+                )
         half = LANES // 2
         while half:
             with nest.loop(half, "lane") as lane:
-                pair = (nest.keep(Item(sums, each, f32)) for each in (lane, add(lane, half)))
-                nest.emit(Put(sums, lane, nest.apply("add", *pair)))
+                pair = (nest.keep(LoadLocal(sums, each, f32)) for each in (lane, add(lane, half)))
+                nest.emit(StoreLocal(sums, lane, nest.apply("add", *pair)))
             half //= 2
-        nest.emit(Put(scores, j, nest.keep(Item(sums, Number(0), f32))))
+        nest.emit(StoreLocal(scores, j, nest.keep(LoadLocal(sums, Number(0), f32))))
 
 
 def _weigh(nest: Nest, problem: Attention, at: At, scores: str, start: Expr, count: Expr) -> tuple[Expr, Expr]:
@@ -90,15 +92,15 @@ def _weigh(nest: Nest, problem: Attention, at: At, scores: str, start: Expr, cou
     axes = problem.axes
     if problem.numbers.softcap or problem.numbers.roles[3:]:
         with nest.loop(count, "lane") as j:
-            score = problem.capped(nest, nest.keep(Item(scores, j, f32)))
-            nest.emit(Put(scores, j, problem.masked(nest, score, {**at, axes.key: add(start, j)})))
-    best = fold_here(nest, "maximum", Number(-inf, f32), count, lambda j: nest.keep(Item(scores, j, f32)))
+            score = problem.capped(nest, nest.keep(LoadLocal(scores, j, f32)))
+            nest.emit(StoreLocal(scores, j, problem.masked(nest, score, {**at, axes.key: add(start, j)})))
+    best = fold_here(nest, "maximum", Number(-inf, f32), count, lambda j: nest.keep(LoadLocal(scores, j, f32)))
     none = nest.apply("EQ", best, Number(-inf, f32), dtype=i1)
     safe = nest.apply("select", none, Number(0.0, f32), best, dtype=f32)
     with nest.loop(count, "lane") as j:
-        less = nest.apply("subtract", nest.keep(Item(scores, j, f32)), safe)
-        nest.emit(Put(scores, j, nest.apply("weight", less)))
-    total = fold_here(nest, "add", Number(0.0, f32), count, lambda j: nest.keep(Item(scores, j, f32)))
+        less = nest.apply("subtract", nest.keep(LoadLocal(scores, j, f32)), safe)
+        nest.emit(StoreLocal(scores, j, nest.apply("weight", less)))
+    total = fold_here(nest, "add", Number(0.0, f32), count, lambda j: nest.keep(LoadLocal(scores, j, f32)))
     return best, total
 
 
@@ -109,17 +111,17 @@ def _sum(nest: Nest, problem: Attention, at: At, scores: str, start: Expr, count
 
     def put(array: str, number: Expr) -> None:
         with nest.loop(values, "lane") as e:
-            nest.emit(Put(array, e, number))
+            nest.emit(StoreLocal(array, e, number))
 
     def some(first: Expr, many: int) -> None:
         """Add the values of neighbouring keys, times their weights."""
-        weights = [nest.keep(Item(scores, add(first, u), f32)) for u in range(many)]
+        weights = [nest.keep(LoadLocal(scores, add(first, u), f32)) for u in range(many)]
         with nest.loop(values, "lane") as e:
-            total = nest.keep(Item(part, e, f32))
+            total = nest.keep(LoadLocal(part, e, f32))
             for u, weight in enumerate(weights):
                 place = {**at, problem.axes.key: add(start, first, u), problem.axes.value: e}
                 total = nest.apply("fma", weight, problem.element(nest, 2, place), total, dtype=f32)
-            nest.emit(Put(part, e, total))
+            nest.emit(StoreLocal(part, e, total))
 
     put(result, Number(0.0, f32))
     blocks = nest.let(Quotient(nest.let(add(count, BLOCK - 1)), BLOCK))
@@ -134,8 +136,8 @@ def _sum(nest: Nest, problem: Attention, at: At, scores: str, start: Expr, count
         with nest.loop(nest.let(add(left, scale(done, -1))), "ordered") as u:
             some(add(first, done, u), 1)
         with nest.loop(values, "lane") as e:
-            pair = (nest.keep(Item(each, e, f32)) for each in (result, part))
-            nest.emit(Put(result, e, nest.apply("add", *pair)))
+            pair = (nest.keep(LoadLocal(each, e, f32)) for each in (result, part))
+            nest.emit(StoreLocal(result, e, nest.apply("add", *pair)))
     return result
 
 
@@ -154,15 +156,15 @@ def _join(nest: Nest, problem: Attention, parts: int, kept: tuple[Size, ...], he
         safe = nest.apply("select", none, Number(0.0, f32), best, dtype=f32)
         total, result = nest.declare(f32, Number(0.0, f32)), problem.array(nest, "sum", values)
         with nest.loop(values, "lane") as e:
-            nest.emit(Put(result, e, Number(0.0, f32)))
+            nest.emit(StoreLocal(result, e, Number(0.0, f32)))
         with nest.loop(chunks, "ordered") as chunk:
             factor = nest.apply("weight", nest.apply("subtract", item(chunk, Number(0)), safe))
             more = nest.apply("fma", factor, item(chunk, Number(1)), nest.keep(total), dtype=f32)
             nest.emit(Set(total, more))
             with nest.loop(values, "lane") as e:
-                old = nest.keep(Item(result, e, f32))
-                nest.emit(Put(result, e, nest.apply("fma", factor, item(chunk, add(e, 2)), old, dtype=f32)))
+                old = nest.keep(LoadLocal(result, e, f32))
+                nest.emit(StoreLocal(result, e, nest.apply("fma", factor, item(chunk, add(e, 2)), old, dtype=f32)))
         sum_of = nest.keep(total)
         with nest.loop(values, "lane") as e:
-            element = problem.quotient(nest, nest.keep(Item(result, e, f32)), sum_of)
+            element = problem.quotient(nest, nest.keep(LoadLocal(result, e, f32)), sum_of)
             problem.store(nest, output, {**at, axes.value: e}, element)

@@ -13,7 +13,7 @@ from math import inf
 from smelt.dim import Size, ceildiv
 from smelt.dtype import DType, f32, i1, i64
 from smelt.kernel.build.attention_shape import At, Attention, Choice
-from smelt.kernel.loops.grammar import Expr, Item, Load, Number, Put, Set, add, scale
+from smelt.kernel.loops.grammar import Expr, Load, LoadLocal, Number, Set, StoreLocal, add, scale
 from smelt.kernel.loops.nest import Nest, flat
 from smelt.shape import Shape
 
@@ -112,10 +112,10 @@ class Reach:
             at = dict(zip(letters, index, strict=True))
             most = problem.array(nest, "most", problem.depth)
             with nest.loop(problem.depth, "lane") as d:
-                nest.emit(Put(most, d, Number(0.0, f32)))
+                nest.emit(StoreLocal(most, d, Number(0.0, f32)))
             with nest.loop(axes.size(axes.key), "ordered") as j, nest.loop(problem.depth, "lane") as d:
                 size = nest.apply("abs", problem.element(nest, 1, {**at, axes.key: j, axes.depth: d}))
-                nest.emit(Put(most, d, nest.apply("maximum", nest.keep(Item(most, d, f32)), size)))
+                nest.emit(StoreLocal(most, d, nest.apply("maximum", nest.keep(LoadLocal(most, d, f32)), size)))
             self.store_greatest(nest, most, problem.depth, flat(tuple(index), sizes))
 
     def store_greatest(self, nest: Nest, array: str, count: int, place: Expr) -> None:
@@ -131,10 +131,10 @@ class Reach:
         problem, width = self.problem, self.problem.width
         sums = problem.array(nest, "sum", width)
         with nest.loop(width, "lane") as i:
-            nest.emit(Put(sums, i, Number(0.0, f32)))
+            nest.emit(StoreLocal(sums, i, Number(0.0, f32)))
         with nest.loop(problem.depth, "ordered") as d, nest.loop(width, "lane") as i:
-            size = nest.apply("abs", nest.keep(Item(queries, add(scale(d, width), i), f32)))
-            nest.emit(Put(sums, i, nest.apply("add", nest.keep(Item(sums, i, f32)), size)))
+            size = nest.apply("abs", nest.keep(LoadLocal(queries, add(scale(d, width), i), f32)))
+            nest.emit(StoreLocal(sums, i, nest.apply("add", nest.keep(LoadLocal(sums, i, f32)), size)))
         letters = _key_letters(problem)
         head = flat(tuple(at[each] for each in letters), [problem.axes.size(each) for each in letters])
         size = nest.keep(self.load(nest, self.sizes, head, f32))
@@ -176,5 +176,5 @@ def greatest(nest: Nest, array: str, count: int) -> Expr:
     """The greatest element of a local array."""
     total = nest.declare(f32, Number(0.0, f32))
     with nest.loop(count, "ordered") as i:
-        nest.emit(Set(total, nest.apply("maximum", nest.keep(total), nest.keep(Item(array, i, f32)))))
+        nest.emit(Set(total, nest.apply("maximum", nest.keep(total), nest.keep(LoadLocal(array, i, f32)))))
     return nest.keep(total)

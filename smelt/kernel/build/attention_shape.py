@@ -11,7 +11,20 @@ from smelt.ir.core import Op
 from smelt.ir.layouts import Word
 from smelt.ir.ops.attention import AttentionAxes, AttentionNumbers, attention_axes, attention_numbers
 from smelt.kernel.build.sinks import Output
-from smelt.kernel.loops.grammar import Amount, Array, Expr, Fold, Item, Let, Number, Put, Var, add, scale, split
+from smelt.kernel.loops.grammar import (
+    Amount,
+    Expr,
+    Fold,
+    Let,
+    LoadLocal,
+    Local,
+    Number,
+    StoreLocal,
+    Var,
+    add,
+    scale,
+    split,
+)
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
 
 KEYS = 64  # of a block: with its scores, they stay in the nearest cache
@@ -125,14 +138,14 @@ class Attention:
             return lambda lane: self.apart(add(first, lane))
         arrays = {letter: nest.var(i64, stem="place").name for letter in self.axes.rows}
         for name in arrays.values():
-            nest.emit(Array(name, i64, self.width))
+            nest.emit(Local(name, i64, self.width))
         with nest.loop(used, "ordered") as lane:
             query = self._named(nest, add(first, lane), self.queries)
             for letter, place in self.apart(query).items():
-                nest.emit(Put(arrays[letter], lane, place))
+                nest.emit(StoreLocal(arrays[letter], lane, place))
 
         def places(lane: Expr) -> dict[str, Expr]:
-            items = {letter: Item(name, lane, i64) for letter, name in arrays.items()}
+            items = {letter: LoadLocal(name, lane, i64) for letter, name in arrays.items()}
             return {letter: self._named(nest, item, self.axes.sizes[letter]) for letter, item in items.items()}
 
         return places
@@ -146,7 +159,7 @@ class Attention:
 
     def array(self, nest: Nest, stem: str, count: int) -> str:
         name = nest.var(f32, stem=stem).name
-        nest.emit(Array(name, f32, max(count, 1)))
+        nest.emit(Local(name, f32, max(count, 1)))
         return name
 
     def bounded(self, nest: Nest, most: int, size: Size, start: Expr) -> Expr:

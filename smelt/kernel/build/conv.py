@@ -20,9 +20,9 @@ from smelt.ir.ops.packed import taps_of
 from smelt.kernel.build.expand_depthwise import expanded_conv
 from smelt.kernel.build.gemm import FLOATS, Columns, Form, in_memory, parts_of, place, shares, step, tiles, wanted
 from smelt.kernel.build.sinks import Output, sink
-from smelt.kernel.loops.grammar import Amount, Array, Expr, Number, Product, add, scale
+from smelt.kernel.loops.grammar import Amount, Expr, Local, Mma, Number, add, scale
 from smelt.kernel.loops.nest import Nest, tensor
-from smelt.kernel.tune.choice import ROWS, ChannelConvolution, Convolution, Cut, Problem, dividing, share_of
+from smelt.kernel.tune.schedules import ROWS, Blocking, Conv, Depthwise, KernelKey, chunk_size, largest_divisor
 
 NEAR = 192  # pixels of other types than floats that pass by a block of a panel
 
@@ -41,12 +41,12 @@ def convolve(nest: Nest, op: Op, output: Output, form: Form) -> None:
     assert isinstance(quads, int)
     assert isinstance(across, int)
     assert isinstance(features, int)
-    width, share = across // form.together, features // groups
-    window = _Window.of(nest, op, quads * form.together)
-    problem = Problem.of(
-        "convolution",
-        images=product((batch, *outer)),
-        lines=lines,
+    width, share = across // form.k_pack, features // groups
+    window = _Window.of(nest, op, quads * form.k_pack)
+    key = KernelKey.of(
+        "conv",
+        batch=product((batch, *outer)),
+        rows=lines,
         pixels=pixels,
         groups=groups,
         depth=quads,
@@ -55,28 +55,28 @@ def convolve(nest: Nest, op: Op, output: Output, form: Form) -> None:
         taps=prod(taps_of(op.attrs).window),
         stride=taps_of(op.attrs).strides[-1],
     )
-    choice, cut = _chosen(nest, problem, form)
-    near, others = cut.rows, product((batch, *outer)) * groups * count
+    schedule, blocking = _chosen(nest, key, form)
+    near, others = blocking.rows, product((batch, *outer)) * groups * count
     if isinstance(pixels, int):
-        chunks, pieces = parts_of(lines, cut.lines, 1, others), 1 if near == pixels else ceildiv(pixels, near)
-        room = cut.room
+        chunks, pieces = parts_of(lines, blocking.image_rows, 1, others), 1 if near == pixels else ceildiv(pixels, near)
+        room = blocking.max_rows
     else:  # as many lines as have `near` pixels, or a share of one line: never more than twice as many pixels
         chunks, pieces = (
             minimum(lines, maximum(ceildiv(lines * pixels, near), wanted(others))),
             ceildiv(pixels, 2 * near),
         )
-        room = 2 * cut.room
+        room = 2 * blocking.max_rows
     images_first = (batch, *outer, groups, chunks, pieces, count)
-    panels_first = (groups, count, batch, *outer, chunks, pieces)
-    with nest.loops(panels_first if choice.panels_first else images_first) as places:
-        if choice.panels_first:
+    panels_outer = (groups, count, batch, *outer, chunks, pieces)
+    with nest.loops(panels_outer if schedule.panels_outer else images_first) as places:
+        if schedule.panels_outer:
             group, panel, image, *at, chunk, piece = places
         else:
             image, *at, group, chunk, piece, panel = places
         first_line, line_count = shares(nest, chunk, lines, chunks)
         first, used = shares(nest, piece, pixels, pieces)
         tile = nest.var(form.element, stem="tile").name
-        nest.emit(Array(tile, form.element, room * width))
+        nest.emit(Local(tile, form.element, room * width))
         columns = Columns.of(nest, panel, width, share, form.element)
 
         def row(line: Expr, x: Expr) -> Expr:
@@ -89,11 +89,11 @@ def convolve(nest: Nest, op: Op, output: Output, form: Form) -> None:
             b = place(nest, op, panels, (group, panel, done, Number(0)))
             with (
                 nest.loop(line_count, "ordered") as line,
-                tiles(nest, used, cut.height) as ((part, parts), above, height),
+                tiles(nest, used, blocking.call_rows) as ((part, parts), above, height),
             ):
                 spot = window.start((*at, add(first_line, line), add(first, above)), image, group)
                 nest.emit(
-                    Product(
+                    Mma(
                         tile,
                         height,
                         window.buffer,
@@ -103,14 +103,14 @@ def convolve(nest: Nest, op: Op, output: Output, form: Form) -> None:
                         *b,
                         step(nest, op, panels, 2),
                         extent,
-                        place=scale(row(line, above), width),
-                        turns=turns,
-                        a_turn=Amount(window.turn),
-                        join=number,
-                        ahead=add(nest.let(nest.apply("multiply", line, parts, dtype=i64)), part),
+                        tile_offset=scale(row(line, above), width),
+                        taps=turns,
+                        a_tap_stride=Amount(window.turn),
+                        accumulate=number,
+                        prefetch=add(nest.let(nest.apply("multiply", line, parts, dtype=i64)), part),
                         tiles=nest.let(nest.apply("multiply", line_count, parts, dtype=i64)),
                         columns=columns.fewest,
-                        together=form.together,
+                        k_pack=form.k_pack,
                     )
                 )
         with nest.loop(line_count, "ordered") as line, nest.loop(used, "ordered") as x:
@@ -119,18 +119,18 @@ def convolve(nest: Nest, op: Op, output: Output, form: Form) -> None:
             columns.store(nest, op, output, tile, row(line, x), lambda column: (*here, add(begin, column)))
 
 
-def _chosen(nest: Nest, problem: Problem, form: Form) -> tuple[Convolution, Cut]:
+def _chosen(nest: Nest, key: KernelKey, form: Form) -> tuple[Conv, Blocking]:
     """Only about floats there is something to choose."""
     if form is FLOATS:
-        choice = nest.decide(problem, Convolution)
-        return choice, nest.cut(problem, choice)
-    pixels, others = problem["pixels"], problem["images"] * problem["groups"] * problem["panels"]
+        schedule = nest.choose_schedule(key, Conv)
+        return schedule, nest.blocking(key, schedule)
+    pixels, others = key["pixels"], key["batch"] * key["groups"] * key["panels"]
     lines = 1
-    if "pixels" in problem.open or pixels > 2 * NEAR:
+    if "pixels" in key.dynamic or pixels > 2 * NEAR:
         pixels = NEAR
     else:
-        lines = share_of(problem["lines"], max(1, NEAR // max(pixels, 1)), others)
-    return Convolution(NEAR, ROWS), Cut(ROWS, pixels, lines, max(pixels * lines, 1))
+        lines = chunk_size(key["rows"], max(1, NEAR // max(pixels, 1)), others)
+    return Conv(NEAR, ROWS), Blocking(ROWS, pixels, lines, max(pixels * lines, 1))
 
 
 def _with_lines(sizes: Sequence[Size]) -> tuple[Size, ...]:
@@ -188,14 +188,14 @@ class _Window:
         """Loops over blocks: (number, offset in the image, first row of the panel, turns, steps of each turn)."""
         per = max(1, form.block // max(self.run, 1))
         parts = max(1, -(-self.run // form.block))
-        piece = -(-self.run // (parts * form.together)) * form.together
+        piece = -(-self.run // (parts * form.k_pack)) * form.k_pack
         counts = [*(count for count, _ in self.outer), -(-self.turns // per), parts]
         with nest.loops(counts, "ordered") as (*outer, share, part):
             number, turn = _numbered([*outer, share, part], counts), scale(share, per)
             moves = (scale(at, distance) for at, (_, distance) in zip(outer, self.outer, strict=True))
             offset = add(*moves, scale(turn, self.turn), scale(part, piece * self.step))
             before = add(scale(_numbered(outer, counts[:-2]), self.turns), turn)
-            done = add(scale(before, self.run // form.together), scale(part, piece // form.together))
+            done = add(scale(before, self.run // form.k_pack), scale(part, piece // form.k_pack))
             turns = _least(nest, per, add(self.turns, scale(turn, -1)), self.turns % per == 0)
             extent = _least(nest, piece, add(self.run, scale(part, -piece)), self.run == piece * parts)
             yield nest.let(number), offset, nest.let(done), turns, extent
@@ -225,18 +225,18 @@ def channel_conv(nest: Nest, op: Op, output: Output) -> None:
     batch, *out, channels = tensor(op.result).sizes
     *window, _ = tensor(kernel).sizes
     taps = taps_of({**op.attrs, "window": window})
-    problem = Problem.of(
-        "channel_convolution",
-        images=batch,
-        lines=product(out[:-1]),
+    key = KernelKey.of(
+        "depthwise_conv",
+        batch=batch,
+        rows=product(out[:-1]),
         pixels=out[-1],
         channels=channels,
         taps=prod(taps.window),
         stride=taps.strides[-1],
     )
-    choice = nest.decide(problem, ChannelConvolution)
+    schedule = nest.choose_schedule(key, Depthwise)
     with nest.loops((batch, *out[:-1])) as (image, *lines):
-        for first, pieces, few in _pieces(out[-1], choice.pixels):
+        for first, pieces, few in _pieces(out[-1], schedule.pixels):
             with nest.loop(pieces, "ordered") as piece, nest.loop(channels, "lane") as channel:
                 totals: list[Expr] = [Number(0.0, f32)] * few
                 for tap in np.ndindex(*taps.window):
@@ -256,7 +256,7 @@ def channel_conv(nest: Nest, op: Op, output: Output) -> None:
 def _pieces(pixels: Size, few: int) -> list[tuple[Size, Size, int]]:
     """A line in pieces of a few pixels and a rest: (where they begin, how many there are, pixels of each)."""
     if isinstance(pixels, int):
-        few = dividing(pixels, few)
+        few = largest_divisor(pixels, few)
         return [(0, pixels // few, few)]
     whole = floordiv(pixels, few)
     return [(0, whole, few), (whole * few, pixels - whole * few, 1)]

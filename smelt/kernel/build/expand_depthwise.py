@@ -20,9 +20,20 @@ from smelt.ir.ops import OPS
 from smelt.ir.ops.packed import Taps, taps_of
 from smelt.kernel.build.gemm import Columns, multiply, shares, wanted
 from smelt.kernel.build.sinks import Output
-from smelt.kernel.loops.grammar import Amount, Array, Expr, Item, Number, Put, Quotient, Remainder, add, scale
-from smelt.kernel.loops.nest import MadeImage, Nest, tensor
-from smelt.kernel.tune.choice import ROWS, Bands, ExpandedConvolution, Problem, dividing
+from smelt.kernel.loops.grammar import (
+    Amount,
+    Expr,
+    LoadLocal,
+    Local,
+    Number,
+    Quotient,
+    Remainder,
+    StoreLocal,
+    add,
+    scale,
+)
+from smelt.kernel.loops.nest import ExpandedImage, Nest, tensor
+from smelt.kernel.tune.schedules import ROWS, ExpandDepthwise, KernelKey, RowBands, largest_divisor
 
 LARGEST = 40  # ops between a product and the image
 DEEPEST = 256 << 10  # bytes of lines on a stack
@@ -31,7 +42,7 @@ PIECE = 56  # pixels of a line that is too long, or of any length
 FEW = 4  # of them at once
 
 
-def made_image(op: Op, users: Mapping[Value, Sequence[Op]]) -> MadeImage | None:
+def made_image(op: Op, users: Mapping[Value, Sequence[Op]]) -> ExpandedImage | None:
     """How the image of a `channel_conv` can be made line by line, if nothing else uses it."""
     value = op.operands[0]
     shape = tensor(value)
@@ -59,7 +70,7 @@ def made_image(op: Op, users: Mapping[Value, Sequence[Op]]) -> MadeImage | None:
             return None
     if len(users[value]) != 1 or tensor(dot.operands[0]).sizes[0] != 1:
         return None
-    image = MadeImage(dot, last, edge, before, closed)
+    image = ExpandedImage(dot, last, edge, before, closed)
     return image if _Conv.of(op, image).fits else None
 
 
@@ -85,28 +96,28 @@ def _makers(value: Value, depends: dict[Value, bool]) -> set[Op]:
     return found
 
 
-def expanded_conv(nest: Nest, op: Op, output: Output, image: MadeImage) -> None:
+def expanded_conv(nest: Nest, op: Op, output: Output, image: ExpandedImage) -> None:
     """One panel of channels, a share of the lines and a piece of each: bands of lines are made, and looked at while
     they are near."""
     conv = _Conv.of(op, image)
-    problem = conv.problem(image)
-    choice = nest.decide(problem, ExpandedConvolution)
-    bands = nest.bands(problem, choice)
-    band, line, (stride, step) = bands.lines, conv.line, conv.taps.strides
-    chunks, pieces = conv.shares(bands.shares), conv.pieces
+    key = conv.key(image)
+    schedule = nest.choose_schedule(key, ExpandDepthwise)
+    bands = nest.bands(key, schedule)
+    band, line, (stride, step) = bands.rows, conv.line, conv.taps.strides
+    chunks, pieces = conv.shares(bands.chunks), conv.pieces
     nest.covered.update(dict.fromkeys(image.inside))
     with nest.loops((conv.batch, chunks, pieces, conv.panels)) as (number, chunk, piece, panel):
         first, lines = shares(nest, chunk, conv.out[0], chunks)
         left, wide = shares(nest, piece, conv.out[1], pieces)
         made = nest.var(f32, stem="made").name
-        nest.emit(Array(made, f32, conv.needed(bands.most_lines) * line))
+        nest.emit(Local(made, f32, conv.needed(bands.max_rows) * line))
         columns = Columns.of(nest, panel, conv.width, conv.channels)
         with nest.loop(nest.let(Quotient(nest.let(add(lines, band - 1)), band)), "ordered") as turn:
             done = nest.let(scale(turn, band))
             count = nest.apply("minimum", Amount(band), nest.let(add(lines, scale(done, -1))), dtype=i64)
             kept = nest.let(scale(nest.apply("minimum", turn, Number(1), dtype=i64), conv.halo))
             with nest.loop(nest.let(scale(kept, line)), "lane") as at:
-                nest.emit(Put(made, at, nest.keep(Item(made, add(at, band * stride * line), f32))))
+                nest.emit(StoreLocal(made, at, nest.keep(LoadLocal(made, add(at, band * stride * line), f32))))
             down, across = (
                 _Span.of(nest, add(scale(start, each), -before), windows, each, reach, size)
                 for start, windows, each, before, reach, size in (
@@ -116,7 +127,7 @@ def expanded_conv(nest: Nest, op: Op, output: Output, image: MadeImage) -> None:
             )
             fill = _Fill(nest, conv, image, made, columns, number, panel)
             fill.make(down, across, kept, bands)
-            for start, turns, few in _turns(nest, wide, conv.out[1], choice.pixels):
+            for start, turns, few in _turns(nest, wide, conv.out[1], schedule.pixels):
                 with (
                     nest.loop(count, "ordered") as y,
                     nest.loop(turns, "ordered") as part,
@@ -129,7 +140,7 @@ def expanded_conv(nest: Nest, op: Op, output: Output, image: MadeImage) -> None:
                         row = scale(add(scale(y, stride), tap[0] * conv.taps.dilations[0]), line)
                         for i in range(few):
                             pixel = add(scale(add(x, i), step), tap[1] * conv.taps.dilations[1])
-                            element = nest.keep(Item(made, add(row, scale(pixel, conv.pitch), j), f32))
+                            element = nest.keep(LoadLocal(made, add(row, scale(pixel, conv.pitch), j), f32))
                             totals[i] = nest.apply("fma", factor, element, totals[i], dtype=f32)
                     for i, total in enumerate(totals):
                         output.finish(nest, op, (number, add(first, done, y), add(left, x, i), channel), total)
@@ -138,7 +149,7 @@ def expanded_conv(nest: Nest, op: Op, output: Output, image: MadeImage) -> None:
 def _turns(nest: Nest, count: Expr, pixels: Size, most: int) -> list[tuple[Expr, Expr, int]]:
     """Pixels of a line, a few at once: (where they begin, how often, how many)."""
     if isinstance(count, Amount) and isinstance(pixels, int):
-        few = dividing(pixels, most)
+        few = largest_divisor(pixels, most)
         return [(Number(0), Amount(pixels // few), few)]
     whole = nest.let(Quotient(count, FEW))
     done = nest.let(scale(whole, FEW))
@@ -159,7 +170,7 @@ class _Conv:
     width: int
 
     @staticmethod
-    def of(op: Op, image: MadeImage) -> _Conv:
+    def of(op: Op, image: ExpandedImage) -> _Conv:
         batch, down, across, channels = tensor(op.result).sizes
         *window, _ = tensor(op.operands[1]).sizes
         _, panels, _, width = tensor(image.dot.operands[1]).sizes
@@ -223,11 +234,11 @@ class _Conv:
         cheap = floordiv(lines * self.taps.strides[0], max(1, 6 * self.halo))
         return maximum(1, minimum(cheap, wanted(self.batch * self.panels)))
 
-    def problem(self, image: MadeImage) -> Problem:
-        return Problem.of(
-            "expanded_convolution",
-            images=self.batch,
-            lines=self.out[0],
+    def key(self, image: ExpandedImage) -> KernelKey:
+        return KernelKey.of(
+            "expand_depthwise",
+            batch=self.batch,
+            rows=self.out[0],
             pixels=self.out[1],
             across=self.across,
             depth=tensor(image.dot.operands[0]).sizes[2],
@@ -235,7 +246,7 @@ class _Conv:
             width=self.pitch,
             taps=prod(self.taps.window),
             stride=self.taps.strides[0],
-            reach=self.reach,
+            window_rows=self.reach,
         )
 
 
@@ -271,13 +282,13 @@ class _Fill:
 
     nest: Nest
     conv: _Conv
-    image: MadeImage
+    image: ExpandedImage
     made: str
     columns: Columns
     number: Expr
     panel: Expr
 
-    def make(self, down: _Span, across: _Span, kept: Expr, bands: Bands) -> None:
+    def make(self, down: _Span, across: _Span, kept: Expr, bands: RowBands) -> None:
         """All lines but those that are kept from before."""
         nest, line = self.nest, self.conv.line
         edge = Number(0.0, f32) if self.image.edge is None else nest.pull(self.image.edge, ())
@@ -286,7 +297,7 @@ class _Fill:
         for first, after in ((kept, above), (below, down.count)):
             count = nest.let(add(after, scale(first, -1)))
             with nest.loop(count, "ordered") as y, nest.loop(line, "lane") as at:
-                nest.emit(Put(self.made, add(scale(add(first, y), line), at), edge))
+                nest.emit(StoreLocal(self.made, add(scale(add(first, y), line), at), edge))
         rest = down.after(nest, kept)
         self._sides(rest, across, edge)
         self._product(rest, across, bands)
@@ -301,14 +312,14 @@ class _Fill:
             for first, after in ((Number(0), left), (right, across.count)):
                 count = nest.let(scale(add(after, scale(first, -1)), pitch))
                 with nest.loop(count, "lane") as at:
-                    nest.emit(Put(self.made, add(line, scale(first, pitch), at), edge))
+                    nest.emit(StoreLocal(self.made, add(line, scale(first, pitch), at), edge))
 
-    def _product(self, down: _Span, across: _Span, bands: Bands) -> None:
+    def _product(self, down: _Span, across: _Span, bands: RowBands) -> None:
         """Pixels inside: rows of the product, one after the other where lines are whole, else line by line."""
         nest, (height, width), pitch = self.nest, self.conv.image, self.conv.pitch
-        most, panel = bands.rows, self.conv.width
+        most, panel = bands.gemm_rows, self.conv.width
         tile = nest.var(f32, stem="tile").name
-        nest.emit(Array(tile, f32, bands.most_rows * panel))
+        nest.emit(Local(tile, f32, bands.max_gemm_rows * panel))
         lines = nest.let(add(down.end, scale(down.begin, -1)))
         wide = nest.let(add(across.end, scale(across.begin, -1)))
         apart = Amount(minimum(self.conv.pieces - 1, 1))  # 1 where a line is in several pieces
@@ -331,7 +342,7 @@ class _Fill:
                 x = nest.let(add(across.begin, Remainder(at, width)))
                 pixel = scale(add(scale(down.place(y), self.conv.across), across.place(x)), pitch)
                 with nest.loop(self.columns.used, "lane") as j:
-                    nest.values[self.image.dot.result] = nest.keep(Item(tile, add(scale(row, panel), j), f32))
+                    nest.values[self.image.dot.result] = nest.keep(LoadLocal(tile, add(scale(row, panel), j), f32))
                     element = nest.pull(self.image.last, (self.number, y, x, add(self.columns.first, j)))
                     del nest.values[self.image.dot.result]
-                    nest.emit(Put(self.made, add(pixel, j), element))
+                    nest.emit(StoreLocal(self.made, add(pixel, j), element))

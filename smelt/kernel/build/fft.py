@@ -18,15 +18,15 @@ from smelt.ir.core import Op
 from smelt.kernel.build.sinks import Output, sink
 from smelt.kernel.loops.grammar import (
     Amount,
-    Array,
     Expr,
-    Item,
     Load,
+    LoadLocal,
+    Local,
     Number,
-    Put,
     Quotient,
     Remainder,
     Set,
+    StoreLocal,
     add,
     scale,
 )
@@ -72,15 +72,15 @@ class Line:
     def of(nest: Nest, count: int) -> Line:
         names = [nest.var(f64, stem="line").name for _ in range(2)]
         for name in names:
-            nest.emit(Array(name, f64, count))
+            nest.emit(Local(name, f64, count))
         return Line(nest, *names)
 
     def load(self, offset: Expr) -> Pair:
-        return self.nest.keep(Item(self.re, offset, f64)), self.nest.keep(Item(self.im, offset, f64))
+        return self.nest.keep(LoadLocal(self.re, offset, f64)), self.nest.keep(LoadLocal(self.im, offset, f64))
 
     def store(self, offset: Expr, value: Pair) -> None:
         for name, part in zip((self.re, self.im), value, strict=True):
-            self.nest.emit(Put(name, offset, part))
+            self.nest.emit(StoreLocal(name, offset, part))
 
 
 Place = TypeVar("Place", Planes, Line)

@@ -15,12 +15,12 @@ from smelt.kernel.emit.tile_f32 import BLOCK
 from smelt.kernel.loops.grammar import (
     Affine,
     Amount,
-    Array,
     Expr,
-    Item,
     Load,
+    LoadLocal,
+    Local,
+    Mma,
     Number,
-    Product,
     Quotient,
     Var,
     add,
@@ -28,7 +28,7 @@ from smelt.kernel.loops.grammar import (
     scale,
 )
 from smelt.kernel.loops.nest import Index, Nest, Scope, pull, tensor
-from smelt.kernel.tune.choice import ROWS, SPREAD, Contraction, Cut, Problem, about, share_of
+from smelt.kernel.tune.schedules import MIN_CHUNKS, ROWS, Blocking, Gemm, KernelKey, chunk_size, estimate
 
 
 @sink("stablehlo.dot_general", anchor=True)
@@ -93,13 +93,13 @@ def pack(nest: Nest, op: Op, _: int, index: Index) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What is multiplied: `together` steps of a panel's column lie side by side (1: f32, 2: bf16, 4: bytes), `block`
-    steps of it stay near while at most `near` rows pass by."""
+    """What is multiplied: `k_pack` steps of a panel's column lie side by side (1: f32, 2: bf16, 4: bytes), `block`
+    steps of it stay near while at most `row_block` rows pass by."""
 
     element: DType  # of sums
-    together: int
+    k_pack: int
     block: int
-    near: int = 384
+    row_block: int = 384
 
 
 FLOATS = Form(f32, 1, BLOCK)
@@ -116,30 +116,30 @@ def contract(nest: Nest, op: Op, output: Output, form: Form) -> None:
     groups, rows, depth = tensor(lhs).sizes
     _, count, _, line = tensor(panels).sizes
     assert isinstance(line, int)
-    width = line // form.together
-    problem = Problem.of("contraction", groups=groups, rows=rows, depth=depth, panels=count, width=width)
-    choice, cut = _chosen(nest, problem, form)
-    chunks = parts_of(rows, cut.rows, ROWS, groups * count)
-    with nest.loops((groups, count, chunks) if choice.panels_first else (groups, chunks, count)) as (group, *inner):
-        panel, chunk = inner if choice.panels_first else reversed(inner)
+    width = line // form.k_pack
+    key = KernelKey.of("gemm", groups=groups, rows=rows, depth=depth, panels=count, width=width)
+    schedule, blocking = _chosen(nest, key, form)
+    chunks = parts_of(rows, blocking.rows, ROWS, groups * count)
+    with nest.loops((groups, count, chunks) if schedule.panels_outer else (groups, chunks, count)) as (group, *inner):
+        panel, chunk = inner if schedule.panels_outer else reversed(inner)
         first, used = shares(nest, chunk, rows, chunks)
         tile = nest.var(form.element, stem="tile").name
-        nest.emit(Array(tile, form.element, cut.room * width))
+        nest.emit(Local(tile, form.element, blocking.max_rows * width))
         columns = Columns.of(nest, panel, width, tensor(op.result).sizes[2], form.element)
-        multiply(nest, op, tile, (group, first, used), panel, columns, cut.height, form)
+        multiply(nest, op, tile, (group, first, used), panel, columns, blocking.call_rows, form)
         with nest.loop(used, "ordered") as row:
             here = (group, add(first, row))
             columns.store(nest, op, output, tile, row, lambda column: (*here, column))
 
 
-def _chosen(nest: Nest, problem: Problem, form: Form) -> tuple[Contraction, Cut]:
+def _chosen(nest: Nest, key: KernelKey, form: Form) -> tuple[Gemm, Blocking]:
     """Only about floats there is something to choose."""
     if form is FLOATS:
-        choice = nest.decide(problem, Contraction)
-        return choice, nest.cut(problem, choice)
-    count, others = ceildiv(problem["rows"], ROWS), problem["panels"] * problem["groups"]
-    most = form.near if "rows" in problem.open else ROWS * share_of(count, max(1, form.near // ROWS), others)
-    return Contraction(most, ROWS), Cut(ROWS, most, 1, most)
+        schedule = nest.choose_schedule(key, Gemm)
+        return schedule, nest.blocking(key, schedule)
+    count, others = ceildiv(key["rows"], ROWS), key["panels"] * key["groups"]
+    most = form.row_block if "rows" in key.dynamic else ROWS * chunk_size(count, max(1, form.row_block // ROWS), others)
+    return Gemm(most, ROWS), Blocking(ROWS, most, 1, most)
 
 
 def parts_of(count: Size, most: Size, least: int, others: Size) -> Size:
@@ -152,7 +152,7 @@ def parts_of(count: Size, most: Size, least: int, others: Size) -> Size:
 
 def wanted(others: Size) -> int:
     """Parts that there should be to spread them over cores, beside others."""
-    return -(-SPREAD // max(1, about(others)))
+    return -(-MIN_CHUNKS // max(1, estimate(others)))
 
 
 def multiply(
@@ -172,24 +172,24 @@ def multiply(
     with nest.loop(maximum(ceildiv(depth, form.block), 1), "ordered") as block:
         done = nest.let(scale(block, form.block))
         extent = nest.apply("minimum", Number(form.block), nest.let(add(depth, scale(done, -1))), dtype=i64)
-        lines = nest.let(scale(block, form.block // form.together))
+        lines = nest.let(scale(block, form.block // form.k_pack))
         b = place(nest, op, panels, (Number(0) if shared else group, panel, lines, Number(0)))
         with tiles(nest, used, height) as ((part, parts), above, tall):
             a = address(nest, op, lhs, group, add(first, above), done)
             nest.emit(
-                Product(
+                Mma(
                     tile,
                     tall,
                     *a,
                     *b,
                     step(nest, op, panels, 2),
                     extent,
-                    place=scale(above, columns.width),
-                    join=block,
-                    ahead=part,
+                    tile_offset=scale(above, columns.width),
+                    accumulate=block,
+                    prefetch=part,
                     tiles=parts,
                     columns=columns.fewest,
-                    together=form.together,
+                    k_pack=form.k_pack,
                 )
             )
 
@@ -234,13 +234,13 @@ class Columns:
 
     @property
     def fewest(self) -> Expr:
-        """As `Product` wants it: 0 where all are there."""
+        """As `Mma` wants it: 0 where all are there."""
         return Number(0) if self.used == Number(self.width) else self.used
 
     def store(self, nest: Nest, op: Op, output: Output, tile: str, row: Expr, index: Callable[[Expr], Index]) -> None:
         """One row of a tile goes out."""
         with nest.loop(self.used, "lane") as j:
-            element = nest.keep(Item(tile, add(scale(row, self.width), j), self.element))
+            element = nest.keep(LoadLocal(tile, add(scale(row, self.width), j), self.element))
             output.finish(nest, op, index(add(self.first, j)), element)
 
 

@@ -15,7 +15,7 @@ from smelt.kernel.build.sinks import Output, sink
 from smelt.kernel.loops.grammar import Amount, Expr, Number, add, scale, split
 from smelt.kernel.loops.nest import Index, Nest, pull, tensor
 
-BYTES = Form(i32, QUAD, block=512, near=192)
+BYTES = Form(i32, QUAD, block=512, row_block=192)
 
 
 @pull("smelt.pack_quads")
@@ -23,16 +23,16 @@ def pack_quads(nest: Nest, op: Op, _: int, index: Index) -> Expr:
     return in_words(nest, op, index, QUAD)
 
 
-def in_words(nest: Nest, op: Op, index: Index, together: int) -> Expr:
+def in_words(nest: Nest, op: Op, index: Index, k_pack: int) -> Expr:
     """[group, panel, word, together * j + step]: column `panel * width + j`, zero where there is none."""
     group, panel, word, at = index
     depth, columns = tensor(op.operands[0]).sizes[1:]
     width, element = op.attrs["width"], tensor(op.result).element
-    j, step = split(at, together)
-    column, k = add(scale(panel, width), j), add(scale(word, together), step)
+    j, step = split(at, k_pack)
+    column, k = add(scale(panel, width), j), add(scale(word, k_pack), step)
     there = [
         nest.less(nest.let(index), Amount(size))
-        for index, size, whole in ((k, depth, together), (column, columns, width))
+        for index, size, whole in ((k, depth, k_pack), (column, columns, width))
         if not isinstance(size, int) or size % whole
     ]
     if not there:

@@ -13,9 +13,9 @@ import numpy as np
 from smelt.dim import Size, ceildiv, maximum, product
 from smelt.dtype import DType, i64, integer_range
 from smelt.ir.core import Op, Region
-from smelt.kernel.loops.grammar import Array, Declare, Expr, Item, Load, Number, Put, Set, Var, add, scale
+from smelt.kernel.loops.grammar import Declare, Expr, Load, LoadLocal, Local, Number, Set, StoreLocal, Var, add, scale
 from smelt.kernel.loops.nest import Index, Nest, flat, pull, reshaped, tensor
-from smelt.kernel.tune.choice import ColumnReduction, Problem
+from smelt.kernel.tune.schedules import ColumnReduction, KernelKey
 from smelt.shape import Shape
 
 Element = Callable[[dict[int, Expr]], Expr]
@@ -120,29 +120,27 @@ def by_rows(nest: Nest, op: Op, target: int) -> None:
     columns, rows = sizes[-1], product([sizes[d] for d in reduced])
     parts = maximum(ceildiv(rows, TALL), 1)
     held = [sizes[d] for d in outer]
-    problem = Problem.of(
-        "column_reduction", outer=product(held), rows=rows, columns=columns, bytes=dtype.numpy.itemsize
-    )
-    wide = nest.decide(problem, ColumnReduction).wide
+    key = KernelKey.of("column_reduction", outer=product(held), rows=rows, columns=columns, bytes=dtype.numpy.itemsize)
+    wide = nest.choose_schedule(key, ColumnReduction).columns
     room = None if parts == 1 else nest.scratch(Shape.of(dtype, (*held, parts, columns)))
     with nest.loops((*held, parts, ceildiv(columns, wide))) as (*at, part, block):
         first, begin = nest.let(scale(block, wide)), nest.let(scale(part, TALL))
         used = nest.apply("minimum", Number(wide), nest.let(add(columns, scale(first, -1))), dtype=i64)
         count = nest.apply("minimum", Number(TALL), nest.let(add(rows, scale(begin, -1))), dtype=i64)
         totals = nest.var(dtype, stem="totals").name
-        nest.emit(Array(totals, dtype, wide))
+        nest.emit(Local(totals, dtype, wide))
         with nest.loop(used, "lane") as j:
-            nest.emit(Put(totals, j, nest.pull(start, ()) if room is None else identity(function, dtype)))
+            nest.emit(StoreLocal(totals, j, nest.pull(start, ()) if room is None else identity(function, dtype)))
         with nest.loop(count, "ordered") as turn:
             row = nest.let(add(begin, turn))
             inner = reshaped(nest, (row,), (rows,), [sizes[d] for d in reduced])
             places = dict(zip((*outer, *reduced), (*at, *inner), strict=True))
             with nest.loop(used, "lane") as j:
                 element = nest.pull(inputs, (*(places[d] for d in range(len(sizes) - 1)), add(first, j)))
-                old = nest.keep(Item(totals, j, dtype))
-                nest.emit(Put(totals, j, nest.apply(function, old, element, dtype=dtype)))
+                old = nest.keep(LoadLocal(totals, j, dtype))
+                nest.emit(StoreLocal(totals, j, nest.apply(function, old, element, dtype=dtype)))
         with nest.loop(used, "lane") as j:
-            total, column = nest.keep(Item(totals, j, dtype)), add(first, j)
+            total, column = nest.keep(LoadLocal(totals, j, dtype)), add(first, j)
             if room is None:
                 nest.store(target, nest.offset(op.result, (*at, column)), total)
             else:

@@ -20,20 +20,20 @@ from smelt.kernel.build.sinks import Output, sink
 from smelt.kernel.emit.tile_f32 import BLOCK
 from smelt.kernel.loops.grammar import (
     Amount,
-    Array,
     Expr,
-    Item,
     Load,
+    LoadLocal,
+    Local,
+    Mma,
     Number,
-    Product,
-    Put,
     Quotient,
     Remainder,
+    StoreLocal,
     add,
     scale,
 )
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
-from smelt.kernel.tune.choice import ROWS, Problem, Winograd
+from smelt.kernel.tune.schedules import ROWS, KernelKey, Winograd
 from smelt.shape import Shape
 
 SIDE, STRIDE = 4, 2
@@ -51,24 +51,24 @@ def winograd_conv(nest: Nest, op: Op, output: Output) -> None:
     _spread(nest, op, spread, (down, across))
     count, _, _, columns_of = tensor(panels).sizes
     assert isinstance(columns_of, int)
-    problem = Problem.of("winograd", patches=patches, depth=channels, panels=count, width=columns_of)
-    choice = nest.decide(problem, Winograd)
-    cut = nest.cut(problem, choice)
-    chunks = parts_of(patches, cut.rows, ROWS, count)
-    with nest.loops((count, chunks) if choice.panels_first else (chunks, count)) as places:
-        panel, chunk = places if choice.panels_first else reversed(places)
+    key = KernelKey.of("winograd", patches=patches, depth=channels, panels=count, width=columns_of)
+    schedule = nest.choose_schedule(key, Winograd)
+    blocking = nest.blocking(key, schedule)
+    chunks = parts_of(patches, blocking.rows, ROWS, count)
+    with nest.loops((count, chunks) if schedule.panels_outer else (chunks, count)) as places:
+        panel, chunk = places if schedule.panels_outer else reversed(places)
         first, used = shares(nest, chunk, patches, chunks)
         columns = Columns.of(nest, panel, columns_of, features)
         sums = nest.var(f32, stem="sums").name
-        nest.emit(Array(sums, f32, FORMS * cut.room * columns_of))
+        nest.emit(Local(sums, f32, FORMS * blocking.max_rows * columns_of))
         with nest.loop(FORMS, "ordered") as form, nest.loop(ceildiv(channels, BLOCK), "ordered") as block:
             done = nest.let(scale(block, BLOCK))
             extent = nest.apply("minimum", Number(BLOCK), nest.let(add(channels, scale(done, -1))), dtype=i64)
             b = place(nest, op, panels, (panel, form, done, Number(0)))
-            with tiles(nest, used, cut.height) as ((part, parts), above, rows):
+            with tiles(nest, used, blocking.call_rows) as ((part, parts), above, rows):
                 start = flat((form, add(first, above), done), (FORMS, patches, channels))
                 nest.emit(
-                    Product(
+                    Mma(
                         sums,
                         rows,
                         nest.buffer(spread),
@@ -78,15 +78,17 @@ def winograd_conv(nest: Nest, op: Op, output: Output) -> None:
                         *b,
                         step(nest, op, panels, 2),
                         extent,
-                        place=scale(add(scale(form, cut.rows), above), columns_of),
-                        join=block,
-                        ahead=part,
+                        tile_offset=scale(add(scale(form, blocking.rows), above), columns_of),
+                        accumulate=block,
+                        prefetch=part,
                         tiles=parts,
                         columns=columns.fewest,
                     )
                 )
         with nest.loop(used, "ordered") as row:
-            _gathered(nest, op, output, _Sums(sums, row, cut.rows), nest.let(add(first, row)), columns, (down, across))
+            _gathered(
+                nest, op, output, _Sums(sums, row, blocking.rows), nest.let(add(first, row)), columns, (down, across)
+            )
 
 
 def _spread(nest: Nest, op: Op, target: int, counts: tuple[Size, Size]) -> None:
@@ -155,12 +157,12 @@ def _gathered(
     line, x = nest.let(Quotient(patch, across)), nest.let(Remainder(patch, across))
     image, y = nest.let(Quotient(line, down)), nest.let(Remainder(line, down))
     pixels = nest.var(f32, stem="pixels").name
-    nest.emit(Array(pixels, f32, STRIDE * STRIDE * columns.width))
+    nest.emit(Local(pixels, f32, STRIDE * STRIDE * columns.width))
     with nest.loop(columns.used, "lane") as j:
 
         def total(i: int, k: int) -> Expr:
             at = add(scale(add(sums.row, (SIDE * i + k) * sums.rows), columns.width), j)
-            return nest.keep(Item(sums.array, at, f32))
+            return nest.keep(LoadLocal(sums.array, at, f32))
 
         def apply(function: str, a: Expr, b: Expr) -> Expr:
             return nest.keep(nest.apply(function, a, b, dtype=f32))
@@ -174,7 +176,7 @@ def _gathered(
         rows = [halves([total(i, k) for i in range(SIDE)]) for k in range(SIDE)]
         for i in range(STRIDE):
             for k, value in enumerate(halves([rows[c][i] for c in range(SIDE)])):
-                nest.emit(Put(pixels, add(j, (STRIDE * i + k) * columns.width), value))
+                nest.emit(StoreLocal(pixels, add(j, (STRIDE * i + k) * columns.width), value))
     for i in range(STRIDE):
         for k in range(STRIDE):
             place_y, place_x = nest.let(add(scale(y, STRIDE), i)), nest.let(add(scale(x, STRIDE), k))

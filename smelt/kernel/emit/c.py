@@ -28,7 +28,6 @@ from smelt.kernel.loops.grammar import (
     Affine,
     Amount,
     Apply,
-    Array,
     Bitcast,
     Convert,
     Declare,
@@ -37,18 +36,19 @@ from smelt.kernel.loops.grammar import (
     Fold,
     For,
     If,
-    Item,
     Let,
     Load,
+    LoadLocal,
+    Local,
+    Mma,
     Number,
-    Product,
-    Put,
     Quotient,
     Remainder,
     Set,
     Stmt,
     Store,
-    Turn,
+    StoreLocal,
+    Transpose,
     Var,
     While,
     inside,
@@ -69,7 +69,7 @@ from smelt.kernel.plan.plan import (
     Step,
     walk,
 )
-from smelt.kernel.tune.adjust import EACH, FORM, setting
+from smelt.kernel.tune.tunables import EACH, VARIANT, tunable_name
 from smelt.size import nonneg
 
 ABI = """\
@@ -130,17 +130,17 @@ class Source:
     tile: TileShape
     kernels: dict[Kernel, _Function] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
-    stamps: bool = False  # every step tells when it began and ended, see `stamp_c`
+    timestamps: bool = False  # every step tells when it began and ended, see `stamp_c`
 
     def add(self, plan: Plan, memory: Memory, name: str) -> None:
         """One more program. What cannot be written leaves the file as it was."""
         fresh: dict[Kernel, _Function] = {}
         for step in walk(plan.steps):
-            for kernel in (step.kernel, *step.kernel.forms) if isinstance(step, Launch) else ():
+            for kernel in (step.kernel, *step.kernel.variants) if isinstance(step, Launch) else ():
                 if kernel not in self.kernels and kernel not in fresh:
                     fresh[kernel] = _Function(f"{name}_{kernel.kind}{len(fresh)}")
         parts = [function.emit(kernel) for kernel, function in fresh.items()]
-        program = _Program(plan, memory, name, self.stamps)
+        program = _Program(plan, memory, name, self.timestamps)
         parts += [program.describe(), program.measure(self.kernels | fresh), program.run(self.kernels | fresh)]
         self.kernels |= fresh
         self.parts += parts
@@ -244,14 +244,14 @@ class _Program:
     plan: Plan
     memory: Memory
     name: str
-    stamps: bool = False
+    timestamps: bool = False
     timed: int = 0  # launches and copies so far, in the order of `walk`
 
     @property
     def symbols(self) -> dict[str, str]:
         known = {name: f"n[{i}]" for i, name in enumerate(self.plan.symbols)}
-        known |= {setting(i): f"{self.name}_settings[{i}]" for i in range(self.plan.settings)}
-        return known | {name: f"m[{i}]" for i, name in enumerate(self.plan.late)}
+        known |= {tunable_name(i): f"{self.name}_tunables[{i}]" for i in range(self.plan.tunables)}
+        return known | {name: f"m[{i}]" for i, name in enumerate(self.plan.deferred)}
 
     def describe(self) -> str:
         """What the program expects of its caller, for whoever loads it to compare."""
@@ -279,7 +279,7 @@ class _Program:
         lines.append("  out[0] = total;")
         lines.append(f"  out[1] = {sure_text(self.memory.scratch, symbols)};")
         sizes = [size for buffer in self.plan.of_kind("result") for size in buffer.shape.sizes]
-        texts = ["-1" if self.plan.is_late(size) else sure_text(size, symbols) for size in sizes]
+        texts = ["-1" if self.plan.is_deferred(size) else sure_text(size, symbols) for size in sizes]
         lines += [f"  out[{i + 2}] = {text};" for i, text in enumerate(texts)]
         return "\n".join([*lines, f"  return bad ? {TOO_LARGE} : 0;", "}"])
 
@@ -287,7 +287,7 @@ class _Program:
         """The sizes that kernels take, numbered."""
         sizes: dict[Size, int] = {}
         for step in walk(self.plan.steps):
-            for kernel in (step.kernel, *step.kernel.forms) if isinstance(step, Launch) else ():
+            for kernel in (step.kernel, *step.kernel.variants) if isinstance(step, Launch) else ():
                 for size in kernels[kernel].sizes:
                     sizes.setdefault(size, len(sizes))
         return sizes
@@ -318,23 +318,23 @@ class _Program:
                 lines.append(f"  b[{i}] = slot{self.memory.homes[i]};" if i in self.memory.homes else f"  b[{i}] = 0;")
             else:
                 lines.append(f"  b[{i}] = given[{first[buffer.kind] + buffer.index}];")
-        if self.plan.late:
-            lines.append(f"  i64 m[{len(self.plan.late)}] = {{0}};")
+        if self.plan.deferred:
+            lines.append(f"  i64 m[{len(self.plan.deferred)}] = {{0}};")
             lines += [f"  i64 held{i} = -1;" for i, _ in self._late_buffers()]
         if sizes:
             lines.append(f"  i64 t[{len(sizes)}];")
             lines += [
-                f"  t[{i}] = {'0' if self.plan.is_late(size) else size_text(size, symbols)};"
+                f"  t[{i}] = {'0' if self.plan.is_deferred(size) else size_text(size, symbols)};"
                 for size, i in sizes.items()
             ]
-        if self.plan.settings:
-            lines.insert(0, f"i64 {self.name}_settings[{self.plan.settings}];")
-        if self.stamps:
-            lines = [stamp_text(self.name, len(self.plan.late)), *lines, f"  {self.name}_count = 0;"]
+        if self.plan.tunables:
+            lines.insert(0, f"i64 {self.name}_tunables[{self.plan.tunables}];")
+        if self.timestamps:
+            lines = [stamp_text(self.name, len(self.plan.deferred)), *lines, f"  {self.name}_count = 0;"]
         lines += self._steps(self.plan.steps, kernels, sizes, 1)
         lines += self._late_results(first["result"])
-        if self.stamps:
-            lines += [f"  {self.name}_late[{i}] = m[{i}];" for i in range(len(self.plan.late))]
+        if self.timestamps:
+            lines += [f"  {self.name}_late[{i}] = m[{i}];" for i in range(len(self.plan.deferred))]
         return "\n".join([*lines, "  return 0;", "}", ""])
 
     def _steps(
@@ -348,9 +348,9 @@ class _Program:
                 case Launch(kernel, buffers):
                     table = ", ".join(f"b[{i}]" for i in buffers) or "0"
                     call = _call(kernels[kernel], table, sizes)
-                    for i, form in enumerate(kernel.forms, 1):
-                        wanted = f"{self.name}_settings[{EACH * kernel.number + FORM}]"
-                        call = f"{wanted} == {i} ? {_call(kernels[form], table, sizes)} : {call}"
+                    for i, variant in enumerate(kernel.variants, 1):
+                        wanted = f"{self.name}_tunables[{EACH * kernel.number + VARIANT}]"
+                        call = f"{wanted} == {i} ? {_call(kernels[variant], table, sizes)} : {call}"
                     lines.append(f"{pad}if ((status = {call})) return status;")
                 case Copy(source, target):
                     count = size_text(self.plan.buffers[target].bytes, self.symbols)
@@ -383,7 +383,7 @@ class _Program:
                     lines += self._measure(step, sizes, pad)
                 case Ensure(checks):
                     lines += self._ensure(checks, pad)
-            if self.stamps and isinstance(step, Launch | Copy):
+            if self.timestamps and isinstance(step, Launch | Copy):
                 lines[before:] = stamped(self.name, self.timed, pad, lines[before:])
                 self.timed += 1
             if not isinstance(step, Copy | Ensure):
@@ -391,7 +391,7 @@ class _Program:
         return lines
 
     def _late_buffers(self) -> list[tuple[int, Buffer]]:
-        return [(i, each) for i, each in enumerate(self.plan.buffers) if self.plan.is_late(*each.shape.sizes)]
+        return [(i, each) for i, each in enumerate(self.plan.buffers) if self.plan.is_deferred(*each.shape.sizes)]
 
     def _late_results(self, first: int) -> list[str]:
         """Tell the runtime where results are whose size it could not know, and how large they are."""
@@ -399,7 +399,7 @@ class _Program:
         place = 0
         for i, buffer in enumerate(self.plan.buffers):
             if buffer.kind == "result":
-                if self.plan.is_late(*buffer.shape.sizes):
+                if self.plan.is_deferred(*buffer.shape.sizes):
                     lines.append(f"  given[{first + buffer.index}] = b[{i}];")
                     for d, size in enumerate(buffer.shape.sizes):
                         lines.append(f"  ctx->late[{place + d}] = {size_text(size, self.symbols)};")
@@ -408,7 +408,7 @@ class _Program:
 
     def _measure(self, step: Measure, sizes: dict[Size, int], pad: str) -> list[str]:
         """Give symbols their numbers; then what depends on them and on nothing later: checks, sizes, memory."""
-        places = [self.plan.late.index(name) for name in step.names]
+        places = [self.plan.deferred.index(name) for name in step.names]
         if isinstance(step.source, int):
             values = [f"((const i64 *)b[{step.source}])[{i}]" for i in range(len(places))]
         else:
@@ -417,7 +417,9 @@ class _Program:
         lines.append(f"{pad}  {' '.join(f'm[{at}] = v{at};' for at in places)} }}")
 
         def concerns(*of: Size) -> bool:
-            named = [self.plan.late.index(name) for size in of for name in symbols_of(size) if name in self.plan.late]
+            named = [
+                self.plan.deferred.index(name) for size in of for name in symbols_of(size) if name in self.plan.deferred
+            ]
             return bool(named) and max(named) in places
 
         lines += [f"{pad}t[{i}] = {size_text(size, self.symbols)};" for size, i in sizes.items() if concerns(size)]
@@ -529,16 +531,16 @@ class _Function:
                 stored = math.store(value.dtype, self.expr(value))
                 place = self.pointer(buffer, math.storage(value.dtype))
                 return [f"{pad}{place}[{self.expr(index)}] = {stored};"]
-            case Array(name, dtype, count):
+            case Local(name, dtype, count):
                 self.arrays[name] = math.register(dtype)
                 return [f"{pad}{math.register(dtype)} {name}[{count}];"]
-            case Put(array, index, value):
+            case StoreLocal(array, index, value):
                 return [f"{pad}{array}[{self.expr(index)}] = {self.expr(value)};"]
-            case Turn(target, source, rows, columns):
+            case Transpose(target, source, rows, columns):
                 return [f"{pad}smelt_turn({source}, {rows}, {columns}, {target});"]
             case Fold():
                 return self.fold(stmt, depth)
-            case Product():
+            case Mma():
                 return [f"{pad}{self.product(stmt)}"]
             case Fail(status, values):
                 record = [f"ctx->record[{i}] = {self.expr(value)};" for i, value in enumerate(values)]
@@ -637,25 +639,25 @@ class _Function:
         lines += [f"{pad}  {total} = {step(self.expr(fold.start), 'lane[0]', dtype)};", f"{pad}}}"]
         return lines
 
-    def product(self, product: Product) -> str:
-        name, left_type, right_type = TILES[product.together]
+    def product(self, product: Mma) -> str:
+        name, left_type, right_type = TILES[product.k_pack]
         a, b, tile = (
             f"{pointer} + {self.expr(index)}"
             for pointer, index in (
                 (self.factor(product.a, left_type), product.a_index),
                 (self.factor(product.b, right_type), product.b_index),
-                (product.tile, product.place),
+                (product.tile, product.tile_offset),
             )
         )
-        steps = (product.a_step,) if product.together == 1 else ()  # narrow ones lie side by side
-        left = [a, *map(self.expr, (product.a_row, product.a_turn, *steps))]
-        right = [b, *map(self.expr, (product.b_step, product.turns, product.extent))]
+        steps = (product.a_stride,) if product.k_pack == 1 else ()  # narrow ones lie side by side
+        left = [a, *map(self.expr, (product.a_row_stride, product.a_tap_stride, *steps))]
+        right = [b, *map(self.expr, (product.b_stride, product.taps, product.extent))]
         given = [
             self.expr(product.rows),
             *left,
             *right,
             tile,
-            *map(self.expr, (product.join, product.ahead, product.tiles)),
+            *map(self.expr, (product.accumulate, product.prefetch, product.tiles)),
         ]
         if product.columns == Number(0):
             return f"{name}({', '.join(given)});"
@@ -697,7 +699,7 @@ class _Function:
                 return f"({self.expr(x)} % {self.divisor(size)})"
             case Load(buffer, index, dtype):
                 return math.load(dtype, f"{self.pointer(buffer, math.storage(dtype))}[{self.expr(index)}]")
-            case Item(array, index, _):
+            case LoadLocal(array, index, _):
                 return f"{array}[{self.expr(index)}]"
             case Convert(x, dtype):
                 return math.convert(self.expr(x), x.dtype, dtype)
@@ -752,14 +754,14 @@ def used_arrays(statements: Sequence[Stmt]) -> list[str]:
 
     for each in everything(statements):
         match each:
-            case Put(array):
+            case StoreLocal(array):
                 found[array] = None
-            case Turn(target, source):
+            case Transpose(target, source):
                 found.update(dict.fromkeys((target, source)))
-            case Product(tile, a=a, b=b):
+            case Mma(tile, a=a, b=b):
                 found.update(dict.fromkeys(name for name in (tile, a, b) if isinstance(name, str)))
         for expr in expressions(each):
-            found.update((item.array, None) for item in inside(expr) if isinstance(item, Item))
+            found.update((item.array, None) for item in inside(expr) if isinstance(item, LoadLocal))
     return list(found)
 
 

@@ -1,7 +1,7 @@
 """The loop grammar: what a kernel is made of, on one screen. `build_*` write it, `emit_*` print it as source.
 
-    Expr  := Var | Number | Amount | Affine | Quotient | Remainder | Load | Item | Apply | Convert | Bitcast
-    Stmt  := For | While | If | Let | Declare | Set | Store | Array | Put | Turn | Fold | Product | Fail
+    Expr  := Var | Number | Amount | Affine | Quotient | Remainder | Load | LoadLocal | Apply | Convert | Bitcast
+    Stmt  := For | While | If | Let | Declare | Set | Store | Local | StoreLocal | Transpose | Fold | Mma | Fail
     Level := "serial" (the schedule may move it) | "ordered" | "core" (spread over cores) | "lane" (over vectors)
 
 Index arithmetic is in `i64` and in the affine form wherever it can be: sums of expressions times sizes. A size is a
@@ -86,7 +86,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class LoadLocal:
     """An element of a local array."""
 
     array: str
@@ -116,7 +116,7 @@ class Bitcast:
     dtype: DType
 
 
-Expr: TypeAlias = Var | Number | Amount | Affine | Quotient | Remainder | Load | Item | Apply | Convert | Bitcast
+Expr: TypeAlias = Var | Number | Amount | Affine | Quotient | Remainder | Load | LoadLocal | Apply | Convert | Bitcast
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class Local:
     """A small local array of a fixed count, not initialised."""
 
     name: str
@@ -185,7 +185,7 @@ class Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class StoreLocal:
     """Change an element of a local array."""
 
     array: str
@@ -194,7 +194,7 @@ class Put:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Transpose:
     """target[j, i] = source[i, j] for i < rows and j < columns: local arrays of f32, row by row."""
 
     target: str
@@ -222,7 +222,7 @@ class Fold:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class Mma:
     """tile[i, j] = the sum over k < extent of a[i, k] * b[k, j], in the order of k, for i < rows and all columns.
 
     `tile` is a local array of f32, row by row from `place` on. a[i, k] lies at `a_index + i * a_row + k * a_step` of
@@ -241,23 +241,23 @@ class Product:
     rows: Expr
     a: int | str
     a_index: Expr
-    a_row: Expr
-    a_step: Expr
+    a_row_stride: Expr
+    a_stride: Expr
     b: int | str
     b_index: Expr
-    b_step: Expr
+    b_stride: Expr
     extent: Expr
-    place: Expr = Number(0)
-    turns: Expr = Number(1)
-    a_turn: Expr = Number(0)
-    join: Expr = Number(0)
-    ahead: Expr = Number(0)
+    tile_offset: Expr = Number(0)
+    taps: Expr = Number(1)
+    a_tap_stride: Expr = Number(0)
+    accumulate: Expr = Number(0)
+    prefetch: Expr = Number(0)
     tiles: Expr = Number(1)
     columns: Expr = Number(0)
-    together: int = 1
+    k_pack: int = 1
 
 
-PRODUCT_PARTS = tuple(each.name for each in fields(Product) if each.type == "Expr")  # its expressions
+MMA_EXPRS = tuple(each.name for each in fields(Mma) if each.type == "Expr")  # its expressions
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ class Fail:
     values: tuple[Expr, ...] = ()
 
 
-Stmt: TypeAlias = For | While | If | Let | Declare | Set | Store | Array | Put | Turn | Fold | Product | Fail
+Stmt: TypeAlias = For | While | If | Let | Declare | Set | Store | Local | StoreLocal | Transpose | Fold | Mma | Fail
 
 SHORT, LANES = 64, 32
 TRUE, FALSE = Number(True, i1), Number(False, i1)
@@ -398,7 +398,7 @@ def parts(expr: Expr) -> tuple[Expr, ...]:
             return tuple(atom for atom, _ in terms)
         case Quotient(x) | Remainder(x) | Convert(x) | Bitcast(x):
             return (x,)
-        case Load(_, index) | Item(_, index):
+        case Load(_, index) | LoadLocal(_, index):
             return (index,)
         case Apply(_, args):
             return args
@@ -426,4 +426,4 @@ def loads(expr: Expr) -> Iterator[Load]:
 
 def reads(expr: Expr) -> bool:
     """Whether an expression looks at memory."""
-    return any(isinstance(each, Load | Item) for each in inside(expr))
+    return any(isinstance(each, Load | LoadLocal) for each in inside(expr))

@@ -18,10 +18,9 @@ from smelt.dtype import DType, i1, i64
 from smelt.errors import UnsupportedError
 from smelt.ir.core import Op, Region, Value
 from smelt.kernel.loops.grammar import (
-    PRODUCT_PARTS,
+    MMA_EXPRS,
     Amount,
     Apply,
-    Array,
     Convert,
     Declare,
     Expr,
@@ -32,13 +31,14 @@ from smelt.kernel.loops.grammar import (
     Let,
     Level,
     Load,
+    Local,
+    Mma,
     Number,
-    Product,
-    Put,
     Set,
     Stmt,
     Store,
-    Turn,
+    StoreLocal,
+    Transpose,
     Var,
     While,
     add,
@@ -47,22 +47,22 @@ from smelt.kernel.loops.grammar import (
     split,
     variables,
 )
-from smelt.kernel.tune.adjust import Adjustable
-from smelt.kernel.tune.choice import (
-    Bands,
+from smelt.kernel.tune.schedules import (
     Blocked,
-    Choice,
-    Cut,
-    ExpandedConvolution,
+    Blocking,
+    ExpandDepthwise,
+    KernelKey,
     Lookup,
-    Problem,
-    cut_of,
-    default,
-    defaults,
+    RowBands,
+    Schedule,
+    blocking_of,
+    default_schedule,
+    untuned,
 )
+from smelt.kernel.tune.tunables import Tunables
 from smelt.shape import Shape
 
-C = TypeVar("C", bound=Choice)
+C = TypeVar("C", bound=Schedule)
 Index = tuple[Expr, ...]
 Pull = Callable[["Nest", Op, int, Index], Expr]
 
@@ -131,7 +131,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeImage:
+class ExpandedImage:
     """[batch, y, x, channel] that a product and elementwise ops after it make: `last`, with an edge of one number."""
 
     dot: Op
@@ -157,11 +157,11 @@ class Nest:
     serial: int = 0
     temporary: Callable[[Shape], int] | None = None  # makes a buffer of the program
     views: Mapping[Value, View] = field(default_factory=dict)
-    made: Mapping[Value, MadeImage] = field(default_factory=dict)  # values that the kernel makes as it goes
+    made: Mapping[Value, ExpandedImage] = field(default_factory=dict)  # values that the kernel makes as it goes
     scratches: list[int] = field(default_factory=list)  # those made for this kernel alone
-    choices: Lookup = defaults
-    chosen: dict[Problem, Choice] = field(default_factory=dict)  # what the kernel's builders asked for, and got
-    adjustable: Adjustable | None = None  # cuts are told later
+    schedules: Lookup = untuned
+    chosen: dict[KernelKey, Schedule] = field(default_factory=dict)  # what the kernel's builders asked for, and got
+    tunables: Tunables | None = None  # cuts are told later
 
     # -- names and places --
 
@@ -181,21 +181,21 @@ class Nest:
         self.scratches.append(self.temporary(shape))
         return self.scratches[-1]
 
-    def decide(self, problem: Problem, kind: type[C]) -> C:
+    def choose_schedule(self, key: KernelKey, kind: type[C]) -> C:
         """How a builder should go about a problem."""
-        found = self.choices(problem)
-        chosen = found if isinstance(found, kind) else default(problem)
+        found = self.schedules(key)
+        chosen = found if isinstance(found, kind) else default_schedule(key)
         assert isinstance(chosen, kind), "every problem has a default of its kind"
-        self.chosen[problem] = chosen
+        self.chosen[key] = chosen
         return chosen
 
-    def cut(self, problem: Problem, choice: Blocked) -> Cut:
+    def blocking(self, key: KernelKey, schedule: Blocked) -> Blocking:
         """What a choice comes to; symbols where the kernel is to be told at every call."""
-        return cut_of(problem, choice) if self.adjustable is None else self.adjustable.cut(problem)
+        return blocking_of(key, schedule) if self.tunables is None else self.tunables.blocking(key)
 
-    def bands(self, problem: Problem, choice: ExpandedConvolution) -> Bands:
+    def bands(self, key: KernelKey, schedule: ExpandDepthwise) -> RowBands:
         """The same for an image that is made on the way."""
-        return Bands.of(problem, choice) if self.adjustable is None else self.adjustable.bands(problem)
+        return RowBands.of(key, schedule) if self.tunables is None else self.tunables.bands(key)
 
     def emit(self, statement: Stmt) -> None:
         self.scope.statements.append(statement)
@@ -436,15 +436,15 @@ def expressions(statement: Stmt) -> tuple[Expr, ...]:
             return (value,)
         case Set(var, value):
             return (var, value)
-        case Store(_, index, value) | Put(_, index, value):
+        case Store(_, index, value) | StoreLocal(_, index, value):
             return (index, value)
         case Fold(_, extent, _, value, _, _, start):
             return (extent, value, start)
-        case Product():
-            return tuple(getattr(statement, name) for name in PRODUCT_PARTS)
+        case Mma():
+            return tuple(getattr(statement, name) for name in MMA_EXPRS)
         case Fail(_, values):
             return values
-        case Array() | Turn():
+        case Local() | Transpose():
             return ()
 
 

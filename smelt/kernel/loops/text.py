@@ -16,7 +16,6 @@ from smelt.kernel.loops.grammar import (
     Affine,
     Amount,
     Apply,
-    Array,
     Bitcast,
     Convert,
     Declare,
@@ -25,18 +24,19 @@ from smelt.kernel.loops.grammar import (
     Fold,
     For,
     If,
-    Item,
     Let,
     Load,
+    LoadLocal,
+    Local,
+    Mma,
     Number,
-    Product,
-    Put,
     Quotient,
     Remainder,
     Set,
     Stmt,
     Store,
-    Turn,
+    StoreLocal,
+    Transpose,
     Var,
     While,
 )
@@ -73,35 +73,35 @@ def _statement(stmt: Stmt, pad: str, inside: int) -> list[str]:
             return [f"{pad}{var.name} := {text(value)}"]
         case Store(buffer, index, value):
             return [f"{pad}b{buffer}[{text(index)}] := {text(value)}"]
-        case Array(name, dtype, count):
+        case Local(name, dtype, count):
             return [f"{pad}array {name}[{count}] of {dtype}"]
-        case Put(array, index, value):
+        case StoreLocal(array, index, value):
             return [f"{pad}{array}[{text(index)}] := {text(value)}"]
-        case Turn(target, source, rows, columns):
+        case Transpose(target, source, rows, columns):
             return [f"{pad}{target}[j, i] := {source}[i < {rows}, j < {columns}]"]
         case Fold(var, extent, body, value, total, function, start):
             first = f"{pad}{total.name} = {function} over {var.name} < {text(extent)} from {text(start)}:"
             return [first, *lines(body, inside), f"{pad}  give {text(value)}"]
-        case Product():
+        case Mma():
             return [pad + _product(stmt)]
         case Fail(status, values):
             return [f"{pad}fail {status} ({', '.join(map(text, values))})"]
 
 
-def _product(stmt: Product) -> str:
+def _product(stmt: Mma) -> str:
     """i counts the tile's rows, j its columns."""
-    turns = stmt.turns not in (Number(1), Amount(1))
+    turns = stmt.taps not in (Number(1), Amount(1))
     a = _sum(
         stmt.a_index,
-        _steps("i", stmt.a_row),
-        *([_steps("t", stmt.a_turn)] if turns else []),
-        _steps("k", stmt.a_step),
+        _steps("i", stmt.a_row_stride),
+        *([_steps("t", stmt.a_tap_stride)] if turns else []),
+        _steps("k", stmt.a_stride),
     )
-    line, at = ("k", "j") if stmt.together == 1 else (f"k//{stmt.together}", f"{stmt.together}*j + k%{stmt.together}")
-    b = _sum(stmt.b_index, _steps(line, stmt.b_step), at)
-    over = (f"t < {text(stmt.turns)}, " if turns else "") + f"k < {text(stmt.extent)}"
-    sign = "=" if stmt.join == Number(0) else f"= (where {text(stmt.join)}: it +)"
-    tile = stmt.tile if stmt.place == Number(0) else f"{stmt.tile}[{text(stmt.place)}:]"
+    line, at = ("k", "j") if stmt.k_pack == 1 else (f"k//{stmt.k_pack}", f"{stmt.k_pack}*j + k%{stmt.k_pack}")
+    b = _sum(stmt.b_index, _steps(line, stmt.b_stride), at)
+    over = (f"t < {text(stmt.taps)}, " if turns else "") + f"k < {text(stmt.extent)}"
+    sign = "=" if stmt.accumulate == Number(0) else f"= (where {text(stmt.accumulate)}: it +)"
+    tile = stmt.tile if stmt.tile_offset == Number(0) else f"{stmt.tile}[{text(stmt.tile_offset)}:]"
     factors = f"{_operand(stmt.a)}[{a}] * {_operand(stmt.b)}[{b}]"
     return f"{tile}[i < {text(stmt.rows)}, j] {sign} sum over {over} of {factors}"
 
@@ -136,7 +136,7 @@ def text(expr: Expr) -> str:
             return f"{_tight(x)} % {_size(size)}"
         case Load(buffer, index, dtype):
             return f"b{buffer}[{text(index)}] {dtype}"
-        case Item(array, index):
+        case LoadLocal(array, index):
             return f"{array}[{text(index)}]"
         case Apply(function, args, _, detail):
             return f"{function}({', '.join([*map(text, args), *map(str, detail)])})"

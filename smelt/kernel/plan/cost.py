@@ -25,11 +25,11 @@ from smelt.kernel.loops.grammar import (
     Fold,
     For,
     If,
-    Item,
     Let,
     Load,
+    LoadLocal,
+    Mma,
     Number,
-    Product,
     Quotient,
     Remainder,
     Stmt,
@@ -50,7 +50,7 @@ class Cost:
 
 
 def step_cost(step: Launch | Copy, plan: Plan, program: Program, sizes: Mapping[str, int]) -> Cost:
-    """The cost of one run of a step. A launch must tell the ops that it covers (`fuse(…, telling=True)`)."""
+    """The cost of one run of a step. A launch must tell the ops that it covers (`fuse(…, keep_ops=True)`)."""
     if isinstance(step, Copy):
         moved = _number(plan.buffers[step.target].bytes, sizes)
         return Cost(0, None if moved is None else 2 * moved)
@@ -105,7 +105,7 @@ class _Accesses:
                 self.block((*then, *otherwise), times)
             case Store(buffer):
                 self.writes[buffer] = self.writes.get(buffer, 0.0) + times
-            case Product(a=a, b=b):  # a tile walks over all of its operands
+            case Mma(a=a, b=b):  # a tile walks over all of its operands
                 self.reads |= {operand: inf for operand in (a, b) if isinstance(operand, int)}
 
     def expression(self, expr: Expr, times: float) -> None:
@@ -116,7 +116,7 @@ class _Accesses:
             case Affine(terms):
                 for atom, _ in terms:
                     self.expression(atom, times)
-            case Quotient(x) | Remainder(x) | Convert(x) | Bitcast(x) | Item(_, x):
+            case Quotient(x) | Remainder(x) | Convert(x) | Bitcast(x) | LoadLocal(_, x):
                 self.expression(x, times)
             case Apply(_, args):
                 for arg in args:

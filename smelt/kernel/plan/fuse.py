@@ -25,10 +25,9 @@ from smelt.kernel.build.map import border
 from smelt.kernel.build.sinks import Output
 from smelt.kernel.loops.grammar import Amount, Expr, Number, add
 from smelt.kernel.loops.nest import Nest, SplitLoopError, flat, tensor, unknown
-from smelt.kernel.loops.schedule import schedule
-from smelt.kernel.plan.demands import DEMANDS, Given, checks_of
-from smelt.kernel.plan.materialise import CONTROL, SILENT, Kept
-from smelt.kernel.plan.place import starts
+from smelt.kernel.loops.parallelise import parallelise
+from smelt.kernel.plan.concat_in_place import operand_starts
+from smelt.kernel.plan.materialise import CONTROL, SILENT, Materialised
 from smelt.kernel.plan.plan import (
     Branch,
     Buffer,
@@ -43,10 +42,11 @@ from smelt.kernel.plan.plan import (
     Require,
     Requirement,
     Step,
-    moved,
+    remap_step,
 )
-from smelt.kernel.tune.adjust import EACH, Adjustable
-from smelt.kernel.tune.choice import Lookup, defaults
+from smelt.kernel.plan.runtime_checks import RUNTIME_CHECKS, SizeValue, region_size_checks
+from smelt.kernel.tune.schedules import Lookup, untuned
+from smelt.kernel.tune.tunables import EACH, Tunables
 from smelt.passes.split_prepare import DONATED
 from smelt.shape import Shape
 
@@ -56,35 +56,35 @@ RECORD = 8  # numbers that an error may tell
 def fuse(
     func: Func,
     *,
-    telling: bool = False,
-    choices: Lookup = defaults,
-    adjustable: Adjustable | None = None,
+    keep_ops: bool = False,
+    schedules: Lookup = untuned,
+    tunables: Tunables | None = None,
 ) -> Plan:
     """The plan of a function; an op that kernels do not know yet is refused by name.
 
-    `telling`: every launch names the ops that it covers, which keeps them alive as long as the plan.
-    `choices` says how a kernel's problem is gone about, where it knows better than the default; with `adjustable` every
+    `keep_ops`: every launch names the ops that it covers, which keeps them alive as long as the plan.
+    `schedules` says how a kernel's problem is gone about, where it knows better than the default; with `tunables` every
     call is told.
     """
-    return _Fusion(func, telling, choices, adjustable).plan()
+    return _Fusion(func, keep_ops, schedules, tunables).plan()
 
 
 @dataclass(slots=True)
 class _Fusion:
     func: Func
-    telling: bool = False
-    choices: Lookup = defaults
-    adjustable: Adjustable | None = None
+    keep_ops: bool = False
+    schedules: Lookup = untuned
+    tunables: Tunables | None = None
     stored: dict[Value, int] = field(default_factory=dict)
     buffers: list[Buffer] = field(default_factory=list)
     constants: dict[bytes, int] = field(default_factory=dict)
     requirements: list[Requirement] = field(default_factory=list)
-    kept: Kept = field(default_factory=Kept)
+    kept: Materialised = field(default_factory=Materialised)
     homes: dict[Value, int] = field(default_factory=dict)  # buffers of wholes
     begun: set[int] = field(default_factory=set)  # those of them that hold something already
     rounded: dict[Value, list[Value]] = field(default_factory=dict)  # stored values that are this one converted
     known: set[str] = field(default_factory=set)  # symbols that have a number by now
-    late: list[str] = field(default_factory=list)  # those of them that only data tells
+    deferred: list[str] = field(default_factory=list)  # those of them that are data-dependent
     checks: dict[Check, int] = field(default_factory=dict)  # what sizes must fulfil, numbered
     sure: set[Check] = field(default_factory=set)  # those that hold wherever the block at hand runs
     open: list[Check] = field(default_factory=list)  # those of the block at hand whose symbols have no number yet
@@ -104,9 +104,9 @@ class _Fusion:
             tuple(self.checks),
             tuple(self.requirements),
             names,
-            tuple(self.late),
+            tuple(self.deferred),
             tuple(i for i, attrs in enumerate(func.arg_attrs) if DONATED in attrs),
-            settings=0 if self.adjustable is None else EACH * len(self.adjustable.numbers),
+            tunables=0 if self.tunables is None else EACH * len(self.tunables.numbers),
         )
 
     def _nest(self) -> Nest:
@@ -115,8 +115,8 @@ class _Fusion:
             views=self.kept.views,
             made=self.kept.made,
             temporary=lambda shape: self._buffer(shape, "temporary"),
-            choices=self.choices,
-            adjustable=self.adjustable,
+            schedules=self.schedules,
+            tunables=self.tunables,
         )
 
     def _buffer(self, shape: Shape, kind: str) -> int:
@@ -139,7 +139,7 @@ class _Fusion:
 
     def _block(self, region: Region, targets: Sequence[int], *, direct: bool = True) -> list[Step]:
         """The steps of a block whose results go to these buffers; at its end only, unless `direct`."""
-        outer, self.open, self.sure = (self.open, self.sure), checks_of(region), set(self.sure)
+        outer, self.open, self.sure = (self.open, self.sure), region_size_checks(region), set(self.sure)
         steps = self._ensure()
         if region is self.func.body:
             steps = []  # `measure` makes these
@@ -181,7 +181,7 @@ class _Fusion:
         for step in pending:
             (target,) = step.writes
             held = self._buffer(tensor(values[target]), "temporary")
-            early.append(moved(step, {target: held}))
+            early.append(remap_step(step, {target: held}))
             late.append(Copy(held, target))
         return early, late
 
@@ -190,7 +190,7 @@ class _Fusion:
         if target < 0:
             return {}
         pairs = zip(self.buffers[target].shape.sizes, tensor(value).sizes, strict=True)
-        return {name: size for own, size in pairs if own != size and (name := bare_symbol(own)) in self.late}
+        return {name: size for own, size in pairs if own != size and (name := bare_symbol(own)) in self.deferred}
 
     def _step(self, op: Op, returned: dict[Value, int]) -> list[Step]:
         if op.name in SILENT:
@@ -271,7 +271,7 @@ class _Fusion:
             border(nest, op, target)
             return [self._launch(nest, "pad", [op], [target])]
         steps: list[Step] = []
-        for i, (operand, start) in enumerate(zip(op.operands, starts(op), strict=True)):
+        for i, (operand, start) in enumerate(zip(op.operands, operand_starts(op), strict=True)):
             if i not in made:
                 nest = self._nest()
                 with nest.loops(tensor(operand).sizes) as index:
@@ -313,7 +313,7 @@ class _Fusion:
         base = value
         while base not in self.stored and base.op is not None and base.op.name == "stablehlo.reshape":
             base = base.op.operands[0]
-        late = {*tensor(value).symbols, *tensor(base).symbols}.intersection(self.late)
+        late = {*tensor(value).symbols, *tensor(base).symbols}.intersection(self.deferred)
         return None if late or base in self.kept.views else self.stored.get(base)
 
     def _view(self, value: Value, base: int, returned: dict[Value, int]) -> list[Step]:
@@ -325,7 +325,7 @@ class _Fusion:
     def _demanded(self, op: Op) -> list[Step]:
         """A check of what an op demands of its operands; sizes that are born here get their numbers."""
         born = [name for value in op.results for name in self._unknown(value)]
-        if op.name not in DEMANDS:
+        if op.name not in RUNTIME_CHECKS:
             if born:
                 raise unknown(op, "with a size that only data tells")
             return []
@@ -333,8 +333,8 @@ class _Fusion:
         flag = self._buffer(Shape("i1"), "temporary")
         conditions: list[Expr] = []
         numbers: dict[str, Expr] = {}
-        for each in DEMANDS[op.name](nest, op):
-            if not isinstance(each, Given):
+        for each in RUNTIME_CHECKS[op.name](nest, op):
+            if not isinstance(each, SizeValue):
                 conditions.append(each)
             elif (name := bare_symbol(each.size)) in born and name not in numbers:
                 numbers[name] = each.number
@@ -362,7 +362,7 @@ class _Fusion:
         """Symbols get their numbers here."""
         if any(name not in numbers for name in born):
             raise unknown(op, "with a size that only data tells and that is no single symbol")
-        self.late += dict.fromkeys(born)
+        self.deferred += dict.fromkeys(born)
         self.known.update(born)
 
     def _home(self, value: Value, returned: dict[Value, int]) -> int:
@@ -409,28 +409,28 @@ class _Fusion:
         """A kernel of a sink, in all forms that it may have where these are to be tried."""
         nest = self._nest()
         write(nest)
-        if self.adjustable is None or not nest.chosen:
+        if self.tunables is None or not nest.chosen:
             return self._launch(nest, kind, [first], [*targets, *nest.scratches])
-        (problem,) = nest.chosen
+        (key,) = nest.chosen
         others: list[Nest] = []
-        for choice in self.adjustable.forms(problem)[1:]:
-            other = replace(self._nest(), buffers=nest.buffers, choices={problem: choice}.get)
+        for schedule in self.tunables.variants(key)[1:]:
+            other = replace(self._nest(), buffers=nest.buffers, schedules={key: schedule}.get)
             write(other)
             others.append(other)
         scratches = [each for other in (nest, *others) for each in other.scratches]
-        usual, *forms = (self._launch(each, kind, [first], [*targets, *scratches]) for each in (nest, *others))
-        kernels = tuple(form.kernel for form in forms)
-        return replace(usual, kernel=replace(usual.kernel, forms=kernels, number=self.adjustable.number(problem)))
+        usual, *variants = (self._launch(each, kind, [first], [*targets, *scratches]) for each in (nest, *others))
+        kernels = tuple(each.kernel for each in variants)
+        return replace(usual, kernel=replace(usual.kernel, variants=kernels, number=self.tunables.number(key)))
 
     def _launch(self, nest: Nest, kind: str, first: Sequence[Op], writes: Sequence[int]) -> Launch:
         empty = all(self.buffers[i].shape.count == 0 for i in writes)
-        body = () if empty else schedule(nest.scope.statements)  # what is read for no element may not be there
+        body = () if empty else parallelise(nest.scope.statements)  # what is read for no element may not be there
         covered = tuple(dict.fromkeys([*first, *nest.covered]))
         names = tuple(dict.fromkeys(op.name for op in covered))
         kernel = Kernel(kind, body, len(nest.buffers), names, tuple(nest.chosen.items()))
         updates = tuple(target for target in writes if target in self.begun)
         self.begun.update(target for target in writes if target in self.homes.values())
-        return Launch(kernel, tuple(nest.buffers), tuple(writes), covered if self.telling else (), updates)
+        return Launch(kernel, tuple(nest.buffers), tuple(writes), covered if self.keep_ops else (), updates)
 
     # -- control flow --
 
@@ -474,7 +474,12 @@ class _Fusion:
                 pairs = zip(tensor(arg).sizes, self.buffers[target].shape.sizes, strict=True)
                 for own, size in pairs:
                     name = bare_symbol(own)
-                    if name is not None and own != size and name not in outside and (name in born or name in self.late):
+                    if (
+                        name is not None
+                        and own != size
+                        and name not in outside
+                        and (name in born or name in self.deferred)
+                    ):
                         sizes[name] = size
                 self._bear(op, born, sizes)
         return [Measure(tuple(sizes), tuple(sizes.values()))] if sizes else []
@@ -529,7 +534,7 @@ def _in_safe_order(pending: list[Filling], temporary: Callable[[Shape], int], bu
             (target,) = step.writes
             held = temporary(buffers[target].shape)
             last.append(Copy(held, target))
-            done.append(moved(step, {target: held}))
+            done.append(remap_step(step, {target: held}))
         else:
             done.append(step)
     return done + last

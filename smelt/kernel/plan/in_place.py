@@ -15,7 +15,7 @@ from smelt.dim import Size, evaluate, symbols
 from smelt.kernel.loops.grammar import Expr, Store, loads
 from smelt.kernel.loops.nest import everything, expressions
 from smelt.kernel.plan.liveness import Leaf, Liveness, Set, members, set_of, written_by
-from smelt.kernel.plan.plan import Buffer, Copy, Kernel, Launch, Plan, over, touched, walk
+from smelt.kernel.plan.plan import Buffer, Copy, Kernel, Launch, Plan, remap_steps, touched, walk
 
 SAMPLE = 100  # what an open size is taken for when copies are compared
 # Kernels that write each element of their result, or of a part of it, in one turn of their loops and no other.
@@ -140,7 +140,7 @@ class _Merging:
         buffers = [self.plan.buffers[i] for i in members(group)]
         if len({(each.shape.dtype, each.bytes) for each in buffers}) > 1:
             return False
-        if any(self.plan.is_late(*each.shape.sizes) for each in buffers):
+        if any(self.plan.is_deferred(*each.shape.sizes) for each in buffers):
             return False
         fixed = [each for each in buffers if each.kind != "temporary"]
         if any(each.kind == "constant" or (each.kind == "argument" and not self._is_donated(each)) for each in fixed):
@@ -176,13 +176,13 @@ def _rewritten(plan: Plan, homes: Mapping[int, int]) -> Plan:
         for i, home in homes.items()
         if plan.buffers[i].kind == "argument" and plan.buffers[home].kind == "result"
     )
-    steps = over(plan.steps, homes)
+    steps = remap_steps(plan.steps, homes)
     used = {i for step in steps for i in touched(step)}
     kept = [
         i
         for i, buffer in enumerate(plan.buffers)
-        if buffer.kind != "temporary" or i in used or plan.is_late(*buffer.shape.sizes)
+        if buffer.kind != "temporary" or i in used or plan.is_deferred(*buffer.shape.sizes)
     ]
     numbers = {old: new for new, old in enumerate(kept)}
     buffers = tuple(plan.buffers[i] for i in kept)
-    return replace(plan, buffers=buffers, steps=over(steps, numbers), reused=tuple(sorted(reused)))
+    return replace(plan, buffers=buffers, steps=remap_steps(steps, numbers), reused=tuple(sorted(reused)))

@@ -1,7 +1,7 @@
-"""Which values of a function get a buffer, and whose kernel computes them.
+"""Which values are materialised (get a buffer) and which are inlined into the kernels that read them.
 
-A value is either stored or pulled into the kernels that use it. `Kept.decide(region, …)` looks at a block from its end
-to its beginning, before `fuse` makes its steps. Of values that lie inside a larger one `place` says where.
+`Materialised.decide(region, …)` walks a block from its end to its beginning, before `fuse` builds its steps.
+`concat_in_place` decides which values live inside a larger buffer.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from smelt.ir.ops import OPS
 from smelt.kernel.build.expand_depthwise import made_image
 from smelt.kernel.build.families import ADDRESSED, ANCHORS, IN_RUNS, PULLS, SINKS, UPDATES
 from smelt.kernel.build.gemm import strides
-from smelt.kernel.loops.nest import MadeImage, Nest, View, tensor, unknown
-from smelt.kernel.plan.demands import DEMANDS
-from smelt.kernel.plan.place import Part, Users, is_whole, parts, row_major
+from smelt.kernel.loops.nest import ExpandedImage, Nest, View, tensor, unknown
+from smelt.kernel.plan.concat_in_place import Part, Users, find_parts, is_container, row_major
+from smelt.kernel.plan.runtime_checks import RUNTIME_CHECKS
 from smelt.shape import Shape
 
 CONTROL = frozenset({"stablehlo.while", "stablehlo.if", "stablehlo.case"})
@@ -81,7 +81,7 @@ class Anchor:
 
 
 @dataclass(slots=True)
-class Kept:
+class Materialised:
     """What has been decided about the blocks so far."""
 
     values: set[Value] = field(default_factory=set)  # those that get a buffer
@@ -91,7 +91,7 @@ class Kept:
     views: dict[Value, View] = field(default_factory=dict)  # how values lie that are part of another one
     wholes: dict[Value, Value] = field(default_factory=dict)  # what they are part of
     parts: dict[Op, list[Part]] = field(default_factory=dict)  # of ops whose operands are made in place
-    made: dict[Value, MadeImage] = field(default_factory=dict)  # what the one op that uses it makes as it goes
+    made: dict[Value, ExpandedImage] = field(default_factory=dict)  # what the one op that uses it makes as it goes
     inside: set[Op] = field(default_factory=set)  # the ops of those
     addressed: list[tuple[Value, Value, bool]] = field(default_factory=list)  # (base, value, in runs) that ops address
 
@@ -148,10 +148,10 @@ class Kept:
 
     def _place(self, op: Op, users: Users, known: set[str]) -> None:
         """Have the operands of a whole made in its buffer."""
-        if not is_whole(op, known):
+        if not is_container(op, known):
             return
         view = self.views.get(op.result) or row_major(tensor(op.result).sizes)
-        found = parts(op, view, users, self._may_lie)
+        found = find_parts(op, view, users, self._may_lie)
         if found:
             self.parts[op] = found
         for part in found:
@@ -278,7 +278,7 @@ def _users(region: Region) -> dict[Value, list[Op]]:
 
 def _gives_size(op: Op, operand: int) -> bool:
     """Whether an operand holds numbers that an op demands something of."""
-    return op.name in DEMANDS and (operand > 0 or op.name == "stablehlo.dynamic_iota")
+    return op.name in RUNTIME_CHECKS and (operand > 0 or op.name == "stablehlo.dynamic_iota")
 
 
 def _is_move(op: Op) -> bool:

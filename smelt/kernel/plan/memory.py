@@ -32,7 +32,7 @@ class Memory:
 
 
 def assign(plan: Plan) -> Memory:
-    lives = {i: life for i, life in lifetimes(plan).items() if not plan.is_late(*plan.buffers[i].shape.sizes)}
+    lives = {i: life for i, life in lifetimes(plan).items() if not plan.is_deferred(*plan.buffers[i].shape.sizes)}
     slots: list[dict[Size, None]] = []
     free: list[int] = []  # the position after which a slot is free
     homes: dict[int, int] = {}

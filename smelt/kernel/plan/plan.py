@@ -14,7 +14,7 @@ from smelt.errors import Location
 from smelt.ir.core import Op
 from smelt.ir.size_checks import Check
 from smelt.kernel.loops.grammar import Stmt
-from smelt.kernel.tune.choice import Choice, Problem
+from smelt.kernel.tune.schedules import KernelKey, Schedule
 from smelt.shape import Shape
 
 
@@ -42,9 +42,9 @@ class Kernel:
     body: tuple[Stmt, ...]
     buffers: int
     ops: tuple[str, ...] = field(default=(), compare=False)
-    chosen: tuple[tuple[Problem, Choice], ...] = field(default=(), compare=False)  # how its builders went about it
-    forms: tuple[Kernel, ...] = ()  # the same computation in other loops, over the same buffers, to be tried
-    number: int = -1  # of the problem whose settings say which
+    chosen: tuple[tuple[KernelKey, Schedule], ...] = field(default=(), compare=False)  # the schedules of its builders
+    variants: tuple[Kernel, ...] = ()  # the same computation with other loops, over the same buffers, to be tuned
+    number: int = -1  # of the key whose tunables select a variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +143,14 @@ class Plan:
     checks: tuple[Check, ...] = ()
     requirements: tuple[Requirement, ...] = ()
     symbols: tuple[str, ...] = ()
-    late: tuple[str, ...] = ()  # symbols that only data tells, each after those that it may depend on
+    deferred: tuple[str, ...] = ()  # symbols of data-dependent sizes, each after those that it may depend on
     donated: tuple[int, ...] = ()  # arguments that a call may use up, by their number among the arguments
     reused: tuple[tuple[int, int], ...] = ()  # (result, donated argument) that are one array
-    settings: int = 0  # numbers that say how work is cut, where a program is built to be tuned
+    tunables: int = 0  # run-time schedule parameters, where a program is built to be tuned
 
-    def is_late(self, *sizes: Size) -> bool:
+    def is_deferred(self, *sizes: Size) -> bool:
         """Whether sizes are known only while the program runs."""
-        return any(name in self.late for size in sizes for name in symbols(size))
+        return any(name in self.deferred for size in sizes for name in symbols(size))
 
     @property
     def entry_checks(self) -> dict[int, Check]:
@@ -193,13 +193,13 @@ def touched(step: Step) -> Iterator[int]:
                 yield source
 
 
-def over(steps: Sequence[Step], homes: Mapping[int, int]) -> tuple[Step, ...]:
+def remap_steps(steps: Sequence[Step], homes: Mapping[int, int]) -> tuple[Step, ...]:
     """Steps with other buffers in place of some, without copies from one to itself."""
-    changed = (moved(step, homes) for step in steps)
+    changed = (remap_step(step, homes) for step in steps)
     return tuple(step for step in changed if not (isinstance(step, Copy) and step.source == step.target))
 
 
-def moved(step: Step, homes: Mapping[int, int]) -> Step:
+def remap_step(step: Step, homes: Mapping[int, int]) -> Step:
     """A step, and what is inside it, with other buffers in place of some."""
 
     def home(i: int) -> int:
@@ -213,9 +213,9 @@ def moved(step: Step, homes: Mapping[int, int]) -> Step:
         case Copy(source, target):
             return Copy(home(source), home(target))
         case Repeat(head, flag, body):
-            return Repeat(over(head, homes), home(flag), over(body, homes))
+            return Repeat(remap_steps(head, homes), home(flag), remap_steps(body, homes))
         case Branch(selector, branches):
-            return Branch(home(selector), tuple(over(branch, homes) for branch in branches))
+            return Branch(home(selector), tuple(remap_steps(branch, homes) for branch in branches))
         case Require(flags, check, numbers):
             return Require(home(flags), check, tuple(map(home, numbers)))
         case Measure(names, int(source)):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from smelt.dtype import Array
-from smelt.kernel.tune.choice import Choice, Problem, features, scale_of
+from smelt.kernel.tune.schedules import KernelKey, Schedule, features, scale_of
 
 SHARES = (0.1, 0.3, 1.0)  # of all choices that are tried: at first, and then while there is time
 FEWEST = 2  # tries, where there are so many choices
@@ -55,7 +55,7 @@ class Estimate:
         return self.ratio + math.sqrt(CERTAIN**2 + 2 * math.log(max(count, 1))) * self.error < 1 - LEAST
 
 
-def paired(times: Sequence[float], others: Sequence[float], groups: int = GROUPS) -> list[float]:
+def pair_ratios(times: Sequence[float], others: Sequence[float], groups: int = GROUPS) -> list[float]:
     """Ratios of times that were taken in turns: the least of some neighbours by the least of the same of the others.
 
     Whatever else runs makes a time longer and never shorter, so the least of a few is the quietest moment of them.
@@ -69,41 +69,41 @@ def paired(times: Sequence[float], others: Sequence[float], groups: int = GROUPS
 class Lesson:
     """What a measurement on some problem of the same kind says: the logarithm of true by predicted ratio."""
 
-    problem: Problem
-    choice: Choice
+    key: KernelKey
+    schedule: Schedule
     surprise: float
 
 
 @dataclass(slots=True)
 class Search:
-    """`choices`: the default first. `predicted`: a cost for each, in any unit. `known`: ratios of an earlier search."""
+    """`schedules`: the default first. `costs`: a cost for each, in any unit. `known`: ratios of an earlier search."""
 
-    problem: Problem
-    choices: Sequence[Choice]
-    predicted: Sequence[float]
+    key: KernelKey
+    schedules: Sequence[Schedule]
+    costs: Sequence[float]
     lessons: Sequence[Lesson] = ()
-    known: Mapping[Choice, float] = field(default_factory=dict)
-    ratios: dict[Choice, list[float]] = field(default_factory=dict)
-    asked: dict[Choice, int] = field(default_factory=dict)
+    known: Mapping[Schedule, float] = field(default_factory=dict)
+    ratios: dict[Schedule, list[float]] = field(default_factory=dict)
+    asked: dict[Schedule, int] = field(default_factory=dict)
     share: float = SHARES[0]
 
     @property
     def limit(self) -> int:
         """How many choices are tried, the default not counted."""
-        return min(len(self.choices) - 1, max(FEWEST, int(self.share * len(self.choices)) - (self.share < 1)))
+        return min(len(self.schedules) - 1, max(FEWEST, int(self.share * len(self.schedules)) - (self.share < 1)))
 
     @property
-    def tried(self) -> list[Choice]:
-        return [each for each in self.choices[1:] if each in self.ratios or each in self.known]
+    def tried(self) -> list[Schedule]:
+        return [each for each in self.schedules[1:] if each in self.ratios or each in self.known]
 
     @property
     def is_done(self) -> bool:
         return len(self.tried) >= self.limit and not self._close()
 
-    def propose(self, count: int) -> list[Choice]:
+    def propose(self, count: int) -> list[Schedule]:
         """Up to so many choices to measure now: new ones, then those that are close to the best."""
-        found: list[Choice] = []
-        open_ones = [each for each in self.choices[1:] if each not in self.tried]
+        found: list[Schedule] = []
+        open_ones = [each for each in self.schedules[1:] if each not in self.tried]
         while open_ones and len(found) < min(count, self.limit - len(self.tried)):
             worth = self._worth(open_ones, found)
             found.append(open_ones.pop(int(np.argmin(worth))))
@@ -112,60 +112,60 @@ class Search:
             self.asked[each] = self.asked.get(each, 0) + 1
         return found
 
-    def tell(self, choice: Choice, ratios: Sequence[float]) -> None:
+    def tell(self, schedule: Schedule, ratios: Sequence[float]) -> None:
         """Ratios of a choice's times to the default's, each of two runs one after the other."""
-        assert choice in self.choices
-        self.ratios.setdefault(choice, []).extend(ratios)
+        assert schedule in self.schedules
+        self.ratios.setdefault(schedule, []).extend(ratios)
 
-    def estimate(self, choice: Choice) -> Estimate:
-        if choice == self.choices[0]:
+    def estimate(self, schedule: Schedule) -> Estimate:
+        if schedule == self.schedules[0]:
             return Estimate(1.0, 0.0)
-        if choice in self.ratios:
-            return Estimate.of(self.ratios[choice])
-        return Estimate(self.known[choice], LEAST)
+        if schedule in self.ratios:
+            return Estimate.of(self.ratios[schedule])
+        return Estimate(self.known[schedule], LEAST)
 
     @property
-    def best(self) -> tuple[Choice, Estimate]:
+    def best(self) -> tuple[Schedule, Estimate]:
         """The choice to use: the default unless another one was measured faster by more than the noise."""
         tried = [(each, self.estimate(each)) for each in self.tried]
         faster = [(each, found) for each, found in tried if found.is_faster_among(len(tried))]
-        return min(faster, key=lambda pair: pair[1].ratio, default=(self.choices[0], Estimate(1.0, 0.0)))
+        return min(faster, key=lambda pair: pair[1].ratio, default=(self.schedules[0], Estimate(1.0, 0.0)))
 
     # -- what to expect --
 
     def learned(self) -> list[Lesson]:
         """What this search can tell others."""
-        return [Lesson(self.problem, each, self._surprise(each)) for each in self.tried]
+        return [Lesson(self.key, each, self._surprise(each)) for each in self.tried]
 
-    def _expected(self, choice: Choice) -> float:
+    def _expected(self, schedule: Schedule) -> float:
         """The predicted ratio, as a logarithm."""
-        at = self.choices.index(choice)
-        return math.log(self.predicted[at] / self.predicted[0])
+        at = self.schedules.index(schedule)
+        return math.log(self.costs[at] / self.costs[0])
 
-    def _surprise(self, choice: Choice) -> float:
-        return math.log(self.estimate(choice).ratio) - self._expected(choice)
+    def _surprise(self, schedule: Schedule) -> float:
+        return math.log(self.estimate(schedule).ratio) - self._expected(schedule)
 
-    def _worth(self, choices: Sequence[Choice], pending: Sequence[Choice]) -> Array:
+    def _worth(self, schedules: Sequence[Schedule], pending: Sequence[Schedule]) -> Array:
         """For each choice the time to hope for: predicted, corrected, and better the less is known about it."""
-        here = scale_of(self.problem)
-        mine = [self.choices[0], *self.tried]
-        others = [each for each in self.lessons if each.problem.kind == self.problem.kind]
-        places = [*self._places(mine), *(features(each.problem, each.choice) for each in others)]
-        likeness = LESSON * _nearness([here], [scale_of(each.problem) for each in others], 4 * REACH)[0]
+        here = scale_of(self.key)
+        mine = [self.schedules[0], *self.tried]
+        others = [each for each in self.lessons if each.key.kind == self.key.kind]
+        places = [*self._places(mine), *(features(each.key, each.schedule) for each in others)]
+        likeness = LESSON * _nearness([here], [scale_of(each.key) for each in others], 4 * REACH)[0]
         surprises = np.array([0.0, *map(self._surprise, self.tried), *(each.surprise for each in others)])
-        asked = self._places(choices)
+        asked = self._places(schedules)
         weights = _nearness(asked, places, REACH) * np.concatenate([np.ones(len(mine)), likeness])
         total = PRIOR + weights.sum(1)
         soon = _nearness(asked, self._places(pending), REACH).sum(1)  # two of one round should not tell the same
-        expected = np.array([self._expected(each) for each in choices])
+        expected = np.array([self._expected(each) for each in schedules])
         corrected: Array = expected + weights @ surprises / total
         hoped: Array = corrected - CURIOUS * PRIOR / (total + soon) + CURIOUS * soon
         return hoped
 
-    def _places(self, choices: Sequence[Choice]) -> list[tuple[float, ...]]:
-        return [features(self.problem, each) for each in choices]
+    def _places(self, schedules: Sequence[Schedule]) -> list[tuple[float, ...]]:
+        return [features(self.key, each) for each in schedules]
 
-    def _close(self) -> list[Choice]:
+    def _close(self) -> list[Schedule]:
         """What should be measured again, the most promising first: whatever may still be faster than the best by more
         than is worth anything, and the best itself where it is compared with such, or not certain yet."""
         estimates = {each: self.estimate(each) for each in self.tried if each in self.ratios}

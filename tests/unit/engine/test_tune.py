@@ -21,12 +21,12 @@ from smelt.engine.compile import emit_source, plan_program
 from smelt.engine.native import NativeEngine
 from smelt.engine.sample import sample_inputs
 from smelt.engine.store import default_targets
-from smelt.engine.tune import Bench, Stamped, Tuning, Variant, tune
+from smelt.engine.tune import Bench, TunableProgram, Tuning, Variant, tune
 from smelt.errors import UnsupportedError
 from smelt.ir.core import Program
 from smelt.ir.text import parse
 from smelt.kernel.emit.tile_f32 import tile_shape
-from smelt.kernel.tune.choice import Choice, Contraction, default, legal
+from smelt.kernel.tune.schedules import Gemm, Schedule, default_schedule, legal_schedules
 from smelt.kernel.tune.search import Estimate
 from smelt.weights import Weights
 
@@ -53,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Nothing that was tuned on this machine counts here, and nothing stays; compiling is quick, not what it makes."""
     monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(cpu, "FLAGS", ("-O0", *cpu.FLAGS[1:]))
-    monkeypatch.setattr(tuning, "legal", lambda problem, tile: legal(problem, tile)[:FEW])
+    monkeypatch.setattr(tuning, "legal_schedules", lambda key, tile: legal_schedules(key, tile)[:FEW])
     return tmp_path / "cache"
 
 
@@ -69,8 +69,8 @@ def weights(seed: int) -> Weights:
     return Weights.of({name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()})
 
 
-def is_fast(choice: Choice) -> bool:
-    return isinstance(choice, Contraction) and choice.height == 12
+def is_fast(schedule: Schedule) -> bool:
+    return isinstance(schedule, Gemm) and schedule.call_rows == 12
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rounds: list[int] = []
 
     def in_turns(
-        program: Stamped, variants: Sequence[Variant], inputs: Sequence[Array], seconds: float, seed: int = 0
+        program: TunableProgram, variants: Sequence[Variant], inputs: Sequence[Array], seconds: float, seed: int = 0
     ) -> list[Array]:
         rounds.append(len(variants))
         found = []
@@ -87,8 +87,8 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             program.use(variant)
             program.call(inputs)
             ticks = np.full((8, program._steps), 100.0)
-            for problem, steps in program.problems.items():
-                ticks[:, steps] = 1000.0 * (FAST if is_fast(variant.get(problem, default(problem))) else 1.0)
+            for key, steps in program.keys.items():
+                ticks[:, steps] = 1000.0 * (FAST if is_fast(variant.get(key, default_schedule(key))) else 1.0)
             found.append(ticks)
         return found
 
@@ -113,10 +113,10 @@ def test_what_is_faster_is_used_from_then_on(
     assert found.kept
     assert len(found.findings) == 2
     for each in found.findings:
-        assert isinstance(each.choice, Contraction)
-        assert each.choice.height == 12
+        assert isinstance(each.schedule, Gemm)
+        assert each.schedule.call_rows == 12
         assert each.estimate.ratio == pytest.approx(FAST)
-    assert plan_program(program).chosen == {each.problem: each.choice for each in found.findings}
+    assert plan_program(program).chosen == {each.key: each.schedule for each in found.findings}
     assert emit_source([plan_program(program)]).text() != before  # another key in the cache of compiled programs
     monkeypatch.setenv("SMELT_TUNING", "off")
     assert emit_source([plan_program(program)]).text() == before
@@ -127,13 +127,13 @@ def test_nothing_is_tuned_twice(
 ) -> None:
     whole(monkeypatch, 0.8)
     first = tuned_on(program, weights)
-    assert all(each.tried == each.choices - 1 for each in first.findings)  # there was time for everything
+    assert all(each.tried == each.schedules - 1 for each in first.findings)  # there was time for everything
     made_up.clear()
     second = tuned_on(program, weights)
     assert made_up == [1]  # the program as it is, and no round
     assert second.known == len(second.findings) == 2
     assert second.whole is None
-    assert [each.choice for each in second.findings] == [each.choice for each in first.findings]
+    assert [each.schedule for each in second.findings] == [each.schedule for each in first.findings]
 
 
 def test_little_time_tries_little_and_goes_on_later(
@@ -142,7 +142,7 @@ def test_little_time_tries_little_and_goes_on_later(
     whole(monkeypatch, 0.8)
     monkeypatch.setattr(tuning, "SHARES", (0.1,))
     few = tuned_on(program, weights)
-    assert all(0 < each.tried <= max(2, each.choices // 10) for each in few.findings)
+    assert all(0 < each.tried <= max(2, each.schedules // 10) for each in few.findings)
     monkeypatch.setattr(tuning, "SHARES", (0.1, 1.0))
     more = tuned_on(program, weights)
     assert all(b.tried > a.tried for a, b in zip(few.findings, more.findings, strict=True))
@@ -161,7 +161,7 @@ def test_defaults_stay_where_the_whole_is_not_faster(
     whole(monkeypatch, 0.9999)
     found = tuned_on(program, weights)
     assert not found.kept
-    assert all(choice == default(problem) for problem, choice in plan_program(program).chosen.items())
+    assert all(schedule == default_schedule(key) for key, schedule in plan_program(program).chosen.items())
     records = tuned.database().read().values()
     assert records
     assert all(each.tried for each in records)  # what was measured is known nevertheless
@@ -187,11 +187,11 @@ def test_one_build_gives_the_bits_of_the_default_under_every_choice(program: Pro
     (want,) = NativeEngine().compile(program).prepare(weights)(*inputs)
     bench = Bench(program, weights, inputs)
     try:
-        built = bench.adjustable()
-        forms = [legal(problem, tile_shape(bench.target)) for problem in built.problems]
+        built = bench.tunables()
+        forms = [legal_schedules(key, tile_shape(bench.target)) for key in built.keys]
         assert len(forms) == 2
         for turn in range(max(map(len, forms))):
-            built.use({p: some[turn % len(some)] for p, some in zip(built.problems, forms, strict=True)})
+            built.use({p: some[turn % len(some)] for p, some in zip(built.keys, forms, strict=True)})
             (got,) = built.bound(*inputs)
             assert got.tobytes() == want.tobytes()
     finally:
@@ -207,7 +207,7 @@ def test_bundles_carry_what_was_tuned(
     (stored,) = executable.stored(default_targets()[:1]).programs
     said = {key: text for key, text in stored.provenance.items() if key.startswith("tuned ")}
     assert len(said) == 2
-    assert all("height=12" in text for text in said.values())
+    assert all("call_rows=12" in text for text in said.values())
 
 
 # ---- from outside ----
@@ -251,10 +251,10 @@ def test_the_command(file: Path, made_up: list[int], monkeypatch: pytest.MonkeyP
     assert said["kept"]
     assert said["speedup"] == 1.25
     assert said["exported"] == len(said["problems"]) == 2
-    assert all(each["choice"]["height"] == 12 for each in said["problems"])
+    assert all(each["choice"]["call_rows"] == 12 for each in said["problems"])
     monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path / "other"))
     assert json.loads(invoke("tune", "--merge", exported, "--json"))["merged"] == 2
-    assert all(choice.height == 12 for choice in plan_program(parse(file.read_text())).chosen.values())  # type: ignore[union-attr]
+    assert all(schedule.call_rows == 12 for schedule in plan_program(parse(file.read_text())).chosen.values())  # type: ignore[union-attr]
     assert "everything about this model's kernels is known" in invoke("tune", file, "--seconds", 100)
 
 

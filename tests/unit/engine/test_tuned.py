@@ -17,22 +17,22 @@ from smelt.engine import tuned
 from smelt.engine.tuned import Database, Record, Target
 from smelt.errors import FileError
 from smelt.kernel.emit.tile_f32 import TileShape
-from smelt.kernel.tune.choice import Choice, Problem, default, legal
+from smelt.kernel.tune.schedules import KernelKey, Schedule, default_schedule, legal_schedules
 
 TILE = TileShape(6, 64, 16)
 TARGET = Target("Some Processor, 3 GHz", TILE, 2)
 
 
-def problem(rows: int = 512) -> Problem:
-    return Problem.of("contraction", groups=1, rows=rows, depth=512, panels=8, width=64)
+def key(rows: int = 512) -> KernelKey:
+    return KernelKey.of("gemm", groups=1, rows=rows, depth=512, panels=8, width=64)
 
 
 def record(rows: int = 512, best: int = 3, tried: int = 5, ratio: float = 0.9) -> Record:
-    asked = problem(rows)
-    choices = legal(asked, TILE)
-    ratios: dict[Choice, float] = {each: 1.0 + i / 100 for i, each in enumerate(choices[1 : 1 + tried])}
-    ratios[choices[best]] = ratio
-    return Record(TARGET, asked, choices[best], ratio, MappingProxyType(ratios))
+    asked = key(rows)
+    schedules = legal_schedules(asked, TILE)
+    ratios: dict[Schedule, float] = {each: 1.0 + i / 100 for i, each in enumerate(schedules[1 : 1 + tried])}
+    ratios[schedules[best]] = ratio
+    return Record(TARGET, asked, schedules[best], ratio, MappingProxyType(ratios))
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_lines_of_one_problem_add_up_in_any_order(tmp_path: Path) -> None:
         database.append(order)
         found.append(next(iter(database.read().values())))
     assert found[0] == found[1]
-    assert found[0].choice == more.choice  # whoever saw more decides
+    assert found[0].schedule == more.schedule  # whoever saw more decides
     assert found[0].tried.keys() == few.tried.keys() | more.tried.keys()
 
 
@@ -78,9 +78,9 @@ def test_damaged_lines_are_passed_over_with_a_warning(database: Database, caplog
         json.dumps({**data, "ratio": float("nan")}),
         json.dumps({**data, "ratio": -1}),
         json.dumps({**data, "tried": [1]}),
-        json.dumps({**data, "choice": None}),
+        json.dumps({**data, "schedule": None}),
         json.dumps({**data, "target": "nowhere"}),
-        json.dumps({**data, "problem": 5}),
+        json.dumps({**data, "key": 5}),
         "\x00\x00",
     ]
     database.path.write_text("\n".join([*bad, *good, ""]))
@@ -93,7 +93,7 @@ def test_damaged_lines_are_passed_over_with_a_warning(database: Database, caplog
 def test_lines_of_another_time_are_passed_over_silently(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     database.append([record()])
     data = json.loads(database.path.read_text())
-    others = [{**data, "version": 0}, {**data, "problem": data["problem"].replace("/2", "/0")}]
+    others = [{**data, "version": 0}, {**data, "key": data["key"].replace("/3", "/0")}]
     database.path.write_text("".join(f"{json.dumps(each)}\n" for each in others))
     assert database.read() == {}
     assert not caplog.text
@@ -103,10 +103,10 @@ def test_a_choice_that_is_not_legal_is_not_used(database: Database) -> None:
     """A line from a hand or from another version cannot ask for loops that nobody would build."""
     database.append([record()])
     data = json.loads(database.path.read_text())
-    data["choice"] = {"near": 10**9, "spread": 1, "height": 12, "panels_first": False}
+    data["schedule"] = {"row_block": 10**9, "call_rows": 12, "panels_outer": False}
     database.path.write_text(json.dumps(data) + "\n")
     (found,) = database.read().values()
-    assert found.choice == default(found.problem)
+    assert found.schedule == default_schedule(found.key)
 
 
 def test_half_a_line_of_a_killed_process_spoils_no_other(database: Database, caplog: pytest.LogCaptureFixture) -> None:
@@ -136,7 +136,7 @@ def test_two_processes_write_at_once(database: Database, caplog: pytest.LogCaptu
         subprocess.Popen([sys.executable, "-c", WRITER, str(database.path), str(start)], cwd=root) for start in starts
     ]
     assert [writer.wait() for writer in writers] == [0, 0]
-    want = {problem(start + more + i) for start in starts for more in (0, 100) for i in range(40)}
+    want = {key(start + more + i) for start in starts for more in (0, 100) for i in range(40)}
     assert {asked for _, asked in database.read()} == want
     assert not caplog.text
 
@@ -149,7 +149,7 @@ def test_export_and_merge(database: Database, tmp_path: Path) -> None:
     other = Database(tmp_path / "other.jsonl")
     other.append([record(700)])
     assert other.merge(exported) == 2
-    assert other.read() == {**database.read(), (TARGET, problem(700)): record(700)}
+    assert other.read() == {**database.read(), (TARGET, key(700)): record(700)}
     assert other.merge(exported) == 0
     with pytest.raises(FileError, match="cannot read"):
         other.merge(tmp_path / "absent")
@@ -172,12 +172,12 @@ def test_targets_come_back_from_their_texts() -> None:
 
 def test_the_compiler_looks_up_what_this_machine_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path))
-    asked = problem()
+    asked = key()
     assert tuned.lookup(TILE)(asked) is None
     mine = replace(record(), target=tuned.here(TILE))
     tuned.database().append([mine, record(1000)])
-    assert tuned.lookup(TILE)(asked) == mine.choice != default(asked)
-    assert tuned.lookup(TILE)(problem(1000)) is None  # measured elsewhere
+    assert tuned.lookup(TILE)(asked) == mine.schedule != default_schedule(asked)
+    assert tuned.lookup(TILE)(key(1000)) is None  # measured elsewhere
     assert tuned.lookup(TileShape(6, 16, 8))(asked) is None
     monkeypatch.setenv("SMELT_THREADS", "7")
     assert tuned.lookup(TILE)(asked) is None

@@ -93,7 +93,7 @@ def test_unknown_elements_stay_alone():
     assert trace_each(f.multiply(row, row)) == (B * B, None, S * S)
 
 
-def test_choices():
+def test_schedules():
     f, b, s = builder()
     less = f.compare(b, f.add(b, number(f, 1)), comparison_direction="LT")
     assert trace(f.select(less, b, s)) == (B,)

@@ -13,28 +13,28 @@ import pytest
 
 from smelt.dim import symbol
 from smelt.kernel.emit.tile_f32 import TileShape
-from smelt.kernel.tune.choice import (
+from smelt.kernel.tune.cost_model import Machine, predict_cost
+from smelt.kernel.tune.schedules import (
     KINDS,
-    ChannelConvolution,
-    Choice,
-    Contraction,
-    Convolution,
-    Problem,
-    choice_of,
-    default,
+    Conv,
+    Depthwise,
+    Gemm,
+    KernelKey,
+    Schedule,
+    default_schedule,
     effect_of,
     features,
-    legal,
-    record_of,
+    legal_schedules,
+    schedule_of,
+    schedule_record,
 )
-from smelt.kernel.tune.predict import Machine, predicted
-from smelt.kernel.tune.search import SHARES, Estimate, Search, paired
+from smelt.kernel.tune.search import SHARES, Estimate, Search, pair_ratios
 
 TILE = TileShape(6, 64, 16)
 NOISE = 0.02
-PROBLEMS = [
+KEYS = [
     *(
-        Problem.of("contraction", groups=1, rows=rows, depth=depth, panels=panels, width=64)
+        KernelKey.of("gemm", groups=1, rows=rows, depth=depth, panels=panels, width=64)
         for rows, depth, panels in (
             (128, 768, 12),
             (128, 3072, 12),
@@ -45,10 +45,10 @@ PROBLEMS = [
         )
     ),
     *(
-        Problem.of(
-            *("convolution",),
-            images=1,
-            lines=side,
+        KernelKey.of(
+            *("conv",),
+            batch=1,
+            rows=side,
             pixels=side,
             groups=1,
             depth=depth,
@@ -60,7 +60,7 @@ PROBLEMS = [
         for side, depth, panels in ((56, 576, 1), (28, 1152, 2), (14, 2304, 4), (80, 288, 1))
     ),
 ]
-Cost = Callable[[Problem, Choice], float]
+Cost = Callable[[KernelKey, Schedule], float]
 
 
 def strange_machine(random: np.random.Generator) -> Cost:
@@ -71,10 +71,10 @@ def strange_machine(random: np.random.Generator) -> Cost:
     machine = Machine(TILE, 2, (caches[0], caches[1], caches[2]), cycles)
     slope, liking = 0.03 * random.normal(size=3), 0.08 * random.normal()
 
-    def cost(problem: Problem, choice: Choice) -> float:
-        apart = np.subtract(features(problem, choice), features(problem, default(problem)))
-        low = isinstance(choice, Contraction | Convolution) and choice.height == 12
-        return predicted(problem, choice, machine) * math.exp(0.04 * math.sin(8 * apart @ slope) + liking * low)
+    def cost(key: KernelKey, schedule: Schedule) -> float:
+        apart = np.subtract(features(key, schedule), features(key, default_schedule(key)))
+        low = isinstance(schedule, Gemm | Conv) and schedule.call_rows == 12
+        return predict_cost(key, schedule, machine) * math.exp(0.04 * math.sin(8 * apart @ slope) + liking * low)
 
     return cost
 
@@ -83,20 +83,23 @@ def searched(cost: Cost, random: np.random.Generator) -> tuple[list[float], floa
     """All problems at once, as when a model is tuned: the best possible by the found time of each, and the part of all
     choices that was measured."""
     machine = Machine(TILE, 2)
-    searches = [Search(p, legal(p, TILE), [predicted(p, c, machine) for c in legal(p, TILE)]) for p in PROBLEMS]
+    searches = [
+        Search(p, legal_schedules(p, TILE), [predict_cost(p, c, machine) for c in legal_schedules(p, TILE)])
+        for p in KEYS
+    ]
     while any(not search.is_done for search in searches):
         for search in searches:
             search.lessons = [lesson for other in searches if other is not search for lesson in other.learned()]
-            usual = cost(search.problem, search.choices[0])
-            for choice in search.propose(1):
+            usual = cost(search.key, search.schedules[0])
+            for schedule in search.propose(1):
                 noise = np.exp(NOISE * random.normal(size=9))
-                search.tell(choice, list(cost(search.problem, choice) / usual * noise))
+                search.tell(schedule, list(cost(search.key, schedule) / usual * noise))
     reached = [
-        min(cost(search.problem, each) for each in search.choices) / cost(search.problem, search.best[0])
+        min(cost(search.key, each) for each in search.schedules) / cost(search.key, search.best[0])
         for search in searches
     ]
     tried = sum(len(search.tried) + 1 for search in searches)  # the default is measured, too
-    return reached, tried / sum(len(search.choices) for search in searches)
+    return reached, tried / sum(len(search.schedules) for search in searches)
 
 
 def test_a_tenth_of_the_choices_comes_close_to_the_best_of_all(seed: int) -> None:
@@ -115,41 +118,41 @@ def test_predictions_alone_would_not_do(seed: int) -> None:
     behind = []
     for number in range(8):
         cost = strange_machine(np.random.default_rng([seed, number]))
-        for problem in PROBLEMS:
-            choices = legal(problem, TILE)
-            guess = min(choices, key=lambda each: predicted(problem, each, Machine(TILE, 2)))
-            behind.append(min(cost(problem, each) for each in choices) / cost(problem, guess))
+        for key in KEYS:
+            schedules = legal_schedules(key, TILE)
+            guess = min(schedules, key=lambda each: predict_cost(key, each, Machine(TILE, 2)))
+            behind.append(min(cost(key, each) for each in schedules) / cost(key, guess))
     assert min(behind) < 0.9
 
 
-def search_of(problem: Problem = PROBLEMS[0]) -> Search:
-    choices = legal(problem, TILE)
-    return Search(problem, choices, [1.0] * len(choices))
+def search_of(key: KernelKey = KEYS[0]) -> Search:
+    schedules = legal_schedules(key, TILE)
+    return Search(key, schedules, [1.0] * len(schedules))
 
 
 def test_noise_never_moves_the_default(seed: int) -> None:
     """A machine on which everything takes the same time: nothing is called faster."""
     random = np.random.default_rng(seed)
-    for problem in PROBLEMS:
-        search = search_of(problem)
+    for key in KEYS:
+        search = search_of(key)
         search.share = 1.0
         while not search.is_done:
-            for choice in search.propose(6):
-                search.tell(choice, list(np.exp(0.05 * random.normal(size=9))))
-        assert search.best[0] == default(problem)
-        assert len(search.tried) == len(search.choices) - 1
+            for schedule in search.propose(6):
+                search.tell(schedule, list(np.exp(0.05 * random.normal(size=9))))
+        assert search.best[0] == default_schedule(key)
+        assert len(search.tried) == len(search.schedules) - 1
 
 
 def test_a_misleading_prediction_is_outgrown() -> None:
     """What is predicted worst is the best by far: with time enough it is found."""
     search = search_of()
-    target = search.choices[-1]
-    search.predicted = [1.0] * (len(search.choices) - 1) + [5.0]
+    target = search.schedules[-1]
+    search.costs = [1.0] * (len(search.schedules) - 1) + [5.0]
     for share in SHARES:
         search.share = share
         while not search.is_done:
-            for choice in search.propose(4):
-                search.tell(choice, [0.5 if choice == target else 1.0] * 5)
+            for schedule in search.propose(4):
+                search.tell(schedule, [0.5 if schedule == target else 1.0] * 5)
     assert search.best[0] == target
 
 
@@ -157,14 +160,14 @@ def test_near_ties_are_measured_again_and_only_so_often(seed: int) -> None:
     random = np.random.default_rng(seed)
     search = search_of()
     search.share = 1.0
-    counts: dict[Choice, int] = {}
+    counts: dict[Schedule, int] = {}
     for _ in range(100):
         proposed = search.propose(4)
         if not proposed:
             break
-        for choice in proposed:
-            counts[choice] = counts.get(choice, 0) + 1
-            search.tell(choice, list(0.8 * np.exp(0.02 * random.normal(size=5))))
+        for schedule in proposed:
+            counts[schedule] = counts.get(schedule, 0) + 1
+            search.tell(schedule, list(0.8 * np.exp(0.02 * random.normal(size=5))))
     assert search.is_done
     assert max(counts.values()) > 1
     assert max(counts.values()) <= 4
@@ -173,15 +176,15 @@ def test_near_ties_are_measured_again_and_only_so_often(seed: int) -> None:
 def test_what_is_known_is_not_tried_again() -> None:
     first = search_of()
     known = dict.fromkeys(first.propose(3), 0.9)
-    again = Search(first.problem, first.choices, first.predicted, known=known)
+    again = Search(first.key, first.schedules, first.costs, known=known)
     again.share = 1.0
-    fresh: list[Choice] = []
+    fresh: list[Schedule] = []
     while not again.is_done:
-        for choice in again.propose(4):
-            again.tell(choice, [1.0])
-            fresh.append(choice)
+        for schedule in again.propose(4):
+            again.tell(schedule, [1.0])
+            fresh.append(schedule)
     assert not known.keys() & {*fresh}
-    assert len({*fresh}) == len(first.choices) - 1 - len(known)
+    assert len({*fresh}) == len(first.schedules) - 1 - len(known)
 
 
 def test_estimates() -> None:
@@ -197,38 +200,38 @@ def test_a_disturbed_call_does_not_show() -> None:
     """Pairs of which one half was interrupted now and then: the ratio is that of the quiet ones."""
     quiet = [2.0, 2.0, 2.0, 9.0, 2.0, 2.0, 2.0, 2.0] * 3
     other = [1.0, 7.0, 1.0, 1.0, 1.0, 1.0, 1.0, 5.0] * 3
-    assert set(paired(quiet, other)) == {2.0}
-    assert paired([3.0], [2.0]) == [1.5]
+    assert set(pair_ratios(quiet, other)) == {2.0}
+    assert pair_ratios([3.0], [2.0]) == [1.5]
 
 
 # ---- problems and choices ----
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_problems_and_choices_come_back_from_their_texts(problem: Problem) -> None:
-    assert Problem.parse(str(problem)) == problem
-    choices = legal(problem, TILE)
-    assert choices[0] == default(problem)
-    assert len({effect_of(problem, each, TILE) for each in choices}) == len(choices)
-    for choice in choices:
-        assert choice_of(problem, record_of(choice), TILE) == choice
+@pytest.mark.parametrize("key", KEYS, ids=str)
+def test_problems_and_choices_come_back_from_their_texts(key: KernelKey) -> None:
+    assert KernelKey.parse(str(key)) == key
+    schedules = legal_schedules(key, TILE)
+    assert schedules[0] == default_schedule(key)
+    assert len({effect_of(key, each, TILE) for each in schedules}) == len(schedules)
+    for schedule in schedules:
+        assert schedule_of(key, schedule_record(schedule), TILE) == schedule
 
 
 def test_open_sizes_are_part_of_a_problem() -> None:
-    opened = Problem.of("contraction", groups=1, rows=symbol("B") * 3, depth=64, panels=2, width=64)
-    assert str(opened) == "contraction/2 groups=1 rows=~256 depth=64 panels=2 width=64"
-    assert Problem.parse(str(opened)) == opened
-    assert opened != Problem.of("contraction", groups=1, rows=256, depth=64, panels=2, width=64)
-    assert len(legal(opened, TILE)) > 10
+    opened = KernelKey.of("gemm", groups=1, rows=symbol("B") * 3, depth=64, panels=2, width=64)
+    assert str(opened) == "gemm/3 groups=1 rows=~256 depth=64 panels=2 width=64"
+    assert KernelKey.parse(str(opened)) == opened
+    assert opened != KernelKey.of("gemm", groups=1, rows=256, depth=64, panels=2, width=64)
+    assert len(legal_schedules(opened, TILE)) > 10
 
 
 def test_small_problems_have_few_choices() -> None:
     """One row and one panel: nothing to choose."""
-    assert len(legal(Problem.of("contraction", groups=1, rows=1, depth=64, panels=1, width=64), TILE)) == 1
-    line = Problem.of("channel_convolution", images=1, lines=7, pixels=7, channels=32, taps=9, stride=1)
-    assert set(legal(line, TILE)) == {
-        ChannelConvolution(7),
-        ChannelConvolution(1),
+    assert len(legal_schedules(KernelKey.of("gemm", groups=1, rows=1, depth=64, panels=1, width=64), TILE)) == 1
+    line = KernelKey.of("depthwise_conv", batch=1, rows=7, pixels=7, channels=32, taps=9, stride=1)
+    assert set(legal_schedules(line, TILE)) == {
+        Depthwise(7),
+        Depthwise(1),
     }
 
 
@@ -236,30 +239,30 @@ def test_empty_problems_have_choices() -> None:
     for kind, (_, _, names) in KINDS.items():
         for number in (0, 1):
             numbers = {name: 64 if name == "width" else number for name in names.split()}
-            problem = Problem.of(kind, **numbers)
-            costs = [predicted(problem, each, Machine(TILE, 2)) for each in legal(problem, TILE)]
-            assert all(cost > 0 for cost in costs), (problem, costs)
+            key = KernelKey.of(kind, **numbers)
+            costs = [predict_cost(key, each, Machine(TILE, 2)) for each in legal_schedules(key, TILE)]
+            assert all(cost > 0 for cost in costs), (key, costs)
 
 
 @pytest.mark.parametrize(
     "record",
-    [{}, {"near": 10**9, "height": 12, "panels_first": False}, {"near": "a"}, {"wide": 64}],
+    [{}, {"row_block": 10**9, "call_rows": 12, "panels_outer": False}, {"row_block": "a"}, {"columns": 64}],
     ids=["nothing", "a stack too large", "text", "another kind"],
 )
 def test_what_is_not_legal_is_no_choice(record: dict[str, object]) -> None:
-    assert choice_of(PROBLEMS[0], record, TILE) is None
+    assert schedule_of(KEYS[0], record, TILE) is None
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "",
-        "contraction/0 rows=1",
+        "gemm/0 rows=1",
         "unknown/1 rows=1",
-        "contraction/2 rows",
-        "contraction/2 rows=x",
-        "contraction/2 rows=1",
+        "gemm/3 rows",
+        "gemm/3 rows=x",
+        "gemm/3 rows=1",
     ],
 )
 def test_what_is_no_problem(text: str) -> None:
-    assert Problem.parse(text) is None
+    assert KernelKey.parse(text) is None

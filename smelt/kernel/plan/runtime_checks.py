@@ -1,7 +1,7 @@
-"""What an op demands of its operands before a kernel may rely on it: of sizes (`checks_of`) and of data (`DEMANDS`).
+"""Preconditions that kernels rely on: on sizes (`region_size_checks`) and on data (`RUNTIME_CHECKS`).
 
-`fuse` has sizes checked before a block runs, and the conditions of `DEMANDS` computed and checked where the op stands,
-because sizes that data gives must be those of the op's type. A size that is born there gets its number so.
+`fuse` emits size checks before a block runs. Data conditions are computed and checked where the op stands; there, a
+data-dependent size gets its value.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from smelt.kernel.loops.nest import Nest, tensor
 from smelt.shape import Shape
 
 
-class Given(NamedTuple):
+class SizeValue(NamedTuple):
     """A number that data gives, and the size that it must be."""
 
     number: Expr
     size: Size
 
 
-Demand = Callable[[Nest, Op], Iterator[Expr | Given]]
+RuntimeCheck = Callable[[Nest, Op], Iterator[Expr | SizeValue]]
 
-DEMANDS: dict[str, Demand] = {}
+RUNTIME_CHECKS: dict[str, RuntimeCheck] = {}
 
 
-def checks_of(region: Region) -> list[Check]:
+def region_size_checks(region: Region) -> list[Check]:
     """What the ops of a block ask of sizes; refuses a tensor that no machine can hold."""
     found = [*sizes_checks("an argument", [value.type for value in region.args])]
     for op in region.ops:
@@ -72,12 +72,12 @@ def _limits(op: Op) -> Iterator[Check]:
                 yield Check(size, "==", full[d], f"{op.name}: an open dimension is not repeated")
 
 
-def demand(*names: str) -> Callable[[Demand], Demand]:
+def runtime_check(*names: str) -> Callable[[RuntimeCheck], RuntimeCheck]:
     """Register the conditions on data of an op; all of them must hold."""
 
-    def register(rule: Demand) -> Demand:
+    def register(rule: RuntimeCheck) -> RuntimeCheck:
         for name in names:
-            DEMANDS[name] = rule
+            RUNTIME_CHECKS[name] = rule
         return rule
 
     return register
@@ -87,16 +87,16 @@ def _number(nest: Nest, op: Op, operand: int, *index: int) -> Expr:
     return place(nest, nest.pull(op.operands[operand], tuple(map(Number, index))))
 
 
-def _equal(nest: Nest, x: Expr, size: Size) -> Given:
-    return Given(nest.let(x), size)
+def _equal(nest: Nest, x: Expr, size: Size) -> SizeValue:
+    return SizeValue(nest.let(x), size)
 
 
 def _at_most(nest: Nest, x: Expr, y: Expr) -> Expr:
     return nest.apply("LE", nest.let(x), nest.let(y), dtype=i1)
 
 
-@demand("stablehlo.dynamic_iota", "stablehlo.dynamic_reshape", "stablehlo.dynamic_broadcast_in_dim")
-def output_shape(nest: Nest, op: Op) -> Iterator[Expr | Given]:
+@runtime_check("stablehlo.dynamic_iota", "stablehlo.dynamic_reshape", "stablehlo.dynamic_broadcast_in_dim")
+def output_shape(nest: Nest, op: Op) -> Iterator[Expr | SizeValue]:
     last = len(op.operands) - 1
     for d, size in enumerate(tensor(op.result).sizes):
         yield _equal(nest, _number(nest, op, last, d), size)
@@ -109,13 +109,13 @@ def output_shape(nest: Nest, op: Op) -> Iterator[Expr | Given]:
                 yield nest.apply("or", one, kept)
 
 
-@demand("stablehlo.set_dimension_size")
-def set_dimension_size(nest: Nest, op: Op) -> Iterator[Expr | Given]:
+@runtime_check("stablehlo.set_dimension_size")
+def set_dimension_size(nest: Nest, op: Op) -> Iterator[Expr | SizeValue]:
     yield _equal(nest, _number(nest, op, 1), tensor(op.result).sizes[op.attrs["dimension"]])
 
 
-@demand("stablehlo.dynamic_gather")
-def dynamic_gather(nest: Nest, op: Op) -> Iterator[Expr | Given]:
+@runtime_check("stablehlo.dynamic_gather")
+def dynamic_gather(nest: Nest, op: Op) -> Iterator[Expr | SizeValue]:
     dims = op.attrs["dimension_numbers"]
     for d, size in enumerate(slice_sizes(op)):
         given = _number(nest, op, 2, d)
@@ -126,8 +126,8 @@ def dynamic_gather(nest: Nest, op: Op) -> Iterator[Expr | Given]:
             yield _equal(nest, given, size)
 
 
-@demand("stablehlo.real_dynamic_slice")
-def real_dynamic_slice(nest: Nest, op: Op) -> Iterator[Expr | Given]:
+@runtime_check("stablehlo.real_dynamic_slice")
+def real_dynamic_slice(nest: Nest, op: Op) -> Iterator[Expr | SizeValue]:
     sizes = zip(tensor(op.operands[0]).sizes, tensor(op.result).sizes, strict=True)
     for d, (size, count) in enumerate(sizes):
         start, limit, stride = (_number(nest, op, i, d) for i in (1, 2, 3))
@@ -139,8 +139,8 @@ def real_dynamic_slice(nest: Nest, op: Op) -> Iterator[Expr | Given]:
         yield _equal(nest, nest.apply("divide", nest.let(add(limit, scale(start, -1), step, -1)), step), count)
 
 
-@demand("stablehlo.dynamic_pad")
-def dynamic_pad(nest: Nest, op: Op) -> Iterator[Expr | Given]:
+@runtime_check("stablehlo.dynamic_pad")
+def dynamic_pad(nest: Nest, op: Op) -> Iterator[Expr | SizeValue]:
     sizes = zip(tensor(op.operands[0]).sizes, tensor(op.result).sizes, strict=True)
     for d, (size, full) in enumerate(sizes):
         low, high, interior = (_number(nest, op, i, d) for i in (2, 3, 4))
@@ -148,8 +148,8 @@ def dynamic_pad(nest: Nest, op: Op) -> Iterator[Expr | Given]:
         yield _equal(nest, add(low, high, scale(interior, maximum(size - 1, 0)), size), full)
 
 
-@demand("stablehlo.dynamic_conv")
-def dynamic_conv(nest: Nest, op: Op) -> Iterator[Expr | Given]:
+@runtime_check("stablehlo.dynamic_conv")
+def dynamic_conv(nest: Nest, op: Op) -> Iterator[Expr | SizeValue]:
     dims = op.attrs["dimension_numbers"]
     images, kernels, results = (tensor(value).sizes for value in (*op.operands[:2], op.result))
     count = len(dims.input_spatial_dimensions)

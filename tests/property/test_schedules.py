@@ -24,7 +24,7 @@ from smelt.ir.text import parse
 from smelt.kernel.emit import c as emit_c
 from smelt.kernel.emit.c import Source
 from smelt.kernel.emit.tile_f32 import tile_shape
-from smelt.kernel.tune.choice import KINDS, Choice, Lookup, Problem, default, legal
+from smelt.kernel.tune.schedules import KINDS, KernelKey, Lookup, Schedule, default_schedule, legal_schedules
 from smelt.run.executable import NativeExecutable
 from smelt.weights import Weights
 from tests.property.models import MODELS
@@ -42,19 +42,19 @@ class Dice:
     """A lookup that takes any legal choice of each problem, and remembers which."""
 
     seed: int
-    taken: dict[Problem, Choice]
+    taken: dict[KernelKey, Schedule]
 
-    def __call__(self, problem: Problem) -> Choice:
+    def __call__(self, problem: KernelKey) -> Schedule:
         if problem not in self.taken:
-            choices = legal(problem, tile_shape(cpu.target()))
-            self.taken[problem] = random.Random(f"{self.seed} {problem}").choice(choices)
+            schedules = legal_schedules(problem, tile_shape(cpu.target()))
+            self.taken[problem] = random.Random(f"{self.seed} {problem}").choice(schedules)
         return self.taken[problem]
 
 
 @dataclass(frozen=True)
 class Built:
     name: str
-    chosen: dict[Problem, Choice]
+    chosen: dict[KernelKey, Schedule]
     run: NativeExecutable
 
 
@@ -64,9 +64,9 @@ def built(programs: Sequence[Program], lookups: Sequence[Lookup]) -> list[list[B
     planned: list[list[compile.ProgramPlan | SmeltError]] = []
     for i, program in enumerate(programs):
         planned.append([])
-        for j, choices in enumerate(lookups):
+        for j, schedules in enumerate(lookups):
             try:
-                each = compile.plan_program(program, choices=choices)
+                each = compile.plan_program(program, schedules=schedules)
                 compile.emit_plan(each, source, f"p{i}_{j}")
                 planned[-1].append(each)
             except SmeltError as error:
@@ -96,9 +96,9 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_random_problems_have_the_same_bits_under_every_choice(seed: int) -> None:
     generator = np.random.default_rng(seed)
     problems = [draw(kind, generator) for kind in ("contraction", "window", "columns") for _ in range(6)]
-    seen: dict[str, set[Choice]] = {}
+    seen: dict[str, set[Schedule]] = {}
     for problem, (usual, *others) in zip(
-        problems, built([each.make(False) for each in problems], [default, *dice(seed)]), strict=True
+        problems, built([each.make(False) for each in problems], [default_schedule, *dice(seed)]), strict=True
     ):
         assert isinstance(usual, Built), usual
         (want,) = usual.run(*problem.args)
@@ -107,9 +107,9 @@ def test_random_problems_have_the_same_bits_under_every_choice(seed: int) -> Non
             assert isinstance(other, Built), other
             (got,) = other.run(*problem.args)
             assert got.tobytes() == want.tobytes(), (problem.name, other.chosen)
-            for asked, choice in other.chosen.items():
-                seen.setdefault(asked.kind, set()).add(choice)
-    assert seen.keys() >= {"contraction", "convolution", "column_reduction"}
+            for asked, schedule in other.chosen.items():
+                seen.setdefault(asked.kind, set()).add(schedule)
+    assert seen.keys() >= {"gemm", "conv", "column_reduction"}
 
 
 def product(rows: int, depth: int, columns: int) -> str:
@@ -166,8 +166,8 @@ def test_larger_problems_have_the_same_bits_under_every_choice(seed: int) -> Non
     texts += [convolution(12, 8 * between(2, 6), 40, 40, 40), convolution(9, 30, 24, 24, 24)]
     texts += [expansion(between(5, 40), between(20, 60), between(3, 200), between(20, 150)) for _ in range(2)]
     programs = [parse(text) for text in texts]
-    seen: dict[str, set[Choice]] = {}
-    for program, (usual, *others) in zip(programs, built(programs, [default, *dice(seed)]), strict=True):
+    seen: dict[str, set[Schedule]] = {}
+    for program, (usual, *others) in zip(programs, built(programs, [default_schedule, *dice(seed)]), strict=True):
         arguments = [generator.standard_normal(arg.shape.numbers({})).astype(np.float32) for arg in program.main.args]
         assert isinstance(usual, Built), usual
         (want,) = usual.run(*arguments)
@@ -177,18 +177,18 @@ def test_larger_problems_have_the_same_bits_under_every_choice(seed: int) -> Non
         for other in others:
             assert isinstance(other, Built), other
             assert other.run(*arguments)[0].tobytes() == want.tobytes(), other.chosen
-            for asked, choice in other.chosen.items():
-                seen.setdefault(asked.kind, set()).add(choice)
-    assert len(seen["contraction"]) > 5
-    assert len(seen["convolution"]) > 5
-    assert len(seen["channel_convolution"]) > 2
-    assert len(seen["expanded_convolution"]) > 4
+            for asked, schedule in other.chosen.items():
+                seen.setdefault(asked.kind, set()).add(schedule)
+    assert len(seen["gemm"]) > 5
+    assert len(seen["conv"]) > 5
+    assert len(seen["depthwise_conv"]) > 2
+    assert len(seen["expand_depthwise"]) > 4
 
 
 def test_whole_models_have_the_same_bits_under_every_choice(seed: int) -> None:
     """Every small model with open sizes, at several sizes: convolutions, attention, reductions, products."""
     generator = np.random.default_rng(seed)
-    found = built([model.open_program() for model in MODELS.values()], [default, *dice(seed)])
+    found = built([model.open_program() for model in MODELS.values()], [default_schedule, *dice(seed)])
     kinds: set[str] = set()
     for (name, model), (usual, *others) in zip(MODELS.items(), found, strict=True):
         weights = model.values(seed)
@@ -197,7 +197,7 @@ def test_whole_models_have_the_same_bits_under_every_choice(seed: int) -> None:
         want = [_bits(usual, weights, call) for call in calls]
         for other in others:
             assert isinstance(other, Built), other
-            kinds |= {problem.kind for problem, choice in other.chosen.items() if choice != default(problem)}
+            kinds |= {key.kind for key, schedule in other.chosen.items() if schedule != default_schedule(key)}
             assert [_bits(other, weights, call) for call in calls] == want, (name, other.chosen)
     assert kinds
 
@@ -215,9 +215,9 @@ def test_attention_has_the_same_bits_under_every_choice(seed: int) -> None:
     generator = np.random.default_rng(seed)
     cases = [draw_attention(generator) for _ in range(6)]
     calls = [case.arguments(generator) for case in cases]
-    tried: set[Choice] = set()
+    tried: set[Schedule] = set()
     for case, call, (usual, *others) in zip(
-        cases, calls, built([case.program() for case in cases], [default, *dice(seed)]), strict=True
+        cases, calls, built([case.program() for case in cases], [default_schedule, *dice(seed)]), strict=True
     ):
         assert isinstance(usual, Built), usual
         (want,) = usual.run(*call)
@@ -225,7 +225,7 @@ def test_attention_has_the_same_bits_under_every_choice(seed: int) -> None:
         for other in others:
             assert isinstance(other, Built), other
             assert other.run(*call)[0].tobytes() == want.tobytes(), (case, other.chosen)
-            tried |= {choice for problem, choice in other.chosen.items() if problem.kind == "attention"}
+            tried |= {schedule for key, schedule in other.chosen.items() if key.kind == "attention"}
     assert len(tried) > 1
 
 
@@ -234,8 +234,8 @@ def test_winograd_has_the_same_bits_under_every_choice(seed: int) -> None:
     generator = np.random.default_rng(seed)
     texts = [convolution(*sizes, 1) for sizes in ((13, 21, 32, 48), (30, 17, 32, 100))]
     programs = [parse(text.replace("xf32>) ->", 'xf32> {smelt.weight = "b"}) ->', 1)) for text in texts]
-    tried: set[Choice] = set()
-    for program, (usual, *others) in zip(programs, built(programs, [default, *dice(seed)]), strict=True):
+    tried: set[Schedule] = set()
+    for program, (usual, *others) in zip(programs, built(programs, [default_schedule, *dice(seed)]), strict=True):
         image, kernel = (
             generator.standard_normal(arg.shape.numbers({})).astype(np.float32) for arg in program.main.args
         )
@@ -245,14 +245,14 @@ def test_winograd_has_the_same_bits_under_every_choice(seed: int) -> None:
         for other in others:
             assert isinstance(other, Built), other
             assert _bits(other, weights, [image]) == want, other.chosen
-            tried |= {choice for problem, choice in other.chosen.items() if problem.kind == "winograd"}
+            tried |= {schedule for key, schedule in other.chosen.items() if key.kind == "winograd"}
     assert len(tried) > 1
 
 
 def test_choices_that_calls_are_told_give_the_same_bits(seed: int) -> None:
     """One build for all choices, told at every call: models with open sizes, and the bits of builds by default."""
     generator = np.random.default_rng(seed)
-    usual = built([model.open_program() for model in MODELS.values()], [default])
+    usual = built([model.open_program() for model in MODELS.values()], [default_schedule])
     kinds: set[str] = set()
     for (name, model), (program,) in zip(MODELS.items(), usual, strict=True):
         assert isinstance(program, Built), program
@@ -261,22 +261,22 @@ def test_choices_that_calls_are_told_give_the_same_bits(seed: int) -> None:
         want = [_bits(program, weights, call) for call in calls]
         bench = Bench(model.open_program(), weights, calls[0])
         try:
-            open_one = bench.adjustable()
+            open_one = bench.tunables()
             for lookup in dice(seed):
-                chosen = {problem: lookup(problem) for problem in open_one.problems}
+                chosen = {key: lookup(key) for key in open_one.keys}
                 open_one.use(chosen)
                 got = [[array.tobytes() for array in open_one.bound(*call, keep=True)] for call in calls]
                 assert got == want, (name, chosen)
-                kinds |= {problem.kind for problem, choice in chosen.items() if choice != default(problem)}
+                kinds |= {key.kind for key, schedule in chosen.items() if schedule != default_schedule(key)}
         finally:
             bench.close()
-    assert {"contraction", "convolution"} <= kinds
+    assert {"gemm", "conv"} <= kinds
 
 
 def test_every_kind_is_covered_somewhere(seed: int) -> None:
     """A new kind of choice needs problems here."""
     lookups = [Dice(seed, {})]
     for model in MODELS.values():
-        compile.plan_program(model.open_program(), choices=lookups[0])
+        compile.plan_program(model.open_program(), schedules=lookups[0])
     asked = {problem.kind for problem in lookups[0].taken}
-    assert asked | {"column_reduction", "attention", "expanded_convolution", "winograd"} == KINDS.keys()
+    assert asked | {"column_reduction", "attention", "expand_depthwise", "winograd"} == KINDS.keys()

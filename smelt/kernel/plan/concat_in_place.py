@@ -1,7 +1,7 @@
-"""Values that lie inside a larger one: what goes into a `concatenate` or a `pad` is written there at once, not copied.
+"""Concatenation and padding without copies: producers write into the concatenated buffer.
 
-`parts(op, …)` says which operands of such an op may be made in its buffer, and where in it each of them lies. `fuse`
-asks while it decides what is stored; a value with a `View` has no buffer of its own.
+`find_parts(op, …)` lists the operands of a `concatenate` or `pad` that can be computed inside its buffer, each with the
+`View` of its elements there. `materialise` asks; a value with a view has no buffer of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from smelt.ir.ops import OPS
 from smelt.kernel.build.families import ANCHORS, PULLS, SINKS, UPDATES
 from smelt.kernel.loops.nest import View, tensor
 
-WHOLES = frozenset({"stablehlo.concatenate", "stablehlo.pad"})
+CONTAINERS = frozenset({"stablehlo.concatenate", "stablehlo.pad"})
 # Ops that read a value wherever it lies.
 READERS = frozenset(
     f"stablehlo.{name}"
@@ -40,7 +40,7 @@ def row_major(sizes: Sequence[Size]) -> View:
     return View(0, tuple(product(sizes[d + 1 :]) for d in range(len(sizes))))
 
 
-def starts(op: Op) -> list[tuple[Size, ...]]:
+def operand_starts(op: Op) -> list[tuple[Size, ...]]:
     """Where each operand of a whole begins in it."""
     if op.name == "stablehlo.pad":
         return [tuple(op.attrs["edge_padding_low"])]
@@ -53,9 +53,9 @@ def starts(op: Op) -> list[tuple[Size, ...]]:
     return found
 
 
-def is_whole(op: Op, known: set[str]) -> bool:
+def is_container(op: Op, known: set[str]) -> bool:
     """Whether an op only puts its operands side by side, in sizes that are known before the run."""
-    if op.name not in WHOLES or not tensor(op.result).symbols <= known:
+    if op.name not in CONTAINERS or not tensor(op.result).symbols <= known:
         return False
     if op.name == "stablehlo.concatenate":
         return True
@@ -63,10 +63,10 @@ def is_whole(op: Op, known: set[str]) -> bool:
     return min(edges, default=0) >= 0 and not any(op.attrs["interior_padding"])
 
 
-def parts(op: Op, view: View, users: Users, is_free: Callable[[Value, View], bool]) -> list[Part]:
+def find_parts(op: Op, view: View, users: Users, is_free: Callable[[Value, View], bool]) -> list[Part]:
     """The operands that may be made in place; `view`: how the whole itself lies. `is_free`: nobody objects."""
     found: list[Part] = []
-    for i, start in enumerate(starts(op)):
+    for i, start in enumerate(operand_starts(op)):
         offset = view.offset + sum((at * step for at, step in zip(start, view.strides, strict=True)), start=0)
         part = _made(i, op.operands[i], View(offset, view.strides), users, op)
         if part is not None and all(each.value is not part.value for each in found) and is_free(part.value, part.view):

@@ -12,7 +12,7 @@ from typing import Any
 from smelt.dim import Size, product
 from smelt.dtype import i64
 from smelt.kernel.loops.grammar import (
-    PRODUCT_PARTS,
+    MMA_EXPRS,
     Affine,
     Amount,
     Apply,
@@ -24,17 +24,17 @@ from smelt.kernel.loops.grammar import (
     Fold,
     For,
     If,
-    Item,
     Let,
     Load,
-    Product,
-    Put,
+    LoadLocal,
+    Mma,
     Quotient,
     Remainder,
     Set,
     Stmt,
     Store,
-    Turn,
+    StoreLocal,
+    Transpose,
     Var,
     While,
     add,
@@ -43,9 +43,9 @@ from smelt.kernel.loops.grammar import (
 from smelt.kernel.loops.nest import everything
 
 
-def schedule(statements: Sequence[Stmt]) -> tuple[Stmt, ...]:
+def parallelise(statements: Sequence[Stmt]) -> tuple[Stmt, ...]:
     """The statements of a kernel with their outer loops placed on cores and leaf loops on lanes."""
-    placed = (_place(each) if isinstance(each, For) and each.level == "serial" else each for each in statements)
+    placed = (_on_cores(each) if isinstance(each, For) and each.level == "serial" else each for each in statements)
     return tuple(map(_on_lanes, placed))
 
 
@@ -69,21 +69,21 @@ def _fills(statements: Sequence[Stmt]) -> bool:
     return plain and any(isinstance(each, Store) for each in statements)
 
 
-def _place(loop: For) -> For:
-    chain = [merged(loop)]
+def _on_cores(loop: For) -> For:
+    chain = [merge_loops(loop)]
     between: list[Stmt] = []  # names given between the loops: given again inside
     while (inner := _only_loop(chain[-1])) is not None:
         between += [each for each in chain[-1].body if each is not inner]
         chain.append(inner)
     last = chain[-1]
-    leaf = not any(isinstance(each, For | While | Fold | Product) for each in last.body)
+    leaf = not any(isinstance(each, For | While | Fold | Mma) for each in last.body)
     if leaf and len(chain) > 1:
         chain.pop()
         body: tuple[Stmt, ...] = (*between, replace(last, level="lane"))
     else:
         body = (*between, *last.body)
     if len(chain) == 1:
-        return replace(chain[0], body=body, level="core", work=work(body))
+        return replace(chain[0], body=body, level="core", work=count_work(body))
     sizes = [each.extent.size for each in chain if isinstance(each.extent, Amount)]
     assert len(sizes) == len(chain), "loops that depend on others do not become one"
     flat = Var(f"{chain[0].var.name}_", i64, product(sizes))
@@ -97,7 +97,7 @@ def _place(loop: For) -> For:
             rest = name
         else:
             lets.append(Let(chain[0].var, Quotient(rest, sizes[i])))
-    return For(flat, Amount(product(sizes)), (*lets, *body), "core", work(body))
+    return For(flat, Amount(product(sizes)), (*lets, *body), "core", count_work(body))
 
 
 def _only_loop(loop: For) -> For | None:
@@ -112,26 +112,26 @@ def _is_free(loop: For) -> bool:
     return loop.level == "serial" and isinstance(loop.extent, Amount)
 
 
-def work(statements: Sequence[Stmt]) -> Size:
+def count_work(statements: Sequence[Stmt]) -> Size:
     """About how many elements one run of some statements touches."""
     total: Size = 0
     for each in statements:
         match each:
             case For(_, Amount(size), body):
-                total = total + size * work(body)
+                total = total + size * count_work(body)
             case Fold(_, Amount(size), body):
-                total = total + size * (work(body) + 1)
+                total = total + size * (count_work(body) + 1)
             case For(_, _, body) | While(_, _, body) | Fold(_, _, body):
-                total = total + 64 * work(body)
-            case Product():
+                total = total + 64 * count_work(body)
+            case Mma():
                 size = each.extent.size if isinstance(each.extent, Amount) else 128
-                turns = each.turns.size if isinstance(each.turns, Amount) else 1
+                turns = each.taps.size if isinstance(each.taps, Amount) else 1
                 total = total + 16 * size * turns
             case If(_, then, otherwise):
-                total = total + work(then) + work(otherwise)
-            case Let() | Store() | Set() | Put():
+                total = total + count_work(then) + count_work(otherwise)
+            case Let() | Store() | Set() | StoreLocal():
                 total = total + 1
-            case Turn(_, _, rows, columns):
+            case Transpose(_, _, rows, columns):
                 total = total + rows * columns // 4
     return total
 
@@ -139,7 +139,7 @@ def work(statements: Sequence[Stmt]) -> Size:
 # ---- two loops that are one ----
 
 
-def merged(loop: For) -> For:
+def merge_loops(loop: For) -> For:
     """A loop around one loop becomes one loop where every place depends on `outer * inner extent + inner` alone."""
     while (
         len(loop.body) == 1
@@ -147,63 +147,65 @@ def merged(loop: For) -> For:
         and inner.level == "serial"
         and isinstance(loop.extent, Amount)
         and isinstance(inner.extent, Amount)
-        and (one := _one_loop(loop, inner)) is not None
+        and (one := _merge_pair(loop, inner)) is not None
     ):
         loop = one
     if len(loop.body) == 1 and isinstance(inner := loop.body[0], For) and inner.level == "serial":
-        below = merged(inner)
+        below = merge_loops(inner)
         if below is not inner:
-            return merged(replace(loop, body=(below,)))
+            return merge_loops(replace(loop, body=(below,)))
     return loop
 
 
-def _one_loop(outer: For, inner: For) -> For | None:
+def _merge_pair(outer: For, inner: For) -> For | None:
     assert isinstance(outer.extent, Amount)
     assert isinstance(inner.extent, Amount)
     count, size = outer.extent.size * inner.extent.size, inner.extent.size
     var = Var(inner.var.name, i64, count)
     try:
-        body = tuple(_rename(each, lambda expr: _joined(expr, outer.var, inner.var, size, var)) for each in inner.body)
-    except _ApartError:
+        body = tuple(
+            _map_exprs(each, lambda expr: _merge_index(expr, outer.var, inner.var, size, var)) for each in inner.body
+        )
+    except _NotMergeableError:
         return None
     return replace(inner, var=var, extent=Amount(count), body=body)
 
 
-class _ApartError(Exception):
+class _NotMergeableError(Exception):
     """The two loop variables appear in another way than as one."""
 
 
-def _joined(expr: Expr, outer: Var, inner: Var, size: Size, var: Var) -> Expr:
+def _merge_index(expr: Expr, outer: Var, inner: Var, size: Size, var: Var) -> Expr:
     match expr:
         case Var():
             if expr in (outer, inner):
-                raise _ApartError
+                raise _NotMergeableError
             return expr
         case Affine(terms, constant):
             both = dict(terms)
             a, b = both.pop(outer, 0), both.pop(inner, 0)
             if a != b * size:
-                raise _ApartError
-            rest = [scale(_joined(atom, outer, inner, size, var), factor) for atom, factor in both.items()]
+                raise _NotMergeableError
+            rest = [scale(_merge_index(atom, outer, inner, size, var), factor) for atom, factor in both.items()]
             return add(scale(var, b), *rest, constant)
         case Quotient(x, by) | Remainder(x, by):
-            return type(expr)(_joined(x, outer, inner, size, var), by)
+            return type(expr)(_merge_index(x, outer, inner, size, var), by)
         case Load(buffer, index, dtype):
-            return Load(buffer, _joined(index, outer, inner, size, var), dtype)
-        case Item(array, index, dtype):
-            return Item(array, _joined(index, outer, inner, size, var), dtype)
+            return Load(buffer, _merge_index(index, outer, inner, size, var), dtype)
+        case LoadLocal(array, index, dtype):
+            return LoadLocal(array, _merge_index(index, outer, inner, size, var), dtype)
         case Apply(function, args, dtype, detail):
-            return Apply(function, tuple(_joined(arg, outer, inner, size, var) for arg in args), dtype, detail)
+            return Apply(function, tuple(_merge_index(arg, outer, inner, size, var) for arg in args), dtype, detail)
         case Convert(x, dtype) | Bitcast(x, dtype):
-            return type(expr)(_joined(x, outer, inner, size, var), dtype)
+            return type(expr)(_merge_index(x, outer, inner, size, var), dtype)
     return expr
 
 
-def _rename(statement: Stmt, change: Callable[[Expr], Expr]) -> Stmt:
+def _map_exprs(statement: Stmt, change: Callable[[Expr], Expr]) -> Stmt:
     """The statement with every expression changed."""
 
     def all_of(statements: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        return tuple(_rename(each, change) for each in statements)
+        return tuple(_map_exprs(each, change) for each in statements)
 
     match statement:
         case For(_, extent, body):
@@ -216,8 +218,8 @@ def _rename(statement: Stmt, change: Callable[[Expr], Expr]) -> Stmt:
             return type(statement)(var, change(value))
         case Store(buffer, index, value):
             return Store(buffer, change(index), change(value))
-        case Put(array, index, value):
-            return Put(array, change(index), change(value))
+        case StoreLocal(array, index, value):
+            return StoreLocal(array, change(index), change(value))
         case Fold():
             return replace(
                 statement,
@@ -226,8 +228,8 @@ def _rename(statement: Stmt, change: Callable[[Expr], Expr]) -> Stmt:
                 value=change(statement.value),
                 start=change(statement.start),
             )
-        case Product():
-            changed: dict[str, Any] = {name: change(getattr(statement, name)) for name in PRODUCT_PARTS}
+        case Mma():
+            changed: dict[str, Any] = {name: change(getattr(statement, name)) for name in MMA_EXPRS}
             return replace(statement, **changed)
         case Fail(status, values):
             return Fail(status, tuple(map(change, values)))

@@ -24,7 +24,7 @@ from smelt.ir.core import Program
 from smelt.ir.interpret import run
 from smelt.kernel.emit.tile_f32 import tile_shape
 from smelt.shape import Shape
-from tests.unit.kernel.test_byte_products import PRODUCTS, WINDOWS, compiled, target_of
+from tests.unit.kernel.test_int8_gemm import PRODUCTS, WINDOWS, compiled, target_of
 
 NAMES = ["native", "half", "avx512bf16", "avx512", "avx2", "plain"]
 EPSILON = 2.0**-24  # what rounding to f32 does to a number, at most
