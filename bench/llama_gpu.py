@@ -209,7 +209,7 @@ def _compare(where: Any, ours: Any, twin: Twin, sizes: Sizes, batch: int) -> dic
 def _dump(folder: Path, batch: int, ours: Any, twin: Twin) -> None:
     """What XLA made of both, as text."""
     folder.mkdir(parents=True, exist_ok=True)
-    raw = ours._held.ways[0].compiled._program().loaded(())._raw
+    raw = ours._held.paths[0].compiled._program().loaded(())._raw
     (folder / f"smelt{batch}.txt").write_text(raw.hlo_modules()[0].to_string())
     modules = [each.hlo_modules()[0] for each in twin.jax.devices()[0].client.live_executables()]
     texts = [module.to_string() for module in modules if "step" in module.name]

@@ -29,7 +29,7 @@ from smelt import Shaped, Tensor, nn
 from smelt.buffer import HostBuffer, bytes_text
 from smelt.device import pjrt
 from smelt.read import safetensors
-from smelt.tensor.model import declared
+from smelt.tensor.model import parameters_of
 
 BASE = 500_000.0  # of the rotary positions' frequencies
 EPSILON = 1e-5
@@ -133,7 +133,7 @@ class Llama(smelt.Model):
 
 def write_weights(path: Path, sizes: Sizes) -> int:
     """Random weights as a file; how many bytes they are. Norms multiply by one."""
-    shapes = {name: tensor.shape.numbers() for name, tensor in declared(Llama, sizes=sizes).items()}
+    shapes = {name: tensor.shape.numbers() for name, tensor in parameters_of(Llama, sizes=sizes).items()}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         made = dict(zip(shapes, pool.map(_random, shapes.values(), range(len(shapes))), strict=True))
     safetensors.write(path, made)

@@ -33,18 +33,18 @@ def check(paths: list[Path], sizes: list[str], static: list[str], as_json: bool,
     code = [path for path in paths if path.is_dir() or path.suffix.lower() == ".py"]
     models = [path for path in paths if path not in code]
     if not code and len(models) == 1:  # one model: one record, errors go to the caller
-        _finish([_model(models[0], sizes, static)], None, as_json, form)
-    report = _python(code, strict) if code else None
+        _finish([_check_model(models[0], sizes, static)], None, as_json, form)
+    report = _check_python(code, strict) if code else None
     records = []
     for path in models:
         try:
-            records.append(_model(path, sizes, static))
+            records.append(_check_model(path, sizes, static))
         except SmeltError as error:
             records.append(({"model": str(path), "ok": False, "errors": [error.record()]}, [error]))
     _finish(records, report, as_json, form)
 
 
-def _python(paths: list[Path], strict: bool) -> Report:
+def _check_python(paths: list[Path], strict: bool) -> Report:
     report = Report(strict=strict)
     folders = [path for path in paths if path.is_dir()]
     known: set[Path] = set()
@@ -77,17 +77,17 @@ def _finish(models: list[Judged], report: Report | None, as_json: bool, form: st
             elif "ops" in record:
                 _show(record)
         if report is not None:
-            print(check_report.shown(report, form))
+            print(check_report.format_report(report, form))
     sys.exit(0 if ok else 1)
 
 
-def _model(file: Path, sizes: list[str], static: list[str]) -> Judged:
+def _check_model(file: Path, sizes: list[str], static: list[str]) -> Judged:
     if bundle.is_bundle(file):
         said_values(file, static)  # refuses them
         return bundle.checked(file, sizes)
     found = looked_at(file, sizes, static)
     needs: dict[str, Any] = {"static": {}, "fixed_sizes": None} if found is None else what_it_needs(found)
-    program, weights, errors = _read(file) if found is None else _parts(found)
+    program, weights, errors = _read(file) if found is None else _survey_parts(found)
     if program is not None and not errors:
         errors = verify_all(program)
     assumed = facts(program) if program is not None and not errors else []
@@ -111,7 +111,7 @@ def _read(file: Path) -> tuple[Program | None, Weights, list[SmeltError]]:
     return program, weights, []
 
 
-def _parts(found: Preflight) -> tuple[Program | None, Weights, list[SmeltError]]:
+def _survey_parts(found: Preflight) -> tuple[Program | None, Weights, list[SmeltError]]:
     """What was read, and why it is not everything: what follows from something else is not named."""
     survey = found.survey
     errors = [each.error for each in (*survey.problems, *survey.unjudged)]

@@ -28,8 +28,8 @@ from smelt.errors import ShapeError, SmeltError
 from smelt.tensor.axes import Dim
 from smelt.tensor.core import Tensor
 from smelt.tensor.facts import explore
-from smelt.tensor.fields import declaring, has_shapes, is_model
-from smelt.tensor.jit.trace import check_open
+from smelt.tensor.fields import declaring_class, has_shapes, is_model
+from smelt.tensor.jit.trace import check_symbolic
 from smelt.tensor.model import Model, make
 from smelt.tensor.shaped import annotations_of, declared_spec, signature_specs, spec_of
 from smelt.tensor.source import NumberError, TensorError
@@ -119,11 +119,11 @@ def _parameters(function: Callable[..., Any], method: bool) -> Parameters:
         found.missing.append("the annotation of the result cannot be resolved")
     given = list(inspect.signature(inspect.unwrap(function)).parameters.values())
     for each in given[1:] if method else given:
-        _sort_in(each, hints.get(each.name), found)
+        _classify(each, hints.get(each.name), found)
     return found
 
 
-def _sort_in(each: inspect.Parameter, hint: Any, found: Parameters) -> None:
+def _classify(each: inspect.Parameter, hint: Any, found: Parameters) -> None:
     """Put one parameter where it belongs."""
     required = each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     if each.kind is each.VAR_POSITIONAL and _has_shape(hint):
@@ -171,11 +171,11 @@ def _has_shape(hint: Any) -> bool:
         return True
     parts = [part for part in get_args(hint) if part is not Ellipsis]
     if get_origin(hint) in (tuple, list, dict):
-        return bool(parts) and any(map(_has_shape, parts)) and not any(map(_bare_tensor, parts))
+        return bool(parts) and any(map(_has_shape, parts)) and not any(map(_is_bare_tensor, parts))
     return isinstance(hint, type) and _is_model_class(hint)
 
 
-def _bare_tensor(hint: Any) -> bool:
+def _is_bare_tensor(hint: Any) -> bool:
     return not _has_shape(hint) and _speaks_of_tensors(hint)
 
 
@@ -212,14 +212,14 @@ class Candidate:
         if self.of_class:
             yield getattr(self.owner, self.name.rpartition(".")[2]), ()
             return
-        models = _models(self.owner, numbers) if isinstance(self.owner, type) else [(self.owner, ())]
+        models = _make_models(self.owner, numbers) if isinstance(self.owner, type) else [(self.owner, ())]
         for model, facts in models:
             yield MethodType(self.function, model), facts
 
     def limits(self, numbers: Mapping[str, int], several: int) -> list[str]:
         """What is sampled: numbers that stand for others, and choices of which there are too many."""
         by_class = isinstance(self.owner, type) and not self.of_class
-        fields = _open_fields(self.owner, {}, ()) if by_class else {}
+        fields = _required_fields(self.owner, {}, ()) if by_class else {}
         found = [f"{several} tensors stand for any number of {name}" for name in self.parameters.several]
         found += [f"{name} = {number} stands for any number" for name, number in numbers.items()]
         layers = (name for name, value in fields.items() if type(value) is int)
@@ -230,10 +230,10 @@ class Candidate:
         return found
 
     @property
-    def open_numbers(self) -> set[str]:
+    def symbolic_numbers(self) -> set[str]:
         """The names that stand for numbers: of parameters, and of the model."""
         by_class = isinstance(self.owner, type) and not self.of_class
-        fields = _open_fields(self.owner, {}, ()) if by_class else {}
+        fields = _required_fields(self.owner, {}, ()) if by_class else {}
         return {*self.parameters.numbers, *(name for name, value in fields.items() if isinstance(value, Dim))}
 
 
@@ -298,7 +298,7 @@ def _is_users_function(function: Callable[..., Any]) -> bool:
 # ---- models without weights ----
 
 
-def _models(cls: type, numbers: Mapping[str, int]) -> list[tuple[Any, tuple[Fact, ...]]]:
+def _make_models(cls: type, numbers: Mapping[str, int]) -> list[tuple[Any, tuple[Fact, ...]]]:
     """Objects of a model's class, one for each way through its constructor, with the facts of that way.
 
     Open numbers are sizes; two layers stand for a list of any number of them.
@@ -306,13 +306,13 @@ def _models(cls: type, numbers: Mapping[str, int]) -> list[tuple[Any, tuple[Fact
     if inspect.isabstract(cls):
         raise NotCoveredError(f"{cls.__name__} is abstract")
     for name, hint in annotations_of(cls).items():
-        declared_spec(hint, declaring(cls, name), name)
-    fields = {name: numbers.get(name, value) for name, value in _open_fields(cls, {}, ()).items()}
+        declared_spec(hint, declaring_class(cls, name), name)
+    fields = {name: numbers.get(name, value) for name, value in _required_fields(cls, {}, ()).items()}
     choices = {name: value if isinstance(value, Choice) else (value,) for name, value in fields.items()}
     made: list[tuple[Any, tuple[Fact, ...]]] = []
     for given in itertools.islice(_combinations(choices), MAX_VARIANTS):
         try:
-            ways = explore(partial(_make, cls, given), Facts())
+            ways = explore(partial(_make_model, cls, given), Facts())
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
             raise NotCoveredError(f"{cls.__name__} cannot be made with open sizes ({said})") from error
@@ -324,7 +324,7 @@ def _models(cls: type, numbers: Mapping[str, int]) -> list[tuple[Any, tuple[Fact
     return made
 
 
-def _make(cls: type, given: dict[str, Any]) -> Any:
+def _make_model(cls: type, given: dict[str, Any]) -> Any:
     return make(cls, given) if _is_model_class(cls) or given else cls()
 
 
@@ -332,13 +332,13 @@ class Choice(tuple[Any, ...]):
     """Values that a field may have, all of which are tried."""
 
 
-def _open_fields(cls: type, found: dict[str, Any], within: tuple[type, ...]) -> dict[str, Any]:
+def _required_fields(cls: type, found: dict[str, Any], within: tuple[type, ...]) -> dict[str, Any]:
     """What the constructor of a class, or its fields where it has none, need and do not say."""
     if _has_constructor(cls):
         for name, each in inspect.signature(cls).parameters.items():
             if each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL):
                 hint = annotations_of(cls.__init__).get(name, int)  # type: ignore[misc]
-                if (value := _made_up(name, hint)) is not None:
+                if (value := _make_up(name, hint)) is not None:
                     found[name] = value
         return found
     factories = {each.name for each in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
@@ -349,10 +349,10 @@ def _open_fields(cls: type, found: dict[str, Any], within: tuple[type, ...]) -> 
         if get_origin(hint) in (list, tuple) and isinstance(item, type) and _is_model_class(item):
             found[name] = SEVERAL
             hint = item
-        elif (value := _made_up(name, hint)) is not None:
+        elif (value := _make_up(name, hint)) is not None:
             found[name] = value
         if isinstance(hint, type) and hint not in (*within, cls) and _is_model_class(hint):
-            _open_fields(hint, found, (*within, cls))
+            _required_fields(hint, found, (*within, cls))
     return found
 
 
@@ -374,7 +374,7 @@ def _has_shape_text(hint: Any) -> bool:
         return True
 
 
-def _made_up(name: str, hint: Any) -> Any:
+def _make_up(name: str, hint: Any) -> Any:
     """What stands for any value of a type; a record of numbers is made of such values. None where nothing does."""
     if get_origin(hint) is Literal:
         return Choice(get_args(hint))
@@ -387,7 +387,7 @@ def _made_up(name: str, hint: Any) -> Any:
             for each in dataclasses.fields(hint)
             if each.init and each.default is dataclasses.MISSING and not _has_factory(hint, each.name)
         ]
-        values = {each: _made_up(each, hints.get(each)) for each in needed}
+        values = {each: _make_up(each, hints.get(each)) for each in needed}
         if any(value is None for value in values.values()):
             return None
         choices = {each: value if isinstance(value, Choice) else (value,) for each, value in values.items()}
@@ -413,12 +413,12 @@ def check_module(found: Imported) -> Found:
     made: set[type] = {type(each.owner) for each in candidates if not isinstance(each.owner, type)}
     left_out = [each for each in candidates if _is_left_out(each, made)]  # objects say more than their classes
     candidates = [each for each in candidates if not _is_left_out(each, made)]
-    with _reached(out.reached), redirect_stdout(sys.stderr):
+    with _record_calls(out.reached), redirect_stdout(sys.stderr):
         for each in candidates:
             if each.parameters.missing or not each.parameters.shaped:
                 continue
             try:
-                out.entries.append(_checked(each, path))
+                out.entries.append(_check_candidate(each, path))
                 done.add(each.code)
             except NotCoveredError as reason:
                 failed.append((each, str(reason)))
@@ -444,7 +444,7 @@ def _is_left_out(candidate: Candidate, made: set[type]) -> bool:
     return isinstance(candidate.owner, type) and candidate.owner in made and not candidate.of_class
 
 
-def uncovered(found: Iterable[Found]) -> list[Uncovered]:
+def find_uncovered(found: Iterable[Found]) -> list[Uncovered]:
     """What is not covered, when everything has been checked."""
     every = list(found)
     reached = set().union(*(each.reached for each in every))
@@ -457,7 +457,7 @@ def uncovered(found: Iterable[Found]) -> list[Uncovered]:
 
 
 @contextmanager
-def _reached(found: set[tuple[str, int]]) -> Iterator[None]:
+def _record_calls(found: set[tuple[str, int]]) -> Iterator[None]:
     """Notes the functions that are called in this block."""
     codes: set[CodeType] = set()
 
@@ -474,7 +474,7 @@ def _reached(found: set[tuple[str, int]]) -> Iterator[None]:
         found.update((os.path.realpath(code.co_filename), code.co_firstlineno) for code in codes)
 
 
-def _checked(candidate: Candidate, path: str) -> Entry:
+def _check_candidate(candidate: Candidate, path: str) -> Entry:
     """An entry point with all its flags, for all sizes."""
     entry = Entry(candidate.name, path, candidate.code.co_firstlineno)
     if inspect.isgeneratorfunction(candidate.function) or inspect.isasyncgenfunction(candidate.function):
@@ -483,14 +483,14 @@ def _checked(candidate: Candidate, path: str) -> Entry:
         raise NotCoveredError("it is a coroutine, whose body a call does not run")
     with watch_floats() as compared:
         for variant in candidate.parameters.variants():
-            entry.mistakes += _mistakes(candidate, variant, entry)
-    entry.mistakes = distinct(entry.mistakes)
+            entry.mistakes += _find_mistakes(candidate, variant, entry)
+    entry.mistakes = deduplicate(entry.mistakes)
     entry.limits = list(dict.fromkeys([*entry.limits, *candidate.limits(entry.numbers, entry.several)]))
     entry.limits += [f"{name} = 1.0 stands for any float, and something depends on it" for name in sorted(compared)]
     return entry
 
 
-def distinct(errors: Iterable[SmeltError]) -> list[SmeltError]:
+def deduplicate(errors: Iterable[SmeltError]) -> list[SmeltError]:
     """Each mistake once: what one op refuses at one place is one mistake, whichever sizes led there."""
     found: dict[tuple[str, str], SmeltError] = {}
     for error in errors:
@@ -498,7 +498,7 @@ def distinct(errors: Iterable[SmeltError]) -> list[SmeltError]:
     return list(found.values())
 
 
-def _mistakes(candidate: Candidate, variant: Mapping[str, Any], entry: Entry) -> list[SmeltError]:
+def _find_mistakes(candidate: Candidate, variant: Mapping[str, Any], entry: Entry) -> list[SmeltError]:
     """The mistakes of one variant. A number that Python needs, and that only a name stands for, is made a small one."""
     while True:
         values = {name: entry.numbers.get(name, Dim(symbol(name))) for name in candidate.parameters.numbers}
@@ -507,9 +507,11 @@ def _mistakes(candidate: Candidate, variant: Mapping[str, Any], entry: Entry) ->
         ways = 0
         try:
             for function, facts in candidate.bound(entry.numbers):
-                outcome = check_open(function, (), facts, {**values, **variant}, candidate.open_numbers, entry.several)
+                outcome = check_symbolic(
+                    function, (), facts, {**values, **variant}, candidate.symbolic_numbers, entry.several
+                )
                 errors += outcome.errors
-                ways += outcome.ways
+                ways += outcome.path_count
                 taken += outcome.taken
         except NotImplementedError as error:
             raise NotCoveredError(f"it is not implemented ({error})") from error
@@ -523,11 +525,11 @@ def _mistakes(candidate: Candidate, variant: Mapping[str, Any], entry: Entry) ->
                 continue
             errors.append(crash(error, f"{candidate.name} raises ", Path(entry.path)))
         except Exception as error:
-            if (lacking := _declared_below(error)) is not None:
+            if (lacking := _find_declaring_subclass(error)) is not None:
                 raise NotCoveredError(lacking) from error
             errors.append(crash(error, f"{candidate.name} raises ", Path(entry.path)))
-        needed = {name for error in errors if isinstance(error, NumberError) for name in _open_names(error)}
-        needed &= candidate.open_numbers - entry.numbers.keys()
+        needed = {name for error in errors if isinstance(error, NumberError) for name in _symbols_in(error)}
+        needed &= candidate.symbolic_numbers - entry.numbers.keys()
         if not needed:
             entry.ways += ways
             entry.limits += [f"{name} >= 0 is taken for granted: state it as a fact" for name in taken]
@@ -535,7 +537,7 @@ def _mistakes(candidate: Candidate, variant: Mapping[str, Any], entry: Entry) ->
         entry.numbers |= dict.fromkeys(needed, SEVERAL)
 
 
-def _declared_below(error: Exception) -> str | None:
+def _find_declaring_subclass(error: Exception) -> str | None:
     """Why a class is only part of a model: it uses a field that classes derived from it declare."""
     if not isinstance(error, AttributeError) or error.name is None:
         return None
@@ -548,5 +550,5 @@ def _declared_below(error: Exception) -> str | None:
     return None
 
 
-def _open_names(error: NumberError) -> frozenset[str]:
+def _symbols_in(error: NumberError) -> frozenset[str]:
     return symbols(parse_size(dict(error.details)["size"]))

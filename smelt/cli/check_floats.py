@@ -37,7 +37,7 @@ def watch_floats() -> Iterator[set[str]]:
         _ASKED.reset(token)
 
 
-def _same_kind(name: str) -> Callable[..., Any]:
+def _keep_symbolic(name: str) -> Callable[..., Any]:
     compute = getattr(float, name)
 
     def method(self: AnyFloat, *others: Any) -> Any:
@@ -47,7 +47,7 @@ def _same_kind(name: str) -> Callable[..., Any]:
     return method
 
 
-def _noted(name: str) -> Callable[..., Any]:
+def _note_use(name: str) -> Callable[..., Any]:
     answer = getattr(float, name)
 
     def method(self: AnyFloat, *others: Any) -> Any:
@@ -60,8 +60,8 @@ def _noted(name: str) -> Callable[..., Any]:
 
 
 for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow", "neg", "abs"):
-    setattr(AnyFloat, f"__{_name}__", _same_kind(f"__{_name}__"))
+    setattr(AnyFloat, f"__{_name}__", _keep_symbolic(f"__{_name}__"))
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "bool")
 _ROUNDINGS = ("int", "round", "trunc", "floor", "ceil", "floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod")
 for _name in (*_COMPARISONS, *_ROUNDINGS):
-    setattr(AnyFloat, f"__{_name}__", _noted(f"__{_name}__"))
+    setattr(AnyFloat, f"__{_name}__", _note_use(f"__{_name}__"))

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 
 from smelt.errors import FileError, Location, SmeltError
-from smelt.tensor.source import last_of, shown
+from smelt.tensor.source import find_user_place, locate
 
 _NUMBERS = itertools.count()
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
@@ -57,7 +57,7 @@ class Defined:
 def tensor_functions(file: Path) -> list[Defined]:
     """All functions of a file that speak of tensors, wherever they are defined; declarations without a body aside."""
     found: list[Defined] = []
-    pending: list[tuple[ast.AST, str, str]] = [(ast.parse(_text(file)), "", "")]
+    pending: list[tuple[ast.AST, str, str]] = [(ast.parse(_read_text(file)), "", "")]
     while pending:
         node, within, why = pending.pop()
         for child in ast.iter_child_nodes(node):
@@ -67,7 +67,7 @@ def tensor_functions(file: Path) -> list[Defined]:
             elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                 if _speaks_of_tensors(child) and not _is_declaration(child):
                     first = min([child.lineno, *(each.lineno for each in child.decorator_list)])
-                    found.append(Defined(within + child.name, first, why or _hidden(child)))
+                    found.append(Defined(within + child.name, first, why or _why_hidden(child)))
                 pending.append((child, f"{within}{child.name}.<locals>.", f"it is inside {within}{child.name}"))
             elif not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
                 pending.append((child, within, why))
@@ -88,7 +88,7 @@ def _is_declaration(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return len(node.body) <= 2 and isinstance(last, ast.Expr) and getattr(last.value, "value", None) is Ellipsis
 
 
-def _hidden(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+def _why_hidden(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     if node.decorator_list:
         return "its decorator hides its annotations, which functools.wraps would keep"
     return "nothing calls it with tensors that have shapes"
@@ -103,10 +103,10 @@ def python_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise FileError("no such file or folder", expected="a Python file, a folder, or a model", got=path)
-    return [file for file in sorted(_below(path)) if uses_smelt(file)]
+    return [file for file in sorted(_walk_files(path)) if uses_smelt(file)]
 
 
-def _below(folder: Path) -> Iterator[Path]:
+def _walk_files(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder):
         folders[:] = [
             name
@@ -119,11 +119,11 @@ def _below(folder: Path) -> Iterator[Path]:
 
 def uses_smelt(file: Path) -> bool:
     """Whether a file speaks of smelt or of shapes at all: others are not imported only because they lie beside."""
-    text = _text(file)
+    text = _read_text(file)
     return "smelt" in text or "Shaped" in text
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     try:
         with tokenize.open(file) as stream:  # reads the encoding that the file declares
             return stream.read()
@@ -155,7 +155,7 @@ class Importer:
     def module(self, file: Path) -> Imported:
         """The module of a file, or what went wrong."""
         path = file.resolve()
-        root, parts = _root(path)
+        root, parts = _find_root(path)
         for folder in (str(root), *self._beside):
             if folder not in sys.path:
                 sys.path.insert(0, folder)
@@ -183,13 +183,13 @@ class Importer:
         return importlib.import_module(".".join([top, *parts[1:]]))
 
 
-def imported(file: Path) -> Imported:
+def import_file(file: Path) -> Imported:
     """The module of one file."""
     with Importer() as importer:
         return importer.module(file)
 
 
-def _root(path: Path) -> tuple[Path, list[str]]:
+def _find_root(path: Path) -> tuple[Path, list[str]]:
     """The folder that holds the outermost package of a file, and the names that lead from there to the file."""
     parts, folder = [path.stem], path.parent
     depth = _relative_depth(path)
@@ -202,7 +202,7 @@ def _root(path: Path) -> tuple[Path, list[str]]:
 def _relative_depth(path: Path) -> int:
     """How many folders up the relative imports of a file reach."""
     try:
-        tree = ast.parse(_text(path))
+        tree = ast.parse(_read_text(path))
     except SyntaxError:
         return 0
     return max((node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)), default=0)
@@ -227,11 +227,11 @@ def _load(name: str, path: Path, inside: list[str] | None = None) -> ModuleType:
 
 def _failure(error: BaseException, path: Path) -> SmeltError:
     if isinstance(error, SyntaxError) and error.filename:
-        return _no_python(error)
+        return _syntax_failure(error)
     return crash(error, "cannot be imported: ", path, ImportFailedError)
 
 
-def _no_python(error: SyntaxError) -> SmeltError:
+def _syntax_failure(error: SyntaxError) -> SmeltError:
     path, line = str(error.filename), error.lineno or 1
     text = linecache.getline(path, line).rstrip("\n")
     column = max(error.offset or 1, 1)
@@ -240,18 +240,18 @@ def _no_python(error: SyntaxError) -> SmeltError:
     margin = " " * len(str(line))
     carets = f"{margin} |  {' ' * max(column - 1 - indent, 0)}{'^' * wide}"
     source = f"{line} |  {text[indent:]}\n{carets}" if text.strip() else None
-    where = Location(_short(path), line, column)
+    where = Location(_shorten(path), line, column)
     return ImportFailedError(f"cannot be imported: {type(error).__name__}: {error.msg}", where=where, source=source)
 
 
 def crash(error: BaseException, what: str, path: Path, kind: type[SmeltError] = CrashError) -> SmeltError:
     """An exception of the user's code as an error that shows the last line of the user's own."""
-    place = last_of(error.__traceback__, is_foreign) or last_of(error.__traceback__)
+    place = find_user_place(error.__traceback__, is_foreign) or find_user_place(error.__traceback__)
     said = str(error) or "(without a message)"
     message = f"{what}{type(error).__name__}: {said}"
     if place is None:
-        return kind(message, where=Location(_short(str(path))))
-    where, source = shown(place)
+        return kind(message, where=Location(_shorten(str(path))))
+    where, source = locate(place)
     return kind(message, where=where, source=source)
 
 
@@ -264,6 +264,6 @@ def is_foreign(path: str) -> bool:
     return path.startswith("<") or os.path.realpath(path).startswith((*_LIBRARIES, _OURS))
 
 
-def _short(path: str) -> str:
+def _shorten(path: str) -> str:
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative

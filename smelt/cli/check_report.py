@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smelt.cli.check_entries import Entry, Found, Uncovered, distinct, uncovered
+from smelt.cli.check_entries import Entry, Found, Uncovered, deduplicate, find_uncovered
 from smelt.cli.check_modules import CrashError, ImportFailedError
 from smelt.errors import Location, SmeltError
 
@@ -32,12 +32,12 @@ class Report:
         every = [(each.name, error) for each in found.entries for error in each.mistakes]
         if found.failure is not None:
             every.insert(0, ("", found.failure))
-        kept = distinct(error for _, error in (*self.mistakes, *every))
+        kept = deduplicate(error for _, error in (*self.mistakes, *every))
         self.mistakes = [(name, error) for name, error in (*self.mistakes, *every) if any(error is k for k in kept)]
 
     @property
     def uncovered(self) -> list[Uncovered]:
-        return uncovered(self.found)
+        return find_uncovered(self.found)
 
     @property
     def limited(self) -> list[Entry]:
@@ -58,20 +58,20 @@ class Report:
 
 def text(report: Report) -> str:
     """For people: every mistake, what was not covered, and a last line that says how it went."""
-    blocks = [_with_word(error) for _, error in report.mistakes]
+    blocks = [_add_level(error) for _, error in report.mistakes]
     word = "error" if report.strict else "note"
     blocks += [
         f"{each.path}:{each.line} {word}: {each.name} is not covered: {each.reason}" for each in report.uncovered
     ]
-    blocks += [f"{each.path}:{each.line} {word}: {_limits(each)}" for each in report.limited]
+    blocks += [f"{each.path}:{each.line} {word}: {_describe_limits(each)}" for each in report.limited]
     return "\n".join([*(f"{block}\n" for block in blocks), summary(report)])
 
 
-def _limits(entry: Entry) -> str:
+def _describe_limits(entry: Entry) -> str:
     return f"{entry.name} is not proven for everything: {'; '.join(entry.limits)}"
 
 
-def _with_word(error: SmeltError) -> str:
+def _add_level(error: SmeltError) -> str:
     """`mlp.py:5:47 error: …` for the error's own `mlp.py:5:47: …`."""
     shown, start = str(error), f"{error.where}: "
     at = f"{error.where} " if shown.startswith(start) else ""
@@ -141,18 +141,18 @@ def mistake_record(entry: str, error: SmeltError) -> dict[str, Any]:
 
 def github(report: Report) -> str:
     """Annotations, which GitHub shows beside the lines of a pull request; the last line is for the log."""
-    lines = [_annotation("error", error.where, "smelt check", _body(error)) for _, error in report.mistakes]
+    lines = [_annotation("error", error.where, "smelt check", _message_body(error)) for _, error in report.mistakes]
     for each in report.uncovered:
         where = Location(each.path, each.line)
         said = f"{each.name} is not covered: {each.reason}"
         lines.append(_annotation("error" if report.strict else "notice", where, "smelt check", said))
     for entry in report.limited:
         where = Location(entry.path, entry.line)
-        lines.append(_annotation("error" if report.strict else "notice", where, "smelt check", _limits(entry)))
+        lines.append(_annotation("error" if report.strict else "notice", where, "smelt check", _describe_limits(entry)))
     return "\n".join([*lines, summary(report)])
 
 
-def _body(error: SmeltError) -> str:
+def _message_body(error: SmeltError) -> str:
     shown, start = str(error), f"{error.where}: "
     return shown.removeprefix(start)
 
@@ -163,7 +163,7 @@ def _annotation(level: str, where: object, title: str, message: str) -> str:
         fields = [("file", _from_workspace(where.path))]
         fields += [(name, number) for name, number in (("line", where.line), ("col", where.column)) if number]
     fields.append(("title", title))
-    return f"::{level} {','.join(f'{name}={_escaped(value, True)}' for name, value in fields)}::{_escaped(message)}"
+    return f"::{level} {','.join(f'{name}={_escape(value, True)}' for name, value in fields)}::{_escape(message)}"
 
 
 def _from_workspace(path: str) -> str:
@@ -173,10 +173,10 @@ def _from_workspace(path: str) -> str:
     return os.path.relpath(full, root) if root and full.startswith(os.path.abspath(root) + os.sep) else path
 
 
-def _escaped(value: object, in_field: bool = False) -> str:
+def _escape(value: object, in_field: bool = False) -> str:
     text = str(value).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return text.replace(":", "%3A").replace(",", "%2C") if in_field else text
 
 
-def shown(report: Report, form: str) -> str:
+def format_report(report: Report, form: str) -> str:
     return github(report) if form == "github" else text(report)

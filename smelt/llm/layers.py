@@ -12,7 +12,7 @@ from smelt.ir.blocks import Block
 from smelt.llm.config import Config
 from smelt.tensor.composite import unblock
 from smelt.tensor.core import Tensor
-from smelt.tensor.model import Model, open_parameter
+from smelt.tensor.model import Model, make_parameter
 from smelt.tensor.ops.elementwise import cast
 
 Formats = Mapping[str, Block | DType]  # of weights, by name
@@ -30,9 +30,9 @@ class Matrix(Model):
         if isinstance(form, Block):
             *outer_axes, last = axes
             sizes = {**{name: axes[name] for name in outer_axes}, f"{last}_block": axes[last] // form.length}
-            self.weight = open_parameter({**sizes, "bytes": form.bytes}, ui8)
+            self.weight = make_parameter({**sizes, "bytes": form.bytes}, ui8)
         else:
-            self.weight = open_parameter(dict(axes), None)
+            self.weight = make_parameter(dict(axes), None)
 
     def dense(self) -> Tensor:
         if self._format is None:
@@ -48,7 +48,7 @@ class Linear(Matrix):
     def __init__(self, path: str, formats: Formats, bias: bool, **axes: int) -> None:
         super().__init__(f"{path}.weight", formats, **axes)
         out = next(iter(axes))
-        self.bias = open_parameter({out: axes[out]}, None) if bias else None
+        self.bias = make_parameter({out: axes[out]}, None) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         y = x.dot(self.dense(), self._axes[-1])
@@ -62,8 +62,8 @@ class Norm(Model):
     bias: Tensor | None
 
     def __init__(self, config: Config, axis: str, size: int) -> None:
-        self.weight = open_parameter({axis: size}, None)
-        self.bias = open_parameter({axis: size}, None) if config.norm == "layer" else None
+        self.weight = make_parameter({axis: size}, None)
+        self.bias = make_parameter({axis: size}, None) if config.norm == "layer" else None
         self._axis, self._epsilon, self._offset = axis, config.epsilon, config.norm_offset
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -20,19 +20,19 @@ from smelt.tensor.ops import elementwise, random
 from smelt.tensor.ops import move as moving
 from smelt.tensor.ops.control import cond, custom_call, fori_loop, scan, while_loop
 from smelt.tensor.ops.move import arange, full, iota, ones, zeros
-from smelt.tensor.recovery import guarded
+from smelt.tensor.recovery import with_recovery
 from smelt.tensor.shaped import Shaped
 from smelt.tensor.source import TensorError
 
 # Ops that are no methods: a check goes on after a mistake in them, too.
-atan2 = guarded(elementwise.atan2)
-complex_from = guarded(elementwise.complex_from)
-maximum = guarded(elementwise.maximum)
-minimum = guarded(elementwise.minimum)
-outer = guarded(elementwise.outer)
-where = guarded(elementwise.where)
-concatenate = guarded(moving.concatenate)
-stack = guarded(moving.stack)
+atan2 = with_recovery(elementwise.atan2)
+complex_from = with_recovery(elementwise.complex_from)
+maximum = with_recovery(elementwise.maximum)
+minimum = with_recovery(elementwise.minimum)
+outer = with_recovery(elementwise.outer)
+where = with_recovery(elementwise.where)
+concatenate = with_recovery(moving.concatenate)
+stack = with_recovery(moving.stack)
 
 __all__ = [
     "Dim",

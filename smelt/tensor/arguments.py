@@ -15,10 +15,10 @@ from smelt.dim import Size, symbol, symbols
 from smelt.shape import Shape
 from smelt.tensor.facts import facts_of
 from smelt.tensor.fields import (
+    copy_fresh,
     declared_fields,
-    declaring,
+    declaring_class,
     fields_of,
-    fresh,
     has_shapes,
     holds_weights,
     is_model,
@@ -28,7 +28,7 @@ from smelt.tensor.fields import (
 )
 from smelt.tensor.record import Leaf, is_tensor, tensor_of
 from smelt.tensor.shaped import Spec, declared_spec, match, spec_of
-from smelt.tensor.source import declared
+from smelt.tensor.source import declaration_of
 
 if TYPE_CHECKING:
     from smelt.tensor.core import Tensor
@@ -51,12 +51,12 @@ class Arguments:
     def add(self, shape: Shape, name: str, owner: object, member: str, weight: bool = False) -> Tensor:
         """A tensor without data. `owner` declares it under the name `member`."""
         bare = Shape.of(shape.dtype, shape.sizes)
-        owner = declaring(owner, member) if isinstance(owner, type) else owner
-        leaf = Leaf(bare, name=name, place=declared(owner, member), weight=weight)
+        owner = declaring_class(owner, member) if isinstance(owner, type) else owner
+        leaf = Leaf(bare, name=name, place=declaration_of(owner, member), weight=weight)
         self.leaves.append(leaf)
         return tensor_of(leaf, shape.names)
 
-    def copied(self, original: Any) -> Any:
+    def find_copy(self, original: Any) -> Any:
         """The symbolic copy of an object that was met before: weights that are shared stay shared."""
         found = self._copies.get(id(original))
         return None if found is None else found[1]
@@ -73,7 +73,7 @@ def symbolic_model(model: Any, arguments: Arguments, path: str = "", within: tup
     made from their classes. A weight has the sizes of the value that is there, which its annotation must allow.
     """
     by_class = isinstance(model, type)
-    known = None if by_class else arguments.copied(model)
+    known = None if by_class else arguments.find_copy(model)
     if known is not None:
         return known
     cls: type = model if by_class else type(model)
@@ -82,19 +82,19 @@ def symbolic_model(model: Any, arguments: Arguments, path: str = "", within: tup
     annotated = declared_fields(cls)
     for name, annotation in annotated.items():
         inner, value = join(path, name), values.get(name)
-        spec = declared_spec(annotation, declaring(cls, name), name)
+        spec = declared_spec(annotation, declaring_class(cls, name), name)
         default = getattr(cls, name, None)
         if spec is not None:
             if value is not None or not _is_left_out(cls, name, annotation, values):
-                set_field(made, name, _weight(spec, value, arguments, inner, cls, name))
+                set_field(made, name, _make_weight(spec, value, arguments, inner, cls, name))
         elif (value is None or value is default) and holds_weights(default):  # every object has layers of its own
             values.pop(name, None)
-            set_field(made, name, _symbolic(fresh(default), arguments, inner, cls, name))
+            set_field(made, name, _make_symbolic(copy_fresh(default), arguments, inner, cls, name))
         elif value is None and isinstance(annotation, type) and annotation not in within and has_shapes(annotation):
             set_field(made, name, symbolic_model(annotation, arguments, inner, (*within, cls)))
     for name, value in values.items():
         if spec_of(annotated.get(name)) is None and value is not None:
-            set_field(made, name, _symbolic(value, arguments, join(path, name), cls, name))
+            set_field(made, name, _make_symbolic(value, arguments, join(path, name), cls, name))
     return made
 
 
@@ -105,28 +105,30 @@ def _is_left_out(cls: type, name: str, annotation: Any, values: Mapping[str, Any
     return (values[name] if name in values else getattr(cls, name, ...)) is None
 
 
-def _weight(spec: Spec, value: Any, arguments: Arguments, path: str, owner: type, member: str) -> Any:
+def _make_weight(spec: Spec, value: Any, arguments: Arguments, path: str, owner: type, member: str) -> Any:
     if value is None:
         return arguments.add(spec.substitute(arguments.bound).shape, path, owner, member, weight=True)
     if not is_tensor(value):
         return value
-    match(f"the field {path}", value, spec, arguments.bound, declared(owner, member))
-    known = arguments.copied(value)
+    match(f"the field {path}", value, spec, arguments.bound, declaration_of(owner, member))
+    known = arguments.find_copy(value)
     if known is not None:
         return known
     return arguments.remember(value, arguments.add(value.shape, path, owner, member, weight=True))
 
 
-def _symbolic(value: Any, arguments: Arguments, path: str, owner: type, member: str) -> Any:
+def _make_symbolic(value: Any, arguments: Arguments, path: str, owner: type, member: str) -> Any:
     if is_tensor(value):
-        known = arguments.copied(value)
+        known = arguments.find_copy(value)
         if known is None:
             known = arguments.remember(value, arguments.add(value.shape, path, owner, member, weight=True))
         return known
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return type(value)(_symbolic(item, arguments, f"{path}.{i}", owner, member) for i, item in enumerate(value))
+        return type(value)(
+            _make_symbolic(item, arguments, f"{path}.{i}", owner, member) for i, item in enumerate(value)
+        )
     if isinstance(value, dict):
-        return {key: _symbolic(item, arguments, f"{path}.{key}", owner, member) for key, item in value.items()}
+        return {key: _make_symbolic(item, arguments, f"{path}.{key}", owner, member) for key, item in value.items()}
     if is_model(value):
         return symbolic_model(value, arguments, path)
     return value
@@ -135,31 +137,31 @@ def _symbolic(value: Any, arguments: Arguments, path: str, owner: type, member: 
 def model_facts(model: Any) -> tuple[str, ...]:
     """The facts that a model and the layers inside it state."""
     seen: set[int] = set()
-    return tuple(dict.fromkeys(fact for each in _layers(model, seen) for fact in facts_of(each)))
+    return tuple(dict.fromkeys(fact for each in _walk_layers(model, seen) for fact in facts_of(each)))
 
 
 def model_symbols(model: Any) -> frozenset[str]:
     """The symbols in numbers that a model and the layers inside it keep, as sizes or as texts: `heads="H"`."""
     found: set[str] = set()
-    for each in _layers(model, set()):
+    for each in _walk_layers(model, set()):
         found.update(*map(symbols, numbers_of(each).values()))
         found.update(text for text in fields_of(each).values() if isinstance(text, str) and text.isidentifier())
     return frozenset(found)
 
 
-def _layers(value: Any, seen: set[int]) -> Iterator[Any]:
+def _walk_layers(value: Any, seen: set[int]) -> Iterator[Any]:
     """A model and all layers inside it, each once."""
     if id(value) in seen:
         return
     if isinstance(value, list | tuple):
         for item in value:
-            yield from _layers(item, seen)
+            yield from _walk_layers(item, seen)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _layers(item, seen)
+            yield from _walk_layers(item, seen)
     elif is_model(value) or facts_of(value):
         seen.add(id(value))
         yield value
         for item in () if isinstance(value, type) else fields_of(value).values():
             if item is not value and not is_tensor(item):
-                yield from _layers(item, seen)
+                yield from _walk_layers(item, seen)

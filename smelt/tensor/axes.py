@@ -14,9 +14,9 @@ from smelt.dim import Answer, Fact, Poly, Size, floordiv, mod, parse_size
 from smelt.errors import ShapeError
 from smelt.shape import Shape
 from smelt.tensor.facts import decide
-from smelt.tensor.proving import equal, meant
+from smelt.tensor.proving import equal, resolve_size
 from smelt.tensor.record import is_tensor
-from smelt.tensor.source import NumberError, Operand, quoted, refuse
+from smelt.tensor.source import NumberError, Operand, refuse, suggest_fact
 
 
 @final
@@ -141,7 +141,7 @@ def size_of(given: object) -> Size:
     if isinstance(given, int | Poly):
         return given
     if isinstance(given, str):
-        return meant(parse_size(given))
+        return resolve_size(parse_size(given))
     try:
         return index(given)  # type: ignore[arg-type]
     except TypeError:
@@ -260,18 +260,17 @@ def _align_names(
                 continue
             if size is not (known := sizes[names.index(name)]) and not (answer := equal(known, size)):
                 message = f'{what}: the axis "{name}" has different sizes, {known} and {size}'
-                refuse(message, *operands, answer=answer, remedy=_other_name(name, (known, size), answer.missing))
+                refuse(message, *operands, answer=answer, remedy=_suggest_name(name, (known, size), answer.missing))
     if not outer and len(names) > widest.shape.rank:
         _refuse_outer(what, operands, full, widest)
     result = Shape.of(operands[0].shape.dtype, sizes, tuple(names))
     return result, [tuple(names.index(name) for name in operand.shape.names or ()) for operand in operands]
 
 
-def _other_name(name: str, sizes: tuple[Size, Size], missing: str | None) -> str:
+def _suggest_name(name: str, sizes: tuple[Size, Size], missing: str | None) -> str:
     if 1 in sizes:
         return f'an axis of size 1 is not repeated by itself: leave it out with .squeeze("{name}") or without keep=True'
-    fact = f"; if {missing} always holds, state it: smelt.assume({quoted(missing)})" if missing else ""
-    return f'if these are different axes, give one another name: .rename({name}="…"){fact}'
+    return f'if these are different axes, give one another name: .rename({name}="…"){suggest_fact(missing)}'
 
 
 def _refuse_outer(what: str, operands: Sequence[Operand], full: Sequence[Operand], widest: Operand) -> NoReturn:
@@ -301,8 +300,13 @@ def _align_places(what: str, operands: Sequence[Operand], full: Sequence[Operand
                 sizes[place] = size
             elif sizes[place] is not size and not (answer := equal(sizes[place], size)):
                 message = f"{what}: axis {place} has different sizes, {sizes[place]} and {size}"
-                refuse(message, *operands, answer=answer, remedy=_turned([each.shape.sizes for each in full], answer))
-    if not any(operand.shape.rank == rank and not _stretches(operand, sizes) for operand in full):
+                refuse(
+                    message,
+                    *operands,
+                    answer=answer,
+                    remedy=_suggest_transpose([each.shape.sizes for each in full], answer),
+                )
+    if not any(operand.shape.rank == rank and not _is_stretched(operand, sizes) for operand in full):
         shown = ", ".join(map(str, sizes))
         message = f"{what}: both operands would have to be repeated, to [{shown}]"
         refuse(message, *operands, remedy="name the axes, or make the shape explicit with .broadcast(…)")
@@ -310,18 +314,13 @@ def _align_places(what: str, operands: Sequence[Operand], full: Sequence[Operand
     return result, [tuple(range(rank - each.shape.rank, rank)) if each.shape.rank else () for each in operands]
 
 
-def _turned(shapes: Sequence[Sequence[Size]], answer: Answer) -> str | None:
+def _suggest_transpose(shapes: Sequence[Sequence[Size]], answer: Answer) -> str | None:
     """What to try first where axes of the same sizes meet in another order."""
     first, other = shapes[0], shapes[-1]
     order = permutation_of(other, first)
     if order is None:
         return None
-    fact = (
-        f"; if {answer.missing} always holds, state it: smelt.assume({quoted(answer.missing)})"
-        if answer.missing
-        else ""
-    )
-    return f"put the axes in the same order: .transpose({', '.join(map(str, order))}){fact}"
+    return f"put the axes in the same order: .transpose({', '.join(map(str, order))}){suggest_fact(answer.missing)}"
 
 
 def permutation_of(sizes: Sequence[Size], wanted: Sequence[Size]) -> list[int] | None:
@@ -335,7 +334,7 @@ def permutation_of(sizes: Sequence[Size], wanted: Sequence[Size]) -> list[int] |
     return order if len(order) == len(sizes) and order != sorted(order) else None
 
 
-def _stretches(operand: Operand, sizes: Sequence[Size]) -> bool:
+def _is_stretched(operand: Operand, sizes: Sequence[Size]) -> bool:
     return any(have == 1 and want != 1 for have, want in zip(operand.shape.sizes, sizes, strict=True))
 
 
@@ -354,7 +353,7 @@ def parse_shape(text: str) -> tuple[str | None, tuple[Size, ...], tuple[str, ...
     head, bracket, rest = text.strip().partition("[")
     if not bracket or not rest.endswith("]"):
         raise ShapeError("not a shape", expected='"f32[b=B, s=S, d=512]" or "[B, S, D]"', got=repr(text))
-    parts = [part.strip() for part in _split(rest[:-1])]
+    parts = [part.strip() for part in _split_commas(rest[:-1])]
     pairs = [part.partition("=") for part in parts if part]
     if any(equals for _, equals, _ in pairs) and not all(equals for _, equals, _ in pairs):
         raise ShapeError("a shape has named axes or unnamed ones, not both", got=repr(text))
@@ -370,7 +369,7 @@ def parse_shape(text: str) -> tuple[str | None, tuple[Size, ...], tuple[str, ...
     return head.strip() or None, sizes, lower if distinct and lower else None
 
 
-def _split(text: str) -> list[str]:
+def _split_commas(text: str) -> list[str]:
     """The text at its top-level commas: `max(S, 1)` is one size."""
     parts, depth, last = [], 0, 0
     for place, character in enumerate(text):
@@ -388,4 +387,4 @@ def shape_of(given: Any) -> Shape:
     element, sizes, names = parse_shape(given)
     if element is None:
         raise ShapeError("a shape needs an element type here", expected='"f32[…]"', got=repr(given))
-    return Shape.of(Shape(element).dtype, [meant(size) for size in sizes], names)
+    return Shape.of(Shape(element).dtype, [resolve_size(size) for size in sizes], names)

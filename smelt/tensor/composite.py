@@ -1,7 +1,7 @@
 """Composites from Python: a computation with a name that an engine may know as one kernel, and its decomposition.
 
-`composite` records the op; programs that are made from it (`tracing`, `execution`) get the functions that `callees`
-finds. `unblock` opens block-quantised weights.
+`composite` records the op. Programs that contain it (`jit.trace`, `jit.realise`) add the functions that `callees`
+finds. `unblock` dequantises block-quantised weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from smelt.ir.composites import encode
 from smelt.ir.core import Func, Region, walk
 from smelt.ir.structure import fingerprint
 from smelt.tensor.record import operand, record, tensor_of
-from smelt.tensor.recovery import guarded
+from smelt.tensor.recovery import with_recovery
 from smelt.tensor.source import refuse
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def callees(body: Region) -> list[Func]:
     return [_DECOMPOSITIONS[name] for name in used]
 
 
-@guarded
+@with_recovery
 def unblock(x: Tensor, format: str, axis: str | None = None) -> Tensor:
     """Block-quantised weights as f32: `ui8[..., n, bytes]` → `f32[..., n * length]`; the last axis is called `axis`.
 

@@ -24,7 +24,7 @@ from smelt.tensor.ops.contract import Padding
 from smelt.tensor.ops.elementwise import TensorLike
 from smelt.tensor.ops.reduce import Axes
 from smelt.tensor.record import HOOKS, Leaf, data_of, is_known, operand, tensor_of
-from smelt.tensor.recovery import guard_methods, is_lost
+from smelt.tensor.recovery import guard_methods, is_poison
 from smelt.tensor.source import here, refuse
 
 
@@ -71,7 +71,7 @@ class Tensor:
 
     def size(self, axis: Axis) -> int | Dim:
         """The size of an axis: a number, or a Dim to compute with and to branch on."""
-        if is_lost(self):
+        if is_poison(self):
             return self.sizes[0]
         return dim(self.shape.sizes[find_axis("size", operand("operand", self), axis)])
 
@@ -109,7 +109,7 @@ class Tensor:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.numpy(), self.shape)
+        return _restore, (self.numpy(), self.shape)
 
     # ---- numbers ----
 
@@ -712,7 +712,7 @@ class Tensor:
 
     def slice(self, /, **slices: Any) -> Tensor:
         """Slices and indices by name: `x.slice(s=slice(1, None), b=0)`."""
-        return moving.slice_named(self, _joined(None, slices))
+        return moving.slice_named(self, _merge_axes(None, slices))
 
     def flip(self, axes: Axes = None) -> Tensor:
         """Axes turned round."""
@@ -724,7 +724,7 @@ class Tensor:
 
     def pad(self, amounts: Mapping[Axis, Any] | None = None, /, value: Any = 0, **named_amounts: Any) -> Tensor:
         """Elements added around: `x.pad(s=(0, 3), value=0.0)`, or `{axis: (before, after)}`."""
-        return moving.pad(self, _joined(amounts, named_amounts), value)
+        return moving.pad(self, _merge_axes(amounts, named_amounts), value)
 
     def chunk(self, axis: Axis, sizes: int | Sequence[SizeLike]) -> list[Tensor]:
         """In pieces along an axis."""
@@ -752,11 +752,11 @@ class Tensor:
 
     def dynamic_slice(self, slices: Mapping[Axis, Any] | None = None, /, **named_slices: Any) -> Tensor:
         """A window that starts where data says: `x.dynamic_slice(s=(start, 4))`."""
-        return indexing.dynamic_slice(self, _joined(slices, named_slices))
+        return indexing.dynamic_slice(self, _merge_axes(slices, named_slices))
 
     def update(self, part: Tensor, starts: Mapping[Axis, Any] | None = None, /, **named_starts: Any) -> Tensor:
         """With a part of it overwritten: `cache.update(new, s=position)`."""
-        return indexing.update(self, part, _joined(starts, named_starts))
+        return indexing.update(self, part, _merge_axes(starts, named_starts))
 
 
 HOOKS.tensor = Tensor
@@ -773,13 +773,13 @@ _METHODS = {name for name in vars(Tensor) if name[0] != "_"} - {*Tensor.__slots_
 guard_methods(Tensor, _METHODS | _OPERATORS)
 
 
-def _restored(array: Array, shape: Shape) -> Tensor:
+def _restore(array: Array, shape: Shape) -> Tensor:
     """A tensor from what a pickle holds."""
     array.flags.writeable = False
     return tensor_of(Leaf(Shape.of(shape.dtype, array.shape), array, place=here()), shape.names)
 
 
-def _joined(by_axis: Mapping[Axis, Any] | None, by_name: Mapping[str, Any]) -> dict[Axis, Any]:
+def _merge_axes(by_axis: Mapping[Axis, Any] | None, by_name: Mapping[str, Any]) -> dict[Axis, Any]:
     """What is said for axes as a mapping, and as keywords."""
     joined: dict[Axis, Any] = dict(by_axis or {})
     joined.update(by_name)

@@ -14,7 +14,7 @@ from smelt.size import linear_in, nonneg
 from smelt.tensor.source import Place, refuse
 
 
-def told_by(sizes: Iterable[Size]) -> tuple[frozenset[str], Facts]:
+def determined_symbols(sizes: Iterable[Size]) -> tuple[frozenset[str], Facts]:
     """The symbols that numbers for these sizes determine, as `smelt.size.solve` does it, and what that takes.
 
     `H*K` tells K where H is told elsewhere, and is at least 1.

@@ -15,12 +15,12 @@ from typing import Any, Generic, TypeVar
 from smelt.dim import Fact, Facts, Poly, Size, substitute
 from smelt.errors import ShapeError, SmeltError
 from smelt.tensor.entry import refuse_unknown, solve_facts
-from smelt.tensor.proving import FACTS, MEANT, in_force, require_divisors
-from smelt.tensor.recovery import collecting
-from smelt.tensor.source import Place, TensorError, is_raised, refuse, starts
+from smelt.tensor.proving import FACTS, MEANINGS, current_facts, require_divisors
+from smelt.tensor.recovery import collect_errors
+from smelt.tensor.source import Place, TensorError, is_raised, refuse, starts_trace
 
-MAX_WAYS = 64  # through a function, that `explore` follows before it gives up
-MAX_TURNS = 24  # branches on one way: more of them are a loop over a size
+MAX_PATHS = 64  # through a function, that `explore` follows before it gives up
+MAX_BRANCHES = 24  # branches on one way: more of them are a loop over a size
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,23 +51,23 @@ class assume:  # noqa: N801  # a context manager and decorator that reads as a s
     proofs and checked when the traced function runs.
 
     >>> with assume("S <= C"):
-    ...     print(in_force())
+    ...     print(current_facts())
     Facts.of('S <= C')
     """
 
     def __init__(self, *facts: str | Fact) -> None:
         self._stated = parse_facts(facts)
-        self._facts = _meant_here(self._stated)
+        self._facts = _resolve_facts(self._stated)
         self._token: Token[Facts] | None = None
         walk = _WALK.get()
         if walk is not None:
             walk.assumed += self._facts.facts
-            self._token = FACTS.set(in_force() | self._facts)
-            refuse_contradiction(in_force())
+            self._token = FACTS.set(current_facts() | self._facts)
+            refuse_contradiction(current_facts())
 
     def __enter__(self) -> assume:
         if self._token is None:
-            self._token = FACTS.set(in_force() | self._facts)
+            self._token = FACTS.set(current_facts() | self._facts)
         return self
 
     def __exit__(
@@ -86,19 +86,19 @@ class assume:  # noqa: N801  # a context manager and decorator that reads as a s
         return function
 
 
-def _meant_here(facts: Facts) -> Facts:
+def _resolve_facts(facts: Facts) -> Facts:
     """The facts in the sizes that names mean here. Names that only they tell are solved for, and known from now on."""
-    names = MEANT.get()
+    names = MEANINGS.get()
     if names is None:
         return facts
     solved, meanings, unknown = solve_facts(facts, names.keys())
     for fact in unknown:
         refuse_unknown(fact, names.keys())
-    MEANT.set({**names, **{name: substitute(size, names) for name, size in meanings.items()}})
-    return Facts(substituted(fact, names) for fact in solved)
+    MEANINGS.set({**names, **{name: substitute(size, names) for name, size in meanings.items()}})
+    return Facts(substitute_fact(fact, names) for fact in solved)
 
 
-def substituted(fact: Fact, sizes: Mapping[str, Size]) -> Fact:
+def substitute_fact(fact: Fact, sizes: Mapping[str, Size]) -> Fact:
     """A fact with sizes in place of symbols."""
     return Fact(fact.relation, substitute(fact.left, sizes), substitute(fact.right, sizes))
 
@@ -136,15 +136,15 @@ _WALK: ContextVar[_Walk | None] = ContextVar("smelt.walk", default=None)
 
 def decide(claim: Fact) -> bool:
     """The answer to a question that Python asks about sizes: known, or a branch that the tracer explores."""
-    facts = in_force()
+    facts = current_facts()
     a, b = claim.left, claim.right
-    if MEANT.get() is not None:  # in a constructor, which no size chooses a way through, Python itself says so
+    if MEANINGS.get() is not None:  # in a constructor, which no size chooses a way through, Python itself says so
         require_divisors((a, b))
     if claim.relation == "<=":
         options = [(claim, True), (Fact("<=", b + 1, a), False)]
     else:
         options = [(claim, True), (Fact("<=", a + 1, b), False), (Fact("<=", b + 1, a), False)]
-    options = [option for option in options if _possible(facts, option[0])]
+    options = [option for option in options if _is_possible(facts, option[0])]
     if len({answer for _, answer in options}) == 1:
         return options[0][1]
     walk = _WALK.get()
@@ -153,21 +153,21 @@ def decide(claim: Fact) -> bool:
             f"whether {claim} depends on sizes that are not known here",
             remedy="trace the function (smelt.tensor.trace, smelt check), which follows both branches, or state a fact",
         )
-    turn = len(walk.taken)
-    if turn >= MAX_TURNS:
+    branch = len(walk.taken)
+    if branch >= MAX_BRANCHES:
         refuse(
-            f"whether {claim} is the last of {turn + 1} branches on sizes: a loop over a size has no end here",
+            f"whether {claim} is the last of {branch + 1} branches on sizes: a loop over a size has no end here",
             remedy="smelt.scan(…) or smelt.fori_loop(…) go over an axis of any size",
         )
-    choice = walk.plan[turn] if turn < len(walk.plan) else 0
+    choice = walk.plan[branch] if branch < len(walk.plan) else 0
     walk.taken.append((choice, len(options)))
-    fact, answer = _tidy(options[choice][0]), options[choice][1]
+    fact, answer = _simplify(options[choice][0]), options[choice][1]
     walk.guards.append(fact)
     FACTS.set(facts | Facts((fact,)))
     return answer
 
 
-def _tidy(fact: Fact) -> Fact:
+def _simplify(fact: Fact) -> Fact:
     """A fact about one size with its number on one side: `S <= 0` for `S + 1 <= 1`."""
     gap = fact.right - fact.left
     if not isinstance(gap, Poly):
@@ -181,7 +181,7 @@ def _tidy(fact: Fact) -> Fact:
     return Fact("<=", -constant, rest) if rest.terms[0][1] > 0 else Fact("<=", -rest, constant)
 
 
-def _possible(facts: Facts, fact: Fact) -> bool:
+def _is_possible(facts: Facts, fact: Fact) -> bool:
     """Whether a fact may hold: it is not refuted by the others, as far as can be proven."""
     if facts.at_most(fact.right + 1, fact.left):
         return False
@@ -189,7 +189,7 @@ def _possible(facts: Facts, fact: Fact) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Way(Generic[T]):
+class ExploredPath(Generic[T]):
     """One way through a function: what holds on it, what it takes for granted, and what came out."""
 
     guards: tuple[Fact, ...]
@@ -198,22 +198,22 @@ class Way(Generic[T]):
     errors: tuple[SmeltError, ...] = ()
 
 
-@starts
-def explore(run: Callable[[], T], facts: Facts) -> list[Way[T]]:
+@starts_trace
+def explore(run: Callable[[], T], facts: Facts) -> list[ExploredPath[T]]:
     """Run a function once for every combination of branches on sizes, each under the facts of its branches.
 
     A way goes on after a mistake, where it can, and all ways are followed. Where the program itself refuses the sizes
     of a branch, by `raise` or `assert`, there is no way for them.
     """
-    ways: list[Way[T]] = []
+    paths: list[ExploredPath[T]] = []
     refusals: list[Exception] = []
     plan: list[int] = []
     while True:
         walk = _Walk(plan)
         refusal: Exception | None = None
-        token, facts_token = _WALK.set(walk), FACTS.set(in_force() | facts)
+        token, facts_token = _WALK.set(walk), FACTS.set(current_facts() | facts)
         result: T | None = None
-        with collecting() as mistakes:
+        with collect_errors() as mistakes:
             try:
                 result = run()
             except SmeltError as mistake:
@@ -230,18 +230,18 @@ def explore(run: Callable[[], T], facts: Facts) -> list[Way[T]]:
             if isinstance(each, TensorError) and walk.guards:
                 each.under = tuple(str(fact) for fact in walk.guards)
         if refusal is None:
-            ways.append(Way(tuple(walk.guards), walk.assumed, result, tuple(mistakes)))
+            paths.append(ExploredPath(tuple(walk.guards), walk.assumed, result, tuple(mistakes)))
         else:
             refusals.append(refusal)
         while walk.taken and walk.taken[-1][0] + 1 >= walk.taken[-1][1]:
             walk.taken.pop()
-        if not walk.taken and not ways:
+        if not walk.taken and not paths:
             raise refusals[0]  # whatever the sizes are
         if not walk.taken:
-            return ways
-        if len(ways) + len(refusals) >= MAX_WAYS:
+            return paths
+        if len(paths) + len(refusals) >= MAX_PATHS:
             refuse(
-                f"more than {MAX_WAYS} ways lead through the function", remedy="branch on fewer sizes, or state facts"
+                f"more than {MAX_PATHS} ways lead through the function", remedy="branch on fewer sizes, or state facts"
             )
         plan = [choice for choice, _ in walk.taken]
         plan[-1] += 1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from smelt.dim import Poly, Size, substitute
 from smelt.shape import Shape
 from smelt.tensor.axes import Dim, dim
-from smelt.tensor.facts import facts_of, parse_facts, substituted
+from smelt.tensor.facts import facts_of, parse_facts, substitute_fact
 from smelt.tensor.record import Leaf, is_tensor, tensor_of
 from smelt.tensor.shaped import annotations_of, spec_of
 from smelt.tensor.source import Place
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from smelt.tensor.core import Tensor
 
 
-class Declared(Leaf):
+class DeclaredLeaf(Leaf):
     """A parameter of a model that has no value yet; `open` where its element type is the checkpoint's."""
 
     __slots__ = ("open",)
@@ -80,7 +80,7 @@ def set_field(owner: Any, name: str, value: Any) -> None:
     object.__setattr__(owner, name, value)
 
 
-def declaring(cls: type, member: str) -> type:
+def declaring_class(cls: type, member: str) -> type:
     """The class that annotates a field: the class itself, or one of those it is derived from."""
     return next((part for part in cls.__mro__ if member in inspect.get_annotations(part)), cls)
 
@@ -150,28 +150,28 @@ def has_shapes(cls: type, within: tuple[type, ...] = ()) -> bool:
 # ---- models with other tensors ----
 
 
-def fresh(model: Any, sizes: Mapping[str, Size] = MappingProxyType({})) -> Any:
+def copy_fresh(model: Any, sizes: Mapping[str, Size] = MappingProxyType({})) -> Any:
     """A copy of a model with parameters of its own, and sizes in place of symbols."""
-    return _Remake(lambda tensor: _redeclared(tensor, sizes), sizes)(model)
+    return _Remake(lambda tensor: _redeclare(tensor, sizes), sizes)(model)
 
 
-def rebuilt(model: Any, tensors: Mapping[int, Any], sizes: Mapping[str, Size]) -> Any:
+def rebuild(model: Any, tensors: Mapping[int, Any], sizes: Mapping[str, Size]) -> Any:
     """A copy of a model with other tensors, by identity of the old ones, and sizes in place of symbols."""
 
-    def remade(tensor: Tensor) -> Any:
-        return tensors[id(tensor)] if id(tensor) in tensors else _redeclared(tensor, sizes)
+    def remake(tensor: Tensor) -> Any:
+        return tensors[id(tensor)] if id(tensor) in tensors else _redeclare(tensor, sizes)
 
-    return _Remake(remade, sizes)(model)
+    return _Remake(remake, sizes)(model)
 
 
-def _redeclared(tensor: Tensor, sizes: Mapping[str, Size]) -> Tensor:
+def _redeclare(tensor: Tensor, sizes: Mapping[str, Size]) -> Tensor:
     """Another parameter like one that has no value yet; what has one stays."""
     leaf = tensor.value
     if not isinstance(leaf, Leaf) or leaf.data is not None:
         return tensor
     shape = leaf.shape.substitute(sizes)
-    if isinstance(leaf, Declared):
-        return tensor_of(Declared(shape, open=leaf.open, place=leaf.place), tensor.shape.names)
+    if isinstance(leaf, DeclaredLeaf):
+        return tensor_of(DeclaredLeaf(shape, open=leaf.open, place=leaf.place), tensor.shape.names)
     return tensor_of(Leaf(shape, name=leaf.name, place=leaf.place), tensor.shape.names)
 
 
@@ -213,4 +213,4 @@ def facts_for(model: Any, sizes: Mapping[str, Size]) -> tuple[str, ...] | None:
     facts = parse_facts(facts_of(model)) if sizes else ()
     if not any(fact.symbols & sizes.keys() for fact in facts):
         return None
-    return tuple(str(substituted(fact, sizes)) for fact in facts)
+    return tuple(str(substitute_fact(fact, sizes)) for fact in facts)

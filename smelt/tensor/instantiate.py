@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args
 from smelt.dim import Size, substitute, symbols
 from smelt.errors import ShapeError, SmeltError
 from smelt.shape import Shape
-from smelt.tensor.model import Model, Parameter, build, declared, make
+from smelt.tensor.model import Model, Parameter, build, make, parameters_of
 from smelt.tensor.record import Leaf, tensor_of
 from smelt.tensor.shaped import annotations_of, spec_of
 from smelt.weights import Weights
@@ -42,8 +42,8 @@ def instantiate(model: type[M], weights: Weights, prefix: str = "", *, strict: b
     """
     start = f"{prefix}." if prefix and not prefix.endswith(".") else prefix
     names = [name.removeprefix(start) for name in weights if name.startswith(start)]
-    made = make(model, _configuration(model, weights, config), names)
-    parameters = declared(made)
+    made = make(model, _read_configuration(model, weights, config), names)
+    parameters = parameters_of(made)
     report = _Report(model.__name__, weights, start)
     found = {path: report.check(parameter) for path, parameter in parameters.items()}
     report.check_formulas()
@@ -63,9 +63,9 @@ def instantiate(model: type[M], weights: Weights, prefix: str = "", *, strict: b
 # ---- configuration ----
 
 
-def _configuration(model: type, weights: Weights, given: Mapping[str, Any]) -> dict[str, Any]:
+def _read_configuration(model: type, weights: Weights, given: Mapping[str, Any]) -> dict[str, Any]:
     """What the user says, then what the files say, as far as the model asks for it."""
-    wanted = _wanted(model)
+    wanted = _find_wanted(model)
     unknown = [name for name in given if name not in wanted and not wanted.anything]
     if unknown:
         near = get_close_matches(unknown[0], [*wanted.names, *wanted.sizes], 1)
@@ -75,7 +75,11 @@ def _configuration(model: type, weights: Weights, given: Mapping[str, Any]) -> d
             got=", ".join(unknown),
             remedy=f"did you mean {near[0]}?" if near else None,
         )
-    found = {name: _read(text, wanted.names[name]) for name, text in weights.metadata.items() if name in wanted.names}
+    found = {
+        name: _parse_metadata(text, wanted.names[name])
+        for name, text in weights.metadata.items()
+        if name in wanted.names
+    }
     found |= {name: value for name, value in weights.config.items() if name in wanted.names}
     return {**found, **given}
 
@@ -92,7 +96,7 @@ class _Wanted:
         return name in self.names or name in self.sizes
 
 
-def _wanted(model: type) -> _Wanted:
+def _find_wanted(model: type) -> _Wanted:
     wanted = _Wanted()
     _add(model, wanted, ())
     return wanted
@@ -130,7 +134,7 @@ def _classes(hint: Any) -> Iterable[type]:
     return [found for part in get_args(hint) for found in _classes(part)]
 
 
-def _read(text: str, hint: Any) -> Any:
+def _parse_metadata(text: str, hint: Any) -> Any:
     """A value from a file's metadata, which holds nothing but text."""
     if hint is str:
         return text
@@ -160,7 +164,7 @@ class _Report:
         name = next((name for name in names if name in self.weights), None)
         if name is None:
             if not parameter.optional:
-                self.mistakes.append(self._missing(names[0], parameter.shape))
+                self.mistakes.append(self._describe_missing(names[0], parameter.shape))
             return None
         shape, wanted = self.weights.shape(name), parameter.shape
         before = len(self.mistakes)
@@ -202,7 +206,7 @@ class _Report:
                 hint = f"; did you mean {near[0]}?" if near else ""
                 self.mistakes.append(f"{self.prefix}{name}: the model has no such field{hint}")
 
-    def _missing(self, name: str, wanted: Shape) -> str:
+    def _describe_missing(self, name: str, wanted: Shape) -> str:
         near = get_close_matches(name, list(self.weights), 1, 0.6)
         return f"{name}: missing, {wanted}" + (f"; did you mean {near[0]}?" if near else "")
 

@@ -1,6 +1,6 @@
 """Models: plain classes of tensors, layers and lists of them, and the base `Model` that spares writing a constructor.
 
-`declared` says which parameters a model has, under which paths and with which shapes; `build` gives the model with
+`parameters_of` says which parameters a model has, under which paths and with which shapes; `build` gives the model with
 tensors for them. `smelt.instantiate` binds checkpoints through these two; layers of `smelt.nn` are Models.
 """
 
@@ -25,15 +25,15 @@ from smelt.tensor.core import Tensor
 from smelt.tensor.data import tensor
 from smelt.tensor.facts import parse_facts
 from smelt.tensor.fields import (
-    Declared,
+    DeclaredLeaf,
+    copy_fresh,
     declared_fields,
     facts_for,
     fields_of,
-    fresh,
     holds_weights,
     is_model,
     join,
-    rebuilt,
+    rebuild,
     set_field,
     size_in,
 )
@@ -41,8 +41,7 @@ from smelt.tensor.ops.move import named
 from smelt.tensor.record import Leaf, is_tensor, tensor_of
 from smelt.tensor.shaped import Shaped as Shaped  # for the examples below
 from smelt.tensor.shaped import Spec, annotations_of, match, spec_of
-from smelt.tensor.source import Place, refuse
-from smelt.tensor.source import declared as declared_at
+from smelt.tensor.source import Place, declaration_of, refuse
 
 # ---- parameters ----
 
@@ -71,22 +70,22 @@ def parameter(shape: Shape | str, place: Place | None = None) -> Tensor:
     f32[f=F, d=768]
     """
     if isinstance(shape, Shape):
-        return tensor_of(Declared(Shape.of(shape.dtype, shape.sizes), open=False, place=place), shape.names)
+        return tensor_of(DeclaredLeaf(Shape.of(shape.dtype, shape.sizes), open=False, place=place), shape.names)
     text, sizes, names = parse_shape(shape)
     element = f32 if text is None else dtype(text)
-    return tensor_of(Declared(Shape.of(element, sizes), open=text is None, place=place), names)
+    return tensor_of(DeclaredLeaf(Shape.of(element, sizes), open=text is None, place=place), names)
 
 
-def open_parameter(sizes: Mapping[str, Size], element: DType | None) -> Tensor:
+def make_parameter(sizes: Mapping[str, Size], element: DType | None) -> Tensor:
     """A parameter from named sizes; the element type is open where it is None."""
     bare = Shape.of(element or f32, tuple(sizes.values()))
-    return tensor_of(Declared(bare, open=element is None), tuple(sizes))
+    return tensor_of(DeclaredLeaf(bare, open=element is None), tuple(sizes))
 
 
 # ---- the two functions for those who bind weights ----
 
 
-def declared(model: Any, /, *, names: Any = (), **config: Any) -> dict[str, Parameter]:
+def parameters_of(model: Any, /, *, names: Any = (), **config: Any) -> dict[str, Parameter]:
     """The parameters that a model declares, by path, in order.
 
     `model` is a class or an object: a `Model`, a dataclass or any class whose fields are tensors, layers, and lists,
@@ -98,7 +97,7 @@ def declared(model: Any, /, *, names: Any = (), **config: Any) -> dict[str, Para
     >>> class MLP(Model):
     ...     up: Shaped[Tensor, "f32[d=784, f=F]"]
     ...     down: Shaped[Tensor, "[f=F, c=10]"]
-    >>> for path, each in declared(MLP, F=32).items():
+    >>> for path, each in parameters_of(MLP, F=32).items():
     ...     print(path, each.shape, each.element)
     up f32[d=784, f=32] f32
     down f32[f=32, c=10] None
@@ -112,7 +111,7 @@ def build(
 ) -> Any:
     """The model with a tensor for every parameter: from `{path: Tensor, array, HostBuffer or Shape}`.
 
-    `model` and `config` are as in `declared`; an object is not changed, the result is another one. Arrays are shared,
+    `model` and `config` are as in `parameters_of`; an object is not changed, the result is another one. Arrays are shared,
     not copied. A Shape, or a buffer on a device, stands for a tensor without data. Every tensor is checked against the
     declaration; a symbol has one size in the whole model, and the sizes that symbols turn out to have take their place
     everywhere. A parameter that is not given is refused, unless it is optional (it becomes None) or `missing` is
@@ -135,7 +134,7 @@ def build(
         path = next((path for path in each.paths if path in tensors), None)
         used.update(each.paths)
         if path is not None:
-            values[key] = _bound(each, tensors[path], bound)
+            values[key] = _bind_parameter(each, tensors[path], bound)
             given.append((each, values[key]))
         elif each.optional:
             values[key] = None
@@ -144,19 +143,21 @@ def build(
     if absent:
         _refuse_absent(made, absent, tensors)
     if strict and (strange := [path for path in tensors if path not in used]):
-        raise ShapeError(f"{type(made).__name__} declares no such weights", got=_some(strange), expected=_some(used))
+        raise ShapeError(
+            f"{type(made).__name__} declares no such weights", got=_join_names(strange), expected=_join_names(used)
+        )
     for each, value in given:  # formulas, now that the symbols in them are known
-        match(f"the weight {each.path}", value, _spec(each), bound, each.place)
+        match(f"the weight {each.path}", value, _spec_of(each), bound, each.place)
     numbers = {name: size for name, size in bound.items() if isinstance(size, int)}
     _check_facts(made, numbers)
-    return rebuilt(made, values, bound)
+    return rebuild(made, values, bound)
 
 
-def _spec(each: Parameter) -> Spec:
+def _spec_of(each: Parameter) -> Spec:
     return Spec(each.element, each.shape.sizes, each.shape.names, str(each.shape))
 
 
-def _bound(each: Parameter, given: Any, bound: dict[str, Size]) -> Tensor:
+def _bind_parameter(each: Parameter, given: Any, bound: dict[str, Size]) -> Tensor:
     """What is given for a parameter as a tensor with the declared names; symbols get the sizes they meet."""
     if is_tensor(given):
         made = given
@@ -171,7 +172,7 @@ def _bound(each: Parameter, given: Any, bound: dict[str, Size]) -> Tensor:
         made = tensor(given, copy=False)
     if made.shape.names is None and made.rank == each.shape.rank and each.shape.names:
         made = named(made, *each.shape.names)
-    match(f"the weight {each.path}", made, _spec(each), bound, each.place)
+    match(f"the weight {each.path}", made, _spec_of(each), bound, each.place)
     return made
 
 
@@ -179,13 +180,13 @@ def _refuse_absent(model: Any, absent: list[str], tensors: Mapping[str, Any]) ->
     near = get_close_matches(absent[0], list(tensors), 3, 0.5)
     raise ShapeError(
         f"{type(model).__name__} declares weights that are not there",
-        expected=_some(absent),
-        got=_some(near or tensors),
+        expected=_join_names(absent),
+        got=_join_names(near or tensors),
         remedy="the paths of fields are the names of weights: rename fields, or give a prefix",
     )
 
 
-def _some(names: Any) -> str:
+def _join_names(names: Any) -> str:
     shown = list(names)
     return ", ".join(map(str, shown[:8])) + (f" … ({len(shown)})" if len(shown) > 8 else "")
 
@@ -207,8 +208,8 @@ def _parameters(model: Any) -> dict[int, tuple[Tensor, Parameter]]:
             continue
         hint = _hints(owner).get(name)
         leaf = value.value
-        is_open = isinstance(leaf, Declared) and leaf.open
-        place = declared_at(type(owner), name)
+        is_open = isinstance(leaf, DeclaredLeaf) and leaf.open
+        place = declaration_of(type(owner), name)
         found[id(value)] = (
             value,
             Parameter(path, value.shape, None if is_open else value.dtype, _may_be_none(hint), (path,), place),
@@ -249,7 +250,7 @@ def at(model: Any, path: str) -> Any:
             where = ".".join(parts[:i]) or type(model).__name__
             near = get_close_matches(part, list(inner), 1)
             remedy = f'did you mean "{near[0]}"?' if near else None
-            refuse(f'there is no "{part}" in {where}', details=[("has", _some(inner))], remedy=remedy)
+            refuse(f'there is no "{part}" in {where}', details=[("has", _join_names(inner))], remedy=remedy)
         value = inner[part]
     return value
 
@@ -317,23 +318,26 @@ class _Config:
         """A copy of layers for one more object, with sizes in place of symbols."""
         found = {name for _, tensor in walk(model) for name in tensor.shape.symbols}
         self.used.update(found & self.values.keys())
-        return fresh(model, self.sizes)
+        return copy_fresh(model, self.sizes)
 
-    def meant(self, spec: Spec) -> Spec:
+    def resolve(self, spec: Spec) -> Spec:
         self.used.update(spec.shape.symbols & self.values.keys())
         return spec.substitute(self.sizes)
 
 
 def make(cls: type, config: Mapping[str, Any], names: Any = ()) -> Any:
     """An object of a model's class whose parameters have no values yet."""
-    known = _Config(config, _beginnings(names))
-    made = _made(cls, known, "")
+    known = _Config(config, _list_prefixes(names))
+    made = _make_model(cls, known, "")
     if unused := [name for name in config if name not in known.used]:
-        refuse(f"{cls.__name__} has no use for {_some(unused)}", remedy="a field, a symbol of a shape, or an argument")
+        refuse(
+            f"{cls.__name__} has no use for {_join_names(unused)}",
+            remedy="a field, a symbol of a shape, or an argument",
+        )
     return made
 
 
-def _beginnings(names: Any) -> frozenset[str]:
+def _list_prefixes(names: Any) -> frozenset[str]:
     found: set[str] = set()
     for name in names:
         parts = name.split(".")
@@ -341,9 +345,9 @@ def _beginnings(names: Any) -> frozenset[str]:
     return frozenset(found)
 
 
-def _made(cls: type, config: _Config, path: str) -> Any:
+def _make_model(cls: type, config: _Config, path: str) -> Any:
     if _has_constructor(cls):
-        made = cls(**_accepted(cls, config))
+        made = cls(**_select_arguments(cls, config))
     else:
         made = object.__new__(cls)
     _fill(made, config, path)
@@ -357,7 +361,7 @@ def _has_constructor(cls: type) -> bool:
     return owner not in (object, Model) and not (settings is not None and settings.init)
 
 
-def _accepted(cls: type, config: _Config) -> dict[str, Any]:
+def _select_arguments(cls: type, config: _Config) -> dict[str, Any]:
     """What of the configuration a constructor takes; what it needs and nobody says is refused."""
     found: dict[str, Any] = {}
     open_ended = False
@@ -368,7 +372,9 @@ def _accepted(cls: type, config: _Config) -> dict[str, Any]:
             found[name] = config.take(name)
         elif each.default is each.empty:
             refuse(
-                f"{cls.__name__} needs {name}", place=declared_at(vars(cls).get("__init__"), name), remedy=f"{name}=…"
+                f"{cls.__name__} needs {name}",
+                place=declaration_of(vars(cls).get("__init__"), name),
+                remedy=f"{name}=…",
             )
     if open_ended and not found:
         refuse(
@@ -386,7 +392,7 @@ def _fill(made: Any, config: _Config, path: str) -> None:
     for name, hint in _hints(made).items():
         if name in have or get_origin(hint) is ClassVar or hint is ClassVar or name == "facts":
             continue
-        set_field(made, name, _field(cls, name, hint, factories, config, join(path, name)))
+        set_field(made, name, _make_field(cls, name, hint, factories, config, join(path, name)))
     sizes = config.sizes
     if (meant := facts_for(made, sizes)) is not None:
         set_field(made, "facts", meant)
@@ -406,7 +412,7 @@ def _factories(cls: type) -> dict[str, Any]:
     return {each.name: each.default_factory for each in fields if each.default_factory is not dataclasses.MISSING}
 
 
-def _field(cls: type, name: str, hint: Any, factories: Mapping[str, Any], config: _Config, path: str) -> Any:
+def _make_field(cls: type, name: str, hint: Any, factories: Mapping[str, Any], config: _Config, path: str) -> Any:
     top = "." not in path
     spec = spec_of(hint)
     default = getattr(cls, name, inspect.Parameter.empty)
@@ -414,18 +420,18 @@ def _field(cls: type, name: str, hint: Any, factories: Mapping[str, Any], config
         if top and name in config.values and size_in(config.values[name]) is None:
             value = config.take(name)
             if is_tensor(value):
-                match(f"the field {path}", value, config.meant(spec), {}, declared_at(cls, name))
+                match(f"the field {path}", value, config.resolve(spec), {}, declaration_of(cls, name))
             return value
         if _may_be_none(hint) and (path not in config.paths if config.paths else default is None):
             return None
-        meant = config.meant(spec)
-        leaf = Declared(Shape.of(meant.shape.dtype, meant.sizes), open=spec.element is None)
+        meant = config.resolve(spec)
+        leaf = DeclaredLeaf(Shape.of(meant.shape.dtype, meant.sizes), open=spec.element is None)
         return tensor_of(leaf, meant.names)
     plain = name in config.values and (top or not holds_weights(config.values[name]))
     layers = _layers_of(hint)
     if layers is not None and not (plain and size_in(config.values[name]) is None):
         if plain or (default is inspect.Parameter.empty and name not in factories):
-            return _several(cls, name, layers, config, path, plain)
+            return _make_layers(cls, name, layers, config, path, plain)
     elif plain:
         return config.take(name)
     if default is not inspect.Parameter.empty:
@@ -436,13 +442,13 @@ def _field(cls: type, name: str, hint: Any, factories: Mapping[str, Any], config
     if isinstance(inner, type) and _is_model_class(inner):
         if inner is not hint and config.paths and path not in config.paths:
             return None
-        return _made(inner, config, path)
+        return _make_model(inner, config, path)
     if _may_be_none(hint):
         return None
     notes = [] if hint is not None else [("note", "its annotation names something that is not in its module")]
     refuse(
         f"{cls.__name__}: the field {name} has no value",
-        place=declared_at(cls, name),
+        place=declaration_of(cls, name),
         details=notes,
         remedy=f"{name}=…, or a default in the class",
     )
@@ -476,7 +482,7 @@ def _layers_of(hint: Any) -> tuple[type, Any] | None:
     return (origin, item) if isinstance(item, type) and _is_model_class(item) else None
 
 
-def _several(cls: type, name: str, layers: tuple[type, Any], config: _Config, path: str, said: bool) -> Any:
+def _make_layers(cls: type, name: str, layers: tuple[type, Any], config: _Config, path: str, said: bool) -> Any:
     """Layers of a list, as many as the configuration says or the checkpoint has."""
     kind, item = layers
     if said:
@@ -488,12 +494,12 @@ def _several(cls: type, name: str, layers: tuple[type, Any], config: _Config, pa
         if not config.paths:
             refuse(
                 f"{cls.__name__}: how many layers does {name} have?",
-                place=declared_at(cls, name),
+                place=declaration_of(cls, name),
                 remedy=f"{name}=12, or a checkpoint that shows it",
             )
         if kind is not dict and keys != [str(i) for i in range(len(keys))]:
-            refuse(f"{path}: the checkpoint's layers are not numbered in order", details=[("got", _some(keys))])
-    made = [_made(item, config, join(path, key)) for key in keys]
+            refuse(f"{path}: the checkpoint's layers are not numbered in order", details=[("got", _join_names(keys))])
+    made = [_make_model(item, config, join(path, key)) for key in keys]
     return dict(zip(keys, made, strict=True)) if kind is dict else kind(made)
 
 
@@ -515,7 +521,7 @@ class Model:
     """An optional base for models: a constructor by keywords, a readable form, and fields by path.
 
     Fields are class annotations: tensors with their shapes, layers, lists of layers, plain values. Field paths are the
-    names of weights. The constructor takes what `declared` takes; a class may have its own instead.
+    names of weights. The constructor takes what `parameters_of` takes; a class may have its own instead.
 
     >>> from smelt.tensor import trace
     >>> class MLP(Model):
@@ -534,7 +540,7 @@ class Model:
         _fill(self, known, "")
         if unused := [name for name in config if name not in known.used]:
             cls = type(self).__name__
-            refuse(f"{cls} has no field {_some(unused)}", details=[("fields", _some(fields_of(self)))])
+            refuse(f"{cls} has no field {_join_names(unused)}", details=[("fields", _join_names(fields_of(self)))])
 
     def fields(self) -> dict[str, Any]:
         """The fields by name: tensors, layers, lists of them, plain values. Private ones are left out."""
@@ -553,10 +559,10 @@ class Model:
         return replace(self, {**(changes or {}), **fields})
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={_shown(v)}' for name, v in self.fields().items())})"
+        return f"{type(self).__name__}({', '.join(f'{name}={_format_value(v)}' for name, v in self.fields().items())})"
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if is_tensor(value):
         return str(value.shape)
     if isinstance(value, list | tuple) and len(value) > 2 and holds_weights(value):

@@ -29,7 +29,7 @@ _WIDER_FLOATS = {(a.name, b.name) for a, b in ((bf16, f32), (f16, f32), (bf16, f
 _COMPLEX_OF = {(a.name, c64.name) for a in (bf16, f16, f32)} | {(a.name, c128.name) for a in (bf16, f16, f32, f64, c64)}
 
 
-def _promoted(a: DType, b: DType) -> DType | None:
+def _promote_pair(a: DType, b: DType) -> DType | None:
     """The type that two different types give, with the one that gives way first."""
     if a.kind == "bool":
         return b if b.kind != "bool" else None
@@ -46,7 +46,7 @@ PROMOTION: dict[tuple[DType, DType], DType] = {
     (a, b): to
     for a in DTYPES.values()
     for b in DTYPES.values()
-    if (to := a if a is b else _promoted(a, b) or _promoted(b, a)) is not None
+    if (to := a if a is b else _promote_pair(a, b) or _promote_pair(b, a)) is not None
 }
 
 
@@ -59,13 +59,15 @@ def promote(what: str, *operands: Operand) -> DType:
         found = PROMOTION.get((first, other))
         if found is None:
             refuse(
-                f"{what}: {first} and {other} do not mix", *operands, remedy=f'cast one: .to("{_either(first, other)}")'
+                f"{what}: {first} and {other} do not mix",
+                *operands,
+                remedy=f'cast one: .to("{_suggest_type(first, other)}")',
             )
         first = found
     return first
 
 
-def _either(a: DType, b: DType) -> DType:
+def _suggest_type(a: DType, b: DType) -> DType:
     if a.is_float and b.is_float:
         return f32
     return max(a, b, key=lambda each: (each.kind == "int", each.bits))

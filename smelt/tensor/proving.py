@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 _NONE = Facts()
 FACTS: ContextVar[Facts] = ContextVar("smelt.facts", default=_NONE)  # Facts never change
 # What the names in texts mean: None where every name stands for itself, else nothing but these are known.
-MEANT: ContextVar[Mapping[str, Size] | None] = ContextVar("smelt.meant", default=None)
+MEANINGS: ContextVar[Mapping[str, Size] | None] = ContextVar("smelt.meant", default=None)
 
 
-def in_force() -> Facts:
+def current_facts() -> Facts:
     """The facts that hold here."""
     return FACTS.get()
 
 
 @contextmanager
-def nothing_but(facts: Facts) -> Iterator[None]:
+def only_facts(facts: Facts) -> Iterator[None]:
     """Facts that hold in a block in place of those in force."""
     token = FACTS.set(facts)
     try:
@@ -42,30 +42,30 @@ def nothing_but(facts: Facts) -> Iterator[None]:
 
 def equal(a: Size, b: Size) -> Answer:
     """Whether two sizes are equal under the facts in force."""
-    return in_force().equal(a, b)
+    return current_facts().equal(a, b)
 
 
 def at_most(a: Size, b: Size) -> Answer:
     """Whether a size is at most another under the facts in force."""
-    return in_force().at_most(a, b)
+    return current_facts().at_most(a, b)
 
 
 # ---- names in texts ----
 
 
 @contextmanager
-def meaning(names: Mapping[str, Size]) -> Iterator[None]:
+def bind_names(names: Mapping[str, Size]) -> Iterator[None]:
     """A function's own names for sizes: in this block texts may use these and no others."""
-    token = MEANT.set(names)
+    token = MEANINGS.set(names)
     try:
         yield
     finally:
-        MEANT.reset(token)
+        MEANINGS.reset(token)
 
 
-def meant(size: Size) -> Size:
+def resolve_size(size: Size) -> Size:
     """The size that a text says. In a function that is traced or checked, its arguments must tell every name."""
-    names = MEANT.get()
+    names = MEANINGS.get()
     if names is None or isinstance(size, int):
         return size
     unknown = sorted(symbols(size) - names.keys())
@@ -118,7 +118,7 @@ def require_sizes(shapes: Sequence[Shape], given: Sequence[Shape]) -> None:
             elif size >= 0:
                 continue
             else:
-                answer = in_force().at_most(0, size)
+                answer = current_facts().at_most(0, size)
             if not answer:
                 refuse(f"a size would be {size}, which may be negative", answer=answer)
 
@@ -129,7 +129,7 @@ def _is_plain(size: Poly) -> bool:
 
 
 def _least(number: int, size: Size, given: Iterable[Size]) -> Answer:
-    answer = in_force().at_most(number, size)
+    answer = current_facts().at_most(number, size)
     if not answer and (more := entry_facts(given)):
-        return (in_force() | more).at_most(number, size)
+        return (current_facts() | more).at_most(number, size)
     return answer

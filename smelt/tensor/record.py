@@ -208,7 +208,7 @@ def emit(
 ) -> Tensor:
     """The Tensor that an op with one result makes. A bare name is StableHLO's; `result` declares the type."""
     full = name if "." in name else f"stablehlo.{name}"
-    declared = None if result is None else (_bare(result),)
+    declared = None if result is None else (_without_names(result),)
     op = record(full, tuple(each.value for each in operands), attrs, regions, declared)
     return tensor_of(op.results[0], names)
 
@@ -224,12 +224,12 @@ def emit_all(
 ) -> tuple[Tensor, ...]:
     """The Tensors of all results of an op."""
     full = name if "." in name else f"stablehlo.{name}"
-    declared = None if results is None else [_bare(shape) for shape in results]
+    declared = None if results is None else [_without_names(shape) for shape in results]
     op = record(full, tuple(each.value for each in operands), attrs, regions, declared)
     return tuple(tensor_of(value, each) for value, each in zip(op.results, names, strict=True))
 
 
-def _bare(shape: Shape) -> Shape:
+def _without_names(shape: Shape) -> Shape:
     return shape if shape.names is None else Shape.of(shape.dtype, shape.sizes)
 
 
@@ -318,7 +318,7 @@ def _atom_tensor(atom: Atom, near: Sequence[Tensor]) -> Tensor:
 
 
 def _symbol_tensor(name: str, near: Sequence[Tensor]) -> Tensor:
-    value, place = _source(name, near)
+    value, place = _find_source(name, near)
     size = value.shape.sizes[place]
     assert isinstance(size, Poly)
     slope = slope_of(size, name)
@@ -353,7 +353,7 @@ def sources_of(values: Sequence[Value]) -> dict[str, tuple[Value, int]]:
     return found
 
 
-def _source(name: str, near: Sequence[Tensor]) -> tuple[Value, int]:
+def _find_source(name: str, near: Sequence[Tensor]) -> tuple[Value, int]:
     known = SOURCES.get()
     if known and name in known:
         return known[name]
@@ -491,14 +491,14 @@ def function(
     prologue: list[Op] = []
     inputs: list[Value] = []
     if args is None:
-        cut = _cut(ops, results, known)
+        cut = _find_cut(ops, results, known)
         inputs = [*leaves, *cut]
         values = {value: Leaf(value.shape) for value in cut}
     else:
         inputs = list(args)
         for leaf in leaves:
             if leaf not in args:
-                prologue.append(_embedded(leaf))
+                prologue.append(_embed(leaf))
                 values[leaf] = prologue[-1].results[0]
     formal = tuple(values.get(value, value) for value in inputs)
     if values:
@@ -507,7 +507,7 @@ def function(
     return Func(name, body, "public", tuple(arg_attrs), tuple(result_attrs)), inputs
 
 
-def _embedded(leaf: Leaf) -> Op:
+def _embed(leaf: Leaf) -> Op:
     """Data that a traced function found around it, as a constant of the program."""
     if leaf.data is None:
         refuse(
@@ -523,7 +523,7 @@ def _touches(op: Op, values: dict[Value, Value]) -> bool:
     return any(value in values for value in (*op.operands, *captured))
 
 
-def _cut(ops: Sequence[Op], results: Sequence[Value], known: Callable[[Value], bool]) -> list[Value]:
+def _find_cut(ops: Sequence[Op], results: Sequence[Value], known: Callable[[Value], bool]) -> list[Value]:
     """The known values where the walk ended, in order of first use."""
     found: dict[Value, None] = {}
     for op in ops:

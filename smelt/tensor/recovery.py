@@ -1,7 +1,7 @@
-"""Going on after a mistake, so that one check finds all of them: the result of an op that was refused is lost.
+"""Error recovery: a check goes on after a mistake and finds all of them. The result of a refused op is poison.
 
-`guarded` ops called with a lost tensor give lost tensors and say nothing, so that one mistake is reported once. Without
-`collecting`, which the tracer uses, a mistake is raised as ever.
+An op `with_recovery` returns poison for poison without a report, so that each mistake is reported once. Outside of
+`collect_errors`, which the tracer uses, mistakes are raised.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_SIZE = "(lost)"  # no identifier, hence no symbol of a user's
-_LOST = Leaf(Shape.of(f32, (symbol(_SIZE),)), name="lost")
+_SIZE = "(poison)"  # not an identifier, so no user symbol has this name
+_POISON = Leaf(Shape.of(f32, (symbol(_SIZE),)), name="poison")
 _MISTAKES: ContextVar[list[SmeltError] | None] = ContextVar("smelt.mistakes", default=None)
 
 
 @contextmanager
-def collecting() -> Iterator[list[SmeltError]]:
-    """Mistakes in this block are kept in the list instead of raised."""
+def collect_errors() -> Iterator[list[SmeltError]]:
+    """Append mistakes in this block to the list instead of raising them."""
     mistakes: list[SmeltError] = []
     token = _MISTAKES.set(mistakes)
     try:
@@ -40,62 +40,62 @@ def collecting() -> Iterator[list[SmeltError]]:
         _MISTAKES.reset(token)
 
 
-def lost() -> Tensor:
-    """What stands for the result of an op that was refused."""
-    return tensor_of(_LOST, ("lost",))
+def make_poison() -> Tensor:
+    """A tensor in place of the result of a refused op."""
+    return tensor_of(_POISON, ("poison",))
 
 
-def is_lost(value: Any) -> bool:
-    """Whether a tensor or a size is lost, or one of a list of them."""
+def is_poison(value: Any) -> bool:
+    """Whether a tensor or a size is poison, or one in a list is."""
     if is_tensor(value):
-        return value.value is _LOST
+        return value.value is _POISON
     if isinstance(size := getattr(value, "size", None), Poly):
         return _SIZE in symbols(size)
-    return isinstance(value, list | tuple) and any(is_lost(item) for item in value)
+    return isinstance(value, list | tuple) and any(is_poison(item) for item in value)
 
 
-class LostError(Exception):
-    """Raised where nothing sensible can follow a mistake that was kept already: it ends the way."""
+class PoisonError(Exception):
+    """Ends a path where nothing sensible can follow a mistake that is already in the list."""
 
 
-def stop_if_lost(values: Iterable[Any]) -> None:
-    """Give up where a tensor is lost, because a shape would be needed."""
-    if any(is_lost(value) for value in values):
-        raise LostError
+def stop_if_poison(values: Iterable[Any]) -> None:
+    """Raise PoisonError where a tensor is poison and its shape is needed."""
+    if any(is_poison(value) for value in values):
+        raise PoisonError
 
 
-def guarded(function: F) -> F:
-    """An op after whose mistake a check goes on. It gives one tensor, or as many as `_results` says."""
+def with_recovery(function: F) -> F:
+    """The op, which returns poison after a mistake: one tensor, or as many as `_poison_results` returns."""
 
     @wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
         mistakes = _MISTAKES.get()
         if mistakes is None:
             return function(*args, **keywords)
-        if not _any_lost(args) and not _any_lost(keywords.values()):
+        if not _has_poison(args) and not _has_poison(keywords.values()):
             try:
                 return function(*args, **keywords)
             except TensorError as mistake:
                 mistakes.append(mistake)
-        return _results(function.__name__, args)
+        return _poison_results(function.__name__, args)
 
     return call  # type: ignore[return-value]
 
 
-def _any_lost(values: Iterable[Any]) -> bool:
-    return any(is_lost(value) for value in values)
+def _has_poison(values: Iterable[Any]) -> bool:
+    return any(is_poison(value) for value in values)
 
 
-def _results(name: str, args: tuple[Any, ...]) -> Any:
+def _poison_results(name: str, args: tuple[Any, ...]) -> Any:
     if name == "top_k":
-        return lost(), lost()
+        return make_poison(), make_poison()
     if name == "chunk":
         sizes = args[2] if len(args) > 2 else 1
-        return [lost() for _ in range(sizes if isinstance(sizes, int) else len(sizes))]
-    return lost()
+        return [make_poison() for _ in range(sizes if isinstance(sizes, int) else len(sizes))]
+    return make_poison()
 
 
 def guard_methods(cls: type[Any], names: Iterable[str]) -> None:
-    """Make ops of a class guarded."""
+    """Wrap methods of a class `with_recovery`."""
     for name in names:
-        setattr(cls, name, guarded(getattr(cls, name)))
+        setattr(cls, name, with_recovery(getattr(cls, name)))

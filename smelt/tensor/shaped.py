@@ -19,10 +19,10 @@ from smelt.dtype import DType, dtype, f32
 from smelt.errors import ShapeError
 from smelt.shape import Shape
 from smelt.tensor.axes import parse_shape, permutation_of
-from smelt.tensor.proving import at_most, equal, in_force
+from smelt.tensor.proving import at_most, current_facts, equal
 from smelt.tensor.record import HOOKS, operand, slope_of
-from smelt.tensor.recovery import is_lost
-from smelt.tensor.source import Operand, Place, declared, quoted, refuse
+from smelt.tensor.recovery import is_poison
+from smelt.tensor.source import Operand, Place, declaration_of, refuse, suggest_fact
 
 if TYPE_CHECKING:
     from smelt.tensor.core import Tensor
@@ -76,7 +76,7 @@ def declared_spec(annotation: Any, owner: object, name: str) -> Spec | None:
     except ShapeError as error:
         notes = [("expected", str(error.expected))] if error.expected is not None else []
         notes += [("got", str(error.got))] if error.got is not None else []
-        refuse(f"{name}: {error.message}", details=notes, remedy=error.remedy, place=declared(owner, name))
+        refuse(f"{name}: {error.message}", details=notes, remedy=error.remedy, place=declaration_of(owner, name))
 
 
 @lru_cache(4096)
@@ -122,7 +122,7 @@ def match(
     `place` is where the shape is declared, `at` where a mistake is shown: the user's present line where not given.
     Unless it is `complete`, a symbol may remain that other tensors tell.
     """
-    if is_lost(tensor):
+    if is_poison(tensor):
         return
     shown = operand("got", tensor)
     wanted = spec.substitute(bound)
@@ -147,7 +147,7 @@ def match(
         unbound = symbols(pattern) - bound.keys()
         if len(unbound) == 1 and (slope := slope_of(want, name := next(iter(unbound)))):
             rest = size - (want - slope * symbol(name))
-            if not (answer := in_force().divides(slope, rest)) or not (answer := at_most(0, rest)):
+            if not (answer := current_facts().divides(slope, rest)) or not (answer := at_most(0, rest)):
                 refuse(f"{what}: a size is {size}, which is no {want}", stated, shown, answer=answer, place=at)
             bound[name] = floordiv(rest, slope)
         elif not unbound and not (answer := equal(size, want)):
@@ -173,12 +173,7 @@ def _reorder(order: Sequence[int], tensor: Tensor, answer: Answer) -> str:
         moved = ", ".join(f'{names[i]}="{new}"' for i, new in zip(order, names, strict=True) if names[i] != new)
         text = " ".join(names)
         first = f'.rename({moved}).transpose("{text}")'
-    fact = (
-        f"; if {answer.missing} always holds, state it: smelt.assume({quoted(answer.missing)})"
-        if answer.missing
-        else ""
-    )
-    return f"the axes have these sizes in another order: {first}{fact}"
+    return f"the axes have these sizes in another order: {first}{suggest_fact(answer.missing)}"
 
 
 def lone_symbol(size: Size) -> str | None:

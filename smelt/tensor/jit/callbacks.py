@@ -96,12 +96,12 @@ def _needed_later(main: Func) -> list[frozenset[Value]]:
     found: list[frozenset[Value]] = []
     needed = set(main.results)
     for op in reversed(main.body.ops):
-        needed.update(_used(op))
+        needed.update(_used_values(op))
         found.append(frozenset(needed))
     return found[::-1]
 
 
-def _used(op: Op) -> Iterator[Value]:
+def _used_values(op: Op) -> Iterator[Value]:
     """Operands, and what regions take from outside (and values of their own, which do no harm)."""
     yield from op.operands
     for region in op.regions:
@@ -122,13 +122,13 @@ def _add_piece(
     main = program.main
     inside = own | {arg for op in ops for region in _regions(op) for arg in region.args}
     inside |= {value for op in ops for region in op.regions for each in walk(region) for value in each.results}
-    taken = list(dict.fromkeys(value for op in ops for value in _used(op) if value not in inside))
+    taken = list(dict.fromkeys(value for op in ops for value in _used_values(op) if value not in inside))
     attrs = dict(zip(main.args, main.arg_attrs, strict=True))
     formal = [Value(value.type, None, i, f"value{i}") for i, value in enumerate(taken)]
     cloned: dict[Value, Value] = dict(zip(taken, formal, strict=True))
     copies = clone_ops(ops, cloned)
     body = Region(tuple(formal), tuple(copies), tuple(cloned[value] for value in gives))
-    arg_attrs = tuple(_attrs(attrs.get(value, {}), i) for i, value in enumerate(taken))
+    arg_attrs = tuple(_piece_attrs(attrs.get(value, {}), i) for i, value in enumerate(taken))
     others = [func for func in program.funcs.values() if func is not main]
     piece = Program.of(Func("main", body, "public", arg_attrs), *others, declarations=program.declarations)
     takes = tuple(value for value in taken if WEIGHT not in attrs.get(value, {}))
@@ -142,7 +142,7 @@ def _regions(op: Op) -> Iterator[Region]:
             yield from inner.regions
 
 
-def _attrs(known: Attrs, index: int) -> Attrs:
+def _piece_attrs(known: Attrs, index: int) -> Attrs:
     return known if WEIGHT in known else MappingProxyType({NAME: f"value{index}"})
 
 
@@ -194,7 +194,7 @@ class Pieces:
                 made = step.executable(*(values[value] for value in step.takes), stop=stop)
                 values.update(zip(step.gives, made, strict=True))
             else:
-                values.update(zip(step.op.results, _called(step.op, values), strict=True))
+                values.update(zip(step.op.results, _call_python(step.op, values), strict=True))
         return tuple(values[value] for value in self.main.results)
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class Pieces:
                 step.executable.close()
 
 
-def _called(op: Op, values: Mapping[Value, Any]) -> tuple[Array, ...]:
+def _call_python(op: Op, values: Mapping[Value, Any]) -> tuple[Array, ...]:
     arrays = [as_array(values[value]) for value in op.operands]
     name = target_of(op)
     made: tuple[Array, ...] = CALLBACKS[name](*arrays)

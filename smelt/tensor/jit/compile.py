@@ -36,11 +36,11 @@ from smelt.tensor import tree
 from smelt.tensor.axes import shape_of
 from smelt.tensor.core import Tensor
 from smelt.tensor.data import symbolic
-from smelt.tensor.entry import told_by
+from smelt.tensor.entry import determined_symbols
 from smelt.tensor.jit.callbacks import calls_python, compile_around
 from smelt.tensor.jit.executable import Executable
+from smelt.tensor.jit.function import CompiledPath, Function, Parameter, Slot
 from smelt.tensor.jit.outline import Outline
-from smelt.tensor.jit.parameters import Function, Parameter, Slot, Way
 from smelt.tensor.jit.trace import Path, Traced, trace
 from smelt.tensor.model import Model
 from smelt.tensor.ops.control import CALLBACKS
@@ -160,14 +160,14 @@ def compile(
     """
     names = (donate,) if isinstance(donate, str) else tuple(donate)
     options = Options(platform, device, engine, names, tuple(facts), encode, decode)
-    return compile_traced(*_traced(function, args, keywords, options.facts), options)
+    return compile_traced(*_trace_function(function, args, keywords, options.facts), options)
 
 
 # ---- tracing ----
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class TraceArguments:
     """What a function was traced for: its parameters in order, and the values or examples that they had."""
 
     names: tuple[str, ...]
@@ -175,21 +175,21 @@ class Given:
     examples: tuple[Any, ...]  # what the user gave; the pattern itself where nothing was
 
 
-def _traced(
+def _trace_function(
     function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], facts: Sequence[str | Fact]
-) -> tuple[Traced, Given]:
-    examples = [_example(value) for value in args]
-    named = {name: _example(value) for name, value in keywords.items()}
+) -> tuple[Traced, TraceArguments]:
+    examples = [_as_example(value) for value in args]
+    named = {name: _as_example(value) for name, value in keywords.items()}
     traced = trace(function, *examples, facts=facts, **named)
     return traced, _parameters(function, traced, examples, named)
 
 
-def _example(value: Any) -> Any:
+def _as_example(value: Any) -> Any:
     """A structure with tensors in place of whatever tells a shape."""
-    return rebuilt(value, _tells_shape, _tensor, tied=False)
+    return rebuilt(value, _has_shape, _as_symbolic, tied=False)
 
 
-def _tells_shape(value: Any) -> bool:
+def _has_shape(value: Any) -> bool:
     if isinstance(value, str):
         return value.endswith("]") and "[" in value
     return isinstance(value, Shape | np.ndarray | HostBuffer) or (
@@ -197,7 +197,7 @@ def _tells_shape(value: Any) -> bool:
     )
 
 
-def _tensor(value: Any) -> Tensor:
+def _as_symbolic(value: Any) -> Tensor:
     if isinstance(value, np.ndarray):
         return symbolic(Shape.of(dtype(value.dtype), value.shape))
     if isinstance(value, Shape | str):
@@ -207,7 +207,7 @@ def _tensor(value: Any) -> Tensor:
 
 def _parameters(
     function: Callable[..., Any], traced: Traced, args: Sequence[Any], keywords: Mapping[str, Any]
-) -> Given:
+) -> TraceArguments:
     names: list[str] = []
     patterns: list[Any] = []
     examples: list[Any] = []
@@ -238,13 +238,13 @@ def _parameters(
         else:
             pattern = positional.pop(0)
             add(parameter.name, pattern, given.pop(0) if given else keywords.get(parameter.name, pattern))
-    return Given(tuple(names), tuple(patterns), tuple(examples))
+    return TraceArguments(tuple(names), tuple(patterns), tuple(examples))
 
 
 # ---- from a traced function to an executable ----
 
 
-def compile_traced(traced: Traced, given: Given, options: Options) -> Executable[..., Any]:
+def compile_traced(traced: Traced, given: TraceArguments, options: Options) -> Executable[..., Any]:
     index = {leaf: i for i, leaf in enumerate(traced.leaves)}
     parameters = []
     weight_slots: set[int] = set()
@@ -268,12 +268,12 @@ def compile_traced(traced: Traced, given: Given, options: Options) -> Executable
         Slot(name, _shape(leaf, names, known), i in weight_slots, sources.get(i, ""))
         for i, (leaf, name) in enumerate(zip(traced.leaves, unique, strict=True))
     )
-    _check_told(traced, found, known)
-    donated = _donated(parameters, found, options.donate)
+    _check_determined(traced, found, known)
+    donated = _donated_slots(parameters, found, options.donate)
     asked = options.platform.engine if options.platform is not None else None
     mesh = asked.mesh if isinstance(asked, MeshEngine) else None
-    programs = [_finished(path, found, known, mesh) for path in traced.paths]
-    engine, ways = _compile_ways(traced.paths, programs, [found[i].name for i in sorted(donated)], options)
+    programs = [_finish_program(path, found, known, mesh) for path in traced.paths]
+    engine, compiled_paths = _compile_paths(traced.paths, programs, [found[i].name for i in sorted(donated)], options)
     target = options.platform or Platform("cpu" if options.device == "auto" else options.device, engine)
     in_place = bool(donated) and _donates(engine, programs)
     function = Function(
@@ -281,7 +281,7 @@ def compile_traced(traced: Traced, given: Given, options: Options) -> Executable
         target,
         tuple(parameters),
         found,
-        _meant(traced.facts, known),
+        _remaining_facts(traced.facts, known),
         known,
         donated,
         in_place,
@@ -289,7 +289,7 @@ def compile_traced(traced: Traced, given: Given, options: Options) -> Executable
         options.encode,
         options.decode,
     )
-    return Executable.of(function, ways)
+    return Executable.of(function, compiled_paths)
 
 
 def _is_weights(example: Any, place: int, name: str, donated: Sequence[str]) -> bool:
@@ -314,12 +314,12 @@ def _known_sizes(pairs: Sequence[tuple[Shape, Shape]]) -> dict[str, int]:
         raise ShapeError(f"the weights do not fit together: {error.message}", expected=error.expected) from error
 
 
-def _check_told(traced: Traced, slots: Sequence[Slot], known: Mapping[str, int]) -> None:
+def _check_determined(traced: Traced, slots: Sequence[Slot], known: Mapping[str, int]) -> None:
     """The arguments tell every symbol; one that they do not tell is a number that the model was made without."""
-    told, _ = told_by(size for slot in slots for size in slot.shape.sizes)
+    determined, _ = determined_symbols(size for slot in slots for size in slot.shape.sizes)
     facts = (traced.facts | path.assumed | path.guards for path in traced.paths)
     spoken = {name for known in facts for fact in known for name in fact.symbols}
-    unknown = sorted((spoken | {name for slot in slots for name in slot.shape.symbols}) - told - known.keys())
+    unknown = sorted((spoken | {name for slot in slots for name in slot.shape.symbols}) - determined - known.keys())
     if unknown:
         names = ", ".join(unknown)
         remedy = f"make the model with numbers for {names}"
@@ -351,7 +351,7 @@ def _slot_name(leaf: Leaf, place: int, model: str) -> str:
     return leaf.name.removeprefix(model) or f"argument{place}"
 
 
-def _meant(facts: Facts, known: Mapping[str, int]) -> Facts:
+def _remaining_facts(facts: Facts, known: Mapping[str, int]) -> Facts:
     """Facts that are still open; the others were about sizes that the weights have told."""
     broken = [str(fact) for fact in facts if fact.symbols <= known.keys() and not fact.holds(known)]
     if broken:
@@ -359,7 +359,7 @@ def _meant(facts: Facts, known: Mapping[str, int]) -> Facts:
     return Facts(fact for fact in facts if not fact.symbols <= known.keys())
 
 
-def _donated(parameters: Sequence[Parameter], slots: Sequence[Slot], names: Sequence[str]) -> frozenset[int]:
+def _donated_slots(parameters: Sequence[Parameter], slots: Sequence[Slot], names: Sequence[str]) -> frozenset[int]:
     known = {parameter.name: parameter for parameter in parameters}
     for name in names:
         if name not in known or not known[name].slots:
@@ -368,16 +368,17 @@ def _donated(parameters: Sequence[Parameter], slots: Sequence[Slot], names: Sequ
     return frozenset(slot for name in names for slot in known[name].slots.values())
 
 
-def _finished(path: Path, slots: Sequence[Slot], known: Mapping[str, int], mesh: Mesh | None) -> Program:
+def _finish_program(path: Path, slots: Sequence[Slot], known: Mapping[str, int], mesh: Mesh | None) -> Program:
     """The program of one way with its arguments and results named (and split over a mesh), and numbers for the sizes
     that are known."""
     main = path.program.main
     attrs: tuple[Attrs, ...] = tuple(
-        MappingProxyType({(WEIGHT if slot.weight else NAME): slot.name, **_split(slot.shape, mesh)}) for slot in slots
+        MappingProxyType({(WEIGHT if slot.weight else NAME): slot.name, **_sharding_attrs(slot.shape, mesh)})
+        for slot in slots
     )
     tensors = zip(_result_names(path.results), tree.leaves(path.results), strict=True)
     results: tuple[Attrs, ...] = tuple(
-        MappingProxyType({NAME: name, **_split(tensor.shape, mesh)}) for name, tensor in tensors
+        MappingProxyType({NAME: name, **_sharding_attrs(tensor.shape, mesh)}) for name, tensor in tensors
     )
     sizes: dict[str, Size] = dict(known)
     body = clone_region(main.body, {}, substitution(sizes)) if known else main.body
@@ -387,7 +388,7 @@ def _finished(path: Path, slots: Sequence[Slot], known: Mapping[str, int], mesh:
     return program
 
 
-def _split(shape: Shape, mesh: Mesh | None) -> dict[str, Any]:
+def _sharding_attrs(shape: Shape, mesh: Mesh | None) -> dict[str, Any]:
     """What says how a tensor is split; nothing where it is whole everywhere."""
     partition = mesh.partition(shape.names) if mesh is not None and shape.names else ()
     return {SHARDING: DialectAttr("sdy", "sharding", sharding_text(partition))} if any(partition) else {}
@@ -416,9 +417,9 @@ def _result_names(results: Any) -> list[str]:
     return _unique(names)
 
 
-def _compile_ways(
+def _compile_paths(
     paths: Sequence[Path], programs: Sequence[Program], donate: Sequence[str], options: Options
-) -> tuple[Engine[Program], list[Way]]:
+) -> tuple[Engine[Program], list[CompiledPath]]:
     """Every way on the same engine: the platform's, or the first that can run them all."""
     made: list[Compiled] = []
 
@@ -433,11 +434,13 @@ def _compile_ways(
         attempt(engine)
     else:
         engine, _ = compile_with_first(options.device, options.engine, attempt)
-    ways = [
-        Way(path.guards, path.assumed, program, compiled, path.results, _operations(program), Outline.of(path.results))
+    compiled_paths = [
+        CompiledPath(
+            path.guards, path.assumed, program, compiled, path.results, _operations(program), Outline.of(path.results)
+        )
         for path, program, compiled in zip(paths, programs, made, strict=True)
     ]
-    return engine, ways
+    return engine, compiled_paths
 
 
 def _compile_one(engine: Engine[Program], program: Program, donate: Sequence[str]) -> Compiled:

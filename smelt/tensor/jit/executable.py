@@ -32,8 +32,8 @@ from smelt.ir.core import Program
 from smelt.shape import Shape
 from smelt.stop import Cancel, Stop, has_started
 from smelt.structure import leaves
+from smelt.tensor.jit.function import CompiledPath, Function, Parameter, Resources, Slot
 from smelt.tensor.jit.outline import Outline
-from smelt.tensor.jit.parameters import Function, Held, Parameter, Slot, Way
 from smelt.tensor.ops.control import DATA
 from smelt.tensor.record import is_tensor
 from smelt.weights import Weights
@@ -66,27 +66,27 @@ class Executable(Generic[P, R]):
     def __init__(
         self,
         function: Function,
-        held: Held,
+        held: Resources,
         bound: Mapping[int, Any] | None = None,
         taken: int = 0,
         prepared: bool = False,
         data: Mapping[Callable[..., Any], Any] | None = None,
     ) -> None:
         self._function = function
-        self._held: Held | None = held
+        self._held: Resources | None = held
         self._bound = dict(bound or {})  # slot → what is given for it
         self._taken = taken  # parameters that are bound
         self._prepared = prepared or not any(slot.weight for slot in function.slots)
         self._data = dict(data or {})
         # Shapes of arguments that went well → the way for them: what was proven about sizes once holds the next time.
-        self._seen: dict[tuple[Any, ...], Way] = {}
+        self._seen: dict[tuple[Any, ...], CompiledPath] = {}
         self._outline: Outline | None = None  # of those arguments, where they are not one tensor each
-        self._keyed: tuple[int, ...] | None = None  # those whose shapes have to be looked at; None for all
+        self._key_places: tuple[int, ...] | None = None  # those whose shapes have to be looked at; None for all
 
     @staticmethod
-    def of(function: Function, ways: Sequence[Way]) -> Executable[..., Any]:
+    def of(function: Function, paths: Sequence[CompiledPath]) -> Executable[..., Any]:
         """One with nothing bound."""
-        return Executable(function, Held(tuple(ways)))
+        return Executable(function, Resources(tuple(paths)))
 
     # ---- looking ----
 
@@ -107,7 +107,7 @@ class Executable(Generic[P, R]):
     @property
     def program(self) -> Program:
         """The program, where no branch of the function depends on sizes."""
-        return self._one_way("several programs, one for each of its branches on sizes").program
+        return self._only_path("several programs, one for each of its branches on sizes").program
 
     def __repr__(self) -> str:
         if self._held is None:
@@ -135,7 +135,7 @@ class Executable(Generic[P, R]):
         platform)` gives such); for a model also Weights, or a mapping of its weights' names. Buffers stay the caller's.
         For a method of an object the first parameter is the object, which its type does not show.
         """
-        function, held = self._function, self._open()
+        function, held = self._function, self._resources()
         if self._taken >= len(function.parameters):
             raise RunError(f"{self.name}: every parameter is bound already", got=self._taken)
         parameter = function.parameters[self._taken]
@@ -143,20 +143,20 @@ class Executable(Generic[P, R]):
         owned: list[Any] = []
         engine = function.platform.engine
         for slot, path, given in self._collect(parameter, value):
-            found[slot] = checked = self._checked(function.slots[slot], path, given)
+            found[slot] = checked = self._check_value(function.slots[slot], path, given)
             if isinstance(checked, HostBuffer) and isinstance(engine, Placing) and not function.slots[slot].weight:
                 found[slot] = engine.put(checked)
                 owned.append(found[slot])
         bound = {**self._bound, **found}
         weights = [i for i, slot in enumerate(function.slots) if slot.weight]
         if self._prepared or any(slot not in bound for slot in weights):
-            below = Held(held.ways, tuple(owned), held.shared())
+            below = Resources(held.paths, tuple(owned), held.share())
             return Executable[Any, R](function, below, bound, self._taken + 1, self._prepared, self._data)
         self._solve(bound, "the weights")
         named = cast(Weights, {function.slots[i].name: bound[i] for i in weights})
-        ways = tuple(replace(way, compiled=way.compiled.prepare(named)) for way in held.ways)
+        paths = tuple(replace(path, compiled=path.compiled.prepare(named)) for path in held.paths)
         kept = {i: _Sizes(sizes_of(value)) if i in weights else value for i, value in bound.items()}
-        below = Held(ways, tuple(owned), held.shared() if len(kept) > len(weights) else None)
+        below = Resources(paths, tuple(owned), held.share() if len(kept) > len(weights) else None)
         return Executable[Any, R](function, below, kept, self._taken + 1, True, self._data)
 
     def _collect(self, parameter: Parameter, value: Any) -> Iterator[tuple[int, str, Any]]:
@@ -173,13 +173,13 @@ class Executable(Generic[P, R]):
 
     def bind(self, callback: Callable[..., Any], data: Any) -> Executable[P, R]:
         """The same with `data=data` for a function that the program calls through `smelt.custom_call`."""
-        held = self._open().shared()
+        held = self._resources().share()
         data = {**self._data, callback: data}
         return Executable(self._function, held, self._bound, self._taken, self._prepared, data)
 
     def clone(self) -> Executable[P, R]:
         """Another one with the same program and weights; closing one leaves the other as it is."""
-        held = self._open().shared()
+        held = self._resources().share()
         return Executable(self._function, held, self._bound, self._taken, self._prepared, self._data)
 
     # ---- calls ----
@@ -205,21 +205,21 @@ class Executable(Generic[P, R]):
         where a result is read.
         """
         if self._seen and not keywords:
-            flat = args if self._outline is None else self._outline.flat(args)
-            way = None if flat is None else self._seen.get(self._key(flat))
-            if flat is not None and way is not None:
+            flat = args if self._outline is None else self._outline.flatten(args)
+            path = None if flat is None else self._seen.get(self._key(flat))
+            if flat is not None and path is not None:
                 try:
-                    return self._again(way, flat)
+                    return self._repeat(path, flat)
                 except ShapeError:  # an element type, say: checked again below, where arguments have names
                     pass
         function = self._function
-        self._open()
+        self._resources()
         keep, stop = self._options(keywords) if keywords else (False, None)
         if function.encode is not None:
             encoded = function.encode(*args, **keywords)
             args, keywords = encoded if isinstance(encoded, tuple) else (encoded,), {}
-        given = self._given(args, keywords)
-        structure = self._call(given, keep, stop) if self._prepared else self._unprepared(given, keep, stop)
+        given = self._bind_arguments(args, keywords)
+        structure = self._call(given, keep, stop) if self._prepared else self._call_unprepared(given, keep, stop)
         return structure if function.decode is None else function.decode(structure)
 
     def _options(self, keywords: dict[str, Any]) -> tuple[bool, Stop | None]:
@@ -228,24 +228,24 @@ class Executable(Generic[P, R]):
         found = {name: keywords.pop(name) for name in ("keep", "timeout", "cancel") if name in keywords.keys() - own}
         return bool(found.pop("keep", False)), Stop.of(**found)
 
-    def _again(self, way: Way, args: Sequence[Any]) -> Any:
+    def _repeat(self, path: CompiledPath, args: Sequence[Any]) -> Any:
         """A call with shapes that went well before. The engine checks element types, placement and use."""
         function = self._function
         if function.on_host:
-            made = QUEUE.now(lambda: way.compiled(*args))
-            results = zip(made, way.shapes, strict=True)
+            made = QUEUE.now(lambda: path.compiled(*args))
+            results = zip(made, path.shapes, strict=True)
             buffers: list[Any] = [_buffer(each, shape, args) for each, shape in results]
-            structure = way.structure(buffers)
+            structure = path.structure(buffers)
         else:
-            structure = way.structure(way.compiled(*args))
+            structure = path.structure(path.compiled(*args))
         return structure if function.decode is None else function.decode(structure)
 
     def _key(self, flat: Sequence[Any]) -> tuple[Any, ...]:
-        if self._keyed is None:
+        if self._key_places is None:
             return tuple([_shape_of(each) for each in flat])
-        return tuple([_shape_of(flat[place]) for place in self._keyed])
+        return tuple([_shape_of(flat[place]) for place in self._key_places])
 
-    def _remember(self, way: Way, given: Sequence[tuple[Parameter, Any]], work: int | None) -> None:
+    def _remember(self, path: CompiledPath, given: Sequence[tuple[Parameter, Any]], work: int | None) -> None:
         """Take note of a call that may be made without looking at its arguments again, but for their shapes."""
         function = self._function
         quick = not function.donated if function.on_host else function.in_place or not function.donated
@@ -256,41 +256,41 @@ class Executable(Generic[P, R]):
         flat: Sequence[Any] | None = [value for _, value in given]
         if not all(is_tensor(parameter.pattern) for parameter, _ in given):
             self._outline = Outline.of(tuple(parameter.pattern for parameter, _ in given))
-            flat = None if self._outline is None else self._outline.flat(tuple(value for _, value in given))
+            flat = None if self._outline is None else self._outline.flatten(tuple(value for _, value in given))
         slots = [slot for parameter, _ in given for slot in parameter.slots.values()]
         if flat is None or slots != inputs or len(flat) != len(inputs):  # tied tensors, say, or bound ones
             return
-        if isinstance(way.compiled, PjrtExecutable):  # which looks at all of its inputs itself
-            self._keyed = tuple(place for place, slot in enumerate(inputs) if slot in function.open)
+        if isinstance(path.compiled, PjrtExecutable):  # which looks at all of its inputs itself
+            self._key_places = tuple(place for place, slot in enumerate(inputs) if slot in function.dynamic)
         key = self._key(flat)
         if None not in key and (not function.on_host or all(isinstance(each, tuple) for each in key)):
-            self._seen[key] = way
+            self._seen[key] = path
 
     def _call(self, given: Sequence[tuple[Parameter, Any]], keep: bool, stop: Stop | None) -> Any:
         function = self._function
         values = dict(self._bound)
         for parameter, value in given:
-            for slot, path, each in parameter.collect(value):
-                values[slot] = self._checked(function.slots[slot], path, each)
+            for slot, name, each in parameter.collect(value):
+                values[slot] = self._check_value(function.slots[slot], name, each)
         index, sizes = self._solve(values, "the inputs")
-        way = self._open().ways[index]
+        path = self._resources().paths[index]
         used = self._donate(values, keep)
-        work = way.operations if isinstance(way.operations, int) else _evaluate(way.operations, sizes)
+        work = path.operations if isinstance(path.operations, int) else _evaluate(path.operations, sizes)
         try:
-            results = self._run(way, values, sizes, work, stop)
+            results = self._run(path, values, sizes, work, stop)
         except BaseException as error:
             if function.in_place and has_started(error):
                 self._give_away(used)
             raise
-        self._remember(way, given, work)
+        self._remember(path, given, work)
         self._give_away(used)
-        return way.structure(results)
+        return path.structure(results)
 
     def _give_away(self, used: Sequence[tuple[int, Any]]) -> None:
         for slot, buffer in used:
             buffer.give_away(f"was donated as the input {self._function.slots[slot].name!r}")
 
-    def _unprepared(self, given: Sequence[tuple[Parameter, Any]], keep: bool, stop: Stop | None) -> Any:
+    def _call_unprepared(self, given: Sequence[tuple[Parameter, Any]], keep: bool, stop: Stop | None) -> Any:
         """A call that gives the weights along: they are bound for this call alone."""
         values = {parameter.name: value for parameter, value in given}
         steps: list[Executable[Any, Any]] = [self]
@@ -306,7 +306,7 @@ class Executable(Generic[P, R]):
             for step in steps[1:]:
                 step.close()
 
-    def _given(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> list[tuple[Parameter, Any]]:
+    def _bind_arguments(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> list[tuple[Parameter, Any]]:
         """Values for the parameters that are not bound; values that are part of the program must stay what they are."""
         rest = self._function.parameters[self._taken :]
         names = [parameter.name for parameter in rest]
@@ -324,7 +324,7 @@ class Executable(Generic[P, R]):
                     message = f"no value for {parameter.name}" if self._prepared else "the weights are not bound"
                     raise RunError(f"{self.name}: {message}", expected=expected, got=", ".join(given))
                 found.append((parameter, given[parameter.name]))
-            elif parameter.name in given and not _same(given[parameter.name], parameter.pattern):
+            elif parameter.name in given and not _is_same(given[parameter.name], parameter.pattern):
                 raise RunError(
                     f"{self.name}: {parameter.name} is part of the program",
                     expected=parameter.pattern,
@@ -333,7 +333,7 @@ class Executable(Generic[P, R]):
                 )
         return found
 
-    def _checked(self, slot: Slot, path: str, given: Any) -> Any:
+    def _check_value(self, slot: Slot, path: str, given: Any) -> Any:
         """A HostBuffer, or a buffer of the engine's device, whose shape and element type fit."""
         what = f"{self.name}: {path}"
         if hasattr(given, "client"):
@@ -353,19 +353,19 @@ class Executable(Generic[P, R]):
         """The way for these sizes, and the values of all symbols that they tell."""
         function = self._function
         known = dict(function.sizes)
-        if not function.open:
+        if not function.dynamic:
             return 0, known
-        open_slots = [i for i in function.open if i in values]
-        key = tuple(sizes_of(values[i]) for i in open_slots)
+        dynamic_slots = [i for i in function.dynamic if i in values]
+        key = tuple(sizes_of(values[i]) for i in dynamic_slots)
         complete = len(values) == len(function.slots)
         if complete and key in function.chosen:
             return function.chosen[key]
-        patterns = [size for i in open_slots for size in function.slots[i].shape.sizes]
+        patterns = [size for i in dynamic_slots for size in function.slots[i].shape.sizes]
         try:
             known |= solve(patterns, [size for sizes in key for size in sizes])
         except ShapeError as error:
-            shapes = ", ".join(f"{function.slots[i].name}: {function.slots[i].shape}" for i in open_slots)
-            got = ", ".join(f"{function.slots[i].name}: {list(sizes_of(values[i]))}" for i in open_slots)
+            shapes = ", ".join(f"{function.slots[i].name}: {function.slots[i].shape}" for i in dynamic_slots)
+            got = ", ".join(f"{function.slots[i].name}: {list(sizes_of(values[i]))}" for i in dynamic_slots)
             message = f"{self.name}: the sizes of {what} do not fit together"
             raise SizeError(message, expected=shapes, got=got) from error
         index = self._choose(known, complete)
@@ -374,11 +374,11 @@ class Executable(Generic[P, R]):
         return index, known
 
     def _choose(self, known: Mapping[str, int], complete: bool) -> int:
-        ways = self._open().ways
-        for index, way in enumerate(ways):
-            if not _broken(way.guards, known):
-                broken = _broken(self._function.facts | way.assumed, known)
-                if broken and (complete or len(ways) == 1):
+        paths = self._resources().paths
+        for index, path in enumerate(paths):
+            if not _broken_facts(path.guards, known):
+                broken = _broken_facts(self._function.facts | path.assumed, known)
+                if broken and (complete or len(paths) == 1):
                     raise SizeError(f"{self.name}: a fact does not hold", expected=", ".join(broken), got=dict(known))
                 return index
         raise SizeError(f"{self.name}: no way through the function is for these sizes", got=dict(known))
@@ -401,50 +401,55 @@ class Executable(Generic[P, R]):
         return used
 
     def _run(
-        self, way: Way, values: Mapping[int, Any], sizes: Mapping[str, int], work: int | None, stop: Stop | None
+        self,
+        path: CompiledPath,
+        values: Mapping[int, Any],
+        sizes: Mapping[str, int],
+        work: int | None,
+        stop: Stop | None,
     ) -> Sequence[Any]:
-        function, data, compiled = self._function, self._data, way.compiled
+        function, data, compiled = self._function, self._data, path.compiled
         inputs = [values[i] for i, slot in enumerate(function.slots) if not slot.weight]
         if not function.on_host:
             return _with_data(data, compiled, inputs, stop)
-        shapes = way.shapes_for(sizes)
+        shapes = path.shapes_for(sizes)
         if work is None or work < LONG or shapes is None:
             arrays = [each.numpy() for each in inputs]
             made = QUEUE.now(lambda: _with_data(data, compiled, arrays, stop))
             theirs = [] if function.in_place else arrays  # what is donated may come back as a result
-            return [_buffer(result, shape, theirs) for result, shape in zip(made, way.shapes, strict=True)]
+            return [_buffer(result, shape, theirs) for result, shape in zip(made, path.shapes, strict=True)]
         # The call returns before it has run, so that the caller's own arrays are copied now.
         arrays = [each.numpy() if each.owns else np.array(each.numpy()) for each in inputs]
         given_up = None if stop is not None and stop.cancel is not None else Cancel()
         ends = stop if given_up is None else Stop(None if stop is None else stop.timeout, given_up)
         started = QUEUE.later(lambda: _with_data(data, compiled, arrays, ends))
-        return [HostBuffer.later(partial(_result, started, i, given_up), shape) for i, shape in enumerate(shapes)]
+        return [HostBuffer.later(partial(_wait_result, started, i, given_up), shape) for i, shape in enumerate(shapes)]
 
     # ---- what it costs ----
 
     def memory(self, **sizes: int) -> Memory:
         """Bytes that a run needs. Open sizes that are not given count as 1; XLA counts for the latest that came."""
-        way = self._one_way("several programs")
-        told = getattr(way.compiled, "memory", None)
-        if not self._function.on_host and callable(told):
-            return cast(Memory, told())
-        known = {**dict.fromkeys(way.symbols, 1), **self._function.sizes, **sizes}
+        path = self._only_path("several programs")
+        counted_by_engine = getattr(path.compiled, "memory", None)
+        if not self._function.on_host and callable(counted_by_engine):
+            return cast(Memory, counted_by_engine())
+        known = {**dict.fromkeys(path.symbols, 1), **self._function.sizes, **sizes}
         footprint = getattr(self.platform.engine, "footprint", None)
-        counted = cost.memory(way.program.main, known)
+        counted = cost.memory(path.program.main, known)
         if footprint is None:
             return Memory(counted.arguments, counted.results, counted.peak)
-        parts = footprint(way.program).parts(known)
+        parts = footprint(path.program).parts(known)
         return Memory(counted.arguments, parts["results"], parts["temporaries"])
 
     def cost(self, **sizes: int) -> Cost:
         """What a run does. Open sizes that are not given count as 1; XLA counts for the latest that came."""
-        way = self._one_way("several programs")
-        told = getattr(way.compiled, "cost", None)
-        if not self._function.on_host and callable(told):
-            return cast(Cost, told())
-        known = {**dict.fromkeys(way.symbols, 1), **self._function.sizes, **sizes}
-        counted = cost.memory(way.program.main, known)
-        operations = cost.operations(way.program)
+        path = self._only_path("several programs")
+        counted_by_engine = getattr(path.compiled, "cost", None)
+        if not self._function.on_host and callable(counted_by_engine):
+            return cast(Cost, counted_by_engine())
+        known = {**dict.fromkeys(path.symbols, 1), **self._function.sizes, **sizes}
+        counted = cost.memory(path.program.main, known)
+        operations = cost.operations(path.program)
         return Cost(float(evaluate(operations, known)), float(counted.arguments + counted.results))
 
     # ---- files ----
@@ -454,23 +459,23 @@ class Executable(Generic[P, R]):
 
         What comes back takes and gives arrays in order; another platform or version is refused with the reason.
         """
-        compiled = self._one_way("several programs, which do not go into one file").compiled
-        told = getattr(compiled, "serialize", None)
-        if told is None:
-            raise self._unsaved()
-        return bytes(told())
+        compiled = self._only_path("several programs, which do not go into one file").compiled
+        counted_by_engine = getattr(compiled, "serialize", None)
+        if counted_by_engine is None:
+            raise self._cannot_save()
+        return bytes(counted_by_engine())
 
     def save(self, path: str | Path) -> None:
         """Write it to a file, which appears whole or not at all; `smelt.load(path)` takes it back."""
-        compiled = self._one_way("several programs, which do not go into one file").compiled
+        compiled = self._only_path("several programs, which do not go into one file").compiled
         if isinstance(compiled, Storable):
             write_bundle(Path(path), compiled.stored().replace(name=self.name))
         elif hasattr(compiled, "serialize"):
             write_atomically(path, [self.serialize()])
         else:
-            raise self._unsaved()
+            raise self._cannot_save()
 
-    def _unsaved(self) -> SmeltError:
+    def _cannot_save(self) -> SmeltError:
         return UnsupportedError(
             f"{self.name} cannot be saved",
             expected="a program of the native or pjrt engine without calls into Python",
@@ -492,16 +497,16 @@ class Executable(Generic[P, R]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self) -> Held:
+    def _resources(self) -> Resources:
         if self._held is None:
             raise RunError(f"{self.name}: the executable is closed", remedy="compile the function again")
         return self._held
 
-    def _one_way(self, otherwise: str) -> Way:
-        ways = self._open().ways
-        if len(ways) != 1:
-            raise UnsupportedError(f"{self.name} has {otherwise}", got=f"{len(ways)} ways")
-        return ways[0]
+    def _only_path(self, otherwise: str) -> CompiledPath:
+        paths = self._resources().paths
+        if len(paths) != 1:
+            raise UnsupportedError(f"{self.name} has {otherwise}", got=f"{len(paths)} programs")
+        return paths[0]
 
 
 # ---- values ----
@@ -527,11 +532,11 @@ def _as_numpy(given: Any) -> Any:
     return np.from_dlpack(given)
 
 
-def _same(given: Any, known: Any) -> bool:
+def _is_same(given: Any, known: Any) -> bool:
     return given is known or (type(given) is type(known) and bool(given == known))
 
 
-def _broken(facts: Facts, values: Mapping[str, int]) -> list[str]:
+def _broken_facts(facts: Facts, values: Mapping[str, int]) -> list[str]:
     return [str(fact) for fact in facts if fact.symbols <= values.keys() and not fact.holds(values)]
 
 
@@ -548,7 +553,7 @@ def _with_data(
         DATA.reset(token)
 
 
-def _result(started: Future[tuple[Any, ...]], index: int, given_up: Cancel | None) -> Array:
+def _wait_result(started: Future[tuple[Any, ...]], index: int, given_up: Cancel | None) -> Array:
     """A result of a call on the queue. Whoever interrupts the wait for it (Ctrl-C) ends the call."""
     try:
         array: Array = started.result()[index]

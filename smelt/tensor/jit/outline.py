@@ -18,9 +18,9 @@ class Outline:
     >>> from smelt import symbolic
     >>> x = symbolic("f32[n=2]")
     >>> outline = Outline.of((x, [x, {"a": x}]))
-    >>> outline.flat((1, [2, {"a": 3}])), outline.flat((1, [2]))
+    >>> outline.flatten((1, [2, {"a": 3}])), outline.flatten((1, [2]))
     ([1, 2, 3], None)
-    >>> outline.built([4, 5, 6])
+    >>> outline.build([4, 5, 6])
     (4, [5, {'a': 6}])
     """
 
@@ -51,7 +51,7 @@ class Outline:
             parts.append(part)
         return Outline(type(structure), keys, tuple(parts))
 
-    def flat(self, given: Any) -> list[Any] | None:
+    def flatten(self, given: Any) -> list[Any] | None:
         """The leaves of a structure of this kind in order; None where it is another."""
         found: list[Any] = []
         return found if self._add(given, found) else None
@@ -73,7 +73,7 @@ class Outline:
                 return False
         return True
 
-    def built(self, values: Sequence[Any]) -> Any:
+    def build(self, values: Sequence[Any]) -> Any:
         """A structure of this kind from its leaves."""
         made, _ = self._take(values, 0)
         return made

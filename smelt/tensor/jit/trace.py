@@ -25,8 +25,8 @@ from smelt.tensor import tree
 from smelt.tensor.arguments import Arguments, model_facts, model_symbols, symbolic_model
 from smelt.tensor.axes import Dim
 from smelt.tensor.composite import callees
-from smelt.tensor.entry import refuse_unknown, solve_facts, told_by
-from smelt.tensor.facts import Way, explore, facts_of, parse_facts, refuse_contradiction, substituted
+from smelt.tensor.entry import determined_symbols, refuse_unknown, solve_facts
+from smelt.tensor.facts import ExploredPath, explore, facts_of, parse_facts, refuse_contradiction, substitute_fact
 from smelt.tensor.fields import (
     constructor_numbers,
     declared_fields,
@@ -38,11 +38,11 @@ from smelt.tensor.fields import (
 )
 from smelt.tensor.jit.realise import Entry
 from smelt.tensor.jit.realise import run as run_entry
-from smelt.tensor.proving import entry_facts, in_force, meaning, nothing_but
+from smelt.tensor.proving import bind_names, current_facts, entry_facts, only_facts
 from smelt.tensor.record import CHECKS, SOURCES, Leaf, function, is_tensor, place_of, sources_of
-from smelt.tensor.recovery import is_lost
+from smelt.tensor.recovery import is_poison
 from smelt.tensor.shaped import Spec, annotations_of, declared_spec, lone_symbol, match, signature_specs, spec_of
-from smelt.tensor.source import Operand, Place, declared, refuse
+from smelt.tensor.source import Operand, Place, declaration_of, refuse
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -116,13 +116,13 @@ class Traced:
             values = solve(patterns, actual)
         except ShapeError as error:
             raise ShapeError(f"{self.name}: {error.message}", expected=error.expected, got=error.got) from None
-        index, path = self._path(values)
+        index, path = self._choose_path(values)
         entry = self._entries.get(index)
         if entry is None:
             entry = self._entries[index] = _entry(path.program)
         return _rebuild(path.results, iter(run_entry(entry, given, engine)))
 
-    def _path(self, values: Mapping[str, int]) -> tuple[int, Path]:
+    def _choose_path(self, values: Mapping[str, int]) -> tuple[int, Path]:
         known = dict(values)
         for index, path in enumerate(self.paths):
             if not path.guards.check(known):
@@ -187,7 +187,7 @@ class Outcome:
     name: str
     errors: tuple[SmeltError, ...]
     traced: Traced | None
-    ways: int
+    path_count: int
     taken: tuple[str, ...] = ()  # numbers that no tensor has and no fact names: taken to be at least 0
 
 
@@ -197,10 +197,10 @@ def check(fn: Callable[..., Any], *args: Any, facts: Sequence[str | Fact] = (), 
     The function may give no tensor at all, two tensors stand for any number of arguments (`*xs`), and a Dim for an
     argument that is any number.
     """
-    return check_open(fn, args, facts, keywords, ())
+    return check_symbolic(fn, args, facts, keywords, ())
 
 
-def check_open(
+def check_symbolic(
     fn: Callable[..., Any],
     args: Sequence[Any],
     facts: Sequence[str | Fact],
@@ -227,12 +227,12 @@ def _check(
     """`numbers`: the symbols that a check may use as if they were arguments; None for a program that is to run."""
     name = getattr(fn, "__qualname__", type(fn).__qualname__)
     try:
-        return _outcome(name, fn, args, facts, keywords, numbers, several)
+        return _check_paths(name, fn, args, facts, keywords, numbers, several)
     except SmeltError as mistake:  # in the annotations, or in what follows from all ways
         return Outcome(name, (mistake,), None, 0)
 
 
-def _outcome(
+def _check_paths(
     name: str,
     fn: Callable[..., Any],
     args: Sequence[Any],
@@ -242,33 +242,33 @@ def _outcome(
     several: int,
 ) -> Outcome:
     arguments = Arguments(several)
-    open = numbers is not None
-    bound, self_model = _receiver(fn, arguments)
+    for_check = numbers is not None
+    bound, self_model = _symbolic_receiver(fn, arguments)
     arguments.bound.update(_number_arguments(bound, args, keywords))
     stated = (*facts, *facts_of(fn), *(model_facts(self_model) if self_model is not None else ()))
-    place = declared(type(self_model), "facts") if self_model is not None else None
-    place = place or declared(getattr(inspect.unwrap(fn), "__func__", inspect.unwrap(fn)), "facts")
-    inputs, named = _inputs(bound, args, keywords, arguments, open)
+    place = declaration_of(type(self_model), "facts") if self_model is not None else None
+    place = place or declaration_of(getattr(inspect.unwrap(fn), "__func__", inspect.unwrap(fn)), "facts")
+    inputs, named = _make_inputs(bound, args, keywords, arguments, for_check)
     _, result_hint = signature_specs(bound)
     alone = tuple(sorted(set(numbers or ()) - arguments.symbols.keys()))
     for each in alone:
         arguments.add(Shape.of(f32, (symbol(each),)), each, None, each)  # an argument that tells the number
     sources = sources_of(arguments.leaves)
-    numbers_open = model_symbols(self_model) if self_model is not None else frozenset[str]()
-    known, meanings = _entry_facts(parse_facts(stated, place), arguments, numbers_open, place)
+    model_numbers = model_symbols(self_model) if self_model is not None else frozenset[str]()
+    known, meanings = _entry_facts(parse_facts(stated, place), arguments, model_numbers, place)
     taken = tuple(name for name in alone if not any(name in fact.symbols for fact in known))
     ambient, _, _ = solve_facts(
-        in_force(), arguments.symbols.keys() | numbers_open
+        current_facts(), arguments.symbols.keys() | model_numbers
     )  # others are about tensors that are not here
     refuse_contradiction(ambient | known, place)
-    itself = {name: symbol(name) for name in numbers_open}
+    itself = {name: symbol(name) for name in model_numbers}
     known_sizes = {**itself, **arguments.symbols, **arguments.bound, **meanings}
     unkept = constructor_numbers(self_model) - known_sizes.keys() if self_model is not None else frozenset()
 
     def run() -> Any:
         token, checks = SOURCES.set(sources), CHECKS.set({})
         try:
-            with meaning(known_sizes):
+            with bind_names(known_sizes):
                 results = bound(*inputs, **named)
                 _check_results(name, results, result_hint, inspect.unwrap(bound), known_sizes, unkept)
                 return results
@@ -276,16 +276,16 @@ def _outcome(
             SOURCES.reset(token)
             CHECKS.reset(checks)
 
-    with nothing_but(ambient):
-        ways = explore(run, known)
-    errors = _distinct([error for way in ways for error in way.errors])
+    with only_facts(ambient):
+        explored = explore(run, known)
+    errors = _deduplicate([error for path in explored for error in path.errors])
     if errors:
-        return Outcome(name, tuple(errors), None, len(ways), taken)
-    if open and any(next(tree.leaves(way.result), None) is None for way in ways):
-        return Outcome(name, (), None, len(ways), taken)  # a size, or nothing at all, is proven as well
-    paths = [_path(way, arguments) for way in ways]
+        return Outcome(name, tuple(errors), None, len(explored), taken)
+    if for_check and any(next(tree.leaves(path.result), None) is None for path in explored):
+        return Outcome(name, (), None, len(explored), taken)  # a size, or nothing at all, is proven as well
+    paths = [_to_path(path, arguments) for path in explored]
     given = Inputs(self_model, tuple(inputs), named)
-    return Outcome(name, (), Traced(name, arguments.leaves, ambient | known, paths, given), len(ways), taken)
+    return Outcome(name, (), Traced(name, arguments.leaves, ambient | known, paths, given), len(explored), taken)
 
 
 def _entry_facts(
@@ -296,10 +296,10 @@ def _entry_facts(
     `numbers`: symbols for numbers that the model is made with. It runs when they are numbers.
     """
     sizes = [size for leaf in arguments.leaves for size in leaf.shape.sizes]
-    told, needed = told_by(sizes)
-    told |= numbers.union(*(leaf.shape.symbols for leaf in arguments.leaves if leaf.weight))
+    determined, needed = determined_symbols(sizes)
+    determined |= numbers.union(*(leaf.shape.symbols for leaf in arguments.leaves if leaf.weight))
     for leaf in arguments.leaves:
-        if strange := sorted(leaf.shape.symbols - told):
+        if strange := sorted(leaf.shape.symbols - determined):
             names = ", ".join(strange)
             remedy = f"give {names} an axis of its own in one of the arguments"
             refuse(
@@ -308,14 +308,14 @@ def _entry_facts(
                 remedy=remedy,
                 place=leaf.place,
             )
-    meant = Facts(substituted(fact, arguments.bound) for fact in stated)
-    facts, meanings, unknown = solve_facts(meant, told)
+    meant = Facts(substitute_fact(fact, arguments.bound) for fact in stated)
+    facts, meanings, unknown = solve_facts(meant, determined)
     for fact in unknown:
-        refuse_unknown(fact, told | arguments.bound.keys(), place)
+        refuse_unknown(fact, determined | arguments.bound.keys(), place)
     return facts | needed | entry_facts(sizes), meanings
 
 
-def _distinct(errors: Sequence[SmeltError]) -> list[SmeltError]:
+def _deduplicate(errors: Sequence[SmeltError]) -> list[SmeltError]:
     """Each mistake once: ways that share a line share its mistake."""
     found: dict[tuple[str, str], SmeltError] = {}
     for error in errors:
@@ -323,7 +323,7 @@ def _distinct(errors: Sequence[SmeltError]) -> list[SmeltError]:
     return list(found.values())
 
 
-def _receiver(fn: Callable[..., Any], arguments: Arguments) -> tuple[Callable[..., Any], Any]:
+def _symbolic_receiver(fn: Callable[..., Any], arguments: Arguments) -> tuple[Callable[..., Any], Any]:
     """The function with a symbolic copy of the model that it is a method of."""
     if not hasattr(fn, "__code__") and not hasattr(fn, "__func__") and is_model(fn):
         fn = type(fn).__call__.__get__(fn)  # a model that is a function itself
@@ -344,8 +344,8 @@ def _number_arguments(fn: Callable[..., Any], args: Sequence[Any], keywords: Map
     return {name: size for name, size in sizes.items() if size is not None and (isinstance(size, Poly) or size >= 0)}
 
 
-def _inputs(
-    fn: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], arguments: Arguments, open: bool
+def _make_inputs(
+    fn: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], arguments: Arguments, for_check: bool
 ) -> tuple[list[Any], dict[str, Any]]:
     """Values for all parameters: given ones, symbolic ones from annotations, defaults."""
     hints, _ = signature_specs(fn)
@@ -356,21 +356,21 @@ def _inputs(
     rest = list(args)
     for parameter in inspect.signature(fn).parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
-            if open and not rest and (hint := hints.get(parameter.name)) is not None:
+            if for_check and not rest and (hint := hints.get(parameter.name)) is not None:
                 names = [f"{parameter.name}{i}" for i in range(arguments.several)]
                 any_number = [_from_annotation(hint, name, arguments, code_owner) for name in names]
                 positional += [value for value in any_number if value is not None]
             positional += [
-                _argument(value, f"{parameter.name}{i}", arguments, code_owner) for i, value in enumerate(rest)
+                _make_argument(value, f"{parameter.name}{i}", arguments, code_owner) for i, value in enumerate(rest)
             ]
             rest = []
             continue
         if parameter.kind is parameter.VAR_KEYWORD:
             continue
         if rest and parameter.kind is not parameter.KEYWORD_ONLY:
-            value = _argument(rest.pop(0), parameter.name, arguments, code_owner)
+            value = _make_argument(rest.pop(0), parameter.name, arguments, code_owner)
         elif parameter.name in keywords:
-            value = _argument(keywords[parameter.name], parameter.name, arguments, code_owner)
+            value = _make_argument(keywords[parameter.name], parameter.name, arguments, code_owner)
         else:
             hint = hints.get(parameter.name)
             value = _from_annotation(hint, parameter.name, arguments, code_owner)
@@ -378,7 +378,7 @@ def _inputs(
                 if parameter.default is parameter.empty:
                     refuse(
                         f"{parameter.name} has no shape",
-                        place=declared(code_owner, parameter.name),
+                        place=declaration_of(code_owner, parameter.name),
                         remedy=f'{parameter.name}: Shaped[Tensor, "f32[…]"], or pass a Shape to trace',
                     )
                 value = parameter.default
@@ -387,22 +387,22 @@ def _inputs(
         else:
             positional.append(value)
     if rest:
-        refuse(f"{len(rest)} more arguments than parameters", place=declared(code_owner, ""))
+        refuse(f"{len(rest)} more arguments than parameters", place=declaration_of(code_owner, ""))
     return positional, named
 
 
-def _argument(value: Any, name: str, arguments: Arguments, owner: object) -> Any:
+def _make_argument(value: Any, name: str, arguments: Arguments, owner: object) -> Any:
     if isinstance(value, Shape):
         return arguments.add(value, name, owner, name)
     if is_tensor(value):
         return arguments.add(value.shape, name, owner, name)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         parts = zip(value._fields, value, strict=True)
-        return type(value)(*(_argument(part, f"{name}.{member}", arguments, owner) for member, part in parts))
+        return type(value)(*(_make_argument(part, f"{name}.{member}", arguments, owner) for member, part in parts))
     if isinstance(value, tuple | list):
-        return type(value)(_argument(part, f"{name}.{i}", arguments, owner) for i, part in enumerate(value))
+        return type(value)(_make_argument(part, f"{name}.{i}", arguments, owner) for i, part in enumerate(value))
     if isinstance(value, dict):
-        return {key: _argument(part, f"{name}.{key}", arguments, owner) for key, part in value.items()}
+        return {key: _make_argument(part, f"{name}.{key}", arguments, owner) for key, part in value.items()}
     return symbolic_model(value, arguments, name) if is_model(value) else value
 
 
@@ -441,8 +441,8 @@ def _check_results(
     bound = dict(known)
     declared_spec(hint, owner, "return")
     _check_count(what, results, hint, owner)
-    place = declared(owner, "return")
-    pairs = [pair for pair in _pairs(results, hint, "") if not is_lost(pair[1])]
+    place = declaration_of(owner, "return")
+    pairs = [pair for pair in _pair_results(results, hint, "") if not is_poison(pair[1])]
     for label, value, spec in pairs:
         if not is_tensor(value):
             refuse(f"{what}: result{label} is no tensor", place=place)
@@ -463,37 +463,37 @@ def _made_inside(owner: object, value: Any) -> Place | None:
 
 def _check_count(what: str, results: Any, hint: Any, owner: object) -> None:
     parts = get_args(hint)
-    if get_origin(hint) is not tuple or not parts or Ellipsis in parts or is_lost(results):
+    if get_origin(hint) is not tuple or not parts or Ellipsis in parts or is_poison(results):
         return
     if not isinstance(results, tuple | list):
-        refuse(f"{what}: {len(parts)} results are declared, one came", place=declared(owner, "return"))
+        refuse(f"{what}: {len(parts)} results are declared, one came", place=declaration_of(owner, "return"))
     if len(results) != len(parts):
         message = f"{what}: {len(results)} results came, {len(parts)} are declared"
-        refuse(message, place=declared(owner, "return"))
+        refuse(message, place=declaration_of(owner, "return"))
 
 
-def _pairs(results: Any, hint: Any, label: str) -> Iterator[tuple[str, Any, Spec]]:
+def _pair_results(results: Any, hint: Any, label: str) -> Iterator[tuple[str, Any, Spec]]:
     spec = spec_of(hint)
     if spec is not None:
         yield label, results, spec
     elif isinstance(results, dict) and get_origin(hint) is dict:
         for key, value in results.items():
-            yield from _pairs(value, get_args(hint)[1], f"{label} {key!r}")
+            yield from _pair_results(value, get_args(hint)[1], f"{label} {key!r}")
     elif isinstance(hint, type) and not is_tensor(results):  # a record: its fields say what they are
         for name, part in annotations_of(hint).items():
             value = results.get(name) if isinstance(results, dict) else getattr(results, name, None)
             if value is not None:
-                yield from _pairs(value, part, f"{label} {name}")
+                yield from _pair_results(value, part, f"{label} {name}")
     elif get_origin(hint) in (tuple, list) and isinstance(results, tuple | list):
         parts = get_args(hint)
         if len(parts) == 1 or (len(parts) == 2 and parts[1] is Ellipsis):
             parts = (parts[0],) * len(results)
         for i, (value, part) in enumerate(zip(results, parts, strict=False)):
-            yield from _pairs(value, part, f"{label} {i}")
+            yield from _pair_results(value, part, f"{label} {i}")
 
 
-def _path(way: Way[Any], arguments: Arguments) -> Path:
-    results = [tensor.value for tensor in tree.leaves(way.result)]
+def _to_path(path: ExploredPath[Any], arguments: Arguments) -> Path:
+    results = [tensor.value for tensor in tree.leaves(path.result)]
     if not results:
         refuse("the function returns no tensor")
     attrs: list[Attrs] = [
@@ -503,7 +503,7 @@ def _path(way: Way[Any], arguments: Arguments) -> Path:
     func, inputs = function("main", results, arguments.leaves, arg_attrs=attrs)
     strange = [leaf for leaf in inputs if leaf not in arguments.leaves]
     assert not strange
-    return Path(Facts(way.guards), Facts(way.assumed), Program.of(func, *callees(func.body)), way.result)
+    return Path(Facts(path.guards), Facts(path.assumed), Program.of(func, *callees(func.body)), path.result)
 
 
 # ---- checking calls ----
@@ -526,19 +526,19 @@ def checked(fn: F) -> F:
         for last in (False, True):  # a symbol in a formula may be bound by a later argument
             for name in (name for name in tensors if name in specs):
                 what = f"{fn.__qualname__}: {name}"
-                match(what, tensors[name], specs[name], bound, declared(fn, name), complete=last)
+                match(what, tensors[name], specs[name], bound, declaration_of(fn, name), complete=last)
         facts, meanings, unknown = solve_facts(parse_facts(facts_of(fn)), bound.keys())
         for fact in unknown:
             refuse_unknown(fact, bound.keys())
         bound |= {name: substitute(size, bound) for name, size in meanings.items()}
         for fact in facts:
-            if not (answer := _ask(meant := substituted(fact, bound))):
+            if not (answer := _prove(meant := substitute_fact(fact, bound))):
                 shown = [Operand(name, value.shape) for name, value in tensors.items()]
                 refuse(f"{fn.__qualname__}: needs {fact}, which is {meant} here", *shown, answer=answer)
-        with meaning(bound):
+        with bind_names(bound):
             results = fn(*args, **keywords)
-        pairs = [pair for pair in _pairs(results, result_hint, "") if is_tensor(pair[1])]
-        stated = declared(fn, "return")
+        pairs = [pair for pair in _pair_results(results, result_hint, "") if is_tensor(pair[1])]
+        stated = declaration_of(fn, "return")
         for last in (False, True):
             for label, value, spec in pairs:
                 at = _made_inside(fn, value) or stated  # the mistake is the function's, not its caller's
@@ -564,6 +564,6 @@ def _names_of(receiver: Any) -> dict[str, Size]:
     return bound
 
 
-def _ask(fact: Fact) -> Any:
-    facts = in_force()
+def _prove(fact: Fact) -> Any:
+    facts = current_facts()
     return facts.equal(fact.left, fact.right) if fact.relation == "==" else facts.at_most(fact.left, fact.right)

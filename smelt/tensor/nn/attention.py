@@ -17,15 +17,15 @@ from smelt.tensor.axes import SizeLike, size_of
 from smelt.tensor.core import Tensor
 from smelt.tensor.model import Model
 from smelt.tensor.nn.layers import Linear
-from smelt.tensor.nn.sizes import in_f32, lone
+from smelt.tensor.nn.sizes import in_f32, single_axis
 from smelt.tensor.ops import elementwise as el
 from smelt.tensor.ops.move import arange, concatenate
 from smelt.tensor.record import operand
-from smelt.tensor.recovery import guarded
+from smelt.tensor.recovery import with_recovery
 from smelt.tensor.source import refuse
 
 
-@guarded
+@with_recovery
 def attention(
     q: Tensor,
     k: Tensor,
@@ -66,7 +66,7 @@ def attention(
     if strange := [name for name in k.shape.names or () if name not in (*order, keys)]:
         shown = operand("q", q), operand("k", k)
         refuse(f'attention: k has an axis "{strange[0]}" that q lacks', *shown, remedy=f'keys are along "{keys}"')
-    scores = in_f32(_scaled(q.dot(k, depth), q, depth, scale))
+    scores = in_f32(_scale(q.dot(k, depth), q, depth, scale))
     if softcap:
         scores = (scores * (1 / softcap)).tanh() * softcap
     if mask is not None:
@@ -84,7 +84,7 @@ def attention(
     return found.merge(("g", "r"), "h") if grouped else found
 
 
-def _scaled(scores: Tensor, q: Tensor, depth: str, scale: float | None) -> Tensor:
+def _scale(scores: Tensor, q: Tensor, depth: str, scale: float | None) -> Tensor:
     if scale is not None:
         return scores * scale
     size = q.size(depth)
@@ -96,7 +96,7 @@ def _scaled(scores: Tensor, q: Tensor, depth: str, scale: float | None) -> Tenso
 # ---- rotary positions ----
 
 
-Turn = tuple[Tensor, Tensor]  # cosines, [s, k]; sines with the sign for each of a pair, [s, k, k_pair]
+Rotation = tuple[Tensor, Tensor]  # cosines, [s, k]; sines with the sign for each of a pair, [s, k, k_pair]
 
 
 class RoPE(Model):
@@ -121,15 +121,15 @@ class RoPE(Model):
         over: str = "s",
         **axes: SizeLike,
     ) -> None:
-        self._axis, self._size = lone("RoPE", axes)
+        self._axis, self._size = single_axis("RoPE", axes)
         self.base = base
         self.interleaved = interleaved
         self.part = part
         self.over = over
         self._factors = None if factors is None else tuple(float(factor) for factor in factors)
 
-    @guarded
-    def __call__(self, x: Tensor, positions: Tensor | None = None, turn: Turn | None = None) -> Tensor:
+    @with_recovery
+    def __call__(self, x: Tensor, positions: Tensor | None = None, turn: Rotation | None = None) -> Tensor:
         """x turned; `positions` are those of its places, [s] or [b, s], from 0 on unless given; or what `turn` gave."""
         size = x.size(self._axis)
         if isinstance(self._size, int) and isinstance(size, int) and size != self._size:
@@ -138,10 +138,10 @@ class RoPE(Model):
         if self.part is not None:
             first = x.slice(**{self._axis: slice(None, self.part)})
             rest = x.slice(**{self._axis: slice(self.part, None)})
-            return concatenate([self._turned(first, turn), rest], self._axis)
-        return self._turned(x, turn)
+            return concatenate([self._rotate(first, turn), rest], self._axis)
+        return self._rotate(x, turn)
 
-    def turn(self, x: Tensor, positions: Tensor | None = None) -> Turn:
+    def turn(self, x: Tensor, positions: Tensor | None = None) -> Rotation:
         """The cosines and signed sines for x and all tensors with the same positions and depth."""
         place = arange(x.size(self.over), self.over) if positions is None else positions
         angles = el.outer("*", el.cast(place, f32), self._frequencies(x))
@@ -152,7 +152,7 @@ class RoPE(Model):
     def _pair(self) -> str:
         return f"{self._axis}_pair"
 
-    def _turned(self, x: Tensor, turn: Turn) -> Tensor:
+    def _rotate(self, x: Tensor, turn: Rotation) -> Tensor:
         """(a, b) → (a cos - b sin, b cos + a sin): with the pair turned round, one sum of two products."""
         axis, pair = self._axis, self._pair
         order = {axis: None, pair: 2} if self.interleaved else {pair: 2, axis: None}
@@ -214,7 +214,7 @@ class MultiHeadAttention(Model):
         dtype: str | DType | None = None,
         **axes: SizeLike,
     ) -> None:
-        name, size = lone("MultiHeadAttention", axes)
+        name, size = single_axis("MultiHeadAttention", axes)
         self.heads = size_of(heads)
         self.kv_heads = None if kv_heads is None or size_of(kv_heads) == self.heads else size_of(kv_heads)
         depth = floordiv(size, self.heads) if head_size is None else size_of(head_size)

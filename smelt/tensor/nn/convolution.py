@@ -13,9 +13,9 @@ from smelt.dim import floordiv
 from smelt.dtype import DType
 from smelt.tensor.axes import names_of
 from smelt.tensor.core import Tensor
-from smelt.tensor.model import Model, open_parameter
+from smelt.tensor.model import Model, make_parameter
 from smelt.tensor.nn.sizes import Axes, element_of, features
-from smelt.tensor.recovery import guarded
+from smelt.tensor.recovery import with_recovery
 from smelt.tensor.source import refuse
 
 Numbers: TypeAlias = int | Mapping[str, int] | Sequence[int]
@@ -24,7 +24,7 @@ Pads: TypeAlias = Literal["valid", "same"] | Both | Mapping[str, Both]
 Padding: TypeAlias = Literal["valid", "same"] | dict[str, tuple[int, int]]
 
 
-def _each(what: str, given: Numbers, names: Sequence[str]) -> dict[str, int]:
+def _per_axis(what: str, given: Numbers, names: Sequence[str]) -> dict[str, int]:
     """A number for each axis."""
     if isinstance(given, int):
         return dict.fromkeys(names, given)
@@ -50,7 +50,7 @@ class _Convolution(Model):
 
     weight: Tensor
     bias: Tensor | None
-    _places = 0  # axes that the window goes over: each class says its own
+    _spatial = 0  # axes that the window goes over: each class says its own
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class _Convolution(Model):
         dtype: str | DType | None = None,
         **axes: Axes,
     ) -> None:
-        self._set(axes, strides, padding, dilation, groups, bias, dtype)
+        self._configure(axes, strides, padding, dilation, groups, bias, dtype)
 
-    def _set(
+    def _configure(
         self,
         axes: Mapping[str, Axes],
         strides: Numbers,
@@ -77,16 +77,16 @@ class _Convolution(Model):
         transposed: bool = False,
     ) -> None:
         what = type(self).__name__
-        found, window = features(what, axes, self._places)
-        first = {found.inner: found.out_size, found.came: floordiv(found.came_size, groups)}
+        found, window = features(what, axes, self._spatial)
+        first = {found.inner: found.out_size, found.in_axis: floordiv(found.in_size, groups)}
         if transposed:
-            first = {found.came: found.came_size, found.inner: floordiv(found.out_size, groups)}
-        self.weight = open_parameter({**first, **window}, element_of(dtype))
-        self.bias = open_parameter({found.out: found.out_size}, element_of(dtype)) if bias else None
+            first = {found.in_axis: found.in_size, found.inner: floordiv(found.out_size, groups)}
+        self.weight = make_parameter({**first, **window}, element_of(dtype))
+        self.bias = make_parameter({found.out: found.out_size}, element_of(dtype)) if bias else None
         self._features = found
-        self.strides = _each(what, strides, list(window))
+        self.strides = _per_axis(what, strides, list(window))
         self.padding = _pads(padding, list(window))
-        self.dilation = _each(what, dilation, list(window))
+        self.dilation = _per_axis(what, dilation, list(window))
         self.groups = groups
 
     @property
@@ -98,13 +98,13 @@ class _Convolution(Model):
         y = self._features.rename(y)
         return y if self.bias is None else y + self.bias
 
-    @guarded
+    @with_recovery
     def __call__(self, x: Tensor) -> Tensor:
         return self._finish(
             x.conv(
                 self.weight,
                 tuple(self._window),
-                features=(self._features.came, self._features.inner),
+                features=(self._features.in_axis, self._features.inner),
                 strides=self.strides,
                 padding=self.padding,
                 dilation=self.dilation,
@@ -124,7 +124,7 @@ class Conv1d(_Convolution):
     f32[b=B, c=384, t=T]
     """
 
-    _places = 1
+    _spatial = 1
 
 
 class Conv2d(_Convolution):
@@ -134,13 +134,13 @@ class Conv2d(_Convolution):
     f32[c_out=64, c=3, y=7, x=7]
     """
 
-    _places = 2
+    _spatial = 2
 
 
 class Conv3d(_Convolution):
     """A convolution over three axes: `nn.Conv3d(c=(3, 64), z=3, y=3, x=3)`."""
 
-    _places = 3
+    _spatial = 3
 
 
 class _Transposed(_Convolution):
@@ -158,10 +158,10 @@ class _Transposed(_Convolution):
         dtype: str | DType | None = None,
         **axes: Axes,
     ) -> None:
-        self._set(axes, strides, padding, dilation, groups, bias, dtype, transposed=True)
-        self.output_padding = _each(type(self).__name__, output_padding, list(self._window))
+        self._configure(axes, strides, padding, dilation, groups, bias, dtype, transposed=True)
+        self.output_padding = _per_axis(type(self).__name__, output_padding, list(self._window))
 
-    @guarded
+    @with_recovery
     def __call__(self, x: Tensor) -> Tensor:
         window = self._window
         given = self.padding if isinstance(self.padding, dict) else dict.fromkeys(window, (0, 0))
@@ -172,14 +172,14 @@ class _Transposed(_Convolution):
             pads[name] = reach - before, reach - after + self.output_padding[name]
         kernel, found = self.weight, self._features
         if self.groups > 1:  # [in, out / groups] → [in / groups, out]
-            came, group = found.came, f"{found.came}_group"
-            kernel = kernel.split(came, **{group: self.groups, came: None})
-            kernel = kernel.transpose(came, group, found.inner, *window).merge((group, found.inner), found.inner)
+            in_axis, group = found.in_axis, f"{found.in_axis}_group"
+            kernel = kernel.split(in_axis, **{group: self.groups, in_axis: None})
+            kernel = kernel.transpose(in_axis, group, found.inner, *window).merge((group, found.inner), found.inner)
         return self._finish(
             x.conv(
                 kernel,
                 tuple(window),
-                features=(found.came, found.inner),
+                features=(found.in_axis, found.inner),
                 padding=pads,
                 dilation=self.dilation,
                 input_dilation=self.strides,
@@ -192,7 +192,7 @@ class _Transposed(_Convolution):
 class ConvTranspose1d(_Transposed):
     """A transposed convolution over one axis: `nn.ConvTranspose1d(c=(64, 32), t=4, strides=2, padding=1)`."""
 
-    _places = 1
+    _spatial = 1
 
 
 class ConvTranspose2d(_Transposed):
@@ -203,7 +203,7 @@ class ConvTranspose2d(_Transposed):
     f32[b=B, c=32, y=10, x=16]
     """
 
-    _places = 2
+    _spatial = 2
 
 
 # ---- pooling ----
@@ -214,10 +214,10 @@ class MaxPool(Model):
 
     def __init__(self, *, strides: Numbers | None = None, padding: Pads = 0, **window: int) -> None:
         self.window = window
-        self.strides = window if strides is None else _each("MaxPool", strides, list(window))
+        self.strides = window if strides is None else _per_axis("MaxPool", strides, list(window))
         self.padding = _pads(padding, list(window))
 
-    @guarded
+    @with_recovery
     def __call__(self, x: Tensor) -> Tensor:
         return x.max_pool(self.window, self.strides, self.padding)
 
@@ -229,11 +229,11 @@ class AvgPool(Model):
         self, *, strides: Numbers | None = None, padding: Pads = 0, count_padding: bool = True, **window: int
     ) -> None:
         self.window = window
-        self.strides = window if strides is None else _each("AvgPool", strides, list(window))
+        self.strides = window if strides is None else _per_axis("AvgPool", strides, list(window))
         self.padding = _pads(padding, list(window))
         self.count_padding = count_padding
 
-    @guarded
+    @with_recovery
     def __call__(self, x: Tensor) -> Tensor:
         return x.mean_pool(self.window, self.strides, self.padding, count_padding=self.count_padding)
 

@@ -12,12 +12,12 @@ from smelt.dtype import DType
 from smelt.tensor.axes import SizeLike, size_of
 from smelt.tensor.core import Tensor
 from smelt.tensor.fields import set_field
-from smelt.tensor.model import Model, open_parameter
+from smelt.tensor.model import Model, make_parameter
 from smelt.tensor.nn.sizes import Axes, element_of, features
 from smelt.tensor.ops import random
 from smelt.tensor.ops.elementwise import where
 from smelt.tensor.record import operand
-from smelt.tensor.recovery import guarded
+from smelt.tensor.recovery import with_recovery
 from smelt.tensor.source import refuse
 
 
@@ -40,20 +40,20 @@ class Linear(Model):
     def __init__(self, *, bias: bool = True, dtype: str | DType | None = None, **axes: Axes) -> None:
         found, _ = features("Linear", axes)
         element = element_of(dtype)
-        self.weight = open_parameter({found.inner: found.out_size, found.came: found.came_size}, element)
-        self.bias = open_parameter({found.inner: found.out_size}, element) if bias else None
+        self.weight = make_parameter({found.inner: found.out_size, found.in_axis: found.in_size}, element)
+        self.bias = make_parameter({found.inner: found.out_size}, element) if bias else None
 
-    @guarded
+    @with_recovery
     def __call__(self, x: Tensor) -> Tensor:
-        inner, came = self.weight.shape.names or ("", "")
-        out = came if inner == f"{came}_out" else inner
-        if out != came and out in (x.shape.names or ()):
+        inner, in_axis = self.weight.shape.names or ("", "")
+        out = in_axis if inner == f"{in_axis}_out" else inner
+        if out != in_axis and out in (x.shape.names or ()):
             refuse(
-                f'Linear from "{came}" to "{out}": the operand has an axis "{out}" already',
+                f'Linear from "{in_axis}" to "{out}": the operand has an axis "{out}" already',
                 operand("operand", x),
                 remedy=f'rename one of them: .rename({out}="…")',
             )
-        y = x.dot(self.weight, came)
+        y = x.dot(self.weight, in_axis)
         if self.bias is not None:
             y = y + self.bias
         return y if inner == out else y.rename(**{inner: out})
@@ -72,9 +72,9 @@ class Embedding(Model):
     def __init__(self, *, dtype: str | DType | None = None, **axes: SizeLike) -> None:
         if len(axes) != 2:
             refuse("nn.Embedding: how many rows, and of what", remedy="nn.Embedding(v=32000, d=4096)")
-        self.weight = open_parameter({name: size_of(size) for name, size in axes.items()}, element_of(dtype))
+        self.weight = make_parameter({name: size_of(size) for name, size in axes.items()}, element_of(dtype))
 
-    @guarded
+    @with_recovery
     def __call__(self, ids: Tensor) -> Tensor:
         rows, depth = self.weight.shape.names or ("", "")
         if depth in (ids.shape.names or ()):
@@ -83,7 +83,7 @@ class Embedding(Model):
         made = self.weight.take(ids, rows)
         return made.transpose(*(ids.shape.names or ()), depth)
 
-    @guarded
+    @with_recovery
     def logits(self, x: Tensor) -> Tensor:
         """How well x goes with each row: the tied output layer of a language model."""
         return x.dot(self.weight, (self.weight.shape.names or ("", ""))[1])

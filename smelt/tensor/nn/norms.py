@@ -8,14 +8,14 @@ from __future__ import annotations
 from smelt.dtype import DType
 from smelt.tensor.axes import SizeLike, names_of, size_of
 from smelt.tensor.core import Tensor
-from smelt.tensor.model import Model, open_parameter
-from smelt.tensor.nn.sizes import element_of, in_f32, lone
+from smelt.tensor.model import Model, make_parameter
+from smelt.tensor.nn.sizes import element_of, in_f32, single_axis
 from smelt.tensor.ops.elementwise import cast
-from smelt.tensor.recovery import guarded
+from smelt.tensor.recovery import with_recovery
 from smelt.tensor.source import refuse
 
 
-def normalised(x: Tensor, axes: tuple[str, ...], epsilon: float) -> Tensor:
+def normalise(x: Tensor, axes: tuple[str, ...], epsilon: float) -> Tensor:
     """x less its average along axes, in units of its deviation."""
     centred = x - x.mean(axes)
     return centred * (centred.square().mean(axes) + epsilon).rsqrt()
@@ -44,17 +44,17 @@ class LayerNorm(Model):
             refuse("nn.LayerNorm: along which axes?", remedy="nn.LayerNorm(d=768)")
         sizes = {name: size_of(size) for name, size in axes.items()}
         self._axes = tuple(sizes)
-        self.weight = open_parameter(sizes, element_of(dtype)) if weight else None
-        self.bias = open_parameter(sizes, element_of(dtype)) if bias else None
+        self.weight = make_parameter(sizes, element_of(dtype)) if weight else None
+        self.bias = make_parameter(sizes, element_of(dtype)) if bias else None
         self.epsilon = epsilon
 
-    @guarded
+    @with_recovery
     def __call__(self, x: Tensor) -> Tensor:
-        y = normalised(in_f32(x), self._axes, self.epsilon)
-        return cast(_scaled(y, self.weight, self.bias), x.dtype)
+        y = normalise(in_f32(x), self._axes, self.epsilon)
+        return cast(_scale(y, self.weight, self.bias), x.dtype)
 
 
-def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def _scale(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     if weight is not None:
         y = y * cast(weight, y.dtype)
     return y if bias is None else y + cast(bias, y.dtype)
@@ -72,12 +72,12 @@ class RMSNorm(Model):
     def __init__(
         self, *, epsilon: float = 1e-6, offset: float = 0.0, dtype: str | DType | None = None, **axes: SizeLike
     ) -> None:
-        name, size = lone("RMSNorm", axes)
-        self.weight = open_parameter({name: size}, element_of(dtype))
+        name, size = single_axis("RMSNorm", axes)
+        self.weight = make_parameter({name: size}, element_of(dtype))
         self.epsilon = epsilon
         self.offset = offset
 
-    @guarded
+    @with_recovery
     def __call__(self, x: Tensor) -> Tensor:
         wide, axes = in_f32(x), self.weight.shape.names or ()
         y = wide * (wide.square().mean(axes) + self.epsilon).rsqrt()
@@ -107,21 +107,21 @@ class GroupNorm(Model):
         dtype: str | DType | None = None,
         **axes: SizeLike,
     ) -> None:
-        name, size = lone("GroupNorm", axes)
-        self.weight = open_parameter({name: size}, element_of(dtype)) if weight else None
-        self.bias = open_parameter({name: size}, element_of(dtype)) if weight else None
+        name, size = single_axis("GroupNorm", axes)
+        self.weight = make_parameter({name: size}, element_of(dtype)) if weight else None
+        self.bias = make_parameter({name: size}, element_of(dtype)) if weight else None
         self._feature = name
         self.groups = groups
         self.over = names_of(over)
         self.epsilon = epsilon
 
-    @guarded
+    @with_recovery
     def __call__(self, x: Tensor) -> Tensor:
         name = self._feature
         group, inner = f"{name}_group", f"{name}_inner"
         parts = in_f32(x).split(name, **{group: self.groups, inner: None})
-        y = normalised(parts, (inner, *self.over), self.epsilon).merge((group, inner), name)
-        return cast(_scaled(y, self.weight, self.bias), x.dtype)
+        y = normalise(parts, (inner, *self.over), self.epsilon).merge((group, inner), name)
+        return cast(_scale(y, self.weight, self.bias), x.dtype)
 
 
 class BatchNorm(Model):
@@ -141,21 +141,21 @@ class BatchNorm(Model):
     def __init__(
         self, *, epsilon: float = 1e-5, weight: bool = True, dtype: str | DType | None = None, **axes: SizeLike
     ) -> None:
-        sizes = dict([lone("BatchNorm", axes)])
+        sizes = dict([single_axis("BatchNorm", axes)])
         element = element_of(dtype)
-        self.weight = open_parameter(sizes, element) if weight else None
-        self.bias = open_parameter(sizes, element) if weight else None
-        self.running_mean = open_parameter(sizes, element)
-        self.running_var = open_parameter(sizes, element)
+        self.weight = make_parameter(sizes, element) if weight else None
+        self.bias = make_parameter(sizes, element) if weight else None
+        self.running_mean = make_parameter(sizes, element)
+        self.running_var = make_parameter(sizes, element)
         self.epsilon = epsilon
 
-    @guarded
+    @with_recovery
     def __call__(self, x: Tensor, mean: Tensor | None = None, variance: Tensor | None = None) -> Tensor:
         wide = in_f32(x)
         centre = cast(self.running_mean if mean is None else mean, wide.dtype)
         spread = cast(self.running_var if variance is None else variance, wide.dtype)
         y = (wide - centre) * (spread + self.epsilon).rsqrt()
-        return cast(_scaled(y, self.weight, self.bias), x.dtype)
+        return cast(_scale(y, self.weight, self.bias), x.dtype)
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The average and the variance of a batch for each feature: what a call may be given."""

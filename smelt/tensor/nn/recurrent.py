@@ -10,7 +10,7 @@ from smelt.dtype import DType
 from smelt.shape import Shape
 from smelt.tensor.core import Tensor
 from smelt.tensor.fields import set_field
-from smelt.tensor.model import Model, open_parameter
+from smelt.tensor.model import Model, make_parameter
 from smelt.tensor.nn.sizes import Axes, element_of, features
 from smelt.tensor.ops.control import scan
 from smelt.tensor.ops.move import concatenate, stack, zeros
@@ -37,18 +37,18 @@ class _Recurrent(Model):
         **axes: Axes,
     ) -> None:
         found, _ = features(type(self).__name__, axes)
-        if found.came == found.out:
+        if found.in_axis == found.out:
             refuse(f"nn.{type(self).__name__}: the input and the state are two axes", remedy="i=128, h=256")
         element = element_of(dtype)
-        size: Size = found.came_size
+        size: Size = found.in_size
         for layer in range(layers):
             for suffix in self._suffixes(layer, bidirectional):
                 wide: dict[str, Size] = {"n": self._gates * found.out_size}
-                set_field(self, f"weight_ih_{suffix}", open_parameter({**wide, found.came: size}, element))
-                set_field(self, f"weight_hh_{suffix}", open_parameter({**wide, found.out: found.out_size}, element))
+                set_field(self, f"weight_ih_{suffix}", make_parameter({**wide, found.in_axis: size}, element))
+                set_field(self, f"weight_hh_{suffix}", make_parameter({**wide, found.out: found.out_size}, element))
                 if bias:
-                    set_field(self, f"bias_ih_{suffix}", open_parameter(wide, element))
-                    set_field(self, f"bias_hh_{suffix}", open_parameter(wide, element))
+                    set_field(self, f"bias_ih_{suffix}", make_parameter(wide, element))
+                    set_field(self, f"bias_hh_{suffix}", make_parameter(wide, element))
             size = found.out_size * (2 if bidirectional else 1)
         self._features = found
         self.over, self.layers, self.bidirectional = over, layers, bidirectional
@@ -64,38 +64,38 @@ class _Recurrent(Model):
     def _gates_of(self, both: Tensor) -> list[Tensor]:
         return [gate.rename(n=self._features.out) for gate in both.chunk("n", self._gates)]
 
-    def _run(self, x: Tensor, start: State | None) -> tuple[Tensor, State]:
+    def _run_layers(self, x: Tensor, start: State | None) -> tuple[Tensor, State]:
         """All outputs, and the last states along a new first axis `l` of layers and directions."""
-        came, out = self._features.came, self._features.out
-        order = [out if name == came else name for name in x.shape.names or ()]
-        if self.over not in order or came not in (x.shape.names or ()):
-            refuse(f'{type(self).__name__}: needs axes "{self.over}" and "{came}"', operand("operand", x))
+        in_axis, out = self._features.in_axis, self._features.out
+        order = [out if name == in_axis else name for name in x.shape.names or ()]
+        if self.over not in order or in_axis not in (x.shape.names or ()):
+            refuse(f'{type(self).__name__}: needs axes "{self.over}" and "{in_axis}"', operand("operand", x))
         last: list[State] = []
         for layer in range(self.layers):
             outputs = []
             for suffix in self._suffixes(layer, self.bidirectional):
                 place = len(last)
-                first = self._start(x) if start is None else tuple(each.slice(l=place) for each in start)
-                y, state = self._one(x, suffix, first)
+                first = self._initial_state(x) if start is None else tuple(each.slice(l=place) for each in start)
+                y, state = self._run_direction(x, suffix, first)
                 outputs.append(y)
                 last.append(state)
             y = outputs[0] if len(outputs) == 1 else concatenate(outputs, out)
-            x = y.transpose(*order).rename(**{out: came})
+            x = y.transpose(*order).rename(**{out: in_axis})
         stacked = tuple(stack([state[i] for state in last], "l") for i in range(self._states))
-        return x.rename(**{came: out}), stacked
+        return x.rename(**{in_axis: out}), stacked
 
-    def _start(self, x: Tensor) -> State:
-        came, out = self._features.came, self._features.out
+    def _initial_state(self, x: Tensor) -> State:
+        in_axis, out = self._features.in_axis, self._features.out
         assert x.shape.names is not None
-        kept = [(n, s) for n, s in zip(x.shape.names, x.shape.sizes, strict=True) if n not in (came, self.over)]
+        kept = [(n, s) for n, s in zip(x.shape.names, x.shape.sizes, strict=True) if n not in (in_axis, self.over)]
         names = (*(name for name, _ in kept), out)
         sizes = (*(size for _, size in kept), self._features.out_size)
         zero = zeros(Shape.of(x.dtype, sizes, names))
         return (zero,) * self._states
 
-    def _one(self, x: Tensor, suffix: str, start: State) -> tuple[Tensor, State]:
+    def _run_direction(self, x: Tensor, suffix: str, start: State) -> tuple[Tensor, State]:
         fields = self.fields()
-        from_x = x.dot(fields[f"weight_ih_{suffix}"], self._features.came)
+        from_x = x.dot(fields[f"weight_ih_{suffix}"], self._features.in_axis)
         if f"bias_ih_{suffix}" in fields:
             from_x = from_x + fields[f"bias_ih_{suffix}"]
         weight, bias = fields[f"weight_hh_{suffix}"], fields.get(f"bias_hh_{suffix}")
@@ -136,7 +136,7 @@ class RNN(_Recurrent):
         self.relu = relu
 
     def __call__(self, x: Tensor, h: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        y, (last,) = self._run(x, None if h is None else (h,))
+        y, (last,) = self._run_layers(x, None if h is None else (h,))
         return y, last
 
     def _step(self, from_x: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
@@ -150,7 +150,7 @@ class GRU(_Recurrent):
     _gates = 3
 
     def __call__(self, x: Tensor, h: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        y, (last,) = self._run(x, None if h is None else (h,))
+        y, (last,) = self._run_layers(x, None if h is None else (h,))
         return y, last
 
     def _step(self, from_x: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
@@ -175,7 +175,7 @@ class LSTM(_Recurrent):
     _states = 2
 
     def __call__(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        y, (h, c) = self._run(x, state)
+        y, (h, c) = self._run_layers(x, state)
         return y, (h, c)
 
     def _step(self, from_x: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:

@@ -25,15 +25,15 @@ Axes: TypeAlias = SizeLike | tuple[SizeLike, SizeLike]
 class Features:
     """The axis that a layer takes and the axis that it gives, each a name and a size."""
 
-    came: str
-    came_size: Size
+    in_axis: str
+    in_size: Size
     out: str
     out_size: Size
 
     @property
     def inner(self) -> str:
         """What the given axis is called while the taken one is still there."""
-        return f"{self.out}_out" if self.out == self.came else self.out
+        return f"{self.out}_out" if self.out == self.in_axis else self.out
 
     def rename(self, y: Tensor) -> Tensor:
         """The result under the name of its axis."""
@@ -48,10 +48,10 @@ def features(layer: str, axes: Mapping[str, Axes], more: int = 0) -> tuple[Featu
         name, rest = items[0][0], items[1:]
         found = Features(name, size_of(both[0]), name, size_of(both[1]))
     elif len(items) >= 2 and not isinstance(items[1][1], tuple):
-        (came_name, came_size), (out_name, out_size) = items[:2]
-        assert not isinstance(came_size, tuple)
+        (came_name, in_size), (out_name, out_size) = items[:2]
+        assert not isinstance(in_size, tuple)
         assert not isinstance(out_size, tuple)
-        found, rest = Features(came_name, size_of(came_size), out_name, size_of(out_size)), items[2:]
+        found, rest = Features(came_name, size_of(in_size), out_name, size_of(out_size)), items[2:]
     else:
         refuse(f"nn.{layer}: from which axis to which?", remedy=f"{example}, or one axis with both sizes: c=(3, 64)")
     windows = {name: size for name, size in rest if isinstance(size, int)}
@@ -60,7 +60,7 @@ def features(layer: str, axes: Mapping[str, Axes], more: int = 0) -> tuple[Featu
     return found, windows
 
 
-def lone(layer: str, axes: Mapping[str, SizeLike]) -> tuple[str, Size]:
+def single_axis(layer: str, axes: Mapping[str, SizeLike]) -> tuple[str, Size]:
     """The one axis of a layer that keeps its axes."""
     if len(axes) != 1:
         refuse(f"nn.{layer}: one axis with its size", remedy=f"nn.{layer}(d=768)")

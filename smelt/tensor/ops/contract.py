@@ -16,9 +16,9 @@ from smelt.shape import Shape
 from smelt.tensor.axes import find_axis, names_of
 from smelt.tensor.ops import elementwise as el
 from smelt.tensor.promotion import promote
-from smelt.tensor.proving import equal, in_force
+from smelt.tensor.proving import current_facts, equal
 from smelt.tensor.record import binary_region, constant, emit, operand
-from smelt.tensor.source import Operand, here, operand_text, quoted, refuse
+from smelt.tensor.source import Operand, find_operand_text, here, refuse, suggest_fact
 
 if TYPE_CHECKING:
     from smelt.tensor.core import Tensor
@@ -68,12 +68,11 @@ def dot(x: Tensor, y: Tensor, axes: str | Sequence[Any], *, result: str | DType 
         tuple(y.shape.names.index(name) for name in contracted),
     )
     rest = [name for each in (x.shape.names, y.shape.names) for name in each if name not in (*batch, *contracted)]
-    return _product(x, y, dims, (*batch, *rest), left, right, result)
+    return _dot_general(x, y, dims, (*batch, *rest), left, right, result)
 
 
 def _batch_remedy(name: str, missing: str) -> str:
-    fact = f"if {missing}, state it: smelt.assume({quoted(missing)})"
-    return f'if these are different axes, rename one: .rename({name}="…"); {fact}'
+    return f'if these are different axes, rename one: .rename({name}="…"){suggest_fact(missing)}'
 
 
 def _refuse_contraction(
@@ -82,7 +81,7 @@ def _refuse_contraction(
     """The named axis is missing on one side: point at that operand, and say which axis both have."""
     both = [each for each in left.shape.names or () if each in (right.shape.names or ())]
     remedy = None
-    text = operand_text(here(), 1)
+    text = find_operand_text(here(), 1)
     if both and text:
         remedy = f'.dot({text}, "{both[-1]}")'
     elif both:
@@ -99,7 +98,7 @@ def _refuse_contraction(
     refuse(f'dot over "{name}": the {lacking.label} operand has no such axis', left, right, blame=blame, remedy=remedy)
 
 
-def _product(
+def _dot_general(
     x: Tensor,
     y: Tensor,
     dims: DotDims,
@@ -132,7 +131,7 @@ def _dot_places(
         if not (answer := equal(x.shape.sizes[i], y.shape.sizes[j])):
             message = f"dot: axis {i} has size {x.shape.sizes[i]}, axis {j} of the right operand {y.shape.sizes[j]}"
             refuse(message, left, right, answer=answer, blame=1)
-    return _product(x, y, DotDims((), (), a, b), None, left, right, result)
+    return _dot_general(x, y, DotDims((), (), a, b), None, left, right, result)
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
@@ -153,7 +152,9 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
         last, first = x.shape.names[-1], y.shape.names[place]
         if last != first:
             both = [name for name in x.shape.names if name in y.shape.names]
-            remedy = f'.dot({operand_text(here(), 1) or "y"}, "{both[-1]}")' if both else f'.rename({first}="{last}")'
+            remedy = (
+                f'.dot({find_operand_text(here(), 1) or "y"}, "{both[-1]}")' if both else f'.rename({first}="{last}")'
+            )
             message = (
                 f'@: the left operand\'s "{last}" meets "{first}": different axes, even where their sizes are equal'
             )
@@ -170,7 +171,7 @@ def _matmul_places(x: Tensor, y: Tensor, left: Operand, right: Operand) -> Tenso
     a, b = max(x.shape.rank - 2, 0), max(y.shape.rank - 2, 0)
     last = x.shape.rank - 1
     if not a or not b:
-        moved = _product(x, y, DotDims((), (), (last,), (b if y.shape.rank > 1 else 0,)), None, left, right, None)
+        moved = _dot_general(x, y, DotDims((), (), (last,), (b if y.shape.rank > 1 else 0,)), None, left, right, None)
         if b and not a and x.shape.rank == 2:  # rows of x come before the batch axes of y: put them behind
             order = (*range(1, 1 + b), 0, moved.shape.rank - 1)
             return emit("transpose", moved, permutation=order)
@@ -182,13 +183,13 @@ def _matmul_places(x: Tensor, y: Tensor, left: Operand, right: Operand) -> Tenso
             message = f"@: batch axis {i} has different sizes, {x.shape.sizes[i]} and {y.shape.sizes[i]}"
             refuse(message, left, right, answer=answer)
     batch = tuple(range(a))
-    return _product(x, y, DotDims(batch, batch, (last,), (b,)), None, left, right, None)
+    return _dot_general(x, y, DotDims(batch, batch, (last,), (b,)), None, left, right, None)
 
 
 # ---- convolution ----
 
 
-def _numbers(what: str, given: int | Mapping[str, int] | Sequence[int], spatial: Sequence[str]) -> tuple[int, ...]:
+def _per_axis(what: str, given: int | Mapping[str, int] | Sequence[int], spatial: Sequence[str]) -> tuple[int, ...]:
     if isinstance(given, int):
         return (given,) * len(spatial)
     if isinstance(given, Mapping):
@@ -209,7 +210,7 @@ def _pads(
     if padding == "valid":
         return ((0, 0),) * len(spatial)
     if padding == "same":
-        return tuple(_same(*each, shown) for each in zip(spatial, sizes, windows, strides, strict=True))
+        return tuple(_same_padding(*each, shown) for each in zip(spatial, sizes, windows, strides, strict=True))
     if isinstance(padding, Mapping):
         return tuple(padding.get(name, (0, 0)) for name in spatial)
     if len(padding) != len(spatial) or not all(isinstance(pair, tuple | list) for pair in padding):
@@ -217,7 +218,7 @@ def _pads(
     return tuple((before, after) for before, after in padding)
 
 
-def _same(name: str, size: Size, window: int, stride: int, shown: Operand) -> tuple[int, int]:
+def _same_padding(name: str, size: Size, window: int, stride: int, shown: Operand) -> tuple[int, int]:
     """What keeps ceil(size / stride) places: the odd one comes after."""
     if stride == 1:
         total: Size = window - 1
@@ -253,16 +254,16 @@ def conv(
     """
     left, right = operand("image", x), operand("kernel", kernel)
     names = names_of(spatial)
-    came, out = features
+    in_axis, out = features
     if x.shape.names is None or kernel.shape.names is None:
         refuse("conv: the axes need names", left, right, remedy='.named("b c y x")')
-    for name in (*names, came):
+    for name in (*names, in_axis):
         find_axis("conv", left, name, blame=0, others=[right])
         find_axis("conv", right, name, blame=1, others=[left])
     find_axis("conv", right, out, blame=1, others=[left])
     if kernel.shape.rank != len(names) + 2:
-        refuse(f"conv: the kernel has axes besides {', '.join((*names, came, out))}", left, right, blame=1)
-    others = [name for name in x.shape.names if name not in (*names, came)]
+        refuse(f"conv: the kernel has axes besides {', '.join((*names, in_axis, out))}", left, right, blame=1)
+    others = [name for name in x.shape.names if name not in (*names, in_axis)]
     alone = not others
     if alone:
         x = emit("reshape", x, names=("_batch", *x.shape.names), result=Shape.of(x.dtype, (1, *x.shape.sizes)))
@@ -274,29 +275,29 @@ def conv(
     assert image_names is not None
     if out in (*others, *names):
         refuse(f'conv: two axes would be called "{out}"', left, right)
-    _check_features(x, kernel, came, out, groups, left, right)
+    _check_features(x, kernel, in_axis, out, groups, left, right)
     element = promote("conv", left, right)
     window_sizes = [kernel.shape.sizes[kernel.shape.names.index(name)] for name in names]
     windows = [size for size in window_sizes if isinstance(size, int)]
     if len(windows) != len(names):
         refuse("conv: the kernel's window must have numbers for sizes", left, right, blame=1)
-    steps, holes = _numbers("strides", strides, names), _numbers("dilation", dilation, names)
+    steps, holes = _per_axis("strides", strides, names), _per_axis("dilation", dilation, names)
     wide = [(size - 1) * hole + 1 for size, hole in zip(windows, holes, strict=True)]
     sizes = [x.shape.sizes[image_names.index(name)] for name in names]
     pads = _pads(padding, names, sizes, wide, steps, left)
-    gaps = _numbers("input_dilation", input_dilation, names)
+    gaps = _per_axis("input_dilation", input_dilation, names)
     for name, size, window, pad, gap in zip(names, sizes, wide, pads, gaps, strict=True):
         _check_window(name, size, window, pad, gap, left, right)
-    result_names = tuple(out if name == came else name for name in image_names)
+    result_names = tuple(out if name == in_axis else name for name in image_names)
     dims = ConvDims(
         image_names.index(others[0]),
-        image_names.index(came),
+        image_names.index(in_axis),
         tuple(image_names.index(name) for name in names),
-        kernel.shape.names.index(came),
+        kernel.shape.names.index(in_axis),
         kernel.shape.names.index(out),
         tuple(kernel.shape.names.index(name) for name in names),
         image_names.index(others[0]),
-        image_names.index(came),
+        image_names.index(in_axis),
         tuple(image_names.index(name) for name in names),
     )
     made = emit(
@@ -318,12 +319,14 @@ def conv(
     return emit("reshape", made, names=result_names[1:], result=Shape.of(element, made.shape.sizes[1:]))
 
 
-def _check_features(x: Tensor, kernel: Tensor, came: str, out: str, groups: int, left: Operand, right: Operand) -> None:
+def _check_features(
+    x: Tensor, kernel: Tensor, in_axis: str, out: str, groups: int, left: Operand, right: Operand
+) -> None:
     assert x.shape.names is not None
     assert kernel.shape.names is not None
-    have, per_group = x.shape.sizes[x.shape.names.index(came)], kernel.shape.sizes[kernel.shape.names.index(came)]
+    have, per_group = x.shape.sizes[x.shape.names.index(in_axis)], kernel.shape.sizes[kernel.shape.names.index(in_axis)]
     if not (answer := equal(have, per_group * groups)):
-        message = f'conv: the image has {have} features "{came}", the kernel takes {per_group}'
+        message = f'conv: the image has {have} features "{in_axis}", the kernel takes {per_group}'
         refuse(message + (f" for each of {groups} groups" if groups > 1 else ""), left, right, answer=answer, blame=1)
     made = kernel.shape.sizes[kernel.shape.names.index(out)]
     if groups > 1 and not (answer := equal(made % groups, 0)):
@@ -335,7 +338,7 @@ def _check_window(
 ) -> None:
     """The window fits at least once into an axis that is not empty; an empty one gives an empty one."""
     spread = size if gap == 1 else (size - 1) * gap + 1
-    if not (answer := in_force().le(1, size).at_most(window, spread + pad[0] + pad[1])):
+    if not (answer := current_facts().le(1, size).at_most(window, spread + pad[0] + pad[1])):
         shown = [left] if right is None else [left, right]
         refuse(f'the window of {window} does not always fit into "{name}" of size {size}', *shown, answer=answer)
 

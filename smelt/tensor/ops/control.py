@@ -23,23 +23,23 @@ from smelt.tensor.ops import elementwise as el
 from smelt.tensor.ops.move import relabel
 from smelt.tensor.proving import equal
 from smelt.tensor.record import Leaf, captured_by, emit, emit_all, inside, operand, record, region_of, tensor_of
-from smelt.tensor.recovery import stop_if_lost
+from smelt.tensor.recovery import stop_if_poison
 from smelt.tensor.source import Operand, here, refuse
 
 if TYPE_CHECKING:
     from smelt.tensor.core import Tensor
 
 
-def _argument(tensor: Tensor, home: object) -> Tensor:
+def _region_argument(tensor: Tensor, home: object) -> Tensor:
     """A tensor of the same shape that a region takes."""
-    stop_if_lost([tensor])
+    stop_if_poison([tensor])
     leaf = Leaf(Shape.of(tensor.dtype, tensor.shape.sizes), home=home, place=here())
     return tensor_of(leaf, tensor.shape.names)
 
 
-def _same(what: str, part: str, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
+def _check_same_shapes(what: str, part: str, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
     """What a body returns has the shapes of what it took."""
-    stop_if_lost(after)
+    stop_if_poison(after)
     for i, (old, new) in enumerate(zip(before, after, strict=True)):
         a, b = operand("before", old), operand("after", new)
         if old.dtype is not new.dtype:
@@ -52,14 +52,14 @@ def _same(what: str, part: str, before: Sequence[Tensor], after: Sequence[Tensor
                 refuse(f"{what}: {part} {i} changes a size from {want} to {have}", a, b, answer=answer)
 
 
-def _layouts(what: str, expected: Any, got: Any) -> None:
+def _check_layouts(what: str, expected: Any, got: Any) -> None:
     if tree.layout(expected) != tree.layout(got):
         details = [("expected", str(tree.layout(expected))), ("got", str(tree.layout(got)))]
         refuse(f"{what}: the functions give different structures", details=details)
 
 
-def _truth(what: str, value: Any) -> Tensor:
-    stop_if_lost([value])
+def _check_condition(what: str, value: Any) -> Tensor:
+    stop_if_poison([value])
     (tensor,) = el.lift(what, (value,), ("condition",))
     if tensor.shape.rank or tensor.dtype is not i1:
         refuse(f"{what}: a condition is one boolean", operand("condition", tensor), remedy=".all() or .any()")
@@ -79,16 +79,16 @@ def while_loop(condition: Callable[..., Any], body: Callable[..., Any], *state: 
         refuse("while_loop: there is no state", remedy="while_loop(condition, body, *state)")
     regions = []
     with inside() as home:
-        args = [_argument(tensor, home) for tensor in start]
-        test = _truth("while_loop", condition(*tree.replace(given, iter(args))))
+        args = [_region_argument(tensor, home) for tensor in start]
+        test = _check_condition("while_loop", condition(*tree.replace(given, iter(args))))
         regions.append(region_of(home, [arg.value for arg in args], [test.value]))
     with inside() as home:
-        args = [_argument(tensor, home) for tensor in start]
+        args = [_region_argument(tensor, home) for tensor in start]
         made = body(*tree.replace(given, iter(args)))
         after = tree.lift_numbers("while_loop", made if len(state) != 1 else (made,), el.leaf)
-        _layouts("while_loop", tuple(given), tuple(after) if isinstance(after, tuple | list) else after)
+        _check_layouts("while_loop", tuple(given), tuple(after) if isinstance(after, tuple | list) else after)
         results = list(tree.leaves(after))
-        _same("while_loop", "state", start, results)
+        _check_same_shapes("while_loop", "state", start, results)
         regions.append(region_of(home, [arg.value for arg in args], [result.value for result in results]))
     names = [tensor.shape.names for tensor in start]
     final = emit_all("while", start, names, regions=tuple(regions))
@@ -111,7 +111,7 @@ def fori_loop(times: Any, body: Callable[..., Any], *state: Any) -> Any:
 
 def cond(test: Any, then: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any) -> Any:
     """`then(*operands)` where the boolean holds, else `otherwise(*operands)`; only one of them runs."""
-    predicate = _truth("cond", test)
+    predicate = _check_condition("cond", test)
     made: list[Any] = []
     regions: list[Region] = []
     for branch in (then, otherwise):
@@ -119,9 +119,9 @@ def cond(test: Any, then: Callable[..., Any], otherwise: Callable[..., Any], *op
             result = tree.lift_numbers("cond", branch(*operands), el.leaf)
             made.append(result)
             regions.append(region_of(home, (), [tensor.value for tensor in tree.leaves(result)]))
-    _layouts("cond", *made)
+    _check_layouts("cond", *made)
     first, second = (list(tree.leaves(each)) for each in made)
-    stop_if_lost([*first, *second])
+    stop_if_poison([*first, *second])
     for i, (a, b) in enumerate(zip(first, second, strict=True)):
         shown = Operand("then", a.shape), Operand("else", b.shape)
         same = a.dtype is b.dtype and a.shape.names == b.shape.names and a.shape.rank == b.shape.rank
@@ -145,29 +145,29 @@ def scan(
     carried, inputs = list(tree.leaves(carry)), list(tree.leaves(over))
     if not inputs:
         refuse("scan: there is nothing to go over")
-    stop_if_lost([*carried, *inputs])
+    stop_if_poison([*carried, *inputs])
     places = [find_axis("scan", operand(f"input {i}", tensor), axis) for i, tensor in enumerate(inputs)]
     size = inputs[0].shape.sizes[places[0]]
     for tensor, place in zip(inputs, places, strict=True):
         if not (answer := equal(tensor.shape.sizes[place], size)):
             shown = operand("first", inputs[0]), operand("other", tensor)
             refuse("scan: the inputs have different sizes along the axis", *shown, answer=answer)
-    fronted = [_front(tensor, place) for tensor, place in zip(inputs, places, strict=True)]
+    fronted = [_move_first(tensor, place) for tensor, place in zip(inputs, places, strict=True)]
     with inside() as home:
-        rows = [_row(tensor, home) for tensor in fronted]
-        args = [_argument(tensor, home) for tensor in carried]
+        rows = [_row_argument(tensor, home) for tensor in fronted]
+        args = [_region_argument(tensor, home) for tensor in carried]
         made = step(tree.replace(carry, iter(args)), tree.replace(over, iter(rows)))
         if len(made) != 2:
             refuse("scan: the step gives (carry, y)", remedy="return carry, y; y may be None")
         after = tree.lift_numbers("scan", made[0], el.leaf)
-        _layouts("scan", carry, after)
+        _check_layouts("scan", carry, after)
         results, outputs = list(tree.leaves(after)), list(tree.leaves(made[1]))
-        _same("scan", "carry", carried, results)
+        _check_same_shapes("scan", "carry", carried, results)
         values = [arg.value for arg in (*rows, *args)]
         region = region_of(home, values, [tensor.value for tensor in (*outputs, *results)])
-    region, captured = _closed(region)
+    region, captured = _close_over(region)
     name = axis if isinstance(axis, str) else None
-    names = [_with_axis(tensor, name) for tensor in outputs] + [tensor.shape.names for tensor in carried]
+    names = [_add_axis(tensor, name) for tensor in outputs] + [tensor.shape.names for tensor in carried]
     feeds = [tensor_of(value, None) for value in captured]
     operands = [relabel(tensor, None) for tensor in (*fronted, *carried, *feeds)]
     names += [None] * len(captured)
@@ -177,19 +177,19 @@ def scan(
     return tree.replace(carry, iter(last)), tree.replace(made[1], iter(ys))
 
 
-def _front(tensor: Tensor, place: int) -> Tensor:
+def _move_first(tensor: Tensor, place: int) -> Tensor:
     order = [place, *(i for i in range(tensor.shape.rank) if i != place)]
     names = None if tensor.shape.names is None else tuple(tensor.shape.names[i] for i in order)
     return tensor if place == 0 else emit("transpose", tensor, names=names, permutation=tuple(order))
 
 
-def _row(tensor: Tensor, home: object) -> Tensor:
+def _row_argument(tensor: Tensor, home: object) -> Tensor:
     shape = Shape.of(tensor.dtype, tensor.shape.sizes[1:])
     names = None if tensor.shape.names is None else tensor.shape.names[1:]
     return tensor_of(Leaf(shape, home=home, place=here()), names)
 
 
-def _with_axis(tensor: Tensor, name: str | None) -> tuple[str, ...] | None:
+def _add_axis(tensor: Tensor, name: str | None) -> tuple[str, ...] | None:
     if name is None or (tensor.shape.rank and tensor.shape.names is None):
         return None
     if name in (tensor.shape.names or ()):
@@ -197,7 +197,7 @@ def _with_axis(tensor: Tensor, name: str | None) -> tuple[str, ...] | None:
     return (name, *(tensor.shape.names or ()))
 
 
-def _closed(region: Region) -> tuple[Region, list[Value]]:
+def _close_over(region: Region) -> tuple[Region, list[Value]]:
     """The region with what it captures as further carries, because a scan's body uses nothing from outside."""
     captured = list(captured_by((region,)))
     if not captured:
@@ -225,14 +225,14 @@ def custom_call(function: Callable[..., Any], results: Any, *operands: Any) -> A
     arguments alone, and on what `Executable.bind(function, data)` gives it as `data`. Outside of loops and branches
     every engine can; inside of them the reference engine alone.
     """
-    stop_if_lost(operands)
+    stop_if_poison(operands)
     several = isinstance(results, tuple | list)
     shapes = tuple(shape_of(result) for result in (results if several else (results,)))
     tensors = el.lift("custom_call", operands, [f"operand {i}" for i in range(len(operands))]) if operands else []
     name = _NAMES.get((function, shapes))
     if name is None:
         name = f"smelt.python.{getattr(function, '__name__', 'function')}.{len(_NAMES)}"
-        CALLBACKS[name] = _on_arrays(function, shapes, several)
+        CALLBACKS[name] = _wrap_callback(function, shapes, several)
         _NAMES[function, shapes] = name
     declared = [Shape.of(shape.dtype, shape.sizes) for shape in shapes]
     op = record("stablehlo.custom_call", tuple(t.value for t in tensors), {"call_target_name": name}, (), declared)
@@ -240,7 +240,9 @@ def custom_call(function: Callable[..., Any], results: Any, *operands: Any) -> A
     return made if several else made[0]
 
 
-def _on_arrays(function: Callable[..., Any], shapes: Sequence[Shape], several: bool) -> Callable[..., tuple[Any, ...]]:
+def _wrap_callback(
+    function: Callable[..., Any], shapes: Sequence[Shape], several: bool
+) -> Callable[..., tuple[Any, ...]]:
     def run(*arrays: Any) -> tuple[Any, ...]:
         bound = DATA.get()
         made = function(*arrays, data=bound[function]) if function in bound else function(*arrays)

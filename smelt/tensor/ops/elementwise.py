@@ -47,11 +47,12 @@ def lift(what: str, values: Sequence[Any], labels: Sequence[str]) -> list[Tensor
     beside = shown[0] if len(shown) == 1 else Operand("tensors", lifted[0].shape.with_dtype(promote(what, *shown)))
     rest = iter(lifted)
     return [
-        _beside(what, v, beside, lifted) if isinstance(v, Dim | complex | float | int) else next(rest) for v in values
+        _lift_number(what, v, beside, lifted) if isinstance(v, Dim | complex | float | int) else next(rest)
+        for v in values
     ]
 
 
-def _beside(what: str, value: Number | Dim, beside: Operand, near: Sequence[Tensor]) -> Tensor:
+def _lift_number(what: str, value: Number | Dim, beside: Operand, near: Sequence[Tensor]) -> Tensor:
     if isinstance(value, Dim):
         return cast(size_tensor(value.size, near), beside.shape.element)
     return constant(value, python_number(what, value, beside))
@@ -106,7 +107,7 @@ def _binary(what: str, op: str, x: TensorLike, y: TensorLike, *, outer: bool = F
     return emit(op, a, b, names=shape.names, **attrs)
 
 
-def _only(what: str, x: Tensor, *kinds: str) -> Tensor:
+def _require_kind(what: str, x: Tensor, *kinds: str) -> Tensor:
     """Refuse elements that a function has no meaning for."""
     if x.dtype.kind not in kinds:
         wanted = {"float": 'cast to floats: .to("f32")', "bool": "compare with 0: x != 0"}
@@ -255,7 +256,7 @@ def greater_equal(x: TensorLike, y: TensorLike) -> Tensor:
 
 def _bits(symbol: str, op: str, x: TensorLike, y: TensorLike) -> Tensor:
     (a, b), shape = meet(symbol, (x, y))
-    _only(symbol, a, "bool", "int", "uint")
+    _require_kind(symbol, a, "bool", "int", "uint")
     return emit(op, a, b, names=shape.names)
 
 
@@ -287,36 +288,36 @@ def shift_left(x: TensorLike, y: TensorLike) -> Tensor:
 def shift_right(x: TensorLike, y: TensorLike) -> Tensor:
     """x >> y: keeps the sign of signed integers."""
     (a, b), shape = meet(">>", (x, y))
-    _only(">>", a, "int", "uint")
+    _require_kind(">>", a, "int", "uint")
     signed = a.dtype.kind == "int"
     return emit("shift_right_arithmetic" if signed else "shift_right_logical", a, b, names=shape.names)
 
 
 def logical_and(x: Tensor, y: Tensor) -> Tensor:
     """Both of two booleans."""
-    return bitwise_and(_only("logical_and", x, "bool"), _only("logical_and", y, "bool"))
+    return bitwise_and(_require_kind("logical_and", x, "bool"), _require_kind("logical_and", y, "bool"))
 
 
 def logical_or(x: Tensor, y: Tensor) -> Tensor:
     """At least one of two booleans."""
-    return bitwise_or(_only("logical_or", x, "bool"), _only("logical_or", y, "bool"))
+    return bitwise_or(_require_kind("logical_or", x, "bool"), _require_kind("logical_or", y, "bool"))
 
 
 def logical_xor(x: Tensor, y: Tensor) -> Tensor:
     """Exactly one of two booleans."""
-    return bitwise_xor(_only("logical_xor", x, "bool"), _only("logical_xor", y, "bool"))
+    return bitwise_xor(_require_kind("logical_xor", x, "bool"), _require_kind("logical_xor", y, "bool"))
 
 
 def logical_not(x: Tensor) -> Tensor:
     """The opposite of booleans."""
-    return bitwise_not(_only("logical_not", x, "bool"))
+    return bitwise_not(_require_kind("logical_not", x, "bool"))
 
 
 def where(condition: TensorLike, x: TensorLike, y: TensorLike) -> Tensor:
     """x where the condition holds, y elsewhere; all three align."""
     a, b = lift("where", (x, y), ("then", "else"))
     (test,) = lift("where", (condition,), ("condition",))
-    _only("where", test, "bool")
+    _require_kind("where", test, "bool")
     element = promote("where", operand("then", a), operand("else", b))
     a, b = cast(a, element), cast(b, element)
     (test, a, b), shape = meet("where", (test, a, b), ("condition", "then", "else"), promoted=False)
@@ -327,7 +328,7 @@ def where(condition: TensorLike, x: TensorLike, y: TensorLike) -> Tensor:
 
 
 def _unary(what: str, op: str, x: Tensor, *kinds: str) -> Tensor:
-    return emit(op, _only(what, x, *(kinds or ("float", "complex"))), names=x.shape.names)
+    return emit(op, _require_kind(what, x, *(kinds or ("float", "complex"))), names=x.shape.names)
 
 
 FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -382,7 +383,7 @@ def floor(x: Tensor) -> Tensor:
 
 def isnan(x: Tensor) -> Tensor:
     """Whether elements are not numbers."""
-    return not_equal(_only("isnan", x, "float", "complex"), x)
+    return not_equal(_require_kind("isnan", x, "float", "complex"), x)
 
 
 def trunc(x: Tensor) -> Tensor:
@@ -408,7 +409,7 @@ def conj(x: Tensor) -> Tensor:
 def complex_from(real: Tensor, imag: Tensor) -> Tensor:
     """Complex numbers from their parts."""
     (a, b), shape = meet("complex", (real, imag))
-    _only("complex", a, "float")
+    _require_kind("complex", a, "float")
     return emit("complex", a, b, names=shape.names)
 
 

@@ -64,7 +64,7 @@ class _Lookup:
         self.looked = [j for j in range(indices.shape.rank) if j not in of_indices]
 
     @property
-    def gathered(self) -> list[int]:
+    def result_order(self) -> list[int]:
         """The order that puts (indices' axes, kept axes) where the result has them: the looked up ones for the axis."""
         partner = dict(self.batch)
         order: list[int] = []
@@ -114,7 +114,7 @@ def _take(what: str, x: Tensor, indices: Tensor, axis: Axis, paired: bool) -> Te
         wanted = Shape.of(x.dtype, look.sizes)
         sizes = size_list(whole, [x])
         made = emit("dynamic_gather", x, indices, sizes, names=look.names, result=wanted, dimension_numbers=dims)
-    return permute(made, look.gathered)
+    return permute(made, look.result_order)
 
 
 def take(x: Tensor, indices: Tensor, axis: Axis) -> Tensor:
@@ -147,7 +147,7 @@ def scatter(
     look = _Lookup("scatter", x, indices, axis, paired)
     third = operand("updates", updates)
     updates = el.cast(updates, x.dtype) if updates.dtype is not x.dtype else updates
-    order = look.gathered
+    order = look.result_order
     shown = [look.left, look.right, third]
     if look.names is not None:
         check_names("scatter", look.names, *shown)
@@ -279,11 +279,11 @@ def update(x: Tensor, part: Tensor, starts: Mapping[Axis, Any]) -> Tensor:
         if is_tensor(start):
             have, room, name = part.shape.sizes[place], x.shape.sizes[place], name_at(x.shape, place)
             demand = ("update", start.value, have, room)
-            require(made, demand, partial(_inside, places[place], have, room, name, [x, part]))
+            require(made, demand, partial(_check_inside, places[place], have, room, name, [x, part]))
     return made
 
 
-def _inside(
+def _check_inside(
     start: Tensor, have: Size, room: Size, name: str, near: Sequence[Tensor]
 ) -> tuple[Tensor, str, Sequence[Tensor]]:
     """That a part lies inside an axis, wherever data says that it starts."""

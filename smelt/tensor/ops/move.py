@@ -29,7 +29,7 @@ from smelt.tensor.axes import (
 from smelt.tensor.facts import decide
 from smelt.tensor.ops.elementwise import Number, cast, lift, spread
 from smelt.tensor.promotion import promote
-from smelt.tensor.proving import at_most, equal, in_force
+from smelt.tensor.proving import at_most, current_facts, equal
 from smelt.tensor.record import constant, emit, is_tensor, operand, size_list
 from smelt.tensor.source import Operand, refuse
 
@@ -107,7 +107,7 @@ def relabel(x: Tensor, names: tuple[str, ...] | None) -> Tensor:
 # ---- splitting, merging, reshaping ----
 
 
-def _reshaped(x: Tensor, sizes: Sequence[Size], names: tuple[str, ...] | None) -> Tensor:
+def _reshape_to(x: Tensor, sizes: Sequence[Size], names: tuple[str, ...] | None) -> Tensor:
     if tuple(sizes) == x.shape.sizes:
         return x if names == x.shape.names else relabel(x, names)
     return emit("reshape", x, names=names, result=Shape.of(x.dtype, sizes))
@@ -126,15 +126,15 @@ def split(x: Tensor, axis: Axis, parts: Mapping[str, SizeLike | None] | Sequence
             refuse("split: the new axes need names", shown, remedy='.split("d", h=…, k=…)')
         names = (*x.shape.names[:place], *parts, *x.shape.names[place + 1 :])
         check_names("split", names, shown)
-    return _reshaped(x, [*x.shape.sizes[:place], *sizes, *x.shape.sizes[place + 1 :]], names)
+    return _reshape_to(x, [*x.shape.sizes[:place], *sizes, *x.shape.sizes[place + 1 :]], names)
 
 
 def _solve_parts(shown: Operand, what: str, whole: Size, parts: Sequence[SizeLike | None]) -> list[Size]:
-    open_parts = [i for i, part in enumerate(parts) if part is None]
+    inferred = [i for i, part in enumerate(parts) if part is None]
     known = [size_of(part) for part in parts if part is not None]
-    if len(open_parts) > 1:
+    if len(inferred) > 1:
         refuse(f"split: only one part of {what} may be left open", shown)
-    if not open_parts:
+    if not inferred:
         if not (answer := equal(product(known), whole)):
             shape = " * ".join(f"({size})" if " " in str(size) else str(size) for size in known)
             refuse(f"split: {what} has size {whole}, the parts give {shape}", shown, answer=answer)
@@ -142,7 +142,7 @@ def _solve_parts(shown: Operand, what: str, whole: Size, parts: Sequence[SizeLik
     rest = product(known)
     exact = divide_exact(whole, rest) if rest != 0 else None
     if exact is None or not at_most(1, rest):
-        if not (answer := in_force().divides(rest, whole)):
+        if not (answer := current_facts().divides(rest, whole)):
             refuse(f"split: {rest} does not always divide {what} of size {whole}", shown, answer=answer)
         exact = exact if exact is not None and equal(exact * rest, whole) else floordiv(whole, rest)
     sizes = iter(known)
@@ -168,7 +168,7 @@ def merge(x: Tensor, axes: str | Sequence[Axis], into: str | None = None) -> Ten
         if into is None:
             refuse("merge: the merged axis needs a name", shown, remedy='.merge("h k", "d")')
         names = check_names("merge", (*x.shape.names[:first], into, *x.shape.names[last:]), shown)
-    return _reshaped(x, [*sizes[:first], product(sizes[first:last]), *sizes[last:]], names)
+    return _reshape_to(x, [*sizes[:first], product(sizes[first:last]), *sizes[last:]], names)
 
 
 def reshape(x: Tensor, /, *sizes: SizeLike, **named_sizes: SizeLike) -> Tensor:
@@ -181,7 +181,9 @@ def reshape(x: Tensor, /, *sizes: SizeLike, **named_sizes: SizeLike) -> Tensor:
         hint = "name the new axes: .reshape(b=…, d=…)" if x.shape.names else "give the axes names first: .named(…)"
         refuse("reshape: axes with names meet axes without", shown, remedy=hint)
     names = check_names("reshape", tuple(named_sizes), shown) if named_sizes else None
-    wanted = _solve_open([size_of(size) for size in (named_sizes.values() if named_sizes else sizes)], x.shape, shown)
+    wanted = _solve_inferred(
+        [size_of(size) for size in (named_sizes.values() if named_sizes else sizes)], x.shape, shown
+    )
     target = Operand("wanted", Shape.of(x.dtype, wanted, names))
     answer = equal(product(wanted), x.shape.count)
     if not answer:
@@ -193,10 +195,10 @@ def reshape(x: Tensor, /, *sizes: SizeLike, **named_sizes: SizeLike) -> Tensor:
         remedy = "a reshape keeps every element: reduce or slice an axis that should go"
         refuse("reshape: the number of elements changes", shown, target, answer=answer, details=details, remedy=remedy)
     _check_groups(x.shape, Shape.of(x.dtype, wanted, names), shown, target)
-    return _reshaped(x, wanted, names)
+    return _reshape_to(x, wanted, names)
 
 
-def _solve_open(sizes: list[Size], shape: Shape, shown: Operand) -> list[Size]:
+def _solve_inferred(sizes: list[Size], shape: Shape, shown: Operand) -> list[Size]:
     places = [i for i, size in enumerate(sizes) if size == -1]
     if len(places) > 1:
         refuse("reshape: only one size may be -1", shown)
@@ -286,7 +288,7 @@ def insert(x: Tensor, axis: Axis, place: int = 0) -> Tensor:
         if x.shape.names is not None:
             refuse("insert: the new axis needs a name", shown, remedy='.insert("name")')
         at = axis % (x.shape.rank + 1)
-    return _reshaped(x, [*x.shape.sizes[:at], 1, *x.shape.sizes[at:]], names)
+    return _reshape_to(x, [*x.shape.sizes[:at], 1, *x.shape.sizes[at:]], names)
 
 
 def squeeze(x: Tensor, axes: Axis | Sequence[Axis]) -> Tensor:
@@ -303,7 +305,7 @@ def drop(x: Tensor, places: Sequence[int]) -> Tensor:
     """Axes of size 1 left out, by place."""
     keep = [i for i in range(x.shape.rank) if i not in places]
     names = None if x.shape.names is None else tuple(x.shape.names[i] for i in keep)
-    return _reshaped(x, [x.shape.sizes[i] for i in keep], names)
+    return _reshape_to(x, [x.shape.sizes[i] for i in keep], names)
 
 
 def broadcast(x: Tensor, /, *sizes: SizeLike, **named_sizes: SizeLike) -> Tensor:
@@ -351,7 +353,7 @@ def broadcast_to(x: Tensor, shape: Shape | str) -> Tensor:
     return spread(x, Shape.of(x.dtype, wanted.sizes, wanted.names), places)
 
 
-def _times(what: str, shown: Operand, times: SizeLike) -> Size:
+def _check_times(what: str, shown: Operand, times: SizeLike) -> Size:
     count = size_of(times)
     if not (answer := at_most(0, count)):
         refuse(f"{what}: {count} times may be negative", shown, answer=answer)
@@ -361,29 +363,29 @@ def _times(what: str, shown: Operand, times: SizeLike) -> Size:
 def repeat(x: Tensor, axis: Axis, times: SizeLike) -> Tensor:
     """Every element along an axis that many times, one after the other."""
     shown = operand("operand", x)
-    place, count = find_axis("repeat", shown, axis), _times("repeat", shown, times)
+    place, count = find_axis("repeat", shown, axis), _check_times("repeat", shown, times)
     sizes = list(x.shape.sizes)
     wide = Shape.of(x.dtype, [*sizes[: place + 1], count, *sizes[place + 1 :]])
     spread_places = tuple(i + (i > place) for i in range(x.shape.rank))
     sizes[place] = sizes[place] * count
-    return _reshaped(spread(relabel(x, None), wide, spread_places), sizes, x.shape.names)
+    return _reshape_to(spread(relabel(x, None), wide, spread_places), sizes, x.shape.names)
 
 
 def tile(x: Tensor, axis: Axis, times: SizeLike) -> Tensor:
     """The whole axis that many times, one after the other."""
     shown = operand("operand", x)
-    place, count = find_axis("tile", shown, axis), _times("tile", shown, times)
+    place, count = find_axis("tile", shown, axis), _check_times("tile", shown, times)
     sizes = list(x.shape.sizes)
     wide = Shape.of(x.dtype, [*sizes[:place], count, *sizes[place:]])
     spread_places = tuple(i + (i >= place) for i in range(x.shape.rank))
     sizes[place] = sizes[place] * count
-    return _reshaped(spread(relabel(x, None), wide, spread_places), sizes, x.shape.names)
+    return _reshape_to(spread(relabel(x, None), wide, spread_places), sizes, x.shape.names)
 
 
 # ---- slices ----
 
 
-def _lesser(a: Size, b: Size) -> Size:
+def _smaller(a: Size, b: Size) -> Size:
     """min(a, b), as one of the two where the facts say which."""
     return a if at_most(a, b) else b if at_most(b, a) else sizes_of.minimum(a, b)
 
@@ -392,12 +394,12 @@ def _nonneg(a: Size) -> Size:
     return a if at_most(0, a) else 0 if at_most(a, 0) else sizes_of.maximum(a, 0)
 
 
-def _bound(given: object, size: Size, default: Size) -> Size:
+def _slice_bound(given: object, size: Size, default: Size) -> Size:
     """One end of a slice, inside the axis as Python puts it."""
     if given is None:
         return default
     bound = size_of(given)
-    return _nonneg(size + bound) if _from_end(bound) else _lesser(bound, size)
+    return _nonneg(size + bound) if _from_end(bound) else _smaller(bound, size)
 
 
 def _from_end(place: Size) -> bool:
@@ -407,14 +409,14 @@ def _from_end(place: Size) -> bool:
     return bool(at_most(place, -1)) or not decide(Fact("<=", 0, place))
 
 
-def _range(shown: Operand, place: int, given: slice) -> tuple[Size, Size, int, Size]:
+def _slice_range(shown: Operand, place: int, given: slice) -> tuple[Size, Size, int, Size]:
     """(start, limit, step, count) of a slice of an axis."""
     size = shown.shape.sizes[place]
     step = 1 if given.step is None else size_of(given.step)
     if not isinstance(step, int) or step < 1:
         remedy = "turn the axis round with .flip(…), then take a positive step"
         refuse(f"slice: {name_at(shown.shape, place)} needs a positive step, not {step}", shown, remedy=remedy)
-    start, limit = _bound(given.start, size, 0), _bound(given.stop, size, size)
+    start, limit = _slice_bound(given.start, size, 0), _slice_bound(given.stop, size, size)
     if limit is size and isinstance(given.start, int) and 0 <= given.start < step:
         return start, limit, step, floordiv(size + step - 1 - given.start, step)
     length = _nonneg(limit - start)
@@ -428,7 +430,7 @@ def take_slices(x: Tensor, slices: Mapping[int, slice]) -> Tensor:
     shown = operand("operand", x)
     whole = [(0, size, 1, size) for size in x.shape.sizes]
     ranges: list[tuple[Size, Size, int, Size]] = [
-        _range(shown, place, slices[place]) if place in slices else whole[place] for place in range(x.shape.rank)
+        _slice_range(shown, place, slices[place]) if place in slices else whole[place] for place in range(x.shape.rank)
     ]
     if ranges == whole:
         return x
@@ -625,7 +627,7 @@ def chunk(x: Tensor, axis: Axis, sizes: int | Sequence[SizeLike]) -> list[Tensor
     if isinstance(sizes, int):
         if sizes < 1:
             refuse(f"chunk: into {sizes} pieces", shown, remedy="at least one")
-        if not (answer := in_force().divides(sizes, whole)):
+        if not (answer := current_facts().divides(sizes, whole)):
             refuse(
                 f"chunk: {sizes} does not always divide {name_at(x.shape, place)} of size {whole}", shown, answer=answer
             )

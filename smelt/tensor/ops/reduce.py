@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 Axes: TypeAlias = Axis | Sequence[Axis] | None
 
 
-def _without(x: Tensor, places: Sequence[int]) -> tuple[str, ...] | None:
+def _drop_names(x: Tensor, places: Sequence[int]) -> tuple[str, ...] | None:
     names = x.shape.names
     return None if names is None else tuple(name for i, name in enumerate(names) if i not in places)
 
@@ -57,11 +57,11 @@ def _reduce(x: Tensor, places: Sequence[int], op: str, start: el.Number, keep: b
     region = binary_region(op, x.dtype)
     dims = tuple(sorted(places))
     start_value = constant(start, x.dtype)
-    result = emit("reduce", x, start_value, names=_without(x, places), regions=(region,), dimensions=dims)
+    result = emit("reduce", x, start_value, names=_drop_names(x, places), regions=(region,), dimensions=dims)
     return _restore(x, result, places) if keep else result
 
 
-def _only(what: str, x: Tensor, *kinds: str) -> None:
+def _require_kind(what: str, x: Tensor, *kinds: str) -> None:
     if x.dtype.kind not in kinds:
         remedy = 'cast first: .to("f32")' if "float" in kinds else "compare first: x != 0"
         refuse(f"{what}: not for {x.dtype}", operand("operand", x), remedy=remedy)
@@ -69,37 +69,37 @@ def _only(what: str, x: Tensor, *kinds: str) -> None:
 
 def sum(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
     """Added up."""
-    _only("sum", x, "int", "uint", "float", "complex")
+    _require_kind("sum", x, "int", "uint", "float", "complex")
     return _reduce(x, find_axes("sum", operand("operand", x), axes), "add", 0, keep)
 
 
 def prod(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
     """Multiplied."""
-    _only("prod", x, "int", "uint", "float", "complex")
+    _require_kind("prod", x, "int", "uint", "float", "complex")
     return _reduce(x, find_axes("prod", operand("operand", x), axes), "multiply", 1, keep)
 
 
 def max(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
     """The largest element; the lowest value of the type where there is none."""
-    _only("max", x, "bool", "int", "uint", "float")
+    _require_kind("max", x, "bool", "int", "uint", "float")
     return _reduce(x, find_axes("max", operand("operand", x), axes), "maximum", el.lowest(x.dtype), keep)
 
 
 def min(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
     """The smallest element; the highest value of the type where there is none."""
-    _only("min", x, "bool", "int", "uint", "float")
+    _require_kind("min", x, "bool", "int", "uint", "float")
     return _reduce(x, find_axes("min", operand("operand", x), axes), "minimum", el.highest(x.dtype), keep)
 
 
 def all(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
     """Whether all hold."""
-    _only("all", x, "bool")
+    _require_kind("all", x, "bool")
     return _reduce(x, find_axes("all", operand("operand", x), axes), "and", True, keep)
 
 
 def any(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
     """Whether one holds."""
-    _only("any", x, "bool")
+    _require_kind("any", x, "bool")
     return _reduce(x, find_axes("any", operand("operand", x), axes), "or", False, keep)
 
 
@@ -120,10 +120,10 @@ def count(x: Tensor, axes: Axes = None, element: str | DType = i32) -> Tensor:
         return made
     if at_most(found, most):
         return made
-    return require(made, ("count", found, wanted), partial(_fits, x, found, most, wanted))
+    return require(made, ("count", found, wanted), partial(_check_fits, x, found, most, wanted))
 
 
-def _fits(x: Tensor, found: Size, most: int, element: DType) -> tuple[Tensor, str, Sequence[Tensor]]:
+def _check_fits(x: Tensor, found: Size, most: int, element: DType) -> tuple[Tensor, str, Sequence[Tensor]]:
     """That a size fits an element type."""
     number = size_tensor(found, [x])
     return el.less_equal(number, constant(most, i64)), f"count: {{0}} does not fit {element}", [number]
@@ -139,14 +139,14 @@ def _count(x: Tensor, places: Sequence[int], element: DType | None = None) -> Te
 
 def mean(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
     """The average, of floats."""
-    _only("mean", x, "float", "complex")
+    _require_kind("mean", x, "float", "complex")
     places = find_axes("mean", operand("operand", x), axes)
     return el.divide(_reduce(x, places, "add", 0, keep), _count(x, places))
 
 
 def var(x: Tensor, axes: Axes = None, *, keep: bool = False, correction: int = 0) -> Tensor:
     """The average square of the distance from the average; `correction` is taken off the count."""
-    _only("var", x, "float")
+    _require_kind("var", x, "float")
     places = find_axes("var", operand("operand", x), axes)
     centred = el.subtract(x, _spread(mean(x, axes, keep=True), x))
     number = _count(x, places)
@@ -162,21 +162,21 @@ def _spread(reduced: Tensor, x: Tensor) -> Tensor:
 
 def std(x: Tensor, axes: Axes = None, *, keep: bool = False, correction: int = 0) -> Tensor:
     """The square root of the variance."""
-    _only("std", x, "float")
+    _require_kind("std", x, "float")
     find_axes("std", operand("operand", x), axes)
     return el.function("sqrt", var(x, axes, keep=keep, correction=correction))
 
 
 def norm(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
     """The Euclidean length."""
-    _only("norm", x, "float")
+    _require_kind("norm", x, "float")
     find_axes("norm", operand("operand", x), axes)
     return el.function("sqrt", sum(el.square(x), axes, keep=keep))
 
 
 def logsumexp(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
     """log(sum(exp(x))), without overflow."""
-    _only("logsumexp", x, "float")
+    _require_kind("logsumexp", x, "float")
     places = find_axes("logsumexp", operand("operand", x), axes)
     peak = max(x, axes, keep=True)
     peak = el.where(el.function("isfinite", peak), peak, 0.0)
@@ -184,14 +184,14 @@ def logsumexp(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
     result = el.add(total, peak)
     if keep:
         return result
-    names = _without(x, places)
+    names = _drop_names(x, places)
     sizes = [size for i, size in enumerate(x.shape.sizes) if i not in places]
     return emit("reshape", result, names=names, result=Shape.of(x.dtype, sizes))
 
 
 def softmax(x: Tensor, axes: Axes) -> Tensor:
     """exp(x) / sum(exp(x)) along axes, without overflow."""
-    _only("softmax", x, "float")
+    _require_kind("softmax", x, "float")
     find_axes("softmax", operand("operand", x), axes)
     grown = el.function("exp", el.subtract(x, _spread(max(x, axes, keep=True), x)))
     return el.divide(grown, _spread(sum(grown, axes, keep=True), x))
@@ -199,7 +199,7 @@ def softmax(x: Tensor, axes: Axes) -> Tensor:
 
 def log_softmax(x: Tensor, axes: Axes) -> Tensor:
     """The logarithm of softmax, without overflow."""
-    _only("log_softmax", x, "float")
+    _require_kind("log_softmax", x, "float")
     find_axes("log_softmax", operand("operand", x), axes)
     centred = el.subtract(x, _spread(max(x, axes, keep=True), x))
     total = el.function("log", sum(el.function("exp", centred), axes, keep=True))
@@ -226,8 +226,8 @@ def _arg_region(element: DType, direction: str) -> Region:
     return scalar_regions((element, i32, element, i32), better)
 
 
-def _arg(what: str, direction: str, x: Tensor, axis: Axis | None, keep: bool) -> Tensor:
-    _only(what, x, "bool", "int", "uint", "float")
+def _arg_reduce(what: str, direction: str, x: Tensor, axis: Axis | None, keep: bool) -> Tensor:
+    _require_kind(what, x, "bool", "int", "uint", "float")
     shown = operand("operand", x)
     if axis is None:
         if x.shape.rank != 1:
@@ -240,7 +240,7 @@ def _arg(what: str, direction: str, x: Tensor, axis: Axis | None, keep: bool) ->
     indices = emit("iota", names=x.shape.names, result=Shape.of(i32, x.shape.sizes), iota_dimension=place)
     start = el.lowest(x.dtype) if direction == "GT" else el.highest(x.dtype)
     starts = constant(start, x.dtype), constant((1 << 31) - 1, i32)
-    names = _without(x, [place])
+    names = _drop_names(x, [place])
     region = _arg_region(x.dtype, direction)
     _, result = emit_all("reduce", (x, indices, *starts), (names, names), regions=(region,), dimensions=(place,))
     return _restore(x, result, [place]) if keep else result
@@ -248,12 +248,12 @@ def _arg(what: str, direction: str, x: Tensor, axis: Axis | None, keep: bool) ->
 
 def argmax(x: Tensor, axis: Axis | None = None, *, keep: bool = False) -> Tensor:
     """Where the largest element of an axis is first, as i32; a nan counts as the largest."""
-    return _arg("argmax", "GT", x, axis, keep)
+    return _arg_reduce("argmax", "GT", x, axis, keep)
 
 
 def argmin(x: Tensor, axis: Axis | None = None, *, keep: bool = False) -> Tensor:
     """Where the smallest element of an axis is first, as i32; a nan counts as the smallest."""
-    return _arg("argmin", "LT", x, axis, keep)
+    return _arg_reduce("argmin", "LT", x, axis, keep)
 
 
 # ---- cumulative ----
@@ -286,32 +286,32 @@ def _row_region(row: Shape, build: Callable[[Tensor, Tensor], Tensor]) -> Region
 
 def cumsum(x: Tensor, axis: Axis, *, reverse: bool = False) -> Tensor:
     """Sums of all elements up to each one."""
-    _only("cumsum", x, "int", "uint", "float", "complex")
+    _require_kind("cumsum", x, "int", "uint", "float", "complex")
     return _scan_along("cumsum", x, axis, "add", 0, reverse)
 
 
 def cumprod(x: Tensor, axis: Axis, *, reverse: bool = False) -> Tensor:
     """Products of all elements up to each one."""
-    _only("cumprod", x, "int", "uint", "float", "complex")
+    _require_kind("cumprod", x, "int", "uint", "float", "complex")
     return _scan_along("cumprod", x, axis, "multiply", 1, reverse)
 
 
 def cummax(x: Tensor, axis: Axis, *, reverse: bool = False) -> Tensor:
     """The largest of all elements up to each one."""
-    _only("cummax", x, "bool", "int", "uint", "float")
+    _require_kind("cummax", x, "bool", "int", "uint", "float")
     return _scan_along("cummax", x, axis, "maximum", el.lowest(x.dtype), reverse)
 
 
 def cummin(x: Tensor, axis: Axis, *, reverse: bool = False) -> Tensor:
     """The smallest of all elements up to each one."""
-    _only("cummin", x, "bool", "int", "uint", "float")
+    _require_kind("cummin", x, "bool", "int", "uint", "float")
     return _scan_along("cummin", x, axis, "minimum", el.highest(x.dtype), reverse)
 
 
 # ---- sorting ----
 
 
-def _before(element: DType, descending: bool) -> Callable[[Tensor, Tensor], Tensor]:
+def _comes_before(element: DType, descending: bool) -> Callable[[Tensor, Tensor], Tensor]:
     """Whether a comes before b; nans come last, whichever way."""
 
     def compare(a: Tensor, b: Tensor) -> Tensor:
@@ -329,16 +329,16 @@ def _before(element: DType, descending: bool) -> Callable[[Tensor, Tensor], Tens
 
 def sort(x: Tensor, axis: Axis, *, descending: bool = False) -> Tensor:
     """In order along an axis; equal elements stay in order, nans come last."""
-    _only("sort", x, "bool", "int", "uint", "float")
+    _require_kind("sort", x, "bool", "int", "uint", "float")
     place = find_axis("sort", operand("operand", x), axis)
-    region = scalar_region(x.dtype, _before(x.dtype, descending))
+    region = scalar_region(x.dtype, _comes_before(x.dtype, descending))
     return emit("sort", x, names=x.shape.names, regions=(region,), dimension=place, is_stable=True)
 
 
 def _sort_places(what: str, x: Tensor, place: int, descending: bool) -> tuple[Tensor, Tensor]:
-    _only(what, x, "bool", "int", "uint", "float")
+    _require_kind(what, x, "bool", "int", "uint", "float")
     indices = emit("iota", names=x.shape.names, result=Shape.of(i32, x.shape.sizes), iota_dimension=place)
-    before = _before(x.dtype, descending)
+    before = _comes_before(x.dtype, descending)
     region = scalar_regions((x.dtype, x.dtype, i32, i32), lambda a, b, _i, _j: (before(a, b),))
     names = x.shape.names
     values, order = emit_all("sort", (x, indices), (names, names), regions=(region,), dimension=place, is_stable=True)
@@ -364,7 +364,7 @@ def top_k(x: Tensor, k: SizeLike, axis: Axis) -> tuple[Tensor, Tensor]:
         )
     if not (answer := at_most(0, wanted)):
         refuse(f"top_k: {wanted} elements may be fewer than none", shown, answer=answer)
-    _only("top_k", x, "bool", "int", "uint", "float")
+    _require_kind("top_k", x, "bool", "int", "uint", "float")
     if isinstance(wanted, int):
         last = move_last(x, place)
         names = last.shape.names

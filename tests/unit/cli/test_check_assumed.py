@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from smelt.cli.check import _model
+from smelt.cli.check import _check_model
 from smelt.dtype import Array
 from smelt.engine.reference import ReferenceEngine
 from smelt.errors import SmeltError
@@ -115,7 +115,7 @@ def test_every_assumption_is_listed(name: str, tmp_path: Path) -> None:
     _, inputs, _, wanted, fitting, others = CASES[name]
     path = tmp_path / "model.onnx"
     model = saved(path, name, 18 if name == "nothing" else 13)
-    record, errors = _model(path, [], [])
+    record, errors = _check_model(path, [], [])
     assert record["ok"]
     assert not errors
     assert [fact.partition(" (")[0] for fact in record["assumed"]] == wanted
@@ -162,5 +162,5 @@ def test_declared_outputs_are_compared(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     path.write_bytes(model.SerializeToString())
-    record, _ = _model(path, [], [])
+    record, _ = _check_model(path, [], [])
     assert record["declared"] == ["n == m (output 'y')", "3 == 4 (output 'y')", "rank 3 == 2 (output 'z')"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from smelt.cli.check_entries import check_module
-from smelt.cli.check_modules import imported
+from smelt.cli.check_modules import import_file
 from smelt.cli.check_report import Report, record, summary, text
 
 HEAD = """
@@ -24,7 +24,7 @@ def report(folder: Path, program: str, strict: bool = False) -> Report:
     file = folder / "program.py"
     file.write_text(HEAD + re.sub(r"\bX\b", X, program).replace("SAME", SAME))
     made = Report(strict=strict)
-    made.add(file, check_module(imported(file)))
+    made.add(file, check_module(import_file(file)))
     return made
 
 

@@ -114,7 +114,7 @@ def test_weights_lie_in_pieces_and_parts_are_added_up(seed: int, tmp_path: Path)
     assert 'sdy.sharding = #sdy.sharding<@mesh, [{}, {"model"}]>' in text
     assert "sdy.sharding_constraint" in text
     assert print_program(parse(text)) == text
-    partitioned = bound._open().ways[0].compiled.partitioned()  # type: ignore[attr-defined]
+    partitioned = bound._resources().paths[0].compiled.partitioned()  # type: ignore[attr-defined]
     assert "all-reduce" in partitioned, "f is summed over devices"
     with pytest.raises(ShapeError, match="does not fit"):
         bound(x[:3])

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from smelt import TensorError
-from smelt.cli.check_entries import Found, check_module, distinct, uncovered
-from smelt.cli.check_modules import imported
+from smelt.cli.check_entries import Found, check_module, deduplicate, find_uncovered
+from smelt.cli.check_modules import import_file
 from smelt.errors import Location, SmeltError
 from tests.unit.tensor.check_cases import HEADER, RIGHT, WRONG, Wrong
 from tests.unit.tensor.check_models import MORE_RIGHT, MORE_WRONG
@@ -21,13 +21,13 @@ ALL_WRONG, ALL_RIGHT = WRONG | MORE_WRONG, RIGHT | MORE_RIGHT | NETWORKS
 def found(tmp_path: Path, text: str) -> Found:
     path = tmp_path / "program.py"
     path.write_text(HEADER + text)
-    made = check_module(imported(path))
-    made.uncovered = uncovered([made])
+    made = check_module(import_file(path))
+    made.uncovered = find_uncovered([made])
     return made
 
 
 def mistakes(found: Found) -> list[SmeltError]:
-    return distinct(error for entry in found.entries for error in entry.mistakes)
+    return deduplicate(error for entry in found.entries for error in entry.mistakes)
 
 
 @pytest.mark.parametrize("case", ALL_WRONG.values(), ids=ALL_WRONG.keys())
@@ -187,10 +187,10 @@ def g(x: Shaped[Other, "[S]"]):
     return x
 """
     )
-    checked = check_module(imported(path))
+    checked = check_module(import_file(path))
     [error] = mistakes(checked)
     assert "different sizes, S and T" in error.message
-    [lost] = uncovered([checked])
+    [lost] = find_uncovered([checked])
     assert (lost.name, lost.reason) == ("g", "the annotation of x cannot be resolved")
 
 

@@ -14,7 +14,7 @@ from smelt import Shaped, Tensor, nn
 from smelt.buffer import HostBuffer
 from smelt.shape import Shape
 from smelt.tensor import engine, trace
-from smelt.tensor.model import at, build, declared, parameter, replace, walk
+from smelt.tensor.model import at, build, parameter, parameters_of, replace, walk
 
 
 class MLP(smelt.Model):
@@ -72,17 +72,17 @@ def stack_arrays(rng: np.random.Generator, layers: int = 2, d: int = 3, f: int =
 
 
 def test_declared_parameters():
-    found = declared(MLP)
+    found = parameters_of(MLP)
     assert shapes(found) == {"up": "f32[d=784, f=F]", "down": "f32[f=F, c=10]"}
     assert [str(each.element) for each in found.values()] == ["f32", "None"]
     assert found["up"].place is not None
     assert found["up"].place.path == __file__
-    assert shapes(declared(MLP, F=32)) == {"up": "f32[d=784, f=32]", "down": "f32[f=32, c=10]"}
-    assert shapes(declared(MLP(F=5))) == shapes(declared(MLP, F=5))
+    assert shapes(parameters_of(MLP, F=32)) == {"up": "f32[d=784, f=32]", "down": "f32[f=32, c=10]"}
+    assert shapes(parameters_of(MLP(F=5))) == shapes(parameters_of(MLP, F=5))
 
 
 def test_layers_in_the_class_and_lists_of_them():
-    found = declared(Stack, layers=2, D=3)
+    found = parameters_of(Stack, layers=2, D=3)
     assert list(found) == [
         "embed.weight",
         *(f"layers.{i}.{path}" for i in (0, 1) for path in ("norm.weight", "up.weight", "down.weight", "down.bias")),
@@ -90,24 +90,24 @@ def test_layers_in_the_class_and_lists_of_them():
     assert str(found["layers.1.up.weight"].shape) == "f32[f=F, d=3]"
     assert found["layers.1.up.weight"].element is None
     with pytest.raises(smelt.TensorError, match="how many layers"):
-        declared(Stack)
+        parameters_of(Stack)
 
 
 def test_the_checkpoint_says_how_many_layers_there_are():
     names = [*stack_arrays(np.random.default_rng(0), 11), "layers.10.scale"]
-    found = declared(Stack, names=names)
+    found = parameters_of(Stack, names=names)
     assert set(found) == set(names)
     assert found["layers.10.scale"].optional
     assert "layers.9.scale" not in found
     with pytest.raises(smelt.TensorError, match="not numbered in order"):
-        declared(Stack, names=["embed.weight", "layers.1.up.weight"])
+        parameters_of(Stack, names=["embed.weight", "layers.1.up.weight"])
 
 
 def test_every_object_has_layers_of_its_own():
     one, two = Stack(layers=2), Stack(layers=2)
     tensors = [id(tensor) for model in (one, two) for _, tensor in walk(model)]
     assert len(set(tensors)) == len(tensors) == 18
-    assert all(len(each.paths) == 1 for each in declared(one).values())
+    assert all(len(each.paths) == 1 for each in parameters_of(one).values())
 
     class Plain:
         first: Block = Block()
@@ -134,9 +134,9 @@ def test_layers_in_the_class_need_no_annotation():
         def __call__(self, x: Shaped[Tensor, "f32[b=B, d=4]"]) -> Tensor:
             return self.up(x)
 
-    assert list(declared(Bare)) == ["up.weight", "up.bias", "rows.0.weight", "rows.1.weight"]
+    assert list(parameters_of(Bare)) == ["up.weight", "up.bias", "rows.0.weight", "rows.1.weight"]
     assert Bare().up is not Bare().up
-    assert list(declared(Plain)) == ["up.weight", "up.bias"]
+    assert list(parameters_of(Plain)) == ["up.weight", "up.bias"]
     assert [leaf.name for leaf in trace(Plain()).leaves] == ["up.weight", "up.bias", "x"]
 
 
@@ -156,7 +156,7 @@ def test_configuration_reaches_plain_fields_everywhere():
     assert [layer.residual for layer in model.layers] == [False, False]
     assert model.name == "other"
     with pytest.raises(smelt.TensorError, match="has no use for residuals"):
-        declared(Stack, layers=1, residuals=False)
+        parameters_of(Stack, layers=1, residuals=False)
     with pytest.raises(smelt.TensorError, match="has no field Z"):
         Stack(layers=1, Z=3)
 
@@ -181,10 +181,10 @@ def test_dataclasses_and_other_classes():
         def __init__(self, count: int) -> None:
             self.data = [Data(parameter("[d=D]"), []) for _ in range(count)]
 
-    assert list(declared(Data, layers=1))[:2] == ["weight", "layers.0.norm.weight"]
-    assert list(declared(Plain, count=2)) == ["data.0.weight", "data.1.weight", "weight"]
+    assert list(parameters_of(Data, layers=1))[:2] == ["weight", "layers.0.norm.weight"]
+    assert list(parameters_of(Plain, count=2)) == ["data.0.weight", "data.1.weight", "weight"]
     with pytest.raises(smelt.TensorError, match="Plain needs count"):
-        declared(Plain)
+        parameters_of(Plain)
     made = build(Slotted, {"weight": np.full(3, 2, np.float32)})
     assert made(smelt.tensor([[1.0, 2.0, 3.0]], "b d")).tolist() == [[2, 4, 6]]
     assert [leaf.name for leaf in trace(made).leaves] == ["weight", "x"]
@@ -197,7 +197,7 @@ def test_a_layer_without_sizes_is_refused():
         up: nn.Linear
 
     with pytest.raises(smelt.TensorError, match="Linear does not say its sizes"):
-        declared(Unsaid)
+        parameters_of(Unsaid)
 
     class Missing(smelt.Model):
         heads: int
@@ -214,7 +214,7 @@ def test_tied_weights_are_one_parameter():
             self.head = nn.Linear(d=3, v=7, bias=False)
             self.head.weight = self.embed.weight
 
-    found = declared(Tied)
+    found = parameters_of(Tied)
     assert list(found) == ["embed.weight"]
     assert found["embed.weight"].paths == ("embed.weight", "head.weight")
     array = np.ones((7, 3), np.float32)

@@ -21,7 +21,7 @@ from smelt.ir.interpret import run
 from smelt.shape import Shape
 from smelt.tensor import engine, trace
 from smelt.tensor.axes import parse_shape
-from smelt.tensor.model import build, declared
+from smelt.tensor.model import build, parameters_of
 from smelt.weights import Weights
 
 RECORDED = dict(np.load(Path(__file__).parents[2] / "fixtures" / "layers.npz"))
@@ -96,7 +96,8 @@ ACTIVATIONS = (
 def arrays_for(layer: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Random weights for all parameters that a layer declares."""
     return {
-        path: rng.standard_normal(each.shape.numbers({})).astype(np.float32) for path, each in declared(layer).items()
+        path: rng.standard_normal(each.shape.numbers({})).astype(np.float32)
+        for path, each in parameters_of(layer).items()
     }
 
 
@@ -120,7 +121,7 @@ def shape_of(text: str) -> Shape:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_layers_give_what_torch_gives(case: Case):
     layer, weights = case.layer(), recorded(case.name, "weight")
-    assert not isinstance(layer, smelt.Model) or set(declared(layer)) == set(weights)
+    assert not isinstance(layer, smelt.Model) or set(parameters_of(layer)) == set(weights)
     bound = build(layer, weights, strict=True) if weights else layer
     with engine("reference"):
         x = smelt.tensor(recorded(case.name, "operand")["x"], shape_of(case.shape).names)

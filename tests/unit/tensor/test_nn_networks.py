@@ -17,7 +17,7 @@ from smelt.ir.verify import verify
 from smelt.passes.recognise import recognise
 from smelt.shape import Shape
 from smelt.tensor import check, engine, record, trace
-from smelt.tensor.model import build, declared
+from smelt.tensor.model import build, parameters_of
 from tests.unit.tensor.networks import Bert, Llama, UNet, ViT, Whisper
 from tests.unit.tensor.test_nn import recorded
 
@@ -43,11 +43,11 @@ SYMBOLS: dict[str, Any] = {
 def test_networks_are_proven_for_all_batches_and_lengths(name: str):
     outcome = check(NUMBERS[name].forward)
     assert outcome.errors == ()
-    assert outcome.ways == 1
+    assert outcome.path_count == 1
     assert outcome.traced is not None
     verify(outcome.traced.program)
     weights = [leaf.name for leaf in outcome.traced.leaves if leaf.weight]
-    assert set(weights) == set(declared(NUMBERS[name]))
+    assert set(weights) == set(parameters_of(NUMBERS[name]))
 
 
 @pytest.mark.parametrize("name", SYMBOLS)

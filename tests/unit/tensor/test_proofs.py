@@ -165,7 +165,7 @@ def test_a_mistake_in_one_branch_only():
         return x
 
     outcome = check(f, Shape("f32", s="S"), Shape("f32", s="T"))
-    assert outcome.ways == 2
+    assert outcome.path_count == 2
     [error] = outcome.errors
     assert isinstance(error, TensorError)
     assert error.under == ("S >= 5",)

@@ -166,10 +166,10 @@ def test_structures_with_more_than_tensors_have_no_outline() -> None:
     assert Outline.of([x, Scaled]) is None
     outline = Outline.of(Made(x, [x, (x, x)]))
     assert outline is not None
-    assert outline.flat(Made(1, [2, (3, 4)])) == [1, 2, 3, 4]
-    assert outline.flat((1, [2, (3, 4)])) is None
-    assert outline.flat(Made(1, [2, (3,)])) is None
-    assert outline.built([5, 6, 7, 8]) == Made(5, [6, (7, 8)])
+    assert outline.flatten(Made(1, [2, (3, 4)])) == [1, 2, 3, 4]
+    assert outline.flatten((1, [2, (3, 4)])) is None
+    assert outline.flatten(Made(1, [2, (3,)])) is None
+    assert outline.build([5, 6, 7, 8]) == Made(5, [6, (7, 8)])
 
 
 @NEEDS_XLA

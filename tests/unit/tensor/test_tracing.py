@@ -335,7 +335,7 @@ def test_decided_branches_do_not_fork():
     def f(x: Shaped[Tensor, "f32[s=S + 2]"]) -> Tensor:
         return x[0] if x.size("s") >= 2 else x[5]
 
-    assert check(f).ways == 1
+    assert check(f).path_count == 1
 
 
 def test_comparisons_of_sizes():
@@ -346,7 +346,7 @@ def test_comparisons_of_sizes():
         return x + y.rename(t="s")
 
     assert check(f).errors == ()
-    assert check(f).ways == 3  # less, equal, greater
+    assert check(f).path_count == 3  # less, equal, greater
 
 
 # ---- threads ----

@@ -1,6 +1,6 @@
-"""What a compiled function of the front end consists of: parameters with their slots, and ways through the function.
+"""The parts of a compiled function: parameters with their slots, and one compiled path for each branch on sizes.
 
-`compiling` makes it, one `Function` with a `Way` for each of its branches on sizes; executables share it.
+`compile` makes a `Function` and its `CompiledPath`s; executables that are clones share them as `Resources`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from smelt.tensor.record import is_tensor
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One tensor that goes in. `name` is its path, `source` the name of the weight it was instantiated from."""
+    """One input tensor. `name` is its path, `source` the name of the weight it was instantiated from."""
 
     name: str
     shape: Shape
@@ -41,7 +41,7 @@ class Parameter:
     slots: Mapping[int, int]  # the identity of a symbolic tensor → its slot
 
     def collect(self, given: Any) -> Iterator[tuple[int, str, Any]]:
-        """(slot, path, what is given there) for every tensor; tied ones are given alike."""
+        """(slot, path, value) for every tensor. Tied tensors have the same value."""
         seen: dict[int, Any] = {}
         for path, leaf, value in together(self.pattern, given, is_tensor, self.name):
             slot = self.slots[id(leaf)]
@@ -53,8 +53,8 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way through the function: the sizes it is for, its program, what an engine made of it, and its results."""
+class CompiledPath:
+    """One path through the function: the sizes it covers, its program, the engine's executable, and its results."""
 
     guards: Facts
     assumed: Facts
@@ -70,19 +70,19 @@ class Way:
 
     @property
     def symbols(self) -> set[str]:
-        """The symbols in the sizes of what goes in and comes out."""
+        """The symbols in the sizes of inputs and results."""
         main = self.program.main
         return {name for value in (*main.args, *main.results) for name in value.shape.symbols}
 
     def shapes_for(self, sizes: Mapping[str, int]) -> list[Shape] | None:
-        """The results' shapes in numbers; None where only data tells one of them."""
+        """The results' shapes in numbers; None where one is data-dependent."""
         if any(not shape.symbols <= sizes.keys() for shape in self.shapes):
             return None
         return [Shape.of(shape.dtype, shape.numbers(sizes)) for shape in self.shapes]
 
     def structure(self, results: Sequence[Any]) -> Any:
-        """The engine's results as the function gives them."""
-        return tree.replace(self.results, iter(results)) if self.outline is None else self.outline.built(results)
+        """The engine's results in the structure that the function returns."""
+        return tree.replace(self.results, iter(results)) if self.outline is None else self.outline.build(results)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,36 +94,36 @@ class Function:
     parameters: tuple[Parameter, ...]
     slots: tuple[Slot, ...]
     facts: Facts
-    sizes: Mapping[str, int]  # what the weights' shapes said about symbols when it was compiled
+    sizes: Mapping[str, int]  # symbols whose values the weights' shapes determined at compile time
     donated: frozenset[int] = frozenset()
-    in_place: bool = False  # the engine itself makes use of donated memory
-    on_host: bool = True  # it works in host memory
+    in_place: bool = False  # the engine writes into donated memory
+    on_host: bool = True  # the engine computes in host memory
     encode: Callable[..., Any] | None = None
     decode: Callable[[Any], Any] | None = None
     chosen: dict[tuple[tuple[int, ...], ...], tuple[int, dict[str, int]]] = field(default_factory=dict)
-    open: tuple[int, ...] = field(init=False)  # slots with symbols for sizes
+    dynamic: tuple[int, ...] = field(init=False)  # slots with dynamic dimensions
 
     def __post_init__(self) -> None:
-        open_slots = tuple(i for i, slot in enumerate(self.slots) if not slot.shape.is_static)
-        object.__setattr__(self, "open", open_slots)
+        dynamic_slots = tuple(i for i, slot in enumerate(self.slots) if not slot.shape.is_static)
+        object.__setattr__(self, "dynamic", dynamic_slots)
 
 
 _COUNTING = threading.Lock()
 
 
 @dataclass(slots=True)
-class Held:
-    """What engines hold for executables that are clones of each other; it goes with the last of them.
+class Resources:
+    """What executables that are clones of each other share; released with the last of them.
 
-    `above` holds something that is used here, too.
+    `above` owns resources that these use, too.
     """
 
-    ways: tuple[Way, ...]
+    paths: tuple[CompiledPath, ...]
     owned: tuple[Any, ...] = ()
-    above: Held | None = None
+    above: Resources | None = None
     users: int = 1
 
-    def shared(self) -> Held:
+    def share(self) -> Resources:
         with _COUNTING:
             self.users += 1
         return self
@@ -133,10 +133,10 @@ class Held:
             self.users -= 1
             if self.users:
                 return
-        for way in self.ways if self.above is None or self.above.ways is not self.ways else ():
-            way.compiled.close()
+        for path in self.paths if self.above is None or self.above.paths is not self.paths else ():
+            path.compiled.close()
         for buffer in self.owned:
             buffer.delete()
-        self.ways = self.owned = ()
+        self.paths = self.owned = ()
         if self.above is not None:
             self.above.release()
