@@ -11,6 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from smelt.device.cache import compiling_for
 from smelt.dtype import Array
 from smelt.engine import compile_with_first
 from smelt.engine.footprint import Budget, Limited
@@ -132,7 +133,7 @@ def load(
     program = with_precision(program, precision)
     if tune is not None:
         _tune(program, weights, device, engine, sizes or {}, tune)
-    used, executable = compile_for(program, device, engine, budget)
+    used, executable = compile_for(program, device, engine, budget, name)
     executable = executable.prepare(weights)
     if Path(path).suffix.lower() == ".onnx":
         build = _builder(path, device, engine, budget, precision, lambda used: None, static or {})
@@ -193,7 +194,7 @@ def _builder(
             if not set(error.inputs) - set(values) and not (error.sizes and not shapes):
                 raise
             raise MissingValuesError(error.inputs, error.sizes) from error
-        used, executable = compile_for(with_precision(program, precision), device, engine, budget)
+        used, executable = compile_for(with_precision(program, precision), device, engine, budget, Path(path).stem)
         tell(used)
         bound = executable.prepare(weights)
         if shapes or not values:
@@ -203,12 +204,15 @@ def _builder(
     return build
 
 
-def compile_for(program: Program, device: str, engine: str, budget: Budget | None = None) -> tuple[str, Executable]:
-    """The name of an engine and what it made of a program.
+def compile_for(
+    program: Program, device: str, engine: str, budget: Budget | None = None, name: str = ""
+) -> tuple[str, Executable]:
+    """The name of an engine and what it made of a program; `name` is the model's, for the cache.
 
     `auto` takes the first engine that can run it, and logs a warning where that is not the first that works here.
     """
-    used, executable = compile_with_first(device, engine, lambda each: _compile(each, program, budget))
+    with compiling_for(name):
+        used, executable = compile_with_first(device, engine, lambda each: _compile(each, program, budget))
     return used.name, executable
 
 
@@ -235,5 +239,6 @@ def model_of(
     precision: str = "f32",
 ) -> LoadedModel:
     """Compile a program and bind its weights; `memory_limit`, `sizes` and `precision` as in `load`."""
-    used, executable = compile_for(with_precision(program, precision), device, engine, Budget.of(memory_limit, sizes))
+    budget = Budget.of(memory_limit, sizes)
+    used, executable = compile_for(with_precision(program, precision), device, engine, budget, name)
     return LoadedModel(name, used, executable.prepare(weights), weights.metadata)

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from smelt.cli import bundle
 from smelt.cli.accuracy import accuracy
@@ -22,12 +20,23 @@ from smelt.cli.preflight import said_values
 from smelt.cli.random_inputs import inputs_for
 from smelt.cli.rounds import Outcome, Setup, Times, measure, processors, python_of
 from smelt.cli.sizes import said_sizes
+from smelt.cli.tables import Column, open_console, print_table
 from smelt.dtype import Array
 from smelt.errors import SmeltError
 from smelt.passes.quantise import check_precision
 
 BARS = " ▁▂▃▄▅▆▇█"
-COLUMNS = 60
+BINS = 60
+COLUMNS = (
+    Column("engine", True),
+    Column("median ms"),
+    Column("p10", drop=2),
+    Column("p90", drop=1),
+    Column("p99", drop=3),
+    Column("calls/s", drop=4),
+    Column("calls", drop=5),
+    Column("of smelt's"),
+)
 
 
 def bench(
@@ -85,11 +94,12 @@ def _print_accuracy(record: dict[str, Any]) -> None:
     """What another precision costs, output by output."""
     if "accuracy" not in record:
         return
-    table = Table(f"{record['precision']} against f32", "cosine", "max error", "greatest", box=None, pad_edge=False)
-    for each in record["accuracy"]:
-        numbers = (f"{each['cosine']:.6f}", f"{each['max_error']:.4g}", f"{each['greatest']:.4g}")
-        table.add_row(escape(each["output"]), *numbers)
-    Console(highlight=False).print(table)
+    columns = (Column(f"{record['precision']} against f32", True), Column("cosine"), Column("max error"), Column("max"))
+    rows = [
+        (each["output"], f"{each['cosine']:.6f}", f"{each['max_error']:.4g}", f"{each['greatest']:.4g}")
+        for each in record["accuracy"]
+    ]
+    print_table(open_console(), columns, rows)
 
 
 def _record(file: Path, inputs: dict[str, Array], outcome: Outcome, setup: Setup) -> dict[str, Any]:
@@ -116,19 +126,17 @@ def _row(times: Times) -> dict[str, Any]:
 
 
 def _print(record: dict[str, Any], outcome: Outcome) -> None:
-    console = Console(highlight=False)
-    table = Table(
-        "engine", "median ms", "p10", "p90", "p99", "calls/s", "calls", "of smelt's", box=None, pad_edge=False
-    )
+    console = open_console()
     first = next(iter(record["engines"].values()))["median_ms"]
+    rows = []
     for name, row in record["engines"].items():
         numbers = [f"{row[key]:.3f}" for key in ("median_ms", "p10", "p90", "p99")]
         ratio = f"{row['median_ms'] / first:.2f} x"
-        table.add_row(name, *numbers, f"{row['calls_per_second']:.1f}", str(row["runs"]), ratio)
-    console.print(table)
+        rows.append((name, *numbers, f"{row['calls_per_second']:.1f}", str(row["runs"]), ratio))
+    print_table(console, COLUMNS, rows)
     values = {_label(name, times): times.values for name, times in outcome.times.items()}
     console.print()
-    for line in histogram(values):
+    for line in histogram(values, min(BINS, console.width - max(map(len, values)) - 1)):
         console.print(line, markup=False)
     for name, reason in (outcome.skipped | outcome.failed).items():
         console.print(f"{name} was left out: {escape(reason)}", style="dim")
@@ -138,7 +146,7 @@ def _print(record: dict[str, Any], outcome: Outcome) -> None:
             console.print(f"[bold red]outputs of {' and '.join(each.engines)} differ[/] by up to {escape(far)}")
 
 
-def histogram(values: Mapping[str, Sequence[float]], columns: int = COLUMNS) -> list[str]:
+def histogram(values: Mapping[str, Sequence[float]], columns: int = BINS) -> list[str]:
     """A line of bars for each engine over one common axis of milliseconds, which is logarithmic; then the axis.
 
     The slowest hundredth of each is left out.

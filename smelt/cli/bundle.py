@@ -14,16 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from smelt.buffer import as_array, bytes_text
 from smelt.bundle.stored import StoredModel, StoredProgram, Variant
 from smelt.bundle.write import source_record
 from smelt.cli.random_inputs import random_for
 from smelt.cli.rounds import TOLERANCE, differences
 from smelt.cli.sizes import given_sizes
+from smelt.cli.tables import open_console, print_facts
 from smelt.dtype import Array, dtype
 from smelt.engine.sample import in_range
 from smelt.engine.store import lowered, recompile, unpacked
@@ -58,12 +55,12 @@ def described(file: Path) -> dict[str, Any]:
 
 
 def print_described(record: Mapping[str, Any]) -> None:
-    table = Table(box=None, pad_edge=False, show_header=False)
+    facts = []
     for name, value in record.items():
         shown = [f"{key}: {each}" for key, each in value.items()] if isinstance(value, dict) else value
         text = "\n".join(map(str, shown)) if isinstance(shown, list) else str(shown)
-        table.add_row(name, escape(bytes_text(value) if name == "bytes" else text))
-    Console(highlight=False).print(table)
+        facts.append((name, bytes_text(value) if name == "bytes" else text))
+    print_facts(open_console(), facts)
 
 
 def _ports(ports: Sequence[Port]) -> dict[str, str]:

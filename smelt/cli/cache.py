@@ -6,13 +6,15 @@ import json
 import time
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from smelt.buffer import bytes_text
+from smelt.cli.tables import Column, open_console, print_table
 from smelt.device import cache
 from smelt.errors import FileError
+
+WHEN = "%Y-%m-%d %H:%M"
+COLUMNS = (Column("model", True), Column("size"), Column("last used", True), Column("key", True, drop=1))
 
 
 def ls(as_json: bool) -> None:
@@ -22,17 +24,24 @@ def ls(as_json: bool) -> None:
     total = sum(entry.bytes for entry in entries)
     if as_json:
         rows = [
-            {"key": entry.key, "file": entry.path.name, "bytes": entry.bytes, "used": entry.used} for entry in entries
+            {
+                "key": entry.key,
+                "model": entry.name or None,
+                "file": entry.path.name,
+                "bytes": entry.bytes,
+                "used": entry.used,
+            }
+            for entry in entries
         ]
         print(json.dumps({"folder": str(store.folder), "limit": store.limit, "bytes": total, "entries": rows}))
         return
-    console = Console(highlight=False)
-    table = Table("key", "size", "last used", box=None, pad_edge=False)
-    for entry in entries:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.used))
-        table.add_row(entry.key[:16], bytes_text(entry.bytes), when)
+    console = open_console()
+    listed = [
+        (entry.name or "-", bytes_text(entry.bytes), time.strftime(WHEN, time.localtime(entry.used)), entry.key[:12])
+        for entry in entries
+    ]
     if entries:
-        console.print(table)
+        print_table(console, COLUMNS, listed)
     limit = f"{len(entries)} entries, {bytes_text(total)} of {bytes_text(store.limit)}"
     console.print(f"{escape(str(store.folder))}: {limit}", soft_wrap=True)
 

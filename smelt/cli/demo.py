@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
+from smelt.cli.tables import Column, open_console, print_table
 from smelt.dtype import Array
 from smelt.engine import ENGINES
 from smelt.ir.core import Program
@@ -41,19 +40,18 @@ def demo(as_json: bool) -> None:
     if as_json:
         print(json.dumps(record))
         return
-    console = Console(highlight=False)
+    console = open_console()
     console.print("[bold]smelt demo[/]: handwritten digits, from an ONNX file to machine code\n")
     picture(console, images, record["predictions"], labels)
-    stages = Table("stage", "ms", "what", box=None, pad_edge=False)
-    for stage in record["stages"]:
-        stages.add_row(stage["stage"], f"{stage['ms']:.2f}", escape(stage["what"]))
-    console.print(stages)
-    results = Table("engine", "accuracy", "one image", "all images", box=None, pad_edge=False)
+    stages = [(stage["stage"], f"{stage['ms']:.2f}", stage["what"]) for stage in record["stages"]]
+    print_table(console, (Column("stage", True), Column("ms"), Column("what", True)), stages)
+    results = []
     for name, result in record["engines"].items():
         right = f"{result['correct']} of {result['total']} ({100 * result['accuracy']:.1f} %)"
-        results.add_row(name, right, f"{1e3 * result['one_ms']:.0f} µs", f"{result['all_ms']:.2f} ms")
+        results.append((name, right, f"{1e3 * result['one_ms']:.0f} µs", f"{result['all_ms']:.2f} ms"))
     console.print()
-    console.print(results)
+    heads = (Column("engine", True), Column("accuracy", True), Column("one image"), Column("all images"))
+    print_table(console, heads, results)
     if "difference" in record:
         console.print(f"\nlargest difference between the engines: {record['difference']:.2e}")
 
@@ -109,6 +107,7 @@ def score(model: LoadedModel, pixels: Array, labels: Array) -> tuple[dict[str, A
 
 def picture(console: Console, images: Array, predictions: list[int], labels: Array, count: int = 4) -> None:
     """A few of the images, with what the model says below them."""
+    count = min(count, (console.width + 2) // 18)
     grids = images[:count].reshape(-1, 8, 8)
     for row in range(8):
         shades = (

@@ -7,9 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from smelt.buffer import bytes_text
+from smelt.cli.tables import open_console, print_facts
 from smelt.device import cpu, pjrt
 from smelt.engine import ENGINES, engines
 from smelt.errors import SmeltError
@@ -24,16 +23,15 @@ def devices(as_json: bool) -> None:
     if as_json:
         print(json.dumps({"devices": found}))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = open_console()
     for device in found:
         if "missing" in device:
             console.print(f"[bold]{device['device']}[/]  not here: {_plain(device['missing'])}")
             continue
         console.print(f"[bold]{device['device']}[/]  {_plain(device['kind'])}")
-        for name, value in device["facts"].items():
-            console.print(f"  {name:<9} {_plain(str(value))}")
-        for engine, reason in device["engines"].items():
-            console.print(f"  {engine:<9} {'ready' if reason is None else 'not here: ' + _plain(reason)}")
+        states = [(name, "ready" if why is None else f"not here: {why}") for name, why in device["engines"].items()]
+        facts = [(name, str(value)) for name, value in device["facts"].items()]
+        print_facts(console, [(f"  {name}", text) for name, text in (*facts, *states)])
 
 
 def _processor() -> dict[str, Any]:

@@ -15,12 +15,11 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from smelt.cli.preflight import looked_at, must_be_readable, sampled
 from smelt.cli.random_inputs import random_for
+from smelt.cli.tables import Column, open_console, print_table
 from smelt.dtype import Array, dtype
 from smelt.engine.signature import signature_of
 from smelt.errors import MissingPackageError, SmeltError
@@ -30,6 +29,14 @@ from smelt.passes.split_prepare import NAME
 from smelt.read import onnx as onnx_reader
 from smelt.shape import Shape
 from smelt.weights import Weights
+
+COLUMNS = (
+    Column("value", True),
+    Column("made by", True, drop=2),
+    Column("type", True, drop=1),
+    Column("largest difference"),
+    Column("relative"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +125,11 @@ def _distance(a: Array, b: Array) -> Array:
 
 
 def show(file: Path, engine: str, against: str, found: list[Difference], first: Difference | None) -> None:
-    console = Console(highlight=False)
-    table = Table("value", "made by", "type", "largest difference", "relative", box=None, pad_edge=False)
-    for each in sorted(found, key=lambda each: -each.relative)[:8]:
-        table.add_row(
-            escape(each.name), escape(each.made_by), escape(each.type), f"{each.largest:.3g}", f"{each.relative:.3g}"
-        )
+    console = open_console()
+    worst = sorted(found, key=lambda each: -each.relative)[:8]
+    rows = [(each.name, each.made_by, each.type, f"{each.largest:.3g}", f"{each.relative:.3g}") for each in worst]
     console.print(f"{len(found)} values of {file}, {engine} against {against}; the largest differences:")
-    console.print(table)
+    print_table(console, COLUMNS, rows)
     if first is None:
         console.print("no value differs by more than the tolerance")
         return

@@ -11,9 +11,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from smelt.buffer import bytes_text
+from smelt.cli.tables import open_console, print_facts
 from smelt.errors import RunError
 from smelt.llm import load
 
@@ -60,15 +60,12 @@ def speed(timings: Mapping[str, float], count: int, loaded: float | None = None)
 
 def show_language_model(record: Mapping[str, Any]) -> None:
     """What `llm.report.describe` found, as text."""
-    console = Console(highlight=False)
+    console = open_console()
     console.print(
         f"[bold]{escape(record['model'])}[/]  {escape(record.get('family', 'unknown family'))}", soft_wrap=True
     )
     if "family" in record:
-        table = Table("", "", box=None, pad_edge=False, show_header=False)
-        for label, text in _facts(record):
-            table.add_row(escape(label), escape(text))
-        console.print(table)
+        print_facts(console, _facts(record))
     if record["unsupported"]:
         console.print(f"[bold red]{len(record['unsupported'])} unsupported[/]")
     for each in record["unsupported"]:

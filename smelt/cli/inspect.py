@@ -12,15 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from smelt.buffer import bytes_text
 from smelt.cli import bundle
 from smelt.cli.generate import show_language_model
 from smelt.cli.preflight import looked_at, what_it_needs
 from smelt.cli.sizes import given_sizes
+from smelt.cli.tables import Column, open_console, print_facts, print_table
 from smelt.dim import Size, evaluate, symbols
 from smelt.engine.native import NativeEngine
 from smelt.engine.signature import signature_of
@@ -134,18 +133,12 @@ def describe_file(found: Preflight) -> dict[str, Any]:
 
 
 def show(record: Mapping[str, Any]) -> None:
-    console = Console(highlight=False)
+    console = open_console()
     size = f"{record.get('ops', 0)} ops, {record['parameters']:,} parameters"
     console.print(f"[bold]{escape(record['model'])}[/]  {size}", soft_wrap=True)
     for what in ("inputs", "outputs"):
-        table = Table(what[:-1], "type", box=None, pad_edge=False)
-        for name, kind in record[what].items():
-            table.add_row(escape(name), escape(kind))
-        console.print(table)
-    facts = Table("", "", box=None, pad_edge=False, show_header=False)
-    for label, text in _facts(record):
-        facts.add_row(escape(label), escape(text))
-    console.print(facts)
+        print_table(console, (Column(what[:-1], True), Column("type", True)), record[what].items())
+    print_facts(console, _facts(record))
     if record.get("unjudged"):
         console.print(f"{len(record['unjudged'])} nodes could not be judged, because what they take is not known:")
         for each in record["unjudged"][:8]:

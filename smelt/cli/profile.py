@@ -7,24 +7,20 @@ roofline.
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from smelt.cli.preflight import looked_at, must_be_readable
 from smelt.cli.random_inputs import inputs_for
 from smelt.cli.roofline import Point, roofline_svg
-from smelt.device.peak import Peaks, peaks
+from smelt.cli.tables import Column, open_console, print_table
+from smelt.device.peak import Meter, Peaks
 from smelt.device.runtime import runtime
+from smelt.dtype import Array
 from smelt.engine.profile import Profile, Step
-from smelt.engine.profile import profile as measured
+from smelt.engine.profile import profile as profile_program
 from smelt.engine.signature import signature_of
 from smelt.errors import FileError
 from smelt.ir.core import Program
@@ -34,7 +30,19 @@ from smelt.read.onnx import StaticError
 from smelt.weights import Weights
 
 SHOWN_NODES = 3
-WIDTH = 160  # of a table that nobody sees on a terminal
+STEADY = 0.8  # of the best: a median probe below it means that other processes ran
+OVER = 1.05  # of the roofline: more than the probes' own noise
+COLUMNS = (
+    Column("kernel", True),
+    Column("x", drop=1),
+    Column("ms"),
+    Column("%"),
+    Column("GFLOP/s", drop=3),
+    Column("GB/s", drop=4),
+    Column("best ms", drop=2),
+    Column("of best"),
+    Column("computes", True),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +64,7 @@ def profile(file: Path, options: Options) -> None:
     program, weights = program_of(file, options.sizes, options.static)
     given = inputs_for(file, options.sizes, options.static)
     inputs = [given[port.name] for port in signature_of(program.main).inputs]
-    best = peaks(runtime().threads, again=options.peaks_again)
-    found = measured(program, weights, inputs, options.seconds)
+    found, best = measure(program, weights, inputs, options)
     rows = table_of(found, best, options.each)
     if options.trace is not None:
         _write(options.trace, json.dumps(chrome_trace(file.name, found)))
@@ -67,6 +74,15 @@ def profile(file: Path, options: Options) -> None:
         print(json.dumps(_record(file, found, best, rows)))
     else:
         _print(found, best, rows, options)
+
+
+def measure(program: Program, weights: Weights, inputs: Sequence[Array], options: Options) -> tuple[Profile, Peaks]:
+    """Times of the program, and the machine's peaks from probes before, between and after its calls."""
+    meter = Meter(runtime().threads, again=options.peaks_again)
+    meter.probe_ends()
+    found = profile_program(program, weights, inputs, options.seconds, meter.probe)
+    meter.probe_ends()
+    return found, meter.peaks()
 
 
 def program_of(file: Path, sizes: Sequence[str], static: Sequence[str]) -> tuple[Program, Weights]:
@@ -168,7 +184,7 @@ def _record(file: Path, found: Profile, best: Peaks, rows: Sequence[dict[str, An
             "gflops": best.gflops,
             "memory_gbytes_per_second": best.memory_bandwidth,
             "bandwidth": [list(point) for point in best.bandwidth],
-            "load": best.load,
+            "steadiness": best.steadiness,
         },
         "kernels": list(rows),
     }
@@ -179,13 +195,8 @@ def _scaled(value: float | None, factor: float) -> float | None:
 
 
 def _print(found: Profile, best: Peaks, rows: Sequence[dict[str, Any]], options: Options) -> None:
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    heads = ("kernel", "x", "ms", "%", "GFLOP/s", "GB/s", "best ms", "of best", "computes")
-    table = Table(box=None, pad_edge=False)
-    for head in heads:
-        table.add_column(
-            head, justify="left" if head in ("kernel", "computes") else "right", no_wrap=head != "computes"
-        )
+    console = open_console()
+    cells = []
     for row in rows[: options.top]:
         numbers = [
             f"{row['ms']:.3f}",
@@ -195,8 +206,8 @@ def _print(found: Profile, best: Peaks, rows: Sequence[dict[str, Any]], options:
         ]
         part = "" if row["of_roofline"] is None else f"{100 * row['of_roofline']:.0f} %"
         best_ms = "" if row["predicted_ms"] is None else f"{row['predicted_ms']:.3f}"
-        table.add_row(escape(row["kernel"]), str(row["launches"]), *numbers, best_ms, part, escape(_nodes(row)))
-    console.print(table)
+        cells.append((row["kernel"], str(row["launches"]), *numbers, best_ms, part, _nodes(row)))
+    print_table(console, COLUMNS, cells)
     if len(rows) > options.top:
         rest = sum(row["ms"] for row in rows[options.top :])
         console.print(f"… and {len(rows) - options.top} more, {rest:.3f} ms (--top N shows them)", style="dim")
@@ -210,16 +221,24 @@ def _print(found: Profile, best: Peaks, rows: Sequence[dict[str, Any]], options:
         f"memory, {max(rate for _, rate in best.bandwidth):.0f} GB/s from caches",
         style="dim",
     )
-    for note in _notes(found, best, total):
+    for note in _notes(found, best, rows, total):
         console.print(note, style="yellow")
 
 
-def _notes(found: Profile, best: Peaks, total: float) -> list[str]:
+def _notes(found: Profile, best: Peaks, rows: Sequence[dict[str, Any]], total: float) -> list[str]:
     """What makes the numbers worth less than they look."""
     notes = []
-    cores = os.cpu_count() or 1
-    if best.load > cores:
-        notes.append(f"the peaks were measured under a load of {best.load:.1f}: --peaks-again on a quiet machine")
+    if best.steadiness < STEADY:
+        notes.append(
+            f"the machine was busy: half of the probes reached less than {100 * best.steadiness:.0f} % of its peak, "
+            "so the kernels' times are too long; measure again on a quiet machine"
+        )
+    over = [row for row in rows if (row["of_roofline"] or 0) > OVER]
+    if over:
+        notes.append(
+            f"{len(over)} of the kernels beat the f32 roofline: int8, bf16 and Winograd kernels may; "
+            "for others, measure again on a quiet machine"
+        )
     if found.lost:
         notes.append(f"{found.lost} steps of a call did not fit into the log: they are in no kernel's time")
     elif abs(found.milliseconds - total) > 0.2 * found.milliseconds and found.milliseconds > 0.1:

@@ -9,20 +9,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from smelt.cli import bundle
 from smelt.cli.preflight import said_values
 from smelt.cli.random_inputs import inputs_for
 from smelt.cli.sizes import said_sizes
+from smelt.cli.tables import Column, open_console, print_table
 from smelt.cli.values import measured, read_inputs
 from smelt.dtype import Array, dtype
 from smelt.engine_api import Signature
 from smelt.errors import FileError
 from smelt.model import load
 from smelt.shape import Shape
+
+COLUMNS = (
+    Column("output", True),
+    Column("type", True),
+    Column("min", drop=1),
+    Column("mean", drop=2),
+    Column("max", drop=1),
+    Column("first values", True),
+)
 
 
 def run(
@@ -63,15 +70,13 @@ def run(
     if as_json:
         print(json.dumps(record))
         return
-    console = Console(highlight=False)
-    table = Table("output", "type", "min", "mean", "max", "first values", box=None, pad_edge=False)
+    console = open_console()
+    rows = []
     for name, array in outputs.items():
         facts = describe(array)
-        numbers = [f"{facts[key]:.6g}" if facts.get(key) is not None else "" for key in ("min", "mean", "max")]
-        table.add_row(
-            escape(name), escape(facts["type"]), *numbers, ", ".join(_short(value) for value in facts["first"])
-        )
-    console.print(table)
+        numbers = [f"{facts[key]:.4g}" if facts.get(key) is not None else "" for key in ("min", "mean", "max")]
+        rows.append((name, facts["type"], *numbers, ", ".join(_short(value) for value in facts["first"])))
+    print_table(console, COLUMNS, rows)
     console.print(
         f"{model.engine} engine: loaded in {record['load_ms']} ms, called in {record['call_ms']} ms", style="dim"
     )

@@ -10,14 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from smelt.buffer import bytes_text
 from smelt.cli import bundle
 from smelt.cli.preflight import read_said, said_values
 from smelt.cli.sizes import given_sizes
+from smelt.cli.tables import Column, open_console, print_table
 from smelt.dim import symbols
 from smelt.engine.compile import ProgramPlan, emit_source, plan_program
 from smelt.engine.footprint import largest_text
@@ -31,7 +28,16 @@ from smelt.kernel.plan.plan import Branch, Copy, Ensure, Kernel, Launch, Measure
 from smelt.passes import pipeline
 
 STAGES = ("ir", "passes", "kernels", "loops", "source", "plan")
-WIDTH = 240
+COLUMNS = (
+    Column("function", True, drop=4),
+    Column("kind", True),
+    Column("count"),
+    Column("ops", True),
+    Column("reads", True, drop=3),
+    Column("writes", True),
+    Column("MFLOP", drop=1),
+    Column("moves", drop=2),
+)
 SHOWN = 3  # ops of a kernel in a table
 
 
@@ -118,17 +124,16 @@ def _kernels(made: ProgramPlan, program: Program, sizes: Mapping[str, int]) -> d
 
 
 def _print_kernels(record: Mapping[str, Any]) -> None:
-    table = Table("function", "kind", "count", "ops", "reads", "writes", "MFLOP", "moves", box=None, pad_edge=False)
+    rows = []
     for row in record["kernels"]:
         operations = "" if row["operations"] is None else f"{row['operations'] / 1e6:.4g}"
         moved = "" if row["bytes"] is None else bytes_text(row["bytes"])
-        reads, writes = (escape(" ".join(row[side])) for side in ("reads", "writes"))
-        ops = escape(_short(row["ops"]))
-        table.add_row(row["function"], row["kind"], str(row["count"]), ops, reads, writes, operations, moved)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH  # a file has no edge
-    console.print(table)
+        reads, writes = (" ".join(row[side]) for side in ("reads", "writes"))
+        rows.append(
+            (row["function"], row["kind"], str(row["count"]), _short(row["ops"]), reads, writes, operations, moved)
+        )
+    console = open_console()
+    print_table(console, COLUMNS, rows)
     count = sum(row["count"] for row in record["kernels"])
     console.print(f"{count} launches of {len(record['kernels'])} kernels; costs of one launch{_at(record['sizes'])}")
 

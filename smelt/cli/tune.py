@@ -16,10 +16,10 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from smelt.cli.profile import program_of
 from smelt.cli.random_inputs import inputs_for
+from smelt.cli.tables import Column, open_console, print_table
 from smelt.device import cpu
 from smelt.engine.signature import signature_of
 from smelt.engine.tune import Finding, Tell, Tuning
@@ -28,7 +28,13 @@ from smelt.engine.tuned import database
 from smelt.errors import SmeltError
 from smelt.kernel.tune.schedules import default_schedule, schedule_record, schedule_text
 
-WIDTH = 160  # of a table that nobody sees on a terminal
+COLUMNS = (
+    Column("kernel shape", True),
+    Column("% of time", drop=2),
+    Column("schedule", True),
+    Column("speedup"),
+    Column("tried", drop=1),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ def tune(file: Path | None, options: Options) -> None:
     if options.seconds <= 0:
         raise SmeltError("--seconds is no time", expected="more than 0", got=options.seconds)
     record: dict[str, Any] = {"database": str(database().path)}
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDTH)
+    console = open_console()
     if options.merge is not None:
         record["merged"] = database().merge(options.merge)
         if not options.as_json:
@@ -120,10 +126,7 @@ def _record(found: Tuning) -> dict[str, Any]:
 def _print(console: Console, found: Tuning) -> None:
     changed = [each for each in found.findings if each.schedule != default_schedule(each.key)]
     if changed:
-        table = Table("problem", "of the time", "choice", "speedup", "tried", box=None, pad_edge=False)
-        for each in changed:
-            table.add_row(*_row(each))
-        console.print(table)
+        print_table(console, COLUMNS, map(_row, changed))
     if not found.findings:
         console.print("no kernel of this model has choices that take a part of its time worth measuring")
     elif found.known == len(found.findings):
@@ -137,7 +140,7 @@ def _print(console: Console, found: Tuning) -> None:
 def _row(each: Finding) -> tuple[str, ...]:
     speedup = f"{1 / each.estimate.ratio:.2f} x"
     tried = f"{each.tried} of {each.schedules - 1}"
-    return escape(str(each.key)), f"{100 * each.share:.1f} %", schedule_text(each.schedule), speedup, tried
+    return str(each.key), f"{100 * each.share:.1f} %", schedule_text(each.schedule), speedup, tried
 
 
 def _say_whole(console: Console, found: Tuning) -> None:

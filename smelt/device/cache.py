@@ -1,5 +1,7 @@
 """Compiled programs on disk: a folder of files named KEY-DIGEST.so, by what made them and by what is in them.
 
+KEY-DIGEST.name beside an entry holds the name of the model that it was compiled for, for `smelt cache ls`.
+
 `device.cpu` asks for a key and puts what it has made; `smelt cache` lists and clears. Any number of processes may use
 one folder: entries appear whole (temporary name, sync, rename) and are checked whenever they are used. A folder or a
 file that somebody else owns or may write is not used. Nothing that goes wrong here is an error: what the folder does
@@ -13,13 +15,14 @@ import re
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING
 
 from smelt.buffer import parse_bytes
 from smelt.errors import FileError
-from smelt.files import STALE, sweep, write_atomically
+from smelt.files import STALE, read_bytes, sweep, write_atomically
 from smelt.frozen import Frozen
 
 if TYPE_CHECKING:  # imported where it is used: whoever runs a bundle does not need it
@@ -29,7 +32,13 @@ LIMIT = 2 << 30
 SCRATCH = "smelt-build-"  # begins the names of folders to compile in
 _ENTRY = r"([0-9a-f]{40})-([0-9a-f]{32})\.so"
 _UNFINISHED = r"\.[0-9a-f]{40}-[0-9a-f]{32}\.so-[0-9a-f]{16}\.part|[0-9a-f]{40}-[^.]*\.part"
+_NAME = ".name"
+_NAME_BYTES = 400
 _SHARED_MEMORY = "/dev/shm"  # often the one place to write to where the root is read-only
+
+
+# The model that is being compiled: what it adds to the cache bears its name.
+model_name: ContextVar[str] = ContextVar("model_name", default="")
 
 
 class Entry(Frozen):
@@ -40,6 +49,19 @@ class Entry(Frozen):
     digest: str
     bytes: int
     used: float
+
+    @property
+    def name(self) -> str:
+        """The model that it was compiled for; empty where that is not known."""
+        try:
+            return read_bytes(self.path.with_suffix(_NAME), _NAME_BYTES).decode("utf-8", "replace")
+        except FileError:
+            return ""
+
+    def remove(self) -> None:
+        self.path.unlink()
+        with suppress(OSError):
+            self.path.with_suffix(_NAME).unlink()
 
 
 class Cache(Frozen):
@@ -95,6 +117,9 @@ class Cache(Frozen):
             raise FileError(f"{self.folder} is not used", got=unsafe)
         content = made.read_bytes()
         final = self.folder / f"{key}-{_digest(content)}.so"
+        name = model_name.get().encode()[:_NAME_BYTES]
+        if name:
+            write_atomically(final.with_suffix(_NAME), [name], 0o600)
         write_atomically(final, [content], 0o600)
         return final
 
@@ -107,7 +132,7 @@ class Cache(Frozen):
                 break
             if entry.path != newest:
                 with suppress(OSError):
-                    entry.path.unlink()
+                    entry.remove()
                     total -= entry.bytes
         _sweep(self.folder)
 
@@ -120,10 +145,20 @@ class Cache(Frozen):
         count = freed = 0
         for entry in list(self.entries()):
             with suppress(FileNotFoundError):
-                entry.path.unlink()
+                entry.remove()
                 count, freed = count + 1, freed + entry.bytes
         sweep(self.folder, _UNFINISHED, -1)
         return count, freed
+
+
+@contextmanager
+def compiling_for(name: str) -> Iterator[None]:
+    """Entries made meanwhile bear a model's name."""
+    token = model_name.set(name)
+    try:
+        yield
+    finally:
+        model_name.reset(token)
 
 
 def default() -> Cache:
@@ -241,7 +276,7 @@ def _opened(entry: Entry) -> int | None:
         return file
     os.close(file)
     with suppress(OSError):
-        entry.path.unlink()
+        entry.remove()
     return None
 
 

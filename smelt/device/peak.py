@@ -1,7 +1,7 @@
-"""What this machine can do at most: multiply-adds per second and bytes per second, measured once and kept on disk.
+"""What this machine can do at best: FLOP/s and bytes/s, measured beside the program that is held against them.
 
-`peaks(threads)` gives them to the profiler, which draws the roofline and predicts with them. Tiny loops run on Python
-threads of their own; the best of several rounds counts, because whatever else runs here only makes a round slower.
+`smelt profile` makes a `Meter` and probes before, between and after the calls it measures. The best of all probes
+counts, with the best of earlier runs from disk: other processes only make a probe slower.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import ctypes
 import hashlib
 import json
 import math
-import os
 import platform
+import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +25,14 @@ from smelt.dtype import Array
 from smelt.errors import FileError
 from smelt.files import read_bytes, write_atomically
 
-VERSION = 1
-FOOTPRINTS = tuple(1 << bits for bits in (17, 19, 21, 23, 25, 28))  # bytes, over all threads
-ROUNDS, SPAN = 25, 0.002  # seconds of one round: short ones find a moment when nothing else runs
-SUMS = 12  # multiply-adds under way at once: latency times units, and a few more
+VERSION = 2
+FOOTPRINTS = tuple(1 << bits for bits in (14, 17, 19, 21, 23, 25, 28))  # bytes, over all threads
+SPAN = 0.00025  # seconds of one interval: shorter than a scheduler's time slice
+INTERVALS = 8  # of one probe, back to back
+SLICE = 1 << 21  # bytes read in one interval where a thread's part is larger
+SUMS = 12  # FMAs in flight: latency times units, and a few more
+UNROLL = 8  # vectors read at once: latency of an addition times units
+FIRST, AGAIN = 12, 2  # probes before and after the calls: where nothing is known yet, else
 _SOURCE = """
 typedef float V __attribute__((vector_size({bytes}), aligned(4)));
 #if defined(__clang__) && (defined(__FMA__) || defined(__aarch64__))
@@ -36,35 +40,35 @@ typedef float V __attribute__((vector_size({bytes}), aligned(4)));
 #else
 #define FMA(a, b, c) ((a) * (b) + (c))
 #endif
-void smelt_peak_fma(long long turns, const float *in, float *out) {{
+void smelt_peak_fma(long long count, const float *in, float *out) {{
   const V a = *(const V *)in, b = *(const V *)(in + {lanes});
   V {sums};
-  for (long long i = 0; i < turns; i++) {{ {steps} }}
+  for (long long i = 0; i < count; i++) {{ {steps} }}
   *(V *)out = {total};
 }}
-void smelt_peak_read(long long turns, const float *in, long long count, float *out) {{
-  V s0 = {{0}}, s1 = {{0}}, s2 = {{0}}, s3 = {{0}};
-  for (long long t = 0; t < turns; t++) {{
+void smelt_peak_read(long long times, const float *in, long long count, float *out) {{
+  V {reads} = {{0}};
+  for (long long t = 0; t < times; t++) {{
     const float *at = in;
     __asm__ volatile("" : "+r"(at) : : "memory");
-    for (long long i = 0; i < count; i += {stride}) {{
-      s0 += *(const V *)(at + i); s1 += *(const V *)(at + i + {lanes});
-      s2 += *(const V *)(at + i + 2 * {lanes}); s3 += *(const V *)(at + i + 3 * {lanes});
-    }}
+    for (long long i = 0; i < count; i += {unroll}) {{ {adds} }}
   }}
-  *(V *)out = s0 + s1 + s2 + s3;
+  *(V *)out = {read};
 }}
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Best rates of a number of threads together. `bandwidth`: (bytes read again and again, GB/s), growing."""
+    """Best rates of a number of threads together. `bandwidth`: (bytes read repeatedly, GB/s), growing.
+
+    `steadiness`: the median probe's FLOP/s relative to the best; well below 1 on a busy machine.
+    """
 
     threads: int
-    gflops: float  # f32; a multiply-add is two
+    gflops: float  # f32; an FMA is two operations
     bandwidth: tuple[tuple[int, float], ...]
-    load: float  # of the machine while this was measured: more than the threads means too low
+    steadiness: float = 1.0
 
     @property
     def memory_bandwidth(self) -> float:
@@ -72,7 +76,7 @@ class Peaks:
         return self.bandwidth[-1][1]
 
     def bandwidth_for(self, footprint: float) -> float:
-        """GB/s where so many bytes are touched: between two measured points in proportion to their logarithms."""
+        """GB/s for a footprint in bytes, interpolated over its logarithm."""
         points = [(math.log(size), rate) for size, rate in self.bandwidth]
         at = math.log(max(footprint, 1.0))
         return float(np.interp(at, [x for x, _ in points], [rate for _, rate in points]))
@@ -82,18 +86,36 @@ class Peaks:
         return max(operations / (1e9 * self.gflops), footprint / (1e9 * self.bandwidth_for(footprint)))
 
 
-def peaks(threads: int, *, again: bool = False) -> Peaks:
-    """The peaks of this machine for a number of threads: as kept on disk, or measured now.
+class Meter:
+    """Measures the peaks of a number of threads in short probes; `again=True` forgets those of earlier runs."""
 
-    What was measured while the machine had more to do than it has cores is measured again when it has half of that.
-    """
-    path = cache.default().folder / f"peaks-{_key(threads)}.json"
-    kept = None if again else _kept(path)
-    if kept is not None and not kept.load > max(2 * _load(), cpu.target().cores):
-        return kept
-    found = _measure(threads)
-    _keep(path, found)
-    return found
+    def __init__(self, threads: int, *, again: bool = False) -> None:
+        self.threads = threads
+        self._path = cache.default().folder / f"peaks-{_key(threads)}.json"
+        self._best = {} if again else _read_kept(self._path)
+        self._flops: list[float] = []
+        self._works = _make_works(threads)
+        self._is_first = not self._best
+
+    def probe_ends(self) -> None:
+        """The probes before the first call and after the last one."""
+        for _ in range(FIRST if self._is_first else AGAIN):
+            self.probe()
+
+    def probe(self) -> None:
+        """One short measurement of every rate, a few milliseconds each."""
+        for name, work in self._works.items():
+            rate = work.measure() / 1e9
+            self._best[name] = max(rate, self._best.get(name, 0.0))
+            if name == "flops":
+                self._flops.append(rate)
+
+    def peaks(self) -> Peaks:
+        """The best of all probes so far, kept on disk for later runs."""
+        _keep(self._path, self._best)
+        gflops = self._best["flops"]
+        rates = tuple((footprint, self._best[str(footprint)]) for footprint in FOOTPRINTS)
+        return Peaks(self.threads, gflops, rates, statistics.median(self._flops) / gflops)
 
 
 def _key(threads: int) -> str:
@@ -102,61 +124,133 @@ def _key(threads: int) -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
 
 
-def _kept(path: Path) -> Peaks | None:
+def _read_kept(path: Path) -> dict[str, float]:
+    """Rates of earlier runs; none where a file is absent or damaged."""
+    names = ("flops", *map(str, FOOTPRINTS))
     try:
         record = json.loads(read_bytes(path))
-        points = tuple((int(size), float(rate)) for size, rate in record["bandwidth"])
-        return Peaks(int(record["threads"]), float(record["gflops"]), points, float(record["load"]))
-    except (FileError, ValueError, KeyError, TypeError):  # nothing there, or damaged: measured again
-        return None
+        rates = {name: float(record[name]) for name in names}
+    except (FileError, ValueError, KeyError, TypeError):
+        return {}
+    return rates if all(math.isfinite(rate) and rate > 0 for rate in rates.values()) else {}
 
 
-def _keep(path: Path, found: Peaks) -> None:
+def _keep(path: Path, rates: dict[str, float]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, [json.dumps(asdict(found)).encode()])
+        write_atomically(path, [json.dumps(rates).encode()])
     except (OSError, FileError):  # a folder that cannot be written: measured again next time
         return
 
 
-def _load() -> float:
-    """How many processes wanted to run here in the last minute."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+# ---- probes ----
 
 
-def _measure(threads: int) -> Peaks:
+@dataclass(slots=True)
+class _Work:
+    """What every thread repeats: `run(thread, count)` does `count` times `amount` FLOP or bytes."""
+
+    run: Callable[[int, int], None]
+    threads: int
+    amount: float
+    count: int = 0
+
+    def measure(self) -> float:
+        """The best rate of all threads together, over one interval of the first one.
+
+        A thread that waits for a core has a long interval, so its rate is low: threads that take turns on one core
+        do not add up to two cores.
+        """
+        if not self.count:
+            self._calibrate()
+        begins, ends = self._intervals(INTERVALS)
+        rates = self.count * self.amount / (ends - begins)
+        middles = (begins[0] + ends[0]) / 2
+        together = [
+            sum(_rate_at(begins[thread], ends[thread], rates[thread], middle) for thread in range(self.threads))
+            for middle in middles
+        ]
+        return max(together)
+
+    def _calibrate(self) -> None:
+        self.count = 1
+        while True:
+            begins, ends = self._intervals(2)
+            taken = float((ends - begins).min())
+            if taken >= SPAN / 2:
+                break
+            self.count = max(2 * self.count, math.ceil(self.count * SPAN / max(taken, 1e-7)))
+
+    def _intervals(self, count: int) -> tuple[Array, Array]:
+        """When each interval of each thread began and ended: two arrays [thread, interval]."""
+        ready = threading.Barrier(self.threads)
+        begins, ends = np.zeros((2, self.threads, count))
+
+        def body(thread: int) -> None:
+            ready.wait()
+            for i in range(count):
+                begins[thread, i] = time.perf_counter()
+                self.run(thread, self.count)
+                ends[thread, i] = time.perf_counter()
+
+        runners = [threading.Thread(target=body, args=(thread,)) for thread in range(self.threads)]
+        for runner in runners:
+            runner.start()
+        for runner in runners:
+            runner.join()
+        return begins, ends
+
+
+def _rate_at(begins: Array, ends: Array, rates: Array, when: float) -> float:
+    """A thread's rate at a moment; 0 where it was not at work."""
+    during = (begins <= when) & (when < ends)
+    return float(rates[during].sum())
+
+
+def _make_works(threads: int) -> dict[str, _Work]:
     library, lanes = _library()
-    load = _load()
     data = np.full(FOOTPRINTS[-1] // 4 + 1024, 0.5, np.float32)
     sinks = [np.zeros(lanes, np.float32) for _ in range(threads)]
 
-    def multiply(worker: int, turns: int) -> None:
-        library.smelt_peak_fma(turns, _address(data), _address(sinks[worker]))
+    def multiply(thread: int, count: int) -> None:
+        library.smelt_peak_fma(count, _address(data), _address(sinks[thread]))
 
-    operations = 2 * SUMS * lanes
-    gflops = _rate(multiply, threads, operations) / 1e9
-    bandwidth = []
+    works = {"flops": _Work(multiply, threads, 2.0 * SUMS * lanes)}
+    unit = UNROLL * lanes
     for footprint in FOOTPRINTS:
-        count = footprint // 4 // threads // (4 * lanes) * 4 * lanes
-        parts = [_address(data[worker * count :]) for worker in range(threads)]
+        works[str(footprint)] = _reader(library, data, sinks, footprint // 4 // threads // unit * unit)
+    return works
 
-        def read(worker: int, turns: int, parts: Sequence[int] = parts, count: int = count) -> None:
-            library.smelt_peak_read(turns, parts[worker], count, _address(sinks[worker]))
 
-        bandwidth.append((footprint, _rate(read, threads, 4 * count) / 1e9))
-    return Peaks(threads, gflops, tuple(bandwidth), load)
+def _reader(library: ctypes.CDLL, data: Array, sinks: Sequence[Array], part: int) -> _Work:
+    """Reads `part` floats per thread again and again, a slice of them at a time."""
+    unit = UNROLL * len(sinks[0])
+    slice_ = min(part, SLICE // 4 // unit * unit)
+    positions = [0] * len(sinks)
+
+    def read(thread: int, count: int) -> None:
+        for _ in range(count if slice_ < part else 1):
+            start = thread * part + positions[thread]
+            positions[thread] = (positions[thread] + slice_) % (part - slice_ + 1) // unit * unit
+            times = 1 if slice_ < part else count
+            library.smelt_peak_read(times, _address(data[start:]), slice_, _address(sinks[thread]))
+
+    return _Work(read, len(sinks), 4.0 * slice_)
 
 
 def _library() -> tuple[ctypes.CDLL, int]:
     width = cpu.target().vector_bytes
-    names = [f"c{i}" for i in range(SUMS)]
+    names, reads = [f"c{i}" for i in range(SUMS)], [f"s{i}" for i in range(UNROLL)]
     text = _SOURCE.format(
         bytes=width,
         lanes=width // 4,
-        stride=width,
+        unroll=UNROLL * width // 4,
         sums=", ".join(f"{name} = a" for name in names),
         steps=" ".join(f"{name} = FMA({name}, a, b);" for name in names),
         total=" + ".join(names),
+        reads=" = {0}, ".join(reads),
+        adds=" ".join(f"{name} += *(const V *)(at + i + {i * width // 4});" for i, name in enumerate(reads)),
+        read=" + ".join(reads),
     )
     library = cpu.build(text)
     number, pointer = ctypes.c_longlong, ctypes.c_void_p
@@ -169,31 +263,3 @@ def _library() -> tuple[ctypes.CDLL, int]:
 def _address(array: Array) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
-
-
-def _rate(work: Callable[[int, int], None], threads: int, amount: float) -> float:
-    """The best rate of all threads together, where one turn of one thread is so much work."""
-    turns = 1
-    while (taken := _round(work, threads, turns)) < SPAN:
-        turns = max(2 * turns, math.ceil(turns * SPAN / max(taken, 1e-7)))
-    best = min(_round(work, threads, turns) for _ in range(ROUNDS))
-    return threads * turns * amount / best
-
-
-def _round(work: Callable[[int, int], None], threads: int, turns: int) -> float:
-    """Seconds from the first thread's start to the last one's end."""
-    ready = threading.Barrier(threads)
-    begins, ends = [0.0] * threads, [0.0] * threads
-
-    def body(worker: int) -> None:
-        ready.wait()
-        begins[worker] = time.perf_counter()
-        work(worker, turns)
-        ends[worker] = time.perf_counter()
-
-    runners = [threading.Thread(target=body, args=(worker,)) for worker in range(threads)]
-    for runner in runners:
-        runner.start()
-    for runner in runners:
-        runner.join()
-    return max(ends) - min(begins)

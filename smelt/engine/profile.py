@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,8 @@ from smelt.kernel.emit.timestamps import LOG
 from smelt.kernel.plan.cost import Cost, step_cost
 from smelt.kernel.plan.plan import Copy, Launch, Plan, walk
 from smelt.weights import Weights
+
+SPELLS = 10  # of calls, with a probe before each
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +77,29 @@ class _Call:
     lost: int
 
 
-def profile(program: Program, weights: Weights, inputs: Sequence[Array], seconds: float = 2.0) -> Profile:
-    """Call a program for about `seconds`, at least three times, after one warm-up call."""
+def profile(
+    program: Program,
+    weights: Weights,
+    inputs: Sequence[Array],
+    seconds: float = 2.0,
+    probe: Callable[[], None] | None = None,
+) -> Profile:
+    """Call a program for about `seconds`, at least three times, in several spells.
+
+    `probe` measures the machine before each spell, whose first call does not count: its caches are cold.
+    """
     profiled = Profiled(program, weights)
     try:
-        outputs, _ = profiled.call(inputs)
         calls: list[_Call] = []
         start = time.perf_counter()
         while len(calls) < 3 or time.perf_counter() - start < seconds:
+            if probe is not None:
+                probe()
+            outputs, _ = profiled.call(inputs)
+            begin = time.perf_counter()
             calls.append(profiled.call(inputs)[1])
+            while time.perf_counter() - begin < seconds / SPELLS:
+                calls.append(profiled.call(inputs)[1])
         return _summary(profiled.steps(inputs), calls, profiled.ticks, outputs)
     finally:
         profiled.close()
