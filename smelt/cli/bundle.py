@@ -259,7 +259,7 @@ def _meant(
     text: Program, program: StoredProgram, variant: Variant, inputs: Mapping[str, Array], sizes: Sequence[str]
 ) -> dict[str, list[Array]]:
     """What the reference makes of the stored program, unless a call is too much work for it."""
-    if evaluate(operations(text), given_sizes(program.signature, sizes)) > FEW:
+    if evaluate(operations(text), given_sizes(program.signature, sizes, text)) > FEW:
         return {}
     return {"reference": [_wide(array) for array in run(text, [*(variant.bound or ()), *inputs.values()])]}
 
@@ -303,7 +303,7 @@ def random_inputs(file: Path, sizes: Sequence[str], seed: int = 0) -> dict[str, 
 
 
 def _random(text: Program, program: StoredProgram, sizes: Sequence[str], seed: int = 0) -> dict[str, Array]:
-    return in_range(text.main, random_for(program.signature, sizes, seed), seed)
+    return in_range(text.main, random_for(program.signature, sizes, seed, text), seed)
 
 
 def check_original(file: Path, original: Path | None, against: Sequence[str]) -> None:

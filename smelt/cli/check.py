@@ -15,7 +15,9 @@ from smelt.cli import bundle, check_report
 from smelt.cli.check_entries import check_module
 from smelt.cli.check_modules import Importer, python_files
 from smelt.cli.check_report import Report
+from smelt.cli.fold import ShortNames, fold_list
 from smelt.cli.preflight import looked_at, said_values, what_it_needs
+from smelt.engine.executable import signature_of
 from smelt.errors import SmeltError
 from smelt.ir.assumed import facts
 from smelt.ir.core import Program
@@ -27,13 +29,23 @@ from smelt.read.onnx.sample import Preflight
 from smelt.read.onnx.survey import UnknownInputError
 from smelt.weights import Weights
 
+SHOWN = 3  # facts without --verbose
 
-def check(paths: list[Path], sizes: list[str], static: list[str], as_json: bool, form: str, strict: bool) -> None:
+
+def check(
+    paths: list[Path],
+    sizes: list[str],
+    static: list[str],
+    as_json: bool,
+    form: str,
+    strict: bool,
+    verbose: bool = False,
+) -> None:
     """Check all paths; leaves with 1 where something is wrong."""
     code = [path for path in paths if path.is_dir() or path.suffix.lower() == ".py"]
     models = [path for path in paths if path not in code]
     if not code and len(models) == 1:  # one model: one record, errors go to the caller
-        _finish([_check_model(models[0], sizes, static)], None, as_json, form)
+        _finish([_check_model(models[0], sizes, static)], None, as_json, form, verbose)
     report = _check_python(code, strict) if code else None
     records = []
     for path in models:
@@ -41,7 +53,7 @@ def check(paths: list[Path], sizes: list[str], static: list[str], as_json: bool,
             records.append(_check_model(path, sizes, static))
         except SmeltError as error:
             records.append(({"model": str(path), "ok": False, "errors": [error.record()]}, [error]))
-    _finish(records, report, as_json, form)
+    _finish(records, report, as_json, form, verbose)
 
 
 def _check_python(paths: list[Path], strict: bool) -> Report:
@@ -59,7 +71,7 @@ def _check_python(paths: list[Path], strict: bool) -> Report:
 Judged: TypeAlias = tuple[dict[str, Any], list[SmeltError]]
 
 
-def _finish(models: list[Judged], report: Report | None, as_json: bool, form: str) -> NoReturn:
+def _finish(models: list[Judged], report: Report | None, as_json: bool, form: str, verbose: bool) -> NoReturn:
     """Show everything and leave."""
     ok = all(record["ok"] for record, _ in models) and (report is None or report.ok)
     if as_json:
@@ -75,7 +87,7 @@ def _finish(models: list[Judged], report: Report | None, as_json: bool, form: st
             if "targets" in record:
                 bundle.print_checked(record)
             elif "ops" in record:
-                _show(record)
+                _show(record, verbose)
         if report is not None:
             print(check_report.format_report(report, form))
     sys.exit(0 if ok else 1)
@@ -101,9 +113,15 @@ def _check_model(file: Path, sizes: list[str], static: list[str]) -> Judged:
         "errors": [error.record() for error in errors],
         "assumed": assumed,
         "declared": declared,
+        "symbols": _symbols(program),
         **needs,
     }
     return record, errors
+
+
+def _symbols(program: Program | None) -> list[str]:
+    ports = signature_of(program.main).inputs if program is not None else ()
+    return sorted({name for port in ports for name in port.shape.symbols})
 
 
 def _read(file: Path) -> tuple[Program | None, Weights, list[SmeltError]]:
@@ -118,8 +136,9 @@ def _survey_parts(found: Preflight) -> tuple[Program | None, Weights, list[Smelt
     return survey.program, survey.weights, [each for each in errors if not isinstance(each, UnknownInputError)]
 
 
-def _show(record: dict[str, Any]) -> None:
+def _show(record: dict[str, Any], verbose: bool) -> None:
     limits = []
+    short = ShortNames(() if verbose else record["symbols"])
     for name, need in record["static"].items():
         limits.append(f"{name}={need['value']}")
         print(f"needs the value of {name!r} ({need['source']}: {need['value']}): {need['reason']}")
@@ -128,10 +147,12 @@ def _show(record: dict[str, Any]) -> None:
         shown = [f"{name}={value}" for name, value in fixed["sizes"].items()]
         limits += shown
         print(f"needs fixed sizes ({fixed['source']}: {', '.join(shown)}): {fixed['reason']}")
-    for fact in record["assumed"]:
-        print(f"assumed (checked at run time): {fact}")
-    for fact in record["declared"]:
-        print(f"declared by the file (not checked): {fact}")
+    for fact in fold_list(record["assumed"], SHOWN, verbose):
+        print(f"assumed (checked at run time): {short.shorten(fact)}")
+    for fact in fold_list(record["declared"], SHOWN, verbose):
+        print(f"declared by the file (not checked): {short.shorten(fact)}")
+    if record["assumed"] or record["declared"]:
+        print(*short.legend(), sep="\n", end="\n" if short.names else "")
     if record["ok"]:
         scope = f" for {', '.join(limits)}" if limits else ""
         count = len(record["assumed"])

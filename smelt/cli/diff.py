@@ -69,7 +69,7 @@ def diff(
             shown, values = file, {}
             program, weights = read(file)
             program, makers = _every_result(program)
-            inputs = random_for(signature_of(program.main), sizes, seed)
+            inputs = random_for(signature_of(program.main), sizes, seed, program)
         else:
             must_be_readable(found)
             shown, values = _all_outputs(file, Path(folder)), found.static

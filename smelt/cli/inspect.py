@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from smelt.buffer import bytes_text
 from smelt.cli import bundle
+from smelt.cli.fold import ShortNames, fold_list, fold_text
 from smelt.cli.generate import show_language_model
 from smelt.cli.preflight import looked_at, what_it_needs
 from smelt.cli.sizes import given_sizes
@@ -39,8 +40,11 @@ from smelt.read.onnx.sample import Preflight
 from smelt.read.onnx.survey import histogram
 from smelt.weights import Weights
 
+COUNTED = 6  # kinds of nodes and ops, without --verbose
+ASSUMED = 3  # assumptions
 
-def inspect(file: Path, sizes: list[str], static: list[str], as_json: bool) -> None:
+
+def inspect(file: Path, sizes: list[str], static: list[str], as_json: bool, verbose: bool = False) -> None:
     if bundle.is_bundle(file):
         said = bundle.described(file)
         if as_json:
@@ -55,14 +59,14 @@ def inspect(file: Path, sizes: list[str], static: list[str], as_json: bool) -> N
     found = looked_at(file, sizes, static)
     if found is None:
         program, weights = read(file)
-        chosen = given_sizes(signature_of(program.main), sizes)
+        chosen = given_sizes(signature_of(program.main), sizes, program)
         record = {"model": str(file), **describe(program, weights, chosen), "assumed": facts(program)}
     else:
-        record = {"model": str(file), **describe_file(found)}
+        record = {"model": str(file), **describe_file(found, sizes)}
     if as_json:
         print(json.dumps(record))
     else:
-        show(record)
+        show(record, verbose)
     if record.get("unsupported"):
         sys.exit(1)
 
@@ -101,12 +105,15 @@ def _native(program: Program, sizes: dict[str, int]) -> dict[str, Any]:
     return {"peak_bytes": footprint.peak(sizes), "peak": footprint.text(), "parts": footprint.parts(sizes)}
 
 
-def describe_file(found: Preflight) -> dict[str, Any]:
+def describe_file(found: Preflight, sizes: Sequence[str] = ()) -> dict[str, Any]:
     """The same about an ONNX file, with what only the file says and what could not be read."""
     survey = found.survey
     message, program, weights = survey.message, survey.program, survey.weights
     whole = not (survey.problems or survey.unjudged)
-    record = describe(program, weights, found.sizes) if program is not None else {}
+    chosen = found.sizes
+    if program is not None and whole and not found.by_size:
+        chosen = given_sizes(signature_of(program.main), sizes, program)
+    record = describe(program, weights, chosen) if program is not None else {}
     initialised = {tensor.name for tensor in message.graph.initializer}
     inputs = {port.name: type_text(port.type) for port in message.graph.input if port.name not in initialised}
     outputs = {port.name: type_text(port.type) for port in message.graph.output}
@@ -120,7 +127,7 @@ def describe_file(found: Preflight) -> dict[str, Any]:
         **record,
         "inputs": inputs | {name: str(shape) for name, shape in found.open.inputs.items()},
         "outputs": outputs | inferred if len(outputs) == len(outputs | inferred) else inferred,
-        "sizes": found.sizes,
+        "sizes": chosen,
         "parameters": sum(evaluate(weights.shape(name).count, {}) for name in weights),
         "weight_bytes": weights.nbytes,
         "metadata": {entry.key: entry.value for entry in message.metadata_props},
@@ -132,17 +139,20 @@ def describe_file(found: Preflight) -> dict[str, Any]:
     }
 
 
-def show(record: Mapping[str, Any]) -> None:
+def show(record: Mapping[str, Any], verbose: bool) -> None:
     console = open_console()
+    short = ShortNames(() if verbose else record["sizes"])
     size = f"{record.get('ops', 0)} ops, {record['parameters']:,} parameters"
     console.print(f"[bold]{escape(record['model'])}[/]  {size}", soft_wrap=True)
     for what in ("inputs", "outputs"):
-        print_table(console, (Column(what[:-1], True), Column("type", True)), record[what].items())
-    print_facts(console, _facts(record))
+        rows = [(name, short.shorten(kind)) for name, kind in record[what].items()]
+        print_table(console, (Column(what[:-1], True), Column("type", True)), rows)
+    facts = [(name, short.shorten(text)) for name, text in _facts(record, verbose)]
+    print_facts(console, [*facts, *(("symbol", line) for line in short.legend())])
     if record.get("unjudged"):
         console.print(f"{len(record['unjudged'])} nodes could not be judged, because what they take is not known:")
-        for each in record["unjudged"][:8]:
-            console.print(f"  {escape(_place(each))}", soft_wrap=True)
+        for line in fold_list([_place(each) for each in record["unjudged"]], 8, verbose):
+            console.print(f"  {escape(line)}", soft_wrap=True)
     if record.get("unsupported"):
         console.print(f"[bold red]{len(record['unsupported'])} unsupported[/]")
         for each in record["unsupported"]:
@@ -151,11 +161,11 @@ def show(record: Mapping[str, Any]) -> None:
             console.print(f"  [bold]{escape(_place(each))}[/] {escape(line)}", soft_wrap=True)
 
 
-def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _facts(record: Mapping[str, Any], verbose: bool) -> list[tuple[str, str]]:
     rows = [(key, str(record[key])) for key in ("format", "graph", "producer") if record.get(key)]
     if "opsets" in record:
         rows.append(("opsets", ", ".join(f"{domain} {version}" for domain, version in record["opsets"].items())))
-        rows.append(("nodes", _counts(record["nodes"])))
+        rows.append(("nodes", _counts(record["nodes"], verbose)))
     for name, need in record.get("static", {}).items():
         rows.append(("static input", f"{name} = {need['value']} ({need['source']}): {need['reason']}"))
     if record.get("fixed_sizes"):
@@ -169,16 +179,17 @@ def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         native = record["native"]
         peak = f"{bytes_text(native['peak_bytes'])} {at}" if "peak_bytes" in native else native["unsupported"]
         rows.append(("native engine", peak))
-        rows.append(("arithmetic", f"{record['gflop']:.3f} GFLOP {at}: {record['operations']}"))
+        formula = f": {record['operations']}" if verbose else ""
+        rows.append(("arithmetic", f"{record['gflop']:.3g} GFLOP {at}{formula}"))
         if record["composites"]:
-            rows.append(("recognised", _counts(record["composites"])))
-        rows.append(("ops", _counts(record["histogram"])))
-    rows += record["metadata"].items()
-    return rows + [("assumed", fact) for fact in record["assumed"]]
+            rows.append(("recognised", _counts(record["composites"], verbose)))
+        rows.append(("ops", _counts(record["histogram"], verbose)))
+    rows += [(name, fold_text(text, verbose)) for name, text in record["metadata"].items()]
+    return rows + [("assumed", fact) for fact in fold_list(record["assumed"], ASSUMED, verbose)]
 
 
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items())
+def _counts(counts: Mapping[str, int], verbose: bool) -> str:
+    return ", ".join(fold_list([f"{count} {name}" for name, count in counts.items()], COUNTED, verbose))
 
 
 def _place(record: Mapping[str, Any]) -> str:

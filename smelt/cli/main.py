@@ -56,6 +56,7 @@ FileOrBundle = Annotated[
         help="A model (.onnx, .mlir, .mlirbc, .jaxexport), or a bundle that `smelt compile` wrote (.smelt)."
     ),
 ]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show long lists and formulas in full.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 OpenSizes = Annotated[
     list[str] | None, typer.Option("--size", "-s", help="SYMBOL=NUMBER for an open size of the inputs. Default: 1.")
@@ -136,9 +137,15 @@ def show(
 
 
 @app.command()
-def inspect(file: FileOrBundle, size: OpenSizes = None, static: StaticValues = None, as_json: AsJson = False) -> None:
+def inspect(
+    file: FileOrBundle,
+    size: OpenSizes = None,
+    static: StaticValues = None,
+    verbose: Verbose = False,
+    as_json: AsJson = False,
+) -> None:
     """Print what a model is and needs and everything unsupported in it (exit code 1 then). Nothing is compiled."""
-    inspect_command.inspect(file, size or [], static or [], as_json)
+    inspect_command.inspect(file, size or [], static or [], as_json, verbose)
 
 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="The most tokens to generate.")]
@@ -339,6 +346,7 @@ def check(
     strict: Annotated[
         bool, typer.Option("--strict", help="Functions of tensors that could not be covered are mistakes, too.")
     ] = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Prove the shapes of models and Python code, for all sizes at once; exit code 1 if something is wrong."""
@@ -348,7 +356,7 @@ def check(
     if missing := [str(path) for path in paths if several and not path.exists()]:
         raise typer.BadParameter(f"no such file or folder: {', '.join(missing)}")
     by_default = CheckFormat.github if os.environ.get("GITHUB_ACTIONS") == "true" else CheckFormat.text
-    check_command.check(paths, size or [], static or [], as_json, (form or by_default).value, strict)
+    check_command.check(paths, size or [], static or [], as_json, (form or by_default).value, strict, verbose)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from smelt.cli.preflight import looked_at, must_be_readable
 from smelt.cli.random_inputs import inputs_for
 from smelt.cli.roofline import Point, roofline_svg
 from smelt.cli.tables import Column, open_console, print_table
+from smelt.device.cache import compiling_for
 from smelt.device.peak import Meter, Peaks
 from smelt.device.runtime import runtime
 from smelt.dtype import Array
@@ -64,7 +65,8 @@ def profile(file: Path, options: Options) -> None:
     program, weights = program_of(file, options.sizes, options.static)
     given = inputs_for(file, options.sizes, options.static)
     inputs = [given[port.name] for port in signature_of(program.main).inputs]
-    found, best = measure(program, weights, inputs, options)
+    with compiling_for(f"{file.stem} (profile)"):
+        found, best = measure(program, weights, inputs, options)
     rows = table_of(found, best, options.each)
     if options.trace is not None:
         _write(options.trace, json.dumps(chrome_trace(file.name, found)))
@@ -199,22 +201,23 @@ def _print(found: Profile, best: Peaks, rows: Sequence[dict[str, Any]], options:
     cells = []
     for row in rows[: options.top]:
         numbers = [
-            f"{row['ms']:.3f}",
+            _milliseconds(row["ms"]),
             f"{100 * row['share']:.1f}",
             _number(row["gflops"]),
             _number(row["gbytes_per_second"]),
         ]
         part = "" if row["of_roofline"] is None else f"{100 * row['of_roofline']:.0f} %"
-        best_ms = "" if row["predicted_ms"] is None else f"{row['predicted_ms']:.3f}"
+        best_ms = "" if row["predicted_ms"] is None else _milliseconds(row["predicted_ms"])
         cells.append((row["kernel"], str(row["launches"]), *numbers, best_ms, part, _nodes(row)))
     print_table(console, COLUMNS, cells)
     if len(rows) > options.top:
         rest = sum(row["ms"] for row in rows[options.top :])
         console.print(f"… and {len(rows) - options.top} more, {rest:.3f} ms (--top N shows them)", style="dim")
     total, predicted = sum(row["ms"] for row in rows), _sum([row["predicted_ms"] for row in rows])
-    ideal = "" if predicted is None else f", {predicted:.3f} ms at best"
+    ideal = "" if predicted is None else f", {_milliseconds(predicted)} ms at best"
     console.print(
-        f"\na call: {found.milliseconds:.3f} ms (median of {len(found.calls)}); its kernels: {total:.3f} ms{ideal}"
+        f"\na call: {_milliseconds(found.milliseconds)} ms (median of {len(found.calls)}); "
+        f"its kernels: {_milliseconds(total)} ms{ideal}"
     )
     console.print(
         f"peaks with {best.threads} threads: {best.gflops:.0f} GFLOP/s (f32), {best.memory_bandwidth:.1f} GB/s from "
@@ -244,6 +247,10 @@ def _notes(found: Profile, best: Peaks, rows: Sequence[dict[str, Any]], total: f
     elif abs(found.milliseconds - total) > 0.2 * found.milliseconds and found.milliseconds > 0.1:
         notes.append("the kernels' times do not add up to the call's: something else ran on this machine")
     return notes
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:.3f}" if value >= 1 else f"{value:.3g}"
 
 
 def _number(value: float | None) -> str:

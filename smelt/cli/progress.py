@@ -1,4 +1,7 @@
-"""A progress bar for compiles that take longer than a second, on terminals: `main` shows it around every command."""
+"""A progress bar for compiles that take longer than a second, on terminals: kernels done of all, and the time.
+
+`main` shows it around every command.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,12 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from smelt.device import cpu
 
 PATIENCE = 1.0  # seconds without a bar
+TEXT = "compiling {task.completed} / {task.total} kernels"
 
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Show how far the compiler is, on stderr, where somebody looks at it."""
+    """Show how far the compiler is, on stderr, if that is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -40,7 +44,7 @@ class _Bar:
         self._state = (0, 1)
 
     def tell(self, done: int, total: int) -> None:
-        """So many of the pieces are done; 0: a compile begins."""
+        """Kernels that are done; 0: a compile begins."""
         with self._lock:
             self._state = (done, total)
             if self._progress is not None:
@@ -57,9 +61,9 @@ class _Bar:
             done, total = self._state
             if self._timer is None or done == total:
                 return
-            columns = (SpinnerColumn(), TextColumn("compiling"), BarColumn(), TimeElapsedColumn())
+            columns = (SpinnerColumn(), TextColumn(TEXT), BarColumn(bar_width=20), TimeElapsedColumn())
             self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._progress.add_task("", total=total if total > 1 else None, completed=done)
+            self._progress.add_task("", total=total, completed=done)
             self._progress.start()
 
     def stop(self) -> None:

@@ -18,6 +18,7 @@ from smelt.dtype import Array
 from smelt.engine.sample import in_range, random_array
 from smelt.engine.signature import signature_of
 from smelt.engine_api import Signature
+from smelt.ir.core import Program
 from smelt.ir.ops.signature import bare_symbol
 from smelt.model import read
 from smelt.read.onnx import StaticError
@@ -37,11 +38,12 @@ def inputs_for(
     """
     if not static:
         try:
-            main = read(file)[0].main
+            program = read(file)[0]
         except StaticError:
             pass
         else:
-            return {**in_range(main, random_for(signature_of(main), sizes, seed), seed), **given}
+            made = random_for(signature_of(program.main), sizes, seed, program)
+            return {**in_range(program.main, made, seed), **given}
     found = looked_at(file, sizes, static)
     assert found is not None, "only ONNX files have static inputs"
     shaping = {name: given[name] for name in found.static if name in given}
@@ -51,9 +53,11 @@ def inputs_for(
     return {**sampled(found, seed), **found.static, **given}
 
 
-def random_for(signature: Signature, sizes: Sequence[str], seed: int) -> dict[str, Array]:
-    """Random numbers for every input."""
-    symbols = given_sizes(signature, sizes)
+def random_for(
+    signature: Signature, sizes: Sequence[str], seed: int, program: Program | None = None
+) -> dict[str, Array]:
+    """Random numbers for every input; sizes that were not given suit the program."""
+    symbols = given_sizes(signature, sizes, program)
     generator = np.random.default_rng(seed)
     return {port.name: random_array(port.shape, symbols, generator) for port in signature.inputs}
 

@@ -66,7 +66,7 @@ def show(
     else:
         made = plan_program(program, keep_ops=True)
         record = {"kernels": _kernels, "loops": _loops, "source": _source, "plan": _plan}[stage](
-            made, program, given_sizes(made.signature, sizes)
+            made, program, given_sizes(made.signature, sizes, program)
         )
     if as_json:
         print(json.dumps({"model": str(file), "stage": stage, **record}))

@@ -1,4 +1,4 @@
-"""`--size batch=4`: numbers for the symbols of a model's inputs."""
+"""`--size batch=4`: numbers for the symbols of a model's inputs, and defaults that the program can run with."""
 
 from __future__ import annotations
 
@@ -7,12 +7,28 @@ from collections.abc import Iterable, Sequence
 from smelt.engine.sample import default_sizes
 from smelt.engine_api import Signature
 from smelt.errors import SmeltError
+from smelt.ir.assumed import broken_by
+from smelt.ir.core import Program
+
+DOUBLINGS = 13  # of a size that is too small for a program
 
 
-def given_sizes(signature: Signature, sizes: Sequence[str]) -> dict[str, int]:
-    """Every dynamic dimension of the inputs: what the user said, else a default."""
+def given_sizes(signature: Signature, sizes: Sequence[str], program: Program | None = None) -> dict[str, int]:
+    """Every dynamic dimension of the inputs: what the user said, else a default.
+
+    Defaults that break what `program` assumes about its sizes are doubled until they do not.
+    """
     chosen = default_sizes([port.shape for port in signature.inputs])
-    return chosen | said_sizes(sizes, chosen)
+    said = said_sizes(sizes, chosen)
+    if program is None or not chosen.keys() - said.keys():
+        return chosen | said
+    tried = chosen | said
+    for _ in range(DOUBLINGS):
+        small = {name for fact in broken_by(program, tried) for name in fact.symbols} - said.keys()
+        if not small:
+            return tried
+        tried = {name: 2 * size if name in small else size for name, size in tried.items()}
+    return chosen | said
 
 
 def said_sizes(sizes: Sequence[str], known: Iterable[str] | None = None) -> dict[str, int]:

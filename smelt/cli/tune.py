@@ -21,6 +21,7 @@ from smelt.cli.profile import program_of
 from smelt.cli.random_inputs import inputs_for
 from smelt.cli.tables import Column, open_console, print_table
 from smelt.device import cpu
+from smelt.device.cache import compiling_for
 from smelt.engine.signature import signature_of
 from smelt.engine.tune import Finding, Tell, Tuning
 from smelt.engine.tune import tune as tuned
@@ -79,7 +80,7 @@ def _tuned(file: Path, options: Options) -> Tuning:
     program, weights = program_of(file, options.sizes, options.static)
     given = inputs_for(file, options.sizes, options.static, options.seed)
     inputs = [given[port.name] for port in signature_of(program.main).inputs]
-    with _bar(options.seconds) as tell:
+    with _bar(options.seconds) as tell, compiling_for(f"{file.stem} (tune)"):
         return tuned(program, weights, inputs, options.seconds, seed=options.seed, tell=tell)
 
 

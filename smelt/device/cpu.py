@@ -40,7 +40,7 @@ LIBRARY = "program.so"
 PATIENCE = 1800  # seconds for one run of the compiler
 ROOM = 32 << 20  # bytes that a compiler needs to work in
 
-# Called with (pieces done, pieces in all) while a program of several pieces compiles.
+# Called with (kernels done, kernels in all) while a program compiles.
 progress: ContextVar[Callable[[int, int], None] | None] = ContextVar("progress", default=None)
 
 # What code for a processor may use beyond its baseline: it runs only where all of that is there.
@@ -200,28 +200,31 @@ class _Work:
         for file, text in zip(files, self.texts, strict=True):
             file.write_text(text)
         link = ["-shared", "-o", str(folder / LIBRARY)]
+        kernels = [_count_kernels(text) for text in self.texts]
+        total = max(sum(kernels), 1)
+        tell(0, total)
         if len(files) == 1:
-            tell(0, 1)
             self._call([*link, str(files[0])], environment, folder)
-            tell(1, 1)
+            tell(total, total)
             return
-        steps = len(files) + 1
-        tell(0, steps)
         objects = [file.with_suffix(".o") for file in files]
         with ThreadPoolExecutor(cores()) as pool:
             pairs = zip(files, objects, strict=True)
-            jobs = [
-                pool.submit(self._call, ["-c", "-o", str(made), str(file)], environment, folder) for file, made in pairs
-            ]
+            jobs = {
+                pool.submit(self._call, ["-c", "-o", str(made), str(file)], environment, folder): count
+                for (file, made), count in zip(pairs, kernels, strict=True)
+            }
+            done = 0
             try:
-                for done, job in enumerate(as_completed(jobs), 1):
+                for job in as_completed(jobs):
                     job.result()
-                    tell(done, steps)
+                    done += jobs[job]
+                    tell(min(done, total - 1), total)
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
         self._call([*link, *map(str, objects)], environment, folder)
-        tell(steps, steps)
+        tell(total, total)
 
     def _call(self, arguments: list[str], environment: dict[str, str] | None, folder: Path) -> None:
         """Run the compiler in a folder that is there, whatever became of the caller's."""
@@ -251,6 +254,13 @@ class _Work:
                 got=done.stderr.strip()[-2000:] or f"exit code {done.returncode}",
                 remedy="set SMELT_CC to another compiler",
             )
+
+
+def _count_kernels(text: str) -> int:
+    """Functions of a program's text that `kernel.emit` made of kernels."""
+    import re
+
+    return len(re.findall(r"^HIDDEN int \w+\(const Runtime \*rt, .*\{$", text, re.MULTILINE))
 
 
 @cache

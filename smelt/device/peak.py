@@ -252,7 +252,8 @@ def _library() -> tuple[ctypes.CDLL, int]:
         adds=" ".join(f"{name} += *(const V *)(at + i + {i * width // 4});" for i, name in enumerate(reads)),
         read=" + ".join(reads),
     )
-    library = cpu.build(text)
+    with cache.compiling_for("peak probes"):
+        library = cpu.build(text)
     number, pointer = ctypes.c_longlong, ctypes.c_void_p
     library.smelt_peak_fma.restype = library.smelt_peak_read.restype = None
     library.smelt_peak_fma.argtypes = [number, pointer, pointer]

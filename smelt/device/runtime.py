@@ -21,6 +21,7 @@ import numpy as np
 
 from smelt.buffer import bytes_text, check_array
 from smelt.device import cpu
+from smelt.device.cache import compiling_for
 from smelt.dtype import Array
 from smelt.errors import (
     CancelledError,
@@ -135,7 +136,8 @@ def runtime(shipped: Callable[[], ctypes.CDLL] | None = None) -> Runtime:
     """The runtime library: the one that is there, else the one that came with a program, else compiled now."""
     with _making:
         if not _here:
-            _here.append(Runtime(shipped() if shipped else cpu.build(source(), *flags())))
+            with compiling_for("smelt's runtime"):
+                _here.append(Runtime(shipped() if shipped else cpu.build(source(), *flags())))
         return _here[0]
 
 

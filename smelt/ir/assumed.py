@@ -6,7 +6,7 @@ them when a program runs. `smelt check` and `smelt inspect` call it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from smelt.dim import Facts, Size, at_most
@@ -23,9 +23,20 @@ _MOST = 32  # facts that are held against each other
 
 def facts(program: Program) -> list[str]:
     """Every fact with its reason; raises on the first violation."""
-    equal = {cut(a, b) or cut(b, a) or _simple("==", b - a): why for a, b, why in assumptions(program)}
+    equal = _equalities(program)
     shown = [f"{fact} ({why})" for fact, why in (equal | _inequalities(program, [*equal])).items()]
     return list(dict.fromkeys([*shown[: len(equal)], *open_broadcasts(program), *shown[len(equal) :]]))
+
+
+def broken_by(program: Program, sizes: Mapping[str, int]) -> list[Fact]:
+    """The facts that do not hold for given sizes; those about other symbols are left out."""
+    equal = _equalities(program)
+    known = [fact for fact in (*equal, *_inequalities(program, [*equal])) if fact.symbols <= sizes.keys()]
+    return [fact for fact in known if not fact.holds(sizes)]
+
+
+def _equalities(program: Program) -> dict[Fact, str]:
+    return {cut(a, b) or cut(b, a) or _simple("==", b - a): why for a, b, why in assumptions(program)}
 
 
 def _inequalities(program: Program, equal: list[Fact]) -> dict[Fact, str]:

@@ -16,7 +16,7 @@ from smelt.cli import profile as command
 from smelt.cli.main import app
 from smelt.cli.profile import Options, chrome_trace, table_of
 from smelt.device import peak
-from smelt.device.peak import Peaks, peaks
+from smelt.device.peak import Meter, Peaks
 from smelt.engine.compile import emit_source, plan_program
 from smelt.engine.native import NativeEngine
 from smelt.engine.profile import Profile, profile
@@ -29,7 +29,7 @@ from smelt.weights import Weights
 
 DIGITS = Path(str(files("smelt") / "assets" / "digits.onnx"))
 BATCH = 8
-MACHINE = Peaks(2, 100.0, ((1 << 10, 80.0), (1 << 20, 20.0)), 0.0)
+MACHINE = Peaks(2, 100.0, ((1 << 10, 80.0), (1 << 20, 20.0)))
 LOOP = """
 func.func @main(%x: tensor<64xf32>, %turns: tensor<i32>) -> tensor<64xf32> {
   %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -73,7 +73,24 @@ def digits() -> Profile:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "peaks", lambda threads, again: MACHINE)
+    class Known:
+        """A machine whose peaks are known."""
+
+        def __init__(self, threads: int, again: bool) -> None:
+            self.probed: list[str] = []
+
+        def probe_ends(self) -> None:
+            self.probed.append("end")
+
+        def probe(self) -> None:
+            self.probed.append("between")
+
+        def peaks(self) -> Peaks:
+            assert [self.probed[0], self.probed[-1]] == ["end", "end"]
+            assert "between" in self.probed, "before, between and after the calls"
+            return MACHINE
+
+    monkeypatch.setattr(command, "Meter", Known)
 
 
 def _pixels() -> np.ndarray:
@@ -200,31 +217,62 @@ def test_the_roofline_by_hand() -> None:
     assert MACHINE.seconds(1.0, 1 << 30) == pytest.approx((1 << 30) / 20e9)
 
 
-def test_peaks_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peak, "FOOTPRINTS", (1 << 16, 1 << 20))
-    monkeypatch.setattr(peak, "ROUNDS", 1)
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Small probes, and a cache of its own."""
+    monkeypatch.setattr(peak, "FOOTPRINTS", (1 << 16, 1 << 22))
     monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path))
-    found = peaks(1)
-    assert found.threads == 1
-    assert [size for size, _ in found.bandwidth] == [1 << 16, 1 << 20]
-    assert all(math.isfinite(rate) and rate > 0 for rate in (found.gflops, *(rate for _, rate in found.bandwidth)))
-    assert peaks(1) == found, "as kept"
-    (path,) = tmp_path.glob("peaks-*.json")
-    path.write_text(path.read_text()[:40])
-    assert [size for size, _ in peaks(1).bandwidth] == [1 << 16, 1 << 20], "a damaged file is measured again"
-    assert json.loads(path.read_text())["threads"] == 1
+    return tmp_path
 
 
-def test_peaks_measured_under_load_give_way_to_quieter_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    busy, quiet = Peaks(1, 1.0, ((1024, 1.0),), 1000.0), Peaks(1, 9.0, ((1024, 9.0),), 0.0)
-    monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(peak, "_measure", lambda threads: busy)
-    assert peaks(1) == busy
-    monkeypatch.setattr(peak, "_measure", lambda threads: quiet)
-    monkeypatch.setattr(peak, "_load", lambda: 900.0)
-    assert peaks(1) == busy, "it is no quieter now"
-    monkeypatch.setattr(peak, "_load", lambda: 400.0)
-    assert peaks(1) == quiet
-    monkeypatch.setattr(peak, "_measure", lambda threads: busy)
-    assert peaks(1) == quiet, "kept"
-    assert peaks(1, again=True) == busy
+def test_the_best_of_all_probes_counts_and_is_kept(quick: Path) -> None:
+    meter = Meter(2)
+    meter.probe()
+    first = meter.peaks()
+    assert [size for size, _ in first.bandwidth] == [1 << 16, 1 << 22]
+    assert all(math.isfinite(rate) and rate > 0 for rate in (first.gflops, *(rate for _, rate in first.bandwidth)))
+    again = Meter(2)
+    again.probe()
+    second = again.peaks()
+    assert second.gflops >= first.gflops
+    assert all(now >= before for (_, now), (_, before) in zip(second.bandwidth, first.bandwidth, strict=True))
+    assert 0 < second.steadiness <= 1
+    (path,) = quick.glob("peaks-*.json")
+    path.write_text(path.read_text()[:20])
+    damaged = Meter(2)
+    damaged.probe()
+    assert damaged.peaks().steadiness == 1, "the one probe is the best: a damaged file counts for nothing"
+
+
+def test_peaks_of_a_busy_time_do_not_stay(quick: Path) -> None:
+    meter = Meter(1)
+    meter.probe()
+    (true,) = {meter.peaks().gflops}
+    (path,) = quick.glob("peaks-*.json")
+    path.write_text(json.dumps({name: rate / 4 for name, rate in json.loads(path.read_text()).items()}))
+    quiet = Meter(1)
+    quiet.probe()
+    assert quiet.peaks().gflops > true / 3, "as measured now, not as kept"
+    path.write_text(json.dumps({name: rate * 4 for name, rate in json.loads(path.read_text()).items()}))
+    busy = Meter(1)
+    busy.probe()
+    assert busy.peaks().steadiness < 0.5, "far below what this machine was known to do"
+    fresh = Meter(1, again=True)
+    fresh.probe()
+    assert fresh.peaks().steadiness == 1
+
+
+def test_threads_that_share_a_core_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    begins = np.array([[0.0, 1.0], [0.0, 2.5]])
+    ends = np.array([[1.0, 2.0], [2.5, 3.5]])
+    monkeypatch.setattr(peak._Work, "_intervals", lambda self, count: (begins, ends))
+    work = peak._Work(lambda thread, count: None, 2, 1.0, 1)
+    assert work.measure() == pytest.approx(1 + 1 / 2.5), "the second one waited in its first interval"
+
+
+def test_a_busy_machine_and_kernels_above_the_roof_are_said(digits: Profile) -> None:
+    rows = table_of(digits, MACHINE, each=False)
+    busy = Peaks(MACHINE.threads, 1e-9, ((1 << 10, 1e-9),), 0.5)
+    notes = command._notes(digits, busy, table_of(digits, busy, each=False), sum(row["ms"] for row in rows))
+    assert any("the machine was busy: half of the probes reached less than 50 %" in note for note in notes)
+    assert any("beat the f32 roofline" in note for note in notes)
