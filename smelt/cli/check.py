@@ -17,7 +17,7 @@ from smelt.cli.check_modules import Importer, python_files
 from smelt.cli.check_report import Report
 from smelt.cli.fold import ShortNames, fold_list
 from smelt.cli.preflight import looked_at, said_values, what_it_needs
-from smelt.engine.executable import signature_of
+from smelt.engine.signature import signature_of
 from smelt.errors import SmeltError
 from smelt.ir.assumed import facts
 from smelt.ir.core import Program
