@@ -38,7 +38,7 @@ from smelt.kernel.plan.plan import Launch, Plan, walk
 from smelt.kernel.tune.schedules import KernelKey, Lookup, Schedule
 from smelt.kernel.tune.tunables import Tunables
 from smelt.passes import pipeline
-from smelt.passes.attend import COMPOSITES
+from smelt.passes.fuse_attention import COMPOSITES
 from smelt.passes.split_prepare import DONATED, WEIGHT
 from smelt.run.executable import Arrays, NativeExecutable, Store
 from smelt.target import Target

@@ -31,8 +31,8 @@ from smelt.ir.core import Func, Program, walk
 from smelt.ir.ops.lapack import TARGETS
 from smelt.passes import pipeline
 from smelt.passes.lower import ON_ONE_DEVICE, lower
-from smelt.passes.lower_called import lower_called
-from smelt.passes.lower_quantised import lower_quantised
+from smelt.passes.lower_custom_calls import lower_custom_calls
+from smelt.passes.lower_quantised_types import lower_quantised_types
 from smelt.run.load import Gate
 from smelt.shape import Shape
 from smelt.stop import Stop, tell_donated
@@ -98,7 +98,7 @@ class PjrtEngine:
         called = any(
             op.attrs.get("call_target_name") in TARGETS for func in program.funcs.values() for op in walk(func.body)
         )
-        return lower_called(program, TARGETS) if called and not pjrt.has_lapack(self._platform) else program
+        return lower_custom_calls(program, TARGETS) if called and not pjrt.has_lapack(self._platform) else program
 
     def deserialize(self, data: bytes) -> PjrtExecutable:
         """What `serialize` gave, on the same kind of device with the same version; anything else is refused."""
@@ -148,7 +148,7 @@ def _without_quantised(program: Program) -> Program:
         for op in walk(func.body)
         for value in (*op.operands, *op.results)
     )
-    return lower_quantised(program) if quantised else program
+    return lower_quantised_types(program) if quantised else program
 
 
 def _parts(program: Program) -> tuple[Program, Program | None]:

@@ -1,4 +1,4 @@
-"""Common subexpressions: an op that says the same as an earlier one, visible from it, gives way to it."""
+"""Common subexpression elimination: an op is replaced by an equal earlier one that is visible from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from smelt.ir.structure import op_key
 
 
 def common_subexpressions(edit: Edit) -> int:
-    """Merge equal ops; gives the number of ops that went. What an inner region computes is not visible outside it."""
+    """Merge equal ops; returns the number of ops erased. A value of an inner region is not visible outside it."""
     numbers: dict[Value, int] = {}
 
     def number(value: Value) -> int:
@@ -18,7 +18,7 @@ def common_subexpressions(edit: Edit) -> int:
 
     count = 0
     seen: dict[Hashable, Op] = {}
-    found: list[Hashable] = []  # the keys in the order of their finding, so that a region's can be forgotten
+    found: list[Hashable] = []  # keys in the order of insertion, so that those of a region can be removed
     open_regions: list[tuple[Iterator[Op], int]] = [(edit.ops(), 0)]
     while open_regions:
         ops, mark = open_regions[-1]

@@ -1,7 +1,7 @@
-"""Part of a tensor along some of its axes, whatever the sizes of the others are.
+"""Slices of tensors with dynamic dimensions.
 
-`stablehlo.slice` states every limit as a number. Where an axis is a dynamic dimension, a `pad` by a negative number of
-elements takes the same part. Called by passes that cut what they made themselves.
+The limits of `stablehlo.slice` are numbers. With a dynamic dimension, a `pad` by negative amounts takes the same slice.
+Called by passes that crop their own intermediate values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from smelt.ir.core import Value
 
 
 def crop(b: Builder, value: Value, parts: Mapping[int, tuple[int, Size]]) -> Value:
-    """`value[first:after]` along the axes in `parts`; what is cut off at the end must be a number."""
+    """`value[first:after]` along the axes in `parts`; the number of elements cut off at the end must be static."""
     sizes = value.shape.sizes
     bounds = [parts.get(axis, (0, size)) for axis, size in enumerate(sizes)]
     if all(first == 0 and after == size for (first, after), size in zip(bounds, sizes, strict=True)):

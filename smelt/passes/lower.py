@@ -1,8 +1,7 @@
-"""Lower: ops that no kernel knows become ops that one does, for an engine that asks for it. Called by `pipeline`.
+"""Lowering: ops without a kernel become ops that have one. Called by `pipeline` for engines that ask for it.
 
-Normalisations and scans are taken apart, `einsum` becomes a product, and what processes exchange is nothing where there
-is one process. Quantised types (`lower_quantised`) and `rng` (`lower_random`) change whole functions, in files of their
-own.
+Batch norms and scans are decomposed, `einsum` becomes `dot_general`, collectives over one process become their operand.
+Quantised types (`lower_quantised_types`) and `rng` (`lower_random`) change whole functions and have files of their own.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Values = Value | Sequence[Value] | None
 
 
 def lower(edit: Edit, rules: Sequence[Rule] | None = None) -> int:
-    """Apply the rules wherever they do; unlike `rewrite`, ops with an effect go, too. Gives the number of changes."""
+    """Apply the rules; unlike `rewrite`, also to ops with an effect. Returns the number of changes."""
     by_name = {rule.pattern.op: rule for rule in (LOWER if rules is None else rules)}
     count = 0
     work = deque(walk(edit.func.body))
@@ -65,7 +64,7 @@ def _with_inner(op: Op) -> Iterator[Op]:
 
 
 class _Norm:
-    """A batch normalisation under way: values in the type to compute in, and numbers per feature laid along them."""
+    """The state of one batch norm: values in the type to compute in, and per-channel numbers broadcast to them."""
 
     def __init__(self, m: Match) -> None:
         self.b, self.op, self.shape = m.build, m.op, m.operand(0).shape
@@ -76,7 +75,7 @@ class _Norm:
         self.operands = [self.b.convert(value, result=value.shape.with_dtype(self.kind)) for value in _operands(m)]
 
     def along(self, x: Value) -> Value:
-        """A number per feature at every element."""
+        """Per-channel numbers broadcast to every element."""
         return self.b.broadcast_in_dim(x, broadcast_dimensions=(self.feature,), result=self.shape.with_dtype(self.kind))
 
     def number(self, x: float, like: Value) -> Value:
@@ -86,7 +85,7 @@ class _Norm:
         return _sum(self.b, x, self.axes)
 
     def count(self, like: Value) -> Value:
-        """How many elements a feature has, in the shape of a value."""
+        """The number of elements of a channel, in the shape of a value."""
         total = self.b.constant(1.0, self.kind)
         for axis in self.axes:
             size = self.b.get_dimension_size(self.operands[0], dimension=axis)
@@ -144,11 +143,11 @@ def _spread(b: Builder, scalar: Value, shape: Shape) -> Value:
     return b.broadcast_in_dim(scalar, broadcast_dimensions=(), result=shape)
 
 
-# ---- products ----
+# ---- contractions ----
 
 
 def _einsum(m: Match) -> Values:
-    """A product where every label is batch, contracted or free; a kernel of its own sums the others."""
+    """A `dot_general` where every label is batch, contracted or free; einsum's own kernel takes the rest."""
     lhs, rhs = _operands(m)
     terms, names = einsum_labels(m.op.attrs["einsum_config"], [lhs.shape.rank, rhs.shape.rank])
     left, right = terms
@@ -193,12 +192,12 @@ def _ragged_dot(m: Match) -> Values:
 
 
 def _alone(m: Match) -> bool:
-    """Whether the only process makes up the only group."""
+    """Whether the only group is the one process."""
     return [list(group) for group in m.op.attrs["replica_groups"]] == [[0]] and not m.op.attrs.get("has_dynamic_root")
 
 
 def _kept(m: Match) -> Values:
-    """What one process gives is what it gets; a computation's element type may be wider."""
+    """A collective over one process is its operand; the computation's element type may be wider."""
     if not _alone(m):
         return None
     made = []
@@ -240,7 +239,7 @@ def _element(m: Match) -> Values:
 
 
 def _done(m: Match) -> Values:
-    """What an asynchronous region returns, computed where somebody waits for it."""
+    """The results of an asynchronous region, computed at its `async_done`."""
     maker = m.edit.maker(m.operand(0))
     if maker is None or maker.name != "stablehlo.async_start":
         return None
@@ -263,7 +262,7 @@ def _constant_like(m: Match) -> Values:
 
 
 def is_pointwise(region: Region) -> bool:
-    """Whether a body works on each element alone: a kernel runs it along the scanned dimension."""
+    """Whether a body is elementwise, so that the scan kernel can run it along the scanned dimension."""
     shapes = [value.type for value in (*region.args, *(result for each in region.ops for result in each.results))]
     sizes = {shape.sizes for shape in shapes if isinstance(shape, Shape) and shape.rank}
     if len(sizes) > 1 or (sizes and any(isinstance(arg.type, Shape) and not arg.type.rank for arg in region.args)):
@@ -281,7 +280,7 @@ def is_pointwise(region: Region) -> bool:
 
 
 def _scan(m: Match) -> Values:
-    """A loop over slices, for bodies that look at more than one element."""
+    """A loop over slices, for bodies that are not elementwise."""
     body, dimension = m.op.regions[0], m.op.attrs["dimension"]
     inputs, inits = scan_counts(m.op)
     operands = _operands(m)
@@ -330,7 +329,7 @@ def _row(b: Builder, value: Value, at: Value, zero: Value, dimension: int) -> Va
 
 
 def _open_row(b: Builder, value: Value, at: Value, dimension: int) -> Value:
-    """A row whose sizes are known when the program runs: its place is gathered, because a slice's sizes are numbers."""
+    """A row with dynamic sizes, by a gather: the sizes of a slice are numbers."""
     rank, one = value.shape.rank, Shape("i32", 1)
     sizes = [
         b.constant([1], i32) if d == dimension else b.reshape(b.get_dimension_size(value, dimension=d), result=one)
@@ -358,7 +357,7 @@ def _operands(m: Match) -> list[Value]:
     return m.edit.operands(m.op)
 
 
-_ONE = "one process has nobody to exchange with"
+_ONE = "a collective over one process is its operand"
 
 ON_ONE_DEVICE = [
     *(
@@ -371,11 +370,11 @@ ON_ONE_DEVICE = [
 CHECKED_SCANS = [Rule(op("chlo.scan"), _checked_scan, "a loop can carry what its checks found")]
 
 LOWER = [
-    Rule(op("batch_norm_inference"), _batch_norm_inference, "a normalisation, spelled out"),
-    Rule(op("batch_norm_training"), _batch_norm_training, "moments and a normalisation, spelled out"),
-    Rule(op("batch_norm_grad"), _batch_norm_grad, "the gradient of a normalisation, spelled out"),
-    Rule(op("einsum"), _einsum, "labels of a product"),
-    Rule(op("chlo.ragged_dot"), _ragged_dot, "groups of batches do not show in a product"),
+    Rule(op("batch_norm_inference"), _batch_norm_inference, "decompose the batch norm"),
+    Rule(op("batch_norm_training"), _batch_norm_training, "decompose the batch norm and its moments"),
+    Rule(op("batch_norm_grad"), _batch_norm_grad, "decompose the gradient of the batch norm"),
+    Rule(op("einsum"), _einsum, "an einsum of batch, contracted and free labels is a dot_general"),
+    Rule(op("chlo.ragged_dot"), _ragged_dot, "a ragged batch dimension is an ordinary batch dimension"),
     *(
         Rule(op(name), _kept, _ONE)
         for name in (

@@ -1,8 +1,8 @@
-"""Products of bf16 with results of f32: in pairs where the processor multiplies these, else as products of f32.
+"""bf16 matmuls and convolutions with f32 results: as bf16 GEMM where the processor has one, else as f32 GEMM.
 
-Numbers of bf16 are numbers of f32, and so are their products: converting operands changes nothing but the order of the
-sum. A conversion is fused into whatever makes the operand; that of weights runs once. What stays bf16 is packed by
-`pack`. Called by `pipeline` for engines that multiply panels.
+f32 holds every bf16 number and every product of two, so converting operands changes only the order of the sum. The
+conversion fuses into the producer of the operand; that of weights runs once, in `prepare`. `pack_weights` packs what
+stays bf16. Called by `pipeline`.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from smelt.ir.rewrite import Match, Rule, op
 
 
 def bf16_rules(*, pairs: bool) -> list[Rule]:
-    """The rules that leave only those products in bf16 that kernels have; `pairs`: there are kernels."""
+    """The rules that convert to f32 what no bf16 kernel computes; `pairs`: there are bf16 kernels."""
 
-    def product(m: Match) -> Value | None:
-        return None if pairs else _widened(m)
+    def dot(m: Match) -> Value | None:
+        return None if pairs else _widen(m)
 
     def convolution(m: Match) -> Value | None:
-        return None if pairs and _is_in_pairs(m) else _widened(m)
+        return None if pairs and _has_even_channels(m) else _widen(m)
 
     return [
-        Rule(op("stablehlo.dot_general", "x", "y"), product, "f32 holds every number of bf16"),
-        Rule(op("stablehlo.convolution", "x", "y"), convolution, "f32 holds every number of bf16"),
+        Rule(op("stablehlo.dot_general", "x", "y"), dot, "f32 holds every bf16 number"),
+        Rule(op("stablehlo.convolution", "x", "y"), convolution, "f32 holds every bf16 number"),
     ]
 
 
-def _is_in_pairs(m: Match) -> bool:
-    """Whether the channels of a group are whole pairs."""
+def _has_even_channels(m: Match) -> bool:
+    """Whether the channels of a group fill whole bf16 pairs."""
     attrs = m.op.attrs
     depth = m["y"].shape.sizes[attrs["dimension_numbers"].kernel_input_feature_dimension]
     return isinstance(depth, int) and depth > 0 and depth % PAIR == 0 and attrs["batch_group_count"] == 1
 
 
-def _widened(m: Match) -> Value | None:
-    """The same with operands of f32."""
+def _widen(m: Match) -> Value | None:
+    """The same op on f32 operands."""
     operands = m["x"], m["y"]
     if any(value.shape.dtype != bf16 for value in operands) or m.shape.dtype != f32:
         return None

@@ -1,4 +1,4 @@
-"""Every pass, in order, on one screen: what happens to a program between a front end and an engine.
+"""All passes, in order, on one screen: from the program that a front end built to the one that an engine compiles.
 
 `run(program)` applies them. With `SMELT_DEBUG=passes` (or `debug=True`) the verifier runs after each pass and the
 program is printed where it changed.
@@ -17,24 +17,24 @@ from smelt.ir.core import Program
 from smelt.ir.rewrite import Edit, Rule, rewrite
 from smelt.ir.text import print_program
 from smelt.ir.verify import verify
-from smelt.passes.attend import attend_rules
 from smelt.passes.canonicalise import CANONICALISE
 from smelt.passes.channels_last import channels_last
 from smelt.passes.common_subexpressions import common_subexpressions
-from smelt.passes.fold import fold
-from smelt.passes.hoist import hoist
+from smelt.passes.fold_constants import fold_constants
+from smelt.passes.fuse_attention import attention_rules
+from smelt.passes.fuse_quantise import FUSE_QUANTISE
+from smelt.passes.hoist_loop_invariants import hoist_loop_invariants
 from smelt.passes.inline import inline
 from smelt.passes.join_processes import join_processes
 from smelt.passes.lower import lower
 from smelt.passes.lower_bf16 import bf16_rules
-from smelt.passes.lower_called import lower_called
-from smelt.passes.lower_qdot import QUANTISING, SPREADING, qdot_rules
-from smelt.passes.lower_quantised import lower_quantised
+from smelt.passes.lower_custom_calls import lower_custom_calls
+from smelt.passes.lower_int8 import QUANTISING, SPREADING, int8_rules
+from smelt.passes.lower_quantised_types import lower_quantised_types
 from smelt.passes.lower_random import lower_random
-from smelt.passes.pack import pack_rules
+from smelt.passes.pack_weights import pack_rules
 from smelt.passes.recognise import recognise
-from smelt.passes.refine import defer, refine
-from smelt.passes.round_bytes import ROUNDING
+from smelt.passes.refine_shapes import defer_shape_errors, refine_shapes
 from smelt.passes.simplify import SIMPLIFY
 from smelt.passes.split_prepare import split_prepare
 
@@ -59,7 +59,7 @@ class Report:
 
 
 def per_function(change: Callable[[Edit], int]) -> Callable[[Program], Program]:
-    """A pass from something that edits one function."""
+    """A pass over programs from a function that edits one `Func` and returns the number of changes."""
 
     def run(program: Program) -> Program:
         signatures = {name: func.type for name, func in program.funcs.items()}
@@ -75,12 +75,12 @@ def per_function(change: Callable[[Edit], int]) -> Callable[[Program], Program]:
 
 
 def rules(rules: Sequence[Rule], *, inexact: bool = False) -> Callable[[Program], Program]:
-    """A pass from a list of rules."""
+    """A pass from a list of rewrite rules."""
     return per_function(lambda edit: rewrite(edit, rules, inexact=inexact))
 
 
 def until_stable(*changes: Callable[[Edit], int]) -> Callable[[Program], Program]:
-    """A pass that repeats changes, in order, until none of them finds anything; dead ops go with the first."""
+    """A pass that repeats the changes, in order, until none applies. The first one also erases dead ops."""
 
     def change(edit: Edit) -> int:
         total = 0
@@ -92,10 +92,10 @@ def until_stable(*changes: Callable[[Edit], int]) -> Callable[[Program], Program
 
 
 LOWERING = (
-    Pass("lower_called", lower_called, "ops where JAX had none for open sizes"),
-    Pass("lower_quantised", lower_quantised, "integers and floats where types were quantised"),
-    Pass("lower_random", lower_random, "random numbers from bits and a state"),
-    Pass("lower", per_function(lower), "ops that a kernel knows"),
+    Pass("lower_custom_calls", lower_custom_calls, "replace JAX' custom calls for dynamic shapes by ops"),
+    Pass("lower_quantised_types", lower_quantised_types, "replace quantised types by their storage integers"),
+    Pass("lower_random", lower_random, "compute random numbers from random bits and an explicit state"),
+    Pass("lower", per_function(lower), "rewrite ops without a kernel as ops that have one"),
 )
 
 
@@ -107,51 +107,55 @@ def passes(
     pairs: bool = False,
     lowered: bool = False,
 ) -> list[Pass]:
-    """All passes in order, for an engine that knows these composites and multiplies panels of `width` columns.
+    """All passes in order, for an engine that knows these composites.
 
-    `pairs`: it multiplies pairs of bf16. `lowered`: it has kernels for plain ops on plain types only.
+    `width`: columns of a packed panel; 0: the engine has no packed GEMM. `pairs`: it has a bf16 GEMM. `lowered`: it has
+    kernels for StableHLO ops on ordinary types only.
     """
 
     def simplify(edit: Edit) -> int:
         return rewrite(edit, CANONICALISE + SIMPLIFY, inexact=inexact)
 
-    tidy = until_stable(simplify, fold, common_subexpressions)
+    tidy = until_stable(simplify, fold_constants, common_subexpressions)
 
-    def taken_apart(program: Program) -> Program:
-        """What quantises was kept whole so far, and has not been simplified."""
+    def inline_composites(program: Program) -> Program:
+        """Inline, then simplify if a composite of `QUANTISING` was inlined: its body was not simplified yet."""
         kept = {op.attrs["name"] for op in program.main.body.ops if op.name == "stablehlo.composite"}
         return tidy(rules(SPREADING)(inline(program))) if kept & QUANTISING else inline(program)
 
-    def widened(edit: Edit) -> int:
+    def lower_bf16(edit: Edit) -> int:
         count = rewrite(edit, bf16_rules(pairs=pairs))
-        return count + common_subexpressions(edit) if count else 0  # products that share an operand share its rounding
+        return count + common_subexpressions(edit) if count else 0  # matmuls that share an operand share its conversion
 
-    joining = Pass("join_processes", lambda program: join_processes(program, composites), "one process instead of many")
-    attending = (
-        Pass("attend", rules(attend_rules(width)), "scores of attention are never all there"),
-        Pass("lower_qdot", rules(qdot_rules(width)), "quantised products are products of bytes"),
-        Pass("inline", taken_apart, "composites without a kernel as the ops they are made of"),
-        Pass("lower_bf16", per_function(widened), "products of bf16 in pairs, or of f32"),
-        Pass("round_bytes", until_stable(lambda edit: rewrite(edit, ROUNDING)), "rounding to bytes is one op"),
+    def join(program: Program) -> Program:
+        return join_processes(program, composites)
+
+    def fuse_quantise(edit: Edit) -> int:
+        return rewrite(edit, FUSE_QUANTISE)
+
+    packed = (
+        Pass("channels_last", per_function(channels_last), "convolve feature maps in NHWC layout"),
+        Pass("pack_weights", rules(pack_rules(width)), "pack the B operands of GEMMs and convolutions into panels"),
+        Pass("hoist_loop_invariants", hoist_loop_invariants, "move loop-invariant work in front of the loop"),
+    )
+    fused = (
+        Pass("fuse_attention", rules(attention_rules(width)), "FlashAttention: scores are never materialised"),
+        Pass("lower_int8", rules(int8_rules(width)), "compute quantised matmuls and convolutions as int8 GEMM"),
+        Pass("inline", inline_composites, "decompose composites that have no kernel"),
+        Pass("lower_bf16", per_function(lower_bf16), "compute bf16 matmuls as bf16 GEMM, or in f32"),
+        Pass("fuse_quantise", until_stable(fuse_quantise), "fuse scale, zero point, rounding and clamp into one op"),
     )
     return [
-        *((joining,) if lowered else ()),
-        Pass("inline", lambda program: inline(program, composites), "one function to look at"),
-        Pass("refine", refine, "sizes as well known as they can be"),
-        Pass("canonicalise", rules(CANONICALISE), "one spelling for each thing"),
+        *((Pass("join_processes", join, "merge all SPMD processes into one program"),) if lowered else ()),
+        Pass("inline", lambda program: inline(program, composites), "inline all calls"),
+        Pass("refine_shapes", refine_shapes, "infer every size again, from the arguments on"),
+        Pass("canonicalise", rules(CANONICALISE), "rewrite legacy and implicit forms as one canonical form"),
         *(LOWERING if lowered else ()),
-        Pass("simplify", tidy, "no op that is known, equal or idle"),
-        Pass("defer", per_function(defer), "sizes that no op can have fail when the run gets there"),
-        Pass("recognise", lambda program: recognise(program, composites), "what an engine knows as one kernel"),
-        *(attending if width else ()),
-        *(
-            (Pass("channels_last", per_function(channels_last), "images whose channels lie side by side"),)
-            if width
-            else ()
-        ),
-        Pass("pack", rules(pack_rules(width)) if width else lambda program: program, "products read panels"),
-        *((Pass("hoist", hoist, "loops compute once what does not change"),) if width else ()),
-        Pass("split_prepare", split_prepare, "what depends on weights alone runs once"),
+        Pass("simplify", tidy, "fold constants, merge common subexpressions, remove ops without effect"),
+        Pass("defer_shape_errors", per_function(defer_shape_errors), "leave impossible sizes to fail at run time"),
+        Pass("recognise", lambda program: recognise(program, composites), "find softmax, norms, attention, qdot"),
+        *((*fused, *packed) if width else ()),
+        Pass("split_prepare", split_prepare, "move what depends on weights alone into `prepare`"),
     ]
 
 
@@ -167,7 +171,7 @@ def run(
     until: str | None = None,
     log: TextIO | None = None,
 ) -> tuple[Program, list[Report]]:
-    """Apply every pass (up to and including `until`); gives the program and what each pass did."""
+    """Apply every pass (up to and including `until`). Returns the program and a report per pass."""
     if debug is None:
         debug = "passes" in os.environ.get("SMELT_DEBUG", "").split(",")
     reports = []
@@ -187,5 +191,5 @@ def run(
 
 
 def count_ops(program: Program) -> int:
-    """The ops in the bodies of all functions, what is inside regions not counted."""
+    """The number of ops in the bodies of all functions, without those inside regions."""
     return sum(len(func.body.ops) for func in program.funcs.values())

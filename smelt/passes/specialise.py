@@ -1,7 +1,7 @@
-"""Put numbers in place of a program's symbols, for engines that take numbers only.
+"""Specialise a program with dynamic dimensions to numbers, for engines that need static shapes.
 
-In: a program whose arguments have open sizes, and a number for each symbol. Out: a static program, or an error that
-says which size breaks what was taken for granted or depends on data. The pjrt engine calls it once per size.
+In: a program and a number for each symbol. Out: a static program, or an error that names the size that breaks an
+assumption or depends on data. The pjrt engine calls it once per combination of sizes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from smelt.shape import Shape
 
 
 def specialise(program: Program, values: Mapping[str, int]) -> Program:
-    """The program for these sizes, simplified again now that they are known."""
+    """The static program for these sizes, simplified again."""
     program = substitute(program, values)
     if not is_static(program):
         program, _ = pipeline.run(program)
@@ -38,7 +38,7 @@ def specialise(program: Program, values: Mapping[str, int]) -> Program:
 
 
 def substitute(program: Program, values: Mapping[str, int]) -> Program:
-    """The program with numbers for some of its symbols; one that breaks a constraint is an error."""
+    """The program with numbers for some of its symbols; a number that breaks a constraint is an error."""
     if not values:
         return program
     sizes: dict[str, Size] = dict(values)
@@ -51,7 +51,7 @@ def substitute(program: Program, values: Mapping[str, int]) -> Program:
 
 
 def is_static(program: Program) -> bool:
-    """Whether every size is a number, and no op takes sizes as values."""
+    """Whether every size is a number and no op takes its sizes as operands."""
     return not any(
         "dynamic_" in op.name and op.name not in ("stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice")
         for func in program.funcs.values()
@@ -69,7 +69,7 @@ def _substitute(func: Func, values: Mapping[str, Size]) -> Func:
 
 
 def _leave_empty(edit: Edit, op: Op) -> None:
-    """A gather without indices reads nothing, so what it reads from may be empty; the specification says otherwise."""
+    """A gather without indices reads nothing, so its operand may be empty, which the specification forbids."""
     shape = op.result.shape
     nothing = Constant.of(np.empty(shape.numbers(), shape.dtype.numpy), shape.dtype)
     edit.replace(op.result, edit.before(op).op("stablehlo.constant", value=nothing).result)

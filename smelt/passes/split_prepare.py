@@ -1,8 +1,7 @@
 """Split a program into `prepare(weights) → bound` and `main(bound, inputs)`: what depends on weights alone runs once.
 
-Arguments marked `smelt.weight` are weights; those marked `smelt.donated` are used up by a call. A bound value that is
-merely a weight or a part spread out again (a broadcast) is not stored: the cheap op stays with the run. Called by
-`pipeline`; engines run both functions.
+Arguments marked `smelt.weight` are weights; a call consumes those marked `smelt.donated`. A broadcast of a smaller
+value is not bound: the run repeats the cheap op. Called by `pipeline`; engines run both functions.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def split_prepare(program: Program) -> Program:
 
 
 def _weights_only(main: Func, weights: list[Value]) -> dict[Op, None]:
-    """The ops that need nothing but weights and constants, sizes of inputs included."""
+    """The ops that depend on weights and constants alone, not even on sizes of inputs."""
     ready: set[Value] = set(weights)
     known = frozenset().union(*(_symbols(weight) for weight in weights))
     early: dict[Op, None] = {}
@@ -49,11 +48,11 @@ def _symbols(value: Value) -> frozenset[str]:
 
 
 def _frontier(main: Func, weights: list[Value], early: dict[Op, None]) -> list[Value]:
-    """The values to bind, in order. An op that only spreads a smaller value out is repeated by the run instead."""
+    """The values to bind, in order. An op that only broadcasts a smaller value is repeated by the run instead."""
     made = {*weights, *(value for op in early for value in op.results)}
     repeated: set[Op] = set()
     needed = _needed_late(main, early, made, repeated)
-    while cheap := {value.op for value in needed if value.op is not None and _spreads(value.op)} - repeated:
+    while cheap := {value.op for value in needed if value.op is not None and _is_broadcast_like(value.op)} - repeated:
         repeated |= cheap
         needed = _needed_late(main, early, made, repeated)
     kept = needed - {value for op in repeated for value in op.results}
@@ -61,7 +60,7 @@ def _frontier(main: Func, weights: list[Value], early: dict[Op, None]) -> list[V
 
 
 def _needed_late(main: Func, early: dict[Op, None], made: set[Value], repeated: set[Op]) -> set[Value]:
-    """What the run takes from `prepare`, if it repeats some of its ops."""
+    """The values that the run takes from `prepare` if it repeats some of its ops."""
     needed = {value for value in main.results if value in made}
     for op in main.body.ops:
         if op not in early or op in repeated:
@@ -69,8 +68,8 @@ def _needed_late(main: Func, early: dict[Op, None], made: set[Value], repeated: 
     return needed
 
 
-def _spreads(op: Op) -> bool:
-    """Whether the results hold more than the operands: constants, iotas, broadcasts."""
+def _is_broadcast_like(op: Op) -> bool:
+    """Whether the results are larger than the operands: constants, iotas, broadcasts."""
     if not op.operands:
         return True
     if op.name in ("stablehlo.broadcast_in_dim", "stablehlo.reshape"):
@@ -100,7 +99,7 @@ def _prepare_function(main: Func, weights: list[Value], early: dict[Op, None], b
 
 
 def _backwards(early: dict[Op, None], bound: list[Value]) -> set[Op]:
-    """The early ops that the bound values come from."""
+    """The early ops that the bound values depend on."""
     wanted: set[Op] = set()
     work = [value.op for value in bound if value.op is not None]
     while work:

@@ -1,7 +1,7 @@
 """`smelt.attention`: the composite of that name as one op, for an engine with a kernel for it.
 
 Operands, layout and numbers are the composite's (`ir.composites`); `width` is how many queries a kernel takes at once.
-`AttentionAxes` says what each letter of the layout is to the computation; `passes.attend` and the kernel ask it.
+`AttentionAxes` gives each letter of the layout its role; `passes.fuse_attention` and the kernel builder use it.
 """
 
 from __future__ import annotations

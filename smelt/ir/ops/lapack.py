@@ -1,7 +1,7 @@
 """JAX's LAPACK custom calls (`lapack_sgetrf_ffi`, …): what they take, and the types of what they give.
 
 `ir.lapack` says how each is computed, in StableHLO ops; the reference interprets those, other engines take them through
-`passes.lower_called`. Registered in `dynamic.CALLED`.
+`passes.lower_custom_calls`. Registered in `dynamic.CALLED`.
 """
 
 from __future__ import annotations

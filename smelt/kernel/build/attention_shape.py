@@ -67,7 +67,7 @@ class Attention:
 
     def _static(self, letter: str) -> int:
         size = self.axes.size(letter)
-        assert isinstance(size, int), "passes.attend leaves other sizes alone"
+        assert isinstance(size, int), "passes.fuse_attention leaves other sizes alone"
         return size
 
     # -- elements --

@@ -1,7 +1,7 @@
 """Convolutions of 3 x 3 by Winograd's F(2 x 2, 3 x 3): 16 products for 4 pixels where the plain form has 36.
 
 Every patch of 4 x 4 pixels that overlaps its neighbours by two becomes 16 rows of as many matrices (`_spread`); these
-are multiplied by the 16 matrices that `passes.pack` made of the weights, and each 16 sums become 2 x 2 pixels
+are multiplied by the 16 matrices that `passes.pack_weights` made of the weights, and each 16 sums become 2 x 2 pixels
 (`_gathered`). Both changes only add and subtract, so rounding grows little; but it is not the plain sum, so only
 weights go this way.
 """

@@ -11,13 +11,13 @@ from collections.abc import Container, Iterator, Sequence
 from smelt.ir.composites import COMPOSITES
 from smelt.ir.core import Op, Program, Region, walk
 from smelt.ir.rewrite import Edit
+from smelt.passes.recognise.activations import gelu, hard_swish, silu
 from smelt.passes.recognise.attention import attention
-from smelt.passes.recognise.blocks import gelu, hard_swish, silu, softmax
-from smelt.passes.recognise.look import Finder, Look
+from smelt.passes.recognise.matcher import Finder, Matcher
 from smelt.passes.recognise.norms import norm
 from smelt.passes.recognise.outline import Outlines
-from smelt.passes.recognise.peaks import move_peak
 from smelt.passes.recognise.quantised import qdot
+from smelt.passes.recognise.softmax import align_row_maximum, softmax
 
 # Stages in order. Within one, the last op of a program is looked at first, and the first finder that sees it wins.
 STAGES: tuple[tuple[Finder, ...], ...] = (
@@ -52,7 +52,7 @@ def recognise(program: Program, names: Container[str] = COMPOSITES) -> Program:
         for region in _regions(func.body):
             for op in list(edit.ops(region)):
                 if op in edit:
-                    move_peak(edit, op)
+                    align_row_maximum(edit, op)
             local = set(edit.ops(region))
             for finders in STAGES:
                 for op in reversed(list(edit.ops(region))):
@@ -72,8 +72,8 @@ def _regions(body: Region) -> Iterator[Region]:
 def _try(
     edit: Edit, local: set[Op], root: Op, finders: Sequence[Finder], names: Container[str], outlines: Outlines
 ) -> None:
-    look = Look(edit)
+    matcher = Matcher(edit)
     for finder in finders:
-        for found in finder(look, root):
+        for found in finder(matcher, root):
             if found.name in names and outlines.outline(edit, local, root, found):
                 return

@@ -15,7 +15,7 @@ from smelt.ir.composites import decode
 from smelt.ir.core import Op, Value
 from smelt.ir.layouts import parse, sizes_of
 from smelt.passes.recognise.axes import Atoms, Axes, Letters, View
-from smelt.passes.recognise.look import Look, is_float
+from smelt.passes.recognise.matcher import Matcher, is_float
 from smelt.passes.recognise.outline import Found
 
 _ORDER = ("transpose", "reshape", "convert")
@@ -23,13 +23,13 @@ _MOVES = (*_ORDER, "broadcast_in_dim")
 _MOST_MASKS = 6
 
 
-def attention(look: Look, root: Op) -> Iterator[Found]:
+def attention(matcher: Matcher, root: Op) -> Iterator[Found]:
     """softmax(q k^T * scale + masks) v; the softmax is a composite already."""
     if root.name not in ("stablehlo.dot_general", "stablehlo.transpose", "stablehlo.convert"):
         return
     for scaled in (True, False):  # a scale on q or k alone belongs to it, unless others use the scaled one
         for side in (0, 1):
-            found = _Search(look, scaled).found(root, side)
+            found = _Search(matcher, scaled).found(root, side)
             if found is not None:
                 yield found
 
@@ -56,7 +56,7 @@ class _Guard:
 
 @dataclass(slots=True)
 class _Search:
-    look: Look
+    matcher: Matcher
     scaled: bool
     atoms: Atoms = field(default_factory=Atoms)
 
@@ -124,17 +124,17 @@ class _Search:
     def behind(self, view: View, through: tuple[str, ...]) -> View:
         """The value behind all moves; conversions count where they go from one float type to another."""
         while True:
-            before = self.atoms.back(self.look, view, through)
+            before = self.atoms.back(self.matcher, view, through)
             if before is None or is_float(before.value) != is_float(view.value):
                 return view
             view = before
 
     def product(self, view: View) -> tuple[View, View] | None:
         """Both sides of a product whose result has these axes."""
-        op = self.look.op(view.value, "dot_general")
+        op = self.matcher.op(view.value, "dot_general")
         if op is None:
             return None
-        return product_views(self.atoms, self.look.operands(op), op.attrs["dot_dimension_numbers"], view.axes)
+        return product_views(self.atoms, self.matcher.operands(op), op.attrs["dot_dimension_numbers"], view.axes)
 
     def keys(self, weights: View, result: View) -> set[int]:
         return self._all(weights) - self._all(result)
@@ -147,32 +147,32 @@ class _Search:
         guard = _Guard()
         while True:
             weights = self.behind(weights, _ORDER)
-            chosen = self.look.op(weights.value, "select")
+            chosen = self.matcher.op(weights.value, "select")
             found = None if chosen is None or guard.is_there else self.guarded(chosen)
             if found is None:
                 break
             guard, weights = found[0], View(found[1], weights.axes)
-        op = self.look.op(weights.value, "composite")
+        op = self.matcher.op(weights.value, "composite")
         if op is None or op.attrs["name"] != "smelt.softmax" or not weights.axes[decode(op)["axis"]]:
             return guard, None
-        return guard, View(self.look.operands(op)[0], weights.axes)
+        return guard, View(self.matcher.operands(op)[0], weights.axes)
 
     def guarded(self, chosen: Op) -> tuple[_Guard, Value] | None:
         """x of select(no key is left, 0, x): where x is nan, or where a mask is minus infinity all along a row."""
-        condition, yes, no = self.look.operands(chosen)
+        condition, yes, no = self.matcher.operands(chosen)
         for x, zero, same in ((no, yes, False), (yes, no, True)):
-            if self.look.number(zero) != 0.0:
+            if self.matcher.number(zero) != 0.0:
                 continue
-            compared = self.look.op(self.look.row(condition).source, "compare")
+            compared = self.matcher.op(self.matcher.row(condition).source, "compare")
             if compared is None:
                 return None
-            a, b = self.look.operands(compared)
+            a, b = self.matcher.operands(compared)
             direction = compared.attrs["comparison_direction"]
-            itself = a is b and self.look.unconverted(a) is self.look.unconverted(x)
+            itself = a is b and self.matcher.unconverted(a) is self.matcher.unconverted(x)
             if itself and direction == ("EQ" if same else "NE"):
                 return _Guard(True), x
-            most = self.look.reduced(self.look.row(a).source, "maximum")
-            if most is not None and self.look.number(b) == -math.inf and direction == ("NE" if same else "EQ"):
+            most = self.matcher.reduced(self.matcher.row(a).source, "maximum")
+            if most is not None and self.matcher.number(b) == -math.inf and direction == ("NE" if same else "EQ"):
                 return _Guard(True, *most), x
         return None
 
@@ -189,7 +189,7 @@ class _Search:
     def scores(self, view: View, depth: int) -> _Scores | None:
         """Down from the softmax through scales and masks to the product."""
         view = self.behind(view, _ORDER)
-        if self.look.op(view.value, "dot_general") is not None:
+        if self.matcher.op(view.value, "dot_general") is not None:
             return _Scores(view)
         if depth == _MOST_MASKS:
             return None
@@ -200,19 +200,19 @@ class _Search:
             if found is None or found.masks:
                 return None  # a scale over a mask is another formula
             return found if found.softcap else replace(found, scale=found.scale * number)
-        for x, y in self.look.orders(view.value, "add"):
+        for x, y in self.matcher.orders(view.value, "add"):
             found = self.scores(View(x, view.axes), depth + 1)
             if found is not None:
                 return replace(found, masks=(("add", self.mask(View(y, view.axes))), *found.masks))
         return self.selected(view, depth)
 
     def selected(self, view: View, depth: int) -> _Scores | None:
-        chosen = self.look.op(view.value, "select")
+        chosen = self.matcher.op(view.value, "select")
         if chosen is None:
             return None
-        condition, yes, no = self.look.operands(chosen)
+        condition, yes, no = self.matcher.operands(chosen)
         for role, x, y in (("where", yes, no), ("unless", no, yes)):
-            fill = self.look.number(y)
+            fill = self.matcher.number(y)
             found = None if fill is None else self.scores(View(x, view.axes), depth + 1)
             if found is not None and fill is not None and condition.shape.rank == len(view.axes):
                 mask = (role, self.mask(View(condition, view.axes)))
@@ -221,7 +221,7 @@ class _Search:
 
     def capped(self, number: float, view: View, depth: int) -> _Scores | None:
         """number * tanh(scores / number)."""
-        inner = self.look.under(view.value, "tanh")
+        inner = self.matcher.under(view.value, "tanh")
         found = None if inner is None else self.scores(View(inner, view.axes), depth + 1)
         if found is None or found.masks or found.softcap:
             return None
@@ -229,12 +229,12 @@ class _Search:
 
     def times(self, view: View) -> tuple[float, View] | None:
         """A number and what it is multiplied with."""
-        for x, y in self.look.orders(view.value, "multiply"):
-            number = self.look.number(y)
+        for x, y in self.matcher.orders(view.value, "multiply"):
+            number = self.matcher.number(y)
             if number is not None:
                 return number, View(x, view.axes)
-        quotient = self.look.pair(view.value, "divide")
-        number = None if quotient is None else self.look.number(quotient[1])
+        quotient = self.matcher.pair(view.value, "divide")
+        number = None if quotient is None else self.matcher.number(quotient[1])
         return (1 / number, View(quotient[0], view.axes)) if quotient is not None and number else None
 
     def unscaled(self, view: View) -> tuple[float, View]:
@@ -249,7 +249,7 @@ class _Search:
 
     def mask(self, view: View) -> View:
         """What a mask repeats."""
-        while (before := self.atoms.back(self.look, view, ("broadcast_in_dim", "reshape", "transpose"))) is not None:
+        while (before := self.atoms.back(self.matcher, view, ("broadcast_in_dim", "reshape", "transpose"))) is not None:
             view = before
         return view
 

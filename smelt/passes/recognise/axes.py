@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from smelt.dim import Size, divide_exact
 from smelt.ir.core import Op, Value
-from smelt.passes.recognise.look import Look
+from smelt.passes.recognise.matcher import Matcher
 
 Axes = tuple[tuple[int, ...], ...]
 
@@ -55,12 +55,12 @@ class Atoms:
                 found.append(atom)
         return found
 
-    def back(self, look: Look, view: View, through: Sequence[str]) -> View | None:
+    def back(self, matcher: Matcher, view: View, through: Sequence[str]) -> View | None:
         """The operand of the move that makes a value, with its axes; None for anything else."""
-        op = look.op(view.value, *through)
+        op = matcher.op(view.value, *through)
         if op is None or len(op.operands) != 1:
             return None
-        (source,) = look.operands(op)
+        (source,) = matcher.operands(op)
         axes = self._behind(op, source, view)
         return None if axes is None else View(source, axes)
 

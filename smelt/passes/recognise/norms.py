@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from smelt.ir.core import Op, Value
-from smelt.passes.recognise.look import Factor, Look, Row, is_float
+from smelt.passes.recognise.matcher import Factor, Matcher, Row, is_float
 from smelt.passes.recognise.outline import Found
 
 _Parts = tuple[list[Factor], list[tuple[Value, float, Row]]]
@@ -24,69 +24,69 @@ class _Spread:
     centred: bool
 
 
-def norm(look: Look, root: Op) -> Iterator[Found]:
+def norm(matcher: Matcher, root: Op) -> Iterator[Found]:
     """Layer and RMS norm, with as much of scale and bias as is there."""
     if len(root.results) != 1 or not is_float(root.results[0]):
         return
     value = root.results[0]
     if root.name == "stablehlo.add":
-        for scaled, rest in look.orders(value, "add"):
-            yield from _rearranged(look, scaled, rest)
-            yield from _products(look, scaled, rest)
+        for scaled, rest in matcher.orders(value, "add"):
+            yield from _rearranged(matcher, scaled, rest)
+            yield from _products(matcher, scaled, rest)
     elif root.name in ("stablehlo.multiply", "stablehlo.divide", "stablehlo.convert"):
-        yield from _products(look, value, None)
+        yield from _products(matcher, value, None)
 
 
-def _products(look: Look, value: Value, bias: Value | None) -> Iterator[Found]:
+def _products(matcher: Matcher, value: Value, bias: Value | None) -> Iterator[Found]:
     """x or x - mean, times 1 / sqrt(variance + epsilon), times a scale if there is one, plus a bias."""
-    parts = _parts(look, value)
+    parts = _parts(matcher, value)
     if parts is None:
         return
     ((variance, epsilon, row),) = parts[1]
-    squares = _squares(look, variance)
+    squares = _squares(matcher, variance)
     if squares is None or squares.x.shape.sizes != value.shape.sizes or not _per_row(row, squares.axes):
         return
-    again = _parts(look, value, squares.x)  # x may be a product itself
+    again = _parts(matcher, value, squares.x)  # x may be a product itself
     rest = [] if again is None else again[0]
     for top in rest:
         scales = [each for each in rest if each is not top]
         if len(scales) > 1 or not top.row.is_plain or top.row.source.shape.sizes != value.shape.sizes:
             continue
-        centre = _centre(look, top.row.source)
+        centre = _centre(matcher, top.row.source)
         found = None
-        if squares.centred and centre is not None and _same(look, centre, squares):
+        if squares.centred and centre is not None and _same(matcher, centre, squares):
             found = "smelt.layer_norm"
-        elif not squares.centred and look.exact(top.row.source) is look.exact(squares.x):
+        elif not squares.centred and matcher.exact(top.row.source) is matcher.exact(squares.x):
             found = "smelt.rms_norm"
-        extra = [each.row for each in scales] + ([] if bias is None else [look.row(bias)])
+        extra = [each.row for each in scales] + ([] if bias is None else [matcher.row(bias)])
         fits = bias is None or (scales and found == "smelt.layer_norm")
         if found is not None and fits and all(_along(each, squares.axes) for each in extra):
             attributes = {"axes": squares.axes, "epsilon": epsilon}
-            yield Found(found, (look.exact(squares.x), *(each.source for each in extra)), attributes)
+            yield Found(found, (matcher.exact(squares.x), *(each.source for each in extra)), attributes)
 
 
-def _same(look: Look, centre: tuple[Value, tuple[int, ...]], squares: _Spread) -> bool:
-    return look.exact(centre[0]) is look.exact(squares.x) and centre[1] == squares.axes
+def _same(matcher: Matcher, centre: tuple[Value, tuple[int, ...]], squares: _Spread) -> bool:
+    return matcher.exact(centre[0]) is matcher.exact(squares.x) and centre[1] == squares.axes
 
 
-def _rearranged(look: Look, scaled: Value, rest: Value) -> Iterator[Found]:
+def _rearranged(matcher: Matcher, scaled: Value, rest: Value) -> Iterator[Found]:
     """x * r + (bias - mean * r) with r = scale / sqrt(variance + epsilon): how Keras spells a layer norm."""
-    difference = look.pair(rest, "subtract")
+    difference = matcher.pair(rest, "subtract")
     if difference is None:
         return
     bias, moved = difference
     for (x, factor), (mean, again) in (
-        (one, two) for one in look.orders(scaled, "multiply") for two in look.orders(moved, "multiply")
+        (one, two) for one in matcher.orders(scaled, "multiply") for two in matcher.orders(moved, "multiply")
     ):
-        if look.row(factor) != look.row(again):
+        if matcher.row(factor) != matcher.row(again):
             continue
-        parts = _parts(look, factor)
-        centre = look.mean(mean)
+        parts = _parts(matcher, factor)
+        centre = matcher.mean(mean)
         if parts is None or centre is None or centre[0] is not x or len(parts[0]) != 1 or len(parts[1]) != 1:
             continue
         ((variance, epsilon, row),) = parts[1]
-        squares = _squares(look, variance)
-        extra = [parts[0][0].row, look.row(bias)]
+        squares = _squares(matcher, variance)
+        extra = [parts[0][0].row, matcher.row(bias)]
         if squares is None or not squares.centred or (squares.x, squares.axes) != centre:
             continue
         if _per_row(row, squares.axes) and all(_along(each, squares.axes) for each in extra):
@@ -94,61 +94,61 @@ def _rearranged(look: Look, scaled: Value, rest: Value) -> Iterator[Found]:
             yield Found("smelt.layer_norm", (x, *(each.source for each in extra)), attributes)
 
 
-def _parts(look: Look, value: Value, whole: Value | None = None) -> _Parts | None:
+def _parts(matcher: Matcher, value: Value, whole: Value | None = None) -> _Parts | None:
     """The factors of a product: an inverse root as (v, epsilon, row), and the rest; None if there is more to it.
 
     `whole` is not taken apart.
     """
-    number, factors = look.row_factors(
-        value, lambda row: row.source is whole or _inverse_root(look, Factor(row)) is not None
+    number, factors = matcher.row_factors(
+        value, lambda row: row.source is whole or _inverse_root(matcher, Factor(row)) is not None
     )
-    roots = [(*found, each.row) for each in factors if (found := _inverse_root(look, each)) is not None]
-    rest = [each for each in factors if _inverse_root(look, each) is None]
+    roots = [(*found, each.row) for each in factors if (found := _inverse_root(matcher, each)) is not None]
+    rest = [each for each in factors if _inverse_root(matcher, each) is None]
     return (rest, roots) if number == 1.0 and len(roots) == 1 and not any(each.inverse for each in rest) else None
 
 
-def _inverse_root(look: Look, factor: Factor) -> tuple[Value, float] | None:
+def _inverse_root(matcher: Matcher, factor: Factor) -> tuple[Value, float] | None:
     """v and epsilon of 1 / sqrt(v + epsilon), in the ways it is written."""
     value = factor.row.source
-    power = look.pair(value, "power")
-    exponent = None if power is None else look.number(power[1])
+    power = matcher.pair(value, "power")
+    exponent = None if power is None else matcher.number(power[1])
     if factor.inverse:
-        inner = look.under(value, "sqrt") or (power[0] if power is not None and exponent == 0.5 else None)
+        inner = matcher.under(value, "sqrt") or (power[0] if power is not None and exponent == 0.5 else None)
     else:
-        inner = look.under(value, "rsqrt") or (power[0] if power is not None and exponent == -0.5 else None)
-    return None if inner is None else look.plus_number(inner)
+        inner = matcher.under(value, "rsqrt") or (power[0] if power is not None and exponent == -0.5 else None)
+    return None if inner is None else matcher.plus_number(inner)
 
 
-def _squares(look: Look, variance: Value) -> _Spread | None:
+def _squares(matcher: Matcher, variance: Value) -> _Spread | None:
     """What a value is the mean square or the variance of."""
-    for other, bound in look.orders(variance, "maximum"):  # a variance as a difference is kept from falling below 0
-        if look.number(bound) == 0.0:
+    for other, bound in matcher.orders(variance, "maximum"):  # a variance as a difference is kept from falling below 0
+        if matcher.number(bound) == 0.0:
             variance = other
             break
-    difference = look.pair(variance, "subtract")
+    difference = matcher.pair(variance, "subtract")
     if difference is not None:  # mean of squares less the square of the mean
-        whole, mean = _mean_square(look, difference[0]), look.squared(look.row(difference[1]).source)
-        return _Spread(*whole, True) if whole is not None and mean is not None and look.mean(mean) == whole else None
-    found = _mean_square(look, variance)
+        whole, mean = _mean_square(matcher, difference[0]), matcher.squared(matcher.row(difference[1]).source)
+        return _Spread(*whole, True) if whole is not None and mean is not None and matcher.mean(mean) == whole else None
+    found = _mean_square(matcher, variance)
     if found is None:
         return None
-    centre = _centre(look, found[0])
+    centre = _centre(matcher, found[0])
     return _Spread(*centre, True) if centre is not None and centre[1] == found[1] else _Spread(*found, False)
 
 
-def _mean_square(look: Look, value: Value) -> tuple[Value, tuple[int, ...]] | None:
+def _mean_square(matcher: Matcher, value: Value) -> tuple[Value, tuple[int, ...]] | None:
     """The value whose squares' mean this is, and the axes."""
-    mean = look.mean(value)
+    mean = matcher.mean(value)
     if mean is None:
         return None
-    base = look.squared(look.unconverted(mean[0]))
+    base = matcher.squared(matcher.unconverted(mean[0]))
     return None if base is None else (base, mean[1])
 
 
-def _centre(look: Look, value: Value) -> tuple[Value, tuple[int, ...]] | None:
+def _centre(matcher: Matcher, value: Value) -> tuple[Value, tuple[int, ...]] | None:
     """x and the axes, for x minus its mean."""
-    pair = look.pair(value, "subtract")
-    mean = None if pair is None else look.mean(pair[1])
+    pair = matcher.pair(value, "subtract")
+    mean = None if pair is None else matcher.mean(pair[1])
     return mean if pair is not None and mean is not None and mean[0] is pair[0] else None
 
 

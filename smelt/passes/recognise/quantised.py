@@ -15,7 +15,7 @@ from smelt.ir.composites import decode, window_attributes
 from smelt.ir.core import Op, Value
 from smelt.passes.recognise.attention import product_views
 from smelt.passes.recognise.axes import Atoms, Axes, Letters, View
-from smelt.passes.recognise.look import Look, is_float
+from smelt.passes.recognise.matcher import Matcher, is_float
 from smelt.passes.recognise.outline import Found
 
 _ORDER = ("transpose", "reshape")
@@ -45,14 +45,14 @@ class _Product:
         return any(operand.role in roles for operand in self.operands)
 
 
-def qdot(look: Look, root: Op) -> Iterator[Found]:
+def qdot(matcher: Matcher, root: Op) -> Iterator[Found]:
     """A quantised product; on an integer product alone only where nothing scales it, because scales come later."""
     if len(root.results) != 1 or root.name.partition(".")[2] not in _LAST:
         return
     if root.name == "stablehlo.composite" and root.attrs["name"] != "smelt.quantize":
         return
     for plain in (False, True):
-        search = _Search(look)
+        search = _Search(matcher)
         whole = search.atoms.of(root.results[0])
         found = search.integers(whole) if plain else search.rounded(whole)
         if found is not None:
@@ -61,7 +61,7 @@ def qdot(look: Look, root: Op) -> Iterator[Found]:
 
 @dataclass(slots=True)
 class _Search:
-    look: Look
+    matcher: Matcher
     atoms: Atoms = field(default_factory=Atoms)
     places: dict[int, str] = field(default_factory=dict)  # letters of a window's axes
 
@@ -102,7 +102,7 @@ class _Search:
     def biased(self, view: View) -> _Product | None:
         """A scaled product plus a bias that is the same along some axis; in whole numbers if it was quantised."""
         view = self.behind(view, (*_ORDER, "convert"))
-        for x, y in self.look.orders(view.value, "add"):
+        for x, y in self.matcher.orders(view.value, "add"):
             bias = self.repeated(View(y, view.axes))
             if not is_float(y) or (bias.value.shape.rank >= len(view.axes) and all(self.atoms.now(bias.axes))):
                 continue
@@ -121,8 +121,8 @@ class _Search:
 
     def scaled(self, view: View) -> _Product | None:
         """A product of dequantised tensors, or a product of integers times scales."""
-        for x, y in self.look.orders(view.value, "multiply"):
-            inner = self.look.under(x, "convert")
+        for x, y in self.matcher.orders(view.value, "multiply"):
+            inner = self.matcher.under(x, "convert")
             if inner is None or is_float(inner):
                 continue
             product = self.summed(View(inner, view.axes))
@@ -133,7 +133,7 @@ class _Search:
 
     def factors(self, value: Value) -> list[Value]:
         """What a scale is a product of, as long as parts have the shape of the whole."""
-        product = self.look.pair(value, "multiply")
+        product = self.matcher.pair(value, "multiply")
         return [value] if product is None else [*product]
 
     def dequantised(self, view: View) -> _Product | None:
@@ -166,7 +166,7 @@ class _Search:
     def summed(self, view: View) -> _Product | None:
         """A product of integers, plus a bias of integers."""
         view = self.behind(view, _ORDER)
-        for x, y in self.look.orders(view.value, "add"):
+        for x, y in self.matcher.orders(view.value, "add"):
             product = self.integers(self.behind(View(x, view.axes), _ORDER))
             if product is not None:
                 return product.plus(_Operand("bias", self.repeated(View(y, view.axes))))
@@ -182,7 +182,7 @@ class _Search:
         if "scale" in roles or "bias" in roles or "result_zero" in roles:
             return None
         window = {key: value for key, value in said.items() if key not in ("operands", "layout")} or None
-        views = self.from_layout(said["layout"], self.look.operands(op), view, window is not None)
+        views = self.from_layout(said["layout"], self.matcher.operands(op), view, window is not None)
         if views is None:
             return None
         operands = tuple(_Operand(role, each) for role, each in zip(roles, views, strict=True))
@@ -199,14 +199,14 @@ class _Search:
         copied: set[Op] = set()
         for role, side in zip(("lhs", "rhs"), views, strict=True):
             narrow = side
-            moved = self.look.pair(side.value, "subtract")
+            moved = self.matcher.pair(side.value, "subtract")
             if moved is not None and window is None:  # a zero point: the same along the sum, as lowering checks
                 zeros.append(_Operand(f"{role}_zero", self.repeated(View(moved[1], side.axes))))
-                copied |= {op for op in (self.look.op(side.value, "subtract"),) if op is not None}
+                copied |= {op for op in (self.matcher.op(side.value, "subtract"),) if op is not None}
                 narrow = View(moved[0], side.axes)
-            inner = self.look.under(narrow.value, "convert")
+            inner = self.matcher.under(narrow.value, "convert")
             if inner is not None:
-                copied |= {op for op in (self.look.op(narrow.value, "convert"),) if op is not None}
+                copied |= {op for op in (self.matcher.op(narrow.value, "convert"),) if op is not None}
                 narrow = View(inner, side.axes)
             element = narrow.value.shape.dtype
             if not isinstance(element, DType) or not element.is_integer or element.bits > 8:
@@ -217,17 +217,17 @@ class _Search:
     # -- parts --
 
     def composite(self, value: Value, name: str) -> Op | None:
-        op = self.look.op(value, "composite")
+        op = self.matcher.op(value, "composite")
         return op if op is not None and op.attrs["name"] == name else None
 
     def is_zero(self, value: Value) -> bool:
-        op = self.look.op(value, "constant")
+        op = self.matcher.op(value, "constant")
         return op is not None and not op.attrs["value"].array.any()
 
     def parts(self, op: Op, view: View) -> list[_Operand] | None:
         """The operands of a composite over elements, with their axes."""
         said = decode(op)
-        views = self.from_layout(said["layout"], self.look.operands(op), view, False)
+        views = self.from_layout(said["layout"], self.matcher.operands(op), view, False)
         return (
             None
             if views is None
@@ -261,19 +261,19 @@ class _Search:
 
     def sides(self, view: View) -> tuple[dict[str, object] | None, tuple[View, View]] | None:
         """Both operands of a product, and its window if it has one."""
-        dot = self.look.op(view.value, "dot_general")
+        dot = self.matcher.op(view.value, "dot_general")
         if dot is not None:
             dims = dot.attrs["dot_dimension_numbers"]
-            return None, product_views(self.atoms, self.look.operands(dot), dims, view.axes)
-        op = self.look.op(view.value, "convolution")
+            return None, product_views(self.atoms, self.matcher.operands(dot), dims, view.axes)
+        op = self.matcher.op(view.value, "convolution")
         if op is None or any(op.attrs.get("window_reversal") or ()):
             return None
         lhs, rhs, last = _window_words(op.attrs["dimension_numbers"], len(view.axes))
-        views = self.from_layout(f"{lhs},{rhs}->{last}", self.look.operands(op), view, True)
+        views = self.from_layout(f"{lhs},{rhs}->{last}", self.matcher.operands(op), view, True)
         return None if views is None else (window_attributes(op), (views[0], views[1]))
 
     def behind(self, view: View, through: tuple[str, ...]) -> View:
-        while (before := self.atoms.back(self.look, view, through)) is not None:
+        while (before := self.atoms.back(self.matcher, view, through)) is not None:
             if is_float(before.value) != is_float(view.value):
                 break
             view = before
@@ -281,18 +281,18 @@ class _Search:
 
     def repeated(self, view: View) -> View:
         """What a scale or a bias repeats."""
-        while (before := self.atoms.back(self.look, view, (*_ORDER, "broadcast_in_dim"))) is not None:
+        while (before := self.atoms.back(self.matcher, view, (*_ORDER, "broadcast_in_dim"))) is not None:
             view = before
         return view
 
     def moves(self, value: Value, source: Value) -> set[Op]:
         """The ops from a value back to its source, each of one operand."""
         found: set[Op] = set()
-        while (value := self.look.edit.value(value)) is not source:
-            op = self.look.edit.maker(value)
+        while (value := self.matcher.edit.value(value)) is not source:
+            op = self.matcher.edit.maker(value)
             assert op is not None
             found.add(op)
-            (value,) = self.look.operands(op)
+            (value,) = self.matcher.operands(op)
         return found
 
 

@@ -17,7 +17,7 @@ from smelt.ir.interpret import run
 from smelt.ir.rewrite import Edit, Rule
 from smelt.ir.verify import verify
 from smelt.passes.lower import LOWER, is_pointwise, lower
-from smelt.passes.lower_quantised import lower_quantised
+from smelt.passes.lower_quantised_types import lower_quantised_types
 from smelt.shape import Shape
 from tests.unit.passes.recipes import Draw
 from tests.unit.passes.test_rules import rule_id, same_bits
@@ -280,7 +280,7 @@ def stored(random: np.random.Generator, of: Quantized, *sizes: int) -> Array:
 def check_quantised(f: FuncBuilder, results: Sequence[Value], args: Sequence[Array]) -> Program:
     """No quantised type is left, and every bit is the same."""
     program = Program.of(f.func(*results))
-    changed = lower_quantised(program)
+    changed = lower_quantised_types(program)
     verify(changed)
     types: list[Type] = [arg.type for arg in changed.main.args]
     types += [value.type for op in walk(changed.main.body) for value in op.results]
@@ -391,4 +391,4 @@ def test_quantised_values_through_control_flow(seed: int) -> None:
 def test_a_program_without_quantised_types_is_left_alone() -> None:
     f = FuncBuilder("main", [Shape("f32", 3)])
     program = Program.of(f.func(f.negate(*f.args)))
-    assert lower_quantised(program) is program
+    assert lower_quantised_types(program) is program

@@ -19,7 +19,7 @@ from smelt.kernel.emit.c import Source
 from smelt.kernel.emit.tile_f32 import tile_shape
 from smelt.kernel.plan.plan import Launch, walk
 from smelt.passes import pipeline
-from smelt.passes.attend import COMPOSITES
+from smelt.passes.fuse_attention import COMPOSITES
 from smelt.passes.split_prepare import WEIGHT
 from smelt.run.executable import NativeExecutable
 from smelt.shape import Shape

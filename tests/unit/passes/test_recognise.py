@@ -20,7 +20,7 @@ from smelt.ir.verify import verify
 from smelt.passes import pipeline
 from smelt.passes.recognise import recognise
 from smelt.shape import Shape
-from tests.unit.passes.composite_meanings import check_meanings
+from tests.unit.passes.composite_references import check_meanings
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy

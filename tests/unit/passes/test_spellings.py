@@ -1,7 +1,7 @@
 """Composites in files as exporters write them: what is found, that every bit stays, and that attributes tell the truth.
 
 The files in `tests/fixtures/spellings` are made by `tests/fixtures/make_spellings.py`; spellings of other exporters are
-written here by hand. Results are compared with onnxruntime, composites with `composite_meanings`.
+written here by hand. Results are compared with onnxruntime, composites with `composite_references`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from smelt.passes import pipeline
 from smelt.passes.recognise import recognise
 from smelt.read.onnx.model import read
 from tests import onnx_oracle
-from tests.unit.passes.composite_meanings import Array, check_meanings
+from tests.unit.passes.composite_references import Array, check_meanings
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

@@ -1,7 +1,7 @@
-"""Custom calls by which JAX exports ops whose sizes are open become those ops, for engines without such calls.
+"""Custom calls that JAX exports for dynamic shapes and for LAPACK become StableHLO ops.
 
-`dynamic_top_k` is sorting, `dynamic_rng_bit_generator` tells its sizes in its type, `dynamic_reduce_window` is a loop
-over the places of its window. Called by `pipeline`.
+`dynamic_top_k` becomes a sort, `dynamic_rng_bit_generator` the op with the sizes of its type, `dynamic_reduce_window` a
+loop over the window's positions. Called by `pipeline`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from smelt.shape import Shape
 Values = Sequence[Value]
 
 
-def lower_called(program: Program, calls: Container[str] | None = None) -> Program:
-    """The program without calls that this file knows (and `calls` names); one whose sizes only data tells stays."""
+def lower_custom_calls(program: Program, calls: Container[str] | None = None) -> Program:
+    """The program without the custom calls that have a rule here (limited to `calls`). Data-dependent sizes stay."""
     signatures = {name: func.type for name, func in program.funcs.items()}
     changed = []
     for func in program.funcs.values():
@@ -53,7 +53,7 @@ def _bits(program: Program, m: Match) -> Values | None:
 
 
 def _top_k(program: Program, m: Match) -> Values | None:
-    """All of a row in falling order, equal ones as they were; then its beginning."""
+    """A stable descending sort of each row, then its first k elements."""
     b, (x, k) = m.build, m.edit.operands(m.op)
     shape = x.shape
     last = shape.rank - 1
@@ -80,7 +80,7 @@ def _all(b: Builder, number: int, count: int) -> Value:
 
 
 def _reduce_window(program: Program, m: Match) -> Values | None:
-    """The padded inputs at each place of the window join the totals, in order."""
+    """A loop over the window's positions; each accumulates the padded inputs at that position."""
     b, operands = m.build, m.edit.operands(m.op)
     results = [value.shape for value in m.op.results]
     count, rank = len(results), results[0].rank
@@ -97,10 +97,10 @@ def _reduce_window(program: Program, m: Match) -> Values | None:
         for x, init in zip(inputs, inits, strict=True)
     ]
     lengths = b.concatenate(*(_length(b, padded[0], d) for d in range(rank)), dimension=0)
-    counts = _places(b, lengths, window, strides, dilations)
+    counts = _count_positions(b, lengths, window, strides, dilations)
     zero = _all(b, 0, rank)
     spans = b.maximum(b.add(b.multiply(b.subtract(counts, _all(b, 1, rank)), strides), _all(b, 1, rank)), zero)
-    parts = [_part(b, window, d) for d in range(rank)]
+    parts = [_element(b, window, d) for d in range(rank)]
     total = parts[0]
     for part in parts[1:]:
         total = b.multiply(total, part)
@@ -112,13 +112,13 @@ def _reduce_window(program: Program, m: Match) -> Values | None:
         goes_on = condition.compare(condition.args[0], total, comparison_direction="LT")
         condition.result(condition.reshape(goes_on, result=Shape("i1")))
     with b.region(*types) as r:
-        turn, *found = r.args
-        at = r.multiply(r.concatenate(*_place(r, turn, parts), dimension=0), dilations)
-        start = r.minimum(at, lengths)  # beyond the end only where there are no windows
+        iteration, *found = r.args
+        at = r.multiply(r.concatenate(*_position(r, iteration, parts), dimension=0), dilations)
+        start = r.minimum(at, lengths)  # past the end only if there are no windows
         bounds = start, r.add(start, spans), strides
         seen = [r.real_dynamic_slice(x, *bounds, result=to) for x, to in zip(padded, results, strict=True)]
         body = program.func(m.op.attrs["called_computations"][0]).body
-        r.result(r.add(turn, _all(r, 1, 1)), *_joined(r, body, found, seen))
+        r.result(r.add(iteration, _all(r, 1, 1)), *_accumulate(r, body, found, seen))
     loop = b.op("stablehlo.while", *carried, regions=[condition.body, r.body])
     return loop.results[1:]
 
@@ -128,22 +128,22 @@ def _require_positive(b: Builder, *vectors: Value) -> None:
         known = trace_each(each)
         if known is None or any(not isinstance(number, int) or number < 1 for number in known):
             positive = b.compare(each, _all(b, 1, each.shape.numbers()[0]), comparison_direction="GE")
-            message = "dynamic_reduce_window: the numbers of a window must be positive"
+            message = "dynamic_reduce_window: window sizes, strides and dilations must be positive"
             b.custom_call(
                 positive, result=[], call_target_name="smelt.check", has_side_effect=True, error_message=message
             )
 
 
-def _places(b: Builder, lengths: Value, window: Value, strides: Value, dilations: Value) -> Value:
-    """How many places a window with holes has along each dimension: none where it does not fit."""
+def _count_positions(b: Builder, lengths: Value, window: Value, strides: Value, dilations: Value) -> Value:
+    """The number of positions of a dilated window along each dimension: 0 where it does not fit."""
     one = _all(b, 1, window.shape.numbers()[0])
     dilated = b.add(b.multiply(b.subtract(window, one), dilations), one)
     room = b.maximum(b.add(b.subtract(lengths, dilated), strides), b.subtract(one, one))
     return b.divide(room, strides)
 
 
-def _joined(r: Builder, body: Region, totals: Values, parts: Values) -> list[Value]:
-    """What a function of scalars makes of totals and new elements: one map for each of its results."""
+def _accumulate(r: Builder, body: Region, totals: Values, parts: Values) -> list[Value]:
+    """The scalar body applied to totals and new elements: one map per result."""
     joined = []
     for i, total in enumerate(totals):
         copy = clone_region(body, {})
@@ -159,16 +159,16 @@ def _column(b: Builder, matrix: Value, at: int) -> Value:
     return b.slice(matrix, start_indices=(0, at), limit_indices=(rows, at + 1), strides=(1, 1))
 
 
-def _part(b: Builder, vector: Value, at: int) -> Value:
+def _element(b: Builder, vector: Value, at: int) -> Value:
     return b.slice(vector, start_indices=(at,), limit_indices=(at + 1,), strides=(1,))
 
 
-def _place(b: Builder, turn: Value, sizes: Sequence[Value]) -> list[Value]:
-    """Where a turn's element lies in the window, row by row."""
+def _position(b: Builder, iteration: Value, sizes: Sequence[Value]) -> list[Value]:
+    """The position in the window of an iteration's element, row-major."""
     places = []
     for size in reversed(sizes):
-        places.append(b.remainder(turn, size))
-        turn = b.divide(turn, size)
+        places.append(b.remainder(iteration, size))
+        iteration = b.divide(iteration, size)
     return places[::-1]
 
 

@@ -1,4 +1,4 @@
-"""Bounded constant folding: an op on constants is computed now, by its own meaning, if the result is small."""
+"""Bounded constant folding: an op on constants is evaluated by its reference semantics if the result is small."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from smelt.ir.interpret import run
 from smelt.ir.rewrite import Edit, has_effect
 from smelt.shape import Shape
 
-LIMIT = 1024  # bytes: what a constant may weigh inside a program
-MOST = 1 << 20  # bytes: the operands of an op that is computed now; a constant of one element may stand for many
+LIMIT = 1024  # bytes of a folded constant
+MOST = 1 << 20  # bytes of the operands of a folded op; a splat constant counts with all its elements
 NEVER = ("stablehlo.constant", "stablehlo.iota", "stablehlo.rng", "stablehlo.while", "stablehlo.composite", "func.call")
 
 
-def fold(edit: Edit) -> int:
-    """Replace what can be computed now by constants; gives the number of ops replaced."""
+def fold_constants(edit: Edit) -> int:
+    """Replace ops on constants by constants; returns the number of ops replaced."""
     count = 0
     for op in list(edit.ops()):
-        if op in edit and _foldable(edit, op):
+        if op in edit and _can_fold(edit, op):
             values = _compute(edit, op)
             if values is not None:
                 for old, new in zip(op.results, values, strict=True):
@@ -32,7 +32,7 @@ def fold(edit: Edit) -> int:
     return count
 
 
-def _foldable(edit: Edit, op: Op) -> bool:
+def _can_fold(edit: Edit, op: Op) -> bool:
     if op.name in NEVER or has_effect(op):
         return False
     for value in op.results:
@@ -43,11 +43,11 @@ def _foldable(edit: Edit, op: Op) -> bool:
     constants = [maker.results[0].shape for maker in makers if maker is not None and maker.name == "stablehlo.constant"]
     if not makers or len(constants) != len(makers) or sum(map(_bytes, constants)) > MOST:
         return False
-    return not captured(op) and not any(map(_loops, op.regions))
+    return not captured(op) and not any(map(_has_loop, op.regions))
 
 
-def _loops(region: Region) -> bool:
-    """Whether running a region may take for ever."""
+def _has_loop(region: Region) -> bool:
+    """Whether a region may not terminate."""
     return any(op.name == "stablehlo.while" for op in walk(region))
 
 
@@ -68,7 +68,7 @@ def _compute(edit: Edit, op: Op) -> Sequence[Value] | None:
     try:
         results = run(Program.of(func), args)
     except SmeltError:
-        return None  # it fails when it runs, with the user's own location; nothing is lost by leaving it
+        return None  # it fails at run time instead, with the user's location
     builder = edit.before(op)
     return [
         builder.op("stablehlo.constant", value=Constant.of(np.array(array), value.shape.dtype)).result

@@ -1,8 +1,8 @@
-"""Quantised products become products of bytes: `smelt.qdot` as `smelt.packed_qdot` or `smelt.packed_qconv`.
+"""int8 GEMM: `smelt.qdot` composites become `smelt.packed_qdot` and `smelt.packed_qconv`, uint8 × int8 → int32 (VNNI).
 
-The kernels multiply ui8 by i8. What is of the other sign is moved by 128, and zero points are put right afterwards with
-the sums of columns (which `split_prepare` moves out of the run, for weights) and of rows. Scales, bias and rounding
-follow as plain ops, which fuse into the product's kernel. Called by `pipeline` for engines that multiply panels.
+An operand of the other signedness is offset by 128. Zero points are corrected after the sum by row and column sums;
+`split_prepare` moves the column sums of weights out of the run. Scales, bias and requantisation follow as ops that fuse
+into the epilogue. Depthwise int8 convolutions run in f32 (`_sum_in_f32`). Called by `pipeline`.
 """
 
 from __future__ import annotations
@@ -24,40 +24,44 @@ from smelt.ir.ops.packed_words import QUAD
 from smelt.ir.rewrite import Match, Rule, op
 from smelt.passes.channels_last import channels_last_dims
 from smelt.passes.crop import crop
-from smelt.passes.round_bytes import rounded
+from smelt.passes.fuse_quantise import round_to_byte
 from smelt.shape import Shape
 
 QUANTISING = frozenset({"smelt.qdot", "smelt.quantize", "smelt.dequantize"})
-HALF = 128  # between a byte with a sign and one without
-PLACES = "xyzuvw"
-EXACT = 1 << 24  # whole numbers that f32 holds
+HALF = 128  # offset between int8 and uint8
+PLACES = "xyzuvw"  # letters of spatial axes
+EXACT = 1 << 24  # f32 is exact for integers below this
 _KNOWN = frozenset({"lhs", "rhs", "lhs_zero", "rhs_zero", "scale", "bias", "bias_scale", "result_scale", "result_zero"})
 _TYPES = (i8, ui8, i32, f32)
 _MOVES = frozenset(f"stablehlo.{name}" for name in ("reshape", "transpose", "broadcast_in_dim", "convert"))
 
 
-def qdot_rules(width: int) -> list[Rule]:
-    """The rule that multiplies bytes in panels of `width` columns."""
+def int8_rules(width: int) -> list[Rule]:
+    """The rule that lowers quantised matmuls and convolutions to int8 GEMM over panels of `width` columns."""
 
-    def lowered(m: Match) -> Value | None:
-        return _lowered(m, width)
+    def lower(m: Match) -> Value | None:
+        return _lower(m, width)
 
-    return [Rule(op("stablehlo.composite"), lowered, "quantised products are products of bytes")]
+    return [Rule(op("stablehlo.composite"), lower, "a quantised matmul is an int8 GEMM, zero points apart")]
 
 
-def _converted_before(m: Match) -> Value:
+def _convert_before_broadcast(m: Match) -> Value:
     inner = m.ops["inner"]
-    source = _converted(m.build, m["x"], m.shape.element)
+    source = _convert(m.build, m["x"], m.shape.element)
     return m.build.op(inner.name, source, result=m.shape, **inner.attrs).result
 
 
-# Scales and zero points are converted where they are still small, so that nobody keeps them spread out.
+# Scales and zero points are converted before their broadcast, so that no converted broadcast is materialised.
 SPREADING = [
-    Rule(op("convert", op("broadcast_in_dim", "x", name="inner")), _converted_before, "every copy is converted alike")
+    Rule(
+        op("convert", op("broadcast_in_dim", "x", name="inner")),
+        _convert_before_broadcast,
+        "a conversion commutes with a broadcast",
+    )
 ]
 
 
-def _lowered(m: Match, width: int) -> Value | None:
+def _lower(m: Match, width: int) -> Value | None:
     if m.op.attrs["name"] != "smelt.qdot":
         return None
     said = decode(m.op)
@@ -71,15 +75,15 @@ def _lowered(m: Match, width: int) -> Value | None:
     if m.shape.dtype not in (i8, ui8, i32, f32) or any(value.shape.dtype not in _TYPES for value in operands[2:]):
         return None
     words, last = parsed
-    windowed = "strides" in said
-    if windowed:
+    is_convolution = "strides" in said
+    if is_convolution:
         places = PLACES[: len(said["strides"])]
         pairs = zip((*words[:2], last), ("bf", "oi", "bo"), strict=True)
-        first, second, last = (_lettered(word, own + places) for word, own in pairs)
+        first, second, last = (_add_letters(word, own + places) for word, own in pairs)
         words = (first, second, *words[2:])
     given = [_Given(role, value, word) for role, value, word in zip(roles, operands, words, strict=True)]
     shown = [(last, m.shape.sizes)]
-    if windowed:  # the letters of places have other sizes in images and windows
+    if is_convolution:  # the letters of spatial axes have other sizes in feature maps and kernels
         if any(len(axis) > 1 for word in (*words, last) for axis in word):
             return None
         sizes = sizes_of(shown)
@@ -92,17 +96,18 @@ def _lowered(m: Match, width: int) -> Value | None:
     if any(letter not in space.letters for each in parameters for letter in letters(each.word)):
         return None
     zeros = {each.role: space.given(each) for each in parameters if each.role.endswith("hs_zero")}
-    total = (
-        _window_total(space, given[:2], zeros, said, width) if windowed else _dot_total(space, given[:2], zeros, width)
-    )
+    if is_convolution:
+        total = _convolution_total(space, given[:2], zeros, said, width)
+    else:
+        total = _dot_total(space, given[:2], zeros, width)
     if total is None:
         return None
-    found = _finished(space, total, parameters, m.shape.dtype)
-    return None if found is None else _reshaped(m.build, found, m.shape.sizes)
+    found = _apply_epilogue(space, total, parameters, m.shape.dtype)
+    return None if found is None else _reshape(m.build, found, m.shape.sizes)
 
 
-def _lettered(word: Word, names: str) -> Word:
-    """A word of a window with letters for its axes of size one, too: any that are left, whose order is idle."""
+def _add_letters(word: Word, names: str) -> Word:
+    """The word of a convolution operand with letters for its axes of size one, in any order."""
     left = iter(each for each in names if each not in word)
     return tuple(axis or next(left) for axis in word)
 
@@ -119,7 +124,7 @@ class _Given:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A value with one axis for each of its letters."""
+    """A value with one axis per letter."""
 
     value: Value
     letters: str
@@ -127,7 +132,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Space:
-    """The axes of a result, one for each letter."""
+    """The axes of a result, one per letter."""
 
     m: Match
     letters: str
@@ -142,32 +147,32 @@ class _Space:
 
     def given(self, each: _Given) -> _Part:
         names = letters(each.word)
-        return _Part(_reshaped(self.b, each.value, self.shape(names, each.value.shape.dtype).sizes), names)
+        return _Part(_reshape(self.b, each.value, self.shape(names, each.value.shape.dtype).sizes), names)
 
-    def ordered(self, part: _Part, names: str) -> Value:
-        """A part with its letters in this order."""
-        return _transposed(self.b, part.value, tuple(part.letters.index(each) for each in names))
+    def transpose_to(self, part: _Part, names: str) -> Value:
+        """A part transposed to this order of letters."""
+        return _transpose(self.b, part.value, tuple(part.letters.index(each) for each in names))
 
     def spread(self, part: _Part, names: str) -> Value:
-        """A part repeated along the letters that it lacks."""
+        """A part broadcast along the letters that it lacks."""
         own = "".join(each for each in names if each in part.letters)
-        value = self.ordered(part, own)
+        value = self.transpose_to(part, own)
         if own == names:
             return value
         dims = tuple(names.index(each) for each in own)
         return self.b.broadcast_in_dim(value, broadcast_dimensions=dims, result=self.shape(names, value.shape.dtype))
 
-    def joined(self, function: str, a: _Part, b: _Part) -> _Part:
-        """Two parts by an elementwise op, over no more letters than they have."""
+    def combine(self, function: str, a: _Part, b: _Part) -> _Part:
+        """An elementwise op on two parts, over the union of their letters."""
         names = "".join(each for each in self.letters if each in a.letters or each in b.letters)
         made = self.b.op(f"stablehlo.{function}", self.spread(a, names), self.spread(b, names)).result
         return _Part(made, names)
 
-    def converted(self, part: _Part, dtype: DType) -> _Part:
-        return _Part(_converted(self.b, part.value, dtype), part.letters)
+    def convert(self, part: _Part, dtype: DType) -> _Part:
+        return _Part(_convert(self.b, part.value, dtype), part.letters)
 
-    def moved(self, part: _Part, amount: int) -> _Part:
-        """A part of i32 plus a number."""
+    def add_number(self, part: _Part, amount: int) -> _Part:
+        """An i32 part plus a number."""
         if not amount:
             return part
         return _Part(self.b.add(part.value, self.b.full(amount, part.value.shape)), part.letters)
@@ -178,34 +183,34 @@ class _Space:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """An operand in the type that the kernel wants, and its zero point there; None: 0 for sure."""
+    """An operand in the type that the GEMM takes, and its zero point in that type; None: known to be 0."""
 
     value: Value
     zero: _Part | None
 
 
-def _side(space: _Space, value: Value, zero: _Part | None, wanted: DType) -> _Side:
-    """ui8 from i8 is 128 more, i8 from ui8 is 128 less; so is the zero point."""
+def _prepare_operand(space: _Space, value: Value, zero: _Part | None, wanted: DType) -> _Side:
+    """int8 → uint8 adds 128 to values and zero point, uint8 → int8 subtracts it."""
     b = space.b
     known = 0 if zero is None else _constant(space.m, zero.value)
     shift = 0 if value.shape.dtype == wanted else (HALF if wanted == ui8 else -HALF)
     if shift:
-        value = _flipped(b, value, wanted)
+        value = _flip_sign(b, value, wanted)
     if known is not None:
         point = known + shift
         return _Side(value, None if point == 0 else _Part(b.constant(point, i32), ""))
     assert zero is not None
-    return _Side(value, space.moved(space.converted(zero, i32), shift))
+    return _Side(value, space.add_number(space.convert(zero, i32), shift))
 
 
-def _flipped(b: Builder, value: Value, wanted: DType) -> Value:
-    """A byte whose range begins at the other place: its highest bit is the other one."""
+def _flip_sign(b: Builder, value: Value, wanted: DType) -> Value:
+    """int8 ↔ uint8, offset by 128: flip the highest bit."""
     bits = b.bitcast_convert(value, result=value.shape.with_dtype(wanted))
     return b.op("stablehlo.xor", bits, b.full(HALF if wanted == ui8 else -HALF, bits.shape)).result
 
 
 def _constant(m: Match, value: Value) -> int | None:
-    """The number that all elements of a value are, if it is known."""
+    """The constant that fills a value, if there is one."""
     maker = m.edit.maker(value)
     while maker is not None and maker.name in _MOVES:
         maker = m.edit.maker(maker.operands[0])
@@ -216,7 +221,7 @@ def _constant(m: Match, value: Value) -> int | None:
     return int(first[0]) if first.size and (array == first[0]).all() else None
 
 
-def _corrected(
+def _correct_zero_points(
     space: _Space,
     total: _Part,
     left: _Side,
@@ -226,17 +231,17 @@ def _corrected(
 ) -> _Part:
     """sum (a - p)(b - q) = sum a b - p sum b - q sum (a - p); `columns` gives sum b and `rows` sum (a - p)."""
     if left.zero is not None:
-        total = space.joined("subtract", total, space.joined("multiply", left.zero, columns()))
+        total = space.combine("subtract", total, space.combine("multiply", left.zero, columns()))
     if right.zero is not None:
-        total = space.joined("subtract", total, space.joined("multiply", right.zero, rows()))
+        total = space.combine("subtract", total, space.combine("multiply", right.zero, rows()))
     return total
 
 
-# ---- matrix products ----
+# ---- GEMM ----
 
 
 def _dot_total(space: _Space, given: Sequence[_Given], zeros: Mapping[str, _Part], width: int) -> _Part | None:
-    """The sums of products, i32."""
+    """The GEMM with i32 results, zero points corrected."""
     b = space.b
     first, second = (space.given(each) for each in given)
     summed = "".join(each for each in first.letters if each not in space.letters)
@@ -247,31 +252,31 @@ def _dot_total(space: _Space, given: Sequence[_Given], zeros: Mapping[str, _Part
         return None
     if zeros.get("lhs_zero") is not None and set(zeros["lhs_zero"].letters) & set(columns):
         return None
-    left = _side(space, first.value, zeros.get("lhs_zero"), ui8)
-    right = _side(space, second.value, zeros.get("rhs_zero"), i8)
+    left = _prepare_operand(space, first.value, zeros.get("lhs_zero"), ui8)
+    right = _prepare_operand(space, second.value, zeros.get("rhs_zero"), i8)
     first, second = _Part(left.value, first.letters), _Part(right.value, second.letters)
     groups, height, depth, wide = (
         product(space.sizes[each] for each in names) for names in (batch, rows, summed, columns)
     )
-    matrix = _reshaped(b, space.ordered(second, batch + summed + columns), (groups, depth, wide))
+    matrix = _reshape(b, space.transpose_to(second, batch + summed + columns), (groups, depth, wide))
     panels = b.op("smelt.pack_quads", matrix, width=width).result
-    lines = _reshaped(b, space.ordered(first, batch + rows + summed), (groups, height, depth))
+    lines = _reshape(b, space.transpose_to(first, batch + rows + summed), (groups, height, depth))
     made = b.op("smelt.packed_qdot", lines, panels, result=Shape.of(i32, (groups, height, wide))).result
     names = batch + rows + columns
-    total = _Part(_reshaped(b, made, space.shape(names, i32).sizes), names)
+    total = _Part(_reshape(b, made, space.shape(names, i32).sizes), names)
 
     def column_sums() -> _Part:
-        sums = _sum(b, _converted(b, matrix, i32), (1,))
-        return _Part(_reshaped(b, sums, space.shape(batch + columns, i32).sizes), batch + columns)
+        sums = _sum(b, _convert(b, matrix, i32), (1,))
+        return _Part(_reshape(b, sums, space.shape(batch + columns, i32).sizes), batch + columns)
 
     def row_sums() -> _Part:
-        whole = _Part(_converted(b, space.ordered(first, batch + rows + summed), i32), batch + rows + summed)
+        whole = _Part(_convert(b, space.transpose_to(first, batch + rows + summed), i32), batch + rows + summed)
         if left.zero is not None:
             whole = _Part(b.subtract(whole.value, space.spread(left.zero, whole.letters)), whole.letters)
         axes = range(len(batch + rows), len(whole.letters))
         return _Part(_sum(b, whole.value, tuple(axes)), batch + rows)
 
-    return _corrected(space, total, left, right, column_sums, row_sums)
+    return _correct_zero_points(space, total, left, right, column_sums, row_sums)
 
 
 def _sum(b: Builder, value: Value, axes: Sequence[int]) -> Value:
@@ -286,14 +291,14 @@ def _sum(b: Builder, value: Value, axes: Sequence[int]) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A convolution of images [b, places, f] by a kernel [places, i, o], as the attributes of `smelt.qdot` say."""
+    """A convolution of feature maps [b, spatial, f] by a kernel [spatial, i, o], as `smelt.qdot` has it."""
 
-    images: Value
+    maps: Value
     kernel: Value
     strides: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
-    holes: tuple[int, ...]  # of images, and
-    dilations: tuple[int, ...]  # of windows
+    base_dilations: tuple[int, ...]
+    dilations: tuple[int, ...]
     groups: int
 
     @property
@@ -306,13 +311,13 @@ class _Window:
 
     @property
     def is_padded(self) -> bool:
-        return any(any(pair) for pair in self.padding) or set(self.holes) != {1}
+        return any(any(pair) for pair in self.padding) or set(self.base_dilations) != {1}
 
 
-def _window_total(
+def _convolution_total(
     space: _Space, given: Sequence[_Given], zeros: Mapping[str, _Part], said: Mapping[str, Any], width: int
 ) -> _Part | None:
-    """The sums over windows, i32: as products of bytes, or of floats where these hold every sum."""
+    """The convolution with i32 results, zero points corrected: as int8 GEMM, or in f32 where that is exact."""
     lhs, rhs = given
     places = sorted((each for each in rhs.word if each not in ("i", "o")), key=PLACES.index)
     zero = zeros.get("lhs_zero")
@@ -320,8 +325,8 @@ def _window_total(
         return None
     b, pairs = space.b, said["padding"]
     window = _Window(
-        _transposed(b, lhs.value, tuple(lhs.word.index(each) for each in ("b", *places, "f"))),
-        _transposed(b, rhs.value, tuple(rhs.word.index(each) for each in (*places, "i", "o"))),
+        _transpose(b, lhs.value, tuple(lhs.word.index(each) for each in ("b", *places, "f"))),
+        _transpose(b, rhs.value, tuple(rhs.word.index(each) for each in (*places, "i", "o"))),
         said["strides"],
         tuple(zip(pairs[::2], pairs[1::2], strict=True)),
         said["lhs_dilation"],
@@ -330,49 +335,49 @@ def _window_total(
     )
     if not places or not all(isinstance(size, int) and size > 0 for size in window.kernel.shape.sizes):
         return None
-    channels = (*window.images.shape.sizes[:-1], window.depth * window.groups)  # those of the kernel are numbers
-    window = replace(window, images=_reshaped(b, window.images, channels))
+    channels = (*window.maps.shape.sizes[:-1], window.depth * window.groups)  # the kernel's are static
+    window = replace(window, maps=_reshape(b, window.maps, channels))
     names = "".join(("b", *places, "o"))
-    right = _side(space, window.kernel, zeros.get("rhs_zero"), i8)
+    right = _prepare_operand(space, window.kernel, zeros.get("rhs_zero"), i8)
     if window.groups > 1 and (window.depth % QUAD or right.zero is not None):
-        return _float_total(space, window, zeros, names)
-    left = _side(space, window.images, zero, ui8)
-    kernel, features, last = right.value, window.kernel.shape.numbers()[-1], window.images.shape.rank - 1
-    if right.zero is not None:  # one more feature gives the sums of what is under each window
+        return _sum_in_f32(space, window, zeros, names)
+    left = _prepare_operand(space, window.maps, zero, ui8)
+    kernel, features, last = right.value, window.kernel.shape.numbers()[-1], window.maps.shape.rank - 1
+    if right.zero is not None:  # one more output channel, of ones, gives the row sums
         ones = b.full(1, Shape.of(i8, (*kernel.shape.sizes[:-1], 1)))
         kernel = b.concatenate(kernel, ones, dimension=kernel.shape.rank - 1)
     sizes = (*space.shape(names[:-1], i32).sizes, kernel.shape.sizes[-1])
-    made = _convolved(b, replace(window, images=left.value, kernel=kernel), left.zero, sizes, width)
+    made = _convolve(b, replace(window, maps=left.value, kernel=kernel), left.zero, sizes, width)
     shown = _Part(made if right.zero is None else crop(b, made, {last: (0, features)}), names)
-    total = _Part(space.ordered(shown, space.letters), space.letters)
+    total = _Part(space.transpose_to(shown, space.letters), space.letters)
     axes = tuple(range(kernel.shape.rank - 1))
 
     def row_sums() -> _Part:
-        sums = _reshaped(b, crop(b, made, {last: (features, features + 1)}), sizes[:-1])
+        sums = _reshape(b, crop(b, made, {last: (features, features + 1)}), sizes[:-1])
         whole = _Part(sums, names[:-1])
         if left.zero is None:
             return whole
         count = _Part(b.constant(prod(window.window) * window.depth, i32), "")
-        return space.joined("subtract", whole, space.joined("multiply", left.zero, count))
+        return space.combine("subtract", whole, space.combine("multiply", left.zero, count))
 
-    return _corrected(
-        space, total, left, right, lambda: _Part(_sum(b, _converted(b, right.value, i32), axes), "o"), row_sums
+    return _correct_zero_points(
+        space, total, left, right, lambda: _Part(_sum(b, _convert(b, right.value, i32), axes), "o"), row_sums
     )
 
 
-def _convolved(b: Builder, window: _Window, zero: _Part | None, sizes: Sequence[Size], width: int) -> Value:
-    """Bytes; what is padded is the real number 0, which the zero point stands for."""
-    images, kernel, groups = window.images, window.kernel, window.groups
+def _convolve(b: Builder, window: _Window, zero: _Part | None, sizes: Sequence[Size], width: int) -> Value:
+    """The uint8 × int8 convolution. Padding is the real number 0, that is, the zero point."""
+    maps, kernel, groups = window.maps, window.kernel, window.groups
     more = -window.depth % QUAD if groups == 1 else 0
     if window.is_padded or more:
-        point = b.constant(0, ui8) if zero is None else _converted(b, zero.value, ui8)
+        point = b.constant(0, ui8) if zero is None else _convert(b, zero.value, ui8)
         low, high = ((0, *(pair[i] for pair in window.padding), more * i) for i in (0, 1))
-        images = b.pad(
-            images,
+        maps = b.pad(
+            maps,
             point,
             edge_padding_low=low,
             edge_padding_high=high,
-            interior_padding=(0, *(step - 1 for step in window.holes), 0),
+            interior_padding=(0, *(step - 1 for step in window.base_dilations), 0),
         )
     if more:
         rank = kernel.shape.rank
@@ -381,104 +386,104 @@ def _convolved(b: Builder, window: _Window, zero: _Part | None, sizes: Sequence[
         kernel = b.pad(kernel, b.constant(0, i8), edge_padding_low=none, edge_padding_high=deep, interior_padding=none)
     *taps, depth, features = kernel.shape.sizes
     share = features // groups
-    matrix = _transposed(b, _reshaped(b, kernel, (product(taps) * depth, groups, share)), (1, 0, 2))
+    matrix = _transpose(b, _reshape(b, kernel, (product(taps) * depth, groups, share)), (1, 0, 2))
     panels = b.op("smelt.pack_quads", matrix, width=width).result
     if groups == 1 and set(taps) == set(window.strides) == {1}:
         pixels = product(sizes[:-1])
-        lines = _reshaped(b, images, (1, pixels, depth))
+        lines = _reshape(b, maps, (1, pixels, depth))
         made = b.op("smelt.packed_qdot", lines, panels, result=Shape.of(i32, (1, pixels, features))).result
-        return _reshaped(b, made, sizes)
+        return _reshape(b, made, sizes)
     attributes: dict[str, Any] = {"window": tuple(taps), "strides": window.strides, "dilations": window.dilations}
-    return b.op("smelt.packed_qconv", images, panels, result=Shape.of(i32, sizes), **attributes).result
+    return b.op("smelt.packed_qconv", maps, panels, result=Shape.of(i32, sizes), **attributes).result
 
 
-def _float_total(space: _Space, window: _Window, zeros: Mapping[str, _Part], names: str) -> _Part | None:
-    """A convolution of f32 whose sums are whole numbers that f32 holds, in any order: as good as integers."""
+def _sum_in_f32(space: _Space, window: _Window, zeros: Mapping[str, _Part], names: str) -> _Part | None:
+    """A depthwise or small grouped convolution in f32. Every sum is an integer below 2^24, so f32 is exact."""
     if prod(window.window) * window.depth * 255 * 255 >= EXACT:
         return None
     b = space.b
-    images, kernel = (_converted(b, value, f32) for value in (window.images, window.kernel))
+    maps, kernel = (_convert(b, value, f32) for value in (window.maps, window.kernel))
     if "lhs_zero" in zeros:
-        point = space.converted(zeros["lhs_zero"], f32).value
-        images = b.subtract(images, b.broadcast_in_dim(point, broadcast_dimensions=(), result=images.shape))
+        point = space.convert(zeros["lhs_zero"], f32).value
+        maps = b.subtract(maps, b.broadcast_in_dim(point, broadcast_dimensions=(), result=maps.shape))
     if "rhs_zero" in zeros:
-        part = space.converted(zeros["rhs_zero"], f32)
+        part = space.convert(zeros["rhs_zero"], f32)
         dims = (kernel.shape.rank - 1,) if part.letters else ()
         kernel = b.subtract(kernel, b.broadcast_in_dim(part.value, broadcast_dimensions=dims, result=kernel.shape))
     sizes = space.shape(names, f32)
     made = b.convolution(
-        images,
+        maps,
         kernel,
         window_strides=window.strides,
         padding=window.padding,
-        lhs_dilation=window.holes,
+        lhs_dilation=window.base_dilations,
         rhs_dilation=window.dilations,
-        dimension_numbers=channels_last_dims(images.shape.rank),
+        dimension_numbers=channels_last_dims(maps.shape.rank),
         feature_group_count=window.groups,
         batch_group_count=1,
         result=sizes,
     )
-    return _Part(_converted(b, made, i32), names)
+    return _Part(_convert(b, made, i32), names)
 
 
-# ---- what follows a sum ----
+# ---- epilogue: bias, scales, requantisation ----
 
 
-def _finished(space: _Space, total: _Part, parameters: Sequence[_Given], to: Any) -> Value | None:
-    """The sum with its bias, scaled and rounded, in the result's type."""
+def _apply_epilogue(space: _Space, total: _Part, parameters: Sequence[_Given], to: Any) -> Value | None:
+    """The i32 sum with bias, scales and requantisation, in the result's type."""
     roles: dict[str, list[_Part]] = {}
     for each in parameters:
         roles.setdefault(each.role, []).append(space.given(each))
-    return _scaled(space, total, roles, to)
+    return _requantise(space, total, roles, to)
 
 
-def _scaled(space: _Space, total: _Part, roles: Mapping[str, Sequence[_Part]], to: Any) -> Value | None:
-    """What is the same for every row (scales and bias, in steps of the result) is computed once, in `@prepare`."""
+def _requantise(space: _Space, total: _Part, roles: Mapping[str, Sequence[_Part]], to: Any) -> Value | None:
+    """Scales and bias, relative to the output's scale, are the same for every row: `@prepare` computes them once."""
     bias = next(iter(roles.get("bias", ())), None)
     if bias is not None and "bias_scale" not in roles and bias.value.shape.dtype == i32:
-        total, bias = space.joined("add", total, bias), None
+        total, bias = space.combine("add", total, bias), None
     factors = roles.get("scale", ())
     if not factors and "result_scale" not in roles and bias is None:
         return space.spread(total, space.letters) if to == i32 else None
     if to == i32:
         return None
-    factor = _Part(space.b.constant(1.0, f32), "") if not factors else space.converted(factors[0], f32)
+    factor = _Part(space.b.constant(1.0, f32), "") if not factors else space.convert(factors[0], f32)
     for each in factors[1:]:
-        factor = space.joined("multiply", factor, space.converted(each, f32))
+        factor = space.combine("multiply", factor, space.convert(each, f32))
     if bias is not None:
-        bias = space.converted(bias, f32)
+        bias = space.convert(bias, f32)
         for each in roles.get("bias_scale", ()):
-            bias = space.joined("multiply", bias, space.converted(each, f32))
+            bias = space.combine("multiply", bias, space.convert(each, f32))
     for each in roles.get("result_scale", ()):
-        step = space.converted(each, f32)
-        factor = space.joined("divide", factor, step)
-        bias = None if bias is None else space.joined("divide", bias, step)
-    x = space.joined("multiply", space.converted(total, f32), factor)
+        step = space.convert(each, f32)
+        factor = space.combine("divide", factor, step)
+        bias = None if bias is None else space.combine("divide", bias, step)
+    x = space.combine("multiply", space.convert(total, f32), factor)
     if bias is not None:
-        x = space.joined("add", x, bias)
+        x = space.combine("add", x, bias)
     if to == f32:
         return space.spread(x, space.letters)
     zero = next(iter(roles.get("result_zero", ())), None)
-    point = None if zero is None else space.spread(space.converted(zero, f32), space.letters)
-    return rounded(space.b, space.spread(x, space.letters), point, space.shape(space.letters, to))
+    point = None if zero is None else space.spread(space.convert(zero, f32), space.letters)
+    return round_to_byte(space.b, space.spread(x, space.letters), point, space.shape(space.letters, to))
 
 
-# ---- moves ----
+# ---- shape ops that are left out where they change nothing ----
 
 
-def _converted(b: Builder, value: Value, dtype: DType) -> Value:
+def _convert(b: Builder, value: Value, dtype: DType) -> Value:
     if value.shape.dtype == dtype:
         return value
     return b.convert(value, result=value.shape.with_dtype(dtype))
 
 
-def _transposed(b: Builder, value: Value, order: tuple[int, ...]) -> Value:
+def _transpose(b: Builder, value: Value, order: tuple[int, ...]) -> Value:
     if order == tuple(range(len(order))):
         return value
     return b.transpose(value, permutation=order)
 
 
-def _reshaped(b: Builder, value: Value, sizes: Sequence[Size]) -> Value:
+def _reshape(b: Builder, value: Value, sizes: Sequence[Size]) -> Value:
     if value.shape.sizes == tuple(sizes):
         return value
     return b.reshape(value, result=Shape.of(value.shape.dtype, tuple(sizes)))

@@ -1,6 +1,6 @@
 """Looking at values: what makes them, what they repeat, which factors and terms they have.
 
-`Look` answers questions about an edit as it is now; finders are built from them. Nothing here changes anything.
+`Matcher` answers questions about an edit as it is now; finders are built from them. Nothing here changes anything.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Factor:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Matcher:
     """Questions about values as they are now in an edit."""
 
     edit: Edit
@@ -282,7 +282,7 @@ class Look:
         return (value, bounds.get("maximum"), bounds.get("minimum")) if bounds else None
 
 
-Finder = Callable[[Look, Op], Iterable[Found]]
+Finder = Callable[[Matcher, Op], Iterable[Found]]
 
 
 def is_float(value: Value) -> bool:

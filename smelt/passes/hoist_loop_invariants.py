@@ -1,8 +1,7 @@
-"""Hoist: what a loop computes anew in every turn from values that do not change moves in front of it.
+"""Loop-invariant code motion: work that is the same in every iteration moves in front of the loop.
 
-Programs come in and go out; called by `pipeline` after `pack`, so that `split_prepare` finds the packing of a recurrent
-weight outside of the loop. Out of a branch moves only what depends on weights alone: that runs once, whichever is
-taken.
+Called by `pipeline` after `pack_weights`, so that `split_prepare` finds the packing of a recurrent weight outside the
+loop. Out of a branch moves only what depends on weights alone: `prepare` runs that once, whichever branch is taken.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from smelt.ir.rewrite import has_effect
 from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
 
-# Ops that read their operands many times or walk them in an order of their own: worth a result in memory.
+# Ops whose results are always materialised: hoisting them saves work and costs no extra buffer per iteration.
 WORK = frozenset(
     {
         *("smelt.pack", "smelt.packed_dot", "smelt.packed_conv", "smelt.channel_conv", "smelt.winograd_conv"),
@@ -29,23 +28,23 @@ WORK = frozenset(
 )
 BRANCHES = frozenset({"stablehlo.if", "stablehlo.case"})
 CONTROL = BRANCHES | {"stablehlo.while"}
-# Ops that may fail when they run, or give what only data tells.
+# Ops that may fail at run time, or have data-dependent sizes.
 DYNAMIC = ("stablehlo.dynamic_", "stablehlo.real_dynamic_", "stablehlo.set_dimension_size", "stablehlo.rng")
 
 
-def hoist(program: Program) -> Program:
-    changed = [_hoisted(func) for func in program.funcs.values() if _has_work(func)]
+def hoist_loop_invariants(program: Program) -> Program:
+    changed = [_hoist(func) for func in program.funcs.values() if _has_work(func)]
     return program.replace(*changed) if changed else program
 
 
 def _has_work(func: Func) -> bool:
-    """Whether there is something inside a loop or a branch that may be worth moving."""
+    """Whether a loop or a branch holds an op that is worth hoisting."""
     outer = (op for op in walk(func.body) if op.name in CONTROL)
     return any(inner.name in WORK for op in outer for region in op.regions for inner in walk(region))
 
 
-def _hoisted(func: Func) -> Func:
-    moving = _Moving()
+def _hoist(func: Func) -> Func:
+    moving = _Hoisting()
     moving.fixed.update(arg for arg, attrs in zip(func.args, func.arg_attrs, strict=True) if WEIGHT in attrs)
     values: dict[Value, Value] = {}
     ops = moving.ops(func.body.ops, values)
@@ -53,30 +52,30 @@ def _hoisted(func: Func) -> Func:
     return Func(func.name, body, func.visibility, func.arg_attrs, func.result_attrs, func.attrs, func.location)
 
 
-class _Moving:
-    """Ops written anew, from the inside to the outside."""
+class _Hoisting:
+    """Rebuilds ops, innermost regions first."""
 
     def __init__(self) -> None:
         self.fixed: set[Value] = set()  # what depends on weights and constants alone
 
     def ops(self, ops: Sequence[Op], values: dict[Value, Value]) -> list[Op]:
-        """Copies of ops, those in front that move out of their regions; `values` as for `clone_op`."""
+        """Copies of ops, each after what is hoisted out of its regions; `values` as for `clone_op`."""
         made: list[Op] = []
         for op in ops:
             if not op.regions:
                 made.append(clone_op(op, values))
             else:
-                made += self._opened(op, values)
+                made += self._hoist_from(op, values)
             self._note(made[-1])
         return made
 
     def _note(self, op: Op) -> None:
         known = all(value in self.fixed for value in (*op.operands, *captured(op)))
-        if known and _is_plain(op) and all(isinstance(each.type, Shape) and each.type.is_static for each in op.results):
+        if known and _is_safe(op) and all(isinstance(each.type, Shape) and each.type.is_static for each in op.results):
             self.fixed.update(op.results)
 
-    def _opened(self, op: Op, values: dict[Value, Value]) -> list[Op]:
-        """An op with regions, after what moves out of them."""
+    def _hoist_from(self, op: Op, values: dict[Value, Value]) -> list[Op]:
+        """What is hoisted out of an op's regions, then the op."""
         regions = []
         for region in op.regions:
             args = tuple(Value(arg.type, None, arg.index, arg.name) for arg in region.args)
@@ -88,10 +87,10 @@ class _Moving:
             regions.append(Region(args, inner, results))
         front: list[Op] = []
         if op.name == "stablehlo.while":
-            front, regions[1] = self._moved(regions[1], within=None)
+            front, regions[1] = self._split(regions[1], within=None)
         elif op.name in BRANCHES:
             for i, region in enumerate(regions):
-                more, regions[i] = self._moved(region, within=self.fixed)
+                more, regions[i] = self._split(region, within=self.fixed)
                 front += more
         operands = [values.get(operand, operand) for operand in op.operands]
         types, names = [each.type for each in op.results], [each.name for each in op.results]
@@ -99,13 +98,13 @@ class _Moving:
         values.update(zip(op.results, new.results, strict=True))
         return [*front, new]
 
-    def _moved(self, region: Region, within: set[Value] | None) -> tuple[list[Op], Region]:
-        """The ops that move out of a region, and what is left of it. `within`: what they may depend on, if not all."""
-        free = _free(region, within)
+    def _split(self, region: Region, within: set[Value] | None) -> tuple[list[Op], Region]:
+        """The ops hoisted out of a region, and the rest of it. `within`: the values they may depend on; None: any."""
+        free = _invariant(region, within)
         work = [op for op in free if op.name in WORK]
         if not work:
             return [], region
-        wanted = _backwards(work, free)
+        wanted = _with_producers(work, free)
         outside: dict[Value, Value] = {}
         front = [clone_op(op, outside) for op in free if op in wanted]
         for op in front:
@@ -119,7 +118,7 @@ class _Moving:
 
 
 def _carried_unchanged(op: Op) -> list[int]:
-    """The operands of a loop that every turn hands on as they are."""
+    """The operands of a loop that every iteration passes on unchanged."""
     if op.name != "stablehlo.while":
         return []
     body = op.regions[1]
@@ -127,27 +126,27 @@ def _carried_unchanged(op: Op) -> list[int]:
     return [i for i, arg in enumerate(body.args) if same[i] and arg.type == op.operands[i].type]
 
 
-def _free(region: Region, within: set[Value] | None) -> dict[Op, None]:
-    """The ops of a region that depend on nothing inside it but each other."""
+def _invariant(region: Region, within: set[Value] | None) -> dict[Op, None]:
+    """The invariant ops of a region: they depend on nothing inside it but each other."""
     inside = {*region.args, *(value for op in region.ops for value in op.results)}
     free: dict[Op, None] = {}
     for op in region.ops:
         used = {*op.operands, *captured(op)}
         apart = not used & inside if within is None else used <= within
-        if apart and _is_plain(op):
+        if apart and _is_safe(op):
             free[op] = None
             inside -= set(op.results)
             within = within if within is None else within | set(op.results)
     return free
 
 
-def _is_plain(op: Op) -> bool:
-    """Whether an op can run where its results may not be wanted: it has no effect, does not fail and ends."""
+def _is_safe(op: Op) -> bool:
+    """Whether an op may run speculatively: it has no effect, cannot fail and terminates."""
     return op.name not in CONTROL and not op.name.startswith(DYNAMIC) and not has_effect(op)
 
 
-def _backwards(work: Iterable[Op], free: dict[Op, None]) -> set[Op]:
-    """Ops, and those they need that can come with them."""
+def _with_producers(work: Iterable[Op], free: dict[Op, None]) -> set[Op]:
+    """The ops and their invariant producers."""
     wanted: set[Op] = set()
     stack = list(work)
     while stack:

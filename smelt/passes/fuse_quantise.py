@@ -1,8 +1,8 @@
-"""Rounding to bytes as one op: `x / scale`, rounded, moved by a zero point and held inside i8 or ui8.
+"""Fuse quantisation: `clamp(round(x / scale) + zero_point)` to int8 or uint8 becomes one op, `smelt.round_to_byte`.
 
-Readers and `passes.quantise` spell it out; `ROUNDING` finds that and puts `smelt.round_to_byte` there, for which
-kernels have a short way. `lower_qdot` emits it for results of products. What bytes stand for is not computed where
-bytes do: the greatest of a window, and rounding them again by the same scale. Called by `pipeline`.
+Readers and `passes.quantise` write the single ops, `lower_int8` emits the fused one. Further rules stay in 8 bits:
+max-pooling takes int8 instead of dequantised values, a dequantise–quantise pair with one scale goes away, and uint8 is
+computed directly where int8 offset by 128 is wanted. Called by `pipeline`.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from smelt.ir.core import Op, Value
 from smelt.ir.rewrite import Edit, Match, Rule, op
 from smelt.shape import Shape
 
-LEAST = 1e-30  # of a scale with which products are not tiny
-HALF = 128.0  # between a byte with a sign and one without
+LEAST = 1e-30  # least scale whose multiples are not subnormal
+HALF = 128.0  # offset between int8 and uint8
 _PLACES = ("stablehlo.reshape", "stablehlo.transpose")
 _MOVES = frozenset(f"stablehlo.{name}" for name in ("reshape", "transpose", "broadcast_in_dim"))
 
 
-def rounded(b: Builder, x: Value, zero: Value | None, to: Shape) -> Value:
-    """A value in steps (f32) as bytes, with a zero point in f32 of the same sizes."""
+def round_to_byte(b: Builder, x: Value, zero: Value | None, to: Shape) -> Value:
+    """Round f32 values, divided by the scale already, to int8 or uint8; the zero point is f32 of the same sizes."""
     least, greatest = integer_range(to.element)
     one = b.full(1.0, x.shape)
     point = b.full(0.0, x.shape) if zero is None else zero
     return b.op("smelt.round_to_byte", x, one, point, least=least, greatest=greatest, result=to).result
 
 
-def _found(m: Match) -> Value | None:
+def _fuse(m: Match) -> Value | None:
     """convert(convert(min(max(round(x / scale) + zero, least), greatest), i32), byte)"""
     edit, inner = m.edit, m.ops["inner"]
     low, high = integer_range(m.shape.element) if m.shape.dtype in (i8, ui8) else (0, 0)
@@ -44,7 +44,7 @@ def _found(m: Match) -> Value | None:
         maker = edit.maker(value)
         if maker is None or maker.name != f"stablehlo.{name}":
             return None
-        parts = [(x, _number(edit, y)) for x, y in _orders(edit, maker)]
+        parts = [(x, _number(edit, y)) for x, y in _both_orders(edit, maker)]
         known = next((each for each in parts if each[1] is not None), None)
         if known is None or known[1] is None:
             return None
@@ -55,18 +55,18 @@ def _found(m: Match) -> Value | None:
         return None
     if greatest != int(greatest):
         return None
-    return _rounding(m, value, int(least), int(greatest))
+    return _fuse_scale_and_zero(m, value, int(least), int(greatest))
 
 
-def _rounding(m: Match, value: Value, least: int, greatest: int) -> Value | None:
-    """round(x / scale) + zero as the op, a zero point that is a whole number for sure."""
+def _fuse_scale_and_zero(m: Match, value: Value, least: int, greatest: int) -> Value | None:
+    """round(x / scale) + zero as the op; the zero point must be a known integer."""
     edit = m.edit
     maker = edit.maker(value)
     zero: Value | None = None
     if maker is not None and maker.name == "stablehlo.add":
-        for x, y in _orders(edit, maker):
+        for x, y in _both_orders(edit, maker):
             inner = edit.maker(x)
-            if inner is not None and inner.name == "stablehlo.round_nearest_even" and _is_whole(edit, y):
+            if inner is not None and inner.name == "stablehlo.round_nearest_even" and _is_small_integer(edit, y):
                 maker, zero = inner, y
                 break
     if maker is None or maker.name != "stablehlo.round_nearest_even":
@@ -81,13 +81,13 @@ def _rounding(m: Match, value: Value, least: int, greatest: int) -> Value | None
     return b.op("smelt.round_to_byte", x, scale, point, least=least, greatest=greatest, result=m.shape).result
 
 
-def _orders(edit: Edit, maker: Op) -> list[tuple[Value, Value]]:
+def _both_orders(edit: Edit, maker: Op) -> list[tuple[Value, Value]]:
     x, y = edit.operands(maker)
     return [(x, y), (y, x)]
 
 
 def _source(edit: Edit, value: Value) -> Op | None:
-    """What makes the elements of a value, moves aside."""
+    """The op behind a value, through reshapes, transposes and broadcasts."""
     maker = edit.maker(value)
     while maker is not None and maker.name in _MOVES:
         maker = edit.maker(edit.value(maker.operands[0]))
@@ -95,7 +95,7 @@ def _source(edit: Edit, value: Value) -> Op | None:
 
 
 def _number(edit: Edit, value: Value) -> float | None:
-    """The one number that a value is made of."""
+    """The constant that fills a value, if there is one."""
     maker = _source(edit, value)
     if maker is None or maker.name != "stablehlo.constant" or not maker.attrs["value"].is_splat:
         return None
@@ -103,8 +103,8 @@ def _number(edit: Edit, value: Value) -> float | None:
     return float(array[0]) if array.size else None
 
 
-def _is_whole(edit: Edit, value: Value) -> bool:
-    """Whether a float is a small whole number for sure: a byte, a number that was rounded, or a constant."""
+def _is_small_integer(edit: Edit, value: Value) -> bool:
+    """Whether a float is known to be a small integer: a converted int8 or uint8, or a constant."""
     maker = _source(edit, value)
     if maker is None:
         return False
@@ -116,21 +116,21 @@ def _is_whole(edit: Edit, value: Value) -> bool:
     return False
 
 
-# ---- bytes that stay bytes ----
+# ---- values that stay int8 ----
 
 
-def _peak(m: Match) -> Value | None:
-    """The greatest of a window of bytes, and then what it stands for: a function that keeps their order."""
+def _pool_before_dequantise(m: Match) -> Value | None:
+    """Max-pooling before dequantising: dequantising is monotonic."""
     edit, attrs, body = m.edit, m.op.attrs, m.op.regions[0].ops
     if len(m.op.operands) != 2 or [each.name for each in body] != ["stablehlo.maximum"]:
         return None
-    if _number(edit, m.operand(1)) != -np.inf or not _holds_one(attrs, m.operand(0).shape):
+    if _number(edit, m.operand(1)) != -np.inf or not _has_no_empty_window(attrs, m.operand(0).shape):
         return None
     chain: list[Op] = []
     value = m.operand(0)
     while value.shape.dtype not in (i8, ui8):
         maker = edit.maker(value)
-        if maker is None or not _keeps_order(edit, maker):
+        if maker is None or not _is_monotonic(edit, maker):
             return None
         chain.append(maker)
         value = edit.value(maker.operands[0])
@@ -148,8 +148,8 @@ def _peak(m: Match) -> Value | None:
     return made
 
 
-def _holds_one(attrs: Mapping[str, Any], shape: Shape) -> bool:
-    """Whether every window has an element in it."""
+def _has_no_empty_window(attrs: Mapping[str, Any], shape: Shape) -> bool:
+    """Whether every window holds at least one element."""
     window = attrs["window_dimensions"]
     ones = (1,) * len(window)
     if set(attrs.get("base_dilations") or ones) | set(attrs.get("window_dilations") or ones) != {1}:
@@ -159,8 +159,8 @@ def _holds_one(attrs: Mapping[str, Any], shape: Shape) -> bool:
     return all(max(pair) < size and isinstance(whole, int) and whole > 0 for size, pair, whole in sizes)
 
 
-def _keeps_order(edit: Edit, maker: Op) -> bool:
-    """Whether a greater operand never gives a lesser result: bytes made wider, moved by or multiplied with a number."""
+def _is_monotonic(edit: Edit, maker: Op) -> bool:
+    """Whether an op is monotonic: a widening conversion, minus a number, or times a positive number."""
     operands = edit.operands(maker)
     match maker.name:
         case "stablehlo.convert":
@@ -175,8 +175,8 @@ def _keeps_order(edit: Edit, maker: Op) -> bool:
     return False
 
 
-def _again(m: Match) -> Value | None:
-    """Bytes, as what they stand for, rounded to the same bytes: f32 is far finer than half a step of 255."""
+def _cancel_requantise(m: Match) -> Value | None:
+    """Dequantise then quantise by the same scale gives the same int8: the f32 error is far below half a step."""
     edit = m.edit
     scale, zero = (_number(edit, m.operand(i)) for i in (1, 2))
     product = edit.maker(m.operand(0))
@@ -201,12 +201,12 @@ def _again(m: Match) -> Value | None:
     return value if same else None
 
 
-# ---- bytes of the other sign ----
+# ---- uint8 ↔ int8 ----
 
 
-def _unsigned(m: Match) -> Value | None:
-    """i8 of which somebody wants 128 more as ui8 is made as ui8 at once: one of both is stored."""
-    if m.shape.dtype != i8 or not any(_is_flip(m.edit, user) for user in _beyond(m.edit, m.op.results[0])):
+def _as_uint8(m: Match) -> Value | None:
+    """Where a user wants the int8 as uint8, offset by 128, compute the uint8 directly: only one is materialised."""
+    if m.shape.dtype != i8 or not any(_is_offset(m.edit, user) for user in _users(m.edit, m.op.results[0])):
         return None
     b, limits = m.build, m.op.attrs
     known = _number(m.edit, m["zero"])
@@ -220,10 +220,10 @@ def _unsigned(m: Match) -> Value | None:
     return b.convert(b.subtract(wide, b.full(int(HALF), wide.shape)), result=m.shape)
 
 
-def _flipped_back(m: Match) -> Value | None:
-    """ui8 less 128 as i8, perhaps at another place, and 128 more."""
+def _cancel_offsets(m: Match) -> Value | None:
+    """uint8 → int8 → uint8, offset by 128 and back, through reshapes and transposes."""
     edit = m.edit
-    if not _is_flip(edit, m.op):
+    if not _is_offset(edit, m.op):
         return None
     value, moves = m.operand(0), list[Op]()
     while (maker := edit.maker(value)) is not None and maker.name in (*_PLACES, "stablehlo.bitcast_convert"):
@@ -248,26 +248,28 @@ def _flipped_back(m: Match) -> Value | None:
     return value
 
 
-def _is_flip(edit: Edit, maker: Op) -> bool:
-    """Whether an op turns over the highest bit of ui8."""
+def _is_offset(edit: Edit, maker: Op) -> bool:
+    """Whether an op flips the highest bit of ui8."""
     if maker.name != "stablehlo.xor" or maker.results[0].shape.dtype != ui8:
         return False
     return _number(edit, edit.operands(maker)[1]) == HALF
 
 
-def _beyond(edit: Edit, value: Value) -> Iterator[Op]:
-    """Who uses a value, or the same bytes at another place."""
+def _users(edit: Edit, value: Value) -> Iterator[Op]:
+    """The users of a value, through reshapes, transposes and bitcasts."""
     for user in edit.users(value):
         if user.name in (*_PLACES, "stablehlo.bitcast_convert"):
-            yield from _beyond(edit, user.results[0])
+            yield from _users(edit, user.results[0])
         else:
             yield user
 
 
-ROUNDING = [
-    Rule(op("convert", op("convert", "x", name="inner")), _found, "the same function of an element"),
-    Rule(op("reduce_window"), _peak, "the greatest byte stands for the greatest number"),
-    Rule(op("smelt.round_to_byte", "x", "scale", "zero"), _again, "bytes are whole steps already"),
-    Rule(op("smelt.round_to_byte", "x", "scale", "zero"), _unsigned, "a byte of the other sign is 128 more"),
-    Rule(op("xor", "x", "y"), _flipped_back, "128 less and 128 more"),
+FUSE_QUANTISE = [
+    Rule(op("convert", op("convert", "x", name="inner")), _fuse, "quantising is one function of an element"),
+    Rule(op("reduce_window"), _pool_before_dequantise, "dequantising is monotonic, so the maximum can come first"),
+    Rule(
+        op("smelt.round_to_byte", "x", "scale", "zero"), _cancel_requantise, "int8 is a multiple of the scale already"
+    ),
+    Rule(op("smelt.round_to_byte", "x", "scale", "zero"), _as_uint8, "uint8 is int8 offset by 128"),
+    Rule(op("xor", "x", "y"), _cancel_offsets, "both offsets cancel"),
 ]

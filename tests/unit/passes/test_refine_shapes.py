@@ -93,7 +93,7 @@ func.func private @plus(%a: tensor<i32>, %b: tensor<i32>) -> tensor<i32> {
 
 
 def optimised(program):
-    for stage in ("inline", "refine", "simplify"):
+    for stage in ("inline", "refine_shapes", "simplify"):
         made, _ = pipeline.run(program, until=stage)
         verify(made)
     return made

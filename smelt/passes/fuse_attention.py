@@ -1,7 +1,7 @@
-"""Attend: attention becomes one op, for an engine that never holds all scores of it.
+"""Fuse attention: `smelt.attention` composites become the op of one kernel, which never materialises the scores.
 
-The composites that fit its kernel become `smelt.attention`; all others are inlined afterwards. Called by `pipeline` for
-engines that ask for a width.
+Composites that the FlashAttention kernel (`kernel/build/attention.py`) has no form for stay; `inline` decomposes them.
+Called by `pipeline` for engines with packed GEMMs.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from smelt.ir.core import Value
 from smelt.ir.ops.attention import AttentionAxes, AttentionNumbers
 from smelt.ir.rewrite import Match, Rule, op
 
-# Attention is found around a softmax, a quantised product around what quantises its operands.
+# The finder of attention needs softmax as a composite, that of quantised matmuls `quantize` and `dequantize`.
 COMPOSITES = frozenset({"smelt.attention", "smelt.softmax", "smelt.qdot", "smelt.quantize", "smelt.dequantize"})
-DEEPEST = 512  # elements of a query, or of a value, that a kernel keeps near
+DEEPEST = 512  # elements of a query or value row that a kernel keeps cache-resident
 
 _FLOATS = ("f32", "f16", "bf16")
 
 
-def attend_rules(width: int) -> list[Rule]:
-    """The rule that takes attention over `width` queries at a time."""
+def attention_rules(width: int) -> list[Rule]:
+    """The rule that fuses attention into blocks of `width` queries."""
 
-    def attended(m: Match) -> Value | None:
-        return _attended(m, width)
+    def attention(m: Match) -> Value | None:
+        return _fuse(m, width)
 
-    return [Rule(op("stablehlo.composite"), attended, "attention is one kernel")]
+    return [Rule(op("stablehlo.composite"), attention, "attention is one kernel")]
 
 
-def _attended(m: Match, width: int) -> Value | None:
+def _fuse(m: Match, width: int) -> Value | None:
     if m.op.attrs["name"] != "smelt.attention":
         return None
     said = m.op.attrs["composite_attributes"]

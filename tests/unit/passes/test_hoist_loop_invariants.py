@@ -9,7 +9,7 @@ from smelt.ir.core import Op, Program, walk
 from smelt.ir.interpret import run
 from smelt.ir.text import parse
 from smelt.ir.verify import verify
-from smelt.passes.hoist import hoist
+from smelt.passes.hoist_loop_invariants import hoist_loop_invariants
 from tests.property.problems import draw
 
 LOOP = """func.func @main(%n: tensor<i64>, %x: tensor<3x4xf32>, %w: tensor<4x4xf32> {{smelt.weight = "w"}})
@@ -86,7 +86,7 @@ def arguments(turns: int) -> list[np.ndarray]:
 def test_what_does_not_change_moves_out(name: str) -> None:
     program = parse(LOOP.format(body=BODIES[name]))
     assert [len(each) for each in dots(program)] == [0, 2]
-    moved = hoist(program)
+    moved = hoist_loop_invariants(program)
     verify(moved)
     assert [len(each) for each in dots(moved)] == [1, 1]
     for turns in range(4):
@@ -96,7 +96,7 @@ def test_what_does_not_change_moves_out(name: str) -> None:
 
 @pytest.mark.parametrize("name", STAYS)
 def test_what_changes_stays(name: str) -> None:
-    moved = hoist(parse(LOOP.format(body=STAYS[name])))
+    moved = hoist_loop_invariants(parse(LOOP.format(body=STAYS[name])))
     assert [len(each) for each in dots(moved)] == [0, 1]
 
 
@@ -112,7 +112,7 @@ def test_what_may_fail_or_go_on_for_ever_stays() -> None:
       %p = stablehlo.dot_general %q, %w, {SQUARE}
       %b = stablehlo.dot_general %a, %p, {TALL}"""
     program = parse(LOOP.format(body=text))
-    moved = hoist(program)
+    moved = hoist_loop_invariants(program)
     assert [len(each) for each in dots(moved)] == [0, 2]
     assert run(moved, arguments(0))[0].tobytes() == arguments(0)[1].tobytes()
 
@@ -123,7 +123,7 @@ def test_random_loops_mean_the_same(seed: int) -> None:
     changed = 0
     for problem in problems:
         program = problem.make(False)
-        moved = hoist(program)
+        moved = hoist_loop_invariants(program)
         verify(moved)
         changed += any(op.name == "stablehlo.reduce" for op in moved.main.body.ops) and moved is not program
         (got,) = run(moved, problem.args)

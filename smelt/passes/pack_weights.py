@@ -1,8 +1,8 @@
-"""Pack: products and convolutions become `smelt.packed_dot`, `smelt.packed_conv` and `smelt.channel_conv`.
+"""Weight prepacking: GEMMs, convolutions and depthwise convolutions over packed B panels.
 
-The packing is an op of its own before the product, so `split_prepare` moves the packing of weights out of the run. What
-`lower_bf16` left of bf16 becomes `smelt.packed_pdot` and `smelt.packed_pconv`.
-Called by `pipeline` for engines that multiply tiles of some width.
+`dot_general` and `convolution` become `smelt.packed_dot`, `smelt.packed_conv`, `smelt.winograd_conv` and
+`smelt.channel_conv` (depthwise); bf16 becomes `smelt.packed_pdot` and `smelt.packed_pconv`. Packing is an op of its own
+before the GEMM, so `split_prepare` moves the packing of weights out of the run. Called by `pipeline`.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from smelt.passes.channels_last import channels_last_dims
 from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
 
-FORMS = {  # how operands of some type are packed, multiplied and convolved, with results of f32
+FORMS = {  # operand type -> (pack, GEMM, convolution); results are f32
     "f32": ("smelt.pack", "smelt.packed_dot", "smelt.packed_conv"),
     "bf16": ("smelt.pack_pairs", "smelt.packed_pdot", "smelt.packed_pconv"),
 }
-LEAST, FEWEST = 8, 32  # lines and columns, channels and features: with fewer the plain form is as fast
+LEAST, FEWEST = 8, 32  # output rows and columns, channels: Winograd gains nothing below these
 
 
 def pack_rules(width: int) -> list[Rule]:
-    """The rule that cuts right operands into panels of `width` columns."""
+    """The rules that pack right operands into panels of `width` columns."""
 
-    def packed(m: Match) -> Value | None:
-        return _packed(m, width)
+    def dot(m: Match) -> Value | None:
+        return _pack_dot(m, width)
 
-    def convolved(m: Match) -> Value | None:
-        return _convolved(m, width)
+    def convolution(m: Match) -> Value | None:
+        return _pack_convolution(m, width)
 
     return [
-        Rule(op("stablehlo.dot_general", "x", "y"), packed, "columns of a product are read in panels"),
-        Rule(op("stablehlo.convolution", "x", "y"), convolved, "a window's row lies side by side in a padded image"),
+        Rule(op("stablehlo.dot_general", "x", "y"), dot, "a GEMM reads packed B panels"),
+        Rule(op("stablehlo.convolution", "x", "y"), convolution, "implicit GEMM: a window row is contiguous in NHWC"),
     ]
 
 
-def _packed(m: Match, width: int) -> Value | None:
+def _pack_dot(m: Match, width: int) -> Value | None:
     lhs, rhs = m["x"], m["y"]
     form = _form(m)
     if form is None:
@@ -54,17 +54,17 @@ def _packed(m: Match, width: int) -> Value | None:
     summed = dims.lhs_contracting_dimensions, dims.rhs_contracting_dimensions
     rows = [d for d in range(lhs.shape.rank) if d not in batch[0] and d not in summed[0]]
     columns = [d for d in range(rhs.shape.rank) if d not in batch[1] and d not in summed[1]]
-    left = _ordered(m, lhs, (batch[0], rows, summed[0]))
-    right = _ordered(m, rhs, (batch[1], summed[1], columns))
+    left = _merge_axes(m, lhs, (batch[0], rows, summed[0]))
+    right = _merge_axes(m, rhs, (batch[1], summed[1], columns))
     panels = m.build.op(pack, right, width=width).result
     result = Shape.of(m.shape.dtype, (*left.shape.sizes[:2], right.shape.sizes[2]))
     made = m.build.op(dot, left, panels, result=result).result
-    return _reshaped(m, made, m.shape)
+    return _reshape(m, made, m.shape)
 
 
-def _convolved(m: Match, width: int) -> Value | None:
-    """Convolutions of padded images with their channels last; one window for each channel is no product."""
-    images, kernel, attrs = m["x"], m["y"], m.op.attrs
+def _pack_convolution(m: Match, width: int) -> Value | None:
+    """Convolutions of padded NHWC feature maps. A depthwise convolution is no GEMM: its weights are not packed."""
+    maps, kernel, attrs = m["x"], m["y"], m.op.attrs
     rank, form = m.shape.rank, _form(m)
     if form is None or attrs["dimension_numbers"] != channels_last_dims(rank):
         return None
@@ -78,30 +78,30 @@ def _convolved(m: Match, width: int) -> Value | None:
     strides, dilations = (tuple(attrs.get(name) or (1,) * (rank - 2)) for name in ("window_strides", "rhs_dilation"))
     taps: dict[str, Any] = {"strides": strides, "dilations": dilations}
     if depth == 1 < groups == features:
-        kernel = _reshaped(m, kernel, Shape.of(kernel.shape.dtype, (*window, features)))
-        return m.build.op("smelt.channel_conv", images, kernel, result=m.shape, **taps).result
+        kernel = _reshape(m, kernel, Shape.of(kernel.shape.dtype, (*window, features)))
+        return m.build.op("smelt.channel_conv", maps, kernel, result=m.shape, **taps).result
     if _suits_winograd(m, kernel, tuple(window), (*strides, *dilations, groups)):
-        return _winograd(m, images, kernel, width)
+        return _winograd(m, maps, kernel, width)
     shared = features // groups
-    matrix = _reshaped(m, kernel, Shape.of(kernel.shape.dtype, (product(window) * depth, groups, shared)))
-    panels = m.build.op(pack, _transposed(m, matrix, (1, 0, 2)), width=width).result
+    matrix = _reshape(m, kernel, Shape.of(kernel.shape.dtype, (product(window) * depth, groups, shared)))
+    panels = m.build.op(pack, _transpose(m, matrix, (1, 0, 2)), width=width).result
     if groups == 1 and set(window) == set(strides) == {1}:
-        pixels = product(images.shape.sizes[:-1])
-        rows = _reshaped(m, images, Shape.of(images.shape.dtype, (1, pixels, depth)))
+        pixels = product(maps.shape.sizes[:-1])
+        rows = _reshape(m, maps, Shape.of(maps.shape.dtype, (1, pixels, depth)))
         result = Shape.of(m.shape.dtype, (1, pixels, features))
-        return _reshaped(m, m.build.op(dot, rows, panels, result=result).result, m.shape)
-    return m.build.op(conv, images, panels, result=m.shape, window=tuple(window), **taps).result
+        return _reshape(m, m.build.op(dot, rows, panels, result=result).result, m.shape)
+    return m.build.op(conv, maps, panels, result=m.shape, window=tuple(window), **taps).result
 
 
 def _form(m: Match) -> tuple[str, str, str] | None:
-    """How the match is packed, multiplied and convolved, if it is f32 or bf16 with sums of f32."""
+    """The packed ops for the match, if it is f32 or bf16 with an f32 result."""
     left, right = (str(m[name].shape.dtype) for name in ("x", "y"))
     return FORMS.get(left) if left == right and str(m.shape.dtype) == "f32" else None
 
 
 def _suits_winograd(m: Match, kernel: Value, window: tuple[Size, ...], steps: tuple[int, ...]) -> bool:
-    """Whether fewer products make up for what it takes to spread patches and to gather pixels. Only weights: their part
-    is done once, and what is no weight keeps the plain sum. Not bf16, for patches would be rounded to it again."""
+    """Whether Winograd's fewer multiplications outweigh its transforms. Only for weights: they are transformed
+    once, and other kernels keep the direct sum. Not for bf16: the transformed tiles would be rounded again."""
     if str(kernel.shape.dtype) != "f32":
         return False
     if window != (3, 3) or set(steps) != {1} or not _is_weight(m, kernel):
@@ -113,7 +113,7 @@ def _suits_winograd(m: Match, kernel: Value, window: tuple[Size, ...], steps: tu
 
 
 def _is_weight(m: Match, value: Value) -> bool:
-    """Whether a value is made of weights alone."""
+    """Whether a value depends on weights and constants alone."""
     func = m.edit.func
     weights = {arg for arg, attrs in zip(func.args, func.arg_attrs, strict=True) if WEIGHT in attrs}
     stack, seen = [m.edit.value(value)], set[Value]()
@@ -128,8 +128,8 @@ def _is_weight(m: Match, value: Value) -> bool:
     return not weights.isdisjoint(seen)
 
 
-def _winograd(m: Match, images: Value, kernel: Value, width: int) -> Value:
-    """G w G' as 16 matrices, and the op that multiplies by them."""
+def _winograd(m: Match, maps: Value, kernel: Value, width: int) -> Value:
+    """The transformed weights G w G' as 16 packed matrices, and the op that multiplies by them."""
     change = m.build.constant(WINOGRAD_G.astype(np.float32), "f32")
     depth, features = kernel.shape.sizes[2:]
     for _ in range(2):  # [y, x, …] → [x, …, 4] → […, 4, 4]
@@ -138,26 +138,26 @@ def _winograd(m: Match, images: Value, kernel: Value, width: int) -> Value:
     kernel = m.build.transpose(kernel, permutation=(2, 3, 0, 1))
     matrices = m.build.reshape(kernel, result=Shape.of(kernel.shape.dtype, (16, depth, features)))
     panels = m.build.op("smelt.pack", matrices, width=width).result
-    panels = m.build.transpose(panels, permutation=(1, 0, 2, 3))  # in the order in which they are used
-    return m.build.op("smelt.winograd_conv", images, panels, result=m.shape).result
+    panels = m.build.transpose(panels, permutation=(1, 0, 2, 3))  # the order in which the kernel reads them
+    return m.build.op("smelt.winograd_conv", maps, panels, result=m.shape).result
 
 
-def _transposed(m: Match, value: Value, order: tuple[int, ...]) -> Value:
+def _transpose(m: Match, value: Value, order: tuple[int, ...]) -> Value:
     if order == tuple(range(len(order))):
         return value
     return m.build.transpose(value, permutation=order)
 
 
-def _ordered(m: Match, value: Value, groups: tuple[Sequence[int], Sequence[int], Sequence[int]]) -> Value:
-    """The value with its axes in three groups, each of them one axis."""
+def _merge_axes(m: Match, value: Value, groups: tuple[Sequence[int], Sequence[int], Sequence[int]]) -> Value:
+    """The value as [batch, …, …]: the axes of each of the three groups merged into one."""
     order = tuple(d for group in groups for d in group)
-    value = _transposed(m, value, order)
+    value = _transpose(m, value, order)
     sizes = iter(value.shape.sizes)
     merged = tuple(product(next(sizes) for _ in group) for group in groups)
-    return _reshaped(m, value, Shape.of(value.shape.dtype, merged))
+    return _reshape(m, value, Shape.of(value.shape.dtype, merged))
 
 
-def _reshaped(m: Match, value: Value, shape: Shape) -> Value:
+def _reshape(m: Match, value: Value, shape: Shape) -> Value:
     if value.shape.sizes == shape.sizes:
         return value
     return m.build.reshape(value, result=shape)

@@ -39,7 +39,7 @@ COMPUTING = frozenset(
 MOVING = frozenset({"stablehlo.constant", "stablehlo.bitcast_convert"})
 
 
-def lower_quantised(program: Program) -> Program:
+def lower_quantised_types(program: Program) -> Program:
     """The program without quantised types."""
     funcs = [_without(func) if any(map(_is_quantised, _types(func))) else func for func in program.funcs.values()]
     if all(new is old for new, old in zip(funcs, program.funcs.values(), strict=True)):

@@ -1,8 +1,8 @@
-"""Infer the types of a function again, from its arguments on: sizes that were open become what is known by now.
+"""Shape refinement: infer all types of a function again, from its arguments on.
 
-After inlining, a size that a callee took from an integer argument traces back to a dimension; a symbol that was born
-where nothing was known then gives way to the size itself. Called by `pipeline` after `inline`. `defer`, after folding,
-leaves sizes that turned out impossible to the run.
+After inlining, a size that a callee took from an integer argument traces back to a dimension. The symbol that stood for
+the unknown size is replaced by that size. `defer_shape_errors`, after folding, leaves impossible sizes to the run.
+Called by `pipeline`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from smelt.shape import Shape
 _SIZED = SIZED_BY_DATA | {"stablehlo.set_dimension_size"}
 
 
-def refine(program: Program) -> Program:
-    """The same program with every size as well known as inference can know it."""
+def refine_shapes(program: Program) -> Program:
+    """The same program with every size that inference can find."""
     signatures = {name: func.type for name, func in program.funcs.items()}
     refined = [_refine(func, signatures) for func in program.funcs.values()]
     unchanged = all(new is program.funcs[new.name] for new in refined)
@@ -35,7 +35,7 @@ def refine(program: Program) -> Program:
 def _refine(func: Func, signatures: dict[str, FuncType]) -> Func:
     given = _symbols(arg.type for arg in func.args)
     if symbols_of(func) <= given:
-        return func  # nothing was born inside
+        return func  # no symbol is introduced inside
     state = _State({name: symbol(name) for name in given}, Scope(symbols_of(func)), signatures)
     body = state.region(func.body, func.args)
     if all(size == symbol(name) for name, size in state.known.items()):
@@ -45,7 +45,7 @@ def _refine(func: Func, signatures: dict[str, FuncType]) -> Func:
 
 @dataclass(slots=True)
 class _State:
-    """What has become of the function's symbols and values so far."""
+    """The new sizes of the function's symbols and the new values of its values, so far."""
 
     known: dict[str, Size]
     scope: Scope
@@ -53,7 +53,7 @@ class _State:
     values: dict[Value, Value] = field(default_factory=dict)
 
     def region(self, region: Region, args: Sequence[Value] | None = None) -> Region:
-        """A copy of a region. Its arguments have the sizes that feed them; symbols of its own stay."""
+        """A copy of a region. Its arguments have the refined sizes of the operands; its own symbols stay."""
         if args is None:
             self.keep(_symbols(arg.type for arg in region.args))
             retype = substitution(self.known)
@@ -82,7 +82,7 @@ class _State:
         self.known |= {name: symbol(name) for name in born if name not in self.known}
 
     def again(self, op: Op, operands: Sequence[Value], regions: Sequence[Region], born: set[str]) -> Op | None:
-        """The op made anew with its open sizes undeclared; None where inference knows no more than before."""
+        """The op rebuilt without declared dynamic sizes; None where inference finds no more than before."""
         retype = substitution({**self.known, **dict.fromkeys(born, UNKNOWN)})
         declared: list[Type] = [retype(value.type) for value in op.results]
         before = set(self.scope.taken)
@@ -103,11 +103,11 @@ class _State:
         return None if _symbols(value.type for value in fresh.results) - before else fresh
 
 
-def defer(edit: Edit) -> int:
-    """Hide sizes that an op cannot have behind a barrier; gives the number of ops.
+def defer_shape_errors(edit: Edit) -> int:
+    """Hide sizes that an op cannot have behind a barrier; returns the number of ops.
 
-    The program was valid, and the op fails only where the run gets to it; inference, which sees the sizes now, would
-    refuse the whole.
+    The program was valid, and the op fails only if the run reaches it. Inference, which sees the sizes now, would
+    reject the whole program.
     """
     sized = (op for op in walk(edit.func.body) if op.name in _SIZED)
     impossible = [op for op in sized if not _possible(op, edit.scope)]
@@ -143,7 +143,7 @@ def _symbols(types: Iterable[Type]) -> set[str]:
 
 
 def _learn(old: Op, new: Op, born: set[str], known: dict[str, Size]) -> None:
-    """What the symbols born at an op turn out to be."""
+    """Record the sizes of the symbols that an op introduces."""
     for before, after in zip(old.results, new.results, strict=True):
         if isinstance(before.type, Shape) and isinstance(after.type, Shape):
             for name, size in _pairs(before.type.sizes, after.type.sizes):
