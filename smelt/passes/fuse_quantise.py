@@ -267,9 +267,7 @@ def _users(edit: Edit, value: Value) -> Iterator[Op]:
 FUSE_QUANTISE = [
     Rule(op("convert", op("convert", "x", name="inner")), _fuse, "quantising is one function of an element"),
     Rule(op("reduce_window"), _pool_before_dequantise, "dequantising is monotonic, so the maximum can come first"),
-    Rule(
-        op("smelt.round_to_byte", "x", "scale", "zero"), _cancel_requantise, "int8 is a multiple of the scale already"
-    ),
+    Rule(op("smelt.round_to_byte", "x", "scale", "zero"), _cancel_requantise, "int8 is already in steps of the scale"),
     Rule(op("smelt.round_to_byte", "x", "scale", "zero"), _as_uint8, "uint8 is int8 offset by 128"),
     Rule(op("xor", "x", "y"), _cancel_offsets, "both offsets cancel"),
 ]

@@ -45,7 +45,7 @@ def int8_rules(width: int) -> list[Rule]:
     return [Rule(op("stablehlo.composite"), lower, "a quantised matmul is an int8 GEMM, zero points apart")]
 
 
-def _convert_before_broadcast(m: Match) -> Value:
+def _convert_first(m: Match) -> Value:
     inner = m.ops["inner"]
     source = _convert(m.build, m["x"], m.shape.element)
     return m.build.op(inner.name, source, result=m.shape, **inner.attrs).result
@@ -55,8 +55,8 @@ def _convert_before_broadcast(m: Match) -> Value:
 SPREADING = [
     Rule(
         op("convert", op("broadcast_in_dim", "x", name="inner")),
-        _convert_before_broadcast,
-        "a conversion commutes with a broadcast",
+        _convert_first,
+        "conversions commute with broadcasts",
     )
 ]
 

@@ -1,7 +1,7 @@
-"""Recognise: composites put back together from what exporters made of them.
+"""Pattern matching: softmax, norms, activations, attention and quantised matmuls, in any spelling, become composites.
 
-A finder looks at one op as the last of a computation and says which values go in. The ops between become the
-decomposition of a `stablehlo.composite`, so an engine that does not know the name computes exactly what it did before.
+A finder takes one op as the root of a pattern and returns the pattern's inputs. The ops between become the
+decomposition of a `stablehlo.composite`, so an engine without that composite computes the same as before.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from smelt.passes.recognise.outline import Outlines
 from smelt.passes.recognise.quantised import qdot
 from smelt.passes.recognise.softmax import align_row_maximum, softmax
 
-# Stages in order. Within one, the last op of a program is looked at first, and the first finder that sees it wins.
+# Stages in order. Within one, ops are visited from the last to the first, and the first finder that matches wins.
 STAGES: tuple[tuple[Finder, ...], ...] = (
     (qdot,),
     (softmax, norm, gelu, silu, hard_swish),
     (attention,),
 )
-_ENTERED = frozenset({"stablehlo.while", "stablehlo.if", "stablehlo.case"})  # bodies that hold whole blocks
+_ENTERED = frozenset({"stablehlo.while", "stablehlo.if", "stablehlo.case"})  # bodies that may hold patterns
 
 
 def recognise(program: Program, names: Container[str] = COMPOSITES) -> Program:
-    """The same program with composites of these names where a finder saw one, the outermost op first.
+    """The same program with composites of these names where a finder matches, outermost pattern first.
 
-    Attention is found around its softmax, and a product of dequantised tensors around `smelt.quantize` and
-    `smelt.dequantize`, so an engine that knows one of these names those too.
+    The finder of attention needs its softmax, that of quantised matmuls `smelt.quantize` and `smelt.dequantize`, so an
+    engine that asks for the former also asks for the latter.
     """
     if not any(name in names for name in COMPOSITES):
         return program

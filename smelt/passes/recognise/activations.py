@@ -14,7 +14,7 @@ def gelu(matcher: Matcher, root: Op) -> Iterator[Found]:
     """x * Phi(x), by erf, by erfc or by tanh, with the half wherever it stands."""
     if root.name not in ("stablehlo.multiply", "stablehlo.divide") or not is_float(root.results[0]):
         return
-    for number, x, gate in matcher.gated(root.results[0]):
+    for number, x, gate in matcher.gated_products(root.results[0]):
         form = _gate(matcher, gate, x, number)
         if form is not None:
             yield Found("smelt.gelu", (x,), {"approximate": form})
@@ -100,8 +100,8 @@ def hard_swish(matcher: Matcher, root: Op) -> Iterator[Found]:
     """x * clamp(x + 3, 0, 6) / 6, or x * clamp(x / 6 + 1 / 2, 0, 1)."""
     if root.name not in ("stablehlo.multiply", "stablehlo.divide") or not is_float(root.results[0]):
         return
-    for number, x, gate in matcher.gated(root.results[0]):
-        limits = matcher.clamped(gate)
+    for number, x, gate in matcher.gated_products(root.results[0]):
+        limits = matcher.clamp(gate)
         if limits is None or limits[1] != 0.0 or limits[2] is None:
             continue
         inner, high = limits[0], limits[2]

@@ -1,7 +1,7 @@
-"""The finder of attention around a softmax: products in any layout, scaled anywhere, with masks added or selected.
+"""The finder of attention around a softmax: matmuls in any layout, any place of the scale, masks added or selected.
 
-Moves of queries, keys, values and masks (transposes, reshapes, heads repeated for groups) become part of the layout,
-so what goes in is what projections and caches gave.
+Transposes, reshapes and repeated heads (grouped-query attention) of queries, keys, values and masks become part of the
+composite's layout, so its operands are those that projections and KV caches produce.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ def attention(matcher: Matcher, root: Op) -> Iterator[Found]:
     """softmax(q k^T * scale + masks) v; the softmax is a composite already."""
     if root.name not in ("stablehlo.dot_general", "stablehlo.transpose", "stablehlo.convert"):
         return
-    for scaled in (True, False):  # a scale on q or k alone belongs to it, unless others use the scaled one
+    for scaled in (True, False):  # absorb a scale on q or k, unless the scaled value has other users
         for side in (0, 1):
-            found = _Search(matcher, scaled).found(root, side)
+            found = _Search(matcher, scaled).find(root, side)
             if found is not None:
                 yield found
 
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """The way from the softmax down to the product of queries and keys."""
+    """What is between the softmax and the matmul of queries and keys."""
 
     view: View
     scale: float = 1.0
     softcap: float = 0.0
-    masks: tuple[tuple[str, View], ...] = ()  # the last that applies first
+    masks: tuple[tuple[str, View], ...] = ()  # outermost first
     fill: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Guard:
-    """Whether rows without a key count as zeros; a mask whose greatest elements along axes say which rows."""
+    """Whether fully masked rows give zeros; the mask whose maximum along axes selects these rows."""
 
     is_there: bool = False
     mask: Value | None = None
@@ -60,35 +60,35 @@ class _Search:
     scaled: bool
     atoms: Atoms = field(default_factory=Atoms)
 
-    def found(self, root: Op, side: int) -> Found | None:
+    def find(self, root: Op, side: int) -> Found | None:
         whole = self.atoms.of(root.results[0])
-        result = self.behind(whole, _ORDER)
-        sides = self.product(result)
+        result = self.skip_moves(whole, _ORDER)
+        sides = self.matmul_operands(result)
         if sides is None:
             return None
         weights, values = sides[side], sides[1 - side]
-        guard, softmax = self.softmax(weights)
+        guard, softmax = self.match_softmax(weights)
         if softmax is None:
             return None
-        scores = self.scores(softmax, 0)
+        scores = self.match_scores(softmax, 0)
         if scores is None:
             return None
-        pair = self.product(scores.view)
+        pair = self.matmul_operands(scores.view)
         if pair is None:
             return None
         key_atoms = self.keys(weights, result)
         queries, keys = pair if not self.has(pair[0], key_atoms) else (pair[1], pair[0])
         if self.has(queries, key_atoms) or not self.has(keys, key_atoms) or not self.fits(guard, scores, key_atoms):
             return None
-        scale, queries = self.unscaled(queries)
-        other, keys = self.unscaled(keys)
-        main = (queries, keys, self.behind(values, _MOVES))
-        return self.said(scores, main, whole, scale * other * scores.scale, int(guard.is_there))
+        scale, queries = self.strip_scales(queries)
+        other, keys = self.strip_scales(keys)
+        main = (queries, keys, self.skip_moves(values, _MOVES))
+        return self.describe(scores, main, whole, scale * other * scores.scale, int(guard.is_there))
 
-    def said(
+    def describe(
         self, scores: _Scores, main: tuple[View, View, View], whole: View, scale: float, guarded: int
     ) -> Found | None:
-        """None where the result hides what there is to say: heads that are one axis with their elements everywhere."""
+        """The composite; None where the layout cannot be expressed: heads merged with their elements everywhere."""
         result = whole.axes
         queries, keys, values = main
         letters = Letters(self.atoms)
@@ -121,20 +121,20 @@ class _Search:
 
     # -- steps --
 
-    def behind(self, view: View, through: tuple[str, ...]) -> View:
-        """The value behind all moves; conversions count where they go from one float type to another."""
+    def skip_moves(self, view: View, through: tuple[str, ...]) -> View:
+        """The value behind all moves of data and conversions between floats."""
         while True:
             before = self.atoms.back(self.matcher, view, through)
             if before is None or is_float(before.value) != is_float(view.value):
                 return view
             view = before
 
-    def product(self, view: View) -> tuple[View, View] | None:
-        """Both sides of a product whose result has these axes."""
+    def matmul_operands(self, view: View) -> tuple[View, View] | None:
+        """Both operands of a matmul whose result has these axes."""
         op = self.matcher.op(view.value, "dot_general")
         if op is None:
             return None
-        return product_views(self.atoms, self.matcher.operands(op), op.attrs["dot_dimension_numbers"], view.axes)
+        return matmul_views(self.atoms, self.matcher.operands(op), op.attrs["dot_dimension_numbers"], view.axes)
 
     def keys(self, weights: View, result: View) -> set[int]:
         return self._all(weights) - self._all(result)
@@ -142,13 +142,13 @@ class _Search:
     def has(self, view: View, atoms: set[int]) -> bool:
         return bool(self._all(view) & {a for atom in atoms for a in self.atoms.now(((atom,),))[0]})
 
-    def softmax(self, weights: View) -> tuple[_Guard, View | None]:
-        """The operand of the softmax behind the weights, and how rows without a key count as zeros."""
+    def match_softmax(self, weights: View) -> tuple[_Guard, View | None]:
+        """The operand of the softmax behind the weights, and the guard of fully masked rows."""
         guard = _Guard()
         while True:
-            weights = self.behind(weights, _ORDER)
+            weights = self.skip_moves(weights, _ORDER)
             chosen = self.matcher.op(weights.value, "select")
-            found = None if chosen is None or guard.is_there else self.guarded(chosen)
+            found = None if chosen is None or guard.is_there else self.match_guard(chosen)
             if found is None:
                 break
             guard, weights = found[0], View(found[1], weights.axes)
@@ -157,8 +157,8 @@ class _Search:
             return guard, None
         return guard, View(self.matcher.operands(op)[0], weights.axes)
 
-    def guarded(self, chosen: Op) -> tuple[_Guard, Value] | None:
-        """x of select(no key is left, 0, x): where x is nan, or where a mask is minus infinity all along a row."""
+    def match_guard(self, chosen: Op) -> tuple[_Guard, Value] | None:
+        """x of select(row is fully masked, 0, x): where x is nan, or the mask is -inf along the whole row."""
         condition, yes, no = self.matcher.operands(chosen)
         for x, zero, same in ((no, yes, False), (yes, no, True)):
             if self.matcher.number(zero) != 0.0:
@@ -168,16 +168,16 @@ class _Search:
                 return None
             a, b = self.matcher.operands(compared)
             direction = compared.attrs["comparison_direction"]
-            itself = a is b and self.matcher.unconverted(a) is self.matcher.unconverted(x)
+            itself = a is b and self.matcher.skip_conversions(a) is self.matcher.skip_conversions(x)
             if itself and direction == ("EQ" if same else "NE"):
                 return _Guard(True), x
-            most = self.matcher.reduced(self.matcher.row(a).source, "maximum")
+            most = self.matcher.reduction(self.matcher.row(a).source, "maximum")
             if most is not None and self.matcher.number(b) == -math.inf and direction == ("NE" if same else "EQ"):
                 return _Guard(True, *most), x
         return None
 
     def fits(self, guard: _Guard, scores: _Scores, keys: set[int]) -> bool:
-        """Whether a guard looks at a mask that is added, along the keys."""
+        """Whether a guard tests an added mask, along the keys."""
         if guard.mask is None:
             return True
         whole = {atom for key in keys for atom in self.atoms.now(((key,),))[0]}
@@ -186,49 +186,49 @@ class _Search:
                 return {a for axis in guard.axes for a in self.atoms.now((mask.axes[axis],))[0]} == whole
         return False
 
-    def scores(self, view: View, depth: int) -> _Scores | None:
-        """Down from the softmax through scales and masks to the product."""
-        view = self.behind(view, _ORDER)
+    def match_scores(self, view: View, depth: int) -> _Scores | None:
+        """From the softmax through scales and masks down to the matmul."""
+        view = self.skip_moves(view, _ORDER)
         if self.matcher.op(view.value, "dot_general") is not None:
             return _Scores(view)
         if depth == _MOST_MASKS:
             return None
-        scaled = self.times(view)
+        scaled = self.match_scale(view)
         if scaled is not None:
             number, inner = scaled
-            found = self.capped(number, inner, depth) or self.scores(inner, depth + 1)
+            found = self.match_softcap(number, inner, depth) or self.match_scores(inner, depth + 1)
             if found is None or found.masks:
-                return None  # a scale over a mask is another formula
+                return None  # a scale after a mask is another formula
             return found if found.softcap else replace(found, scale=found.scale * number)
         for x, y in self.matcher.orders(view.value, "add"):
-            found = self.scores(View(x, view.axes), depth + 1)
+            found = self.match_scores(View(x, view.axes), depth + 1)
             if found is not None:
-                return replace(found, masks=(("add", self.mask(View(y, view.axes))), *found.masks))
-        return self.selected(view, depth)
+                return replace(found, masks=(("add", self.skip_broadcasts(View(y, view.axes))), *found.masks))
+        return self.match_select(view, depth)
 
-    def selected(self, view: View, depth: int) -> _Scores | None:
+    def match_select(self, view: View, depth: int) -> _Scores | None:
         chosen = self.matcher.op(view.value, "select")
         if chosen is None:
             return None
         condition, yes, no = self.matcher.operands(chosen)
         for role, x, y in (("where", yes, no), ("unless", no, yes)):
             fill = self.matcher.number(y)
-            found = None if fill is None else self.scores(View(x, view.axes), depth + 1)
+            found = None if fill is None else self.match_scores(View(x, view.axes), depth + 1)
             if found is not None and fill is not None and condition.shape.rank == len(view.axes):
-                mask = (role, self.mask(View(condition, view.axes)))
+                mask = (role, self.skip_broadcasts(View(condition, view.axes)))
                 return replace(found, masks=(mask, *found.masks), fill=(fill, *found.fill))
         return None
 
-    def capped(self, number: float, view: View, depth: int) -> _Scores | None:
+    def match_softcap(self, number: float, view: View, depth: int) -> _Scores | None:
         """number * tanh(scores / number)."""
         inner = self.matcher.under(view.value, "tanh")
-        found = None if inner is None else self.scores(View(inner, view.axes), depth + 1)
+        found = None if inner is None else self.match_scores(View(inner, view.axes), depth + 1)
         if found is None or found.masks or found.softcap:
             return None
         return replace(found, scale=found.scale * number, softcap=number)
 
-    def times(self, view: View) -> tuple[float, View] | None:
-        """A number and what it is multiplied with."""
+    def match_scale(self, view: View) -> tuple[float, View] | None:
+        """A constant factor and the other factor."""
         for x, y in self.matcher.orders(view.value, "multiply"):
             number = self.matcher.number(y)
             if number is not None:
@@ -237,18 +237,18 @@ class _Search:
         number = None if quotient is None else self.matcher.number(quotient[1])
         return (1 / number, View(quotient[0], view.axes)) if quotient is not None and number else None
 
-    def unscaled(self, view: View) -> tuple[float, View]:
-        """What is behind moves and scales of queries or keys."""
+    def strip_scales(self, view: View) -> tuple[float, View]:
+        """The queries or keys behind moves and scales, and the scale."""
         scale = 1.0
         while True:
-            view = self.behind(view, _MOVES)
-            found = self.times(view) if self.scaled else None
+            view = self.skip_moves(view, _MOVES)
+            found = self.match_scale(view) if self.scaled else None
             if found is None:
                 return scale, view
             scale, view = scale * found[0], found[1]
 
-    def mask(self, view: View) -> View:
-        """What a mask repeats."""
+    def skip_broadcasts(self, view: View) -> View:
+        """The mask behind its broadcasts."""
         while (before := self.atoms.back(self.matcher, view, ("broadcast_in_dim", "reshape", "transpose"))) is not None:
             view = before
         return view
@@ -262,8 +262,8 @@ class _Search:
         return tuple(tuple(atom for atom in axis if holds(atom)) for axis in self.atoms.now(view.axes))
 
 
-def product_views(atoms: Atoms, operands: list[Value], dims: DotDims, result: Axes) -> tuple[View, View]:
-    """Both operands of a `dot_general` whose result has these axes: batch axes first, then what is left of each."""
+def matmul_views(atoms: Atoms, operands: list[Value], dims: DotDims, result: Axes) -> tuple[View, View]:
+    """Both operands of a `dot_general` whose result has these axes: batch axes first, then the free axes of each."""
     lhs, rhs = operands
     left: dict[int, tuple[int, ...]] = {}
     right: dict[int, tuple[int, ...]] = {}

@@ -1,7 +1,7 @@
-"""Following axes through moves of data, so that a composite can say how its operands lie instead of moving them.
+"""Track axes through transposes, reshapes and broadcasts, so that a composite's layout replaces these moves of data.
 
-An axis is a product of atoms. A reshape may split an atom, everywhere at once; a broadcast loses what it repeats. What
-goes out is a layout as `ir.composites` describes it. Used by the finders of attention and of quantised products.
+An axis is a product of atoms. A reshape may split an atom, everywhere at once; a broadcast drops the repeated atoms.
+Out: a layout string (`ir.composites`). Used by the finders of attention and quantised matmuls.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Axes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A value and, for each of its axes, the atoms it is the product of; axes of size one have none."""
+    """A value and the atoms of each of its axes; axes of size one have none."""
 
     value: Value
     axes: Axes
@@ -26,13 +26,13 @@ class View:
 
 @dataclass(slots=True)
 class Atoms:
-    """The atoms of one computation: their sizes, and what those that were split have become."""
+    """The atoms of one pattern: their sizes, and the parts of those that were split."""
 
     sizes: list[Size] = field(default_factory=list)
     parts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def new(self, size: Size) -> tuple[int, ...]:
-        """The axis of a size, as a new atom."""
+        """A new atom for an axis of this size."""
         if size == 1:
             return ()
         self.sizes.append(size)
@@ -42,7 +42,7 @@ class Atoms:
         return View(value, tuple(self.new(size) for size in value.shape.sizes))
 
     def now(self, axes: Axes) -> Axes:
-        """Axes in terms of atoms that are whole."""
+        """Axes in terms of unsplit atoms."""
         return tuple(tuple(self._whole(axis)) for axis in axes)
 
     def _whole(self, axis: Iterable[int]) -> list[int]:
@@ -56,15 +56,15 @@ class Atoms:
         return found
 
     def back(self, matcher: Matcher, view: View, through: Sequence[str]) -> View | None:
-        """The operand of the move that makes a value, with its axes; None for anything else."""
+        """The operand of the move that produces a value, with its axes; None for any other op."""
         op = matcher.op(view.value, *through)
         if op is None or len(op.operands) != 1:
             return None
         (source,) = matcher.operands(op)
-        axes = self._behind(op, source, view)
+        axes = self._source_axes(op, source, view)
         return None if axes is None else View(source, axes)
 
-    def _behind(self, op: Op, source: Value, view: View) -> Axes | None:
+    def _source_axes(self, op: Op, source: Value, view: View) -> Axes | None:
         match op.name:
             case "stablehlo.transpose":
                 order = op.attrs["permutation"]
@@ -74,13 +74,13 @@ class Atoms:
                 sizes = zip(source.shape.sizes, dims, strict=True)
                 return tuple(() if size == 1 else view.axes[d] for size, d in sizes)
             case "stablehlo.reshape":
-                return self._regrouped(view.axes, source.shape.sizes)
+                return self._regroup(view.axes, source.shape.sizes)
             case "stablehlo.convert":
                 return view.axes
         return None
 
-    def _regrouped(self, axes: Axes, sizes: Sequence[Size]) -> Axes | None:
-        """The same atoms in the same order as the axes of other sizes, splitting atoms where an axis ends inside."""
+    def _regroup(self, axes: Axes, sizes: Sequence[Size]) -> Axes | None:
+        """The same atoms in the same order, regrouped to axes of other sizes; splits an atom that crosses axes."""
         left = [atom for axis in self.now(axes) for atom in axis][::-1]
         splits: list[tuple[int, Size, Size]] = []
         sizes_of = dict(enumerate(self.sizes))
@@ -115,13 +115,13 @@ class Atoms:
 
 @dataclass(slots=True)
 class Letters:
-    """Letters for atoms, the first of those asked for that is not taken."""
+    """Letters for atoms: the first of the requested ones that is free."""
 
     atoms: Atoms
     names: dict[int, str] = field(default_factory=dict)
 
     def give(self, axes: Axes, wanted: str) -> None:
-        """Name the atoms of axes that have no name yet."""
+        """Name the unnamed atoms of axes."""
         for axis in self.atoms.now(axes):
             for atom in axis:
                 if atom not in self.names:
@@ -130,7 +130,7 @@ class Letters:
                     self.names[atom] = next(letter for letter in pool if letter not in taken)
 
     def spell(self, axes: Axes) -> str:
-        """Axes as a layout writes them."""
+        """Axes in layout notation."""
         words = []
         for axis in self.atoms.now(axes):
             word = "".join(self.names[atom] for atom in axis)

@@ -1,6 +1,6 @@
-"""Looking at values: what makes them, what they repeat, which factors and terms they have.
+"""`Matcher`: queries that finders are built from. Which op produces a value, its factors and terms, what it broadcasts.
 
-`Matcher` answers questions about an edit as it is now; finders are built from them. Nothing here changes anything.
+It reads an edit in its current state and changes nothing.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from smelt.ir.rewrite import Edit
 from smelt.passes.recognise.outline import Found
 from smelt.shape import Shape
 
-_MOST_FACTORS = 16  # that a gate is looked for among
+_MOST_FACTORS = 16  # factors among which a gate is searched
 _COMPUTED = ("multiply", "divide", "rsqrt", "sqrt", "power", "broadcast_in_dim", "reshape")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A value that repeats another along some of its axes: `axes[d]` is the source's axis behind axis d, or None."""
+    """A broadcast of `source` along some axes: `axes[d]` is the source's axis of axis d, or None."""
 
     source: Value
     axes: tuple[int | None, ...]
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has the source's elements, in their order, if as many."""
+        """Whether all axes of the source appear, in order."""
         sizes = self.source.shape.sizes
         used = [axis for axis in self.axes if axis is not None and sizes[axis] != 1]
         return used == [d for d, size in enumerate(sizes) if size != 1]
@@ -37,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A row that a product is made of, or that it is divided by."""
+    """A broadcast factor or divisor of a product."""
 
     row: Row
     inverse: bool = False
@@ -45,12 +45,12 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Matcher:
-    """Questions about values as they are now in an edit."""
+    """Queries about the values of an edit in its current state."""
 
     edit: Edit
 
     def op(self, value: Value, *names: str) -> Op | None:
-        """The op that makes a value, if it is one of these."""
+        """The op that produces a value, if its name is one of these."""
         maker = self.edit.maker(value)
         return maker if maker is not None and maker.name.partition(".")[2] in names else None
 
@@ -96,26 +96,26 @@ class Matcher:
         inner = self.under(value, "convert")
         return inner if inner is not None and is_float(inner) and is_float(value) else None
 
-    def exact(self, value: Value) -> Value:
-        """The value behind conversions that lose nothing."""
+    def skip_lossless(self, value: Value) -> Value:
+        """The value behind lossless conversions."""
         value = self.edit.value(value)
         while (inner := self.float_convert(value)) is not None and inner.shape.element.bits < value.shape.element.bits:
             value = self.edit.value(inner)
         return value
 
-    def unconverted(self, value: Value) -> Value:
+    def skip_conversions(self, value: Value) -> Value:
         """The value behind conversions between floats."""
         while (inner := self.float_convert(value)) is not None:
             value = inner
         return value
 
     def row(self, value: Value) -> Row:
-        """What a value repeats, through broadcasts and reshapes that insert or drop axes of size one."""
+        """The value behind broadcasts and reshapes that insert or drop axes of size one."""
         axes: tuple[int | None, ...] = tuple(range(value.shape.rank))
         while (maker := self.op(value, "broadcast_in_dim", "reshape")) is not None:
             (source,) = self.operands(maker)
             if maker.name == "stablehlo.reshape":
-                moved = _squeezed(value.shape, source.shape)
+                moved = _squeezed_axes(value.shape, source.shape)
                 if moved is None:
                     break
             else:
@@ -127,14 +127,14 @@ class Matcher:
         return Row(self.edit.value(value), axes)
 
     def inner_row(self, row: Row, value: Value) -> Row:
-        """An operand of the op that makes a row's source, as a row of the same whole."""
+        """An operand of the op that produces a row's source, as a row of the same shape."""
         inner = self.row(value)
         return Row(inner.source, tuple(None if axis is None else inner.axes[axis] for axis in row.axes))
 
     def factors(self, value: Value, whole: Value | None = None) -> tuple[float, list[Value]]:
-        """A value as a number times other values, through products, quotients by numbers and negations.
+        """A value as a constant times other values, through multiplications, divisions by constants and negations.
 
-        `whole` is not taken apart.
+        `whole` counts as one factor.
         """
         number, rest, work = 1.0, [], [value]
         while work:
@@ -158,8 +158,8 @@ class Matcher:
                 rest.append(part)
         return number, rest
 
-    def gated(self, value: Value) -> Iterator[tuple[float, Value, Value]]:
-        """Every way to see a value as number * x * gate, where x may be a product itself."""
+    def gated_products(self, value: Value) -> Iterator[tuple[float, Value, Value]]:
+        """Every reading of a value as constant * x * gate; x may be a product itself."""
         seen: dict[Value, None] = {}
         work = [self.edit.value(value)]
         while work and len(seen) < _MOST_FACTORS:
@@ -175,7 +175,7 @@ class Matcher:
             if len(parts) == 2 and x in parts:
                 yield number, x, parts[1 - parts.index(x)]
 
-    def squared(self, value: Value) -> Value | None:
+    def square_base(self, value: Value) -> Value | None:
         """x of x squared."""
         product = self.pair(value, "multiply")
         if product is not None and product[0] is product[1]:
@@ -184,7 +184,7 @@ class Matcher:
         return base[0] if base is not None and len(base) == 2 else None
 
     def _square(self, value: Value) -> list[Value] | None:
-        """x, n times, for x to the power of a small whole number."""
+        """x, n times, for x to the power of a small integer n."""
         if (base := self.under(value, "square")) is not None:
             return [base, base]
         power = self.pair(value, "power")
@@ -192,9 +192,9 @@ class Matcher:
         return [power[0]] * int(exponent) if power is not None and exponent in (2.0, 3.0) else None
 
     def row_factors(self, value: Value, stop: Callable[[Row], bool]) -> tuple[float, list[Factor]]:
-        """A value as a number times rows, or divided by them, through broadcasts and conversions of floats too.
+        """A value as a constant times rows, or divided by them, also through broadcasts and float conversions.
 
-        Rows for which `stop` holds are not taken apart.
+        Rows for which `stop` holds count as one factor.
         """
         number, rest = 1.0, []
         work = [Factor(self.row(value))]
@@ -227,8 +227,8 @@ class Matcher:
         constant = None if difference is None else self.number(difference[1])
         return None if difference is None or constant is None else (difference[0], -constant)
 
-    def reduced(self, value: Value, body: str) -> tuple[Value, tuple[int, ...]] | None:
-        """What a plain sum or maximum reduces, and along which axes."""
+    def reduction(self, value: Value, body: str) -> tuple[Value, tuple[int, ...]] | None:
+        """The operand and axes of a sum or maximum."""
         maker = self.op(value, "reduce")
         if maker is None or len(maker.results) != 1:
             return None
@@ -242,7 +242,7 @@ class Matcher:
         return x, tuple(sorted(maker.attrs["dimensions"]))
 
     def spread(self, value: Value, like: Value, axes: Sequence[int]) -> Value | None:
-        """The value with one element per row of `like`, if this one repeats it along `axes` and nowhere else."""
+        """The value with one element per row of `like`, if this one broadcasts it along `axes` and nowhere else."""
         row = self.row(value)
         kept = [d for d in range(like.shape.rank) if d not in axes]
         if len(row.axes) != like.shape.rank or row.source.shape.rank not in (len(kept), like.shape.rank):
@@ -253,9 +253,9 @@ class Matcher:
         return row.source if fits and ordered == sorted(ordered) and all(row.axes[d] is None for d in axes) else None
 
     def mean(self, value: Value) -> tuple[Value, tuple[int, ...]] | None:
-        """What a value is the mean of, and along which axes."""
-        number, rest = self.factors(self.unconverted(self.row(value).source))
-        found = self.reduced(self.row(rest[0]).source, "add") if len(rest) == 1 else None
+        """The operand and axes of a mean."""
+        number, rest = self.factors(self.skip_conversions(self.row(value).source))
+        found = self.reduction(self.row(rest[0]).source, "add") if len(rest) == 1 else None
         if found is None:
             return None
         sizes = [found[0].shape.sizes[axis] for axis in found[1]]
@@ -264,7 +264,7 @@ class Matcher:
         count = math.prod(size for size in sizes if isinstance(size, int))
         return found if count and near(number * count, 1.0) else None
 
-    def clamped(self, value: Value) -> tuple[Value, float | None, float | None] | None:
+    def clamp(self, value: Value) -> tuple[Value, float | None, float | None] | None:
         """x, low and high of a clamp, or of a minimum and a maximum in either order; one bound may be missing."""
         maker = self.op(value, "clamp")
         if maker is not None:
@@ -290,17 +290,17 @@ def is_float(value: Value) -> bool:
 
 
 def is_lowest(number: float, like: Value) -> bool:
-    """Whether a maximum may start from a number: minus infinity, or the lowest of the type."""
+    """Whether a number is the identity of maximum: -inf, or the lowest number of the type."""
     return number == -math.inf or number < (-1e37 if like.shape.element.bits >= 32 else -6e4)
 
 
 def near(a: float, b: float) -> bool:
-    """Equal but for the rounding of a constant to a narrow type."""
+    """Whether constants are equal up to rounding to a narrow type."""
     return math.isclose(a, b, rel_tol=2e-3)
 
 
-def _squeezed(shape: Shape, source: Shape) -> list[int | None] | None:
-    """Which axis of the source is behind each axis of a reshape that only inserts or drops axes of size one."""
+def _squeezed_axes(shape: Shape, source: Shape) -> list[int | None] | None:
+    """The source axis of each axis of a reshape that only inserts or drops axes of size one."""
     big = [i for i, size in enumerate(source.sizes) if size != 1]
     axes: list[int | None] = [None if size == 1 else -1 for size in shape.sizes]
     places = [i for i, axis in enumerate(axes) if axis is not None]

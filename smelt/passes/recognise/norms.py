@@ -1,6 +1,6 @@
-"""The finder of layer and RMS norm: factors in any order, a variance as it is or as a difference, Keras' rearrangement.
+"""The finder of layer norm and RMS norm: factors in any order, both formulas of the variance, Keras' rearrangement.
 
-What comes in is the last op of a norm; what goes out is the input, scale and bias, as far as they are there.
+In: the last op of a norm. Out: its input, scale and bias, as far as there are any.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Spread:
 
 
 def norm(matcher: Matcher, root: Op) -> Iterator[Found]:
-    """Layer and RMS norm, with as much of scale and bias as is there."""
+    """Layer norm and RMS norm, with or without scale and bias."""
     if len(root.results) != 1 or not is_float(root.results[0]):
         return
     value = root.results[0]
@@ -46,7 +46,7 @@ def _products(matcher: Matcher, value: Value, bias: Value | None) -> Iterator[Fo
     squares = _squares(matcher, variance)
     if squares is None or squares.x.shape.sizes != value.shape.sizes or not _per_row(row, squares.axes):
         return
-    again = _parts(matcher, value, squares.x)  # x may be a product itself
+    again = _parts(matcher, value, squares.x)  # x may be a product
     rest = [] if again is None else again[0]
     for top in rest:
         scales = [each for each in rest if each is not top]
@@ -56,21 +56,21 @@ def _products(matcher: Matcher, value: Value, bias: Value | None) -> Iterator[Fo
         found = None
         if squares.centred and centre is not None and _same(matcher, centre, squares):
             found = "smelt.layer_norm"
-        elif not squares.centred and matcher.exact(top.row.source) is matcher.exact(squares.x):
+        elif not squares.centred and matcher.skip_lossless(top.row.source) is matcher.skip_lossless(squares.x):
             found = "smelt.rms_norm"
         extra = [each.row for each in scales] + ([] if bias is None else [matcher.row(bias)])
         fits = bias is None or (scales and found == "smelt.layer_norm")
         if found is not None and fits and all(_along(each, squares.axes) for each in extra):
             attributes = {"axes": squares.axes, "epsilon": epsilon}
-            yield Found(found, (matcher.exact(squares.x), *(each.source for each in extra)), attributes)
+            yield Found(found, (matcher.skip_lossless(squares.x), *(each.source for each in extra)), attributes)
 
 
 def _same(matcher: Matcher, centre: tuple[Value, tuple[int, ...]], squares: _Spread) -> bool:
-    return matcher.exact(centre[0]) is matcher.exact(squares.x) and centre[1] == squares.axes
+    return matcher.skip_lossless(centre[0]) is matcher.skip_lossless(squares.x) and centre[1] == squares.axes
 
 
 def _rearranged(matcher: Matcher, scaled: Value, rest: Value) -> Iterator[Found]:
-    """x * r + (bias - mean * r) with r = scale / sqrt(variance + epsilon): how Keras spells a layer norm."""
+    """x * r + (bias - mean * r) with r = scale / sqrt(variance + epsilon): the layer norm of Keras."""
     difference = matcher.pair(rest, "subtract")
     if difference is None:
         return
@@ -95,9 +95,9 @@ def _rearranged(matcher: Matcher, scaled: Value, rest: Value) -> Iterator[Found]
 
 
 def _parts(matcher: Matcher, value: Value, whole: Value | None = None) -> _Parts | None:
-    """The factors of a product: an inverse root as (v, epsilon, row), and the rest; None if there is more to it.
+    """The factors of a product: inverse roots as (v, epsilon, row), and the rest; None if a constant remains.
 
-    `whole` is not taken apart.
+    `whole` counts as one factor.
     """
     number, factors = matcher.row_factors(
         value, lambda row: row.source is whole or _inverse_root(matcher, Factor(row)) is not None
@@ -108,7 +108,7 @@ def _parts(matcher: Matcher, value: Value, whole: Value | None = None) -> _Parts
 
 
 def _inverse_root(matcher: Matcher, factor: Factor) -> tuple[Value, float] | None:
-    """v and epsilon of 1 / sqrt(v + epsilon), in the ways it is written."""
+    """v and epsilon of 1 / sqrt(v + epsilon), in any spelling."""
     value = factor.row.source
     power = matcher.pair(value, "power")
     exponent = None if power is None else matcher.number(power[1])
@@ -120,14 +120,14 @@ def _inverse_root(matcher: Matcher, factor: Factor) -> tuple[Value, float] | Non
 
 
 def _squares(matcher: Matcher, variance: Value) -> _Spread | None:
-    """What a value is the mean square or the variance of."""
-    for other, bound in matcher.orders(variance, "maximum"):  # a variance as a difference is kept from falling below 0
+    """The operand of a mean square or variance."""
+    for other, bound in matcher.orders(variance, "maximum"):  # a variance as a difference is clamped at 0
         if matcher.number(bound) == 0.0:
             variance = other
             break
     difference = matcher.pair(variance, "subtract")
-    if difference is not None:  # mean of squares less the square of the mean
-        whole, mean = _mean_square(matcher, difference[0]), matcher.squared(matcher.row(difference[1]).source)
+    if difference is not None:  # E[x²] - E[x]²
+        whole, mean = _mean_square(matcher, difference[0]), matcher.square_base(matcher.row(difference[1]).source)
         return _Spread(*whole, True) if whole is not None and mean is not None and matcher.mean(mean) == whole else None
     found = _mean_square(matcher, variance)
     if found is None:
@@ -137,11 +137,11 @@ def _squares(matcher: Matcher, variance: Value) -> _Spread | None:
 
 
 def _mean_square(matcher: Matcher, value: Value) -> tuple[Value, tuple[int, ...]] | None:
-    """The value whose squares' mean this is, and the axes."""
+    """x and the axes of mean(x²)."""
     mean = matcher.mean(value)
     if mean is None:
         return None
-    base = matcher.squared(matcher.unconverted(mean[0]))
+    base = matcher.square_base(matcher.skip_conversions(mean[0]))
     return None if base is None else (base, mean[1])
 
 
@@ -153,10 +153,10 @@ def _centre(matcher: Matcher, value: Value) -> tuple[Value, tuple[int, ...]] | N
 
 
 def _per_row(row: Row, axes: tuple[int, ...]) -> bool:
-    """Whether a factor has one number for all elements that are normalised together."""
+    """Whether a factor is constant along the normalised axes."""
     return all(row.axes[d] is None for d in axes)
 
 
 def _along(row: Row, axes: tuple[int, ...]) -> bool:
-    """Whether scale or bias repeat along every axis but the normalised ones."""
+    """Whether scale or bias vary along the normalised axes only."""
     return all(axis is None for d, axis in enumerate(row.axes) if d not in axes)

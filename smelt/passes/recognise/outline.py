@@ -1,7 +1,6 @@
-"""Outlining: ops that belong together, moved into a function that a `stablehlo.composite` names as its decomposition.
+"""Outlining: the ops of a pattern move into a function, the decomposition of a new `stablehlo.composite`.
 
-What a finder saw comes in; the edit is changed, or left alone where a value in between is needed elsewhere. Called by
-`passes.recognise` only.
+In: a finder's match. The edit stays as it is where an inner value has users outside the pattern. Called by `recognise`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MOVES = frozenset(f"stablehlo.{name}" for name in ("constant", "broadcast_in_dim
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A computation that a finder saw: its name, its attributes, what goes in, and ops that may be copied."""
+    """A finder's match: composite name, inputs, attributes, and ops that may be duplicated."""
 
     name: str
     inputs: tuple[Value, ...]
@@ -35,18 +34,18 @@ class Found:
 
 @dataclass(slots=True)
 class Outlines:
-    """The decompositions of a program, made so far; equal ones are one."""
+    """The decompositions of a program so far; equal ones are shared."""
 
     program: Program
     made: dict[bytes, Func] = field(default_factory=dict)
 
     def outline(self, edit: Edit, local: set[Op], root: Op, found: Found) -> bool:
-        """Put a composite in the place of what was found; says whether that is possible."""
+        """Replace a match by a composite; returns whether that was possible."""
         inside = _between(edit, local, root, found)
         if inside is None:
             return False
         inputs = [edit.value(value) for value in found.inputs]
-        body = _copied(edit, inputs, inside, root)
+        body = _copy_body(edit, inputs, inside, root)
         if body is None:
             return False
         func = self._function(found.name, body)
@@ -77,10 +76,10 @@ class Outlines:
 
 
 def _between(edit: Edit, local: set[Op], root: Op, found: Found) -> list[Op] | None:
-    """The ops from the inputs to the root, operands first; None if one of them is needed elsewhere too.
+    """The ops from the inputs to the root, operands first; None if one of them has users outside the pattern.
 
-    Constants, moves of constants and inputs, and what the finder says, are copied: these may have other users, and
-    constants may stand outside the root's region.
+    Constants, moves of constants and inputs, and the finder's `copied` ops are duplicated: they may have other users,
+    and constants may be outside the root's region.
     """
     stop = {edit.value(value) for value in found.inputs}
     order = _operands_first(edit, root, stop)
@@ -101,7 +100,7 @@ def _between(edit: Edit, local: set[Op], root: Op, found: Found) -> list[Op] | N
 
 
 def _operands_first(edit: Edit, root: Op, stop: set[Value]) -> list[Op] | None:
-    """The ops behind the root up to the inputs; None if they reach an argument, or do more than compute."""
+    """The ops from the root back to the inputs; None if they reach an argument or have an effect."""
     order: dict[Op, None] = {}
     stack = [(root, False)]
     while stack:
@@ -135,8 +134,8 @@ def _captures(op: Op) -> bool:
     return any(value not in own for value in used)
 
 
-def _copied(edit: Edit, inputs: Sequence[Value], inside: Sequence[Op], root: Op) -> Region | None:
-    """The ops as a function's body; None where a size inside is not made of sizes of the inputs."""
+def _copy_body(edit: Edit, inputs: Sequence[Value], inside: Sequence[Op], root: Op) -> Region | None:
+    """The ops as a function's body; None where a size inside does not follow from sizes of the inputs."""
     sizes = _Sizes.of([value.type for value in inputs])
     regions = [region for op in inside for region in op.regions]
     types = [
@@ -144,7 +143,7 @@ def _copied(edit: Edit, inputs: Sequence[Value], inside: Sequence[Op], root: Op)
     ]
     if not all(sizes.knows(type) for type in (*types, *(value.type for value in inputs))):
         return None
-    args = tuple(Value(sizes.retyped(value.type), None, i, value.name) for i, value in enumerate(inputs))
+    args = tuple(Value(sizes.retype(value.type), None, i, value.name) for i, value in enumerate(inputs))
     values: dict[Value, Value] = dict(zip(inputs, args, strict=True))
     ops = []
     for op in inside:
@@ -152,7 +151,7 @@ def _copied(edit: Edit, inputs: Sequence[Value], inside: Sequence[Op], root: Op)
         current = Op(
             op.name, edit.operands(op), [value.type for value in op.results], op.attrs, op.regions, op.location, names
         )
-        copy = clone_op(current, values, sizes.retyped)
+        copy = clone_op(current, values, sizes.retype)
         values.update(zip(op.results, copy.results, strict=True))
         ops.append(copy)
     return Region(args, tuple(ops), tuple(values[value] for value in root.results))
@@ -160,9 +159,9 @@ def _copied(edit: Edit, inputs: Sequence[Value], inside: Sequence[Op], root: Op)
 
 @dataclass(slots=True)
 class _Sizes:
-    """Open sizes in terms of a function's own symbols, each of which is the size of an argument's axis.
+    """Dynamic sizes in terms of a function's own symbols, each of which is the size of an argument's axis.
 
-    A call can tell what such a symbol stands for; an argument's size that is a formula gets a symbol of its own.
+    A call binds each symbol by an argument's size; an argument size that is a formula gets a symbol of its own.
     """
 
     own: dict[Size, Size]
@@ -197,7 +196,7 @@ class _Sizes:
             return True
         return type.bounds is None and all(self.express(size) is not None for size in type.sizes)
 
-    def retyped(self, type: Type) -> Type:
+    def retype(self, type: Type) -> Type:
         if not isinstance(type, Shape) or type.is_static or not self.own:
             return type
         sizes = [self.express(size) for size in type.sizes]

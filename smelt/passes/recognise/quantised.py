@@ -1,7 +1,7 @@
-"""The finder of quantised products: dequantised tensors multiplied as floats, and integer products scaled afterwards.
+"""The finder of quantised matmuls and convolutions: on dequantised floats (QDQ), or on integers and scaled afterwards.
 
-Around `smelt.dequantize`, `smelt.quantize` and integer `smelt.qdot`, which readers emit, it puts one `smelt.qdot` with
-its scales, its bias and the rounding of its result. Integer products of other front ends are found as they are.
+In: `smelt.dequantize`, `smelt.quantize` and integer `smelt.qdot`, which readers emit, or integer `dot_general` and
+`convolution` of other front ends. Out: one `smelt.qdot` with scales, zero points, bias and requantisation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from smelt.dtype import DType
 from smelt.ir.attributes import ConvDims
 from smelt.ir.composites import decode, window_attributes
 from smelt.ir.core import Op, Value
-from smelt.passes.recognise.attention import product_views
+from smelt.passes.recognise.attention import matmul_views
 from smelt.passes.recognise.axes import Atoms, Axes, Letters, View
 from smelt.passes.recognise.matcher import Matcher, is_float
 from smelt.passes.recognise.outline import Found
@@ -24,7 +24,7 @@ _LAST = ("composite", "add", "multiply", "dot_general", "convolution", "convert"
 
 @dataclass(frozen=True, slots=True)
 class _Operand:
-    """An operand of a quantised product by its role, with its axes."""
+    """An operand of a quantised matmul: its role and axes."""
 
     role: str
     view: View
@@ -32,7 +32,7 @@ class _Operand:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """What was found so far, from the product on upwards."""
+    """The match so far, from the matmul on upwards."""
 
     operands: tuple[_Operand, ...]
     window: dict[str, object] | None = None
@@ -46,7 +46,7 @@ class _Product:
 
 
 def qdot(matcher: Matcher, root: Op) -> Iterator[Found]:
-    """A quantised product; on an integer product alone only where nothing scales it, because scales come later."""
+    """A quantised matmul or convolution, with its scales if there are any; else the integer matmul alone."""
     if len(root.results) != 1 or root.name.partition(".")[2] not in _LAST:
         return
     if root.name == "stablehlo.composite" and root.attrs["name"] != "smelt.quantize":
@@ -54,18 +54,18 @@ def qdot(matcher: Matcher, root: Op) -> Iterator[Found]:
     for plain in (False, True):
         search = _Search(matcher)
         whole = search.atoms.of(root.results[0])
-        found = search.integers(whole) if plain else search.rounded(whole)
+        found = search.match_integers(whole) if plain else search.match_requantised(whole)
         if found is not None:
-            yield search.said(found, whole.axes)
+            yield search.describe(found, whole.axes)
 
 
 @dataclass(slots=True)
 class _Search:
     matcher: Matcher
     atoms: Atoms = field(default_factory=Atoms)
-    places: dict[int, str] = field(default_factory=dict)  # letters of a window's axes
+    places: dict[int, str] = field(default_factory=dict)  # letters of spatial axes
 
-    def said(self, found: _Product, result: Axes) -> Found:
+    def describe(self, found: _Product, result: Axes) -> Found:
         letters = Letters(self.atoms)
         if found.window is not None:
             letters.names |= self.places
@@ -87,57 +87,57 @@ class _Search:
 
     # -- from the result down --
 
-    def rounded(self, view: View) -> _Product | None:
-        """A scaled product, rounded to integers or not."""
+    def match_requantised(self, view: View) -> _Product | None:
+        """A scaled matmul, requantised or not."""
         op = self.composite(view.value, "smelt.quantize")
         if op is None:
-            return self.biased(view)
-        parts = self.parts(op, view)
-        inner = None if parts is None else self.biased(parts[0].view)
+            return self.match_biased(view)
+        parts = self.roles_of(op, view)
+        inner = None if parts is None else self.match_biased(parts[0].view)
         if parts is None or inner is None:
             return None
         roles = {"scale": "result_scale", "zero": "result_zero"}
         return inner.plus(*(replace(each, role=roles[each.role]) for each in parts[1:]))
 
-    def biased(self, view: View) -> _Product | None:
-        """A scaled product plus a bias that is the same along some axis; in whole numbers if it was quantised."""
-        view = self.behind(view, (*_ORDER, "convert"))
+    def match_biased(self, view: View) -> _Product | None:
+        """A scaled matmul plus a bias that is broadcast along some axis; an integer bias if it was quantised."""
+        view = self.skip_moves(view, (*_ORDER, "convert"))
         for x, y in self.matcher.orders(view.value, "add"):
-            bias = self.repeated(View(y, view.axes))
+            bias = self.skip_broadcasts(View(y, view.axes))
             if not is_float(y) or (bias.value.shape.rank >= len(view.axes) and all(self.atoms.now(bias.axes))):
                 continue
-            product = self.scaled(self.behind(View(x, view.axes), _ORDER))
+            product = self.match_scaled(self.skip_moves(View(x, view.axes), _ORDER))
             if product is None or product.has("bias"):
                 continue
             whole = self.composite(bias.value, "smelt.dequantize")
-            parts = None if whole is None else self.parts(whole, bias)
+            parts = None if whole is None else self.roles_of(whole, bias)
             if whole is None or parts is None or not all(self.is_zero(each.view.value) for each in parts[2:]):
                 return product.plus(_Operand("bias", bias))
             number, scale = parts[:2]
             return product.plus(
                 replace(number, role="bias"), replace(scale, role="bias_scale"), copied=frozenset((whole,))
             )
-        return self.scaled(view)
+        return self.match_scaled(view)
 
-    def scaled(self, view: View) -> _Product | None:
-        """A product of dequantised tensors, or a product of integers times scales."""
+    def match_scaled(self, view: View) -> _Product | None:
+        """A matmul of dequantised tensors, or an integer matmul times scales."""
         for x, y in self.matcher.orders(view.value, "multiply"):
             inner = self.matcher.under(x, "convert")
             if inner is None or is_float(inner):
                 continue
-            product = self.summed(View(inner, view.axes))
+            product = self.match_integer_bias(View(inner, view.axes))
             if product is not None:
-                scales = [self.repeated(View(each, view.axes)) for each in self.factors(y)]
+                scales = [self.skip_broadcasts(View(each, view.axes)) for each in self.scale_factors(y)]
                 return product.plus(*(_Operand("scale", each) for each in scales))
-        return self.dequantised(view)
+        return self.match_dequantised(view)
 
-    def factors(self, value: Value) -> list[Value]:
-        """What a scale is a product of, as long as parts have the shape of the whole."""
+    def scale_factors(self, value: Value) -> list[Value]:
+        """The factors of a scale that have its shape."""
         product = self.matcher.pair(value, "multiply")
         return [value] if product is None else [*product]
 
-    def dequantised(self, view: View) -> _Product | None:
-        sides = self.sides(view)
+    def match_dequantised(self, view: View) -> _Product | None:
+        sides = self.operands_of(view)
         if sides is None:
             return None
         window, views = sides
@@ -145,12 +145,12 @@ class _Search:
         scales: list[_Operand] = []
         copied: set[Op] = set()
         for role, side in zip(("lhs", "rhs"), views, strict=True):
-            moved = side if window is not None else self.behind(side, (*_ORDER, "convert"))
+            moved = side if window is not None else self.skip_moves(side, (*_ORDER, "convert"))
             op = self.composite(moved.value, "smelt.dequantize")
-            parts = None if op is None else self.parts(op, moved)
+            parts = None if op is None else self.roles_of(op, moved)
             if op is None or parts is None or parts[0].view.value.shape.element.bits > 8:
                 return None
-            copied |= {op, *self.moves(side.value, moved.value)}
+            copied |= {op, *self.ops_between(side.value, moved.value)}
             for each in parts:
                 if each.role == "scale":
                     scales.append(each)
@@ -160,23 +160,23 @@ class _Search:
         kept = {atom for axis in self.atoms.now(view.axes) for atom in axis}
         for scale in scales:
             if any(atom not in kept for axis in self.atoms.now(scale.view.axes) for atom in axis):
-                return None  # a scale that changes along a sum
+                return None  # a scale that varies along K
         return _Product((*operands, *scales), window, frozenset(copied))
 
-    def summed(self, view: View) -> _Product | None:
-        """A product of integers, plus a bias of integers."""
-        view = self.behind(view, _ORDER)
+    def match_integer_bias(self, view: View) -> _Product | None:
+        """An integer matmul plus an integer bias."""
+        view = self.skip_moves(view, _ORDER)
         for x, y in self.matcher.orders(view.value, "add"):
-            product = self.integers(self.behind(View(x, view.axes), _ORDER))
+            product = self.match_integers(self.skip_moves(View(x, view.axes), _ORDER))
             if product is not None:
-                return product.plus(_Operand("bias", self.repeated(View(y, view.axes))))
-        return self.integers(view)
+                return product.plus(_Operand("bias", self.skip_broadcasts(View(y, view.axes))))
+        return self.match_integers(view)
 
-    def integers(self, view: View) -> _Product | None:
-        """A product of narrow integers: one that a reader emitted, or one as it is."""
+    def match_integers(self, view: View) -> _Product | None:
+        """An int8 matmul: a reader's `smelt.qdot`, or `dot_general` and `convolution` themselves."""
         op = self.composite(view.value, "smelt.qdot")
         if op is None:
-            return self.raw(view)
+            return self.match_integer_matmul(view)
         said = decode(op)
         roles = said["operands"].split()
         if "scale" in roles or "bias" in roles or "result_zero" in roles:
@@ -188,9 +188,9 @@ class _Search:
         operands = tuple(_Operand(role, each) for role, each in zip(roles, views, strict=True))
         return _Product(operands, window)
 
-    def raw(self, view: View) -> _Product | None:
-        """Integers of at most 8 bits multiplied into wider ones."""
-        sides = self.sides(view)
+    def match_integer_matmul(self, view: View) -> _Product | None:
+        """A matmul of integers of at most 8 bits with wider results."""
+        sides = self.operands_of(view)
         if sides is None or is_float(view.value):
             return None
         window, views = sides
@@ -200,8 +200,8 @@ class _Search:
         for role, side in zip(("lhs", "rhs"), views, strict=True):
             narrow = side
             moved = self.matcher.pair(side.value, "subtract")
-            if moved is not None and window is None:  # a zero point: the same along the sum, as lowering checks
-                zeros.append(_Operand(f"{role}_zero", self.repeated(View(moved[1], side.axes))))
+            if moved is not None and window is None:  # a zero point: constant along K, as lowering checks
+                zeros.append(_Operand(f"{role}_zero", self.skip_broadcasts(View(moved[1], side.axes))))
                 copied |= {op for op in (self.matcher.op(side.value, "subtract"),) if op is not None}
                 narrow = View(moved[0], side.axes)
             inner = self.matcher.under(narrow.value, "convert")
@@ -224,8 +224,8 @@ class _Search:
         op = self.matcher.op(value, "constant")
         return op is not None and not op.attrs["value"].array.any()
 
-    def parts(self, op: Op, view: View) -> list[_Operand] | None:
-        """The operands of a composite over elements, with their axes."""
+    def roles_of(self, op: Op, view: View) -> list[_Operand] | None:
+        """The operands of an elementwise composite, with their axes."""
         said = decode(op)
         views = self.from_layout(said["layout"], self.matcher.operands(op), view, False)
         return (
@@ -237,14 +237,14 @@ class _Search:
     def from_layout(self, layout: str, operands: Sequence[Value], result: View, window: bool) -> list[View] | None:
         """The operands of a composite whose result has these axes."""
         if "(" in layout:
-            return None  # in blocks
+            return None  # block-quantised
         words, _, last = layout.partition("->")
         known: dict[str, tuple[int, ...]] = dict(zip(last, result.axes, strict=True))
         found = []
         for word, value in zip(words.split(","), operands, strict=True):
             axes = []
             for letter, size in zip(word, value.shape.sizes, strict=True):
-                if window and letter not in "bo":  # places and features of both sides differ in size
+                if window and letter not in "bo":  # spatial and channel axes of both operands differ in size
                     known_here = self.atoms.new(size)
                     for atom in known_here:
                         self.places[atom] = letter
@@ -259,12 +259,12 @@ class _Search:
                 self.places |= dict.fromkeys(axis, letter)
         return found
 
-    def sides(self, view: View) -> tuple[dict[str, object] | None, tuple[View, View]] | None:
-        """Both operands of a product, and its window if it has one."""
+    def operands_of(self, view: View) -> tuple[dict[str, object] | None, tuple[View, View]] | None:
+        """Both operands of a matmul or convolution, and the window of the latter."""
         dot = self.matcher.op(view.value, "dot_general")
         if dot is not None:
             dims = dot.attrs["dot_dimension_numbers"]
-            return None, product_views(self.atoms, self.matcher.operands(dot), dims, view.axes)
+            return None, matmul_views(self.atoms, self.matcher.operands(dot), dims, view.axes)
         op = self.matcher.op(view.value, "convolution")
         if op is None or any(op.attrs.get("window_reversal") or ()):
             return None
@@ -272,21 +272,21 @@ class _Search:
         views = self.from_layout(f"{lhs},{rhs}->{last}", self.matcher.operands(op), view, True)
         return None if views is None else (window_attributes(op), (views[0], views[1]))
 
-    def behind(self, view: View, through: tuple[str, ...]) -> View:
+    def skip_moves(self, view: View, through: tuple[str, ...]) -> View:
         while (before := self.atoms.back(self.matcher, view, through)) is not None:
             if is_float(before.value) != is_float(view.value):
                 break
             view = before
         return view
 
-    def repeated(self, view: View) -> View:
-        """What a scale or a bias repeats."""
+    def skip_broadcasts(self, view: View) -> View:
+        """The scale or bias behind its broadcasts."""
         while (before := self.atoms.back(self.matcher, view, (*_ORDER, "broadcast_in_dim"))) is not None:
             view = before
         return view
 
-    def moves(self, value: Value, source: Value) -> set[Op]:
-        """The ops from a value back to its source, each of one operand."""
+    def ops_between(self, value: Value, source: Value) -> set[Op]:
+        """The unary ops between a value and its source."""
         found: set[Op] = set()
         while (value := self.matcher.edit.value(value)) is not source:
             op = self.matcher.edit.maker(value)

@@ -19,7 +19,7 @@ from smelt.passes.recognise.outline import Found
 def softmax(matcher: Matcher, root: Op) -> Iterator[Found]:
     for powers, spread, total in _quotients(matcher, root):
         shifted = matcher.under(powers, "exponential")
-        found = matcher.reduced(total, "add")
+        found = matcher.reduction(total, "add")
         if (
             shifted is None
             or found is None
@@ -38,12 +38,12 @@ def softmax(matcher: Matcher, root: Op) -> Iterator[Found]:
             if matcher.number(bound) == -math.inf:
                 highest = matcher.row(other).source
                 break
-        if matcher.reduced(highest, "maximum") == (x, found[1]):
+        if matcher.reduction(highest, "maximum") == (x, found[1]):
             yield Found("smelt.softmax", (x,), {"axis": found[1][0]})
 
 
 def _quotients(matcher: Matcher, root: Op) -> Iterator[tuple[Value, Value, Value]]:
-    """a, what it is divided by or multiplied with, and b, of a / b or a * (1 / b)."""
+    """(a, broadcast divisor or factor, b) of a / b or a * (1 / b)."""
     if root.name == "stablehlo.divide":
         x, y = matcher.operands(root)
         yield x, y, matcher.row(y).source
@@ -57,7 +57,7 @@ def _quotients(matcher: Matcher, root: Op) -> Iterator[tuple[Value, Value, Value
 
 
 def align_row_maximum(edit: Edit, op: Op) -> None:
-    """Take `transpose(max(y))` of `transpose(y)` where both orders agree; a maximum with a number may be between."""
+    """Replace `transpose(max(y))` by `max(transpose(y))` where both orders agree, also under `max(·, constant)`."""
     if op.name != "stablehlo.transpose":
         return
     matcher = Matcher(edit)
@@ -67,7 +67,7 @@ def align_row_maximum(edit: Edit, op: Op) -> None:
         if matcher.number(other) is not None and matcher.op(x, "reduce") is not None:
             reduced, bound = x, other
             break
-    found = matcher.reduced(reduced, "maximum")
+    found = matcher.reduction(reduced, "maximum")
     if found is None or len(found[1]) != 1:
         return
     y, (axis,) = found
@@ -94,7 +94,7 @@ def align_row_maximum(edit: Edit, op: Op) -> None:
 
 
 def _agree(order: tuple[int, ...], axis: int, reduced: tuple[int, ...]) -> bool:
-    """Whether a transpose of what was reduced is the transpose of the whole, less the reduced axis."""
+    """Whether the transpose of the reduced value is the transpose of its operand without the reduced axis."""
     return tuple(d if d < axis else d - 1 for d in order if d != axis) == tuple(reduced)
 
 
