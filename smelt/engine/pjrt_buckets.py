@@ -17,7 +17,7 @@ from smelt.dtype import Array
 from smelt.errors import RunError, UnsupportedError
 from smelt.ir.core import Program
 from smelt.ir.verify import assumptions
-from smelt.passes.padding import leak
+from smelt.passes.padding import find_leak
 from smelt.shape import Shape
 
 Buckets: TypeAlias = Mapping[str, Sequence[int]]
@@ -32,7 +32,7 @@ def checked_buckets(main: Program, buckets: Buckets) -> dict[str, tuple[int, ...
             raise RunError(
                 "not a bucket", expected=f"sizes for one of {', '.join(open_symbols)}", got=f"{name}={sizes}"
             )
-        reason = leak(main.main, name)
+        reason = find_leak(main.main, name)
         taken = [why for a, b, why in assumptions(main) if name in symbols(a) | symbols(b)]
         if reason is None and taken:
             reason = f"the program takes for granted something about {name}: {taken[0]}"

@@ -1,6 +1,6 @@
-"""One spelling for each thing: legacy forms, implicit broadcasts and dynamic ops with known sizes become plain ops.
+"""Canonical forms: legacy ops, implicit broadcasts and dynamic ops with known sizes become ordinary StableHLO ops.
 
-After this pass engines and other rules meet fewer forms. Called by `pipeline`.
+Later passes and engines then have fewer forms to handle. Called by `pipeline`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _dimension_size(m: Match) -> Value | None:
 
 
 def _explicit_broadcast(m: Match) -> Value | None:
-    """`chlo.broadcast_*`: stretch both operands to the result's sizes, then the plain op."""
+    """`chlo.broadcast_*`: broadcast both operands to the result's sizes, then the elementwise op."""
     name = m.op.name.replace("chlo.broadcast_", "")
     plain = next((full for full in (f"stablehlo.{name}", f"chlo.{name}") if full in OPS), None)
     if plain is None:
@@ -98,13 +98,13 @@ def _numbers(m: Match, index: int) -> tuple[int, ...] | None:
 
 
 def _known(m: Match, index: int) -> bool:
-    """Whether the shape operand says exactly the result's sizes, so that nothing is lost without it."""
+    """Whether the shape operand is exactly the result's sizes, so that it is redundant."""
     traced: tuple[Size, ...] | None = trace(m.operand(index))
     return traced is not None and traced == m.shape.sizes
 
 
 def _twin(m: Match, name: str, *operands: Value, **keywords: Any) -> Value | None:
-    """The static op; None where what is known by now is impossible: that op fails when the run gets to it."""
+    """The static op; None where the known sizes are impossible: the dynamic op then fails at run time."""
     try:
         return m.build.op(name, *operands, **keywords).result
     except VerifyError:

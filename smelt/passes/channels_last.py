@@ -1,8 +1,8 @@
-"""Channels last: convolutions read and write [batch, y, x, channel], and what lies between them follows.
+"""NHWC layout: convolutions read and write [batch, y, x, channel], and the ops between them follow.
 
-A convolution becomes one over channels-last images, padded before, between two transpositions. The second of these then
-moves on past every op that does not care about the order of axes, until it meets the first one of the next convolution
-or something that does care. Called by `pipeline` for engines that multiply panels.
+A convolution becomes an explicit pad and an NHWC convolution between two transposes. The second transpose sinks below
+every op that has an NHWC form, until it cancels with the first transpose of the next convolution. Called by `pipeline`
+for engines with packed GEMMs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from smelt.ir.rewrite import Edit
 from smelt.passes.crop import crop
 from smelt.shape import Shape
 
-# The channels-last value behind each value that was made from one.
+# The NHWC value of each NCHW value that was transposed from one.
 Lasts: TypeAlias = dict[Value, Value]
 
 
 def channels_last(edit: Edit) -> int:
-    """Change every convolution that has a plain form, and what follows; gives the number of ops changed."""
+    """Convert every supported convolution and the ops after it; returns the number of ops changed."""
     return _region(edit, edit.func.body, {})
 
 
@@ -34,7 +34,7 @@ def _region(edit: Edit, region: Region, lasts: Lasts) -> int:
     count = 0
     for op in list(edit.ops(region)):
         count += sum(_region(edit, inner, lasts) for inner in op.regions if op.name in _CONTROL)
-        made = _convolution(edit, lasts, op) if op.name == "stablehlo.convolution" else _moved(edit, lasts, op)
+        made = _convolution(edit, lasts, op) if op.name == "stablehlo.convolution" else _follow(edit, lasts, op)
         if made is not None:
             edit.replace(op.results[0], made)
             edit.erase_if_dead(op)
@@ -58,7 +58,7 @@ def to_first(rank: int) -> tuple[int, ...]:
 
 
 def channels_last_dims(rank: int) -> ConvDims:
-    """Images [b, 0, 1, …, f], kernels [0, 1, …, i, o]."""
+    """Feature maps [b, 0, 1, …, f], kernels [0, 1, …, i, o]."""
     spatial = tuple(range(1, rank - 1))
     return ConvDims(0, rank - 1, spatial, rank - 2, rank - 1, tuple(range(rank - 2)), 0, rank - 1, spatial)
 
@@ -68,8 +68,8 @@ def channels_last_dims(rank: int) -> ConvDims:
 
 def _convolution(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     attrs, rank = op.attrs, op.result.shape.rank
-    images, kernel = edit.operands(op)
-    types = str(images.shape.dtype), str(kernel.shape.dtype), str(op.result.shape.dtype)
+    maps, kernel = edit.operands(op)
+    types = str(maps.shape.dtype), str(kernel.shape.dtype), str(op.result.shape.dtype)
     if types not in (("f32", "f32", "f32"), ("bf16", "bf16", "f32")):
         return None
     dims: ConvDims = attrs["dimension_numbers"]
@@ -81,15 +81,15 @@ def _convolution(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     spatial = rank - 2
     padding = tuple(attrs.get("padding") or ((0, 0),) * spatial)
     base = tuple(attrs.get("lhs_dilation") or (1,) * spatial)
-    images = _transposed(
-        edit, b, images, (dims.input_batch_dimension, *dims.input_spatial_dimensions, dims.input_feature_dimension)
+    maps = _transpose(
+        edit, b, maps, (dims.input_batch_dimension, *dims.input_spatial_dimensions, dims.input_feature_dimension)
     )
-    turned = attrs.get("window_reversal") or ()
-    if any(turned):
-        axes = tuple(d for d, flag in zip(dims.kernel_spatial_dimensions, turned, strict=True) if flag)
+    reversed_axes = attrs.get("window_reversal") or ()
+    if any(reversed_axes):
+        axes = tuple(d for d, flag in zip(dims.kernel_spatial_dimensions, reversed_axes, strict=True) if flag)
         kernel = b.reverse(kernel, dimensions=axes)
     kernel_order = (*dims.kernel_spatial_dimensions, dims.kernel_input_feature_dimension)
-    kernel = _transposed(edit, b, kernel, (*kernel_order, dims.kernel_output_feature_dimension))
+    kernel = _transpose(edit, b, kernel, (*kernel_order, dims.kernel_output_feature_dimension))
     output_order = (dims.output_batch_dimension, *dims.output_spatial_dimensions, dims.output_feature_dimension)
     kept = {name: attrs[name] for name in ("window_strides", "rhs_dilation", "precision_config") if attrs.get(name)}
     result = Shape.of(op.result.shape.dtype, tuple(op.result.shape.sizes[d] for d in output_order))
@@ -98,14 +98,14 @@ def _convolution(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
         *(kept.get("rhs_dilation") or ()),
     } <= {1}
     phases = [
-        _phases(*each) for each in zip(base, window, padding, images.shape.sizes[1:-1], result.sizes[1:-1], strict=True)
+        _phases(*each) for each in zip(base, window, padding, maps.shape.sizes[1:-1], result.sizes[1:-1], strict=True)
     ]
     if max(base) > 1 and plain and None not in phases:
-        made = _in_phases(b, images, kernel, [each for each in phases if each is not None], result)
+        made = _convolve_in_phases(b, maps, kernel, [each for each in phases if each is not None], result)
     else:
         edges = [(*pair, step - 1) for pair, step in zip(padding, base, strict=True)]
         made = b.convolution(
-            _padded(b, images, [(0, 0, 0), *edges, (0, 0, 0)]),
+            _pad_zeros(b, maps, [(0, 0, 0), *edges, (0, 0, 0)]),
             kernel,
             dimension_numbers=channels_last_dims(rank),
             feature_group_count=attrs["feature_group_count"],
@@ -113,13 +113,13 @@ def _convolution(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
             result=result,
             **kept,
         )
-    first = _transposed(edit, b, made, tuple(output_order.index(d) for d in range(rank)))
+    first = _transpose(edit, b, made, tuple(output_order.index(d) for d in range(rank)))
     if first is not made and tuple(output_order) == to_last(rank):
         lasts[first] = made
     return first
 
 
-def _padded(b: Builder, value: Value, edges: Sequence[tuple[int, int, int]]) -> Value:
+def _pad_zeros(b: Builder, value: Value, edges: Sequence[tuple[int, int, int]]) -> Value:
     """(before, after, between) for each axis."""
     if set(edges) == {(0, 0, 0)}:
         return value
@@ -130,9 +130,9 @@ def _padded(b: Builder, value: Value, edges: Sequence[tuple[int, int, int]]) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Phases:
-    """A convolution over elements with gaps of `step` between them, along one axis: every `step`-th result is an
-    ordinary convolution by every `step`-th tap. Phase r takes the taps from `first[r]` on, `shift[r]` places on in a
-    window of `reach` taps; `low` and `high` are what is padded then, `count` the results of each phase."""
+    """A transposed convolution (base dilation `step`) along one axis, as `step` ordinary ones: every `step`-th result
+    uses every `step`-th tap. Phase r takes the taps from `first[r]` on, shifted by `shift[r]` in a window of `reach`
+    taps; `low` and `high` are the padding, `count` the results of each phase."""
 
     step: int
     first: tuple[int, ...]
@@ -156,16 +156,16 @@ def _phases(step: int, taps: int, padding: tuple[int, int], size: Size, results:
     return _Phases(step, first, shift, reach, -least, high, each) if isinstance(high, int) and even else None
 
 
-def _in_phases(b: Builder, images: Value, kernel: Value, phases: Sequence[_Phases], result: Shape) -> Value:
-    """All phases as one convolution whose features are [phase, feature], and their results put between each other."""
+def _convolve_in_phases(b: Builder, maps: Value, kernel: Value, phases: Sequence[_Phases], result: Shape) -> Value:
+    """All phases as one convolution with output channels [phase, channel]; the results are interleaved."""
     rank, features = len(phases) + 2, result.sizes[-1]
     for axis, phase in reversed(list(enumerate(phases))):
-        parts = [_taps(b, kernel, axis, phase, r) for r in range(phase.step)]
+        parts = [_phase_taps(b, kernel, axis, phase, r) for r in range(phase.step)]
         kernel = parts[0] if len(parts) == 1 else b.concatenate(*parts, dimension=rank - 1)
-    images = _padded(b, images, [(0, 0, 0), *((phase.low, phase.high, 0) for phase in phases), (0, 0, 0)])
+    maps = _pad_zeros(b, maps, [(0, 0, 0), *((phase.low, phase.high, 0) for phase in phases), (0, 0, 0)])
     counts, steps = [phase.count for phase in phases], [phase.step for phase in phases]
     made = b.convolution(
-        images,
+        maps,
         kernel,
         dimension_numbers=channels_last_dims(rank),
         feature_group_count=1,
@@ -181,8 +181,8 @@ def _in_phases(b: Builder, images: Value, kernel: Value, phases: Sequence[_Phase
     return crop(b, made, {1 + i: (0, size) for i, size in enumerate(result.sizes[1:-1])})
 
 
-def _taps(b: Builder, kernel: Value, axis: int, phase: _Phases, number: int) -> Value:
-    """The taps of one phase along one axis, in a window that all phases share."""
+def _phase_taps(b: Builder, kernel: Value, axis: int, phase: _Phases, number: int) -> Value:
+    """The taps of one phase along one axis, padded to the window of all phases."""
     sizes = kernel.shape.numbers()
     at, by = phase.first[number], phase.shift[number]
     begin, steps = [0] * len(sizes), [1] * len(sizes)
@@ -190,11 +190,11 @@ def _taps(b: Builder, kernel: Value, axis: int, phase: _Phases, number: int) -> 
     part = b.slice(kernel, start_indices=tuple(begin), limit_indices=sizes, strides=tuple(steps))
     edges = [(0, 0, 0)] * len(sizes)
     edges[axis] = (by, phase.reach - by - part.shape.numbers()[axis], 0)
-    return _padded(b, part, edges)
+    return _pad_zeros(b, part, edges)
 
 
-def _transposed(edit: Edit, b: Builder, value: Value, order: Sequence[int]) -> Value:
-    """The axes in another order; a transposition that is undone goes away."""
+def _transpose(edit: Edit, b: Builder, value: Value, order: Sequence[int]) -> Value:
+    """Transpose; composes with the transpose that produces the value, and vanishes if both cancel."""
     value = edit.value(value)
     maker = value.op
     if maker is not None and maker.name == "stablehlo.transpose":
@@ -205,14 +205,14 @@ def _transposed(edit: Edit, b: Builder, value: Value, order: Sequence[int]) -> V
     return b.transpose(value, permutation=tuple(order))
 
 
-# ---- what follows them ----
+# ---- ops after a convolution ----
 
 
-def _moved(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
-    """The op over channels-last operands, and its result with channels first again."""
+def _follow(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
+    """The op on NHWC operands, and its result transposed back to NCHW."""
     if len(op.results) != 1 or not isinstance(op.results[0].type, Shape):
         return None
-    if _is_of_bytes(edit, op):
+    if _is_int8_to_nchw(edit, op):
         lasts[op.results[0]] = edit.value(op.operands[0])
         return None
     if not any(value in lasts for value in edit.operands(op)):
@@ -220,7 +220,7 @@ def _moved(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     if op.name == "stablehlo.reduce":
         return _reduce(edit, lasts, op)
     if op.name == "stablehlo.transpose":
-        return _transposed(edit, edit.before(op), op.operands[0], op.attrs["permutation"])
+        return _transpose(edit, edit.before(op), op.operands[0], op.attrs["permutation"])
     rule = _elementwise if OPS[op.name].elementwise else _RULES.get(op.name)
     made = rule(edit, lasts, op) if rule else None
     if made is None:
@@ -230,8 +230,8 @@ def _moved(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     return back
 
 
-def _is_of_bytes(edit: Edit, op: Op) -> bool:
-    """Whether an op puts the channels of a convolution of bytes first, which has them last already."""
+def _is_int8_to_nchw(edit: Edit, op: Op) -> bool:
+    """Whether an op transposes the result of an int8 convolution, which is NHWC already, to NCHW."""
     if op.name != "stablehlo.transpose" or op.attrs["permutation"] != to_first(op.results[0].shape.rank):
         return False
     maker = edit.maker(op.operands[0])
@@ -243,8 +243,8 @@ def _is_of_bytes(edit: Edit, op: Op) -> bool:
     return maker is not None and maker.name == "smelt.packed_qconv"
 
 
-def _as_last(edit: Edit, lasts: Lasts, b: Builder, value: Value) -> Value:
-    """A value with its channels last, whatever it takes."""
+def _to_nhwc(edit: Edit, lasts: Lasts, b: Builder, value: Value) -> Value:
+    """A value in NHWC, transposed if there is no other way."""
     value = edit.value(value)
     if value in lasts:
         return lasts[value]
@@ -252,9 +252,9 @@ def _as_last(edit: Edit, lasts: Lasts, b: Builder, value: Value) -> Value:
     if maker is not None and maker.name == "stablehlo.broadcast_in_dim":
         places = [to_last(rank).index(d) for d in maker.attrs["broadcast_dimensions"]]
         source, order = edit.value(maker.operands[0]), sorted(range(len(places)), key=places.__getitem__)
-        source = _transposed(edit, b, source, order)
+        source = _transpose(edit, b, source, order)
         return b.broadcast_in_dim(source, broadcast_dimensions=tuple(sorted(places)), result=_shape_last(value))
-    return _transposed(edit, b, value, to_last(rank))
+    return _transpose(edit, b, value, to_last(rank))
 
 
 def _shape_last(value: Value) -> Shape:
@@ -262,7 +262,7 @@ def _shape_last(value: Value) -> Shape:
     return Shape.of(value.shape.dtype, tuple(sizes[d] for d in to_last(len(sizes))))
 
 
-def _permuted(values: Sequence[int]) -> tuple[int, ...]:
+def _permute(values: Sequence[int]) -> tuple[int, ...]:
     return tuple(values[d] for d in to_last(len(values)))
 
 
@@ -278,13 +278,13 @@ def _elementwise(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     if any(value.shape.rank not in (0, rank) for value in op.operands):
         return None
     operands = [
-        _as_last(edit, lasts, edit.before(op), value) if value.shape.rank else value for value in edit.operands(op)
+        _to_nhwc(edit, lasts, edit.before(op), value) if value.shape.rank else value for value in edit.operands(op)
     ]
     return edit.before(op).op(op.name, *operands, result=_shape_last(op.result), **op.attrs).result
 
 
 def _broadcast(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
-    """Batch and channels stay the first two axes; others may come in between."""
+    """Only where batch and channels stay the first two axes; spatial axes may be inserted."""
     source = lasts.get(edit.value(op.operands[0]))
     dims, rank = op.attrs["broadcast_dimensions"], op.result.shape.rank
     if source is None or dims[:2] != (0, 1):
@@ -294,7 +294,7 @@ def _broadcast(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
 
 
 def _reshape(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
-    """Batch and channels stay as they are; the axes of an image are merged or parted."""
+    """Only where batch and channels stay; spatial axes are merged or split."""
     source, result = lasts.get(edit.value(op.operands[0])), op.result.shape
     if source is None or result.rank < 3 or op.operands[0].shape.sizes[:2] != result.sizes[:2]:
         return None
@@ -302,7 +302,7 @@ def _reshape(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
 
 
 def _reduce(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
-    """Only where the result has no order of axes left to mind: channels stay, images go."""
+    """Only global pooling: all spatial axes are reduced, so the result [batch, channel] needs no transpose."""
     source = lasts.get(edit.value(op.operands[0]))
     rank = op.operands[0].shape.rank
     if source is None or len(op.operands) != 2 or sorted(op.attrs["dimensions"]) != list(range(2, rank)):
@@ -315,7 +315,7 @@ def _reduce_window(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     source = lasts.get(edit.value(op.operands[0]))
     if source is None:
         return None
-    attrs: dict[str, Any] = {name: _permuted(value) for name, value in op.attrs.items() if value is not None}
+    attrs: dict[str, Any] = {name: _permute(value) for name, value in op.attrs.items() if value is not None}
     body = clone_region(op.regions[0], {})
     made = edit.before(op).op(
         "stablehlo.reduce_window", source, op.operands[1], regions=[body], result=_shape_last(op.result), **attrs
@@ -325,7 +325,7 @@ def _reduce_window(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
 
 def _pad(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     source = lasts.get(edit.value(op.operands[0]))
-    attrs: dict[str, Any] = {name: _permuted(value) for name, value in op.attrs.items()}
+    attrs: dict[str, Any] = {name: _permute(value) for name, value in op.attrs.items()}
     return (
         None
         if source is None
@@ -335,7 +335,7 @@ def _pad(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
 
 def _slice(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     source = lasts.get(edit.value(op.operands[0]))
-    attrs: dict[str, Any] = {name: _permuted(value) for name, value in op.attrs.items()}
+    attrs: dict[str, Any] = {name: _permute(value) for name, value in op.attrs.items()}
     return (
         None if source is None else edit.before(op).op(op.name, source, result=_shape_last(op.result), **attrs).result
     )
@@ -350,7 +350,7 @@ def _reverse(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
 
 def _concatenate(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     rank = op.result.shape.rank
-    operands = [_as_last(edit, lasts, edit.before(op), value) for value in edit.operands(op)]
+    operands = [_to_nhwc(edit, lasts, edit.before(op), value) for value in edit.operands(op)]
     return edit.before(op).concatenate(*operands, dimension=_axis_last(op.attrs["dimension"], rank))
 
 

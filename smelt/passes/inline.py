@@ -1,4 +1,4 @@
-"""Inline every `func.call`, and every composite whose name the engine does not know; unnamed functions go."""
+"""Inline every `func.call` and every composite that the engine has no kernel for; erase functions without users."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from smelt.ir.ops.signature import bare_symbol
 from smelt.ir.rewrite import symbols_of
 from smelt.shape import Shape
 
-MOST = 1 << 17  # ops that calls may expand to: functions that call each other twice double at every step
+MOST = 1 << 17  # ops after inlining: a chain of functions that call the next one twice grows exponentially
 
 
 def inline(program: Program, keep: Container[str] = ()) -> Program:
-    """The same program without calls, and without composites but those to `keep`; callees first, then callers."""
+    """The same program without calls and without composites other than those in `keep`."""
     callees = {op: name for func in program.funcs.values() for op in walk(func.body) if (name := _callee(op, keep))}
     if not callees:
-        return _drop_unnamed(program)
+        return _drop_unreachable(program)
     order = _callees_first(program, callees)
     _check_growth(program, order, callees)
     done: dict[str, Func] = {}
     for name in order:
         done[name] = _inline_into(program.funcs[name], done, callees)
-    return _drop_unnamed(program.replace(*(done[name] for name in program.funcs)))
+    return _drop_unreachable(program.replace(*(done[name] for name in program.funcs)))
 
 
 def _check_growth(program: Program, order: Iterable[str], callees: Mapping[Op, str]) -> None:
@@ -43,7 +43,7 @@ def _check_growth(program: Program, order: Iterable[str], callees: Mapping[Op, s
 
 
 def _callee(op: Op, keep: Container[str]) -> str | None:
-    """The function whose body takes the place of an op."""
+    """The function whose body replaces an op."""
     if op.name == "func.call":
         name: str = op.attrs["callee"]
         return name
@@ -54,7 +54,7 @@ def _callee(op: Op, keep: Container[str]) -> str | None:
 
 
 def _callees_first(program: Program, callees: Mapping[Op, str]) -> list[str]:
-    """Functions in an order in which every callee comes before its callers; verification has refused recursion."""
+    """Functions in an order with callees before callers; the verifier has rejected recursion."""
     order: list[str] = []
     seen: set[str] = set()
     for start in program.funcs:
@@ -81,7 +81,7 @@ def _inline_into(func: Func, done: dict[str, Func], callees: Mapping[Op, str]) -
 
 @dataclass(slots=True)
 class _Into:
-    """A function under way: what its values have become, and what sizes are that a call gave a name of their own."""
+    """The function under construction: its new values, and the sizes of symbols that a call introduced."""
 
     done: dict[str, Func]
     callees: Mapping[Op, str]
@@ -116,7 +116,7 @@ class _Into:
                 for size, actual in zip(outside.type.sizes, inside.type.sizes, strict=True):
                     name = bare_symbol(size)
                     if name is not None and size != actual and name not in self.seen:
-                        self.sizes[name] = actual  # one name for what the body knows the parts of
+                        self.sizes[name] = actual  # the body has a formula for a size that the call names by one symbol
         return ops
 
     def copy(self, op: Op) -> Op:
@@ -137,7 +137,7 @@ def _symbols(values: Iterable[Value]) -> set[str]:
 
 
 def _symbols_at(callee: Func, operands: list[Value], call: Op, scope: Scope) -> dict[str, Size]:
-    """What the callee's symbols are at this call: sizes of the operands, names the call gave, or fresh symbols."""
+    """The callee's symbols at this call: sizes of the operands, symbols of the call's results, or fresh symbols."""
     known: dict[str, Size] = {}
     pairs = list(zip(callee.args, operands, strict=True)) + list(zip(callee.results, call.results, strict=True))
     for have, want in pairs:
@@ -151,8 +151,8 @@ def _symbols_at(callee: Func, operands: list[Value], call: Op, scope: Scope) -> 
     return known
 
 
-def _drop_unnamed(program: Program) -> Program:
-    """Keep public functions, the entry, and everything they name, directly or not."""
+def _drop_unreachable(program: Program) -> Program:
+    """Keep public functions, the entry, and everything reachable from them."""
     entry = program.main.name
     keep: list[str] = [name for name, func in program.funcs.items() if name == entry or func.visibility == "public"]
     kept: dict[str, None] = {}
@@ -162,15 +162,15 @@ def _drop_unnamed(program: Program) -> Program:
             continue
         kept[name] = None
         for op in walk(program.funcs[name].body):
-            keep += _named(op)
+            keep += _references(op)
     if len(kept) == len(program.funcs):
         return program
     funcs = [func for name, func in program.funcs.items() if name in kept]
     return Program.of(*funcs, name=program.name, attrs=program.attrs, declarations=program.declarations)
 
 
-def _named(op: Op) -> list[str]:
-    """The functions an op's attributes name."""
+def _references(op: Op) -> list[str]:
+    """The functions that an op's attributes refer to."""
     found: list[str] = []
     stack = [
         op.attrs[key]

@@ -1,7 +1,7 @@
-"""Several processes as one program: every `interpreter.run_parallel` becomes the ops of all its processes side by side.
+"""Merge SPMD processes into one program: `interpreter.run_parallel` becomes the ops of all its processes.
 
-The processes of a grid take turns at compile time as they would in a run, with values where the reference has arrays:
-a collective becomes plain ops on the values of its group. `pipeline` calls it for engines that run one process.
+The processes of a grid are interpreted symbolically, in the order of the reference: a collective becomes ordinary ops
+on the values of its group. `pipeline` calls it for engines that run one process.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ PLACES: dict[str, Callable[[Process], int]] = {
 
 
 def join_processes(program: Program, keep: Container[str] = ()) -> Program:
-    """The same program in one process, without calls; composites to `keep` stay, as `inline` keeps them."""
+    """The same program in one process, without calls; composites in `keep` stay."""
     if not _starters(program):
         return program
     program = inline(program, keep)
     while starters := _starters(program):
         for name, ops in starters.items():
             started = {callee for op in ops for row in op.attrs["programs"] for callee in row}
-            if not started & starters.keys():  # grids inside grids: the inner ones first
+            if not started & starters.keys():  # nested grids: the inner ones first
                 program = _join_in(program, program.funcs[name], ops)
         program = inline(program, keep)
     return program
 
 
 def _starters(program: Program) -> dict[str, list[Op]]:
-    """The functions that start processes, and the ops that do."""
+    """The functions that start processes, and the ops that start them."""
     found = {name: [op for op in walk(func.body) if op.name == RUN_PARALLEL] for name, func in program.funcs.items()}
     return {name: ops for name, ops in found.items() if ops}
 
 
 def _join_in(program: Program, func: Func, starts: Sequence[Op]) -> Program:
-    """The program in which calls of joined functions take the place of a function's grids."""
+    """The program with a function's grids replaced by calls of merged functions."""
     edit = Edit(func, {name: other.type for name, other in program.funcs.items()})
     for op in starts:
         grid = [[program.func(name) for name in row] for row in op.attrs["programs"]]
@@ -98,13 +98,13 @@ def join_grid(grid: Sequence[Sequence[Func]], infeed: Sequence[Func] = (), *, na
     The functions must hold no calls. `infeed` gives what the processes take from their queue, in order.
     """
     build = Builder()
-    queue: deque[Values] = deque(_fed(func, build) for func in infeed)
+    queue: deque[Values] = deque(_infeed_values(func, build) for func in infeed)
     running: dict[Process, Steps] = {}
     args: list[Value] = []
     for replica, row in enumerate(grid):
         for partition, func in enumerate(row):
             process = Process(replica, partition, len(grid), len(row))
-            placed = _placed(func, process)
+            placed = _bind_ids(func, process)
             member = _Member(process, build, _renaming(placed, build), queue)
             for arg in placed.args:
                 member.values[arg] = Value(member.retype(arg.type), None, len(args), arg.name)
@@ -115,19 +115,19 @@ def join_grid(grid: Sequence[Sequence[Func]], infeed: Sequence[Func] = (), *, na
     return Func(name, Region(tuple(args), tuple(build.ops), results), "private")
 
 
-def _fed(func: Func, build: Builder) -> Values:
+def _infeed_values(func: Func, build: Builder) -> Values:
     values: dict[Value, Value] = {}
     build.ops += clone_ops(func.body.ops, values, _renaming(func, build))
     return tuple(values[value] for value in func.results)
 
 
 def _renaming(func: Func, build: Builder) -> Retype:
-    """Symbols of its own for each copy of a function."""
+    """Fresh symbols for each copy of a function."""
     return substitution({name: build.scope.fresh() for name in sorted(symbols_of(func))})
 
 
-def _placed(func: Func, process: Process) -> Func:
-    """The function as one process runs it: it knows its place in the grid, inside regions too."""
+def _bind_ids(func: Func, process: Process) -> Func:
+    """The function of one process: its ids in the grid are constants, inside regions too."""
     edit = Edit(func)
     for op in [op for op in walk(func.body) if op.name in PLACES]:
         edit.replace(op.result, edit.before(op).constant(np.uint32(PLACES[op.name](process))))
@@ -137,10 +137,10 @@ def _placed(func: Func, process: Process) -> Func:
 
 @dataclass(slots=True)
 class _Member:
-    """A process on its way through its function, and what the function's values are in the joined one."""
+    """The state of one process, and its function's values in the merged function."""
 
     process: Process
-    build: Builder  # of all processes: what one of them adds, others may use later
+    build: Builder  # shared by all processes: one may use what another added
     retype: Retype
     infeed: deque[Values]
     values: dict[Value, Value] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class _Member:
         return tuple(self.values[value] for value in region.results)
 
     def _step(self, op: Op) -> Any:
-        """The results of an op, the steps to them, or None where they are kept already."""
+        """The results of an op, the steps to them, or None where they are recorded already."""
         if op.name == "stablehlo.async_start":
             return self._start(op)
         if op.name == "stablehlo.async_done" and op.operands[0] in self.futures:
@@ -178,12 +178,12 @@ class _Member:
         self.futures[op.result] = yield from self.steps(region)
 
     def _copy(self, op: Op) -> None:
-        """An op that concerns this process alone."""
+        """Copy an op that is local to this process."""
         inside = [inner for region in op.regions for inner in walk(region)]
         waits = next((inner for inner in inside if inner.name in RULES), None)
         if waits is not None:
             raise UnsupportedError(
-                f"{waits.name} inside {op.name}: when its turn comes is not known before the processes run",
+                f"{waits.name} inside {op.name}: whether it runs is not known at compile time",
                 where=waits.location,
                 remedy="exchange values outside of loops and branches",
             )
@@ -194,21 +194,21 @@ class _Member:
         if any(value in self.futures for value in values):
             raise UnsupportedError(f"{name} of a future in joined processes", expected="stablehlo.async_done")
 
-    # -- what rules ask for --
+    # -- helpers of the rules --
 
     def at(self, op: Op) -> Builder:
-        """The builder, for ops that stand for this one."""
+        """The builder, with the location of this op."""
         self.build.location = op.location
         return self.build
 
     def shape(self, value: Value) -> Shape:
-        """The type that a result has in the joined function."""
+        """The type of a result in the merged function."""
         shape = self.retype(value.type)
         assert isinstance(shape, Shape)
         return shape
 
     def zeros(self, op: Op, shape: Shape) -> Value:
-        """What a process gets that gets nothing: elements whose bits are all zero."""
+        """The result of a process that receives nothing: all bits zero."""
         build = self.at(op)
         scalar = build.constant(np.zeros((), shape.dtype.numpy), shape.dtype)
         if not shape.rank:
@@ -216,7 +216,7 @@ class _Member:
         return build.broadcast_in_dim(scalar, broadcast_dimensions=(), result=shape)
 
     def gather(self, op: Op, result: int, parts: Sequence[Value], dim: int) -> Value:
-        """The parts one after the other, as the size that the op promises."""
+        """The concatenated parts, in the declared size."""
         sizes = list(parts[0].shape.sizes)
         sizes[dim] = sum(part.shape.sizes[dim] for part in parts)
         want = self.shape(op.results[result])
@@ -239,21 +239,21 @@ class _Member:
         return self.at(op).slice(value, start_indices=tuple(starts), limit_indices=tuple(limits), strides=strides)
 
     def combine(self, op: Op, parts: Sequence[Value], element: ElementType) -> Value:
-        """The op's computation over the group, element by element, in the group's order."""
+        """Reduce the parts elementwise by the op's computation, in the group's order."""
 
         def step(a: Value, b: Value) -> Value:
             body = clone_region(op.regions[0], dict(self.values), self.retype)
             return self.at(op).map(a, b, dimensions=tuple(range(a.shape.rank)), regions=[body])
 
-        return reduce(step, [self._promoted(op, part, element) for part in parts])
+        return reduce(step, [self._promote(op, part, element) for part in parts])
 
-    def _promoted(self, op: Op, part: Value, element: ElementType) -> Value:
+    def _promote(self, op: Op, part: Value, element: ElementType) -> Value:
         if part.shape.dtype == element:
             return part
         return self.at(op).convert(part, result=Shape.of(element, part.shape.sizes))
 
     def is_root(self, op: Op, roots: Value, result: int, place: int) -> Value:
-        """Whether the root of an operand is the member at a place of the group."""
+        """Whether the root of an operand is this member of the group."""
         build = self.at(op)
         chosen = build.slice(roots, start_indices=(result,), limit_indices=(result + 1,), strides=(1,))
         scalar = build.reshape(chosen, result=Shape.of(roots.shape.dtype, ()))
@@ -261,13 +261,13 @@ class _Member:
 
 
 def _check_promise(op: Op, have: Shape, want: Shape) -> None:
-    """Sizes depend on the grid; where they are numbers they must be those that the op promises."""
+    """Sizes depend on the grid; static ones must be the declared ones."""
     if not _may_be_alike(have, want):
-        raise RunError(f"{op.name}: the group does not give the promised size", expected=want, got=have)
+        raise RunError(f"{op.name}: the group does not give the declared size", expected=want, got=have)
 
 
 def _may_be_alike(a: Shape, b: Shape) -> bool:
-    """Whether types are the same, as far as their sizes are numbers."""
+    """Whether types are the same, as far as their sizes are static."""
     if a.dtype != b.dtype or a.rank != b.rank:
         return False
     return all(x == y for x, y in zip(a.sizes, b.sizes, strict=True) if isinstance(x, int) and isinstance(y, int))
@@ -281,7 +281,7 @@ def _check_alike(op: Op, payloads: Sequence[Values]) -> None:
             raise RunError(f"{op.name}: the processes of a group bring different types", expected=first, got=other)
 
 
-# ---- what each op becomes ----
+# ---- one rule per op ----
 
 
 def _all_gather(member: _Member, op: Op, *operands: Value) -> Steps:
@@ -352,7 +352,7 @@ def _cross_replica_sum(member: _Member, op: Op, operand: Value) -> Steps:
 
 
 def _collective_broadcast(member: _Member, op: Op, *operands: Value) -> Steps:
-    """A root that is known only in a run and lies outside of the group, which the reference refuses, gives zeros."""
+    """A run-time root outside the group gives zeros; the reference rejects it."""
     group = group_of(member.process, narrow_groups(member.process, op))
     data, roots = split_roots(op, operands)
     if group is None:
@@ -386,16 +386,16 @@ def _recv(member: _Member, op: Op, token: Value) -> Steps:
     payload = yield from fetch(member.process, op)
     if payload is None:
         payload = [member.zeros(op, member.shape(value)) for value in op.results[:-1]]
-    return _received(member, op, payload, token)
+    return _receive(member, op, payload, token)
 
 
 def _infeed(member: _Member, op: Op, token: Value) -> Values:
     if not member.infeed:
         raise RunError(f"{op.name}: nothing is left in the queue", expected=[value.type for value in op.results[:-1]])
-    return _received(member, op, member.infeed.popleft(), token)
+    return _receive(member, op, member.infeed.popleft(), token)
 
 
-def _received(member: _Member, op: Op, payload: Sequence[Value], token: Value) -> Values:
+def _receive(member: _Member, op: Op, payload: Sequence[Value], token: Value) -> Values:
     types = [member.shape(value) for value in op.results[:-1]]
     came = [value.shape for value in payload]
     if len(types) != len(came) or not all(map(_may_be_alike, types, came)):

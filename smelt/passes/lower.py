@@ -243,10 +243,10 @@ def _done(m: Match) -> Values:
     maker = m.edit.maker(m.operand(0))
     if maker is None or maker.name != "stablehlo.async_start":
         return None
-    return _inlined(m.build, maker.regions[0], m.edit.operands(maker))
+    return _inline(m.build, maker.regions[0], m.edit.operands(maker))
 
 
-def _inlined(b: Any, region: Region, operands: Sequence[Value]) -> list[Value]:
+def _inline(b: Any, region: Region, operands: Sequence[Value]) -> list[Value]:
     values = dict(zip(region.args, operands, strict=True))
     for each in clone_ops(region.ops, values):
         b.insert(each)
@@ -306,7 +306,7 @@ def _scan(m: Match) -> Values:
         r.ops += clone_ops(body.ops, values)
         results = [values.get(value, value) for value in body.results]
         written = [
-            _written(r, target, row, at, zero, dimension)
+            _write_row(r, target, row, at, zero, dimension)
             for target, row in zip(r.args[1 : 1 + outputs], results[:outputs], strict=True)
         ]
         r.result(r.add(step, r.constant(1, i32)), *written, *results[outputs:])
@@ -321,14 +321,14 @@ def _checked_scan(m: Match) -> Values:
 def _row(b: Builder, value: Value, at: Value, zero: Value, dimension: int) -> Value:
     sizes = [1 if d == dimension else size for d, size in enumerate(value.shape.sizes)]
     if not all(isinstance(size, int) for size in sizes):
-        return _open_row(b, value, at, dimension)
+        return _gather_row(b, value, at, dimension)
     starts = [at if d == dimension else zero for d in range(len(sizes))]
     row = b.dynamic_slice(value, *starts, slice_sizes=tuple(sizes))
     kept = [size for d, size in enumerate(value.shape.sizes) if d != dimension]
     return b.reshape(row, result=Shape.of(value.shape.dtype, kept))
 
 
-def _open_row(b: Builder, value: Value, at: Value, dimension: int) -> Value:
+def _gather_row(b: Builder, value: Value, at: Value, dimension: int) -> Value:
     """A row with dynamic sizes, by a gather: the sizes of a slice are numbers."""
     rank, one = value.shape.rank, Shape("i32", 1)
     sizes = [
@@ -346,7 +346,7 @@ def _open_row(b: Builder, value: Value, at: Value, dimension: int) -> Value:
     return b.dynamic_gather(value, at, parts, dimension_numbers=dims, result=Shape.of(value.shape.dtype, kept))
 
 
-def _written(b: Builder, target: Value, row: Value, at: Value, zero: Value, dimension: int) -> Value:
+def _write_row(b: Builder, target: Value, row: Value, at: Value, zero: Value, dimension: int) -> Value:
     sizes = [1 if d == dimension else size for d, size in enumerate(target.shape.sizes)]
     update = b.reshape(row, result=Shape.of(row.shape.dtype, sizes))
     starts = [at if d == dimension else zero for d in range(len(sizes))]

@@ -1,8 +1,8 @@
-"""Quantised types become their storage integers; what computes with them does so on floats in between.
+"""`!quant.uniform` types become their storage integers; arithmetic happens on dequantised floats.
 
-`!quant.uniform` tensors of a function, its arguments and its results among them, turn into tensors of the storage type.
-An op that computes is given what its operands express and its result is quantised again, step by step as
-`smelt.ir.ops.quantize` says; one that only moves elements moves integers. Called by `pipeline`.
+In a function, its arguments and its results, quantised tensors become tensors of the storage type. An op that computes
+gets dequantised operands and its result is quantised again, in the order of `smelt.ir.ops.quantize`. An op that only
+moves elements moves integers. Called by `pipeline`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from smelt.ir.ops.definition import Scope
 from smelt.ir.rewrite import symbols_of
 from smelt.shape import Shape
 
-# What computes on whole tensors; elementwise ops do, too. All others move elements, or have bodies that compute.
+# Ops that compute, besides the elementwise ones. All others move elements, or have bodies that compute.
 COMPUTING = frozenset(
     f"stablehlo.{name}"
     for name in (
@@ -41,7 +41,7 @@ MOVING = frozenset({"stablehlo.constant", "stablehlo.bitcast_convert"})
 
 def lower_quantised_types(program: Program) -> Program:
     """The program without quantised types."""
-    funcs = [_without(func) if any(map(_is_quantised, _types(func))) else func for func in program.funcs.values()]
+    funcs = [_lower(func) if any(map(_is_quantised, _types(func))) else func for func in program.funcs.values()]
     if all(new is old for new, old in zip(funcs, program.funcs.values(), strict=True)):
         return program
     return program.replace(*funcs)
@@ -60,19 +60,19 @@ def _is_quantised(type: Type) -> bool:
     return isinstance(type, Shape) and isinstance(type.dtype, Quantized)
 
 
-def stored(type: Type) -> Type:
-    """The type of what is in memory."""
+def to_storage(type: Type) -> Type:
+    """The type in memory: storage integers for a quantised type."""
     match type:
         case Tuple(types):
-            return Tuple(tuple(map(stored, types)))
+            return Tuple(tuple(map(to_storage, types)))
         case Future(types):
-            return Future(tuple(map(stored, types)))
+            return Future(tuple(map(to_storage, types)))
         case Shape(dtype=Quantized() as element):
             return type.with_dtype(element.storage)
     return type
 
 
-def _without(func: Func) -> Func:
+def _lower(func: Func) -> Func:
     lowering = _Lowering(Scope(symbols_of(func)))
     body = lowering.region(func.body)
     return Func(func.name, body, func.visibility, func.arg_attrs, func.result_attrs, func.attrs, func.location)
@@ -81,10 +81,10 @@ def _without(func: Func) -> Func:
 @dataclass(slots=True)
 class _Lowering:
     scope: Scope
-    values: dict[Value, Value] = field(default_factory=dict)  # what values have become
+    values: dict[Value, Value] = field(default_factory=dict)  # old value -> new value
 
     def region(self, region: Region) -> Region:
-        args = tuple(Value(stored(arg.type), None, arg.index, arg.name) for arg in region.args)
+        args = tuple(Value(to_storage(arg.type), None, arg.index, arg.name) for arg in region.args)
         self.values.update(zip(region.args, args, strict=True))
         builder = Builder(self.scope)
         for op in region.ops:
@@ -93,23 +93,23 @@ class _Lowering:
         return Region(args, tuple(builder.ops), tuple(self.values[value] for value in region.results))
 
     def op(self, b: Builder, op: Op) -> None:
-        quantised = any(_is_quantised(value.type) for value in (*op.operands, *op.results))
+        is_quantised = any(_is_quantised(value.type) for value in (*op.operands, *op.results))
         computes = op.name in COMPUTING or (OPS[op.name].elementwise and op.name not in MOVING)
-        if quantised and computes:
+        if is_quantised and computes:
             self.values[op.result] = self.in_floats(b, op)
             return
         regions = [self.region(region) for region in op.regions]
-        operands = [self.promoted(b, value, to) for value, to in zip(op.operands, _promotions(op), strict=True)]
+        operands = [self.promote(b, value, to) for value, to in zip(op.operands, _promotions(op), strict=True)]
         attrs = dict(op.attrs)
-        if quantised and isinstance(value := attrs.get("value"), Constant):
+        if is_quantised and isinstance(value := attrs.get("value"), Constant):
             attrs["value"] = Constant.of(value.array, _storage(op.result.shape.dtype))
-        types = [stored(value.type) for value in op.results]
+        types = [to_storage(value.type) for value in op.results]
         copy = Op(op.name, operands, types, attrs, regions, op.location, [value.name for value in op.results])
         b.ops.append(copy)
         self.values.update(zip(op.results, copy.results, strict=True))
 
     def in_floats(self, b: Builder, op: Op) -> Value:
-        operands = [self.expressed(b, value) for value in op.operands]
+        operands = [self.dequantise_value(b, value) for value in op.operands]
         result = op.result.shape
         to = result.dtype
         floats = result.with_dtype(to.expressed) if isinstance(to, Quantized) else result
@@ -117,23 +117,23 @@ class _Lowering:
             (value,) = operands
         else:
             value = b.op(op.name, *operands, result=floats, **dict(op.attrs)).result
-        return quantised(b, value, to) if isinstance(to, Quantized) else value
+        return quantise(b, value, to) if isinstance(to, Quantized) else value
 
-    def expressed(self, b: Builder, value: Value) -> Value:
+    def dequantise_value(self, b: Builder, value: Value) -> Value:
         now = self.values[value]
         if isinstance(value.type, Shape) and isinstance(value.type.dtype, Quantized):
-            return dequantised(b, now, value.type.dtype)
+            return dequantise(b, now, value.type.dtype)
         return now
 
-    def promoted(self, b: Builder, value: Value, to: ElementType | None) -> Value:
+    def promote(self, b: Builder, value: Value, to: ElementType | None) -> Value:
         """An operand in the quantised type that a body computes in."""
         if to is None or not isinstance(to, Quantized) or value.shape.dtype == to:
             return self.values[value]
-        return quantised(b, self.expressed(b, value), to)
+        return quantise(b, self.dequantise_value(b, value), to)
 
 
 def _promotions(op: Op) -> Sequence[ElementType | None]:
-    """For each operand, the element type in which the op's body wants it; None: its own."""
+    """For each operand, the element type in which the op's body takes it; None: its own."""
     results = [value.shape.dtype if isinstance(value.type, Shape) else None for value in op.results]
     match op.name.removeprefix("stablehlo."):
         case "reduce" | "reduce_window":
@@ -149,33 +149,33 @@ def _storage(element: ElementType) -> DType:
     return element.storage if isinstance(element, Quantized) else element
 
 
-# ---- the two functions ----
+# ---- quantise and dequantise ----
 
 
-def dequantised(b: Builder, value: Value, of: Quantized) -> Value:
+def dequantise(b: Builder, value: Value, of: Quantized) -> Value:
     """`(q - zero_point) * scale`. The difference does not wrap."""
     shape = value.shape
     wide = i32 if of.storage.bits < 32 else i64
     steps = b.convert(value, result=shape.with_dtype(wide))
     if any(of.zero_points):
-        steps = b.subtract(steps, _laid(b, of.zero_points, of.axis, steps.shape))
+        steps = b.subtract(steps, _broadcast_numbers(b, of.zero_points, of.axis, steps.shape))
     floats = b.convert(steps, result=shape.with_dtype(of.expressed))
-    return b.multiply(floats, _laid(b, of.scales, of.axis, floats.shape))
+    return b.multiply(floats, _broadcast_numbers(b, of.scales, of.axis, floats.shape))
 
 
-def quantised(b: Builder, value: Value, to: Quantized) -> Value:
+def quantise(b: Builder, value: Value, to: Quantized) -> Value:
     """`round_nearest_even(clamp(x / scale + zero_point))`."""
     shape = value.shape
-    moved = b.divide(value, _laid(b, to.scales, to.axis, shape))
+    moved = b.divide(value, _broadcast_numbers(b, to.scales, to.axis, shape))
     if any(to.zero_points):
-        moved = b.add(moved, _laid(b, to.zero_points, to.axis, shape))
-    low, high = (b.full(_rounded(limit, to.expressed), shape) for limit in (to.storage_min, to.storage_max))
+        moved = b.add(moved, _broadcast_numbers(b, to.zero_points, to.axis, shape))
+    low, high = (b.full(_round(limit, to.expressed), shape) for limit in (to.storage_min, to.storage_max))
     held = b.minimum(b.maximum(moved, low), high)
     return b.convert(b.round_nearest_even(held), result=shape.with_dtype(to.storage))
 
 
-def _laid(b: Builder, numbers: Sequence[float], axis: int | None, shape: Shape) -> Value:
-    """One number, or one per slice along an axis, at every element of a shape."""
+def _broadcast_numbers(b: Builder, numbers: Sequence[float], axis: int | None, shape: Shape) -> Value:
+    """One number, or one per slice along an axis, broadcast to a shape."""
     element = shape.element
     wide = np.array(numbers, np.int64 if element.is_integer or isinstance(numbers[0], int) else np.float64)
     array = cast(wide, element)
@@ -185,5 +185,5 @@ def _laid(b: Builder, numbers: Sequence[float], axis: int | None, shape: Shape) 
     return b.broadcast_in_dim(values, broadcast_dimensions=(axis,), result=shape)
 
 
-def _rounded(number: int, element: DType) -> float:
+def _round(number: int, element: DType) -> float:
     return float(cast(np.array(number, np.int64), element).astype(np.float64))

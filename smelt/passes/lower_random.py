@@ -1,6 +1,6 @@
-"""`stablehlo.rng` becomes `rng_bit_generator` and arithmetic: its state goes through the function as a value.
+"""`stablehlo.rng` becomes `rng_bit_generator` and arithmetic; its state becomes an explicit value.
 
-Loops carry it and branches return it, so each draw goes on where the one before stopped, as `smelt.ir.ops.random` says.
+Loops carry the state and branches return it, so each draw continues after the one before, as in `smelt.ir.ops.random`.
 Called by `pipeline`.
 """
 
@@ -27,11 +27,11 @@ STATE = Shape("ui64", 2)
 
 def lower_random(program: Program) -> Program:
     """The program without `rng`."""
-    changed = [_threaded(func) for func in program.funcs.values() if any(op.name == RNG for op in walk(func.body))]
+    changed = [_thread_state(func) for func in program.funcs.values() if any(op.name == RNG for op in walk(func.body))]
     return program.replace(*changed) if changed else program
 
 
-def _threaded(func: Func) -> Func:
+def _thread_state(func: Func) -> Func:
     threading = _Threading(Scope(symbols_of(func)))
     b = Builder(threading.scope)
     threading.state = b.constant(FIRST_STATE, "ui64")
@@ -59,7 +59,7 @@ class _Threading:
                 self.copy(b, op)
 
     def copy(self, b: Builder, op: Op) -> None:
-        """An op with its operands as they are now; if something inside it draws, the state goes in and comes out."""
+        """A copy of an op on the new operands. If one of its regions draws, the state is an operand and a result."""
         drawing = any(inner.name == RNG for region in op.regions for inner in walk(region))
         operands = [self.value(operand) for operand in op.operands]
         types: list[Type] = [value.type for value in op.results]
@@ -78,7 +78,7 @@ class _Threading:
             self.state = copy.results[-1]
 
     def region(self, region: Region, outer: Builder) -> Region:
-        """A region in which nothing draws."""
+        """A copy of a region without draws."""
         b = Builder(self.scope, outer.location)
         self.ops(b, region)
         return Region(region.args, tuple(b.ops), tuple(self.value(value) for value in region.results))
@@ -109,11 +109,11 @@ class _Threading:
         return Region((*body.args, *more), body.ops, (*body.results, self.state))
 
     def draw(self, b: Builder, op: Op) -> Value:
-        """The arithmetic of `smelt.ir.ops.random.rng`, on words of 64 bits."""
+        """The arithmetic of `smelt.ir.ops.random.rng`, on 64-bit words."""
         result = op.result.shape
         first, second, sizes = (self.value(operand) for operand in op.operands)
         known = result.is_static or trace(sizes) == result.sizes
-        laid = _Laid(b, result, None if known else sizes)
+        broadcast = _Broadcast(b, result, None if known else sizes)
 
         def words() -> Value:
             types = [STATE, Shape.of(ui64, result.sizes)]
@@ -122,30 +122,30 @@ class _Threading:
             return drawn
 
         if not result.element.is_float:
-            return _whole(laid, words, first, second)
+            return _whole(broadcast, words, first, second)
         if op.attrs["rng_distribution"] == "NORMAL":
-            return _normal(laid, words, first, second)
-        return _uniform(laid, words, first, second)
+            return _normal(broadcast, words, first, second)
+        return _uniform(broadcast, words, first, second)
 
 
 @dataclass(frozen=True, slots=True)
-class _Laid:
-    """A scalar at every element of a result. Where data decides the sizes, the first of these ops tells them to all
-    that come after it: it stands before the words are drawn."""
+class _Broadcast:
+    """Broadcasts scalars to the shape of a result. With data-dependent sizes, the first broadcast defines the sizes
+    for the ops after it, so it comes before the draw."""
 
     b: Builder
     result: Shape
-    sizes: Value | None  # as data, where they are not known otherwise
+    sizes: Value | None  # as an operand, where they are data-dependent
 
     def __call__(self, scalar: Value, element: DType) -> Value:
         converted = self.b.convert(scalar, result=Shape.of(element, ()))
         full = self.result.with_dtype(element)
-        laid: Value = (
+        broadcast: Value = (
             self.b.broadcast_in_dim(converted, broadcast_dimensions=(), result=full)
             if self.sizes is None
             else self.b.dynamic_broadcast_in_dim(converted, self.sizes, broadcast_dimensions=(), result=full)
         )
-        return laid
+        return broadcast
 
 
 def _bits(b: Builder, words: Value, drop: int) -> Value:
@@ -154,27 +154,27 @@ def _bits(b: Builder, words: Value, drop: int) -> Value:
     return b.convert(kept, result=words.shape.with_dtype(f64))
 
 
-def _uniform(laid: _Laid, words: Callable[[], Value], low: Value, high: Value) -> Value:
-    b, wide = laid.b, laid.result.with_dtype(f64)
-    start = laid(low, f64)
-    span = b.subtract(laid(high, f64), start)
+def _uniform(broadcast: _Broadcast, words: Callable[[], Value], low: Value, high: Value) -> Value:
+    b, wide = broadcast.b, broadcast.result.with_dtype(f64)
+    start = broadcast(low, f64)
+    span = b.subtract(broadcast(high, f64), start)
     unit = b.multiply(_bits(b, words(), 11), b.full(2.0**-53, wide))
-    value = b.convert(b.add(start, b.multiply(unit, span)), result=laid.result)
-    first, last = (laid(each, laid.result.element) for each in (low, high))
+    value = b.convert(b.add(start, b.multiply(unit, span)), result=broadcast.result)
+    first, last = (broadcast(each, broadcast.result.element) for each in (low, high))
     return b.select(b.compare(value, last, comparison_direction="LT"), value, first)
 
 
-def _normal(laid: _Laid, words: Callable[[], Value], mean: Value, deviation: Value) -> Value:
-    b, wide = laid.b, laid.result.with_dtype(f64)
-    middle_of_all, scale = laid(mean, f64), laid(deviation, f64)
+def _normal(broadcast: _Broadcast, words: Callable[[], Value], mean: Value, deviation: Value) -> Value:
+    b, wide = broadcast.b, broadcast.result.with_dtype(f64)
+    middle_of_all, scale = broadcast(mean, f64), broadcast(deviation, f64)
     middle = b.add(_bits(b, words(), 12), b.full(0.5, wide))
     signed = b.subtract(b.multiply(middle, b.full(2.0**-51, wide)), b.full(1.0, wide))
     unit = b.multiply(b.op("chlo.erf_inv", signed).result, b.full(float(np.sqrt(2.0)), wide))
-    return b.convert(b.add(middle_of_all, b.multiply(unit, scale)), result=laid.result)
+    return b.convert(b.add(middle_of_all, b.multiply(unit, scale)), result=broadcast.result)
 
 
-def _whole(laid: _Laid, words: Callable[[], Value], first: Value, last: Value) -> Value:
-    b, element = laid.b, laid.result.element
+def _whole(broadcast: _Broadcast, words: Callable[[], Value], first: Value, last: Value) -> Value:
+    b, element = broadcast.b, broadcast.result.element
     scalar = Shape.of(ui64 if element.kind == "uint" else i64, ())
     low, high = (b.convert(each, result=scalar) for each in (first, last))
     one = b.constant(1, scalar.dtype)
@@ -182,6 +182,6 @@ def _whole(laid: _Laid, words: Callable[[], Value], first: Value, last: Value) -
         high = b.add(high, one)
     some = b.compare(low, high, comparison_direction="LT")
     span = b.select(some, b.subtract(high, low), one)
-    spans, starts = laid(span, ui64), laid(low, ui64)
+    spans, starts = broadcast(span, ui64), broadcast(low, ui64)
     moved = b.add(b.op("chlo.mulhi", words(), spans).result, starts)
-    return b.convert(moved, result=laid.result)
+    return b.convert(moved, result=broadcast.result)

@@ -1,8 +1,7 @@
-"""Whether a size may be rounded up: inputs padded along it, results cut back, and nothing else changes.
+"""Whether a dynamic dimension may be padded: inputs padded along it, results cropped, all other bits equal.
 
-`leak(func, symbol)` proves, op by op, that the first part of every value stays what it is without padding: whatever an
-op makes of the padded rest stays in the rest. An op that it knows nothing about is taken to leak. Engines that compile
-per size (pjrt) call it before they pad.
+`find_leak(func, symbol)` proves, op by op, that padding never affects the unpadded part of a value. An op without a
+rule counts as a leak. Engines that compile once per size (pjrt) call it before they round sizes up.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from smelt.ir.ops import OPS
 from smelt.shape import Shape
 
 
-def leak(func: Func, name: str) -> str | None:
-    """Why padding along a symbol would change results; None where it is proven not to.
+def find_leak(func: Func, name: str) -> str | None:
+    """The reason why padding along a symbol may change results; None if it provably does not.
 
     Invariant: for every value, the part with indices below `k*s` on axes of size `k*name` (s: the true size) is what
     the run without padding gives.
     """
     for value in (*func.args, *func.results):
         if not isinstance(value.type, Shape):
-            return f"@{func.name} takes or gives something that is no tensor"
+            return f"@{func.name} has an argument or result that is no tensor"
     for arg in func.args:
         if any(name in symbols(size) and size != symbol(name) for size in arg.shape.sizes):
             return f"an argument is {arg.shape}, and {name} is only a part of a size"
@@ -43,13 +42,13 @@ def multiple(size: Size, name: str) -> Size | None:
 
 
 def _op_leaks(op: Op, name: str) -> str | None:
-    touched = [value for value in (*op.operands, *op.results, *_inner(op)) if _open_axes(value, name) != ()]
+    touched = [value for value in (*op.operands, *op.results, *_inner(op)) if _dynamic_axes(value, name) != ()]
     if not touched:
         return None
     for value in touched:
-        axes = _open_axes(value, name)
+        axes = _dynamic_axes(value, name)
         if axes is None:
-            return "it works on something that is no tensor"
+            return "an operand or result is no tensor"
         if any(multiple(value.shape.sizes[axis], name) is None for axis in axes):
             return f"a size of {value.shape} is no multiple of {name}"
     if OPS[op.name].elementwise:
@@ -57,7 +56,7 @@ def _op_leaks(op: Op, name: str) -> str | None:
         same = all(operand.shape.sizes in (sizes, ()) for operand in op.operands)
         return None if same else "its operands have different shapes"
     rule = _RULES.get(op.name)
-    return rule(op, name) if rule else "nothing is known about rows of it"
+    return rule(op, name) if rule else "there is no rule for this op"
 
 
 def _inner(op: Op) -> list[Value]:
@@ -75,22 +74,22 @@ def _ends(region: Region) -> list[Value]:
     return [*region.args, *region.results]
 
 
-def _open_axes(value: Value, name: str) -> tuple[int, ...] | None:
-    """The axes whose size depends on a symbol; None for what is no tensor."""
+def _dynamic_axes(value: Value, name: str) -> tuple[int, ...] | None:
+    """The axes whose size depends on a symbol; None for a value that is no tensor."""
     if not isinstance(value.type, Shape):
         return None
     return tuple(axis for axis, size in enumerate(value.type.sizes) if name in symbols(size))
 
 
 def _axes(value: Value, name: str) -> tuple[int, ...]:
-    return _open_axes(value, name) or ()
+    return _dynamic_axes(value, name) or ()
 
 
 # ---- one rule per op: the reason why it leaks, or None ----
 
 
 def _free(op: Op, name: str) -> str | None:
-    """Every element of the result depends on its own place alone."""
+    """Every element of the result depends on its own position alone."""
     return None
 
 
@@ -98,7 +97,7 @@ def _broadcast(op: Op, name: str) -> str | None:
     given, made = op.operands[0].shape.sizes, op.result.shape.sizes
     for size, dim in zip(given, op.attrs["broadcast_dimensions"], strict=True):
         if size != made[dim] and size != 1:
-            return "a size that is open is stretched"
+            return "a dynamic dimension is broadcast"
     return None
 
 
@@ -108,7 +107,7 @@ def _reshape(op: Op, name: str) -> str | None:
         return f"{name} does not stay on one axis"
     given, made = op.operands[0].shape.sizes, op.result.shape.sizes
     if product(given[: before[0]]) != product(made[: after[0]]):
-        return f"what lies before the axis of {name} changes"
+        return f"the sizes before the axis of {name} change"
     return None
 
 
@@ -140,7 +139,7 @@ def _sort(op: Op, name: str) -> str | None:
 
 
 def _slice(op: Op, name: str) -> str | None:
-    """A slice has numbers as limits, so one along an open axis cannot be the whole."""
+    """The limits of a slice are numbers, so it always cuts a dynamic dimension."""
     return f"it cuts the axis of {name}" if _axes(op.operands[0], name) else None
 
 
@@ -184,7 +183,7 @@ def _entry(entry: Any) -> Any:
 
 
 def _gather(op: Op, name: str) -> str | None:
-    """Rows picked from a table that is not padded: each index picks its own."""
+    """Rows gathered from an unpadded table: each index reads its own row."""
     table, indices = op.operands
     dims = op.attrs["dimension_numbers"]
     if _axes(table, name):

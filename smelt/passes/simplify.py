@@ -1,4 +1,4 @@
-"""Algebraic simplification and cancellation: rules that leave every bit of every result as it was.
+"""Algebraic simplification: rules that keep every bit of every result.
 
 Rules marked `exact=False` may change a floating-point result and run only when asked for. Called by `pipeline`.
 """
@@ -39,7 +39,7 @@ def _merge_transposes(m: Match) -> Value:
 
 def _merge_reshapes(m: Match) -> Value | None:
     if m["x"].shape.count != m.shape.count:
-        return None  # equal only where the run finds them so
+        return None  # equal only by a run-time check
     return m.build.reshape(m["x"], result=m.shape)
 
 
@@ -121,7 +121,7 @@ def _single_concatenate(m: Match) -> Value | None:
 
 
 def _adjacent_slices(m: Match) -> Value | None:
-    """Neighbouring parts of one value that stand side by side again become one part."""
+    """Adjacent slices of one value, concatenated again, become one slice."""
     dimension = m.op.attrs["dimension"]
     joined: list[Value] = []
     for value in m.edit.operands(m.op):
@@ -194,7 +194,7 @@ def _holds(wide: DType, narrow: DType) -> bool:
 
 
 def constant_of(edit: Edit, value: Value) -> Constant | None:
-    """The constant behind a value, also through a broadcast of a scalar."""
+    """The constant that a value is, also a broadcast scalar."""
     maker = edit.maker(value)
     if maker is not None and maker.name == "stablehlo.broadcast_in_dim":
         maker = edit.maker(maker.operands[0])
@@ -209,7 +209,7 @@ def constant_of(edit: Edit, value: Value) -> Constant | None:
 
 
 def _filled_with(number: float, *, negative_zero: bool = False) -> Callable[[Match, str], bool]:
-    """Whether every element of a captured value is a certain number (for zero: with a certain sign, for floats)."""
+    """Whether every element of a captured value is this number (a float zero also with this sign)."""
 
     def holds(m: Match, name: str) -> bool:
         constant = constant_of(m.edit, m[name])
@@ -270,27 +270,27 @@ def _either(m: Match) -> Value | None:
     return m["x"]
 
 
-def _is_plain(m: Match) -> bool:
-    """Whether elements are what they stand for: an op on quantised ones rounds and saturates."""
+def _is_ordinary(m: Match) -> bool:
+    """Whether the type is not quantised: an op on quantised elements rounds and saturates."""
     return isinstance(m["x"].shape.dtype, DType)
 
 
-def _the_same(m: Match) -> Value | None:
-    return m["x"] if _is_plain(m) else None
+def _same_operands(m: Match) -> Value | None:
+    return m["x"] if _is_ordinary(m) else None
 
 
 def _is_signed(m: Match) -> bool:
-    """Whether a sign can be flipped and nothing else changes: a float type without a sign makes nan of it."""
+    """Whether negation is exact: a float type without a sign gives nan."""
     element = m["x"].shape.dtype
     return isinstance(element, DType) and element.name != "f8E8M0FNU"
 
 
-def _flipped_twice(m: Match) -> Value | None:
+def _negate_twice(m: Match) -> Value | None:
     return m["x"] if _is_signed(m) else None
 
 
 def _abs_of_abs(m: Match) -> Value | None:
-    return m.ops["inner"].result if _is_plain(m) else None
+    return m.ops["inner"].result if _is_ordinary(m) else None
 
 
 def _and_ones(m: Match) -> Value | None:
@@ -306,7 +306,7 @@ def _or_zero(m: Match) -> Value | None:
 
 
 def _select_constant(m: Match) -> Value | None:
-    if not _is_plain(m):
+    if not _is_ordinary(m):
         return None
     if _one(m, "p"):
         return m["x"]
@@ -352,7 +352,7 @@ def _tuple_element(m: Match) -> Value:
     return m.edit.value(m.ops["tuple"].operands[m.op.attrs["index"]])
 
 
-# ---- control flow whose way is known ----
+# ---- control flow with a known branch ----
 
 
 def _known_branch(m: Match) -> list[Value] | None:
@@ -388,14 +388,14 @@ CANCELLATION = [
     Rule(op("broadcast_in_dim", "x"), _broadcast_is_reshape, "inserting axes of size one keeps the elements' order"),
     Rule(op("reverse", op("reverse", "x", name="inner")), _merge_reverses, "reversing twice restores the order"),
     Rule(op("reverse", "x"), _empty_reverse, "axes of size one have one order"),
-    Rule(op("slice", "x"), _whole_slice, "the whole is a slice of itself"),
+    Rule(op("slice", "x"), _whole_slice, "a slice of the whole is the whole"),
     Rule(op("slice", op("slice", "x", name="inner")), _merge_slices, "slices compose"),
     Rule(op("pad", "x", ""), _empty_pad, "padding by nothing adds nothing"),
     Rule(op("concatenate"), _single_concatenate, "parts of size zero add nothing"),
-    Rule(op("concatenate"), _adjacent_slices, "parts that were cut apart are put together again"),
+    Rule(op("concatenate"), _adjacent_slices, "adjacent slices concatenate to one slice"),
     Rule(op("convert", "x"), _unchanged, "a conversion to the same type changes nothing"),
     Rule(op("convert", op("convert", "x", name="inner")), _convert_there_and_back, "the wider type held every value"),
-    Rule(op("get_tuple_element", op("tuple", name="tuple")), _tuple_element, "the element was just put in"),
+    Rule(op("get_tuple_element", op("tuple", name="tuple")), _tuple_element, "the tuple is known"),
 ]
 
 ALGEBRA = [
@@ -407,20 +407,20 @@ ALGEBRA = [
     Rule(op("multiply", "x", "c", commutes=True), _multiply_zero, "integers have no nan and no -0.0"),
     Rule(op("divide", "x", "c"), _multiply_one, "x / 1 is x"),
     Rule(op("divide", "x", "c"), _divide_by_power_of_two, "the reciprocal of a power of two is exact"),
-    Rule(op("maximum", "x", "x"), _the_same, "idempotent"),
-    Rule(op("minimum", "x", "x"), _the_same, "idempotent"),
+    Rule(op("maximum", "x", "x"), _same_operands, "idempotent"),
+    Rule(op("minimum", "x", "x"), _same_operands, "idempotent"),
     Rule(op("and", "x", "x"), _either, "idempotent"),
     Rule(op("or", "x", "x"), _either, "idempotent"),
     Rule(op("and", "x", "c", commutes=True), _and_ones, "all ones are neutral"),
     Rule(op("or", "x", "c", commutes=True), _or_zero, "zeros are neutral"),
     Rule(op("xor", "x", "c", commutes=True), _or_zero, "zeros are neutral"),
     Rule(op("and", "x", "c", commutes=True), _multiply_zero, "zeros absorb"),
-    Rule(op("negate", op("negate", "x")), _flipped_twice, "a sign flipped twice"),
+    Rule(op("negate", op("negate", "x")), _negate_twice, "a sign flipped twice"),
     Rule(op("not", op("not", "x")), _either, "bits flipped twice"),
-    Rule(op("abs", op("negate", "x")), _abs_of_negate, "the sign goes anyway"),
-    Rule(op("abs", op("abs", "x", name="inner")), _abs_of_abs, "the sign is gone already"),
+    Rule(op("abs", op("negate", "x")), _abs_of_negate, "abs drops the sign"),
+    Rule(op("abs", op("abs", "x", name="inner")), _abs_of_abs, "abs is idempotent"),
     Rule(op("select", "p", "x", "y"), _select_constant, "the choice is known"),
-    Rule(op("select", "", "x", "x"), _the_same, "both choices are the same"),
+    Rule(op("select", "", "x", "x"), _same_operands, "both choices are the same"),
     Rule(op("compare", "x", "x"), _compare_itself, "an integer equals itself"),
     Rule(op("real", op("complex", "re", "im")), _complex_part(0), "the part was just put in"),
     Rule(op("imag", op("complex", "re", "im")), _complex_part(1), "the part was just put in"),

@@ -26,13 +26,13 @@ def specialise(program: Program, values: Mapping[str, int]) -> Program:
     program = substitute(program, values)
     if not is_static(program):
         program, _ = pipeline.run(program)
-    open_value = next((value for func in program.funcs.values() for value in _values(func) if _is_open(value)), None)
-    if open_value is not None:
+    dynamic = next((value for func in program.funcs.values() for value in _values(func) if _is_dynamic(value)), None)
+    if dynamic is not None:
         raise UnsupportedError(
             "a size depends on data",
             expected="sizes that follow from the sizes of the inputs",
-            got=open_value.type,
-            where=open_value.op.location if open_value.op is not None else None,
+            got=dynamic.type,
+            where=dynamic.op.location if dynamic.op is not None else None,
         )
     return program
 
@@ -56,7 +56,7 @@ def is_static(program: Program) -> bool:
         "dynamic_" in op.name and op.name not in ("stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice")
         for func in program.funcs.values()
         for op in walk(func.body)
-    ) and not any(_is_open(value) for func in program.funcs.values() for value in _values(func))
+    ) and not any(_is_dynamic(value) for func in program.funcs.values() for value in _values(func))
 
 
 def _substitute(func: Func, values: Mapping[str, Size]) -> Func:
@@ -84,5 +84,5 @@ def _values(func: Func) -> list[Value]:
     return found
 
 
-def _is_open(value: Value) -> bool:
+def _is_dynamic(value: Value) -> bool:
     return isinstance(value.type, Shape) and not value.type.is_static

@@ -413,8 +413,8 @@ def test_members_with_different_types() -> None:
 def test_a_group_of_another_size_than_promised() -> None:
     recipe = plain("all_gather", Shape("f32", 8, 2), all_gather_dim=0, replica_groups=BOTH, channel_handle=CHANNEL)
     program = on_grid(process([F32], recipe))
-    refuse(program, RunError, "promised size")
-    with pytest.raises(RunError, match="promised size"):
+    refuse(program, RunError, "declared size")
+    with pytest.raises(RunError, match="declared size"):
         run(program, inputs(program, 0))
 
 
