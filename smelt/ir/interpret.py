@@ -106,8 +106,8 @@ class Frame:
         plan = self._plan(region)
         if plan.elementwise:
             self.values.update(zip(region.args, args, strict=True))
-            for op, meaning, _, _ in plan.steps:
-                out = meaning(self, op, *(self.values[operand] for operand in op.operands))
+            for op, evaluate, _, _ in plan.steps:
+                out = evaluate(self, op, *(self.values[operand] for operand in op.operands))
                 self.values[op.results[0]] = out
             return tuple(np.broadcast_to(self.values[value], lanes) for value in region.results)
         spread = [np.broadcast_to(arg, lanes) for arg in args]
@@ -146,7 +146,7 @@ class Frame:
         if plan.symbolic and region is not self.func.body:
             self._learn(region, region.args, args)
         stop = self.world.stop
-        for op, meaning, waits, dead in plan.steps:
+        for op, evaluate, waits, dead in plan.steps:
             if stop is not None:
                 stop.check()
             operands = [values[operand] for operand in op.operands]
@@ -155,10 +155,10 @@ class Frame:
                 if checks is not None:
                     self._check_sizes(op, checks)
                 if waits:  # never inside errstate: processes take turns, and its state would leak from one to another
-                    out = yield from meaning(self, op, *operands)
+                    out = yield from evaluate(self, op, *operands)
                 else:
                     with np.errstate(all="ignore"):
-                        out = meaning(self, op, *operands)
+                        out = evaluate(self, op, *operands)
                 if len(op.results) == 1 and not isinstance(out, tuple):
                     out = (out,)
                 self._keep(op, out)
@@ -287,7 +287,7 @@ def _plan_region(region: Region) -> _Plan:
         dead = tuple(value for value in (*used, *op.results) if value in own)
         own.difference_update(dead)
         row = OPS[op.name]
-        steps.append((op, row.meaning, inspect.isgeneratorfunction(row.meaning), dead))
+        steps.append((op, row.evaluate, inspect.isgeneratorfunction(row.evaluate), dead))
     steps.reverse()
     scalar = all(isinstance(value.type, Shape) and value.type.rank == 0 for value in (*region.args, *region.results))
     simple = all(

@@ -68,7 +68,7 @@ def evaluate(op: Op, arrays: Sequence[Array], allowance: int) -> None:
     elif op.name == "stablehlo.custom_call":
         CHECKS[called](op, *arrays)
     else:
-        OPS[op.name].meaning(None, op, *arrays)  # checks look at their operands alone
+        OPS[op.name].evaluate(None, op, *arrays)  # checks look at their operands alone
 
 
 def recast(program: Program, name: str, given: Sequence[Array]) -> Recast:

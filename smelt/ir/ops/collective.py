@@ -617,8 +617,8 @@ def _outfeed(frame: Frame, _op: Op, *operands: Any) -> tuple[None]:
     return (None,)
 
 
-def _row(name: str, operands: str, infer: Any, meaning: Any, *attrs: Attr, regions: int = 0) -> OpDef:
-    return OpDef(f"stablehlo.{name}", operands, infer, meaning, attrs, regions, effect=True)
+def _row(name: str, operands: str, infer: Any, evaluate: Any, *attrs: Attr, regions: int = 0) -> OpDef:
+    return OpDef(f"stablehlo.{name}", operands, infer, evaluate, attrs, regions, effect=True)
 
 
 _DYNAMIC_ROOT = Attr("has_dynamic_root", UNIT, None)

@@ -117,7 +117,7 @@ class Frame(Protocol):
 
 
 Infer = Callable[["Call"], Sequence[Type]]
-Meaning = Callable[..., Any]
+Evaluate = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class OpDef:
     name: str
     operands: str
     infer: Infer
-    meaning: Meaning
+    evaluate: Evaluate
     attrs: tuple[Attr, ...] = ()
     regions: int | None = 0  # None: any number
     elementwise: bool = False

@@ -115,14 +115,14 @@ def computed(fn: Function, exact: bool = False, native: bool = False) -> Callabl
     `native`: `fn` looks at bit patterns, so nothing is widened. Integers never are.
     """
 
-    def meaning(_: Frame, op: Op, *arrays: Array) -> Array:
+    def evaluate(_: Frame, op: Op, *arrays: Array) -> Array:
         floats = _expressed(op, arrays)
         if not exact:  # NumPy's vector loops do not take negative strides, and round differently from its others
             floats = [np.asarray(array, order="C") for array in floats]
         out = fn(*(floats if native else [_widened(array, exact) for array in floats]))
         return _stored(np.asarray(out), op.results[0].shape.dtype)
 
-    return meaning
+    return evaluate
 
 
 def _expressed(op: Op, arrays: Sequence[Array]) -> list[Array]:
@@ -561,7 +561,7 @@ def broadcasting(base: OpDef, *, dimensions: bool = True, attrs: tuple[Attr, ...
         inner = Call(call.name, stretched, call.attrs, (), call.declared, scope=call.scope, location=call.location)
         return base.infer(inner)
 
-    def meaning(frame: Frame, op: Op, *arrays: Array) -> Array:
+    def evaluate(frame: Frame, op: Op, *arrays: Array) -> Array:
         ranks = [value.shape.rank for value in op.operands]
         given = op.attrs.get("broadcast_dimensions")
         if given is not None and len(set(ranks)) > 1:
@@ -570,12 +570,12 @@ def broadcasting(base: OpDef, *, dimensions: bool = True, attrs: tuple[Attr, ...
                 _placed(array.shape, _own(given, rank, most), most) for array, rank in zip(arrays, ranks, strict=True)
             )
             arrays = tuple(array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True))
-        result: Array = base.meaning(frame, op, *arrays)
+        result: Array = base.evaluate(frame, op, *arrays)
         return result
 
     own = (Attr("broadcast_dimensions", INTS, None),) if dimensions else ()
     name = base.name.partition(".")[2]
-    return OpDef(f"chlo.broadcast_{name}", base.operands, infer, meaning, own + (attrs or base.attrs), elementwise=True)
+    return OpDef(f"chlo.broadcast_{name}", base.operands, infer, evaluate, own + (attrs or base.attrs), elementwise=True)
 
 
 def _own(given: Sequence[int], rank: int, most: int) -> Sequence[int]:

@@ -270,8 +270,8 @@ def _same(call: Call) -> Sequence[Type]:
     return [call.shape(0)]
 
 
-def _check(name: str, operands: str, infer: Any, meaning: Any, *attrs: Attr) -> OpDef:
-    return OpDef(f"check.{name}", operands, infer, meaning, attrs, effect=True)
+def _check(name: str, operands: str, infer: Any, evaluate: Any, *attrs: Attr) -> OpDef:
+    return OpDef(f"check.{name}", operands, infer, evaluate, attrs, effect=True)
 
 
 _VALUE = Attr("value", CONSTANT)

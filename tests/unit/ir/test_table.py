@@ -73,7 +73,7 @@ def test_rows_are_well_formed(name: str) -> None:
     row = OPS[name]
     assert re.fullmatch(r"[a-z]+\.[a-z0-9_-]+", name)
     assert callable(row.infer)
-    assert callable(row.meaning)
+    assert callable(row.evaluate)
     operands = row.operands.split()
     assert all(re.fullmatch(r"\w+[*?]?", operand) for operand in operands)
     assert sum(operand.endswith("*") for operand in operands) <= 2
