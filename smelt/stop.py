@@ -19,7 +19,7 @@ LONGEST = 1e9  # seconds
 _told: list[Callable[[], object]] = []  # who wants to know that some token was cancelled
 
 
-def tell_cancelled(wake: Callable[[], object]) -> None:
+def on_cancel(wake: Callable[[], object]) -> None:
     """Have `wake` called after a token was cancelled: for a runtime whose calls look at tokens only when told."""
     _told.append(wake)
 
@@ -119,7 +119,7 @@ def has_started(error: BaseException) -> bool:
     return error.started if isinstance(error, SmeltError) else True
 
 
-def tell_donated(error: BaseException, names: Sequence[str]) -> None:
+def note_donated(error: BaseException, names: Sequence[str]) -> None:
     """Have the error of a call say what became of the inputs that it was to use up."""
     listed = ", ".join(map(repr, names))
     if has_started(error):

@@ -33,7 +33,7 @@ def join(path: str, name: object) -> str:
     return f"{path}.{name}" if path else str(name)
 
 
-def parts(value: Any) -> dict[Any, Any]:
+def children(value: Any) -> dict[Any, Any]:
     """What a structure is made of, one level deep, by key, place or field; nothing for a plain value."""
     if isinstance(value, Mapping):
         return dict(value)
@@ -50,22 +50,22 @@ def leaves(value: Any, is_leaf: IsLeaf, path: str = "", within: frozenset[int] =
         yield path, value
     elif id(value) not in within:
         inner = within | {id(value)}
-        for name, item in parts(value).items():
+        for name, item in children(value).items():
             yield from leaves(item, is_leaf, join(path, name), inner)
 
 
-def holds(value: Any, is_leaf: IsLeaf) -> bool:
+def has_leaf(value: Any, is_leaf: IsLeaf) -> bool:
     """Whether a structure has a leaf at all."""
     return next(leaves(value, is_leaf), None) is not None
 
 
-def rebuilt(value: Any, is_leaf: IsLeaf, change: Callable[[Any], Any], tied: bool = True) -> Any:
+def map_leaves(value: Any, is_leaf: IsLeaf, change: Callable[[Any], Any], tied: bool = True) -> Any:
     """The same structure with other leaves; the given one is kept. What occurs several times does so in the copy, too,
     unless leaves are not `tied`: then each place has its own."""
-    return _rebuilt(value, is_leaf, change, {}, tied)
+    return _map_leaves(value, is_leaf, change, {}, tied)
 
 
-def _rebuilt(
+def _map_leaves(
     value: Any, is_leaf: IsLeaf, change: Callable[[Any], Any], made: dict[int, tuple[Any, Any]], tied: bool
 ) -> Any:
     known = made.get(id(value))
@@ -75,24 +75,24 @@ def _rebuilt(
         result = change(value)
         if not tied:
             return result
-    elif not holds(value, is_leaf):
+    elif not has_leaf(value, is_leaf):
         return value
     elif isinstance(value, Mapping):
-        result = {key: _rebuilt(item, is_leaf, change, made, tied) for key, item in value.items()}
+        result = {key: _map_leaves(item, is_leaf, change, made, tied) for key, item in value.items()}
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        result = type(value)(*(_rebuilt(item, is_leaf, change, made, tied) for item in value))
+        result = type(value)(*(_map_leaves(item, is_leaf, change, made, tied) for item in value))
     elif isinstance(value, tuple | list):
-        result = type(value)(_rebuilt(item, is_leaf, change, made, tied) for item in value)
+        result = type(value)(_map_leaves(item, is_leaf, change, made, tied) for item in value)
     else:
         result = copy.copy(value)
         made[id(value)] = value, result  # before its fields: one of them may be itself
         for name, item in fields_of(value).items():
-            object.__setattr__(result, name, _rebuilt(item, is_leaf, change, made, tied))  # it may be frozen
+            object.__setattr__(result, name, _map_leaves(item, is_leaf, change, made, tied))  # it may be frozen
     made[id(value)] = value, result
     return result
 
 
-def together(pattern: Any, given: Any, is_leaf: IsLeaf, what: str = "") -> Iterator[tuple[str, Any, Any]]:
+def zip_leaves(pattern: Any, given: Any, is_leaf: IsLeaf, what: str = "") -> Iterator[tuple[str, Any, Any]]:
     """(path, leaf of the pattern, what is given there). Another structure than the pattern's is the caller's mistake.
 
     What is no leaf and holds none is not compared.
@@ -100,24 +100,24 @@ def together(pattern: Any, given: Any, is_leaf: IsLeaf, what: str = "") -> Itera
     if is_leaf(pattern):
         yield what, pattern, given
         return
-    for name, item in parts(pattern).items():
-        if not holds(item, is_leaf):
+    for name, item in children(pattern).items():
+        if not has_leaf(item, is_leaf):
             continue
-        have = parts(given)
+        have = children(given)
         if name not in have:
-            expected = _described(pattern, is_leaf)
+            expected = _describe(pattern, is_leaf)
             raise ShapeError(f"{what or 'the argument'} has another structure", expected=expected, got=_kind(given))
-        yield from together(item, have[name], is_leaf, join(what, name))
-    if isinstance(pattern, tuple | list) and len(parts(given)) != len(pattern):
-        got = f"{len(parts(given))} items"
+        yield from zip_leaves(item, have[name], is_leaf, join(what, name))
+    if isinstance(pattern, tuple | list) and len(children(given)) != len(pattern):
+        got = f"{len(children(given))} items"
         raise ShapeError(f"{what or 'the argument'} has another structure", expected=f"{len(pattern)} items", got=got)
-    if isinstance(pattern, Mapping) and (strange := [str(key) for key in parts(given) if key not in pattern]):
+    if isinstance(pattern, Mapping) and (strange := [str(key) for key in children(given) if key not in pattern]):
         expected = ", ".join(map(str, pattern))
         raise ShapeError(f"{what or 'the argument'} has entries that nobody asks for", expected=expected, got=strange)
 
 
-def _described(pattern: Any, is_leaf: IsLeaf) -> str:
-    names = [str(name) for name, item in parts(pattern).items() if holds(item, is_leaf)]
+def _describe(pattern: Any, is_leaf: IsLeaf) -> str:
+    names = [str(name) for name, item in children(pattern).items() if has_leaf(item, is_leaf)]
     return f"{_kind(pattern)} with {', '.join(names)}"
 
 

@@ -369,7 +369,7 @@ class Theory:
         if goal not in self.proved:
             if self.fuel[0] < 0:
                 return False
-            if _chained(goal, self.known):
+            if _follows_by_chain(goal, self.known):
                 self.proved[goal] = True
                 return True
             rows = self.rows(goal)
@@ -465,7 +465,7 @@ def _difference(size: Poly) -> tuple[str, str, int] | None:
     return a, b, constant
 
 
-def _chained(goal: Poly, known: Sequence[Poly]) -> bool:
+def _follows_by_chain(goal: Poly, known: Sequence[Poly]) -> bool:
     """Whether `goal >= 0` follows from a chain `a <= b + c`, `b <= …` of known differences: Bellman and Ford."""
     wanted = _difference(goal)
     edges = [edge for size in known if (edge := _difference(size))] if wanted else []

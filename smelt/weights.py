@@ -27,7 +27,7 @@ from smelt.dtype import Array, ElementType
 from smelt.errors import FileError, ShapeError, UnsupportedError
 from smelt.files import open_regular
 from smelt.shape import Shape
-from smelt.structure import leaves, rebuilt
+from smelt.structure import leaves, map_leaves
 
 THREADS = 6  # tensors on their way to a device at the same time
 MAX_RANK = 64  # axes of an array in NumPy
@@ -170,7 +170,7 @@ class Weights(Mapping[str, HostBuffer]):
         names = {id(tensor): self._name_of(path, tensor) for path, tensor in tensors}
         axes = {names[id(tensor)]: tensor.shape.names for _, tensor in tensors}
         placed = self._copy(platform, axes, progress)
-        return rebuilt(model, is_placeholder, lambda tensor: placed[names[id(tensor)]])
+        return map_leaves(model, is_placeholder, lambda tensor: placed[names[id(tensor)]])
 
     def _name_of(self, path: str, tensor: Placeholder) -> str:
         """The name under which a tensor of a model is stored: what it was instantiated from, or its path."""

@@ -37,7 +37,7 @@ from smelt.frozen import Frozen
 from smelt.shape import Shape
 from smelt.size import Poly, Size, solve, substitute
 from smelt.size import symbols as symbols_of
-from smelt.stop import Stop, tell_cancelled
+from smelt.stop import Stop, on_cancel
 
 SOURCES = ("smelt.h", "runtime.h", "memory.c", "watch.c", "pool.c", "executable.c", "python.c", "checksum.c")
 FEATURES = (  # in the order of the bits of smelt_features, spelled as Linux does
@@ -66,7 +66,7 @@ class Runtime:
         self.held = ctypes.PyDLL(self.released._name)
         _declare(self.released, self.held)
         self.set_threads(default_threads())
-        tell_cancelled(self.released.smelt_alarm)
+        on_cancel(self.released.smelt_alarm)
 
     @property
     def threads(self) -> int:

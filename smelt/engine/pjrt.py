@@ -35,7 +35,7 @@ from smelt.passes.lower_custom_calls import lower_custom_calls
 from smelt.passes.lower_quantised_types import lower_quantised_types
 from smelt.run.load import Gate
 from smelt.shape import Shape
-from smelt.stop import Stop, tell_donated
+from smelt.stop import Stop, note_donated
 from smelt.weights import Stored, Weights
 
 LIMIT = 16  # programs that one executable keeps, each for its own sizes
@@ -276,7 +276,7 @@ class PjrtExecutable:
         except SmeltError as error:
             error.started = True
             if self._donations and not keep:
-                tell_donated(error, [self.signature.inputs[place].name for place, _ in self._donations])
+                note_donated(error, [self.signature.inputs[place].name for place, _ in self._donations])
             raise
         return results
 

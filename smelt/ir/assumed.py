@@ -14,7 +14,7 @@ from smelt.ir.core import Op, Program, walk
 from smelt.ir.ops.control import is_assertion
 from smelt.ir.size_checks import size_checks
 from smelt.ir.sizes import trace
-from smelt.ir.verify import assumptions, cut, open_broadcasts
+from smelt.ir.verify import as_upper_bound, assumptions, dynamic_broadcasts
 from smelt.size import collect, content_of, shrink, terms_of
 from smelt.theory import Fact
 
@@ -25,7 +25,7 @@ def facts(program: Program) -> list[str]:
     """Every fact with its reason; raises on the first violation."""
     equal = _equalities(program)
     shown = [f"{fact} ({why})" for fact, why in (equal | _inequalities(program, [*equal])).items()]
-    return list(dict.fromkeys([*shown[: len(equal)], *open_broadcasts(program), *shown[len(equal) :]]))
+    return list(dict.fromkeys([*shown[: len(equal)], *dynamic_broadcasts(program), *shown[len(equal) :]]))
 
 
 def broken_by(program: Program, sizes: Mapping[str, int]) -> list[Fact]:
@@ -36,14 +36,16 @@ def broken_by(program: Program, sizes: Mapping[str, int]) -> list[Fact]:
 
 
 def _equalities(program: Program) -> dict[Fact, str]:
-    return {cut(a, b) or cut(b, a) or _simple("==", b - a): why for a, b, why in assumptions(program)}
+    return {
+        as_upper_bound(a, b) or as_upper_bound(b, a) or _simple("==", b - a): why for a, b, why in assumptions(program)
+    }
 
 
 def _inequalities(program: Program, equal: list[Fact]) -> dict[Fact, str]:
     """Of facts that differ in a number the strongest; none that follows from the others."""
     strongest: dict[Size, tuple[int, str]] = {}
-    for a, b, why in (*_asked(program), *_conditions(program)):
-        gap = _unwrapped(b - a)
+    for a, b, why in (*_checked_bounds(program), *_conditions(program)):
+        gap = _unwrap(b - a)
         if at_most(0, gap):
             continue
         number = dict(terms_of(gap)).get((), 0)
@@ -60,7 +62,7 @@ def _inequalities(program: Program, equal: list[Fact]) -> dict[Fact, str]:
     return found
 
 
-def _unwrapped(gap: Size) -> Size:
+def _unwrap(gap: Size) -> Size:
     """A size that is not negative where the given one is not: `h + 7 - 8` for `(h + 7)//8 - 1`."""
     while True:
         terms = dict(terms_of(gap))
@@ -76,7 +78,7 @@ def _unwrapped(gap: Size) -> Size:
             return gap
 
 
-def _asked(program: Program) -> Iterator[tuple[Size, Size, str]]:
+def _checked_bounds(program: Program) -> Iterator[tuple[Size, Size, str]]:
     """What engines check: sizes that are at most others, sizes that are not negative, divisors that are not 0."""
     for op in walk(program.main.body):
         for check in size_checks(op):

@@ -409,7 +409,7 @@ def enum(mnemonic: str, *values: str, dialect: str = "stablehlo") -> Kind:
     return Kind(mnemonic, read, lambda value: DialectAttr(dialect, "", f"{mnemonic} {value}"))
 
 
-def numbered(name: str, *values: str) -> Kind:
+def enum_of(name: str, *values: str) -> Kind:
     """An enumeration that the generic form writes as a number of type i32, held as its word."""
 
     def read(node: Any) -> str:

@@ -201,7 +201,7 @@ def walk(region: Region) -> Iterator[Op]:
             stack.append(iter(inner.ops))
 
 
-def captured(op: Op) -> list[Value]:
+def find_captures(op: Op) -> list[Value]:
     """Values from outside that the regions of an op use, as often as they do."""
     own: set[Value] = set()
     used: list[Value] = []

@@ -35,7 +35,7 @@ def op_operations(op: Op, program: Program) -> Size:
     inside: list[Size] = [_region(region, program) for region in op.regions]
     match op.name.partition(".")[2]:
         case "dot_general" | "dot":
-            return 2 * _count(op.results[0].type) * _contracted(op)
+            return 2 * _count(op.results[0].type) * _contraction_size(op)
         case "packed_dot" | "packed_conv":
             return 2 * _count(op.results[0].type) * op.operands[1].shape.sizes[2]
         case "packed_qdot" | "packed_qconv":
@@ -103,7 +103,7 @@ def _region(region: Region, program: Program) -> Size:
     return sum((op_operations(op, program) for op in region.ops), start=0)
 
 
-def _contracted(op: Op) -> Size:
+def _contraction_size(op: Op) -> Size:
     lhs = op.operands[0].shape
     dims = op.attrs.get("dot_dimension_numbers")
     return product(lhs.sizes[d] for d in dims.lhs_contracting_dimensions) if dims else lhs.sizes[-1]

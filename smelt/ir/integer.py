@@ -25,7 +25,7 @@ def _bits(x: Array) -> Array:
     return np.asarray(_widen(x).view(np.uint64) & ((1 << dtype(x.dtype).bits) - 1))
 
 
-def _cut(wide: Array, like: Array) -> Array:
+def _truncate(wide: Array, like: Array) -> Array:
     """The low bits of 64-bit integers in the dtype of `like`."""
     return np.asarray(wide).astype(like.dtype)
 
@@ -42,14 +42,14 @@ def divide(x: Array, y: Array) -> Array:
     """
     wide, divisor = _widen(x), _widen(y)
     safe = np.where(divisor == 0, 1, divisor)
-    return _cut(np.where(divisor == 0, ~np.zeros_like(wide), (wide - np.fmod(wide, safe)) // safe), x)
+    return _truncate(np.where(divisor == 0, ~np.zeros_like(wide), (wide - np.fmod(wide, safe)) // safe), x)
 
 
 @_quiet
 def remainder(x: Array, y: Array) -> Array:
     """x - y · divide(x, y): it has the sign of x, and is x itself where y is 0."""
     wide, divisor = _widen(x), _widen(y)
-    return _cut(np.where(divisor == 0, wide, np.fmod(wide, np.where(divisor == 0, 1, divisor))), x)
+    return _truncate(np.where(divisor == 0, wide, np.fmod(wide, np.where(divisor == 0, 1, divisor))), x)
 
 
 @_quiet
@@ -62,7 +62,7 @@ def power(x: Array, y: Array) -> Array:
         result = np.where(exponent & 1, result * base, result)
         base, exponent = base * base, exponent >> 1
     wide = _widen(x)
-    return _cut(np.where(negative & (wide != 1) & (wide != -1), 0, result), x)
+    return _truncate(np.where(negative & (wide != 1) & (wide != -1), 0, result), x)
 
 
 @_quiet
@@ -70,12 +70,12 @@ def mulhi(x: Array, y: Array) -> Array:
     """The high half of the product, which is twice as wide as x and y."""
     bits, a, b = dtype(x.dtype).bits, _widen(x), _widen(y)
     if bits < 64:
-        return _cut(a * b >> bits, x)
+        return _truncate(a * b >> bits, x)
     # (a₁ 2³² + a₀)(b₁ 2³² + b₀); >> keeps the sign of the upper halves, & makes the lower ones unsigned.
     a1, b1, a0, b0 = a >> 32, b >> 32, a & 0xFFFFFFFF, b & 0xFFFFFFFF
     low = (a0.view(np.uint64) * b0.view(np.uint64) >> 32).astype(a.dtype)
     middle = a1 * b0 + low
-    return _cut(a1 * b1 + (middle >> 32) + (a0 * b1 + (middle & 0xFFFFFFFF) >> 32), x)
+    return _truncate(a1 * b1 + (middle >> 32) + (a0 * b1 + (middle & 0xFFFFFFFF) >> 32), x)
 
 
 # Bits -----------------------------------------------------------------------------------------------------------------
@@ -85,14 +85,14 @@ def mulhi(x: Array, y: Array) -> Array:
 def shift_left(x: Array, y: Array) -> Array:
     """x · 2^y. Here and below y counts as unsigned; shifting by the width or more leaves nothing."""
     amount = _bits(y)
-    return _cut(np.where(amount < dtype(x.dtype).bits, _bits(x) << np.minimum(amount, 63), 0), x)
+    return _truncate(np.where(amount < dtype(x.dtype).bits, _bits(x) << np.minimum(amount, 63), 0), x)
 
 
 @_quiet
 def shift_right_logical(x: Array, y: Array) -> Array:
     """The bits of x moved y places down, zeros moved in."""
     amount = _bits(y)
-    return _cut(np.where(amount < dtype(x.dtype).bits, _bits(x) >> np.minimum(amount, 63), 0), x)
+    return _truncate(np.where(amount < dtype(x.dtype).bits, _bits(x) >> np.minimum(amount, 63), 0), x)
 
 
 @_quiet
@@ -100,12 +100,12 @@ def shift_right_arithmetic(x: Array, y: Array) -> Array:
     """The bits of x moved y places down, copies of the top bit moved in; also for unsigned x."""
     unused = 64 - dtype(x.dtype).bits
     amount = np.minimum(_bits(y), 63).astype(np.int64)
-    return _cut((_bits(x) << unused).view(np.int64) >> unused >> amount, x)
+    return _truncate((_bits(x) << unused).view(np.int64) >> unused >> amount, x)
 
 
 def popcnt(x: Array) -> Array:
     """The number of ones."""
-    return _cut(np.bitwise_count(_bits(x)), x)
+    return _truncate(np.bitwise_count(_bits(x)), x)
 
 
 def count_leading_zeros(x: Array) -> Array:
@@ -113,7 +113,7 @@ def count_leading_zeros(x: Array) -> Array:
     filled = _bits(x)
     for step in (1, 2, 4, 8, 16, 32):
         filled = filled | filled >> step
-    return _cut(dtype(x.dtype).bits - np.bitwise_count(filled), x)
+    return _truncate(dtype(x.dtype).bits - np.bitwise_count(filled), x)
 
 
 # Bit patterns of floats -----------------------------------------------------------------------------------------------

@@ -49,11 +49,11 @@ def trace_each(value: Value) -> tuple[Known, ...] | None:
         if op is None or rule is None or len(memo) > _BUDGET:
             memo[current] = _unknown(current)
             continue
-        needed = [operand for operand in _looked_at(op) if operand not in memo and _is_small(operand)]
+        needed = [operand for operand in _inspect(op) if operand not in memo and _is_small(operand)]
         if needed:
             stack.extend(needed)
             continue
-        inputs = [memo.get(operand, _NOTHING) for operand in _looked_at(op)]
+        inputs = [memo.get(operand, _NOTHING) for operand in _inspect(op)]
         memo[current] = _apply(rule, op, current, inputs)
     return tuple(memo[value].reshape(-1).tolist())
 
@@ -73,7 +73,7 @@ def _is_small(value: Value) -> bool:
     return shape.rank <= 8 and (shape.dtype.is_integer or shape.dtype.kind == "bool")
 
 
-def _looked_at(op: Op) -> tuple[Value, ...]:
+def _inspect(op: Op) -> tuple[Value, ...]:
     return () if op.name == "stablehlo.get_dimension_size" else op.operands
 
 

@@ -89,7 +89,7 @@ def sign(x: Array) -> Array:
     """±1, or x itself where it is ±0 or nan; z/|z| for complex z, 0 at 0, nan where a part is infinite or nan."""
     if not np.iscomplexobj(x):
         return np.where((x == 0) | np.isnan(x), x, np.copysign(1.0, x))
-    re, im, _ = _scaled(x)
+    re, im, _ = _scale(x)
     size = np.hypot(re, im)
     unit = np.where(np.isfinite(size), _complex(re / size, im / size), complex(np.nan, np.nan))
     return np.where(x == 0, 0, unit)
@@ -100,7 +100,7 @@ def cbrt(x: Array) -> Array:
     """The real cube root; the principal one, |z|^(1/3) e^(iθ/3), for complex z."""
     if not np.iscomplexobj(x):
         return np.cbrt(x)
-    re, im, exponent = _scaled(x, multiple=3)
+    re, im, exponent = _scale(x, multiple=3)
     radius = np.ldexp(np.cbrt(np.hypot(re, im)), exponent // 3)
     angle = np.arctan2(x.imag, x.real) / 3
     return _complex(radius * np.cos(angle), np.where(angle == 0, angle, radius * np.sin(angle)))
@@ -180,13 +180,13 @@ def power(x: Array, y: Array) -> Array:
 def complex_product(x: Array, y: Array) -> Array:
     """x y in the type of x, as XLA's CPU has it: the second product of each part is added with one rounding."""
     z = np.empty(np.broadcast_shapes(x.shape, y.shape), x.dtype)
-    z.real = fused(x.real, y.real, -(x.imag * y.imag))
-    z.imag = fused(x.imag, y.real, x.real * y.imag)
+    z.real = fma(x.real, y.real, -(x.imag * y.imag))
+    z.imag = fma(x.imag, y.real, x.real * y.imag)
     return z
 
 
 @_quiet
-def fused(a: Array, b: Array, c: Array) -> Array:
+def fma(a: Array, b: Array, c: Array) -> Array:
     """a b + c of floats with one rounding; doubles may come out rounded twice where the sum cancels or is subnormal."""
     if a.dtype == np.float32:
         return (np.multiply(a, b, dtype=np.float64) + c).astype(np.float32)
@@ -208,7 +208,7 @@ def atan2(y: Array, x: Array) -> Array:
         return np.arctan2(y, x)
     steep = np.abs(y) > np.abs(x)
     atan = np.where(steep, np.pi / 2 - np.arctan(x / y), np.arctan(y / x))
-    *_, exponent = _scaled(np.where(steep, y, x))
+    *_, exponent = _scale(np.where(steep, y, x))
     yr, yi, xr, xi = (np.ldexp(part, -exponent) for part in (y.real, y.imag, x.real, x.imag))
     w, v = _complex(xr - yi, xi + yr), _complex(xr + yi, xi - yr)
     angle = _wrap(np.angle(w) - _wrap(np.angle(w) + np.angle(v)) / 2)
@@ -223,7 +223,7 @@ def _wrap(angle: Array) -> Array:
     return angle - 2 * np.pi * np.rint(angle / (2 * np.pi))
 
 
-def _scaled(z: Array, multiple: int = 1) -> tuple[Array, Array, Array]:
+def _scale(z: Array, multiple: int = 1) -> tuple[Array, Array, Array]:
     """The parts of z over 2^e, and e: the larger part is near 1 unless it is 0, inf or nan. e is a multiple."""
     exponent = np.frexp(np.maximum(np.abs(z.real), np.abs(z.imag)))[1] // multiple * multiple
     return np.ldexp(z.real, -exponent), np.ldexp(z.imag, -exponent), exponent

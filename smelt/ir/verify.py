@@ -39,21 +39,21 @@ CALLING_KINDS = ("symbol", "array of symbol", "array of array of symbol")
 def verify(program: Program) -> list[str]:
     """The assumed facts as text; raises on the first violation."""
     facts = [f"{a} == {b} ({why})" for a, b, why in assumptions(program)]
-    return list(dict.fromkeys([*facts, *open_broadcasts(program)]))
+    return list(dict.fromkeys([*facts, *dynamic_broadcasts(program)]))
 
 
-def open_broadcasts(program: Program) -> Iterator[str]:
+def dynamic_broadcasts(program: Program) -> Iterator[str]:
     """Open sizes that are broadcast to others: each is 1 or the same, which no equality says."""
     for op in (op for func in program.funcs.values() for op in walk(func.body)):
         if op.name == "stablehlo.broadcast_in_dim":
             wanted = op.results[0].shape.sizes
             for have, dim in zip(op.operands[0].shape.sizes, op.attrs["broadcast_dimensions"], strict=True):
                 if not isinstance(have, int) and have != wanted[dim]:
-                    what = cut(have, wanted[dim]) or f"{have} == {wanted[dim]} or {have} == 1"
+                    what = as_upper_bound(have, wanted[dim]) or f"{have} == {wanted[dim]} or {have} == 1"
                     yield f"{what} ({op.name}: an open dimension is repeated or kept)"
 
 
-def cut(have: Size, wanted: Size) -> Fact | None:
+def as_upper_bound(have: Size, wanted: Size) -> Fact | None:
     """`n <= 512` for `min(n, 512) == n`, whether or not 1 would do as well."""
     for limit in (arg for atom in atoms_in(have) if atom.op == "min" for arg in atom.args):
         if isinstance(limit, int) and limit > 1 and minimum(wanted, limit) == have:

@@ -8,7 +8,7 @@ import numpy as np
 
 from smelt.errors import SmeltError
 from smelt.ir.attributes import Constant
-from smelt.ir.core import Func, Op, Program, Region, Value, captured, walk
+from smelt.ir.core import Func, Op, Program, Region, Value, find_captures, walk
 from smelt.ir.interpret import run
 from smelt.ir.rewrite import Edit, has_effect
 from smelt.shape import Shape
@@ -43,7 +43,7 @@ def _can_fold(edit: Edit, op: Op) -> bool:
     constants = [maker.results[0].shape for maker in makers if maker is not None and maker.name == "stablehlo.constant"]
     if not makers or len(constants) != len(makers) or sum(map(_bytes, constants)) > MOST:
         return False
-    return not captured(op) and not any(map(_has_loop, op.regions))
+    return not find_captures(op) and not any(map(_has_loop, op.regions))
 
 
 def _has_loop(region: Region) -> bool:

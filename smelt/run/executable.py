@@ -21,7 +21,7 @@ from smelt.dtype import Array
 from smelt.engine_api import KernelUse, Signature
 from smelt.errors import FileError, RunError, ShapeError, UnsupportedError
 from smelt.size import solve
-from smelt.stop import Stop, has_started, tell_donated
+from smelt.stop import Stop, has_started, note_donated
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -219,7 +219,7 @@ class NativeExecutable:
             results: list[Any] = list(run(tuple(given), None, stop))
         except BaseException as error:
             if not keep:
-                tell_donated(error, [self.signature.inputs[i].name for i in self._donated])
+                note_donated(error, [self.signature.inputs[i].name for i in self._donated])
                 if has_started(error):
                     self._give_away(inputs)
             raise

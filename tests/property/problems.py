@@ -667,7 +667,7 @@ def _shared_rows() -> Problem:
 
     def build(f: Builder, rows: Value, weights: Value) -> Value:
         spread = f.broadcast_in_dim(rows, broadcast_dimensions=(2,), result=image)
-        same = {"feature_group_count": 1, "batch_group_count": 1, "padding": ((1, 1), (1, 1))}
+        same: dict[str, Any] = {"feature_group_count": 1, "batch_group_count": 1, "padding": ((1, 1), (1, 1))}
         return f.convolution(spread, weights, dimension_numbers=dims, result=result, **same)
 
     args = [np.arange(9, dtype=np.float32), np.ones((3, 2, 3, 3), np.float32)]

@@ -7,6 +7,8 @@ open sizes are built as well, and must give the same bits.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -77,7 +79,7 @@ class Case:
         x, matrix, bias, kernel = f.args
         batch, *sizes, _ = x.shape.sizes
         wide = Shape.of(x.shape.dtype, (batch, *sizes, self.channels))
-        plain = {"dimension_numbers": LAST, "batch_group_count": 1}
+        plain: dict[str, Any] = {"dimension_numbers": LAST, "batch_group_count": 1}
         image = f.convolution(x, matrix, **plain, feature_group_count=1, result=wide)
         image = self.bent(f, image, f.broadcast_in_dim(bias, broadcast_dimensions=(3,), result=wide))
         low, high = zip((0, 0), *self.edges, (0, 0), strict=True)

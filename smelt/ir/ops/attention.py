@@ -131,7 +131,7 @@ def _attention(frame: Frame, op: Op, *operands: Array) -> Array:
     axes = AttentionAxes.of(str(said.get("layout")), shapes, shape)
     assert axes is not None, "sizes at run time fit where open ones did"
     whole = axes.batch + axes.rows + axes.key
-    q, k, v, *masks = (_apart(axes, word, array) for word, array in zip(axes.words, operands, strict=True))
+    q, k, v, *masks = (_split_axes(axes, word, array) for word, array in zip(axes.words, operands, strict=True))
     terms = [(array, letters(word)) for array, word in ((q, axes.words[0]), (k, axes.words[1]))]
     shown = "".join(each for each in whole if any(each in own for _, own in terms))
     scores = _onto(np.einsum(f"{terms[0][1]},{terms[1][1]}->{shown}", q, k), shown, whole) * numbers.scale
@@ -152,7 +152,7 @@ def _attention(frame: Frame, op: Op, *operands: Array) -> Array:
     return total.reshape(frame.shape(op.result.type)).astype(shape.element.numpy, copy=False)
 
 
-def _apart(axes: AttentionAxes, word: Word, array: Array) -> Array:
+def _split_axes(axes: AttentionAxes, word: Word, array: Array) -> Array:
     """One axis for each letter, numbers in double."""
     split = array.reshape([evaluate(axes.sizes[each], {}) for each in letters(word)])
     return split if array.dtype == bool else split.astype(np.float64)

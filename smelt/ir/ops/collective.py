@@ -166,10 +166,10 @@ def _infer_all_gather(call: Call) -> Sequence[Type]:
         call.dims([dim], shape.rank, "all_gather_c1", "all_gather_dim")
     _check_groups(call, "all_gather_c2")
     _check_global_ids(call, "all_gather_c5")
-    return [_gathered(call, i, shape, dim) for i, shape in enumerate(call.shapes)]
+    return [_gather(call, i, shape, dim) for i, shape in enumerate(call.shapes)]
 
 
-def _gathered(call: Call, i: int, shape: Shape, dim: int) -> Shape:
+def _gather(call: Call, i: int, shape: Shape, dim: int) -> Shape:
     count = _group_size(call)
     before = shape.sizes[dim]
     if count is not None:
@@ -456,7 +456,7 @@ def _everyone(process: Process) -> list[Process]:
     ]
 
 
-def _permuted(process: Process, op: Op) -> list[tuple[Process, Process]]:
+def _pairs(process: Process, op: Op) -> list[tuple[Process, Process]]:
     """Source and target of each pair, in every partition (cross_replica) or every replica (cross_partition)."""
     pairs: tuple[tuple[int, int], ...] = op.attrs["source_target_pairs"]
     if _channel(op.attrs) > 0:
@@ -466,7 +466,7 @@ def _permuted(process: Process, op: Op) -> list[tuple[Process, Process]]:
 
 def permuted(process: Process, op: Op, payload: T) -> Generator[Exchange, Any, T | None]:
     """What the source of this process brings; None where no pair leads here."""
-    routes = _permuted(process, op)
+    routes = _pairs(process, op)
     taking_part = {process for route in routes for process in route}
     if process not in taking_part:
         return None
@@ -563,7 +563,7 @@ def post(process: Process, op: Op, payload: Any) -> Generator[Exchange, Any, Non
     if not op.attrs.get("source_target_pairs"):
         yield Send(channel, payload)
         return
-    for source, target in _permuted(process, op):
+    for source, target in _pairs(process, op):
         if source == process:
             yield Send((channel, source, target), payload)
 
@@ -573,7 +573,7 @@ def fetch(process: Process, op: Op) -> Generator[Exchange, Any, Any]:
     channel = _channel(op.attrs)
     if not op.attrs.get("source_target_pairs"):
         return (yield Receive(channel))
-    for source, target in _permuted(process, op):
+    for source, target in _pairs(process, op):
         if target == process:
             return (yield Receive((channel, source, target)))
     return None
@@ -588,10 +588,10 @@ def _recv(frame: Frame, op: Op, _token: None) -> Steps:
     payload = yield from fetch(frame.process, op)
     if payload is None:
         return (*(np.zeros(frame.shape(value.type), value.shape.dtype.numpy) for value in op.results[:-1]), None)
-    return _received(op, payload)
+    return _receive(op, payload)
 
 
-def _received(op: Op, payload: Sequence[Any]) -> tuple[Any, ...]:
+def _receive(op: Op, payload: Sequence[Any]) -> tuple[Any, ...]:
     types = [value.shape for value in op.results[:-1]]
     fits = len(types) == len(payload) and all(
         array.dtype == type.dtype.numpy
@@ -609,7 +609,7 @@ def _received(op: Op, payload: Sequence[Any]) -> tuple[Any, ...]:
 def _infeed(frame: Frame, op: Op, _token: None) -> tuple[Any, ...]:
     if not frame.world.infeed:
         raise RunError(f"{op.name}: nothing is left in the queue", expected=[value.type for value in op.results[:-1]])
-    return _received(op, frame.world.infeed.popleft())
+    return _receive(op, frame.world.infeed.popleft())
 
 
 def _outfeed(frame: Frame, _op: Op, *operands: Any) -> tuple[None]:

@@ -28,7 +28,7 @@ from smelt.ir.attributes import (
     Kind,
     OutputOperandAlias,
     array_of,
-    numbered,
+    enum_of,
     read_row,
 )
 from smelt.ir.core import Future, Op, Region, Token, Tuple, Type
@@ -87,7 +87,7 @@ def _join_types(call: Call, i: int, types: Sequence[Type], label: str) -> Type:
 def _join_sizes(call: Call, sizes: Sequence[Size], declared: Size | None, label: str) -> Size:
     if all(size == sizes[0] for size in sizes):
         return sizes[0]
-    if declared is not None and _is_born(declared, sizes):
+    if declared is not None and _is_introduced(declared, sizes):
         return call.scope.fresh() if declared == UNKNOWN else declared
     for size in sizes:
         call.same_size(sizes[0] if declared is None else declared, size, label, "a size differs between branches")
@@ -101,7 +101,7 @@ def _declared_size(call: Call, result: int, rank: int, axis: int) -> Size | None
     return type.sizes[axis] if isinstance(type, Shape) and type.rank == rank else None
 
 
-def _is_born(size: Size, others: Sequence[Size]) -> bool:
+def _is_introduced(size: Size, others: Sequence[Size]) -> bool:
     """A size that is one symbol and has nothing to do with the others: it names what came out at run time."""
     name = bare_symbol(size)
     return name is not None and all(name not in symbols(other) for other in others)
@@ -219,7 +219,7 @@ def _composite(frame: Frame, op: Op, *args: Any) -> Steps:
     return (yield from frame.invoke(frame.program.func(op.attrs["decomposition"]), *args))
 
 
-_DIRECTION = numbered("direction", "NONE", "FORWARD", "BACKWARD", "BOTH")
+_DIRECTION = enum_of("direction", "NONE", "FORWARD", "BACKWARD", "BOTH")
 LAYOUT = Kind("layout", read_row, lambda order: Constant.of(np.array(order, np.int64), index))
 TYPED_FFI = 4
 

@@ -54,7 +54,7 @@ def _same_rank(call: Call, numbers: Sequence[Known], rank: int, label: str) -> N
     call.require(len(numbers) == rank, label, "one number per dimension", expected=rank, got=len(numbers))
 
 
-def chosen(call: Call, known: Sequence[Known]) -> list[Size]:
+def choose_sizes(call: Call, known: Sequence[Known]) -> list[Size]:
     """Sizes of the result: what is known, else what was declared, else a new symbol."""
     return [call.scope.fresh() if size == UNKNOWN else size for size in _known_or_declared(call, known)]
 
@@ -86,7 +86,7 @@ def numbers(array: Array) -> list[int]:
 
 def _infer_dynamic_broadcast_in_dim(call: Call) -> list[Type]:
     operand = call.shape(0)
-    sizes = chosen(call, known_numbers(call, 1, "dynamic_broadcast_in_dim_c7"))
+    sizes = choose_sizes(call, known_numbers(call, 1, "dynamic_broadcast_in_dim_c7"))
     expanding = call.attrs.get("known_expanding_dimensions") or ()
     others = call.attrs.get("known_nonexpanding_dimensions") or ()
     call.dims(expanding, operand.rank, "dynamic_broadcast_in_dim_c9", "known_expanding_dimensions", unique=False)
@@ -100,7 +100,7 @@ def _mean_dynamic_broadcast_in_dim(_: Frame, op: Op, operand: Array, output_dime
 
 
 def _infer_dynamic_iota(call: Call) -> list[Type]:
-    return [infer_iota(call, chosen(call, known_numbers(call, 0, "dynamic_iota_c2")), call.wanted().dtype)]
+    return [infer_iota(call, choose_sizes(call, known_numbers(call, 0, "dynamic_iota_c2")), call.wanted().dtype)]
 
 
 def _mean_dynamic_iota(_: Frame, op: Op, output_shape: Array) -> Array:
@@ -108,10 +108,10 @@ def _mean_dynamic_iota(_: Frame, op: Op, output_shape: Array) -> Array:
 
 
 def _infer_dynamic_reshape(call: Call) -> list[Type]:
-    return [_reshaped(call, known_numbers(call, 1, "dynamic_reshape_c4"))]
+    return [_fill_missing_size(call, known_numbers(call, 1, "dynamic_reshape_c4"))]
 
 
-def _reshaped(call: Call, known: Sequence[Known]) -> Shape:
+def _fill_missing_size(call: Call, known: Sequence[Known]) -> Shape:
     """One size that nothing else tells follows from the number of elements."""
     sizes = _known_or_declared(call, known)
     if product(size for size in sizes if size != UNKNOWN) != 0:
@@ -127,7 +127,7 @@ def _infer_chlo_dynamic_reshape(call: Call) -> list[Type]:
     """As above, and one size may be -1: whatever is left."""
     known = known_numbers(call, 1, "dynamic_reshape_c4")
     call.require(list(known).count(-1) <= 1, "", "at most one size may be -1", got=list(known))
-    return [_reshaped(call, [None if size == -1 else size for size in known])]
+    return [_fill_missing_size(call, [None if size == -1 else size for size in known])]
 
 
 def _mean_chlo_dynamic_reshape(_: Frame, op: Op, operand: Array, output_shape: Array) -> Array:
@@ -144,7 +144,7 @@ def _mean_chlo_dynamic_reshape(_: Frame, op: Op, operand: Array, output_shape: A
 def _infer_dynamic_gather(call: Call) -> list[Type]:
     slice_sizes = known_numbers(call, 2, "dynamic_gather_i3")
     dtype, known = infer_gather(call, call.shape(0), call.shape(1), call.attrs["dimension_numbers"], slice_sizes)
-    return [Shape.of(dtype, chosen(call, known))]
+    return [Shape.of(dtype, choose_sizes(call, known))]
 
 
 def _mean_dynamic_gather(_: Frame, op: Op, operand: Array, indices: Array, slice_sizes: Array) -> Array:
@@ -166,7 +166,7 @@ def _infer_dynamic_pad(call: Call) -> list[Type]:
         known.append(
             None if low is None or high is None or interior is None else padded_size(size, low, high, interior)
         )
-    return [Shape.of(operand.dtype, chosen(call, known))]
+    return [Shape.of(operand.dtype, choose_sizes(call, known))]
 
 
 def _mean_dynamic_pad(
@@ -198,7 +198,7 @@ def _infer_real_dynamic_slice(call: Call) -> list[Type]:
         else:
             call.at_most(start, limit, "slice_c3", "a slice must not end before it begins")
             known.append(floordiv(limit - start + stride - 1, stride))
-    return [Shape.of(operand.dtype, chosen(call, known))]
+    return [Shape.of(operand.dtype, choose_sizes(call, known))]
 
 
 def _mean_real_dynamic_slice(_: Frame, op: Op, operand: Array, *parts: Array) -> Array:

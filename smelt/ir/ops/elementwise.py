@@ -80,7 +80,7 @@ def _same_baseline(call: Call, a: Shape, b: Shape, label: str) -> None:
         call.fail(label, "the operands have different element types", expected=a, got=b)
 
 
-def _declared(call: Call, like: Shape) -> Shape:
+def _result_type(call: Call, like: Shape) -> Shape:
     """The result type for operands like `like`: of a quantised one, the declared scale and zero point."""
     if isinstance(like.dtype, Quantized) and call.declared:
         wanted = call.wanted().dtype
@@ -89,7 +89,7 @@ def _declared(call: Call, like: Shape) -> Shape:
     return like
 
 
-def _joined(call: Call, a: Shape, b: Shape, label: str) -> Shape:
+def _join_shapes(call: Call, a: Shape, b: Shape, label: str) -> Shape:
     """The shape of two operands that must have the same sizes: numbers win over symbols."""
     if a.sizes == b.sizes:
         return a
@@ -100,7 +100,7 @@ def _joined(call: Call, a: Shape, b: Shape, label: str) -> Shape:
 # ---- meanings ----
 
 
-def _widened(array: Array, exact: bool) -> Array:
+def _widen(array: Array, exact: bool) -> Array:
     """An array in the type to compute in: double, or single where that gives the same result after rounding."""
     of = dtype(array.dtype)
     if exact and of.name in ("f16", "f32"):
@@ -108,7 +108,7 @@ def _widened(array: Array, exact: bool) -> Array:
     return array if of.wide == array.dtype else array.astype(of.wide)
 
 
-def computed(fn: Function, exact: bool = False, native: bool = False) -> Callable[..., Array]:
+def evaluate_with(fn: Function, exact: bool = False, native: bool = False) -> Callable[..., Array]:
     """The meaning of an op that applies `fn` to its operands.
 
     `exact`: `fn` rounds correctly, so f32 and f16 need no more than single precision (24 bits are 2 * 11 + 2).
@@ -116,16 +116,16 @@ def computed(fn: Function, exact: bool = False, native: bool = False) -> Callabl
     """
 
     def evaluate(_: Frame, op: Op, *arrays: Array) -> Array:
-        floats = _expressed(op, arrays)
+        floats = _dequantize_all(op, arrays)
         if not exact:  # NumPy's vector loops do not take negative strides, and round differently from its others
             floats = [np.asarray(array, order="C") for array in floats]
-        out = fn(*(floats if native else [_widened(array, exact) for array in floats]))
-        return _stored(np.asarray(out), op.results[0].shape.dtype)
+        out = fn(*(floats if native else [_widen(array, exact) for array in floats]))
+        return _quantize_result(np.asarray(out), op.results[0].shape.dtype)
 
     return evaluate
 
 
-def _expressed(op: Op, arrays: Sequence[Array]) -> list[Array]:
+def _dequantize_all(op: Op, arrays: Sequence[Array]) -> list[Array]:
     """The operands without quantisation. Sizes that were taken for granted when the op was made are checked here."""
     types = [value.shape for value in op.operands]
     if not all(type.is_static for type in types):
@@ -138,7 +138,7 @@ def _expressed(op: Op, arrays: Sequence[Array]) -> list[Array]:
     return [dequantize(array, type.dtype) if isinstance(type.dtype, Quantized) else array for type, array in pairs]
 
 
-def _stored(array: Array, to: ElementType) -> Array:
+def _quantize_result(array: Array, to: ElementType) -> Array:
     return quantize(cast(array, to.expressed), to) if isinstance(to, Quantized) else cast(array, to)
 
 
@@ -180,9 +180,9 @@ def unary(
     def infer(call: Call) -> Sequence[Type]:
         operand = _allow(call, 0, kinds)
         _check_accuracy(call)
-        return [_declared(call, operand.with_dtype(gives(operand.dtype)) if gives else operand)]
+        return [_result_type(call, operand.with_dtype(gives(operand.dtype)) if gives else operand)]
 
-    return OpDef(_full(name), "operand", infer, computed(fn, exact, native), attrs, elementwise=True)
+    return OpDef(_full(name), "operand", infer, evaluate_with(fn, exact, native), attrs, elementwise=True)
 
 
 def binary(
@@ -200,9 +200,9 @@ def binary(
         label = f"{_short(call)}_c1"
         lhs, rhs = _allow(call, 0, kinds), _allow(call, 1, kinds)
         _same_baseline(call, lhs, rhs, label)
-        return [_declared(call, _joined(call, lhs, rhs, label))]
+        return [_result_type(call, _join_shapes(call, lhs, rhs, label))]
 
-    return OpDef(_full(name), operands, infer, computed(fn, exact, native), elementwise=True)
+    return OpDef(_full(name), operands, infer, evaluate_with(fn, exact, native), elementwise=True)
 
 
 def _full(name: str) -> str:
@@ -238,7 +238,7 @@ def _predicate(_: ElementType) -> ElementType:
 # ---- functions that NumPy spells differently ----
 
 
-def _ordered(relation: Function, x: Array, y: Array) -> Array:
+def _comparison(relation: Function, x: Array, y: Array) -> Array:
     """A comparison; complex numbers compare by real part, and by imaginary part where those are equal."""
     if dtype(x.dtype).is_complex:
         return np.where(x.real == y.real, relation(x.imag, y.imag), relation(x.real, y.real))
@@ -251,7 +251,7 @@ def _extreme(numpy: Callable[[Array, Array], Array], greatest: bool) -> Function
     def function(x: Array, y: Array) -> Array:
         kind = dtype(x.dtype).kind
         if kind == "complex":
-            first = _ordered(np.greater if greatest else np.less, x, y)
+            first = _comparison(np.greater if greatest else np.less, x, y)
             return np.where(np.isnan(x) | (first & ~np.isnan(y)), x, y)
         value = numpy(x, y)
         if kind == "float":
@@ -284,7 +284,7 @@ def _pair(re: Array, im: Array) -> Array:
 def _multiply(x: Array, y: Array) -> Array:
     if dtype(x.dtype).is_complex:
         return special.complex_product(x, y)
-    return np.multiply(_widened(x, exact=True), _widened(y, exact=True))
+    return np.multiply(_widen(x, exact=True), _widen(y, exact=True))
 
 
 def _square(x: Array) -> Array:
@@ -306,8 +306,8 @@ def _divide(x: Array, y: Array) -> Array:
     parts = [np.ldexp(part / size, above - below) for part in _times_conjugate(p, q, r, s)]
     lost = np.isnan(parts[0]) & np.isnan(parts[1])
     by_zero = np.copysign(np.inf, c)
-    endless = _times_conjugate(_boxed(a), _boxed(b), c, d)
-    nothing = _times_conjugate(a, b, _boxed(c), _boxed(d))
+    endless = _times_conjugate(_box(a), _box(b), c, d)
+    nothing = _times_conjugate(a, b, _box(c), _box(d))
     rescues = [
         (y == 0, (by_zero * a, by_zero * b)),
         (np.isinf(x) & np.isfinite(y), (np.inf * endless[0], np.inf * endless[1])),
@@ -323,7 +323,7 @@ def _times_conjugate(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Arr
     return a * c + b * d, b * c - a * d
 
 
-def _boxed(part: Array) -> Array:
+def _box(part: Array) -> Array:
     """±1 for ±inf, ±0 for everything else."""
     return np.copysign(np.where(np.isinf(part), 1.0, 0.0), part)
 
@@ -336,7 +336,7 @@ def _hyperbolic(numpy: Function, combine: Function, limit: float) -> Function:
     """
 
     def function(x: Array) -> Array:
-        wide = numpy(_widened(x, exact=False))
+        wide = numpy(_widen(x, exact=False))
         if x.dtype != np.float32:
             return wide
         log_half = np.float32(np.log(0.5))
@@ -363,7 +363,7 @@ def _infer_clamp(call: Call) -> Sequence[Type]:
         if bound.rank:
             call.same_sizes(operand.sizes, bound.sizes, label, "a bound must be a scalar or have the operand's shape")
         _same_baseline(call, operand, bound, "clamp_c3")
-    return [_declared(call, operand)]  # clamp_c4
+    return [_result_type(call, operand)]  # clamp_c4
 
 
 def _clamp(low: Array, x: Array, high: Array) -> Array:
@@ -373,10 +373,10 @@ def _clamp(low: Array, x: Array, high: Array) -> Array:
 def _infer_select(call: Call) -> Sequence[Type]:
     pred, on_true, on_false = _allow(call, 0, BOOL), _allow(call, 1, ANYTHING), _allow(call, 2, ANYTHING)
     _same_baseline(call, on_true, on_false, "select_c2")
-    result = _joined(call, on_true, on_false, "select_c2")
+    result = _join_shapes(call, on_true, on_false, "select_c2")
     if pred.rank:
         call.same_sizes(result.sizes, pred.sizes, "select_c1", "pred must be a scalar or have the shape of on_true")
-    return [_declared(call, result)]
+    return [_result_type(call, result)]
 
 
 _COMPARE_TYPES = {
@@ -391,7 +391,7 @@ _COMPARE_TYPES = {
 def _infer_compare(call: Call) -> Sequence[Type]:
     lhs, rhs = _allow(call, 0, ANYTHING), _allow(call, 1, ANYTHING)
     _same_baseline(call, lhs, rhs, "compare_c1")
-    result = _joined(call, lhs, rhs, "compare_c2")
+    result = _join_shapes(call, lhs, rhs, "compare_c2")
     given = call.attrs.get("compare_type", "NOTYPE")
     allowed = _COMPARE_TYPES.get(lhs.dtype.kind, {"FLOAT"}) | {"NOTYPE"}
     call.require(
@@ -415,10 +415,10 @@ _RELATIONS: dict[str, Function] = {
 
 
 def _compare(_: Frame, op: Op, x: Array, y: Array) -> Array:
-    x, y = (_widened(array, exact=True) for array in _expressed(op, (x, y)))
+    x, y = (_widen(array, exact=True) for array in _dequantize_all(op, (x, y)))
     if op.attrs.get("compare_type") == "TOTALORDER":
         x, y = _total_order(x), _total_order(y)
-    return np.asarray(_ordered(_narrow(_RELATIONS[op.attrs["comparison_direction"]]), x, y))
+    return np.asarray(_comparison(_narrow(_RELATIONS[op.attrs["comparison_direction"]]), x, y))
 
 
 def _total_order(x: Array) -> Array:
@@ -479,13 +479,13 @@ def _infer_complex(call: Call) -> Sequence[Type]:
     lhs, rhs = _allow(call, 0, FLOAT), _allow(call, 1, FLOAT)
     call.same_dtype(lhs.dtype, rhs.dtype, "complex_c1", "the operands have different element types")
     call.require(lhs.dtype.name in ("f32", "f64"), "complex_i1", "the parts must be f32 or f64", got=lhs)
-    return [_joined(call, lhs, rhs, "complex_c2").with_dtype(complex_of(lhs.element))]  # complex_c3
+    return [_join_shapes(call, lhs, rhs, "complex_c2").with_dtype(complex_of(lhs.element))]  # complex_c3
 
 
 def _infer_add(call: Call) -> Sequence[Type]:
     """Like every binary op, but quantised operands may be so per axis, and need not agree on it."""
     lhs, rhs = _allow(call, 0, ANYTHING, per_axis=True), _allow(call, 1, ANYTHING, per_axis=True)
-    sizes = _joined(call, lhs, rhs, "add_c1").sizes
+    sizes = _join_shapes(call, lhs, rhs, "add_c1").sizes
     left, right = lhs.dtype, rhs.dtype
     if not isinstance(left, Quantized) or not isinstance(right, Quantized):
         label = "add_c2" if "quantized" in (left.kind, right.kind) else "add_c1"
@@ -529,13 +529,13 @@ def _infer_reduce_precision(call: Call) -> Sequence[Type]:
     ):
         bits = call.attrs[name]
         call.require(bits >= least, label, f"{name} must be at least {least}", got=bits)
-    return [_declared(call, operand)]  # reduce_precision_c1
+    return [_result_type(call, operand)]  # reduce_precision_c1
 
 
 def _reduce_precision(_: Frame, op: Op, x: Array) -> Array:
-    x = np.asarray(_expressed(op, [x])[0])
+    x = np.asarray(_dequantize_all(op, [x])[0])
     out = integer.reduce_precision(x, op.attrs["exponent_bits"], op.attrs["mantissa_bits"])
-    return _stored(out, op.results[0].shape.dtype)
+    return _quantize_result(out, op.results[0].shape.dtype)
 
 
 # ---- chlo.broadcast_* ----
@@ -551,9 +551,9 @@ def broadcasting(base: OpDef, *, dimensions: bool = True, attrs: tuple[Attr, ...
         shapes = call.shapes
         rank = max(shape.rank for shape in shapes)
         placed = [
-            _placed(shape.sizes, dims, rank) for shape, dims in zip(shapes, _places(call, shapes, rank), strict=True)
+            _place(shape.sizes, dims, rank) for shape, dims in zip(shapes, _places(call, shapes, rank), strict=True)
         ]
-        sizes = tuple(_stretched(call, column) for column in zip(*placed, strict=True))
+        sizes = tuple(_stretch(call, column) for column in zip(*placed, strict=True))
         for shape in shapes:
             per_axis = isinstance(shape.dtype, Quantized) and shape.dtype.axis is not None
             call.require(not per_axis, "", "a tensor that is quantised per axis cannot be broadcast", got=shape)
@@ -567,7 +567,7 @@ def broadcasting(base: OpDef, *, dimensions: bool = True, attrs: tuple[Attr, ...
         if given is not None and len(set(ranks)) > 1:
             most = max(ranks)
             shapes = (
-                _placed(array.shape, _own(given, rank, most), most) for array, rank in zip(arrays, ranks, strict=True)
+                _place(array.shape, _own(given, rank, most), most) for array, rank in zip(arrays, ranks, strict=True)
             )
             arrays = tuple(array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True))
         result: Array = base.evaluate(frame, op, *arrays)
@@ -575,7 +575,9 @@ def broadcasting(base: OpDef, *, dimensions: bool = True, attrs: tuple[Attr, ...
 
     own = (Attr("broadcast_dimensions", INTS, None),) if dimensions else ()
     name = base.name.partition(".")[2]
-    return OpDef(f"chlo.broadcast_{name}", base.operands, infer, evaluate, own + (attrs or base.attrs), elementwise=True)
+    return OpDef(
+        f"chlo.broadcast_{name}", base.operands, infer, evaluate, own + (attrs or base.attrs), elementwise=True
+    )
 
 
 def _own(given: Sequence[int], rank: int, most: int) -> Sequence[int]:
@@ -599,14 +601,14 @@ def _places(call: Call, shapes: Sequence[Shape], rank: int) -> list[Sequence[int
     return [_own(given, shape.rank, rank) for shape in shapes]
 
 
-def _placed(sizes: Sequence[Any], dims: Sequence[int], rank: int) -> list[Any]:
+def _place(sizes: Sequence[Any], dims: Sequence[int], rank: int) -> list[Any]:
     placed: list[Any] = [1] * rank
     for size, dim in zip(sizes, dims, strict=True):
         placed[dim] = size
     return placed
 
 
-def _stretched(call: Call, sizes: Sequence[Size]) -> Size:
+def _stretch(call: Call, sizes: Sequence[Size]) -> Size:
     result: Size = 1
     for size in sizes:
         if result == 1:
@@ -660,7 +662,7 @@ _UNARY = [
 ]
 
 _BINARY = [
-    OpDef("stablehlo.add", "lhs rhs", _infer_add, computed(_narrow(np.add), exact=True), elementwise=True),
+    OpDef("stablehlo.add", "lhs rhs", _infer_add, evaluate_with(_narrow(np.add), exact=True), elementwise=True),
     binary("and", BOOL | INT, _narrow(np.bitwise_and)),
     binary("atan2", ANALYTIC, special.atan2),
     binary("divide", NUMBER, either(_divide, integer.divide), exact=True),
@@ -675,19 +677,23 @@ _BINARY = [
     binary("shift_right_logical", INT, integer.shift_right_logical),
     binary("subtract", NUMBER, _narrow(np.subtract), exact=True),
     binary("xor", BOOL | INT, _narrow(np.bitwise_xor)),
-    OpDef("stablehlo.complex", "lhs rhs", _infer_complex, computed(_pair), elementwise=True),
+    OpDef("stablehlo.complex", "lhs rhs", _infer_complex, evaluate_with(_pair), elementwise=True),
     OpDef("stablehlo.compare", "lhs rhs", _infer_compare, _compare, _DIRECTION, elementwise=True),
 ]
 
 _OTHERS = [
-    OpDef("stablehlo.clamp", "min operand max", _infer_clamp, computed(_clamp, exact=True), elementwise=True),
+    OpDef("stablehlo.clamp", "min operand max", _infer_clamp, evaluate_with(_clamp, exact=True), elementwise=True),
     OpDef("stablehlo.constant", "", _infer_constant, _constant, _VALUE, elementwise=True),
     OpDef("stablehlo.convert", "operand", _infer_convert, _convert, elementwise=True),
     OpDef(
         "stablehlo.reduce_precision", "operand", _infer_reduce_precision, _reduce_precision, _FORMAT, elementwise=True
     ),
     OpDef(
-        "stablehlo.select", "pred on_true on_false", _infer_select, computed(np.where, native=True), elementwise=True
+        "stablehlo.select",
+        "pred on_true on_false",
+        _infer_select,
+        evaluate_with(np.where, native=True),
+        elementwise=True,
     ),
 ]
 

@@ -17,7 +17,7 @@ from smelt.errors import RunError, SizeError
 from smelt.ir.attributes import BOOL, GATHER, INT, INTS, SCATTER, GatherDims, ScatterDims, elements
 from smelt.ir.core import Op, Region, Type
 from smelt.ir.ops.definition import Attr, Call, Frame, OpDef
-from smelt.ir.ops.reduce import check_reducer, promoted
+from smelt.ir.ops.reduce import check_reducer, promote
 from smelt.ir.ops.shape import check_equal, not_per_axis, same_length
 from smelt.shape import Shape
 
@@ -266,13 +266,13 @@ def _mean_scatter(frame: Frame, op: Op, *operands: Array) -> tuple[Array, ...]:
     check_equal(op, *((each.shape, updates[0].shape) for each in updates))
     results = []
     for i in range(count):
-        wide = promoted(operands[i], op.operands[i].shape.dtype, op.results[i].shape.dtype)
+        wide = promote(operands[i], op.operands[i].shape.dtype, op.results[i].shape.dtype)
         results.append(np.array(wide, order="C").reshape(-1))  # a copy
     targets, inside = _targets(op, operands[0].shape, indices, updates[0].shape)
     values = []
     for i, update in enumerate(updates):
         flat = update.reshape(-1) if inside is None else update.reshape(-1)[inside]
-        values.append(promoted(flat, op.operands[i].shape.dtype, op.results[i].shape.dtype))
+        values.append(promote(flat, op.operands[i].shape.dtype, op.results[i].shape.dtype))
     if targets.size:
         _scatter_flat(frame, op.regions[0], results, targets, values)
     return tuple(result.reshape(operand.shape) for result, operand in zip(results, operands[:count], strict=True))

@@ -54,7 +54,7 @@ def accumulator(lhs: DType, rhs: DType, depth: int, result: DType) -> np.dtype[A
     return np.dtype(np.float64 if exact else np.int64)
 
 
-def accumulated(total: Array, result: DType) -> Array:
+def from_accumulator(total: Array, result: DType) -> Array:
     """A sum in its accumulator, as elements of the result. Sums of booleans are `or`."""
     if result.is_integer and total.dtype == np.float64:
         total = total.astype(np.int64)  # whole and below 2**53: see `accumulator`
@@ -67,8 +67,8 @@ def matmul(lhs: Array, rhs: Array, result: DType) -> Array:
     wide = accumulator(dtype(lhs.dtype), dtype(rhs.dtype), depth, result)
     left, right = lhs.astype(wide, order="C"), rhs.astype(wide, order="C")  # strides decide how NumPy sums
     if depth > SHORT or result.kind not in ("float", "complex"):
-        return accumulated(np.matmul(left, right), result)
-    return accumulated(_short_product(left, right), result)
+        return from_accumulator(np.matmul(left, right), result)
+    return from_accumulator(_short_product(left, right), result)
 
 
 def _short_product(left: Array, right: Array) -> Array:
@@ -80,7 +80,7 @@ def _short_product(left: Array, right: Array) -> Array:
         return total
     total = np.zeros((*left.shape[:-1], right.shape[-1]), left.dtype)
     for k in range(left.shape[-1]):
-        total = special.fused(left[..., k, None], right[..., None, k, :], total)
+        total = special.fma(left[..., k, None], right[..., None, k, :], total)
     return total
 
 
@@ -346,7 +346,7 @@ def _einsum(_: Frame, op: Op, *operands: Array) -> Array:
     types = [dtype(x.dtype) for x in operands]
     wide = accumulator(types[0], types[-1], prod(x.size for x in operands), element)
     total = np.einsum(op.attrs["einsum_config"], *(x.astype(wide, order="C") for x in operands), optimize=True)
-    return accumulated(np.asarray(total), element)
+    return from_accumulator(np.asarray(total), element)
 
 
 # ---- cholesky and triangular_solve ----
@@ -472,19 +472,19 @@ def _infer_fft(call: Call) -> list[Type]:
         if not isinstance(element, DType) or element.name not in ("f32", "f64"):
             call.fail("fft_c2", "RFFT takes f32 or f64", got=operand)
         call.same_sizes(length, inner, "fft_c4", "the operand's last sizes must be fft_length")
-        return [Shape.of(complex_of(element), [*outer, *length[:-1], _halved(length[-1])])]
+        return [Shape.of(complex_of(element), [*outer, *length[:-1], _half_length(length[-1])])]
     if not isinstance(element, DType) or not element.is_complex:
         call.fail("fft_c2", f"{kind} takes complex numbers", got=operand)
     if kind != "IRFFT":
         return [operand]
     call.same_sizes(length[:-1], inner[:-1], "fft_c4", "the operand's last sizes but one must be fft_length")
     call.same_size(
-        _halved(length[-1]), inner[-1], "fft_c5", "the operand's last size must be that of fft_length, halved"
+        _half_length(length[-1]), inner[-1], "fft_c5", "the operand's last size must be that of fft_length, halved"
     )
     return [Shape.of(element.part, [*outer, *length])]
 
 
-def _halved(length: int) -> int:
+def _half_length(length: int) -> int:
     """How many numbers describe the transform of so many real ones."""
     return length // 2 + 1 if length else 0
 
@@ -493,7 +493,7 @@ def _fft(_: Frame, op: Op, operand: Array) -> Array:
     kind, length = op.attrs["fft_type"], op.attrs["fft_length"]
     element = op.result.shape.element
     if 0 in operand.shape:  # NumPy transforms nothing that is empty, and fft_c5 leaves the result empty, too
-        last = () if kind in ("FFT", "IFFT") else (_halved(length[-1]) if kind == "RFFT" else length[-1],)
+        last = () if kind in ("FFT", "IFFT") else (_half_length(length[-1]) if kind == "RFFT" else length[-1],)
         return np.zeros(operand.shape[: operand.ndim - len(last)] + last, element.numpy)
     axes = tuple(range(operand.ndim - len(length), operand.ndim))
     wide = operand.astype(np.float64 if kind == "RFFT" else np.complex128)
@@ -556,7 +556,7 @@ def _infer_ragged_dot(call: Call) -> list[Type]:
     if len(dims.rhs_group_dimensions) != wanted:
         message = "rhs has a group dimension if and only if the ragged dimension is neither batching nor contracting"
         call.fail("ragged_dot", message, expected=wanted, got=len(dims.rhs_group_dimensions))
-    sizes = dot_sizes(lhs, rhs.with_sizes(_ungrouped(rhs.sizes, dims)), inner_dims(dims))
+    sizes = dot_sizes(lhs, rhs.with_sizes(_ungroup(rhs.sizes, dims)), inner_dims(dims))
     if mode == "contracting":
         sizes = [groups.sizes[-1], *sizes]
     if mode == "free":
@@ -569,7 +569,7 @@ def _infer_ragged_dot(call: Call) -> list[Type]:
     return [Shape.of(element, sizes)]
 
 
-def _ungrouped(sizes: Sequence[Size], dims: RaggedDotDims) -> list[Size]:
+def _ungroup(sizes: Sequence[Size], dims: RaggedDotDims) -> list[Size]:
     return [size for d, size in enumerate(sizes) if d not in dims.rhs_group_dimensions]
 
 
@@ -600,8 +600,8 @@ def _ragged_dot(_: Frame, op: Op, lhs: Array, rhs: Array, group_sizes: Array) ->
             into |= dict(zip(dims.lhs_batching_dimensions, dims.rhs_batching_dimensions, strict=True))
             parts = []
             for axes, mask in _groups(lhs.shape, dims, group_sizes):
-                left = np.where(_laid(mask, axes, lhs.ndim), lhs, zero[0])
-                right = np.where(_laid(mask, [into[d] for d in axes], rhs.ndim), rhs, zero[1])
+                left = np.where(_align_mask(mask, axes, lhs.ndim), lhs, zero[0])
+                right = np.where(_align_mask(mask, [into[d] for d in axes], rhs.ndim), rhs, zero[1])
                 parts.append(dot_general(left, right, inner, element))
             empty = dot_general(lhs, rhs, inner, element)[None][:0]
             return np.stack(parts) if parts else empty
@@ -612,7 +612,7 @@ def _ragged_dot(_: Frame, op: Op, lhs: Array, rhs: Array, group_sizes: Array) ->
             total = np.zeros(_product_shape(lhs, rhs, dims), element.numpy)
             for i, (axes, mask) in enumerate(_groups(lhs.shape, dims, group_sizes)):
                 part = dot_general(lhs, np.take(rhs, i, group), inner, element)
-                total = np.where(_laid(mask, [order.index(d) for d in axes], part.ndim), part, total)
+                total = np.where(_align_mask(mask, [order.index(d) for d in axes], part.ndim), part, total)
             return total
 
 
@@ -638,7 +638,7 @@ def _groups(shape: tuple[int, ...], dims: RaggedDotDims, group_sizes: Array) -> 
     return [(axes, inside[..., i, :]) for i in range(sizes.shape[-1])]
 
 
-def _laid(mask: Array, axes: Sequence[int], rank: int) -> Array:
+def _align_mask(mask: Array, axes: Sequence[int], rank: int) -> Array:
     """A mask whose dimensions are `axes`, shaped to broadcast against an array of that rank."""
     order = sorted(range(len(axes)), key=lambda i: axes[i])
     around = [1] * rank

@@ -60,7 +60,7 @@ class _Words:
         parts = panels.reshape(group, count, words, line // self.steps, self.steps).transpose(0, 2, 4, 1, 3)
         return parts.reshape(group, words * self.steps, count * (line // self.steps))
 
-    def summed(self, rows: Array, matrix: Array) -> Array:
+    def sum_products(self, rows: Array, matrix: Array) -> Array:
         """Sums of products; those of bytes are exact, for doubles hold them all."""
         if self.total == f32:
             return matmul(rows, np.broadcast_to(matrix, (rows.shape[0], *matrix.shape[1:])), f32)
@@ -91,7 +91,7 @@ class _Words:
 
     def dot(self, frame: Frame, op: Op, lhs: Array, panels: Array) -> Array:
         columns = frame.shape(op.result.type)[2]
-        return self.summed(lhs, self.matrix(panels)[:, : lhs.shape[2], :columns])
+        return self.sum_products(lhs, self.matrix(panels)[:, : lhs.shape[2], :columns])
 
     # -- images --
 
@@ -114,7 +114,7 @@ class _Words:
         each = (under(images, taps, tap, out) for tap in np.ndindex(*taps.window))
         parts = [part.reshape(batch, -1, groups, images.shape[-1] // groups) for part in each]
         rows = np.moveaxis(np.stack(parts, axis=3), 2, 0).reshape(groups, -1, panels.shape[2] * self.steps)
-        found = self.summed(rows, self.matrix(panels)[:, :, : features // groups])
+        found = self.sum_products(rows, self.matrix(panels)[:, :, : features // groups])
         return found.transpose(1, 0, 2).reshape(batch, *out, features)
 
     def rows(self, pack: str, dot: str, conv: str) -> list[OpDef]:

@@ -29,8 +29,8 @@ def quantize(array: Array, to: Quantized) -> Array:
     """`round_nearest_even(clamp(x / scale + zero_point))` in the storage type, each step rounded to the expressed."""
     scales, zero_points = _parameters(to, np.ndim(array))
     scaled = cast(np.asarray(array).astype(np.float64) / scales, to.expressed)
-    shifted = cast(scaled.astype(np.float64) + _expressed(zero_points, to), to.expressed).astype(np.float64)
-    low, high = _expressed(np.array([to.storage_min, to.storage_max], np.int64), to)
+    shifted = cast(scaled.astype(np.float64) + _express(zero_points, to), to.expressed).astype(np.float64)
+    low, high = _express(np.array([to.storage_min, to.storage_max], np.int64), to)
     return cast(np.rint(np.minimum(np.maximum(shifted, low), high)), to.storage)
 
 
@@ -43,7 +43,7 @@ def _parameters(of: Quantized, rank: int) -> tuple[Array, Array]:
     return scales.reshape(around), np.array(of.zero_points, np.int64).reshape(around)
 
 
-def _expressed(integers: Array, of: Quantized) -> Array:
+def _express(integers: Array, of: Quantized) -> Array:
     return cast(integers, of.expressed).astype(np.float64)
 
 

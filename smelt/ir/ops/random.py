@@ -197,7 +197,7 @@ def _rng(frame: Frame, op: Op, a: Array, b: Array, shape: Array) -> Array:
     source: Source = frame.world.random
     words = source.words(sizes)
     if not element.is_float:
-        return _whole(words, int(a), int(b), element)
+        return _scale_word(words, int(a), int(b), element)
     first, second = np.float64(a), np.float64(b)
     if op.attrs["rng_distribution"] == "NORMAL":
         middle = (words >> np.uint64(12)).astype(np.float64) + 0.5
@@ -208,7 +208,7 @@ def _rng(frame: Frame, op: Op, a: Array, b: Array, shape: Array) -> Array:
     return np.where(value < b, value, a)  # rounding may reach the end, which is outside
 
 
-def _whole(words: Array, first: int, last: int, element: DType) -> Array:
+def _scale_word(words: Array, first: int, last: int, element: DType) -> Array:
     """The upper half of a word times the number of integers. Of booleans, `last` is among them."""
     if element.kind == "bool":
         last += 1

@@ -106,7 +106,7 @@ def fold_of(region: Region, terms: int) -> Fold | None:
     return Fold(ufunc, element)
 
 
-def promoted(array: Array, of: ElementType, to: ElementType) -> Array:
+def promote(array: Array, of: ElementType, to: ElementType) -> Array:
     """An input in the element type that a body computes in."""
     if of == to:
         return array
@@ -190,7 +190,7 @@ def reduce_over(frame: Frame, op: Op, body: Region, axes: tuple[int, ...], opera
     """Inputs and then their initial values, reduced over `axes`."""
     elements = [value.shape.dtype for value in body.results]
     types = [value.shape.dtype for value in op.operands]
-    values = [promoted(*each) for each in zip(operands, types, elements * 2, strict=True)]
+    values = [promote(*each) for each in zip(operands, types, elements * 2, strict=True)]
     inputs, inits = values[: len(elements)], values[len(elements) :]
     fold = fold_of(body, prod(inputs[0].shape[d] for d in axes))
     if fold is not None:

@@ -19,9 +19,16 @@ from smelt.errors import RunError
 from smelt.ir.attributes import BOOLS, CONV, INT, INTS, PAIRS, PRECISION, ConvDims
 from smelt.ir.core import Op, Region, Type
 from smelt.ir.ops.definition import UNKNOWN, Attr, Call, Frame, OpDef
-from smelt.ir.ops.linear import accumulated, accumulator, check_precision, check_products, in_floats, result_element
+from smelt.ir.ops.linear import (
+    accumulator,
+    check_precision,
+    check_products,
+    from_accumulator,
+    in_floats,
+    result_element,
+)
 from smelt.ir.ops.quantize import check_axis
-from smelt.ir.ops.reduce import SEQUENTIAL, Arrays, check_inputs, check_reducer, fold_of, in_order, promoted
+from smelt.ir.ops.reduce import SEQUENTIAL, Arrays, check_inputs, check_reducer, fold_of, in_order, promote
 from smelt.shape import Shape
 
 Pairs: TypeAlias = Sequence[tuple[int, int]]
@@ -60,15 +67,15 @@ class Window:
         )
 
 
-def dilated(size: Size, dilation: int) -> Size:
+def dilated_size(size: Size, dilation: int) -> Size:
     """How long `size` elements are with `dilation - 1` holes between neighbours."""
     return maximum((size - 1) * dilation + 1, 0)
 
 
 def window_count(size: Size, padding: tuple[Size, Size], base: int, window: Size, dilation: int, stride: int) -> Size:
     """How many positions a window has along one dimension: none where it does not fit."""
-    padded = padding[0] + dilated(size, base) + padding[1]
-    return maximum(floordiv(padded - dilated(window, dilation), stride) + 1, 0)
+    padded = padding[0] + dilated_size(size, base) + padding[1]
+    return maximum(floordiv(padded - dilated_size(window, dilation), stride) + 1, 0)
 
 
 def _or_default(given: Sequence[T] | None, default: T, rank: int) -> tuple[T, ...]:
@@ -184,7 +191,7 @@ def reduce_windows(frame: Frame, op: Op, body: Region, window: Window, operands:
     """Every window of the inputs folded by the body; `operands` are the first of the op's: inputs, then their inits."""
     elements = [value.shape.dtype for value in body.results]
     types = [value.shape.dtype for value in op.operands[: len(operands)]]
-    values = [promoted(*each) for each in zip(operands, types, elements * 2, strict=True)]
+    values = [promote(*each) for each in zip(operands, types, elements * 2, strict=True)]
     inputs, inits = values[: len(elements)], values[len(elements) :]
     counts = window.counts(inputs[0].shape)
     fold = fold_of(body, prod(window.sizes))
@@ -273,10 +280,10 @@ def _infer_select_and_scatter(call: Call) -> list[Type]:
 def _select_and_scatter(frame: Frame, op: Op, operand: Array, source: Array, init: Array) -> Array:
     select, scatter = op.regions
     window = _window_of(op)
-    chosen = _selected(frame, select, operand, window).reshape(-1)
+    chosen = _select_indices(frame, select, operand, window).reshape(-1)
     of, to = op.operands[0].shape.dtype, scatter.results[0].shape.dtype
-    init = promoted(init, of, to)
-    values = promoted(source, of, to).reshape(-1)[chosen >= 0]
+    init = promote(init, of, to)
+    values = promote(source, of, to).reshape(-1)[chosen >= 0]
     places = chosen[chosen >= 0]
     fold = fold_of(scatter, prod(window.sizes))
     if fold is not None and fold.ufunc not in (np.maximum, np.minimum):
@@ -290,7 +297,7 @@ def _select_and_scatter(frame: Frame, op: Op, operand: Array, source: Array, ini
     return result.reshape(operand.shape)
 
 
-def _selected(frame: Frame, select: Region, operand: Array, window: Window) -> Array:
+def _select_indices(frame: Frame, select: Region, operand: Array, window: Window) -> Array:
     """The index of the element that `select` prefers in each window; -1 where it holds nothing but padding."""
     counts = window.counts(operand.shape)
     padded = spread(operand, window.padding, window.base_dilations, np.zeros((), operand.dtype))
@@ -465,11 +472,11 @@ def convolve(
     groups = feature_group_count * batch_group_count
     wide = accumulator(dtype(lhs.dtype), dtype(rhs.dtype), prod(k.shape[1:]), result)
     kernel = np.flip(k, turned).astype(wide).reshape(groups, k.shape[0] // groups, *k.shape[1:])
-    image = _grouped(x, feature_group_count, batch_group_count).astype(wide)
+    image = _group(x, feature_group_count, batch_group_count).astype(wide)
     image = spread(image, ((0, 0),) * 3 + window.padding, (1, 1, 1, *window.base_dilations), 0)
     total = _correlate(image, kernel, window, counts)  # [group, batch, position, output feature]
     batch = total.shape[1]
-    out = accumulated(total, result).transpose(1, 0, 3, 2).reshape(batch, k.shape[0], *counts)
+    out = from_accumulator(total, result).transpose(1, 0, 3, 2).reshape(batch, k.shape[0], *counts)
     order = [0] * lhs.ndim
     order[dims.output_feature_dimension] = 1
     for i, place in enumerate(dims.output_spatial_dimensions):
@@ -477,7 +484,7 @@ def convolve(
     return out.transpose(order)
 
 
-def _grouped(x: Array, features: int, batches: int) -> Array:
+def _group(x: Array, features: int, batches: int) -> Array:
     """[batch, feature, spatial...] as [group, batch, feature, spatial...]."""
     batch, feature, *spatial = x.shape
     if batches > 1:

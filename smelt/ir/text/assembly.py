@@ -209,7 +209,7 @@ class _Optional:
             part.read(reader, draft)
 
     def show(self, writer: Writer, op: Op, definition: OpDef) -> str:
-        if not is_told(op, definition, self.name):
+        if not is_printed(op, definition, self.name):
             return ""
         return "".join(part.show(writer, op, definition) for part in self.parts)
 
@@ -282,7 +282,7 @@ def _compile(text: str) -> tuple[Part, ...]:
     return tuple(outer)
 
 
-def is_told(op: Op, definition: OpDef, name: str) -> bool:
+def is_printed(op: Op, definition: OpDef, name: str) -> bool:
     """Whether the text must say an attribute: it is there, and not what it is by default."""
     if name not in op.attrs or op.attrs[name] is None:
         return False

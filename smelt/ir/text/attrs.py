@@ -28,7 +28,7 @@ from smelt.ir.attributes import (
 )
 from smelt.ir.core import FuncType, Future, Token, Tuple
 from smelt.ir.text import elements, lexer, types
-from smelt.ir.text.lexer import BANG, FLOAT, HASH, ID, INTEGER, STRING, Aliases, Cursor, quoted
+from smelt.ir.text.lexer import BANG, FLOAT, HASH, ID, INTEGER, STRING, Aliases, Cursor, quote
 from smelt.shape import Shape
 
 _RAW = frozenset({"affine_map", "affine_set", "strided", "opaque"})
@@ -382,7 +382,7 @@ def show(node: Any, *, export: bool = False, inside: bool = False) -> str:
         case bool():
             return "true" if node else "false"
         case str():
-            return quoted(node)
+            return quote(node)
         case Unit():
             return "unit"
         case Int():
@@ -442,7 +442,7 @@ def _show_dialect(node: DialectAttr) -> str:
 
 def show_symbol(name: str) -> str:
     """`@name`, quoted where it is no plain word."""
-    return f"@{name}" if _BARE.fullmatch(name) else "@" + quoted(name)
+    return f"@{name}" if _BARE.fullmatch(name) else "@" + quote(name)
 
 
 def show_dictionary(items: Mapping[str, Any], *, export: bool = False) -> str:
@@ -451,7 +451,7 @@ def show_dictionary(items: Mapping[str, Any], *, export: bool = False) -> str:
 
 
 def _show_item(name: str, node: Any, export: bool) -> str:
-    key = name if _BARE.fullmatch(name) else quoted(name)
+    key = name if _BARE.fullmatch(name) else quote(name)
     return key if isinstance(node, Unit) else f"{key} = {show(node, export=export)}"
 
 
@@ -459,7 +459,7 @@ def show_location(location: Location | None) -> str:
     """`loc(…)`"""
     if location is None or not (location.path or location.name):
         return "loc(unknown)"
-    place = f"{quoted(location.path)}:{location.line}:{location.column}" if location.path else ""
+    place = f"{quote(location.path)}:{location.line}:{location.column}" if location.path else ""
     if not location.name:
         return f"loc({place})"
-    return f"loc({quoted(location.name)}({place}))" if place else f"loc({quoted(location.name)})"
+    return f"loc({quote(location.name)}({place}))" if place else f"loc({quote(location.name)})"

@@ -135,7 +135,7 @@ def _numbers(tokens: list[str], element: DType, flat: str) -> Array:
             if not raw.translate(None, _FLOATS) and raw.count(b".") == len(tokens) and not _ODD_FLOAT.search(raw):
                 return cast(np.fromiter(map(float, tokens), np.float64, len(tokens)), element)
         elif b"-0" not in raw and not raw.translate(None, _DECIMAL):
-            return _wrapped(np.fromiter(map(int, tokens), np.int64, len(tokens)), element)
+            return _wrap(np.fromiter(map(int, tokens), np.int64, len(tokens)), element)
     except (ValueError, OverflowError):
         pass  # the careful way finds out which token it is
     if element.is_float:
@@ -143,7 +143,7 @@ def _numbers(tokens: list[str], element: DType, flat: str) -> Array:
     return _integers(tokens, element)
 
 
-def _wrapped(values: Array, element: DType) -> Array:
+def _wrap(values: Array, element: DType) -> Array:
     """Integers as elements: a type without sign takes both -1 and 255 in eight bits."""
     low = 0 if element.kind == "uint" else -(1 << (element.bits - 1))
     high = (1 << element.bits) - 1 if element.name != "index" else (1 << 63) - 1
@@ -179,7 +179,7 @@ def _integers(tokens: list[str], element: DType) -> Array:
     if element.bits == 64:
         mask = (1 << 64) - 1
         return np.array([value & mask for value in values], np.uint64).view(element.numpy)
-    return _wrapped(np.array(values, np.int64), element)
+    return _wrap(np.array(values, np.int64), element)
 
 
 def _floats(tokens: list[str], element: DType) -> Array:
@@ -235,7 +235,7 @@ def from_bytes(raw: bytes, element: DType, sizes: tuple[int, ...]) -> Array:
     if element.bits < 8:
         values = values & np.uint8((1 << element.bits) - 1)
         if element.is_integer:
-            values = _wrapped(values.astype(np.int64), element)
+            values = _wrap(values.astype(np.int64), element)
         else:
             values = values.view(element.numpy)
     if count == 0:

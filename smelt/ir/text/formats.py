@@ -25,7 +25,7 @@ from smelt.ir.text.assembly import (
     Reader,
     Writer,
     bracketed,
-    is_told,
+    is_printed,
     read_function,
     read_list,
     read_pairwise,
@@ -175,9 +175,9 @@ class _DotGeneral:
             text += bracketed(dims.rhs_batching_dimensions)
         text += f", contracting_dims = {bracketed(dims.lhs_contracting_dimensions)} x "
         text += bracketed(dims.rhs_contracting_dimensions)
-        if is_told(op, definition, "precision_config"):
+        if is_printed(op, definition, "precision_config"):
             text += f", precision = [{', '.join(op.attrs['precision_config'])}]"
-        if is_told(op, definition, "algorithm"):
+        if is_printed(op, definition, "algorithm"):
             text += f", algorithm = <{definition.by_name['algorithm'].kind.write(op.attrs['algorithm']).body}>"
         return f"{text}{writer.dictionary(op, self.NAMES)} : {writer.function_type(op)}"
 
@@ -247,7 +247,7 @@ class _Convolution:
     def show(self, writer: Writer, op: Op, definition: OpDef) -> str:
         window = []
         for word, name in self.WINDOW:
-            if is_told(op, definition, name):
+            if is_printed(op, definition, name):
                 window.append(f"{word} = {self._show_window(word, op.attrs[name])}")
         operands = ", ".join(map(writer.name, op.operands))
         dims = print_conv_dims(op.attrs["dimension_numbers"])

@@ -319,12 +319,12 @@ def unescape(text: str) -> str:
     return _ESCAPE.sub(plain, text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """A string token that says `text`: everything but plain printable ASCII is escaped byte by byte."""
     if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
         return f'"{text}"'
     raw = text.encode("utf-8", "surrogateescape" if _is_escaped(text) else "replace")
-    return '"' + "".join(_escaped(byte) for byte in raw) + '"'
+    return '"' + "".join(_escape(byte) for byte in raw) + '"'
 
 
 def _is_escaped(text: str) -> bool:
@@ -332,7 +332,7 @@ def _is_escaped(text: str) -> bool:
     return not any("\ud800" <= char <= "\udfff" and not "\udc80" <= char <= "\udcff" for char in text)
 
 
-def _escaped(byte: int) -> str:
+def _escape(byte: int) -> str:
     if byte == 0x5C:
         return "\\\\"
     return chr(byte) if 0x20 <= byte < 0x7F and byte != 0x22 else f"\\{byte:02X}"

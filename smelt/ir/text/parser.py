@@ -366,7 +366,7 @@ class Parser:
 
     def _is_called(self, value: Value, type: Type) -> bool:
         """Whether a text may call a value's type `type`: a `?` stays a `?` even where inference found a number."""
-        return fits(value.type, type) and is_as_open(self.declared.get(value, value.type), type)
+        return fits(value.type, type) and has_same_dynamic_sizes(self.declared.get(value, value.type), type)
 
     # ---- what formats ask for ----
 
@@ -432,7 +432,7 @@ class Parser:
             values = []
             for i, (name, type) in enumerate(given):
                 feeding = draft.operands[i].type if i < len(draft.operands) else None
-                value = Value(_fed(type, feeding, self.scope), None, i, _hint(name))
+                value = Value(_argument_type(type, feeding, self.scope), None, i, _hint(name))
                 self.declared[value] = type
                 self._define(name, (value,), start)
                 values.append(value)
@@ -475,16 +475,16 @@ def fits(type: Type, declared: Type) -> bool:
     return False
 
 
-def is_as_open(declared: Type, used: Type) -> bool:
+def has_same_dynamic_sizes(declared: Type, used: Type) -> bool:
     """Whether two texts leave the same sizes open; a formula may be called `?`, a number may not."""
     match declared, used:
         case Shape(), Shape():
             pairs = zip(declared.sizes, used.sizes, strict=True)
             return declared.bounds == used.bounds and all((type(a) is int) == (type(b) is int) for a, b in pairs)
         case Tuple(mine), Tuple(theirs):
-            return all(map(is_as_open, mine, theirs))
+            return all(map(has_same_dynamic_sizes, mine, theirs))
         case Future(mine), Future(theirs):
-            return all(map(is_as_open, mine, theirs))
+            return all(map(has_same_dynamic_sizes, mine, theirs))
     return True
 
 
@@ -510,28 +510,28 @@ def _named_sizes(inputs: Sequence[Type], scope: Scope) -> list[Type]:
                 scope.taken.add(name)
                 return symbol(name)
 
-    return [_filled(type, fresh) for type in inputs]
+    return [_fill(type, fresh) for type in inputs]
 
 
-def _filled(type: Type, fresh: Any) -> Type:
+def _fill(type: Type, fresh: Any) -> Type:
     match type:
         case Shape() if UNKNOWN in type.sizes:
             sizes = [fresh() if size == UNKNOWN else size for size in type.sizes]
             return Shape.of(type.dtype, sizes, None, type.bounds)
         case Tuple():
-            return Tuple(tuple(_filled(inner, fresh) for inner in type.types))
+            return Tuple(tuple(_fill(inner, fresh) for inner in type.types))
         case Future():
-            return Future(tuple(_filled(inner, fresh) for inner in type.types))
+            return Future(tuple(_fill(inner, fresh) for inner in type.types))
     return type
 
 
-def _fed(type: Type, feeding: Type | None, scope: Scope) -> Type:
+def _argument_type(type: Type, feeding: Type | None, scope: Scope) -> Type:
     """The type of a region's argument: open sizes are those of the operand that feeds it, else symbols of their own."""
     if "?" not in _symbols(type):
         return type
     if feeding is not None and fits(feeding, type):
         return feeding
-    return _filled(type, scope.fresh)
+    return _fill(type, scope.fresh)
 
 
 def _hint(name: str) -> str:

@@ -16,7 +16,7 @@ from smelt.ir.core import Func, Op, Program, Region, Type, Value
 from smelt.ir.ops import OPS
 from smelt.ir.ops.definition import OpDef
 from smelt.ir.text import types
-from smelt.ir.text.assembly import is_told
+from smelt.ir.text.assembly import is_printed
 from smelt.ir.text.attrs import show, show_dictionary, show_location, show_symbol
 from smelt.ir.text.export import lower
 from smelt.ir.text.formats import FORMATS
@@ -277,7 +277,7 @@ class _Printer:
             declared = None if definition is None else definition.by_name.get(name)
             if declared is None:
                 others[name] = value
-            elif definition is not None and is_told(op, definition, name):
+            elif definition is not None and is_printed(op, definition, name):
                 node = declared.kind.write(value)
                 if value is not False or not isinstance(node, Unit):
                     own[name] = node

@@ -9,7 +9,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass, field, fields
 
-from smelt.ir.core import Op, Region, Token, Value, captured
+from smelt.ir.core import Op, Region, Token, Value, find_captures
 from smelt.ir.ops import OPS
 from smelt.kernel.build.expand_depthwise import made_image
 from smelt.kernel.build.families import ADDRESSED, ANCHORS, IN_RUNS, PULLS, SINKS, UPDATES
@@ -127,7 +127,7 @@ class Materialised:
             if value in uses:
                 uses[value].outside = True
         for op in region.ops:
-            for value in captured(op):
+            for value in find_captures(op):
                 if value in uses:
                     uses[value].outside = True
         users = _users(region)
@@ -269,7 +269,7 @@ def _users(region: Region) -> dict[Value, list[Op]]:
         for value in dict.fromkeys(op.operands):
             if value in users:
                 users[value].append(op)
-        for value in captured(op):
+        for value in find_captures(op):
             users.pop(value, None)
     for value in region.results:
         users.pop(value, None)

@@ -31,7 +31,7 @@ from smelt.ir.verify import verify
 from smelt.mesh import Mesh, sharding_text
 from smelt.passes.split_prepare import NAME, WEIGHT
 from smelt.shape import Shape
-from smelt.structure import fields_of, join, leaves, rebuilt, together
+from smelt.structure import fields_of, join, leaves, map_leaves, zip_leaves
 from smelt.tensor import tree
 from smelt.tensor.axes import shape_of
 from smelt.tensor.core import Tensor
@@ -186,7 +186,7 @@ def _trace_function(
 
 def _as_example(value: Any) -> Any:
     """A structure with tensors in place of whatever tells a shape."""
-    return rebuilt(value, _has_shape, _as_symbolic, tied=False)
+    return map_leaves(value, _has_shape, _as_symbolic, tied=False)
 
 
 def _has_shape(value: Any) -> bool:
@@ -255,7 +255,7 @@ def compile_traced(traced: Traced, given: TraceArguments, options: Options) -> E
         if _is_weights(example, place, name, options.donate):
             weight_slots |= set(slots.values())
         if example is not pattern and slots:
-            for _, tensor, one in together(pattern, example, is_tensor, name):
+            for _, tensor, one in zip_leaves(pattern, example, is_tensor, name):
                 if is_tensor(one):
                     sizes.append((tensor.shape, one.shape))
                     sources[slots[id(tensor)]] = one.value.name

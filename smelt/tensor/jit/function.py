@@ -16,7 +16,7 @@ from smelt.engine_api import Platform
 from smelt.errors import ShapeError
 from smelt.ir.core import Program
 from smelt.shape import Shape
-from smelt.structure import together
+from smelt.structure import zip_leaves
 from smelt.tensor import tree
 from smelt.tensor.jit.outline import Outline
 from smelt.tensor.record import is_tensor
@@ -43,7 +43,7 @@ class Parameter:
     def collect(self, given: Any) -> Iterator[tuple[int, str, Any]]:
         """(slot, path, value) for every tensor. Tied tensors have the same value."""
         seen: dict[int, Any] = {}
-        for path, leaf, value in together(self.pattern, given, is_tensor, self.name):
+        for path, leaf, value in zip_leaves(self.pattern, given, is_tensor, self.name):
             slot = self.slots[id(leaf)]
             if slot not in seen:
                 seen[slot] = value

@@ -582,7 +582,7 @@ def test_no_format_passes_the_gate_unsigned(tmp_path: Path, monkeypatch: pytest.
             with monkeypatch.context() as patch:
                 if keys is None:
                     patch.setenv(sign.VARIABLE, "00" * 32)
-                options = {} if keys is None else {"keys": keys}
+                options: dict[str, Any] = {} if keys is None else {"keys": keys}
                 with pytest.raises(FileError, match="not signed"):
                     smelt.load(path, **options)
                 with pytest.raises(FileError, match="not signed"):

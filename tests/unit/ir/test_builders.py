@@ -34,5 +34,5 @@ def test_methods_promise_the_number_of_results_that_ops_have():
 def test_a_method_refuses_an_attribute_that_is_missing():
     f = FuncBuilder("main", [Shape("f32", 2, 3)])
     with pytest.raises(VerifyError, match="attribute 'permutation' is missing"):
-        f.transpose(*f.args)
+        f.transpose(*f.args)  # type: ignore[call-arg]
     assert f.transpose(*f.args, permutation=(1, 0)).shape == Shape("f32", 3, 2)

@@ -333,7 +333,7 @@ def test_scatter_refuses():
     check("scatter_c23", region=lambda r, a, b: (a, b))
     f = FuncBuilder("main", types)
     with pytest.raises(VerifyError):
-        f.scatter(*f.args, scatter_dimension_numbers=good)
+        f.scatter(*f.args, scatter_dimension_numbers=good, regions=[])
 
 
 def test_many_indices_take_no_time():

@@ -10,7 +10,7 @@ from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
 from smelt.ir.ops.linear import matmul
-from smelt.ir.special import complex_product, fused, power
+from smelt.ir.special import complex_product, fma, power
 from smelt.shape import Shape
 
 
@@ -31,14 +31,14 @@ def test_fused_rounds_once(kind, seed):
     c[:100] = -(a[:100] * b[:100])  # everything cancels but what a product of its own would lose
     exact = [Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z)) for x, y, z in zip(a, b, c, strict=True)]
     wanted = np.array([nearest(each, kind) for each in exact])
-    np.testing.assert_array_equal(fused(a, b, c), wanted)
+    np.testing.assert_array_equal(fma(a, b, c), wanted)
 
 
 def test_fused_of_values_at_the_ends():
     a = np.array([1e308, 1e308, np.inf, np.nan, 0.0, -0.0, 1e200])
     b = np.array([10.0, 10.0, 1.0, 1.0, 5.0, 5.0, 1e-200])
     c = np.array([0.0, -np.inf, -1.0, 1.0, -0.0, -0.0, 1.0])
-    got = fused(a, b, c)
+    got = fma(a, b, c)
     np.testing.assert_array_equal(got[:4], [np.inf, np.nan, np.inf, np.nan])
     assert not np.signbit(got[4])
     assert np.signbit(got[5])

@@ -352,7 +352,7 @@ def test_quantized_convolutions() -> None:
     result = Quantized(i8, f32, (1.0,), (7,), None, -128, 127)
     lhs = np.array([3, 5, -1], np.int8).reshape(1, 3, 1)  # 1, 2, -1
     rhs = np.array([[1, 2], [3, 1]], np.int8).reshape(2, 1, 2)  # feature 0: 2, 6; feature 1: 8, 4
-    given = {"dimension_numbers": NWC, "feature_group_count": 1, "batch_group_count": 1}
+    given: dict[str, Any] = {"dimension_numbers": NWC, "feature_group_count": 1, "batch_group_count": 1}
     f = FuncBuilder("main", [Shape.of(left, (1, 3, 1)), Shape.of(per_axis, (2, 1, 2))])
     out = f.convolution(*f.args, result=Shape.of(result, (1, 2, 2)), **given)
     (got,) = run(Program.of(f.func(out)), [lhs, rhs])
@@ -411,7 +411,7 @@ def test_quantized_convolutions() -> None:
 )
 def test_convolution_is_verified(lhs: str, rhs: tuple[int, ...], attrs: dict[str, Any], label: str) -> None:
     f = FuncBuilder("main", [Shape(lhs, 1, 5, 2), Shape("f32", *rhs)])
-    given = {"dimension_numbers": NWC, "feature_group_count": 1, "batch_group_count": 1} | attrs
+    given: dict[str, Any] = {"dimension_numbers": NWC, "feature_group_count": 1, "batch_group_count": 1} | attrs
     with pytest.raises(VerifyError, match=rf"convolution_{label}\b"):
         f.convolution(*f.args, **given)
 

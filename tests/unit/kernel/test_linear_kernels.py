@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ def test_triangular_solve(element: str, left: bool, seed: int) -> None:
 def test_triangular_solve_of_open_sizes(seed: int) -> None:
     random = np.random.default_rng(seed)
     f = FuncBuilder("main", [Shape("f64", "N", "N"), Shape("f64", "N", "M")])
-    options = {"left_side": True, "lower": False, "unit_diagonal": False, "transpose_a": "NO_TRANSPOSE"}
+    options: dict[str, Any] = {"left_side": True, "lower": False, "unit_diagonal": False, "transpose_a": "NO_TRANSPOSE"}
     run = NativeEngine().compile(Program.of(f.func(f.triangular_solve(*f.args, **options))))
     for size, columns in ((0, 2), (1, 1), (3, 0), (80, 5)):
         a = np.triu(numbers(random, "f64", size, size)) / 9 + np.eye(size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ def positions(sizes: Sequence[int], window: Mapping[str, tuple[object, ...]]) ->
 def test_windows_of_every_form(seed: int) -> None:
     """Forty windows in one program: paddings of both signs, holes in the window and in the tensor, sizes from 0."""
     random = np.random.default_rng(seed)
-    args, forms = [], []
+    args, forms = [], list[tuple[str, dict[str, Any]]]()
     for i in range(40):
         rank = int(random.integers(1, 4))
         sizes = [int(each) for each in random.integers(0 if i % 5 == 0 else 1, 7, rank)]
@@ -59,7 +60,7 @@ def test_pooling_with_open_sizes(element: str, seed: int) -> None:
     random = np.random.default_rng(seed)
     f = FuncBuilder("main", [Shape(element, "B", 2, "H", "W")])
     (x,) = f.args
-    pool = {
+    pool: dict[str, Any] = {
         "window_dimensions": (1, 1, 3, 3),
         "window_strides": (1, 1, 2, 2),
         "padding": ((0, 0), (0, 0), (1, 1), (1, 1)),
@@ -88,7 +89,10 @@ def test_running_totals(element: str, seed: int) -> None:
                 for neutral in (True, False):
                     first = identity(name, dtype(element)).value if neutral else 1
                     for edge in ((length - 1, 0), (0, length - 1)):
-                        window = {"window_dimensions": (1, length, 1), "padding": ((0, 0), edge, (0, 0))}
+                        window: dict[str, Any] = {
+                            "window_dimensions": (1, length, 1),
+                            "padding": ((0, 0), edge, (0, 0)),
+                        }
                         body = combine(f, name, element)
                         results.append(f.reduce_window(x, f.constant(first, element), regions=[body], **window))
         args = [draw(random, element, 3, length, 2) for length in lengths]

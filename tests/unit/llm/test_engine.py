@@ -43,7 +43,7 @@ def model(folder: Path) -> Iterator[LanguageModel]:
 
 
 def test_a_path_gives_the_same_object_everywhere(folder: Path, model: LanguageModel) -> None:
-    with smelt.load(folder, engine="reference") as other:  # type: ignore[attr-defined]
+    with smelt.load(folder, engine="reference") as other:
         assert isinstance(other, LanguageModel)
         np.testing.assert_allclose(other.logits([3, 4, 5]), model.logits([3, 4, 5]), rtol=1e-4, atol=1e-4)
     assert model.logits([3]).dtype == np.float32

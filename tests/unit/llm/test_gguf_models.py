@@ -60,7 +60,8 @@ def test_blocks_compute_as_their_numbers_do(name: str, tmp_path: Path) -> None:
     write_gguf(path, wide, name)
     found = open_checkpoint(path)
     assert sum(str(found.weights.shape(each)).startswith("ui8") for each in found.weights) == 16
-    with smelt.load(path, engine="reference") as model:  # type: ignore[attr-defined]
+    with smelt.load(path, engine="reference") as model:
+        assert isinstance(model, smelt.llm.LanguageModel)
         blocks = model.logits(case.tokens)
     gguf = pytest.importorskip("gguf")
     dense = tmp_path / "dense.gguf"

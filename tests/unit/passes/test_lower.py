@@ -355,7 +355,7 @@ def test_quantised_products_and_bodies(seed: int) -> None:
     with f.region(Shape(left), Shape(left)) as r:
         r.result(r.add(*r.args, result=Shape(left)))
     zero = f.op("stablehlo.uniform_quantize", f.constant(0.0, "f32"), result=Shape(left)).result
-    options = {"dimension_numbers": places, "feature_group_count": 1, "batch_group_count": 1}
+    options: dict[str, Any] = {"dimension_numbers": places, "feature_group_count": 1, "batch_group_count": 1}
     results = [
         f.dot_general(a, b, dot_dimension_numbers=dims, result=Shape(out, 4, 5)),
         f.convolution(image, kernel, result=Shape(out, 1, 3, 3, 4), **options),

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 import smelt
 from smelt import Shaped, Tensor, nn
 from smelt.errors import ShapeError, SmeltError
-from smelt.structure import leaves, rebuilt, together
+from smelt.structure import leaves, map_leaves, zip_leaves
 from smelt.weights import Weights
 
 
@@ -142,18 +142,18 @@ def is_number(value: Any) -> bool:
 def test_structures_are_walked_and_rebuilt() -> None:
     holder = Holder()
     assert list(leaves(holder, is_number)) == [("value.0", 1), ("value.1.0", 2), ("value.1.1.a", 3)]
-    copy = rebuilt(holder, is_number, lambda number: number * 10)
+    copy = map_leaves(holder, is_number, lambda number: number * 10)
     assert copy.value == [10, (20, {"a": 30})]
     assert copy.me is copy
     assert holder.value == [1, (2, {"a": 3})]
     shared = [layer := Holder(), layer]
-    first, second = rebuilt(shared, is_number, str)
+    first, second = map_leaves(shared, is_number, str)
     assert first is second
 
 
 def test_structures_side_by_side() -> None:
-    found = list(together({"a": [1, 2]}, {"a": ["x", "y"]}, is_number, "s"))
+    found = list(zip_leaves({"a": [1, 2]}, {"a": ["x", "y"]}, is_number, "s"))
     assert found == [("s.a.0", 1, "x"), ("s.a.1", 2, "y")]
     for other in ({"a": ["x"]}, {"a": ["x", "y", "z"]}, {"b": 1}, {"a": ["x", "y"], "b": 0}, 7):
         with pytest.raises(ShapeError):
-            list(together({"a": [1, 2]}, other, is_number, "s"))
+            list(zip_leaves({"a": [1, 2]}, other, is_number, "s"))
