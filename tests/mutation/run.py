@@ -31,7 +31,10 @@ if str(ROOT) not in sys.path:
 from tests.mutation.cover import CoverageMap, collect  # noqa: E402
 from tests.mutation.mutants import Mutant, mutants_of  # noqa: E402
 
-COPIED = ("smelt", "tests", "examples", "docs", "bench", "pyproject.toml", "README.md", "Makefile", "CONTRIBUTING.md")
+COPIED = (
+    *("smelt", "tests", "examples", "docs", "bench", "pyproject.toml", "Makefile", "requirements-dev.lock"),
+    *("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"),
+)
 # Tests of whole public suites and of files on disk that take minutes: too slow to be run once per mutant.
 TESTS = ("tests/unit", "tests/hostile", "tests/property")
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
