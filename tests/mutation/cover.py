@@ -22,11 +22,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 IMPORT = ""  # the context of what runs before the first test
 RESULT = "SMELT_COVERAGE_MAP"  # where the plugin writes
+CASES = 8  # of one test, before those of the next
 
 
 @dataclass
 class CoverageMap:
-    """For each file of the package: line → the tests that run it; and how long each test takes."""
+    """For each file of the package: line → the tests that run it; and how long each test that passes takes."""
 
     lines: dict[str, dict[int, set[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
     seconds: dict[str, float] = field(default_factory=dict)
@@ -39,16 +40,32 @@ class CoverageMap:
                 self.lines[file][int(line)].update(names[test] for test in tests)
 
     def tests_of(self, file: str, line: int, budget: float) -> list[str]:
-        """Tests that run a line, quick ones first, as many as fit into the budget of seconds; at least one. What runs
-        on import alone belongs to every test that runs anything of the file."""
+        """Tests that run a line, as many as fit into the budget of seconds; at least one.
+
+        Quick ones first, and a few cases of every test before more of the same; those of the same room of the package
+        count as four times as quick. What runs on import alone belongs to every test that runs anything of the file, or
+        to all tests of its room.
+        """
+        room = "/".join(("tests/unit", *file.split("/")[1:-1][:1], ""))
         lines = self.lines.get(file, {})
         names = lines.get(line, set())
         if names == {IMPORT}:
             names = set().union(*lines.values())
-        found = sorted(names - {IMPORT}, key=lambda name: (self.seconds[name], name))
+            if names == {IMPORT}:
+                names = {name for name in self.seconds if name.startswith(room)}
+
+        def cost(name: str) -> float:
+            return self.seconds[name] / (4 if name.startswith(room) else 1)
+
+        cases: dict[str, int] = defaultdict(int)
+        order: list[tuple[int, float, str]] = []
+        for name in sorted(names & self.seconds.keys(), key=lambda name: (cost(name), name)):
+            test = name.partition("[")[0]
+            order.append((cases[test] // CASES, cost(name), name))
+            cases[test] += 1
         spent = 0.0
         kept: list[str] = []
-        for name in found:
+        for _, _, name in sorted(order):
             spent += self.seconds[name]
             if kept and spent > budget:
                 break
@@ -107,7 +124,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     import coverage
 
-    _state["seconds"] = {}
+    _state["seconds"], _state["failed"] = {}, set()
     _state["coverage"] = coverage.Coverage(data_file=None, source=[str(Path.cwd() / "smelt")], config_file=False)
     _state["coverage"].start()
 
@@ -120,8 +137,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A test that fails without any mutant would notice all of them: only those that pass count."""
     if "seconds" in _state:
         _state["seconds"][report.nodeid] = _state["seconds"].get(report.nodeid, 0.0) + report.duration
+        if not report.passed:
+            _state["failed"].add(report.nodeid)
 
 
 def pytest_sessionfinish() -> None:
@@ -129,13 +149,15 @@ def pytest_sessionfinish() -> None:
         return
     _state["coverage"].stop()
     data = _state["coverage"].get_data()
-    names = [IMPORT, *_state["seconds"]]
+    seconds = {name: spent for name, spent in _state["seconds"].items() if name not in _state["failed"]}
+    names = [IMPORT, *seconds]
     number = {name: i for i, name in enumerate(names)}
     lines = {
         str(Path(file).relative_to(Path.cwd())): {
-            line: [number[name] for name in contexts] for line, contexts in data.contexts_by_lineno(file).items()
+            line: [number[name] for name in contexts if name in number]
+            for line, contexts in data.contexts_by_lineno(file).items()
         }
         for file in data.measured_files()
     }
-    record = {"seconds": _state["seconds"], "names": names, "lines": lines}
+    record = {"seconds": seconds, "names": names, "lines": lines}
     Path(os.environ[RESULT]).write_text(json.dumps(record))

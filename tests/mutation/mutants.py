@@ -1,6 +1,11 @@
 """One-line mutants of Python source: every place in a file where a small change should be noticed by some test.
 
-A `Mutant` replaces one piece of text. Annotations, docstrings, f-strings and `if TYPE_CHECKING` are left alone.
+A `Mutant` replaces one piece of text. Left alone is what no test can or should notice:
+
+- annotations, decorators, imports, docstrings, f-strings, `if TYPE_CHECKING`;
+- `assert`: it holds in every run of a correct program, so a weaker one cannot be told from it;
+- `strict=` of a zip, an assertion of the same kind;
+- how things look to a person at a terminal or a debugger: `__repr__`, and the keywords in `LOOKS`.
 """
 
 from __future__ import annotations
@@ -18,6 +23,8 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
     ast.Mod: ast.FloorDiv, ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
+
+LOOKS = ("highlight", "markup", "soft_wrap", "no_wrap", "repr")  # keywords of rich, and of dataclass fields
 
 
 @dataclass(frozen=True)
@@ -63,8 +70,12 @@ def _walk(node: ast.AST, line: int) -> Iterator[tuple[int, ast.AST]]:
 
 
 def _is_left_out(node: ast.AST) -> bool:
-    if isinstance(node, ast.JoinedStr | ast.Import | ast.ImportFrom):
+    if isinstance(node, ast.JoinedStr | ast.Import | ast.ImportFrom | ast.Assert):
         return True
+    if isinstance(node, ast.FunctionDef) and node.name == "__repr__":
+        return True
+    if isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant):
+        return node.arg in ("strict", *LOOKS)
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return True  # a docstring
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"

@@ -1,7 +1,8 @@
 """`make mutants`: how many small changes to smelt the tests notice.
 
-Mutants are drawn by seed from the whole package. Each is tried in a scratch copy with the tests that run its line. What
-no test can notice is listed in equivalent.toml, with the reason.
+Mutants are drawn by seed from the whole package. Each is tried in a scratch copy with the tests that run its line; one
+that survives in a room that the public suites run through gets a sample of these as well. What no test can notice is
+listed in equivalent.toml, with the reason.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ COPIED = (
 )
 # Tests of whole public suites and of files on disk that take minutes: too slow to be run once per mutant.
 TESTS = ("tests/unit", "tests/hostile", "tests/property")
+# What gets a second try with samples of those suites.
+SUITES = ("smelt/ir", "smelt/kernel", "smelt/passes", "smelt/read/onnx", "smelt/engine")
+SAMPLE = "tests/mutation/sample.py"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 
 
@@ -88,25 +92,28 @@ class Copy:
         self.root, self.cache = folder, cache
         copy_repository(folder)
 
-    def try_one(self, trial: Trial, coverage: CoverageMap, budget: float, limit: float) -> None:
-        tests = coverage.tests_of(trial.file, trial.mutant.statement, budget)
+    def try_one(self, trial: Trial, coverage: CoverageMap, options: argparse.Namespace) -> None:
+        tests = coverage.tests_of(trial.file, trial.mutant.statement, options.budget)
         trial.tests = len(tests)
-        if not tests:
-            trial.outcome = "uncovered"
-            return
         path = self.root / trial.file
         source = path.read_text()
         start = time.monotonic()
         try:
             path.write_text(trial.mutant.apply(source))
-            trial.outcome, trial.reason = self._run(tests, limit)
+            trial.outcome = "uncovered"
+            if tests:
+                trial.outcome, trial.reason = self.run(tests, options.limit)
+            if trial.outcome != "killed" and options.sample_limit and trial.file.startswith(SUITES):
+                outcome, reason = self.run([SAMPLE], options.sample_limit, SMELT_MUTATED=trial.file)
+                trial.outcome, trial.reason = (outcome, reason) if outcome == "killed" else (trial.outcome, "")
         finally:
             path.write_text(source)
             trial.seconds = round(time.monotonic() - start, 1)
 
-    def _run(self, tests: list[str], limit: float) -> tuple[str, str]:
+    def run(self, tests: list[str], limit: float, **variables: str) -> tuple[str, str]:
         environment = {
             **os.environ,
+            **variables,
             "PYTHONPATH": str(self.root),
             "PYTHONDONTWRITEBYTECODE": "1",
             "SMELT_CACHE_DIR": str(self.cache),
@@ -152,6 +159,9 @@ def run(options: argparse.Namespace) -> list[Trial]:
         ] + [Path(part) for part in options.tests if part.endswith(".py")]
         print(f"coverage of {len(files)} test files")
         coverage = collect(first, kept, files, options.map_timeout, options.jobs)
+        if options.sample_limit and copies[0].run([SAMPLE], options.sample_limit)[0] == "killed":
+            print("no second try: the samples of the suites fail, or take too long, without any mutant")
+            options.sample_limit = 0
         trials = draw(first, options.seed, options.count, options.only)
         waiting: queue.SimpleQueue[Trial] = queue.SimpleQueue()
         for trial in trials:
@@ -166,7 +176,7 @@ def run(options: argparse.Namespace) -> list[Trial]:
                     trial = waiting.get_nowait()
                 except queue.Empty:
                     return
-                copy.try_one(trial, coverage, options.budget, options.limit)
+                copy.try_one(trial, coverage, options)
                 print(f"{trial.outcome:10} {trial.seconds:5.1f} s {trial}", flush=True)
 
         workers = [threading.Thread(target=work, args=(copy,)) for copy in copies]
@@ -205,6 +215,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--budget", type=float, default=20, help="seconds of tests per mutant")
     parser.add_argument("--limit", type=float, default=90, help="seconds after which a mutant is killed")
+    parser.add_argument("--sample-limit", type=float, default=240, help="the same for samples of the suites; 0: none")
     parser.add_argument("--map-timeout", type=float, default=600, help="seconds for the coverage of one test file")
     parser.add_argument("--total", type=float, default=3600, help="seconds for all mutants")
     parser.add_argument("--at-least", type=float, default=0.0, help="fail below this share of killed mutants")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import smelt
+from tests.mutation.cover import IMPORT, CoverageMap
 from tests.mutation.mutants import mutants_of
 from tests.mutation.run import EQUIVALENT, draw, known_equivalent
 
@@ -24,6 +25,10 @@ from tests.mutation.run import EQUIVALENT, draw, known_equivalent
         ("x = 'é' , 7\n", {"x = 'é' , (8)\n", "x = 'é' , (6)\n"}),
         ("if a:\n    f()\n", {"if (not a):\n    f()\n", "if a:\n    pass\n"}),
         ("def f(x):\n    return x\n", {"def f(x):\n    return\n"}),
+        ("x = zip(a, b, strict=True)\nassert x > 0\n", set()),
+        ("c = Console(highlight=False, wide=True)\n", {"c = Console(highlight=False, wide=(False))\n"}),
+        ("class A:\n    def __repr__(self):\n        return 1\n", set()),
+        ("if TYPE_CHECKING:\n    x = 1\n", set()),
         ("def f(x: int | None = None) -> int | None:\n    'text'\n    raise E(\n        x\n    )\ny = a + b\n", {
             "def f(x: int | None = None) -> int | None:\n    'text'\n    pass\ny = a + b\n",
             "def f(x: int | None = None) -> int | None:\n    'text'\n    raise E(\n        x\n    )\ny = (a - b)\n",
@@ -41,6 +46,26 @@ def test_every_mutant_of_a_file_is_another_program() -> None:
     for mutant in mutants:
         assert ast.dump(ast.parse(mutant.apply(source))) != ast.dump(ast.parse(source)), mutant
         assert len(mutant.apply(source).splitlines()) <= len(source.splitlines())
+
+
+def test_tests_of_a_line() -> None:
+    """Cases of every test before more of one; those of the room first; import alone: all that run the file."""
+    coverage = CoverageMap()
+    coverage.seconds = {f"tests/unit/cli/test_a.py::test_a[{i}]": 0.1 for i in range(20)}
+    coverage.seconds |= {"tests/unit/ir/test_b.py::test_b": 0.3, "tests/unit/cli/test_c.py::test_c": 2.0}
+    names = set(coverage.seconds)
+    coverage.lines["smelt/ir/x.py"][3] |= names
+    coverage.lines["smelt/ir/x.py"][1] |= {IMPORT}
+    coverage.lines["smelt/ir/y.py"][1] |= {IMPORT}
+    coverage.lines["smelt/ir/x.py"][4] |= {"tests/unit/ir/test_b.py::test_fails"}
+    first = coverage.tests_of("smelt/ir/x.py", 3, 1.2)
+    assert first[0] == "tests/unit/ir/test_b.py::test_b"
+    assert "tests/unit/ir/test_b.py::test_b" in first
+    assert len(first) == 9
+    assert set(coverage.tests_of("smelt/ir/x.py", 1, 100)) == names
+    assert coverage.tests_of("smelt/ir/y.py", 1, 100) == ["tests/unit/ir/test_b.py::test_b"]
+    assert coverage.tests_of("smelt/ir/x.py", 4, 100) == []
+    assert coverage.tests_of("smelt/ir/x.py", 5, 100) == []
 
 
 def test_the_same_seed_draws_the_same_and_equivalent_ones_are_known() -> None:

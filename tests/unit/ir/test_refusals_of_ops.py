@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -493,7 +494,7 @@ RIGHT = Shape.of(Quantized(dtype("i8"), dtype("f32"), (0.5,), (0,), None, -128, 
         ("dot_general", [WRONG, RIGHT], RIGHT, {"dot_dimension_numbers": DotDims((), (), (1,), (1,))}),
     ],
 )
-def test_one_scale_for_each_slice(name: str, operands: list[Shape], result: Shape, attrs: dict[str, object]) -> None:
+def test_one_scale_for_each_slice(name: str, operands: list[Shape], result: Shape, attrs: Any) -> None:
     f = FuncBuilder("main", operands)
     with pytest.raises(VerifyError, match="one scale per slice of the quantisation dimension") as caught:
         f.op(f"stablehlo.{name}", *f.args, result=result, **attrs)
