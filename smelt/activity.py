@@ -43,7 +43,7 @@ class Activity:
             if self._running == 0:
                 self._busy += self._clock() - self._since
 
-    def look(self) -> tuple[int, float]:
+    def sample(self) -> tuple[int, float]:
         """Calls under way, and the share of the time since the last look in which there were any."""
         with self._lock:
             now = self._clock()

@@ -157,7 +157,7 @@ class Platform(Frozen, Generic[P]):
         """What brings tensors to this device; they stay mapped where the engine works in host memory."""
         if isinstance(self.engine, Placing):
             return self.engine.stage(largest)
-        return nullcontext(lambda stored: HostBuffer(stored.fetched(), stored.shape, owns=False))
+        return nullcontext(lambda stored: HostBuffer(stored.fetch(), stored.shape, owns=False))
 
     def stats(self) -> dict[str, float]:
         """What the device is doing, or this process where the engine works in host memory.
@@ -167,7 +167,7 @@ class Platform(Frozen, Generic[P]):
         """
         if isinstance(self.engine, Placing):
             return self.engine.stats()
-        queue, busy = QUEUE.activity.look()
+        queue, busy = QUEUE.activity.sample()
         return {**host_stats(), "queue": queue, "busy": busy}
 
 

@@ -58,13 +58,13 @@ class Stored:
             flat = np.ascontiguousarray(self.load()).reshape(-1).view(np.uint8)
             target[:] = flat[start : start + target.size]
 
-    def named(self, axes: tuple[str, ...] | None) -> Stored:
+    def with_axes(self, axes: tuple[str, ...] | None) -> Stored:
         """The same tensor with names for its axes."""
         if axes is None:
             return self
         return Stored(Shape.of(self.shape.dtype, self.shape.sizes, axes), self.load, self.place)
 
-    def fetched(self) -> Array:
+    def fetch(self) -> Array:
         """The array with its part of the file in memory, so that nobody waits for the disk any more."""
         if self.place is not None:
             file, offset = self.place
@@ -189,7 +189,7 @@ class Weights(Mapping[str, HostBuffer]):
         """Tensors by name; those whose axes have names are split by them where there are several devices."""
         from concurrent.futures import ThreadPoolExecutor
 
-        wanted = {name: self._find(name).named(each) for name, each in axes.items()}
+        wanted = {name: self._find(name).with_axes(each) for name, each in axes.items()}
         tell = _Progress(sum(stored.nbytes for stored in wanted.values()), progress or _Bar().tell)
         largest = max((stored.nbytes for stored in wanted.values()), default=0)
 

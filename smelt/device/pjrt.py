@@ -253,7 +253,7 @@ class Client:
         """
         if self.watch is None:
             self.watch = Watch()
-        queue, busy = self.watch.activity.look()
+        queue, busy = self.watch.activity.sample()
         with jaxlib_calls("the memory's statistics", DeviceError, self):
             told = self._device.memory_stats()
             if told:

@@ -129,7 +129,7 @@ class MeshClient:
         """
         if self.watch is None:
             self.watch = pjrt.Watch()
-        queue, busy = self.watch.activity.look()
+        queue, busy = self.watch.activity.sample()
         count = self.mesh.count
         totals = {"bytes_in_use": self._used * count, "peak_bytes_in_use": self._peak * count}
         each = {f"bytes_in_use:{device}": self._used for device in range(count)}

@@ -124,7 +124,7 @@ class PjrtEngine:
         client = self.client
         if isinstance(client, pjrt.Client) and client.platform != "cpu":
             return pjrt.Stage(client, largest)
-        return nullcontext(lambda stored: self.put(HostBuffer(stored.fetched(), stored.shape, owns=False)).wait())
+        return nullcontext(lambda stored: self.put(HostBuffer(stored.fetch(), stored.shape, owns=False)).wait())
 
     def stats(self) -> dict[str, float]:
         return self.client.stats()

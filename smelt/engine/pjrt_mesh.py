@@ -68,7 +68,7 @@ class MeshEngine:
         client = self.client
 
         def place(stored: Stored) -> Buffer:
-            return client.put(stored.fetched(), stored.shape, self._partition(stored.shape)).wait()
+            return client.put(stored.fetch(), stored.shape, self._partition(stored.shape)).wait()
 
         return nullcontext(place)
 

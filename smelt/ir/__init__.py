@@ -1,1 +1,1 @@
-"""What a program is: values, ops, the op table, text, verification, meaning and rewriting."""
+"""Programs: values, ops, the op table, text, verification, the reference interpreter and rewriting."""

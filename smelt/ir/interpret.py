@@ -1,4 +1,4 @@
-"""Running a program on NumPy arrays, op by op, as the specification says: the meaning that every engine is held to.
+"""Run a program on NumPy arrays, op by op, as the specification says: the reference that engines are compared with.
 
 `run(program, args)` runs one process; `run_grid` runs replicas x partitions that exchange data. Processes are
 generators that yield an `Exchange` whenever they wait for each other: no threads, and a deadlock is an error.
@@ -74,7 +74,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """For each op of a region, its meaning's facts and the values that nobody needs after it."""
+    """For each op of a region: how it is evaluated, and the values that no later op uses."""
 
     steps: tuple[tuple[Op, Any, bool, tuple[Value, ...]], ...]
     elementwise: bool
@@ -93,7 +93,7 @@ class Frame:
         self.values: dict[Value, Any] = {}
         self.symbols: dict[str, int] = {}
 
-    # -- what meanings ask for --
+    # -- for the ops' `evaluate` --
 
     def shape(self, type: Type) -> tuple[int, ...]:
         """The sizes of a tensor type as numbers."""

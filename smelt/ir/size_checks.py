@@ -63,8 +63,8 @@ def _assumed(op: Op, named: frozenset[str]) -> Iterator[Check]:
     declared = [value.type for value in op.results]
     call = Call(op.name, op.operands, op.attrs, op.regions, declared, scope=scope, location=op.location)
     settle(call, OPS[op.name].infer(call))
-    found = [Check(a, "==", b, why) for (a, b), why in scope.assumed.items()]
-    found += [Check(a, "<=", b, why) for (a, b), why in scope.limits.items() if not _is_at_most(a, b)]
+    found = [Check(a, "==", b, why) for (a, b), why in scope.equalities.items()]
+    found += [Check(a, "<=", b, why) for (a, b), why in scope.inequalities.items() if not _is_at_most(a, b)]
     yield from (check for check in found if check.symbols <= named)  # symbols that inference made up say nothing
 
 

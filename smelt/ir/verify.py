@@ -184,7 +184,7 @@ class _Check:
 
     def finish(self, level: _Level, op: Op) -> None:
         """All regions of an op are in order: now the op itself."""
-        before = len(self.scope.assumed)
+        before = len(self.scope.equalities)
         try:
             self.infer(op)
             self.keep_assumptions(op, before)
@@ -224,7 +224,7 @@ class _Check:
 
     def keep_assumptions(self, op: Op, before: int) -> None:
         """Symbols that inference made up say nothing; symbols that nothing else binds may not be equated."""
-        for (a, b), why in islice(self.scope.assumed.items(), before, None):
+        for (a, b), why in islice(self.scope.equalities.items(), before, None):
             mentioned = symbols(a) | symbols(b)
             if not mentioned <= self.named:
                 continue

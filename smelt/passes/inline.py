@@ -147,7 +147,7 @@ def _symbols_at(callee: Func, operands: list[Value], call: Op, scope: Scope) -> 
                 if name is not None and name not in known:
                     known[name] = actual
     for name in sorted(symbols_of(callee) - set(known)):
-        known[name] = scope.fresh()
+        known[name] = scope.new_symbol()
     return known
 
 

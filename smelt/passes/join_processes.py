@@ -123,7 +123,7 @@ def _infeed_values(func: Func, build: Builder) -> Values:
 
 def _renaming(func: Func, build: Builder) -> Retype:
     """Fresh symbols for each copy of a function."""
-    return substitution({name: build.scope.fresh() for name in sorted(symbols_of(func))})
+    return substitution({name: build.scope.new_symbol() for name in sorted(symbols_of(func))})
 
 
 def _bind_ids(func: Func, process: Process) -> Func:

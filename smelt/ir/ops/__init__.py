@@ -1,6 +1,6 @@
 """The op table: one row for every op of StableHLO, the CHLO ops that exporters emit, and the test dialects.
 
-Each family lives in a file of its own with its inference and its meaning side by side; this file only joins them.
+Each family has a file of its own, with inference and reference semantics side by side. This file joins them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OPS: dict[str, OpDef] = {row.name: row for family in FAMILIES for row in family.
 
 
 def definition_of(name: str, where: Location | None = None) -> OpDef:
-    """The row of an op; an unknown name is the user's mistake, and gets the nearest known one as advice."""
+    """The row of an op. An unknown name is the user's mistake; the error names the nearest known op."""
     row = OPS.get(name)
     if row is None:
         near = get_close_matches(name, OPS, 1) or [

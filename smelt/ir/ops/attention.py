@@ -110,7 +110,7 @@ def attention_numbers(op: Op) -> AttentionNumbers:
 
 def _infer(call: Call) -> Sequence[Type]:
     said = call.attrs["composite_attributes"]
-    numbers, result = AttentionNumbers.of(said), call.wanted()
+    numbers, result = AttentionNumbers.of(said), call.declared_shape()
     shapes = [call.shape(i) for i in range(len(call.operands))]
     call.require(call.attrs["width"] >= 1, "", "the width must be positive", got=call.attrs["width"])
     if numbers is None or len(numbers.roles) != len(shapes):

@@ -1,6 +1,6 @@
 """Ops that exchange data between the processes of a grid of replicas x partitions, and with the host.
 
-Meanings are generators: each yields one exchange (`Rendezvous`, `Send`, `Receive`) and goes on with what came back. How
+`evaluate` is a generator: it yields one exchange (`Rendezvous`, `Send`, `Receive`) and goes on with what came back. How
 processes form groups follows the specification's four strategies, from `channel_handle` and `use_global_device_ids`.
 Who meets whom knows nothing of arrays: `passes.join_processes` lets values of a program meet by the same functions.
 """
@@ -163,7 +163,7 @@ def _infer_all_gather(call: Call) -> Sequence[Type]:
     dim: int = call.attrs["all_gather_dim"]
     call.require(len(call.operands) > 0, "all_gather_i1", "there must be an operand")
     for shape in call.shapes:
-        call.dims([dim], shape.rank, "all_gather_c1", "all_gather_dim")
+        call.check_dims([dim], shape.rank, "all_gather_c1", "all_gather_dim")
     _check_groups(call, "all_gather_c2")
     _check_global_ids(call, "all_gather_c5")
     return [_gather(call, i, shape, dim) for i, shape in enumerate(call.shapes)]
@@ -174,9 +174,9 @@ def _gather(call: Call, i: int, shape: Shape, dim: int) -> Shape:
     before = shape.sizes[dim]
     if count is not None:
         return _with_size(shape, dim, before * count)
-    after: Size = call.wanted(i).sizes[dim] if call.wanted(i).rank == shape.rank else before
+    after: Size = call.declared_shape(i).sizes[dim] if call.declared_shape(i).rank == shape.rank else before
     if after == UNKNOWN:
-        after = call.scope.fresh()
+        after = call.scope.new_symbol()
     elif type(before) is int and type(after) is int:
         step = before * len(call.attrs["replica_groups"][0])
         holds = after % step == 0 if step else after == 0
@@ -213,8 +213,8 @@ def _infer_all_to_all(call: Call) -> Sequence[Type]:
     )
     results: list[Type] = []
     for shape in call.shapes:
-        call.dims([split], shape.rank, "all_to_all_c1", "split_dimension")
-        call.dims([concat], shape.rank, "all_to_all_c3", "concat_dimension")
+        call.check_dims([split], shape.rank, "all_to_all_c1", "split_dimension")
+        call.check_dims([concat], shape.rank, "all_to_all_c3", "concat_dimension")
         part = _part(call, shape.sizes[split], count, "all_to_all_c2")
         if split != concat:
             shape = _with_size(_with_size(shape, split, part), concat, shape.sizes[concat] * count)
@@ -273,7 +273,7 @@ def _reduced_element(call: Call, label: str) -> ElementType:
     if len(region.results) != 1 or not isinstance(region.results[0].type, Shape):
         call.fail(label, "the computation must return one tensor", got=[value.type for value in region.results])
     scalar = Shape.of(region.results[0].type.dtype, ())
-    call.returns(region, [scalar, scalar], [scalar], label)
+    call.check_region(region, [scalar, scalar], [scalar], label)
     for shape in call.shapes:
         call.require(
             promotable(shape.dtype, scalar.dtype),
@@ -310,7 +310,7 @@ def _all_reduce(frame: Frame, op: Op, *operands: Array) -> Steps:
 def _infer_reduce_scatter(call: Call) -> Sequence[Type]:
     shape = call.shape(0)
     dim: int = call.attrs["scatter_dimension"]
-    call.dims([dim], shape.rank, "reduce_scatter_c2", "scatter_dimension")
+    call.check_dims([dim], shape.rank, "reduce_scatter_c2", "scatter_dimension")
     _check_groups(call, "reduce_scatter_c3")
     _check_global_ids(call, "reduce_scatter_c6")
     element = _reduced_element(call, "reduce_scatter_c7")
@@ -319,9 +319,9 @@ def _infer_reduce_scatter(call: Call) -> Sequence[Type]:
     if count is not None:
         after = _part(call, before, count, "reduce_scatter_c1")
     else:
-        after = call.wanted().sizes[dim] if call.wanted().rank == shape.rank else before
+        after = call.declared_shape().sizes[dim] if call.declared_shape().rank == shape.rank else before
         if after == UNKNOWN:
-            after = call.scope.fresh()
+            after = call.scope.new_symbol()
         elif type(before) is int and type(after) is int:
             step = after * len(call.attrs["replica_groups"][0])
             holds = before % step == 0 and before > 0 if step else before == 0
@@ -351,7 +351,7 @@ def _infer_collective_reduce(call: Call) -> Sequence[Type]:
     (region,) = call.regions
     for shape in shapes:
         scalar = Shape.of(shape.dtype, ())
-        call.returns(region, [scalar, scalar], [scalar], "collective_reduce_c3")
+        call.check_region(region, [scalar, scalar], [scalar], "collective_reduce_c3")
     return shapes
 
 
@@ -533,7 +533,9 @@ def _received_types(call: Call, label: str) -> list[Type]:
     for type in tensors:
         if not isinstance(type, Shape):
             call.fail(f"{label}2", "all results but the last must be tensors", got=type)
-        types.append(Shape.of(type.dtype, [call.scope.fresh() if size == UNKNOWN else size for size in type.sizes]))
+        types.append(
+            Shape.of(type.dtype, [call.scope.new_symbol() if size == UNKNOWN else size for size in type.sizes])
+        )
     return [*types, TOKEN]
 
 

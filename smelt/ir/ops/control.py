@@ -88,7 +88,7 @@ def _join_sizes(call: Call, sizes: Sequence[Size], declared: Size | None, label:
     if all(size == sizes[0] for size in sizes):
         return sizes[0]
     if declared is not None and _is_introduced(declared, sizes):
-        return call.scope.fresh() if declared == UNKNOWN else declared
+        return call.scope.new_symbol() if declared == UNKNOWN else declared
     for size in sizes:
         call.same_size(sizes[0] if declared is None else declared, size, label, "a size differs between branches")
     return sizes[0] if declared is None else declared
@@ -134,7 +134,7 @@ def _infer_while(call: Call) -> Sequence[Type]:
         )
         for i, (want, arg) in enumerate(zip(types, region.args, strict=True)):
             _match_carried(call, i, want, arg.type, outside, label)
-    call.returns(condition, [arg.type for arg in condition.args], [PREDICATE], "while_c1")
+    call.check_region(condition, [arg.type for arg in condition.args], [PREDICATE], "while_c1")
     if len(body.results) != len(types):
         call.fail("while_c2", "the body returns the wrong number of values", expected=len(types), got=len(body.results))
     return [_carried_type(call, i, want, body, outside) for i, want in enumerate(types)]
@@ -167,7 +167,7 @@ def _carried_type(call: Call, i: int, want: Type, body: Region, outside: frozens
             sizes.append(before)
         elif _is_own(inside, outside):
             declared = _declared_size(call, i, want.rank, axis)
-            sizes.append(call.scope.fresh() if declared is None or declared == UNKNOWN else declared)
+            sizes.append(call.scope.new_symbol() if declared is None or declared == UNKNOWN else declared)
         else:
             call.same_size(inside, after, "while_c2", message)
             sizes.append(before)
@@ -284,7 +284,7 @@ def _part(call: Call, type: Type, path: Sequence[int]) -> Type:
 def _fresh_sizes(call: Call, type: Type) -> Type:
     if not isinstance(type, Shape) or type.is_static:
         return type
-    return Shape.of(type.dtype, [call.scope.fresh() if size == UNKNOWN else size for size in type.sizes])
+    return Shape.of(type.dtype, [call.scope.new_symbol() if size == UNKNOWN else size for size in type.sizes])
 
 
 def _custom_call(frame: Frame, op: Op, *operands: Any) -> Any:
@@ -301,7 +301,7 @@ def _custom_call(frame: Frame, op: Op, *operands: Any) -> Any:
     if target in PLACEMENT and types == [value.type for value in op.results]:
         return operands
     raise UnsupportedError(
-        f"custom_call @{target} has no meaning here",
+        f"custom_call @{target} has no implementation here",
         expected="one of " + ", ".join([*frame.world.callbacks, *CHECKS]),
         got=f"@{target}",
         where=op.location,
@@ -441,7 +441,7 @@ def _nothing(_frame: Frame, _op: Op, _value: Any) -> tuple[()]:
 def _infer_async_start(call: Call) -> Sequence[Type]:
     (region,) = call.regions
     results = [value.type for value in region.results]
-    call.returns(region, [value.type for value in call.operands], results, "async_start_c1")
+    call.check_region(region, [value.type for value in call.operands], results, "async_start_c1")
     call.require(len(results) > 0, "async_start_c2", "the region returns nothing")
     return [Future(tuple(results))]
 

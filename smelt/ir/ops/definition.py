@@ -1,7 +1,8 @@
-"""What a row of the op table is, and what its rules see.
+"""A row of the op table, and what its rules see.
 
 `OpDef` is the row. `infer(call)` proves the specification's constraints and gives the result types; it sees a `Call`.
-`meaning(frame, op, *operands)` computes the results on NumPy arrays; it sees a `Frame`, which `ir.interpret` provides.
+`evaluate(frame, op, *operands)` computes the results on NumPy arrays: the op's reference semantics. `ir.interpret`
+provides the `Frame`.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ Exchange = Send | Receive | Rendezvous
 
 
 class Frame(Protocol):
-    """What a meaning may ask of the interpreter that runs it (`ir.interpret.Frame`)."""
+    """What `evaluate` may ask of the interpreter (`ir.interpret.Frame`)."""
 
     program: Program
     process: Process
@@ -110,7 +111,7 @@ class Frame(Protocol):
         """Run a region once, on whole tensors; nothing inside it may wait for another process."""
 
     def steps(self, region: Region, *args: Any) -> Generator[Exchange, Any, tuple[Any, ...]]:
-        """Run a region from a generator meaning: `results = yield from frame.steps(region, *args)`."""
+        """Run a region from a generator: `results = yield from frame.steps(region, *args)`."""
 
     def invoke(self, func: Func, *args: Any) -> Generator[Exchange, Any, tuple[Any, ...]]:
         """Call another function: `results = yield from frame.invoke(func, *args)`."""
@@ -125,9 +126,9 @@ class OpDef:
     """One row of the table.
 
     `operands` names them, in order: `"lhs rhs"`; `"inputs*"` is variadic, `"token?"` optional.
-    `meaning` returns one array, or a tuple with one per result; a generator may `yield` an `Exchange` with others.
-    `elementwise`: the meaning works on arrays of any common shape, element by element.
-    `effect`: the op does more than give results, so it is never removed, duplicated or reordered.
+    `evaluate` returns one array, or a tuple with one per result. A generator may `yield` an `Exchange` with others.
+    `elementwise`: `evaluate` works on arrays of any common shape, element by element.
+    `effect`: the op has side effects, so it is never removed, duplicated or reordered.
     """
 
     name: str
@@ -148,7 +149,7 @@ class OpDef:
         return self.name.partition(".")[0]
 
     def check_counts(self, call: Call) -> None:
-        """Refuse a wrong number of operands or regions, and a missing attribute, before a rule looks at them."""
+        """Reject a wrong number of operands or regions, and a missing attribute, before a rule reads them."""
         names = self.operands.split()
         least = sum(not name.endswith(("*", "?")) for name in names)
         most = None if "*" in self.operands else len(names)
@@ -169,7 +170,7 @@ class OpDef:
             self._check_elements(call)
 
     def _check_elements(self, call: Call) -> None:
-        """The specification has no `index` elements; MLIR allows them in a few lists of sizes and places."""
+        """The specification has no `index` elements; MLIR allows them in a few lists of sizes and positions."""
         types = [] if self.name in _TAKE_INDEX else [value.type for value in call.operands]
         pending = [*types, *(call.declared or ())]
         while pending:
@@ -177,20 +178,20 @@ class OpDef:
             if isinstance(type, Tuple):
                 pending += type.types
             if isinstance(type, Shape) and type.dtype is index:
-                call.fail("", "tensors of index are no values of this op", expected="i64 or another type", got=type)
+                call.fail("", "this op takes no tensors of index", expected="i64 or another type", got=type)
 
 
 class Scope:
-    """Names for the symbols that are born inside a function, and what its ops take for granted about sizes."""
+    """Names for the symbols that a function introduces, and what its ops assume about sizes."""
 
     def __init__(self, taken: frozenset[str] = frozenset()) -> None:
         self.taken = set(taken)
-        self.assumed: dict[tuple[Size, Size], str] = {}  # equalities, and why
-        self.limits: dict[tuple[Size, Size], str] = {}  # the first is at most the second, and why
+        self.equalities: dict[tuple[Size, Size], str] = {}  # (a, b) → why a == b
+        self.inequalities: dict[tuple[Size, Size], str] = {}  # (a, b) → why a <= b
         self._next = 0
 
-    def fresh(self) -> Size:
-        """A new symbol for a size that depends on data."""
+    def new_symbol(self) -> Size:
+        """A new symbol for a data-dependent size."""
         while True:
             name = f"n{self._next}"
             self._next += 1
@@ -200,9 +201,9 @@ class Scope:
 
 
 class Call:
-    """An op about to exist (or being verified), as its rule sees it: operands, attributes, regions, declared types.
+    """An op that is being built or verified, as its rule sees it: operands, attributes, regions, declared types.
 
-    Declared result types may hold `UNKNOWN` sizes; they are None where nothing was declared and the rule must know all.
+    Declared result types may hold `UNKNOWN` sizes. `declared` is None where the rule must infer everything.
     """
 
     __slots__ = ("attrs", "declared", "location", "name", "operands", "regions", "scope", "signatures")
@@ -228,7 +229,7 @@ class Call:
         self.location = location
         self.signatures = signatures  # the functions a call or composite may name
 
-    # -- looking --
+    # -- operands and results --
 
     def shape(self, index: int) -> Shape:
         """The type of operand `index`, which must be a tensor."""
@@ -242,8 +243,8 @@ class Call:
         """The types of all operands, which must be tensors."""
         return [self.shape(i) for i in range(len(self.operands))]
 
-    def wanted(self, index: int = 0) -> Shape:
-        """The declared type of result `index`: for ops whose operands do not say it all."""
+    def declared_shape(self, index: int = 0) -> Shape:
+        """The declared type of result `index`: for ops whose operands do not determine it."""
         if self.declared is None or index >= len(self.declared):
             self.fail("", f"the type of result {index} cannot be inferred", expected="a declared result type")
         type = self.declared[index]
@@ -251,12 +252,12 @@ class Call:
             self.fail("", f"result {index} must be a tensor", got=type)
         return type
 
-    # -- proving --
+    # -- constraints --
 
     def fail(
         self, label: str, message: str, *, expected: object = None, got: object = None, remedy: str | None = None
     ) -> NoReturn:
-        """Refuse the op. `label` is the specification's name of the constraint, such as `add_c1`."""
+        """Reject the op. `label` is the specification's name of the constraint, such as `add_c1`."""
         cited = f" ({label})" if label else ""
         raise VerifyError(
             f"{self.name}: {message}{cited}", expected=expected, got=got, where=self.location, remedy=remedy
@@ -267,7 +268,7 @@ class Call:
             self.fail(label, message, expected=expected, got=got)
 
     def same_size(self, a: Size, b: Size, label: str, message: str) -> None:
-        """Two sizes are equal: proven, refused, or (where symbols leave it open) assumed and checked at run time."""
+        """Two sizes are equal: proven, rejected, or (for symbolic sizes) assumed and checked at run time."""
         if type(a) is int and type(b) is int:
             if a != b:
                 self.fail(label, message, expected=a, got=b)
@@ -275,7 +276,7 @@ class Call:
             difference = a - b
             if type(difference) is int:  # never zero here: canonical forms differ
                 self.fail(label, message, expected=a, got=b)
-            self.scope.assumed[(a, b)] = f"{self.name}: {message}"
+            self.scope.equalities[(a, b)] = f"{self.name}: {message}"
 
     def same_sizes(self, a: Sequence[Size], b: Sequence[Size], label: str, message: str) -> None:
         if len(a) != len(b):
@@ -284,9 +285,9 @@ class Call:
             self.same_size(x, y, label, message)
 
     def at_most(self, a: Size, b: Size, label: str, message: str, *, unless_empty: Sequence[Size] = ()) -> None:
-        """One size is at most another: refused where it never holds; what is open is checked at run time.
+        """One size is at most another: rejected where that never holds; what is not proven is checked at run time.
 
-        `unless_empty`: a run in which one of these sizes is 0 may break it.
+        `unless_empty`: it need not hold in a run where one of these sizes is 0.
         """
         if type(a) is int and type(b) is int:
             if a > b:
@@ -297,7 +298,7 @@ class Call:
         for size in unless_empty:
             if not at_most(1, size):
                 a = minimum(a, a * size)
-        self.scope.limits[(a, b)] = f"{self.name}: {message}"
+        self.scope.inequalities[(a, b)] = f"{self.name}: {message}"
 
     def same_dtype(self, a: ElementType, b: ElementType, label: str, message: str) -> None:
         if a != b:
@@ -309,10 +310,10 @@ class Call:
             self.same_dtype(a.dtype, b.dtype, label, message)
             self.same_sizes(a.sizes, b.sizes, label, message)
 
-    def dims(
+    def check_dims(
         self, dims: Sequence[int], rank: int, label: str, what: str, *, unique: bool = True, ordered: bool = False
     ) -> None:
-        """Dimension numbers lie in [0, rank), and are unique and sorted where asked."""
+        """Dimension numbers are in [0, rank), and unique and sorted where that is required."""
         if any(not 0 <= dim < rank for dim in dims):
             self.fail(label, f"{what} must lie in [0, {rank})", got=list(dims))
         if unique and len(set(dims)) != len(dims):
@@ -320,7 +321,7 @@ class Call:
         if ordered and list(dims) != sorted(dims):
             self.fail(label, f"{what} must be sorted", got=list(dims))
 
-    def isolated(self, region: Region, label: str) -> None:
+    def check_isolated(self, region: Region, label: str) -> None:
         """A region uses no value from outside."""
         inside: set[Value] = set(region.args)
         used = list(region.results)
@@ -334,7 +335,7 @@ class Call:
         if outer:
             self.fail(label, "its region uses a value from outside", got=f"%{outer[0].name or outer[0].index}")
 
-    def returns(self, region: Region, args: Sequence[Type], results: Sequence[Type], label: str) -> None:
+    def check_region(self, region: Region, args: Sequence[Type], results: Sequence[Type], label: str) -> None:
         """A region takes and returns exactly these tensor types."""
         for what, have, want in (("takes", region.args, args), ("returns", region.results, results)):
             if len(have) != len(want):

@@ -1,4 +1,4 @@
-"""Ops whose sizes come in as tensors. Each means what its static twin means; the rules and meanings are the twins' own.
+"""Ops whose sizes are operands. Each shares inference and reference semantics with its static counterpart.
 
 Inference asks `ir.sizes` what the size operands are. A size it can prove becomes that polynomial, another is what was
 declared, and one that only data knows is a new symbol, whose value the run gives.
@@ -16,7 +16,7 @@ from smelt.ir.attributes import BOOL, BOOLS, CONV, GATHER, INT, INTS, PRECISION
 from smelt.ir.core import Op, Type
 from smelt.ir.ops.definition import UNKNOWN, Attr, Call, Frame, OpDef
 from smelt.ir.ops.index import as_int64, gather, infer_gather, top_k
-from smelt.ir.ops.lapack import TARGETS, infer_lapack, mean_lapack
+from smelt.ir.ops.lapack import TARGETS, eval_lapack, infer_lapack
 from smelt.ir.ops.random import bits
 from smelt.ir.ops.shape import (
     broadcast_in_dim,
@@ -56,11 +56,11 @@ def _same_rank(call: Call, numbers: Sequence[Known], rank: int, label: str) -> N
 
 def choose_sizes(call: Call, known: Sequence[Known]) -> list[Size]:
     """Sizes of the result: what is known, else what was declared, else a new symbol."""
-    return [call.scope.fresh() if size == UNKNOWN else size for size in _known_or_declared(call, known)]
+    return [call.scope.new_symbol() if size == UNKNOWN else size for size in _known_or_declared(call, known)]
 
 
 def _known_or_declared(call: Call, known: Sequence[Known]) -> list[Size]:
-    declared: Sequence[Size] = call.wanted().sizes if call.declared else ()
+    declared: Sequence[Size] = call.declared_shape().sizes if call.declared else ()
     if len(declared) != len(known):
         declared = [UNKNOWN] * len(known)
     sizes: list[Size] = []
@@ -73,7 +73,7 @@ def _known_or_declared(call: Call, known: Sequence[Known]) -> list[Size]:
 
 def _dtype(call: Call) -> ElementType:
     """The declared element type, which may be quantised along another axis than the operand's, or the operand's own."""
-    return call.wanted().dtype if call.declared else call.shape(0).dtype
+    return call.declared_shape().dtype if call.declared else call.shape(0).dtype
 
 
 def numbers(array: Array) -> list[int]:
@@ -89,21 +89,23 @@ def _infer_dynamic_broadcast_in_dim(call: Call) -> list[Type]:
     sizes = choose_sizes(call, known_numbers(call, 1, "dynamic_broadcast_in_dim_c7"))
     expanding = call.attrs.get("known_expanding_dimensions") or ()
     others = call.attrs.get("known_nonexpanding_dimensions") or ()
-    call.dims(expanding, operand.rank, "dynamic_broadcast_in_dim_c9", "known_expanding_dimensions", unique=False)
-    call.dims(others, operand.rank, "dynamic_broadcast_in_dim_c10", "known_nonexpanding_dimensions", unique=False)
-    call.dims((*expanding, *others), operand.rank, "dynamic_broadcast_in_dim_c8", "known dimensions")
+    call.check_dims(expanding, operand.rank, "dynamic_broadcast_in_dim_c9", "known_expanding_dimensions", unique=False)
+    call.check_dims(others, operand.rank, "dynamic_broadcast_in_dim_c10", "known_nonexpanding_dimensions", unique=False)
+    call.check_dims((*expanding, *others), operand.rank, "dynamic_broadcast_in_dim_c8", "known dimensions")
     return [infer_broadcast(call, sizes, _dtype(call))]
 
 
-def _mean_dynamic_broadcast_in_dim(_: Frame, op: Op, operand: Array, output_dimensions: Array) -> Array:
+def _eval_dynamic_broadcast_in_dim(_: Frame, op: Op, operand: Array, output_dimensions: Array) -> Array:
     return broadcast_in_dim(op, operand, check_fits(op, numbers(output_dimensions)))
 
 
 def _infer_dynamic_iota(call: Call) -> list[Type]:
-    return [infer_iota(call, choose_sizes(call, known_numbers(call, 0, "dynamic_iota_c2")), call.wanted().dtype)]
+    return [
+        infer_iota(call, choose_sizes(call, known_numbers(call, 0, "dynamic_iota_c2")), call.declared_shape().dtype)
+    ]
 
 
-def _mean_dynamic_iota(_: Frame, op: Op, output_shape: Array) -> Array:
+def _eval_dynamic_iota(_: Frame, op: Op, output_shape: Array) -> Array:
     return iota(op, check_fits(op, numbers(output_shape)))
 
 
@@ -116,10 +118,10 @@ def _fill_missing_size(call: Call, known: Sequence[Known]) -> Shape:
     sizes = _known_or_declared(call, known)
     if product(size for size in sizes if size != UNKNOWN) != 0:
         sizes = solve_reshape(call, call.shape(0).count, sizes)
-    return infer_reshape(call, [call.scope.fresh() if size == UNKNOWN else size for size in sizes], _dtype(call))
+    return infer_reshape(call, [call.scope.new_symbol() if size == UNKNOWN else size for size in sizes], _dtype(call))
 
 
-def _mean_dynamic_reshape(_: Frame, op: Op, operand: Array, output_shape: Array) -> Array:
+def _eval_dynamic_reshape(_: Frame, op: Op, operand: Array, output_shape: Array) -> Array:
     return reshape(op, operand, check_fits(op, numbers(output_shape)))
 
 
@@ -130,7 +132,7 @@ def _infer_chlo_dynamic_reshape(call: Call) -> list[Type]:
     return [_fill_missing_size(call, [None if size == -1 else size for size in known])]
 
 
-def _mean_chlo_dynamic_reshape(_: Frame, op: Op, operand: Array, output_shape: Array) -> Array:
+def _eval_chlo_dynamic_reshape(_: Frame, op: Op, operand: Array, output_shape: Array) -> Array:
     sizes = numbers(output_shape)
     if sizes.count(-1) == 1:
         rest = int(product(size for size in sizes if size != -1))  # type: ignore[arg-type]
@@ -147,7 +149,7 @@ def _infer_dynamic_gather(call: Call) -> list[Type]:
     return [Shape.of(dtype, choose_sizes(call, known))]
 
 
-def _mean_dynamic_gather(_: Frame, op: Op, operand: Array, indices: Array, slice_sizes: Array) -> Array:
+def _eval_dynamic_gather(_: Frame, op: Op, operand: Array, indices: Array, slice_sizes: Array) -> Array:
     found = gather(op, operand, indices, numbers(slice_sizes))
     check_fits(op, found.shape)
     return found
@@ -169,7 +171,7 @@ def _infer_dynamic_pad(call: Call) -> list[Type]:
     return [Shape.of(operand.dtype, choose_sizes(call, known))]
 
 
-def _mean_dynamic_pad(
+def _eval_dynamic_pad(
     _: Frame, op: Op, operand: Array, value: Array, low: Array, high: Array, interior: Array
 ) -> Array:
     between = numbers(interior)
@@ -201,7 +203,7 @@ def _infer_real_dynamic_slice(call: Call) -> list[Type]:
     return [Shape.of(operand.dtype, choose_sizes(call, known))]
 
 
-def _mean_real_dynamic_slice(_: Frame, op: Op, operand: Array, *parts: Array) -> Array:
+def _eval_real_dynamic_slice(_: Frame, op: Op, operand: Array, *parts: Array) -> Array:
     starts, limits, strides = (numbers(part) for part in parts)
     for start, limit, stride in zip(starts, limits, strides, strict=True):
         if not 0 <= start <= limit or stride < 1:
@@ -230,7 +232,7 @@ def _infer_dynamic_conv(call: Call) -> list[Type]:
     return infer_convolution(call, rows)
 
 
-def _mean_dynamic_conv(_: Frame, op: Op, lhs: Array, rhs: Array, padding: Array) -> Array:
+def _eval_dynamic_conv(_: Frame, op: Op, lhs: Array, rhs: Array, padding: Array) -> Array:
     found = convolution_of(op, lhs, rhs, as_int64(padding).tolist())
     check_fits(op, found.shape)
     return found
@@ -266,11 +268,11 @@ def _infer_called_window(call: Call) -> list[Type] | None:
 
 def _called_type(call: Call, index: int, known: Sequence[Known]) -> Shape:
     """The declared type with its open sizes as far as they are known."""
-    wanted = call.wanted(index)
+    wanted = call.declared_shape(index)
     if wanted.rank != len(known):
         call.fail("", f"result {index} has another rank", expected=len(known), got=wanted)
     pairs = zip(wanted.sizes, known, strict=True)
-    sizes = [size if size != UNKNOWN else call.scope.fresh() if have is None else have for size, have in pairs]
+    sizes = [size if size != UNKNOWN else call.scope.new_symbol() if have is None else have for size, have in pairs]
     return Shape.of(wanted.dtype, sizes)
 
 
@@ -319,9 +321,9 @@ def _called_bits(frame: Frame, op: Op, state: Array, shape: Array) -> tuple[Arra
     return bits(state, sizes, op.results[1].shape.element, name)
 
 
-# target → (inference, which is None where the call is not what JAX makes; meaning)
+# target → (inference, which is None where the call is not what JAX makes; evaluate)
 CALLED: Mapping[str, tuple[Callable[[Call], list[Type] | None], Callable[..., Any]]] = {
-    **dict.fromkeys(TARGETS, (infer_lapack, mean_lapack)),
+    **dict.fromkeys(TARGETS, (infer_lapack, eval_lapack)),
     "stablehlo.dynamic_reduce_window": (_infer_called_window, _called_window),
     "stablehlo.dynamic_rng_bit_generator": (_infer_called_bits, _called_bits),
     "stablehlo.dynamic_top_k": (_infer_called_top_k, _called_top_k),
@@ -333,7 +335,7 @@ ROWS: list[OpDef] = [
         "stablehlo.dynamic_broadcast_in_dim",
         "operand output_dimensions",
         _infer_dynamic_broadcast_in_dim,
-        _mean_dynamic_broadcast_in_dim,
+        _eval_dynamic_broadcast_in_dim,
         (
             Attr("broadcast_dimensions", INTS),
             Attr("known_expanding_dimensions", INTS, None),
@@ -344,7 +346,7 @@ ROWS: list[OpDef] = [
         "stablehlo.dynamic_conv",
         "lhs rhs padding",
         _infer_dynamic_conv,
-        _mean_dynamic_conv,
+        _eval_dynamic_conv,
         (
             Attr("window_strides", INTS, None),
             Attr("lhs_dilation", INTS, None),
@@ -360,28 +362,28 @@ ROWS: list[OpDef] = [
         "stablehlo.dynamic_gather",
         "operand start_indices slice_sizes",
         _infer_dynamic_gather,
-        _mean_dynamic_gather,
+        _eval_dynamic_gather,
         (Attr("dimension_numbers", GATHER), Attr("indices_are_sorted", BOOL, False)),
     ),
     OpDef(
         "stablehlo.dynamic_iota",
         "output_shape",
         _infer_dynamic_iota,
-        _mean_dynamic_iota,
+        _eval_dynamic_iota,
         (Attr("iota_dimension", INT),),
     ),
     OpDef(
         "stablehlo.dynamic_pad",
         "operand padding_value edge_padding_low edge_padding_high interior_padding",
         _infer_dynamic_pad,
-        _mean_dynamic_pad,
+        _eval_dynamic_pad,
     ),
-    OpDef("stablehlo.dynamic_reshape", "operand output_shape", _infer_dynamic_reshape, _mean_dynamic_reshape),
+    OpDef("stablehlo.dynamic_reshape", "operand output_shape", _infer_dynamic_reshape, _eval_dynamic_reshape),
     OpDef(
         "stablehlo.real_dynamic_slice",
         "operand start_indices limit_indices strides",
         _infer_real_dynamic_slice,
-        _mean_real_dynamic_slice,
+        _eval_real_dynamic_slice,
     ),
-    OpDef("chlo.dynamic_reshape", "operand output_shape", _infer_chlo_dynamic_reshape, _mean_chlo_dynamic_reshape),
+    OpDef("chlo.dynamic_reshape", "operand output_shape", _infer_chlo_dynamic_reshape, _eval_chlo_dynamic_reshape),
 ]

@@ -83,7 +83,7 @@ def _same_baseline(call: Call, a: Shape, b: Shape, label: str) -> None:
 def _result_type(call: Call, like: Shape) -> Shape:
     """The result type for operands like `like`: of a quantised one, the declared scale and zero point."""
     if isinstance(like.dtype, Quantized) and call.declared:
-        wanted = call.wanted().dtype
+        wanted = call.declared_shape().dtype
         if isinstance(wanted, Quantized) and baseline(wanted) == baseline(like.dtype):
             return like.with_dtype(wanted)
     return like
@@ -97,7 +97,7 @@ def _join_shapes(call: Call, a: Shape, b: Shape, label: str) -> Shape:
     return a.with_sizes(x if type(x) is int else y for x, y in zip(a.sizes, b.sizes, strict=True))
 
 
-# ---- meanings ----
+# ---- reference semantics ----
 
 
 def _widen(array: Array, exact: bool) -> Array:
@@ -109,7 +109,7 @@ def _widen(array: Array, exact: bool) -> Array:
 
 
 def evaluate_with(fn: Function, exact: bool = False, native: bool = False) -> Callable[..., Array]:
-    """The meaning of an op that applies `fn` to its operands.
+    """The reference semantics of an op that applies `fn` to its operands.
 
     `exact`: `fn` rounds correctly, so f32 and f16 need no more than single precision (24 bits are 2 * 11 + 2).
     `native`: `fn` looks at bit patterns, so nothing is widened. Integers never are.
@@ -428,7 +428,7 @@ def _total_order(x: Array) -> Array:
 
 
 def _infer_convert(call: Call) -> Sequence[Type]:
-    operand, wanted = _allow(call, 0, ANYTHING - QUANTIZED), call.wanted()
+    operand, wanted = _allow(call, 0, ANYTHING - QUANTIZED), call.declared_shape()
     if isinstance(wanted.dtype, Quantized):
         call.fail("convert_o1", "the result must not be quantised", got=wanted, remedy="stablehlo.uniform_quantize")
     return [operand.with_dtype(wanted.dtype)]  # convert_c1
@@ -441,7 +441,7 @@ def _convert(_: Frame, op: Op, x: Array) -> Array:
 def _infer_constant(call: Call) -> Sequence[Type]:
     value: Constant = call.attrs["value"]
     if call.declared and not isinstance(value.dtype, Quantized) and call.name == "stablehlo.constant":
-        wanted = call.wanted().dtype
+        wanted = call.declared_shape().dtype
         if isinstance(wanted, Quantized) and wanted.storage == value.dtype:
             shape = value.shape.with_dtype(wanted)
             check_axis(call, shape)
@@ -493,7 +493,7 @@ def _infer_add(call: Call) -> Sequence[Type]:
         return [lhs if sizes == lhs.sizes else lhs.with_sizes(sizes)]
     result: ElementType = right if left.axis is None and right.axis is not None else left
     if call.declared:
-        result = call.wanted().dtype
+        result = call.declared_shape().dtype
     if not isinstance(result, Quantized):
         call.fail("add_c2", "the result of quantised operands must be quantised", got=result)
     for what, of, label in (("lhs", left, "add_c6"), ("rhs", right, "add_c7")):
@@ -597,7 +597,7 @@ def _places(call: Call, shapes: Sequence[Shape], rank: int) -> list[Sequence[int
         expected=least,
         got=list(given),
     )
-    call.dims(given, rank, "", "broadcast_dimensions", ordered=True)
+    call.check_dims(given, rank, "", "broadcast_dimensions", ordered=True)
     return [_own(given, shape.rank, rank) for shape in shapes]
 
 

@@ -1,6 +1,6 @@
 """Ops that read or write where other tensors say: gather, scatter, slices at computed places, sort and top_k.
 
-Inference proves the dimension numbers and gives sizes; meanings are NumPy's fancy indexing over whole tensors. Regions
+Inference proves the dimension numbers and gives sizes; `evaluate` is NumPy's fancy indexing over whole tensors. Regions
 run through `frame.lanes`, for all elements of a step at once. `dynamic` shares the rules of `gather`.
 """
 
@@ -59,19 +59,19 @@ def infer_gather(
     batch = _check_index_vector(
         call, indices, dims.index_vector_dim, len(dims.start_index_map), "start_index_map", "gather_c2", "gather_c3"
     )
-    call.dims(dims.offset_dims, len(batch) + len(dims.offset_dims), "gather_c5", "offset_dims", unique=False)
-    call.dims(dims.offset_dims, len(batch) + len(dims.offset_dims), "gather_c4", "offset_dims", ordered=True)
-    call.dims(collapsed, rank, "gather_c8", "collapsed_slice_dims", unique=False)
-    call.dims(collapsed, rank, "gather_c7", "collapsed_slice_dims", unique=False, ordered=True)
-    call.dims(batching, rank, "gather_c11", "operand_batching_dims", unique=False)
-    call.dims(batching, rank, "gather_c10", "operand_batching_dims", unique=False, ordered=True)
-    call.dims((*collapsed, *batching), rank, "gather_c6", "collapsed_slice_dims and operand_batching_dims")
+    call.check_dims(dims.offset_dims, len(batch) + len(dims.offset_dims), "gather_c5", "offset_dims", unique=False)
+    call.check_dims(dims.offset_dims, len(batch) + len(dims.offset_dims), "gather_c4", "offset_dims", ordered=True)
+    call.check_dims(collapsed, rank, "gather_c8", "collapsed_slice_dims", unique=False)
+    call.check_dims(collapsed, rank, "gather_c7", "collapsed_slice_dims", unique=False, ordered=True)
+    call.check_dims(batching, rank, "gather_c11", "operand_batching_dims", unique=False)
+    call.check_dims(batching, rank, "gather_c10", "operand_batching_dims", unique=False, ordered=True)
+    call.check_dims((*collapsed, *batching), rank, "gather_c6", "collapsed_slice_dims and operand_batching_dims")
     _check_batching(
         call, operand, batching, indices, dims.start_indices_batching_dims, dims.index_vector_dim,
         "start_indices_batching_dims", ("gather_c13", "gather_c14", "gather_c15", "gather_c16", "gather_c17"),
     )  # fmt: skip
-    call.dims(dims.start_index_map, rank, "gather_c19", "start_index_map", unique=False)
-    call.dims((*dims.start_index_map, *batching), rank, "gather_c18", "start_index_map and operand_batching_dims")
+    call.check_dims(dims.start_index_map, rank, "gather_c19", "start_index_map", unique=False)
+    call.check_dims((*dims.start_index_map, *batching), rank, "gather_c18", "start_index_map and operand_batching_dims")
     same_length(call, rank, "gather_c20", slice_sizes=slice_sizes)
     for dim, (size, most) in enumerate(zip(slice_sizes, operand.sizes, strict=True)):
         if size is None:
@@ -111,8 +111,8 @@ def _check_batching(
     labels: tuple[str, str, str, str, str],
 ) -> None:
     unique, in_range, not_vector, count, size = labels
-    call.dims(indices_batching, indices.rank, in_range, what, unique=False)
-    call.dims(indices_batching, indices.rank, unique, what)
+    call.check_dims(indices_batching, indices.rank, in_range, what, unique=False)
+    call.check_dims(indices_batching, indices.rank, unique, what)
     call.require(
         vector_dim not in indices_batching, not_vector, f"index_vector_dim must not be in {what}", got=vector_dim
     )
@@ -134,7 +134,7 @@ def _infer_gather(call: Call) -> list[Type]:
     return [Shape.of(dtype, [size for size in sizes if size is not None])]
 
 
-def _mean_gather(_: Frame, op: Op, operand: Array, indices: Array) -> Array:
+def _eval_gather(_: Frame, op: Op, operand: Array, indices: Array) -> Array:
     return gather(op, operand, indices, op.attrs["slice_sizes"])
 
 
@@ -237,20 +237,22 @@ def _check_scatter_dims(call: Call, operand: Shape, indices: Shape, update: Shap
     )  # fmt: skip
     fits = update.rank == len(batch) + len(windows)
     call.require(fits, "scatter_c4", "updates have the wrong rank", expected=len(batch) + len(windows), got=update.rank)
-    call.dims(windows, update.rank, "scatter_c8", "update_window_dims", unique=False)
-    call.dims(windows, update.rank, "scatter_c7", "update_window_dims", ordered=True)
-    call.dims(inserted, rank, "scatter_c11", "inserted_window_dims", unique=False)
-    call.dims(inserted, rank, "scatter_c10", "inserted_window_dims", unique=False, ordered=True)
-    call.dims(batching, rank, "scatter_c13", "input_batching_dims", unique=False)
-    call.dims(batching, rank, "scatter_c12", "input_batching_dims", unique=False, ordered=True)
-    call.dims((*inserted, *batching), rank, "scatter_c9", "inserted_window_dims and input_batching_dims")
+    call.check_dims(windows, update.rank, "scatter_c8", "update_window_dims", unique=False)
+    call.check_dims(windows, update.rank, "scatter_c7", "update_window_dims", ordered=True)
+    call.check_dims(inserted, rank, "scatter_c11", "inserted_window_dims", unique=False)
+    call.check_dims(inserted, rank, "scatter_c10", "inserted_window_dims", unique=False, ordered=True)
+    call.check_dims(batching, rank, "scatter_c13", "input_batching_dims", unique=False)
+    call.check_dims(batching, rank, "scatter_c12", "input_batching_dims", unique=False, ordered=True)
+    call.check_dims((*inserted, *batching), rank, "scatter_c9", "inserted_window_dims and input_batching_dims")
     _check_batching(
         call, operand, batching, indices, dims.scatter_indices_batching_dims, dims.index_vector_dim,
         "scatter_indices_batching_dims", ("scatter_c14", "scatter_c15", "scatter_c16", "scatter_c17", "scatter_c18"),
     )  # fmt: skip
-    call.dims(dims.scatter_dims_to_operand_dims, rank, "scatter_c21", "scatter_dims_to_operand_dims", unique=False)
+    call.check_dims(
+        dims.scatter_dims_to_operand_dims, rank, "scatter_c21", "scatter_dims_to_operand_dims", unique=False
+    )
     together = (*dims.scatter_dims_to_operand_dims, *batching)
-    call.dims(together, rank, "scatter_c20", "scatter_dims_to_operand_dims and input_batching_dims")
+    call.check_dims(together, rank, "scatter_c20", "scatter_dims_to_operand_dims and input_batching_dims")
     scattered = [size for dim, size in enumerate(update.sizes) if dim not in windows]
     call.same_sizes(batch, scattered, "scatter_c4", "updates must have the indices' sizes outside their windows")
     window_sizes = [size for dim, size in enumerate(operand.sizes) if dim not in inserted and dim not in batching]
@@ -259,7 +261,7 @@ def _check_scatter_dims(call: Call, operand: Shape, indices: Shape, update: Shap
         call.at_most(size, most, "scatter_c4", "a window must fit into the input", unless_empty=scattered)
 
 
-def _mean_scatter(frame: Frame, op: Op, *operands: Array) -> tuple[Array, ...]:
+def _eval_scatter(frame: Frame, op: Op, *operands: Array) -> tuple[Array, ...]:
     count = len(op.results)
     indices, updates = operands[count], operands[count + 1 :]
     check_equal(op, *((each.shape, operands[0].shape) for each in operands[:count]))
@@ -317,7 +319,7 @@ def _targets(
 
 
 def _spread(array: Array, dims: Sequence[int], rank: int) -> Array:
-    """An array with its dimensions put at `dims` of `rank`."""
+    """An array with its dimensions put at `check_dims` of `rank`."""
     sizes = [1] * rank
     for dim, size in zip(dims, array.shape, strict=True):
         sizes[dim] = size
@@ -413,7 +415,7 @@ def _infer_dynamic_slice(call: Call) -> list[Type]:
     return [Shape.of(operand.dtype, sizes)]
 
 
-def _mean_dynamic_slice(_: Frame, op: Op, operand: Array, *starts: Array) -> Array:
+def _eval_dynamic_slice(_: Frame, op: Op, operand: Array, *starts: Array) -> Array:
     view: Array = operand[_window(op, operand.shape, op.attrs["slice_sizes"], starts)]
     return view
 
@@ -444,7 +446,7 @@ def _infer_dynamic_update_slice(call: Call) -> list[Type]:
     return [operand]
 
 
-def _mean_dynamic_update_slice(_: Frame, op: Op, operand: Array, update: Array, *starts: Array) -> Array:
+def _eval_dynamic_update_slice(_: Frame, op: Op, operand: Array, update: Array, *starts: Array) -> Array:
     result = np.array(operand)
     result[_window(op, operand.shape, update.shape, starts)] = update
     return result
@@ -455,7 +457,7 @@ def _infer_torch_index_select(call: Call) -> list[Type]:
     not_per_axis(call, operand)
     _check_indices(call, index, "torch_index_select_i2")
     dim, batch = _select_dims(call.attrs, operand.rank, index.rank)
-    call.dims([dim], operand.rank, "", "dim")
+    call.check_dims([dim], operand.rank, "", "dim")
     call.require(0 <= batch <= min(dim, index.rank), "", "batch_dims must come before dim", got=batch)
     call.same_sizes(operand.sizes[:batch], index.sizes[:batch], "", "batch dimensions must have one size")
     return [Shape.of(operand.dtype, (*operand.sizes[:dim], *index.sizes[batch:], *operand.sizes[dim + 1 :]))]
@@ -466,7 +468,7 @@ def _select_dims(attrs: Any, rank: int, index_rank: int) -> tuple[int, int]:
     return dim + rank * (dim < 0), batch + index_rank * (batch < 0)
 
 
-def _mean_torch_index_select(_: Frame, op: Op, operand: Array, index: Array) -> Array:
+def _eval_torch_index_select(_: Frame, op: Op, operand: Array, index: Array) -> Array:
     dim, batch = _select_dims(op.attrs, operand.ndim, index.ndim)
     check_equal(op, (index.shape[:batch], operand.shape[:batch]))
     if not operand.shape[dim] and index.size:
@@ -497,11 +499,11 @@ def _infer_sort(call: Call) -> list[Type]:
     call.require(-rank <= dim < rank, "sort_c4", f"dimension must lie in [{-rank}, {rank})", got=dim)
     scalars = [Shape.of(shape.dtype, ()) for shape in shapes]
     pairs = [scalar for scalar in scalars for _ in range(2)]
-    call.returns(call.regions[0], pairs, [Shape.of(i1, ())], "sort_c5")
+    call.check_region(call.regions[0], pairs, [Shape.of(i1, ())], "sort_c5")
     return list(shapes)
 
 
-def _mean_sort(frame: Frame, op: Op, *inputs: Array) -> tuple[Array, ...]:
+def _eval_sort(frame: Frame, op: Op, *inputs: Array) -> tuple[Array, ...]:
     axis = op.attrs["dimension"] % inputs[0].ndim
     check_equal(op, *((each.shape, inputs[0].shape) for each in inputs))
     moved = [np.moveaxis(each, axis, -1) for each in inputs]
@@ -603,7 +605,7 @@ def _infer_top_k(call: Call) -> list[Type]:
     return [Shape.of(operand.dtype, sizes), Shape.of(i32, sizes)]
 
 
-def _mean_top_k(_: Frame, op: Op, operand: Array) -> tuple[Array, ...]:
+def _eval_top_k(_: Frame, op: Op, operand: Array) -> tuple[Array, ...]:
     return top_k(op, operand, op.attrs["k"])
 
 
@@ -621,14 +623,14 @@ ROWS: list[OpDef] = [
         "stablehlo.gather",
         "operand start_indices",
         _infer_gather,
-        _mean_gather,
+        _eval_gather,
         (Attr("dimension_numbers", GATHER), Attr("slice_sizes", INTS), Attr("indices_are_sorted", BOOL, False)),
     ),
     OpDef(
         "stablehlo.scatter",
         "inputs* scatter_indices updates*",
         _infer_scatter,
-        _mean_scatter,
+        _eval_scatter,
         (
             Attr("scatter_dimension_numbers", SCATTER),
             Attr("indices_are_sorted", BOOL, False),
@@ -640,29 +642,29 @@ ROWS: list[OpDef] = [
         "stablehlo.dynamic_slice",
         "operand start_indices*",
         _infer_dynamic_slice,
-        _mean_dynamic_slice,
+        _eval_dynamic_slice,
         (Attr("slice_sizes", INTS),),
     ),
     OpDef(
         "stablehlo.dynamic_update_slice",
         "operand update start_indices*",
         _infer_dynamic_update_slice,
-        _mean_dynamic_update_slice,
+        _eval_dynamic_update_slice,
     ),
     OpDef(
         "stablehlo.torch_index_select",
         "operand index",
         _infer_torch_index_select,
-        _mean_torch_index_select,
+        _eval_torch_index_select,
         (Attr("dim", INT), Attr("batch_dims", INT)),
     ),
     OpDef(
         "stablehlo.sort",
         "inputs*",
         _infer_sort,
-        _mean_sort,
+        _eval_sort,
         (Attr("dimension", INT, -1), Attr("is_stable", BOOL, False)),
         regions=1,
     ),
-    OpDef("chlo.top_k", "operand", _infer_top_k, _mean_top_k, (Attr("k", INT),)),
+    OpDef("chlo.top_k", "operand", _infer_top_k, _eval_top_k, (Attr("k", INT),)),
 ]

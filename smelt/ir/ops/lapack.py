@@ -156,7 +156,7 @@ def _gesdd(call: Call, element: DType) -> list[Type]:
     if not full or chr(options(call.attrs).get("mode", 0)) == "A" or len(declared) != 5:
         left, right = (rows, columns) if full else (least, least)
     else:  # without vectors the sizes of U and V are JAX's own affair
-        left, right = call.wanted(2).sizes[-1], call.wanted(3).sizes[-2]
+        left, right = call.declared_shape(2).sizes[-1], call.declared_shape(3).sizes[-2]
     return [
         t.of(*t.own[0]),
         t.of(least, dtype=element.part),
@@ -236,7 +236,7 @@ def infer_lapack(call: Call) -> list[Type]:
     return ROUTINES[found[0]](call, found[1])
 
 
-def mean_lapack(frame: Frame, op: Op, *operands: Array) -> tuple[Array, ...]:
+def eval_lapack(frame: Frame, op: Op, *operands: Array) -> tuple[Array, ...]:
     """The ops that compute it, interpreted."""
     types = tuple(Shape.of(dtype(array.dtype), array.shape) for array in operands)
     attrs = tuple(sorted(options(op.attrs).items()))

@@ -131,7 +131,7 @@ def result_element(call: Call, lhs: Shape) -> ElementType:
     """The element type of a product: what is declared, else that of lhs."""
     if call.declared is None and not isinstance(lhs.dtype, Quantized):
         return lhs.dtype
-    return call.wanted().dtype
+    return call.declared_shape().dtype
 
 
 def in_floats(op: Op, compute: Callable[..., Array], *operands: Array) -> Array:
@@ -205,10 +205,10 @@ def check_dot_dims(call: Call, lhs: Shape, rhs: Shape, dims: DotDims | RaggedDot
         (5, "lhs", lhs, batch[0], contract[0]),
         (7, "rhs", rhs, batch[1], contract[1]),
     ):
-        call.dims(left, shape.rank, f"{name}_c{number}", f"{side}_batching_dimensions", unique=False)
-        call.dims(right, shape.rank, f"{name}_c{number + 1}", f"{side}_contracting_dimensions", unique=False)
+        call.check_dims(left, shape.rank, f"{name}_c{number}", f"{side}_batching_dimensions", unique=False)
+        call.check_dims(right, shape.rank, f"{name}_c{number + 1}", f"{side}_contracting_dimensions", unique=False)
         both = "batching and contracting dimensions"
-        call.dims([*left, *right], shape.rank, f"{name}_c{3 if side == 'lhs' else 4}", f"{side} {both}")
+        call.check_dims([*left, *right], shape.rank, f"{name}_c{3 if side == 'lhs' else 4}", f"{side} {both}")
     for number, what, (left, right) in ((9, "batching", batch), (10, "contracting", contract)):
         for i, j in zip(left, right, strict=True):
             message = f"{what} dimensions {i} of lhs and {j} of rhs must have the same size"
@@ -363,7 +363,7 @@ def _like(call: Call, shape: Shape, label: str) -> Shape:
     """The operand's type; a quantised result may have a scale of its own."""
     if not isinstance(shape.dtype, Quantized) or call.declared is None:
         return shape
-    wanted = call.wanted().dtype
+    wanted = call.declared_shape().dtype
     if not isinstance(wanted, Quantized) or baseline(wanted) != baseline(shape.dtype):
         call.fail(label, "the result must be quantised as the operand is", expected=shape.dtype, got=wanted)
     return shape.with_dtype(wanted)
@@ -540,9 +540,9 @@ def _infer_ragged_dot(call: Call) -> list[Type]:
     check_precision(call, "ragged_dot")
     check_dot_dims(call, lhs, rhs, dims, "ragged_dot")
     call.require(len(dims.lhs_ragged_dimensions) == 1, "ragged_dot", "lhs has exactly one ragged dimension", got=dims)
-    call.dims(dims.lhs_ragged_dimensions, lhs.rank, "ragged_dot", "lhs_ragged_dimensions")
+    call.check_dims(dims.lhs_ragged_dimensions, lhs.rank, "ragged_dot", "lhs_ragged_dimensions")
     taken = (*dims.rhs_batching_dimensions, *dims.rhs_contracting_dimensions)
-    call.dims(
+    call.check_dims(
         (*dims.rhs_group_dimensions, *taken), rhs.rank, "ragged_dot", "rhs_group_dimensions and the others of rhs"
     )
     call.require(groups.dtype.is_integer and groups.rank >= 1, "ragged_dot", "group_sizes are integers", got=groups)

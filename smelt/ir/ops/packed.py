@@ -2,7 +2,7 @@
 
 `smelt.pack` cuts the columns of a matrix into panels; `smelt.packed_dot` multiplies by such panels, `smelt.packed_conv`
 convolves padded images with their channels last by them; `smelt.channel_conv` has a window for each channel. All have a
-meaning like every op, so programs that hold them can be verified, printed and run by the reference.
+reference semantics like every op, so programs that hold them can be verified, printed and run by the reference.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def _pack(frame: Frame, op: Op, x: Array) -> Array:
 
 def _check_floats(call: Call) -> None:
     """The operands and the result of a product are of one plain float type."""
-    types = {call.shape(0).dtype, call.shape(1).dtype, call.wanted().dtype}
+    types = {call.shape(0).dtype, call.shape(1).dtype, call.declared_shape().dtype}
     plain = len(types) == 1 and all(isinstance(each, DType) and each.is_float for each in types)
     call.require(plain, "", "operands and result must be of one float type", got=", ".join(sorted(map(str, types))))
 
 
 def _infer_packed_dot(call: Call) -> Sequence[Type]:
-    lhs, rhs, result = call.shape(0), call.shape(1), call.wanted()
+    lhs, rhs, result = call.shape(0), call.shape(1), call.declared_shape()
     _check_floats(call)
     call.require(lhs.rank == 3, "", "the left operand must be [group, row, k]", got=lhs)
     call.require(rhs.rank == 4, "", "the right operand must be [group, panel, k, column]", got=rhs)
@@ -92,7 +92,12 @@ def taps_of(attrs: Attrs) -> Taps:
 def checked_taps(call: Call, images: Shape, window: Sequence[int]) -> Taps:
     """The taps of an op on images [batch, (y,) x, channel], one number for each axis of an image."""
     call.require(images.rank >= 3, "", "images must be [batch, (y,) x, channel]", got=images)
-    call.require(call.wanted().rank == images.rank, "", "the result has the axes of the images", got=call.wanted())
+    call.require(
+        call.declared_shape().rank == images.rank,
+        "",
+        "the result has the axes of the images",
+        got=call.declared_shape(),
+    )
     taps = taps_of({**call.attrs, "window": window})
     for name, least in (("window", 0), ("strides", 1), ("dilations", 1)):
         numbers = getattr(taps, name)
@@ -102,7 +107,7 @@ def checked_taps(call: Call, images: Shape, window: Sequence[int]) -> Taps:
 
 
 def _infer_packed_conv(call: Call) -> Sequence[Type]:
-    images, panels, result = call.shape(0), call.shape(1), call.wanted()
+    images, panels, result = call.shape(0), call.shape(1), call.declared_shape()
     _check_floats(call)
     call.require(panels.rank == 4, "", "the right operand must be [group, panel, k, column]", got=panels)
     taps, (groups, count, depth, width) = checked_taps(call, images, call.attrs["window"]), panels.sizes
@@ -130,7 +135,7 @@ def _packed_conv(frame: Frame, op: Op, images: Array, panels: Array) -> Array:
 
 
 def _infer_channel_conv(call: Call) -> Sequence[Type]:
-    images, kernel, result = call.shape(0), call.shape(1), call.wanted()
+    images, kernel, result = call.shape(0), call.shape(1), call.declared_shape()
     _check_floats(call)
     call.require(kernel.rank == images.rank - 1, "", "the kernel must be [(y,) x, channel]", got=kernel)
     call.same_size(kernel.sizes[-1], images.sizes[-1], "", "one window for each channel")
@@ -165,7 +170,7 @@ WINOGRAD_A = np.array([[1, 1, 1, 0], [0, 1, -1, -1]], np.float64)
 
 
 def _infer_winograd_conv(call: Call) -> Sequence[Type]:
-    images, panels, result = call.shape(0), call.shape(1), call.wanted()
+    images, panels, result = call.shape(0), call.shape(1), call.declared_shape()
     _check_floats(call)
     call.require(result.rank == 4, "", "the result must be [batch, y, x, feature]", got=result)
     call.require(images.rank == 4, "", "the images must be [batch, y, x, channel]", got=images)

@@ -67,7 +67,7 @@ class _Words:
         return (rows.astype(np.float64) @ matrix.astype(np.float64)).astype(np.int64).astype(np.int32)
 
     def check(self, call: Call) -> tuple[Shape, Shape, Shape]:
-        left, panels, result = call.shape(0), call.shape(1), call.wanted()
+        left, panels, result = call.shape(0), call.shape(1), call.declared_shape()
         call.require(left.dtype == self.left, "", f"the left operand must be of {self.left}", got=left)
         call.require(panels.dtype == self.right, "", f"the panels must be of {self.right}", got=panels)
         call.require(result.dtype == self.total, "", f"the result must be of {self.total}", got=result)

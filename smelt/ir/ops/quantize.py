@@ -56,7 +56,7 @@ def check_axis(call: Call, shape: Shape) -> None:
     """The axis of a per-axis quantised tensor exists, and has one scale per slice."""
     element = shape.dtype
     if isinstance(element, Quantized) and element.axis is not None:
-        call.dims([element.axis], shape.rank, "quantized_tensor_type_c12", "the quantisation dimension")
+        call.check_dims([element.axis], shape.rank, "quantized_tensor_type_c12", "the quantisation dimension")
         size = shape.sizes[element.axis]
         call.same_size(
             size, len(element.scales), "quantized_tensor_type_c13", "one scale per slice of the quantisation dimension"
@@ -64,7 +64,7 @@ def check_axis(call: Call, shape: Shape) -> None:
 
 
 def _infer_quantize(call: Call) -> Sequence[Type]:
-    operand, wanted = call.shape(0), call.wanted()
+    operand, wanted = call.shape(0), call.declared_shape()
     if not isinstance(wanted.dtype, Quantized):
         call.fail("uniform_quantize_o1", "the result must be quantised", got=wanted)
     floats = operand.dtype.expressed if isinstance(operand.dtype, Quantized) else operand.dtype
@@ -96,7 +96,7 @@ def _dequantize(_: Frame, op: Op, x: Array) -> Array:
 
 
 def _infer_round(call: Call) -> Sequence[Type]:
-    x, result = call.shape(0), call.wanted()
+    x, result = call.shape(0), call.declared_shape()
     call.require(result.dtype in (i8, ui8), "", "the result must be of i8 or ui8", got=result)
     for i in range(3):
         call.require(call.shape(i).dtype == f32, "", "all operands must be of f32", got=call.shape(i))

@@ -31,7 +31,7 @@ _HALF = np.uint64(32)
 
 
 def _infer_bits(call: Call) -> Sequence[Type]:
-    state, output = call.shape(0), call.wanted(1)
+    state, output = call.shape(0), call.declared_shape(1)
     call.require(state.dtype.name == "ui64", "rng_bit_generator_i2", "initial_state must hold ui64", got=state)
     call.require(state.rank == 1, "rng_bit_generator_i2", "initial_state must have one dimension", got=state)
     sizes = (2,) if call.attrs["rng_algorithm"] == "THREE_FRY" else (2, 3)
@@ -167,12 +167,12 @@ def _wanted_sizes(call: Call, operand: Shape) -> Sequence[Size]:
         return sizes
     rank = operand.sizes[0]
     if call.declared:
-        wanted = call.wanted()
+        wanted = call.declared_shape()
         call.same_size(wanted.rank, rank, "rng_c3", "shape must name every size of the result")
-        return [call.scope.fresh() if size == UNKNOWN else size for size in wanted.sizes]
+        return [call.scope.new_symbol() if size == UNKNOWN else size for size in wanted.sizes]
     if not isinstance(rank, int):
         call.fail("rng_c3", "the rank of the result is not known", expected="a declared result type", got=operand)
-    return [call.scope.fresh() for _ in range(rank)]
+    return [call.scope.new_symbol() for _ in range(rank)]
 
 
 @dataclass(slots=True)

@@ -143,7 +143,7 @@ def check_reducer(call: Call, region: Region, inputs: Sequence[Shape], label: st
         )
         elements.append(given.dtype)
     scalars = [Shape.of(element, ()) for element in elements]
-    call.returns(region, [*scalars, *scalars], scalars, label)
+    call.check_region(region, [*scalars, *scalars], scalars, label)
     return elements
 
 
@@ -173,8 +173,8 @@ def _infer_reduce(call: Call) -> list[Type]:
     inputs = check_inputs(call, "reduce", shapes=1, elements=2, counts=3)
     shape = inputs[0]
     dimensions = call.attrs["dimensions"]
-    call.dims(dimensions, shape.rank, "reduce_c4", "dimensions", unique=False)
-    call.dims(dimensions, shape.rank, "reduce_c5", "dimensions")
+    call.check_dims(dimensions, shape.rank, "reduce_c4", "dimensions", unique=False)
+    call.check_dims(dimensions, shape.rank, "reduce_c5", "dimensions")
     elements = check_reducer(call, call.regions[0], inputs, "reduce_c6")
     kept = [d for d in range(shape.rank) if d not in dimensions]
     sizes = [shape.sizes[d] for d in kept]  # reduce_c7
@@ -235,7 +235,7 @@ def _infer_map(call: Call) -> list[Type]:
     given = region.results[0].type if len(region.results) == 1 else None
     if not isinstance(given, Shape) or given.rank:
         call.fail("map_c4", "its computation must return one scalar", got=[value.type for value in region.results])
-    call.returns(region, [Shape.of(each.dtype, ()) for each in inputs], [given], "map_c4")
+    call.check_region(region, [Shape.of(each.dtype, ()) for each in inputs], [given], "map_c4")
     return [shape.with_dtype(given.dtype)]
 
 
@@ -252,7 +252,7 @@ def _check_batch_norm(call: Call, like_operand: Sequence[int]) -> tuple[Shape, S
     shapes = call.shapes
     operand = shapes[0]
     call.require(operand.dtype.is_float, f"{name}_i1", "the operand must be floating-point", got=operand)
-    call.dims([call.attrs["feature_index"]], operand.rank, f"{name}_c1", "feature_index")
+    call.check_dims([call.attrs["feature_index"]], operand.rank, f"{name}_c1", "feature_index")
     feature = Shape.of(operand.dtype, [operand.sizes[call.attrs["feature_index"]]])
     for i, shape in enumerate(shapes):
         wanted = operand if i in (0, *like_operand) else feature
@@ -345,7 +345,7 @@ def scan_counts(op: Op | Call) -> tuple[int, int]:
 def _infer_scan(call: Call) -> list[Type]:
     shapes = call.shapes
     body = call.regions[0]
-    call.isolated(body, "scan")
+    call.check_isolated(body, "scan")
     dimension = call.attrs["dimension"]
     if len(body.args) != len(shapes):
         call.fail("scan", "its body takes one argument per operand", expected=len(shapes), got=len(body.args))
@@ -358,7 +358,7 @@ def _infer_scan(call: Call) -> list[Type]:
     if not inputs:
         call.fail("scan", "it takes at least one input", got=0)
     for i, shape in enumerate(shapes[:inputs]):
-        call.dims([dimension], shape.rank, "scan", f"the scanned dimension of input {i}")
+        call.check_dims([dimension], shape.rank, "scan", f"the scanned dimension of input {i}")
         length = shapes[0].sizes[dimension]
         call.same_size(
             length, shape.sizes[dimension], "scan", "all inputs must have the same size in the scanned dimension"
@@ -368,7 +368,7 @@ def _infer_scan(call: Call) -> list[Type]:
         call.fail("scan", "its body must return every carry", expected=f"{inits} or more", got=len(body.results))
     args = [_without(shape, dimension) for shape in shapes[:inputs]] + shapes[inputs:]
     given = [value.type for value in body.results[:outputs]]
-    call.returns(body, args, [*given, *shapes[inputs:]], "scan")
+    call.check_region(body, args, [*given, *shapes[inputs:]], "scan")
     results: list[Type] = []
     for each in given:
         if not isinstance(each, Shape) or dimension > each.rank:

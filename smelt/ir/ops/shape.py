@@ -1,7 +1,7 @@
-"""Ops that move elements without computing on them: one row each, inference and meaning side by side.
+"""Ops that move elements without computing on them: one row each, inference and reference semantics side by side.
 
 In come operand types and attributes, out go result types (sizes may be polynomials) and, at run time, NumPy views where
-a view will do. `index` and `dynamic` share the checks and the meanings that their ops have in common with these.
+a view will do. `index` and `dynamic` reuse the checks and `evaluate` functions that their ops have in common.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def check_equal(op: Op, *pairs: tuple[Sequence[int], Sequence[int]]) -> None:
 
 
 def _infer_bitcast_convert(call: Call) -> list[Type]:
-    operand, dtype = call.shape(0), call.wanted().dtype
+    operand, dtype = call.shape(0), call.declared_shape().dtype
     source, target = elements(operand.dtype), elements(dtype)
     call.require(
         source.is_complex == target.is_complex,
@@ -116,7 +116,7 @@ def _infer_bitcast_convert(call: Call) -> list[Type]:
     return [Shape.of(dtype, operand.sizes[:-1])]
 
 
-def _mean_bitcast_convert(_: Frame, op: Op, operand: Array) -> Array:
+def _eval_bitcast_convert(_: Frame, op: Op, operand: Array) -> Array:
     source, target = elements(op.operands[0].shape.dtype), elements(op.results[0].shape.dtype)
     return bitcast(operand, source, target)
 
@@ -166,7 +166,7 @@ def _infer_broadcast(call: Call) -> list[Type]:
     return [Shape.of(operand.dtype, (*sizes, *operand.sizes))]
 
 
-def _mean_broadcast(frame: Frame, op: Op, operand: Array) -> Array:
+def _eval_broadcast(frame: Frame, op: Op, operand: Array) -> Array:
     return np.broadcast_to(operand, check_fits(op, frame.shape(op.results[0].type)))
 
 
@@ -175,8 +175,8 @@ def infer_broadcast(call: Call, sizes: Sequence[Size], dtype: ElementType) -> Sh
     operand, dims, name = call.shape(0), call.attrs["broadcast_dimensions"], short(call)
     dtype = moved_dtype(call, operand.dtype, dtype, f"{name}_c1", scales=True)
     same_length(call, operand.rank, f"{name}_c2", broadcast_dimensions=dims)
-    call.dims(dims, len(sizes), f"{name}_c3", "broadcast_dimensions", unique=False)
-    call.dims(dims, len(sizes), f"{name}_c4", "broadcast_dimensions")
+    call.check_dims(dims, len(sizes), f"{name}_c3", "broadcast_dimensions", unique=False)
+    call.check_dims(dims, len(sizes), f"{name}_c4", "broadcast_dimensions")
     result = list(sizes)
     for have, dim in zip(operand.sizes, dims, strict=True):
         if result[dim] == UNKNOWN:
@@ -204,11 +204,11 @@ def _check_broadcast_scales(
 
 
 def _infer_broadcast_in_dim(call: Call) -> list[Type]:
-    wanted = call.wanted()
+    wanted = call.declared_shape()
     return [infer_broadcast(call, wanted.sizes, wanted.dtype)]
 
 
-def _mean_broadcast_in_dim(frame: Frame, op: Op, operand: Array) -> Array:
+def _eval_broadcast_in_dim(frame: Frame, op: Op, operand: Array) -> Array:
     return broadcast_in_dim(op, operand, check_fits(op, frame.shape(op.results[0].type)))
 
 
@@ -237,7 +237,7 @@ def _infer_concatenate(call: Call) -> list[Type]:
     call.require(len(call.operands) > 0, "concatenate_c3", "there must be an input")
     first, *others = call.shapes
     not_per_axis(call, first, *others)
-    call.dims([dim], first.rank, "concatenate_c4", "dimension")
+    call.check_dims([dim], first.rank, "concatenate_c4", "dimension")
     total = first.sizes[dim]
     for shape in others:
         call.same_dtype(first.dtype, shape.dtype, "concatenate_c1", "all inputs must have one element type")
@@ -253,7 +253,7 @@ def _infer_concatenate(call: Call) -> list[Type]:
     return [Shape.of(first.dtype, sizes)]
 
 
-def _mean_concatenate(_: Frame, op: Op, *inputs: Array) -> Array:
+def _eval_concatenate(_: Frame, op: Op, *inputs: Array) -> Array:
     dim = op.attrs["dimension"]
     sizes = [each.shape[:dim] + each.shape[dim + 1 :] for each in inputs]
     check_equal(op, *((other, sizes[0]) for other in sizes))
@@ -269,16 +269,16 @@ def infer_iota(call: Call, sizes: Sequence[Size], dtype: ElementType) -> Shape:
         "the element type must be a number type",
         got=dtype,
     )
-    call.dims([call.attrs["iota_dimension"]], result.rank, f"{short(call)}_c1", "iota_dimension")
+    call.check_dims([call.attrs["iota_dimension"]], result.rank, f"{short(call)}_c1", "iota_dimension")
     return result
 
 
 def _infer_iota(call: Call) -> list[Type]:
-    wanted = call.wanted()
+    wanted = call.declared_shape()
     return [infer_iota(call, wanted.sizes, wanted.dtype)]
 
 
-def _mean_iota(frame: Frame, op: Op) -> Array:
+def _eval_iota(frame: Frame, op: Op) -> Array:
     return iota(op, check_fits(op, frame.shape(op.results[0].type)))
 
 
@@ -339,11 +339,11 @@ def _check_reshaped_scales(call: Call, operand: Shape, result: Shape) -> None:
 
 
 def _infer_reshape(call: Call) -> list[Type]:
-    wanted = call.wanted()
+    wanted = call.declared_shape()
     return [infer_reshape(call, wanted.sizes, wanted.dtype)]
 
 
-def _mean_reshape(frame: Frame, op: Op, operand: Array) -> Array:
+def _eval_reshape(frame: Frame, op: Op, operand: Array) -> Array:
     return reshape(op, operand, frame.shape(op.results[0].type))
 
 
@@ -364,12 +364,12 @@ def reshape(op: Op, operand: Array, sizes: tuple[int, ...]) -> Array:
 def _infer_reverse(call: Call) -> list[Type]:
     operand, dims = call.shape(0), call.attrs["dimensions"]
     not_per_axis(call, operand)
-    call.dims(dims, operand.rank, "reverse_c3", "dimensions", unique=False)
-    call.dims(dims, operand.rank, "reverse_c2", "dimensions")
+    call.check_dims(dims, operand.rank, "reverse_c3", "dimensions", unique=False)
+    call.check_dims(dims, operand.rank, "reverse_c2", "dimensions")
     return [operand]
 
 
-def _mean_reverse(_: Frame, op: Op, operand: Array) -> Array:
+def _eval_reverse(_: Frame, op: Op, operand: Array) -> Array:
     return np.flip(operand, op.attrs["dimensions"])
 
 
@@ -390,7 +390,7 @@ def _infer_slice(call: Call) -> list[Type]:
     return [Shape.of(operand.dtype, sizes)]
 
 
-def _mean_slice(_: Frame, op: Op, operand: Array) -> Array:
+def _eval_slice(_: Frame, op: Op, operand: Array) -> Array:
     return take_slice(op, operand, op.attrs["start_indices"], op.attrs["limit_indices"], op.attrs["strides"])
 
 
@@ -419,7 +419,7 @@ def _infer_transpose(call: Call) -> list[Type]:
     return [Shape.of(dtype, (operand.sizes[dim] for dim in order))]
 
 
-def _mean_transpose(_: Frame, op: Op, operand: Array) -> Array:
+def _eval_transpose(_: Frame, op: Op, operand: Array) -> Array:
     return operand.transpose(op.attrs["permutation"])
 
 
@@ -450,7 +450,7 @@ def _infer_pad(call: Call) -> list[Type]:
     return [Shape.of(operand.dtype, sizes)]
 
 
-def _mean_pad(_: Frame, op: Op, operand: Array, value: Array) -> Array:
+def _eval_pad(_: Frame, op: Op, operand: Array, value: Array) -> Array:
     return pad(
         op, operand, value, op.attrs["edge_padding_low"], op.attrs["edge_padding_high"], op.attrs["interior_padding"]
     )
@@ -480,18 +480,18 @@ def pad(
 
 
 def _infer_get_dimension_size(call: Call) -> list[Type]:
-    call.dims([call.attrs["dimension"]], call.shape(0).rank, "get_dimension_size_c1", "dimension")
+    call.check_dims([call.attrs["dimension"]], call.shape(0).rank, "get_dimension_size_c1", "dimension")
     return [Shape.of(i32, ())]
 
 
-def _mean_get_dimension_size(_: Frame, op: Op, operand: Array) -> Array:
+def _eval_get_dimension_size(_: Frame, op: Op, operand: Array) -> Array:
     return np.array(operand.shape[op.attrs["dimension"]], np.int64).astype(np.int32)
 
 
 def _infer_set_dimension_size(call: Call) -> list[Type]:
     operand, size, dim = call.shape(0), call.shape(1), call.attrs["dimension"]
     not_per_axis(call, operand)
-    call.dims([dim], operand.rank, "set_dimension_size_c1", "dimension")
+    call.check_dims([dim], operand.rank, "set_dimension_size_c1", "dimension")
     call.require(
         size.rank == 0 and size.dtype == i32, "set_dimension_size_i2", "the size must be a scalar i32", got=size
     )
@@ -502,8 +502,10 @@ def _infer_set_dimension_size(call: Call) -> list[Type]:
         call.at_most(0, known[0], "", "a size must not be negative")
         call.at_most(known[0], operand.sizes[dim], "", "the size must not exceed the operand's")
     else:
-        declared = call.wanted().sizes if call.declared else ()
-        sizes[dim] = declared[dim] if len(declared) == operand.rank and declared[dim] != UNKNOWN else call.scope.fresh()
+        declared = call.declared_shape().sizes if call.declared else ()
+        sizes[dim] = (
+            declared[dim] if len(declared) == operand.rank and declared[dim] != UNKNOWN else call.scope.new_symbol()
+        )
     bound = operand.sizes[dim]
     bounds = tuple(
         bound if i == dim and type(s) is not int and type(bound) is int else None for i, s in enumerate(sizes)
@@ -511,7 +513,7 @@ def _infer_set_dimension_size(call: Call) -> list[Type]:
     return [Shape.of(operand.dtype, sizes, None, bounds)]
 
 
-def _mean_set_dimension_size(_: Frame, op: Op, operand: Array, size: Array) -> Array:
+def _eval_set_dimension_size(_: Frame, op: Op, operand: Array, size: Array) -> Array:
     dim, count = op.attrs["dimension"], int(size)
     if not 0 <= count <= operand.shape[dim]:
         raise RunError(
@@ -533,7 +535,7 @@ def _infer_tuple(call: Call) -> list[Type]:
     return [Tuple(tuple(value.type for value in call.operands))]
 
 
-def _mean_tuple(_: Frame, op: Op, *values: Any) -> tuple[Any, ...]:
+def _eval_tuple(_: Frame, op: Op, *values: Any) -> tuple[Any, ...]:
     return (values,)
 
 
@@ -545,59 +547,59 @@ def _infer_get_tuple_element(call: Call) -> list[Type]:
     return [operand.types[index]]
 
 
-def _mean_get_tuple_element(_: Frame, op: Op, operand: tuple[Any, ...]) -> tuple[Any, ...]:
+def _eval_get_tuple_element(_: Frame, op: Op, operand: tuple[Any, ...]) -> tuple[Any, ...]:
     return (operand[op.attrs["index"]],)
 
 
 ROWS: list[OpDef] = [
-    OpDef("stablehlo.bitcast_convert", "operand", _infer_bitcast_convert, _mean_bitcast_convert),
-    OpDef("stablehlo.broadcast", "operand", _infer_broadcast, _mean_broadcast, (Attr("broadcast_sizes", INTS),)),
+    OpDef("stablehlo.bitcast_convert", "operand", _infer_bitcast_convert, _eval_bitcast_convert),
+    OpDef("stablehlo.broadcast", "operand", _infer_broadcast, _eval_broadcast, (Attr("broadcast_sizes", INTS),)),
     OpDef(
         "stablehlo.broadcast_in_dim",
         "operand",
         _infer_broadcast_in_dim,
-        _mean_broadcast_in_dim,
+        _eval_broadcast_in_dim,
         (Attr("broadcast_dimensions", INTS),),
     ),
-    OpDef("stablehlo.concatenate", "inputs*", _infer_concatenate, _mean_concatenate, (Attr("dimension", INT),)),
-    OpDef("stablehlo.iota", "", _infer_iota, _mean_iota, (Attr("iota_dimension", INT),)),
-    OpDef("stablehlo.reshape", "operand", _infer_reshape, _mean_reshape),
-    OpDef("stablehlo.reverse", "operand", _infer_reverse, _mean_reverse, (Attr("dimensions", INTS),)),
+    OpDef("stablehlo.concatenate", "inputs*", _infer_concatenate, _eval_concatenate, (Attr("dimension", INT),)),
+    OpDef("stablehlo.iota", "", _infer_iota, _eval_iota, (Attr("iota_dimension", INT),)),
+    OpDef("stablehlo.reshape", "operand", _infer_reshape, _eval_reshape),
+    OpDef("stablehlo.reverse", "operand", _infer_reverse, _eval_reverse, (Attr("dimensions", INTS),)),
     OpDef(
         "stablehlo.slice",
         "operand",
         _infer_slice,
-        _mean_slice,
+        _eval_slice,
         (Attr("start_indices", INTS), Attr("limit_indices", INTS), Attr("strides", INTS)),
     ),
-    OpDef("stablehlo.transpose", "operand", _infer_transpose, _mean_transpose, (Attr("permutation", INTS),)),
+    OpDef("stablehlo.transpose", "operand", _infer_transpose, _eval_transpose, (Attr("permutation", INTS),)),
     OpDef(
         "stablehlo.pad",
         "operand padding_value",
         _infer_pad,
-        _mean_pad,
+        _eval_pad,
         (Attr("edge_padding_low", INTS), Attr("edge_padding_high", INTS), Attr("interior_padding", INTS)),
     ),
     OpDef(
         "stablehlo.get_dimension_size",
         "operand",
         _infer_get_dimension_size,
-        _mean_get_dimension_size,
+        _eval_get_dimension_size,
         (Attr("dimension", INT),),
     ),
     OpDef(
         "stablehlo.set_dimension_size",
         "operand size",
         _infer_set_dimension_size,
-        _mean_set_dimension_size,
+        _eval_set_dimension_size,
         (Attr("dimension", INT),),
     ),
-    OpDef("stablehlo.tuple", "val*", _infer_tuple, _mean_tuple),
+    OpDef("stablehlo.tuple", "val*", _infer_tuple, _eval_tuple),
     OpDef(
         "stablehlo.get_tuple_element",
         "operand",
         _infer_get_tuple_element,
-        _mean_get_tuple_element,
+        _eval_get_tuple_element,
         (Attr("index", INT32),),
     ),
 ]

@@ -43,7 +43,7 @@ def _name_births(call: Call, type: Shape, want: Type | None, values: dict[str, S
     for pattern, size in zip(type.sizes, _open_sizes(type, want), strict=True):
         bare = bare_symbol(pattern)
         if bare is not None and bare not in values:
-            values[bare] = call.scope.fresh() if size == UNKNOWN else size
+            values[bare] = call.scope.new_symbol() if size == UNKNOWN else size
 
 
 def _result(call: Call, type: Shape, want: Type | None, values: dict[str, Size]) -> Shape:
@@ -53,7 +53,7 @@ def _result(call: Call, type: Shape, want: Type | None, values: dict[str, Size])
         if symbols(pattern) <= values.keys():
             sizes.append(substitute(pattern, values))
         else:
-            sizes.append(call.scope.fresh() if size == UNKNOWN else size)
+            sizes.append(call.scope.new_symbol() if size == UNKNOWN else size)
     return Shape.of(type.dtype, sizes)
 
 

@@ -272,7 +272,7 @@ def _infer_select_and_scatter(call: Call) -> list[Type]:
     sizes = _window_sizes(operand, window)
     call.same_sizes(sizes, source.sizes, f"{name}_c2", "source must have one element per position of the window")
     scalar = Shape.of(operand.dtype, ())
-    call.returns(call.regions[0], [scalar, scalar], [Shape("i1")], f"{name}_c9")
+    call.check_region(call.regions[0], [scalar, scalar], [Shape("i1")], f"{name}_c9")
     (element,) = check_reducer(call, call.regions[1], [operand], f"{name}_c10")
     return [operand.with_dtype(element)]  # select_and_scatter_c11, c12
 
@@ -369,7 +369,7 @@ def _declared_size(call: Call, place: int) -> Size:
     declared = call.declared[0] if call.declared else None
     if isinstance(declared, Shape) and place < declared.rank and declared.sizes[place] != UNKNOWN:
         return declared.sizes[place]
-    return call.scope.fresh()
+    return call.scope.new_symbol()
 
 
 def _check_conv_dims(call: Call, dims: ConvDims, rank: int, name: str) -> None:
@@ -387,7 +387,7 @@ def _check_conv_dims(call: Call, dims: ConvDims, rank: int, name: str) -> None:
     for what, number, first, second, spatial in parts:
         label, message = f"{name}_c{number}", f"{what}_spatial_dimensions must be all but two"
         call.require(len(spatial) == rank - 2, label, message, expected=rank - 2, got=len(spatial))
-        call.dims([first, second, *spatial], rank, f"{name}_c{number + 1}", f"the {what} dimensions")
+        call.check_dims([first, second, *spatial], rank, f"{name}_c{number + 1}", f"the {what} dimensions")
 
 
 def _check_groups(call: Call, dims: ConvDims, lhs: Shape, rhs: Shape, name: str) -> Size:

@@ -159,7 +159,7 @@ class Attributes:
         cursor.advance()
         literal_at = cursor.start
         if cursor.text[cursor.end : cursor.end + 1] == '"' and cursor.text[cursor.end : cursor.end + 3] != '"0x':
-            cursor.balanced()  # strings: no dialect of ours has such elements
+            cursor.read_balanced()  # strings: no dialect of ours has such elements
             cursor.expect(":")
             self.types.any()
             return Raw(cursor.since(start))
@@ -241,7 +241,7 @@ class Attributes:
         cursor = self.cursor
         start = cursor.start
         cursor.advance()
-        cursor.balanced()
+        cursor.read_balanced()
         return Raw(cursor.since(start))
 
     def _sparse(self) -> Raw:
@@ -256,8 +256,8 @@ class Attributes:
         cursor = self.cursor
         start = cursor.start
         cursor.advance()
-        cursor.balanced()
-        cursor.balanced()
+        cursor.read_balanced()
+        cursor.read_balanced()
         return Raw(cursor.since(start))
 
     # -- symbols, dialects and aliases --
@@ -277,7 +277,7 @@ class Attributes:
         if "." not in name and not opened:
             return self.aliases.resolve(cursor, name, self.any)
         dialect, _, mnemonic = name.partition(".")
-        return DialectAttr(dialect, mnemonic, cursor.balanced() if opened else "")
+        return DialectAttr(dialect, mnemonic, cursor.read_balanced() if opened else "")
 
     # -- locations --
 
@@ -302,7 +302,7 @@ class Attributes:
                     found: Location | None = self.aliases.resolve(cursor, name, self.aliased_place)
                     return found
                 if cursor.token == "<":
-                    cursor.balanced()
+                    cursor.read_balanced()
                 return None
             if cursor.token == "loc" and cursor.kind == ID:
                 return self.location()
@@ -317,7 +317,7 @@ class Attributes:
                 return callee or caller
             if cursor.accept("fused"):
                 if cursor.token == "<":
-                    cursor.balanced()
+                    cursor.read_balanced()
                 parts = [self.place() for _ in cursor.listed("[", "]")]
                 return next((part for part in parts if part is not None), None)
             return self._file_or_name()
@@ -355,7 +355,7 @@ class Attributes:
     def _location_as_text(self) -> Raw:
         start = self.cursor.start
         self.cursor.advance()
-        self.cursor.balanced()
+        self.cursor.read_balanced()
         return Raw(self.cursor.since(start))
 
 

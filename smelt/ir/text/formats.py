@@ -157,7 +157,7 @@ class _DotGeneral:
             elif word == "precision":
                 draft.attrs["precision_config"] = PRECISION.write(read_list(reader, words=True))
             elif word == "algorithm":
-                draft.attrs["algorithm"] = DialectAttr("stablehlo", "dot_algorithm", cursor.balanced())
+                draft.attrs["algorithm"] = DialectAttr("stablehlo", "dot_algorithm", cursor.read_balanced())
             else:
                 cursor.fail("unexpected text", at=start, expected="contracting_dims, precision or algorithm")
         if "contracting_dims" not in numbers:
@@ -212,11 +212,11 @@ class _Convolution:
         for literal in (")", "dim_numbers", "="):
             cursor.expect(literal)
         start = cursor.start
-        cursor.balanced()
+        cursor.read_balanced()
         cursor.expect("x")
-        cursor.balanced()
+        cursor.read_balanced()
         cursor.expect("->")
-        cursor.balanced()
+        cursor.read_balanced()
         draft.attrs["dimension_numbers"] = DialectAttr("stablehlo", "conv", cursor.since(start))
         for literal in (",", "window", "="):
             cursor.expect(literal)
@@ -419,7 +419,7 @@ class _Sharded:
 
     def read(self, reader: Reader, draft: Draft) -> None:
         draft.operands.append(reader.operand())
-        draft.attrs["sharding"] = DialectAttr("sdy", "sharding", reader.cursor.balanced())
+        draft.attrs["sharding"] = DialectAttr("sdy", "sharding", reader.cursor.read_balanced())
         reader.dictionary(draft)
         reader.cursor.expect(":")
         read_same(reader, draft)

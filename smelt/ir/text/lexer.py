@@ -166,7 +166,7 @@ class Cursor:
 
     # -- raw stretches --
 
-    def balanced(self) -> str:
+    def read_balanced(self) -> str:
         """The text inside the bracket that comes next, passed with everything in it; blanks are made single."""
         opening, begin = self.start, self.end
         if self.token not in _CLOSING or self.kind == STRING:
@@ -221,7 +221,7 @@ class Cursor:
         line = bisect_right(self._lines, position)
         return Location(self.path, line, position - self._lines[line - 1] + 1)
 
-    def shown(self, where: Location) -> str:
+    def caret_line(self, where: Location) -> str:
         """The line of a place with a caret below it; of a long line the part around the place."""
         assert self._lines is not None
         begin = self._lines[where.line - 1]
@@ -237,16 +237,16 @@ class Cursor:
         """Refuse the text here."""
         if got is None and at is None:
             got = repr(self.token[:60]) if self.kind != END else "the end of the text"
-        raise self.located(ParseError(message, expected=expected, got=got), at)
+        raise self.with_location(ParseError(message, expected=expected, got=got), at)
 
     def refuse(self, message: str, *, at: int | None = None, remedy: str | None = None, **facts: Any) -> NoReturn:
         """Refuse valid text that smelt does not handle."""
-        raise self.located(UnsupportedError(message, remedy=remedy, **facts), at)
+        raise self.with_location(UnsupportedError(message, remedy=remedy, **facts), at)
 
-    def located(self, error: SmeltError, at: int | None = None) -> SmeltError:
+    def with_location(self, error: SmeltError, at: int | None = None) -> SmeltError:
         """The error with the place and the line in question."""
         where = self.place(at)
-        error.where, error.source = where, self.shown(where)
+        error.where, error.source = where, self.caret_line(where)
         return error
 
     def bad_character(self) -> NoReturn:

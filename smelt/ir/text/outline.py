@@ -101,12 +101,12 @@ class Outline:
         if cursor.kind in (HASH, BANG) or (cursor.kind == ID and cursor.token not in ("dense", "sparse")):
             cursor.advance()
             while cursor.token in ("<", "(", "[") and cursor.kind != STRING and self._touches():
-                cursor.balanced()
+                cursor.read_balanced()
             if kind == BANG and cursor.accept("->"):
                 self._skip_definition(kind)
             return
         if kind == BANG and cursor.token == "(":
-            cursor.balanced()
+            cursor.read_balanced()
             cursor.expect("->")
             self._skip_definition(kind)
             return
@@ -244,7 +244,7 @@ class Outline:
         else:
             attrs = {"sym_name": cursor.symbol()}
             cursor.expect("=")
-            attrs["mesh"] = DialectAttr("sdy", "mesh", cursor.balanced())
+            attrs["mesh"] = DialectAttr("sdy", "mesh", cursor.read_balanced())
             if cursor.token == "{":
                 attrs |= self.attributes.dictionary()
         if not isinstance(attrs.get("sym_name"), str) or not isinstance(attrs.get("mesh"), DialectAttr):
@@ -350,7 +350,7 @@ class Outline:
             if outline is not None:
                 outline.end = cursor.start
             cursor.advance()
-            cursor.balanced()
+            cursor.read_balanced()
 
     def _resolve_aliases(self) -> None:
         """Read every alias once, so that a broken one is found even where nobody uses it."""

@@ -85,7 +85,7 @@ class Parser:
         if error.source is None and isinstance(where, Location) and where.path == self.cursor.path and where.line:
             last = self.cursor.place(len(self.cursor.text)).line
             if where.line <= last:
-                error.source = self.cursor.shown(where)
+                error.source = self.cursor.caret_line(where)
 
     # ---- the second pass: bodies ----
 
@@ -501,7 +501,7 @@ def _named_sizes(inputs: Sequence[Type], scope: Scope) -> list[Type]:
     """The types of a function's arguments with a symbol of its own for every `?`: d0, d1, …"""
     count = 0
 
-    def fresh() -> Size:
+    def new_symbol() -> Size:
         nonlocal count
         while True:
             name = f"d{count}"
@@ -510,7 +510,7 @@ def _named_sizes(inputs: Sequence[Type], scope: Scope) -> list[Type]:
                 scope.taken.add(name)
                 return symbol(name)
 
-    return [_fill(type, fresh) for type in inputs]
+    return [_fill(type, new_symbol) for type in inputs]
 
 
 def _fill(type: Type, fresh: Any) -> Type:
@@ -531,7 +531,7 @@ def _argument_type(type: Type, feeding: Type | None, scope: Scope) -> Type:
         return type
     if feeding is not None and fits(feeding, type):
         return feeding
-    return _fill(type, scope.fresh)
+    return _fill(type, scope.new_symbol)
 
 
 def _hint(name: str) -> str:

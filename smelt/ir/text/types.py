@@ -72,7 +72,7 @@ class Types:
             word = cursor.token
             if word in ("complex", "memref", "vector"):
                 cursor.advance()
-                cursor.balanced()
+                cursor.read_balanced()
                 return DialectType(cursor.since(start))
             if word in _SCALARS or _ODD.fullmatch(word):
                 cursor.advance()
@@ -197,7 +197,7 @@ class Types:
         if name not in ("#stablehlo.bounds", "#stablehlo.type_extensions", "#smelt.sizes"):
             cursor.refuse("a tensor with this encoding", got=name, expected="#stablehlo.bounds<…>")
         cursor.advance()
-        body = cursor.balanced()
+        body = cursor.read_balanced()
         if name == "#smelt.sizes":
             body, _, tail = body.partition("; bounds = ")
             shape = self.sizes(Shape.of(i64, sizes), body, start)
@@ -237,7 +237,7 @@ class Types:
             text = _WORD.sub(lambda match: "//" if match[0] == "floordiv" else match[0], body)
             sizes = [parse_size(part) for part in split_formulas(text)] if text.strip() else []
         except ShapeError as error:
-            raise self.cursor.located(error, start) from None
+            raise self.cursor.with_location(error, start) from None
         for size in sizes:
             if isinstance(size, int) and not 0 <= size <= MAX_SIZE:
                 self.cursor.fail("a size is out of range", at=start, got=size)
@@ -345,7 +345,7 @@ class Types:
         if "." not in name and cursor.token != "<":
             cursor.fail("an alias that is not defined", at=start, got=f"!{name}")
         if cursor.token == "<" and cursor.start == start + len(name) + 1:
-            cursor.balanced()
+            cursor.read_balanced()
         return DialectType(cursor.since(start))
 
 

@@ -272,7 +272,7 @@ def _dimension(proto: Any, b: Builder, what: str) -> Size:
         if proto.dim_value >= 0:
             return int(proto.dim_value)
     name = dimension_name(proto.dim_param)
-    return b.scope.fresh() if name is None else symbol(name)
+    return b.scope.new_symbol() if name is None else symbol(name)
 
 
 def dimension_name(said: str) -> str | None:

@@ -320,7 +320,7 @@ class _Watch:
             return int(dim.dim_value)
         if dim.dim_param.strip() in self.known:
             return self.known[dim.dim_param.strip()]
-        fresh = graph.b.scope.fresh()
+        fresh = graph.b.scope.new_symbol()
         self.born |= symbols(fresh)
         return fresh
 

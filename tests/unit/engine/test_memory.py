@@ -138,7 +138,7 @@ def test_an_engine_that_is_passed_over_is_said(caplog: pytest.LogCaptureFixture)
     program = Program.of(f.func(counted.result))
     with (
         caplog.at_level(logging.WARNING, "smelt"),
-        pytest.raises(UnsupportedError, match="nobody_knows_this has no meaning"),
+        pytest.raises(UnsupportedError, match="nobody_knows_this has no implementation"),
     ):
         model_of(program, Weights({}))(np.zeros(4, np.float32))
     assert any(

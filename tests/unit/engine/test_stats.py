@@ -32,13 +32,13 @@ def test_activity_counts_calls_and_time() -> None:
     now[0] = 3.0
     activity.end()
     now[0] = 4.0
-    assert activity.look() == (1, 0.75), "busy from 1 to 4"
+    assert activity.sample() == (1, 0.75), "busy from 1 to 4"
     now[0] = 5.0
     activity.end()
     now[0] = 6.0
-    assert activity.look() == (0, 0.5), "busy from 4 to 5 of the time since the last look"
+    assert activity.sample() == (0, 0.5), "busy from 4 to 5 of the time since the last look"
     now[0] = 7.0
-    assert activity.look() == (0, 0.0)
+    assert activity.sample() == (0, 0.0)
 
 
 def test_calls_in_host_memory_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_sizes_that_trace_back_to_dimensions_are_proven():
     assert padded.type == Shape("f32", B + 3, 2 * S)
     part = f.real_dynamic_slice(x, f.constant([0, 1], "i32"), sizes_of(f, (0, 0), (0, 1)), f.constant([1, 2], "i32"))
     assert part.type == Shape("f32", B, S // 2)
-    assert not f.scope.assumed
+    assert not f.scope.equalities
     for result, sizes in zip(
         run(program(f, flat, wide, count, padded, part), [f32(2, 5)]),
         [(10,), (3, 2, 5), (2, 4), (5, 10), (2, 2)],

@@ -58,7 +58,7 @@ def _function(g: Graph, name: str, inputs: Sequence[Value], emits: Emits) -> Fun
         if isinstance(size, int):
             return size
         if size not in names:
-            names[size] = scope.fresh()
+            names[size] = scope.new_symbol()
         return names[size]
 
     types = [Shape.of(value.shape.dtype, [own(size) for size in value.shape.sizes]) for value in inputs]

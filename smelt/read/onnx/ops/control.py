@@ -111,7 +111,7 @@ def _widen_state(g: Graph, have: Shape, after: Shape, own: set[Size]) -> Shape:
     sizes = []
     for before, then in zip(have.sizes, after.sizes, strict=True):
         if before != then and before not in own:
-            before = g.b.scope.fresh()
+            before = g.b.scope.new_symbol()
             own.add(before)
         sizes.append(before)
     return Shape.of(have.dtype, sizes)
