@@ -39,7 +39,9 @@ from smelt.size import Poly, Size, solve, substitute
 from smelt.size import symbols as symbols_of
 from smelt.stop import Stop, on_cancel
 
-SOURCES = ("smelt.h", "runtime.h", "memory.c", "watch.c", "pool.c", "executable.c", "python.c", "checksum.c")
+SOURCES = (
+    *("smelt.h", "runtime.h", "system.c", "memory.c", "watch.c", "pool.c", "executable.c", "python.c", "checksum.c"),
+)
 FEATURES = (  # in the order of the bits of smelt_features, spelled as Linux does
     *("fma", "f16c", "avx2", "avx512f", "avx512bw", "avx512vl"),
     *("avx512_vnni", "avx512_bf16", "avx512dq", "avx_vnni"),
@@ -147,8 +149,10 @@ def running() -> Runtime | None:
 
 
 def flags() -> tuple[str, ...]:
-    """What a compiler is told about the library."""
-    return ("-pthread", *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()))
+    """Compiler flags of the library. Python's own symbols come from the process, on Windows from python3.dll."""
+    if sys.platform == "win32":
+        return ("-pthread", f"-L{os.path.join(sys.base_prefix, 'libs')}", "-lpython3")
+    return ("-pthread", *(("-Wl,-undefined,dynamic_lookup",) if sys.platform == "darwin" else ()))
 
 
 def source() -> str:

@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <string.h>
-#include <unistd.h>
 
 typedef unsigned long long u64;
 enum { PIECE = 1 << 20, AT_ONCE = 1 << 16, LANES_OF_SUM = 8, STEP = 8 * LANES_OF_SUM };
@@ -51,13 +50,12 @@ unsigned long long smelt_checksum(const void *bytes, i64 count) {
   return ended(lanes, take(lanes, bytes, count), count);
 }
 
-/* Reads exactly `count` bytes. 0, or the number of an error; -1: the file ends too early. */
+/* Reads exactly `count` bytes. 0, or an errno; -1: the file ends too early. */
 static int fill(i64 file, i64 offset, char *bytes, i64 count) {
-  while (count > 0) {
-    const ssize_t got = pread((int)file, bytes, (size_t)count, (off_t)offset);
-    if (got > 0) bytes += got, offset += got, count -= got;
-    else if (got == 0) return -1;
-    else if (errno != EINTR) return errno;
+  for (i64 got; count > 0; bytes += got, offset += got, count -= got) {
+    int failed = smelt_read_at(file, offset, bytes, count, &got);
+    if (failed) return failed;
+    if (!got) return -1;
   }
   return 0;
 }

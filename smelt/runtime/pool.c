@@ -9,7 +9,6 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdint.h>
 #include <time.h>
 
@@ -169,16 +168,8 @@ static void *help(void *number) {
 
 /* Called with `busy` held. Makes do with fewer helpers where the system refuses one. */
 static void start_helpers(void) {
-  sigset_t all, before;
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  pthread_attr_setstacksize(&attributes, STACK);
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before); /* signals belong to the threads of the user */
   i64 wanted = __atomic_load_n(&smelt_runtime.threads, __ATOMIC_RELAXED) - 1, made = 0;
-  while (made < wanted && !pthread_create(&helpers[made], &attributes, help, (void *)(intptr_t)(made + 1))) made++;
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  pthread_attr_destroy(&attributes);
+  while (made < wanted && !smelt_start_thread(&helpers[made], STACK, 0, help, (void *)(intptr_t)(made + 1))) made++;
   atomic_store(&started, made ? (int)made : -1);
 }
 
@@ -256,7 +247,7 @@ static void after_fork(void) {
   smelt_unlock();
 }
 
-__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(smelt_lock, smelt_unlock, after_fork); }
+__attribute__((constructor)) static void watch_forks(void) { smelt_watch_forks(smelt_lock, smelt_unlock, after_fork); }
 
 int smelt_set_threads(i64 threads, i64 spin_time) {
   if (threads < 1 || threads > MAX_THREADS || in_region) return 1;

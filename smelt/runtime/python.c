@@ -28,6 +28,9 @@ typedef struct {
 } PyMethodDef;
 enum { METH_FASTCALL = 0x80, PyBUF_WRITABLE = 0x1, PyBUF_FORMAT = 0x4, PyBUF_C_CONTIGUOUS = 0x38 };
 
+#ifdef _WIN32
+__declspec(dllimport)
+#endif
 extern PyObject _Py_NoneStruct;
 void Py_IncRef(PyObject *object);
 void Py_DecRef(PyObject *object);

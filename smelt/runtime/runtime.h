@@ -5,6 +5,7 @@
 
 #include "smelt.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 typedef struct _object PyObject;
@@ -13,6 +14,19 @@ typedef struct Slot Slot;
 typedef struct Grown Grown;
 
 enum { MAX_THREADS = 256 };
+
+/* system.c */
+void *smelt_map_pages(i64 bytes);            /* NULL if refused */
+void *smelt_map_huge(i64 bytes);             /* a multiple of 2 MiB */
+void smelt_unmap(void *base, i64 bytes);
+void *smelt_take_block(i64 bytes);           /* a small block, 64-byte aligned */
+void smelt_give_block(void *block);
+i64 smelt_physical_memory(void);             /* bytes; 0: unknown */
+int smelt_read_at(i64 file, i64 offset, char *bytes, i64 count, i64 *got); /* 0, or an errno */
+int smelt_is_main_thread(void);              /* 1 also where the system cannot say */
+void smelt_name_thread(const char *name);
+void smelt_watch_forks(void (*before)(void), void (*parent)(void), void (*child)(void));
+int smelt_start_thread(pthread_t *thread, i64 stack, int detached, void *(*body)(void *), void *argument); /* 0 = ok */
 
 /* memory.c */
 void *smelt_allocate(i64 bytes);             /* 64-byte aligned, contents undefined; NULL if refused */

@@ -6,14 +6,7 @@
 #include "runtime.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <time.h>
-#include <unistd.h>
-
-#ifdef __linux__
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#endif
 
 #define TICK ((i64)40000000) /* nanoseconds between two looks at signals */
 enum { IDLE_TICKS = 50, WATCH_STACK = 128 << 10 };
@@ -81,9 +74,7 @@ static void alarm_slot(Slot *slot) { __atomic_store_n(&slot->cancel, 1, __ATOMIC
 
 static void *keep_watch(void *nothing) {
   (void)nothing;
-#ifdef __linux__
-  prctl(PR_SET_NAME, "smelt-watch");
-#endif
+  smelt_name_thread("smelt-watch");
   smelt_lock();
   for (int idle = 0;;) {
     if (!watched && ++idle > IDLE_TICKS) {
@@ -106,29 +97,12 @@ static void *keep_watch(void *nothing) {
 }
 
 static void start_thread(void) {
-  sigset_t all, before;
-  pthread_attr_t attributes;
   pthread_t thread;
-  pthread_attr_init(&attributes);
-  pthread_attr_setstacksize(&attributes, WATCH_STACK);
-  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before); /* signals belong to the threads of the user */
-  watching = !pthread_create(&thread, &attributes, keep_watch, NULL);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  pthread_attr_destroy(&attributes);
+  watching = !smelt_start_thread(&thread, WATCH_STACK, 1, keep_watch, NULL);
 }
 
 static int on_main(void) {
-  if (!thread_kind) {
-#if defined(__linux__)
-    thread_kind = syscall(SYS_gettid) == getpid() ? 1 : 2;
-#elif defined(__APPLE__)
-    thread_kind = pthread_main_np() ? 1 : 2;
-#else
-    thread_kind = 2;
-#endif
-  }
+  if (!thread_kind) thread_kind = smelt_is_main_thread() ? 1 : 2;
   return thread_kind == 1;
 }
 
