@@ -5,9 +5,10 @@ An engine compiles a program for a target into an Executable; `prepare` binds th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 from smelt.activity import QUEUE
 from smelt.buffer import Buffer, HostBuffer, host_stats
@@ -40,6 +41,42 @@ class Signature(NamedTuple):
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     weights: tuple[Port, ...] = ()
+
+    def __str__(self) -> str:
+        inputs, outputs = (", ".join(f"{each.name}: {each.shape}" for each in ports) for ports in self[:2])
+        return f"({inputs}) → ({outputs})"
+
+    def html(self, title: str) -> str:
+        """A table of inputs and outputs, for notebooks."""
+        from html import escape
+
+        named = [("input", port) for port in self.inputs] + [("output", port) for port in self.outputs]
+        rows = "".join(
+            f"<tr><td>{kind}</td><td>{escape(port.name)}</td><td><code>{escape(str(port.shape))}</code></td></tr>"
+            for kind, port in named
+        )
+        return f"<table><caption>{escape(title)}</caption>{rows}</table>"
+
+
+class Closing(ABC):
+    """What has a signature and can be closed: as the target of a `with` block, as text, and in a notebook."""
+
+    signature: Signature
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}{self.signature}>"
+
+    def _repr_html_(self) -> str:
+        return self.signature.html(repr(self).partition("(")[0].strip("<>"))
 
 
 class KernelUse(Frozen):

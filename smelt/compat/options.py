@@ -7,6 +7,7 @@ from typing import Any
 
 from smelt.compat.values import OrtValue
 from smelt.errors import UnsupportedError
+from smelt.stop import Cancel
 
 
 class GraphOptimizationLevel(IntEnum):
@@ -113,15 +114,18 @@ class SessionOptions:
 
 
 class RunOptions:
-    """How one call runs. Setting `terminate` from another thread ends the calls that were given these options."""
+    """How one call runs. `terminate = True`, set from another thread, ends the calls that run with these options.
+
+    Later calls with them are refused until `terminate = False`.
+    """
 
     __slots__ = (
+        "_cancel",
         "_config",
         "log_severity_level",
         "log_verbosity_level",
         "logid",
         "only_execute_path_to_fetches",
-        "terminate",
     )
 
     def __init__(self) -> None:
@@ -129,7 +133,7 @@ class RunOptions:
         self.log_verbosity_level = 0
         self.logid = ""
         self.only_execute_path_to_fetches = False
-        self.terminate = False
+        self._cancel = Cancel()
         self._config: dict[str, str] = {}
 
     def add_run_config_entry(self, key: str, value: str) -> None:
@@ -140,3 +144,14 @@ class RunOptions:
         if key not in self._config:
             raise RuntimeError(f"RunOptions does not have configuration with key: {key}")
         return self._config[key]
+
+    @property
+    def terminate(self) -> bool:
+        return self._cancel.cancelled
+
+    @terminate.setter
+    def terminate(self, value: bool) -> None:
+        if value:
+            self._cancel.cancel()
+        elif self._cancel.cancelled:
+            self._cancel = Cancel()  # calls that are ending keep the old token

@@ -14,6 +14,7 @@ from typing import Any
 from smelt.dtype import Array
 from smelt.engine.profile import Profiled
 from smelt.ir.core import Program
+from smelt.stop import Stop
 from smelt.weights import Weights
 
 
@@ -31,18 +32,18 @@ class Trace:
         return Trace(Path(f"{prefix}{datetime.now():%Y-%m-%d_%H-%M-%S_%f}.json"))
 
     def instrument(self, program: Program, weights: Weights) -> None:
-        """Run the program with a time stamp at every kernel from now on."""
+        """Run the program with timestamps at every kernel from now on."""
         self._profiled = Profiled(program, weights)
 
     @property
     def is_instrumented(self) -> bool:
         return self._profiled is not None
 
-    def call(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
-        """Run the instrumented program and note its kernels."""
+    def call(self, inputs: Sequence[Array], stop: Stop | None = None) -> tuple[Array, ...]:
+        """Run the instrumented program and record its kernels."""
         assert self._profiled is not None
         begin = self._now()
-        outputs, call = self._profiled.call(inputs)
+        outputs, call = self._profiled.call(inputs, stop)
         for step, event in self._profiled.events(call, inputs):
             name = step.nodes[0] if step.nodes else step.kernel
             details = {"op_name": ", ".join(step.ops), "kernel": step.kernel, "output_type_shape": list(step.shapes)}

@@ -27,6 +27,7 @@ from smelt.ir.ops.signature import bare_symbol
 from smelt.model import LoadedModel, load, model_of, read
 from smelt.passes.specialise import substitute
 from smelt.read.onnx.declared import describe
+from smelt.stop import Stop
 
 Callback = Callable[[list[Any], Any, str], None]
 
@@ -181,16 +182,17 @@ class InferenceSession:
                 f"Required inputs ({missing}) are missing from input feed ({sorted(feed)}). "
                 f"Expected {[port.name for port in self._model.signature.inputs]}"
             )
-        if run_options is not None and run_options.terminate:
-            raise RunError("the call was cancelled", remedy="RunOptions.terminate = False")
+        cancel = None if run_options is None else run_options._cancel
         inputs = {name: each._value if isinstance(each, OrtValue) else each for name, each in feed.items()}
         with self._timed("model_run"):
             ports = self._model.signature
             plain = inputs.keys() <= {port.name for port in ports.inputs}  # defaults stay as they are
             if self._trace is not None and self._trace.is_instrumented and plain:
-                arrays = self._trace.call([np.asarray(as_array(inputs[port.name])) for port in ports.inputs])
+                arrays = self._trace.call(
+                    [np.asarray(as_array(inputs[port.name])) for port in ports.inputs], Stop.of(cancel=cancel)
+                )
                 return dict(zip([port.name for port in ports.outputs], arrays, strict=True))
-            return self._model.run(inputs)
+            return self._model.run(inputs, cancel=cancel)
 
     def _names(self, wanted: Sequence[str] | None) -> list[str]:
         known = [port.name for port in self._model.signature.outputs]

@@ -51,6 +51,7 @@ MAX_THREADS = 256
 SPIN = 30_000  # nanoseconds that an idle worker looks for work before it sleeps
 ALIGN = 64
 CANCELLED, NO_MEMORY, TIMED_OUT, OVER_LIMIT = -1, -2, -3, -5
+SMALLER = "close models that are not in use, or use smaller sizes"  # the remedy where memory is short
 _SMALL = 1 << 20  # scales and offsets of sizes that C may multiply without a thought of overflow
 
 Explain: TypeAlias = Callable[[int, tuple[int, ...]], SmeltError]
@@ -115,7 +116,7 @@ class Runtime:
             return np.empty(sizes, dtype)
         address = self.held.smelt_allocate(nbytes)
         if not address:
-            raise RunError("no memory left", got=f"{nbytes} bytes asked for")
+            raise RunError("no memory left", got=f"{nbytes} bytes asked for", remedy=SMALLER)
         block = (ctypes.c_char * nbytes).from_address(address)
         weakref.finalize(block, self.held.smelt_release, address, nbytes).atexit = False
         array: Array = np.frombuffer(memoryview(block), np.uint8).view(dtype).reshape(sizes)
@@ -391,9 +392,12 @@ class Bound:
         keep = (self._arrays, program.constants, program.library, account)
         objects = (keep, np.empty, tuple(carrier for carrier, _ in ports), tuple(foreign for _, foreign in ports))
         held = program.runtime.held
-        self._call: Callable[..., object] = held.smelt_bind(
-            (ctypes.c_longlong * len(layout))(*layout), len(layout), pointers, objects
-        )
+        try:
+            self._call: Callable[..., object] = held.smelt_bind(
+                (ctypes.c_longlong * len(layout))(*layout), len(layout), pointers, objects
+            )
+        except MemoryError as error:
+            raise RunError("no memory left to bind the program", remedy=SMALLER) from error
         self._executable: int = held.smelt_executable(self._call.__self__)
         if account is not None:
             held.smelt_set_account(self._executable, account.address)
@@ -441,7 +445,7 @@ class Bound:
         try:
             return self._slow(inputs, out, stop)
         except MemoryError as error:  # an input that has to be copied
-            raise RunError("no memory left for a copy of an input", got=str(error) or None) from error
+            raise RunError("no memory left for a copy of an input", got=str(error) or None, remedy=SMALLER) from error
 
     def _failure(self, status: int, started: int, record: tuple[int, ...], stop: Stop | None) -> SmeltError:
         error = self._explain(status, record, stop)
@@ -454,7 +458,7 @@ class Bound:
         if status == TIMED_OUT:
             return TimedOutError("the call took too long", expected=f"at most {stop.timeout if stop else None} s")
         if status == NO_MEMORY:
-            return RunError("no memory left", got=f"{record[0]} bytes asked for")
+            return RunError("no memory left", got=f"{record[0]} bytes asked for", remedy=SMALLER)
         if status == OVER_LIMIT:
             return MemoryLimitError(
                 "the call needs more memory than allowed",
@@ -476,7 +480,7 @@ class Bound:
         limits = (0, 0) if stop is None else (stop.nanoseconds, stop.address)
         slot = held.smelt_slot_take(self._executable, *limits)
         if not slot:
-            raise RunError("no memory left, or the executable was closed meanwhile")
+            raise RunError("no memory left, or another thread closed the executable", remedy=SMALLER)
         try:
             values = [symbols[name] for name in self._program.symbols]
             failed = held.smelt_slot_measure(slot, (ctypes.c_longlong * max(len(values), 1))(*values))
@@ -642,7 +646,7 @@ def _empty(sizes: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     try:
         return np.empty(sizes, dtype)
     except (MemoryError, ValueError) as error:
-        raise RunError("no memory left for a result", got=f"{dtype}{list(sizes)}") from error
+        raise RunError("no memory left for a result", got=f"{dtype}{list(sizes)}", remedy=SMALLER) from error
 
 
 def _checked(array: Array, shape: Shape, sizes: tuple[int, ...], position: int) -> Array:

@@ -17,7 +17,7 @@ from smelt.bundle.stored import Storable, StoredModel
 from smelt.device.runtime import Account
 from smelt.dim import Size, evaluate, solve
 from smelt.dtype import Array
-from smelt.engine_api import Executable, KernelUse, Port, Signature, Trimmable
+from smelt.engine_api import Closing, Executable, KernelUse, Port, Signature, Trimmable
 from smelt.errors import MemoryLimitError, ShapeError, UnsupportedError
 from smelt.kernel.plan.memory import Memory
 from smelt.kernel.plan.plan import Plan, walk
@@ -145,7 +145,7 @@ class Footprint:
         return [each.bytes for each in own if not plan.is_deferred(*each.shape.sizes)]
 
 
-class Limited:
+class Limited(Closing):
     """An executable that refuses calls whose sizes need more memory than allowed; its account bounds them together."""
 
     def __init__(self, executable: Executable, footprint: Footprint, limit: int) -> None:
@@ -153,7 +153,7 @@ class Limited:
         self._seen: set[tuple[tuple[int, ...], ...]] = set()
 
     @property
-    def signature(self) -> Signature:
+    def signature(self) -> Signature:  # type: ignore[override]
         return self._executable.signature
 
     @property

@@ -25,7 +25,7 @@ from smelt.engine import pjrt_file
 from smelt.engine.pjrt_buckets import Buckets, Cut, checked_buckets, padded_to, round_up
 from smelt.engine.pjrt_program import Compilation, DeviceClient, Prepare, SizedProgram
 from smelt.engine.signature import signature_of
-from smelt.engine_api import Cost, KernelUse, Memory, Port, Signature
+from smelt.engine_api import Closing, Cost, KernelUse, Memory, Port, Signature
 from smelt.errors import RunError, SmeltError, UnsupportedError
 from smelt.ir.core import Func, Program, walk
 from smelt.ir.ops.lapack import TARGETS
@@ -196,7 +196,7 @@ class _Bound:
             self.held = None
 
 
-class PjrtExecutable:
+class PjrtExecutable(Closing):
     """A compiled program. Weights are bound by `prepare`, which leaves this one as it is."""
 
     def __init__(

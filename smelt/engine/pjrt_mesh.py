@@ -17,7 +17,7 @@ from smelt.device import pjrt
 from smelt.device.pjrt_mesh import MeshBuffer, MeshClient, MeshProgram
 from smelt.dim import solve
 from smelt.engine.signature import signature_of
-from smelt.engine_api import KernelUse, Signature
+from smelt.engine_api import Closing, KernelUse, Signature
 from smelt.errors import DeviceError, RunError, ShapeError, SizeError, UnsupportedError
 from smelt.ir.attributes import DialectAttr
 from smelt.ir.core import Attrs, Func, Op, Program, walk
@@ -90,7 +90,7 @@ def partition_of(attrs: Attrs, rank: int) -> Partition:
     return found
 
 
-class MeshExecutable:
+class MeshExecutable(Closing):
     """A compiled program over a mesh. Weights are bound by `prepare`, which leaves this one as it is."""
 
     def __init__(

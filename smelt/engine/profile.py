@@ -21,6 +21,7 @@ from smelt.ir.core import Op, Program
 from smelt.kernel.emit.timestamps import LOG
 from smelt.kernel.plan.cost import Cost, step_cost
 from smelt.kernel.plan.plan import Copy, Launch, Plan, walk
+from smelt.stop import Stop
 from smelt.weights import Weights
 
 SPELLS = 10  # of calls, with a probe before each
@@ -122,10 +123,10 @@ class Profiled:
         self._begun = self._clock(), time.perf_counter()
         self._bound = build.executable.prepare(weights)
 
-    def call(self, inputs: Sequence[Array]) -> tuple[tuple[Array, ...], _Call]:
+    def call(self, inputs: Sequence[Array], stop: Stop | None = None) -> tuple[tuple[Array, ...], _Call]:
         """The results, and the log of the steps."""
         begin, before = self._clock(), time.perf_counter()
-        outputs = self._bound(*inputs)
+        outputs = self._bound(*inputs, stop=stop)
         taken = 1e3 * (time.perf_counter() - before)
         kept = min(self._count.value, LOG)
         return outputs, _Call(begin, taken, self._log[:kept].copy(), self._count.value - kept)

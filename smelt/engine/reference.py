@@ -9,7 +9,7 @@ from typing import TypeAlias
 from smelt.buffer import check_array
 from smelt.dtype import Array
 from smelt.engine.signature import signature_of
-from smelt.engine_api import Executable, KernelUse, Signature
+from smelt.engine_api import Closing, Executable, KernelUse, Signature
 from smelt.errors import RunError
 from smelt.ir.core import Program, walk
 from smelt.ir.interpret import Callback, run
@@ -22,7 +22,7 @@ Step: TypeAlias = Callable[[Sequence[Array]], Arrays]
 Run: TypeAlias = Callable[[Sequence[Array], "Stop | None"], Arrays]
 
 
-class ReferenceExecutable:
+class ReferenceExecutable(Closing):
     """@prepare and @main as two functions over arrays. `prepare` gives a new executable, bound to its weights."""
 
     def __init__(

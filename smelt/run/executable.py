@@ -18,7 +18,7 @@ from smelt.bundle.stored import StoredModel
 from smelt.bundle.write import serialize
 from smelt.device import runtime
 from smelt.dtype import Array
-from smelt.engine_api import KernelUse, Signature
+from smelt.engine_api import Closing, KernelUse, Signature
 from smelt.errors import FileError, RunError, ShapeError, UnsupportedError
 from smelt.size import solve
 from smelt.stop import Stop, has_started, note_donated
@@ -54,7 +54,7 @@ class Mapped(Protocol):
         ...
 
 
-class NativeExecutable:
+class NativeExecutable(Closing):
     """A compiled program. Weights are bound by `prepare`, which leaves this one as it is.
 
     `store(bound, targets)` says what a file has to hold; None where the program cannot be saved.
@@ -89,12 +89,19 @@ class NativeExecutable:
         self._replaced = {result: place - first for result, place in main.reused.items()}
 
     def within(self, account: runtime.Account, program: int) -> NativeExecutable:
-        """The same program, whose weights and calls are counted on an account once it is prepared, with so many bytes
-        for the program itself."""
+        """The same program with its memory counted on an account: calls, and weights once `prepare` has bound them.
+
+        `program`: bytes of the program itself.
+        """
         bound = (self._open(), self._arrays, self.kernels, self._store, self._sizes)
         made = NativeExecutable(self.signature, self._prepare, *bound, account)
         made._program_bytes = program
         return made
+
+    def within_bound(self, account: runtime.Account) -> NativeExecutable:
+        """The same for weights that are bound already, those of a bundle."""
+        made = self.within(account, 0)
+        return made if self._arrays is None else made._bound_to(self._open(), self._arrays, self._sizes)
 
     def prepare(self, weights: Weights) -> NativeExecutable:
         main = self._open()
@@ -171,7 +178,7 @@ class NativeExecutable:
         for i, place in zip(read, places, strict=True):
             _move_bytes(arrays[i], place, file)
             together[i] = place
-        bound = main.bind(together, self._sizes)
+        bound = main.bind(together, self._sizes, self._account)
         if self._main is not None and self._bound is not None:
             # Calls that are under way read the file again: it is given back for good after the last of them.
             weakref.finalize(self._bound, _release_all, file, [arrays[i] for i in read]).atexit = False

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from smelt.buffer import parse_bytes
 from smelt.bundle import container, record, sign
 from smelt.bundle.container import Image
 from smelt.bundle.entry import Entry
@@ -55,21 +56,24 @@ def load(
     """A model from a bundle.
 
     The head, the manifest and the code are always checked by their digests before they are used. The rest is compared
-    with a checksum, which finds damage; with its digests for `verify=True` or where keys are configured, which finds
-    changes that somebody made on purpose; and not at all for `verify=False`.
+    with a checksum, which detects damage. `verify=True`, or configured keys, compare digests, which detect tampering.
+    `verify=False` skips both. `memory_limit` bounds the arrays that stay in memory and all calls together, with their
+    results while they run.
     """
-    options = (("static", static), ("memory_limit", memory_limit), ("tune", tune), ("precision", precision != "f32"))
+    options = (("static", static), ("sizes", sizes), ("tune", tune), ("precision", precision != "f32"))
     asked = [name for name, given in options if given]
     if asked or device not in ("auto", "cpu") or engine not in ("auto", "native"):
         raise UnsupportedError(
             f"{path} is compiled already, for the native engine",
-            expected="no static inputs, no memory limit, no tuning, no precision, the processor as its device",
+            expected="memory_limit, verify and keys as the only options",
             got=", ".join([*asked, f"device={device}", f"engine={engine}"]),
+            remedy="load the original model with these options",
         )
+    limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
     gate = Gate(keys)
     image = container.open_file(path, gate.admit)
     try:
-        return _Reader(image, recompile, verify, gate).model()
+        return _Reader(image, recompile, verify, gate, limit).model()
     finally:
         image.close()
 
@@ -159,10 +163,13 @@ def every_code(path: str | Path, recompile: Recompile, *, keys: Sequence[str] | 
 class _Reader:
     """One bundle on its way to executables."""
 
-    def __init__(self, image: Image, recompile: Recompile, verify: bool | None, gate: Gate) -> None:
+    def __init__(
+        self, image: Image, recompile: Recompile, verify: bool | None, gate: Gate, limit: int | None = None
+    ) -> None:
         self.image, self.recompile = image, recompile
         self.stored = _read(image)
         self.runtime = self._runtime()
+        self.account = None if limit is None else runtime.Account(limit, self.runtime)
         if verify is not False or gate.keys:
             image.check_body(self.runtime, complete=bool(verify or gate.keys))
 
@@ -179,7 +186,7 @@ class _Reader:
 
     def every_code(self) -> tuple[Loaded, ...]:
         return tuple(
-            Loaded(program, variant, code, absent, None if absent else self._made(program, variant, code))
+            Loaded(program, variant, code, absent, None if absent else self._link(program, variant, code))
             for program in self.stored.programs
             for variant in program.variants
             for code in variant.codes
@@ -194,15 +201,18 @@ class _Reader:
             if not self._absent(code)
         ]
         if not fitting:
-            return self._compiled_again(program)
+            return self._within_limit(self._recompile(program))
         _, variant, code = max(fitting, key=lambda each: each[0])
-        made = self._made(program, variant, code)
+        made = self._within_limit(self._link(program, variant, code))
         self.image.check_size()
         if self.image.file is not None:
             made.move_later(self.image)
         return made
 
-    def _made(self, program: StoredProgram, variant: Variant, code: Code) -> NativeExecutable:
+    def _within_limit(self, made: NativeExecutable) -> NativeExecutable:
+        return made if self.account is None else made.within_bound(self.account)
+
+    def _link(self, program: StoredProgram, variant: Variant, code: Code) -> NativeExecutable:
         library = _library(code.library)
         try:
             first = variant.prepare.program(library, variant.prepare_constants) if variant.prepare else None
@@ -223,7 +233,7 @@ class _Reader:
             return f"for {code.machine}"
         return ", ".join(f"needs {name}" for name in code.features if name not in here.features)
 
-    def _compiled_again(self, program: StoredProgram) -> NativeExecutable:
+    def _recompile(self, program: StoredProgram) -> NativeExecutable:
         codes = [code for variant in program.variants for code in variant.codes]
         reasons = "; ".join(f"{code.target}: {self._absent(code)}" for code in codes) or "it has no code at all"
         import logging

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from smelt.bundle.stored import Storable, StoredModel
 from smelt.bundle.write import serialize, source_record, write
 from smelt.device.runtime import Memory
 from smelt.dtype import Array
-from smelt.engine_api import Executable, KernelUse, Port, Signature, Trimmable
+from smelt.engine_api import Closing, Executable, KernelUse, Port, Signature, Trimmable
 from smelt.errors import RunError, UnsupportedError
 from smelt.frozen import Frozen
 from smelt.run.executable import NativeExecutable
@@ -45,7 +45,7 @@ class Defaults(Frozen):
     build: Callable[[tuple[str, ...]], Executable]
 
 
-class LoadedModel:
+class LoadedModel(Closing):
     """A model that can be called by its own input names, NumPy in and NumPy out."""
 
     def __init__(
@@ -78,7 +78,7 @@ class LoadedModel:
         return isinstance(self._executable, PerValue)
 
     @property
-    def signature(self) -> Signature:
+    def signature(self) -> Signature:  # type: ignore[override]
         return self._executable.signature
 
     @property
@@ -180,12 +180,9 @@ class LoadedModel:
             each.close()
         self._fed.clear()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         ports = ", ".join(f"{port.name}: {port.shape}" for port in self.signature.inputs)
         return f"<{self.name}({ports}) on {self.engine}>"
+
+    def _repr_html_(self) -> str:
+        return self.signature.html(f"{self.name} on {self.engine}")

@@ -14,7 +14,7 @@ import numpy as np
 
 from smelt.bundle.stored import Storable, StoredModel
 from smelt.dtype import Array
-from smelt.engine_api import Executable, KernelUse, Signature, Trimmable
+from smelt.engine_api import Closing, Executable, KernelUse, Signature, Trimmable
 from smelt.errors import MemoryLimitError, RunError, SizeError, UnsupportedError
 from smelt.frozen import Frozen
 from smelt.stop import Stop
@@ -47,7 +47,7 @@ class _Made(Frozen):
     executable: Executable
 
 
-class PerValue:
+class PerValue(Closing):
     """Compiles when a static input has a value that it has not seen; the least recently used program goes first."""
 
     def __init__(
@@ -171,7 +171,7 @@ def _mark(values: Values, shapes: Shapes) -> Hashable:
     return marks, tuple(shapes.items())
 
 
-class OpenSizes:
+class OpenSizes(Closing):
     """A program with open sizes, and one for fixed sizes where those that come break what the first took for granted.
 
     Two open sizes that meet are taken to be equal or to be broadcast one way; the other way needs a program of its own.

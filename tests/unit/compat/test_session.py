@@ -306,3 +306,55 @@ def test_memory_at_an_address_is_read_in_place() -> None:
     np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], it.run(None, {"pixels": PIXELS})[0])
     binding.clear_binding_outputs()
     assert binding.get_outputs() == []
+
+
+def endless() -> bytes:
+    """A loop whose trip count is an input, with enough work that both runtimes look at the flag in between."""
+    state = helper.make_tensor_value_info("s", TensorProto.FLOAT, [64, 64])
+    body = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["s", "s"], ["m"]),
+            helper.make_node("Tanh", ["m"], ["t"]),
+            helper.make_node("Identity", ["c"], ["again"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+            state,
+        ],
+        [
+            helper.make_tensor_value_info("again", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("t", TensorProto.FLOAT, [64, 64]),
+        ],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["n", "", "x"], ["y"], body=body)],
+        "endless",
+        [
+            helper.make_tensor_value_info("n", TensorProto.INT64, []),
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [64, 64]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64, 64])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString()
+
+
+@pytest.mark.parametrize("module", [ort, smelt.compat], ids=["onnxruntime", "smelt"])
+def test_terminate_ends_the_running_call_and_later_ones_until_reset(module: ModuleType) -> None:
+    it = module.InferenceSession(endless(), providers=CPU)
+    feed = {"n": np.array(1), "x": np.full((64, 64), 0.01, np.float32)}
+    (expected,) = it.run(None, feed)
+    options, other = module.RunOptions(), module.RunOptions()
+    assert not options.terminate
+    timer = threading.Timer(0.2, setattr, (options, "terminate", True))
+    timer.start()
+    with pytest.raises(Exception, match=r"terminate|cancelled"):
+        it.run(None, {**feed, "n": np.array(1 << 40)}, options)
+    timer.join()
+    assert options.terminate
+    with pytest.raises(Exception, match=r"terminate|cancelled"):
+        it.run(None, feed, options)
+    assert np.array_equal(it.run(None, feed, other)[0], expected)
+    options.terminate = False
+    assert np.array_equal(it.run(None, feed, options)[0], expected)

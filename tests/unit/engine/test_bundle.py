@@ -31,7 +31,16 @@ from smelt.engine.reference import ReferenceEngine
 from smelt.engine.signature import signature_of
 from smelt.engine.store import default_targets, recompile, store_weights
 from smelt.engine_api import KernelUse, Port, Signature
-from smelt.errors import FileError, Location, MissingPackageError, RunError, SizeError, SmeltError, UnsupportedError
+from smelt.errors import (
+    FileError,
+    Location,
+    MemoryLimitError,
+    MissingPackageError,
+    RunError,
+    SizeError,
+    SmeltError,
+    UnsupportedError,
+)
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
 from smelt.ir.text import parse, print_program
@@ -434,7 +443,7 @@ def test_what_cannot_be_saved_or_asked_for_is_refused(saved: Path, tmp_path: Pat
     with pytest.raises(UnsupportedError, match="another engine"):
         reference.save(tmp_path / "no.smelt")
     assert not list(tmp_path.iterdir())
-    for options in ({"engine": "reference"}, {"device": "cuda"}, {"memory_limit": "1GB"}, {"static": {"a": 1}}):
+    for options in ({"engine": "reference"}, {"device": "cuda"}, {"sizes": {"n": 1}}, {"static": {"a": 1}}):
         with pytest.raises(UnsupportedError, match="compiled already"):
             smelt.load(saved, **options)
     with pytest.raises(FileError, match="cannot read"):
@@ -688,3 +697,36 @@ func.func @main(%rows: tensor<2x1xi64>, %table: tensor<8192x512xf32> {smelt.weig
     assert stayed.pop(table.shape), "a table of which two rows were read"
     assert not any(stayed.values()), "panels that were read from end to end"
     executable.close()
+
+
+def test_a_bundle_keeps_to_a_memory_limit(saved: Path, pixels: np.ndarray) -> None:
+    expected = smelt.load(saved)(pixels)["probabilities"]
+    with smelt.load(saved, memory_limit="16MB") as limited:
+        assert np.array_equal(limited(pixels)["probabilities"], expected)
+        with pytest.raises(MemoryLimitError, match="more memory than allowed"):
+            limited(np.zeros((1 << 20, 64), np.float32))
+        assert np.array_equal(limited(pixels)["probabilities"], expected)
+    with pytest.raises(MemoryLimitError, match="packed weights"):
+        smelt.load(saved, memory_limit="1KB")
+
+
+def test_models_and_executables_close_with_a_block_and_show_themselves(saved: Path, pixels: np.ndarray) -> None:
+    with smelt.load(saved) as model:
+        assert "pixels: f32[" in repr(model)
+        assert "<td>probabilities</td>" in model._repr_html_()
+    with pytest.raises(RunError, match="closed"):
+        model(pixels)
+    with smelt.deserialize(saved.read_bytes()) as executable:
+        assert repr(executable).startswith("<NativeExecutable(pixels: f32[")
+        assert executable._repr_html_().startswith("<table><caption>NativeExecutable</caption>")
+    with pytest.raises(RunError, match="closed"):
+        executable(pixels)
+
+
+def test_binding_without_memory_is_an_error_of_ours(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> object:
+        raise MemoryError
+
+    monkeypatch.setattr(runtime.runtime().held, "smelt_bind", refuse)
+    with pytest.raises(RunError, match="no memory left to bind"):
+        smelt.load(saved)
