@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +20,13 @@ from smelt.errors import RunError, ShapeError, SmeltError
 from smelt.shape import Shape
 
 T = TypeVar("T")
+
+# Where Linux states how much memory there is: the whole of it (in kB), and what a control group may use (v2, v1).
+MEMORY_LIMITS = (
+    ("/proc/meminfo", r"MemTotal:\s+(\d+) (kB)"),
+    ("/sys/fs/cgroup/memory.max", r"(\d+)"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", r"(\d+)"),
+)
 
 
 class Buffer(Protocol):
@@ -256,8 +264,16 @@ def bytes_text(count: int) -> str:
 
 @cache
 def machine_memory() -> int:
-    """The bytes of memory that this machine has."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # not every system says
-        return 1 << 41
+    """The bytes of memory that this process may use: the machine's, or the limit of its container."""
+    found = [1 << 41]
+    with suppress(AttributeError, OSError, ValueError):  # not every system says
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for path, pattern in MEMORY_LIMITS:
+        try:
+            with open(path, encoding="ascii") as file:
+                stated = re.search(pattern, file.read())
+        except (OSError, ValueError):
+            continue
+        if stated:
+            found.append(int(stated[1]) * (1024 if stated.lastindex == 2 else 1))
+    return min(found)

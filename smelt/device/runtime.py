@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from smelt.buffer import bytes_text, check_array
+from smelt.buffer import bytes_text, check_array, machine_memory
 from smelt.device import cpu
 from smelt.device.cache import compiling_for
 from smelt.dtype import Array
@@ -68,6 +68,7 @@ class Runtime:
         self.released = library  # its functions let other Python threads run meanwhile
         self.held = ctypes.PyDLL(self.released._name)
         _declare(self.released, self.held)
+        self.held.smelt_set_machine_memory(machine_memory())
         self.set_threads(default_threads())
         on_cancel(self.released.smelt_alarm)
 
@@ -178,6 +179,7 @@ def _declare(released: ctypes.CDLL, held: ctypes.PyDLL) -> None:
     signatures: dict[str, tuple[Any, ...]] = {
         "smelt_started": (number,),
         "smelt_features": (number,),
+        "smelt_set_machine_memory": (None, number),
         "smelt_allocations": (number,),
         "smelt_allocated": (number,),
         "smelt_allocate": (pointer, number),

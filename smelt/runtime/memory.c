@@ -14,9 +14,13 @@ static i64 whole(i64 bytes, i64 unit) { return (bytes + unit - 1) / unit * unit;
 
 i64 smelt_span(i64 bytes) { return bytes >= HUGE_BLOCK ? whole(bytes, HUGE_BLOCK) : bytes; }
 
-/* The physical memory. Linux overcommits: it would grant a larger block and kill the process when it is used. */
+/* The physical memory, or the limit of a container, which the caller knows. Linux overcommits: it would grant a larger
+ * block and kill the process when it is used. */
+static _Atomic i64 known;
+
+void smelt_set_machine_memory(i64 bytes) { atomic_store_explicit(&known, bytes, memory_order_relaxed); }
+
 i64 smelt_machine_memory(void) {
-  static _Atomic i64 known;
   i64 bytes = atomic_load_explicit(&known, memory_order_relaxed);
   if (!bytes) {
     bytes = smelt_physical_memory();

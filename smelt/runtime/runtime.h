@@ -32,6 +32,7 @@ int smelt_start_thread(pthread_t *thread, i64 stack, int detached, void *(*body)
 void *smelt_allocate(i64 bytes);             /* 64-byte aligned, contents undefined; NULL if refused */
 void *smelt_allocate_zeroed(i64 bytes);
 i64 smelt_machine_memory(void);              /* bytes that this machine has */
+void smelt_set_machine_memory(i64 bytes);    /* fewer, where a container has a limit */
 void smelt_release(void *block, i64 bytes);  /* with the bytes that were asked for */
 i64 smelt_allocations(void);                 /* how many blocks were ever taken: unchanged while sizes repeat */
 i64 smelt_allocated(void);                   /* bytes in use now */

@@ -76,6 +76,9 @@ class Emit:
 
     def size(self, size: Size) -> Value:
         """A size as a scalar of i64."""
+        numbers = [size] if isinstance(size, int) else [coefficient for _, coefficient in size.terms]
+        if any(not -(1 << 63) <= number < 1 << 63 for number in numbers):
+            raise ShapeError("a size does not fit 64 bits", expected="less than 2^63", got=size)
         if isinstance(size, int):
             return self.scalar(size, i64)
         total: Value | None = None
