@@ -205,7 +205,7 @@ def _buffer(plan: Plan, memory: Memory, number: int) -> dict[str, Any]:
         "kind": buffer.kind,
         "shape": str(buffer.shape),
         "bytes": size,
-        "slot": memory.homes.get(number),
+        "slot": memory.slot_of.get(number),
         "late": plan.is_deferred(*buffer.shape.sizes),
         "donated": buffer.kind == "argument" and buffer.index in plan.donated,
         "reuses": dict(plan.reused).get(buffer.index) if buffer.kind == "result" else None,

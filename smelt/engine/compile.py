@@ -33,7 +33,7 @@ from smelt.kernel.emit.c import FAILED, TOO_LARGE, UNFIT, Source
 from smelt.kernel.emit.tile_f32 import TileShape, tile_shape
 from smelt.kernel.plan.fuse import fuse
 from smelt.kernel.plan.in_place import in_place
-from smelt.kernel.plan.memory import Memory, assign
+from smelt.kernel.plan.memory import Memory, assign_slots
 from smelt.kernel.plan.plan import Launch, Plan, walk
 from smelt.kernel.tune.schedules import KernelKey, Lookup, Schedule
 from smelt.kernel.tune.tunables import Tunables
@@ -149,7 +149,9 @@ def plan_lowered(
     main = in_place(fuse(program.main, keep_ops=keep_ops, schedules=known, tunables=tunables))
     before = program.funcs.get("prepare")
     prepare = None if before is None else in_place(fuse(before, keep_ops=keep_ops, schedules=known))
-    return ProgramPlan(signature, (main, assign(main)), None if prepare is None else (prepare, assign(prepare)))
+    return ProgramPlan(
+        signature, (main, assign_slots(main)), None if prepare is None else (prepare, assign_slots(prepare))
+    )
 
 
 def mark_donated(program: Program, names: Sequence[str]) -> Program:

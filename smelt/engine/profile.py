@@ -140,7 +140,9 @@ class Profiled:
     def steps(self, inputs: Sequence[Array]) -> list[Step]:
         """The steps that the log numbers, without times; costs are those of the last call's sizes."""
         plan = self._plan.main[0]
-        late = (ctypes.c_longlong * len(plan.deferred)).in_dll(self._library, f"{NAME}_late") if plan.deferred else ()
+        late = (
+            (ctypes.c_longlong * len(plan.deferred)).in_dll(self._library, f"{NAME}_deferred") if plan.deferred else ()
+        )
         sizes = _sizes(self._plan, inputs) | dict(zip(plan.deferred, late, strict=True))
         return _steps(plan, self._program, self._names, sizes)
 

@@ -300,7 +300,7 @@ def pool() -> Iterator[Runtime]:
 
 def test_threads_and_batch_change_no_bit(seed: int, pool: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops are cut into far smaller pieces than usual, so that small problems run on several threads."""
-    monkeypatch.setattr(emit_c, "WORTH", 16)
+    monkeypatch.setattr(emit_c, "ELEMENTS_PER_CORE", 16)
     random = np.random.default_rng([seed, 5])
     causal, window = Mask("qk", "where", -np.inf, causal=True), Mask("bk", "add", -1e9)
     sizes = {"b": 3, "h": 2, "g": 2, "q": 67, "k": 131, "d": 16, "e": 33}

@@ -116,7 +116,7 @@ class Case:
 
 
 def test_images_made_on_the_way(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emit_c, "WORTH", 16)  # small kernels go to several cores, too
+    monkeypatch.setattr(emit_c, "ELEMENTS_PER_CORE", 16)  # small kernels go to several cores, too
     random = np.random.default_rng(seed)
     cases = [Case(random) for _ in range(CASES)]
     source = Source(tile_shape(cpu.target()))

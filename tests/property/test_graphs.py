@@ -221,7 +221,7 @@ def random_graph(random: np.random.Generator) -> tuple[Program, dict[str, Array]
 @pytest.mark.parametrize("part", range(2))
 def test_random_graphs(part: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call twice, for memory that a call leaves behind must not matter; with three threads at every step."""
-    monkeypatch.setattr(emit_c, "WORTH", 16)
+    monkeypatch.setattr(emit_c, "ELEMENTS_PER_CORE", 16)
     random = np.random.default_rng([seed, part])
     cases = [random_graph(random) for _ in range(20)]
     threads = runtime().threads

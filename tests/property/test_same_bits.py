@@ -31,11 +31,11 @@ ROUNDING = 1e-5  # of a whole small model, relative to its largest result
 @cache
 def compiled(target: str) -> Mapping[str, NativeExecutable]:
     """Every model with open sizes, for a processor; a few elements are worth a core."""
-    usual, emit_c.WORTH = emit_c.WORTH, 16
+    usual, emit_c.ELEMENTS_PER_CORE = emit_c.ELEMENTS_PER_CORE, 16
     try:
         made = compile_all([model.open_program() for model in MODELS.values()], cpu.target(target))
     finally:
-        emit_c.WORTH = usual
+        emit_c.ELEMENTS_PER_CORE = usual
     found = {}
     for name, each in zip(MODELS, made, strict=True):
         if isinstance(each, DeviceError) and "cannot run code for the target" in str(each):

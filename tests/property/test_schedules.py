@@ -90,7 +90,7 @@ def dice(seed: int) -> list[Dice]:
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small kernels go to several cores, too."""
-    monkeypatch.setattr(emit_c, "WORTH", 16)
+    monkeypatch.setattr(emit_c, "ELEMENTS_PER_CORE", 16)
 
 
 def test_random_problems_have_the_same_bits_under_every_choice(seed: int) -> None:

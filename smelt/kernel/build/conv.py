@@ -219,8 +219,8 @@ def _least(nest: Nest, most: int, left: Expr, even: bool) -> Expr:
 def channel_conv(nest: Nest, op: Op, output: Output) -> None:
     """A few pixels of a line at once, so that they share what they read; channels on lanes."""
     images, kernel = op.operands
-    if images in nest.made:
-        expanded_conv(nest, op, output, nest.made[images])
+    if images in nest.expanded:
+        expanded_conv(nest, op, output, nest.expanded[images])
         return
     batch, *out, channels = tensor(op.result).sizes
     *window, _ = tensor(kernel).sizes

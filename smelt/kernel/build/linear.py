@@ -16,7 +16,7 @@ from smelt.kernel.build.gemm import accumulator
 from smelt.kernel.build.reduce import identity, summed
 from smelt.kernel.build.sinks import Output, sink
 from smelt.kernel.loops.grammar import Expr, Fold, Load, Number, Set, add, scale
-from smelt.kernel.loops.nest import Index, Nest, flat, tensor, unknown
+from smelt.kernel.loops.nest import Index, Nest, flat, tensor, unsupported
 from smelt.shape import Shape
 
 
@@ -181,7 +181,7 @@ def ragged_dot(nest: Nest, op: Op, output: Output) -> None:
         case "free":
             _ragged_free(nest, op, output)
         case _:
-            raise unknown(op, "of batches")  # `passes.lower` makes a dot_general of it
+            raise unsupported(op, "of batches")  # `passes.lower` makes a dot_general of it
 
 
 class _Ragged:

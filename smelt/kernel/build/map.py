@@ -11,7 +11,7 @@ from smelt.ir.core import Op
 from smelt.ir.ops import OPS
 from smelt.kernel.build.quantise import whole_steps
 from smelt.kernel.loops.grammar import Amount, Bitcast, Expr, Number, Quotient, Remainder, add, scale
-from smelt.kernel.loops.nest import PULLS, Index, Nest, flat, pull, reshaped, tensor
+from smelt.kernel.loops.nest import PULLS, Index, Nest, flat, pull, reshape_index, tensor
 
 
 @pull("stablehlo.constant", "chlo.constant")
@@ -75,10 +75,10 @@ def reshape(nest: Nest, op: Op, _: int, index: Index) -> Expr:
         view = nest.views.get(base)
         if view is None:
             return nest.load(base, flat(index, sizes))  # the offset is the same
-        turned = view.reshaped(tensor(base).sizes, sizes)
+        turned = view.reshape(tensor(base).sizes, sizes)
         if turned is not None:
             return nest.load(base, turned.at(index))
-    return nest.pull(operand, reshaped(nest, index, sizes, tensor(operand).sizes))
+    return nest.pull(operand, reshape_index(nest, index, sizes, tensor(operand).sizes))
 
 
 @pull("stablehlo.slice")

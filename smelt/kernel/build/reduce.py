@@ -14,7 +14,7 @@ from smelt.dim import Size, ceildiv, maximum, product
 from smelt.dtype import DType, i64, integer_range
 from smelt.ir.core import Op, Region
 from smelt.kernel.loops.grammar import Declare, Expr, Load, LoadLocal, Local, Number, Set, StoreLocal, Var, add, scale
-from smelt.kernel.loops.nest import Index, Nest, flat, pull, reshaped, tensor
+from smelt.kernel.loops.nest import Index, Nest, flat, pull, reshape_index, tensor
 from smelt.kernel.tune.schedules import ColumnReduction, KernelKey
 from smelt.shape import Shape
 
@@ -94,7 +94,7 @@ def _nested(nest: Nest, op: Op, function: str, start: Expr, dims: list[int], ele
                 lambda var: element({**places, dims[-1]: var}),
             )
             nest.emit(Set(total, nest.apply(function, nest.keep(total), part, dtype=dtype)))
-    home = nest.home_of(scope, start)
+    home = nest.outermost_scope_of(scope, start)
     home.statements += [Declare(total, start), *scope.statements]
     nest.places[total] = home
     return total
@@ -133,7 +133,7 @@ def by_rows(nest: Nest, op: Op, target: int) -> None:
             nest.emit(StoreLocal(totals, j, nest.pull(start, ()) if room is None else identity(function, dtype)))
         with nest.loop(count, "ordered") as turn:
             row = nest.let(add(begin, turn))
-            inner = reshaped(nest, (row,), (rows,), [sizes[d] for d in reduced])
+            inner = reshape_index(nest, (row,), (rows,), [sizes[d] for d in reduced])
             places = dict(zip((*outer, *reduced), (*at, *inner), strict=True))
             with nest.loop(used, "lane") as j:
                 element = nest.pull(inputs, (*(places[d] for d in range(len(sizes) - 1)), add(first, j)))

@@ -9,7 +9,7 @@ from smelt.ir.core import Op
 from smelt.ir.ops.reduce import scan_counts
 from smelt.kernel.build.sinks import Output, sink
 from smelt.kernel.loops.grammar import Expr, Set, add, scale
-from smelt.kernel.loops.nest import Nest, flat, tensor, unknown
+from smelt.kernel.loops.nest import Nest, flat, tensor, unsupported
 from smelt.passes.lower import is_pointwise
 
 
@@ -17,7 +17,7 @@ from smelt.passes.lower import is_pointwise
 def scan(nest: Nest, op: Op, output: Output) -> None:
     body, dimension = op.regions[0], op.attrs["dimension"]
     if not is_pointwise(body):
-        raise unknown(op, "whose body looks at more than one element")
+        raise unsupported(op, "whose body looks at more than one element")
     inputs, inits = scan_counts(op)
     outputs = len(body.results) - inits
     sizes = tensor(op.operands[0]).sizes

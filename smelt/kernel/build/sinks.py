@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from smelt.ir.core import Op, Value
 from smelt.kernel.loops.grammar import Expr
-from smelt.kernel.loops.nest import Index, Nest, reshaped, tensor
+from smelt.kernel.loops.nest import Index, Nest, reshape_index, tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def pushed(nest: Nest, move: Op, index: Index) -> Index:
     """Where a reshape or a transpose puts the element that `index` names in its operand."""
     if move.name == "stablehlo.transpose":
         return tuple(index[d] for d in move.attrs["permutation"])
-    return reshaped(nest, index, tensor(move.operands[0]).sizes, tensor(move.result).sizes)
+    return reshape_index(nest, index, tensor(move.operands[0]).sizes, tensor(move.result).sizes)
 
 
 Sink = Callable[[Nest, Op, Output], None]

@@ -1,7 +1,7 @@
 """Plan → C. The program is freestanding: it includes nothing, allocates nothing and starts no thread of its own.
 
 It exports `NAME_run`, `NAME_measure` and `NAME_abi` (see `runtime/smelt.h` and `abi.py`). A kernel is a function over a
-table of buffers and a table of sizes; a loop on cores is a function of its own that the runtime calls with ranges.
+table of buffers and a table of sizes; the body of a loop on cores is a function that the runtime calls with ranges.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from smelt.errors import SizeError, UnsupportedError
 from smelt.ir.size_checks import Check
 from smelt.kernel import math
 from smelt.kernel.build.reduce import identity
-from smelt.kernel.emit.tile_bf16 import pairs_text
-from smelt.kernel.emit.tile_f32 import TileShape, product_text, turn_text
-from smelt.kernel.emit.tile_int8 import bytes_text
-from smelt.kernel.emit.timestamps import stamp_text, stamped
+from smelt.kernel.emit.tile_bf16 import mma_bf16_text
+from smelt.kernel.emit.tile_f32 import TileShape, mma_f32_text, transpose_text
+from smelt.kernel.emit.tile_int8 import mma_int8_text
+from smelt.kernel.emit.timestamps import add_timestamps, timestamp_text
 from smelt.kernel.loops.grammar import (
     LANES,
     SHORT,
@@ -51,9 +51,11 @@ from smelt.kernel.loops.grammar import (
     Transpose,
     Var,
     While,
-    inside,
+    expressions,
+    subexpressions,
+    used_variables,
+    walk_statements,
 )
-from smelt.kernel.loops.nest import everything, expressions, mentioned
 from smelt.kernel.plan.memory import Memory
 from smelt.kernel.plan.plan import (
     Branch,
@@ -103,17 +105,19 @@ static inline i64 sure_mul(i64 a, i64 b, int *bad) { i64 c; *bad |= __builtin_mu
 static inline i64 sure_div(i64 a, i64 b, int *bad) { return b == -1 ? sure_mul(a, b, bad) : size_div(a, b); }
 static inline i64 sure_mod(i64 a, i64 b, int *bad) { (void)bad; return b == -1 ? 0 : size_mod(a, b); }
 """
-# Characters of C in one file. Only long programs are cut up: in another file a loop may come out otherwise, and slower.
-WORTHWHILE = 400_000
-TURN = "smelt_turn("
-# By the steps that lie side by side: what fills a tile, and the C types of what it reads.
-TILES = {1: ("smelt_product", "f32", "f32"), 2: ("smelt_halves", "ui16", "ui16"), 4: ("smelt_bytes", "ui8", "i8")}
-TILE_TEXTS = {1: product_text, 2: pairs_text, 4: bytes_text}
-WORTH = 32768  # elements that are worth a core
-LONG = 4096  # elements after which a turn of a kernel's outermost loop asks whether the call was cancelled
+# Only long programs are split into files: in another file the compiler may optimise a loop differently, and worse.
+CHARACTERS_PER_FILE = 400_000
+TRANSPOSE = "smelt_transpose("
+# By `k_pack`: the micro-kernel, and the C types of its operands.
+TILES = {1: ("smelt_mma_f32", "f32", "f32"), 2: ("smelt_mma_bf16", "ui16", "ui16"), 4: ("smelt_mma_int8", "ui8", "i8")}
+TILE_TEXTS = {1: mma_f32_text, 2: mma_bf16_text, 4: mma_int8_text}
+ELEMENTS_PER_CORE = 32768  # fewer elements are not worth another core
+ELEMENTS_PER_STOP_CHECK = (
+    4096  # elements after which a turn of a kernel's outermost loop asks whether the call was cancelled
+)
 CANCELLED, NO_MEMORY, FAILED, UNFIT = -1, -2, 1 << 20, 1 << 21
-TOO_LARGE = 1 << 22  # what `measure` says where a size does not fit into 64 bits
-MOST_BYTES = 1 << 50  # of one buffer whose size only data tells: more is no size but a mistake
+TOO_LARGE = 1 << 22  # status of `measure` where a size overflows 64 bits
+MOST_BYTES = 1 << 50  # of one buffer of data-dependent size: more is a mistake
 
 
 def emit(plan: Plan, memory: Memory, name: str, tile: TileShape) -> str:
@@ -125,7 +129,7 @@ def emit(plan: Plan, memory: Memory, name: str, tile: TileShape) -> str:
 
 @dataclass(slots=True)
 class Source:
-    """A C file of several programs, which share kernels that are equal."""
+    """A C file of several programs, which share equal kernels."""
 
     tile: TileShape
     kernels: dict[Kernel, _Function] = field(default_factory=dict)
@@ -133,7 +137,7 @@ class Source:
     timestamps: bool = False  # every step tells when it began and ended, see `stamp_c`
 
     def add(self, plan: Plan, memory: Memory, name: str) -> None:
-        """One more program. What cannot be written leaves the file as it was."""
+        """Add a program. An error leaves the file as it was."""
         fresh: dict[Kernel, _Function] = {}
         for step in walk(plan.steps):
             for kernel in (step.kernel, *step.kernel.variants) if isinstance(step, Launch) else ():
@@ -146,27 +150,27 @@ class Source:
         self.parts += parts
 
     def text(self) -> str:
-        """All of it as one file."""
+        """One file."""
         text = "\n".join(self.parts)
-        return self._file("".join(self._products(text)) + text)
+        return self._file("".join(self._micro_kernels(text)) + text)
 
     def texts(self, most: int) -> list[str]:
-        """The same as several files of about equal length that can be compiled at once."""
-        count = min(most, sum(map(len, self.parts)) // WORTHWHILE + 1)
+        """Several files of about equal length, to compile in parallel."""
+        count = min(most, sum(map(len, self.parts)) // CHARACTERS_PER_FILE + 1)
         if count == 1:
             return [self.text()]
         head = "".join(f"{function.prototype};\n" for function in self.kernels.values())
         files = (head + "\n".join(each) for each in _balanced(self.parts, count))
-        return [self._file("".join(self._products(each)) + each) for each in files]
+        return [self._file("".join(self._micro_kernels(each)) + each) for each in files]
 
-    def _products(self, text: str) -> list[str]:
-        """The functions for tiles that a text calls."""
-        products = []
-        for together, (name, *_) in TILES.items():
-            some = f"{name}_some(" in text
-            if some or f"{name}(" in text:
-                products.append(TILE_TEXTS[together](self.tile, some=some))
-        return [*products, *([turn_text(self.tile)] if TURN in text else [])]
+    def _micro_kernels(self, text: str) -> list[str]:
+        """The micro-kernels that a text calls."""
+        texts = []
+        for k_pack, (name, *_) in TILES.items():
+            narrow = f"{name}_narrow(" in text
+            if narrow or f"{name}(" in text:
+                texts.append(TILE_TEXTS[k_pack](self.tile, narrow=narrow))
+        return [*texts, *([transpose_text(self.tile)] if TRANSPOSE in text else [])]
 
     def _file(self, text: str) -> str:
         return math.prelude(text) + ABI + text
@@ -189,7 +193,7 @@ def _balanced(parts: Sequence[str], count: int) -> list[list[str]]:
 
 
 def size_text(size: Size, symbols: dict[str, str]) -> str:
-    """A polynomial as C over the texts of its symbols, for values that `sure_text` was checked with."""
+    """A polynomial as C over the texts of its symbols, for values that passed the checks of `sure_text`."""
     if isinstance(size, int):
         return _number_text(size)
     terms = []
@@ -209,7 +213,7 @@ def _atom_text(atom: Atom, symbols: dict[str, str]) -> str:
 
 
 def sure_text(size: Size, symbols: dict[str, str]) -> str:
-    """The same with an `int bad` that becomes 1 where a number does not fit into 64 bits."""
+    """The same with overflow checks: `int bad` becomes 1 where a number overflows 64 bits."""
     if isinstance(size, int):
         return _number_text(size)
     terms = []
@@ -254,7 +258,7 @@ class _Program:
         return known | {name: f"m[{i}]" for i, name in enumerate(self.plan.deferred)}
 
     def describe(self) -> str:
-        """What the program expects of its caller, for whoever loads it to compare."""
+        """The program's interface, which the loader compares."""
         plan = self.plan
         arguments, results = ([buffer.shape for buffer in plan.of_kind(kind)] for kind in ("argument", "result"))
         constants = [len(constant) for constant in plan.constants]
@@ -263,9 +267,9 @@ class _Program:
         return abi.c_text(self.name, stated)
 
     def measure(self, kernels: dict[Kernel, _Function]) -> str:
-        """Checks on sizes, the memory that a call needs, and the sizes of the results.
+        """Checks of sizes, the memory that a call needs, and the sizes of the results.
 
-        No number that the program computes from sizes overflows where this gives 0.
+        Where this returns 0, no number that the program computes from sizes overflows.
         """
         symbols = self.symbols
         lines = [f"int {self.name}_measure(const i64 *n, i64 *out) {{", "  (void)n; int bad = 0;"]
@@ -293,7 +297,7 @@ class _Program:
         return sizes
 
     def _slot(self, sizes: Sequence[Size]) -> str:
-        """The bytes of a slot: the most that a tenant needs. A size in a branch that is not taken may be negative."""
+        """The bytes of a slot: those of its largest buffer. A size in a branch that is not taken may be negative."""
         texts = [sure_text(size, self.symbols) for size in sizes]
         if not any(map(nonneg, sizes)):
             texts.append("0LL")
@@ -315,12 +319,14 @@ class _Program:
         first = {"argument": 0, "result": counts["argument"], "constant": counts["argument"] + counts["result"]}
         for i, buffer in enumerate(self.plan.buffers):
             if buffer.kind == "temporary":
-                lines.append(f"  b[{i}] = slot{self.memory.homes[i]};" if i in self.memory.homes else f"  b[{i}] = 0;")
+                lines.append(
+                    f"  b[{i}] = slot{self.memory.slot_of[i]};" if i in self.memory.slot_of else f"  b[{i}] = 0;"
+                )
             else:
                 lines.append(f"  b[{i}] = given[{first[buffer.kind] + buffer.index}];")
         if self.plan.deferred:
             lines.append(f"  i64 m[{len(self.plan.deferred)}] = {{0}};")
-            lines += [f"  i64 held{i} = -1;" for i, _ in self._late_buffers()]
+            lines += [f"  i64 held{i} = -1;" for i, _ in self._deferred_buffers()]
         if sizes:
             lines.append(f"  i64 t[{len(sizes)}];")
             lines += [
@@ -330,11 +336,11 @@ class _Program:
         if self.plan.tunables:
             lines.insert(0, f"i64 {self.name}_tunables[{self.plan.tunables}];")
         if self.timestamps:
-            lines = [stamp_text(self.name, len(self.plan.deferred)), *lines, f"  {self.name}_count = 0;"]
+            lines = [timestamp_text(self.name, len(self.plan.deferred)), *lines, f"  {self.name}_count = 0;"]
         lines += self._steps(self.plan.steps, kernels, sizes, 1)
-        lines += self._late_results(first["result"])
+        lines += self._deferred_results(first["result"])
         if self.timestamps:
-            lines += [f"  {self.name}_late[{i}] = m[{i}];" for i in range(len(self.plan.deferred))]
+            lines += [f"  {self.name}_deferred[{i}] = m[{i}];" for i in range(len(self.plan.deferred))]
         return "\n".join([*lines, "  return 0;", "}", ""])
 
     def _steps(
@@ -384,17 +390,17 @@ class _Program:
                 case Ensure(checks):
                     lines += self._ensure(checks, pad)
             if self.timestamps and isinstance(step, Launch | Copy):
-                lines[before:] = stamped(self.name, self.timed, pad, lines[before:])
+                lines[before:] = add_timestamps(self.name, self.timed, pad, lines[before:])
                 self.timed += 1
             if not isinstance(step, Copy | Ensure):
                 lines.append(f"{pad}if (STOPPED) return {CANCELLED};")
         return lines
 
-    def _late_buffers(self) -> list[tuple[int, Buffer]]:
+    def _deferred_buffers(self) -> list[tuple[int, Buffer]]:
         return [(i, each) for i, each in enumerate(self.plan.buffers) if self.plan.is_deferred(*each.shape.sizes)]
 
-    def _late_results(self, first: int) -> list[str]:
-        """Tell the runtime where results are whose size it could not know, and how large they are."""
+    def _deferred_results(self, first: int) -> list[str]:
+        """Return the buffers and sizes of results of data-dependent size."""
         lines: list[str] = []
         place = 0
         for i, buffer in enumerate(self.plan.buffers):
@@ -407,7 +413,7 @@ class _Program:
         return lines
 
     def _measure(self, step: Measure, sizes: dict[Size, int], pad: str) -> list[str]:
-        """Give symbols their numbers; then what depends on them and on nothing later: checks, sizes, memory."""
+        """Define symbols; then compute what depends on them and on no later one: checks, sizes, memory."""
         places = [self.plan.deferred.index(name) for name in step.names]
         if isinstance(step.source, int):
             values = [f"((const i64 *)b[{step.source}])[{i}]" for i in range(len(places))]
@@ -423,7 +429,7 @@ class _Program:
             return bool(named) and max(named) in places
 
         lines += [f"{pad}t[{i}] = {size_text(size, self.symbols)};" for size, i in sizes.items() if concerns(size)]
-        for i, buffer in self._late_buffers():
+        for i, buffer in self._deferred_buffers():
             if concerns(*buffer.shape.sizes):
                 lines += [
                     f"{pad}{{ const i64 bytes = {sure_text(buffer.bytes, self.symbols)};",
@@ -455,7 +461,7 @@ class _Program:
 
 
 def _broken(check: Check, symbols: dict[str, str]) -> str:
-    """A condition in C: the check does not hold, or a number in it does not fit into 64 bits."""
+    """A condition in C: the check fails, or a number in it overflows 64 bits."""
     a, b = sure_text(check.a, symbols), sure_text(check.b, symbols)
     return f"!({a} {check.relation} {b}) || bad"
 
@@ -465,13 +471,13 @@ def _broken(check: Check, symbols: dict[str, str]) -> str:
 
 @dataclass(slots=True)
 class _Function:
-    """A kernel's function, and the functions that its loops on cores need."""
+    """A kernel's function, and the functions of its loops on cores."""
 
     name: str
     sizes: dict[Size, int] = field(default_factory=dict)
     outlined: list[str] = field(default_factory=list)
     arrays: dict[str, str] = field(default_factory=dict)  # C types of the elements of local arrays
-    locals: dict[str, str] = field(default_factory=dict)  # pointers and sizes that the function at hand uses
+    locals: dict[str, str] = field(default_factory=dict)  # pointers and sizes of the current function
 
     def emit(self, kernel: Kernel) -> str:
         lines = self.block(kernel.body, 1)
@@ -485,13 +491,13 @@ class _Function:
         return f"HIDDEN int {self.name}(const Runtime *rt, Context *ctx, void *const *b, const i64 *s)"
 
     def pointer(self, buffer: int, kind: str) -> str:
-        """A name for the elements of a buffer: a local, so that the compiler sees that it does not change."""
+        """A pointer to the elements of a buffer: a local, so that the compiler sees that it does not change."""
         name = f"b{buffer}_{kind}"
         self.locals[name] = f"  {kind} *const {name} = b[{buffer}];"
         return name
 
     def factor(self, operand: int | str, kind: str) -> str:
-        """Where an operand of a product lies: in a buffer, or in a local array."""
+        """An operand of a micro-kernel: a buffer or a local array."""
         return operand if isinstance(operand, str) else self.pointer(operand, kind)
 
     # -- statements --
@@ -537,30 +543,32 @@ class _Function:
             case StoreLocal(array, index, value):
                 return [f"{pad}{array}[{self.expr(index)}] = {self.expr(value)};"]
             case Transpose(target, source, rows, columns):
-                return [f"{pad}smelt_turn({source}, {rows}, {columns}, {target});"]
+                return [f"{pad}smelt_transpose({source}, {rows}, {columns}, {target});"]
             case Fold():
                 return self.fold(stmt, depth)
             case Mma():
-                return [f"{pad}{self.product(stmt)}"]
+                return [f"{pad}{self.mma(stmt)}"]
             case Fail(status, values):
                 record = [f"ctx->record[{i}] = {self.expr(value)};" for i, value in enumerate(values)]
                 return [f"{pad}{{ {' '.join(record)} return {FAILED + status}; }}"]
 
     def core(self, loop: For, depth: int) -> list[str]:
-        """A loop whose iterations are spread over cores: a function over a range of them."""
+        """A parallel loop: a function over a range of its iterations."""
         name = f"{self.name}_{len(self.outlined)}"
         inside = {loop.var}
         captured = [
-            var for var in dict.fromkeys([*mentioned(loop.body)]) if var not in inside and var not in _born(loop.body)
+            var
+            for var in dict.fromkeys([*used_variables(loop.body)])
+            if var not in inside and var not in _declared(loop.body)
         ]
-        lent = [each for each in used_arrays(loop.body) if each in self.arrays]
+        lent = [each for each in used_locals(loop.body) if each in self.arrays]
         fields = "".join(f" {math.register(var.dtype)} {var.name};" for var in captured)
         fields += "".join(f" {self.arrays[each]} *{each};" for each in lent)
         env = f"struct {name} {{ Context *ctx; void *const *b; const i64 *s;{fields} }};"
         opened = [f"  const {math.register(var.dtype)} {var.name} = env->{var.name};" for var in captured]
         opened += [f"  {self.arrays[each]} *{each} = env->{each};" for each in lent]
         leaf = not any(isinstance(each, For | While | Fold) for each in loop.body)
-        is_long = not leaf and not (isinstance(loop.work, int) and loop.work < LONG)
+        is_long = not leaf and not (isinstance(loop.work, int) and loop.work < ELEMENTS_PER_STOP_CHECK)
         outer, self.locals = self.locals, {}
         inner = self.block(loop.body, 2)
         locals, self.locals = self.locals, outer
@@ -585,20 +593,20 @@ class _Function:
         return [
             f"{pad}struct {name} env_{name} = {{ ctx, b, s{values} }};",
             f"{pad}rt->parallel(rt, ctx, {name}_body, &env_{name}, {self.expr(loop.extent)},"
-            f" {WORTH} / ({work} + 1) + 1);",
+            f" {ELEMENTS_PER_CORE} / ({work} + 1) + 1);",
             *([f"{pad}if (STOPPED) return {CANCELLED};"] if is_long else []),
         ]
 
     def fold(self, fold: Fold, depth: int) -> list[str]:
-        """In order where it is short; else one total per lane, then halves."""
+        """In order where it is short; else one total per lane, then a tree of halves."""
         pad, kind = "  " * depth, math.register(fold.total.dtype)
         var, total, extent = fold.var.name, fold.total.name, self.expr(fold.extent)
         function, dtype = fold.function, fold.total.dtype
 
-        wide = f32 if dtype.is_float and dtype.bits < 32 else dtype  # lanes of narrow types are not rounded
+        wide = f32 if dtype.is_float and dtype.bits < 32 else dtype  # narrow types accumulate in f32
 
         def step(a: str, b: str, of: DType) -> str:
-            return _applied(function, [a, b], [of, of], of)
+            return _apply_text(function, [a, b], [of, of], of)
 
         value = self.expr(fold.value)
         short = [
@@ -639,29 +647,29 @@ class _Function:
         lines += [f"{pad}  {total} = {step(self.expr(fold.start), 'lane[0]', dtype)};", f"{pad}}}"]
         return lines
 
-    def product(self, product: Mma) -> str:
-        name, left_type, right_type = TILES[product.k_pack]
+    def mma(self, mma: Mma) -> str:
+        name, left_type, right_type = TILES[mma.k_pack]
         a, b, tile = (
             f"{pointer} + {self.expr(index)}"
             for pointer, index in (
-                (self.factor(product.a, left_type), product.a_index),
-                (self.factor(product.b, right_type), product.b_index),
-                (product.tile, product.tile_offset),
+                (self.factor(mma.a, left_type), mma.a_index),
+                (self.factor(mma.b, right_type), mma.b_index),
+                (mma.tile, mma.tile_offset),
             )
         )
-        steps = (product.a_stride,) if product.k_pack == 1 else ()  # narrow ones lie side by side
-        left = [a, *map(self.expr, (product.a_row_stride, product.a_tap_stride, *steps))]
-        right = [b, *map(self.expr, (product.b_stride, product.taps, product.extent))]
+        steps = (mma.a_stride,) if mma.k_pack == 1 else ()  # packed steps are adjacent
+        left = [a, *map(self.expr, (mma.a_row_stride, mma.a_tap_stride, *steps))]
+        right = [b, *map(self.expr, (mma.b_stride, mma.taps, mma.extent))]
         given = [
-            self.expr(product.rows),
+            self.expr(mma.rows),
             *left,
             *right,
             tile,
-            *map(self.expr, (product.accumulate, product.prefetch, product.tiles)),
+            *map(self.expr, (mma.accumulate, mma.prefetch, mma.tiles)),
         ]
-        if product.columns == Number(0):
+        if mma.columns == Number(0):
             return f"{name}({', '.join(given)});"
-        return f"{name}_some({', '.join(given)}, {self.expr(product.columns)});"
+        return f"{name}_narrow({', '.join(given)}, {self.expr(mma.columns)});"
 
     # -- expressions --
 
@@ -673,7 +681,7 @@ class _Function:
         return f"s{place}"
 
     def divisor(self, size: Size) -> str:
-        """A size to divide by: where it is 0 the quotient is of no use, but may stand before the test that says so."""
+        """A size to divide by. Where it is 0 the quotient is unused, but may be computed before the test for that."""
         text = self.size(size)
         if isinstance(size, int):
             return text if size else "1"
@@ -710,12 +718,12 @@ class _Function:
             case Apply("maximum" | "minimum" as function, (x, Number(bound)), dtype) if (
                 dtype.is_float and bound == bound
             ):
-                return self.limited(function, self.expr(x), bound, dtype)
+                return self.clamp_text(function, self.expr(x), bound, dtype)
             case Apply(function, args, dtype, _):
-                return _applied(function, [self.expr(arg) for arg in args], [arg.dtype for arg in args], dtype)
+                return _apply_text(function, [self.expr(arg) for arg in args], [arg.dtype for arg in args], dtype)
 
-    def limited(self, function: str, x: str, bound: float | complex, dtype: DType) -> str:
-        """The greater or lesser of a value and a number: one instruction, nan stays nan, and zeros keep their order."""
+    def clamp_text(self, function: str, x: str, bound: float | complex, dtype: DType) -> str:
+        """The maximum or minimum of a value and a number as one instruction; NaN propagates, -0 < +0."""
         number = math.literal(bound, dtype)
         sign = ">" if function == "maximum" else "<"
         chosen = f"({number} {sign} {x} ? {number} : {x})"
@@ -723,14 +731,14 @@ class _Function:
             return chosen
         if function == "maximum" and str(bound)[0] != "-":
             return f"({chosen} + {number})"  # -0 becomes 0
-        return _applied(function, [x, number], [dtype, dtype], dtype)
+        return _apply_text(function, [x, number], [dtype, dtype], dtype)
 
     def _times(self, atom: Expr, coefficient: Size) -> str:
         text = self.expr(atom)
         return text if coefficient == 1 else f"{text} * {self.size(coefficient)}"
 
 
-def _applied(function: str, args: Sequence[str], operands: Sequence[DType], result: DType) -> str:
+def _apply_text(function: str, args: Sequence[str], operands: Sequence[DType], result: DType) -> str:
     text = math.apply(function, args, operands, result)
     if text is None:
         raise UnsupportedError(
@@ -740,19 +748,19 @@ def _applied(function: str, args: Sequence[str], operands: Sequence[DType], resu
 
 
 def _lanes(extent: Expr) -> str:
-    """How the compiler is asked to use vectors: a short loop that does not fill them ends in a masked one. Only a very
-    short one may become a list of elements, for then the loop around it gets the vectors."""
+    """The pragma that vectorises a loop. A short loop with a partial vector is masked. Only a very short one may be
+    unrolled completely, so that the loop around it is vectorised."""
     size = extent.size if isinstance(extent, Amount) else extent.value if isinstance(extent, Number) else None
     if not isinstance(size, int) or not 8 <= size <= 64:
         return "LANES"
     return "FEW_LANES" if size % 16 else "SHORT_LANES"
 
 
-def used_arrays(statements: Sequence[Stmt]) -> list[str]:
-    """The local arrays that statements read or change."""
+def used_locals(statements: Sequence[Stmt]) -> list[str]:
+    """The local arrays that statements read or write."""
     found: dict[str, None] = {}
 
-    for each in everything(statements):
+    for each in walk_statements(statements):
         match each:
             case StoreLocal(array):
                 found[array] = None
@@ -761,23 +769,17 @@ def used_arrays(statements: Sequence[Stmt]) -> list[str]:
             case Mma(tile, a=a, b=b):
                 found.update(dict.fromkeys(name for name in (tile, a, b) if isinstance(name, str)))
         for expr in expressions(each):
-            found.update((item.array, None) for item in inside(expr) if isinstance(item, LoadLocal))
+            found.update((item.array, None) for item in subexpressions(expr) if isinstance(item, LoadLocal))
     return list(found)
 
 
-def _born(statements: Sequence[Stmt]) -> set[Var]:
+def _declared(statements: Sequence[Stmt]) -> set[Var]:
     """The variables that statements declare."""
     found: set[Var] = set()
-    for each in statements:
+    for each in walk_statements(statements):
         match each:
-            case For(var, _, body):
-                found |= {var, *_born(body)}
-            case While(head, _, body):
-                found |= _born(head) | _born(body)
-            case If(_, then, otherwise):
-                found |= _born(then) | _born(otherwise)
-            case Let(var) | Declare(var):
+            case For(var) | Let(var) | Declare(var):
                 found.add(var)
-            case Fold(var, _, body, _, total):
-                found |= {var, total, *_born(body)}
+            case Fold(var, total=total):
+                found |= {var, total}
     return found

@@ -1,8 +1,8 @@
-"""Register tiles as C: the innermost loop of products, one straight-line function per number of rows.
+"""f32 micro-kernel as C: a register tile of rows x columns, one straight-line function per number of rows.
 
-`tile[i][j] = sum over k of a[i, k] * b[k, j]`, k in order, one multiply-add each; builders call it for blocks whose
-sums are added up in order too (which keeps rounding small and what is read near). So a result depends on its row and
-its column alone, whatever the tile's height. Vectors are the compiler's own extension: one text for every processor.
+`tile[i][j] = sum over k of a[i, k] * b[k, j]`, k in order, one FMA each. Builders call it per K-block and add up the
+blocks in order, so a result depends on its row and column alone, whatever the tile's rows. Vectors are the compiler's
+own extension: one text for every processor. `emit.c` adds the text to programs that call it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from smelt.target import Target
 
-BLOCK = 128  # steps that are summed before the sum joins the others: their rows of b stay in the nearest cache
-STEPS = 4  # between two requests for what comes next
-LINE = 16  # floats that one request brings
-HIGHEST = 12  # rows of a tile, where registers allow more
+BLOCK = 128  # steps of a K-block: its rows of b stay in L1
+PREFETCH_STEPS = 4  # steps between two prefetches
+LINE = 16  # floats per cache line
+MAX_TILE_ROWS = 12  # even where registers allow more
 
 HEAD = """\
 #ifndef SMELT_FMA
@@ -41,18 +41,18 @@ static inline smelt_vector smelt_fma(smelt_lanes a, smelt_lanes b, smelt_lanes c
 #define SMELT_FMA(a, b, c) ((a) * (b) + (c))
 #endif
 #endif
-#ifndef SMELT_AS_IT_IS
+#ifndef SMELT_NO_UNROLL
 #ifdef __clang__
-#define SMELT_AS_IT_IS _Pragma("clang loop unroll(disable)")
+#define SMELT_NO_UNROLL _Pragma("clang loop unroll(disable)")
 #else
-#define SMELT_AS_IT_IS _Pragma("GCC unroll 1")
+#define SMELT_NO_UNROLL _Pragma("GCC unroll 1")
 #endif
 #endif"""
 
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """The largest register tile: rows, and columns in whole vectors of `lanes` floats."""
+    """The largest register tile: rows, and columns as whole vectors of `lanes` floats."""
 
     rows: int
     columns: int
@@ -60,7 +60,7 @@ class TileShape:
 
 
 def tile_shape(target: Target) -> TileShape:
-    """As large as the registers allow."""
+    """The largest tile that fits in the registers."""
     if target.vector_bytes >= 64:
         return TileShape(6, 64, 16)
     if target.vector_bytes >= 32:
@@ -68,46 +68,50 @@ def tile_shape(target: Target) -> TileShape:
     return TileShape(6, 16, 4) if target.name in ("aarch64", "arm64") else TileShape(4, 8, 4)
 
 
-SIGNATURE = "const f32 *a, i64 a_row, i64 a_turn, i64 a_step, const f32 *b, i64 b_step, i64 turns, i64 count, f32 *tile"
-GIVEN = "a, a_row, a_turn, a_step, b, b_step, turns, count, tile, join"
+SIGNATURE = (
+    "const f32 *a, i64 a_row_stride, i64 a_tap_stride, i64 a_stride, const f32 *b, i64 b_stride, i64 taps, i64 count, "
+    "f32 *tile"
+)
+ARGUMENTS = "a, a_row_stride, a_tap_stride, a_stride, b, b_stride, taps, count, tile, accumulate"
 
 
-def product_text(shape: TileShape, *, some: bool = False) -> str:
-    """`smelt_product` for any number of rows, and what it calls.
+def mma_f32_text(shape: TileShape, *, narrow: bool = False) -> str:
+    """`smelt_mma_f32` for any number of rows, and its callees.
 
-    With `some` also `smelt_product_some`, which leaves out the vectors of columns that nobody needs.
+    With `narrow` also `smelt_mma_f32_narrow`, which computes only the vectors of columns that are used.
     """
     vectors = shape.columns // shape.lanes
-    families = [_family(shape, count) for count in (range(1, vectors + 1) if some else [vectors])]
-    if some:
+    families = [_family(shape, count) for count in (range(1, vectors + 1) if narrow else [vectors])]
+    if narrow:
         cases = (
-            f"    case {count}: smelt_product{count}(rows, {GIVEN}, part, parts); break;"
+            f"    case {count}: smelt_mma_f32{count}(rows, {ARGUMENTS}, part, parts); break;"
             for count in range(1, vectors + 1)
         )
-        head = f"static void smelt_product_some(i64 rows, {SIGNATURE}, i64 join, i64 part, i64 parts, i64 columns) {{"
+        given = f"i64 rows, {SIGNATURE}, i64 accumulate, i64 part, i64 parts, i64 columns"
+        head = f"static void smelt_mma_f32_narrow({given}) {{"
         families += [head, f"  switch ((columns + {shape.lanes - 1}) / {shape.lanes}) {{", *cases, "  }", "}"]
-    families.append(f"#define smelt_product smelt_product{vectors}")
+    families.append(f"#define smelt_mma_f32 smelt_mma_f32{vectors}")
     return "\n".join([HEAD.format(bytes=4 * shape.lanes), *families, ""])
 
 
 def _family(shape: TileShape, vectors: int) -> str:
-    """`smelt_product{vectors}`, and one function for each height that its registers can hold."""
-    name = f"smelt_product{vectors}"
-    most = min(HIGHEST, shape.rows * shape.columns // (shape.lanes * vectors))
-    lines = shape.columns * STEPS // LINE
+    """`smelt_mma_f32{vectors}`, and one function for each number of rows that fits in the registers."""
+    name = f"smelt_mma_f32{vectors}"
+    most = min(MAX_TILE_ROWS, shape.rows * shape.columns // (shape.lanes * vectors))
+    lines = shape.columns * PREFETCH_STEPS // LINE
     text = [
         *(_rows_text(f"{name}_{rows}", rows, shape, vectors) for rows in range(1, most + 1)),
-        f"static void {name}(i64 rows, {SIGNATURE}, i64 join, i64 part, i64 parts) {{",
-        f"  const i64 lines = {max(1, lines)};  /* that {STEPS} steps use up */",
+        f"static void {name}(i64 rows, {SIGNATURE}, i64 accumulate, i64 part, i64 parts) {{",
+        f"  const i64 lines = {max(1, lines)};  /* per {PREFETCH_STEPS} steps */",
         f"  i64 tiles = (rows + {most - 1}) / {most}, all = parts * tiles, number = part * tiles;",
         "  const i64 each = all < lines ? (lines + all - 1) / (all + !all) : 1;",
-        f"  const i64 steps = turns * count / {STEPS} * each * {LINE};",
-        "  for (i64 height; tiles > 0; tiles--, rows -= height, a += height * a_row) {",
-        "    const f32 *ahead = b + turns * count * b_step + number++ % lines * steps;",
-        "    switch (height = (rows + tiles - 1) / tiles) {",
-        *(f"      case {rows}: {name}_{rows}({GIVEN}, ahead, each); break;" for rows in range(1, most + 1)),
+        f"  const i64 steps = taps * count / {PREFETCH_STEPS} * each * {LINE};",
+        "  for (i64 part_rows; tiles > 0; tiles--, rows -= part_rows, a += part_rows * a_row_stride) {",
+        "    const f32 *prefetch = b + taps * count * b_stride + number++ % lines * steps;",
+        "    switch (part_rows = (rows + tiles - 1) / tiles) {",
+        *(f"      case {rows}: {name}_{rows}({ARGUMENTS}, prefetch, each); break;" for rows in range(1, most + 1)),
         "    }",
-        f"    tile += height * {shape.columns};",
+        f"    tile += part_rows * {shape.columns};",
         "  }",
         "}",
     ]
@@ -115,32 +119,32 @@ def _family(shape: TileShape, vectors: int) -> str:
 
 
 def _rows_text(name: str, rows: int, shape: TileShape, vectors: int) -> str:
-    """Steps go in fours, each with a request for a line of what comes next; unrolled they would need more registers."""
+    """One prefetch per `PREFETCH_STEPS` steps. Not unrolled: that would need more registers."""
     names = [[f"c{i}_{j}" for j in range(vectors)] for i in range(rows)]
     step = [f"    const smelt_vector b{j} = *(const smelt_vector *)(b + {shape.lanes * j});" for j in range(vectors)]
     for i in range(rows):
-        element = f"a{i - i % 3}[{i % 3} * a_row]" if i % 3 else f"a{i}[0]"
+        element = f"a{i - i % 3}[{i % 3} * a_row_stride]" if i % 3 else f"a{i}[0]"
         sums = " ".join(f"{name} = SMELT_FMA(x, b{j}, {name});" for j, name in enumerate(names[i]))
         step.append(f"    {{ const smelt_vector x = {element} - (smelt_vector){{0}}; {sums} }}")
     firsts = range(0, rows, 3)
-    step.append("    b += b_step; " + " ".join(f"a{i} += a_step;" for i in firsts))
+    step.append("    b += b_stride; " + " ".join(f"a{i} += a_stride;" for i in firsts))
     tiles = [
         (f"tile + {shape.columns * i + shape.lanes * j}", names[i][j]) for i in range(rows) for j in range(vectors)
     ]
     lines = [
-        f"static void {name}({SIGNATURE}, i64 join, const f32 *ahead, i64 each) {{",
+        f"static void {name}({SIGNATURE}, i64 accumulate, const f32 *prefetch, i64 each) {{",
         "  smelt_vector " + ", ".join(f"{name} = {{0}}" for row in names for name in row) + ";",
-        "  for (i64 t = 0; t < turns; t++, a += a_turn) {",
-        *(f"  const f32 *a{i} = a + {i} * a_row;" for i in firsts),
-        f"  for (i64 k = 0; k < count; k += {STEPS}) {{",
-        f"  SMELT_AS_IT_IS for (i64 l = 0; l < each; l++, ahead += {LINE}) __builtin_prefetch(ahead, 0, 2);",
-        f"  const i64 steps = count - k < {STEPS} ? count - k : {STEPS};",
-        "  SMELT_AS_IT_IS for (i64 s = 0; s < steps; s++) {",
+        "  for (i64 t = 0; t < taps; t++, a += a_tap_stride) {",
+        *(f"  const f32 *a{i} = a + {i} * a_row_stride;" for i in firsts),
+        f"  for (i64 k = 0; k < count; k += {PREFETCH_STEPS}) {{",
+        f"  SMELT_NO_UNROLL for (i64 l = 0; l < each; l++, prefetch += {LINE}) __builtin_prefetch(prefetch, 0, 2);",
+        f"  const i64 steps = count - k < {PREFETCH_STEPS} ? count - k : {PREFETCH_STEPS};",
+        "  SMELT_NO_UNROLL for (i64 s = 0; s < steps; s++) {",
         *step,
         "  }",
         "  }",
         "  }",
-        "  if (join) {",
+        "  if (accumulate) {",
         *(f"    *(smelt_vector *)({place}) = *(smelt_vector *)({place}) + {name};" for place, name in tiles),
         "  } else {",
         *(f"    *(smelt_vector *)({place}) = {name};" for place, name in tiles),
@@ -149,10 +153,10 @@ def _rows_text(name: str, rows: int, shape: TileShape, vectors: int) -> str:
     return "\n".join([*lines, "}"])
 
 
-def turn_text(shape: TileShape) -> str:
-    """`smelt_turn`: a matrix turned over, in squares of whole vectors; what is left goes one by one.
+def transpose_text(shape: TileShape) -> str:
+    """`smelt_transpose`: a matrix transposed in square blocks of whole vectors; the rest element by element.
 
-    Halves of a square change places, then halves of those: lanes t of rows i and i + s, where s is in neither t nor i.
+    A butterfly of log2(lanes) shuffles: stage s swaps lane t of rows i and i + s, bit s set in neither t nor i.
     """
     lanes = shape.lanes
     rows = [f"r{i}" for i in range(lanes)]
@@ -173,7 +177,7 @@ def turn_text(shape: TileShape) -> str:
     place = "*(const smelt_vector *)(source + (i + {0}) * columns + j)"
     lines = [
         HEAD.format(bytes=4 * lanes),
-        "static void smelt_turn(const f32 *source, i64 rows, i64 columns, f32 *target) {",
+        "static void smelt_transpose(const f32 *source, i64 rows, i64 columns, f32 *target) {",
         f"  const i64 right = columns / {lanes} * {lanes}, low = rows / {lanes} * {lanes};",
         f"  for (i64 i = 0; i < low; i += {lanes})",
         f"    for (i64 j = 0; j < right; j += {lanes}) {{",

@@ -1,17 +1,16 @@
-"""Time stamps as C: what a program adds to itself so that every step tells when it began and ended.
+"""Timestamps as C: every step of a profiled program records its begin and end.
 
-`emit_c` puts it into programs that are built to be profiled, and into no others. Such a program exports `NAME_clock`
-and, about its last call, `NAME_count`, `NAME_log` (step, begin, end for each step that ran) and `NAME_late` (the sizes
-that data told).
+`emit.c` adds this to programs that are built to be profiled or tuned. They export `NAME_clock` and, for the last call,
+`NAME_count`, `NAME_log` (step, begin, end of each step that ran) and `NAME_deferred` (the data-dependent sizes).
 """
 
 from __future__ import annotations
 
-LOG = 1 << 20  # steps of one call that are kept; later ones are counted only
+LOG = 1 << 20  # steps recorded per call; later ones are only counted
 
 
-def stamp_text(name: str, late: int) -> str:
-    """The clock, the log, and what writes to it. Ticks are the processor's own: an engine calibrates them."""
+def timestamp_text(name: str, deferred: int) -> str:
+    """The clock, the log and its writer. Ticks are the processor's own; the engine calibrates them."""
     return f"""\
 i64 {name}_clock(void) {{
 #if defined(__x86_64__) || defined(__i386__)
@@ -22,8 +21,8 @@ i64 {name}_clock(void) {{
   return (i64)__builtin_readcyclecounter();
 #endif
 }}
-i64 {name}_count, {name}_log[3 * {LOG}], {name}_late[{max(late, 1)}];
-static void {name}_stamp(i64 step, i64 begin) {{
+i64 {name}_count, {name}_log[3 * {LOG}], {name}_deferred[{max(deferred, 1)}];
+static void {name}_timestamp(i64 step, i64 begin) {{
   const i64 end = {name}_clock();
   if ({name}_count < {LOG}) {{
     i64 *line = {name}_log + 3 * {name}_count;
@@ -34,6 +33,6 @@ static void {name}_stamp(i64 step, i64 begin) {{
 """
 
 
-def stamped(name: str, step: int, pad: str, lines: list[str]) -> list[str]:
-    """The lines of a step, between two looks at the clock."""
-    return [f"{pad}{{ const i64 begin = {name}_clock();", *lines, f"{pad}{name}_stamp({step}, begin); }}"]
+def add_timestamps(name: str, step: int, pad: str, lines: list[str]) -> list[str]:
+    """The lines of a step between two timestamps."""
+    return [f"{pad}{{ const i64 begin = {name}_clock();", *lines, f"{pad}{name}_timestamp({step}, begin); }}"]

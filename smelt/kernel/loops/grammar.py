@@ -1,19 +1,20 @@
-"""The loop grammar: what a kernel is made of, on one screen. `build_*` write it, `emit_*` print it as source.
+"""The loop IR of kernels, on one screen. `kernel.build` writes it, `loops.parallelise` schedules it, `kernel.emit`
+prints it as source.
 
     Expr  := Var | Number | Amount | Affine | Quotient | Remainder | Load | LoadLocal | Apply | Convert | Bitcast
     Stmt  := For | While | If | Let | Declare | Set | Store | Local | StoreLocal | Transpose | Fold | Mma | Fail
-    Level := "serial" (the schedule may move it) | "ordered" | "core" (spread over cores) | "lane" (over vectors)
+    Level := "serial" (may be parallelised) | "ordered" | "core" (parallel over cores) | "lane" (vectorised)
 
-Index arithmetic is in `i64` and in the affine form wherever it can be: sums of expressions times sizes. A size is a
-number or a polynomial that is known when the program is called. A buffer is a number: its place in the kernel's list.
+Index arithmetic is `i64`, and affine wherever possible: a sum of expressions times sizes. A size is a number or a
+polynomial over the program's symbols, known when the program is called. A buffer is its position in the kernel's list.
 No text of a model gets in here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeAlias
 
 from smelt.dim import Poly, Size, divide_exact
 from smelt.dtype import DType, i1, i64
@@ -23,7 +24,7 @@ Level = Literal["serial", "ordered", "core", "lane"]
 
 @dataclass(frozen=True, slots=True)
 class Var:
-    """A loop variable, a value that has a name, or an accumulator. `extent`: it lies in [0, extent)."""
+    """A loop variable, a named value, or an accumulator. With an `extent` it is in [0, extent)."""
 
     name: str
     dtype: DType = i64
@@ -121,13 +122,13 @@ Expr: TypeAlias = Var | Number | Amount | Affine | Quotient | Remainder | Load |
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """`body` for var = 0 … extent - 1. On cores and lanes the order is open, and iterations do not see each other."""
+    """`body` for var = 0 … extent - 1. On cores and lanes iterations are independent and run in any order."""
 
     var: Var
     extent: Expr
     body: tuple[Stmt, ...]
     level: Level = "serial"
-    work: Size = 1  # core: about how many elements one iteration touches
+    work: Size = 1  # core: estimated elements per iteration
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """A small local array of a fixed count, not initialised."""
+    """A small uninitialised local array of a fixed count."""
 
     name: str
     dtype: DType
@@ -186,7 +187,7 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class StoreLocal:
-    """Change an element of a local array."""
+    """Store an element of a local array."""
 
     array: str
     index: Expr
@@ -195,7 +196,7 @@ class StoreLocal:
 
 @dataclass(frozen=True, slots=True)
 class Transpose:
-    """target[j, i] = source[i, j] for i < rows and j < columns: local arrays of f32, row by row."""
+    """target[j, i] = source[i, j] for i < rows and j < columns: row-major local arrays of f32."""
 
     target: str
     source: str
@@ -207,9 +208,9 @@ class Transpose:
 class Fold:
     """total = function(total, value) over var = 0 … extent - 1, where `body` computes `value`.
 
-    Short ones (at most `SHORT` terms) run in order. Longer ones keep one total per lane: lane l takes the terms whose
-    number is l modulo `LANES`; then halves of the lanes are combined until one is left. So the order of the
-    operations depends on the extent alone. `start` joins last.
+    At most `SHORT` terms are reduced in order. Longer reductions keep one total per lane: lane l takes the terms l
+    modulo `LANES`, then halves of the lanes are combined until one is left. So the order of operations depends on the
+    extent alone. `start` is combined last.
     """
 
     var: Var
@@ -223,18 +224,18 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Mma:
-    """tile[i, j] = the sum over k < extent of a[i, k] * b[k, j], in the order of k, for i < rows and all columns.
+    """Micro-kernel call: tile[i, j] = sum over k < extent of a[i, k] * b[k, j], in the order of k, for i < rows and all
+    columns.
 
-    `tile` is a local array of f32, row by row from `place` on. a[i, k] lies at `a_index + i * a_row + k * a_step` of
-    its buffer, or of the local array that `a` names; row k of b begins at `b_index + k * b_step`, its columns side by
-    side. With `turns` the sum goes over t < turns and k < extent: a moves on by `a_turn` from turn to turn, b has its
-    rows one after the other. Where `join` is not 0, the sum is added to what the tile holds. Of `tiles` that use the
-    same rows of b this is number `ahead`: each may ask for another part of the rows after them. `columns`: how many
-    are needed, where that may be less than all; else 0.
+    `tile` is a row-major local array of f32, from `tile_offset` on; where `accumulate` is not 0 the sum is added to it.
+    a[i, k] is at `a_index + i * a_row_stride + k * a_stride` of its buffer, or of the local array that `a` names. Row k
+    of b begins at `b_index + k * b_stride`; its columns are contiguous. With `taps` the sum is over t < taps and
+    k < extent: a advances by `a_tap_stride` per tap, the rows of b continue. `tiles` calls use the same rows of b. This
+    is number `prefetch` of them, and each prefetches another part of the next rows. `columns`: how many are needed,
+    or 0 for all.
 
-    `together`: so many steps of each column of b lie side by side, in lines that are `b_step` apart; a turn begins a
-    line, and the steps of a lie side by side too. With 2 of them a and b are of bf16; with 4, a is of ui8 and b of i8
-    and the tile of i32.
+    `k_pack`: steps of K that are adjacent in each column of b, in lines `b_stride` apart; a tap begins a line, and the
+    steps of a are adjacent too. 2: a and b are bf16. 4: a is ui8, b is i8, the tile is i32 (VNNI).
     """
 
     tile: str
@@ -255,9 +256,6 @@ class Mma:
     tiles: Expr = Number(1)
     columns: Expr = Number(0)
     k_pack: int = 1
-
-
-MMA_EXPRS = tuple(each.name for each in fields(Mma) if each.type == "Expr")  # its expressions
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,8 +389,11 @@ def _extent(atom: Expr) -> Size | None:
     return None
 
 
-def parts(expr: Expr) -> tuple[Expr, ...]:
-    """The expressions that an expression is made of."""
+# ---- traversal ----
+
+
+def children(expr: Expr) -> tuple[Expr, ...]:
+    """The direct subexpressions."""
     match expr:
         case Affine(terms):
             return tuple(atom for atom, _ in terms)
@@ -405,25 +406,66 @@ def parts(expr: Expr) -> tuple[Expr, ...]:
     return ()
 
 
-def inside(expr: Expr) -> Iterator[Expr]:
-    """An expression and all that it is made of."""
+def subexpressions(expr: Expr) -> Iterator[Expr]:
+    """An expression and everything inside it."""
     stack = [expr]
     while stack:
         each = stack.pop()
         yield each
-        stack += parts(each)
+        stack += children(each)
 
 
 def variables(expr: Expr) -> Iterator[Var]:
     """The variables in an expression."""
-    return (each for each in inside(expr) if isinstance(each, Var))
+    return (each for each in subexpressions(expr) if isinstance(each, Var))
 
 
 def loads(expr: Expr) -> Iterator[Load]:
-    """The reads of buffers in an expression."""
-    return (each for each in inside(expr) if isinstance(each, Load))
+    """The loads from buffers in an expression."""
+    return (each for each in subexpressions(expr) if isinstance(each, Load))
 
 
-def reads(expr: Expr) -> bool:
-    """Whether an expression looks at memory."""
-    return any(isinstance(each, Load | LoadLocal) for each in inside(expr))
+def reads_memory(expr: Expr) -> bool:
+    return any(isinstance(each, Load | LoadLocal) for each in subexpressions(expr))
+
+
+STATEMENTS = (For, While, If, Let, Declare, Set, Store, Local, StoreLocal, Transpose, Fold, Mma, Fail)
+# The fields of each statement that hold an expression, and a block.
+_EXPRS = {kind: tuple(each.name for each in fields(kind) if each.type == "Expr") for kind in STATEMENTS}
+_BLOCKS = {kind: tuple(each.name for each in fields(kind) if each.type == "tuple[Stmt, ...]") for kind in STATEMENTS}
+
+
+def expressions(statement: Stmt) -> tuple[Expr, ...]:
+    """The expressions of a statement itself, and the variable that it sets."""
+    if isinstance(statement, Fail):
+        return statement.values
+    found = tuple(getattr(statement, name) for name in _EXPRS[type(statement)])
+    return (statement.var, *found) if isinstance(statement, Set) else found
+
+
+def walk_statements(statements: Sequence[Stmt]) -> Iterator[Stmt]:
+    """Every statement, each before those inside it."""
+    for each in statements:
+        yield each
+        for name in _BLOCKS[type(each)]:
+            yield from walk_statements(getattr(each, name))
+
+
+def rebuild(
+    statement: Stmt,
+    block: Callable[[tuple[Stmt, ...]], tuple[Stmt, ...]],
+    expr: Callable[[Expr], Expr] = lambda each: each,
+) -> Stmt:
+    """The statement with its blocks and expressions replaced."""
+    if isinstance(statement, Fail):
+        return Fail(statement.status, tuple(map(expr, statement.values)))
+    changed: dict[str, Any] = {name: expr(getattr(statement, name)) for name in _EXPRS[type(statement)]}
+    changed |= {name: block(getattr(statement, name)) for name in _BLOCKS[type(statement)]}
+    return replace(statement, **changed)
+
+
+def used_variables(statements: Sequence[Stmt]) -> Iterator[Var]:
+    """Every variable that statements read or set."""
+    for statement in walk_statements(statements):
+        for expr in expressions(statement):
+            yield from variables(expr)

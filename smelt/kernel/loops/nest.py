@@ -1,8 +1,8 @@
-"""A kernel being written: scopes of statements, and values pulled into them.
+"""A kernel under construction: scopes of statements, and values pulled into them.
 
-`Nest.pull(value, index)` gives an element of a value: a load where the value is stored, else what its op's rule in
-`PULLS` makes of its operands. Every result gets a name in the outermost scope where it means the same, so that
-nothing is computed twice and whatever an inner loop does not change (a whole reduction, say) moves out of it.
+`Nest.pull(value, index)` gives an element of a value: a load where the value is materialised, else the result of its
+op's rule in `PULLS`. Every result gets a name in the outermost scope where it is valid: common subexpressions are
+computed once, and loop invariants (also whole reductions) are hoisted.
 """
 
 from __future__ import annotations
@@ -18,33 +18,28 @@ from smelt.dtype import DType, i1, i64
 from smelt.errors import UnsupportedError
 from smelt.ir.core import Op, Region, Value
 from smelt.kernel.loops.grammar import (
-    MMA_EXPRS,
     Amount,
     Apply,
     Convert,
     Declare,
     Expr,
-    Fail,
     Fold,
     For,
     If,
     Let,
     Level,
     Load,
-    Local,
-    Mma,
     Number,
     Set,
     Stmt,
     Store,
-    StoreLocal,
-    Transpose,
     Var,
     While,
     add,
-    reads,
+    reads_memory,
     scale,
     split,
+    used_variables,
     variables,
 )
 from smelt.kernel.tune.schedules import (
@@ -81,7 +76,7 @@ def pull(*names: str) -> Callable[[Pull], Pull]:
 
 
 class SplitLoopError(Exception):
-    """Raised while a kernel is written: a loop over `var` should be two, the inner one over `inner` steps."""
+    """Raised while a kernel is written: split the loop over `var`; the inner one has `inner` iterations."""
 
     def __init__(self, var: Var, inner: Size) -> None:
         super().__init__(var.name)
@@ -91,7 +86,7 @@ class SplitLoopError(Exception):
 
 @dataclass(slots=True, eq=False)
 class Scope:
-    """Statements that run one after the other. `fence`: reads of memory must not move out (a guard protects them)."""
+    """A sequence of statements. `fence`: loads must not be hoisted out of it (a guard protects them)."""
 
     parent: Scope | None
     depth: int
@@ -102,7 +97,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Where the elements of a value lie in a buffer that holds more: at `offset` + the sum of index * stride."""
+    """The elements of a value inside a larger buffer: at `offset` + the sum of index * stride."""
 
     offset: Size
     strides: tuple[Size, ...]
@@ -110,8 +105,8 @@ class View:
     def at(self, index: Index) -> Expr:
         return add(*(scale(at, stride) for at, stride in zip(index, self.strides, strict=True)), self.offset)
 
-    def reshaped(self, sizes: Sequence[Size], target: Sequence[Size]) -> View | None:
-        """The same elements in another shape, if they still lie at regular distances."""
+    def reshape(self, sizes: Sequence[Size], target: Sequence[Size]) -> View | None:
+        """The same elements in another shape, if that has strides."""
         strides: list[Size] = []
         for ours, theirs in groups(sizes, target):
             axes = [d for d in ours if sizes[d] != 1]
@@ -132,38 +127,39 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class ExpandedImage:
-    """[batch, y, x, channel] that a product and elementwise ops after it make: `last`, with an edge of one number."""
+    """The image [batch, y, x, channel] of a fused expand + depthwise kernel: a GEMM and elementwise ops compute `last`,
+    which is padded with one number."""
 
     dot: Op
     last: Value
     edge: Value | None
-    before: tuple[int, int]  # lines and pixels of the edge
-    inside: frozenset[Op]  # ops that nobody else needs
+    before: tuple[int, int]  # rows and pixels of padding
+    inside: frozenset[Op]  # ops without other users
 
 
 @dataclass(slots=True)
 class Nest:
-    """One kernel. `stored` says which buffer of the program holds a value, `views` where in it, if it holds more;
-    `buffers` are those that the kernel uses."""
+    """One kernel. `stored`: the program's buffer of each materialised value; `views`: its elements there, if the buffer
+    is larger. `buffers`: those that the kernel uses."""
 
     stored: Mapping[Value, int]
     buffers: list[int] = field(default_factory=list)
     scope: Scope = field(default_factory=lambda: Scope(None, 0))
-    places: dict[Var, Scope] = field(default_factory=dict)  # where a variable was born
+    places: dict[Var, Scope] = field(default_factory=dict)  # the scope of each variable
     values: dict[Value, Expr] = field(default_factory=dict)  # arguments of a region whose body is being written
     pulled: dict[tuple[Value, Index], Expr] = field(default_factory=dict)
     covered: dict[Op, None] = field(default_factory=dict)
     splittable: dict[Var, None] = field(default_factory=dict)
     serial: int = 0
-    temporary: Callable[[Shape], int] | None = None  # makes a buffer of the program
+    temporary: Callable[[Shape], int] | None = None  # allocates a buffer of the program
     views: Mapping[Value, View] = field(default_factory=dict)
-    made: Mapping[Value, ExpandedImage] = field(default_factory=dict)  # values that the kernel makes as it goes
-    scratches: list[int] = field(default_factory=list)  # those made for this kernel alone
+    expanded: Mapping[Value, ExpandedImage] = field(default_factory=dict)  # images that the kernel computes in bands
+    scratches: list[int] = field(default_factory=list)  # buffers of this kernel alone
     schedules: Lookup = untuned
-    chosen: dict[KernelKey, Schedule] = field(default_factory=dict)  # what the kernel's builders asked for, and got
-    tunables: Tunables | None = None  # cuts are told later
+    chosen: dict[KernelKey, Schedule] = field(default_factory=dict)  # by the kernel's builders
+    tunables: Tunables | None = None  # block sizes are set at run time
 
-    # -- names and places --
+    # -- names and scopes --
 
     def var(self, dtype: DType = i64, extent: Size | None = None, stem: str = "v") -> Var:
         self.serial += 1
@@ -182,28 +178,28 @@ class Nest:
         return self.scratches[-1]
 
     def choose_schedule(self, key: KernelKey, kind: type[C]) -> C:
-        """How a builder should go about a problem."""
+        """The schedule of a kernel: tuned, or the default."""
         found = self.schedules(key)
         chosen = found if isinstance(found, kind) else default_schedule(key)
-        assert isinstance(chosen, kind), "every problem has a default of its kind"
+        assert isinstance(chosen, kind), "every key has a default of its kind"
         self.chosen[key] = chosen
         return chosen
 
     def blocking(self, key: KernelKey, schedule: Blocked) -> Blocking:
-        """What a choice comes to; symbols where the kernel is to be told at every call."""
+        """The block sizes of a schedule; symbols where they are set at run time."""
         return blocking_of(key, schedule) if self.tunables is None else self.tunables.blocking(key)
 
     def bands(self, key: KernelKey, schedule: ExpandDepthwise) -> RowBands:
-        """The same for an image that is made on the way."""
+        """The same for fused expand + depthwise."""
         return RowBands.of(key, schedule) if self.tunables is None else self.tunables.bands(key)
 
     def emit(self, statement: Stmt) -> None:
         self.scope.statements.append(statement)
 
-    def home(self, expr: Expr) -> Scope:
-        """The outermost scope where an expression means the same as here."""
+    def outermost_scope(self, expr: Expr) -> Scope:
+        """The outermost scope where an expression is valid."""
         depth = max((self.places[var].depth for var in variables(expr)), default=0)
-        guarded = reads(expr)
+        guarded = reads_memory(expr)
         scope = self.scope
         while scope.depth > depth and scope.parent is not None and not (guarded and scope.fence):
             scope = scope.parent
@@ -218,22 +214,22 @@ class Nest:
             if expr in scope.names:
                 return scope.names[expr]
             scope = scope.parent
-        home = self.home(expr)
+        outermost = self.outermost_scope(expr)
         var = self.var(expr.dtype)
-        home.statements.append(Let(var, expr))
-        home.names[expr] = var
-        self.places[var] = home
+        outermost.statements.append(Let(var, expr))
+        outermost.names[expr] = var
+        self.places[var] = outermost
         return var
 
     def declare(self, dtype: DType, value: Expr) -> Var:
-        """A variable that changes, in this scope."""
+        """A mutable variable in this scope."""
         var = self.var(dtype)
         self.places[var] = self.scope
         self.emit(Declare(var, value))
         return var
 
     def visible(self, expr: Expr) -> bool:
-        """Whether all variables of an expression were born here or further out."""
+        """Whether all variables of an expression are in scope."""
         for var in variables(expr):
             place, scope = self.places[var], self.scope
             while scope.depth > place.depth and scope.parent is not None:
@@ -243,7 +239,7 @@ class Nest:
         return True
 
     def keep(self, expr: Expr) -> Expr:
-        """The value that an expression has now, though variables in it change later."""
+        """The current value of an expression whose variables may change later."""
         if isinstance(expr, Number):
             return expr
         var = self.var(expr.dtype)
@@ -255,7 +251,7 @@ class Nest:
 
     @contextmanager
     def inner(self, *, fence: bool = False) -> Iterator[Scope]:
-        """Statements of an inner scope; whoever opened it puts them where they belong."""
+        """An inner scope; the caller emits its statements."""
         outer = self.scope
         self.scope = Scope(outer, outer.depth + 1, fence)
         try:
@@ -265,7 +261,7 @@ class Nest:
 
     @contextmanager
     def guard(self, condition: Expr) -> Iterator[None]:
-        """Statements that run where a condition holds."""
+        """Statements that run if a condition holds."""
         with self.inner(fence=True) as scope:
             yield
         self.emit(If(condition, tuple(scope.statements)))
@@ -274,7 +270,7 @@ class Nest:
     def loop(
         self, extent: Size | Expr, level: Level = "serial", *, splittable: bool = False, fence: bool = False
     ) -> Iterator[Var]:
-        """A loop. `fence`: it may have no turn because there is nothing to read, so reads stay inside."""
+        """A loop. `fence`: it may have no iteration because there is nothing to read, so loads stay inside."""
         size = extent if isinstance(extent, Size) else None
         var = self.var(i64, size, "at")
         with self.inner(fence=fence) as scope:
@@ -288,7 +284,7 @@ class Nest:
     def loops(
         self, extents: Sequence[Size], level: Level = "serial", *, splittable: bool = False
     ) -> Iterator[tuple[Expr, ...]]:
-        """Nested loops, the last one innermost; an extent of one needs no loop."""
+        """Nested loops, the last one innermost; no loop for an extent of one."""
         if not extents:
             yield ()
         elif extents[0] == 1:
@@ -303,7 +299,7 @@ class Nest:
 
     @contextmanager
     def repeat(self, condition: Callable[[], Expr]) -> Iterator[None]:
-        """A loop that goes on while a condition holds, which is computed anew before each turn."""
+        """A while loop; the condition is computed before each iteration."""
         with self.inner(fence=True) as scope:
             goes_on = condition()
             head = tuple(scope.statements)
@@ -311,7 +307,7 @@ class Nest:
         self.emit(While(head, goes_on, tuple(scope.statements[len(head) :])))
 
     def choose(self, condition: Expr, then: Callable[[], Expr], otherwise: Callable[[], Expr], dtype: DType) -> Expr:
-        """One of two values, where only the chosen one may be computed."""
+        """One of two values; only the chosen one is computed."""
         result = self.declare(dtype, Number(0, dtype))
         branches = []
         for branch in (then, otherwise):
@@ -338,22 +334,22 @@ class Nest:
             found = self.load(value, self.offset(value, index))
         else:
             op = value.op
-            assert op is not None, f"an argument of a region of type {shape} is not at hand"
+            assert op is not None, f"an argument of a region of type {shape} has no value"
             rule = PULLS.get(op.name)
             if rule is None:
-                raise unknown(op)
+                raise unsupported(op)
             self.covered[op] = None
             found = rule(self, op, value.index, index)
         self.pulled[key] = found
         return found
 
     def offset(self, value: Value, index: Index) -> Expr:
-        """Where an element lies in the buffer of its value."""
+        """The offset of an element in the buffer of its value."""
         view = self.views.get(value)
         return flat(index, tensor(value).sizes) if view is None else view.at(index)
 
     def load(self, value: Value, offset: Expr) -> Expr:
-        """What lies at some place of the buffer of a stored value."""
+        """A load from the buffer of a materialised value."""
         return self.let(Load(self.buffer(self.stored[value]), offset, tensor(value).element))
 
     def store(self, number: int, offset: Expr, value: Expr) -> None:
@@ -376,83 +372,38 @@ class Nest:
         return self.apply("LT", x, y, dtype=i1)
 
     def clamp(self, x: Expr, high: Size) -> Expr:
-        """An index moved into [0, high]."""
+        """An index clamped to [0, high]."""
         return self.apply("clamp", Number(0), x, Amount(high), dtype=i64)
 
     def inline(self, region: Region, args: Sequence[Expr]) -> tuple[Expr, ...]:
         """The results of a region over scalars, for these arguments."""
         values, pulled = self.values, self.pulled
         self.values = values | dict(zip(region.args, args, strict=True))
-        self.pulled = {}  # what the body computes belongs to these arguments
+        self.pulled = {}  # the body's values depend on these arguments
         results = tuple(self.pull(value, ()) for value in region.results)
         self.values, self.pulled = values, pulled
         return results
 
     def fold(self, function: str, start: Expr, extent: Size, value: Callable[[Var], Expr]) -> Expr:
-        """A reduction by one associative function, in the outermost scope where it means the same."""
+        """A reduction by one associative function, in the outermost scope where it is valid."""
         total = self.var(start.dtype, stem="total")
         with self.inner() as scope:
             var = self.var(i64, extent, "at")
             self.places[var] = scope
             term = value(var)
-        home = self.home_of(scope, start, term)
-        home.statements.append(Fold(var, Amount(extent), tuple(scope.statements), term, total, function, start))
-        self.places[total] = home
+        outermost = self.outermost_scope_of(scope, start, term)
+        outermost.statements.append(Fold(var, Amount(extent), tuple(scope.statements), term, total, function, start))
+        self.places[total] = outermost
         return total
 
-    def home_of(self, scope: Scope, *more: Expr) -> Scope:
-        """Where a finished inner scope belongs: as far out as what it mentions of its surroundings allows."""
-        used = {*mentioned(scope.statements), *(var for expr in more for var in variables(expr))}
+    def outermost_scope_of(self, scope: Scope, *more: Expr) -> Scope:
+        """The outermost scope where a finished inner scope is valid."""
+        used = {*used_variables(scope.statements), *(var for expr in more for var in variables(expr))}
         depth = max((self.places[var].depth for var in used if self.places[var].depth < scope.depth), default=0)
-        home = self.scope
-        while home.depth > depth and home.parent is not None and not home.fence:
-            home = home.parent
-        return home
-
-
-def everything(statements: Sequence[Stmt]) -> Iterator[Stmt]:
-    """Every statement, each before those inside it."""
-    for each in statements:
-        yield each
-        match each:
-            case For(_, _, body) | Fold(_, _, body):
-                yield from everything(body)
-            case While(head, _, body):
-                yield from everything(head)
-                yield from everything(body)
-            case If(_, then, otherwise):
-                yield from everything(then)
-                yield from everything(otherwise)
-
-
-def expressions(statement: Stmt) -> tuple[Expr, ...]:
-    """The expressions of a statement itself."""
-    match statement:
-        case For(_, extent):
-            return (extent,)
-        case While(_, condition) | If(condition):
-            return (condition,)
-        case Let(_, value) | Declare(_, value):
-            return (value,)
-        case Set(var, value):
-            return (var, value)
-        case Store(_, index, value) | StoreLocal(_, index, value):
-            return (index, value)
-        case Fold(_, extent, _, value, _, _, start):
-            return (extent, value, start)
-        case Mma():
-            return tuple(getattr(statement, name) for name in MMA_EXPRS)
-        case Fail(_, values):
-            return values
-        case Local() | Transpose():
-            return ()
-
-
-def mentioned(statements: Sequence[Stmt]) -> Iterator[Var]:
-    """Every variable that statements read or change."""
-    for statement in everything(statements):
-        for expr in expressions(statement):
-            yield from variables(expr)
+        found = self.scope
+        while found.depth > depth and found.parent is not None and not found.fence:
+            found = found.parent
+        return found
 
 
 # ---- shapes and offsets ----
@@ -466,8 +417,8 @@ def flat(index: Index, sizes: Sequence[Size]) -> Expr:
     return offset
 
 
-def reshaped(nest: Nest, index: Index, sizes: Sequence[Size], target: Sequence[Size]) -> Index:
-    """The index into `target` of the element that `index` names in `sizes`: the same row-major offset."""
+def reshape_index(nest: Nest, index: Index, sizes: Sequence[Size], target: Sequence[Size]) -> Index:
+    """The index into `target` of the element at `index` of `sizes`: the same row-major offset."""
     result: list[Expr] = []
     for ours, theirs in groups(sizes, target):
         offset = flat(tuple(index[d] for d in ours), [sizes[d] for d in ours])
@@ -485,7 +436,7 @@ def reshaped(nest: Nest, index: Index, sizes: Sequence[Size], target: Sequence[S
 
 
 def groups(sizes: Sequence[Size], target: Sequence[Size]) -> Iterator[tuple[list[int], list[int]]]:
-    """Neighbouring axes that hold the same elements, as short as they get: ([axes of sizes], [axes of target])."""
+    """The shortest runs of axes that hold the same elements: ([axes of sizes], [axes of target])."""
     i = j = 0
     while i < len(sizes) or j < len(target):
         ours, theirs = [i] if i < len(sizes) else [], [j] if j < len(target) else []
@@ -502,7 +453,7 @@ def groups(sizes: Sequence[Size], target: Sequence[Size]) -> Iterator[tuple[list
                 ours.append(i)
                 i += 1
             else:
-                break  # sizes whose products are equal for reasons that are assumed: one group
+                break  # products that are equal only by assumption: one group
         yield ours, theirs
 
 
@@ -516,13 +467,13 @@ def _grows(left: Size, right: Size) -> bool:
 def tensor(value: Value) -> Shape:
     shape = value.type
     if not isinstance(shape, Shape) or not isinstance(shape.dtype, DType):
-        raise UnsupportedError("the native engine does not know this type yet", got=shape, remedy="engine='reference'")
+        raise UnsupportedError("the native engine does not support this type", got=shape, remedy="engine='reference'")
     return shape
 
 
-def unknown(op: Op, detail: str = "") -> UnsupportedError:
+def unsupported(op: Op, detail: str = "") -> UnsupportedError:
     return UnsupportedError(
-        f"the native engine does not know {op.name}{' ' + detail if detail else ''} yet",
+        f"the native engine does not support {op.name}{' ' + detail if detail else ''}",
         where=op.location,
         remedy="engine='reference'",
     )

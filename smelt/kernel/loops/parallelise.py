@@ -1,18 +1,17 @@
-"""Loops → loops on cores and lanes: neighbouring loops that walk memory alike become one, outer ones spread over cores.
+"""Loops → loops on cores and lanes: merges nested loops with a common stride, runs outer loops on cores and vectorises
+leaf loops. Called by `fuse` for each kernel.
 
-No schedule changes the order in which one element's value is computed, so results do not depend on it.
+The order in which one element is computed never changes, so results do not depend on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from smelt.dim import Size, product
 from smelt.dtype import i64
 from smelt.kernel.loops.grammar import (
-    MMA_EXPRS,
     Affine,
     Amount,
     Apply,
@@ -20,7 +19,6 @@ from smelt.kernel.loops.grammar import (
     Convert,
     Declare,
     Expr,
-    Fail,
     Fold,
     For,
     If,
@@ -38,40 +36,36 @@ from smelt.kernel.loops.grammar import (
     Var,
     While,
     add,
+    rebuild,
     scale,
+    walk_statements,
 )
-from smelt.kernel.loops.nest import everything
 
 
 def parallelise(statements: Sequence[Stmt]) -> tuple[Stmt, ...]:
-    """The statements of a kernel with their outer loops placed on cores and leaf loops on lanes."""
+    """The statements of a kernel with outer loops on cores and leaf loops on lanes."""
     placed = (_on_cores(each) if isinstance(each, For) and each.level == "serial" else each for each in statements)
     return tuple(map(_on_lanes, placed))
 
 
 def _on_lanes(statement: Stmt) -> Stmt:
-    """The statement with every loop inside that only fills a run of elements on lanes."""
-    match statement:
-        case For(body=body, level=level):
-            inner = tuple(map(_on_lanes, body))
-            if level == "serial" and _fills(inner):
-                return replace(statement, body=inner, level="lane")
-            return replace(statement, body=inner)
-        case While(head, condition, body):
-            return While(tuple(map(_on_lanes, head)), condition, tuple(map(_on_lanes, body)))
-        case If(condition, then, otherwise):
-            return If(condition, tuple(map(_on_lanes, then)), tuple(map(_on_lanes, otherwise)))
-    return statement
+    """The statement with every inner loop vectorised that only stores elements."""
+    if not isinstance(statement, For | While | If):
+        return statement
+    found = rebuild(statement, lambda block: tuple(map(_on_lanes, block)))
+    if isinstance(found, For) and found.level == "serial" and _only_stores(found.body):
+        return replace(found, level="lane")
+    return found
 
 
-def _fills(statements: Sequence[Stmt]) -> bool:
-    plain = all(isinstance(each, Let | Declare | Store | If | Set) for each in everything(statements))
-    return plain and any(isinstance(each, Store) for each in statements)
+def _only_stores(statements: Sequence[Stmt]) -> bool:
+    simple = all(isinstance(each, Let | Declare | Store | If | Set) for each in walk_statements(statements))
+    return simple and any(isinstance(each, Store) for each in statements)
 
 
 def _on_cores(loop: For) -> For:
     chain = [merge_loops(loop)]
-    between: list[Stmt] = []  # names given between the loops: given again inside
+    between: list[Stmt] = []  # names between the loops: repeated inside
     while (inner := _only_loop(chain[-1])) is not None:
         between += [each for each in chain[-1].body if each is not inner]
         chain.append(inner)
@@ -85,7 +79,7 @@ def _on_cores(loop: For) -> For:
     if len(chain) == 1:
         return replace(chain[0], body=body, level="core", work=count_work(body))
     sizes = [each.extent.size for each in chain if isinstance(each.extent, Amount)]
-    assert len(sizes) == len(chain), "loops that depend on others do not become one"
+    assert len(sizes) == len(chain), "loops whose extents depend on others are not merged"
     flat = Var(f"{chain[0].var.name}_", i64, product(sizes))
     lets: list[Stmt] = []
     rest: Expr = flat
@@ -101,19 +95,19 @@ def _on_cores(loop: For) -> For:
 
 
 def _only_loop(loop: For) -> For | None:
-    """The one loop inside a loop, if it is free and nothing but names stands before it."""
+    """The one loop inside a loop, if it can be moved and only names precede it."""
     *names, last = loop.body or (None,)
-    if isinstance(last, For) and _is_free(last) and all(isinstance(each, Let) for each in names):
+    if isinstance(last, For) and _is_movable(last) and all(isinstance(each, Let) for each in names):
         return last
     return None
 
 
-def _is_free(loop: For) -> bool:
+def _is_movable(loop: For) -> bool:
     return loop.level == "serial" and isinstance(loop.extent, Amount)
 
 
 def count_work(statements: Sequence[Stmt]) -> Size:
-    """About how many elements one run of some statements touches."""
+    """An estimate of the elements that statements touch."""
     total: Size = 0
     for each in statements:
         match each:
@@ -125,8 +119,8 @@ def count_work(statements: Sequence[Stmt]) -> Size:
                 total = total + 64 * count_work(body)
             case Mma():
                 size = each.extent.size if isinstance(each.extent, Amount) else 128
-                turns = each.taps.size if isinstance(each.taps, Amount) else 1
-                total = total + 16 * size * turns
+                taps = each.taps.size if isinstance(each.taps, Amount) else 1
+                total = total + 16 * size * taps
             case If(_, then, otherwise):
                 total = total + count_work(then) + count_work(otherwise)
             case Let() | Store() | Set() | StoreLocal():
@@ -136,11 +130,11 @@ def count_work(statements: Sequence[Stmt]) -> Size:
     return total
 
 
-# ---- two loops that are one ----
+# ---- merging ----
 
 
 def merge_loops(loop: For) -> For:
-    """A loop around one loop becomes one loop where every place depends on `outer * inner extent + inner` alone."""
+    """Merge a loop with the only loop inside it where every index depends on `outer * inner extent + inner` alone."""
     while (
         len(loop.body) == 1
         and isinstance(inner := loop.body[0], For)
@@ -162,17 +156,20 @@ def _merge_pair(outer: For, inner: For) -> For | None:
     assert isinstance(inner.extent, Amount)
     count, size = outer.extent.size * inner.extent.size, inner.extent.size
     var = Var(inner.var.name, i64, count)
-    try:
-        body = tuple(
-            _map_exprs(each, lambda expr: _merge_index(expr, outer.var, inner.var, size, var)) for each in inner.body
+
+    def merge(block: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        return tuple(
+            rebuild(each, merge, lambda expr: _merge_index(expr, outer.var, inner.var, size, var)) for each in block
         )
+
+    try:
+        return replace(inner, var=var, extent=Amount(count), body=merge(inner.body))
     except _NotMergeableError:
         return None
-    return replace(inner, var=var, extent=Amount(count), body=body)
 
 
 class _NotMergeableError(Exception):
-    """The two loop variables appear in another way than as one."""
+    """The two loop variables are used separately."""
 
 
 def _merge_index(expr: Expr, outer: Var, inner: Var, size: Size, var: Var) -> Expr:
@@ -199,38 +196,3 @@ def _merge_index(expr: Expr, outer: Var, inner: Var, size: Size, var: Var) -> Ex
         case Convert(x, dtype) | Bitcast(x, dtype):
             return type(expr)(_merge_index(x, outer, inner, size, var), dtype)
     return expr
-
-
-def _map_exprs(statement: Stmt, change: Callable[[Expr], Expr]) -> Stmt:
-    """The statement with every expression changed."""
-
-    def all_of(statements: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        return tuple(_map_exprs(each, change) for each in statements)
-
-    match statement:
-        case For(_, extent, body):
-            return replace(statement, extent=change(extent), body=all_of(body))
-        case While(head, condition, body):
-            return While(all_of(head), change(condition), all_of(body))
-        case If(condition, then, otherwise):
-            return If(change(condition), all_of(then), all_of(otherwise))
-        case Let(var, value) | Declare(var, value) | Set(var, value):
-            return type(statement)(var, change(value))
-        case Store(buffer, index, value):
-            return Store(buffer, change(index), change(value))
-        case StoreLocal(array, index, value):
-            return StoreLocal(array, change(index), change(value))
-        case Fold():
-            return replace(
-                statement,
-                extent=change(statement.extent),
-                body=all_of(statement.body),
-                value=change(statement.value),
-                start=change(statement.start),
-            )
-        case Mma():
-            changed: dict[str, Any] = {name: change(getattr(statement, name)) for name in MMA_EXPRS}
-            return replace(statement, **changed)
-        case Fail(status, values):
-            return Fail(status, tuple(map(change, values)))
-    return statement

@@ -1,10 +1,10 @@
-"""Loops as text for people: the grammar of `loop.py`, a line for each statement. `smelt show --stage loops` prints it.
+"""Loop IR as text, one line per statement. `smelt show --stage loops` prints it.
 
     for i < 64 on cores: …      while: head; until not c; body     if c: … else: …
-    let x = e   var x = e   x := e       array t[384] of f32   t[i] := e       b0[i] := e      (b0: buffer 0)
+    let x = e   var x = e   x := e       local t[384] of f32   t[i] := e       b0[i] := e      (b0: buffer 0)
     s = add over k < n from e: … give e            tile[rows] = sum over k < n of b0[…] * b1[…]        fail 3 (e, …)
 
-What is not an i64, or not the type of its arguments, says so: `exponential(x)`, `f16(x)`, `bits f32(x)`, `b0[i] f32`.
+Types are shown where they are neither i64 nor those of the arguments: `f16(x)`, `bits f32(x)`, `b0[i] f32`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def kernel_text(kernel: Kernel) -> str:
 
 
 def lines(statements: Sequence[Stmt], depth: int = 0) -> list[str]:
-    """Statements as lines, those inside others further in."""
+    """Statements as lines, indented by depth."""
     return [line for each in statements for line in _statement(each, "  " * depth, depth + 1)]
 
 
@@ -74,7 +74,7 @@ def _statement(stmt: Stmt, pad: str, inside: int) -> list[str]:
         case Store(buffer, index, value):
             return [f"{pad}b{buffer}[{text(index)}] := {text(value)}"]
         case Local(name, dtype, count):
-            return [f"{pad}array {name}[{count}] of {dtype}"]
+            return [f"{pad}local {name}[{count}] of {dtype}"]
         case StoreLocal(array, index, value):
             return [f"{pad}{array}[{text(index)}] := {text(value)}"]
         case Transpose(target, source, rows, columns):
@@ -83,24 +83,24 @@ def _statement(stmt: Stmt, pad: str, inside: int) -> list[str]:
             first = f"{pad}{total.name} = {function} over {var.name} < {text(extent)} from {text(start)}:"
             return [first, *lines(body, inside), f"{pad}  give {text(value)}"]
         case Mma():
-            return [pad + _product(stmt)]
+            return [pad + _mma(stmt)]
         case Fail(status, values):
             return [f"{pad}fail {status} ({', '.join(map(text, values))})"]
 
 
-def _product(stmt: Mma) -> str:
+def _mma(stmt: Mma) -> str:
     """i counts the tile's rows, j its columns."""
-    turns = stmt.taps not in (Number(1), Amount(1))
+    taps = stmt.taps not in (Number(1), Amount(1))
     a = _sum(
         stmt.a_index,
         _steps("i", stmt.a_row_stride),
-        *([_steps("t", stmt.a_tap_stride)] if turns else []),
+        *([_steps("tap", stmt.a_tap_stride)] if taps else []),
         _steps("k", stmt.a_stride),
     )
     line, at = ("k", "j") if stmt.k_pack == 1 else (f"k//{stmt.k_pack}", f"{stmt.k_pack}*j + k%{stmt.k_pack}")
     b = _sum(stmt.b_index, _steps(line, stmt.b_stride), at)
-    over = (f"t < {text(stmt.taps)}, " if turns else "") + f"k < {text(stmt.extent)}"
-    sign = "=" if stmt.accumulate == Number(0) else f"= (where {text(stmt.accumulate)}: it +)"
+    over = (f"tap < {text(stmt.taps)}, " if taps else "") + f"k < {text(stmt.extent)}"
+    sign = "=" if stmt.accumulate == Number(0) else f"+= (where {text(stmt.accumulate)}, else =)"
     tile = stmt.tile if stmt.tile_offset == Number(0) else f"{stmt.tile}[{text(stmt.tile_offset)}:]"
     factors = f"{_operand(stmt.a)}[{a}] * {_operand(stmt.b)}[{b}]"
     return f"{tile}[i < {text(stmt.rows)}, j] {sign} sum over {over} of {factors}"
@@ -110,8 +110,8 @@ def _operand(operand: int | str) -> str:
     return operand if isinstance(operand, str) else f"b{operand}"
 
 
-def _steps(name: str, step: Expr) -> str:
-    return name if step in (Number(1), Amount(1)) else f"{name}*{_tight(step)}"
+def _steps(name: str, stride: Expr) -> str:
+    return name if stride in (Number(1), Amount(1)) else f"{name}*{_tight(stride)}"
 
 
 def _sum(first: Expr, *parts: str) -> str:
@@ -151,7 +151,7 @@ def _times(atom: Expr, coefficient: Size) -> str:
 
 
 def _tight(expr: Expr) -> str:
-    """An expression that may stand in a product."""
+    """An expression in parentheses where a product needs them."""
     return f"({text(expr)})" if isinstance(expr, Affine | Quotient | Remainder) else text(expr)
 
 

@@ -16,7 +16,7 @@ from smelt.kernel.build.families import ANCHORS, PULLS, SINKS, UPDATES
 from smelt.kernel.loops.nest import View, tensor
 
 CONTAINERS = frozenset({"stablehlo.concatenate", "stablehlo.pad"})
-# Ops that read a value wherever it lies.
+# Ops that can read a value through a view.
 READERS = frozenset(
     f"stablehlo.{name}"
     for name in (
@@ -29,7 +29,7 @@ Users = Mapping[Value, Sequence[Op]]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """An operand of a whole: the value that is made in the whole's buffer, and where its elements lie there."""
+    """An operand of a concatenation or padding that is computed in its buffer, through a view."""
 
     operand: int
     value: Value
@@ -41,7 +41,7 @@ def row_major(sizes: Sequence[Size]) -> View:
 
 
 def operand_starts(op: Op) -> list[tuple[Size, ...]]:
-    """Where each operand of a whole begins in it."""
+    """The index of the first element of each operand."""
     if op.name == "stablehlo.pad":
         return [tuple(op.attrs["edge_padding_low"])]
     axis, rank = op.attrs["dimension"], tensor(op.result).rank
@@ -54,7 +54,7 @@ def operand_starts(op: Op) -> list[tuple[Size, ...]]:
 
 
 def is_container(op: Op, known: set[str]) -> bool:
-    """Whether an op only puts its operands side by side, in sizes that are known before the run."""
+    """Whether an op only concatenates or pads, with sizes that are known before the run."""
     if op.name not in CONTAINERS or not tensor(op.result).symbols <= known:
         return False
     if op.name == "stablehlo.concatenate":
@@ -64,21 +64,21 @@ def is_container(op: Op, known: set[str]) -> bool:
 
 
 def find_parts(op: Op, view: View, users: Users, is_free: Callable[[Value, View], bool]) -> list[Part]:
-    """The operands that may be made in place; `view`: how the whole itself lies. `is_free`: nobody objects."""
+    """The operands that can be computed in place; `view`: that of the result itself; `is_free`: the caller's veto."""
     found: list[Part] = []
     for i, start in enumerate(operand_starts(op)):
         offset = view.offset + sum((at * step for at, step in zip(start, view.strides, strict=True)), start=0)
-        part = _made(i, op.operands[i], View(offset, view.strides), users, op)
+        part = _find_part(i, op.operands[i], View(offset, view.strides), users, op)
         if part is not None and all(each.value is not part.value for each in found) and is_free(part.value, part.view):
             found.append(part)
     return found
 
 
-def _made(number: int, value: Value, view: View, users: Users, whole: Op) -> Part | None:
-    """The value behind an operand that a kernel makes: a reshape of it lies in the same places."""
+def _find_part(number: int, value: Value, view: View, users: Users, whole: Op) -> Part | None:
+    """The value that a kernel computes for an operand, below reshapes that keep the view."""
     while value.op is not None and value.op.name == "stablehlo.reshape" and len(users.get(value, ())) == 1:
         source = value.op.operands[0]
-        turned = view.reshaped(tensor(value).sizes, tensor(source).sizes)
+        turned = view.reshape(tensor(value).sizes, tensor(source).sizes)
         if turned is None:
             break
         whole = value.op
@@ -97,5 +97,5 @@ def _reads(user: Op, value: Value, view: View, whole: Op) -> bool:
     if user is whole or user.name in READERS or OPS[user.name].elementwise or user.name in ANCHORS:
         return True
     if user.name == "stablehlo.reshape":
-        return view.reshaped(tensor(value).sizes, tensor(user.result).sizes) is not None
+        return view.reshape(tensor(value).sizes, tensor(user.result).sizes) is not None
     return False

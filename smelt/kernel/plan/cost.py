@@ -1,8 +1,7 @@
-"""What a step of a plan costs at given sizes, before it runs: arithmetic, and bytes that it has to move.
+"""Cost of a step at given sizes: arithmetic operations and bytes of memory traffic. Called by the profiler.
 
-The profiler sets these against measured times. Arithmetic is that of the ops which a kernel covers (`ir.cost`), so work
-that a kernel does twice, or on padding, does not count as speed. Bytes: each buffer once, or only the elements that the
-loops can touch where these are fewer (a row of a table).
+Arithmetic is that of the ops that a kernel covers (`ir.cost`), so recomputation and padding do not count. Bytes: each
+buffer once, or only the elements that the loops can touch where these are fewer (a row of a table).
 """
 
 from __future__ import annotations
@@ -16,28 +15,23 @@ from smelt.dtype import i64
 from smelt.ir.core import Program
 from smelt.ir.cost import op_operations
 from smelt.kernel.loops.grammar import (
-    Affine,
     Amount,
     Apply,
-    Bitcast,
-    Convert,
     Expr,
     Fold,
     For,
     If,
     Let,
     Load,
-    LoadLocal,
     Mma,
     Number,
-    Quotient,
-    Remainder,
     Stmt,
     Store,
     Var,
     While,
+    children,
+    expressions,
 )
-from smelt.kernel.loops.nest import expressions
 from smelt.kernel.plan.plan import Copy, Launch, Plan
 
 
@@ -50,7 +44,7 @@ class Cost:
 
 
 def step_cost(step: Launch | Copy, plan: Plan, program: Program, sizes: Mapping[str, int]) -> Cost:
-    """The cost of one run of a step. A launch must tell the ops that it covers (`fuse(…, keep_ops=True)`)."""
+    """The cost of one run of a step. A launch must list its ops (`fuse(…, keep_ops=True)`)."""
     if isinstance(step, Copy):
         moved = _number(plan.buffers[step.target].bytes, sizes)
         return Cost(0, None if moved is None else 2 * moved)
@@ -76,12 +70,12 @@ def _moved(launch: Launch, plan: Plan, sizes: Mapping[str, int]) -> int | None:
 
 @dataclass(slots=True)
 class _Accesses:
-    """How often at most a kernel reads and writes elements of each of its buffers."""
+    """Upper bounds of the element loads and stores of a kernel, by buffer."""
 
     sizes: Mapping[str, int]
     reads: dict[int, float] = field(default_factory=dict)
     writes: dict[int, float] = field(default_factory=dict)
-    bounds: dict[Var, float] = field(default_factory=dict)  # of names for integers
+    bounds: dict[Var, float] = field(default_factory=dict)  # of integer variables
 
     def block(self, statements: Sequence[Stmt], times: float) -> None:
         for each in statements:
@@ -105,25 +99,17 @@ class _Accesses:
                 self.block((*then, *otherwise), times)
             case Store(buffer):
                 self.writes[buffer] = self.writes.get(buffer, 0.0) + times
-            case Mma(a=a, b=b):  # a tile walks over all of its operands
+            case Mma(a=a, b=b):  # a micro-kernel reads all of its operands
                 self.reads |= {operand: inf for operand in (a, b) if isinstance(operand, int)}
 
     def expression(self, expr: Expr, times: float) -> None:
-        match expr:
-            case Load(buffer, index):
-                self.reads[buffer] = self.reads.get(buffer, 0.0) + times
-                self.expression(index, times)
-            case Affine(terms):
-                for atom, _ in terms:
-                    self.expression(atom, times)
-            case Quotient(x) | Remainder(x) | Convert(x) | Bitcast(x) | LoadLocal(_, x):
-                self.expression(x, times)
-            case Apply(_, args):
-                for arg in args:
-                    self.expression(arg, times)
+        if isinstance(expr, Load):
+            self.reads[expr.buffer] = self.reads.get(expr.buffer, 0.0) + times
+        for each in children(expr):
+            self.expression(each, times)
 
     def bound(self, extent: Expr) -> float:
-        """At most how many turns a loop takes."""
+        """The largest number of iterations of a loop."""
         match extent:
             case Number(value):
                 return float(value.real)

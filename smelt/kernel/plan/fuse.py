@@ -1,8 +1,7 @@
-"""Fusion: a function becomes a plan of few kernels.
+"""Fusion: a function → a plan of few kernels. Called by `engine.compile`.
 
-`SINKS` holds the ops that write their results themselves (products, windows, sorts …), `UPDATES` those that change a
-part of an operand; every other op is pulled by the rules of `nest.PULLS`. Which values are stored, and which are
-pulled into the kernels that use them, `keep` decides.
+`SINKS` holds the ops with loops of their own (GEMM, convolution, sort …), `UPDATES` those that change a part of an
+operand; all other ops are inlined by their rules in `PULLS`. `materialise` decides which values get a buffer.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from smelt.kernel.build.families import ANCHORS, SINKS, UPDATES
 from smelt.kernel.build.map import border
 from smelt.kernel.build.sinks import Output
 from smelt.kernel.loops.grammar import Amount, Expr, Number, add
-from smelt.kernel.loops.nest import Nest, SplitLoopError, flat, tensor, unknown
+from smelt.kernel.loops.nest import Nest, SplitLoopError, flat, tensor, unsupported
 from smelt.kernel.loops.parallelise import parallelise
 from smelt.kernel.plan.concat_in_place import operand_starts
 from smelt.kernel.plan.materialise import CONTROL, SILENT, Materialised
@@ -50,7 +49,7 @@ from smelt.kernel.tune.tunables import EACH, Tunables
 from smelt.passes.split_prepare import DONATED
 from smelt.shape import Shape
 
-RECORD = 8  # numbers that an error may tell
+RECORD = 8  # numbers of an error message
 
 
 def fuse(
@@ -60,11 +59,10 @@ def fuse(
     schedules: Lookup = untuned,
     tunables: Tunables | None = None,
 ) -> Plan:
-    """The plan of a function; an op that kernels do not know yet is refused by name.
+    """The plan of a function; an op without a kernel raises UnsupportedError.
 
-    `keep_ops`: every launch names the ops that it covers, which keeps them alive as long as the plan.
-    `schedules` says how a kernel's problem is gone about, where it knows better than the default; with `tunables` every
-    call is told.
+    `keep_ops`: every launch lists the ops that it covers, which keeps them alive as long as the plan. `schedules`: the
+    lookup of tuned schedules. With `tunables` schedules are set at run time.
     """
     return _Fusion(func, keep_ops, schedules, tunables).plan()
 
@@ -79,15 +77,15 @@ class _Fusion:
     buffers: list[Buffer] = field(default_factory=list)
     constants: dict[bytes, int] = field(default_factory=dict)
     requirements: list[Requirement] = field(default_factory=list)
-    kept: Materialised = field(default_factory=Materialised)
-    homes: dict[Value, int] = field(default_factory=dict)  # buffers of wholes
-    begun: set[int] = field(default_factory=set)  # those of them that hold something already
-    rounded: dict[Value, list[Value]] = field(default_factory=dict)  # stored values that are this one converted
-    known: set[str] = field(default_factory=set)  # symbols that have a number by now
-    deferred: list[str] = field(default_factory=list)  # those of them that are data-dependent
-    checks: dict[Check, int] = field(default_factory=dict)  # what sizes must fulfil, numbered
-    sure: set[Check] = field(default_factory=set)  # those that hold wherever the block at hand runs
-    open: list[Check] = field(default_factory=list)  # those of the block at hand whose symbols have no number yet
+    materialised: Materialised = field(default_factory=Materialised)
+    destinations: dict[Value, int] = field(default_factory=dict)  # buffers of containers
+    partly_written: set[int] = field(default_factory=set)  # those that are partly written already
+    converted_copies: dict[Value, list[Value]] = field(default_factory=dict)  # materialised conversions
+    known: set[str] = field(default_factory=set)  # symbols that are defined by now
+    deferred: list[str] = field(default_factory=list)  # the data-dependent ones
+    checks: dict[Check, int] = field(default_factory=dict)  # conditions on sizes, numbered
+    ensured: set[Check] = field(default_factory=set)  # those that hold in the current block
+    pending_checks: list[Check] = field(default_factory=list)  # of the current block: symbols undefined
 
     def plan(self) -> Plan:
         func = self.func
@@ -112,8 +110,8 @@ class _Fusion:
     def _nest(self) -> Nest:
         return Nest(
             self.stored,
-            views=self.kept.views,
-            made=self.kept.made,
+            views=self.materialised.views,
+            expanded=self.materialised.expanded,
             temporary=lambda shape: self._buffer(shape, "temporary"),
             schedules=self.schedules,
             tunables=self.tunables,
@@ -127,55 +125,64 @@ class _Fusion:
     # -- sizes --
 
     def _ensure(self) -> list[Step]:
-        """Check what has become known about the sizes of the block at hand."""
-        ready = [check for check in self.open if check.symbols <= self.known]
-        self.open = [check for check in self.open if check not in ready]
-        fresh = [check for check in dict.fromkeys(ready) if check not in self.sure]
-        self.sure.update(fresh)
+        """Emit the checks of the current block whose symbols are defined by now."""
+        ready = [check for check in self.pending_checks if check.symbols <= self.known]
+        self.pending_checks = [check for check in self.pending_checks if check not in ready]
+        fresh = [check for check in dict.fromkeys(ready) if check not in self.ensured]
+        self.ensured.update(fresh)
         numbers = tuple(self.checks.setdefault(check, len(self.checks)) for check in fresh)
         return [Ensure(numbers)] if numbers else []
 
     # -- blocks --
 
     def _block(self, region: Region, targets: Sequence[int], *, direct: bool = True) -> list[Step]:
-        """The steps of a block whose results go to these buffers; at its end only, unless `direct`."""
-        outer, self.open, self.sure = (self.open, self.sure), region_size_checks(region), set(self.sure)
+        """The steps of a block whose results go to `targets`; copied there at its end unless `direct`."""
+        outer, self.pending_checks, self.ensured = (
+            (self.pending_checks, self.ensured),
+            region_size_checks(region),
+            set(self.ensured),
+        )
         steps = self._ensure()
         if region is self.func.body:
-            steps = []  # `measure` makes these
-        self.kept.decide(region, self.known)
-        for op in self.kept.constants:
+            steps = []  # `NAME_measure` checks these
+        self.materialised.decide(region, self.known)
+        for op in self.materialised.constants:
             self._constant(op)
         self._pair_up(region)
         returned: dict[Value, int] = {}
         for value, target in zip(region.results, targets, strict=True):
-            if direct and value.op is not None and value in self.kept.values and not self._renamed(value, target):
+            if (
+                direct
+                and value.op is not None
+                and value in self.materialised.values
+                and not self._renamed_sizes(value, target)
+            ):
                 returned.setdefault(value, target)
         for op in region.ops:
             steps += self._step(op, returned)
             steps += self._ensure()
-        self.open, self.sure = outer
+        self.pending_checks, self.ensured = outer
         return steps + self._fill(region.results, targets)
 
     def _fill(self, values: Sequence[Value], targets: Sequence[int]) -> list[Step]:
-        """Put values into buffers: those that were stored elsewhere, or are arguments, constants or mere moves."""
+        """Copy or compute values into buffers: those in other buffers, arguments, constants and moves."""
         pending: list[Filling] = []
         sizes: dict[str, Size] = {}
         for value, target in zip(values, targets, strict=True):
             if isinstance(value.type, Token):
                 continue
-            sizes |= self._renamed(value, target)
+            sizes |= self._renamed_sizes(value, target)
             if value in self.stored and self.stored[value] != target:
                 pending.append(Copy(self.stored[value], target))
             elif value not in self.stored:
                 pending.append(self._map([value], [target]))
         if not sizes:
             return _in_safe_order(pending, lambda shape: self._buffer(shape, "temporary"), self.buffers)
-        early, late = self._put_by(pending, dict(zip(targets, values, strict=True)))
+        early, late = self._put_aside(pending, dict(zip(targets, values, strict=True)))
         return [*early, Measure(tuple(sizes), tuple(sizes.values())), *late]
 
-    def _put_by(self, pending: Sequence[Filling], values: dict[int, Value]) -> tuple[list[Step], list[Step]]:
-        """Steps that put values aside while the buffers that they go to get another size, and those that bring them."""
+    def _put_aside(self, pending: Sequence[Filling], values: dict[int, Value]) -> tuple[list[Step], list[Step]]:
+        """Steps that save values while their target buffers are resized, and steps that copy them there."""
         early: list[Step] = []
         late: list[Step] = []
         for step in pending:
@@ -185,8 +192,8 @@ class _Fusion:
             late.append(Copy(held, target))
         return early, late
 
-    def _renamed(self, value: Value, target: int) -> dict[str, Size]:
-        """The sizes of a buffer that have names of their own there, and what they are for this value."""
+    def _renamed_sizes(self, value: Value, target: int) -> dict[str, Size]:
+        """The symbols in a buffer's sizes that this value defines, with its sizes."""
         if target < 0:
             return {}
         pairs = zip(self.buffers[target].shape.sizes, tensor(value).sizes, strict=True)
@@ -199,34 +206,34 @@ class _Fusion:
             return self._control(op, returned)
         if op.name == "stablehlo.custom_call":
             return self._custom_call(op)
-        demanded = self._demanded(op)
-        if op.name == "stablehlo.constant" and op.result in self.kept.values:
+        checked = self._check_operands(op)
+        if op.name == "stablehlo.constant" and op.result in self.materialised.values:
             self._constant(op)
             return []
-        if not any(value in self.kept.values for value in op.results) or op.results[0] in self.stored:
-            return demanded  # pulled, or the beginning of another kernel, or made by one already
+        if not any(value in self.materialised.values for value in op.results) or op.results[0] in self.stored:
+            return checked  # inlined, fused into a later kernel, or computed by an earlier one
         results = [value for value in op.results if not isinstance(value.type, Token)]
         if (
             op.name == "stablehlo.reshape"
-            and op.result not in self.kept.views
-            and (base := self._viewed(op.result)) is not None
+            and op.result not in self.materialised.views
+            and (base := self._reshaped_buffer(op.result)) is not None
         ):
-            return self._view(op.result, base, returned)
-        targets = [self._home(value, returned) for value in results]
-        anchor = self.kept.anchors.get(op)
+            return self._alias(op.result, base, returned)
+        targets = [self._destination(value, returned) for value in results]
+        anchor = self.materialised.anchors.get(op)
         more: dict[Value, int] = {}
-        if op in self.kept.parts:
-            steps = self._rest(op, targets[0])
+        if op in self.materialised.parts:
+            steps = self._fill_container(op, targets[0])
         elif op.name in UPDATES:
             steps = self._update(op, targets)
         elif op.name in SINKS or anchor is not None:
             first = op if anchor is None else anchor.op
             single = first.name in ANCHORS and len(op.results) == 1
-            more = self._rounded(op.result, returned) if single else {}
+            more = self._converted_copies(op.result, returned) if single else {}
             last, path = (None, ()) if anchor is None else (op.result, anchor.path)
             output = Output(targets, last, path, tuple(more.items()))
             steps = [
-                self._written(
+                self._write_sink(
                     first.name.partition(".")[2],
                     first,
                     [*targets, *more.values()],
@@ -238,34 +245,42 @@ class _Fusion:
             rule(nest, op, targets[0])
             steps = [self._launch(nest, "transpose", [op], targets)]
         elif op.name == "stablehlo.reduce" and build_reduce.goes_by_rows(op):
-            steps = [self._written("reduce", op, targets, lambda nest: build_reduce.by_rows(nest, op, targets[0]))]
+            steps = [self._write_sink("reduce", op, targets, lambda nest: build_reduce.by_rows(nest, op, targets[0]))]
         elif len({tensor(value).sizes for value in results}) == 1:
-            more = self._rounded(results[0], returned)
+            more = self._converted_copies(results[0], returned)
             steps = [self._map([*results, *more], [*targets, *more.values()])]
         else:
             steps = [self._map([value], [target]) for value, target in zip(results, targets, strict=True)]
         self.stored.update(more)
         self.stored.update(zip(results, targets, strict=True))
-        return [*demanded, *steps]
+        return [*checked, *steps]
 
     def _pair_up(self, region: Region) -> None:
-        """Find values that are stored as they are and converted as well, so that one kernel writes both."""
+        """Find values that are materialised in two element types, so that one kernel writes both."""
         for op in region.ops:
-            if op.name != "stablehlo.convert" or op.result not in self.kept.values or op in self.kept.anchors:
+            if (
+                op.name != "stablehlo.convert"
+                or op.result not in self.materialised.values
+                or op in self.materialised.anchors
+            ):
                 continue
             source = op.operands[0]
-            while source not in self.kept.values and source.op is not None and source.op.name == "stablehlo.convert":
+            while (
+                source not in self.materialised.values
+                and source.op is not None
+                and source.op.name == "stablehlo.convert"
+            ):
                 source = source.op.operands[0]
-            if source in self.kept.values:
-                self.rounded.setdefault(source, []).append(op.result)
+            if source in self.materialised.values:
+                self.converted_copies.setdefault(source, []).append(op.result)
 
-    def _rounded(self, value: Value, returned: dict[Value, int]) -> dict[Value, int]:
-        """The values that are this one converted, and their buffers."""
-        return {each: self._home(each, returned) for each in self.rounded.get(value, ())}
+    def _converted_copies(self, value: Value, returned: dict[Value, int]) -> dict[Value, int]:
+        """The materialised conversions of a value, and their buffers."""
+        return {each: self._destination(each, returned) for each in self.converted_copies.get(value, ())}
 
-    def _rest(self, op: Op, target: int) -> list[Step]:
-        """What a whole holds besides the parts that were made in it."""
-        made = {part.operand for part in self.kept.parts[op]}
+    def _fill_container(self, op: Op, target: int) -> list[Step]:
+        """Fill the rest of a concatenated or padded buffer, beside the parts computed in it."""
+        made = {part.operand for part in self.materialised.parts[op]}
         if op.name == "stablehlo.pad":
             nest = self._nest()
             border(nest, op, target)
@@ -281,15 +296,15 @@ class _Fusion:
         return steps
 
     def _update(self, op: Op, targets: Sequence[int]) -> list[Step]:
-        """The operands that an op changes, copied to its results, and a kernel that writes what is new.
+        """Copy the operands that an op updates to its results; a kernel then writes the changed part.
 
-        `in_place` makes one buffer of both wherever nobody needs the old content any more.
+        `in_place` merges both buffers where the old content is dead.
         """
         steps: list[Step] = []
         for value, result, target in zip(op.operands, op.results, targets, strict=False):
-            base = self._viewed(value)
+            base = self._reshaped_buffer(value)
             if tensor(value).element != tensor(result).element:
-                steps.append(self._converted(value, tensor(result).element, target))
+                steps.append(self._convert_into(value, tensor(result).element, target))
             else:
                 steps.append(self._map([value], [target]) if base is None else Copy(base, target))
         new = op.operands[1 if op.name == "stablehlo.dynamic_update_slice" else -1]
@@ -300,34 +315,34 @@ class _Fusion:
         launch = self._launch(nest, op.name.partition(".")[2], [op], targets)
         return [*steps, replace(launch, updates=tuple(targets))]
 
-    def _converted(self, value: Value, element: DType, target: int) -> Step:
-        """A kernel that puts a value into a buffer of another element type."""
+    def _convert_into(self, value: Value, element: DType, target: int) -> Step:
+        """A kernel that converts a value into a buffer of another element type."""
         sizes = tensor(value).sizes
         nest = self._nest()
         with nest.loops(sizes) as index:
             nest.store(target, flat(index, sizes), nest.convert(nest.pull(value, index), element))
         return self._launch(nest, "map", [], [target])
 
-    def _viewed(self, value: Value) -> int | None:
-        """The buffer that holds the elements of a reshaped value in their order, where there is one."""
+    def _reshaped_buffer(self, value: Value) -> int | None:
+        """The buffer with the elements of a reshaped value in order, if there is one."""
         base = value
         while base not in self.stored and base.op is not None and base.op.name == "stablehlo.reshape":
             base = base.op.operands[0]
         late = {*tensor(value).symbols, *tensor(base).symbols}.intersection(self.deferred)
-        return None if late or base in self.kept.views else self.stored.get(base)
+        return None if late or base in self.materialised.views else self.stored.get(base)
 
-    def _view(self, value: Value, base: int, returned: dict[Value, int]) -> list[Step]:
-        """Another shape of what lies in a buffer already."""
+    def _alias(self, value: Value, base: int, returned: dict[Value, int]) -> list[Step]:
+        """A reshape without a copy: the value shares the buffer."""
         target = returned.get(value)
         self.stored[value] = base if target is None else target
         return [] if target is None else [Copy(base, target)]
 
-    def _demanded(self, op: Op) -> list[Step]:
-        """A check of what an op demands of its operands; sizes that are born here get their numbers."""
-        born = [name for value in op.results for name in self._unknown(value)]
+    def _check_operands(self, op: Op) -> list[Step]:
+        """Check the runtime conditions of an op; define the data-dependent sizes of its results."""
+        born = [name for value in op.results for name in self._undefined_symbols(value)]
         if op.name not in RUNTIME_CHECKS:
             if born:
-                raise unknown(op, "with a size that only data tells")
+                raise unsupported(op, "with a data-dependent size")
             return []
         nest = self._nest()
         flag = self._buffer(Shape("i1"), "temporary")
@@ -346,33 +361,33 @@ class _Fusion:
         found = self._buffer(Shape("i64", len(numbers)), "temporary") if numbers else -1
         for i, number in enumerate(numbers.values()):
             nest.store(found, Number(i), number)
-        self._bear(op, born, numbers)
+        self._define_symbols(op, born, numbers)
         message = f"{op.name}: the numbers given at run time do not fit the sizes of the program"
         self.requirements.append(Requirement(message, True, op.location))
         writes = [flag, found] if numbers else [flag]
         steps: list[Step] = [self._launch(nest, "check", [op], writes), Require(flag, len(self.requirements) - 1)]
         return [*steps, Measure(tuple(numbers), found), *self._ensure()] if numbers else steps
 
-    def _unknown(self, value: Value) -> list[str]:
-        """The symbols of a value's sizes that have no number yet."""
+    def _undefined_symbols(self, value: Value) -> list[str]:
+        """The symbols in a value's sizes that are not defined yet."""
         sizes = value.type.sizes if isinstance(value.type, Shape) else ()
         return [name for name in symbols_in_order(*sizes) if name not in self.known]
 
-    def _bear(self, op: Op, born: Sequence[str], numbers: Container[str]) -> None:
-        """Symbols get their numbers here."""
+    def _define_symbols(self, op: Op, born: Sequence[str], numbers: Container[str]) -> None:
+        """Mark symbols as defined here."""
         if any(name not in numbers for name in born):
-            raise unknown(op, "with a size that only data tells and that is no single symbol")
+            raise unsupported(op, "with a data-dependent size that is no single symbol")
         self.deferred += dict.fromkeys(born)
         self.known.update(born)
 
-    def _home(self, value: Value, returned: dict[Value, int]) -> int:
-        while value in self.kept.wholes:
-            value = self.kept.wholes[value]
-        found = self.homes.get(value, returned.get(value))
+    def _destination(self, value: Value, returned: dict[Value, int]) -> int:
+        while value in self.materialised.containers:
+            value = self.materialised.containers[value]
+        found = self.destinations.get(value, returned.get(value))
         if found is None:
             found = self._buffer(tensor(value), "temporary")
-        if value.op in self.kept.parts:
-            self.homes[value] = found
+        if value.op in self.materialised.parts:
+            self.destinations[value] = found
         return found
 
     def _constant(self, op: Op) -> None:
@@ -385,7 +400,7 @@ class _Fusion:
         self.stored[op.result] = len(self.buffers) - 1
 
     def _map(self, values: Sequence[Value], targets: Sequence[int]) -> Launch:
-        """A kernel that computes every element of a value, or of several with the same sizes."""
+        """An elementwise kernel over a value, or over several of the same sizes."""
         domain: list[Size] = list(tensor(values[0]).sizes)
         inner: dict[int, list[Size]] = {d: [size] for d, size in enumerate(domain)}
         while True:
@@ -405,8 +420,8 @@ class _Fusion:
             kind = "reduce" if any(op.name == "stablehlo.reduce" for op in nest.covered) else "map"
             return self._launch(nest, kind, [], targets)
 
-    def _written(self, kind: str, first: Op, targets: Sequence[int], write: Callable[[Nest], None]) -> Launch:
-        """A kernel of a sink, in all forms that it may have where these are to be tried."""
+    def _write_sink(self, kind: str, first: Op, targets: Sequence[int], write: Callable[[Nest], None]) -> Launch:
+        """The kernel of a sink; with `tunables`, in all variants."""
         nest = self._nest()
         write(nest)
         if self.tunables is None or not nest.chosen:
@@ -424,12 +439,12 @@ class _Fusion:
 
     def _launch(self, nest: Nest, kind: str, first: Sequence[Op], writes: Sequence[int]) -> Launch:
         empty = all(self.buffers[i].shape.count == 0 for i in writes)
-        body = () if empty else parallelise(nest.scope.statements)  # what is read for no element may not be there
+        body = () if empty else parallelise(nest.scope.statements)  # operands of an empty result may not exist
         covered = tuple(dict.fromkeys([*first, *nest.covered]))
         names = tuple(dict.fromkeys(op.name for op in covered))
         kernel = Kernel(kind, body, len(nest.buffers), names, tuple(nest.chosen.items()))
-        updates = tuple(target for target in writes if target in self.begun)
-        self.begun.update(target for target in writes if target in self.homes.values())
+        updates = tuple(target for target in writes if target in self.partly_written)
+        self.partly_written.update(target for target in writes if target in self.destinations.values())
         return Launch(kernel, tuple(nest.buffers), tuple(writes), covered if self.keep_ops else (), updates)
 
     # -- control flow --
@@ -437,17 +452,17 @@ class _Fusion:
     def _control(self, op: Op, returned: dict[Value, int]) -> list[Step]:
         if op.name == "stablehlo.while":
             return self._while(op, returned)
-        targets = self._joined_homes(op, returned)
-        selector, filled = self._at_hand(op.operands[0])
+        targets = self._block_destinations(op, returned)
+        selector, filled = self._in_buffer(op.operands[0])
         branches = tuple(tuple(self._block(region, targets)) for region in op.regions)
         self.stored.update({v: t for v, t in zip(op.results, targets, strict=True) if t >= 0})
         if op.name == "stablehlo.case" or len(branches) == 2:
             return [*([filled] if filled else []), Branch(selector, branches)]
-        raise unknown(op)
+        raise unsupported(op)
 
     def _while(self, op: Op, returned: dict[Value, int]) -> list[Step]:
         condition, body = op.regions
-        carried = self._joined_homes(op, returned)
+        carried = self._block_destinations(op, returned)
         steps = self._fill(op.operands, carried)
         for region in (condition, body):
             self.stored.update({arg: target for arg, target in zip(region.args, carried, strict=True) if target >= 0})
@@ -457,20 +472,20 @@ class _Fusion:
         self.stored.update({value: target for value, target in zip(op.results, carried, strict=True) if target >= 0})
         return [*steps, Repeat(head, flag, turn)]
 
-    def _joined_homes(self, op: Op, returned: dict[Value, int]) -> list[int]:
-        """Buffers for what several blocks may give, perhaps in several sizes; -1 for a token."""
-        born = [name for value in op.results for name in self._unknown(value)]
+    def _block_destinations(self, op: Op, returned: dict[Value, int]) -> list[int]:
+        """Buffers for the results of control flow, whose sizes may differ by block; -1 for a token."""
+        born = [name for value in op.results for name in self._undefined_symbols(value)]
         sizes = [size for value in op.results if isinstance(value.type, Shape) for size in value.type.sizes]
-        self._bear(op, born, [name for size in sizes if (name := bare_symbol(size)) is not None])
-        return [-1 if isinstance(value.type, Token) else self._home(value, returned) for value in op.results]
+        self._define_symbols(op, born, [name for size in sizes if (name := bare_symbol(size)) is not None])
+        return [-1 if isinstance(value.type, Token) else self._destination(value, returned) for value in op.results]
 
     def _enter(self, op: Op, region: Region, carried: Sequence[int]) -> list[Step]:
-        """Give the symbols of a loop's own arguments their numbers for this turn."""
+        """Define the symbols of a loop's own arguments for this iteration."""
         sizes: dict[str, Size] = {}
         outside = {name for value in op.operands if isinstance(value.type, Shape) for name in value.type.symbols}
         for arg, target in zip(region.args, carried, strict=True):
             if target >= 0:
-                born = self._unknown(arg)
+                born = self._undefined_symbols(arg)
                 pairs = zip(tensor(arg).sizes, self.buffers[target].shape.sizes, strict=True)
                 for own, size in pairs:
                     name = bare_symbol(own)
@@ -481,7 +496,7 @@ class _Fusion:
                         and (name in born or name in self.deferred)
                     ):
                         sizes[name] = size
-                self._bear(op, born, sizes)
+                self._define_symbols(op, born, sizes)
         return [Measure(tuple(sizes), tuple(sizes.values()))] if sizes else []
 
     def _custom_call(self, op: Op) -> list[Step]:
@@ -489,7 +504,7 @@ class _Fusion:
         if target in ASSERTIONS and op.operands and not op.results:
             message = str(op.attrs.get("error_message", "a constraint does not hold"))
             self.requirements.append(Requirement(message, False, op.location))
-            flags, *numbers = (self._at_hand(operand) for operand in op.operands)
+            flags, *numbers = (self._in_buffer(operand) for operand in op.operands)
             return [
                 *(step for _, step in (flags, *numbers) if step is not None),
                 Require(flags[0], len(self.requirements) - 1, tuple(number for number, _ in numbers)[:RECORD]),
@@ -497,13 +512,13 @@ class _Fusion:
         if target in PLACEMENT and [value.type for value in op.operands] == [value.type for value in op.results]:
             steps: list[Step] = []
             for operand, result in zip(op.operands, op.results, strict=True):
-                self.stored[result], step = self._at_hand(operand)
+                self.stored[result], step = self._in_buffer(operand)
                 steps += [step] if step is not None else []
             return steps
-        raise unknown(op, str(target))
+        raise unsupported(op, str(target))
 
-    def _at_hand(self, value: Value) -> tuple[int, Step | None]:
-        """The buffer that holds a value, and the step that fills it where nothing has done so."""
+    def _in_buffer(self, value: Value) -> tuple[int, Step | None]:
+        """The buffer of a value, and the step that fills it if none has."""
         if value in self.stored:
             return self.stored[value], None
         held = self._buffer(tensor(value), "temporary")
@@ -511,7 +526,7 @@ class _Fusion:
 
 
 def _split(inner: dict[int, list[Size]], position: int, size: Size) -> None:
-    """Replace one loop by two, the inner one of `size` steps."""
+    """Split one loop into two, the inner one of `size` iterations."""
     for sizes in inner.values():
         if position < len(sizes):
             whole = sizes[position]
@@ -523,14 +538,14 @@ def _split(inner: dict[int, list[Size]], position: int, size: Size) -> None:
 
 
 def _in_safe_order(pending: list[Filling], temporary: Callable[[Shape], int], buffers: list[Buffer]) -> list[Step]:
-    """Steps that fill one result each from other buffers, so that none reads what another has already overwritten."""
+    """Order steps that fill one buffer each so that none reads a buffer that another has overwritten."""
     left = list(pending)
     done: list[Step] = []
     last: list[Step] = []
     while left:
         free = next((i for i, step in enumerate(left) if not _is_awaited(step, left)), None)
         step = left.pop(free or 0)
-        if free is None:  # each waits for another: one is put aside
+        if free is None:  # a cycle: save one in a temporary
             (target,) = step.writes
             held = temporary(buffers[target].shape)
             last.append(Copy(held, target))
@@ -541,5 +556,5 @@ def _in_safe_order(pending: list[Filling], temporary: Callable[[Shape], int], bu
 
 
 def _is_awaited(step: Filling, left: Sequence[Filling]) -> bool:
-    """Whether another step still has to read what a step overwrites."""
+    """Whether another step still reads the buffer that a step overwrites."""
     return any(target in other.reads for target in step.writes for other in left if other is not step)

@@ -1,7 +1,7 @@
-"""In place: buffers of a plan that may be one become one, so that copies vanish and updates touch what they change.
+"""In place: merges buffers of a plan, so that copies vanish and updates write only what changes.
 
-A copy's two buffers are one where neither is changed while the other is needed. So a loop writes its results where it
-carries them, an update leaves the rest of its operand alone, and a donated argument is the result that it turns into.
+The two buffers of a copy become one where neither is written while the other is live. So a loop writes its results
+into its carried buffers, an update leaves the rest of its operand alone, and a donated argument becomes a result.
 Called by `engine.compile` between `fuse` and `memory`.
 """
 
@@ -12,35 +12,34 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from smelt.dim import Size, evaluate, symbols
-from smelt.kernel.loops.grammar import Expr, Store, loads
-from smelt.kernel.loops.nest import everything, expressions
+from smelt.kernel.loops.grammar import Expr, Store, expressions, loads, walk_statements
 from smelt.kernel.plan.liveness import Leaf, Liveness, Set, members, set_of, written_by
 from smelt.kernel.plan.plan import Buffer, Copy, Kernel, Launch, Plan, remap_steps, touched, walk
 
-SAMPLE = 100  # what an open size is taken for when copies are compared
-# Kernels that write each element of their result, or of a part of it, in one turn of their loops and no other.
-ONE_TURN = frozenset({"map", "dynamic_update_slice"})
+SAMPLE = 100  # value of a dynamic dimension when copies are compared
+# Kernels that write each element of their result, or of a part of it, in exactly one iteration.
+ONE_ITERATION = frozenset({"map", "dynamic_update_slice"})
 
 
 def in_place(plan: Plan) -> Plan:
-    """The plan with as few copies as can be; buffers that are no longer used are gone."""
+    """The plan with fewer copies, without unused buffers."""
     if not plan.donated and not any(isinstance(step, Copy) for step in walk(plan.steps)):
         return plan
     merging = _Merging(plan)
     merging.run()
     if not merging.merged:
         return plan
-    return _rewritten(plan, merging.homes())
+    return _rewritten(plan, merging.representatives())
 
 
 @cache
-def alone(kernel: Kernel, target: int) -> tuple[int, ...]:
-    """The buffers of a kernel that are read only where the same element of `target` is written."""
-    if kernel.kind not in ONE_TURN:
+def read_elementwise(kernel: Kernel, target: int) -> tuple[int, ...]:
+    """The buffers of a kernel that are read only at the element of `target` that is written."""
+    if kernel.kind not in ONE_ITERATION:
         return ()
     places: dict[int, set[Expr]] = {}
     stores: set[Expr] = set()
-    for statement in everything(kernel.body):
+    for statement in walk_statements(kernel.body):
         if isinstance(statement, Store):
             if statement.buffer != target:
                 return ()
@@ -53,16 +52,15 @@ def alone(kernel: Kernel, target: int) -> tuple[int, ...]:
     return tuple(i for i, read in places.items() if read == stores)
 
 
-def shared_with(plan: Plan, step: Launch, target: int) -> tuple[int, ...]:
-    """The buffers that a kernel reads and that may lie where `target` does, each element read just before it is
-    written over."""
+def overwritable_by(plan: Plan, step: Launch, target: int) -> tuple[int, ...]:
+    """The buffers that may share memory with `target`: each element is read just before it is overwritten."""
     if target not in step.buffers or len(step.writes) != 1:
         return ()
     kind = plan.buffers[target]
     places = [i for i, buffer in enumerate(step.buffers) if buffer == target]
     return tuple(
         step.buffers[i]
-        for i in alone(step.kernel, places[-1])
+        for i in read_elementwise(step.kernel, places[-1])
         if step.buffers[i] != target and _alike(plan.buffers[step.buffers[i]], kind)
     )
 
@@ -76,7 +74,7 @@ class _Merging:
     plan: Plan
     leaves: list[Leaf] = field(default_factory=list)
     writers: dict[int, list[Leaf]] = field(default_factory=dict)
-    groups: dict[int, Set] = field(default_factory=dict)  # buffers that are one with others, by each of them
+    groups: dict[int, Set] = field(default_factory=dict)  # merged buffers, by each member
     merged: bool = False
 
     def run(self) -> None:
@@ -87,14 +85,14 @@ class _Merging:
         for a, b in (*self._copies(), *self._donations()):
             self._try(a, b)
 
-    def homes(self) -> dict[int, int]:
-        """Which buffer stands for each that is one with others: a result before an argument before others."""
+    def representatives(self) -> dict[int, int]:
+        """The buffer that replaces each merged one: a result before an argument before others."""
         order = {"result": 0, "argument": 1, "constant": 2, "temporary": 3}
         buffers = self.plan.buffers
         return {i: min(members(group), key=lambda k: (order[buffers[k].kind], k)) for i, group in self.groups.items()}
 
     def _copies(self) -> list[tuple[int, int]]:
-        """What copies join, those first that cost most."""
+        """The buffers of each copy, the most expensive first."""
         found = [
             (leaf.depth, _guess(self.plan.buffers[leaf.step.target].bytes), leaf.step)
             for leaf in self.leaves
@@ -104,8 +102,7 @@ class _Merging:
         return [(step.source, step.target) for _, _, step in found]
 
     def _donations(self) -> Iterator[tuple[int, int]]:
-        """What could lie in donated arguments: results, those first that are made from them element by element, and
-        temporaries."""
+        """Candidates for donated arguments: results, those first that are elementwise in them, then temporaries."""
         donated = [i for i, each in enumerate(self.plan.buffers) if self._is_donated(each)]
         results = [i for i, each in enumerate(self.plan.buffers) if each.kind == "result"]
         pairs = [(a, b) for a in donated for b in results]
@@ -113,7 +110,7 @@ class _Merging:
             (a, b)
             for a, b in pairs
             for leaf in self.writers.get(b, ())
-            if isinstance(leaf.step, Launch) and a in shared_with(self.plan, leaf.step, b)
+            if isinstance(leaf.step, Launch) and a in overwritable_by(self.plan, leaf.step, b)
         }
         yield from sorted(pairs, key=lambda pair: pair not in direct)
         temporaries = [i for i, each in enumerate(self.plan.buffers) if each.kind == "temporary" and i in self.writers]
@@ -122,7 +119,7 @@ class _Merging:
     def _is_donated(self, buffer: Buffer) -> bool:
         return buffer.kind == "argument" and buffer.index in self.plan.donated
 
-    # -- may two be one? --
+    # -- merging two --
 
     def _try(self, a: int, b: int) -> None:
         first, second = (self.groups.get(i, 1 << i) for i in (a, b))
@@ -135,8 +132,8 @@ class _Merging:
         self.merged = True
 
     def _may_share(self, group: Set) -> bool:
-        """Whether these are of one type and size, and at most one of them is somebody else's memory, or a donated
-        argument and the result that takes its place. Steps look at numbers as the type of their buffer says."""
+        """Whether these have one type and size, and at most one is the caller's memory: or a donated argument and the
+        result that replaces it. Steps interpret numbers by the type of their buffer."""
         buffers = [self.plan.buffers[i] for i in members(group)]
         if len({(each.shape.dtype, each.bytes) for each in buffers}) > 1:
             return False
@@ -149,7 +146,7 @@ class _Merging:
         return len(kinds) < 2 or (kinds == ["argument", "result"] and fixed[0].shape == fixed[1].shape)
 
     def _meet(self, ours: Set, theirs: Set) -> bool:
-        """Whether a step changes one of ours while one of theirs is needed, or looked at by the same step."""
+        """Whether a step writes one of ours while one of theirs is live, or read by the same step."""
         return any(
             self._disturbs(leaf, target, theirs) for target in members(ours) for leaf in self.writers.get(target, ())
         )
@@ -157,10 +154,10 @@ class _Merging:
     def _disturbs(self, leaf: Leaf, target: int, others: Set) -> bool:
         step = leaf.step
         if isinstance(step, Copy):
-            return bool(leaf.after & others & ~(1 << step.source))  # the copied one is the same
+            return bool(leaf.after & others & ~(1 << step.source))  # the source has the same content
         assert isinstance(step, Launch)
         used = set_of((*step.buffers, *step.writes)) & others
-        return bool(leaf.after & others) or bool(used & ~set_of(shared_with(self.plan, step, target)))
+        return bool(leaf.after & others) or bool(used & ~set_of(overwritable_by(self.plan, step, target)))
 
 
 def _guess(size: Size) -> int:
@@ -170,13 +167,13 @@ def _guess(size: Size) -> int:
 # ---- the plan with fewer buffers ----
 
 
-def _rewritten(plan: Plan, homes: Mapping[int, int]) -> Plan:
+def _rewritten(plan: Plan, representatives: Mapping[int, int]) -> Plan:
     reused = tuple(
-        (plan.buffers[home].index, plan.buffers[i].index)
-        for i, home in homes.items()
-        if plan.buffers[i].kind == "argument" and plan.buffers[home].kind == "result"
+        (plan.buffers[kept_buffer].index, plan.buffers[i].index)
+        for i, kept_buffer in representatives.items()
+        if plan.buffers[i].kind == "argument" and plan.buffers[kept_buffer].kind == "result"
     )
-    steps = remap_steps(plan.steps, homes)
+    steps = remap_steps(plan.steps, representatives)
     used = {i for step in steps for i in touched(step)}
     kept = [
         i

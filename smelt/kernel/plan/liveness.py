@@ -1,7 +1,7 @@
-"""Liveness: which buffers of a plan hold something that is still needed after each of its steps.
+"""Liveness analysis: the buffers of a plan that are live after each step.
 
-`Liveness.of(plan)` walks loops and branches once, from the end to the beginning. `kernel.in_place` asks it which
-buffers may be one, `kernel.memory` which may share a slot.
+`Liveness.of(plan)` walks loops and branches once, backwards. Used by `in_place` to merge buffers and by `memory` to
+share slots.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Set = int  # of buffers: bit i stands for buffer i
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A step that holds no others: its number in the order of `plan.walk`, how many loops are around it, and the
-    buffers that are needed after it."""
+    """A step without inner steps: its position in `plan.walk`, its loop depth, and the buffers that are live after
+    it."""
 
     position: int
     depth: int
@@ -45,7 +45,7 @@ def members(buffers: Set) -> list[int]:
 
 
 def read_by(step: Step) -> Set:
-    """The buffers whose content before a step matters to it; of a loop or a branch, what it looks at itself."""
+    """The buffers that a step reads; of a loop or a branch, only its flag or selector."""
     match step:
         case Launch() | Copy():
             return set_of(step.reads)
@@ -61,13 +61,13 @@ def read_by(step: Step) -> Set:
 
 
 def written_by(step: Step) -> tuple[int, ...]:
-    """The buffers that a step, which holds no others, changes."""
+    """The buffers that a step without inner steps writes."""
     return step.writes if isinstance(step, Launch | Copy) else ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Effect:
-    """What some steps do to the set of needed buffers: before = needs | (after without what they replace)."""
+    """The transfer function of steps: live before = needs | (live after & ~replaces)."""
 
     needs: Set = 0
     replaces: Set = 0
@@ -94,7 +94,7 @@ class Liveness:
         return made
 
     def _effect(self, steps: Sequence[Step]) -> _Effect:
-        """What a list of steps does; every loop and branch is looked at once."""
+        """The effect of a list of steps; visits every loop and branch once."""
         needs = replaces = 0
         for step in reversed(steps):
             each = self._effect_of(step)
@@ -106,7 +106,9 @@ class Liveness:
         match step:
             case Repeat(head, _, body):
                 first, turn = self._effect(head), self._effect(body)
-                found = _Effect(first.before(read_by(step) | turn.needs), first.replaces)  # the body may have no turn
+                found = _Effect(
+                    first.before(read_by(step) | turn.needs), first.replaces
+                )  # the body may have no iteration
             case Branch(_, branches):
                 parts = [self._effect(branch) for branch in branches]
                 needs = read_by(step)
@@ -119,7 +121,7 @@ class Liveness:
         return found
 
     def _visit(self, steps: Sequence[Step], after: Set, depth: int) -> Set:
-        """Record the leaves of a list, the last one first; gives what is needed before it."""
+        """Record the leaves of a list, the last one first; returns what is live before it."""
         for step in reversed(steps):
             match step:
                 case Repeat(head, _, body):

@@ -14,14 +14,14 @@ from smelt.ir.ops import OPS
 from smelt.kernel.build.expand_depthwise import made_image
 from smelt.kernel.build.families import ADDRESSED, ANCHORS, IN_RUNS, PULLS, SINKS, UPDATES
 from smelt.kernel.build.gemm import strides
-from smelt.kernel.loops.nest import ExpandedImage, Nest, View, tensor, unknown
+from smelt.kernel.loops.nest import ExpandedImage, Nest, View, tensor, unsupported
 from smelt.kernel.plan.concat_in_place import Part, Users, find_parts, is_container, row_major
 from smelt.kernel.plan.runtime_checks import RUNTIME_CHECKS
 from smelt.shape import Shape
 
 CONTROL = frozenset({"stablehlo.while", "stablehlo.if", "stablehlo.case"})
 SILENT = frozenset({"stablehlo.after_all", "stablehlo.create_token", "smelt.shape_assertion"})
-# Moves cost nothing where they are used: an index.
+# Moves are free where they are used: they only change indices.
 MOVES = frozenset(
     f"stablehlo.{name}"
     for name in (
@@ -38,13 +38,13 @@ MOVES = frozenset(
         "optimization_barrier",
     )
 )
-# Ops that read their first operand where other tensors say, an element perhaps many times.
+# Ops that read their first operand at computed indices, an element perhaps many times.
 SCATTERED = frozenset(
     f"stablehlo.{name}" for name in ("gather", "dynamic_gather", "dynamic_slice", "torch_index_select")
 )
-# Ops that choose where an element comes from.
+# Ops that select the source of an element.
 GUARDED = frozenset(f"stablehlo.{name}" for name in ("concatenate", "pad", "dynamic_pad"))
-# Functions that cost more than a trip to memory.
+# Functions that cost more than a store and a load.
 COSTLY = frozenset(
     f"{dialect}.{name}"
     for dialect, names in {
@@ -54,27 +54,27 @@ COSTLY = frozenset(
     }.items()
     for name in names.split()
 )
-LARGEST = 150  # ops that one kernel may hold
-FORMULA = 12  # ops of a formula, at most
+LARGEST = 150  # ops per kernel
+FORMULA = 12  # ops of an index formula, at most
 
 
 @dataclass(slots=True)
 class _Use:
-    """What becomes of a value that could be pulled."""
+    """The uses of a value that could be inlined."""
 
-    roots: set[Op] = field(default_factory=set)  # the kernels that pull it
-    reused: bool = False  # read many times by one of them
-    outside: bool = False  # needed by another block, or returned
-    signature: tuple[int | None, ...] | None = ()  # the root's axis behind each of its own; () = not known yet
+    roots: set[Op] = field(default_factory=set)  # the kernels that inline it
+    reused: bool = False  # read repeatedly by one of them
+    outside: bool = False  # used by another block, or returned
+    signature: tuple[int | None, ...] | None = ()  # the root's axis for each axis; () = not known yet
     users: int = 0
     ops: int = 0
     folded: bool = False  # read by a reduction
-    path: tuple[Op, ...] | None = ()  # the moves from it to the root; None: not one plain way
+    path: tuple[Op, ...] | None = ()  # the moves from it to the root; None: not a single path
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The op whose kernel computes a value at its end; `path` as in `Output`."""
+    """The op whose kernel computes a value in its epilogue; `path` as in `Output`."""
 
     op: Op
     path: tuple[Op, ...]
@@ -82,24 +82,26 @@ class Anchor:
 
 @dataclass(slots=True)
 class Materialised:
-    """What has been decided about the blocks so far."""
+    """The decisions about the blocks so far."""
 
-    values: set[Value] = field(default_factory=set)  # those that get a buffer
-    forced: set[Value] = field(default_factory=set)  # those that must be stored whatever they are
-    constants: dict[Op, None] = field(default_factory=dict)  # those that an op addresses, whichever block they are in
+    values: set[Value] = field(default_factory=set)  # those with a buffer
+    forced: set[Value] = field(default_factory=set)  # those that must have one
+    constants: dict[Op, None] = field(default_factory=dict)  # addressed by an op, in any block
     anchors: dict[Op, Anchor] = field(default_factory=dict)
-    views: dict[Value, View] = field(default_factory=dict)  # how values lie that are part of another one
-    wholes: dict[Value, Value] = field(default_factory=dict)  # what they are part of
-    parts: dict[Op, list[Part]] = field(default_factory=dict)  # of ops whose operands are made in place
-    made: dict[Value, ExpandedImage] = field(default_factory=dict)  # what the one op that uses it makes as it goes
-    inside: set[Op] = field(default_factory=set)  # the ops of those
-    addressed: list[tuple[Value, Value, bool]] = field(default_factory=list)  # (base, value, in runs) that ops address
+    views: dict[Value, View] = field(default_factory=dict)  # values inside a larger buffer
+    containers: dict[Value, Value] = field(default_factory=dict)  # the value that owns this buffer
+    parts: dict[Op, list[Part]] = field(default_factory=dict)  # operands that are computed in place
+    expanded: dict[Value, ExpandedImage] = field(
+        default_factory=dict
+    )  # images that a depthwise convolution computes in bands
+    inside: set[Op] = field(default_factory=set)  # the ops that compute them
+    addressed: list[tuple[Value, Value, bool]] = field(default_factory=list)  # (base, value, in runs)
 
     def decide(self, region: Region, known: set[str]) -> None:
-        """Mark the values of a block that get a buffer; `known`: the symbols that have a number before it.
+        """Mark the values of a block that get a buffer; `known`: the symbols that are defined before it.
 
-        A value that one op addresses may lie behind one that another op has stored: where it has no strides there, all
-        is decided again with that value stored too.
+        A value that one op addresses may be a view of one that another op materialises. Where it has no strides there,
+        the block is decided again with that value materialised too.
         """
         names = [each.name for each in fields(self) if each.name != "forced"]
         before = {name: copy(getattr(self, name)) for name in names}
@@ -111,14 +113,14 @@ class Materialised:
             self._decide(region, known)
 
     def _without_strides(self) -> set[Value]:
-        """What must be stored for the addressed values that do not lie at regular distances in what is stored now."""
+        """The values to materialise because addressed values have no strides in the current buffers."""
         missed: set[Value] = set()
         for _, value, in_runs in self.addressed:
             below = value
             while below not in self.values and below.op is not None and _is_move(below.op) and below.op.operands:
                 below = below.op.operands[0]
             if below is not value and not _is_strided(Nest({below: 0}, views=self.views), value, in_runs):
-                missed.add(_unreshaped(value))
+                missed.add(_below_reshapes(value))
         return missed
 
     def _decide(self, region: Region, known: set[str]) -> None:
@@ -132,40 +134,40 @@ class Materialised:
                     uses[value].outside = True
         users = _users(region)
         for op in reversed(region.ops):
-            stored = self._is_stored(op, uses)
-            self._make(op, users)
-            self._force(op)
+            stored = self._is_materialised(op, uses)
+            self._leave_expanded(op, users)
+            self._force_addressed(op)
             if stored:
                 self.values.update(value for value in op.results if not isinstance(value.type, Token))
-                self._place(op, users, known)
-            self._spread(op, stored, uses)
+                self._compute_in_place(op, users, known)
+            self._propagate(op, stored, uses)
 
-    def _make(self, op: Op, users: Users) -> None:
-        """Leave an image to the op that looks at it, if that can make it."""
+    def _leave_expanded(self, op: Op, users: Users) -> None:
+        """Leave an expanded image to its depthwise convolution, if that can compute it in bands."""
         if op.name == "smelt.channel_conv" and (image := made_image(op, users)) is not None:
-            self.made[op.operands[0]] = image
+            self.expanded[op.operands[0]] = image
             self.inside |= image.inside
 
-    def _place(self, op: Op, users: Users, known: set[str]) -> None:
-        """Have the operands of a whole made in its buffer."""
+    def _compute_in_place(self, op: Op, users: Users, known: set[str]) -> None:
+        """Have the operands of a concatenation or padding computed in its buffer."""
         if not is_container(op, known):
             return
         view = self.views.get(op.result) or row_major(tensor(op.result).sizes)
-        found = find_parts(op, view, users, self._may_lie)
+        found = find_parts(op, view, users, self._can_use_view)
         if found:
             self.parts[op] = found
         for part in found:
-            self.views[part.value], self.wholes[part.value] = part.view, op.result
+            self.views[part.value], self.containers[part.value] = part.view, op.result
             self.forced.add(part.value)
 
-    def _may_lie(self, value: Value, view: View) -> bool:
-        """Whether a value has no place yet, and those who address it still can."""
+    def _can_use_view(self, value: Value, view: View) -> bool:
+        """Whether a value has no buffer yet and stays addressable through the view."""
         if value in self.views or value in self.values:
             return False
         nest = Nest({value: 0}, views={value: view})
         return all(_is_strided(nest, seen, in_runs) for base, seen, in_runs in self.addressed if base is value)
 
-    def _is_stored(self, op: Op, uses: dict[Value, _Use]) -> bool:
+    def _is_materialised(self, op: Op, uses: dict[Value, _Use]) -> bool:
         if op in self.inside:
             return False
         if op.name in ANCHORS and len(op.results) == 1 and self._ends_elsewhere(op, uses[op.result]):
@@ -175,7 +177,7 @@ class Materialised:
         if op.name not in PULLS:
             if op.name in SILENT:
                 return False
-            raise unknown(op)
+            raise unsupported(op)
         seen = [uses[value] for value in op.results]
         if op.name == "stablehlo.constant":
             return not op.attrs["value"].is_splat or op.result in self.forced
@@ -190,7 +192,7 @@ class Materialised:
         if any(use.reused or use.ops > LARGEST for use in seen):
             return True
         if op.name == "smelt.round_to_byte" and any(root in self.anchors for use in seen for root in use.roots):
-            return True  # another product ends there: bytes are the least that this one can leave behind
+            return True  # another GEMM ends there: this one stores int8, the smallest form
         if op.name == "stablehlo.reduce":
             return len(op.results) > 1 or not _is_row(op, seen[0])
         if op.name in GUARDED:
@@ -198,7 +200,7 @@ class Materialised:
         return op.name in COSTLY and any((use.users > 1 and use.folded) or _is_repeated(use) for use in seen)
 
     def _ends_elsewhere(self, op: Op, use: _Use) -> bool:
-        """Whether the one kernel that uses a result can be the end of the kernel that makes it."""
+        """Whether the only kernel that uses a result can be the epilogue of the kernel that computes it."""
         if use.outside or use.reused or use.folded or len(use.roots) != 1 or use.ops > LARGEST:
             return False
         root = next(iter(use.roots))
@@ -209,30 +211,30 @@ class Materialised:
         self.anchors[root] = Anchor(op, use.path)
         return True
 
-    def _force(self, op: Op) -> None:
-        """Have operands stored that an op wants to address and that are no plain view of something stored."""
+    def _force_addressed(self, op: Op) -> None:
+        """Materialise the operands that an op addresses and that are no strided view of a materialised value."""
         for i in ADDRESSED.get(op.name, ()):
             base = value = op.operands[i]
-            if value in self.made:
+            if value in self.expanded:
                 continue
             while base.op is not None and _is_move(base.op) and base.op.operands:
                 base = base.op.operands[0]
             if base.op is not None and base.op.name == "stablehlo.constant":
-                self.constants[base.op] = None  # a number that would otherwise lie nowhere
+                self.constants[base.op] = None  # a splat would otherwise have no buffer
             elif base.op is not None and _is_move(base.op):
                 self.forced.add(base)
             in_runs = i in IN_RUNS[op.name]
             self.addressed.append((base, value, in_runs))
             if value is base or _is_strided(Nest({base: 0}, views=self.views), value, in_runs):
                 continue
-            self.forced.add(_unreshaped(value))
+            self.forced.add(_below_reshapes(value))
 
-    def _spread(self, op: Op, stored: bool, uses: dict[Value, _Use]) -> None:
-        """Tell the operands who uses them, and how."""
+    def _propagate(self, op: Op, stored: bool, uses: dict[Value, _Use]) -> None:
+        """Propagate uses to the operands."""
         use = uses[op.results[0]] if op.results else _Use()
         rank = len(op.results[0].type.sizes) if op.results and isinstance(op.results[0].type, Shape) else 0
         signature = tuple(range(rank)) if stored else use.signature
-        pulled = op.name in SINKS or (stored and op.name not in PULLS)  # read as the op's own loops like
+        pulled = op.name in SINKS or (stored and op.name not in PULLS)  # read in the order of the op's own loops
         for i, operand in enumerate(op.operands):
             if operand not in uses or isinstance(operand.type, Token):
                 continue
@@ -244,26 +246,26 @@ class Materialised:
             mine.reused |= pulled or (not stored and use.reused) or (i == 0 and op.name in SCATTERED)
             seen = None if pulled or signature is None else _through(op, i, signature)
             mine.signature = seen if mine.users == 1 or mine.signature == seen else None
-            mine.path = _joined_path(mine, _path(op, i, () if stored else use.path))
+            mine.path = _common_path(mine, _path(op, i, () if stored else use.path))
             if op.name in CONTROL or op.name == "stablehlo.custom_call" or _gives_size(op, i):
                 mine.outside = True
 
 
-def _unreshaped(value: Value) -> Value:
-    """What a value is a view of."""
+def _below_reshapes(value: Value) -> Value:
+    """The value below reshapes."""
     while value.op is not None and value.op.name == "stablehlo.reshape":
         value = value.op.operands[0]
     return value
 
 
 def _is_strided(nest: Nest, value: Value, in_runs: bool) -> bool:
-    """Whether a value lies at regular distances, along its last axis side by side if that is wanted."""
+    """Whether a value has strides; with `in_runs`, a contiguous last axis too."""
     found = strides(nest, value)
     return found is not None and (not in_runs or dict(found[1].terms).get(found[2][-1]) == 1)
 
 
 def _users(region: Region) -> dict[Value, list[Op]]:
-    """The ops of a block that use its values; those that others use as well are not in it."""
+    """The users of each value of a block; values with uses outside of it are left out."""
     users: dict[Value, list[Op]] = {value: [] for op in region.ops for value in op.results}
     for op in region.ops:
         for value in dict.fromkeys(op.operands):
@@ -277,24 +279,23 @@ def _users(region: Region) -> dict[Value, list[Op]]:
 
 
 def _gives_size(op: Op, operand: int) -> bool:
-    """Whether an operand holds numbers that an op demands something of."""
+    """Whether an operand holds sizes that are checked at run time."""
     return op.name in RUNTIME_CHECKS and (operand > 0 or op.name == "stablehlo.dynamic_iota")
 
 
 def _is_move(op: Op) -> bool:
-    """Whether an op only says where its operand's elements are."""
+    """Whether an op only changes indices."""
     if op.name == "smelt.pack":
         columns = tensor(op.operands[0]).sizes[2]
         return isinstance(columns, int) and columns % op.attrs["width"] == 0
-    if op.name == "stablehlo.pad":  # one that only crops is a slice
+    if op.name == "stablehlo.pad":  # cropping only: a slice
         edges = (*op.attrs["edge_padding_low"], *op.attrs["edge_padding_high"])
         return max(edges, default=0) <= 0 and not any(op.attrs["interior_padding"])
     return op.name in MOVES
 
 
 def _is_formula(op: Op) -> bool:
-    """Whether an element is a few cheap functions of its place, as those of a causal mask are: sooner computed than
-    read."""
+    """Whether an element is a cheap function of its index (as in a causal mask): faster computed than loaded."""
     seen: set[Op] = set()
     stack = [op]
     while stack:
@@ -312,7 +313,7 @@ def _is_formula(op: Op) -> bool:
 
 
 def _path(op: Op, operand: int, beyond: tuple[Op, ...] | None) -> tuple[Op, ...] | None:
-    """The moves from an operand to the root, given those from the op's result on."""
+    """The moves from an operand to the root, given those from the op's result."""
     if beyond is None or len(op.results) != 1:
         return None
     if op.name in ("stablehlo.reshape", "stablehlo.transpose"):
@@ -321,12 +322,12 @@ def _path(op: Op, operand: int, beyond: tuple[Op, ...] | None) -> tuple[Op, ...]
     return beyond if same else None
 
 
-def _joined_path(use: _Use, path: tuple[Op, ...] | None) -> tuple[Op, ...] | None:
+def _common_path(use: _Use, path: tuple[Op, ...] | None) -> tuple[Op, ...] | None:
     return path if use.users == 1 or use.path == path else None
 
 
 def _through(op: Op, operand: int, signature: tuple[int | None, ...]) -> tuple[int | None, ...] | None:
-    """The root's axes behind an operand's axes, if they are plain."""
+    """The root's axis for each axis of an operand, if the op maps axes to axes."""
     sizes = tensor(op.operands[operand]).sizes
     match op.name:
         case "stablehlo.broadcast_in_dim":
@@ -356,8 +357,8 @@ def _through(op: Op, operand: int, signature: tuple[int | None, ...]) -> tuple[i
 
 
 def _is_repeated(use: _Use) -> bool:
-    """Whether the one kernel that uses a result would compute it anew in every turn of a loop that does not change it,
-    because a loop inside that does."""
+    """Whether the only kernel that uses a result would recompute it in every iteration of an outer loop although it
+    does not depend on that loop."""
     if not use.signature or len(use.roots) != 1:
         return False
     axes = [axis for axis in use.signature if axis is not None]
@@ -366,7 +367,7 @@ def _is_repeated(use: _Use) -> bool:
 
 
 def _is_row(op: Op, use: _Use) -> bool:
-    """Whether each result of a reduction belongs to one turn of the outer loops of the one kernel that uses it."""
+    """Whether each result of a reduction belongs to one iteration of the outer loops of its only kernel (row-wise)."""
     if use.signature is None or not use.roots or use.signature == ():
         return False
     root = next(iter(use.roots))

@@ -1,7 +1,7 @@
-"""Memory: which temporaries of a plan share a slot, decided before anything runs.
+"""Memory planning: temporaries of a plan share slots of the arena, decided at compile time.
 
-Buffers whose lives do not meet may share. A slot is as large as the largest of its tenants, for any sizes; offsets are
-running sums of slots, evaluated when a program is called.
+Buffers with disjoint lifetimes may share. A slot is as large as the largest of its buffers, for any sizes; offsets are
+prefix sums of slots, evaluated when a program is called.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from smelt.dim import Size, ceildiv, evaluate, symbols
-from smelt.kernel.plan.in_place import shared_with
+from smelt.kernel.plan.in_place import overwritable_by
 from smelt.kernel.plan.liveness import Liveness, Set, members, set_of
 from smelt.kernel.plan.plan import Launch, Plan, touched, walk
 
 ALIGN = 64
-SAMPLE = 100  # what an open size is taken for when slots are compared
+SAMPLE = 100  # value of a dynamic dimension when slots are compared
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The slots, each with the bytes of its tenants; the slot of each temporary, by its number in the plan."""
+    """The slots, each with the bytes of its buffers, and the slot of each temporary."""
 
     slots: tuple[tuple[Size, ...], ...]
-    homes: Mapping[int, int]
+    slot_of: Mapping[int, int]
     scratch: Size = 0  # bytes per worker
 
     def peak(self, values: Mapping[str, int]) -> int:
@@ -31,17 +31,17 @@ class Memory:
         return sum(max(evaluate(size, values) for size in slot) for slot in self.slots)
 
 
-def assign(plan: Plan) -> Memory:
+def assign_slots(plan: Plan) -> Memory:
     lives = {i: life for i, life in lifetimes(plan).items() if not plan.is_deferred(*plan.buffers[i].shape.sizes)}
     slots: list[dict[Size, None]] = []
     free: list[int] = []  # the position after which a slot is free
-    homes: dict[int, int] = {}
-    before = taken_over(plan)
+    slot_of: dict[int, int] = {}
+    before = overwritable_operands(plan)
     for i in sorted(lives, key=lambda i: lives[i][0]):
         begin, end = lives[i]
         size = ceildiv(plan.buffers[i].bytes, ALIGN) * ALIGN
         wanted = _guess(size)
-        ending = {homes[each] for each in before.get(i, ()) if each in homes and lives[each][1] == begin}
+        ending = {slot_of[each] for each in before.get(i, ()) if each in slot_of and lives[each][1] == begin}
         fits = [k for k in range(len(slots)) if free[k] < begin or (k in ending and free[k] == begin)]
         best = min(fits, key=lambda k: (abs(max(map(_guess, slots[k])) - wanted), k not in ending, k), default=None)
         if best is None:
@@ -50,23 +50,22 @@ def assign(plan: Plan) -> Memory:
             free.append(end)
         slots[best][size] = None
         free[best] = end
-        homes[i] = best
-    return Memory(tuple(_largest(slot) for slot in slots), homes)
+        slot_of[i] = best
+    return Memory(tuple(_largest(slot) for slot in slots), slot_of)
 
 
 def _largest(sizes: Mapping[Size, None]) -> tuple[Size, ...]:
-    """The sizes that may be the largest: one number at most."""
+    """The sizes that may be the largest; at most one of them is a number."""
     numbers = [size for size in sizes if isinstance(size, int)]
     return (*(size for size in sizes if not isinstance(size, int)), *([max(numbers)] if numbers else []))
 
 
-def taken_over(plan: Plan) -> dict[int, tuple[int, ...]]:
-    """For results of kernels: the operands that may lie in the same memory, each element read just before it is
-    written over."""
+def overwritable_operands(plan: Plan) -> dict[int, tuple[int, ...]]:
+    """For results of kernels: the operands that may share memory, each element read just before it is overwritten."""
     found: dict[int, tuple[int, ...]] = {}
     for step in walk(plan.steps):
         if isinstance(step, Launch) and len(step.writes) == 1:
-            found[step.writes[0]] = shared_with(plan, step, step.writes[0])
+            found[step.writes[0]] = overwritable_by(plan, step, step.writes[0])
     return found
 
 
@@ -75,9 +74,9 @@ def _guess(size: Size) -> int:
 
 
 def lifetimes(plan: Plan) -> dict[int, tuple[int, int]]:
-    """First and last moment of each temporary: step p happens at 2 p, what is needed after it lives at 2 p + 1.
+    """First and last moment of each temporary: step p is at 2 p, buffers that are live after it at 2 p + 1.
 
-    What a loop shares with what is around it, or with its own next turn, lives through the whole loop.
+    Buffers that a loop shares with its surroundings, or with its next iteration, live through the whole loop.
     """
     temporary = set_of([i for i, buffer in enumerate(plan.buffers) if buffer.kind == "temporary"])
     lives: dict[int, tuple[int, int]] = {}

@@ -1,6 +1,6 @@
-"""Plan: what a compiled program does, step by step, over numbered buffers whose sizes are polynomials.
+"""The plan of a function: steps in order, over numbered buffers whose sizes are polynomials over symbols.
 
-Made by `kernel.fuse`, given memory by `kernel.memory`, printed by `emit_*`, run by an engine. Tied to no size.
+`fuse` builds it, `in_place` merges buffers, `memory` assigns slots, `emit.c` prints it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One fused computation: its class, its loops, and the ops of the program that it covers.
+    """A fused kernel: its kind, its loops, and the ops that it covers.
 
-    Buffers are numbered anew from 0, so that equal layers are equal kernels.
+    Buffers are numbered from 0 within the kernel, so that equal layers give equal kernels.
     """
 
     kind: str
@@ -49,10 +49,9 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A call of a kernel. `covers`: the ops that it computes, where the plan was asked to tell them (to profile it).
+    """A call of a kernel. `covers`: the ops that it computes, where the plan keeps them (`keep_ops`, for the profiler).
 
-    `updates` are those of the written buffers whose earlier content matters: it is read, or stays where the kernel
-    writes nothing.
+    `updates`: the written buffers whose earlier content matters, because the kernel reads it or writes only a part.
     """
 
     kernel: Kernel
@@ -92,7 +91,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Run one of several lists of steps: the one that the scalar in `selector` names, else the last."""
+    """Run one of several lists of steps: number `selector`, else the last."""
 
     selector: int
     branches: tuple[tuple[Step, ...], ...]
@@ -100,7 +99,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Require:
-    """All elements of a buffer of booleans hold, or the call ends with an error that tells some integers."""
+    """Check that all elements of a buffer of booleans hold; else the call fails with the integers in `numbers`."""
 
     flags: int
     check: int  # which of the plan's `requirements`
@@ -109,7 +108,7 @@ class Require:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What data must fulfil. `{0}` in the message stands for the first of the numbers that the run tells."""
+    """A condition on data. `{0}` in the message is the first of the numbers of its `Require`."""
 
     message: str
     of_sizes: bool = False
@@ -118,7 +117,7 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Sizes that only data tells become known, or known anew: symbols get the numbers in a buffer of i64, or sizes."""
+    """Define the symbols of data-dependent sizes: by the numbers in a buffer of i64, or by other sizes."""
 
     names: tuple[str, ...]
     source: int | tuple[Size, ...]
@@ -126,12 +125,12 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Ensure:
-    """Some of the plan's checks of sizes: those that wait for data, or for the run to get to their block."""
+    """Check sizes in the middle of a run: those that depend on data, or belong to a block that may not run."""
 
     checks: tuple[int, ...]
 
 
-Filling: TypeAlias = Launch | Copy  # the steps that write buffers themselves
+Filling: TypeAlias = Launch | Copy  # steps that write buffers
 Step: TypeAlias = Filling | Repeat | Branch | Require | Measure | Ensure
 
 
@@ -144,17 +143,17 @@ class Plan:
     requirements: tuple[Requirement, ...] = ()
     symbols: tuple[str, ...] = ()
     deferred: tuple[str, ...] = ()  # symbols of data-dependent sizes, each after those that it may depend on
-    donated: tuple[int, ...] = ()  # arguments that a call may use up, by their number among the arguments
-    reused: tuple[tuple[int, int], ...] = ()  # (result, donated argument) that are one array
+    donated: tuple[int, ...] = ()  # arguments that a call may overwrite, by their number among the arguments
+    reused: tuple[tuple[int, int], ...] = ()  # (result, donated argument) that share one array
     tunables: int = 0  # run-time schedule parameters, where a program is built to be tuned
 
     def is_deferred(self, *sizes: Size) -> bool:
-        """Whether sizes are known only while the program runs."""
+        """Whether sizes are data-dependent."""
         return any(name in self.deferred for size in sizes for name in symbols(size))
 
     @property
     def entry_checks(self) -> dict[int, Check]:
-        """The checks that come before anything runs, by their number."""
+        """The checks before anything runs, by their number."""
         later = {i for step in walk(self.steps) if isinstance(step, Ensure) for i in step.checks}
         return {i: check for i, check in enumerate(self.checks) if i not in later}
 
@@ -176,7 +175,7 @@ def walk(steps: tuple[Step, ...]) -> Iterator[Step]:
 
 
 def touched(step: Step) -> Iterator[int]:
-    """The buffers that a step, or what is inside it, reads or writes."""
+    """The buffers that a step, or a step inside it, reads or writes."""
     for each in walk((step,)):
         match each:
             case Launch(_, buffers):
@@ -193,31 +192,31 @@ def touched(step: Step) -> Iterator[int]:
                 yield source
 
 
-def remap_steps(steps: Sequence[Step], homes: Mapping[int, int]) -> tuple[Step, ...]:
-    """Steps with other buffers in place of some, without copies from one to itself."""
-    changed = (remap_step(step, homes) for step in steps)
+def remap_steps(steps: Sequence[Step], buffers: Mapping[int, int]) -> tuple[Step, ...]:
+    """The steps with buffers replaced, without copies of a buffer to itself."""
+    changed = (remap_step(step, buffers) for step in steps)
     return tuple(step for step in changed if not (isinstance(step, Copy) and step.source == step.target))
 
 
-def remap_step(step: Step, homes: Mapping[int, int]) -> Step:
-    """A step, and what is inside it, with other buffers in place of some."""
+def remap_step(step: Step, buffers: Mapping[int, int]) -> Step:
+    """A step, and the steps inside it, with buffers replaced."""
 
-    def home(i: int) -> int:
-        return homes.get(i, i)
+    def renamed(i: int) -> int:
+        return buffers.get(i, i)
 
     match step:
-        case Launch(kernel, buffers, writes, covers):
-            targets = tuple(map(home, writes))
-            updates = tuple(i for i in dict.fromkeys(map(home, step.reads)) if i in targets)
-            return Launch(kernel, tuple(map(home, buffers)), targets, covers, updates)
+        case Launch(kernel, used, writes, covers):
+            targets = tuple(map(renamed, writes))
+            updates = tuple(i for i in dict.fromkeys(map(renamed, step.reads)) if i in targets)
+            return Launch(kernel, tuple(map(renamed, used)), targets, covers, updates)
         case Copy(source, target):
-            return Copy(home(source), home(target))
+            return Copy(renamed(source), renamed(target))
         case Repeat(head, flag, body):
-            return Repeat(remap_steps(head, homes), home(flag), remap_steps(body, homes))
+            return Repeat(remap_steps(head, buffers), renamed(flag), remap_steps(body, buffers))
         case Branch(selector, branches):
-            return Branch(home(selector), tuple(remap_steps(branch, homes) for branch in branches))
+            return Branch(renamed(selector), tuple(remap_steps(branch, buffers) for branch in branches))
         case Require(flags, check, numbers):
-            return Require(home(flags), check, tuple(map(home, numbers)))
+            return Require(renamed(flags), check, tuple(map(renamed, numbers)))
         case Measure(names, int(source)):
-            return Measure(names, home(source))
+            return Measure(names, renamed(source))
     return step

@@ -21,7 +21,7 @@ from smelt.shape import Shape
 
 
 class SizeValue(NamedTuple):
-    """A number that data gives, and the size that it must be."""
+    """A number computed from data, and the size that it must equal."""
 
     number: Expr
     size: Size
@@ -33,19 +33,19 @@ RUNTIME_CHECKS: dict[str, RuntimeCheck] = {}
 
 
 def region_size_checks(region: Region) -> list[Check]:
-    """What the ops of a block ask of sizes; refuses a tensor that no machine can hold."""
+    """The conditions of a block's ops on sizes; raises RunError for a tensor that no machine can hold."""
     found = [*sizes_checks("an argument", [value.type for value in region.args])]
     for op in region.ops:
         for value in op.results:
             if isinstance(value.type, Shape):
                 found += _room(op, value.type)
         found += (*size_checks(op), *_limits(op))
-    first = {(check.a, check.relation, check.b): check for check in reversed(found)}  # the first op that asks is named
+    first = {(check.a, check.relation, check.b): check for check in reversed(found)}  # name the first op
     return list(reversed(first.values()))
 
 
 def _room(op: Op, shape: Shape) -> Iterator[Check]:
-    """A tensor's bytes can be counted, even if it is never in memory."""
+    """The bytes of a tensor fit in 63 bits, even if it is never materialised."""
     bytes = shape.count * shape.dtype.numpy.itemsize
     if not isinstance(bytes, int):
         yield Check(bytes, "<=", ADDRESSABLE, f"{op.name}: no memory for the result")
@@ -54,7 +54,7 @@ def _room(op: Op, shape: Shape) -> Iterator[Check]:
 
 
 def _limits(op: Op) -> Iterator[Check]:
-    """What kernels rely on and types do not say."""
+    """Conditions of kernels that types do not imply."""
     if op.name == "stablehlo.dynamic_gather":
         for size, most in zip(slice_sizes(op), tensor(op.operands[0]).sizes, strict=True):
             if not (isinstance(size, int) and isinstance(most, int) and size <= most):
@@ -69,11 +69,11 @@ def _limits(op: Op) -> Iterator[Check]:
         sizes, full = tensor(op.operands[0]).sizes, tensor(op.result).sizes
         for d, size in zip(op.attrs["broadcast_dimensions"], sizes, strict=True):
             if size not in (1, full[d]):
-                yield Check(size, "==", full[d], f"{op.name}: an open dimension is not repeated")
+                yield Check(size, "==", full[d], f"{op.name}: a dynamic dimension is not broadcast")
 
 
 def runtime_check(*names: str) -> Callable[[RuntimeCheck], RuntimeCheck]:
-    """Register the conditions on data of an op; all of them must hold."""
+    """Register the conditions of an op on data."""
 
     def register(rule: RuntimeCheck) -> RuntimeCheck:
         for name in names:
@@ -135,7 +135,7 @@ def real_dynamic_slice(nest: Nest, op: Op) -> Iterator[Expr | SizeValue]:
         yield _at_most(nest, start, limit)
         yield _at_most(nest, limit, Amount(size))
         yield _at_most(nest, Number(1), stride)
-        step = nest.apply("clamp", Number(1), stride, Amount(maximum(size, 1)), dtype=i64)  # no sum gets too large
+        step = nest.apply("clamp", Number(1), stride, Amount(maximum(size, 1)), dtype=i64)  # no overflow
         yield _equal(nest, nest.apply("divide", nest.let(add(limit, scale(start, -1), step, -1)), step), count)
 
 

@@ -30,7 +30,7 @@ from smelt.kernel.emit.c import Source
 from smelt.kernel.emit.tile_f32 import tile_shape
 from smelt.kernel.plan.fuse import fuse
 from smelt.kernel.plan.in_place import in_place
-from smelt.kernel.plan.memory import assign
+from smelt.kernel.plan.memory import assign_slots
 from smelt.kernel.plan.plan import Buffer, Plan
 from smelt.shape import Shape
 from smelt.target import Target
@@ -92,7 +92,7 @@ class Bare:
         for i, (name, program, args) in enumerate(programs):
             lowered = lower(program, target)
             plan = exposed(in_place(fuse(lowered.main)))
-            source.add(plan, assign(plan), f"p{i}")
+            source.add(plan, assign_slots(plan), f"p{i}")
             self.cases.append(Case(name, plan, args))
         self.text = source.text()
 
@@ -212,7 +212,7 @@ def bare(problems: Sequence[Problem], target: Target | None = None) -> Bare:
 
 def main(seed: int, count: int) -> None:
     faulthandler.enable()
-    emit_c.WORTH = 16
+    emit_c.ELEMENTS_PER_CORE = 16
     problems = [*random_problems(seed, count), *winograd_problems(seed, cpu.target())]
     made = bare(problems)
     library = cpu.build(made.text)

@@ -13,8 +13,7 @@ from smelt.device.runtime import runtime
 from smelt.dim import evaluate
 from smelt.engine.compile import ProgramPlan, plan_program
 from smelt.ir.core import Program
-from smelt.kernel.loops.grammar import Load, inside
-from smelt.kernel.loops.nest import everything, expressions
+from smelt.kernel.loops.grammar import Load, expressions, subexpressions, walk_statements
 from smelt.kernel.plan.plan import Copy, Launch, Plan, Repeat, walk
 from smelt.shape import Shape
 from smelt.tensor import trace
@@ -63,9 +62,9 @@ def test_blocks_that_a_mask_hides_are_skipped() -> None:
         assert len(scratch) == count, scratch
         read = {
             kernel.buffers[load.buffer]
-            for statement in everything(kernel.kernel.body)
+            for statement in walk_statements(kernel.kernel.body)
             for expr in expressions(statement)
-            for load in inside(expr)
+            for load in subexpressions(expr)
             if isinstance(load, Load)
         }
         spared = [i for i in kernel.writes if plan.buffers[i].kind == "temporary"][2:]
