@@ -1,7 +1,7 @@
 """Modules → what `smelt check` finds in them: every annotated function and method, proven for all sizes at once.
 
-Models are made from their classes without weights; a number that nobody gives is a size of that name. What cannot be
-covered is told with the reason. `check_report` shows what comes out.
+Models are made from their classes without weights; a number without a value is a symbolic size of that name. What
+cannot be covered is reported with the reason. `check_report` formats the result.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from smelt.tensor.source import NumberError, TensorError
 
 MAX_VARIANTS = 64  # combinations of flags and of optional arguments that one entry point is checked with
 SEVERAL = 2  # stands for a number of layers, steps or tensors, where Python needs one
-MORE = 8  # the same for tensors, where Python asks for a later one
+MORE = 8  # the same for tensors, where Python indexes a later one
 
 
 @dataclass(slots=True)
 class Entry:
-    """One function or method that was checked: its mistakes, the ways through it, numbers that stood for open ones.
+    """One function or method that was checked: its mistakes, its paths, and numbers that stood for symbolic ones.
 
-    `limits` are the reasons why no mistake is no proof: what was sampled, and what was taken for granted.
+    `limits` are the reasons why no mistake is no proof: what was sampled, and what was assumed.
     """
 
     name: str
@@ -89,7 +89,7 @@ class NotCoveredError(Exception):
 
 @dataclass(slots=True)
 class Parameters:
-    """What the parameters of a function leave to be made up: choices to go through, open numbers, what is missing."""
+    """The parameters that a check has to fill: choices to enumerate, symbolic numbers, and what is missing."""
 
     choices: dict[str, list[Any]] = field(default_factory=dict)
     numbers: list[str] = field(default_factory=list)
@@ -163,11 +163,11 @@ def _name(hint: Any) -> str:
 
 
 def _has_shape(hint: Any) -> bool:
-    """Whether an annotation says the shapes of all tensors in it."""
+    """Whether an annotation has shapes for all tensors in it."""
     try:
         if spec_of(hint) is not None:
             return True
-    except ShapeError:  # a text that is no shape: checking the entry point tells
+    except ShapeError:  # not a shape: checking the entry point reports it
         return True
     parts = [part for part in get_args(hint) if part is not Ellipsis]
     if get_origin(hint) in (tuple, list, dict):
@@ -205,7 +205,7 @@ class Candidate:
         return inspect.unwrap(self.function).__code__  # type: ignore[no-any-return]
 
     def bound(self, numbers: Mapping[str, int]) -> Iterator[tuple[Callable[..., Any], tuple[Fact, ...]]]:
-        """What to call, with the facts that it is made under: a model for each way through its constructor."""
+        """What to call, with the facts that it is made under: a model for each path through its constructor."""
         if self.owner is None:
             yield self.function, ()
             return
@@ -299,9 +299,9 @@ def _is_users_function(function: Callable[..., Any]) -> bool:
 
 
 def _make_models(cls: type, numbers: Mapping[str, int]) -> list[tuple[Any, tuple[Fact, ...]]]:
-    """Objects of a model's class, one for each way through its constructor, with the facts of that way.
+    """Objects of a model's class, one for each path through its constructor, with the facts of that path.
 
-    Open numbers are sizes; two layers stand for a list of any number of them.
+    Numbers are symbolic sizes; two layers stand for a list of any number of them.
     """
     if inspect.isabstract(cls):
         raise NotCoveredError(f"{cls.__name__} is abstract")
@@ -315,7 +315,7 @@ def _make_models(cls: type, numbers: Mapping[str, int]) -> list[tuple[Any, tuple
             ways = explore(partial(_make_model, cls, given), Facts())
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
-            raise NotCoveredError(f"{cls.__name__} cannot be made with open sizes ({said})") from error
+            raise NotCoveredError(f"{cls.__name__} cannot be made with symbolic sizes ({said})") from error
         for mistake in (mistake for way in ways for mistake in way.errors):
             if isinstance(mistake, TensorError) and mistake.place and mistake.place.code:
                 raise mistake  # in the user's own line
@@ -333,7 +333,7 @@ class Choice(tuple[Any, ...]):
 
 
 def _required_fields(cls: type, found: dict[str, Any], within: tuple[type, ...]) -> dict[str, Any]:
-    """What the constructor of a class, or its fields where it has none, need and do not say."""
+    """The values that a class needs: its constructor's parameters, or its fields, without defaults."""
     if _has_constructor(cls):
         for name, each in inspect.signature(cls).parameters.items():
             if each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL):
@@ -411,7 +411,7 @@ def check_module(found: Imported) -> Found:
     done: set[CodeType] = set()
     failed: list[tuple[Candidate, str]] = []
     made: set[type] = {type(each.owner) for each in candidates if not isinstance(each.owner, type)}
-    left_out = [each for each in candidates if _is_left_out(each, made)]  # objects say more than their classes
+    left_out = [each for each in candidates if _is_left_out(each, made)]  # an object is more specific than its class
     candidates = [each for each in candidates if not _is_left_out(each, made)]
     with _record_calls(out.reached), redirect_stdout(sys.stderr):
         for each in candidates:
@@ -499,7 +499,7 @@ def deduplicate(errors: Iterable[SmeltError]) -> list[SmeltError]:
 
 
 def _find_mistakes(candidate: Candidate, variant: Mapping[str, Any], entry: Entry) -> list[SmeltError]:
-    """The mistakes of one variant. A number that Python needs, and that only a name stands for, is made a small one."""
+    """The mistakes of one variant. A symbolic number that Python needs as an int becomes a small one."""
     while True:
         values = {name: entry.numbers.get(name, Dim(symbol(name))) for name in candidate.parameters.numbers}
         errors: list[SmeltError] = []
@@ -532,7 +532,7 @@ def _find_mistakes(candidate: Candidate, variant: Mapping[str, Any], entry: Entr
         needed &= candidate.symbolic_numbers - entry.numbers.keys()
         if not needed:
             entry.ways += ways
-            entry.limits += [f"{name} >= 0 is taken for granted: state it as a fact" for name in taken]
+            entry.limits += [f"{name} >= 0 is assumed: state it as a fact" for name in taken]
             return errors
         entry.numbers |= dict.fromkeys(needed, SEVERAL)
 

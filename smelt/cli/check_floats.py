@@ -1,6 +1,6 @@
-"""A float that stands for any: 1.0 that notes when a program asks how large it is.
+"""A float that stands for any float: 1.0 that records whether a branch or a size depends on its value.
 
-Arithmetic with it gives such floats again. Where a branch or a size depends on one, a check has sampled, and says so.
+Arithmetic with it returns such floats. Where something depends on one, the check was a sample, and the report says so.
 """
 
 from __future__ import annotations

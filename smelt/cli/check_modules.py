@@ -1,7 +1,7 @@
-"""Python files → modules, for `smelt check`: which files to look at, and importing them without getting in their way.
+"""Python files → modules, for `smelt check`: which files to check, and how to import them.
 
-A module is imported under a name that nobody else uses, relative imports included, with its folder on the path as if it
-were a script. What goes wrong is told at the user's own line.
+A module is imported under a unique name, relative imports included, with its folder on the path as if it were a script.
+Errors are shown at the user's own line.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Defined:
-    """A function of a file whose annotations speak of tensors, and why a look at the module may not have found it."""
+    """A function of a file with tensors in its annotations, and why the module may hide it."""
 
     name: str
     line: int
@@ -55,7 +55,7 @@ class Defined:
 
 
 def tensor_functions(file: Path) -> list[Defined]:
-    """All functions of a file that speak of tensors, wherever they are defined; declarations without a body aside."""
+    """All functions of a file with tensors in their annotations, except declarations without a body."""
     found: list[Defined] = []
     pending: list[tuple[ast.AST, str, str]] = [(ast.parse(_read_text(file)), "", "")]
     while pending:
@@ -118,7 +118,7 @@ def _walk_files(folder: Path) -> Iterator[Path]:
 
 
 def uses_smelt(file: Path) -> bool:
-    """Whether a file speaks of smelt or of shapes at all: others are not imported only because they lie beside."""
+    """Whether a file mentions smelt or shapes at all: others are not imported."""
     text = _read_text(file)
     return "smelt" in text or "Shaped" in text
 
@@ -128,7 +128,7 @@ def _read_text(file: Path) -> str:
         with tokenize.open(file) as stream:  # reads the encoding that the file declares
             return stream.read()
     except (SyntaxError, UnicodeDecodeError, OSError):
-        return "smelt"  # importing it tells what is wrong
+        return "smelt"  # importing it reports what is wrong
 
 
 # ---- importing ----
@@ -142,7 +142,7 @@ class Importer:
 
     def __init__(self, beside: Sequence[Path] = ()) -> None:
         self._beside = [str(folder.resolve()) for folder in beside]
-        self._tops: dict[Path, str] = {}  # the name that a package goes by
+        self._tops: dict[Path, str] = {}  # the unique name of a package
         self._path: list[str] = []
 
     def __enter__(self) -> Importer:
@@ -171,7 +171,7 @@ class Importer:
         fresh = f"smelt_check_{next(_NUMBERS)}"
         if len(parts) == 1 and path.name != "__init__.py":
             return _load(f"{fresh}_{parts[0]}" if parts[0].isidentifier() else fresh, path)
-        package = root / parts[0]  # the outermost package gets a name of its own, whatever is inside keeps its names
+        package = root / parts[0]  # the outermost package gets a name of its own, its modules keep their names
         top = self._tops.get(package)
         if top is None:
             if (package / "__init__.py").exists():

@@ -1,4 +1,4 @@
-"""What `smelt check` found in Python files, as text for people, as JSON, and as annotations for GitHub.
+"""The report of `smelt check` on Python files: text, JSON, and GitHub annotations.
 
 `docs/tensors.md` describes the JSON. A mistake that several entry points share is shown once.
 """
@@ -19,7 +19,7 @@ VERSION = 1  # of the JSON
 
 @dataclass(slots=True)
 class Report:
-    """Everything that was found: each mistake with the entry point that it was met in first."""
+    """Everything that was found: each mistake with its first entry point."""
 
     files: list[str] = field(default_factory=list)
     found: list[Found] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Report:
 
 
 def text(report: Report) -> str:
-    """For people: every mistake, what was not covered, and a last line that says how it went."""
+    """For people: every mistake, what was not covered, and a summary line."""
     blocks = [_add_level(error) for _, error in report.mistakes]
     word = "error" if report.strict else "note"
     blocks += [

@@ -1,7 +1,7 @@
 """Symbolic arguments: tensors without data for parameters, and copies of models whose fields are symbolic weights.
 
-In come shapes, annotations and models; out go leaves in the order in which a traced function takes them. The tracer
-calls this module; a model is any object whose class annotates fields with `Shaped`, or that holds tensors.
+Shapes, annotations and models → leaves in the order of a traced function's arguments. The tracer calls this module. A
+model is any object whose class annotates fields with `Shaped`, or that holds tensors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Arguments:
-    """The symbolic leaves of one trace, in order, and what stands for objects that were met already."""
+    """The symbolic leaves of one trace, in order, and the symbolic copies of objects seen so far."""
 
     several: int = 1  # tensors that stand for any number of them
     leaves: list[Leaf] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Arguments:
         return tensor_of(leaf, shape.names)
 
     def find_copy(self, original: Any) -> Any:
-        """The symbolic copy of an object that was met before: weights that are shared stay shared."""
+        """The symbolic copy of an object seen before: shared weights stay shared."""
         found = self._copies.get(id(original))
         return None if found is None else found[1]
 

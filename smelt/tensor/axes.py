@@ -1,7 +1,7 @@
-"""Axes: sizes as Python sees them, finding axes by name or place, and aligning the operands of elementwise ops.
+"""Axes: dynamic dimensions as Python values, axes by name or number, and alignment of elementwise operands.
 
-`Dim` is a symbolic size that can be computed with and branched on. `align` says how operands broadcast: by name where
-axes have names, by place (and strictly) where they have none. Every op of `smelt.tensor` calls this module.
+`Dim` is a symbolic size for arithmetic and comparisons. `align` broadcasts operands: by name where axes have names, by
+position (strictly) where they have none. Every op of `smelt.tensor` calls this module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from smelt.tensor.source import NumberError, Operand, refuse, suggest_fact
 
 @final
 class Dim:
-    """A symbolic size in Python: arithmetic gives sizes, comparisons are branches that the tracer follows.
+    """A dynamic dimension in Python: arithmetic returns sizes, comparisons are branches that the tracer follows.
 
     >>> 2 * Dim(parse_size("S")) + 1
     2*S + 1
@@ -103,7 +103,7 @@ class Dim:
 
     def __hash__(self) -> NoReturn:
         refuse(
-            f"the size {self.size} has no hash: in a set or as a key it would be compared as text, not as a number",
+            f"the dynamic dimension {self.size} has no hash: a set would compare its formula, not its value",
             details=[("size", str(self.size))],
             remedy="compare it: n == 3 or n == 4, n in (3, 4)",
         )
@@ -115,9 +115,9 @@ class Dim:
 
     def _no_number(self) -> NoReturn:
         refuse(
-            f"the size {self.size} is not a number while shapes are proven",
+            f"the dynamic dimension {self.size} has no number while the function is traced",
             details=[("size", str(self.size))],
-            remedy='compute with sizes (+ - * // %), or take it as a tensor: x.count("axis", "f32")',
+            remedy='compute with it (+ - * // %), take it as a tensor, x.count("axis", "f32"), or fix the size',
             kind=NumberError,
         )
 
@@ -135,7 +135,7 @@ def dim(size: Size) -> int | Dim:
 
 
 def size_of(given: object) -> Size:
-    """The size that a number, a Dim, a polynomial or a text like `"H*K"` says."""
+    """A size from a number, a Dim, a polynomial or a text like `"H*K"`."""
     if isinstance(given, Dim):
         return given.size
     if isinstance(given, int | Poly):
@@ -160,7 +160,7 @@ def check_names(what: str, names: Sequence[str], *operands: Operand) -> tuple[st
     """Names for axes: identifiers, each once."""
     for name in names:
         if not name.isidentifier():
-            refuse(f"{what}: {name!r} is no name for an axis", *operands)
+            refuse(f"{what}: {name!r} is not a name for an axis", *operands)
         if list(names).count(name) > 1:
             refuse(
                 f'{what}: two axes would be called "{name}"', *operands, remedy="rename one of them first: .rename(…)"
@@ -220,7 +220,7 @@ Places: TypeAlias = tuple[int, ...]  # for each axis of an operand, its place in
 
 
 def align(what: str, operands: Sequence[Operand], *, outer: bool = False) -> tuple[Shape, list[Places]]:
-    """The shape in which elementwise operands meet (its element type is the first one's), and where axes go.
+    """The common shape of elementwise operands (with the first one's element type), and where their axes go.
 
     With names: axes of one name are one axis and must have one size; the axes of one operand contain all others, or
     the user says `outer`. Without names: the last axes align, sizes are equal or plainly 1, and only one operand may
@@ -239,9 +239,9 @@ def align(what: str, operands: Sequence[Operand], *, outer: bool = False) -> tup
         return _align_names(what, operands, full, outer)
     if any(named):
         bare = [Operand(each.label, Shape.of(each.shape.dtype, each.shape.sizes), each.place) for each in operands]
-        _align_places(what, bare, [each for each in bare if each.shape.rank])  # a plainer mistake goes first
+        _align_places(what, bare, [each for each in bare if each.shape.rank])  # report a simpler mistake first
         remedy = "name the axes of the other operand: .named(…)"
-        refuse(f"{what}: axes with names meet axes without", *operands, remedy=remedy)
+        refuse(f"{what}: named and unnamed axes do not mix", *operands, remedy=remedy)
     return _align_places(what, operands, full)
 
 
@@ -283,7 +283,7 @@ def _refuse_outer(what: str, operands: Sequence[Operand], full: Sequence[Operand
     )
     others = [name for name, size in zip(own, widest.shape.sizes, strict=True) if size == extra[1]]
     alone = [name for name in others if not all(name in (each.shape.names or ()) for each in full)]
-    remedy = "if every pair is meant, say so: smelt.outer(…)"
+    remedy = "to combine every pair, use smelt.outer(…)"
     if alone:
         remedy = f'if "{extra[0]}" is "{alone[0]}", .rename({extra[0]}="{alone[0]}"); {remedy}'
     refuse(f'{what}: neither operand has all axes of the other (only one has "{extra[0]}")', *operands, remedy=remedy)
@@ -315,7 +315,7 @@ def _align_places(what: str, operands: Sequence[Operand], full: Sequence[Operand
 
 
 def _suggest_transpose(shapes: Sequence[Sequence[Size]], answer: Answer) -> str | None:
-    """What to try first where axes of the same sizes meet in another order."""
+    """The remedy where the axes have the same sizes in another order."""
     first, other = shapes[0], shapes[-1]
     order = permutation_of(other, first)
     if order is None:

@@ -21,7 +21,7 @@ from smelt.tensor.source import refuse
 if TYPE_CHECKING:
     from smelt.tensor.core import Tensor
 
-_DECOMPOSITIONS: dict[str, Func] = {}  # by names that tell their content, so that none is ever replaced
+_DECOMPOSITIONS: dict[str, Func] = {}  # by names with a fingerprint of their content, so that none is ever replaced
 
 
 def composite(

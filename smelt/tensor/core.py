@@ -1,7 +1,7 @@
-"""Tensor: an immutable, lazy value with named axes. One screen of methods over the functions of the op files.
+"""Tensor: an immutable, lazy value with named axes. Its methods call the functions in `ops/`.
 
-A Tensor is a Shape and the IR value that stands for it. Nothing is computed before somebody asks for numbers (`numpy`,
-`item`, `realize`); everything about shapes is proven when the op is written down.
+A Tensor is a Shape and an IR value. `numpy`, `item` and `realize` compute it; until then ops are only recorded. Shapes
+are proven when an op is recorded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from smelt.tensor.source import here, refuse
 
 @final
 class Tensor:
-    """A value with a Shape. Made by `smelt.tensor`, by ops on other tensors, or by the tracer for an argument.
+    """A value with a Shape: data from `smelt.tensor`, the result of an op, or an argument of a traced function.
 
     >>> from smelt.tensor import tensor
     >>> x = tensor([[1.0, 2.0], [3.0, 4.0]], "b d")
@@ -52,7 +52,7 @@ class Tensor:
     def __setattr__(self, name: str, _: object) -> NoReturn:
         raise AttributeError(f"a Tensor is immutable: {name!r} cannot be set")
 
-    # ---- looking ----
+    # ---- properties ----
 
     @property
     def dtype(self) -> DType:
@@ -61,7 +61,7 @@ class Tensor:
 
     @property
     def rank(self) -> int:
-        """How many axes there are."""
+        """The number of axes."""
         return self.shape.rank
 
     @property
@@ -70,7 +70,7 @@ class Tensor:
         return self.shape.names
 
     def size(self, axis: Axis) -> int | Dim:
-        """The size of an axis: a number, or a Dim to compute with and to branch on."""
+        """The size of an axis: a number, or a Dim (a dynamic dimension) for arithmetic and comparisons."""
         if is_poison(self):
             return self.sizes[0]
         return dim(self.shape.sizes[find_axis("size", operand("operand", self), axis)])
@@ -96,7 +96,7 @@ class Tensor:
     def __bool__(self) -> bool:
         if not is_known(self.value):
             refuse(
-                "whether a tensor holds depends on data, which is not there while shapes are proven",
+                "the truth of a tensor depends on its data, which a trace does not have",
                 operand("operand", self),
                 remedy="smelt.where(…) for elements, smelt.cond(…) for a branch",
             )
@@ -114,7 +114,7 @@ class Tensor:
     # ---- numbers ----
 
     def numpy(self) -> Array:
-        """The elements as a NumPy array, which may not be written to: views share its memory."""
+        """The elements as a read-only NumPy array. Views share its memory."""
         HOOKS.realise(self)
         array = data_of(self.value)
         assert array is not None
@@ -491,7 +491,7 @@ class Tensor:
         return elementwise.celu(self, alpha)
 
     def gelu(self, approximate: bool = False) -> Tensor:
-        """x times the normal distribution's share below x."""
+        """x * Phi(x), Phi the normal distribution function."""
         return elementwise.gelu(self, approximate)
 
     def to(self, element: str | DType) -> Tensor:
@@ -549,7 +549,7 @@ class Tensor:
         return reducing.std(self, axes, keep=keep, correction=correction)
 
     def count(self, axes: Axes = None, element: str | DType = "i32") -> Tensor:
-        """How many elements there are along axes, as a scalar tensor."""
+        """The number of elements along axes, as a scalar tensor."""
         return reducing.count(self, axes, element)
 
     def softmax(self, axes: Axes) -> Tensor:
@@ -561,11 +561,11 @@ class Tensor:
         return reducing.log_softmax(self, axes)
 
     def argmax(self, axis: Axis | None = None, *, keep: bool = False) -> Tensor:
-        """Where the largest element of an axis is first."""
+        """The index of the first largest element of an axis."""
         return reducing.argmax(self, axis, keep=keep)
 
     def argmin(self, axis: Axis | None = None, *, keep: bool = False) -> Tensor:
-        """Where the smallest element of an axis is first."""
+        """The index of the first smallest element of an axis."""
         return reducing.argmin(self, axis, keep=keep)
 
     def cumsum(self, axis: Axis, *, reverse: bool = False) -> Tensor:
@@ -589,17 +589,17 @@ class Tensor:
         return reducing.sort(self, axis, descending=descending)
 
     def argsort(self, axis: Axis, *, descending: bool = False) -> Tensor:
-        """Where the elements of the sorted axis come from."""
+        """The indices that sort an axis."""
         return reducing.argsort(self, axis, descending=descending)
 
     def top_k(self, k: SizeLike, axis: Axis) -> tuple[Tensor, Tensor]:
-        """The k largest elements of an axis, and where they are."""
+        """The k largest elements of an axis, and their indices."""
         return reducing.top_k(self, k, axis)
 
-    # ---- products ----
+    # ---- contraction, convolution, pooling ----
 
     def dot(self, other: Tensor, axes: str | Sequence[Any], *, result: str | DType | None = None) -> Tensor:
-        """Products summed over the named axes; other axes of both are batch axes."""
+        """Contract the named axes (a matmul); other axes that both have are batch axes."""
         return contracting.dot(self, other, axes, result=result)
 
     def conv(
@@ -652,7 +652,7 @@ class Tensor:
         """The average of each window."""
         return contracting.mean_pool(self, window, strides, padding, count_padding=count_padding)
 
-    # ---- moving elements ----
+    # ---- layout: reshape, transpose, slice, pad ----
 
     def transpose(self, *axes: Axis) -> Tensor:
         """The axes in another order: `x.transpose("b h s k")`."""
@@ -715,11 +715,11 @@ class Tensor:
         return moving.slice_named(self, _merge_axes(None, slices))
 
     def flip(self, axes: Axes = None) -> Tensor:
-        """Axes turned round."""
+        """Elements in reverse order along axes."""
         return moving.flip(self, axes)
 
     def roll(self, axis: Axis, shift: SizeLike) -> Tensor:
-        """Elements moved along an axis; what leaves at the end comes in at the front."""
+        """Elements shifted along an axis; those shifted past the end reappear at the front."""
         return moving.roll(self, axis, shift)
 
     def pad(self, amounts: Mapping[Axis, Any] | None = None, /, value: Any = 0, **named_amounts: Any) -> Tensor:
@@ -727,31 +727,31 @@ class Tensor:
         return moving.pad(self, _merge_axes(amounts, named_amounts), value)
 
     def chunk(self, axis: Axis, sizes: int | Sequence[SizeLike]) -> list[Tensor]:
-        """In pieces along an axis."""
+        """Chunks along an axis."""
         return moving.chunk(self, axis, sizes)
 
-    # ---- looking places up ----
+    # ---- gather, scatter, update ----
 
     def take(self, indices: Tensor, axis: Axis) -> Tensor:
-        """Elements of an axis at the places that `indices` say."""
+        """Gather elements of an axis at `indices`."""
         return indexing.take(self, indices, axis)
 
     def take_along(self, indices: Tensor, axis: Axis) -> Tensor:
-        """For each place of all other axes, elements of one axis."""
+        """Gather along one axis, with indices for each position of all other axes."""
         return indexing.take_along(self, indices, axis)
 
     def scatter(
         self, indices: Tensor, updates: Tensor, axis: Axis, how: str = "set", *, paired: bool = False
     ) -> Tensor:
-        """With updates written at places of an axis: set, add, multiply, max or min."""
+        """Updates written at positions of an axis: set, add, multiply, max or min."""
         return indexing.scatter(self, indices, updates, axis, how, paired=paired)
 
     def one_hot(self, size: SizeLike, axis: str | None = None, element: str | DType = "f32") -> Tensor:
-        """1 at the place that each integer says along a new last axis."""
+        """1 at the position that each integer names along a new last axis, else 0."""
         return indexing.one_hot(self, size, axis, element)
 
     def dynamic_slice(self, slices: Mapping[Axis, Any] | None = None, /, **named_slices: Any) -> Tensor:
-        """A window that starts where data says: `x.dynamic_slice(s=(start, 4))`."""
+        """A slice whose start is a tensor: `x.dynamic_slice(s=(start, 4))`."""
         return indexing.dynamic_slice(self, _merge_axes(slices, named_slices))
 
     def update(self, part: Tensor, starts: Mapping[Axis, Any] | None = None, /, **named_starts: Any) -> Tensor:
@@ -780,7 +780,7 @@ def _restore(array: Array, shape: Shape) -> Tensor:
 
 
 def _merge_axes(by_axis: Mapping[Axis, Any] | None, by_name: Mapping[str, Any]) -> dict[Axis, Any]:
-    """What is said for axes as a mapping, and as keywords."""
+    """Arguments for axes, from a mapping and from keywords."""
     joined: dict[Axis, Any] = dict(by_axis or {})
     joined.update(by_name)
     return joined

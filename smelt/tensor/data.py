@@ -35,7 +35,7 @@ def tensor(
         return moving.named(data, *names_of(names)) if names is not None else data
     array, element = as_array(data, dtype)
     if copy and not isinstance(data, list | tuple | bool | int | float | complex):
-        array = array.copy()  # somebody else may write to it
+        array = array.copy()  # the caller may write to it
     if array.flags.writeable:
         array = array.view()
         array.flags.writeable = False

@@ -1,7 +1,7 @@
-"""What a function learns about sizes when it is called: the symbols that its arguments tell, and those that facts tell.
+"""Which symbols the arguments of a call determine, and which follow from facts.
 
-A fact about a symbol that nothing tells could never be checked, so it is refused. A symbol that only a fact names is
-solved for: under `N == 2*Q` Q means `N//2`, and `2 divides N` is what is checked. The tracer and `assume` call this.
+A fact about a symbol that nothing determines cannot be checked, so it is refused. A symbol that only a fact names is
+solved for: under `N == 2*Q` Q is `N//2`, and the call checks `2 divides N`. The tracer and `assume` call this.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from smelt.tensor.source import Place, refuse
 
 
 def determined_symbols(sizes: Iterable[Size]) -> tuple[frozenset[str], Facts]:
-    """The symbols that numbers for these sizes determine, as `smelt.size.solve` does it, and what that takes.
+    """The symbols that numbers for these sizes determine (as `smelt.size.solve` does), and the facts that this needs.
 
-    `H*K` tells K where H is told elsewhere, and is at least 1.
+    `H*K` determines K where another size determines H, and H is at least 1.
     """
     waiting = [size for size in dict.fromkeys(sizes) if isinstance(size, Poly)]
     told: set[str] = set()
     needed: list[Fact] = []
-    while found := _next_told(waiting, told):
+    while found := _next_determined(waiting, told):
         name, factor = found
         told.add(name)
         needed += [Fact("<=", 1, factor)] if isinstance(factor, Poly) else []
     return frozenset(told), Facts(needed)
 
 
-def _next_told(sizes: list[Poly], told: Collection[str]) -> tuple[str, Size] | None:
-    """One more symbol, and its factor in the size that tells it: a number where there is a choice."""
+def _next_determined(sizes: list[Poly], told: Collection[str]) -> tuple[str, Size] | None:
+    """One more symbol, and its factor in the size that determines it; a number where there is a choice."""
     found: tuple[str, Size] | None = None
     for size in sizes:
         unknown = symbols(size) - set(told)
@@ -42,7 +42,7 @@ def _next_told(sizes: list[Poly], told: Collection[str]) -> tuple[str, Size] | N
 
 
 def solve_facts(facts: Facts, known: Collection[str]) -> tuple[Facts, dict[str, Size], list[Fact]]:
-    """Facts about known symbols alone, what other symbols in them mean, and the facts that remain about others."""
+    """Facts about known symbols alone, formulas for other symbols in them, and the facts that cannot be solved."""
     given = list(facts)
     meanings: dict[str, Size] = {}
     while solution := _solve_one(given, known, meanings):
@@ -78,10 +78,10 @@ def _solve_one(
 
 
 def refuse_unknown(fact: Fact, known: Collection[str], place: Place | None = None) -> NoReturn:
-    """A fact that cannot be checked because of a symbol that nothing tells."""
+    """Refuse a fact about a symbol that nothing determines."""
     name = min(fact.symbols - set(known))
     refuse(
-        f"the fact {fact} names {name}, which no argument tells: it could never be checked",
+        f"the fact {fact} names {name}, which no argument determines, so it cannot be checked",
         details=[("known", ", ".join(sorted(known)) or "none")],
         remedy=f"give an argument an axis of size {name}, or say what it is: {name} == …",
         place=place,

@@ -1,7 +1,7 @@
-"""What is known about sizes at a point of the user's program: facts in force, proofs, and branches on sizes.
+"""Facts about sizes at a point of the user's program, and branches on sizes.
 
 Facts come from `facts=[…]` of a model or function, from `assume`, and from the branch of an `if` that is being traced.
-They live in context variables, so that threads and tasks trace side by side. `explore` runs every branch.
+They are context variables, so that threads and tasks trace independently. `explore` runs every branch.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from smelt.tensor.proving import FACTS, MEANINGS, current_facts, require_divisor
 from smelt.tensor.recovery import collect_errors
 from smelt.tensor.source import Place, TensorError, is_raised, refuse, starts_trace
 
-MAX_PATHS = 64  # through a function, that `explore` follows before it gives up
-MAX_BRANCHES = 24  # branches on one way: more of them are a loop over a size
+MAX_PATHS = 64  # that `explore` follows through one function
+MAX_BRANCHES = 24  # on one path: more of them are a loop over a size
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -87,7 +87,7 @@ class assume:  # noqa: N801  # a context manager and decorator that reads as a s
 
 
 def _resolve_facts(facts: Facts) -> Facts:
-    """The facts in the sizes that names mean here. Names that only they tell are solved for, and known from now on."""
+    """The facts with names resolved to sizes. Names that only the facts determine are solved for and bound."""
     names = MEANINGS.get()
     if names is None:
         return facts
@@ -123,7 +123,7 @@ def facts_of(owner: object) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class _Walk:
-    """One way through a function: which branches to take, those taken so far, and what that adds to the facts."""
+    """One path through a function: which branches to take, those taken so far, and the facts that they add."""
 
     plan: list[int]
     taken: list[tuple[int, int]] = field(default_factory=list)  # (choice, number of choices)
@@ -135,10 +135,10 @@ _WALK: ContextVar[_Walk | None] = ContextVar("smelt.walk", default=None)
 
 
 def decide(claim: Fact) -> bool:
-    """The answer to a question that Python asks about sizes: known, or a branch that the tracer explores."""
+    """The answer to a comparison of sizes in Python: proven, or a branch that the tracer explores."""
     facts = current_facts()
     a, b = claim.left, claim.right
-    if MEANINGS.get() is not None:  # in a constructor, which no size chooses a way through, Python itself says so
+    if MEANINGS.get() is not None:  # not in constructors: Python reports those itself
         require_divisors((a, b))
     if claim.relation == "<=":
         options = [(claim, True), (Fact("<=", b + 1, a), False)]
@@ -150,14 +150,14 @@ def decide(claim: Fact) -> bool:
     walk = _WALK.get()
     if walk is None or not options:
         refuse(
-            f"whether {claim} depends on sizes that are not known here",
+            f"{claim} depends on dynamic dimensions, which have no values here",
             remedy="trace the function (smelt.tensor.trace, smelt check), which follows both branches, or state a fact",
         )
     branch = len(walk.taken)
     if branch >= MAX_BRANCHES:
         refuse(
-            f"whether {claim} is the last of {branch + 1} branches on sizes: a loop over a size has no end here",
-            remedy="smelt.scan(…) or smelt.fori_loop(…) go over an axis of any size",
+            f"{claim} is branch {branch + 1} on sizes: a Python loop over a dynamic dimension does not end",
+            remedy="smelt.scan(…) or smelt.fori_loop(…), which loop over an axis of any size",
         )
     choice = walk.plan[branch] if branch < len(walk.plan) else 0
     walk.taken.append((choice, len(options)))
@@ -190,7 +190,7 @@ def _is_possible(facts: Facts, fact: Fact) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ExploredPath(Generic[T]):
-    """One way through a function: what holds on it, what it takes for granted, and what came out."""
+    """One path through a function: its guards, its assumptions, and its result."""
 
     guards: tuple[Fact, ...]
     assumed: tuple[Fact, ...]
@@ -202,8 +202,8 @@ class ExploredPath(Generic[T]):
 def explore(run: Callable[[], T], facts: Facts) -> list[ExploredPath[T]]:
     """Run a function once for every combination of branches on sizes, each under the facts of its branches.
 
-    A way goes on after a mistake, where it can, and all ways are followed. Where the program itself refuses the sizes
-    of a branch, by `raise` or `assert`, there is no way for them.
+    A path goes on after a mistake where it can, and all paths are followed. Where the program itself refuses the sizes
+    of a branch, by `raise` or `assert`, there is no path for them.
     """
     paths: list[ExploredPath[T]] = []
     refusals: list[Exception] = []
@@ -241,7 +241,7 @@ def explore(run: Callable[[], T], facts: Facts) -> list[ExploredPath[T]]:
             return paths
         if len(paths) + len(refusals) >= MAX_PATHS:
             refuse(
-                f"more than {MAX_PATHS} ways lead through the function", remedy="branch on fewer sizes, or state facts"
+                f"more than {MAX_PATHS} paths lead through the function", remedy="branch on fewer sizes, or state facts"
             )
         plan = [choice for choice, _ in walk.taken]
         plan[-1] += 1

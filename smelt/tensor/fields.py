@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 class DeclaredLeaf(Leaf):
-    """A parameter of a model that has no value yet; `open` where its element type is the checkpoint's."""
+    """A parameter of a model without a value; `any_dtype` where the checkpoint decides its element type."""
 
-    __slots__ = ("open",)
+    __slots__ = ("any_dtype",)
 
-    open: bool
+    any_dtype: bool
 
-    def __init__(self, type: Shape, *, open: bool, place: Place | None = None) -> None:
+    def __init__(self, type: Shape, *, any_dtype: bool, place: Place | None = None) -> None:
         super().__init__(type, place=place)
-        object.__setattr__(self, "open", open)
+        object.__setattr__(self, "any_dtype", any_dtype)
 
 
 def join(path: str, name: str) -> str:
@@ -171,7 +171,7 @@ def _redeclare(tensor: Tensor, sizes: Mapping[str, Size]) -> Tensor:
         return tensor
     shape = leaf.shape.substitute(sizes)
     if isinstance(leaf, DeclaredLeaf):
-        return tensor_of(DeclaredLeaf(shape, open=leaf.open, place=leaf.place), tensor.shape.names)
+        return tensor_of(DeclaredLeaf(shape, any_dtype=leaf.any_dtype, place=leaf.place), tensor.shape.names)
     return tensor_of(Leaf(shape, name=leaf.name, place=leaf.place), tensor.shape.names)
 
 
@@ -209,7 +209,7 @@ class _Remake:
 
 
 def facts_for(model: Any, sizes: Mapping[str, Size]) -> tuple[str, ...] | None:
-    """The facts of a model with sizes in place of symbols; None where they say nothing of these."""
+    """The facts of a model with sizes in place of symbols; None where they do not name these."""
     facts = parse_facts(facts_of(model)) if sizes else ()
     if not any(fact.symbols & sizes.keys() for fact in facts):
         return None

@@ -28,7 +28,7 @@ SHOWN = 40  # mistakes in one report
 def instantiate(model: type[M], weights: Weights, prefix: str = "", *, strict: bool = False, **config: Any) -> M:
     """A model of tensors whose shapes are those in a file: `smelt.instantiate(MLP, smelt.open("mlp.safetensors"))`.
 
-    Field paths are the names of weights, after `prefix`. What the class, or its constructor, asks for by name comes
+    Field paths are the names of weights, after `prefix`. Parameters of the class, or of its constructor, come
     from `config`, else from the `config.json` beside the file, else from the file's metadata; the number of layers of
     a list comes from the file's names. With `strict`, tensors under the prefix that the model does not declare are
     mistakes.
@@ -64,7 +64,7 @@ def instantiate(model: type[M], weights: Weights, prefix: str = "", *, strict: b
 
 
 def _read_configuration(model: type, weights: Weights, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the user says, then what the files say, as far as the model asks for it."""
+    """The user's configuration, then the files', as far as the model has such parameters."""
     wanted = _find_wanted(model)
     unknown = [name for name in given if name not in wanted and not wanted.anything]
     if unknown:
@@ -86,7 +86,7 @@ def _read_configuration(model: type, weights: Weights, given: Mapping[str, Any])
 
 @dataclass(slots=True)
 class _Wanted:
-    """The names that a model asks for, with their annotations; symbols of shapes may be given, too."""
+    """The configuration parameters of a model with their annotations, and the symbols of its shapes."""
 
     names: dict[str, Any] = field(default_factory=dict)
     sizes: set[str] = field(default_factory=set)

@@ -1,7 +1,7 @@
-"""Models: plain classes of tensors, layers and lists of them, and the base `Model` that spares writing a constructor.
+"""Models: plain classes of tensors, layers and lists of them, and the base class `Model` with a constructor.
 
-`parameters_of` says which parameters a model has, under which paths and with which shapes; `build` gives the model with
-tensors for them. `smelt.instantiate` binds checkpoints through these two; layers of `smelt.nn` are Models.
+`parameters_of` lists a model's parameters with paths and shapes; `build` returns the model with tensors for them.
+`smelt.instantiate` binds checkpoints through these two; layers of `smelt.nn` are Models.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Parameter:
     """One declared parameter of a model.
 
     `shape` has the names of the axes; its sizes are numbers, symbols or formulas of them. `element` is None where the
-    model leaves the element type open (`shape` says f32 then). `paths` are all places that hold it: several where
+    checkpoint decides the element type (`shape` has f32 then). `paths` are all fields that hold it: several where
     weights are tied. One that is `optional` may be missing.
     """
 
@@ -64,22 +64,22 @@ class Parameter:
 
 
 def parameter(shape: Shape | str, place: Place | None = None) -> Tensor:
-    """A parameter of a model that has no value yet. Text without an element type, `"[o=O, i=3]"`, leaves that open.
+    """A parameter of a model without a value. Text without an element type, `"[o=O, i=3]"`, allows any.
 
     >>> parameter("[f=F, d=768]").shape
     f32[f=F, d=768]
     """
     if isinstance(shape, Shape):
-        return tensor_of(DeclaredLeaf(Shape.of(shape.dtype, shape.sizes), open=False, place=place), shape.names)
+        return tensor_of(DeclaredLeaf(Shape.of(shape.dtype, shape.sizes), any_dtype=False, place=place), shape.names)
     text, sizes, names = parse_shape(shape)
     element = f32 if text is None else dtype(text)
-    return tensor_of(DeclaredLeaf(Shape.of(element, sizes), open=text is None, place=place), names)
+    return tensor_of(DeclaredLeaf(Shape.of(element, sizes), any_dtype=text is None, place=place), names)
 
 
 def make_parameter(sizes: Mapping[str, Size], element: DType | None) -> Tensor:
-    """A parameter from named sizes; the element type is open where it is None."""
+    """A parameter from named sizes; the checkpoint decides an element type of None."""
     bare = Shape.of(element or f32, tuple(sizes.values()))
-    return tensor_of(DeclaredLeaf(bare, open=element is None), tuple(sizes))
+    return tensor_of(DeclaredLeaf(bare, any_dtype=element is None), tuple(sizes))
 
 
 # ---- the two functions for those who bind weights ----
@@ -111,11 +111,11 @@ def build(
 ) -> Any:
     """The model with a tensor for every parameter: from `{path: Tensor, array, HostBuffer or Shape}`.
 
-    `model` and `config` are as in `parameters_of`; an object is not changed, the result is another one. Arrays are shared,
-    not copied. A Shape, or a buffer on a device, stands for a tensor without data. Every tensor is checked against the
-    declaration; a symbol has one size in the whole model, and the sizes that symbols turn out to have take their place
-    everywhere. A parameter that is not given is refused, unless it is optional (it becomes None) or `missing` is
-    "keep" (it stays as declared). With `strict`, so are tensors that the model does not declare.
+    `model` and `config` are as in `parameters_of`. An object is not changed; the result is another one. Arrays
+    are not copied. A Shape, or a buffer on a device, stands for a tensor without data. Every tensor is checked against
+    its declaration. A symbol has one size in the whole model, which then replaces it everywhere. A
+    parameter that is not given is refused, unless it is optional (it becomes None) or `missing` is "keep" (it stays as
+    declared). With `strict`, tensors that the model does not declare are refused, too.
 
     >>> import numpy as np
     >>> class Scale(Model):
@@ -158,7 +158,7 @@ def _spec_of(each: Parameter) -> Spec:
 
 
 def _bind_parameter(each: Parameter, given: Any, bound: dict[str, Size]) -> Tensor:
-    """What is given for a parameter as a tensor with the declared names; symbols get the sizes they meet."""
+    """What is given for a parameter as a tensor with the declared names; symbols are bound to its sizes."""
     if is_tensor(given):
         made = given
     elif isinstance(given, Shape):
@@ -208,11 +208,11 @@ def _parameters(model: Any) -> dict[int, tuple[Tensor, Parameter]]:
             continue
         hint = _hints(owner).get(name)
         leaf = value.value
-        is_open = isinstance(leaf, DeclaredLeaf) and leaf.open
+        any_dtype = isinstance(leaf, DeclaredLeaf) and leaf.any_dtype
         place = declaration_of(type(owner), name)
         found[id(value)] = (
             value,
-            Parameter(path, value.shape, None if is_open else value.dtype, _may_be_none(hint), (path,), place),
+            Parameter(path, value.shape, None if any_dtype else value.dtype, _may_be_none(hint), (path,), place),
         )
     return found
 
@@ -298,7 +298,7 @@ def _with(holder: Any, parts: list[str], value: Any) -> Any:
 
 @dataclass(slots=True)
 class _Config:
-    """What the user says about a model, and which of it was of use."""
+    """The configuration of a model, and which of its entries were used."""
 
     values: Mapping[str, Any]
     paths: frozenset[str] = frozenset()  # every beginning of a name in the checkpoint; empty where there is none
@@ -355,14 +355,14 @@ def _make_model(cls: type, config: _Config, path: str) -> Any:
 
 
 def _has_constructor(cls: type) -> bool:
-    """Whether a class has an `__init__` that somebody wrote."""
+    """Whether a class has a hand-written `__init__`."""
     owner = next(part for part in cls.__mro__ if "__init__" in vars(part))
     settings = vars(owner).get("__dataclass_params__")
     return owner not in (object, Model) and not (settings is not None and settings.init)
 
 
 def _select_arguments(cls: type, config: _Config) -> dict[str, Any]:
-    """What of the configuration a constructor takes; what it needs and nobody says is refused."""
+    """The configuration entries that a constructor takes. A required one that is missing is refused."""
     found: dict[str, Any] = {}
     open_ended = False
     for name, each in list(inspect.signature(cls).parameters.items()):
@@ -425,7 +425,7 @@ def _make_field(cls: type, name: str, hint: Any, factories: Mapping[str, Any], c
         if _may_be_none(hint) and (path not in config.paths if config.paths else default is None):
             return None
         meant = config.resolve(spec)
-        leaf = DeclaredLeaf(Shape.of(meant.shape.dtype, meant.sizes), open=spec.element is None)
+        leaf = DeclaredLeaf(Shape.of(meant.shape.dtype, meant.sizes), any_dtype=spec.element is None)
         return tensor_of(leaf, meant.names)
     plain = name in config.values and (top or not holds_weights(config.values[name]))
     layers = _layers_of(hint)
@@ -483,7 +483,7 @@ def _layers_of(hint: Any) -> tuple[type, Any] | None:
 
 
 def _make_layers(cls: type, name: str, layers: tuple[type, Any], config: _Config, path: str, said: bool) -> Any:
-    """Layers of a list, as many as the configuration says or the checkpoint has."""
+    """Layers of a list: as many as in the configuration or in the checkpoint."""
     kind, item = layers
     if said:
         keys: list[str] = [str(i) for i in range(config.take(name))]

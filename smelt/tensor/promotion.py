@@ -1,4 +1,4 @@
-"""Element types that meet: one table of promotions, and how Python numbers and NumPy arrays get their types.
+"""Type promotion: one table, and how Python numbers and NumPy arrays get their types.
 
 | left and right                                     | result                                           |
 |----------------------------------------------------|--------------------------------------------------|
@@ -30,7 +30,7 @@ _COMPLEX_OF = {(a.name, c64.name) for a in (bf16, f16, f32)} | {(a.name, c128.na
 
 
 def _promote_pair(a: DType, b: DType) -> DType | None:
-    """The type that two different types give, with the one that gives way first."""
+    """The type to which `a` is promoted beside `b`; None where it is not."""
     if a.kind == "bool":
         return b if b.kind != "bool" else None
     if a.is_integer:
@@ -51,7 +51,7 @@ PROMOTION: dict[tuple[DType, DType], DType] = {
 
 
 def promote(what: str, *operands: Operand) -> DType:
-    """The element type in which operands meet."""
+    """The common element type of operands."""
     first, *others = (operand.shape.element for operand in operands)
     for other in others:
         if other is first:
@@ -86,12 +86,18 @@ def python_number(what: str, value: Any, beside: Operand) -> DType:
                     f"{what}: {value} does not fit {element}", beside, remedy="cast the tensor to a wider type first"
                 )
         elif element.kind == "bool":
-            refuse(f"{what}: the number {value} meets booleans", beside, remedy='cast them first: .to("i32")')
+            refuse(
+                f"{what}: the number {value} does not mix with booleans", beside, remedy='cast them first: .to("i32")'
+            )
         return element
     if isinstance(value, float) and not (element.is_float or element.is_complex):
-        refuse(f"{what}: the float {value} meets {element}", beside, remedy='cast the tensor first: .to("f32")')
+        refuse(
+            f"{what}: the float {value} does not mix with {element}", beside, remedy='cast the tensor first: .to("f32")'
+        )
     if isinstance(value, complex) and not isinstance(value, float) and not element.is_complex:
-        refuse(f"{what}: a complex number meets {element}", beside, remedy='cast the tensor first: .to("c64")')
+        refuse(
+            f"{what}: a complex number does not mix with {element}", beside, remedy='cast the tensor first: .to("c64")'
+        )
     return element
 
 

@@ -1,7 +1,7 @@
-"""The facts in force while a function is traced, questions to them, and what every size must satisfy.
+"""The facts in force while a function is traced, proofs from them, and the obligations of every size.
 
-A size of a tensor is at least 0 and a divisor at least 1, for all values of the symbols: `require_sizes` poses that for
-whatever an op makes, `require_divisors` for sizes that are computed with. `facts` adds facts and explores branches.
+For all values of the symbols, a tensor's size is at least 0 and a divisor at least 1. `require_sizes` proves that for
+the results of ops, `require_divisors` for computed sizes. `facts` adds facts and explores branches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _NONE = Facts()
 FACTS: ContextVar[Facts] = ContextVar("smelt.facts", default=_NONE)  # Facts never change
-# What the names in texts mean: None where every name stands for itself, else nothing but these are known.
+# The sizes of names in texts: None where every name is a symbol of its own, else only these are known.
 MEANINGS: ContextVar[Mapping[str, Size] | None] = ContextVar("smelt.meant", default=None)
 
 
@@ -32,7 +32,7 @@ def current_facts() -> Facts:
 
 @contextmanager
 def only_facts(facts: Facts) -> Iterator[None]:
-    """Facts that hold in a block in place of those in force."""
+    """Replace the facts in force in a block."""
     token = FACTS.set(facts)
     try:
         yield
@@ -55,7 +55,7 @@ def at_most(a: Size, b: Size) -> Answer:
 
 @contextmanager
 def bind_names(names: Mapping[str, Size]) -> Iterator[None]:
-    """A function's own names for sizes: in this block texts may use these and no others."""
+    """In this block, texts may use these names for sizes and no others."""
     token = MEANINGS.set(names)
     try:
         yield
@@ -64,7 +64,7 @@ def bind_names(names: Mapping[str, Size]) -> Iterator[None]:
 
 
 def resolve_size(size: Size) -> Size:
-    """The size that a text says. In a function that is traced or checked, its arguments must tell every name."""
+    """The size with names resolved. In a traced or checked function the arguments must determine every name."""
     names = MEANINGS.get()
     if names is None or isinstance(size, int):
         return size

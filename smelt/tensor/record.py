@@ -1,7 +1,8 @@
-"""Recording: every op of a Tensor is an op of the IR that knows its operands; a function is what its results reach.
+"""Recording: Tensor ops → IR ops. A function is the ops that its results depend on.
 
-`emit` makes one op (inference proves it again) and gives the Tensor of its result; `collect` walks back from results to
-leaves, so that dead parts never enter a program; `region` traces a Python function into the inside of an op.
+`emit` makes one op, verifies it and returns the Tensor of its result; `collect` walks back from results to leaves, so
+that dead ops never enter a program; `region_of` makes a region from what was recorded `inside`. Below the engine: no
+module here computes anything.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Leaf(Value):
-    """A value that no op makes: data, an argument of a function, or an argument of a region.
+    """A value without an op: data, an argument of a function, or an argument of a region.
 
     `home` is the region it belongs to, `name` the path of a weight or the name of an argument.
     """
@@ -62,12 +63,12 @@ class Leaf(Value):
 
 
 class Recorded(Op):
-    """An op that the front end made. `data` are its results, while a tensor that was realised keeps them alive."""
+    """An op of the front end. `data` refers weakly to its results after they were computed."""
 
     __slots__ = ("captured", "checks", "data", "home", "place")
 
     captured: tuple[Value, ...]  # values from outside that its regions use
-    checks: tuple[Op, ...]  # what must hold when it runs: they go where it goes
+    checks: tuple[Op, ...]  # run-time checks: wherever the op goes, they go
     data: list[ReferenceType[Array] | None]
     home: object  # the region in which it was made
     place: Place | None
@@ -243,8 +244,8 @@ def constant(value: Any, element: DType) -> Tensor:
 
 
 @lru_cache(1024)
-def _scalar(_: str, value: Any, element: DType) -> Value:  # the text tells 1.0 from True and 0.0 from -0.0
-    token = _HOME.set(None)  # shared by everybody, hence part of no region
+def _scalar(_: str, value: Any, element: DType) -> Value:  # the text keeps 1.0 and True, 0.0 and -0.0 apart
+    token = _HOME.set(None)  # shared, hence part of no region
     try:
         array = np.asarray(value).astype(element.numpy)
         made = record("stablehlo.constant", (), {"value": Constant.of(array, element)})
@@ -256,14 +257,14 @@ def _scalar(_: str, value: Any, element: DType) -> Value:  # the text tells 1.0 
 
 # ---- checks ----
 
-# The checks of a trace by what they demand, so that equal demands are checked once.
+# The run-time checks of a trace by key, so that equal requirements are checked once.
 CHECKS: ContextVar[dict[Hashable, Op] | None] = ContextVar("smelt.checks", default=None)
 
 
 def require(result: Tensor, key: Hashable, build: Callable[[], tuple[Tensor, str, Sequence[Tensor]]]) -> Tensor:
-    """The result of an op that demands something of data, which is checked when the program runs.
+    """The result of an op with a requirement on data, which is checked when the program runs.
 
-    `build` gives a boolean that must be true, a message, and the numbers for `{0}`, … in it. `key` says what that is.
+    `build` returns a boolean that must be true, a message, and the numbers for `{0}`, … in it. `key` identifies it.
     """
     kept = CHECKS.get()
     key = (_HOME.get(), key)
@@ -339,7 +340,7 @@ def slope_of(size: Size, name: str) -> int:
 
 
 def sources_of(values: Sequence[Value]) -> dict[str, tuple[Value, int]]:
-    """For each symbol an axis that tells it: alone, or together with symbols that other axes tell."""
+    """For each symbol an axis that determines it, alone or with symbols that other axes determine."""
     found: dict[str, tuple[Value, int]] = {}
     axes = [(value, i, size) for value in values for i, size in enumerate(value.shape.sizes) if isinstance(size, Poly)]
     axes.sort(key=lambda axis: len(axis[2].terms))  # the simplest first
@@ -384,7 +385,7 @@ def size_list(sizes: Sequence[Size], near: Sequence[Tensor]) -> Tensor:
 
 @contextmanager
 def inside() -> Iterator[object]:
-    """Whatever is recorded in this block belongs to a region: `region_of` collects it."""
+    """Ops recorded in this block belong to a region: `region_of` collects them."""
     home = object()
     token = _HOME.set(home)
     try:
@@ -394,7 +395,7 @@ def inside() -> Iterator[object]:
 
 
 def region_of(home: object, args: Sequence[Value], results: Sequence[Value]) -> Region:
-    """The region that was recorded with that home; what comes from elsewhere is captured."""
+    """The region that was recorded with that home. Values from elsewhere are captured."""
     ops, _ = collect(results, home)
     return Region(tuple(args), tuple(ops), tuple(results))
 
@@ -413,7 +414,7 @@ def binary_region(op: str, element: DType) -> Region:
 def _binary_template(op: str, element: DType) -> Region:
     template = scalar_region(element, lambda a, b: emit(op, a, b))
     for each in template.ops:
-        object.__setattr__(each, "place", None)  # made once, for everybody
+        object.__setattr__(each, "place", None)  # made once, shared
     return template
 
 
@@ -511,7 +512,7 @@ def _embed(leaf: Leaf) -> Op:
     """Data that a traced function found around it, as a constant of the program."""
     if leaf.data is None:
         refuse(
-            "a tensor without data is no argument of the traced function",
+            "a tensor without data is not an argument of the traced function",
             Operand("tensor", leaf.shape, leaf.place),
             remedy="pass it as an argument",
         )

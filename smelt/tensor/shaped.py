@@ -1,7 +1,7 @@
 """The one annotation: `Shaped[Tensor, "f32[b=B, s=S, d=512]"]`, which is a `typing.Annotated`.
 
 Editors and type checkers see the Tensor, the tracer reads the shape: of arguments, results and fields of models. The
-short form `"[B, S, D]"` names the axes b, s, d and leaves the element type open.
+short form `"[B, S, D]"` names the axes b, s, d and allows any element type.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Shaped", "Spec", "annotations_of", "match", "spec_of"]
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """The shape that an annotation says; no element type where it leaves that open."""
+    """The shape in an annotation; `element` is None where the annotation names no element type."""
 
     element: DType | None
     sizes: tuple[Size, ...]
@@ -41,7 +41,7 @@ class Spec:
 
     @property
     def shape(self) -> Shape:
-        """The shape of a symbolic argument: f32 where the element type is open."""
+        """The shape of a symbolic argument: f32 where none is named."""
         return Shape.of(self.element or f32, self.sizes, self.names)
 
     def substitute(self, values: Mapping[str, Size]) -> Spec:
@@ -117,10 +117,10 @@ def match(
     at: Place | None = None,
     complete: bool = False,
 ) -> None:
-    """Prove that a tensor has the declared shape. A symbol that is not bound yet is bound to the size it meets.
+    """Prove that a tensor has the declared shape. A symbol without a size is bound to the tensor's.
 
     `place` is where the shape is declared, `at` where a mistake is shown: the user's present line where not given.
-    Unless it is `complete`, a symbol may remain that other tensors tell.
+    Unless it is `complete`, a symbol may remain that other tensors determine.
     """
     if is_poison(tensor):
         return
@@ -148,7 +148,9 @@ def match(
         if len(unbound) == 1 and (slope := slope_of(want, name := next(iter(unbound)))):
             rest = size - (want - slope * symbol(name))
             if not (answer := current_facts().divides(slope, rest)) or not (answer := at_most(0, rest)):
-                refuse(f"{what}: a size is {size}, which is no {want}", stated, shown, answer=answer, place=at)
+                refuse(
+                    f"{what}: a size is {size}, which is not of the form {want}", stated, shown, answer=answer, place=at
+                )
             bound[name] = floordiv(rest, slope)
         elif not unbound and not (answer := equal(size, want)):
             order = permutation_of(tensor.shape.sizes, wanted_sizes(spec, bound))
@@ -157,7 +159,7 @@ def match(
         elif unbound and complete:
             name = min(unbound)
             remedy = f"give {name} an axis of its own"
-            refuse(f"{what}: {want} does not tell {name}", stated, shown, remedy=remedy, place=at)
+            refuse(f"{what}: {want} does not determine {name}", stated, shown, remedy=remedy, place=at)
 
 
 def wanted_sizes(spec: Spec, bound: Mapping[str, Size]) -> list[Size]:

@@ -1,4 +1,4 @@
-"""How tensors are split over devices, said where they are computed: `smelt.shard(x, f="model")`.
+"""Sharding of intermediate tensors over a mesh: `smelt.shard(x, f="model")`.
 
 It becomes Shardy's `sdy.sharding_constraint`. On one device nothing happens.
 """

@@ -1,7 +1,7 @@
-"""Places in the user's file, and errors that show them: the line, carets below the expression, both shapes, the remedy.
+"""Source locations in the user's file, and errors that show them: line, carets, both shapes, remedy.
 
 `here()` is the place of the first frame outside smelt, kept as code and instruction until an error needs its text.
-Everything in `smelt.tensor` that refuses something raises `TensorError` through `refuse`.
+All of `smelt.tensor` raises `TensorError` through `refuse`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _STARTS: set[CodeType] = set()  # functions of ours that start a user's function
 
 
 def starts_trace(function: F) -> F:
-    """Marks the function that runs what is traced: calls are told from there on."""
+    """Mark the function that runs a traced function: errors list calls from there on."""
     _STARTS.add(function.__code__)
     return function
 
@@ -278,7 +278,7 @@ class Operand:
 class TensorError(ShapeError):
     """A mistake with axes, sizes or element types in Python code.
 
-    `operands` are the shapes that met, `counterexample` numbers for which the claim fails, `missing` a fact that would
+    `operands` are the shapes involved, `counterexample` numbers for which the claim fails, `missing` a fact that would
     prove it, `under` the facts of the branch in which it happened, `calls` how the traced function got there.
     """
 

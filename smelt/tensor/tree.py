@@ -1,6 +1,6 @@
 """Structures of tensors: tuples, lists, dictionaries and objects of them, flattened to a list and put together again.
 
-Loops, branches and traced functions take and give such structures. Anything that is no tensor stays where it is.
+Loops, branches and traced functions take and give such structures. Anything that is not a tensor stays where it is.
 """
 
 from __future__ import annotations
@@ -68,4 +68,4 @@ def lift_numbers(what: str, tree: Any, lift: Callable[[Any], Tensor]) -> Any:
         return type(tree)(lift_numbers(what, item, lift) for item in tree)
     if isinstance(tree, dict):
         return {key: lift_numbers(what, value, lift) for key, value in tree.items()}
-    refuse(f"{what}: {type(tree).__name__} is no tensor", remedy="carry tensors; other values come in by closure")
+    refuse(f"{what}: {type(tree).__name__} is not a tensor", remedy="carry tensors; other values come in by closure")

@@ -1,8 +1,7 @@
-"""Python in the middle of compiled programs: a program is cut where it calls into Python, and each piece compiled.
+"""Calls into Python from compiled programs: the program is cut at each call, and the pieces are compiled.
 
-In: a program with custom calls that `smelt.custom_call` recorded, and what compiles a program. Out: an executable that
-runs piece, function, piece … on any engine. `smelt.compile` calls it; inside of loops and branches only the reference
-engine calls Python.
+A program with custom calls of `smelt.custom_call` → an executable that runs piece, function, piece … on any engine.
+`smelt.compile` calls it. Inside loops and branches only the reference engine calls Python.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def calls_python(program: Program) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a program without calls into Python: the values it takes and gives, weights apart."""
+    """A part of a program without calls into Python: its inputs and results, without weights."""
 
     executable: Executable
     takes: tuple[Value, ...]
@@ -92,7 +91,7 @@ def _inner_ops(program: Program) -> Iterator[Op]:
 
 
 def _needed_later(main: Func) -> list[frozenset[Value]]:
-    """For each op the values that it or a later one uses, or that the function gives."""
+    """For each op the values that it or a later one uses, or that the function returns."""
     found: list[frozenset[Value]] = []
     needed = set(main.results)
     for op in reversed(main.body.ops):

@@ -1,7 +1,7 @@
 """`compile`: a function or method of the front end → an Executable; `compile_and_load`: the same while weights load.
 
-In come a function, shapes or examples for its arguments, and a platform. The function is traced and proven, its program
-goes to an engine, and the Executable that comes back takes the function's own structures.
+A function, shapes or examples for its arguments, and a platform → an Executable that takes the function's own
+structures. The function is traced and proven, and an engine compiles its program.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def compile(
     or examples whose shapes count: tensors, arrays, buffers; in tuples, lists, dictionaries and dataclasses as well.
     Anything else is part of the program. A model's tensors are weights, which `prepare` binds.
 
-    `donate` names parameters whose buffers a call may use up. `encode(*args)` turns what a call gets into the
-    function's arguments, `decode(results)` what it gives into what the call returns: the user's own dataclasses.
+    `donate` names parameters whose buffers a call may reuse. `encode(*args)` converts the arguments of a call to the
+    function's, `decode(results)` its results to the call's: for the user's own dataclasses.
 
     >>> from smelt.tensor import nn
     >>> executable = compile(nn.Linear(d=3, f=2, bias=False), "f32[b=B, d=3]", engine="reference")
@@ -185,7 +185,7 @@ def _trace_function(
 
 
 def _as_example(value: Any) -> Any:
-    """A structure with tensors in place of whatever tells a shape."""
+    """The structure with a symbolic tensor for everything that has a shape."""
     return map_leaves(value, _has_shape, _as_symbolic, tied=False)
 
 
@@ -293,14 +293,14 @@ def compile_traced(traced: Traced, given: TraceArguments, options: Options) -> E
 
 
 def _is_weights(example: Any, place: int, name: str, donated: Sequence[str]) -> bool:
-    """Whether a parameter's tensors are weights: those of a model, or of whatever object a method belongs to."""
+    """Whether a parameter's tensors are weights: those of a model, or of the object whose method it is."""
     if name in donated or is_tensor(example) or isinstance(example, tuple | list | Mapping):
         return False
     return isinstance(example, Model) or (place == 0 and bool(fields_of(example)))
 
 
 def _known_sizes(pairs: Sequence[tuple[Shape, Shape]]) -> dict[str, int]:
-    """The values of symbols that examples with numbers for sizes tell."""
+    """The values of symbols that examples with static sizes determine."""
     patterns: list[Size] = []
     actual: list[int] = []
     for pattern, example in pairs:
@@ -315,7 +315,7 @@ def _known_sizes(pairs: Sequence[tuple[Shape, Shape]]) -> dict[str, int]:
 
 
 def _check_determined(traced: Traced, slots: Sequence[Slot], known: Mapping[str, int]) -> None:
-    """The arguments tell every symbol; one that they do not tell is a number that the model was made without."""
+    """Refuse a symbol that no argument determines: a number that the model was made without."""
     determined, _ = determined_symbols(size for slot in slots for size in slot.shape.sizes)
     facts = (traced.facts | path.assumed | path.guards for path in traced.paths)
     spoken = {name for known in facts for fact in known for name in fact.symbols}
@@ -324,7 +324,7 @@ def _check_determined(traced: Traced, slots: Sequence[Slot], known: Mapping[str,
         names = ", ".join(unknown)
         remedy = f"make the model with numbers for {names}"
         raise ShapeError(
-            f"{traced.name}: no argument tells {names}", got=[str(slot.shape) for slot in slots], remedy=remedy
+            f"{traced.name}: no argument determines {names}", got=[str(slot.shape) for slot in slots], remedy=remedy
         )
 
 
@@ -352,7 +352,7 @@ def _slot_name(leaf: Leaf, place: int, model: str) -> str:
 
 
 def _remaining_facts(facts: Facts, known: Mapping[str, int]) -> Facts:
-    """Facts that are still open; the others were about sizes that the weights have told."""
+    """The facts that a call still has to check: the weights' sizes decided the others."""
     broken = [str(fact) for fact in facts if fact.symbols <= known.keys() and not fact.holds(known)]
     if broken:
         raise ShapeError("a fact does not hold for the weights", expected=", ".join(broken), got=dict(known))
@@ -369,8 +369,7 @@ def _donated_slots(parameters: Sequence[Parameter], slots: Sequence[Slot], names
 
 
 def _finish_program(path: Path, slots: Sequence[Slot], known: Mapping[str, int], mesh: Mesh | None) -> Program:
-    """The program of one way with its arguments and results named (and split over a mesh), and numbers for the sizes
-    that are known."""
+    """The program of one path with names (and shardings) for arguments and results, and numbers for known sizes."""
     main = path.program.main
     attrs: tuple[Attrs, ...] = tuple(
         MappingProxyType({(WEIGHT if slot.weight else NAME): slot.name, **_sharding_attrs(slot.shape, mesh)})
@@ -389,7 +388,7 @@ def _finish_program(path: Path, slots: Sequence[Slot], known: Mapping[str, int],
 
 
 def _sharding_attrs(shape: Shape, mesh: Mesh | None) -> dict[str, Any]:
-    """What says how a tensor is split; nothing where it is whole everywhere."""
+    """The sharding attribute of a tensor; empty where it is replicated."""
     partition = mesh.partition(shape.names) if mesh is not None and shape.names else ()
     return {SHARDING: DialectAttr("sdy", "sharding", sharding_text(partition))} if any(partition) else {}
 
@@ -420,7 +419,7 @@ def _result_names(results: Any) -> list[str]:
 def _compile_paths(
     paths: Sequence[Path], programs: Sequence[Program], donate: Sequence[str], options: Options
 ) -> tuple[Engine[Program], list[CompiledPath]]:
-    """Every way on the same engine: the platform's, or the first that can run them all."""
+    """Every path on the same engine: the platform's, or the first that can run them all."""
     made: list[Compiled] = []
 
     def attempt(engine: Engine[Program]) -> Compiled:
@@ -510,7 +509,7 @@ def compile_and_load(
 
 
 def _close(compiling: Any) -> None:
-    """Give back what was compiled for weights that could not be loaded; a failure of its own says nothing new."""
+    """Give back what was compiled for weights that could not be loaded; its own failure adds nothing."""
     if compiling.exception() is None:
         compiling.result().close()
 
@@ -518,5 +517,5 @@ def _close(compiling: Any) -> None:
 async def compile_and_load_async(
     function: Callable[P, R], weights: Weights, /, *args: Any, progress: Tell | None = None, **options: Any
 ) -> tuple[Executable[Concatenate[object, P], Any], object]:
-    """The same for coroutines: the event loop goes on meanwhile."""
+    """The same for coroutines: the event loop keeps running."""
     return await in_thread(lambda: compile_and_load(function, weights, *args, progress=progress, **options))

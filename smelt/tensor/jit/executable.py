@@ -1,7 +1,7 @@
 """Executable: a compiled function of the front end, typed like the function, on the user's own structures.
 
-`smelt.compile` makes it. In come arrays, buffers and structures of them; out go buffers in the structure that the
-function returns. Engines know flat lists of arrays only; this is what stands between.
+`smelt.compile` makes it. It takes arrays, buffers and structures of them, and returns buffers in the structure that the
+function returns. Engines take and return flat lists of arrays.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ R = TypeVar("R", covariant=True)
 T = TypeVar("T")
 Data: TypeAlias = Array | Buffer  # what may stand for a tensor in a call
 
-REMEMBERED = 256  # combinations of sizes whose way through the function is known
+REMEMBERED = 256  # combinations of sizes whose path through the function is cached
 
 
 class Executable(Generic[P, R]):
     """A compiled function. It takes what the function takes, with NumPy arrays or buffers in place of tensors, checks
-    shapes, element types and placement, and gives buffers at once, which fill in their own time.
+    shapes, element types and placement, and returns buffers at once, which fill asynchronously.
 
     `prepare` binds the first parameter, a model's weights as a rule, and gives another executable; this one stays as
     it is. `Executable[[Model, X], Y].prepare(model)` is an `Executable[[X], Y]`.
@@ -78,7 +78,7 @@ class Executable(Generic[P, R]):
         self._taken = taken  # parameters that are bound
         self._prepared = prepared or not any(slot.weight for slot in function.slots)
         self._data = dict(data or {})
-        # Shapes of arguments that went well → the way for them: what was proven about sizes once holds the next time.
+        # Shapes of arguments that passed the checks → their path: what was proven about sizes once holds the next time.
         self._seen: dict[tuple[Any, ...], CompiledPath] = {}
         self._outline: Outline | None = None  # of those arguments, where they are not one tensor each
         self._key_places: tuple[int, ...] | None = None  # those whose shapes have to be looked at; None for all
@@ -88,7 +88,7 @@ class Executable(Generic[P, R]):
         """One with nothing bound."""
         return Executable(function, Resources(tuple(paths)))
 
-    # ---- looking ----
+    # ---- properties ----
 
     @property
     def name(self) -> str:
@@ -223,13 +223,13 @@ class Executable(Generic[P, R]):
         return structure if function.decode is None else function.decode(structure)
 
     def _options(self, keywords: dict[str, Any]) -> tuple[bool, Stop | None]:
-        """Takes what is said about the call itself out of the keywords, unless the function has such parameters."""
+        """Take the options of the call itself out of the keywords, unless the function has such parameters."""
         own = {parameter.name for parameter in self._function.parameters}
         found = {name: keywords.pop(name) for name in ("keep", "timeout", "cancel") if name in keywords.keys() - own}
         return bool(found.pop("keep", False)), Stop.of(**found)
 
     def _repeat(self, path: CompiledPath, args: Sequence[Any]) -> Any:
-        """A call with shapes that went well before. The engine checks element types, placement and use."""
+        """A call with shapes that passed before. The engine checks element types, placement and use."""
         function = self._function
         if function.on_host:
             made = QUEUE.now(lambda: path.compiled(*args))
@@ -246,7 +246,7 @@ class Executable(Generic[P, R]):
         return tuple([_shape_of(flat[place]) for place in self._key_places])
 
     def _remember(self, path: CompiledPath, given: Sequence[tuple[Parameter, Any]], work: int | None) -> None:
-        """Take note of a call that may be made without looking at its arguments again, but for their shapes."""
+        """Cache a call whose arguments need no further checks than their shapes the next time."""
         function = self._function
         quick = not function.donated if function.on_host else function.in_place or not function.donated
         short = not function.on_host or (work is not None and work < LONG)
@@ -291,7 +291,7 @@ class Executable(Generic[P, R]):
             buffer.give_away(f"was donated as the input {self._function.slots[slot].name!r}")
 
     def _call_unprepared(self, given: Sequence[tuple[Parameter, Any]], keep: bool, stop: Stop | None) -> Any:
-        """A call that gives the weights along: they are bound for this call alone."""
+        """A call with the weights as arguments: they are bound for this call only."""
         values = {parameter.name: value for parameter, value in given}
         steps: list[Executable[Any, Any]] = [self]
         try:
@@ -339,7 +339,7 @@ class Executable(Generic[P, R]):
         if hasattr(given, "client"):
             if self._function.on_host:
                 raise DeviceError(
-                    f"{what} lies on another device", expected="host memory", got=repr(given), remedy=".to_host() first"
+                    f"{what} is on another device", expected="host memory", got=repr(given), remedy=".to_host() first"
                 )
             check_shape(given.shape, slot.shape, what)
             return given
@@ -350,7 +350,7 @@ class Executable(Generic[P, R]):
         return HostBuffer(array, Shape.of(slot.shape.dtype, array.shape), owns=False)
 
     def _solve(self, values: Mapping[int, Any], what: str) -> tuple[int, dict[str, int]]:
-        """The way for these sizes, and the values of all symbols that they tell."""
+        """The path for these sizes, and the values of all symbols that they determine."""
         function = self._function
         known = dict(function.sizes)
         if not function.dynamic:
@@ -381,10 +381,10 @@ class Executable(Generic[P, R]):
                 if broken and (complete or len(paths) == 1):
                     raise SizeError(f"{self.name}: a fact does not hold", expected=", ".join(broken), got=dict(known))
                 return index
-        raise SizeError(f"{self.name}: no way through the function is for these sizes", got=dict(known))
+        raise SizeError(f"{self.name}: no path through the function covers these sizes", got=dict(known))
 
     def _donate(self, values: dict[int, Any], keep: bool) -> list[tuple[int, Any]]:
-        """Buffers of the caller that this call uses up. The engine may write where only it can look."""
+        """The caller's buffers that this call consumes. The engine may write into memory that no one else sees."""
         function = self._function
         used: list[tuple[int, Any]] = []
         times = Counter(map(id, values.values())) if function.donated else Counter[int]()
@@ -425,10 +425,10 @@ class Executable(Generic[P, R]):
         started = QUEUE.later(lambda: _with_data(data, compiled, arrays, ends))
         return [HostBuffer.later(partial(_wait_result, started, i, given_up), shape) for i, shape in enumerate(shapes)]
 
-    # ---- what it costs ----
+    # ---- cost ----
 
     def memory(self, **sizes: int) -> Memory:
-        """Bytes that a run needs. Open sizes that are not given count as 1; XLA counts for the latest that came."""
+        """Bytes that a run needs. Dynamic dimensions that are not given count as 1; XLA counts for the latest sizes."""
         path = self._only_path("several programs")
         counted_by_engine = getattr(path.compiled, "memory", None)
         if not self._function.on_host and callable(counted_by_engine):
@@ -442,7 +442,7 @@ class Executable(Generic[P, R]):
         return Memory(counted.arguments, parts["results"], parts["temporaries"])
 
     def cost(self, **sizes: int) -> Cost:
-        """What a run does. Open sizes that are not given count as 1; XLA counts for the latest that came."""
+        """What a run does. Dynamic dimensions that are not given count as 1; XLA counts for the latest sizes."""
         path = self._only_path("several programs")
         counted_by_engine = getattr(path.compiled, "cost", None)
         if not self._function.on_host and callable(counted_by_engine):
@@ -482,7 +482,7 @@ class Executable(Generic[P, R]):
             got=f"the {self.platform.engine.name} engine",
         )
 
-    # ---- the end ----
+    # ---- closing ----
 
     def close(self) -> None:
         """Give back what it holds, weights included. Closing twice is harmless; calling afterwards is an error."""
@@ -514,7 +514,7 @@ class Executable(Generic[P, R]):
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """What stays of a weight when the engine has it: its sizes, which later ones have to fit."""
+    """The sizes of a weight that the engine holds, which later arguments have to fit."""
 
     shape: tuple[int, ...]
 
@@ -554,7 +554,7 @@ def _with_data(
 
 
 def _wait_result(started: Future[tuple[Any, ...]], index: int, given_up: Cancel | None) -> Array:
-    """A result of a call on the queue. Whoever interrupts the wait for it (Ctrl-C) ends the call."""
+    """A result of a call on the queue. Interrupting the wait (Ctrl-C) cancels the call."""
     try:
         array: Array = started.result()[index]
     except KeyboardInterrupt:
@@ -573,7 +573,7 @@ def _buffer(result: Array, shape: Shape, inputs: Sequence[Array]) -> HostBuffer:
 
 
 def _is_exclusive(given: Any) -> bool:
-    """Whether nobody but the buffer's owner sees its memory."""
+    """Whether only the buffer's owner sees its memory."""
     return not isinstance(given, HostBuffer) or (given.owns and given.numpy().flags.writeable)
 
 

@@ -1,7 +1,6 @@
-"""Outline: a structure of tensors as places in a flat list, so that a call neither walks nor compares it leaf by leaf.
+"""Outline: a structure of tensors ↔ a flat list, without a comparison leaf by leaf.
 
-In comes the structure of a traced function's parameters or results, once; afterwards values go from the caller's
-structure into a list and back. `executable` has one for calls that went well before.
+Made once from the structure of a traced function's parameters or results. `executable` uses it for repeated calls.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Lazy tensors → arrays: what the results need becomes a program, which the reference engine answers at once.
+"""Lazy tensors → arrays: the ops that results depend on become a program, which the reference engine runs at once.
 
-Equal graphs share one entry of the cache. A graph that comes again, or one too large for the reference engine, is
-compiled natively (in the background, where the reference can answer meanwhile); what native refuses stays with the
-reference.
+Equal graphs share one cache entry. A repeated graph, or one too large for the reference engine, is compiled natively:
+in the background, where the reference engine can run it meanwhile. What native refuses stays with the reference.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("smelt")
 ENTRIES = 512  # programs that the cache keeps
-LARGE = 50_000_000  # operations from which a new graph waits for the compiler
-# Ops that NumPy answers with views: results share memory with what they come from.
+LARGE = 50_000_000  # operations: a new graph of this size waits for the compiler
+# Ops that NumPy computes as views of their operands.
 VIEWS = frozenset(
     f"stablehlo.{name}" for name in ("reshape", "slice", "transpose", "reverse", "broadcast_in_dim", "constant")
 )
 
 
 class Entry:
-    """One program that was asked for: how often, and the compiled form once it is there."""
+    """One program: the number of its uses, and its executable once it is compiled."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -80,9 +79,9 @@ def _target(op: Op) -> str:
 
 
 def graph_key(region: Region, numbers: dict[Value, int] | None = None) -> Hashable:
-    """What a graph says apart from names and places, to look it up in this process: equal graphs have equal keys.
+    """A key for a graph, without names and source locations, for this process: equal graphs have equal keys.
 
-    `ir.structure.fingerprint` says the same for all processes, and takes longer.
+    `ir.structure.fingerprint` is the same in all processes, and slower.
     """
     numbers = {} if numbers is None else numbers
     for arg in region.args:
@@ -162,7 +161,7 @@ _ENGINE: ContextVar[str] = ContextVar("smelt.engine", default="auto")
 
 @contextmanager
 def engine(name: str) -> Iterator[None]:
-    """Which engine answers in a block: `auto`, `reference` or `native`."""
+    """The engine that computes tensors in a block: `auto`, `reference` or `native`."""
     if name not in ("auto", "reference", "native"):
         raise UnsupportedError("unknown engine", expected="auto, reference, native", got=name)
     token = _ENGINE.set(name)
@@ -173,7 +172,7 @@ def engine(name: str) -> Iterator[None]:
 
 
 def realize(*tensors: Tensor, engine: str | None = None) -> tuple[Tensor, ...]:
-    """Compute tensors, all in one program; asking for their values afterwards costs nothing.
+    """Compute tensors, all in one program. Their values are kept.
 
     >>> from smelt.tensor import tensor
     >>> x = tensor([1.0, 2.0]) * 3.0
@@ -198,7 +197,7 @@ HOOKS.realise = realize
 
 
 def _settle(tensor: Tensor) -> None:
-    """A tensor whose array is there forgets how it was made, so that what it came from can be freed."""
+    """Replace a computed tensor's op by its array, so that its inputs can be freed."""
     value, array = tensor.value, data_of(tensor.value)
     if array is not None and not isinstance(value, Leaf):
         object.__setattr__(tensor, "value", Leaf(value.shape, array, place=place_of(value)))

@@ -1,7 +1,7 @@
 """Annotated functions → programs, proven for all sizes: the tracer.
 
 `trace(fn)` makes symbolic arguments from annotations (of parameters and of a model's fields), runs the function on
-every way through its size-dependent branches, proves the declared result, and gives a `Traced`, which runs on data.
+every path through its size-dependent branches, proves the declared result, and returns a `Traced`, which runs on data.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from smelt.tensor.source import Operand, Place, declaration_of, refuse
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-# ---- what tracing gives ----
+# ---- traced functions ----
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One way through a function: the sizes it is for, what it takes for granted, its program and its results."""
+    """One path through a function: the sizes it covers, its assumptions, its program and its results."""
 
     guards: Facts
     assumed: Facts
@@ -62,8 +62,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a function was traced with, symbolic tensors in place of data: the model that it is a method of, and its
-    arguments."""
+    """The symbolic inputs of a trace: the model whose method the function is, and its arguments."""
 
     receiver: Any = None
     positional: tuple[Any, ...] = ()
@@ -71,7 +70,7 @@ class Inputs:
 
 
 class Traced:
-    """A function that is proven for all sizes. On arrays it checks its facts and runs the way for their sizes."""
+    """A function that is proven for all sizes. A call on arrays checks its facts and runs the path for their sizes."""
 
     def __init__(
         self, name: str, leaves: Sequence[Leaf], facts: Facts, paths: Sequence[Path], inputs: Inputs | None = None
@@ -89,13 +88,13 @@ class Traced:
         if len(self.paths) != 1:
             guards = [", ".join(map(str, path.guards)) for path in self.paths]
             raise UnsupportedError(
-                "a function with branches on sizes has several programs", got=guards, remedy=".paths"
+                "a function that branches on sizes has several programs", got=guards, remedy=".paths"
             )
         return self.paths[0].program
 
     @property
     def results(self) -> Any:
-        """What the function returned: symbolic tensors, in its own structure; of the first way."""
+        """The results of the first path: symbolic tensors in the function's own structure."""
         return self.paths[0].results
 
     def __call__(self, *arrays: Any, engine: str = "auto") -> Any:
@@ -130,7 +129,7 @@ class Traced:
                 if broken:
                     raise SizeError(f"{self.name}: a fact does not hold", expected=", ".join(broken), got=known)
                 return index, path
-        raise SizeError(f"{self.name}: no way through the function is for these sizes", got=known)
+        raise SizeError(f"{self.name}: no path through the function covers these sizes", got=known)
 
 
 def _array(given: Any) -> Array:
@@ -165,7 +164,7 @@ def trace(fn: Callable[..., Any], *args: Any, facts: Sequence[str | Fact] = (), 
     """Run a function without data, prove its shapes for all sizes, and record what it does.
 
     Arguments that are not given come from annotations. A Shape or its text stands for a tensor of that shape. The first
-    mistake of any way through the function is raised.
+    mistake on any path through the function is raised.
 
     >>> from smelt.tensor import Shaped, Tensor
     >>> def double(x: Shaped[Tensor, "f32[b=B]"]) -> Shaped[Tensor, "f32[b=B]"]:
@@ -188,13 +187,13 @@ class Outcome:
     errors: tuple[SmeltError, ...]
     traced: Traced | None
     path_count: int
-    taken: tuple[str, ...] = ()  # numbers that no tensor has and no fact names: taken to be at least 0
+    taken: tuple[str, ...] = ()  # numbers that no tensor and no fact names: assumed to be at least 0
 
 
 def check(fn: Callable[..., Any], *args: Any, facts: Sequence[str | Fact] = (), **keywords: Any) -> Outcome:
     """The same, with all mistakes collected instead of raised: what `smelt check` shows.
 
-    The function may give no tensor at all, two tensors stand for any number of arguments (`*xs`), and a Dim for an
+    The function need not return a tensor. Two tensors stand for any number of arguments (`*xs`), and a Dim for an
     argument that is any number.
     """
     return check_symbolic(fn, args, facts, keywords, ())
@@ -228,7 +227,7 @@ def _check(
     name = getattr(fn, "__qualname__", type(fn).__qualname__)
     try:
         return _check_paths(name, fn, args, facts, keywords, numbers, several)
-    except SmeltError as mistake:  # in the annotations, or in what follows from all ways
+    except SmeltError as mistake:  # in the annotations, or in what all paths imply
         return Outcome(name, (mistake,), None, 0)
 
 
@@ -252,7 +251,7 @@ def _check_paths(
     _, result_hint = signature_specs(bound)
     alone = tuple(sorted(set(numbers or ()) - arguments.symbols.keys()))
     for each in alone:
-        arguments.add(Shape.of(f32, (symbol(each),)), each, None, each)  # an argument that tells the number
+        arguments.add(Shape.of(f32, (symbol(each),)), each, None, each)  # an argument that determines the number
     sources = sources_of(arguments.leaves)
     model_numbers = model_symbols(self_model) if self_model is not None else frozenset[str]()
     known, meanings = _entry_facts(parse_facts(stated, place), arguments, model_numbers, place)
@@ -291,9 +290,9 @@ def _check_paths(
 def _entry_facts(
     stated: Facts, arguments: Arguments, numbers: frozenset[str], place: Place | None
 ) -> tuple[Facts, dict[str, Size]]:
-    """What holds whenever the function runs, all of it checked then; and what symbols that only facts name mean.
+    """The facts that are checked at every call, and formulas for symbols that only facts name.
 
-    `numbers`: symbols for numbers that the model is made with. It runs when they are numbers.
+    `numbers`: symbols for numbers that the model is made with.
     """
     sizes = [size for leaf in arguments.leaves for size in leaf.shape.sizes]
     determined, needed = determined_symbols(sizes)
@@ -303,7 +302,7 @@ def _entry_facts(
             names = ", ".join(strange)
             remedy = f"give {names} an axis of its own in one of the arguments"
             refuse(
-                f"{leaf.name}: its sizes do not tell {names}",
+                f"{leaf.name}: its sizes do not determine {names}",
                 Operand("declared", leaf.shape),
                 remedy=remedy,
                 place=leaf.place,
@@ -316,7 +315,7 @@ def _entry_facts(
 
 
 def _deduplicate(errors: Sequence[SmeltError]) -> list[SmeltError]:
-    """Each mistake once: ways that share a line share its mistake."""
+    """Each mistake once: paths through one line report the same."""
     found: dict[tuple[str, str], SmeltError] = {}
     for error in errors:
         found.setdefault((str(error.where), error.message), error)
@@ -407,7 +406,7 @@ def _make_argument(value: Any, name: str, arguments: Arguments, owner: object) -
 
 
 def _from_annotation(hint: Any, name: str, arguments: Arguments, owner: object) -> Any:
-    """Symbolic arguments for an annotation; None where it says no shape."""
+    """Symbolic arguments for an annotation; None where it has no shape."""
     spec = declared_spec(hint, owner, name.partition(".")[0])
     if spec is not None:
         return arguments.add(spec.substitute(arguments.bound).shape, name, owner, name)
@@ -433,9 +432,9 @@ def _check_results(
     known: Mapping[str, Size],
     unkept: Collection[str],
 ) -> None:
-    """The declared result is what came: proven under the facts of this way. Symbols of its own are bound by it.
+    """Prove that the results are as declared, under the facts of this path. New symbols are bound to their sizes.
 
-    `unkept`: numbers that the model was made with and that nobody knows any more.
+    `unkept`: numbers that the constructor takes and the model does not keep.
     """
     owner = getattr(fn, "__func__", fn)
     bound = dict(known)
@@ -445,11 +444,11 @@ def _check_results(
     pairs = [pair for pair in _pair_results(results, hint, "") if not is_poison(pair[1])]
     for label, value, spec in pairs:
         if not is_tensor(value):
-            refuse(f"{what}: result{label} is no tensor", place=place)
+            refuse(f"{what}: result{label} is not a tensor", place=place)
         for name in sorted(spec.shape.symbols.intersection(unkept)):
             message = f"{what}: the result{label} names {name}, which the constructor takes and the model does not keep"
             refuse(message, place=place, remedy=f"self.{name} = {name} in the constructor")
-    for last in (False, True):  # a later result may tell a symbol of an earlier one
+    for last in (False, True):  # a later result may determine a symbol of an earlier one
         for label, value, spec in pairs:
             at = _made_inside(owner, value) or place
             match(f"{what}: the result{label}", value, spec, bound, place, at, complete=last)
@@ -466,9 +465,9 @@ def _check_count(what: str, results: Any, hint: Any, owner: object) -> None:
     if get_origin(hint) is not tuple or not parts or Ellipsis in parts or is_poison(results):
         return
     if not isinstance(results, tuple | list):
-        refuse(f"{what}: {len(parts)} results are declared, one came", place=declaration_of(owner, "return"))
+        refuse(f"{what}: {len(parts)} results are declared, one was returned", place=declaration_of(owner, "return"))
     if len(results) != len(parts):
-        message = f"{what}: {len(results)} results came, {len(parts)} are declared"
+        message = f"{what}: {len(results)} results were returned, {len(parts)} are declared"
         refuse(message, place=declaration_of(owner, "return"))
 
 
@@ -479,7 +478,7 @@ def _pair_results(results: Any, hint: Any, label: str) -> Iterator[tuple[str, An
     elif isinstance(results, dict) and get_origin(hint) is dict:
         for key, value in results.items():
             yield from _pair_results(value, get_args(hint)[1], f"{label} {key!r}")
-    elif isinstance(hint, type) and not is_tensor(results):  # a record: its fields say what they are
+    elif isinstance(hint, type) and not is_tensor(results):  # a record with annotated fields
         for name, part in annotations_of(hint).items():
             value = results.get(name) if isinstance(results, dict) else getattr(results, name, None)
             if value is not None:
@@ -512,7 +511,7 @@ def _to_path(path: ExploredPath[Any], arguments: Arguments) -> Path:
 def checked(fn: F) -> F:
     """A function whose annotations are proven whenever it is called: arguments, facts and result.
 
-    Its symbols are its own: they stand for whatever sizes the caller's tensors have.
+    Its symbols are its own: they are bound to the sizes of the caller's tensors.
     """
     hints, result_hint = signature_specs(fn)
     signature = inspect.signature(fn)

@@ -35,7 +35,7 @@ def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
 
 
 def gelu(x: Tensor, approximate: bool = False) -> Tensor:
-    """x times the normal distribution's share below x: by erf, or by tanh where `approximate`."""
+    """x * Phi(x), Phi the normal distribution function: by erf, or by tanh where `approximate`."""
     return x.gelu(approximate)
 
 

@@ -40,11 +40,11 @@ def attention(
     keys: str = "t",
     depth: str = "k",
 ) -> Tensor:
-    """softmax(q k^T * scale) v: for each query the average of values, weighted by how well their keys go with it.
+    """Scaled dot-product attention: softmax(q k^T * scale) v.
 
     q has axes such as [b, h, s, k], k and v [b, h, t, k] in any order; axes of one name go together. With fewer heads
     of keys, k and v have an axis `g` instead of `h`, whose size divides h's. A mask of booleans says which keys count;
-    one of floats is added to the scores. `causal`: a query at place i sees keys up to i + offset. The result has q's
+    one of floats is added to the scores. `causal`: a query at position i sees keys up to i + offset. The result has q's
     axes in q's order. Scale is 1 / sqrt(depth) unless given.
 
     >>> import smelt
@@ -100,10 +100,10 @@ Rotation = tuple[Tensor, Tensor]  # cosines, [s, k]; sines with the sign for eac
 
 
 class RoPE(Model):
-    """Pairs of elements along an axis turned by angles that grow with the position: `nn.RoPE(k=64)`.
+    """Rotary position embedding: pairs of elements along an axis rotated by position: `nn.RoPE(k=64)`.
 
     Pairs are the two halves of the axis, as Hugging Face's weights want it, or neighbours where `interleaved`. `part`
-    of the axis at its start is turned, all of it unless said. `factors` multiply the frequencies (long-context
+    of the axis at its start is rotated, by default all of it. `factors` multiply the frequencies (long-context
     variants).
 
     >>> import smelt
@@ -130,7 +130,7 @@ class RoPE(Model):
 
     @with_recovery
     def __call__(self, x: Tensor, positions: Tensor | None = None, turn: Rotation | None = None) -> Tensor:
-        """x turned; `positions` are those of its places, [s] or [b, s], from 0 on unless given; or what `turn` gave."""
+        """x rotated. `positions` are [s] or [b, s], 0, 1, … by default. `turn` is a result of `.turn`, to share."""
         size = x.size(self._axis)
         if isinstance(self._size, int) and isinstance(size, int) and size != self._size:
             refuse(f'RoPE: "{self._axis}" has the size {size}, not {self._size}', operand("operand", x))
@@ -153,7 +153,7 @@ class RoPE(Model):
         return f"{self._axis}_pair"
 
     def _rotate(self, x: Tensor, turn: Rotation) -> Tensor:
-        """(a, b) → (a cos - b sin, b cos + a sin): with the pair turned round, one sum of two products."""
+        """(a, b) → (a cos - b sin, b cos + a sin): with the pair reversed, one sum of two products."""
         axis, pair = self._axis, self._pair
         order = {axis: None, pair: 2} if self.interleaved else {pair: 2, axis: None}
         parts = in_f32(x).split(axis, **order)
@@ -181,9 +181,9 @@ Cache = tuple[Tensor, Tensor]  # keys and values, [b, t, h or g, k] in any order
 class MultiHeadAttention(Model):
     """Attention with its four projections: `nn.MultiHeadAttention(d=4096, heads=32, kv_heads=8, causal=True)`.
 
-    The operand has axes `over` (s unless said) and d. `q_proj`, `k_proj`, `v_proj` and `o_proj` are Linear layers. The
-    call may be given another sequence to look at, whose axis may have any name, masks over `t`, positions for `rope`,
-    and a cache of earlier keys and values with the place to write at: then the result is (y, cache).
+    The operand has axes `over` (s by default) and d. `q_proj`, `k_proj`, `v_proj` and `o_proj` are Linear layers. The
+    call may be given another sequence to attend to, whose axis may have any name, masks over `t`, positions for `rope`,
+    and a KV cache with the position to write at: then the result is (y, cache).
 
     >>> import smelt
     >>> layer = MultiHeadAttention(d="D", heads="H")

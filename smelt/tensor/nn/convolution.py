@@ -1,7 +1,7 @@
 """Convolutions, transposed ones, and pooling over named axes.
 
-Weights are torch's: [out, in / groups, window …], transposed [in, out / groups, window …]. Places may have symbolic
-sizes; windows, strides and padding are numbers.
+Weights are torch's: [out, in / groups, window …], transposed [in, out / groups, window …]. Spatial axes may be
+dynamic; windows, strides and padding are numbers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Convolution(Model):
 
     weight: Tensor
     bias: Tensor | None
-    _spatial = 0  # axes that the window goes over: each class says its own
+    _spatial = 0  # number of spatial axes: each class has its own
 
     def __init__(
         self,
@@ -116,8 +116,8 @@ class _Convolution(Model):
 class Conv1d(_Convolution):
     """A convolution over one axis: `nn.Conv1d(c=(80, 384), t=3, padding=1)`.
 
-    The first keyword is the axis of features, with the sizes it has and gets (or `c=80, o=384`), the second the axis
-    of places with the size of the window.
+    The first keyword is the channel axis with its input and output sizes (or `c=80, o=384`), the second the spatial
+    axis with the size of the window.
 
     >>> import smelt
     >>> Conv1d(c=(80, 384), t=3, strides=2, padding=1)(smelt.symbolic("f32[b=B, c=80, t=2*T]")).shape
@@ -239,10 +239,10 @@ class AvgPool(Model):
 
 
 def global_max_pool(x: Tensor, over: str) -> Tensor:
-    """The largest element along the axes of places: `nn.global_max_pool(x, "y x")`."""
+    """The largest element along spatial axes: `nn.global_max_pool(x, "y x")`."""
     return x.max(names_of(over))
 
 
 def global_avg_pool(x: Tensor, over: str) -> Tensor:
-    """The average along the axes of places: `nn.global_avg_pool(x, "y x")`."""
+    """The average along spatial axes: `nn.global_avg_pool(x, "y x")`."""
     return x.mean(names_of(over))

@@ -22,7 +22,7 @@ from smelt.tensor.source import refuse
 
 
 class Linear(Model):
-    """x W^T + b over one axis: `nn.Linear(d=768, f=3072)` takes axis d and gives axis f.
+    """x W^T + b over one axis: `nn.Linear(d=768, f=3072)` contracts axis d and returns axis f.
 
     One name with two sizes keeps the name: `nn.Linear(d=(768, 512))`. Sizes are numbers or symbols (`d="D"`).
 
@@ -60,7 +60,7 @@ class Linear(Model):
 
 
 class Embedding(Model):
-    """Rows of a table: `nn.Embedding(v=32000, d=4096)` looks integers up along v and gives axis d.
+    """Rows of a table: `nn.Embedding(v=32000, d=4096)` gathers rows by index along v and returns axis d.
 
     >>> import smelt
     >>> Embedding(v=100, d=8)(smelt.symbolic("i32[b=B, s=S]")).shape
@@ -85,12 +85,12 @@ class Embedding(Model):
 
     @with_recovery
     def logits(self, x: Tensor) -> Tensor:
-        """How well x goes with each row: the tied output layer of a language model."""
+        """The dot products of x with each row: the tied output layer of a language model."""
         return x.dot(self.weight, (self.weight.shape.names or ("", ""))[1])
 
 
 class Dropout(Model):
-    """Elements set to 0 with a probability, the others grown to make up for it. Without a key nothing happens.
+    """Elements set to 0 with a probability, the others scaled by 1 / (1 - probability). The identity without a key.
 
     >>> import smelt
     >>> drop = Dropout(0.5)
@@ -103,7 +103,7 @@ class Dropout(Model):
 
     def __init__(self, probability: float = 0.5) -> None:
         if not 0 <= probability < 1:
-            refuse(f"Dropout: {probability} is no probability below 1")
+            refuse(f"Dropout: {probability} is not a probability below 1")
         self.probability = probability
 
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Normalisations: LayerNorm, RMSNorm, GroupNorm, and BatchNorm with statistics that are there already.
+"""Normalisations: LayerNorm, RMSNorm, GroupNorm, and BatchNorm with given statistics.
 
 Narrow floats are computed in f32 and rounded once. The ops are those that engines recognise as one kernel.
 """
@@ -16,7 +16,7 @@ from smelt.tensor.source import refuse
 
 
 def normalise(x: Tensor, axes: tuple[str, ...], epsilon: float) -> Tensor:
-    """x less its average along axes, in units of its deviation."""
+    """(x - mean) / sqrt(variance + epsilon) along axes."""
     centred = x - x.mean(axes)
     return centred * (centred.square().mean(axes) + epsilon).rsqrt()
 
@@ -86,9 +86,9 @@ class RMSNorm(Model):
 
 
 class GroupNorm(Model):
-    """Normalised along groups of features and the axes of places: `nn.GroupNorm(8, "y x", c=64)`.
+    """Normalise over groups of channels and spatial axes: `nn.GroupNorm(8, "y x", c=64)`.
 
-    With as many groups as features it is instance normalisation.
+    With as many groups as channels it is instance normalisation.
 
     >>> GroupNorm(8, "y x", c=64)
     GroupNorm(weight=f32[c=64], bias=f32[c=64], groups=8, over=('y', 'x'), epsilon=1e-05)
@@ -125,7 +125,7 @@ class GroupNorm(Model):
 
 
 class BatchNorm(Model):
-    """(x - mean) / sqrt(variance + epsilon) * weight + bias with one number for each feature: `nn.BatchNorm(c=64)`.
+    """(x - mean) / sqrt(variance + epsilon) * weight + bias with one number for each channel: `nn.BatchNorm(c=64)`.
 
     The statistics are the checkpoint's (`running_mean`, `running_var`) unless the call gives others.
 
@@ -158,7 +158,7 @@ class BatchNorm(Model):
         return cast(_scale(y, self.weight, self.bias), x.dtype)
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The average and the variance of a batch for each feature: what a call may be given."""
+        """The mean and variance of a batch for each channel, for a call."""
         names = self.running_mean.shape.names or ()
         others = tuple(name for name in x.shape.names or () if name not in names)
         wide = in_f32(x)

@@ -21,7 +21,7 @@ State = tuple[Tensor, ...]  # h, and c of an LSTM; without time
 
 
 class _Recurrent(Model):
-    """What recurrent layers share: parameters by layer and direction, and the way over time."""
+    """The base of recurrent layers: parameters by layer and direction, and the scan over time."""
 
     _gates = 1
     _states = 1  # tensors that go from one step to the next
@@ -58,7 +58,7 @@ class _Recurrent(Model):
         return (f"l{layer}", f"l{layer}_reverse") if bidirectional else (f"l{layer}",)
 
     def _step(self, from_x: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
-        """The next state from the gates' share of x, and the state."""
+        """The next state, from the gates' input projection of x and the state."""
         raise NotImplementedError
 
     def _gates_of(self, both: Tensor) -> list[Tensor]:

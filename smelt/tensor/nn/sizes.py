@@ -1,6 +1,6 @@
-"""How layers say their axes: `nn.Linear(d=768, f=3072)` from axis d to axis f, `nn.Linear(d=(768, 768))` from d to d.
+"""The axes of layers: `nn.Linear(d=768, f=3072)` from axis d to axis f, `nn.Linear(d=(768, 768))` from d to d.
 
-In come the keywords of a constructor, out go names and sizes; every layer with features reads them here.
+Keywords of a constructor → names and sizes. Every layer with input and output channels reads them here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Axes: TypeAlias = SizeLike | tuple[SizeLike, SizeLike]
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The axis that a layer takes and the axis that it gives, each a name and a size."""
+    """The input axis and the output axis of a layer, each a name and a size."""
 
     in_axis: str
     in_size: Size
@@ -32,7 +32,7 @@ class Features:
 
     @property
     def inner(self) -> str:
-        """What the given axis is called while the taken one is still there."""
+        """The name of the output axis while the input axis is still there."""
         return f"{self.out}_out" if self.out == self.in_axis else self.out
 
     def rename(self, y: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def single_axis(layer: str, axes: Mapping[str, SizeLike]) -> tuple[str, Size]:
 
 
 def element_of(given: str | DType | None) -> DType | None:
-    """The element type of parameters; None where the checkpoint says it."""
+    """The element type of parameters; None where the checkpoint decides."""
     return None if given is None else dtype(given)
 
 

@@ -1,7 +1,7 @@
-"""Sums of products: `dot` by axis name, `@`, outer products, convolutions and pooling windows.
+"""Contractions: `dot` by axis name, `@`, convolution and pooling.
 
 `dot` contracts the axes it names; axes that both operands have besides are batch axes. Convolutions and pooling work
-over named spatial axes, wherever these stand. `Tensor`'s methods call these functions.
+over named spatial axes, in any order. `Tensor`'s methods call these functions.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Padding: TypeAlias = "Literal['valid', 'same'] | Mapping[str, tuple[int, int]] |
 
 
 def dot(x: Tensor, y: Tensor, axes: str | Sequence[Any], *, result: str | DType | None = None) -> Tensor:
-    """Products summed over the named axes, which both operands have; other axes of both are batch axes.
+    """Contract the named axes, which both operands have (a matmul); other axes that both have are batch axes.
 
     The result has the batch axes, then the rest of the left operand's, then the right operand's. Without names the axes
-    are a pair of places, or pairs of them: `x.dot(y, (-1, 0))`.
+    are a pair of numbers, or pairs of them: `x.dot(y, (-1, 0))`.
     """
     left, right = operand("left", x), operand("right", y)
     if x.shape.names is None and y.shape.names is None and not isinstance(axes, str):
@@ -146,7 +146,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     place = y.shape.rank - 2 if y.shape.rank > 1 else 0
     if (x.shape.names is None) != (y.shape.names is None):
         refuse(
-            "@: axes with names meet axes without", left, right, remedy="name the axes of the other operand: .named(…)"
+            "@: named and unnamed axes do not mix", left, right, remedy="name the axes of the other operand: .named(…)"
         )
     if x.shape.names is not None and y.shape.names is not None:
         last, first = x.shape.names[-1], y.shape.names[place]
@@ -163,7 +163,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     if not (answer := equal(x.shape.sizes[-1], y.shape.sizes[place])):
         message = f"@: {x.shape.sizes[-1]} columns meet {y.shape.sizes[place]} rows"
         turned = y.shape.rank == 2 and x.shape.sizes[-1] == y.shape.sizes[1]
-        refuse(message, left, right, answer=answer, blame=1, remedy="turn it: .transpose()" if turned else None)
+        refuse(message, left, right, answer=answer, blame=1, remedy="transpose it: .transpose()" if turned else None)
     return _matmul_places(x, y, left, right)
 
 
@@ -219,7 +219,7 @@ def _pads(
 
 
 def _same_padding(name: str, size: Size, window: int, stride: int, shown: Operand) -> tuple[int, int]:
-    """What keeps ceil(size / stride) places: the odd one comes after."""
+    """Padding for ceil(size / stride) outputs; an odd element is added after."""
     if stride == 1:
         total: Size = window - 1
     elif isinstance(size, int):

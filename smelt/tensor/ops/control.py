@@ -1,4 +1,4 @@
-"""Control flow that data decides: `while_loop`, `fori_loop`, `cond`, `scan`; and `custom_call` into Python.
+"""Data-dependent control flow: `while_loop`, `fori_loop`, `cond`, `scan`; and `custom_call` into Python.
 
 The functions are traced once, into regions of the op; what they use from outside is captured. State goes in and out as
 structures of tensors whose shapes stay the same: that is proven, too.
@@ -55,7 +55,7 @@ def _check_same_shapes(what: str, part: str, before: Sequence[Tensor], after: Se
 def _check_layouts(what: str, expected: Any, got: Any) -> None:
     if tree.layout(expected) != tree.layout(got):
         details = [("expected", str(tree.layout(expected))), ("got", str(tree.layout(got)))]
-        refuse(f"{what}: the functions give different structures", details=details)
+        refuse(f"{what}: the functions return different structures", details=details)
 
 
 def _check_condition(what: str, value: Any) -> Tensor:
@@ -137,14 +137,14 @@ def cond(test: Any, then: Callable[..., Any], otherwise: Callable[..., Any], *op
 def scan(
     step: Callable[[Any, Any], tuple[Any, Any]], start: Any, over: Any, axis: Axis, *, reverse: bool = False
 ) -> Any:
-    """`carry, y = step(carry, x)` for each place x of an axis; gives the last carry and all y along that axis.
+    """`carry, y = step(carry, x)` for each slice x of an axis; returns the last carry and all y along that axis.
 
     The axis comes first in the results; it may have any size, 0 included.
     """
     carry = tree.lift_numbers("scan", start, el.leaf)
     carried, inputs = list(tree.leaves(carry)), list(tree.leaves(over))
     if not inputs:
-        refuse("scan: there is nothing to go over")
+        refuse("scan: there is no input")
     stop_if_poison([*carried, *inputs])
     places = [find_axis("scan", operand(f"input {i}", tensor), axis) for i, tensor in enumerate(inputs)]
     size = inputs[0].shape.sizes[places[0]]
@@ -158,7 +158,7 @@ def scan(
         args = [_region_argument(tensor, home) for tensor in carried]
         made = step(tree.replace(carry, iter(args)), tree.replace(over, iter(rows)))
         if len(made) != 2:
-            refuse("scan: the step gives (carry, y)", remedy="return carry, y; y may be None")
+            refuse("scan: the step must return (carry, y)", remedy="return carry, y; y may be None")
         after = tree.lift_numbers("scan", made[0], el.leaf)
         _check_layouts("scan", carry, after)
         results, outputs = list(tree.leaves(after)), list(tree.leaves(made[1]))
@@ -208,13 +208,13 @@ def _close_over(region: Region) -> tuple[Region, list[Value]]:
     return Region((*inner.args, *extra), inner.ops, (*inner.results, *extra)), captured
 
 
-# ---- Python in the middle ----
+# ---- calls into Python ----
 
 # Functions that programs call by name; a function keeps its name, so that equal graphs stay equal. Never forgotten: a
 # program may outlive the code that recorded it.
 CALLBACKS: dict[str, Callable[..., Any]] = {}
 _NAMES: dict[tuple[Callable[..., Any], tuple[Shape, ...]], str] = {}
-# What `Executable.bind` gives functions along while a program of it runs.
+# Data that `Executable.bind` passes to functions while its program runs.
 DATA: ContextVar[Mapping[Callable[..., Any], Any]] = ContextVar("smelt.data", default=MappingProxyType({}))
 
 

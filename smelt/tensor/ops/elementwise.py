@@ -1,6 +1,6 @@
 """Elementwise ops: arithmetic, comparisons, logic, bits, mathematical functions, activations, casts, `where`.
 
-In come Tensors and Python numbers, aligned by name and promoted by the table; out go Tensors. `Tensor`'s operators and
+Operands are Tensors and Python numbers, aligned by name and promoted by the table. `Tensor`'s operators and
 methods call these functions, which are public under their own names too.
 """
 
@@ -63,11 +63,11 @@ def _lift_array(what: str, value: Any) -> Tensor:
         return constant(value, dtype(value.dtype))
     if isinstance(value, np.ndarray):
         return leaf(value)
-    refuse(f"{what}: {type(value).__name__} is no tensor", remedy="smelt.tensor(data)")
+    refuse(f"{what}: {type(value).__name__} is not a tensor", remedy="smelt.tensor(data)")
 
 
 def spread(x: Tensor, shape: Shape, places: Places) -> Tensor:
-    """A tensor repeated to a shape, with its axes at these places; the names are the shape's."""
+    """Broadcast a tensor to a shape, with its axes at these positions; the names are the shape's."""
     if x.shape.rank == shape.rank and places == tuple(range(shape.rank)):
         if all(
             have is want or have == want or have != 1 for have, want in zip(x.shape.sizes, shape.sizes, strict=True)
@@ -455,7 +455,7 @@ def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
 
 
 def gelu(x: Tensor, approximate: bool = False) -> Tensor:
-    """x times the normal distribution's share below x: by erf, or by tanh where `approximate`."""
+    """x * Phi(x), Phi the normal distribution function: by erf, or by tanh where `approximate`."""
     if approximate:
         inner = multiply(add(x, multiply(power(x, 3), 0.044715)), math.sqrt(2 / math.pi))
         return multiply(multiply(x, 0.5), add(function("tanh", inner), 1.0))

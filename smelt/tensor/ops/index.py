@@ -1,7 +1,7 @@
-"""Ops that look places up: take, scatter, one_hot, slices and updates at places that only data knows.
+"""Gather and scatter: take, scatter, one_hot, slices and updates at data-dependent positions.
 
-Axes that the operand and the indices share by name are batch axes: each batch looks up its own places. Places outside
-an axis are moved to its nearest end by `take` and by slices, and ignored by `scatter`, as StableHLO has it.
+Axes that operand and indices share by name are batch axes: each batch has its own indices. `take` and slices clamp an
+index outside the axis, `scatter` ignores it, as in StableHLO; `update` refuses it.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from smelt.tensor.core import Tensor
 
 
-# ---- how operand and indices go together ----
+# ---- axes of operand and indices ----
 
 
 class _Lookup:
-    """Which axes of an operand and of indices are batch, looked up, or taken whole."""
+    """Which axes of an operand and of indices are batch axes, indexed, or kept whole."""
 
     def __init__(self, what: str, x: Tensor, indices: Tensor, axis: Axis, paired: bool) -> None:
         self.x, self.indices, self.what = x, indices, what
         self.left, self.right = operand("operand", x), operand("indices", indices)
         self.place = find_axis(what, self.left, axis)
         if not indices.dtype.is_integer:
-            refuse(f"{what}: indices are integers", self.left, self.right, blame=1, remedy='.to("i32")')
+            refuse(f"{what}: indices must be integers", self.left, self.right, blame=1, remedy='.to("i32")')
         named = x.shape.names is not None
         if indices.shape.rank and named != (indices.shape.names is not None):
-            refuse(f"{what}: axes with names meet axes without", self.left, self.right, blame=1)
-        self.batch: list[tuple[int, int]] = []  # (place in x, place in indices)
+            refuse(f"{what}: named and unnamed axes do not mix", self.left, self.right, blame=1)
+        self.batch: list[tuple[int, int]] = []  # (axis of x, axis of indices)
         if named and paired and set(x.shape.names or ()) != set(indices.shape.names or ()):
-            remedy = f".take(…) looks up all indices at every place, .{what}(…) those of the place itself"
+            remedy = f".take(…) takes all indices at every position, .{what}(…) those of the position itself"
             refuse(f"{what}: operand and indices have different axes", self.left, self.right, blame=1, remedy=remedy)
         if named:
             own = x.shape.names or ()
@@ -65,7 +65,7 @@ class _Lookup:
 
     @property
     def result_order(self) -> list[int]:
-        """The order that puts (indices' axes, kept axes) where the result has them: the looked up ones for the axis."""
+        """The permutation of (indices' axes, kept axes) to the result: the indices' axes replace the indexed one."""
         partner = dict(self.batch)
         order: list[int] = []
         rank = self.indices.shape.rank
@@ -118,16 +118,16 @@ def _take(what: str, x: Tensor, indices: Tensor, axis: Axis, paired: bool) -> Te
 
 
 def take(x: Tensor, indices: Tensor, axis: Axis) -> Tensor:
-    """Elements of an axis at the places that `indices` say: `table.take(ids, "v")`.
+    """Gather elements of an axis at `indices`: `table.take(ids, "v")`.
 
-    The indices' axes stand where the axis was. Axes that both have by name are batch axes.
+    The indices' axes replace the axis. Axes that both have by name are batch axes.
     """
     (indices,) = el.lift("take", (indices,), ("indices",))
     return _take("take", x, indices, axis, False)
 
 
 def take_along(x: Tensor, indices: Tensor, axis: Axis) -> Tensor:
-    """For each place of all other axes, elements of one axis; `indices` have the same axes as the operand."""
+    """Gather along one axis for each position of all others; `indices` have the same axes as the operand."""
     return _take("take_along", x, indices, axis, True)
 
 
@@ -137,13 +137,13 @@ _COMBINE = {"set": None, "add": "add", "multiply": "multiply", "max": "maximum",
 def scatter(
     x: Tensor, indices: Tensor, updates: Tensor, axis: Axis, how: str = "set", *, paired: bool = False
 ) -> Tensor:
-    """The operand with updates written at the places that `indices` say, or combined with what is there.
+    """The operand with updates written at `indices`, or combined with its elements.
 
     The updates have the axes that `take` would give. `how` is set, add, multiply, max or min; of several updates of
-    one place, "set" keeps one.
+    one element, "set" keeps one.
     """
     if how not in _COMBINE:
-        refuse(f"scatter: no such way to combine: {how!r}", remedy="one of " + ", ".join(_COMBINE))
+        refuse(f"scatter: unknown mode {how!r}", remedy="one of " + ", ".join(_COMBINE))
     look = _Lookup("scatter", x, indices, axis, paired)
     third = operand("updates", updates)
     updates = el.cast(updates, x.dtype) if updates.dtype is not x.dtype else updates
@@ -180,12 +180,12 @@ def scatter(
 
 
 def one_hot(x: Tensor, size: SizeLike, axis: str | None = None, element: str | DType = "f32") -> Tensor:
-    """1 at the place that each integer says along a new last axis, 0 elsewhere."""
+    """1 at the position that each integer names along a new last axis, 0 elsewhere."""
     shown = operand("operand", x)
     if not x.dtype.is_integer:
-        refuse("one_hot: places are integers", shown, remedy='.to("i32")')
+        refuse("one_hot: indices must be integers", shown, remedy='.to("i32")')
     if x.shape.rank and (axis is None) != (x.shape.names is None):
-        refuse("one_hot: axes with names meet axes without", shown, remedy='.one_hot(size, "name")')
+        refuse("one_hot: named and unnamed axes do not mix", shown, remedy='.one_hot(size, "name")')
     names = None if axis is None else check_names("one_hot", (*(x.shape.names or ()), axis), shown)
     shape = Shape.of(x.dtype, (*x.shape.sizes, size_of(size)), names)
     places = emit("iota", names=names, result=shape, iota_dimension=shape.rank - 1)
@@ -193,20 +193,20 @@ def one_hot(x: Tensor, size: SizeLike, axis: str | None = None, element: str | D
     return el.cast(el.equal(places, relabel(wide, names)), dtype(element))
 
 
-# ---- slices at places that data knows ----
+# ---- slices and updates at data-dependent positions ----
 
 
 def _start(what: str, given: Any, shown: Operand, near: Sequence[Tensor]) -> Tensor:
     """Where a slice starts, as a scalar i64."""
     if is_tensor(given):
         if given.shape.rank or not given.dtype.is_integer:
-            refuse(f"{what}: a start is an integer scalar", shown, operand("start", given))
+            refuse(f"{what}: a start must be an integer scalar", shown, operand("start", given))
         return el.cast(given, i64)
     return size_tensor(size_of(given), near)
 
 
 def dynamic_slice(x: Tensor, slices: Mapping[Axis, tuple[Any, SizeLike]]) -> Tensor:
-    """A window that starts where data says: `x.dynamic_slice(s=(start, 4))`. It is moved to lie inside the axis."""
+    """A slice whose start is a tensor: `x.dynamic_slice(s=(start, 4))`. The start is clamped to fit the axis."""
     shown = operand("operand", x)
     starts: list[Tensor] = [constant(0, i64)] * x.shape.rank
     sizes = list(x.shape.sizes)
@@ -235,8 +235,8 @@ def dynamic_slice(x: Tensor, slices: Mapping[Axis, tuple[Any, SizeLike]]) -> Ten
 def update(x: Tensor, part: Tensor, starts: Mapping[Axis, Any]) -> Tensor:
     """The operand with a part of it overwritten: `cache.update(new, s=position)`.
 
-    The part has the same axes. Along axes with a start it lies inside: proven where the start is a size, checked when
-    the program runs where it is a tensor. Along all others it has the operand's size.
+    The part has the same axes. Along axes with a start it must fit: proven where the start is a size, checked at run
+    time where it is a tensor. Along all others it has the operand's size.
     """
     left, right = operand("operand", x), operand("part", part)
     if x.shape.names is not None and part.shape.names is not None:
@@ -286,7 +286,7 @@ def update(x: Tensor, part: Tensor, starts: Mapping[Axis, Any]) -> Tensor:
 def _check_inside(
     start: Tensor, have: Size, room: Size, name: str, near: Sequence[Tensor]
 ) -> tuple[Tensor, str, Sequence[Tensor]]:
-    """That a part lies inside an axis, wherever data says that it starts."""
+    """The run-time check that a part fits into an axis."""
     last = size_tensor(room - have, near)
     holds = emit("and", el.less_equal(constant(0, i64), start), el.less_equal(start, last))
     return holds, f"update: the part does not fit into {name}: it starts at {{0}}, and at most at {{1}}", [start, last]

@@ -1,7 +1,7 @@
-"""Ops that move elements: transpose, rename, split and merge axes, slice, pad, concatenate, broadcast; new tensors.
+"""Layout ops: transpose, rename, split and merge axes, slice, pad, concatenate, broadcast; new tensors.
 
 Sizes may be symbolic throughout; a slice or padding by symbolic amounts becomes a `dynamic_*` op. Reshapes only split
-and merge neighbours. `Tensor`'s methods call these functions.
+and merge adjacent axes. `Tensor`'s methods call these functions.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def transpose(x: Tensor, *axes: Axis) -> Tensor:
 
 
 def permute(x: Tensor, places: Sequence[int]) -> Tensor:
-    """Axes in the order of their places."""
+    """Permute axes by number."""
     if tuple(places) == tuple(range(x.shape.rank)):
         return x
     names = None if x.shape.names is None else tuple(x.shape.names[place] for place in places)
@@ -65,12 +65,12 @@ def permute(x: Tensor, places: Sequence[int]) -> Tensor:
 
 
 def move_last(x: Tensor, place: int) -> Tensor:
-    """One axis behind all others."""
+    """Move one axis behind all others."""
     return permute(x, [*(i for i in range(x.shape.rank) if i != place), place])
 
 
 def move_back(x: Tensor, place: int) -> Tensor:
-    """The last axis at a place: undoes `move_last`."""
+    """Move the last axis back: undoes `move_last`."""
     order = list(range(x.shape.rank - 1))
     order.insert(place, x.shape.rank - 1)
     return permute(x, order)
@@ -94,7 +94,7 @@ def named(x: Tensor, *names: str) -> Tensor:
 
 
 def unnamed(x: Tensor) -> Tensor:
-    """The same tensor without names: its axes are known by place."""
+    """The same tensor without names: its axes are known by number."""
     return relabel(x, None)
 
 
@@ -133,7 +133,7 @@ def _solve_parts(shown: Operand, what: str, whole: Size, parts: Sequence[SizeLik
     inferred = [i for i, part in enumerate(parts) if part is None]
     known = [size_of(part) for part in parts if part is not None]
     if len(inferred) > 1:
-        refuse(f"split: only one part of {what} may be left open", shown)
+        refuse(f"split: only one part of {what} may be None", shown)
     if not inferred:
         if not (answer := equal(product(known), whole)):
             shape = " * ".join(f"({size})" if " " in str(size) else str(size) for size in known)
@@ -160,7 +160,7 @@ def merge(x: Tensor, axes: str | Sequence[Axis], into: str | None = None) -> Ten
         order[min(places) : min(places)] = places
         wanted = " ".join(name_at(x.shape, place).strip('"') for place in order)
         remedy = f'bring them together first: .transpose("{wanted}")'
-        refuse("merge: the axes are no neighbours in that order, so elements would be scrambled", shown, remedy=remedy)
+        refuse("merge: the axes are not adjacent in that order, so elements would be scrambled", shown, remedy=remedy)
     sizes = x.shape.sizes
     first, last = places[0], places[-1] + 1
     names: tuple[str, ...] | None = None
@@ -179,7 +179,7 @@ def reshape(x: Tensor, /, *sizes: SizeLike, **named_sizes: SizeLike) -> Tensor:
     shown = operand("operand", x)
     if x.shape.rank and (x.shape.names is not None) != bool(named_sizes) and (sizes or named_sizes):
         hint = "name the new axes: .reshape(b=…, d=…)" if x.shape.names else "give the axes names first: .named(…)"
-        refuse("reshape: axes with names meet axes without", shown, remedy=hint)
+        refuse("reshape: named and unnamed axes do not mix", shown, remedy=hint)
     names = check_names("reshape", tuple(named_sizes), shown) if named_sizes else None
     wanted = _solve_inferred(
         [size_of(size) for size in (named_sizes.values() if named_sizes else sizes)], x.shape, shown
@@ -205,7 +205,7 @@ def _solve_inferred(sizes: list[Size], shape: Shape, shown: Operand) -> list[Siz
     if places:
         rest = product(size for size in sizes if size != -1)
         if rest == 0:
-            refuse("reshape: -1 can be anything beside an axis of size 0", shown, remedy="give the size itself")
+            refuse("reshape: -1 is ambiguous beside an axis of size 0", shown, remedy="give the size itself")
         exact = divide_exact(shape.count, rest)
         sizes[places[0]] = floordiv(shape.count, rest) if exact is None else exact
     return sizes
@@ -280,7 +280,7 @@ def insert(x: Tensor, axis: Axis, place: int = 0) -> Tensor:
     names: tuple[str, ...] | None = None
     if isinstance(axis, str):
         if x.shape.rank and x.shape.names is None:
-            refuse("insert: axes with names meet axes without", shown, remedy="give the axes names first: .named(…)")
+            refuse("insert: named and unnamed axes do not mix", shown, remedy="give the axes names first: .named(…)")
         at = place % (x.shape.rank + 1)
         old = x.shape.names or ()
         names = check_names("insert", (*old[:at], axis, *old[at:]), shown)
@@ -292,7 +292,7 @@ def insert(x: Tensor, axis: Axis, place: int = 0) -> Tensor:
 
 
 def squeeze(x: Tensor, axes: Axis | Sequence[Axis]) -> Tensor:
-    """Axes of size 1 left out."""
+    """Remove axes of size 1."""
     shown = operand("operand", x)
     places = find_axes("squeeze", shown, axes)
     for place in places:
@@ -302,7 +302,7 @@ def squeeze(x: Tensor, axes: Axis | Sequence[Axis]) -> Tensor:
 
 
 def drop(x: Tensor, places: Sequence[int]) -> Tensor:
-    """Axes of size 1 left out, by place."""
+    """Remove axes of size 1, by number."""
     keep = [i for i in range(x.shape.rank) if i not in places]
     names = None if x.shape.names is None else tuple(x.shape.names[i] for i in keep)
     return _reshape_to(x, [x.shape.sizes[i] for i in keep], names)
@@ -316,7 +316,7 @@ def broadcast(x: Tensor, /, *sizes: SizeLike, **named_sizes: SizeLike) -> Tensor
     shown = operand("operand", x)
     if named_sizes:
         if x.shape.rank and x.shape.names is None:
-            refuse("broadcast: axes with names meet axes without", shown, remedy="give the axes names first: .named(…)")
+            refuse("broadcast: named and unnamed axes do not mix", shown, remedy="give the axes names first: .named(…)")
         old = x.shape.names or ()
         new = [name for name in named_sizes if name not in old]
         wanted = {name: size_of(size) for name, size in named_sizes.items()}
@@ -341,7 +341,7 @@ def broadcast_to(x: Tensor, shape: Shape | str) -> Tensor:
             refuse("broadcast: an axis would be lost", shown, target)
         places = tuple(wanted.names.index(name) for name in x.shape.names)
     elif x.shape.rank and (wanted.names is None) != (x.shape.names is None):
-        refuse("broadcast: axes with names meet axes without", shown, target)
+        refuse("broadcast: named and unnamed axes do not mix", shown, target)
     else:
         if x.shape.rank > wanted.rank:
             refuse("broadcast: an axis would be lost", shown, target)
@@ -395,7 +395,7 @@ def _nonneg(a: Size) -> Size:
 
 
 def _slice_bound(given: object, size: Size, default: Size) -> Size:
-    """One end of a slice, inside the axis as Python puts it."""
+    """One end of a slice, clamped to the axis as in Python."""
     if given is None:
         return default
     bound = size_of(given)
@@ -403,7 +403,7 @@ def _slice_bound(given: object, size: Size, default: Size) -> Size:
 
 
 def _from_end(place: Size) -> bool:
-    """Whether a place counts from the end: a branch of the program where its size does not tell."""
+    """Whether an index counts from the end: a branch of the program where its sign is unknown."""
     if isinstance(place, int) or at_most(0, place):
         return isinstance(place, int) and place < 0
     return bool(at_most(place, -1)) or not decide(Fact("<=", 0, place))
@@ -414,7 +414,7 @@ def _slice_range(shown: Operand, place: int, given: slice) -> tuple[Size, Size, 
     size = shown.shape.sizes[place]
     step = 1 if given.step is None else size_of(given.step)
     if not isinstance(step, int) or step < 1:
-        remedy = "turn the axis round with .flip(…), then take a positive step"
+        remedy = "reverse the axis with .flip(…), then take a positive step"
         refuse(f"slice: {name_at(shown.shape, place)} needs a positive step, not {step}", shown, remedy=remedy)
     start, limit = _slice_bound(given.start, size, 0), _slice_bound(given.stop, size, size)
     if limit is size and isinstance(given.start, int) and 0 <= given.start < step:
@@ -426,7 +426,7 @@ def _slice_range(shown: Operand, place: int, given: slice) -> tuple[Size, Size, 
 
 
 def take_slices(x: Tensor, slices: Mapping[int, slice]) -> Tensor:
-    """Slices of axes by place; others are taken whole."""
+    """Slices of axes by number; others are kept whole."""
     shown = operand("operand", x)
     whole = [(0, size, 1, size) for size in x.shape.sizes]
     ranges: list[tuple[Size, Size, int, Size]] = [
@@ -442,7 +442,7 @@ def take_slices(x: Tensor, slices: Mapping[int, slice]) -> Tensor:
 
 
 def pick(x: Tensor, place: int, at: SizeLike) -> Tensor:
-    """One place of an axis, which goes away. It must be there for all sizes."""
+    """One index of an axis, which is removed. It must be inside for all sizes."""
     shown = operand("operand", x)
     size, index = x.shape.sizes[place], size_of(at)
     start = size + index if _from_end(index) else index
@@ -467,7 +467,7 @@ def _window(x: Tensor, place: int, start: Size, count: Size) -> Tensor:
 
 
 def getitem(x: Tensor, index: Index | tuple[Index, ...]) -> Tensor:
-    """`x[1:, ::2]`, `x[..., 0]`: numbers, slices and `...` by place."""
+    """`x[1:, ::2]`, `x[..., 0]`: numbers, slices and `...` by position."""
     items = list(index) if isinstance(index, tuple) else [index]
     shown = operand("operand", x)
     used = sum(item is not None and item is not Ellipsis for item in items)
@@ -520,13 +520,13 @@ def slice_named(x: Tensor, slices: Mapping[Axis, slice | SizeLike]) -> Tensor:
 
 
 def flip(x: Tensor, axes: Axis | Sequence[Axis] | None = None) -> Tensor:
-    """Axes turned round."""
+    """Elements in reverse order along axes."""
     places = find_axes("flip", operand("operand", x), axes)
     return emit("reverse", x, names=x.shape.names, dimensions=places)
 
 
 def roll(x: Tensor, axis: Axis, shift: SizeLike) -> Tensor:
-    """Elements moved along an axis; what leaves at the end comes in at the front."""
+    """Elements shifted along an axis; those shifted past the end reappear at the front."""
     shown = operand("operand", x)
     place = find_axis("roll", shown, axis)
     size, moved = x.shape.sizes[place], size_of(shift)
@@ -601,7 +601,7 @@ def same_axes(what: str, first: Operand, other: Operand) -> None:
     """Two operands have the same axes: by name, or as many."""
     a, b = first.shape.names, other.shape.names
     if (a is None) != (b is None) and first.shape.rank and other.shape.rank:
-        refuse(f"{what}: axes with names meet axes without", first, other)
+        refuse(f"{what}: named and unnamed axes do not mix", first, other)
     if a is not None and b is not None and set(a) != set(b):
         odd = next(name for name in (*a, *b) if name not in a or name not in b)
         refuse(f'{what}: only one of the operands has an axis "{odd}"', first, other)
@@ -620,13 +620,13 @@ def stack(tensors: Sequence[Tensor], axis: Axis, place: int = 0) -> Tensor:
 
 
 def chunk(x: Tensor, axis: Axis, sizes: int | Sequence[SizeLike]) -> list[Tensor]:
-    """The tensor in pieces along an axis: that many equal ones, or ones of given sizes."""
+    """Chunks along an axis: that many equal ones, or ones of given sizes."""
     shown = operand("operand", x)
     place = find_axis("chunk", shown, axis)
     whole = x.shape.sizes[place]
     if isinstance(sizes, int):
         if sizes < 1:
-            refuse(f"chunk: into {sizes} pieces", shown, remedy="at least one")
+            refuse(f"chunk: into {sizes} chunks", shown, remedy="at least one")
         if not (answer := current_facts().divides(sizes, whole)):
             refuse(
                 f"chunk: {sizes} does not always divide {name_at(x.shape, place)} of size {whole}", shown, answer=answer
@@ -635,7 +635,7 @@ def chunk(x: Tensor, axis: Axis, sizes: int | Sequence[SizeLike]) -> list[Tensor
     else:
         parts = [size_of(size) for size in sizes]
         if not (answer := equal(sum(parts, start=0), whole)):
-            refuse(f"chunk: the pieces do not add up to {whole}", shown, answer=answer)
+            refuse(f"chunk: the chunks do not add up to {whole}", shown, answer=answer)
     pieces, start = [], 0
     for part in parts:
         pieces.append(_window(x, place, start, part))
@@ -651,7 +651,7 @@ def full(shape: Shape | str, value: Number | Tensor) -> Tensor:
     wanted = shape_of(shape)
     scalar = cast(value, wanted.element) if is_tensor(value) else constant(value, wanted.element)
     if scalar.shape.rank:
-        refuse("full: the value is no scalar", operand("value", scalar))
+        refuse("full: the value is not a scalar", operand("value", scalar))
     return spread(scalar, wanted, ()) if wanted.rank else scalar
 
 
@@ -666,7 +666,7 @@ def ones(shape: Shape | str) -> Tensor:
 
 
 def iota(shape: Shape | str, axis: Axis = 0) -> Tensor:
-    """The place along an axis, in every element of a shape."""
+    """The index along an axis, in every element of a shape."""
     wanted = shape_of(shape)
     place = find_axis(
         "iota", Operand("shape", wanted), axis if wanted.names is None or isinstance(axis, str) else wanted.names[axis]

@@ -113,7 +113,7 @@ def bernoulli(source: Tensor, shape: Shape | str, probability: float = 0.5) -> T
 
 
 def categorical(source: Tensor, logits: Tensor, axis: Axis) -> Tensor:
-    """Places along an axis, each as likely as its share of exp(logits): by the largest of logits plus Gumbel noise."""
+    """Indices along an axis with probabilities softmax(logits): the argmax of logits plus Gumbel noise."""
     find_axis("categorical", operand("logits", logits), axis)
     noise = uniform(source, logits.shape.with_dtype(dtype("f32")))
     gumbel = el.negative(el.function("log", el.negative(el.function("log", el.add(noise, 2.0**-25)))))

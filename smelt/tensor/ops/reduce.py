@@ -104,7 +104,7 @@ def any(x: Tensor, axes: Axes = None, *, keep: bool = False) -> Tensor:
 
 
 def count(x: Tensor, axes: Axes = None, element: str | DType = i32) -> Tensor:
-    """How many elements there are along axes, as a scalar: the size as a value.
+    """The number of elements along axes, as a scalar tensor.
 
     A number that does not fit the element type is an error: proven not to occur, or checked when the program runs.
     """
@@ -124,7 +124,7 @@ def count(x: Tensor, axes: Axes = None, element: str | DType = i32) -> Tensor:
 
 
 def _check_fits(x: Tensor, found: Size, most: int, element: DType) -> tuple[Tensor, str, Sequence[Tensor]]:
-    """That a size fits an element type."""
+    """The run-time check that a size fits an element type."""
     number = size_tensor(found, [x])
     return el.less_equal(number, constant(most, i64)), f"count: {{0}} does not fit {element}", [number]
 
@@ -206,7 +206,7 @@ def log_softmax(x: Tensor, axes: Axes) -> Tensor:
     return el.subtract(centred, _spread(total, x))
 
 
-# ---- where the extreme is ----
+# ---- argmax, argmin ----
 
 
 def _arg_region(element: DType, direction: str) -> Region:
@@ -247,12 +247,12 @@ def _arg_reduce(what: str, direction: str, x: Tensor, axis: Axis | None, keep: b
 
 
 def argmax(x: Tensor, axis: Axis | None = None, *, keep: bool = False) -> Tensor:
-    """Where the largest element of an axis is first, as i32; a nan counts as the largest."""
+    """The index of the first largest element of an axis, as i32; a nan counts as the largest."""
     return _arg_reduce("argmax", "GT", x, axis, keep)
 
 
 def argmin(x: Tensor, axis: Axis | None = None, *, keep: bool = False) -> Tensor:
-    """Where the smallest element of an axis is first, as i32; a nan counts as the smallest."""
+    """The index of the first smallest element of an axis, as i32; a nan counts as the smallest."""
     return _arg_reduce("argmin", "LT", x, axis, keep)
 
 
@@ -277,7 +277,7 @@ def _scan_along(what: str, x: Tensor, axis: Axis, op: str, start: el.Number, rev
 
 
 def _row_region(row: Shape, build: Callable[[Tensor, Tensor], Tensor]) -> Region:
-    """A scan's body over rows: each result is both what comes out and what is carried on."""
+    """A scan's body over rows: each result is both output and carry."""
     with inside() as home:
         args = [Leaf(row, home=home), Leaf(row, home=home)]
         result = build(tensor_of(args[0], None), tensor_of(args[1], None)).value
@@ -312,7 +312,7 @@ def cummin(x: Tensor, axis: Axis, *, reverse: bool = False) -> Tensor:
 
 
 def _comes_before(element: DType, descending: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """Whether a comes before b; nans come last, whichever way."""
+    """The comparison "a before b"; nans come last in both directions."""
 
     def compare(a: Tensor, b: Tensor) -> Tensor:
         less = emit("compare", a, b, comparison_direction="GT" if descending else "LT")
@@ -346,13 +346,13 @@ def _sort_places(what: str, x: Tensor, place: int, descending: bool) -> tuple[Te
 
 
 def argsort(x: Tensor, axis: Axis, *, descending: bool = False) -> Tensor:
-    """Where the elements of the sorted axis come from, as i32."""
+    """The indices that sort an axis, as i32."""
     place = find_axis("argsort", operand("operand", x), axis)
     return _sort_places("argsort", x, place, descending)[1]
 
 
 def top_k(x: Tensor, k: SizeLike, axis: Axis) -> tuple[Tensor, Tensor]:
-    """The k largest elements of an axis in falling order, and where they are (i32). The axis must have k."""
+    """The k largest elements of an axis in descending order, and their indices (i32). The axis must have k."""
     shown = operand("operand", x)
     place, wanted = find_axis("top_k", shown, axis), size_of(k)
     size = x.shape.sizes[place]
@@ -363,7 +363,7 @@ def top_k(x: Tensor, k: SizeLike, axis: Axis) -> tuple[Tensor, Tensor]:
             answer=answer,
         )
     if not (answer := at_most(0, wanted)):
-        refuse(f"top_k: {wanted} elements may be fewer than none", shown, answer=answer)
+        refuse(f"top_k: {wanted} elements may be negative", shown, answer=answer)
     _require_kind("top_k", x, "bool", "int", "uint", "float")
     if isinstance(wanted, int):
         last = move_last(x, place)

@@ -171,12 +171,12 @@ def f(x: Shaped[Tensor, "[B, S]"]) -> tuple[Shaped[Tensor, "[B]"], Shaped[Tensor
 """,
         "the result 1: other axes than declared",
     ),
-    "a result that is no tensor": Wrong(
+    "a result that is not a tensor": Wrong(
         """
 def f(x: Shaped[Tensor, "[B, S]"]) -> Shaped[Tensor, "[B]"]:  # here
     return x.size("b")
 """,
-        "is no tensor",
+        "is not a tensor",
     ),
     "too few results": Wrong(
         """
@@ -258,7 +258,7 @@ def f(x: Shaped[Tensor, "f32[B, 3]"], y: Shaped[Tensor, "f32[4]"]):
 def f(x: Shaped[Tensor, "f32[b=B, d=3]"], y: Shaped[Tensor, "f32[3]"]):
     return x + y  # here
 """,
-        "axes with names meet axes without",
+        "named and unnamed axes do not mix",
         remedy=".named",
     ),
     "where with three shapes": Wrong(
@@ -591,7 +591,7 @@ def f(x: Shaped[Tensor, "[S, D]"]):
     rows = [x.slice(s=i) for i in range(x.size("s"))]  # here
     return smelt.stack(rows, "s")
 """,
-        "is not a number while shapes are proven",
+        "has no number while the function is traced",
     ),
 }
 

@@ -85,14 +85,14 @@ def f(x: Shaped[Tensor, "f32[s=S]"]):
 def f(x: Shaped[Tensor, "f32[s=S]"]):
     return smelt.while_loop(lambda y, z: y.sum() < 1.0, lambda y, z: (y,), x, x)  # here
 """,
-        "while_loop: the functions give different structures",
+        "while_loop: the functions return different structures",
     ),
     "while returns one not tuple": Wrong(
         """
 def f(x: Shaped[Tensor, "f32[s=S]"]):
     return smelt.while_loop(lambda y, z: y.sum() < 1.0, lambda y, z: y, x, x)  # here
 """,
-        "while_loop: the functions give different structures",
+        "while_loop: the functions return different structures",
     ),
     "cond on vector": Wrong(
         """
@@ -106,7 +106,7 @@ def f(x: Shaped[Tensor, "f32[s=S]"]):
 def f(x: Shaped[Tensor, "f32[s=S]"], c: Shaped[Tensor, "i1[]"]):
     return smelt.cond(c, lambda: (x, x), lambda: x)  # here
 """,
-        "cond: the functions give different structures",
+        "cond: the functions return different structures",
     ),
     "cond dtype": Wrong(
         """
@@ -443,7 +443,7 @@ def f(x: Shaped[Tensor, "f32[d=12]"]):
 def f(x: Shaped[Tensor, "f32[s=S]"]):
     return x.one_hot(4, "v")  # here
 """,
-        "one_hot: places are integers",
+        "one_hot: indices must be integers",
     ),
     "argmax of empty": Wrong(
         """

@@ -153,7 +153,7 @@ def test_element_types():
     x = smelt.tensor([1, 2])
     for run, message in (
         (lambda: x / 2, "has no fractions"),
-        (lambda: x + 0.5, "the float 0.5 meets i32"),
+        (lambda: x + 0.5, "the float 0.5 does not mix with i32"),
         (lambda: x.exp(), "not for i32"),
         (lambda: x.mean(), "not for i32"),
         (lambda: x.to("i8") + 300, "does not fit"),

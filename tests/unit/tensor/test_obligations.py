@@ -124,8 +124,8 @@ def _refusal(function: Callable[..., Any], *shapes: str, facts: tuple[str, ...] 
 
 
 def test_a_symbol_that_nothing_tells_is_refused():
-    assert "names M, which no argument tells" in _refusal(lambda x: x, N, facts=("N <= M",))
-    assert "names Q, which no argument tells" in _refusal(lambda x: x, N, facts=("N == Q*Q",))
+    assert "names M, which no argument determines" in _refusal(lambda x: x, N, facts=("N <= M",))
+    assert "names Q, which no argument determines" in _refusal(lambda x: x, N, facts=("N == Q*Q",))
     assert "size Q is not known" in _refusal(lambda x: smelt.zeros("f32[q=Q]"), N)
     assert "size Q is not known" in _refusal(lambda x: smelt.arange("Q"), N)
     assert "do not tell P, Q" in _refusal(lambda x: x, "f32[n=P*Q]")
@@ -139,7 +139,7 @@ def test_a_symbol_that_nothing_tells_is_refused():
     def half(x: Shaped[Tensor, "f32[n=N]"]) -> Shaped[Tensor, "f32[n=Q//2]"]:
         return x
 
-    assert "Q//2 does not tell Q" in _refusal(half, N)
+    assert "Q//2 does not determine Q" in _refusal(half, N)
 
     def both(x: Shaped[Tensor, "f32[n=N]"]) -> tuple[Shaped[Tensor, "f32[n=Q//2]"], Shaped[Tensor, "f32[n=Q]"]]:
         return x, x
@@ -197,7 +197,7 @@ def test_a_size_has_no_hash():
 def test_a_model_with_open_numbers_runs_when_they_are_numbers():
     layer = nn.MultiHeadAttention(d="D", heads="H")
     assert check(layer, smelt.Shape("f32", b="B", s="S", d="D")).errors == ()
-    with pytest.raises(ShapeError, match="no argument tells H"):
+    with pytest.raises(ShapeError, match="no argument determines H"):
         smelt.compile(layer, "f32[b=B, s=S, d=D]", engine="reference")
 
 
@@ -292,7 +292,7 @@ def _remedy(function: Callable[..., Any], *shapes: smelt.Shape) -> str:
 def test_axes_in_another_order_are_turned_before_sizes_are_equated():
     x, y = smelt.Shape("f32", "B", "S"), smelt.Shape("f32", "S", "B")
     assert _remedy(lambda x, y: x + y, x, y).startswith("put the axes in the same order: .transpose(1, 0)")
-    assert "turn it: .transpose()" in _remedy(lambda x, y: x @ y, x, smelt.Shape("f32", "F", "S"))
+    assert "transpose it: .transpose()" in _remedy(lambda x, y: x @ y, x, smelt.Shape("f32", "F", "S"))
 
     def turned(x: Shaped[Tensor, "f32[b=B, s=S]"]) -> Shaped[Tensor, "f32[b=B, s=S]"]:
         return x.rename(b="s", s="b").transpose("b s")
