@@ -115,7 +115,7 @@ class Dim:
 
     def _no_number(self) -> NoReturn:
         refuse(
-            f"the dynamic dimension {self.size} has no number while the function is traced",
+            f"the dynamic dimension {self.size} has no value before the function is called",
             details=[("size", str(self.size))],
             remedy='compute with it (+ - * // %), take it as a tensor, x.count("axis", "f32"), or fix the size',
             kind=NumberError,

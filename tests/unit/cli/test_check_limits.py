@@ -87,7 +87,7 @@ LIMITED = {
         "def f(X, k: int) SAME:\n  return sum([x] * len(range(k)), x)",
         "k = 2 stands for any",
     ),
-    "a number": ('def f(X, k: int) -> Shaped[Tensor, "f32[n=N + k]"]: return x.pad(n=(0, k))', "k >= 0 is taken"),
+    "a number": ('def f(X, k: int) -> Shaped[Tensor, "f32[n=N + k]"]: return x.pad(n=(0, k))', "k >= 0 is assumed"),
     "a float": ("def f(X, p: float) SAME: return x * p if 2 * p - 1 > 0 else x[1:]", "p = 1.0 stands for any float"),
     "arguments": (
         'def f(*xs: Shaped[Tensor, "f32[n=N]"]) SAME: return xs[0]',

@@ -473,7 +473,7 @@ def f(x: Shaped[Tensor, "f32[s=S]"]):
         return x
     return -x
 """,
-        "depends on data",
+        "depends on its data",
         remedy="smelt.cond",
     ),
     # ---- looking up ----
@@ -482,7 +482,7 @@ def f(x: Shaped[Tensor, "f32[s=S]"]):
 def f(table: Shaped[Tensor, "[V, D]"], ids: Shaped[Tensor, "f32[b=B, s=S]"]):
     return table.take(ids, "v")  # here
 """,
-        "indices are integers",
+        "indices must be integers",
     ),
     "indices that share an axis by chance": Wrong(
         """
@@ -530,7 +530,7 @@ def f(x: Shaped[Tensor, "[B, S]"]):
 def f(x: Shaped[Tensor, "[B, H, S, K]"]):
     return x.merge("h k", "d")  # here
 """,
-        "no neighbours",
+        "not adjacent",
         remedy="b h k s",
     ),
     "a transpose that forgets an axis": Wrong(
@@ -591,7 +591,7 @@ def f(x: Shaped[Tensor, "[S, D]"]):
     rows = [x.slice(s=i) for i in range(x.size("s"))]  # here
     return smelt.stack(rows, "s")
 """,
-        "has no number while the function is traced",
+        "has no value before the function is called",
     ),
 }
 

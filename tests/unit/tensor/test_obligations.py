@@ -128,7 +128,7 @@ def test_a_symbol_that_nothing_tells_is_refused():
     assert "names Q, which no argument determines" in _refusal(lambda x: x, N, facts=("N == Q*Q",))
     assert "size Q is not known" in _refusal(lambda x: smelt.zeros("f32[q=Q]"), N)
     assert "size Q is not known" in _refusal(lambda x: smelt.arange("Q"), N)
-    assert "do not tell P, Q" in _refusal(lambda x: x, "f32[n=P*Q]")
+    assert "do not determine P, Q" in _refusal(lambda x: x, "f32[n=P*Q]")
 
     def assumed(x: Tensor) -> Tensor:
         smelt.assume("M <= N")

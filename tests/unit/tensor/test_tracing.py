@@ -158,7 +158,7 @@ def test_closed_over_data_becomes_a_constant():
     traced = trace(lambda x: x + table, Shape("f32", b="B", k=3))
     assert traced(np.zeros((2, 3), np.float32), engine="reference").tolist() == [[1, 2, 3]] * 2
     stray = smelt.symbolic("f32[k=K]")
-    with pytest.raises(TensorError, match="no argument of the traced function"):
+    with pytest.raises(TensorError, match="not an argument of the traced function"):
         trace(lambda x: x + stray, Shape("f32", k="K"))
 
 
@@ -179,7 +179,7 @@ def test_sizes_are_values_too():
     assert trace(lambda x: smelt.fori_loop(x.size("s"), lambda i, n: n + i, 0), Shape("f32", s="S"))(
         np.zeros(5, np.float32), engine="reference"
     ) == sum(range(5))
-    with pytest.raises(TensorError, match="not a number"):
+    with pytest.raises(TensorError, match="has no value before"):
         smelt.symbolic("f32[s=S]").size("s") ** -0.5
 
 
@@ -327,7 +327,7 @@ def test_a_loop_over_a_size_ends_with_an_error_not_in_a_hang():
         return total
 
     [error] = check(f).errors
-    assert "a loop over a size" in error.message
+    assert "loop over a dynamic dimension" in error.message
     assert "scan" in (error.remedy or "")
 
 
