@@ -28,9 +28,10 @@ help: ## this list
 demo: $(CORE) ## check, compile, run and profile a small model, offline
 	@$(BIN)/smelt demo
 
-# Without PART, also samples of the kernel, property and conformance tests with SMELT_TARGET=avx2 and plain.
+# Without PART, the tests that are not marked slow, and samples of the kernel, property and conformance tests with
+# SMELT_TARGET=avx2 and plain. With PART, everything of that part.
 test: $(DEV) ## run the tests; PART=kernel: one part or keyword; ARGS="-x --lf": for pytest
-	@$(BIN)/python -m pytest $(SELECT) $(ARGS)
+	@$(BIN)/python -m pytest $(if $(PART),$(SELECT),-m 'not slow') $(ARGS)
 	@$(if $(PART),true,$(BIN)/python tests/targets.py $(ARGS))
 
 # Hours: every test for every target, an emulated processor where qemu-user is there, and long runs of the fuzzers.

@@ -27,7 +27,6 @@ pytestmark = pytest.mark.xdist_group("stablehlo")
 # ---- the suites ----
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", ["testdata", "interpret"])
 @pytest.mark.parametrize("engine", sorted(RECORD["floor"]))
