@@ -7,47 +7,43 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from smelt.errors import VerifyError
+from smelt.ir.build import FuncBuilder
+from smelt.ir.ops import OPS
+from smelt.ir.ops.definition import OpDef
+from smelt.shape import Shape
 
 FOLDER = Path(__file__).with_name("programs")
 _GROUPS = "replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>"
 _CHANNEL = "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>"
 _USED = {"stablehlo.if": 1, "stablehlo.case": 1, "stablehlo.while": 2}  # operands; the other arguments are captured
 
-# Ops with one row for many, by element type.
-_UNARY = {
-    "f32": "stablehlo.cbrt stablehlo.ceil stablehlo.cosine stablehlo.exponential_minus_one stablehlo.floor "
-    "stablehlo.log stablehlo.log_plus_one stablehlo.logistic stablehlo.negate stablehlo.round_nearest_afz "
-    "stablehlo.round_nearest_even stablehlo.rsqrt stablehlo.sign stablehlo.sine stablehlo.sqrt stablehlo.tan "
-    "stablehlo.tanh chlo.acos chlo.acosh chlo.asin chlo.asinh chlo.atan chlo.atanh chlo.bessel_i1e chlo.conj "
-    "chlo.cosh chlo.digamma chlo.erf chlo.erf_inv chlo.erfc chlo.lgamma chlo.sinh chlo.square chlo.tan",
-    "i32": "stablehlo.count_leading_zeros stablehlo.not stablehlo.popcnt stablehlo.abs",
-}
-_BINARY = {
-    "f32": "stablehlo.atan2 stablehlo.divide stablehlo.maximum stablehlo.minimum stablehlo.multiply stablehlo.power "
-    "stablehlo.remainder stablehlo.subtract chlo.next_after chlo.polygamma chlo.zeta",
-    "i32": "stablehlo.add stablehlo.and stablehlo.or stablehlo.xor stablehlo.shift_left chlo.mulhi "
-    "stablehlo.shift_right_arithmetic stablehlo.shift_right_logical",
-}
-_SPREAD = {
-    "f32": "add atan2 divide maximum minimum multiply power remainder subtract next_after polygamma zeta",
-    "i32": "and or xor shift_left shift_right_arithmetic shift_right_logical",
-}
-
 
 def _rows() -> list[str]:
     lines = (FOLDER / "single_ops.txt").read_text().splitlines()
     rows = [line for line in lines if not line.startswith("#")]
-    for element, names in _UNARY.items():
-        rows += [f"{name} | tensor<2x3x{element}> | | | tensor<2x3x{element}>" for name in names.split()]
-    for element, names in _BINARY.items():
-        type = f"tensor<2x3x{element}>"
-        rows += [f"{name} | {type}; {type} | | | {type}" for name in names.split()]
-    for element, names in _SPREAD.items():
-        types = f"tensor<3x{element}>; tensor<2x3x{element}>"
-        more = f"broadcast_dimensions = array<i64: 1> | | tensor<2x3x{element}>"
-        rows += [f"chlo.broadcast_{name} | {types} | {more}" for name in names.split()]
-    return rows
+    written = {row.partition("|")[0].strip() for row in rows}
+    return rows + [_elementwise(row) for name, row in OPS.items() if row.elementwise and name not in written]
+
+
+def _elementwise(row: OpDef) -> str:
+    """A row for an elementwise op on one element type: f32, or i32 where the op takes integers alone."""
+    spread = row.name.startswith("chlo.broadcast_")
+    count = len(row.operands.split())
+    sizes = [[3], [2, 3]] if spread else [[2, 3]] * count
+    attributes: dict[str, Any] = {"broadcast_dimensions": (1,)} if spread else {}
+    for element in ("f32", "i32"):
+        f = FuncBuilder("main", [Shape(element, *each) for each in sizes])
+        with suppress(VerifyError):
+            f.op(row.name, *f.args, **attributes)
+            types = "; ".join(f"tensor<{'x'.join(map(str, each))}x{element}>" for each in sizes)
+            more = "broadcast_dimensions = array<i64: 1>" if spread else ""
+            return f"{row.name} | {types} | {more} | | tensor<2x3x{element}>"
+    raise AssertionError(f"{row.name} needs a row in single_ops.txt")
 
 
 def _bodies() -> dict[str, str]:

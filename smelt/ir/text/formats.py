@@ -15,6 +15,7 @@ import numpy as np
 from smelt.dtype import DType, dtype, i64
 from smelt.ir.attributes import PRECISION, Constant, DenseArray, DialectAttr, Int, print_conv_dims
 from smelt.ir.core import Op, Value
+from smelt.ir.ops import OPS
 from smelt.ir.ops.definition import OpDef
 from smelt.ir.text import attrs as text_attrs
 from smelt.ir.text.assembly import (
@@ -432,31 +433,19 @@ class _Sharded:
         return f"{head} : {show_same(writer, op)}"
 
 
-_UNARY = (
-    "abs cbrt ceil convert cosine count_leading_zeros exponential exponential_minus_one floor imag log log_plus_one "
-    "logistic negate not popcnt real round_nearest_afz round_nearest_even rsqrt sign sine sqrt tan tanh "
-    "uniform_dequantize uniform_quantize"
-)
-_BINARY = (
-    "add and atan2 divide maximum minimum multiply or power remainder shift_left shift_right_arithmetic "
-    "shift_right_logical subtract xor"
-)
-_CHLO_UNARY = (
-    "acos acosh _asin_acos_kernel asin asinh atan atanh bessel_i1e conj cosh digamma erf erf_inv erfc is_inf "
-    "is_neg_inf is_pos_inf lgamma sinh square tan"
-)
-_CHLO_BROADCAST = (
-    "add and atan2 compare complex divide maximum minimum multiply next_after or polygamma power remainder shift_left "
-    "shift_right_arithmetic shift_right_logical subtract xor zeta"
-)
+def _elementwise(row: OpDef) -> Line:
+    """`stablehlo.add %x, %y : type`: the format of an elementwise op that has none of its own below."""
+    operands = " , ".join("%" for _ in row.operands.split())
+    types = ":function" if ".broadcast_" in row.name else ":same" if row.dialect == "stablehlo" else ":arrow"
+    return Line(f"{operands} {{}} {types}")
+
 
 FORMATS: dict[str, Part] = {
-    **{f"stablehlo.{name}": Line("% {} :same") for name in _UNARY.split()},
-    **{f"stablehlo.{name}": Line("% , % {} :same") for name in _BINARY.split()},
-    **{f"chlo.{name}": Line("% {} :arrow") for name in _CHLO_UNARY.split()},
-    **{f"chlo.{name}": Line("% , % {} :arrow") for name in ("mulhi", "next_after", "polygamma", "zeta")},
-    **{f"chlo.broadcast_{name}": Line("% , % {} :function") for name in _CHLO_BROADCAST.split()},
-    "chlo.broadcast_select": Line("% , % , % {} :function"),
+    **{
+        name: _elementwise(row)
+        for name, row in OPS.items()
+        if row.elementwise and row.dialect in ("stablehlo", "chlo") and name != "chlo.constant_like"
+    },
     "chlo.constant": _ConstantFormat(),
     "chlo.scan": _Scan(),
     "chlo.top_k": Line("( % , k = $k ) {} :arrow"),

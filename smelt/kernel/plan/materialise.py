@@ -46,13 +46,11 @@ SCATTERED = frozenset(
 GUARDED = frozenset(f"stablehlo.{name}" for name in ("concatenate", "pad", "dynamic_pad"))
 # Functions that cost more than a store and a load.
 COSTLY = frozenset(
-    f"{dialect}.{name}"
-    for dialect, names in {
-        "stablehlo": "exponential exponential_minus_one log log_plus_one logistic tanh power cosine sine tan cbrt atan2"
-        " divide remainder sqrt rsqrt",
-        "chlo": " ".join(name[5:] for name in OPS if name.startswith("chlo.")),
-    }.items()
-    for name in names.split()
+    name
+    for name, row in OPS.items()
+    if "result_accuracy" in row.by_name
+    or row.dialect == "chlo"
+    or name in ("stablehlo.atan2", "stablehlo.divide", "stablehlo.power", "stablehlo.remainder")
 )
 LARGEST = 150  # ops per kernel
 FORMULA = 12  # ops of an index formula, at most

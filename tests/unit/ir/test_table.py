@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import smelt
 from smelt.errors import UnsupportedError
 from smelt.ir.attributes import Kind
 from smelt.ir.ops import FAMILIES, OPS, definition_of
@@ -98,6 +99,16 @@ def test_every_module_with_kernel_rules_is_listed() -> None:
     modules = {path.stem: path.read_text() for path in Path(build.__path__[0]).glob("*.py")}
     with_rules = {name for name, text in modules.items() if re.search(r"^@(pull|sink|update)\(", text, re.MULTILINE)}
     assert with_rules == {family.__name__.rpartition(".")[2] for family in KERNEL_FAMILIES}
+
+
+@pytest.mark.parametrize("name", ["cbrt", "bessel_i1e", "digamma", "next_after", "popcnt", "log_plus_one"])
+def test_only_the_table_and_the_c_of_an_elementwise_op_name_it(name: str) -> None:
+    """docs/layout.md: one row in the table, one piece of C. Front ends may offer the op, a rule may match it."""
+    package = Path(smelt.__path__[0])
+    found = {path.relative_to(package) for path in package.rglob("*.py") if re.search(rf"\b{name}\b", path.read_text())}
+    below = {path for path in found if path.parts[0] not in ("tensor", "read", "passes", "llm")}
+    table = {Path("ir/ops/elementwise.py"), Path("ir/special.py"), Path("ir/integer.py")}
+    assert {path for path in below - table if path.parts[:2] != ("kernel", "math")} == set()
 
 
 def test_every_op_appears_in_a_unit_test() -> None:
