@@ -162,6 +162,20 @@ class Program:
     def of(*funcs: Func, name: str = "", attrs: Attrs = NO_ATTRS, declarations: tuple[Op, ...] = ()) -> Program:
         return Program(MappingProxyType({func.name: func for func in funcs}), name, attrs, declarations)
 
+    def __repr__(self) -> str:
+        return f"<program {self.name} {list(self.funcs.values())}>".replace("  ", " ")
+
+    def _repr_html_(self) -> str:
+        """For notebooks: one row for each function, with the types of its arguments and results and its ops."""
+        from html import escape
+
+        rows = "".join(
+            f"<tr><td>@{escape(func.name)}</td><td><code>{escape(_format_types(func.type))}</code></td>"
+            f"<td>{sum(1 for _ in walk(func.body))} ops</td></tr>"
+            for func in self.funcs.values()
+        )
+        return f"<table><caption>{escape(f'program {self.name}'.strip())}</caption>{rows}</table>"
+
     @property
     def main(self) -> Func:
         """The entry: `@main`, else the only public function, else the first one."""
@@ -186,6 +200,11 @@ class Program:
             self.attrs,
             self.declarations,
         )
+
+
+def _format_types(type: FuncType) -> str:
+    inputs, results = (", ".join(map(str, types)) for types in (type.inputs, type.results))
+    return f"({inputs}) → ({results})"
 
 
 def walk(region: Region) -> Iterator[Op]:

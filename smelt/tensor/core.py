@@ -7,6 +7,7 @@ are proven when an op is recorded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NoReturn, final
 
 import numpy as np
@@ -26,6 +27,8 @@ from smelt.tensor.ops.reduce import Axes
 from smelt.tensor.record import HOOKS, Leaf, data_of, is_known, operand, tensor_of
 from smelt.tensor.recovery import guard_methods, is_poison
 from smelt.tensor.source import here, refuse
+
+SHOWN = 6  # elements of a row, and rows, that a tensor shows of itself
 
 
 @final
@@ -81,8 +84,19 @@ class Tensor:
         return tuple(dim(size) for size in self.shape.sizes)
 
     def __repr__(self) -> str:
-        state = "" if data_of(self.value) is not None else ", lazy"
-        return f"Tensor({self.shape}{state})"
+        array = data_of(self.value)
+        return f"Tensor({self.shape}, {'lazy' if array is None else f'[{_format_row(array.flat)}]'})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the shape and, where the tensor is computed, the first rows."""
+        from html import escape
+
+        array = data_of(self.value)
+        flat = np.zeros(0) if array is None else np.atleast_1d(array)
+        rows = [flat[index] for index in islice(np.ndindex(flat.shape[:-1]), SHOWN)]
+        lines = [_format_row(row) for row in rows if row.size] + ["…"] * (flat.size > sum(row.size for row in rows))
+        cells = "".join(f"<tr><td><code>{escape(line)}</code></td></tr>" for line in lines)
+        return f"<table><caption>{escape(f'Tensor({self.shape})')}</caption>{cells}</table>"
 
     def __len__(self) -> int:
         if not self.shape.rank:
@@ -771,6 +785,11 @@ _OPERATORS = {
 }
 _METHODS = {name for name in vars(Tensor) if name[0] != "_"} - {*Tensor.__slots__, *_VALUES}
 guard_methods(Tensor, _METHODS | _OPERATORS)
+
+
+def _format_row(row: Any) -> str:
+    """The first elements of a vector, or of an array's iterator."""
+    return ", ".join([*map(str, row[:SHOWN].tolist()), *(["…"] if len(row) > SHOWN else [])])
 
 
 def _restore(array: Array, shape: Shape) -> Tensor:

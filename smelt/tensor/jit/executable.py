@@ -23,7 +23,7 @@ from smelt.bundle.write import write as write_bundle
 from smelt.dim import Facts, Size, evaluate, solve
 from smelt.dtype import Array
 from smelt.engine.pjrt import PjrtExecutable
-from smelt.engine_api import Cost, Memory, Placing, Platform
+from smelt.engine_api import Cost, Memory, Placing, Platform, Port, Signature
 from smelt.engine_api import Executable as Compiled
 from smelt.errors import DeviceError, RunError, ShapeError, SizeError, SmeltError, UnsupportedError
 from smelt.files import write_atomically
@@ -114,6 +114,12 @@ class Executable(Generic[P, R]):
             return f"<{self.name}, closed>"
         inputs = ", ".join(f"{name}: {shape}" for name, shape in self.inputs.items())
         return f"<{self.name}({inputs}) on {self.platform}>"
+
+    def _repr_html_(self) -> str:
+        outputs = self._held.paths[0].shapes if self._held is not None and len(self._held.paths) == 1 else ()
+        ports = (Port(f"result{i}" if len(outputs) > 1 else "result", shape) for i, shape in enumerate(outputs))
+        inputs = tuple(Port(name, shape) for name, shape in self.inputs.items())
+        return Signature(inputs, tuple(ports)).html(f"{self.name} on {self.platform}")
 
     # ---- binding ----
 

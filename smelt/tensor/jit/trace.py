@@ -82,6 +82,12 @@ class Traced:
         self.leaves = tuple(leaves)
         self._entries: dict[int, Entry] = {}
 
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{leaf.name}: {leaf.shape}" for leaf in self.leaves)
+        results = ", ".join(str(tensor.shape) for tensor in tree.leaves(self.results))
+        more = f", {len(self.paths)} paths" if len(self.paths) > 1 else ""
+        return f"<{self.name}({inputs}) → ({results}){more}>"
+
     @property
     def program(self) -> Program:
         """The program, where no branch depends on sizes."""
