@@ -220,17 +220,22 @@ def walk(region: Region) -> Iterator[Op]:
             stack.append(iter(inner.ops))
 
 
-def find_captures(op: Op) -> list[Value]:
-    """Values from outside that the regions of an op use, as often as they do."""
+def find_captures(*regions: Region) -> tuple[Value, ...]:
+    """Values from outside that regions use, in order of first use."""
     own: set[Value] = set()
-    used: list[Value] = []
-    for region in op.regions:
+    used: dict[Value, None] = {}
+    for region in regions:
         own.update(region.args)
-        used += region.results
-        for inner in walk(region):
-            own.update(inner.results)
-            used += inner.operands
-            for nested in inner.regions:
-                own.update(nested.args)
-                used += nested.results
-    return [value for value in used if value not in own]
+        for op in walk(region):
+            own.update(op.results)
+            used.update(dict.fromkeys(op.operands))
+            for inner in op.regions:
+                own.update(inner.args)
+                used.update(dict.fromkeys(inner.results))
+        used.update(dict.fromkeys(region.results))
+    return tuple(value for value in used if value not in own)
+
+
+def used_values(op: Op) -> tuple[Value, ...]:
+    """The operands of an op, and what its regions capture."""
+    return (*op.operands, *find_captures(*op.regions)) if op.regions else op.operands

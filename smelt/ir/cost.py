@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from smelt.dim import Size, evaluate, floordiv, maximum, product
-from smelt.ir.core import Func, Op, Program, Region, Type, Value, walk
+from smelt.ir.core import Func, Op, Program, Region, Type, Value, used_values
 from smelt.ir.ops import OPS
 from smelt.ir.ops.attention import attention_axes
 from smelt.ir.ops.packed_words import PAIR, QUAD
@@ -82,9 +82,7 @@ def memory(func: Func, symbols: Mapping[str, int]) -> Memory:
 
     last: dict[Value, int] = {}
     for i, op in enumerate(func.body.ops):
-        used = [*op.operands, *(v for region in op.regions for inner in walk(region) for v in inner.operands)]
-        used += [value for region in op.regions for value in region.results]
-        last |= dict.fromkeys((*used, *op.results), i)
+        last |= dict.fromkeys((*used_values(op), *op.results), i)
     kept = {*func.args, *func.results}
     dying: dict[int, list[Value]] = {}
     for value, i in last.items():

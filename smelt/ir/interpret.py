@@ -19,7 +19,7 @@ from smelt.buffer import machine_memory
 from smelt.dim import Size, solve, substitute
 from smelt.dtype import Array
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError
-from smelt.ir.core import Func, Op, Program, Region, Type, Value, walk
+from smelt.ir.core import Func, Op, Program, Region, Type, Value, used_values, walk
 from smelt.ir.lapack import computation
 from smelt.ir.ops import OPS
 from smelt.ir.ops.definition import Exchange, Process, Receive, Rendezvous, Send
@@ -274,13 +274,7 @@ def _plan_region(region: Region) -> _Plan:
     own = {value for op in region.ops for value in op.results} - set(region.results)
     steps: list[tuple[Op, Any, bool, tuple[Value, ...]]] = []
     for op in reversed(region.ops):
-        used = dict.fromkeys(op.operands)
-        for inner in op.regions:
-            for nested in walk(inner):
-                used |= dict.fromkeys(nested.operands)
-                for deeper in nested.regions:
-                    used |= dict.fromkeys(deeper.results)
-            used |= dict.fromkeys(inner.results)
+        used = dict.fromkeys(used_values(op))
         for value in op.results:
             if isinstance(value.type, Shape) and value.type.is_static:
                 check_room(op, value.type, value.type.numbers())

@@ -43,7 +43,7 @@ def _can_fold(edit: Edit, op: Op) -> bool:
     constants = [maker.results[0].shape for maker in makers if maker is not None and maker.name == "stablehlo.constant"]
     if not makers or len(constants) != len(makers) or sum(map(_bytes, constants)) > MOST:
         return False
-    return not find_captures(op) and not any(map(_has_loop, op.regions))
+    return not find_captures(*op.regions) and not any(map(_has_loop, op.regions))
 
 
 def _has_loop(region: Region) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from smelt.ir.clone import clone_op
-from smelt.ir.core import Func, Op, Program, Region, Value, find_captures, walk
+from smelt.ir.core import Func, Op, Program, Region, Value, used_values, walk
 from smelt.ir.rewrite import has_effect
 from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
@@ -70,7 +70,7 @@ class _Hoisting:
         return made
 
     def _note(self, op: Op) -> None:
-        known = all(value in self.fixed for value in (*op.operands, *find_captures(op)))
+        known = all(value in self.fixed for value in used_values(op))
         if known and _is_safe(op) and all(isinstance(each.type, Shape) and each.type.is_static for each in op.results):
             self.fixed.update(op.results)
 
@@ -131,7 +131,7 @@ def _invariant(region: Region, within: set[Value] | None) -> dict[Op, None]:
     inside = {*region.args, *(value for op in region.ops for value in op.results)}
     free: dict[Op, None] = {}
     for op in region.ops:
-        used = {*op.operands, *find_captures(op)}
+        used = set(used_values(op))
         apart = not used & inside if within is None else used <= within
         if apart and _is_safe(op):
             free[op] = None
@@ -153,9 +153,7 @@ def _with_producers(work: Iterable[Op], free: dict[Op, None]) -> set[Op]:
         op = stack.pop()
         if op not in wanted:
             wanted.add(op)
-            stack += [
-                value.op for value in (*op.operands, *find_captures(op)) if value.op is not None and value.op in free
-            ]
+            stack += [value.op for value in used_values(op) if value.op is not None and value.op in free]
     return wanted
 
 
@@ -166,5 +164,5 @@ def _needed(ops: Sequence[Op], results: Sequence[Value]) -> set[Op]:
     for op in reversed(ops):
         if has_effect(op) or any(value in live for value in op.results):
             needed.add(op)
-            live.update((*op.operands, *find_captures(op)))
+            live.update(used_values(op))
     return needed

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from smelt.ir.clone import clone_op
-from smelt.ir.core import Func, Op, Program, Region, Value, find_captures
+from smelt.ir.core import Func, Op, Program, Region, Value, used_values
 from smelt.ir.ops import OPS
 from smelt.ir.rewrite import has_effect
 from smelt.shape import Shape
@@ -36,7 +36,7 @@ def _weights_only(main: Func, weights: list[Value]) -> dict[Op, None]:
     for op in main.body.ops:
         if has_effect(op) or op.name.startswith("stablehlo.rng"):
             continue
-        used = [*op.operands, *find_captures(op)]
+        used = used_values(op)
         if all(value in ready for value in used) and all(_symbols(value) <= known for value in op.results):
             ready.update(op.results)
             early[op] = None
@@ -64,7 +64,7 @@ def _needed_late(main: Func, early: dict[Op, None], made: set[Value], repeated: 
     needed = {value for value in main.results if value in made}
     for op in main.body.ops:
         if op not in early or op in repeated:
-            needed.update(value for value in (*op.operands, *find_captures(op)) if value in made)
+            needed.update(value for value in used_values(op) if value in made)
     return needed
 
 
@@ -106,7 +106,7 @@ def _backwards(early: dict[Op, None], bound: list[Value]) -> set[Op]:
         op = work.pop()
         if op in early and op not in wanted:
             wanted.add(op)
-            work += [value.op for value in (*op.operands, *find_captures(op)) if value.op is not None]
+            work += [value.op for value in used_values(op) if value.op is not None]
     return wanted
 
 
@@ -119,7 +119,7 @@ def _run_function(main: Func, bound: list[Value]) -> Func:
     late: list[Op] = []
     for op in reversed(main.body.ops):
         if has_effect(op) or any(result in live and result not in values for result in op.results):
-            live.update((*op.operands, *find_captures(op)))
+            live.update(used_values(op))
             late.append(op)
     ops = tuple(clone_op(op, values) for op in reversed(late))
     body = Region(tuple(args), ops, tuple(values[value] for value in main.results))

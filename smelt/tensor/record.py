@@ -23,7 +23,7 @@ from smelt.errors import Location, SmeltError
 from smelt.ir.attributes import Constant
 from smelt.ir.build import settle
 from smelt.ir.clone import clone_op, clone_region
-from smelt.ir.core import Attrs, Func, FuncType, Op, Region, Type, Value, walk
+from smelt.ir.core import Attrs, Func, FuncType, Op, Region, Type, Value, find_captures
 from smelt.ir.ops import definition_of
 from smelt.ir.ops.definition import Call, Scope, op_attrs
 from smelt.shape import Shape
@@ -82,7 +82,7 @@ class Recorded(Op):
         put(self, "attrs", attrs)
         put(self, "regions", regions)
         put(self, "results", tuple(Value(type, self, i) for i, type in enumerate(types)))
-        put(self, "captured", captured_by(regions) if regions else ())
+        put(self, "captured", find_captures(*regions))
         put(self, "checks", ())
         put(self, "data", [None] * len(types))
         put(self, "home", _HOME.get())
@@ -91,22 +91,6 @@ class Recorded(Op):
     @property
     def location(self) -> Location | None:
         return self.place.location() if self.place else None
-
-
-def captured_by(regions: Sequence[Region]) -> tuple[Value, ...]:
-    """The values from outside that regions use, in order of first use."""
-    inside: set[Value] = set()
-    used: dict[Value, None] = {}
-    for region in regions:
-        inside.update(region.args)
-        for op in walk(region):
-            inside.update(op.results)
-            used.update(dict.fromkeys(op.operands))
-            for inner in op.regions:
-                inside.update(inner.args)
-                used.update(dict.fromkeys(inner.results))
-        used.update(dict.fromkeys(region.results))
-    return tuple(value for value in used if value not in inside)
 
 
 _HOME: ContextVar[object] = ContextVar("smelt.home", default=None)

@@ -16,7 +16,7 @@ from smelt.dim import Size, at_most, minimum, symbol
 from smelt.dtype import Array, ElementType, index
 from smelt.errors import Location, VerifyError
 from smelt.ir.attributes import Kind
-from smelt.ir.core import Attrs, Func, FuncType, Program, Region, Tuple, Type, Value, walk
+from smelt.ir.core import Attrs, Func, FuncType, Program, Region, Tuple, Type, Value, find_captures
 from smelt.shape import Shape
 
 REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()
@@ -323,15 +323,7 @@ class Call:
 
     def check_isolated(self, region: Region, label: str) -> None:
         """A region uses no value from outside."""
-        inside: set[Value] = set(region.args)
-        used = list(region.results)
-        for op in walk(region):
-            inside.update(op.results)
-            used += op.operands
-            for inner in op.regions:
-                inside.update(inner.args)
-                used += inner.results
-        outer = [value for value in used if value not in inside]
+        outer = find_captures(region)
         if outer:
             self.fail(label, "its region uses a value from outside", got=f"%{outer[0].name or outer[0].index}")
 

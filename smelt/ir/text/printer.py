@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from smelt.ir.attributes import Unit
-from smelt.ir.core import Func, Op, Program, Region, Type, Value
+from smelt.ir.core import Func, Op, Program, Region, Type, Value, used_values
 from smelt.ir.ops import OPS
 from smelt.ir.ops.definition import OpDef
 from smelt.ir.text import types
@@ -48,27 +48,9 @@ def print_func(func: Func, *, generic: bool = False, locations: bool = False, ex
 def print_op(op: Op, *, generic: bool = False, locations: bool = False, export: bool = False) -> str:
     """One op as text, for messages and logs; operands that have no name of their own are numbered."""
     printer = _Printer(generic, locations, export)
-    for value in dict.fromkeys(_outside(op)):
+    for value in dict.fromkeys(used_values(op)):
         printer.define(value, value.name)
     return printer.op(op)
-
-
-def _outside(op: Op) -> Iterator[Value]:
-    """The values an op uses that are defined outside it."""
-    inside: set[Value] = set()
-
-    def visit(each: Op) -> Iterator[Value]:
-        for operand in each.operands:
-            if operand not in inside:
-                yield operand
-        for region in each.regions:
-            inside.update(region.args)
-            for inner in region.ops:
-                yield from visit(inner)
-            yield from (value for value in region.results if value not in inside)
-        inside.update(each.results)
-
-    return visit(op)
 
 
 class _Printer:

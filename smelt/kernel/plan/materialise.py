@@ -127,7 +127,7 @@ class Materialised:
             if value in uses:
                 uses[value].outside = True
         for op in region.ops:
-            for value in find_captures(op):
+            for value in find_captures(*op.regions):
                 if value in uses:
                     uses[value].outside = True
         users = _users(region)
@@ -269,7 +269,7 @@ def _users(region: Region) -> dict[Value, list[Op]]:
         for value in dict.fromkeys(op.operands):
             if value in users:
                 users[value].append(op)
-        for value in find_captures(op):
+        for value in find_captures(*op.regions):
             users.pop(value, None)
     for value in region.results:
         users.pop(value, None)

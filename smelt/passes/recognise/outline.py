@@ -13,7 +13,7 @@ from typing import Any
 from smelt.dim import Size, divide_exact, symbol, symbols
 from smelt.ir.clone import clone_op
 from smelt.ir.composites import encode
-from smelt.ir.core import Func, Op, Program, Region, Type, Value, walk
+from smelt.ir.core import Func, Op, Program, Region, Type, Value, find_captures, walk
 from smelt.ir.ops.signature import bare_symbol
 from smelt.ir.rewrite import Edit, has_effect
 from smelt.ir.structure import fingerprint
@@ -110,7 +110,7 @@ def _operands_first(edit: Edit, root: Op, stop: set[Value]) -> list[Op] | None:
         if ready:
             order[op] = None
             continue
-        if has_effect(op) or _captures(op):
+        if has_effect(op) or find_captures(*op.regions):
             return None
         stack.append((op, True))
         for operand in reversed(edit.operands(op)):
@@ -120,18 +120,6 @@ def _operands_first(edit: Edit, root: Op, stop: set[Value]) -> list[Op] | None:
                 return None  # an argument that is not among the inputs
             stack.append((operand.op, False))
     return list(order)
-
-
-def _captures(op: Op) -> bool:
-    """Whether a region of an op uses a value from outside."""
-    if not op.regions:
-        return False
-    inner = [each for region in op.regions for each in walk(region)]
-    own = {value for each in inner for value in each.results}
-    own |= {arg for each in (op, *inner) for region in each.regions for arg in region.args}
-    used = [value for each in inner for value in each.operands]
-    used += [value for each in (op, *inner) for region in each.regions for value in region.results]
-    return any(value not in own for value in used)
 
 
 def _copy_body(edit: Edit, inputs: Sequence[Value], inside: Sequence[Op], root: Op) -> Region | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from smelt.dtype import Array
-from smelt.ir.core import Func, Op, Program, Region, Value, find_captures
+from smelt.ir.core import Func, Op, Program, Region, Value, used_values
 from smelt.ir.interpret import run
 from smelt.ir.rewrite import has_effect
 from smelt.shape import Shape
@@ -65,7 +65,7 @@ def _leaves_of(value: Value, inputs: Mapping[Value, str], missing: Missing) -> t
             missing.sizes = True  # of a value that is not needed itself; a known size would be a constant
         elif op not in done:
             stack.append((op, current))
-            stack += [(None, v) for v in (*op.operands, *find_captures(op))]
+            stack += [(None, v) for v in used_values(op)]
     return order, list(leaves)
 
 

@@ -17,7 +17,7 @@ from smelt.engine.signature import signature_of
 from smelt.engine_api import Executable, KernelUse, Signature
 from smelt.errors import RunError, UnsupportedError
 from smelt.ir.clone import clone_ops
-from smelt.ir.core import Attrs, Func, Op, Program, Region, Value, walk
+from smelt.ir.core import Attrs, Func, Op, Program, Region, Value, used_values, walk
 from smelt.passes.split_prepare import NAME, WEIGHT
 from smelt.stop import Stop
 from smelt.tensor.ops.control import CALLBACKS
@@ -95,20 +95,9 @@ def _needed_later(main: Func) -> list[frozenset[Value]]:
     found: list[frozenset[Value]] = []
     needed = set(main.results)
     for op in reversed(main.body.ops):
-        needed.update(_used_values(op))
+        needed.update(used_values(op))
         found.append(frozenset(needed))
     return found[::-1]
-
-
-def _used_values(op: Op) -> Iterator[Value]:
-    """Operands, and what regions take from outside (and values of their own, which do no harm)."""
-    yield from op.operands
-    for region in op.regions:
-        yield from region.results
-        for inner in walk(region):
-            yield from inner.operands
-            for each in inner.regions:
-                yield from each.results
 
 
 def _add_piece(
@@ -119,9 +108,7 @@ def _add_piece(
     if not gives:
         return
     main = program.main
-    inside = own | {arg for op in ops for region in _regions(op) for arg in region.args}
-    inside |= {value for op in ops for region in op.regions for each in walk(region) for value in each.results}
-    taken = list(dict.fromkeys(value for op in ops for value in _used_values(op) if value not in inside))
+    taken = list(dict.fromkeys(value for op in ops for value in used_values(op) if value not in own))
     attrs = dict(zip(main.args, main.arg_attrs, strict=True))
     formal = [Value(value.type, None, i, f"value{i}") for i, value in enumerate(taken)]
     cloned: dict[Value, Value] = dict(zip(taken, formal, strict=True))
@@ -132,13 +119,6 @@ def _add_piece(
     piece = Program.of(Func("main", body, "public", arg_attrs), *others, declarations=program.declarations)
     takes = tuple(value for value in taken if WEIGHT not in attrs.get(value, {}))
     steps.append(Piece(compile_piece(piece), takes, gives))
-
-
-def _regions(op: Op) -> Iterator[Region]:
-    for region in op.regions:
-        yield region
-        for inner in walk(region):
-            yield from inner.regions
 
 
 def _piece_attrs(known: Attrs, index: int) -> Attrs:

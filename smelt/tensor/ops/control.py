@@ -15,14 +15,14 @@ import numpy as np
 
 from smelt.dtype import i1, i32
 from smelt.ir.clone import clone_region
-from smelt.ir.core import Region, Value
+from smelt.ir.core import Region, Value, find_captures
 from smelt.shape import Shape
 from smelt.tensor import tree
 from smelt.tensor.axes import Axis, find_axis, shape_of
 from smelt.tensor.ops import elementwise as el
 from smelt.tensor.ops.move import relabel
 from smelt.tensor.proving import equal
-from smelt.tensor.record import Leaf, captured_by, emit, emit_all, inside, operand, record, region_of, tensor_of
+from smelt.tensor.record import Leaf, emit, emit_all, inside, operand, record, region_of, tensor_of
 from smelt.tensor.recovery import stop_if_poison
 from smelt.tensor.source import Operand, here, refuse
 
@@ -199,7 +199,7 @@ def _add_axis(tensor: Tensor, name: str | None) -> tuple[str, ...] | None:
 
 def _close_over(region: Region) -> tuple[Region, list[Value]]:
     """The region with what it captures as further carries, because a scan's body uses nothing from outside."""
-    captured = list(captured_by((region,)))
+    captured = list(find_captures(region))
     if not captured:
         return region, []
     from_outside: dict[Value, Value] = {value: Leaf(value.shape) for value in captured}
