@@ -23,7 +23,7 @@ from smelt.cli.tables import Column, open_console, print_table
 from smelt.device import cpu
 from smelt.device.cache import compiling_for
 from smelt.engine.signature import signature_of
-from smelt.engine.tune import Finding, Tell, Tuning
+from smelt.engine.tune import Finding, Report, Tuning
 from smelt.engine.tune import tune as tuned
 from smelt.engine.tuned import database
 from smelt.errors import SmeltError
@@ -80,12 +80,12 @@ def _tuned(file: Path, options: Options) -> Tuning:
     program, weights = program_of(file, options.sizes, options.static)
     given = inputs_for(file, options.sizes, options.static, options.seed)
     inputs = [given[port.name] for port in signature_of(program.main).inputs]
-    with _bar(options.seconds) as tell, compiling_for(f"{file.stem} (tune)"):
-        return tuned(program, weights, inputs, options.seconds, seed=options.seed, tell=tell)
+    with _bar(options.seconds) as report, compiling_for(f"{file.stem} (tune)"):
+        return tuned(program, weights, inputs, options.seconds, seed=options.seed, report=report)
 
 
 @contextmanager
-def _bar(seconds: float) -> Iterator[Tell]:
+def _bar(seconds: float) -> Iterator[Report]:
     """How much of the time is gone, on stderr, where somebody looks at it; the compiler's own bar rests meanwhile."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     console = Console(stderr=True)

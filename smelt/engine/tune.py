@@ -1,10 +1,10 @@
-"""Tuning: which choices make a program's kernels faster on this machine, found by measuring, kept in the database.
+"""Autotuning: measures which schedules make a program's kernels faster on this machine, for the tuning database.
 
-Program, weights, inputs and seconds come in; out goes a `Tuning`. The program is built once so that its choices can be
-changed between calls (`kernel.adjust`), with time stamps. In every round it is called in turns with several sets of
-choices, each with another one for every problem at once: so a call measures a choice of every problem where it will
-run. `kernel.search` says what to try. At the end the whole program as it would be, built as it would be used, is set
-against the program as it was; choices are kept only where it is faster by more than the noise.
+Program, weights, inputs and seconds → `Tuning`. Called by `smelt tune` and `smelt.load(…, tune=…)`. The program is
+built once with timestamps and run-time tunables (`kernel.tune.tunables`). A round interleaves calls with several sets of
+schedules, each with another schedule for every key, so that one call measures all kernels in place;
+`kernel.tune.search` proposes them. At the end the whole program, built as it will be used, is compared with the program
+as it was. Schedules are kept only if it is faster by more than the noise.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from smelt.kernel.emit.timestamps import LOG
 from smelt.kernel.plan.plan import Copy, Launch, walk
 from smelt.kernel.tune.cost_model import Machine, predict_cost
 from smelt.kernel.tune.schedules import KernelKey, Lookup, Schedule, default_schedule, legal_schedules, untuned
-from smelt.kernel.tune.search import SHARES, Estimate, Lesson, Search, pair_ratios
+from smelt.kernel.tune.search import FRACTIONS, Estimate, Lesson, Search, pair_ratios
 from smelt.kernel.tune.tunables import EACH, Tunables
 from smelt.run.executable import NativeExecutable
 from smelt.target import Target
 from smelt.weights import Weights
 
-AT_ONCE = 8  # choices of a problem that one round measures
-CALLS = (8, 40)  # with each of them, at least and at most
-ROUND = 0.5  # seconds of calls that a round takes, at least
-SMALL = 0.01  # part of a call's time that a problem must have
+AT_ONCE = 8  # schedules of a key per round
+CALLS = (8, 40)  # per schedule, at least and at most
+ROUND = 0.5  # seconds per round, at least
+SMALL = 0.01  # fraction of a call's time below which a key is not tuned
 FINAL = (24, 2000)  # pairs of calls at the end, at least and at most
-NEIGHBOURS = 3  # of them, whose quietest make a ratio: few, for a machine's speed changes within a second
-PATIENCE = 4  # calls in a row, until one is not disturbed
-LAST = 0.15  # of the time, for these
+NEIGHBOURS = 3  # pairs per ratio: few, because a machine's speed changes within a second
+PATIENCE = 4  # calls until one is not preempted
+LAST = 0.15  # fraction of the time for the final comparison
 
 T = TypeVar("T")
-Tell = Callable[[float, str], None]  # seconds spent, and what is being done
+Report = Callable[[float, str], None]  # seconds spent, current activity
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What became of a problem: its part of a call's time, the choice to use, and how many were tried of how many."""
+    """The result for a key: its share of a call's time, the schedule to use, and how many of how many were tried."""
 
     key: KernelKey
     share: float
@@ -64,8 +64,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """`whole` is the time of a call as it would be by that as it was, None where nothing would change; `kept`: whether
-    the findings are used from now on. `known`: problems about which everything was known before."""
+    """`whole`: the time of a call with the new schedules over the time before, None where no schedule changes; `kept`:
+    whether the new schedules are used from now on. `known`: keys that were searched completely before."""
 
     findings: tuple[Finding, ...]
     whole: Estimate | None
@@ -85,23 +85,23 @@ def tune(
     seconds: float,
     *,
     seed: int = 0,
-    tell: Tell = lambda spent, what: None,
+    report: Report = lambda spent, what: None,
     database: Database | None = None,
 ) -> Tuning:
-    """Measure for about so many seconds, and keep what is faster."""
-    return _Tuner(program, weights, inputs, seconds, seed, tell, database or tuned.database()).run()
+    """Measure for about `seconds`, and keep faster schedules."""
+    return _Tuner(program, weights, inputs, seconds, seed, report, database or tuned.database()).run()
 
 
 @dataclass(slots=True)
 class Bench:
-    """A program that is built with several choices and measured in turns."""
+    """A program that is built with several schedules and measured interleaved."""
 
     program: Program
     weights: Weights
     inputs: Sequence[Array]
     target: Target = field(default_factory=cpu.target)
     lowered: Program = field(init=False)
-    first: NativeExecutable | None = None  # the weights that all others use
+    first: NativeExecutable | None = None  # its prepared weights are shared by all others
 
     def __post_init__(self) -> None:
         self.lowered = lower(self.program, self.target)
@@ -110,7 +110,7 @@ class Bench:
         return plan_lowered(self.lowered, signature_of(self.program.main), self.target, schedules=schedules)
 
     def tunables(self) -> TunableProgram:
-        """A program with time stamps whose choices can be changed between calls."""
+        """A program with timestamps whose schedules can change between calls."""
         tunables = Tunables(tile_shape(self.target))
         plans = plan_lowered(
             self.lowered, signature_of(self.program.main), self.target, schedules=untuned, tunables=tunables
@@ -119,7 +119,7 @@ class Bench:
         return TunableProgram(plans, self._bind(build), build.library, NAME, tunables)
 
     def plain(self, schedules: Lookup) -> NativeExecutable:
-        """The program as `NativeEngine.compile` makes it."""
+        """The program as `NativeEngine.compile` builds it."""
         return self._bind(build_plan(self.plan(schedules), self.target))
 
     def _bind(self, build: Build) -> NativeExecutable:
@@ -134,22 +134,20 @@ class Bench:
 
 
 class TunableProgram:
-    """A program whose choices can be changed, and that tells how long each problem took in its last call."""
+    """A program whose schedules can change, with the time of each key in its last call."""
 
     def __init__(
         self, plans: ProgramPlan, bound: NativeExecutable, library: ctypes.CDLL, name: str, tunables: Tunables
     ) -> None:
         self.plans, self.bound, self._tunables = plans, bound, tunables
-        self._library = library  # the views below lie in it
+        self._library = library  # owns the memory of the views below
         steps = [each for each in walk(plans.main[0].steps) if isinstance(each, Launch | Copy)]
         self.keys: dict[KernelKey, list[int]] = {}
         for i, step in enumerate(steps):
             for key, _ in step.kernel.chosen if isinstance(step, Launch) else ():
                 self.keys.setdefault(key, []).append(i)
         kernels = {step.kernel for step in steps if isinstance(step, Launch)}
-        self.variants = 1 + sum(len(each.variants) for each in kernels) / max(
-            len(kernels), 1
-        )  # of a kernel, on average
+        self.variants = 1 + sum(len(each.variants) for each in kernels) / max(len(kernels), 1)  # per kernel, on average
         self._count = ctypes.c_longlong.in_dll(library, f"{name}_count")
         log = (ctypes.c_longlong * (3 * LOG)).in_dll(library, f"{name}_log")
         self._log = np.ctypeslib.as_array(log).reshape(LOG, 3)
@@ -160,7 +158,7 @@ class TunableProgram:
             self._table = np.ctypeslib.as_array(table)
 
     def use(self, schedules: Mapping[KernelKey, Schedule]) -> None:
-        """How the next calls go about their problems: by default where nothing is said."""
+        """Set the schedules of the next calls; keys that are not given use the default."""
         for key, number in self._tunables.numbers.items():
             values = self._tunables.values(key, schedules.get(key, default_schedule(key)))
             self._table[EACH * number : EACH * (number + 1)] = values
@@ -178,11 +176,10 @@ class TunableProgram:
 Variant: TypeAlias = Mapping[KernelKey, Schedule]
 
 
-def in_turns(
+def interleave(
     program: TunableProgram, variants: Sequence[Variant], inputs: Sequence[Array], seconds: float, seed: int = 0
 ) -> list[Array]:
-    """Ticks [call, step] of a program with each of several sets of choices: calls one after the other, every time in
-    another order."""
+    """Ticks [call, step] of a program with each of several sets of schedules, interleaved in random order."""
     random = np.random.default_rng(seed)
     ticks: list[list[Array]] = [[] for _ in variants]
     start, least, most = time.perf_counter(), *CALLS
@@ -191,12 +188,12 @@ def in_turns(
             break
         for at in random.permutation(len(variants)):
             program.use(variants[at])
-            ticks[at].append(undisturbed(partial(program.call, inputs)))
+            ticks[at].append(call_undisturbed(partial(program.call, inputs)))
     return [np.array(each) for each in ticks]
 
 
-def undisturbed(call: Callable[[], T]) -> T:
-    """What a call gives during which no other program took a processor away, if one of a few is such."""
+def call_undisturbed(call: Callable[[], T]) -> T:
+    """The result of a call during which no thread was preempted, if one of `PATIENCE` is."""
     for _ in range(PATIENCE):
         before = _interruptions()
         found = call()
@@ -206,7 +203,7 @@ def undisturbed(call: Callable[[], T]) -> T:
 
 
 def _interruptions() -> int:
-    """How often the system has stopped a thread of this process to run something else; 0 where it does not tell."""
+    """Involuntary context switches of this process; 0 where they are unknown."""
     try:
         import resource
     except ImportError:
@@ -221,16 +218,16 @@ class _Tuner:
     inputs: Sequence[Array]
     seconds: float
     seed: int
-    tell: Tell
+    report: Report
     database: Database
     start: float = field(default_factory=time.perf_counter)
     bench: Bench = field(init=False)
     searches: dict[KernelKey, Search] = field(default_factory=dict)
     shares: dict[KernelKey, float] = field(default_factory=dict)
-    before: Mapping[KernelKey, Schedule] = field(default_factory=dict)  # what was in use
-    stamped: TunableProgram = field(init=False)
-    building: float = 0.0  # seconds that the program takes to build, as it is used
-    call: float = 0.0  # seconds of a call
+    before: Mapping[KernelKey, Schedule] = field(default_factory=dict)  # schedules in use so far
+    tunable: TunableProgram = field(init=False)
+    build_seconds: float = 0.0  # seconds to build the program without tunables
+    call: float = 0.0  # seconds per call
     rounds: int = 0
 
     @property
@@ -238,13 +235,13 @@ class _Tuner:
         return time.perf_counter() - self.start
 
     def run(self) -> Tuning:
-        self.tell(0.0, "reading what is known")
+        self.report(0.0, "reading the database")
         self.bench = Bench(self.program, self.weights, self.inputs)
         try:
             known = self._begin()
-            for share in SHARES:
+            for fraction in FRACTIONS:
                 for search in self.searches.values():
-                    search.share = share
+                    search.fraction = fraction
                 while self._round():
                     pass
             return self._end(known)
@@ -252,17 +249,17 @@ class _Tuner:
             self.bench.close()
 
     def _begin(self) -> int:
-        """Searches for all problems that take time and are not known; how many are known."""
+        """Start a search for every key that takes time; returns how many are known completely."""
         target = tuned.here(tile_shape(self.bench.target))
         records = {key: each for (where, key), each in self.database.read().items() if where == target}
         self.before = {key: each.schedule for key, each in records.items()}
-        self.tell(self.spent, "measuring the program as it is")
+        self.report(self.spent, "measuring the program with default schedules")
         begin = time.perf_counter()
-        self.stamped = usual = self.bench.tunables()
-        self.building = (time.perf_counter() - begin) / usual.variants
+        self.tunable = usual = self.bench.tunables()
+        self.build_seconds = (time.perf_counter() - begin) / usual.variants
         usual.call(self.inputs)
         begin = time.perf_counter()
-        (ticks,) = in_turns(usual, [{}], self.inputs, 0.0)
+        (ticks,) = interleave(usual, [{}], self.inputs, 0.0)
         self.call = (time.perf_counter() - begin) / len(ticks)
         middle, total = np.median(ticks, 0), max(float(np.median(ticks.sum(1))), 1.0)
         machine = Machine(target.tile, target.threads)
@@ -270,7 +267,7 @@ class _Tuner:
         known = 0
         for key in usual.keys:
             share = usual.spent(middle, key) / total
-            schedules = self._shuffled(legal_schedules(key, target.tile))
+            schedules = self._shuffle(legal_schedules(key, target.tile))
             if share < SMALL or len(schedules) < 2:
                 continue
             self.shares[key] = share
@@ -281,33 +278,33 @@ class _Tuner:
             self.searches[key] = search
         return known
 
-    def _shuffled(self, schedules: Sequence[Schedule]) -> list[Schedule]:
-        """The default first, the others in an order that the seed decides, which is that of equals."""
+    def _shuffle(self, schedules: Sequence[Schedule]) -> list[Schedule]:
+        """The default first, the others in random order, which breaks ties."""
         usual, *others = schedules
         order = np.random.default_rng(self.seed).permutation(len(others))
         return [usual, *(others[i] for i in order)]
 
     def _round(self) -> bool:
-        """Measure some choices of every problem; False where there is nothing to do, or no time."""
-        open_ones = {key: search for key, search in self.searches.items() if not search.is_done}
-        if not open_ones:
+        """Measure some schedules of every key; False where there is nothing to do, or no time."""
+        unfinished = {key: search for key, search in self.searches.items() if not search.is_done}
+        if not unfinished:
             return False
-        end = 2 * self.building + 2 * FINAL[0] * self.call  # for the comparison at the end
+        end = 2 * self.build_seconds + 2 * FINAL[0] * self.call  # for the comparison at the end
         left = (1 - LAST) * self.seconds - end - self.spent
         count = min(AT_ONCE, int(left / (CALLS[0] * self.call)) - 1)
         if count < 1:
             return False
-        for key, search in open_ones.items():
+        for key, search in unfinished.items():
             search.lessons = [
                 *(lesson for lesson in search.lessons if lesson.key not in self.searches),
-                *(lesson for other in self.searches.values() if other.key != key for lesson in other.learned()),
+                *(lesson for other in self.searches.values() if other.key != key for lesson in other.lessons_learned()),
             ]
-        proposals = {key: search.propose(count) for key, search in open_ones.items()}
+        proposals = {key: search.propose(count) for key, search in unfinished.items()}
         width = max(map(len, proposals.values()))
         if width == 0:
             return False
         tried = sum(len(search.ratios) for search in self.searches.values())
-        self.tell(self.spent, f"{len(open_ones)} problems, {tried} choices measured")
+        self.report(self.spent, f"{len(unfinished)} kernel shapes, {tried} schedules measured")
         variants: list[Variant] = [
             {key: some[i] for key, some in proposals.items() if i < len(some)} for i in range(width)
         ]
@@ -315,21 +312,21 @@ class _Tuner:
         return True
 
     def _measure(self, variants: Sequence[Variant]) -> None:
-        usual, *others = in_turns(self.stamped, [{}, *variants], self.inputs, ROUND, self.rounds)
+        usual, *others = interleave(self.tunable, [{}, *variants], self.inputs, ROUND, self.rounds)
         self.rounds += 1
         for ticks, variant in zip(others, variants, strict=True):
             for key, schedule in variant.items():
-                base = [self.stamped.spent(call, key) for call in usual]
-                mine = [self.stamped.spent(call, key) for call in ticks]
+                base = [self.tunable.spent(call, key) for call in usual]
+                mine = [self.tunable.spent(call, key) for call in ticks]
                 if min(*base, *mine) > 0:
-                    self.searches[key].tell(schedule, pair_ratios(mine, base))
+                    self.searches[key].add_ratios(schedule, pair_ratios(mine, base))
 
     # -- the end --
 
     def _end(self, known: int) -> Tuning:
         found = {key: search.best for key, search in self.searches.items() if search.ratios}
         after = {**self.before, **{key: schedule for key, (schedule, _) in found.items()}}
-        whole = self._compared(after) if self._differs(after) else None
+        whole = self._compare_whole(after) if self._differs(after) else None
         kept = whole is None or whole.is_faster
         self._record(found, kept)
         findings = [
@@ -345,33 +342,33 @@ class _Tuner:
             for each in self.searches
         )
 
-    def _compared(self, after: Mapping[KernelKey, Schedule]) -> Estimate:
-        """Times of calls of the whole program as it would be by those as it was, in turns."""
-        self.tell(self.spent, "comparing the whole program")
+    def _compare_whole(self, after: Mapping[KernelKey, Schedule]) -> Estimate:
+        """Times of the whole program with the new schedules over those before, interleaved."""
+        self.report(self.spent, "comparing the whole program")
         was, new = self.bench.plain(self.before.get), self.bench.plain(after.get)
         try:
             first, second = was(*self.inputs, keep=True), new(*self.inputs, keep=True)
             same = all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in zip(first, second, strict=True))
-            assert same, "no choice changes a bit"
+            assert same, "results are bit-identical under every schedule"
             taken: tuple[list[float], list[float]] = ([], [])
             least, most = FINAL
             begin = time.perf_counter()
             patience = max(1.0, min(LAST * self.seconds, self.seconds - self.spent))
             while (count := len(taken[0])) < least or (count < most and time.perf_counter() - begin < patience):
                 for at in (count % 2, 1 - count % 2):
-                    taken[at].append(undisturbed(partial(self._timed, (was, new)[at])))
+                    taken[at].append(call_undisturbed(partial(self._time_call, (was, new)[at])))
             return Estimate.of(pair_ratios(taken[1], taken[0], len(taken[0]) // NEIGHBOURS))
         finally:
             was.close()
             new.close()
 
-    def _timed(self, program: NativeExecutable) -> float:
+    def _time_call(self, program: NativeExecutable) -> float:
         begin = time.perf_counter()
         program(*self.inputs, keep=True)
         return time.perf_counter() - begin
 
     def _record(self, found: Mapping[KernelKey, tuple[Schedule, Estimate]], kept: bool) -> None:
-        """Write down what was tried, and what is to be used: as before where the whole was not faster."""
+        """Record what was tried and the schedules to use: those before where the whole was not faster."""
         target = tuned.here(tile_shape(self.bench.target))
         records = []
         for key, (schedule, estimate) in found.items():
@@ -387,10 +384,10 @@ class _Tuner:
 
 
 def _lessons(records: Mapping[KernelKey, Record], machine: Machine) -> list[Lesson]:
-    """What the database says about how far predictions are off."""
+    """Corrections of the cost model by measurements in the database."""
     found: list[Lesson] = []
     for key, record in records.items():
         schedules = [default_schedule(key), *record.tried]
         costs = [predict_cost(key, each, machine) for each in schedules]
-        found += Search(key, schedules, costs, known=record.tried).learned()
+        found += Search(key, schedules, costs, known=record.tried).lessons_learned()
     return found

@@ -1,8 +1,8 @@
-"""What was measured about choices on this machine: a database of JSON lines in the cache folder, shared by processes.
+"""The tuning database: JSON lines in the cache folder, shared by processes.
 
-`lookup` answers the kernel compiler; `engine.tune` appends. A line is a problem on a target: the choice to use and the
-ratio of its time to the default's, with every choice that was tried. Lines of one problem add up. `SMELT_TUNING=off`
-has every kernel built by default.
+`engine.compile` reads it through `lookup`; `engine.tune` appends. A line is a kernel shape key on a target: the
+schedule to use, the ratio of its time to the default's, and every schedule that was tried. Lines of one key are merged.
+`SMELT_TUNING=off` uses the default schedules.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logging.getLogger("smelt")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whatever measurements depend on besides the problem: the processor, its register tile, and the threads."""
+    """What measurements depend on besides the key: the processor, its register tile, and the number of threads."""
 
     processor: str
     tile: TileShape
@@ -55,7 +55,7 @@ class Target:
 
     @staticmethod
     def parse(text: str) -> Target:
-        """Raises ValueError for what is none."""
+        """Raises ValueError for a text that is no target."""
         processor, tile, threads = text.rsplit(", ", 2)
         rows, columns, lanes = map(int, tile.removeprefix("tile ").split("x"))
         return Target(processor, TileShape(rows, columns, lanes), int(threads.removeprefix("threads ")))
@@ -63,7 +63,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """`schedule` is to be used; `ratio` is its time by the default's. `tried`: the ratios of all that was measured."""
+    """`schedule` is the one to use; `ratio`: its time over the default's. `tried`: all ratios that were measured."""
 
     target: Target
     key: KernelKey
@@ -71,8 +71,8 @@ class Record:
     ratio: float
     tried: Mapping[Schedule, float]
 
-    def joined(self, other: Record) -> Record:
-        """What both say: the one that saw more decides, whichever comes first."""
+    def merge_with(self, other: Record) -> Record:
+        """The union of both; the schedule of the one that tried more, in any order."""
         ours, theirs = ((len(each.tried), -each.ratio, str(each.schedule)) for each in (self, other))
         better, worse = (self, other) if ours >= theirs else (other, self)
         return replace(better, tried=MappingProxyType({**worse.tried, **better.tried}))
@@ -95,7 +95,7 @@ Records: TypeAlias = Mapping[tuple[Target, KernelKey], Record]
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """A file of lines. Reading passes over what is damaged, with a warning; lines are appended whole."""
+    """A file of lines. Damaged lines are skipped with a warning; lines are appended whole."""
 
     path: Path
 
@@ -107,7 +107,7 @@ class Database:
         return _read(self.path, facts.st_mtime_ns, facts.st_size)
 
     def append(self, records: Iterable[Record]) -> None:
-        """Add lines, all of them or none; other processes may do the same."""
+        """Append lines, all of them or none; other processes may append at the same time."""
         text = "".join(f"{each.line()}\n" for each in records)
         if not text:
             return
@@ -117,19 +117,19 @@ class Database:
                 _write_all(handle, text.encode())
         except OSError as error:
             raise FileError(
-                f"cannot keep what was measured in {self.path}",
+                f"cannot write the tuning database {self.path}",
                 got=error.strerror or error,
                 remedy="SMELT_CACHE_DIR names another folder",
             ) from error
 
     def export(self, path: Path) -> int:
-        """Write everything as a file of its own, one line for each problem; how many."""
+        """Write everything to another file, one line per key; returns the number of lines."""
         lines = [f"{each.line()}\n".encode() for each in self.read().values()]
         write_atomically(path, lines)
         return len(lines)
 
     def merge(self, path: Path) -> int:
-        """Add what another file knows and this one does not; how many problems that concerns."""
+        """Add the records of another file that add something; returns their number."""
         theirs = _parsed(path)
         ours = self.read()
         fresh = [each for key, each in theirs.items() if key not in ours or _adds(each, ours[key])]
@@ -138,12 +138,12 @@ class Database:
 
 
 def database() -> Database:
-    """That of the cache folder."""
+    """The database in the cache folder."""
     return Database(kept.default().folder / NAME)
 
 
 def lookup(tile: TileShape) -> Lookup:
-    """What is known about problems on this machine's processor, with tiles of a shape and as many threads as usual."""
+    """The tuned schedules for this processor, a tile shape and the default number of threads."""
     if os.environ.get("SMELT_TUNING", "on") == "off":
         return untuned
     records = database().read()
@@ -175,17 +175,17 @@ def _processor() -> str:
 
 
 def _adds(new: Record, old: Record) -> bool:
-    both = old.joined(new)
+    both = old.merge_with(new)
     return both.schedule != old.schedule or both.tried.keys() != old.tried.keys()
 
 
 @lru_cache(4)
 def _read(path: Path, modified: int, size: int) -> Records:
-    """The file as it was at that time; a change makes it another one."""
+    """The file at that time; modification time and size are the cache key."""
     try:
         return _parsed(path)
     except FileError as error:
-        log.warning("what was tuned is not used: %s (%s)", error.message, error.got)
+        log.warning("the tuning database is not used: %s (%s)", error.message, error.got)
         return {}
 
 
@@ -202,14 +202,14 @@ def _parsed(path: Path) -> Records:
             continue
         if record is not None:
             key = (record.target, record.key)
-            found[key] = found[key].joined(record) if key in found else record
+            found[key] = found[key].merge_with(record) if key in found else record
     if damaged:
-        log.warning("%s: %d damaged line%s passed over", path, damaged, "" if damaged == 1 else "s")
+        log.warning("%s: %d damaged line%s skipped", path, damaged, "" if damaged == 1 else "s")
     return MappingProxyType(found)
 
 
 def _record_of(line: bytes) -> Record | None:
-    """The record of a line; None for one that another version wrote. Raises for what is damaged."""
+    """The record of a line; None for another version. Raises for a damaged line."""
     if len(line) > LARGEST:
         raise ValueError("too long")
     data: dict[str, Any] = json.loads(line)
@@ -236,7 +236,7 @@ def _ratio(value: Any) -> float:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """A file to append to, alone; at the beginning of a line, also where a killed process left half of one."""
+    """A locked file to append to, at the beginning of a line even if a killed process left half of one."""
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         try:
@@ -244,7 +244,7 @@ def _locked(path: Path) -> Iterator[int]:
 
             fcntl.flock(handle, fcntl.LOCK_EX)
         except (ImportError, OSError):
-            pass  # no locks here: one write of all lines is as good as the system can do
+            pass  # no locks here: one write of all lines is the best that is possible
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":
             _write_all(handle, b"\n")

@@ -1,7 +1,7 @@
-"""Choices are a matter of speed alone: random problems under random legal choices give the bits of the default.
+"""Schedules change speed alone: random shapes under random legal schedules give the bits of the default.
 
-Every class of kernel that has choices is built with several of them, open sizes and masks included, and what comes out
-is compared bit for bit; the default itself against the interpreter or an evaluation in double.
+Every kind of kernel with schedule parameters is built with several of them, with dynamic dimensions and masks. Results
+are compared bit for bit; the default itself with the interpreter or an evaluation in double.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from tests.property.test_attention import wrong
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
 
-WAYS = 3  # of choosing, besides the default
+WAYS = 3  # random sets of schedules, besides the default
 
 
 @dataclass
 class Dice:
-    """A lookup that takes any legal choice of each problem, and remembers which."""
+    """A lookup that draws a legal schedule for each key, and remembers it."""
 
     seed: int
     taken: dict[KernelKey, Schedule]
 
-    def __call__(self, problem: KernelKey) -> Schedule:
-        if problem not in self.taken:
-            schedules = legal_schedules(problem, tile_shape(cpu.target()))
-            self.taken[problem] = random.Random(f"{self.seed} {problem}").choice(schedules)
-        return self.taken[problem]
+    def __call__(self, key: KernelKey) -> Schedule:
+        if key not in self.taken:
+            schedules = legal_schedules(key, tile_shape(cpu.target()))
+            self.taken[key] = random.Random(f"{self.seed} {key}").choice(schedules)
+        return self.taken[key]
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emit_c, "ELEMENTS_PER_CORE", 16)
 
 
-def test_random_problems_have_the_same_bits_under_every_choice(seed: int) -> None:
+def test_random_problems_have_the_same_bits_under_every_schedule(seed: int) -> None:
     generator = np.random.default_rng(seed)
     problems = [draw(kind, generator) for kind in ("contraction", "window", "columns") for _ in range(6)]
     seen: dict[str, set[Schedule]] = {}
@@ -153,8 +153,8 @@ func.func @main(%a: tensor<2x{lines}x{pixels}x{depth}xf32>, %b: tensor<1x1x{dept
 }}"""
 
 
-def test_larger_problems_have_the_same_bits_under_every_choice(seed: int) -> None:
-    """Many rows, panels, lines and blocks of the sum: sets of choices as in real models."""
+def test_larger_problems_have_the_same_bits_under_every_schedule(seed: int) -> None:
+    """Many rows, panels, image rows and K-blocks: schedules as in real models."""
     generator = np.random.default_rng(seed)
 
     def between(low: int, high: int) -> int:
@@ -185,7 +185,7 @@ def test_larger_problems_have_the_same_bits_under_every_choice(seed: int) -> Non
     assert len(seen["expand_depthwise"]) > 4
 
 
-def test_whole_models_have_the_same_bits_under_every_choice(seed: int) -> None:
+def test_whole_models_have_the_same_bits_under_every_schedule(seed: int) -> None:
     """Every small model with open sizes, at several sizes: convolutions, attention, reductions, products."""
     generator = np.random.default_rng(seed)
     found = built([model.open_program() for model in MODELS.values()], [default_schedule, *dice(seed)])
@@ -210,8 +210,8 @@ def _bits(program: Built, weights: Weights, call: Sequence[Array]) -> list[bytes
         bound.close()
 
 
-def test_attention_has_the_same_bits_under_every_choice(seed: int) -> None:
-    """Masks of all kinds: blocks of queries decide which keys are left out, and that must not show."""
+def test_attention_has_the_same_bits_under_every_schedule(seed: int) -> None:
+    """Masks of all kinds: query blocks decide which keys are skipped; results must not depend on it."""
     generator = np.random.default_rng(seed)
     cases = [draw_attention(generator) for _ in range(6)]
     calls = [case.arguments(generator) for case in cases]
@@ -229,7 +229,7 @@ def test_attention_has_the_same_bits_under_every_choice(seed: int) -> None:
     assert len(tried) > 1
 
 
-def test_winograd_has_the_same_bits_under_every_choice(seed: int) -> None:
+def test_winograd_has_the_same_bits_under_every_schedule(seed: int) -> None:
     """Patches of odd images, in shares of any number, by weights of more than one panel."""
     generator = np.random.default_rng(seed)
     texts = [convolution(*sizes, 1) for sizes in ((13, 21, 32, 48), (30, 17, 32, 100))]
@@ -249,8 +249,8 @@ def test_winograd_has_the_same_bits_under_every_choice(seed: int) -> None:
     assert len(tried) > 1
 
 
-def test_choices_that_calls_are_told_give_the_same_bits(seed: int) -> None:
-    """One build for all choices, told at every call: models with open sizes, and the bits of builds by default."""
+def test_run_time_tunables_give_the_same_bits(seed: int) -> None:
+    """One build for all schedules, set at every call: models with dynamic dimensions; the bits of default builds."""
     generator = np.random.default_rng(seed)
     usual = built([model.open_program() for model in MODELS.values()], [default_schedule])
     kinds: set[str] = set()
@@ -274,9 +274,9 @@ def test_choices_that_calls_are_told_give_the_same_bits(seed: int) -> None:
 
 
 def test_every_kind_is_covered_somewhere(seed: int) -> None:
-    """A new kind of choice needs problems here."""
+    """A new kind of schedule needs shapes here."""
     lookups = [Dice(seed, {})]
     for model in MODELS.values():
         compile.plan_program(model.open_program(), schedules=lookups[0])
-    asked = {problem.kind for problem in lookups[0].taken}
+    asked = {key.kind for key in lookups[0].taken}
     assert asked | {"column_reduction", "attention", "expand_depthwise", "winograd"} == KINDS.keys()

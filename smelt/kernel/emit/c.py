@@ -742,7 +742,7 @@ def _apply_text(function: str, args: Sequence[str], operands: Sequence[DType], r
     text = math.apply(function, args, operands, result)
     if text is None:
         raise UnsupportedError(
-            f"the native engine does not know {function} of {operands[0]} yet", remedy="engine='reference'"
+            f"the native engine does not support {function} of {operands[0]}", remedy="engine='reference'"
         )
     return text
 

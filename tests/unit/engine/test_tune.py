@@ -45,7 +45,7 @@ func.func @main(%x: tensor<300x96xf32>, %w: tensor<96x200xf32> {smelt.weight = "
 }
 """
 FAST = 0.7  # of the default's time
-FEW = 8  # choices of a problem that are looked at here
+FEW = 8  # schedules of a key that are measured here
 
 
 @pytest.fixture(autouse=True)
@@ -75,10 +75,10 @@ def is_fast(schedule: Schedule) -> bool:
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Times in which low tiles are faster; gives the number of sets of choices of each round."""
+    """Times in which few rows per call are faster; gives the number of schedule sets of each round."""
     rounds: list[int] = []
 
-    def in_turns(
+    def interleave(
         program: TunableProgram, variants: Sequence[Variant], inputs: Sequence[Array], seconds: float, seed: int = 0
     ) -> list[Array]:
         rounds.append(len(variants))
@@ -92,12 +92,12 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             found.append(ticks)
         return found
 
-    monkeypatch.setattr(tuning, "in_turns", in_turns)
+    monkeypatch.setattr(tuning, "interleave", interleave)
     return rounds
 
 
 def whole(monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
-    monkeypatch.setattr(tuning._Tuner, "_compared", lambda self, after: Estimate(ratio, 0.001))
+    monkeypatch.setattr(tuning._Tuner, "_compare_whole", lambda self, after: Estimate(ratio, 0.001))
 
 
 def tuned_on(program: Program, weights: Weights, seconds: float = 1e6) -> Tuning:
@@ -140,10 +140,10 @@ def test_little_time_tries_little_and_goes_on_later(
     program: Program, weights: Weights, made_up: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole(monkeypatch, 0.8)
-    monkeypatch.setattr(tuning, "SHARES", (0.1,))
+    monkeypatch.setattr(tuning, "FRACTIONS", (0.1,))
     few = tuned_on(program, weights)
     assert all(0 < each.tried <= max(2, each.schedules // 10) for each in few.findings)
-    monkeypatch.setattr(tuning, "SHARES", (0.1, 1.0))
+    monkeypatch.setattr(tuning, "FRACTIONS", (0.1, 1.0))
     more = tuned_on(program, weights)
     assert all(b.tried > a.tried for a, b in zip(few.findings, more.findings, strict=True))
 
@@ -181,7 +181,7 @@ def test_the_whole_comparison_runs_both_and_bits_agree(
     assert got.tobytes() == want.tobytes()
 
 
-def test_one_build_gives_the_bits_of_the_default_under_every_choice(program: Program, weights: Weights) -> None:
+def test_one_build_gives_the_bits_of_the_default_under_every_schedule(program: Program, weights: Weights) -> None:
     """Choices that are changed between calls: the steps are the same, and so is every bit."""
     inputs = sample_inputs(program, {})
     (want,) = NativeEngine().compile(program).prepare(weights)(*inputs)

@@ -51,7 +51,7 @@ def test_what_is_appended_is_read(database: Database) -> None:
     assert len(database.path.read_text().splitlines()) == 2
 
 
-def test_lines_of_one_problem_add_up_in_any_order(tmp_path: Path) -> None:
+def test_lines_of_one_key_merge_in_any_order(tmp_path: Path) -> None:
     few, more = record(best=2, tried=3, ratio=0.5), record(best=6, tried=9, ratio=0.8)
     found = []
     for i, order in enumerate(([few, more], [more, few])):
@@ -59,7 +59,7 @@ def test_lines_of_one_problem_add_up_in_any_order(tmp_path: Path) -> None:
         database.append(order)
         found.append(next(iter(database.read().values())))
     assert found[0] == found[1]
-    assert found[0].schedule == more.schedule  # whoever saw more decides
+    assert found[0].schedule == more.schedule  # the one that tried more wins
     assert found[0].tried.keys() == few.tried.keys() | more.tried.keys()
 
 
@@ -99,7 +99,7 @@ def test_lines_of_another_time_are_passed_over_silently(database: Database, capl
     assert not caplog.text
 
 
-def test_a_choice_that_is_not_legal_is_not_used(database: Database) -> None:
+def test_an_illegal_schedule_is_not_used(database: Database) -> None:
     """A line from a hand or from another version cannot ask for loops that nobody would build."""
     database.append([record()])
     data = json.loads(database.path.read_text())

@@ -1,4 +1,4 @@
-"""Sizes that only data tells, and control flow around them: generated C against the interpreter."""
+"""Data-dependent sizes, and control flow around them: generated C against the interpreter."""
 
 from __future__ import annotations
 

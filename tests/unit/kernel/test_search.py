@@ -1,4 +1,4 @@
-"""The search over choices, on machines that are made up: what it reaches, how little it measures, and what it believes.
+"""The search over schedules, on synthetic machines: what it reaches, how little it measures, and what it believes.
 
 No clock is looked at: times come from a cost function that the search does not know, with noise.
 """
@@ -28,7 +28,7 @@ from smelt.kernel.tune.schedules import (
     schedule_of,
     schedule_record,
 )
-from smelt.kernel.tune.search import SHARES, Estimate, Search, pair_ratios
+from smelt.kernel.tune.search import FRACTIONS, Estimate, Search, pair_ratios
 
 TILE = TileShape(6, 64, 16)
 NOISE = 0.02
@@ -80,8 +80,8 @@ def strange_machine(random: np.random.Generator) -> Cost:
 
 
 def searched(cost: Cost, random: np.random.Generator) -> tuple[list[float], float]:
-    """All problems at once, as when a model is tuned: the best possible by the found time of each, and the part of all
-    choices that was measured."""
+    """All keys at once, as when a model is tuned: the best possible by the found time of each, and the part of all
+    schedules that was measured."""
     machine = Machine(TILE, 2)
     searches = [
         Search(p, legal_schedules(p, TILE), [predict_cost(p, c, machine) for c in legal_schedules(p, TILE)])
@@ -89,11 +89,11 @@ def searched(cost: Cost, random: np.random.Generator) -> tuple[list[float], floa
     ]
     while any(not search.is_done for search in searches):
         for search in searches:
-            search.lessons = [lesson for other in searches if other is not search for lesson in other.learned()]
+            search.lessons = [lesson for other in searches if other is not search for lesson in other.lessons_learned()]
             usual = cost(search.key, search.schedules[0])
             for schedule in search.propose(1):
                 noise = np.exp(NOISE * random.normal(size=9))
-                search.tell(schedule, list(cost(search.key, schedule) / usual * noise))
+                search.add_ratios(schedule, list(cost(search.key, schedule) / usual * noise))
     reached = [
         min(cost(search.key, each) for each in search.schedules) / cost(search.key, search.best[0])
         for search in searches
@@ -102,7 +102,7 @@ def searched(cost: Cost, random: np.random.Generator) -> tuple[list[float], floa
     return reached, tried / sum(len(search.schedules) for search in searches)
 
 
-def test_a_tenth_of_the_choices_comes_close_to_the_best_of_all(seed: int) -> None:
+def test_a_tenth_of_the_schedules_comes_close_to_the_best_of_all(seed: int) -> None:
     reached = []
     for machine in range(8):
         random = np.random.default_rng([seed, machine])
@@ -135,10 +135,10 @@ def test_noise_never_moves_the_default(seed: int) -> None:
     random = np.random.default_rng(seed)
     for key in KEYS:
         search = search_of(key)
-        search.share = 1.0
+        search.fraction = 1.0
         while not search.is_done:
             for schedule in search.propose(6):
-                search.tell(schedule, list(np.exp(0.05 * random.normal(size=9))))
+                search.add_ratios(schedule, list(np.exp(0.05 * random.normal(size=9))))
         assert search.best[0] == default_schedule(key)
         assert len(search.tried) == len(search.schedules) - 1
 
@@ -148,18 +148,18 @@ def test_a_misleading_prediction_is_outgrown() -> None:
     search = search_of()
     target = search.schedules[-1]
     search.costs = [1.0] * (len(search.schedules) - 1) + [5.0]
-    for share in SHARES:
-        search.share = share
+    for share in FRACTIONS:
+        search.fraction = share
         while not search.is_done:
             for schedule in search.propose(4):
-                search.tell(schedule, [0.5 if schedule == target else 1.0] * 5)
+                search.add_ratios(schedule, [0.5 if schedule == target else 1.0] * 5)
     assert search.best[0] == target
 
 
 def test_near_ties_are_measured_again_and_only_so_often(seed: int) -> None:
     random = np.random.default_rng(seed)
     search = search_of()
-    search.share = 1.0
+    search.fraction = 1.0
     counts: dict[Schedule, int] = {}
     for _ in range(100):
         proposed = search.propose(4)
@@ -167,7 +167,7 @@ def test_near_ties_are_measured_again_and_only_so_often(seed: int) -> None:
             break
         for schedule in proposed:
             counts[schedule] = counts.get(schedule, 0) + 1
-            search.tell(schedule, list(0.8 * np.exp(0.02 * random.normal(size=5))))
+            search.add_ratios(schedule, list(0.8 * np.exp(0.02 * random.normal(size=5))))
     assert search.is_done
     assert max(counts.values()) > 1
     assert max(counts.values()) <= 4
@@ -177,11 +177,11 @@ def test_what_is_known_is_not_tried_again() -> None:
     first = search_of()
     known = dict.fromkeys(first.propose(3), 0.9)
     again = Search(first.key, first.schedules, first.costs, known=known)
-    again.share = 1.0
+    again.fraction = 1.0
     fresh: list[Schedule] = []
     while not again.is_done:
         for schedule in again.propose(4):
-            again.tell(schedule, [1.0])
+            again.add_ratios(schedule, [1.0])
             fresh.append(schedule)
     assert not known.keys() & {*fresh}
     assert len({*fresh}) == len(first.schedules) - 1 - len(known)
@@ -204,11 +204,11 @@ def test_a_disturbed_call_does_not_show() -> None:
     assert pair_ratios([3.0], [2.0]) == [1.5]
 
 
-# ---- problems and choices ----
+# ---- keys and schedules ----
 
 
 @pytest.mark.parametrize("key", KEYS, ids=str)
-def test_problems_and_choices_come_back_from_their_texts(key: KernelKey) -> None:
+def test_keys_and_schedules_round_trip_through_text(key: KernelKey) -> None:
     assert KernelKey.parse(str(key)) == key
     schedules = legal_schedules(key, TILE)
     assert schedules[0] == default_schedule(key)
@@ -217,7 +217,7 @@ def test_problems_and_choices_come_back_from_their_texts(key: KernelKey) -> None
         assert schedule_of(key, schedule_record(schedule), TILE) == schedule
 
 
-def test_open_sizes_are_part_of_a_problem() -> None:
+def test_dynamic_dimensions_are_part_of_a_key() -> None:
     opened = KernelKey.of("gemm", groups=1, rows=symbol("B") * 3, depth=64, panels=2, width=64)
     assert str(opened) == "gemm/3 groups=1 rows=~256 depth=64 panels=2 width=64"
     assert KernelKey.parse(str(opened)) == opened
@@ -225,7 +225,7 @@ def test_open_sizes_are_part_of_a_problem() -> None:
     assert len(legal_schedules(opened, TILE)) > 10
 
 
-def test_small_problems_have_few_choices() -> None:
+def test_small_shapes_have_few_schedules() -> None:
     """One row and one panel: nothing to choose."""
     assert len(legal_schedules(KernelKey.of("gemm", groups=1, rows=1, depth=64, panels=1, width=64), TILE)) == 1
     line = KernelKey.of("depthwise_conv", batch=1, rows=7, pixels=7, channels=32, taps=9, stride=1)
@@ -235,7 +235,7 @@ def test_small_problems_have_few_choices() -> None:
     }
 
 
-def test_empty_problems_have_choices() -> None:
+def test_empty_shapes_have_schedules() -> None:
     for kind, (_, _, names) in KINDS.items():
         for number in (0, 1):
             numbers = {name: 64 if name == "width" else number for name in names.split()}
@@ -249,7 +249,7 @@ def test_empty_problems_have_choices() -> None:
     [{}, {"row_block": 10**9, "call_rows": 12, "panels_outer": False}, {"row_block": "a"}, {"columns": 64}],
     ids=["nothing", "a stack too large", "text", "another kind"],
 )
-def test_what_is_not_legal_is_no_choice(record: dict[str, object]) -> None:
+def test_an_illegal_record_is_no_schedule(record: dict[str, object]) -> None:
     assert schedule_of(KEYS[0], record, TILE) is None
 
 
@@ -264,5 +264,5 @@ def test_what_is_not_legal_is_no_choice(record: dict[str, object]) -> None:
         "gemm/3 rows=1",
     ],
 )
-def test_what_is_no_problem(text: str) -> None:
+def test_a_text_that_is_no_key(text: str) -> None:
     assert KernelKey.parse(text) is None
