@@ -126,7 +126,7 @@ def measure_gap(bench: Bench, seconds: float) -> dict[str, Any]:
             {
                 "key": str(key),
                 "share": round(share, 4),
-                "choices": len(samples.others),
+                "schedules": len(samples.others),
                 "calls": round(statistics.mean(map(len, samples.others.values())), 1),
                 "default": schedule_text(default_schedule(key)),
                 "best": schedule_text(schedule),
@@ -135,7 +135,7 @@ def measure_gap(bench: Bench, seconds: float) -> dict[str, Any]:
         )
     rows.sort(key=lambda row: -row["share"])
     gain = sum(row["share"] * (1 - row["ratio"]) for row in rows)
-    return {"best by default": round(1 - gain, 4), "problems": rows}
+    return {"best by default": round(1 - gain, 4), "keys": rows}
 
 
 # ---- models ----
@@ -157,8 +157,8 @@ def tune_model(path: Path, database: Database, seconds: float) -> dict[str, Any]
     found = tune(*model_bench(path), seconds, database=database)
     return {
         "seconds": round(found.seconds, 1),
-        "problems": len(found.findings),
-        "choices": sum(each.schedules - 1 for each in found.findings),
+        "keys": len(found.findings),
+        "schedules": sum(each.schedules - 1 for each in found.findings),
         "tried": found.tries,
         "changed": sum(each.schedule != default_schedule(each.key) for each in found.findings),
         "kept": found.kept,
@@ -240,7 +240,7 @@ def table(record: Mapping[str, Any]) -> Iterator[str]:
     for name, row in record["models"].items():
         check, tune_of, every = row.get("check", {}), row.get("tune", {}), row.get("everything", {})
         half = "-".join(f"{each:.3f}" for each in check.get("middle half", []))
-        tried = f"{tune_of['tried']}/{tune_of['choices']}" if tune_of else ""
+        tried = f"{tune_of['tried']}/{tune_of['schedules']}" if tune_of else ""
         times = (check.get(key, "") for key in ("default ms", "tuned ms", "ratio"))
         yield _line(name, (*times, half, tried, every.get("best by default", "")))
     yield f"geometric mean: {record['geometric mean']}"
@@ -310,10 +310,10 @@ def _row(search: Search, samples: Samples) -> dict[str, Any]:
     found, _ = search.best
     return {
         "key": str(search.key),
-        "choices": len(times),
+        "schedules": len(times),
         "tried": len(search.tried) + 1,
-        "best": {"choice": schedule_text(best), "speedup": round(1 / times[best], 3)},
-        "found": {"choice": schedule_text(found), "speedup": round(1 / times[found], 3)},
+        "best": {"schedule": schedule_text(best), "speedup": round(1 / times[best], 3)},
+        "found": {"schedule": schedule_text(found), "speedup": round(1 / times[found], 3)},
         "reached": round(times[best] / times[found], 3),
     }
 
@@ -330,7 +330,7 @@ def run_kernels(count: int, seconds: float) -> dict[str, Any]:
     return {
         "machine": platform.processor() or platform.machine(),
         "threads": runtime().threads,
-        "choices": sum(row["choices"] for row in rows),
+        "schedules": sum(row["schedules"] for row in rows),
         "tried": sum(row["tried"] for row in rows),
         "reached": round(statistics.geometric_mean(row["reached"] for row in rows), 4),
         "kernels": rows,

@@ -209,7 +209,7 @@ def _stored(program: Program, targets: Sequence[str], bind: Bind) -> StoredModel
 
 
 def _tuned(plan: ProgramPlan) -> dict[str, str]:
-    """The problems that are gone about in another way than by default, as texts."""
+    """The kernel shape keys whose schedule is not the default, as texts."""
     pairs = plan.chosen.items()
     return {str(key): schedule_text(schedule) for key, schedule in pairs if schedule != default_schedule(key)}
 

@@ -1,8 +1,8 @@
 """Autotuning: measures which schedules make a program's kernels faster on this machine, for the tuning database.
 
 Program, weights, inputs and seconds → `Tuning`. Called by `smelt tune` and `smelt.load(…, tune=…)`. The program is
-built once with timestamps and run-time tunables (`kernel.tune.tunables`). A round interleaves calls with several sets of
-schedules, each with another schedule for every key, so that one call measures all kernels in place;
+built once with timestamps and run-time tunables (`kernel.tune.tunables`). A round interleaves calls with several sets
+of schedules, each with another schedule for every key, so that one call measures all kernels in place;
 `kernel.tune.search` proposes them. At the end the whole program, built as it will be used, is compared with the program
 as it was. Schedules are kept only if it is faster by more than the noise.
 """

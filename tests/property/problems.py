@@ -1,4 +1,4 @@
-"""Random problems for every class of kernel: a program, arguments for it, and how far a right answer may be off.
+"""Random cases for every kind of kernel: a program, its arguments, and the tolerance.
 
 `draw(kind, random)` gives one. Operands arrive through random moves (transposes, reshapes, slices, reversals, padding),
 results leave through moves and elementwise ops; sizes are 0, 1, odd, prime or large, some of them open. The program
@@ -36,7 +36,7 @@ Build = Callable[..., Value]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a kind of problem asks for: operands, what to do with them, and how many terms an element sums."""
+    """A kind of case: operands, the computation, and the number of terms per element."""
 
     operands: list[tuple[Sizes, str]]
     build: Build
@@ -48,7 +48,7 @@ class Wanted:
 
 @dataclass
 class Draw:
-    """Dice, and the open sizes thrown so far."""
+    """The random generator, and the dynamic dimensions drawn so far."""
 
     random: np.random.Generator
     values: dict[str, int] = field(default_factory=dict)
@@ -118,7 +118,7 @@ def _wide(array: Array) -> Any:
 
 
 def difference(problem: Problem, got: Array) -> str:
-    """What is wrong with an answer; empty where nothing is."""
+    """What is wrong with a result; empty if it is right."""
     want = problem.expected()
     if got.shape != want.shape:
         return f"{problem.name}: shape {got.shape}, expected {want.shape}"
@@ -139,7 +139,7 @@ def difference(problem: Problem, got: Array) -> str:
 
 
 def draw(kind: str, random: np.random.Generator) -> Problem:
-    """One problem of a kind."""
+    """One case of a kind."""
     dice = Draw(random)
     wanted = KINDS[kind](dice)
     plain = all(element == "f32" or i in wanted.indices for i, (_, element) in enumerate(wanted.operands))
@@ -607,7 +607,7 @@ def loops(dice: Draw) -> Wanted:
 
 
 def joins(dice: Draw) -> Wanted:
-    """Pieces joined along an axis, then padded with holes between."""
+    """A concatenation along an axis, then interior padding."""
     sizes = dice.sizes(dice.number(1, 3), 33, work=4000)
     d = dice.number(0, len(sizes) - 1)
     pieces = [(*sizes[:d], dice.size(17), *sizes[d + 1 :]) for _ in range(dice.number(1, 4))]
@@ -647,7 +647,7 @@ KINDS: dict[str, Callable[[Draw], Wanted]] = {
 
 
 def edges() -> list[Problem]:
-    """Problems at edges that dice seldom find: each once went wrong."""
+    """Edge cases that random draws seldom find: regressions."""
     lists = [_moved_and_padded(rows, columns) for rows, columns in ((3, 2), (0, 3), (3, 0))]
     return [_shared_rows(), _product_of_scalars(), _product_of_nothing(), _last_row_padded(), *lists]
 

@@ -1,4 +1,4 @@
-"""Attention that never holds all its scores: random problems and random ways to cut them, against plain evaluations.
+"""FlashAttention: random shapes under random blockings, against direct evaluation.
 
 Operands lie in any order of axes, heads share keys, masks are added or choose, along any axes; sizes are 0, 1, odd,
 prime or large, some of them open. The answer may be off by what rounding of scores and of sums allows.
@@ -266,7 +266,7 @@ def test_any_tile_is_right(shape: TileShape, seed: int, monkeypatch: pytest.Monk
     assert failures([draw(random) for _ in range(8)], random) == []
 
 
-def test_any_choice_is_right(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_blocking_is_right(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng([seed, 3])
 
     def chosen(problem: Attention) -> Choice:
@@ -299,7 +299,7 @@ def pool() -> Iterator[Runtime]:
 
 
 def test_threads_and_batch_change_no_bit(seed: int, pool: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loops are cut into far smaller pieces than usual, so that small problems run on several threads."""
+    """Loops are split into far smaller chunks than usual, so that small shapes run on several threads."""
     monkeypatch.setattr(emit_c, "ELEMENTS_PER_CORE", 16)
     random = np.random.default_rng([seed, 5])
     causal, window = Mask("qk", "where", -np.inf, causal=True), Mask("bk", "add", -1e9)
@@ -321,7 +321,7 @@ def test_threads_and_batch_change_no_bit(seed: int, pool: Runtime, monkeypatch: 
             assert made(*alone)[0].tobytes() == want[i : i + 1].tobytes(), (case, i)
 
 
-def test_open_sizes_change_no_bit(seed: int) -> None:
+def test_dynamic_dimensions_change_no_bit(seed: int) -> None:
     """Neither do sizes that are known: the same blocks of keys, whatever is known before."""
     random = np.random.default_rng([seed, 6])
     mask = (Mask("qk", "where", -np.inf, causal=True),)

@@ -1,4 +1,4 @@
-"""An image that a kernel makes for itself has the bits of one that is stored, and the result is right.
+"""Fused expand + depthwise: the bits of an expanded image that is materialised, and the right result.
 
 Random images are widened by a matrix, bent, and looked at through a window for each channel. The same program that
 returns the image as well has to store it: both must agree bit for bit, and with an evaluation in double. Programs for
@@ -32,7 +32,7 @@ WAYS = {"alone": (False, False), "open": (False, True), "both": (True, False)}  
 
 
 class Case:
-    """One widened image. `shared`: it is returned as well."""
+    """One expanded image. `shared`: it is returned as well."""
 
     def __init__(self, random: np.random.Generator) -> None:
         def pick(*choices: int) -> int:
@@ -115,7 +115,7 @@ class Case:
         return x
 
 
-def test_images_made_on_the_way(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_expand_depthwise(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emit_c, "ELEMENTS_PER_CORE", 16)  # small kernels go to several cores, too
     random = np.random.default_rng(seed)
     cases = [Case(random) for _ in range(CASES)]

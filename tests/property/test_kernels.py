@@ -1,4 +1,4 @@
-"""Random problems of every class of kernel: generated C against the interpreter, or an evaluation in double.
+"""Random cases of every kind of kernel: generated C against the interpreter, or an evaluation in double.
 
 Moves, integers, booleans and sums of small integers must agree exactly; other sums of k terms within (4 + sqrt(k)) eps
 times the sum of the terms' magnitudes.
@@ -32,7 +32,7 @@ SHAPES = [TileShape(12, 32, 16), TileShape(6, 16, 8), TileShape(4, 8, 4), TileSh
 
 
 def failures(problems: Sequence[Problem]) -> list[str]:
-    """What went wrong, problem by problem; all of them are one C file."""
+    """The failures; all cases are compiled as one C file."""
     found = []
     for problem, made in zip(problems, native.compile_all([each.make(False) for each in problems]), strict=True):
         if isinstance(made, SmeltError):
@@ -45,13 +45,13 @@ def failures(problems: Sequence[Problem]) -> list[str]:
 
 
 @pytest.mark.parametrize("kinds", GROUPS, ids=lambda kinds: kinds[0])
-def test_random_problems(kinds: tuple[str, ...], seed: int) -> None:
+def test_random_cases(kinds: tuple[str, ...], seed: int) -> None:
     random = np.random.default_rng([seed, GROUPS.index(kinds)])
     problems = [draw(kinds[i % len(kinds)], random) for i in range(24)]
     assert failures(problems) == []
 
 
-def test_problems_at_the_edges() -> None:
+def test_edge_cases() -> None:
     assert failures(edges()) == []
 
 
@@ -66,7 +66,7 @@ def test_any_tile_is_right(shape: TileShape, seed: int, monkeypatch: pytest.Monk
 
 
 def test_the_comparison_finds_what_is_wrong(seed: int) -> None:
-    """A problem of each kind whose answer is another one in one place, or off by a little more than is allowed."""
+    """A case of each kind with one wrong element, or one just beyond the tolerance."""
     random = np.random.default_rng(seed)
     for kind in (kind for kinds in GROUPS for kind in kinds):
         problem = draw(kind, random)

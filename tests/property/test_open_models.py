@@ -1,4 +1,4 @@
-"""ONNX files with open sizes through `smelt.load`: one compiled program answers every size, and rightly.
+"""ONNX files with dynamic dimensions through `smelt.load`: one compiled program is right for every size.
 
 onnxruntime is the oracle. Counted: how often the C compiler is asked once the model is loaded.
 """
@@ -58,7 +58,7 @@ def tiny_encoder(folder: Path, seed: int) -> onnx.ModelProto:
 
 
 def tiny_images(folder: Path, seed: int) -> onnx.ModelProto:
-    """Convolutions with normalisation, a residual, pools and a head; batch, height and width are open."""
+    """Convolutions with normalisation, a residual, pools and a head; batch, height and width are dynamic."""
     random = np.random.default_rng(seed)
     weights: list[TensorProto] = []
 

@@ -1,4 +1,4 @@
-"""What the native engine promises about bits: the number of threads, the batch and open sizes change none of them.
+"""Bit-identical results of the native engine: for any number of threads, batch size and dynamic dimension.
 
 Held on every processor that this machine can stand in for. Loops are cut into far smaller pieces than usual, so that
 small models run on several threads at every step.
@@ -30,7 +30,7 @@ ROUNDING = 1e-5  # of a whole small model, relative to its largest result
 
 @cache
 def compiled(target: str) -> Mapping[str, NativeExecutable]:
-    """Every model with open sizes, for a processor; a few elements are worth a core."""
+    """Every model with dynamic dimensions, for a target; few elements are enough for another core."""
     usual, emit_c.ELEMENTS_PER_CORE = emit_c.ELEMENTS_PER_CORE, 16
     try:
         made = compile_all([model.open_program() for model in MODELS.values()], cpu.target(target))
@@ -97,7 +97,7 @@ def test_a_row_alone_is_the_row_of_a_batch(target: str, seed: int, pool: Runtime
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_open_sizes_give_what_fixed_ones_give(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dynamic_dimensions_give_the_bits_of_static_ones(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One program for every size, and none is compiled when a new size comes."""
     model = MODELS[name]
     weights = model.values(seed)

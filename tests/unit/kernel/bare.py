@@ -120,7 +120,7 @@ class _Context(ctypes.Structure):
 
 
 class Fence:
-    """Memory between two pages that nobody may touch."""
+    """Memory between two guard pages."""
 
     def __init__(self, data: bytes, *, at_end: bool) -> None:
         page = mmap.PAGESIZE
@@ -183,7 +183,7 @@ def read_results(case: Case, data: bytes) -> list[Array]:
 
 
 def random_problems(seed: int, count: int, kinds: Sequence[str] = tuple(KINDS)) -> list[Problem]:
-    """So many problems of the kinds in turn, after those at the edges."""
+    """`count` cases of the kinds, after the edge cases."""
     random = np.random.default_rng([seed, count])
     return [*edges(), *(draw(kinds[i % len(kinds)], random) for i in range(count))]
 

@@ -1,4 +1,4 @@
-"""Products of pairs of bf16: exact where f32 holds every sum, near float64 elsewhere, on every target.
+"""bf16 GEMM: exact where f32 holds every sum, close to float64 elsewhere, on every target.
 
 Targets without the instruction open the pairs to f32. On a processor that has it (`avx512_bf16` in /proc/cpuinfo) the
 names `native` and `avx512bf16` run it; elsewhere the latter is skipped, and only compiled.
@@ -47,7 +47,7 @@ def real(seed: int, *shape: int) -> Array:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_products(name: str, seed: int) -> None:
+def test_gemm_and_convolution(name: str, seed: int) -> None:
     target = target_of(name)
     programs = [product(*sizes, tile_shape(target).columns) for sizes in PRODUCTS]
     for sizes, program, made in zip(PRODUCTS, programs, compiled(programs, target), strict=True):
@@ -97,7 +97,7 @@ def test_convolutions_of_whole_numbers_are_exact(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["native", "plain"])
 def test_sizes_threads_and_what_is_not_finite(name: str, seed: int) -> None:
-    """Open sizes; the same bits with any number of threads; nan and infinity stay in their rows."""
+    """Dynamic dimensions; the same bits with any number of threads; nan and infinity stay in their rows."""
     target = target_of(name)
     rows, depth, columns = (symbol(each) for each in "mkn")
     f = FuncBuilder("main", [Shape("bf16", 1, rows, depth), Shape("bf16", 1, depth, columns)])

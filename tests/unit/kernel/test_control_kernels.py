@@ -184,6 +184,6 @@ SPLATS = """func.func @main(%n: tensor<i32>, %w: tensor<8x40xf32>) -> (tensor<5x
 }"""
 
 
-def test_products_of_a_number_that_lies_nowhere(seed: int) -> None:
+def test_gemm_of_a_splat_without_a_buffer(seed: int) -> None:
     w = np.random.default_rng(seed).integers(-4, 5, (8, 40)).astype(np.float32)
     assert not disagreement(parse(SPLATS), [(np.int32(turns), w) for turns in (0, 3)])

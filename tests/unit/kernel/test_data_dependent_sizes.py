@@ -104,7 +104,7 @@ def test_impossible_numbers_are_refused_before_memory_is_touched(text: str, args
 
 
 def growing(names: tuple[str, str]) -> Program:
-    """Two sequences, each turn's second one being both of the last turn's: sizes as in Fibonacci's numbers."""
+    """Two sequences, the second of each iteration is both of the previous one: sizes are Fibonacci numbers."""
     outer = symbol("N")
     f = FuncBuilder("main", [Shape("i64"), Shape("f32", outer), Shape("f32", outer)])
     regions = []
@@ -130,7 +130,7 @@ def test_loops_that_carry_growing_values(names: tuple[str, str]) -> None:
     assert not disagreement(growing(names), [(np.int64(turns), *pair) for turns in (0, 1, 2, 9)])
 
 
-def test_a_check_tells_the_programs_own_message() -> None:
+def test_a_failed_check_raises_the_programs_own_message() -> None:
     text = """func.func @main(%x: tensor<2xi32>, %n: tensor<i32>) -> tensor<2xi32> {
   %z = stablehlo.constant dense<0> : tensor<2xi32>
   %ok = stablehlo.compare GE, %x, %z : (tensor<2xi32>, tensor<2xi32>) -> tensor<2xi1>

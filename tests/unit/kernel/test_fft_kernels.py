@@ -1,4 +1,4 @@
-"""Fourier transforms in generated C against NumPy's, in double: every kind, lengths of all sorts, open sizes."""
+"""FFT kernels against NumPy's, in double: every kind, lengths of all sorts, dynamic dimensions."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_single_precision_is_rounded_once(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["FFT", "IFFT"])
-def test_open_sizes(kind: str, seed: int) -> None:
+def test_dynamic_dimensions(kind: str, seed: int) -> None:
     """The batch, and a length that only a call decides."""
     random = np.random.default_rng(seed)
     f = FuncBuilder("main", [Shape("complex<f64>", "B", "N", 3)])

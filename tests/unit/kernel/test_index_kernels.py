@@ -19,7 +19,7 @@ from tests.unit.kernel.agreement import ELEMENTS, combine, disagreement, draw
 
 @dataclass
 class Windows:
-    """Random dimension numbers, told as those of a gather."""
+    """Random dimension numbers, in the form of a gather."""
 
     operand: list[int]
     indices: list[int]
@@ -77,7 +77,7 @@ def some_indices(random: np.random.Generator, element: str, *sizes: int) -> Arra
 
 
 def test_gather_and_scatter_any_dimension_numbers(seed: int) -> None:
-    """All problems in one program: one gather and one scatter of each."""
+    """All cases in one program: one gather and one scatter of each."""
     random = np.random.default_rng(seed)
     problems = [Windows.draw(random) for _ in range(40)]
     kinds = [str(random.choice(["i32", "i64", "ui32", "ui64"])) for _ in problems]
@@ -112,7 +112,7 @@ def overwrite(f: FuncBuilder, *elements: str) -> Region:
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
-def test_every_element_type_and_open_sizes(element: str, seed: int) -> None:
+def test_every_element_type_and_dynamic_dimensions(element: str, seed: int) -> None:
     """Rows of a table picked, added and written, for tables and lists of rows of any length."""
     random = np.random.default_rng(seed)
     f = FuncBuilder("main", [Shape(element, "N", 3), Shape("i32", "M"), Shape(element, "M", 3), Shape("i64")])

@@ -1,4 +1,4 @@
-"""Updates in place and donation: what is copied and written in each turn of a loop, counted; results against NumPy's.
+"""Updates in place and donation: bytes copied and written per loop iteration; results against NumPy's.
 
 Random loops are problems of the kind "loop" (tests/property): fences, sanitizers and threads see them as well.
 """
@@ -53,7 +53,7 @@ def stores(body: Sequence[Stmt], sizes: dict[str, int]) -> int:
 
 
 def written(plan: Plan, steps: Sequence[Step], sizes: dict[str, int]) -> int:
-    """Bytes that a run of some steps writes, every loop turning once."""
+    """Bytes that a run of some steps writes, one iteration per loop."""
     total = 0
     for step in walk(tuple(steps)):
         match step:
@@ -134,7 +134,7 @@ def test_a_loop_that_writes_a_row_writes_nothing_else(rows: int) -> None:
     assert [step.updates for step in found.body if isinstance(step, Launch) and step.kernel.kind != "map"] != [()]
 
 
-def test_open_sizes_are_no_obstacle(seed: int) -> None:
+def test_dynamic_dimensions_are_updated_in_place(seed: int) -> None:
     text = loop(PLAIN, rows="?", columns="?").replace("tensor<1x?xf32>", "tensor<1x?xf32>")
     text = text.replace("tensor<?x?xf32>", "tensor<?x?xf32, #smelt.sizes<R, C>>")
     text = text.replace("tensor<?xf32>", "tensor<?xf32, #smelt.sizes<C>>")
@@ -339,7 +339,7 @@ def test_a_donated_buffer_is_gone() -> None:
 
 
 def test_what_cannot_be_written_is_copied() -> None:
-    """Read-only arrays, arrays in another order, buffers on somebody else's bytes."""
+    """Read-only arrays, arrays in another order, buffers on borrowed memory."""
     executable = NativeEngine().compile(parse(CACHE.format(n=6)), donate=["cache"])
     cache, x, i = cache_call()
     before = cache.copy()
@@ -355,7 +355,7 @@ def test_what_cannot_be_written_is_copied() -> None:
     assert np.array_equal(turned, before)
 
 
-def test_mistakes_with_donation_are_told() -> None:
+def test_mistakes_with_donation_raise() -> None:
     program = parse(CACHE.format(n=6))
     with pytest.raises(RunError, match="only inputs can be donated"):
         NativeEngine().compile(program, donate=["cash"])

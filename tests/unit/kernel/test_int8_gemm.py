@@ -1,4 +1,4 @@
-"""Products of bytes against NumPy's integers: every bit, on every target, with any number of threads."""
+"""int8 GEMM against NumPy's integers: every bit, on every target, with any number of threads."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def compiled(programs: list[Program], target: Target) -> Iterator[Executable]:
 
 
 @pytest.mark.parametrize("name", ["native", "half", "avx512", "avx2", "plain"])
-def test_products_are_exact(name: str, seed: int) -> None:
+def test_sums_are_exact(name: str, seed: int) -> None:
     target = target_of(name)
     programs = [product(*sizes, tile_shape(target).columns) for sizes in PRODUCTS]
     for sizes, program, made in zip(PRODUCTS, programs, compiled(programs, target), strict=True):
@@ -138,7 +138,7 @@ def test_threads_change_nothing(threads: int, seed: int) -> None:
         runtime().set_threads(before)
 
 
-def test_sizes_may_be_open(seed: int) -> None:
+def test_dynamic_dimensions(seed: int) -> None:
     width = tile_shape(cpu.target()).columns
     rows, depth, columns = (symbol(name) for name in "mkn")
     f = FuncBuilder("main", [Shape("ui8", 1, rows, depth), Shape("i8", 1, depth, columns)])

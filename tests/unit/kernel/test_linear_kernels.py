@@ -1,4 +1,4 @@
-"""Kernels of linear algebra against NumPy in double: factors, triangular systems, labelled sums, ragged products."""
+"""Kernels of linear algebra against NumPy in double: factors, triangular systems, labelled sums, ragged GEMMs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_cholesky(element: str, seed: int) -> None:
     np.testing.assert_allclose(wide(upper), want, rtol=TOLERANCE[element], atol=1e-12)
 
 
-def test_cholesky_of_open_sizes(seed: int) -> None:
+def test_cholesky_of_dynamic_dimensions(seed: int) -> None:
     random = np.random.default_rng(seed)
     f = FuncBuilder("main", [Shape("f64", "B", "N", "N")])
     run = NativeEngine().compile(Program.of(f.func(f.cholesky(*f.args, lower=True))))
@@ -97,7 +97,7 @@ def test_triangular_solve(element: str, left: bool, seed: int) -> None:
         np.testing.assert_allclose(wide(got), whole, rtol=TOLERANCE[element], atol=1e-12 * scale)
 
 
-def test_triangular_solve_of_open_sizes(seed: int) -> None:
+def test_triangular_solve_of_dynamic_dimensions(seed: int) -> None:
     random = np.random.default_rng(seed)
     f = FuncBuilder("main", [Shape("f64", "N", "N"), Shape("f64", "N", "M")])
     options: dict[str, Any] = {"left_side": True, "lower": False, "unit_diagonal": False, "transpose_a": "NO_TRANSPOSE"}
@@ -167,7 +167,7 @@ def test_ragged_sums_take_a_stretch_each(seed: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [3, 200])
-def test_products_of_mixed_types(depth: int, seed: int) -> None:
+def test_matmul_of_mixed_types(depth: int, seed: int) -> None:
     """Integers wrap in the result's type, narrow floats are summed in a wide one and rounded once."""
     random = np.random.default_rng(seed)
     cases = ["i8,i8,i8", "i8,i8,i32", "ui8,ui8,f32", "bf16,bf16,bf16", "f16,f16,f32", "i1,i1,i1", "i4,i4,i16"]

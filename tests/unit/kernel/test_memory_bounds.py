@@ -35,8 +35,8 @@ def answers(problems: Sequence[Problem], made: Bare, folder: Path) -> list[str]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are protected as Linux does")
-def test_buffers_between_pages_that_nobody_may_touch(seed: int) -> None:
-    """In a process of its own, for a stray access ends it; its last line tells which program it was."""
+def test_buffers_between_guard_pages(seed: int) -> None:
+    """In a subprocess, because a stray access kills it; its last line names the program."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.unit.kernel.bare", str(seed), "60"]
     done = subprocess.run(command, cwd=HERE.parents[2], capture_output=True, text=True, check=False)
     assert done.stdout.endswith("done\n"), done.stdout[-300:] + done.stderr[-3000:]
@@ -44,7 +44,7 @@ def test_buffers_between_pages_that_nobody_may_touch(seed: int) -> None:
 
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_programs_under_a_sanitizer(sanitizer: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loops on cores are cut into small pieces, so that two threads meet wherever they can. Nothing is optimised: a
+    """Parallel loops are split into small chunks, so that two threads meet wherever they can. Nothing is optimised: a
     compiler that moves a stray read to where it does no harm would hide it."""
     gcc = shutil.which("gcc")
     flags = ["-g", "-O0", "-std=c11", "-pthread", "-fwrapv", "-ffp-contract=off", f"-fsanitize={sanitizer}"]

@@ -76,7 +76,7 @@ def test_one_program_answers_every_size(rows: int, seed: int) -> None:
     np.testing.assert_allclose(native, reference, rtol=1e-6, atol=1e-7)
 
 
-def test_product_with_batch_and_moves(seed: int) -> None:
+def test_batched_gemm_with_moves(seed: int) -> None:
     random = np.random.default_rng(seed)
     f = FuncBuilder("main", [Shape("f32", 2, 3, "K"), Shape("f32", "K", 2, 4)])
     x, y = f.args
@@ -88,7 +88,7 @@ def test_product_with_batch_and_moves(seed: int) -> None:
     np.testing.assert_allclose(native, reference, rtol=1e-5, atol=1e-6)
 
 
-def test_integers_choices_and_constants() -> None:
+def test_integers_select_and_constants() -> None:
     f = FuncBuilder("main", [Shape("i32", 3, 4)])
     (x,) = f.args
     table = f.constant(np.arange(12, dtype=np.int32).reshape(3, 4) - 5)

@@ -42,8 +42,8 @@ def test_bits_are_those_of_xla(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["THREE_FRY", "PHILOX"])
-def test_open_sizes_and_narrow_elements(algorithm: str) -> None:
-    """Which axis pairs lie along is decided by the call."""
+def test_dynamic_dimensions_and_narrow_elements(algorithm: str) -> None:
+    """The axis of pairs is known only at the call."""
     elements = ("i4", "ui8", "f8E4M3FN", "f16", "f32", "i64")
     f = FuncBuilder("main", [Shape("ui64", 2), Shape("i1", "A", "B")])
     results: list[Value] = []

@@ -1,4 +1,4 @@
-"""Rounding to bytes on the native engine: every bit as NumPy divides, rounds and holds, close to every tie."""
+"""Requantisation to int8: the bits of NumPy's division, rounding and clamping, close to every tie."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def near_ties(scale: float) -> Array:
 
 
 def spelled_out(f: FuncBuilder, x: Value, scale: float, zero: int, kind: str) -> Value:
-    """The ops of a reader: divide, round, move, hold, convert twice."""
+    """The ops of a reader: divide, round, add the zero point, clamp, convert twice."""
     low, high, _ = LIMITS[kind]
     full = [f.full(float(each), x.shape) for each in (scale, zero, low, high)]
     steps = f.add(f.round_nearest_even(f.divide(x, full[0])), full[1])
@@ -79,8 +79,8 @@ def test_scales_and_zero_points_of_their_own(seed: int) -> None:
     np.testing.assert_array_equal(found, exact(x, scales[:, None], zeros[:, None], "ui8"))
 
 
-def test_two_products_that_meet_leave_bytes_behind(tmp_path: Path) -> None:
-    """The one that does not hold the sum at its end stores what it was rounded to, a quarter of its sums."""
+def test_of_two_gemms_that_are_added_one_stores_int8(tmp_path: Path) -> None:
+    """The one without the addition in its epilogue stores int8, a quarter of its i32 sums."""
     random = np.random.default_rng(0)
     weights = {
         "s": np.float32(0.05),
@@ -111,7 +111,7 @@ def test_two_products_that_meet_leave_bytes_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("again", "padding", "bytes"), [(0.05, 1, True), (0.07, 1, True), (0.05, 3, False)])
-def test_the_greatest_of_a_window_is_found_among_bytes(again: float, padding: int, bytes: bool, seed: int) -> None:
+def test_max_pooling_runs_on_int8(again: float, padding: int, bytes: bool, seed: int) -> None:
     """Where a window may hold nothing but padding, minus infinity is no byte."""
     x = np.random.default_rng(seed).integers(0, 256, (2, 9, 7, 5)).astype(np.uint8)
     f = FuncBuilder("main", [Shape("ui8", *x.shape)])
@@ -135,7 +135,7 @@ def test_the_greatest_of_a_window_is_found_among_bytes(again: float, padding: in
     np.testing.assert_array_equal(found, exact(pooled, again, 3, "ui8"))
 
 
-def test_signed_bytes_that_somebody_wants_unsigned_are_made_so(seed: int) -> None:
+def test_int8_for_a_uint8_consumer_is_stored_as_uint8(seed: int) -> None:
     x = np.random.default_rng(seed).normal(size=(9, 33)).astype(np.float32) * 9
     f = FuncBuilder("main", [Shape("f32", *x.shape)])
     signed = spelled_out(f, f.args[0], 0.1, -5, "i8")

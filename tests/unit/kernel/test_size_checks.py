@@ -153,7 +153,7 @@ LATE = """func.func @main(%s: tensor<1xi64>, %x: tensor<4xf32>) -> tensor<?xf32,
 
 
 @pytest.mark.parametrize("count", [2, 3, 1 << 40, 1 << 62, (1 << 63) - 1, -1])
-def test_sizes_that_data_tells_are_checked_too(count: int) -> None:
+def test_data_dependent_sizes_are_checked_too(count: int) -> None:
     native = NativeEngine().compile(parse(LATE))
     args = [np.array([count]), np.ones(4, np.float32)]
     if count == 3:

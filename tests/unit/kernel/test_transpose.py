@@ -44,7 +44,7 @@ def test_elements_of_any_type_are_woven(element: str) -> None:
         np.testing.assert_array_equal(made(x)[0], x.transpose(1, 2, 0))
 
 
-def test_open_sizes() -> None:
+def test_dynamic_dimensions() -> None:
     f = FuncBuilder("main", [Shape("f32", 2, "M", "N")])
     made = NativeEngine().compile(Program.of(f.func(f.transpose(f.args[0], permutation=(0, 2, 1)))))
     for m, n in ((1, 1), (0, 5), (16, 32), (37, 15), (50, 65)):

@@ -55,7 +55,7 @@ def test_windows_of_every_form(seed: int) -> None:
 
 
 @pytest.mark.parametrize("element", ["f32", "bf16", "f64", "i32", "ui8"])
-def test_pooling_with_open_sizes(element: str, seed: int) -> None:
+def test_pooling_with_dynamic_dimensions(element: str, seed: int) -> None:
     """The usual pools; a sum over many elements is rounded at another place."""
     random = np.random.default_rng(seed)
     f = FuncBuilder("main", [Shape(element, "B", 2, "H", "W")])
