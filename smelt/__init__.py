@@ -14,7 +14,7 @@ import os
 import sys
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from smelt.version import __version__
 
@@ -141,7 +141,7 @@ __all__ = ["__version__", "deserialize", "load", *_PUBLIC]
 
 
 def load(
-    path: str | Path,
+    path: str | Path | bytes | bytearray | memoryview | IO[bytes],
     *,
     device: str = "auto",
     engine: str = "auto",
@@ -156,6 +156,8 @@ def load(
 ) -> LoadedModel:
     """A model that can be called, from a path: `smelt.load("model.onnx")(pixels=x)["probabilities"]`.
 
+    Bytes and open files work as well; their content says which format it is.
+
     A model file is read, compiled and bound (`smelt.model.load`). A bundle (`.smelt`) is mapped, checked and runs
     without the modules that compile; `verify` and `keys` are for the check (`smelt.run.load`). A file that an
     executable of the pjrt engine saved gives that executable, for `prepare`. A language model (a Hugging Face folder,
@@ -163,9 +165,11 @@ def load(
     """
     given = {name: value for name, value in locals().items() if name != "path"}
     options = {name: value for name, value in given.items() if value != _OPTIONS[name]}
+    if not isinstance(path, str | os.PathLike):
+        return _load_spooled(path, options)  # type: ignore[no-any-return]
     if str(path).lower().endswith(".smelt"):
         return _load_saved(path, _only(path, "a bundle", options, "context"))  # type: ignore[no-any-return]
-    if str(path).lower().endswith(".gguf") or os.path.isdir(path):
+    if str(path).lower().endswith(".gguf") or os.path.isfile(os.path.join(path, "config.json")):
         _only(path, "a language model", options, "static", "sizes", "tune", "verify", "keys")
         return import_module("smelt.llm").load(path, **options)  # type: ignore[no-any-return]
     _only(path, "a model file", options, "verify", "keys", "context")
@@ -185,6 +189,18 @@ def _only(path: str | Path, kind: str, options: dict[str, Any], *lacking: str) -
             remedy=f"leave out {' and '.join(refused)}",
         )
     return options
+
+
+def _load_spooled(source: Any, options: dict[str, Any]) -> Any:
+    """A model from bytes or an open file: a temporary file that lives as long as the model."""
+    folder, path = import_module("smelt.formats").spool(source)
+    try:
+        model = load(path, **options)
+    except BaseException:
+        folder.cleanup()
+        raise
+    import_module("weakref").finalize(model, folder.cleanup)
+    return model
 
 
 def _load_saved(path: str | Path, options: dict[str, Any]) -> Any:

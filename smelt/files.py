@@ -87,6 +87,17 @@ def write_atomically(path: str | os.PathLike[str], pieces: Iterable[bytes | memo
     return total
 
 
+def check_folder(path: str | os.PathLike[str]) -> None:
+    """Refuse a file whose folder is missing, before the work that the file is to hold."""
+    folder = os.path.dirname(os.fspath(path)) or os.curdir
+    if not os.path.isdir(folder):
+        from shlex import quote
+
+        raise FileError(
+            f"cannot write {path}", expected="a folder that exists", got=folder, remedy=f"mkdir -p {quote(folder)}"
+        )
+
+
 def sweep(folder: str | os.PathLike[str], pattern: str, age: float = STALE) -> None:
     """Remove our own files whose names match and that nobody has written to for `age` seconds."""
     before = time.time() - age

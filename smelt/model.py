@@ -11,6 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from smelt import formats
 from smelt.device.cache import compiling_for
 from smelt.dtype import Array
 from smelt.engine import compile_with_first
@@ -20,7 +21,7 @@ from smelt.engine.sample import sample_inputs
 from smelt.engine.store import recompile
 from smelt.engine.tune import tune as tune_program
 from smelt.engine_api import Engine, Executable
-from smelt.errors import FileError, UnsupportedError
+from smelt.errors import UnsupportedError
 from smelt.ir.core import Program
 from smelt.passes.quantise import check_precision, with_precision
 from smelt.read import jax_export, onnx, stablehlo
@@ -51,14 +52,19 @@ def read(path: str | Path, static: Mapping[str, Any] | None = None) -> tuple[Pro
     path = Path(path)
     suffix = check_file(path)
     if static and suffix != ".onnx":
-        raise UnsupportedError("only inputs of ONNX models can be given at import", got=", ".join(static), where=path)
+        raise UnsupportedError(
+            "only inputs of ONNX models can be given at import",
+            got=", ".join(static),
+            where=path,
+            remedy="leave out static",
+        )
     return onnx.read(path, static) if static else FORMATS[suffix](path)
 
 
 def check_file(path: Path) -> str:
     """The ending of a file that exists and has a format that we know."""
     if not path.is_file():
-        raise FileError("no such file", expected="a path to a model", got=path)
+        raise formats.absent(path, ", ".join(FORMATS))
     suffix = path.suffix.lower()
     if suffix == bundle.SUFFIX:
         raise UnsupportedError(
@@ -69,9 +75,9 @@ def check_file(path: Path) -> str:
             "smelt run, bench, check, show and inspect take bundles",
         )
     if suffix not in FORMATS and stablehlo.is_binary(path):
-        return jax_export.SUFFIX  # both kinds of binary files tell themselves by their content
+        return jax_export.SUFFIX  # bytecode and jax.export are recognised by their content
     if suffix not in FORMATS:
-        raise UnsupportedError("unknown model format", expected=", ".join(FORMATS), got=suffix or path.name, where=path)
+        raise formats.unsupported(path, suffix, ", ".join(FORMATS))
     return suffix
 
 

@@ -113,7 +113,7 @@ class Weights(Mapping[str, HostBuffer]):
     def of(arrays: Mapping[str, object]) -> Weights:
         """Weights from arrays that are in memory already."""
         buffers = {name: HostBuffer.of(array) for name, array in arrays.items()}
-        return Weights({name: Stored(buffer.shape, buffer.numpy) for name, buffer in buffers.items()}, source="memory")
+        return Weights({name: Stored(buffer.shape, buffer.numpy) for name, buffer in buffers.items()})
 
     def __getitem__(self, name: str) -> HostBuffer:
         stored = self._find(name)

@@ -1,7 +1,7 @@
-"""A compiled model as data: programs, each with code for several processors, their arrays, and where it all came from.
+"""A compiled model as data: programs with code for several targets, their arrays, and their provenance.
 
-Executables give it (`stored`), `write` turns it into a file, `load` reads it back. Arrays may lie in a mapped file, and
-code is read and checked when it is asked for.
+`to_stored` makes one from an executable, `bundle.write` writes it, `run.load` reads it back. Arrays may be views
+of a mapped file. Code is read and checked on demand.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from smelt.bundle.entry import Entry
 from smelt.device.runtime import ABI
 from smelt.dtype import Array
 from smelt.engine_api import KernelUse, Signature
+from smelt.errors import UnsupportedError
 from smelt.frozen import Frozen
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-Read: TypeAlias = Callable[[], bytes]  # gives bytes that were checked
+Read: TypeAlias = Callable[[], bytes]  # returns bytes after their check
 
 
 class Code(Frozen):
-    """A library for one kind of processor: it runs where all features are there."""
+    """A library for one target. It runs on processors that have all features."""
 
     target: str
     machine: str
@@ -30,12 +31,12 @@ class Code(Frozen):
 
 
 class Variant(Frozen):
-    """A program lowered for one layout of weights. `text` is StableHLO, compressed, to compile it again from.
+    """A program lowered for one layout of packed weights. `text`: its StableHLO, compressed, to recompile it from.
 
-    `bound` is None where the weights are still to be given; then there is a `prepare`.
+    `bound` is None where the weights are not bound yet; then there is a `prepare`.
     """
 
-    tile: tuple[int, int, int]  # rows, columns, lanes: the products' registers and the width of packed weights
+    tile: tuple[int, int, int]  # rows, columns, lanes of the register tile: the width of packed panels
     text: Read
     main: Entry
     constants: tuple[Array, ...]
@@ -46,7 +47,7 @@ class Variant(Frozen):
 
 
 class StoredProgram(Frozen):
-    """One program. `values` and `shapes`: the inputs for which it was made, where those shape it."""
+    """One program. `values` and `shapes`: the compile-time inputs that it is specialised to."""
 
     signature: Signature
     kernels: tuple[KernelUse, ...]
@@ -57,7 +58,7 @@ class StoredProgram(Frozen):
 
 
 class RuntimeCode(Frozen):
-    """The runtime library for any processor of a machine; `made_of` is a digest of its source."""
+    """The runtime library for the baseline ISA of a machine; `made_of` is a digest of its source."""
 
     machine: str
     made_of: str
@@ -65,7 +66,7 @@ class RuntimeCode(Frozen):
 
 
 class StoredModel(Frozen):
-    """A whole model. `static` and `by_size`: what shapes the program, where several programs are there."""
+    """A whole model. `static` and `by_size`: which inputs, or whether all sizes, select one of several programs."""
 
     name: str
     signature: Signature
@@ -82,6 +83,18 @@ class StoredModel(Frozen):
 class Storable(Protocol):
     """An executable that can be written to a file."""
 
-    def stored(self, targets: Sequence[str] = ()) -> StoredModel:
-        """Everything about it, with code for the named processors; none named: this machine's kind, and any other."""
+    def to_stored(self, targets: Sequence[str] = ()) -> StoredModel:
+        """The content of its bundle, with code for these targets; by default for this processor and the baseline."""
         ...
+
+
+def to_stored(executable: object, targets: Sequence[str]) -> StoredModel:
+    """The content of an executable's bundle. Only the native engine's can be saved."""
+    if not isinstance(executable, Storable):
+        raise UnsupportedError(
+            "this program cannot be saved",
+            expected="an executable of the native engine",
+            got=type(executable).__name__,
+            remedy='compile it with engine="native"',
+        )
+    return executable.to_stored(targets)

@@ -72,7 +72,7 @@ def _ports(ports: Sequence[Port]) -> dict[str, str]:
 
 def shown(file: Path, stage: str, generic: bool, export: bool) -> dict[str, Any]:
     """A stage as far as a bundle keeps it, with a text for people."""
-    stored = bundle.stored(file)
+    stored = bundle.read_stored(file)
     if stage not in STAGES:
         source = stored.provenance.get("source", "MODEL")
         raise UnsupportedError(
@@ -295,7 +295,7 @@ def print_checked(record: Mapping[str, Any]) -> None:
 
 def random_inputs(file: Path, sizes: Sequence[str], seed: int = 0) -> dict[str, Array]:
     """Random inputs of a bundle by their names; those that shape the program are as its first one was made for."""
-    stored = bundle.stored(file)
+    stored = bundle.read_stored(file)
     program = stored.programs[0]
     made = _random(lowered(program.variants[0].text()), program, sizes, seed)
     given = {**made, **program.values}
@@ -308,7 +308,7 @@ def _random(text: Program, program: StoredProgram, sizes: Sequence[str], seed: i
 
 def check_original(file: Path, original: Path | None, against: Sequence[str]) -> None:
     """Peers read the file that a bundle was made of, and no other one."""
-    source = bundle.stored(file).provenance
+    source = bundle.read_stored(file).provenance
     if original is None:
         if against:
             raise UnsupportedError(

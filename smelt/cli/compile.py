@@ -16,6 +16,7 @@ from smelt.cli.preflight import read_fixed, said_values
 from smelt.cli.sizes import said_sizes
 from smelt.engine.store import store_weights
 from smelt.errors import SmeltError
+from smelt.files import check_folder
 from smelt.passes.quantise import with_precision
 from smelt.run.load import SUFFIX
 
@@ -32,6 +33,7 @@ def compile_model(
 ) -> None:
     if output.suffix.lower() != SUFFIX:
         raise SmeltError("a bundle needs its ending", expected=f"FILE{SUFFIX}", got=output)
+    check_folder(output)
     start = time.perf_counter()
     program, weights = read_fixed(file, said_values(file, static), said_sizes(sizes))
     stored = store_weights(with_precision(program, precision), weights, targets)

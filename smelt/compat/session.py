@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +21,7 @@ from smelt.device.runtime import runtime
 from smelt.dtype import Array
 from smelt.engine_api import Port
 from smelt.errors import RunError, UnsupportedError
+from smelt.formats import spool
 from smelt.ir.ops.signature import bare_symbol
 from smelt.model import LoadedModel, load, model_of, read
 from smelt.passes.specialise import substitute
@@ -81,10 +80,9 @@ class InferenceSession:
             )
         self._engine = engine
         if isinstance(path_or_bytes, bytes | bytearray | memoryview):
-            folder = tempfile.mkdtemp(prefix="smelt-")
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-            self._path = Path(folder) / "model.onnx"
-            self._path.write_bytes(path_or_bytes)
+            folder, path = spool(path_or_bytes)
+            weakref.finalize(self, folder.cleanup)
+            self._path = Path(path)
         else:
             self._path = Path(path_or_bytes)
         self._pool: ThreadPoolExecutor | None = None

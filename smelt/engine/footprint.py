@@ -1,6 +1,6 @@
-"""What a planned program will hold in memory, before anything is compiled or loaded: a number, or a formula of sizes.
+"""The memory that a planned program will need, before it is compiled or loaded: bytes, or a formula of symbolic sizes.
 
-The native engine makes it from its plans; `load(memory_limit=…)`, `smelt inspect` and `smelt show` look at it.
+`load(memory_limit=…)`, `smelt inspect` and `smelt show` read it.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import Any
 import numpy as np
 
 from smelt.buffer import bytes_text, parse_bytes
-from smelt.bundle.stored import Storable, StoredModel
+from smelt.bundle.stored import StoredModel, to_stored
 from smelt.device.runtime import Account
 from smelt.dim import Size, evaluate, solve
 from smelt.dtype import Array
 from smelt.engine_api import Closing, Executable, KernelUse, Port, Signature, Trimmable
-from smelt.errors import MemoryLimitError, ShapeError, UnsupportedError
+from smelt.errors import MemoryLimitError, ShapeError
 from smelt.kernel.plan.memory import Memory
 from smelt.kernel.plan.plan import Plan, walk
 from smelt.weights import Weights
 
-PER_STEP = 64 << 10  # bytes of Python objects, code and text for each step of a plan: measured, and rounded up
-HUGE = 2 << 20  # bytes: what is as large as that lies in pages of that size
+PER_STEP = 64 << 10  # bytes of Python objects, code and text per step of a plan: measured, rounded up
+HUGE = 2 << 20  # bytes: blocks of this size and more are in huge pages
 REMEMBERED = 1000  # shapes that are known to fit
 SHOWN = 6  # buffers in an error
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The bytes that a model may take, and the open sizes that are known already.
+    """The bytes that a model may use, and the dynamic dimensions that are known at load.
 
-    All programs of the model share the account, which is opened for the first of them.
+    All programs of the model share one account.
     """
 
     bytes: int
@@ -53,10 +53,10 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of one loaded program and one call of it. What only data tells the size of is not counted.
+    """Bytes of one loaded program and one call of it. Data-dependent sizes are not counted.
 
-    At the most the program itself, what @prepare made of the weights and the constants are there, and either the
-    weights and the temporaries of @prepare, or the temporaries of a call and its results.
+    The peak is the program, the packed weights and the constants, plus the larger of two: the weights and temporaries
+    of @prepare, or the temporaries and results of a call.
     """
 
     weights: tuple[Port, ...]
@@ -65,11 +65,11 @@ class Footprint:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """The open sizes that it depends on."""
+        """The symbolic sizes that it depends on."""
         return self.main[0].symbols
 
     def parts(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Bytes of each kind, for given sizes; open ones that are not given count as 1."""
+        """Bytes of each kind, for given sizes; dynamic dimensions that are not given count as 1."""
         known = dict.fromkeys(self.symbols, 1) | dict(sizes)
         plan, memory = self.main
         first = self.prepare[0] if self.prepare else None
@@ -91,13 +91,13 @@ class Footprint:
         return parts["program"] + parts["bound"] + parts["constants"] + max(call, preparation)
 
     def needed(self, sizes: Mapping[str, int]) -> int:
-        """The same in whole pages, as the runtime library takes them."""
+        """The same in whole pages, as the runtime library allocates them."""
         parts = {name: _in_pages(count) for name, count in self.parts(sizes).items()}
         call, preparation = parts["temporaries"] + parts["results"], parts["weights"] + parts["preparation"]
         return parts["program"] + parts["bound"] + parts["constants"] + max(call, preparation)
 
     def text(self) -> str:
-        """The peak as a formula of the open sizes."""
+        """The peak as a formula of the symbolic sizes."""
         parts = self.parts({})
         total: Size = 0
         several: list[str] = []
@@ -114,7 +114,7 @@ class Footprint:
         return f"{fixed} + max({call}, {preparation})" if preparation else f"{fixed} + {call}"
 
     def largest(self, sizes: Mapping[str, int]) -> list[tuple[str, int]]:
-        """The largest things in memory: what they are, and their bytes."""
+        """The largest blocks in memory: names and bytes."""
         known = dict.fromkeys(self.symbols, 1) | dict(sizes)
         found = {f"weight {port.name}: {port.shape}": _bytes(port) for port in self.weights}
         for where, plan in [("", self.main[0]), *([("prepare: ", self.prepare[0])] if self.prepare else [])]:
@@ -124,7 +124,7 @@ class Footprint:
         return sorted(found.items(), key=lambda item: -item[1])
 
     def check(self, limit: int, sizes: Mapping[str, int]) -> None:
-        """Refuses a program that needs more than `limit` bytes for the sizes, or for the smallest ones."""
+        """Refuse a program that needs more than `limit` bytes at these sizes; sizes that are not given count as 1."""
         peak = self.needed(sizes)
         if peak <= limit:
             return
@@ -146,7 +146,7 @@ class Footprint:
 
 
 class Limited(Closing):
-    """An executable that refuses calls whose sizes need more memory than allowed; its account bounds them together."""
+    """An executable that refuses calls whose sizes need more memory than allowed. Its account bounds all calls."""
 
     def __init__(self, executable: Executable, footprint: Footprint, limit: int) -> None:
         self._executable, self._footprint, self._limit = executable, footprint, limit
@@ -183,11 +183,9 @@ class Limited(Closing):
             self._seen.clear()
         self._seen.add(shapes)
 
-    def stored(self, targets: Sequence[str] = ()) -> StoredModel:
-        """What a bundle has to hold; the limit is not part of it."""
-        if not isinstance(self._executable, Storable):
-            raise UnsupportedError("this program cannot be saved", remedy="compile the model with the native engine")
-        return self._executable.stored(targets)
+    def to_stored(self, targets: Sequence[str] = ()) -> StoredModel:
+        """The content of its bundle, without the limit."""
+        return to_stored(self._executable, targets)
 
     def trim(self) -> None:
         if isinstance(self._executable, Trimmable):

@@ -247,7 +247,7 @@ class NativeExecutable(Closing):
         """Bytes that it holds now; None where the weights are not bound."""
         return None if self._bound is None else self._bound.memory
 
-    def stored(self, targets: Sequence[str] = ()) -> StoredModel:
+    def to_stored(self, targets: Sequence[str] = ()) -> StoredModel:
         """What a bundle has to hold, with code for the named processors."""
         self._open()
         if self._store is None:
@@ -256,7 +256,7 @@ class NativeExecutable(Closing):
 
     def serialize(self, *, targets: Sequence[str] = (), private_key: str | Path | None = None) -> bytes:
         """A bundle as bytes; `smelt.deserialize` reads it."""
-        return serialize(self.stored(targets), private_key)
+        return serialize(self.to_stored(targets), private_key)
 
     def cancel(self) -> None:
         """Stop the calls that run now, from another thread: they raise RunError. Later calls run."""

@@ -133,8 +133,8 @@ def describe(path: str | Path) -> dict[str, Any]:
     }
 
 
-def stored(path: str | Path) -> StoredModel:
-    """What a bundle holds. Its head and manifest are read; texts and code are read and checked when asked for."""
+def read_stored(path: str | Path) -> StoredModel:
+    """The content of a bundle. Its head and manifest are read; texts and code are read and checked on demand."""
     image = container.open_file(path)
     image.close()
     return _read(image)

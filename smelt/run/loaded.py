@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smelt.buffer import Buffer, as_array
-from smelt.bundle.stored import Storable, StoredModel
+from smelt.bundle.stored import StoredModel, to_stored
 from smelt.bundle.write import serialize, source_record, write
 from smelt.device.runtime import Memory
 from smelt.dtype import Array
 from smelt.engine_api import Closing, Executable, KernelUse, Port, Signature, Trimmable
-from smelt.errors import RunError, UnsupportedError
+from smelt.errors import RunError
+from smelt.files import check_folder
 from smelt.frozen import Frozen
 from smelt.run.executable import NativeExecutable
 from smelt.run.per_value import PerValue
@@ -159,18 +160,15 @@ class LoadedModel(Closing):
         `targets` names processors (avx512, avx512vnni, avx2, neon, plain); none: this machine's kind, and plain for
         any other. `private_key` is a file with an Ed25519 key that signs the bundle.
         """
-        write(path, self._stored(targets), private_key)
+        check_folder(path)
+        write(path, self._to_stored(targets), private_key)
 
     def serialize(self, *, targets: Sequence[str] = (), private_key: str | Path | None = None) -> bytes:
         """The bytes that `save` writes."""
-        return serialize(self._stored(targets), private_key)
+        return serialize(self._to_stored(targets), private_key)
 
-    def _stored(self, targets: Sequence[str]) -> StoredModel:
-        if not isinstance(self._executable, Storable):
-            raise UnsupportedError(
-                f"{self.name} cannot be saved", expected="the native engine", got=f"the {self.engine} engine"
-            )
-        stored = self._executable.stored(targets)
+    def _to_stored(self, targets: Sequence[str]) -> StoredModel:
+        stored = to_stored(self._executable, targets)
         source = source_record(self._source) if self._source is not None else {}
         return stored.replace(name=self.name, metadata=self.metadata, provenance=self.provenance | source)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smelt.bundle.stored import Storable, StoredModel
+from smelt.bundle.stored import StoredModel, to_stored
 from smelt.dtype import Array
 from smelt.engine_api import Closing, Executable, KernelUse, Signature, Trimmable
 from smelt.errors import MemoryLimitError, RunError, SizeError, UnsupportedError
@@ -87,7 +87,7 @@ class PerValue(Closing):
         """Whether there is a program for such inputs already."""
         return bool(self._programs) and self._key(self._named(inputs))[0] in self._programs
 
-    def stored(self, targets: Sequence[str] = ()) -> StoredModel:
+    def to_stored(self, targets: Sequence[str] = ()) -> StoredModel:
         """The programs that there are: a file cannot make more of them."""
         if not self._programs:
             raise UnsupportedError(
@@ -96,9 +96,7 @@ class PerValue(Closing):
             )
         parts = []
         for made in self._programs.values():
-            if not isinstance(made.executable, Storable):
-                raise UnsupportedError("a program of another engine cannot be saved", expected="the native engine")
-            parts.append((made, made.executable.stored(targets)))
+            parts.append((made, to_stored(made.executable, targets)))
         programs = [
             program.replace(values=made.values, shapes=made.shapes) for made, part in parts for program in part.programs
         ]
@@ -197,11 +195,9 @@ class OpenSizes(Closing):
                 pass
         return self._fixed(*inputs, stop=stop)
 
-    def stored(self, targets: Sequence[str] = ()) -> StoredModel:
+    def to_stored(self, targets: Sequence[str] = ()) -> StoredModel:
         """The program with open sizes: what breaks what it takes for granted is an error in a file."""
-        if not isinstance(self._open, Storable):
-            raise UnsupportedError("a program of another engine cannot be saved", expected="the native engine")
-        return self._open.stored(targets)
+        return to_stored(self._open, targets)
 
     def trim(self) -> None:
         if isinstance(self._open, Trimmable):

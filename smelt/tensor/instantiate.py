@@ -219,8 +219,11 @@ class _Report:
         count = len(self.mistakes)
         lines = self.mistakes[:SHOWN] + ([f"… and {count - SHOWN} more"] if count > SHOWN else [])
         nothing = not any(name.startswith(self.prefix) for name in self.weights)
+        source = self.weights.source
         raise ShapeError(
-            f"{self.model} does not fit {self.weights.source or 'the weights'}, {count} "
+            f"the weights{f' of {source}' if source else ''} do not match {self.model}, {count} "
             f"mistake{'s' if count > 1 else ''}:\n  " + "\n  ".join(lines),
-            remedy=f"no name begins with {self.prefix!r}: another prefix?" if nothing and self.prefix else None,
+            remedy=f"no name begins with {self.prefix!r}: another prefix?"
+            if nothing and self.prefix
+            else "change the declarations of the class, or give the checkpoint that belongs to it",
         )

@@ -125,7 +125,7 @@ def test_bytes_that_are_no_model(tmp_path: Path, seed: int):
     noise = random.Random(seed).randbytes(512)
     for data in (b"", b"\0", b"\xff" * 64, b"hello, world", bytes(4096), b"\x3a\xff\xff\xff\xff\x0f", noise):
         path.write_bytes(data)
-        with pytest.raises(ParseError, match=r"not an ONNX|a field lies outside its message"):
+        with pytest.raises(ParseError, match=r"not an ONNX|truncated or damaged"):
             read(path)
     with pytest.raises(FileError):
         read(tmp_path / "missing.onnx")
@@ -138,7 +138,7 @@ def test_every_prefix_of_a_file(tmp_path: Path):
     path = tmp_path / "m.onnx"
     for end in [*range(0, 200, 7), *range(200, len(data), max(1, len(data) // 60))]:
         path.write_bytes(data[:end])
-        with pytest.raises(ParseError, match=r"not an ONNX|a field lies outside its message"):
+        with pytest.raises(ParseError, match=r"not an ONNX|truncated or damaged"):
             read(path)
 
 

@@ -25,6 +25,7 @@ BASE = {
     "theory",
     "errors",
     "files",
+    "formats",
     "target",
     "buffer",
     "weights",

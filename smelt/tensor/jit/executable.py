@@ -475,7 +475,7 @@ class Executable(Generic[P, R]):
         """Write it to a file, which appears whole or not at all; `smelt.load(path)` takes it back."""
         compiled = self._only_path("several programs, which do not go into one file").compiled
         if isinstance(compiled, Storable):
-            write_bundle(Path(path), compiled.stored().replace(name=self.name))
+            write_bundle(Path(path), compiled.to_stored().replace(name=self.name))
         elif hasattr(compiled, "serialize"):
             write_atomically(path, [self.serialize()])
         else:

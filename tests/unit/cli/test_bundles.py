@@ -18,7 +18,7 @@ from smelt.bundle.write import write
 from smelt.cli.main import app
 from smelt.device import cpu
 from smelt.errors import FileError, RunError, SmeltError, UnsupportedError
-from smelt.run.load import stored
+from smelt.run.load import read_stored
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
 
@@ -94,7 +94,7 @@ def test_check_finds_code_that_computes_something_else(tmp_path: Path) -> None:
     for factor in (2, 3):
         (tmp_path / f"times{factor}.mlir").write_text(TEXT.format(factor))
         smelt_json("compile", tmp_path / f"times{factor}.mlir", "-o", tmp_path / f"times{factor}.smelt")
-    twice, thrice = (stored(tmp_path / f"times{factor}.smelt") for factor in (2, 3))
+    twice, thrice = (read_stored(tmp_path / f"times{factor}.smelt") for factor in (2, 3))
     (program,), (other,) = twice.programs, thrice.programs
     (variant,) = program.variants
     codes = (variant.codes[0], other.variants[0].codes[-1])  # plain code of the other program
@@ -117,7 +117,7 @@ int {name}_run(void) {{ {what} }}
 )
 def test_check_survives_code_that_crashes(bundle: Path, tmp_path: Path, what: str, why: str) -> None:
     """Such code says of itself what the manifest says: only a run shows what it does."""
-    model = stored(bundle)
+    model = read_stored(bundle)
     (program,) = model.programs
     variant = program.variants[0]
     main = variant.main

@@ -69,6 +69,7 @@ def test_load_refuses_options_that_do_not_exist_or_do_not_apply(tmp_path: Path) 
         smelt.load(DIGITS, memory_limits="1GB")  # type: ignore[call-arg]
     with pytest.raises(UnsupportedError, match="a model file has no option verify"):
         smelt.load(DIGITS, verify=True, engine="reference")
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UnsupportedError, match="a language model has no option tune"):
         smelt.load(tmp_path, tune=1.0)
     (tmp_path / "model.smelt").write_bytes(b"")

@@ -97,10 +97,18 @@ def _fields(data: memoryview, start: int, end: int, path: str) -> Iterator[tuple
         elif wire == 5:
             stop = body + 4
         else:
-            raise ParseError(f"{path}: not an ONNX file", expected="a protobuf field", got=f"wire type {wire} at {at}")
+            raise ParseError(
+                f"{path}: not an ONNX file",
+                expected="a protobuf field",
+                got=f"wire type {wire} at {at}",
+                remedy="export the model as ONNX, or rename the file to the ending of its format",
+            )
         if number == 0 or stop > end:
             raise ParseError(
-                f"{path}: a field lies outside its message", expected=f"an end at {end}", got=f"{stop} at {at}"
+                f"{path}: the file is truncated or damaged",
+                expected=f"at least {stop} bytes" if number else "a protobuf field",
+                got=f"{end} bytes; the field at {at} ends beyond them" if number else f"field 0 at {at}",
+                remedy="download or export the model again",
             )
         yield number, wire, at, body, stop
         at = stop
@@ -115,7 +123,12 @@ def _read_varint(data: memoryview, at: int, end: int, path: str) -> tuple[int, i
         if byte < 0x80:
             return value, at
         shift += 7
-    raise ParseError(f"{path}: not an ONNX file, or a part of one", expected="a number", got=f"its end at {at}")
+    raise ParseError(
+        f"{path}: not an ONNX file, or a truncated one",
+        expected="a number",
+        got=f"the end at {at}",
+        remedy="download or export the model again",
+    )
 
 
 def _varint(value: int) -> bytes:
