@@ -157,7 +157,7 @@ def test_export_and_merge(database: Database, tmp_path: Path) -> None:
 
 def test_a_folder_that_takes_nothing_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(FileError, match="cannot keep") as caught:
+    with pytest.raises(FileError, match="cannot write") as caught:
         Database(tmp_path / "file" / "tuned.jsonl").append([record()])
     assert "SMELT_CACHE_DIR" in str(caught.value)
 
