@@ -1,0 +1,267 @@
+"""What ONNX operators refuse: one model for each check of attributes and shapes, with the class and the message."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smelt.errors import ParseError, ShapeError, SmeltError, UnsupportedError
+from smelt.read.onnx import read
+from smelt.read.onnx.graph import StaticError
+from tests.unit.read.refused import one_node
+
+Row = tuple[type[SmeltError], str, str, list[Any], dict[str, Any]]
+ML, MS, TRAINING = "ai.onnx.ml", "com.microsoft", "ai.onnx.preview.training"
+
+
+def i64(*numbers: int) -> np.ndarray[Any, Any]:
+    return np.array(numbers, np.int64)
+
+
+def f32(*numbers: float) -> np.ndarray[Any, Any]:
+    return np.array(numbers, np.float32)
+
+
+def row(error: type[SmeltError], message: str, op: str, *inputs: Any, **attrs: Any) -> Row:
+    return error, message, op, list(inputs), attrs
+
+
+IMAGE = "f32[1,2,4,4]"
+MOVES = [
+    row(ShapeError, "Reshape: sizes 0 and -1 together", "Reshape", "f32[2,3]", i64(0, -1), allowzero=1),
+    row(ShapeError, "Reshape: impossible sizes", "Reshape", "f32[2,3]", i64(-1, -1)),
+    row(ShapeError, "Reshape: impossible sizes", "Reshape", "f32[2,3]", i64(-2, 3)),
+    row(ShapeError, "Reshape: the number of elements changes", "Reshape", "f32[2,3]", i64(2, 2)),
+    row(ShapeError, "Flatten: axis is out of range", "Flatten", "f32[2,3]", axis=3),
+    row(ShapeError, "Flatten: axis is out of range", "Flatten", "f32[2,3]", axis=-3),
+    row(StaticError, "Squeeze without axes of a tensor whose sizes are not fixed", "Squeeze", "f32[N,1]"),
+    row(ShapeError, "Squeeze: a dimension that is not 1", "Squeeze", "f32[2,1]", i64(0)),
+    row(ShapeError, "Transpose: perm must name every dimension once", "Transpose", "f32[2,3]", perm=[0, 0]),
+    row(ShapeError, "Tile: one number per dimension", "Tile", "f32[2,3]", i64(2)),
+    row(ShapeError, "Tile: a negative number of repeats", "Tile", "f32[2,3]", i64(2, -1)),
+    row(ParseError, "DepthToSpace: attribute 'mode'", "DepthToSpace", "f32[1,4,2,2]", blocksize=2, mode="RCD"),
+    row(ShapeError, "DepthToSpace: the block size does not divide", "DepthToSpace", "f32[1,3,2,2]", blocksize=2),
+    row(ShapeError, "SpaceToDepth: the block size does not divide", "SpaceToDepth", "f32[1,1,3,2]", blocksize=2),
+    row(ParseError, "Split: attribute 'num_outputs'", "Split", "f32[4]", num_outputs=1, outputs=2),
+    row(ShapeError, "Split: a negative size", "Split", "f32[4]", i64(5, -1), outputs=2),
+    row(ShapeError, "Split: the parts do not make up the whole", "Split", "f32[4]", i64(1, 2), outputs=2),
+    row(ShapeError, "Split: without 'num_outputs' all parts are equal", "Split", "f32[5]", outputs=2, version=13),
+    row(ShapeError, "Split: fewer parts make up the whole", "Split", "f32[2]", num_outputs=4, outputs=4),
+    row(ShapeError, "Slice: starts, ends, axes and steps differ in length", "Slice", "f32[4]", i64(0), i64(1, 2)),
+    row(ShapeError, "Slice: a step of 0", "Slice", "f32[4]", i64(0), i64(2), i64(0), i64(0)),
+    row(ShapeError, "Pad: two numbers per axis", "Pad", "f32[2,3]", i64(1, 1)),
+    row(ParseError, "Pad: attribute 'mode'", "Pad", "f32[4]", i64(1, 1), mode="mirror"),
+    row(ParseError, "Pad: attribute 'pads' is missing", "Pad", "f32[4]", version=2),
+    row(ShapeError, "a negative size", "ConstantOfShape", i64(-1)),
+    row(ShapeError, "Range with a step of 0", "Range", i64(0).reshape(()), i64(2).reshape(()), i64(0).reshape(())),
+    row(ShapeError, "EyeLike takes a matrix", "EyeLike", "f32[2]"),
+    row(ShapeError, "Trilu takes matrices", "Trilu", "f32[2]"),
+    row(ShapeError, "OneHot: depth is one number", "OneHot", "i64[2]", i64(3, 4), f32(0, 1)),
+]  # fmt: skip
+
+INDICES = [
+    row(ShapeError, "Gather: an index is out of range", "Gather", "f32[2]", i64(2).reshape(())),
+    row(ShapeError, "GatherElements: ranks differ", "GatherElements", "f32[2,3]", "i64[2]"),
+    row(ShapeError, "GatherND: the indices do not fit", "GatherND", "f32[2,3]", "i64[3]", batch_dims=1),
+    row(ShapeError, "GatherND: too many indices", "GatherND", "f32[2]", "i64[2,2]"),
+    row(ParseError, "attribute 'reduction'", "ScatterElements", "f32[2]", "i64[1]", "f32[1]", reduction="mean"),
+    row(ShapeError, "ScatterElements: ranks differ", "ScatterElements", "f32[2,3]", "i64[2]", "f32[2]"),
+    row(ShapeError, "ScatterND: the indices do not fit", "ScatterND", "f32[2]", "i64[1,2]", "f32[1]"),
+    row(UnsupportedError, "NonZero of a scalar", "NonZero", "f32[]"),
+    row(ShapeError, "Compress: condition must be a vector", "Compress", "f32[2]", "bool[2,1]"),
+    row(UnsupportedError, "Unique over slices of this size", "Unique", "f32[2,257]", axis=0),
+    row(StaticError, "Unique over slices of this size", "Unique", "f32[2,N]", axis=0),
+    row(ShapeError, "SplitToSequence: the parts do not make up the whole", "SplitToSequence", "f32[4]", i64(1, 2)),
+    row(StaticError, "SplitToSequence of a size that is not fixed", "SplitToSequence", "f32[N]"),
+    row(UnsupportedError, "a sequence is needed here", "SequenceLength", "f32[4]"),
+]  # fmt: skip
+
+MATH = [
+    row(ShapeError, "axis leaves no room for the right operand", "Add", "f32[2,3]", "f32[3,4]", axis=1, broadcast=1,
+        version=6),
+    row(ParseError, "BitShift: attribute 'direction'", "BitShift", "ui8[2]", "ui8[2]", direction="UP"),
+    row(ParseError, "Gelu: attribute 'approximate'", "Gelu", "f32[2]", approximate="erf"),
+    row(ShapeError, "Gemm multiplies matrices", "Gemm", "f32[2]", "f32[2,3]"),
+    row(ParseError, "Einsum: attribute 'equation'", "Einsum", "f32[2]", equation="a->b->c"),
+    row(ShapeError, "Einsum: an operand has another rank than its term", "Einsum", "f32[2]", equation="ab->a"),
+    row(UnsupportedError, "Det of matrices of this size", "Det", "f32[2,3]"),
+    row(UnsupportedError, "Det of matrices of this size", "Det", "f32[65,65]"),
+    row(ShapeError, "a matrix product of a scalar", "MatMul", "f32[]", "f32[2]"),
+    row(ShapeError, "BitCast keeps the width", "BitCast", "f32[2]", to=11, version=26),
+    row(UnsupportedError, "random numbers that are not floats", "RandomNormal", shape=[2], dtype=7),
+    row(ShapeError, "Multinomial takes [batch, classes]", "Multinomial", "f32[3]"),
+]  # fmt: skip
+
+WINDOWS = [
+    row(ShapeError, "attributes of the window differ in length", "MaxPool", IMAGE, kernel_shape=[2, 2], strides=[1]),
+    row(ShapeError, "a window needs positive sizes", "MaxPool", IMAGE, kernel_shape=[2, 2], strides=[0, 1]),
+    row(ShapeError, "a window needs positive sizes", "MaxPool", IMAGE, kernel_shape=[2, 0]),
+    row(ShapeError, "attribute 'pads' has the wrong length", "MaxPool", IMAGE, kernel_shape=[2, 2], pads=[0, 0]),
+    row(ParseError, "attribute 'auto_pad'", "MaxPool", IMAGE, kernel_shape=[2, 2], auto_pad="SAME"),
+    *(row(ShapeError, f"{op} needs a batch, channels and space", op, "f32[1,2]", *rest, **attrs) for op, rest,
+        attrs in (
+        ("Conv", ["f32[3,2]"], {}), ("ConvTranspose", ["f32[2,3]"], {}), ("MaxPool", [], {"kernel_shape": [1]}),
+        ("AveragePool", [], {"kernel_shape": [1]}), ("LpPool", [], {"kernel_shape": [1]}),
+    )),
+    row(ShapeError, "MaxUnpool needs a batch, channels and space", "MaxUnpool", "f32[1,2]", "i64[1,2]",
+        kernel_shape=[1]),
+    row(ShapeError, "the kernel does not fit", "Conv", IMAGE, "f32[3,2,3]"),
+    row(ShapeError, "the kernel does not fit", "Conv", IMAGE, "f32[3,2,3,3]", kernel_shape=[2, 3]),
+    row(StaticError, "a kernel whose size is not fixed", "Conv", IMAGE, "f32[3,2,K,3]"),
+    row(ShapeError, "attribute 'pads' has the wrong length", "ConvTranspose", IMAGE, "f32[2,3,3,3]", pads=[0]),
+    row(StaticError, "attribute 'ceil_mode' with sizes that are not fixed", "MaxPool", "f32[1,2,N,4]",
+        kernel_shape=[2, 2], strides=[3, 3], ceil_mode=1),
+    row(ShapeError, "GroupNormalization: attribute 'num_groups'", "GroupNormalization", "f32[1,4,2]", "f32[4]",
+        "f32[4]",
+        num_groups=3),
+    row(UnsupportedError, "BatchNormalization: attribute 'spatial' = 0", "BatchNormalization", IMAGE, *["f32[2]"] * 4,
+        spatial=0, version=7),
+    row(ParseError, "LpNormalization: attribute 'p'", "LpNormalization", "f32[2]", p=3),
+    row(UnsupportedError, "Dropout in training mode", "Dropout", "f32[2]", is_test=0, version=6),
+    row(ShapeError, "Dropout: ratio is out of range", "Dropout", "f32[2]", np.float32(1), np.array(True)),
+]  # fmt: skip
+
+SIGNALS = [
+    row(ShapeError, "Resize: one scale per axis", "Resize", IMAGE, None, f32(1, 1)),
+    row(ShapeError, "Resize: either scales or sizes, one per axis", "Resize", IMAGE),
+    row(ShapeError, "Resize: impossible scales", "Resize", IMAGE, None, f32(1, 1, 0, 1)),
+    row(ShapeError, "Resize: roi has two numbers per axis", "Resize", IMAGE, f32(0, 0, 1), f32(1, 1, 2, 2),
+        coordinate_transformation_mode="tf_crop_and_resize"),
+    row(ShapeError, "STFT takes [batch, length, parts]", "STFT", "f32[8]", np.int64(2), f32(1, 1)),
+    row(ShapeError, "STFT: window must be a vector", "STFT", "f32[1,8,1]", np.int64(2), f32(1, 1).reshape(1, 2)),
+    row(ShapeError, "HannWindow: impossible size", "HannWindow", np.int64(-1)),
+    row(ShapeError, "MelWeightMatrix: impossible sizes", "MelWeightMatrix", np.int64(0), np.int64(8), np.int64(8000),
+        np.float32(0), np.float32(4000)),
+    row(ParseError, "GridSample: attribute 'mode'", "GridSample", IMAGE, "f32[1,2,2,2]", mode="area"),
+    row(ParseError, "GridSample: attribute 'padding_mode'", "GridSample", IMAGE, "f32[1,2,2,2]", padding_mode="wrap"),
+    row(ShapeError, "GridSample: the grid does not fit", "GridSample", IMAGE, "f32[1,2,2,3]"),
+    row(UnsupportedError, "GridSample of more than three spatial", "GridSample", "f32[1,1,2,2,2,2]",
+        "f32[1,2,2,2,2,4]"),
+    row(ParseError, "RoiAlign: attribute 'coordinate_transformation_mode'", "RoiAlign", IMAGE, "f32[1,4]", i64(0),
+        coordinate_transformation_mode="half"),
+    row(ParseError, "RoiAlign: attribute 'mode'", "RoiAlign", IMAGE, "f32[1,4]", i64(0), mode="sum"),
+    row(UnsupportedError, "DeformConv of other than images", "DeformConv", "f32[1,2,4]", "f32[3,2,3]", "f32[1,6,2]"),
+    row(ShapeError, "Col2Im: the blocks do not fit the image", "Col2Im", "f32[1,4,4]", i64(3, 3), i64(4, 2)),
+    *(row(ParseError, f"{op}: attribute '{name}'", op, "f32[3,1,2]", f"f32[1,{gates * 2},2]", f"f32[1,{gates * 2},2]",
+          hidden_size=2, **{name: value})
+      for op, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4))
+      for name, value in (("direction", "backward"), ("layout", 2), ("activations", ["Tanh"] * 5),
+                          ("activations", ["Cosine"] * {"RNN": 1, "GRU": 2, "LSTM": 3}[op]))),
+    row(UnsupportedError, "LSTM: attribute 'hidden_size' is not the recurrence's", "LSTM", "f32[3,1,2]", "f32[1,8,2]",
+        "f32[1,8,2]", hidden_size=3),
+]  # fmt: skip
+
+TEXT = [
+    row(UnsupportedError, "RegexFullMatch takes text", "RegexFullMatch", "f32[2]", pattern="a"),
+    row(ParseError, "RegexFullMatch: attribute 'pattern'", "RegexFullMatch", ["a"], pattern="("),
+    row(UnsupportedError, "StringConcat takes text", "StringConcat", "f32[2]", ["a"]),
+    row(UnsupportedError, "StringSplit takes text", "StringSplit", "f32[2]", outputs=2),
+    row(UnsupportedError, "StringNormalizer takes a vector of text", "StringNormalizer", "f32[2]"),
+    row(ParseError, "StringNormalizer: attribute 'case_change_action'", "StringNormalizer", ["a"],
+        case_change_action="TITLE"),
+    row(ParseError, "TfIdfVectorizer: attribute 'mode'", "TfIdfVectorizer", "i64[4]", mode="TD", min_gram_length=1,
+        max_gram_length=1, max_skip_count=0, ngram_counts=[0], ngram_indexes=[0], pool_int64s=[1]),
+    row(ParseError, "TfIdfVectorizer: the pool is of another type than the input", "TfIdfVectorizer", "i64[4]",
+        mode="TF",
+        min_gram_length=1, max_gram_length=1, max_skip_count=0, ngram_counts=[0], ngram_indexes=[0],
+         pool_strings=["a"]),
+]  # fmt: skip
+
+
+def ml(error: type[SmeltError], message: str, op: str, *inputs: Any, **attrs: Any) -> Row:
+    return row(error, message, op, *inputs, domain=ML, **attrs)
+
+
+FEATURES = "f32[2,3]"
+LEARNT = [
+    ml(ShapeError, "ArrayFeatureExtractor of a scalar", "ArrayFeatureExtractor", "f32[]", i64(0)),
+    ml(UnsupportedError, "ArrayFeatureExtractor of text in several rows", "ArrayFeatureExtractor",
+       np.array([["a", "b"], ["c", "d"]], object), "i64[1]"),
+    ml(ShapeError, "1 or 3 numbers", "Scaler", FEATURES, offset=[1.0, 2.0], scale=[1.0]),
+    ml(ParseError, "Imputer: values must be given either as floats or as integers", "Imputer", FEATURES,
+       imputed_value_floats=[1.0], imputed_value_int64s=[1]),
+    ml(ParseError, "Imputer: values of another type than the input", "Imputer", FEATURES, imputed_value_int64s=[1]),
+    ml(ShapeError, "Normalizer takes [batch, features]", "Normalizer", "f32[2,3,4]"),
+    ml(ParseError, "Normalizer: attribute 'norm'", "Normalizer", FEATURES, norm="L3"),
+    ml(ParseError, "FeatureVectorizer: attribute 'inputdimensions'", "FeatureVectorizer", FEATURES,
+       inputdimensions=[3, 4]),
+    ml(ParseError, "OneHotEncoder: categories of another type than the input", "OneHotEncoder", FEATURES,
+       cats_strings=["a"]),
+    ml(ParseError, "LabelEncoder: keys and values differ in number", "LabelEncoder", "i64[2]", keys_int64s=[1, 2],
+       values_int64s=[1]),
+    ml(ParseError, "LabelEncoder: keys of another type than the input", "LabelEncoder", "i64[2]", keys_strings=["a"],
+       values_int64s=[1]),
+    ml(ParseError, "LabelEncoder: keys must be given in one way", "LabelEncoder", "i64[2]", keys_strings=["a"],
+       keys_int64s=[1], values_int64s=[1]),
+    ml(ShapeError, "ZipMap takes [batch, keys]", "ZipMap", "f32[2,2,2]", classlabels_int64s=[0, 1]),
+    ml(ShapeError, "LinearRegressor: attribute 'coefficients'", "LinearRegressor", FEATURES, coefficients=[1.0]),
+    ml(ParseError, "LinearRegressor: attribute 'intercepts'", "LinearRegressor", FEATURES, coefficients=[1.0] * 3,
+       intercepts=[1.0, 2.0]),
+    ml(ParseError, "LinearRegressor: attribute 'post_transform'", "LinearRegressor", FEATURES, coefficients=[1.0] * 3,
+       post_transform="SQUARE"),
+    ml(ParseError, "LinearClassifier: attribute 'post_transform'", "LinearClassifier", FEATURES,
+       coefficients=[1.0] * 6, classlabels_ints=[0, 1], post_transform="SQUARE", outputs=2),
+    ml(ShapeError, "LinearClassifier: as many labels as rows of coefficients", "LinearClassifier", FEATURES,
+       coefficients=[1.0] * 6, intercepts=[0.0, 0.0], classlabels_ints=[0, 1, 2], outputs=2),
+    ml(ParseError, "SVMRegressor: attributes 'rho' and 'coefficients' must be given", "SVMRegressor", FEATURES,
+       n_supports=1, support_vectors=[1.0] * 3),
+    ml(ParseError, "SVMRegressor: attribute 'kernel_type'", "SVMRegressor", FEATURES, n_supports=1, rho=[0.0],
+       coefficients=[1.0], support_vectors=[1.0] * 3, kernel_type="COSINE"),
+    ml(ParseError, "SVMRegressor: attribute 'kernel_params'", "SVMRegressor", FEATURES, n_supports=1, rho=[0.0],
+       coefficients=[1.0], support_vectors=[1.0] * 3, kernel_params=[1.0]),
+    ml(ShapeError, "SVMRegressor: support vectors of another length", "SVMRegressor", FEATURES, n_supports=1, rho=[0.0],
+       coefficients=[1.0], support_vectors=[1.0] * 4),
+    ml(ParseError, "SVMRegressor: attribute 'support_vectors'", "SVMRegressor", FEATURES, n_supports=2, rho=[0.0],
+       coefficients=[1.0] * 2, support_vectors=[1.0] * 3),
+    ml(ParseError, "SVMRegressor: attribute 'coefficients'", "SVMRegressor", FEATURES, n_supports=2, rho=[0.0],
+       coefficients=[1.0], support_vectors=[1.0] * 6),
+    ml(ParseError, "TreeEnsembleRegressor: no tree", "TreeEnsembleRegressor", FEATURES, n_targets=1),
+]  # fmt: skip
+
+
+def ms(error: type[SmeltError], message: str, op: str, *inputs: Any, **attrs: Any) -> Row:
+    return row(error, message, op, *inputs, domain=MS, **attrs)
+
+
+BNB = {"K": 4, "N": 2, "block_size": 16, "quant_type": 1}
+CONTRIB = [
+    *(ms(ShapeError, "MatMulBnb4: attributes 'block_size', 'K' and 'N'", "MatMulBnb4", "f32[2,4]", "ui8[4]", "f32[1]",
+         **(BNB | {name: 0})) for name in ("K", "N", "block_size")),
+    ms(UnsupportedError, "MatMulBnb4: attribute 'quant_type'", "MatMulBnb4", "f32[2,4]", "ui8[4]", "f32[1]",
+       **(BNB | {"quant_type": 2})),
+    ms(UnsupportedError, "MatMulBnb4: attribute 'transB' = 0", "MatMulBnb4", "f32[2,4]", "ui8[4]", "f32[1]",
+       transB=0, **BNB),
+    ms(ShapeError, "QGemm multiplies matrices", "QGemm", "ui8[2]", np.float32(1), np.uint8(0), "ui8[2,2]",
+     np.float32(1),
+       np.uint8(0)),
+    ms(ShapeError, "ExpandDims: 'axis' is one number", "ExpandDims", "f32[2]", i64(0, 1)),
+    ms(ShapeError, "Unique takes a vector", "Unique", "f32[2,2]", outputs=3),
+    ms(ParseError, "Attention: attribute 'qkv_hidden_sizes'", "Attention", "f32[1,2,4]", "f32[4,12]", "f32[12]",
+       num_heads=2, qkv_hidden_sizes=[4, 4]),
+    ms(ParseError, "MultiHeadAttention: input 'value' is missing", "MultiHeadAttention", "f32[1,2,4]", "f32[1,2,4]",
+       num_heads=2),
+    ms(ParseError, "MultiHeadAttention: 'past_key' and 'past_value' come together", "MultiHeadAttention",
+       *["f32[1,2,4]"] * 3, None, None, None, "f32[1,2,3,2]", num_heads=2),
+    row(ParseError, "Momentum: attribute 'mode'", "Momentum", "f32[]", "i64[]", *["f32[2]"] * 3, domain=TRAINING,
+        alpha=0.9, beta=0.5, norm_coefficient=0.0, mode="fast", outputs=2),
+    row(ParseError, "Momentum: the number of inputs", "Momentum", "f32[]", "i64[]", *["f32[2]"] * 4, domain=TRAINING,
+        alpha=0.9, beta=0.5, norm_coefficient=0.0, mode="standard", outputs=2),
+]  # fmt: skip
+
+ROWS = [*MOVES, *INDICES, *MATH, *WINDOWS, *SIGNALS, *TEXT, *LEARNT, *CONTRIB]
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "op", "inputs", "attrs"), ROWS, ids=[f"{each[2]}-{each[1][-40:]}" for each in ROWS]
+)
+def test_refused(
+    error: type[SmeltError], message: str, op: str, inputs: list[Any], attrs: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=re.escape(message)) as caught:
+        read(one_node(tmp_path, op, inputs, **attrs))
+    assert type(caught.value) is error
+    assert op in str(caught.value)
