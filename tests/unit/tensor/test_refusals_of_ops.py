@@ -1,0 +1,118 @@
+"""What operations on tensors refuse, the message and the remedy: one expression for each check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import smelt
+from smelt import TensorError
+
+
+def made(sizes: tuple[int, ...], names: str = "", kind: Any = np.float32) -> Any:
+    plain = smelt.tensor(np.zeros(sizes, kind))
+    return plain.named(names) if names else plain
+
+
+S, V, W, M = made(()), made((3,)), made((4,)), made((2, 3))
+INTS, BOOLS, COMPLEX = (made((2, 3), kind=kind) for kind in (np.int32, np.bool_, np.complex64))
+AB, BC, AC = made((2, 3), "a b"), made((3, 4), "b c"), made((2, 4), "a c")
+IMAGE, KERNEL = made((1, 2, 6, 6), "b c y x"), made((3, 2, 3, 3), "o c y x")
+NAMES, NUMBERS = (
+    "name the axes of the other operand, .named(…), or take the names away, .unnamed()",
+    'cast first: .to("f32")',
+)
+
+Row = tuple[str, str | None, Callable[[], Any]]
+ROWS: list[Row] = [
+    ("dot: axes with names are given by name", 'say its name: .dot(other, "d")', lambda: AB.dot(BC, (1, 0))),
+    ("dot: axes with names are given by name", NAMES, lambda: AB.dot(M, (1, 1))),
+    ("dot: axes with names are given by name", NAMES, lambda: M.dot(AB, (1, 1))),
+    ("dot: an axis is named twice", None, lambda: AB.dot(BC, "b b")),
+    ("dot: axis 1 has size 3, axis 0 of the right operand 4", None, lambda: M.dot(W, (1, 0))),
+    ("dot: there is no axis 2", None, lambda: M.dot(V, (2, 0))),
+    ("dot: there is no axis 1", None, lambda: M.dot(V, (1, 1))),
+    ("@: a scalar has no axis to contract", "x * y", lambda: S @ V),
+    ("@: a scalar has no axis to contract", "x * y", lambda: V @ S),
+    ("@: axes with names meet axes without", "name the axes of the other operand: .named(…)", lambda: AB @ V),
+    ("conv: strides has 1 numbers for 2 axes", None, lambda: IMAGE.conv(KERNEL, "y x", strides=(1,))),
+    ("conv: padding is 'valid', 'same' or (before, after) for each axis", None,
+     lambda: IMAGE.conv(KERNEL, "y x", padding=[(1, 1)])),
+    ("mean_pool: not for i32", NUMBERS, lambda: made((1, 4), "b x", np.int32).mean_pool({"x": 2})),
+    ("split: the new axes need names", '.split("d", h=…, k=…)', lambda: AB.split("b", 3, 1)),
+    ("merge: no axes to merge", None, lambda: AB.merge((), "c")),
+    ("named: 1 names for 2 axes", None, lambda: M.named("a")),
+    ("reshape: only one size may be -1", None, lambda: M.reshape(-1, -1)),
+    ("reshape: -1 can be anything beside an axis of size 0", "give the size itself",
+     lambda: made((0, 3)).reshape(-1, 0)),
+    ("insert: the new axis needs a name", '.insert("name")', lambda: AB.insert(0)),
+    ("insert: axes with names meet axes without", "give the axes names first: .named(…)", lambda: M.insert("c")),
+    ("squeeze: axis 0 has size 2, not 1", None, lambda: M.squeeze(0)),
+    ("3 indices for 2 axes", None, lambda: M[0, 0, 0]),
+    ("only one ... in an index", None, lambda: M[..., ...]),
+    ("the new axis needs a name", '.insert("name")', lambda: AB[None]),
+    ("an index that is a tensor needs its axis", ".take(index, 0)", lambda: M[INTS]),
+    ("an index that is a tensor needs its axis", ".take(index, 1)", lambda: M[0, INTS]),
+    ("index 2 is not always inside axis 0 of size 2", None, lambda: M[2]),
+    ("index -3 is not always inside axis 0 of size 2", None, lambda: M[-3]),
+    ("stack: there is no tensor", None, lambda: smelt.stack([], 0)),
+    ("sum: not for i1", NUMBERS, lambda: BOOLS.sum()),
+    ("softmax: not for i32", NUMBERS, lambda: INTS.softmax(0)),
+    ("max: not for complex<f32>", None, lambda: COMPLEX.max()),
+    ("all: not for f32", None, lambda: M.all()),
+    ("any: not for f32", None, lambda: M.any()),
+    ("sort: not for complex<f32>", None, lambda: COMPLEX.sort(0)),
+    ("cummax: not for complex<f32>", None, lambda: COMPLEX.cummax(0)),
+    ("var: not for i32", NUMBERS, lambda: INTS.var()),
+    ("std: not for i32", NUMBERS, lambda: INTS.std()),
+    ("logsumexp: not for i32", NUMBERS, lambda: INTS.logsumexp(0)),
+    ("log_softmax: not for i32", NUMBERS, lambda: INTS.log_softmax(0)),
+    ("argmax: along which axis?", '.argmax("s")', lambda: M.argmax()),
+    ("argmin: along which axis?", '.argmin("s")', lambda: M.argmin()),
+    ("/: i32 has no fractions", 'x // y, or cast first: x.to("f32") / y', lambda: INTS / INTS),
+    ("item: 6 elements, not one", None, lambda: M.item()),
+    ("+: the float 0.5 meets i32", 'cast the tensor first: .to("f32")', lambda: INTS + 0.5),
+    ("+: 4294967296 does not fit i32", "cast the tensor to a wider type first", lambda: INTS + (1 << 32)),
+    ("+: the number 2 meets booleans", 'cast them first: .to("i32")', lambda: BOOLS + 2),
+    ("+: a complex number meets f32", 'cast the tensor first: .to("c64")', lambda: M + 1j),
+    ("to: complex numbers do not become f32", None, lambda: COMPLEX.to("f32")),
+    ("while_loop: there is no state", "while_loop(condition, body, *state)", lambda: smelt.while_loop(bool, bool)),
+    ("concatenate: axes with names are given by name", None, lambda: smelt.concatenate([M, AB], 0)),
+    ('concatenate: only one of the operands has an axis "b"', None, lambda: smelt.concatenate([AB, AC], "a")),
+    ("concatenate: axis 1 has different sizes, 3 and 4", None, lambda: smelt.concatenate([M, made((2, 4))], 0)),
+    ("concatenate: there is no tensor", None, lambda: smelt.concatenate([], 0)),
+    ("outer: no such op 'nearly'", None, lambda: smelt.outer("nearly", V, W)),
+    ("concatenate: the operands have different numbers of axes", None, lambda: smelt.concatenate([M, V], 0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("message", "remedy", "call"), ROWS, ids=[row[0] for row in ROWS])
+def test_refused(message: str, remedy: str | None, call: Callable[[], Any]) -> None:
+    with pytest.raises(TensorError) as caught:
+        call()
+    assert caught.value.message.startswith(message)
+    if remedy is not None:
+        assert caught.value.remedy == remedy
+
+
+def test_records_hold_what_the_text_says() -> None:
+    """`record()`, which --json prints: operands, notes and the remedy; what is not there has no key."""
+    with pytest.raises(TensorError) as caught:
+        AB.dot(BC, (1, 0))
+    record = caught.value.record()
+    assert [each["label"] for each in record["operands"]] == ["left", "right"]
+    assert "notes" not in record
+    assert "counterexample" not in record
+    with pytest.raises(TensorError) as caught:
+        AB.sum("q")
+    assert caught.value.record()["notes"]
+
+
+def test_padding_by_name_leaves_other_axes_alone() -> None:
+    image, kernel = made((1, 2, 6, 6), "b c y x"), made((3, 2, 3, 3), "o c y x")
+    assert image.conv(kernel, "y x", padding={"y": (1, 1)}).shape.sizes == (1, 3, 6, 4)
+    assert image.conv(kernel, "y x", padding={"x": (0, 1)}).shape.sizes == (1, 3, 4, 5)
+    assert image.conv(kernel, "y x", strides={"y": 2}).shape.sizes == (1, 3, 2, 4)
