@@ -71,7 +71,8 @@ func.func private @p(%0: {takes}) -> {gives} {{
 """)
 
 
-SHARE = """  %1 = "stablehlo.all_to_all"(%0) {split_dimension = 0 : i64, concat_dimension = 0 : i64, split_count = 2 : i64,
+SHARE = """
+  %1 = "stablehlo.all_to_all"(%0) {split_dimension = 0 : i64, concat_dimension = 0 : i64, split_count = 2 : i64,
     replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>} : (TYPE) -> TYPE
   func.return %1 : TYPE"""
 
