@@ -1,7 +1,7 @@
 """Calls under way on a device: how many there are, what share of the time it was busy, and the processor's own queue.
 
-Engines tell an Activity when a call begins and ends; `Platform.stats` asks it. Engines that work in host memory run
-calls that take long on the Queue's thread, so that they return at once.
+Engines report to an Activity when a call begins and ends; `Platform.stats` reads it. Engines in host memory run
+long calls on the Queue's thread, so that they return at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-if TYPE_CHECKING:  # whoever runs a bundle need not import it
+if TYPE_CHECKING:  # running a bundle does not import it
     from concurrent.futures import Future, ThreadPoolExecutor
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class Activity:
         self._clock = clock
         self._lock = threading.Lock()
         self._running = 0
-        self._since = self._looked = clock()
+        self._since = self._sampled = clock()
         self._busy = 0.0
 
     def begin(self) -> None:
@@ -44,12 +44,12 @@ class Activity:
                 self._busy += self._clock() - self._since
 
     def sample(self) -> tuple[int, float]:
-        """Calls under way, and the share of the time since the last look in which there were any."""
+        """Calls under way, and the fraction of the time since the last sample in which there were any."""
         with self._lock:
             now = self._clock()
             busy = self._busy + (now - self._since if self._running else 0.0)
-            share = busy / (now - self._looked) if now > self._looked else 0.0
-            self._busy, self._looked, self._since = 0.0, now, now
+            share = busy / (now - self._sampled) if now > self._sampled else 0.0
+            self._busy, self._sampled, self._since = 0.0, now, now
             return self._running, min(share, 1.0)
 
 

@@ -1,6 +1,6 @@
 """HostBuffer and Buffer: arrays in host memory and in device memory.
 
-A HostBuffer knows whether it owns its bytes or looks at somebody else's (a mapped file, a caller's array).
+A HostBuffer owns its bytes or is a view of others' (a mapped file, a caller's array).
 A Buffer is what an engine keeps on a device; every engine brings its own, all behave as the protocol says.
 """
 
@@ -59,7 +59,7 @@ class Places(Protocol):
 
 
 class HostBuffer:
-    """An array in host memory with its Shape. `owns`: the bytes belong to this buffer and to nobody else.
+    """An array in host memory with its Shape. `owns`: the bytes belong to this buffer alone.
 
     >>> HostBuffer.of([[1, 2], [3, 4]], "f32").shape
     f32[2, 2]
@@ -78,7 +78,7 @@ class HostBuffer:
 
     @staticmethod
     def later(coming: Callable[[], Array], shape: Shape) -> HostBuffer:
-        """A buffer that somebody else fills: `coming` waits for the array, and raises what went wrong."""
+        """A buffer that is filled later: `coming` waits for the array, and raises what went wrong."""
         buffer = HostBuffer(None, shape, owns=True)
         buffer._coming = coming
         return buffer
@@ -143,7 +143,7 @@ class HostBuffer:
             self.give_away("was deleted")
 
     def give_away(self, reason: str) -> None:
-        """Forget the array: the memory is somebody else's now, or free."""
+        """Drop the array: the memory has another owner now, or is free."""
         self._gone, self._array, self._coming = reason, None, None
 
     def __enter__(self) -> HostBuffer:

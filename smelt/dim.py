@@ -1,4 +1,4 @@
-"""Questions about sizes, and their answers: proven, refuted by numbers, or unknown with the missing fact named.
+"""Claims about symbolic sizes: proven, refuted by a counterexample, or unknown with the missing fact named.
 
 In come facts (`D == H*K`, `H divides D`, `S <= C`) and claims about sizes. What makes or changes shapes asks here; the
 names of `smelt.size`, which has the sizes themselves, are here as well. A claim speaks about the numbers for which both
@@ -320,7 +320,7 @@ def _divisions(claim: Fact) -> Iterator[Fact]:
 
 
 def _vanishes(fact: Fact) -> bool:
-    """Whether a fact says no more than that a size is 0: nobody wants to state that."""
+    """Whether a fact says only that a size is 0, which is never a useful suggestion."""
     terms = terms_of(fact.right - fact.left)
     return len(terms) == 1 and all(atom.op != "%" for atom in terms[0][0])
 

@@ -166,7 +166,7 @@ class Placing(Protocol):
         ...
 
     def stage(self, largest: int) -> AbstractContextManager[Callable[[Stored], Buffer]]:
-        """What brings many tensors of at most so many bytes to the device; see `Weights.to_device`."""
+        """Copies tensors of at most `largest` bytes to the device; see `Weights.to_device`."""
         ...
 
     def stats(self) -> dict[str, float]:

@@ -110,7 +110,7 @@ class SizeError(RunError):
 
 
 class CancelledError(RunError):
-    """A call that somebody ended: through `smelt.Cancel`, or `cancel()` of an executable."""
+    """A call that was cancelled: through `smelt.Cancel`, or `cancel()` of an executable."""
 
 
 class TimedOutError(RunError):

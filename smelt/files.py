@@ -99,7 +99,7 @@ def check_folder(path: str | os.PathLike[str]) -> None:
 
 
 def sweep(folder: str | os.PathLike[str], pattern: str, age: float = STALE) -> None:
-    """Remove our own files whose names match and that nobody has written to for `age` seconds."""
+    """Remove our own files whose names match and that were not written to for `age` seconds."""
     before = time.time() - age
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

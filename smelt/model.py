@@ -97,10 +97,10 @@ def load(
     Inputs whose values shape the program are found by themselves: the model then compiles once per value that comes.
     `memory_limit` (bytes, or "512MB") bounds what the process takes for the model: its program, weights, packed weights
     and all calls at once, with their results while they run (not the compiler, which is a process of its own). A model
-    that needs more is refused before its weights are loaded, for the open sizes given in `sizes` (else 1). A call that
-    finds too little left waits for others to end; one that could never fit is refused before it runs. With
-    `precision="bf16"` or `"int8"` products by weights are computed in 16 or 8 bits: `passes.quantise` says how. `tune`
-    measures for so many seconds which kernels are faster here, on random inputs; later loads use what was found.
+    that needs more is refused before its weights are loaded, for the dynamic dimensions given in `sizes` (else 1). A
+    call that finds too little left waits for others to end; one that could never fit is refused before it runs. With
+    `precision="bf16"` or `"int8"` weight matmuls and convolutions run in 16 or 8 bits (`passes.quantise`). `tune` is
+    a number of seconds for autotuning on random inputs; later loads use the schedules that were found.
     """
     check_precision(precision)
     if Path(path).suffix.lower() == bundle.SUFFIX:
@@ -148,7 +148,7 @@ def load(
 
 
 def _for_any_size(executable: Executable, build: Build) -> Executable:
-    """The executable, and where its sizes are dynamic, programs for sizes that break what it takes for granted."""
+    """The executable, and where its sizes are dynamic, programs for sizes that break its assumptions."""
     signature = executable.signature
     if all(port.shape.is_static for port in signature.inputs):
         return executable
@@ -187,11 +187,11 @@ def _builder(
     engine: str,
     budget: Budget | None,
     precision: str,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     static: Mapping[str, Any] | None = None,
     fed: tuple[str, ...] = (),
 ) -> Build:
-    """What compiles a file for given values and shapes of inputs, and tells which engine it was."""
+    """What compiles a file for given values and shapes of inputs, and reports which engine it was."""
 
     def build(values: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]) -> Executable:
         try:
@@ -201,7 +201,7 @@ def _builder(
                 raise
             raise MissingValuesError(error.inputs, error.sizes) from error
         used, executable = compile_for(with_precision(program, precision), device, engine, budget, Path(path).stem)
-        tell(used)
+        report(used)
         bound = executable.prepare(weights)
         if shapes or not values:
             return bound

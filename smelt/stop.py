@@ -20,7 +20,7 @@ _told: list[Callable[[], object]] = []  # who wants to know that some token was 
 
 
 def on_cancel(wake: Callable[[], object]) -> None:
-    """Have `wake` called after a token was cancelled: for a runtime whose calls look at tokens only when told."""
+    """Have `wake` called after a token was cancelled: for a runtime whose calls poll tokens only when woken."""
     _told.append(wake)
 
 

@@ -13,7 +13,7 @@ class Target(Frozen):
     vector_bytes: int = 16
     cache_bytes: tuple[int, ...] = (32 << 10, 256 << 10)  # from the innermost level outwards, per core or shared
     features: frozenset[str] = frozenset()  # "avx512f", "fma", …
-    flags: tuple[str, ...] = ()  # what the C compiler is told about the processor
+    flags: tuple[str, ...] = ()  # C compiler flags for the processor
 
     @property
     def has_pairs(self) -> bool:

@@ -162,7 +162,7 @@ class Theory:
             self.equate([gap])
 
     def know(self, size: Size) -> None:
-        """Take `size >= 0` as known. Contradictions are left to whoever checks the facts."""
+        """Take `size >= 0` as known. Contradictions are found by the caller's check of the facts."""
         self.fuel[0] -= 2
         size = self.normal(size)
         if isinstance(size, int) or nonneg(size) or size in self.known:
@@ -301,7 +301,7 @@ class Theory:
     # -- proving
 
     def contradicts(self) -> bool:
-        """Whether no numbers satisfy the facts, as far as adding them up tells."""
+        """Whether no numbers satisfy the facts, as far as linear combinations show."""
         known: list[Size] = [self.normal(size) for size in self.known]
         atoms = atoms_in(*known)
         rows = [*known, *(row for atom in atoms for row in self.definition(atom))]

@@ -1,4 +1,4 @@
-"""Weights: names to arrays that stay in the file until somebody looks at them.
+"""Weights: names → arrays that stay in the file until they are read.
 
 Readers (`smelt.read`) make them from mapped files; `Executable.prepare` takes from them what a program needs;
 `to_device` copies them to a device, several at a time.
@@ -33,13 +33,13 @@ THREADS = 6  # tensors on their way to a device at the same time
 MAX_RANK = 64  # axes of an array in NumPy
 PIECE = 16 << 20  # bytes of a mapping that are brought into memory at a time
 POPULATE_READ = 22  # Linux's madvise: read pages now, past what Python has a name for
-Tell = Callable[[int, int], None]  # bytes that have arrived, all bytes
+Progress = Callable[[int, int], None]  # bytes that have arrived, all bytes
 M = TypeVar("M")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """One tensor that is not loaded yet: its shape, how to look at it and, where it lies in a file as it is, where."""
+    """One tensor that is not loaded yet: its shape, how to load it and, for raw bytes in a file, their position."""
 
     shape: Shape
     load: Callable[[], Array]
@@ -65,7 +65,7 @@ class Stored:
         return Stored(Shape.of(self.shape.dtype, self.shape.sizes, axes), self.load, self.place)
 
     def fetch(self) -> Array:
-        """The array with its part of the file in memory, so that nobody waits for the disk any more."""
+        """The array with its part of the file in memory (prefetched), so that no later access waits for the disk."""
         if self.place is not None:
             file, offset = self.place
             file.fetch(offset, self.nbytes)
@@ -73,7 +73,7 @@ class Stored:
 
 
 class Placeholder(Protocol):
-    """A tensor of a model whose data lie elsewhere: its shape, and a value with the name of its weight."""
+    """A tensor of a model without its data: its shape, and a value with the name of its weight."""
 
     @property
     def shape(self) -> Shape: ...
@@ -145,18 +145,18 @@ class Weights(Mapping[str, HostBuffer]):
         return sum(stored.nbytes for stored in self._stored.values())
 
     def stored(self, name: str) -> Stored:
-        """The tensor of a name as it lies in the file."""
+        """The tensor of a name, not loaded."""
         return self._find(name)
 
     @overload
     def to_device(
-        self, platform: Staging, names: Iterable[str] | None = None, /, *, progress: Tell | None = None
+        self, platform: Staging, names: Iterable[str] | None = None, /, *, progress: Progress | None = None
     ) -> dict[str, Buffer]: ...
 
     @overload
-    def to_device(self, model: M, platform: Staging, /, *, progress: Tell | None = None) -> M: ...
+    def to_device(self, model: M, platform: Staging, /, *, progress: Progress | None = None) -> M: ...
 
-    def to_device(self, model: Any, platform: Any = None, /, *, progress: Tell | None = None) -> Any:
+    def to_device(self, model: Any, platform: Any = None, /, *, progress: Progress | None = None) -> Any:
         """Tensors on a platform's device, several copies at a time, the largest first.
 
         `to_device(model, platform)` gives the model's own structure with a Buffer in place of every tensor;
@@ -184,20 +184,20 @@ class Weights(Mapping[str, HostBuffer]):
         return name
 
     def _copy(
-        self, platform: Staging, axes: Mapping[str, tuple[str, ...] | None], progress: Tell | None
+        self, platform: Staging, axes: Mapping[str, tuple[str, ...] | None], progress: Progress | None
     ) -> dict[str, Buffer]:
         """Tensors by name; those whose axes have names are split by them where there are several devices."""
         from concurrent.futures import ThreadPoolExecutor
 
         wanted = {name: self._find(name).with_axes(each) for name, each in axes.items()}
-        tell = _Progress(sum(stored.nbytes for stored in wanted.values()), progress or _Bar().tell)
+        reported = _Progress(sum(stored.nbytes for stored in wanted.values()), progress or _Bar().report)
         largest = max((stored.nbytes for stored in wanted.values()), default=0)
 
         with platform.stage(largest) as place, ThreadPoolExecutor(THREADS, "smelt-load") as pool:
 
             def copy(stored: Stored) -> Buffer:
                 placed = place(stored)
-                tell.add(stored.nbytes)
+                reported.add(stored.nbytes)
                 return placed
 
             order = sorted(wanted, key=lambda name: -wanted[name].nbytes)
@@ -226,14 +226,14 @@ class Weights(Mapping[str, HostBuffer]):
 class _Progress:
     """Adds up what several threads report."""
 
-    def __init__(self, total: int, tell: Callable[[int, int], None]) -> None:
-        self._done, self._total, self._tell = 0, total, tell
+    def __init__(self, total: int, report: Callable[[int, int], None]) -> None:
+        self._done, self._total, self._report = 0, total, report
         self._lock = threading.Lock()
 
     def add(self, count: int) -> None:
         with self._lock:
             self._done += count
-            self._tell(self._done, self._total)
+            self._report(self._done, self._total)
 
 
 class _Bar:
@@ -243,7 +243,7 @@ class _Bar:
         self._started = time.monotonic()
         self._shown = False
 
-    def tell(self, done: int, total: int) -> None:
+    def report(self, done: int, total: int) -> None:
         seconds = time.monotonic() - self._started
         if seconds < 1 or not sys.stderr.isatty():
             return

@@ -1,4 +1,4 @@
-"""What a valid program takes for granted about its sizes, as facts for people: `length <= 512`.
+"""What a valid program assumes about its sizes, as facts for people: `length <= 512`.
 
 In comes a program, out go its facts, each once and in its simplest form; none: it holds for all sizes. Engines check
 them when a program runs. `smelt check` and `smelt inspect` call it.

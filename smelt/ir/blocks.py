@@ -1,6 +1,6 @@
 """Block-quantised weights: how a run of elements is packed into bytes, one row per format of GGML's.
 
-A row (`Block`) says where in a block's bytes the levels, the scales and the minimums lie. From it come `decode`, on
+A row (`Block`) says where in a block's bytes the levels, the scales and the minimums are. From it come `decode`, on
 NumPy arrays, and `decomposition`, the same arithmetic as StableHLO ops: the body of the composite `smelt.unblock`,
 `ui8[..., n, bytes] → f32[..., n * length]`, that every engine can run. `smelt.read.gguf` and `smelt.llm` use both.
 
@@ -55,7 +55,7 @@ class Integers:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A format: `length` elements in `bytes` bytes. `scale` and `minimum` are where these numbers lie."""
+    """A format: `length` elements in `bytes` bytes. `scale` and `minimum` are the offsets of these numbers."""
 
     name: str
     kind: int  # GGML's number of the type

@@ -95,7 +95,7 @@ def _open_bounds(
 
 
 def _settle_part(call: Call, have: Type, want: Type) -> Type:
-    """A part of a tuple is the value that went in: its sizes are left open or they are the same."""
+    """A part of a tuple is the value that went in: its sizes are not declared or they are the same."""
     if isinstance(have, Shape) and isinstance(want, Shape) and UNKNOWN not in want.sizes and have.sizes != want.sizes:
         call.fail("", "the declared result type is not the inferred one", expected=have, got=want)
     return _settle_one(call, have, want)

@@ -1,6 +1,7 @@
 """What a program costs, before it runs: arithmetic as a polynomial, and the memory its values need.
 
-One multiply-add counts as two operations. Loops whose number of turns is not known count once, branches as the dearest.
+One multiply-add counts as two operations. Loops with an unknown number of iterations count once, branches as the
+most expensive.
 """
 
 from __future__ import annotations

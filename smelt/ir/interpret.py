@@ -63,7 +63,7 @@ class World:
     probes: dict[str, list[Array]] = field(default_factory=dict)
     expand: Callable[..., Func] = computation  # a LAPACK call as the function that computes it
     plans: dict[Region, _Plan] = field(default_factory=dict)
-    births: dict[Func, dict[Op | Region, frozenset[str]]] = field(default_factory=dict)
+    introduced: dict[Func, dict[Op | Region, frozenset[str]]] = field(default_factory=dict)
     random: Source = field(default_factory=Source)  # what `rng` draws from
     stop: Stop | None = None  # when to end
 
@@ -200,7 +200,7 @@ class Frame:
             raise ShapeError(f"@{func.name}: {error.message}", expected=error.expected, got=error.got) from None
 
     def _check_sizes(self, op: Op, checks: Sequence[Check]) -> None:
-        """What an op asks of sizes, and room for its results; what has a symbol yet to be born is checked later."""
+        """Check what an op requires of sizes, and room for its results; unbound symbols are checked later."""
         for check in checks:
             if check.symbols <= self.symbols.keys() and not check.holds(self.symbols):
                 got = assignment({name: self.symbols[name] for name in sorted(check.symbols)})
@@ -232,8 +232,8 @@ class Frame:
             self._learn(op, op.results, out)
 
     def _learn(self, owner: Op | Region, values: Sequence[Value], arrays: Sequence[Any]) -> None:
-        """Symbols are born here with the sizes that came; every other size must be what was proven or assumed."""
-        for name in self._births().get(owner, ()):
+        """Bind the symbols that are introduced here; every other size must be what was proven or assumed."""
+        for name in self._introduced().get(owner, ()):
             self.symbols.pop(name, None)
         patterns: list[Size] = []
         actual: list[int] = []
@@ -248,10 +248,10 @@ class Frame:
             types = [str(value.type) for value in values]
             raise SizeError(f"{name}: a size is not what the program promised", expected=types, got=actual) from error
 
-    def _births(self) -> dict[Op | Region, frozenset[str]]:
-        births = self.world.births.get(self.func)
-        if births is None:
-            births = self.world.births[self.func] = {}
+    def _introduced(self) -> dict[Op | Region, frozenset[str]]:
+        introduced = self.world.introduced.get(self.func)
+        if introduced is None:
+            introduced = self.world.introduced[self.func] = {}
             seen = set(_symbols(self.func.args))
             for op in walk(self.func.body):
                 owners: list[tuple[Op | Region, tuple[Value, ...]]] = [(op, op.results)]
@@ -259,9 +259,9 @@ class Frame:
                 for owner, values in owners:
                     new = _symbols(values) - seen
                     if new:
-                        births[owner] = frozenset(new)
+                        introduced[owner] = frozenset(new)
                         seen |= new
-        return births
+        return introduced
 
     def _plan(self, region: Region) -> _Plan:
         plan = self.world.plans.get(region)

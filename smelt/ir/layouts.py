@@ -44,7 +44,7 @@ def letters(word: Word) -> str:
 
 
 def sizes_of(pairs: Iterable[tuple[Word, Sequence[Size]]]) -> dict[str, Size] | None:
-    """The sizes of letters, from words and the sizes of their axes; None where they do not fit or do not tell."""
+    """The sizes of letters, from words and the sizes of their axes; None where they do not fit or are unknown."""
     axes: list[tuple[str, Size]] = []
     for word, sizes in pairs:
         if len(word) != len(sizes):
@@ -64,7 +64,7 @@ def sizes_of(pairs: Iterable[tuple[Word, Sequence[Size]]]) -> dict[str, Size] | 
                 if rest is not None:
                     known[unknown[0]] = rest
                 elif others == 0:
-                    later.append((axis, size))  # another axis may tell
+                    later.append((axis, size))  # another axis may determine it
                 else:
                     return None
         if len(later) == len(open_axes):

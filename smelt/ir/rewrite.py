@@ -122,7 +122,7 @@ class Edit:
         self.changed = True
 
     def erase(self, op: Op) -> None:
-        """Remove an op whose results nobody uses, and what is inside it."""
+        """Remove an op whose results are unused, and what is inside it."""
         assert not any(self.is_used(value) for value in op.results), f"{op} is still used"
         self._unlink(op)
         self.changed = True
@@ -141,7 +141,7 @@ class Edit:
                     inner = following
 
     def erase_if_dead(self, op: Op) -> bool:
-        """Remove an op that does nothing but give results nobody wants."""
+        """Remove an op without side effects whose results are unused."""
         if any(self._users.get(value) for value in op.results) or has_effect(op):
             return False
         self.erase(op)

@@ -1,6 +1,6 @@
 """What an op asks of sizes that no proof gave: the checks that an engine makes once the sizes have numbers.
 
-`size_checks(op)` runs the op's inference again and collects equalities and inequalities that symbols left open, results
+`size_checks(op)` runs the op's inference again and collects equalities and inequalities that are not proven, results
 whose size may be negative, and divisors that may be 0. The interpreter and `kernel.fuse` call it.
 """
 
@@ -56,7 +56,7 @@ def size_checks(op: Op) -> tuple[Check, ...]:
 
 
 def _assumed(op: Op, named: frozenset[str]) -> Iterator[Check]:
-    """What inference takes for granted. A callee checks its own arguments."""
+    """What inference assumes. A callee checks its own arguments."""
     if any("symbol" in attr.kind.name for attr in OPS[op.name].attrs):
         return
     scope = Scope(named)

@@ -62,7 +62,7 @@ def as_upper_bound(have: Size, wanted: Size) -> Fact | None:
 
 
 def assumptions(program: Program) -> list[tuple[Size, Size, str]]:
-    """The equalities of sizes that a program takes for granted, and why; raises on the first violation."""
+    """The equalities of sizes that a program assumes, and why; raises on the first violation."""
     check = _Check(program, keep_going=False)
     check.program()
     return check.assumed
@@ -228,8 +228,8 @@ class _Check:
             mentioned = symbols(a) | symbols(b)
             if not mentioned <= self.named:
                 continue
-            born = _types_symbols(value.type for value in op.results) if op.name in SIZED_BY_DATA else frozenset()
-            unknown = sorted(mentioned - self.known - born)
+            introduced = _types_symbols(value.type for value in op.results) if op.name in SIZED_BY_DATA else frozenset()
+            unknown = sorted(mentioned - self.known - introduced)
             if unknown:
                 raise VerifyError(
                     f"{op.name}: the symbol {unknown[0]} is not known here", expected=f"{a} == {b}", where=op.location

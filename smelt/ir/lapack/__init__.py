@@ -93,7 +93,7 @@ def _getrf(c: _Call) -> Results:
 
 
 def _potrf(c: _Call) -> Results:
-    """The other triangle stays as it was. The first pivot that is not positive is told."""
+    """The other triangle stays as it was. The first pivot that is not positive is reported."""
     a, lower = c.take(0), c.letter("uplo", "LU") == "L"
     w, n, batch = c.w, a.size(1), a.sizes[0]
     rows, columns = w.index(3, 1, n), w.index(3, 2, n)

@@ -223,7 +223,7 @@ def _infer_all_to_all(call: Call) -> Sequence[Type]:
 
 
 def _part(call: Call, size: Size, count: int, label: str) -> Size:
-    """An equal share of a size; where symbols leave it open, the floor, with the remainder taken for granted."""
+    """An equal part of a size. For a symbolic size it is the floor, and a remainder of 0 is assumed."""
     if type(size) is int:
         call.require(
             size % count == 0, label, "a dimension does not split evenly", expected=f"a multiple of {count}", got=size

@@ -141,7 +141,7 @@ def _infer_while(call: Call) -> Sequence[Type]:
 
 
 def _match_carried(call: Call, i: int, want: Type, have: Type, outside: frozenset[str], label: str) -> None:
-    """A region's argument has its operand's type; a size that is a symbol of the region's own is bound on each turn."""
+    """A region's argument has its operand's type; a symbol of the region's own is bound in each iteration."""
     message = f"value {i} of the loop has another type in a region"
     if not isinstance(want, Shape) or not isinstance(have, Shape):
         call.require(want == have, label, message, expected=want, got=have)

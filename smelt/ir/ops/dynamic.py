@@ -114,7 +114,7 @@ def _infer_dynamic_reshape(call: Call) -> list[Type]:
 
 
 def _fill_missing_size(call: Call, known: Sequence[Known]) -> Shape:
-    """One size that nothing else tells follows from the number of elements."""
+    """One size that nothing else determines follows from the number of elements."""
     sizes = _known_or_declared(call, known)
     if product(size for size in sizes if size != UNKNOWN) != 0:
         sizes = solve_reshape(call, call.shape(0).count, sizes)
@@ -267,7 +267,7 @@ def _infer_called_window(call: Call) -> list[Type] | None:
 
 
 def _called_type(call: Call, index: int, known: Sequence[Known]) -> Shape:
-    """The declared type with its open sizes as far as they are known."""
+    """The declared type with its dynamic dimensions as far as they are known."""
     wanted = call.declared_shape(index)
     if wanted.rank != len(known):
         call.fail("", f"result {index} has another rank", expected=len(known), got=wanted)

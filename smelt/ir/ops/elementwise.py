@@ -126,7 +126,7 @@ def evaluate_with(fn: Function, exact: bool = False, native: bool = False) -> Ca
 
 
 def _dequantize_all(op: Op, arrays: Sequence[Array]) -> list[Array]:
-    """The operands without quantisation. Sizes that were taken for granted when the op was made are checked here."""
+    """The operands without quantisation. Sizes that inference assumed are checked here."""
     types = [value.shape for value in op.operands]
     if not all(type.is_static for type in types):
         try:

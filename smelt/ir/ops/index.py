@@ -92,7 +92,7 @@ def infer_gather(
 def _check_index_vector(
     call: Call, indices: Shape, vector_dim: int, count: int, what: str, range_label: str, size_label: str
 ) -> list[Size]:
-    """`index_vector_dim` lies in the indices and has one number per mapped dimension; gives the other sizes."""
+    """`index_vector_dim` is a dimension of the indices with one number per mapped dimension; gives the other sizes."""
     in_range = 0 <= vector_dim <= indices.rank
     call.require(in_range, range_label, "index_vector_dim must lie in the indices", expected=indices, got=vector_dim)
     size = indices.sizes[vector_dim] if vector_dim < indices.rank else 1
@@ -421,7 +421,7 @@ def _eval_dynamic_slice(_: Frame, op: Op, operand: Array, *starts: Array) -> Arr
 
 
 def _window(op: Op, sizes: Sequence[int], wanted: Sequence[int], starts: Sequence[Array]) -> tuple[slice, ...]:
-    """A window of the wanted sizes, moved so that it lies inside."""
+    """A window of the given sizes, its start clamped into range."""
     if any(size > most for size, most in zip(wanted, sizes, strict=True)):
         raise RunError(f"{op.name}: a slice does not fit", expected=list(sizes), got=list(wanted), where=op.location)
     window = []

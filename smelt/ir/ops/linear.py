@@ -485,7 +485,7 @@ def _infer_fft(call: Call) -> list[Type]:
 
 
 def _half_length(length: int) -> int:
-    """How many numbers describe the transform of so many real ones."""
+    """How many complex numbers describe the transform of `length` real ones."""
     return length // 2 + 1 if length else 0
 
 

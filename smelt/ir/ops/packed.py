@@ -73,7 +73,7 @@ def _packed_dot(frame: Frame, op: Op, lhs: Array, rhs: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Taps:
-    """How windows lie on padded images [batch, y, x, channel]."""
+    """Windows over padded feature maps [batch, y, x, channel]."""
 
     window: tuple[int, ...]
     strides: tuple[int, ...]

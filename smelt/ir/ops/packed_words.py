@@ -1,6 +1,6 @@
 """Products over packed operands of which several steps are a word of 32 bits: bytes, and bf16.
 
-`smelt.pack_quads` cuts the columns of a matrix of i8 into panels in which four steps of a column lie side by side;
+`smelt.pack_quads` cuts the columns of a matrix of i8 into panels in which four steps of a column are adjacent;
 `smelt.packed_qdot` multiplies rows of ui8 by them and `smelt.packed_qconv` padded ui8 images with their channels last.
 Sums are exact i32 (modulo 2^32), so every order gives the same bits. `smelt.pack_pairs`, `smelt.packed_pdot` and
 `smelt.packed_pconv` are the same with two steps of bf16 and sums of f32.
@@ -23,7 +23,7 @@ from smelt.ir.ops.linear import matmul
 from smelt.ir.ops.packed import checked_taps, taps_of, under
 from smelt.shape import Shape
 
-QUAD, PAIR = 4, 2  # steps that lie side by side
+QUAD, PAIR = 4, 2  # adjacent steps of K
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from smelt.shape import Shape
 Arrays: TypeAlias = tuple[Array, ...]
 
 SHORT = 64  # terms: a sum of floats this short rounds at every step, as its body says; a longer one in double, once
-SEQUENTIAL = 4096  # up to so many elements an arbitrary body runs in order; beyond, as a tree that keeps the order
+SEQUENTIAL = 4096  # elements up to which an arbitrary body runs in order; beyond, as a tree that keeps the order
 
 _UFUNCS: dict[str, np.ufunc] = {
     "stablehlo.add": np.add,
@@ -48,7 +48,7 @@ class Fold:
     element: DType
 
     def widen(self, array: Array) -> Array:
-        """In row-major order, because NumPy sums along memory: where an array lies must not show in a result."""
+        """In row-major order, because NumPy sums along memory: strides must not affect a result."""
         return np.asarray(array).astype(self._wide, order="C")
 
     def narrow(self, array: Array) -> Array:
@@ -350,8 +350,8 @@ def _infer_scan(call: Call) -> list[Type]:
     if len(body.args) != len(shapes):
         call.fail("scan", "its body takes one argument per operand", expected=len(shapes), got=len(body.args))
     inputs, inits = scan_counts(call)
-    told = [name for name in ("operandSegmentSizes", "resultSegmentSizes") if name in call.attrs]
-    call.require(len(told) != 1, "scan", "both segment sizes are there, or none", got=told)
+    said = [name for name in ("operandSegmentSizes", "resultSegmentSizes") if name in call.attrs]
+    call.require(len(said) != 1, "scan", "both segment sizes are there, or none", got=said)
     segments = call.attrs.get("operandSegmentSizes")
     if segments is not None and tuple(segments) != (inputs, inits):
         call.fail("scan", "the body does not fit the inputs and initial values", expected=segments, got=(inputs, inits))

@@ -19,7 +19,7 @@ def call_types(
 ) -> list[Type]:
     """The result types of a call of @name: the callee's symbols take the values that the operands give them.
 
-    Symbols that its body gives birth to are new ones here, or what the declared types call them.
+    Symbols that its body introduces are new ones here, or the declared types name them.
     """
     signature = call.signatures.get(name)
     if signature is None:
@@ -39,7 +39,7 @@ def call_types(
 
 
 def _name_births(call: Call, type: Shape, want: Type | None, values: dict[str, Size]) -> None:
-    """Symbols born in the body that are sizes of results: what the declared type calls them, else new ones."""
+    """Symbols that the body introduces as sizes of results: named by the declared type, else new ones."""
     for pattern, size in zip(type.sizes, _open_sizes(type, want), strict=True):
         bare = bare_symbol(pattern)
         if bare is not None and bare not in values:

@@ -260,7 +260,7 @@ def _probe(frame: Frame, op: Op, value: Array) -> Array:
 
 
 def _print(_: Frame, op: Op, value: Array) -> tuple[()]:
-    """To stderr: stdout belongs to whoever runs the program."""
+    """Print to stderr: stdout belongs to the application."""
     text = np.array2string(value, separator=", ", threshold=1 << 20, floatmode="unique")
     print(f"{op.operands[0].type} {{\n{text}\n}}", file=sys.stderr)
     return ()

@@ -41,7 +41,7 @@ _MOST = 1 << 33  # elements of a tensor; padding and strides can ask for more th
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How a window lies on a tensor, dimension by dimension: it has holes, and so has the padded tensor under it."""
+    """A window over a padded tensor, dimension by dimension; both may be dilated."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -59,7 +59,7 @@ class Window:
         )
 
     def at(self, index: Sequence[int], counts: Sequence[int]) -> tuple[slice, ...]:
-        """The elements of the padded tensor that lie under one element of the window, at every position."""
+        """The elements of the padded tensor under one element of the window, at every position."""
         starts = [i * dilation for i, dilation in zip(index, self.dilations, strict=True)]
         return tuple(
             slice(start, start + (count - 1) * stride + 1 if count else start, stride)
@@ -313,7 +313,7 @@ def _select_indices(frame: Frame, select: Region, operand: Array, window: Window
 
 
 def _turns(places: Array) -> list[Array]:
-    """Indices into `places`, in turns: no turn has a place twice, and each place's turns are in order."""
+    """Indices into `places`, in rounds: no round has a place twice, and each place's rounds are in order."""
     order = np.argsort(places, kind="stable")
     ordered = places[order]
     first = np.searchsorted(ordered, ordered, side="left")

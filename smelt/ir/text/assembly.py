@@ -187,7 +187,7 @@ class _Attribute:
 
 @dataclass(frozen=True, slots=True)
 class _Optional:
-    """Parts that are there when an attribute is. The first two are literals, and tell by themselves what follows."""
+    """Parts that are there when an attribute is. The first two are literals, and determine what follows."""
 
     name: str
     parts: tuple[Part, ...]

@@ -112,7 +112,7 @@ def _skeleton_length(sizes: Sequence[int]) -> int:
 
 
 def _skeleton(sizes: Sequence[int]) -> bytes:
-    """The brackets and commas of nested lists of these sizes; what lies inside an empty axis cannot be seen."""
+    """The brackets and commas of nested lists of these sizes; sizes inside an empty axis are not visible."""
     inner = b""
     for size in reversed(sizes):
         inner = b"[" + b",".join([inner] * size) + b"]" if size else b"[]"
@@ -316,7 +316,7 @@ def show_float(value: Any, element: DType) -> str:
 
 
 def _all_digits(value: float, element: DType) -> str:
-    """As many digits as tell the values of a type apart; with an exponent instead of more than three zeros."""
+    """As many digits as distinguish the values of a type; with an exponent instead of more than three zeros."""
     mantissa = int(ml_dtypes.finfo(element.numpy).nmant)  # type: ignore[no-untyped-call]
     precision = 2 + (mantissa + 1) * 59 // 196
     sign = "-" if value < 0 else ""

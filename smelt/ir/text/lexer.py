@@ -112,7 +112,7 @@ class Cursor:
         return self.advance()
 
     def listed(self, opening: str, closing: str) -> Iterator[None]:
-        """One turn for each item of `opening item, item closing`; the caller reads the item."""
+        """One iteration for each item of `opening item, item closing`; the caller reads the item."""
         self.expect(opening)
         if self.accept(closing):
             return

@@ -353,7 +353,7 @@ class Outline:
             cursor.read_balanced()
 
     def _resolve_aliases(self) -> None:
-        """Read every alias once, so that a broken one is found even where nobody uses it."""
+        """Read every alias once, so that a broken one is found even where it is not used."""
         cursor, end = self.cursor, self.cursor.start
         for name in self.types.aliases.places:
             self.types.aliases.resolve(cursor, name, self.types.any)

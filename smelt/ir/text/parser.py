@@ -318,7 +318,7 @@ class Parser:
         return op
 
     def _check_fixed(self, draft: Draft, start: int) -> None:
-        """Results whose sizes the text must say; one may stay open where it has a bound and the op allows that."""
+        """Results whose sizes the text must say; one may stay dynamic where it has a bound and the op allows that."""
         for type in draft.results:
             if isinstance(type, Shape) and UNKNOWN in type.sizes:
                 bounded = type.bounds is not None and None not in [
@@ -526,7 +526,7 @@ def _fill(type: Type, fresh: Any) -> Type:
 
 
 def _argument_type(type: Type, feeding: Type | None, scope: Scope) -> Type:
-    """The type of a region's argument: open sizes are those of the operand that feeds it, else symbols of their own."""
+    """The type of a region's argument: dynamic dimensions are those of its operand, else new symbols."""
     if "?" not in _symbols(type):
         return type
     if feeding is not None and fits(feeding, type):

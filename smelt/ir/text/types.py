@@ -224,7 +224,7 @@ class Types:
         return tuple(None if word == "?" else int(word) for word in words)
 
     def sizes(self, shape: Shape, body: str, start: int) -> Shape:
-        """A shape whose open sizes are given apart, as `B, 3`."""
+        """A shape whose dynamic dimensions are given separately, as `B, 3`."""
         formulas = self._formulas(body, start)
         if len(formulas) != shape.rank or any(
             a not in (UNKNOWN, b) for a, b in zip(shape.sizes, formulas, strict=True)

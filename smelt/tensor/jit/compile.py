@@ -45,7 +45,7 @@ from smelt.tensor.jit.trace import Path, Traced, trace
 from smelt.tensor.model import Model
 from smelt.tensor.ops.control import CALLBACKS
 from smelt.tensor.record import Leaf, is_tensor
-from smelt.weights import Tell, Weights
+from smelt.weights import Progress, Weights
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -464,18 +464,18 @@ def _operations(program: Program) -> Size:
 
 @overload
 def compile_and_load(
-    function: Callable[P, Tensor], weights: Weights, /, *args: Any, progress: Tell | None = None, **options: Any
+    function: Callable[P, Tensor], weights: Weights, /, *args: Any, progress: Progress | None = None, **options: Any
 ) -> tuple[Executable[Concatenate[object, P], Buffer], object]: ...
 
 
 @overload
 def compile_and_load(
-    function: Callable[P, R], weights: Weights, /, *args: Any, progress: Tell | None = None, **options: Any
+    function: Callable[P, R], weights: Weights, /, *args: Any, progress: Progress | None = None, **options: Any
 ) -> tuple[Executable[Concatenate[object, P], R], object]: ...
 
 
 def compile_and_load(
-    function: Callable[..., Any], weights: Weights, /, *args: Any, progress: Tell | None = None, **options: Any
+    function: Callable[..., Any], weights: Weights, /, *args: Any, progress: Progress | None = None, **options: Any
 ) -> tuple[Any, Any]:
     """Compile a method of a model and load the model's weights at the same time; gives the executable and the model
     with buffers on its device, for `prepare`. The options are those of `compile`.
@@ -515,7 +515,7 @@ def _close(compiling: Any) -> None:
 
 
 async def compile_and_load_async(
-    function: Callable[P, R], weights: Weights, /, *args: Any, progress: Tell | None = None, **options: Any
+    function: Callable[P, R], weights: Weights, /, *args: Any, progress: Progress | None = None, **options: Any
 ) -> tuple[Executable[Concatenate[object, P], Any], object]:
     """The same for coroutines: the event loop keeps running."""
     return await in_thread(lambda: compile_and_load(function, weights, *args, progress=progress, **options))

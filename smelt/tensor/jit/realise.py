@@ -70,7 +70,10 @@ class Entry:
 
     def reference(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
         main = self.program.main
-        world = World(self.program, CALLBACKS, plans=self._world.plans, births=self._world.births)  # planned once
+        # the plans are shared, so that each region is planned once
+        world = World(
+            self.program, CALLBACKS, plans=self._world.plans, introduced=self._world.introduced
+        )  # planned once
         return run_grid(world, [[(main, tuple(arrays))]])[0][0]
 
 
