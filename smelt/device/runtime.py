@@ -419,6 +419,24 @@ class Bound:
         """Stop the calls that run now: they raise RunError. Later calls run."""
         self._program.runtime.held.smelt_cancel(self._executable)
 
+    def call_bytes(self, sizes: Mapping[str, int]) -> int:
+        """Bytes of one call's arena, scratch and results; symbols without a size count as 1, data-dependent sizes as 0."""
+        held, symbols = self._program.runtime.held, self._program.symbols
+        slot = held.smelt_slot_take(self._executable, 0, 0)
+        if not slot:
+            raise RunError("no memory left, or another thread closed the executable", remedy=SMALLER)
+        try:
+            values = [self._sizes.get(name, sizes.get(name, 1)) for name in symbols]
+            if held.smelt_slot_measure(slot, (ctypes.c_longlong * max(len(values), 1))(*values)):
+                return 0  # sizes that a call refuses, with the reason
+            measured = iter(held.smelt_slot_measured(slot)[: 2 + sum(shape.rank for shape in self._program.results)])
+            total = int(next(measured)) + int(next(measured)) * self._program.runtime.threads
+            for shape in self._program.results:
+                total += math.prod(max(next(measured), 0) for _ in shape.sizes) * shape.dtype.numpy.itemsize
+            return total
+        finally:
+            held.smelt_slot_give(slot)
+
     def trim(self) -> None:
         """Give back the memory that no call uses now."""
         self._program.runtime.held.smelt_trim(self._executable)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from smelt.buffer import HostBuffer
+from smelt.buffer import HostBuffer, bytes_text
 from smelt.bundle.stored import StoredModel
 from smelt.bundle.write import serialize
 from smelt.device import runtime
 from smelt.dtype import Array
 from smelt.engine_api import Closing, KernelUse, Signature
-from smelt.errors import FileError, RunError, ShapeError, UnsupportedError
+from smelt.errors import FileError, MemoryLimitError, RunError, ShapeError, UnsupportedError
 from smelt.size import solve
 from smelt.stop import Stop, has_started, note_donated
 
@@ -98,10 +98,22 @@ class NativeExecutable(Closing):
         made._program_bytes = program
         return made
 
-    def within_bound(self, account: runtime.Account) -> NativeExecutable:
-        """The same for weights that are bound already, those of a bundle."""
+    def within_bound(self, account: runtime.Account, sizes: Mapping[str, int]) -> NativeExecutable:
+        """The same for weights that are bound already, those of a bundle. A call at these sizes has to fit."""
         made = self.within(account, 0)
-        return made if self._arrays is None else made._bound_to(self._open(), self._arrays, self._sizes)
+        if self._arrays is None:
+            return made
+        made = made._bound_to(self._open(), self._arrays, self._sizes)
+        assert made._bound is not None
+        needed = made._bound.call_bytes(sizes)
+        if account.fixed + needed > account.limit:
+            raise MemoryLimitError(
+                "the model needs more memory than allowed",
+                expected=f"at most {bytes_text(account.limit)}",
+                got=f"{bytes_text(account.fixed)} for the weights, {bytes_text(needed)} for a call",
+                remedy="a higher memory_limit, or smaller sizes",
+            )
+        return made
 
     def prepare(self, weights: Weights) -> NativeExecutable:
         main = self._open()

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 # (compressed text, tile, signature, bound arrays) → the program, compiled here
 Recompile: TypeAlias = Callable[[bytes, tuple[int, int, int], Signature, Arrays | None], NativeExecutable]
 
+Limit: TypeAlias = tuple[int, Mapping[str, int]]  # bytes, and the sizes at which a call has to fit
+
 SUFFIX = ".smelt"
 PJRT = b"smelt pjrt"  # what files of the pjrt engine begin with
 
@@ -58,18 +60,18 @@ def load(
     The head, the manifest and the code are always checked by their digests before they are used. The rest is compared
     with a checksum, which detects damage. `verify=True`, or configured keys, compare digests, which detect tampering.
     `verify=False` skips both. `memory_limit` bounds the arrays that stay in memory and all calls together, with their
-    results while they run.
+    results while they run; a call at `sizes` (else 1) has to fit.
     """
-    options = (("static", static), ("sizes", sizes), ("tune", tune), ("precision", precision != "f32"))
+    options = (("static", static), ("tune", tune), ("precision", precision != "f32"))
     asked = [name for name, given in options if given]
     if asked or device not in ("auto", "cpu") or engine not in ("auto", "native"):
         raise UnsupportedError(
             f"{path} is compiled already, for the native engine",
-            expected="memory_limit, verify and keys as the only options",
+            expected="memory_limit, sizes, verify and keys as the only options",
             got=", ".join([*asked, f"device={device}", f"engine={engine}"]),
             remedy="load the original model with these options",
         )
-    limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
+    limit = None if memory_limit is None else (parse_bytes(memory_limit, "memory_limit"), sizes or {})
     gate = Gate(keys)
     image = container.open_file(path, gate.admit)
     try:
@@ -164,12 +166,12 @@ class _Reader:
     """One bundle on its way to executables."""
 
     def __init__(
-        self, image: Image, recompile: Recompile, verify: bool | None, gate: Gate, limit: int | None = None
+        self, image: Image, recompile: Recompile, verify: bool | None, gate: Gate, limit: Limit | None = None
     ) -> None:
         self.image, self.recompile = image, recompile
         self.stored = _read(image)
         self.runtime = self._runtime()
-        self.account = None if limit is None else runtime.Account(limit, self.runtime)
+        self.limit = None if limit is None else (runtime.Account(limit[0], self.runtime), limit[1])
         if verify is not False or gate.keys:
             image.check_body(self.runtime, complete=bool(verify or gate.keys))
 
@@ -210,7 +212,7 @@ class _Reader:
         return made
 
     def _within_limit(self, made: NativeExecutable) -> NativeExecutable:
-        return made if self.account is None else made.within_bound(self.account)
+        return made if self.limit is None else made.within_bound(*self.limit)
 
     def _link(self, program: StoredProgram, variant: Variant, code: Code) -> NativeExecutable:
         library = _library(code.library)
