@@ -23,7 +23,7 @@ from smelt.ir.attributes import DotDims
 from smelt.ir.build import Builder, FuncBuilder
 from smelt.ir.core import Program, Value
 from smelt.ir.interpret import run
-from smelt.kernel.build.attention_shape import Attention, Choice
+from smelt.kernel.build.attention_shape import Attention, AttentionSchedule
 from smelt.kernel.emit import c as emit_c
 from smelt.kernel.emit.tile_f32 import TileShape
 from smelt.shape import Shape
@@ -269,12 +269,12 @@ def test_any_tile_is_right(shape: TileShape, seed: int, monkeypatch: pytest.Monk
 def test_every_blocking_is_right(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng([seed, 3])
 
-    def chosen(problem: Attention) -> Choice:
+    def chosen(problem: Attention) -> AttentionSchedule:
         queries = int(random.integers(1, problem.width + 1))
         keys, chunk, few = (int(random.choice(each)) for each in ((1, 5, 32, 200), (3, 64, 700), (0, 1, 40)))
-        return Choice(queries, keys, chunk, few)
+        return AttentionSchedule(queries, keys, chunk, few)
 
-    monkeypatch.setattr(Choice, "of", staticmethod(chosen))
+    monkeypatch.setattr(AttentionSchedule, "of", staticmethod(chosen))
     assert failures([draw(random) for _ in range(12)], random) == []
 
 
@@ -284,7 +284,9 @@ def test_the_queries_of_a_block_change_no_bit(seed: int, monkeypatch: pytest.Mon
     calls = [case.arguments(random) for case in cases]
     found: list[list[bytes]] = []
     for queries in (8, 5):
-        monkeypatch.setattr(Choice, "of", staticmethod(lambda problem, queries=queries: Choice(queries)))
+        monkeypatch.setattr(
+            AttentionSchedule, "of", staticmethod(lambda problem, queries=queries: AttentionSchedule(queries))
+        )
         found.append([made(*call)[0].tobytes() for made, call in zip(compiled(cases), calls, strict=True)])
     assert found[0] == found[1]
 

@@ -1,7 +1,7 @@
-"""Attention of a few queries over many keys, as when text is made word by word: vectors go along the depth.
+"""Decode attention (flash-decoding): a few queries over many keys of a KV cache, vectorised along the head dimension.
 
-Keys are cut into chunks, which depend on the problem alone and are spread over cores; each gives its greatest score,
-its sum of weights and its sum of values. A second loop joins them in order. Called by `build_attention`.
+Keys are split into chunks, which run on all cores; each gives its maximum, its sum of weights and its weighted sum of
+values. A second loop combines the chunks in order. Chunk sizes depend on the shape alone. Called by `attention.py`.
 """
 
 from __future__ import annotations
@@ -10,62 +10,62 @@ from math import inf
 
 from smelt.dim import Size, ceildiv, minimum
 from smelt.dtype import f32, i1
-from smelt.kernel.build.attention_shape import At, Attention, Choice, fold_here
+from smelt.kernel.build.attention_shape import At, Attention, AttentionSchedule, fold_here
 from smelt.kernel.build.sinks import Output
 from smelt.kernel.loops.grammar import Amount, Expr, Load, LoadLocal, Number, Quotient, Set, StoreLocal, add, scale
 from smelt.kernel.loops.nest import Nest, flat
 from smelt.shape import Shape
 
-LANES = 16  # sums of a product
-AT_ONCE = 4  # keys whose values are added before a sum goes back to memory
-BLOCK = 128  # keys whose values are summed before the sum joins the others
+LANES = 16  # partial sums of a dot product
+AT_ONCE = 4  # keys per update of the sum in memory
+BLOCK = 128  # keys per partial sum
 
 
-def build_few(nest: Nest, problem: Attention, choice: Choice, here: Size, output: Output) -> None:
-    """The loops; `here` is 1, or 0 where there are too many queries at run time."""
-    axes = problem.axes
-    queries, keys = problem.queries, axes.size(axes.key)
-    sizes = problem.heads
-    chunks = ceildiv(keys, choice.chunk)
-    kept = (*sizes, chunks, minimum(queries, choice.few), problem.values + 2)
+def build_decode(nest: Nest, attn: Attention, schedule: AttentionSchedule, here: Size, output: Output) -> None:
+    """The loops; `here` is 1, or 0 if there are too many queries at run time."""
+    axes = attn.axes
+    queries, keys = attn.queries, axes.size(axes.key)
+    sizes = attn.heads
+    chunks = ceildiv(keys, schedule.chunk)
+    kept = (*sizes, chunks, minimum(queries, schedule.few), attn.values + 2)
     parts = None if chunks == 1 else nest.scratch(Shape("f32", *kept))
     with nest.loops((*sizes, chunks * here)) as index:
         at = dict(zip(axes.batch, index, strict=False))
-        start = nest.let(scale(index[-1], choice.chunk))
-        count = problem.bounded(nest, choice.chunk, keys, start)
-        scores = problem.array(nest, "score", min(choice.chunk, keys) if isinstance(keys, int) else choice.chunk)
+        start = nest.let(scale(index[-1], schedule.chunk))
+        count = attn.bounded(nest, schedule.chunk, keys, start)
+        scores = attn.array(nest, "score", min(schedule.chunk, keys) if isinstance(keys, int) else schedule.chunk)
         with nest.loop(queries, "ordered") as query:
-            here_at = {**at, **problem.apart(query)}
-            _score(nest, problem, here_at, scores, start, count)
-            best, total = _weigh(nest, problem, here_at, scores, start, count)
-            result = _sum(nest, problem, here_at, scores, start, count)
+            here_at = {**at, **attn.apart(query)}
+            _score(nest, attn, here_at, scores, start, count)
+            best, total = _weigh(nest, attn, here_at, scores, start, count)
+            result = _sum(nest, attn, here_at, scores, start, count)
             if parts is None:
-                with nest.loop(problem.values, "lane") as e:
-                    element = problem.quotient(nest, nest.keep(LoadLocal(result, e, f32)), total)
-                    problem.store(nest, output, {**here_at, axes.value: e}, element)
+                with nest.loop(attn.values, "lane") as e:
+                    element = attn.quotient(nest, nest.keep(LoadLocal(result, e, f32)), total)
+                    attn.store(nest, output, {**here_at, axes.value: e}, element)
             else:
                 place = flat((*index, query, Number(0)), kept)
                 nest.store(parts, place, best)
                 nest.store(parts, add(place, 1), total)
-                with nest.loop(problem.values, "lane") as e:
+                with nest.loop(attn.values, "lane") as e:
                     nest.store(parts, add(place, e, 2), nest.keep(LoadLocal(result, e, f32)))
     if parts is not None:
-        _join(nest, problem, parts, kept, here, output)
+        _join(nest, attn, parts, kept, here, output)
 
 
-def _score(nest: Nest, problem: Attention, at: At, scores: str, start: Expr, count: Expr) -> None:
-    """Products of a query with keys: one sum per lane, then the sum of these."""
-    axes, depth = problem.axes, problem.depth
-    query, sums = problem.array(nest, "query", depth), problem.array(nest, "lane", LANES)
+def _score(nest: Nest, attn: Attention, at: At, scores: str, start: Expr, count: Expr) -> None:
+    """Dot products of a query with keys: one partial sum per lane, then their sum."""
+    axes, depth = attn.axes, attn.depth
+    query, sums = attn.array(nest, "query", depth), attn.array(nest, "lane", LANES)
     with nest.loop(depth, "lane") as d:
-        nest.emit(StoreLocal(query, d, problem.query(nest, {**at, axes.depth: d})))
+        nest.emit(StoreLocal(query, d, attn.query(nest, {**at, axes.depth: d})))
     with nest.loop(count, "ordered") as j:
         key = add(start, j)
 
         def times(lane: Expr, first: int, before: Expr) -> Expr:
             d = add(lane, first)
             factor = nest.keep(LoadLocal(query, d, f32))
-            element = problem.element(nest, 1, {**at, axes.key: key, axes.depth: d})
+            element = attn.element(nest, 1, {**at, axes.key: key, axes.depth: d})
             return nest.apply("fma", factor, element, before, dtype=f32)
 
         with nest.loop(LANES, "lane") as lane:
@@ -87,13 +87,13 @@ def _score(nest: Nest, problem: Attention, at: At, scores: str, start: Expr, cou
         nest.emit(StoreLocal(scores, j, nest.keep(LoadLocal(sums, Number(0), f32))))
 
 
-def _weigh(nest: Nest, problem: Attention, at: At, scores: str, start: Expr, count: Expr) -> tuple[Expr, Expr]:
-    """Scores become weights; gives the greatest score and the sum of weights."""
-    axes = problem.axes
-    if problem.numbers.softcap or problem.numbers.roles[3:]:
+def _weigh(nest: Nest, attn: Attention, at: At, scores: str, start: Expr, count: Expr) -> tuple[Expr, Expr]:
+    """Scores become weights; returns the maximum score and the sum of weights."""
+    axes = attn.axes
+    if attn.numbers.softcap or attn.numbers.roles[3:]:
         with nest.loop(count, "lane") as j:
-            score = problem.capped(nest, nest.keep(LoadLocal(scores, j, f32)))
-            nest.emit(StoreLocal(scores, j, problem.masked(nest, score, {**at, axes.key: add(start, j)})))
+            score = attn.capped(nest, nest.keep(LoadLocal(scores, j, f32)))
+            nest.emit(StoreLocal(scores, j, attn.masked(nest, score, {**at, axes.key: add(start, j)})))
     best = fold_here(nest, "maximum", Number(-inf, f32), count, lambda j: nest.keep(LoadLocal(scores, j, f32)))
     none = nest.apply("EQ", best, Number(-inf, f32), dtype=i1)
     safe = nest.apply("select", none, Number(0.0, f32), best, dtype=f32)
@@ -104,23 +104,23 @@ def _weigh(nest: Nest, problem: Attention, at: At, scores: str, start: Expr, cou
     return best, total
 
 
-def _sum(nest: Nest, problem: Attention, at: At, scores: str, start: Expr, count: Expr) -> str:
-    """The sum of values times weights."""
-    values = problem.values
-    result, part = problem.array(nest, "sum", values), problem.array(nest, "part", values)
+def _sum(nest: Nest, attn: Attention, at: At, scores: str, start: Expr, count: Expr) -> str:
+    """The weighted sum of values."""
+    values = attn.values
+    result, part = attn.array(nest, "sum", values), attn.array(nest, "part", values)
 
     def put(array: str, number: Expr) -> None:
         with nest.loop(values, "lane") as e:
             nest.emit(StoreLocal(array, e, number))
 
-    def some(first: Expr, many: int) -> None:
-        """Add the values of neighbouring keys, times their weights."""
+    def has_many(first: Expr, many: int) -> None:
+        """Accumulate the weighted values of adjacent keys."""
         weights = [nest.keep(LoadLocal(scores, add(first, u), f32)) for u in range(many)]
         with nest.loop(values, "lane") as e:
             total = nest.keep(LoadLocal(part, e, f32))
             for u, weight in enumerate(weights):
-                place = {**at, problem.axes.key: add(start, first, u), problem.axes.value: e}
-                total = nest.apply("fma", weight, problem.element(nest, 2, place), total, dtype=f32)
+                place = {**at, attn.axes.key: add(start, first, u), attn.axes.value: e}
+                total = nest.apply("fma", weight, attn.element(nest, 2, place), total, dtype=f32)
             nest.emit(StoreLocal(part, e, total))
 
     put(result, Number(0.0, f32))
@@ -131,22 +131,22 @@ def _sum(nest: Nest, problem: Attention, at: At, scores: str, start: Expr, count
         whole = nest.let(Quotient(left, AT_ONCE))
         put(part, Number(0.0, f32))
         with nest.loop(whole, "ordered") as group:
-            some(add(first, scale(group, AT_ONCE)), AT_ONCE)
+            has_many(add(first, scale(group, AT_ONCE)), AT_ONCE)
         done = nest.let(scale(whole, AT_ONCE))
         with nest.loop(nest.let(add(left, scale(done, -1))), "ordered") as u:
-            some(add(first, done, u), 1)
+            has_many(add(first, done, u), 1)
         with nest.loop(values, "lane") as e:
             pair = (nest.keep(LoadLocal(each, e, f32)) for each in (result, part))
             nest.emit(StoreLocal(result, e, nest.apply("add", *pair)))
     return result
 
 
-def _join(nest: Nest, problem: Attention, parts: int, kept: tuple[Size, ...], here: Size, output: Output) -> None:
-    """The chunks of each query become one, in order."""
-    axes = problem.axes
-    chunks, values = kept[len(problem.heads)], problem.values
-    with nest.loops((*problem.heads, problem.queries * here)) as (*outer, query):
-        at = {**dict(zip(axes.batch, outer, strict=True)), **problem.apart(query)}
+def _join(nest: Nest, attn: Attention, parts: int, kept: tuple[Size, ...], here: Size, output: Output) -> None:
+    """Combine the chunks of each query, in order."""
+    axes = attn.axes
+    chunks, values = kept[len(attn.heads)], attn.values
+    with nest.loops((*attn.heads, attn.queries * here)) as (*outer, query):
+        at = {**dict(zip(axes.batch, outer, strict=True)), **attn.apart(query)}
 
         def item(chunk: Expr, place: Expr) -> Expr:
             return nest.keep(Load(nest.buffer(parts), flat((*outer, chunk, query, place), kept), f32))
@@ -154,7 +154,7 @@ def _join(nest: Nest, problem: Attention, parts: int, kept: tuple[Size, ...], he
         best = fold_here(nest, "maximum", Number(-inf, f32), Amount(chunks), lambda chunk: item(chunk, Number(0)))
         none = nest.apply("EQ", best, Number(-inf, f32), dtype=i1)
         safe = nest.apply("select", none, Number(0.0, f32), best, dtype=f32)
-        total, result = nest.declare(f32, Number(0.0, f32)), problem.array(nest, "sum", values)
+        total, result = nest.declare(f32, Number(0.0, f32)), attn.array(nest, "sum", values)
         with nest.loop(values, "lane") as e:
             nest.emit(StoreLocal(result, e, Number(0.0, f32)))
         with nest.loop(chunks, "ordered") as chunk:
@@ -166,5 +166,5 @@ def _join(nest: Nest, problem: Attention, parts: int, kept: tuple[Size, ...], he
                 nest.emit(StoreLocal(result, e, nest.apply("fma", factor, item(chunk, add(e, 2)), old, dtype=f32)))
         sum_of = nest.keep(total)
         with nest.loop(values, "lane") as e:
-            element = problem.quotient(nest, nest.keep(LoadLocal(result, e, f32)), sum_of)
-            problem.store(nest, output, {**at, axes.value: e}, element)
+            element = attn.quotient(nest, nest.keep(LoadLocal(result, e, f32)), sum_of)
+            attn.store(nest, output, {**at, axes.value: e}, element)

@@ -1,4 +1,4 @@
-"""What the kernels of attention share: the problem, the choice how to cut it, and single elements of it."""
+"""Shared by the attention kernels: the axes and sizes of an attention op, its block sizes, and access to elements."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from smelt.kernel.loops.grammar import (
 )
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
 
-KEYS = 64  # of a block: with its scores, they stay in the nearest cache
-CHUNK = 512  # keys that a core takes at a time for few queries
-FEW = 4  # queries that are not worth a register tile
+KEYS = 64  # of a block: with their scores they stay in L1
+CHUNK = 512  # keys of a chunk in decoding
+FEW = 4  # queries up to which the decode kernel is used
 
-At = Mapping[str, Expr]  # places along letters
+At = Mapping[str, Expr]  # index along each letter
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """The problem: an op of attention, what its letters are, and its numbers."""
+    """An attention op, the roles of its axes, and its scalar parameters."""
 
     op: Op
     axes: AttentionAxes
@@ -49,12 +49,12 @@ class Attention:
 
     @property
     def queries(self) -> Size:
-        """How many queries share keys and values."""
+        """The number of queries that share keys and values."""
         return product(self.axes.sizes[letter] for letter in self.axes.rows)
 
     @property
     def heads(self) -> list[Size]:
-        """The sizes of the loops around the queries that share keys and values."""
+        """The sizes of the batch and head loops."""
         return [self.axes.sizes[letter] for letter in self.axes.batch]
 
     @property
@@ -73,7 +73,7 @@ class Attention:
     # -- elements --
 
     def index(self, word: Word, at: At) -> Index:
-        """The index of an operand, from places along letters."""
+        """The index into an operand, from an index per letter."""
         sizes = self.axes.sizes
         return tuple(flat(tuple(at[each] for each in axis), [sizes[each] for each in axis]) for axis in word)
 
@@ -94,7 +94,7 @@ class Attention:
         return nest.apply("multiply", nest.apply("tanh", inner), Number(cap, f32))
 
     def masked(self, nest: Nest, score: Expr, at: At) -> Expr:
-        """What masks make of a score."""
+        """A score after all masks."""
         fill = iter(self.numbers.fill)
         for role, word, mask in zip(self.numbers.roles, self.axes.words, self.op.operands, strict=True):
             if role in ("q", "k", "v"):
@@ -109,7 +109,7 @@ class Attention:
         return score
 
     def quotient(self, nest: Nest, result: Expr, total: Expr) -> Expr:
-        """A result by the sum of its weights; a sum over no key is zero."""
+        """The result divided by the sum of weights; a row without keys gives zeros."""
         element = nest.apply("divide", result, total)
         zero, keys = Number(0.0, f32), self.axes.size(self.axes.key)
         if self.numbers.guarded:
@@ -126,14 +126,14 @@ class Attention:
     # -- loops --
 
     def apart(self, query: Expr) -> dict[str, Expr]:
-        """Places along the letters of queries, from the number of a query."""
+        """The index along each query letter, from the number of a query."""
         found: dict[str, Expr] = {}
         for letter in reversed(self.axes.rows[1:]):
             query, found[letter] = split(query, self.axes.sizes[letter])
         return found | dict.fromkeys(self.axes.rows[:1], query)
 
     def lanes(self, nest: Nest, first: Expr, used: Expr) -> Callable[[Expr], dict[str, Expr]]:
-        """The same for the lanes of a block of queries; several letters are told apart once."""
+        """The same for the lanes of a block; several letters are split once, before the lanes."""
         if len(self.axes.rows) < 2:
             return lambda lane: self.apart(add(first, lane))
         arrays = {letter: nest.var(i64, stem="place").name for letter in self.axes.rows}
@@ -151,7 +151,7 @@ class Attention:
         return places
 
     def _named(self, nest: Nest, value: Expr, extent: Size) -> Var:
-        """A name for a value here, which is known to lie below the extent."""
+        """A variable for a value that is known to be below the extent."""
         var = nest.var(i64, extent)
         nest.places[var] = nest.scope
         nest.emit(Let(var, value))
@@ -163,14 +163,14 @@ class Attention:
         return name
 
     def bounded(self, nest: Nest, most: int, size: Size, start: Expr) -> Expr:
-        """How many of `most` are left from `start` on."""
+        """min(most, size - start)."""
         if isinstance(size, int) and size % most == 0:
             return Amount(most)
         return nest.apply("minimum", Number(most), nest.let(add(size, scale(start, -1))), dtype=i64)
 
 
 def fold_here(nest: Nest, function: str, start: Expr, extent: Expr, value: Callable[[Expr], Expr]) -> Expr:
-    """A reduction at this very place, as what it reads in local arrays changes."""
+    """A reduction that is not moved: the local arrays that it reads change."""
     with nest.inner() as scope:
         var = nest.var(i64, None, "at")
         nest.places[var] = scope
@@ -182,11 +182,11 @@ def fold_here(nest: Nest, function: str, start: Expr, extent: Expr, value: Calla
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """How the work is cut: `queries` of a block, at most the width of a tile; `keys` of a block.
+class AttentionSchedule:
+    """Block sizes: `queries` of a block, at most the width of a register tile, and `keys` of a block.
 
-    Up to `few` queries are taken one by one, vectors along the depth, `chunk` keys at a time. Keys, chunk and few
-    belong to the meaning of a kernel, because sums are made in that order; queries do not.
+    Up to `few` queries use the decode kernel with `chunk` keys per chunk. Keys, chunk and few define the order of sums
+    and so the bits of the result; queries does not.
     """
 
     queries: int
@@ -195,5 +195,5 @@ class Choice:
     few: int = FEW
 
     @staticmethod
-    def of(problem: Attention) -> Choice:
-        return Choice(problem.width)
+    def of(attn: Attention) -> AttentionSchedule:
+        return AttentionSchedule(attn.width)

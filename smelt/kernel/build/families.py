@@ -8,13 +8,14 @@ from __future__ import annotations
 from smelt.kernel.build import (
     attention,
     conv,
+    depthwise,
+    elementwise,
     fft,
+    gather_scatter,
     gemm,
     gemm_bf16,
     gemm_int8,
-    index,
-    linear,
-    map,
+    linalg,
     quantise,
     random,
     reduce,
@@ -27,8 +28,8 @@ from smelt.kernel.build.sinks import ADDRESSED, ANCHORS, IN_RUNS, SINKS, UPDATES
 from smelt.kernel.loops.nest import PULLS
 
 FAMILIES = (
-    *(map, quantise, index, reduce, window, scan, sort),
-    *(gemm, gemm_int8, gemm_bf16, conv, winograd, attention, linear, fft, random),
+    *(elementwise, quantise, gather_scatter, reduce, window, scan, sort),
+    *(gemm, gemm_int8, gemm_bf16, conv, depthwise, winograd, attention, linalg, fft, random),
 )
 
 __all__ = ["ADDRESSED", "ANCHORS", "FAMILIES", "IN_RUNS", "PULLS", "SINKS", "UPDATES"]

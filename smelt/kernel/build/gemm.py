@@ -1,4 +1,8 @@
-"""Contractions. `smelt.packed_dot` multiplies register tiles; `dot_general` of other types sums element by element."""
+"""GEMM: `smelt.packed_dot` over packed B panels by a register-tile micro-kernel; `dot_general` as scalar loops.
+
+`packed_gemm` holds the loops around the micro-kernel (`Mma`): chunks of rows × panels × K-blocks. `gemm_int8.py` and
+`gemm_bf16.py` use it with other `Form`s, `conv.py` has the implicit GEMM of convolutions.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ from smelt.kernel.tune.schedules import MIN_CHUNKS, ROWS, Blocking, Gemm, Kernel
 
 @sink("stablehlo.dot_general", anchor=True)
 def dot_general(nest: Nest, op: Op, output: Output) -> None:
-    """Any types, any axes: one element after the other."""
+    """Any types and axes, one element at a time."""
     dims = op.attrs["dot_dimension_numbers"]
     lhs, rhs = op.operands
     result = tensor(op.result)
@@ -63,7 +67,7 @@ def dot_general(nest: Nest, op: Op, output: Output) -> None:
 
 
 def accumulator(operands: Sequence[DType], result: DType) -> DType:
-    """The type to sum products in, which is rounded once: never narrower than f32, exact for sums of integers."""
+    """The accumulator type: at least f32, exact for integers; the sum is rounded once."""
     if result.is_complex:
         return result
     if all(each.kind == "bool" for each in (*operands, result)):
@@ -77,7 +81,7 @@ def accumulator(operands: Sequence[DType], result: DType) -> DType:
 
 @pull("smelt.pack")
 def pack(nest: Nest, op: Op, _: int, index: Index) -> Expr:
-    """[group, panel, k, j]: column `panel * width + j`, zero where there is none."""
+    """B as packed panels [group, panel, k, j]: column `panel * width + j`, zero past the last."""
     group, panel, k, j = index
     columns, width = tensor(op.operands[0]).sizes[2], op.attrs["width"]
     column = add(scale(panel, width), j)
@@ -93,36 +97,36 @@ def pack(nest: Nest, op: Op, _: int, index: Index) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What is multiplied: `k_pack` steps of a panel's column lie side by side (1: f32, 2: bf16, 4: bytes), `block`
-    steps of it stay near while at most `row_block` rows pass by."""
+    """The data format of a GEMM. `k_pack`: consecutive K elements per column of a packed panel (f32: 1, bf16: 2, int8:
+    4). `block`: K-block that stays cache-resident for at most `row_block` rows."""
 
-    element: DType  # of sums
+    element: DType  # of the accumulator
     k_pack: int
     block: int
     row_block: int = 384
 
 
-FLOATS = Form(f32, 1, BLOCK)
+F32 = Form(f32, 1, BLOCK)
 
 
 @sink("smelt.packed_dot", anchor=True, addressed=(0, 1))
 def packed_dot(nest: Nest, op: Op, output: Output) -> None:
-    contract(nest, op, output, FLOATS)
+    packed_gemm(nest, op, output, F32)
 
 
-def contract(nest: Nest, op: Op, output: Output, form: Form) -> None:
-    """Many rows x one panel: every block of the panel stays near while the rows pass by."""
+def packed_gemm(nest: Nest, op: Op, output: Output, form: Form) -> None:
+    """Loops of a packed GEMM: each K-block of a panel stays cache-resident for a chunk of rows."""
     lhs, panels = op.operands
     groups, rows, depth = tensor(lhs).sizes
     _, count, _, line = tensor(panels).sizes
     assert isinstance(line, int)
     width = line // form.k_pack
     key = KernelKey.of("gemm", groups=groups, rows=rows, depth=depth, panels=count, width=width)
-    schedule, blocking = _chosen(nest, key, form)
-    chunks = parts_of(rows, blocking.rows, ROWS, groups * count)
+    schedule, blocking = _choose_schedule(nest, key, form)
+    chunks = count_chunks(rows, blocking.rows, ROWS, groups * count)
     with nest.loops((groups, count, chunks) if schedule.panels_outer else (groups, chunks, count)) as (group, *inner):
         panel, chunk = inner if schedule.panels_outer else reversed(inner)
-        first, used = shares(nest, chunk, rows, chunks)
+        first, used = chunk_bounds(nest, chunk, rows, chunks)
         tile = nest.var(form.element, stem="tile").name
         nest.emit(Local(tile, form.element, blocking.max_rows * width))
         columns = Columns.of(nest, panel, width, tensor(op.result).sizes[2], form.element)
@@ -132,9 +136,9 @@ def contract(nest: Nest, op: Op, output: Output, form: Form) -> None:
             columns.store(nest, op, output, tile, row, lambda column: (*here, column))
 
 
-def _chosen(nest: Nest, key: KernelKey, form: Form) -> tuple[Gemm, Blocking]:
-    """Only about floats there is something to choose."""
-    if form is FLOATS:
+def _choose_schedule(nest: Nest, key: KernelKey, form: Form) -> tuple[Gemm, Blocking]:
+    """The tuned schedule of f32; other types have a fixed one."""
+    if form is F32:
         schedule = nest.choose_schedule(key, Gemm)
         return schedule, nest.blocking(key, schedule)
     count, others = ceildiv(key["rows"], ROWS), key["panels"] * key["groups"]
@@ -142,16 +146,16 @@ def _chosen(nest: Nest, key: KernelKey, form: Form) -> tuple[Gemm, Blocking]:
     return Gemm(most, ROWS), Blocking(ROWS, most, 1, most)
 
 
-def parts_of(count: Size, most: Size, least: int, others: Size) -> Size:
-    """How many parts some rows or lines are cut into, so that none has more than `most`. Where their number is open
-    there are more, down to `least` each, if there is little to spread over cores; `others`: what there is besides."""
+def count_chunks(count: Size, most: Size, least: int, others: Size) -> Size:
+    """The number of chunks of at most `most` rows. With a dynamic number of rows there are more, of at least `least`
+    rows each, if `others` (the product of the other parallel loops) is too small for all cores."""
     if isinstance(count, int):
         return ceildiv(count, most)
-    return minimum(ceildiv(count, least), maximum(ceildiv(count, most), wanted(others)))
+    return minimum(ceildiv(count, least), maximum(ceildiv(count, most), min_chunks(others)))
 
 
-def wanted(others: Size) -> int:
-    """Parts that there should be to spread them over cores, beside others."""
+def min_chunks(others: Size) -> int:
+    """The least number of chunks that keeps all cores busy, next to `others` parallel iterations."""
     return -(-MIN_CHUNKS // max(1, estimate(others)))
 
 
@@ -163,9 +167,9 @@ def multiply(
     panel: Expr,
     columns: Columns,
     height: Size,
-    form: Form = FLOATS,
+    form: Form = F32,
 ) -> None:
-    """A tile of rows (group, first, how many) x one panel, one block of the panel after the other."""
+    """Rows (group, first, count) × one panel, K-block by K-block, into a local tile."""
     lhs, panels = op.operands
     group, first, used = rows
     depth, shared = tensor(lhs).sizes[2], tensor(panels).sizes[0] == 1
@@ -173,29 +177,29 @@ def multiply(
         done = nest.let(scale(block, form.block))
         extent = nest.apply("minimum", Number(form.block), nest.let(add(depth, scale(done, -1))), dtype=i64)
         lines = nest.let(scale(block, form.block // form.k_pack))
-        b = place(nest, op, panels, (Number(0) if shared else group, panel, lines, Number(0)))
-        with tiles(nest, used, height) as ((part, parts), above, tall):
-            a = address(nest, op, lhs, group, add(first, above), done)
+        b = element_address(nest, op, panels, (Number(0) if shared else group, panel, lines, Number(0)))
+        with row_tiles(nest, used, height) as ((part, parts), above, tall):
+            a = row_address(nest, op, lhs, group, add(first, above), done)
             nest.emit(
                 Mma(
                     tile,
                     tall,
                     *a,
                     *b,
-                    step(nest, op, panels, 2),
+                    axis_stride(nest, op, panels, 2),
                     extent,
                     tile_offset=scale(above, columns.width),
                     accumulate=block,
                     prefetch=part,
                     tiles=parts,
-                    columns=columns.fewest,
+                    columns=columns.partial,
                     k_pack=form.k_pack,
                 )
             )
 
 
-def shares(nest: Nest, number: Expr, count: Size, parts: Size) -> tuple[Expr, Expr]:
-    """The first and the number of what one of several nearly equal shares holds."""
+def chunk_bounds(nest: Nest, number: Expr, count: Size, parts: Size) -> tuple[Expr, Expr]:
+    """(first, count) of one of several nearly equal chunks."""
     if parts == 1:
         return Number(0), Amount(count)
     first = nest.let(Quotient(nest.let(scale(number, count)), parts))
@@ -204,8 +208,8 @@ def shares(nest: Nest, number: Expr, count: Size, parts: Size) -> tuple[Expr, Ex
 
 
 @contextmanager
-def tiles(nest: Nest, rows: Expr, most: Size) -> Iterator[tuple[tuple[Expr, Expr], Expr, Expr]]:
-    """A loop over nearly equal tiles of at most so many rows: ((number, how many), first row, height)."""
+def row_tiles(nest: Nest, rows: Expr, most: Size) -> Iterator[tuple[tuple[Expr, Expr], Expr, Expr]]:
+    """A loop over nearly equal tiles of at most `most` rows: ((number, count), first row, rows)."""
     parts = nest.let(Quotient(nest.let(add(rows, most - 1)), most))
     with nest.loop(parts, "ordered") as part:
         first, after = (
@@ -217,7 +221,7 @@ def tiles(nest: Nest, rows: Expr, most: Size) -> Iterator[tuple[tuple[Expr, Expr
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of one panel: `used` of them are there. `element`: what sums are made of."""
+    """The columns of one panel, of which `used` exist. `element`: the accumulator type."""
 
     first: Expr
     width: int
@@ -233,23 +237,23 @@ class Columns:
         return Columns(first, width, nest.let(nest.apply("minimum", Number(width), left, dtype=i64)), element)
 
     @property
-    def fewest(self) -> Expr:
-        """As `Mma` wants it: 0 where all are there."""
+    def partial(self) -> Expr:
+        """The number of columns of a partial panel; 0: all."""
         return Number(0) if self.used == Number(self.width) else self.used
 
     def store(self, nest: Nest, op: Op, output: Output, tile: str, row: Expr, index: Callable[[Expr], Index]) -> None:
-        """One row of a tile goes out."""
+        """Store one row of the tile through the epilogue."""
         with nest.loop(self.used, "lane") as j:
             element = nest.keep(LoadLocal(tile, add(scale(row, self.width), j), self.element))
             output.finish(nest, op, index(add(self.first, j)), element)
 
 
-# ---- where operands lie ----
+# ---- addresses of operands ----
 
 
-def address(nest: Nest, op: Op, value: Value, group: Expr, first: Expr, done: Expr) -> tuple[int, Expr, Expr, Expr]:
-    """(buffer, index of the first element, distance of rows, distance of steps) of a value [group, row, step]."""
-    buffer, form, (g, m, k) = _strides(nest, op, value)
+def row_address(nest: Nest, op: Op, value: Value, group: Expr, first: Expr, done: Expr) -> tuple[int, Expr, Expr, Expr]:
+    """(buffer, offset of the first element, row stride, K stride) of a value [group, row, k]."""
+    buffer, form, (g, m, k) = _required_strides(nest, op, value)
     steps = dict(form.terms)
     start = add(
         scale(group, steps.get(g, 0)), scale(first, steps.get(m, 0)), scale(done, steps.get(k, 0)), form.constant
@@ -257,42 +261,42 @@ def address(nest: Nest, op: Op, value: Value, group: Expr, first: Expr, done: Ex
     return buffer, start, Amount(steps.get(m, 0)), Amount(steps.get(k, 0))
 
 
-def place(nest: Nest, op: Op, value: Value, index: Index) -> tuple[int, Expr]:
+def element_address(nest: Nest, op: Op, value: Value, index: Index) -> tuple[int, Expr]:
     """(buffer, offset) of an element of a value."""
-    buffer, form, axes = _strides(nest, op, value)
+    buffer, form, axes = _required_strides(nest, op, value)
     steps = dict(form.terms)
     parts = (scale(at, steps.get(axis, 0)) for at, axis in zip(index, axes, strict=True))
     return buffer, add(*parts, form.constant)
 
 
-def step(nest: Nest, op: Op, value: Value, axis: int) -> Expr:
-    """The distance of neighbours along an axis."""
-    _, form, axes = _strides(nest, op, value)
+def axis_stride(nest: Nest, op: Op, value: Value, axis: int) -> Expr:
+    """The stride of an axis."""
+    _, form, axes = _required_strides(nest, op, value)
     return Amount(dict(form.terms).get(axes[axis], 0))
 
 
-def in_memory(nest: Nest, op: Op, value: Value) -> tuple[int, Size, tuple[Size, ...]]:
-    """(buffer, offset of the first element, distance of neighbours along each axis) of a value."""
-    buffer, form, axes = _strides(nest, op, value)
+def memory_layout(nest: Nest, op: Op, value: Value) -> tuple[int, Size, tuple[Size, ...]]:
+    """(buffer, offset of the first element, strides) of a value."""
+    buffer, form, axes = _required_strides(nest, op, value)
     steps = dict(form.terms)
     return buffer, form.constant, tuple(steps.get(axis, 0) for axis in axes)
 
 
-def _strides(nest: Nest, op: Op, value: Value) -> tuple[int, Affine, tuple[Var, ...]]:
-    found = strides(nest, value)
+def _required_strides(nest: Nest, op: Op, value: Value) -> tuple[int, Affine, tuple[Var, ...]]:
+    found = find_strides(nest, value)
     assert found is not None, f"{op.name}: fuse stores operands that have no strides"
     return found
 
 
-def strides(nest: Nest, value: Value) -> tuple[int, Affine, tuple[Var, ...]] | None:
-    """How a value lies in memory: the buffer, and the offset as an affine form of fresh variables, one per axis."""
+def find_strides(nest: Nest, value: Value) -> tuple[int, Affine, tuple[Var, ...]] | None:
+    """The memory layout of a value: the buffer, and the offset as an affine form of one fresh variable per axis."""
     sizes = tensor(value).sizes
     with nest.inner() as scope:
         axes = tuple(nest.var(i64, size, "axis") for size in sizes)
         for axis in axes:
             nest.places[axis] = scope
         element = nest.pull(value, axes)
-        at: Scope | None = scope  # a load that no axis moves has its name further out
+        at: Scope | None = scope  # a load that depends on no axis is bound further out
         load: Expr | None = None
         while at is not None and load is None:
             load = next((expr for expr, var in at.names.items() if var is element), None)

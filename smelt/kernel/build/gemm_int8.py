@@ -1,7 +1,7 @@
-"""Products of bytes: `smelt.packed_qdot` and `smelt.packed_qconv` fill tiles of i32 from rows of ui8 and panels of i8.
+"""int8 GEMM and convolution: `smelt.packed_qdot`, `smelt.packed_qconv`, uint8 rows × int8 panels → int32 (VNNI).
 
-The loops are those of `build_contract` and `build_conv` with another `Form`. Sums are exact, so nothing here decides
-about bits. What shifts, scales and rounds the sums follows as the epilogue, `smelt.round_to_byte` at its end.
+The loops are those of `gemm.py` and `conv.py` with another `Form`; the micro-kernel is `emit/tile_int8.py`. Sums are
+exact in any order. Zero points, scales and `smelt.round_to_byte` follow as the epilogue.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from __future__ import annotations
 from smelt.dtype import i32
 from smelt.ir.core import Op
 from smelt.ir.ops.packed_words import QUAD
-from smelt.kernel.build.conv import convolve
-from smelt.kernel.build.gemm import Form, contract
+from smelt.kernel.build.conv import implicit_gemm
+from smelt.kernel.build.gemm import Form, packed_gemm
 from smelt.kernel.build.sinks import Output, sink
 from smelt.kernel.loops.grammar import Amount, Expr, Number, add, scale, split
 from smelt.kernel.loops.nest import Index, Nest, pull, tensor
 
-BYTES = Form(i32, QUAD, block=512, row_block=192)
+INT8 = Form(i32, QUAD, block=512, row_block=192)
 
 
 @pull("smelt.pack_quads")
 def pack_quads(nest: Nest, op: Op, _: int, index: Index) -> Expr:
-    return in_words(nest, op, index, QUAD)
+    return packed_element(nest, op, index, QUAD)
 
 
-def in_words(nest: Nest, op: Op, index: Index, k_pack: int) -> Expr:
-    """[group, panel, word, together * j + step]: column `panel * width + j`, zero where there is none."""
+def packed_element(nest: Nest, op: Op, index: Index, k_pack: int) -> Expr:
+    """B as packed panels [group, panel, k / k_pack, k_pack * j + k % k_pack]; zero past the last column and row."""
     group, panel, word, at = index
     depth, columns = tensor(op.operands[0]).sizes[1:]
     width, element = op.attrs["width"], tensor(op.result).element
@@ -44,9 +44,9 @@ def in_words(nest: Nest, op: Op, index: Index, k_pack: int) -> Expr:
 
 @sink("smelt.packed_qdot", anchor=True, addressed=(0, 1), in_runs=(0, 1))
 def packed_qdot(nest: Nest, op: Op, output: Output) -> None:
-    contract(nest, op, output, BYTES)
+    packed_gemm(nest, op, output, INT8)
 
 
 @sink("smelt.packed_qconv", anchor=True, addressed=(0, 1), in_runs=(0, 1))
 def packed_qconv(nest: Nest, op: Op, output: Output) -> None:
-    convolve(nest, op, output, BYTES)
+    implicit_gemm(nest, op, output, INT8)

@@ -1,6 +1,6 @@
-"""Rounding to bytes: what an element of `smelt.round_to_byte` is, in few instructions and as exact as it says.
+"""Quantising to int8 and uint8: one element of `smelt.round_to_byte`, exactly rounded in a few instructions.
 
-At the end of nearly every kernel that multiplies bytes. `build_map` asks for the integer before it is made narrow.
+It ends the epilogue of most int8 GEMMs. `elementwise.convert` takes the integer before it is narrowed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from smelt.ir.core import Op
 from smelt.kernel.loops.grammar import Expr, Number
 from smelt.kernel.loops.nest import Index, Nest, pull, tensor
 
-TINY, HUGE = 2.0**-64, 2.0**64  # scales whose reciprocals, and quotients by which, stay far from both ends of f32
+TINY, HUGE = 2.0**-64, 2.0**64  # scales whose reciprocals and quotients neither overflow nor underflow f32
 
 
 @pull("smelt.round_to_byte")
@@ -21,7 +21,7 @@ def round_to_byte(nest: Nest, op: Op, _: int, index: Index) -> Expr:
 
 
 def whole_steps(nest: Nest, op: Op, index: Index) -> Expr:
-    """The integer that a byte holds, in i32. Limits come first, where they are the same for many elements."""
+    """The quantised integer as i32. The clamp comes before rounding: its limits are loop-invariant."""
     x, scale, zero = (nest.pull(operand, index) for operand in op.operands)
     limits = [_less(nest, Number(float(op.attrs[name]), f32), zero) for name in ("least", "greatest")]
     if scale == Number(1.0, f32):
@@ -36,7 +36,7 @@ def whole_steps(nest: Nest, op: Op, index: Index) -> Expr:
 
 
 def _reciprocal(scale: float) -> tuple[Number, Number]:
-    """1 / scale as f32, and what is missing."""
+    """1 / scale as f32, and the rounding error."""
     inverse = float(np.float32(1) / np.float32(scale))
     return Number(inverse, f32), Number(float(np.float32((1 - inverse * scale) / scale)), f32)
 

@@ -12,8 +12,8 @@ from math import prod
 from smelt.dim import Size, floordiv, maximum, minimum
 from smelt.dtype import DType, f64, i1, i64
 from smelt.ir.core import Op, Value
+from smelt.kernel.build.gather_scatter import to_index
 from smelt.kernel.build.gemm import accumulator
-from smelt.kernel.build.index import place as place_of
 from smelt.kernel.build.reduce import function_of, identity, summed
 from smelt.kernel.build.sinks import Output, sink
 from smelt.kernel.loops.grammar import SHORT, Amount, Expr, Level, Load, Number, Quotient, Remainder, Set, add, scale
@@ -31,7 +31,7 @@ def convolution(nest: Nest, op: Op, output: Output) -> None:
 def dynamic_conv(nest: Nest, op: Op, output: Output) -> None:
     padding = op.operands[2]
     count = tensor(op.result).rank - 2
-    convolve(nest, op, output, [place_of(nest, nest.pull(padding, (Number(i), Number(0)))) for i in range(count)])
+    convolve(nest, op, output, [to_index(nest, nest.pull(padding, (Number(i), Number(0)))) for i in range(count)])
 
 
 def convolve(nest: Nest, op: Op, output: Output, low: Sequence[Expr]) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from smelt.dtype import DType
-from smelt.kernel.math import complex, conversion, double, integer, narrow, real, single, special, steps
+from smelt.kernel.math import complex, conversion, double, integer, narrow, quantise, real, single, special
 from smelt.kernel.math.conversion import bitcast, convert, is_narrow, literal, load, rounded, store
 from smelt.kernel.math.pieces import order
 
@@ -38,7 +38,7 @@ typedef float f32; typedef double f64; typedef unsigned char i1;
 typedef struct { f32 re, im; } c64; typedef struct { f64 re, im; } c128;
 """
 
-_FILES = (real, single, double, narrow, integer, special, complex, steps)
+_FILES = (real, single, double, narrow, integer, special, complex, quantise)
 FORMS: dict[tuple[str, str], str] = {key: form for file in _FILES for key, form in file.FORMS.items()}
 PIECES: dict[str, str] = {name: text for file in (*_FILES, conversion) for name, text in file.PIECES.items()}
 

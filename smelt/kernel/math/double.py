@@ -7,7 +7,7 @@ coefficients are in `tables.py`. Special values are C's.
 from __future__ import annotations
 
 from smelt.kernel.math import tables
-from smelt.kernel.math.circle import table
+from smelt.kernel.math.payne_hanek import table
 from smelt.kernel.math.pieces import horner, number
 from smelt.kernel.math.single import forms
 

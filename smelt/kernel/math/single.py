@@ -7,7 +7,7 @@ exp, log, tanh, … are computed in single precision; powers, angles and circula
 from __future__ import annotations
 
 from smelt.kernel.math import tables
-from smelt.kernel.math.circle import chosen
+from smelt.kernel.math.payne_hanek import select_word
 from smelt.kernel.math.pieces import horner
 
 # ln 2 in two parts: the first has few enough bits that its product with an exponent is exact.
@@ -187,10 +187,10 @@ static inline f32 smelt_atan2_f32(f32 y, f32 x) {{
     "smelt_far_quarters_f32": f"""\
 static inline ui64 smelt_far_quarters_f32(ui32 bits) {{
   ui32 start = (bits >> 23 & 0xff) - 120, at = start >> 5, left = start & 31, right = 31 - left;
-  ui32 a = {chosen("at", 1, 5)};
-  ui32 b = {chosen("at", 2, 5)};
-  ui32 c = {chosen("at", 3, 5)};
-  ui32 d = {chosen("at", 4, 5)};
+  ui32 a = {select_word("at", 1, 5)};
+  ui32 b = {select_word("at", 2, 5)};
+  ui32 c = {select_word("at", 3, 5)};
+  ui32 d = {select_word("at", 4, 5)};
   ui32 m = (bits & 0x7fffffu) | 0x800000u;
   ui32 high = m * (a << left | b >> 1 >> right);
   ui64 middle = (ui64)m * (b << left | c >> 1 >> right), low = (ui64)m * (c << left | d >> 1 >> right);

@@ -19,8 +19,8 @@ from smelt.ir.ops.signature import bare_symbol
 from smelt.ir.size_checks import Check
 from smelt.kernel.build import reduce as build_reduce
 from smelt.kernel.build import transpose as build_transpose
+from smelt.kernel.build.elementwise import border
 from smelt.kernel.build.families import ANCHORS, SINKS, UPDATES
-from smelt.kernel.build.map import border
 from smelt.kernel.build.sinks import Output
 from smelt.kernel.loops.grammar import Amount, Expr, Number, add
 from smelt.kernel.loops.nest import Nest, SplitLoopError, flat, tensor, unsupported

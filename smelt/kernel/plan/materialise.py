@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, fields
 
 from smelt.ir.core import Op, Region, Token, Value, find_captures
 from smelt.ir.ops import OPS
-from smelt.kernel.build.expand_depthwise import made_image
+from smelt.kernel.build.expand_depthwise import find_expansion
 from smelt.kernel.build.families import ADDRESSED, ANCHORS, IN_RUNS, PULLS, SINKS, UPDATES
-from smelt.kernel.build.gemm import strides
+from smelt.kernel.build.gemm import find_strides
 from smelt.kernel.loops.nest import ExpandedImage, Nest, View, tensor, unsupported
 from smelt.kernel.plan.concat_in_place import Part, Users, find_parts, is_container, row_major
 from smelt.kernel.plan.runtime_checks import RUNTIME_CHECKS
@@ -142,7 +142,7 @@ class Materialised:
 
     def _leave_expanded(self, op: Op, users: Users) -> None:
         """Leave an expanded image to its depthwise convolution, if that can compute it in bands."""
-        if op.name == "smelt.channel_conv" and (image := made_image(op, users)) is not None:
+        if op.name == "smelt.channel_conv" and (image := find_expansion(op, users)) is not None:
             self.expanded[op.operands[0]] = image
             self.inside |= image.inside
 
@@ -258,7 +258,7 @@ def _below_reshapes(value: Value) -> Value:
 
 def _is_strided(nest: Nest, value: Value, in_runs: bool) -> bool:
     """Whether a value has strides; with `in_runs`, a contiguous last axis too."""
-    found = strides(nest, value)
+    found = find_strides(nest, value)
     return found is not None and (not in_runs or dict(found[1].terms).get(found[2][-1]) == 1)
 
 

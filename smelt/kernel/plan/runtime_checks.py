@@ -14,7 +14,7 @@ from smelt.dtype import i1, i64
 from smelt.errors import RunError
 from smelt.ir.core import Op, Region
 from smelt.ir.size_checks import ADDRESSABLE, Check, size_checks, sizes_checks
-from smelt.kernel.build.index import place, slice_sizes
+from smelt.kernel.build.gather_scatter import slice_sizes, to_index
 from smelt.kernel.loops.grammar import Amount, Expr, Number, add, scale
 from smelt.kernel.loops.nest import Nest, tensor
 from smelt.shape import Shape
@@ -84,7 +84,7 @@ def runtime_check(*names: str) -> Callable[[RuntimeCheck], RuntimeCheck]:
 
 
 def _number(nest: Nest, op: Op, operand: int, *index: int) -> Expr:
-    return place(nest, nest.pull(op.operands[operand], tuple(map(Number, index))))
+    return to_index(nest, nest.pull(op.operands[operand], tuple(map(Number, index))))
 
 
 def _equal(nest: Nest, x: Expr, size: Size) -> SizeValue:

@@ -12,7 +12,7 @@ from smelt.dim import Size, maximum
 from smelt.dtype import i1, i64
 from smelt.ir.attributes import GatherDims, ScatterDims
 from smelt.ir.core import Op
-from smelt.kernel.build.map import padded
+from smelt.kernel.build.elementwise import padded
 from smelt.kernel.build.sinks import Output, update
 from smelt.kernel.loops.grammar import Amount, Expr, Level, Load, Number, add, scale
 from smelt.kernel.loops.nest import Index, Nest, flat, pull, tensor
@@ -20,7 +20,7 @@ from smelt.kernel.loops.nest import Index, Nest, flat, pull, tensor
 FAR = 1 << 62  # beyond every tensor
 
 
-def place(nest: Nest, x: Expr) -> Expr:
+def to_index(nest: Nest, x: Expr) -> Expr:
     """An integer of any type as a place; what i64 cannot hold is far out of range in every tensor."""
     if x.dtype.kind == "uint" and x.dtype.bits == 64:
         x = nest.apply("minimum", x, Number(FAR, x.dtype))
@@ -64,7 +64,7 @@ def _gathered(nest: Nest, op: Op, index: Index, slices: Sequence[Size]) -> Expr:
         if d in dims.start_index_map and last != 0:
             vector = Number(dims.start_index_map.index(d))
             start = nest.pull(indices, _of_vector(batch, dims.index_vector_dim, tensor(indices).rank, vector))
-            at = nest.clamp(place(nest, start), last)
+            at = nest.clamp(to_index(nest, start), last)
         if d in dims.operand_batching_dims:
             which = dims.start_indices_batching_dims[dims.operand_batching_dims.index(d)]
             at = batch[which - (which > dims.index_vector_dim)]
@@ -90,7 +90,7 @@ def torch_index_select(nest: Nest, op: Op, _: int, index: Index) -> Expr:
         return Number(0, tensor(operand).element)  # never asked for: the plan's check refuses the call
     after = dim + count - batch
     at = nest.pull(selected, (*index[:batch], *index[dim:after]))
-    return nest.pull(operand, (*index[:dim], nest.clamp(place(nest, at), size - 1), *index[after:]))
+    return nest.pull(operand, (*index[:dim], nest.clamp(to_index(nest, at), size - 1), *index[after:]))
 
 
 # ---- slices at computed places ----
@@ -100,7 +100,7 @@ def _starts(nest: Nest, op: Op, first: int, sizes: Sequence[Size], parts: Sequen
     """Where a window of `parts` in a tensor of `sizes` begins, moved so that it lies inside."""
     starts = zip(op.operands[first:], sizes, parts, strict=True)
     return [
-        Number(0) if size == part else nest.clamp(place(nest, nest.pull(start, ())), size - part)
+        Number(0) if size == part else nest.clamp(to_index(nest, nest.pull(start, ())), size - part)
         for start, size, part in starts
     ]
 
@@ -150,7 +150,7 @@ def real_dynamic_slice(nest: Nest, op: Op, _: int, index: Index) -> Expr:
     operand, starts, _limits, strides = op.operands
     places: list[Expr] = []
     for d, (at, size) in enumerate(zip(index, tensor(operand).sizes, strict=True)):
-        start, stride = (place(nest, nest.pull(each, (Number(d),))) for each in (starts, strides))
+        start, stride = (to_index(nest, nest.pull(each, (Number(d),))) for each in (starts, strides))
         step = nest.apply("multiply", at, stride, dtype=i64)
         places.append(nest.clamp(add(start, step), size - 1))  # a check has seen that it lies inside
     return nest.pull(operand, tuple(places))
@@ -168,7 +168,9 @@ def dynamic_iota(nest: Nest, op: Op, _: int, index: Index) -> Expr:
 
 @pull("stablehlo.dynamic_pad")
 def dynamic_pad(nest: Nest, op: Op, _: int, index: Index) -> Expr:
-    low, interior = ([place(nest, nest.pull(op.operands[i], (Number(d),))) for d in range(len(index))] for i in (2, 4))
+    low, interior = (
+        [to_index(nest, nest.pull(op.operands[i], (Number(d),))) for d in range(len(index))] for i in (2, 4)
+    )
     return padded(nest, op, index, low, [nest.let(add(each, 1)) for each in interior])
 
 
@@ -262,7 +264,7 @@ def _landing(nest: Nest, op: Op, places: dict[int, Expr]) -> tuple[dict[int, Exp
             at = nest.pull(indices, _of_vector(batch, dims.index_vector_dim, tensor(indices).rank, vector))
             width = update.sizes[windows[d]] if d in windows else 1
             # A start that far out stays out for the whole window, and the sum cannot overflow.
-            starts[d] = nest.apply("clamp", Amount(-1 * width), place(nest, at), Amount(size), dtype=i64)
+            starts[d] = nest.apply("clamp", Amount(-1 * width), to_index(nest, at), Amount(size), dtype=i64)
             there = nest.let(add(starts[d], places[windows[d]]) if d in windows else starts[d])
             fits += [nest.apply("GE", there, Number(0), dtype=i1), nest.less(there, Amount(size))]
         else:

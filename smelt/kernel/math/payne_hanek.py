@@ -40,7 +40,7 @@ def table() -> str:
     return f"static const ui32 smelt_two_over_pi[{len(_WORDS)}] = {{\n  " + ",\n  ".join(texts) + "};"
 
 
-def chosen(index: str, first: int, count: int) -> str:
+def select_word(index: str, first: int, count: int) -> str:
     """The word number `first + index`, for an index below `count`, without looking into memory."""
     text = f"{_WORDS[first + count - 1]:#010x}u"
     for k in reversed(range(count - 1)):
