@@ -1,6 +1,6 @@
-"""Rules that pull one element: elementwise ops, and ops that only move elements about, as index arithmetic.
+"""Rules that pull one element: elementwise ops, and data movement (broadcast, slice, pad …) as index arithmetic.
 
-Registered in `nest.PULLS`; `fuse` decides which values are pulled and which are stored.
+Registered in `nest.PULLS`; `plan.materialise` decides which values are inlined and which are materialised.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from smelt.dim import Size, at_most
 from smelt.dtype import DTYPES, DType, f32, f64, i1, i64, ui64
 from smelt.ir.core import Op
 from smelt.ir.ops import OPS
-from smelt.kernel.build.quantise import whole_steps
+from smelt.kernel.build.quantise import round_to_integer
 from smelt.kernel.loops.grammar import Amount, Bitcast, Expr, Number, Quotient, Remainder, add, scale
 from smelt.kernel.loops.nest import PULLS, Index, Nest, flat, pull, reshape_index, tensor
 
 
 @pull("stablehlo.constant", "chlo.constant")
 def constant(nest: Nest, op: Op, _: int, __: Index) -> Expr:
-    array = op.attrs["value"].array  # a splat: others are stored
+    array = op.attrs["value"].array  # a splat: others are materialised
     return Number(array.reshape(-1)[0].item(), tensor(op.result).element)
 
 
@@ -39,7 +39,7 @@ def broadcast_in_dim(nest: Nest, op: Op, _: int, index: Index) -> Expr:
 
 @pull("stablehlo.dynamic_broadcast_in_dim")
 def dynamic_broadcast_in_dim(nest: Nest, op: Op, _: int, index: Index) -> Expr:
-    """A size that turns out to be one is stretched."""
+    """A size that is 1 at run time is broadcast."""
     sizes = tensor(op.operands[0]).sizes
     full = tensor(op.result).sizes
     places: list[Expr] = []
@@ -97,11 +97,11 @@ def reverse(nest: Nest, op: Op, _: int, index: Index) -> Expr:
 @pull("stablehlo.pad")
 def pad(nest: Nest, op: Op, _: int, index: Index) -> Expr:
     low, interior = op.attrs["edge_padding_low"], op.attrs["interior_padding"]
-    return padded(nest, op, index, [Number(each) for each in low], [1 + each for each in interior])
+    return pad_element(nest, op, index, [Number(each) for each in low], [1 + each for each in interior])
 
 
-def border(nest: Nest, op: Op, target: int) -> None:
-    """Only what a `pad` puts around its operand: two slabs along each axis, within the operand along those before."""
+def write_border(nest: Nest, op: Op, target: int) -> None:
+    """Write only the padding of a `pad`: two slabs along each axis, inside the operand along earlier axes."""
     low, sizes, full = op.attrs["edge_padding_low"], tensor(op.operands[0]).sizes, tensor(op.result).sizes
     for axis, high in enumerate(op.attrs["edge_padding_high"]):
         for start, count in ((0, low[axis]), (low[axis] + sizes[axis], high)):
@@ -113,7 +113,7 @@ def border(nest: Nest, op: Op, target: int) -> None:
                 nest.store(target, nest.offset(op.result, place), nest.pull(op.operands[1], ()))
 
 
-def padded(nest: Nest, op: Op, index: Index, low: list[Expr], steps: list[Size] | list[Expr]) -> Expr:
+def pad_element(nest: Nest, op: Op, index: Index, low: list[Expr], steps: list[Size] | list[Expr]) -> Expr:
     """The operand's element where the index hits one, else the padding value."""
     operand, filler = op.operands[:2]
     conditions: list[Expr] = []
@@ -126,7 +126,7 @@ def padded(nest: Nest, op: Op, index: Index, low: list[Expr], steps: list[Size] 
         if before is None or before > 0:
             conditions.append(nest.apply("GE", nest.let(inner), Number(0), dtype=i1))
         if step != 1:
-            inner, rest = _divided(nest, nest.let(inner), step)
+            inner, rest = _divide(nest, nest.let(inner), step)
             conditions.append(nest.apply("EQ", rest, Number(0), dtype=i1))
         if not (step == 1 and before is not None and at_most(full - size, before)):
             conditions.append(nest.less(nest.let(inner), Amount(size)))
@@ -139,8 +139,8 @@ def padded(nest: Nest, op: Op, index: Index, low: list[Expr], steps: list[Size] 
     )
 
 
-def _divided(nest: Nest, x: Expr, step: Size | Expr) -> tuple[Expr, Expr]:
-    """Quotient and remainder by a size, or by a number that data gives."""
+def _divide(nest: Nest, x: Expr, step: Size | Expr) -> tuple[Expr, Expr]:
+    """Quotient and remainder by a size, or by a run-time number."""
     if isinstance(step, Size):
         return nest.let(Quotient(x, step)), nest.let(Remainder(x, step))
     return nest.apply("divide", x, step), nest.apply("remainder", x, step)
@@ -148,10 +148,10 @@ def _divided(nest: Nest, x: Expr, step: Size | Expr) -> tuple[Expr, Expr]:
 
 @pull("stablehlo.concatenate")
 def concatenate(nest: Nest, op: Op, _: int, index: Index) -> Expr:
-    return _one_of(nest, op, index, 0, 0)
+    return _select_operand(nest, op, index, 0, 0)
 
 
-def _one_of(nest: Nest, op: Op, index: Index, which: int, start: Size) -> Expr:
+def _select_operand(nest: Nest, op: Op, index: Index, which: int, start: Size) -> Expr:
     """The element of operand `which` or a later one; that operand begins at `start`."""
     d = op.attrs["dimension"]
     place = (*index[:d], add(index[d], scale(Amount(start), -1)), *index[d + 1 :])
@@ -162,7 +162,7 @@ def _one_of(nest: Nest, op: Op, index: Index, which: int, start: Size) -> Expr:
     return nest.choose(
         nest.less(nest.let(index[d]), Amount(end)),
         lambda: nest.pull(operand, place),
-        lambda: _one_of(nest, op, index, which + 1, end),
+        lambda: _select_operand(nest, op, index, which + 1, end),
         tensor(op.result).element,
     )
 
@@ -192,7 +192,7 @@ def convert(nest: Nest, op: Op, _: int, index: Index) -> Expr:
     operand, to = op.operands[0], tensor(op.result).element
     if operand.op is not None and operand.op.name == "smelt.round_to_byte" and operand not in nest.stored:
         nest.covered[operand.op] = None
-        return nest.convert(whole_steps(nest, operand.op, index), to)  # no need to be narrow in between
+        return nest.convert(round_to_integer(nest, operand.op, index), to)  # skips the narrow type
     return nest.convert(nest.pull(operand, index), to)
 
 
@@ -207,16 +207,16 @@ def bitcast_convert(nest: Nest, op: Op, _: int, index: Index) -> Expr:
     source, target = tensor(op.operands[0]).element, tensor(op.result).element
     if source.bits == target.bits:
         return nest.let(Bitcast(nest.pull(op.operands[0], index), target))
-    return _rebitten(nest, op, index)
+    return _bitcast_width(nest, op, index)
 
 
-def _rebitten(nest: Nest, op: Op, index: Index) -> Expr:
-    """A wide element from several narrow ones, or a part of a wide one; the lowest bits come first."""
+def _bitcast_width(nest: Nest, op: Op, index: Index) -> Expr:
+    """A wide element from several narrow ones, or part of a wide one; little-endian."""
     operand = op.operands[0]
     source, target = tensor(operand).element, tensor(op.result).element
     if source.bits < target.bits:
         count = target.bits // source.bits
-        return _joined(nest, [nest.pull(operand, (*index, Number(k))) for k in range(count)], target)
+        return _concatenate_bits(nest, [nest.pull(operand, (*index, Number(k))) for k in range(count)], target)
     wide, place = nest.pull(operand, index[:-1]), index[-1]
     if source.bits == 128:
         half, place = nest.let(Quotient(place, 64 // target.bits)), nest.let(Remainder(place, 64 // target.bits))
@@ -227,10 +227,10 @@ def _rebitten(nest: Nest, op: Op, index: Index) -> Expr:
     return _from_bits(nest, nest.apply("shift_right_logical", _bits(nest, wide), distance), target)
 
 
-def _joined(nest: Nest, parts: list[Expr], target: DType) -> Expr:
+def _concatenate_bits(nest: Nest, parts: list[Expr], target: DType) -> Expr:
     if target.bits == 128:
         half = len(parts) // 2
-        both = (_joined(nest, each, target.part) for each in (parts[:half], parts[half:]))
+        both = (_concatenate_bits(nest, each, target.part) for each in (parts[:half], parts[half:]))
         return nest.apply("complex", *both, dtype=target)
     word: Expr = Number(0, ui64)
     for k, part in enumerate(parts):
@@ -260,7 +260,7 @@ def _from_bits(nest: Nest, word: Expr, dtype: DType) -> Expr:
 
 @pull("stablehlo.power")
 def power(nest: Nest, op: Op, _: int, index: Index) -> Expr:
-    """Squares and cubes are products: exact but for their rounding, and far sooner done."""
+    """Squares and cubes are multiplications: correctly rounded and much faster."""
     base, exponent = (nest.pull(operand, index) for operand in op.operands)
     known = exponent.value if isinstance(exponent, Number) and base.dtype in (f32, f64) else None
     if known not in (2, 3):

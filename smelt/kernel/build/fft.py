@@ -1,8 +1,8 @@
 """Fourier transforms: `fft` of any length along up to three axes, in double, rounded once. Registered in `sinks.SINKS`.
 
-Real and imaginary parts lie in planes of their own, [outer, length, inner]. Lengths of small factors are done one
-factor after another (Stockham: each pass reads one pair of planes and writes the other, nothing is shuffled); all other
-lengths become a product of transforms of a power of two (Bluestein). An inverse is a transform of swapped parts.
+Real and imaginary parts are separate planes [outer, length, inner]. Lengths with small prime factors take one Stockham
+pass per factor, between two pairs of planes, without bit reversal. All other lengths become a convolution by transforms
+of a power of two (Bluestein). An inverse transform swaps real and imaginary parts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from smelt.kernel.loops.nest import Nest, flat, tensor
 from smelt.shape import Shape
 
 RADICES = (4, 2, 3, 5, 7, 11, 13)
-LONGEST = 2048  # of rows that fit on the stack, four times over
+LONGEST = 2048  # row length up to which four rows fit on the stack
 Pair = tuple[Expr, Expr]  # real and imaginary part
 
 
@@ -51,7 +51,7 @@ class Planes:
         return Planes(nest, *(nest.scratch(Shape.of(f64, (product(sizes),))) for _ in range(2)))
 
     def load(self, offset: Expr) -> Pair:
-        """What is there now: passes overwrite it, so the read stays where it is."""
+        """The current content; passes overwrite it, so the load is not moved."""
         nest = self.nest
         return nest.keep(Load(nest.buffer(self.re), offset, f64)), nest.keep(Load(nest.buffer(self.im), offset, f64))
 
@@ -126,7 +126,7 @@ def _root(nest: Nest, k: Expr, n: Size | Expr) -> Pair:
 
 
 def _butterfly(nest: Nest, a: Sequence[Pair]) -> list[Pair]:
-    """The transform of as many numbers as there are."""
+    """The DFT of a few numbers."""
     count = len(a)
     if count == 2:
         return [_add(nest, *a), _subtract(nest, *a)]
@@ -203,8 +203,7 @@ def _passes(nest: Nest, held: Place, spare: Place, table: Planes, sizes: tuple[S
 
 @dataclass(frozen=True, slots=True)
 class Chirp:
-    """What a transform of a length needs that has no small factors: e^(-pi i k^2 / n), and the transform of its
-    inverse, padded to a power of two."""
+    """Bluestein's chirp e^(-pi i k^2 / n), and the transform of its inverse, padded to a power of two."""
 
     padded: int
     table: Planes
@@ -213,7 +212,7 @@ class Chirp:
 
 
 def _chirp(nest: Nest, length: int) -> Chirp:
-    padded = _padded(length)
+    padded = _padded_length(length)
     table, factors = _table(nest, padded), Planes.of(nest, length)
     with nest.loop(length) as k:
         squared = nest.let(Remainder(nest.apply("multiply", k, k), 2 * length))
@@ -225,8 +224,8 @@ def _chirp(nest: Nest, length: int) -> Chirp:
     return Chirp(padded, table, factors, _passes(nest, held, spare, table, (1, padded, 1))[0])
 
 
-def _padded(length: int) -> int:
-    """The power of two that a convolution of so many numbers fits in."""
+def _padded_length(length: int) -> int:
+    """The power of two that holds a convolution of this length."""
     return 1 << (2 * length - 2).bit_length()
 
 
@@ -269,10 +268,10 @@ def _or_zero(nest: Nest, condition: Expr, value: Callable[[], Pair]) -> Pair:
     return nest.keep(parts[0]), nest.keep(parts[1])
 
 
-# ---- lengths that a call decides ----
+# ---- dynamic lengths ----
 
 
-def _open_length(nest: Nest, held: Planes, sizes: tuple[Size, Size, Size]) -> None:
+def _dynamic_length(nest: Nest, held: Planes, sizes: tuple[Size, Size, Size]) -> None:
     """As `_convolve`, row by row, padded to a power of four that is found at run time."""
     outer, length, inner = sizes
     room = 8 * length + 1  # a power of four that holds 2 n - 1, and at least 1
@@ -289,7 +288,7 @@ def _open_length(nest: Nest, held: Planes, sizes: tuple[Size, Size, Size]) -> No
     with nest.loop(padded, "ordered") as k:
         back = nest.apply("minimum", k, nest.let(add(scale(k, -1), padded)))
         filter_.store(k, _or_zero(nest, nest.less(back, Amount(length)), lambda: _conjugate(nest, chirp.load(back))))
-    _open_passes(nest, filter_, other, table, padded, Number(0))
+    _dynamic_passes(nest, filter_, other, table, padded, Number(0))
     wide, spare = Planes.of(nest, outer, inner, room), Planes.of(nest, outer, inner, room)
     with nest.loops((outer, inner)) as (o, q):
         start = nest.let(scale(flat((o, q), (outer, inner)), room))
@@ -301,18 +300,18 @@ def _open_length(nest: Nest, held: Planes, sizes: tuple[Size, Size, Size]) -> No
             inside = nest.less(k, Amount(length))
             value = _or_zero(nest, inside, lambda: _multiply(nest, held.load(at(k)), chirp.load(k)))
             wide.store(add(start, k), value)
-        _open_passes(nest, wide, spare, table, padded, start)
+        _dynamic_passes(nest, wide, spare, table, padded, start)
         one = nest.apply("divide", Number(1.0, f64), nest.convert(padded, f64))
         with nest.loop(padded, "ordered") as k:
             re, im = _times(nest, _multiply(nest, wide.load(add(start, k)), filter_.load(k)), one)
             wide.store(add(start, k), (im, re))
-        _open_passes(nest, wide, spare, table, padded, start)
+        _dynamic_passes(nest, wide, spare, table, padded, start)
         with nest.loop(length, "ordered") as k:
             im, re = wide.load(add(start, k))
             held.store(at(k), _multiply(nest, (re, im), chirp.load(k)))
 
 
-def _open_passes(nest: Nest, held: Planes, spare: Planes, table: Planes, length: Expr, start: Expr) -> None:
+def _dynamic_passes(nest: Nest, held: Planes, spare: Planes, table: Planes, length: Expr, start: Expr) -> None:
     """Transform a row of a power of four, in place: passes of two go there and back."""
     count, stride = nest.declare(i64, nest.let(Quotient(length, 2))), nest.declare(i64, Number(1))
     with nest.repeat(lambda: nest.apply("GE", nest.keep(count), Number(1), dtype=i1)):
@@ -343,12 +342,12 @@ def fft(nest: Nest, op: Op, output: Output) -> None:
         nest.buffer(output.targets[0])
         return
     if len(axes) == 1 and isinstance(length := lengths[0] if kind == "IRFFT" else sizes[-1], int):
-        if (length if _factors(length) is not None else _padded(length)) <= LONGEST:
+        if (length if _factors(length) is not None else _padded_length(length)) <= LONGEST:
             _row_by_row(nest, op, output, length)
             return
     held = Planes.of(nest, *sizes)
     with nest.loops(sizes) as index:
-        held.store(flat(index, sizes), _swapped(_parts(nest, nest.pull(operand, index)), inverse))
+        held.store(flat(index, sizes), _swap(_parts(nest, nest.pull(operand, index)), inverse))
     if kind == "IRFFT":
         for axis in axes[:-1]:
             held = _along(nest, held, sizes, axis)
@@ -361,15 +360,15 @@ def fft(nest: Nest, op: Op, output: Output) -> None:
     result = tensor(op.result)
     count = product(sizes[axis] for axis in axes)
     with nest.loops(result.sizes) as index:
-        value = _swapped(held.load(flat(index, sizes)), inverse)
+        value = _swap(held.load(flat(index, sizes)), inverse)
         if inverse:
             by = nest.apply("divide", Number(1.0, f64), nest.convert(Amount(count), f64))
             value = _times(nest, value, by)
-        nest.store(output.targets[0], flat(index, result.sizes), _joined(nest, value, result.element))
+        nest.store(output.targets[0], flat(index, result.sizes), _combine(nest, value, result.element))
 
 
 def _row_by_row(nest: Nest, op: Op, output: Output, length: int) -> None:
-    """Short rows, one after the other on the stack."""
+    """Short rows, each on the stack."""
     operand, kind, result = op.operands[0], op.attrs["fft_type"], tensor(op.result)
     inverse = kind in ("IFFT", "IRFFT")
     chirp = _chirp(nest, length) if _factors(length) is None else None
@@ -381,16 +380,16 @@ def _row_by_row(nest: Nest, op: Op, output: Output, length: int) -> None:
             re, im = _parts(nest, nest.pull(operand, (*outer, source)))
             if mirrored is not None:
                 im = nest.apply("select", mirrored, nest.apply("negate", im), im, dtype=f64)
-            held.store(k, _swapped((re, im), inverse))
+            held.store(k, _swap((re, im), inverse))
         if chirp is None:
             held, _ = _passes(nest, held, Line.of(nest, length), table, (1, length, 1))
         else:
             wide, spare = (Line.of(nest, chirp.padded) for _ in range(2))
             _convolve(nest, chirp, held, wide, spare, (1, length, 1))
         with nest.loop(result.sizes[-1]) as k:
-            value = _swapped(held.load(k), inverse)
+            value = _swap(held.load(k), inverse)
             value = _times(nest, value, 1 / length) if inverse else value
-            nest.store(output.targets[0], flat((*outer, k), result.sizes), _joined(nest, value, result.element))
+            nest.store(output.targets[0], flat((*outer, k), result.sizes), _combine(nest, value, result.element))
 
 
 def _mirror(nest: Nest, k: Expr, length: int) -> tuple[Expr, Expr]:
@@ -403,7 +402,7 @@ def _along(nest: Nest, held: Planes, sizes: Sequence[Size], axis: int) -> Planes
     """Transform one axis; the planes that hold the result."""
     outer, length, inner = product(sizes[:axis]), sizes[axis], product(sizes[axis + 1 :])
     if not isinstance(length, int):
-        _open_length(nest, held, (outer, length, inner))
+        _dynamic_length(nest, held, (outer, length, inner))
         return held
     if _factors(length) is None:
         chirp = _chirp(nest, length)
@@ -426,7 +425,7 @@ def _hermitian(nest: Nest, held: Planes, sizes: Sequence[Size], length: int) -> 
     return target
 
 
-def _swapped(value: Pair, swap: bool) -> Pair:
+def _swap(value: Pair, swap: bool) -> Pair:
     return (value[1], value[0]) if swap else value
 
 
@@ -438,7 +437,7 @@ def _parts(nest: Nest, x: Expr) -> Pair:
     return nest.convert(re, f64), nest.convert(im, f64)
 
 
-def _joined(nest: Nest, value: Pair, element: DType) -> Expr:
+def _combine(nest: Nest, value: Pair, element: DType) -> Expr:
     if not element.is_complex:
         return nest.convert(value[0], element)
     re, im = (nest.convert(part, element.part) for part in value)

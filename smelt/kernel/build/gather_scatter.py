@@ -1,6 +1,6 @@
-"""Ops that read where other tensors say, as rules that pull one element; `scatter`, which writes there, as loops.
+"""Data-dependent indexing: `gather`, `dynamic_slice` and the like as rules that pull one element; `scatter` as loops.
 
-A place that data names is moved into range before anything is read. Registered in `nest.PULLS` and `sinks.UPDATES`.
+A run-time index is clamped into range before any read. Registered in `nest.PULLS` and `sinks.UPDATES`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from smelt.dim import Size, maximum
 from smelt.dtype import i1, i64
 from smelt.ir.attributes import GatherDims, ScatterDims
 from smelt.ir.core import Op
-from smelt.kernel.build.elementwise import padded
+from smelt.kernel.build.elementwise import pad_element
 from smelt.kernel.build.sinks import Output, update
 from smelt.kernel.loops.grammar import Amount, Expr, Level, Load, Number, add, scale
 from smelt.kernel.loops.nest import Index, Nest, flat, pull, tensor
@@ -21,7 +21,7 @@ FAR = 1 << 62  # beyond every tensor
 
 
 def to_index(nest: Nest, x: Expr) -> Expr:
-    """An integer of any type as a place; what i64 cannot hold is far out of range in every tensor."""
+    """An integer of any type as an i64 index; what i64 cannot hold is out of range of every tensor."""
     if x.dtype.kind == "uint" and x.dtype.bits == 64:
         x = nest.apply("minimum", x, Number(FAR, x.dtype))
     return nest.convert(x, i64)
@@ -32,28 +32,28 @@ def to_index(nest: Nest, x: Expr) -> Expr:
 
 @pull("stablehlo.gather")
 def gather(nest: Nest, op: Op, _: int, index: Index) -> Expr:
-    return _gathered(nest, op, index, op.attrs["slice_sizes"])
+    return _gather_element(nest, op, index, op.attrs["slice_sizes"])
 
 
 @pull("stablehlo.dynamic_gather")
 def dynamic_gather(nest: Nest, op: Op, _: int, index: Index) -> Expr:
-    return _gathered(nest, op, index, slice_sizes(op))
+    return _gather_element(nest, op, index, slice_sizes(op))
 
 
 def slice_sizes(op: Op) -> tuple[Size, ...]:
-    """The slice sizes of a `dynamic_gather`, as its result shows them; what the result drops has one element."""
+    """The slice sizes of a `dynamic_gather`, from its result; collapsed dimensions have size 1."""
     dims: GatherDims = op.attrs["dimension_numbers"]
     dropped = {*dims.collapsed_slice_dims, *dims.operand_batching_dims}
     windows = iter([tensor(op.result).sizes[d] for d in dims.offset_dims])
     return tuple(1 if d in dropped else next(windows) for d in range(tensor(op.operands[0]).rank))
 
 
-def _gathered(nest: Nest, op: Op, index: Index, slices: Sequence[Size]) -> Expr:
+def _gather_element(nest: Nest, op: Op, index: Index, slices: Sequence[Size]) -> Expr:
     dims: GatherDims = op.attrs["dimension_numbers"]
     operand, indices = op.operands[:2]
     sizes = tensor(operand).sizes
     if any(size == 0 for size in sizes):
-        return Number(0, tensor(operand).element)  # slices of nothing
+        return Number(0, tensor(operand).element)  # slices of an empty operand
     batch = [at for d, at in enumerate(index) if d not in dims.offset_dims]
     windows = iter([index[d] for d in dims.offset_dims])
     dropped = {*dims.collapsed_slice_dims, *dims.operand_batching_dims}
@@ -63,7 +63,7 @@ def _gathered(nest: Nest, op: Op, index: Index, slices: Sequence[Size]) -> Expr:
         last = maximum(size - maximum(slices[d], 1), 0)
         if d in dims.start_index_map and last != 0:
             vector = Number(dims.start_index_map.index(d))
-            start = nest.pull(indices, _of_vector(batch, dims.index_vector_dim, tensor(indices).rank, vector))
+            start = nest.pull(indices, _index_in_vector(batch, dims.index_vector_dim, tensor(indices).rank, vector))
             at = nest.clamp(to_index(nest, start), last)
         if d in dims.operand_batching_dims:
             which = dims.start_indices_batching_dims[dims.operand_batching_dims.index(d)]
@@ -72,7 +72,7 @@ def _gathered(nest: Nest, op: Op, index: Index, slices: Sequence[Size]) -> Expr:
     return nest.pull(operand, tuple(places))
 
 
-def _of_vector(batch: Sequence[Expr], vector_dim: int, rank: int, number: Expr) -> Index:
+def _index_in_vector(batch: Sequence[Expr], vector_dim: int, rank: int, number: Expr) -> Index:
     """The index of one number of an index vector."""
     if vector_dim == rank:
         return tuple(batch)
@@ -87,17 +87,17 @@ def torch_index_select(nest: Nest, op: Op, _: int, index: Index) -> Expr:
     dim, batch = dim + rank * (dim < 0), batch + count * (batch < 0)
     size = tensor(operand).sizes[dim]
     if size == 0:
-        return Number(0, tensor(operand).element)  # never asked for: the plan's check refuses the call
+        return Number(0, tensor(operand).element)  # never evaluated: a run-time check rejects the call
     after = dim + count - batch
     at = nest.pull(selected, (*index[:batch], *index[dim:after]))
     return nest.pull(operand, (*index[:dim], nest.clamp(to_index(nest, at), size - 1), *index[after:]))
 
 
-# ---- slices at computed places ----
+# ---- slices with run-time starts ----
 
 
 def _starts(nest: Nest, op: Op, first: int, sizes: Sequence[Size], parts: Sequence[Size]) -> list[Expr]:
-    """Where a window of `parts` in a tensor of `sizes` begins, moved so that it lies inside."""
+    """The start of a window of `parts` in a tensor of `sizes`, clamped so that the window is inside."""
     starts = zip(op.operands[first:], sizes, parts, strict=True)
     return [
         Number(0) if size == part else nest.clamp(to_index(nest, nest.pull(start, ())), size - part)
@@ -136,7 +136,7 @@ def dynamic_update_slice(nest: Nest, op: Op, _: int, index: Index) -> Expr:
 
 @update("stablehlo.dynamic_update_slice")
 def write_slice(nest: Nest, op: Op, output: Output) -> None:
-    """The update alone, where it belongs."""
+    """Write the update in place."""
     operand, value = op.operands[:2]
     sizes, parts = tensor(operand).sizes, tensor(value).sizes
     starts = _starts(nest, op, 2, sizes, parts)
@@ -152,7 +152,7 @@ def real_dynamic_slice(nest: Nest, op: Op, _: int, index: Index) -> Expr:
     for d, (at, size) in enumerate(zip(index, tensor(operand).sizes, strict=True)):
         start, stride = (to_index(nest, nest.pull(each, (Number(d),))) for each in (starts, strides))
         step = nest.apply("multiply", at, stride, dtype=i64)
-        places.append(nest.clamp(add(start, step), size - 1))  # a check has seen that it lies inside
+        places.append(nest.clamp(add(start, step), size - 1))  # a run-time check has verified the bounds
     return nest.pull(operand, tuple(places))
 
 
@@ -171,7 +171,7 @@ def dynamic_pad(nest: Nest, op: Op, _: int, index: Index) -> Expr:
     low, interior = (
         [to_index(nest, nest.pull(op.operands[i], (Number(d),))) for d in range(len(index))] for i in (2, 4)
     )
-    return padded(nest, op, index, low, [nest.let(add(each, 1)) for each in interior])
+    return pad_element(nest, op, index, low, [nest.let(add(each, 1)) for each in interior])
 
 
 # ---- scatter ----
@@ -189,7 +189,7 @@ def scatter(nest: Nest, op: Op, output: Output) -> None:
     free: Level = "serial" if op.attrs["unique_indices"] else "ordered"
     places: dict[int, Expr] = {}
     with _walk(nest, outer, shape, "serial", places), _walk(nest, middle, shape, free, places):
-        starts, fits = _landing(nest, op, places)
+        starts, fits = _target_start(nest, op, places)
         with (
             nest.guard(nest.both(*fits)),
             _walk(nest, inner[:-1], shape, "serial", places),
@@ -219,9 +219,8 @@ def _walk(
 
 
 def _split_updates(op: Op) -> tuple[list[int], list[int], list[int]]:
-    """The updates' dimensions as (outer, middle, inner): whatever differs along outer or inner ones never meets.
-
-    Those are batching dimensions, and window dimensions that no index moves. Inner ones stay inside the rest.
+    """The updates' dimensions as (outer, middle, inner). Updates that differ along outer or inner ones are disjoint:
+    these are batching dimensions, and window dimensions without an index. Inner ones are the innermost loops.
     """
     dims: ScatterDims = op.attrs["scatter_dimension_numbers"]
     operand = tensor(op.operands[0])
@@ -241,10 +240,10 @@ def _split_updates(op: Op) -> tuple[list[int], list[int], list[int]]:
     return outer, [d for d in order if d not in outer and d not in last], last
 
 
-def _landing(nest: Nest, op: Op, places: dict[int, Expr]) -> tuple[dict[int, Expr], list[Expr]]:
-    """Where an update's window begins in each dimension of the operand, and the conditions under which it is inside.
+def _target_start(nest: Nest, op: Op, places: dict[int, Expr]) -> tuple[dict[int, Expr], list[Expr]]:
+    """The start of an update's window in each dimension of the operand, and the conditions under which it is inside.
 
-    A window that an index moves may lie partly outside: its own dimension is then at hand in `places`.
+    A window with an index may be partly outside; `places` then holds its own dimension.
     """
     dims: ScatterDims = op.attrs["scatter_dimension_numbers"]
     count = len(op.results)
@@ -261,9 +260,9 @@ def _landing(nest: Nest, op: Op, places: dict[int, Expr]) -> tuple[dict[int, Exp
             starts[d] = batch[which - (which > dims.index_vector_dim)]
         elif d in dims.scatter_dims_to_operand_dims:
             vector = Number(dims.scatter_dims_to_operand_dims.index(d))
-            at = nest.pull(indices, _of_vector(batch, dims.index_vector_dim, tensor(indices).rank, vector))
+            at = nest.pull(indices, _index_in_vector(batch, dims.index_vector_dim, tensor(indices).rank, vector))
             width = update.sizes[windows[d]] if d in windows else 1
-            # A start that far out stays out for the whole window, and the sum cannot overflow.
+            # A clamped start keeps the whole window outside, and the sum cannot overflow.
             starts[d] = nest.apply("clamp", Amount(-1 * width), to_index(nest, at), Amount(size), dtype=i64)
             there = nest.let(add(starts[d], places[windows[d]]) if d in windows else starts[d])
             fits += [nest.apply("GE", there, Number(0), dtype=i1), nest.less(there, Amount(size))]

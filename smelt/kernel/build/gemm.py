@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from smelt.dim import Size, ceildiv, maximum, minimum
 from smelt.dtype import DType, f32, f64, i64
 from smelt.ir.core import Op, Value
-from smelt.kernel.build.reduce import summed
+from smelt.kernel.build.reduce import sum_over
 from smelt.kernel.build.sinks import Output, sink
 from smelt.kernel.emit.tile_f32 import BLOCK
 from smelt.kernel.loops.grammar import (
@@ -62,7 +62,7 @@ def dot_general(nest: Nest, op: Op, output: Output) -> None:
             second = nest.pull(rhs, tuple(b[d] for d in range(tensor(rhs).rank)))
             return nest.apply("multiply", nest.convert(first, kind), nest.convert(second, kind), dtype=kind)
 
-        total = summed(nest, kind, [tensor(lhs).sizes[x] for x, _ in contracting], term)
+        total = sum_over(nest, kind, [tensor(lhs).sizes[x] for x, _ in contracting], term)
         output.finish(nest, op, vars, nest.convert(total, result.element))
 
 

@@ -1,7 +1,7 @@
-"""Linear algebra besides plain products: `cholesky`, `triangular_solve`, `einsum` and `chlo.ragged_dot`.
+"""Linear algebra besides GEMM: `cholesky`, `triangular_solve`, `einsum` and `chlo.ragged_dot` (grouped GEMM).
 
-Registered in `sinks.SINKS`. Factors and solutions are computed in double and rounded once. Matrices of a batch lie on
-cores; within one, rows follow each other.
+Registered in `sinks.SINKS`. Factors and solutions are computed in f64 and rounded once. The matrices of a batch run in
+parallel, the rows of a matrix in order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from smelt.dtype import DType, c128, f64, i1, i64
 from smelt.ir.core import Op
 from smelt.ir.ops.linear import einsum_labels, ragged_mode, ragged_prefix
 from smelt.kernel.build.gemm import accumulator
-from smelt.kernel.build.reduce import identity, summed
+from smelt.kernel.build.reduce import identity, sum_over
 from smelt.kernel.build.sinks import Output, sink
 from smelt.kernel.loops.grammar import Expr, Fold, Load, Number, Set, add, scale
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor, unsupported
@@ -29,8 +29,8 @@ def _conjugate(nest: Nest, x: Expr) -> Expr:
     return nest.apply("conj", x) if x.dtype.is_complex else x
 
 
-class _Held:
-    """A buffer of this kernel's own, read and written by index. Its content changes, so no read of it is moved."""
+class _Scratch:
+    """A scratch buffer, read and written by index. Its content changes, so loads are not moved."""
 
     def __init__(self, nest: Nest, element: DType, sizes: Sequence[Size]) -> None:
         self.nest, self.element, self.sizes = nest, element, sizes
@@ -44,7 +44,7 @@ class _Held:
 
 
 def _sum(nest: Nest, dtype: DType, extent: Expr, term: Callable[[Expr], Expr]) -> Expr:
-    """A sum of so many terms, here: an extent that other loops decide."""
+    """A sum whose extent depends on outer loops, at this point."""
     if dtype.is_complex:
         total = nest.declare(dtype, Number(0, dtype))
         with nest.loop(extent, "ordered") as at:
@@ -65,11 +65,11 @@ def _sum(nest: Nest, dtype: DType, extent: Expr, term: Callable[[Expr], Expr]) -
 
 @sink("stablehlo.cholesky")
 def cholesky(nest: Nest, op: Op, output: Output) -> None:
-    """Row by row: an element of the factor is what the rows before leave of the matrix, by the pivot of its column."""
+    """Cholesky–Banachiewicz, row by row."""
     a, lower = op.operands[0], op.attrs["lower"]
     element, sizes = tensor(a).element, tensor(a).sizes
     kind, size = wide(element), sizes[-1]
-    factor = _Held(nest, kind, sizes)
+    factor = _Scratch(nest, kind, sizes)
     with nest.loops(sizes[:-2]) as batch, nest.loop(size, "ordered") as i:
 
         def source(j: Expr) -> Expr:
@@ -106,7 +106,7 @@ def cholesky(nest: Nest, op: Op, output: Output) -> None:
 
 @sink("stablehlo.triangular_solve")
 def triangular_solve(nest: Nest, op: Op, output: Output) -> None:
-    """The matrix is laid out so that solving goes forward; then each column is solved, as a row of its own."""
+    """The matrix is copied so that forward substitution applies; then each column of b is solved."""
     a, b = op.operands
     left, sizes = op.attrs["left_side"], tensor(b).sizes
     element, size = tensor(b).element, tensor(a).sizes[-1]
@@ -118,8 +118,8 @@ def triangular_solve(nest: Nest, op: Op, output: Output) -> None:
     def place(i: Expr) -> Expr:
         return i if forward else add(scale(i, -1), size - 1)
 
-    matrix = _Held(nest, kind, tensor(a).sizes)
-    solved = _Held(nest, kind, (*sizes[:-2], columns, size))
+    matrix = _Scratch(nest, kind, tensor(a).sizes)
+    solved = _Scratch(nest, kind, (*sizes[:-2], columns, size))
     with nest.loops(tensor(a).sizes) as (*batch, i, k):
         at = (place(k), place(i)) if turned else (place(i), place(k))
         entry = nest.convert(nest.pull(a, (*batch, *at)), kind)
@@ -166,7 +166,7 @@ def einsum(nest: Nest, op: Op, output: Output) -> None:
             ]
             return factors[0] if len(factors) == 1 else nest.apply("multiply", *factors)
 
-        total = summed(nest, kind, [sizes[label] for label in inner], term)
+        total = sum_over(nest, kind, [sizes[label] for label in inner], term)
         output.finish(nest, op, outer, nest.convert(total, tensor(op.result).element))
 
 
@@ -181,11 +181,11 @@ def ragged_dot(nest: Nest, op: Op, output: Output) -> None:
         case "free":
             _ragged_free(nest, op, output)
         case _:
-            raise unsupported(op, "of batches")  # `passes.lower` makes a dot_general of it
+            raise unsupported(op, "of batches")  # `passes.lower` turns it into a dot_general
 
 
 class _Ragged:
-    """The axes of a ragged product, and where a group lies."""
+    """The axes of a ragged dot and the bounds of its groups."""
 
     def __init__(self, nest: Nest, op: Op) -> None:
         self.nest, self.op = nest, op
@@ -203,7 +203,7 @@ class _Ragged:
         self.prefix = ragged_prefix(self.lhs.rank, dims) if self.groups.rank > 1 else []
 
     def size(self, outer: dict[int, Expr], group: Expr) -> Expr:
-        """How long a group is, where lhs is at `outer`."""
+        """The size of a group, for the batch index `outer`."""
         index = (*(outer[d] for d in self.prefix), group)
         return self.nest.convert(self.nest.pull(self.op.operands[2], index), i64)
 
@@ -215,7 +215,7 @@ class _Ragged:
 
 
 def _ragged_free(nest: Nest, op: Op, output: Output) -> None:
-    """A row of lhs belongs to a group, which chooses the slice of rhs; rows beyond all groups give zeros."""
+    """The group of an lhs row selects the slice of rhs; rows past all groups give zeros."""
     r = _Ragged(nest, op)
     sizes = tensor(op.result).sizes
     count = len(r.batch) + len(r.left)
@@ -241,14 +241,14 @@ def _ragged_free(nest: Nest, op: Op, output: Output) -> None:
 
             def total() -> Expr:
                 depth = [r.lhs.sizes[x] for x, _ in r.contracting]
-                return nest.convert(summed(nest, r.kind, depth, term), r.element)
+                return nest.convert(sum_over(nest, r.kind, depth, term), r.element)
 
             value = nest.choose(belongs, total, lambda: Number(0, r.element), r.element)
             nest.store(output.targets[0], flat((*rows, *columns), sizes), value)
 
 
 def _ragged_contracting(nest: Nest, op: Op, output: Output) -> None:
-    """Each group sums over its own stretch of the ragged axis."""
+    """Each group sums over its own range of the ragged axis."""
     r = _Ragged(nest, op)
     sizes = tensor(op.result).sizes
     others = [(x, y) for x, y in r.contracting if x != r.ragged]
@@ -264,7 +264,7 @@ def _ragged_contracting(nest: Nest, op: Op, output: Output) -> None:
         with nest.loops([r.lhs.sizes[x] for x, _ in others], "ordered") as inner:
             left = a | {x: at for (x, _), at in zip(others, inner, strict=True)}
             right = b | {y: at for (_, y), at in zip(others, inner, strict=True)}
-            begin, end = _stretch(r, left, group)
+            begin, end = _group_bounds(r, left, group)
 
             def term(at: Expr) -> Expr:
                 place = nest.let(add(begin, at))
@@ -275,8 +275,8 @@ def _ragged_contracting(nest: Nest, op: Op, output: Output) -> None:
         nest.store(output.targets[0], flat(index, sizes), nest.convert(nest.keep(total), r.element))
 
 
-def _stretch(r: _Ragged, outer: dict[int, Expr], group: Expr) -> tuple[Expr, Expr]:
-    """Where a group begins and ends on the ragged axis; an empty one ends where it begins."""
+def _group_bounds(r: _Ragged, outer: dict[int, Expr], group: Expr) -> tuple[Expr, Expr]:
+    """[begin, end) of a group on the ragged axis."""
     nest, size = r.nest, r.lhs.sizes[r.ragged]
     begin = nest.declare(i64, Number(0))
     with nest.loop(group, "ordered") as g:

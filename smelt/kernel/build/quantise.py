@@ -17,10 +17,10 @@ TINY, HUGE = 2.0**-64, 2.0**64  # scales whose reciprocals and quotients neither
 
 @pull("smelt.round_to_byte")
 def round_to_byte(nest: Nest, op: Op, _: int, index: Index) -> Expr:
-    return nest.convert(whole_steps(nest, op, index), tensor(op.result).element)
+    return nest.convert(round_to_integer(nest, op, index), tensor(op.result).element)
 
 
-def whole_steps(nest: Nest, op: Op, index: Index) -> Expr:
+def round_to_integer(nest: Nest, op: Op, index: Index) -> Expr:
     """The quantised integer as i32. The clamp comes before rounding: its limits are loop-invariant."""
     x, scale, zero = (nest.pull(operand, index) for operand in op.operands)
     limits = [_less(nest, Number(float(op.attrs[name]), f32), zero) for name in ("least", "greatest")]

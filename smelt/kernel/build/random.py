@@ -1,7 +1,7 @@
 """Random bits: `rng_bit_generator`, bit for bit as `smelt.ir.ops.random` has it. Registered in `sinks.SINKS`.
 
-Counters are independent of each other, so blocks of them lie on cores and lanes. `stablehlo.rng` does not come here:
-`passes.lower` makes bits and arithmetic of it.
+Counter-based generators: blocks of counters run on cores and lanes. `passes.lower_random` turns `stablehlo.rng` into
+random bits and arithmetic.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _element(nest: Nest, word: Expr, element: DType) -> Expr:
     return nest.let(Bitcast(low, element))
 
 
-def _joined(nest: Nest, low: Expr, high: Expr) -> Expr:
+def _combine_words(nest: Nest, low: Expr, high: Expr) -> Expr:
     upper = nest.apply("shift_left", nest.convert(high, ui64), HALF)
     return nest.apply("or", nest.convert(low, ui64), upper)
 
@@ -60,7 +60,7 @@ def _three_fry(nest: Nest, output: Output, state: Sequence[Expr], sizes: Sequenc
     if element.bits == 64:
         with nest.loop(product(sizes)) as at:
             pair = threefry(nest, key, _later(nest, counter, at))
-            nest.store(target, at, _element(nest, _joined(nest, *pair), element))
+            nest.store(target, at, _element(nest, _combine_words(nest, *pair), element))
         _keep_state(nest, output, [key, _later(nest, counter, Amount(product(sizes)))])
         return
     used: Expr = Number(0)
@@ -77,7 +77,7 @@ def _three_fry(nest: Nest, output: Output, state: Sequence[Expr], sizes: Sequenc
 
 
 def _axes(nest: Nest, sizes: Sequence[Size]) -> list[tuple[int, Expr]]:
-    """The axis along which pairs are neighbours; with open sizes every axis, and whether it is the one."""
+    """The axis along which pairs are adjacent; with dynamic sizes every axis, and the condition that it is the one."""
     known = [size for size in sizes if isinstance(size, int)]
     if len(known) == len(sizes):
         return [(split_axis(known), TRUE)]
@@ -155,7 +155,7 @@ def threefry(nest: Nest, key: Expr, counter: Expr) -> tuple[Expr, Expr]:
 
 
 def _philox(nest: Nest, output: Output, state: Sequence[Expr], count: Size, element: DType) -> None:
-    """A counter of 128 bits for each four words. The key is the upper half where the state has no more."""
+    """One 128-bit counter per four words. The key is the upper half of a state of two words."""
     key, low = state[:2]
     high = state[2] if len(state) == 3 else key
     wide = element.bits == 64
@@ -164,7 +164,7 @@ def _philox(nest: Nest, output: Output, state: Sequence[Expr], count: Size, elem
     with nest.loop(blocks) as block:
         words = philox(nest, key, *_plus(nest, low, high, block))
         if wide:
-            words = [_joined(nest, words[0], words[1]), _joined(nest, words[2], words[3])]
+            words = [_combine_words(nest, words[0], words[1]), _combine_words(nest, words[2], words[3])]
         for i, word in enumerate(words):
             place = add(scale(block, per_block), i)
             value = _element(nest, word, element)
@@ -177,7 +177,7 @@ def _philox(nest: Nest, output: Output, state: Sequence[Expr], count: Size, elem
 
 
 def _plus(nest: Nest, low: Expr, high: Expr, steps: Expr) -> tuple[Expr, Expr]:
-    """A number of 128 bits, so many steps later."""
+    """A 128-bit number plus `steps`."""
     after = _later(nest, low, steps)
     carry = nest.convert(nest.less(after, low), ui64)
     return after, nest.apply("add", high, carry)

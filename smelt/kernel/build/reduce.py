@@ -1,4 +1,4 @@
-"""Reductions: `reduce` as a value to pull, so that it moves out of loops that do not change it, or as loops of its own.
+"""Reductions: `reduce` as a value to pull, which is hoisted out of loops where it is invariant, or as a kernel.
 
 A body of one associative function becomes a `Fold` along the innermost axis; any other body runs in order.
 """
@@ -19,13 +19,13 @@ from smelt.kernel.tune.schedules import ColumnReduction, KernelKey
 from smelt.shape import Shape
 
 Element = Callable[[dict[int, Expr]], Expr]
-TALL = 256  # rows whose totals are made before they join others
-FEW = 8  # columns that are not worth a row
+TALL = 256  # rows per partial total
+FEW = 8  # columns up to which reducing by rows does not pay
 ASSOCIATIVE = frozenset({"add", "multiply", "maximum", "minimum", "and", "or", "xor"})
 
 
-def function_of(region: Region) -> str | None:
-    """The function that a body of two scalars applies, if it is one associative op on both arguments."""
+def body_function(region: Region) -> str | None:
+    """The associative op of a reduction body, if it is a single one on both arguments."""
     if len(region.ops) != 1 or len(region.args) != 2 or region.results != region.ops[0].results:
         return None
     op = region.ops[0]
@@ -36,7 +36,7 @@ def function_of(region: Region) -> str | None:
 
 
 def identity(function: str, dtype: DType) -> Number:
-    """The value that changes nothing."""
+    """The identity element."""
     match function:
         case "add":
             return Number(-0.0 if dtype.is_float else 0, dtype)
@@ -62,9 +62,9 @@ def reduce(nest: Nest, op: Op, result: int, index: Index) -> Expr:
     body, reduced = op.regions[0], tuple(op.attrs["dimensions"])
     sizes = tensor(inputs[0]).sizes
     dims = sorted(reduced)
-    function = function_of(body) if count == 1 and dims else None
+    function = body_function(body) if count == 1 and dims else None
     if function is None or starts[0].type != body.args[0].type:
-        return in_order(nest, op, index)[result]
+        return reduce_in_order(nest, op, index)[result]
     kept = iter(index)
     outer = {d: at for d in range(len(sizes)) if d not in reduced for at in [next(kept)]}
     start = nest.pull(starts[0], ())
@@ -100,20 +100,20 @@ def _nested(nest: Nest, op: Op, function: str, start: Expr, dims: list[int], ele
     return total
 
 
-def goes_by_rows(op: Op) -> bool:
-    """Whether the last axis stays, so that a row of totals grows by one row of elements after the other."""
+def is_column_reduction(op: Op) -> bool:
+    """Whether the last axis stays, so that rows can be accumulated into a row of totals (column reduction)."""
     reduced, sizes = op.attrs["dimensions"], tensor(op.operands[0]).sizes
     if len(op.results) != 1 or not reduced or not sizes or len(sizes) - 1 in reduced:
         return False
     dtype = tensor(op.result).element
-    plain = function_of(op.regions[0]) is not None and op.operands[1].type == op.regions[0].args[0].type
+    plain = body_function(op.regions[0]) is not None and op.operands[1].type == op.regions[0].args[0].type
     return plain and not (dtype.is_float and dtype.bits < 32) and not (isinstance(sizes[-1], int) and sizes[-1] < FEW)
 
 
-def by_rows(nest: Nest, op: Op, target: int) -> None:
-    """Totals of a fixed number of rows, spread over cores, and then the totals of these."""
+def reduce_columns(nest: Nest, op: Op, target: int) -> None:
+    """Partial totals of a fixed number of rows, on all cores; then their totals."""
     inputs, start = op.operands
-    sizes, dtype, function = tensor(inputs).sizes, tensor(op.result).element, function_of(op.regions[0])
+    sizes, dtype, function = tensor(inputs).sizes, tensor(op.result).element, body_function(op.regions[0])
     assert function is not None
     reduced = sorted(op.attrs["dimensions"])
     outer = [d for d in range(len(sizes) - 1) if d not in reduced]
@@ -155,8 +155,8 @@ def by_rows(nest: Nest, op: Op, target: int) -> None:
         nest.store(target, nest.offset(op.result, (*at, column)), nest.keep(total))
 
 
-def in_order(nest: Nest, op: Op, index: Index) -> tuple[Var, ...]:
-    """Any body and any number of inputs: one after the other, as the body says."""
+def reduce_in_order(nest: Nest, op: Op, index: Index) -> tuple[Var, ...]:
+    """Any body and any number of inputs, sequentially."""
     count = len(op.results)
     inputs, starts = op.operands[:count], op.operands[count:]
     body, reduced = op.regions[0], sorted(op.attrs["dimensions"])
@@ -179,7 +179,7 @@ def in_order(nest: Nest, op: Op, index: Index) -> tuple[Var, ...]:
     return totals
 
 
-def summed(nest: Nest, dtype: DType, extents: list[Size], term: Callable[[tuple[Expr, ...]], Expr]) -> Expr:
+def sum_over(nest: Nest, dtype: DType, extents: list[Size], term: Callable[[tuple[Expr, ...]], Expr]) -> Expr:
     """The sum of a term over nested loops: a fold along the last one, the others around it in order."""
     if not extents:
         return term(())

@@ -1,6 +1,6 @@
-"""Scans: `chlo.scan` whose body works on each element alone. Registered in `sinks.SINKS`.
+"""Scans: `chlo.scan` with an elementwise body. Registered in `sinks.SINKS`.
 
-Rows lie on cores; along a row the carries stay in variables. `passes.lower` makes loops of all other scans.
+Rows run in parallel; along a row the carries stay in registers. `passes.lower` turns other scans into loops.
 """
 
 from __future__ import annotations

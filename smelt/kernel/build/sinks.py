@@ -1,8 +1,8 @@
-"""Ops that write their results themselves: `SINKS[name](nest, op, output)` writes the loops of the op's kernel.
+"""Sinks, the ops with a kernel of their own: `SINKS[name](nest, op, output)` builds its loops.
 
-An op in `ANCHORS` hands each element to `output.finish`, which goes on with the elementwise ops that follow (the
-epilogue) and stores the last of them. A rule in `UPDATES` finds an op's first operands in its targets already, one for
-each, and writes the part that changes.
+An op in `ANCHORS` passes each element to `output.finish`, which applies the fused elementwise ops that follow (the
+epilogue) and stores the last one. A rule in `UPDATES` works in place: its targets hold the first operands, and it
+writes the part that changes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from smelt.kernel.loops.nest import Index, Nest, reshape_index, tensor
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where results go: `targets` are the buffers of the op's results, or of the epilogue's last value.
+    """The destination of results: `targets` are the buffers of the op's results, or of the epilogue's last value.
 
-    `path` are the reshapes and transposes between the op and the last value, which say where an element ends up.
-    `rounded`: values that are the last one converted, and their buffers.
+    `path`: the reshapes and transposes between the op and that value, which map the index of an element.
+    `rounded`: conversions of the last value that are stored as well, and their buffers.
     """
 
     targets: Sequence[int]
@@ -31,7 +31,7 @@ class Output:
     def finish(self, nest: Nest, op: Op, index: Index, element: Expr) -> None:
         """Store an element of the op's only result, after the epilogue."""
         for move in self.path:
-            index = pushed(nest, move, index)
+            index = push_index(nest, move, index)
         nest.values[op.result] = element
         last = self.last or op.result
         found = nest.pull(last, index)
@@ -43,8 +43,8 @@ class Output:
         nest.values.pop(op.result, None)
 
 
-def pushed(nest: Nest, move: Op, index: Index) -> Index:
-    """Where a reshape or a transpose puts the element that `index` names in its operand."""
+def push_index(nest: Nest, move: Op, index: Index) -> Index:
+    """The index after a reshape or transpose of the element at `index` of its operand."""
     if move.name == "stablehlo.transpose":
         return tuple(index[d] for d in move.attrs["permutation"])
     return reshape_index(nest, index, tensor(move.operands[0]).sizes, tensor(move.result).sizes)
@@ -62,10 +62,10 @@ IN_RUNS: dict[str, tuple[int, ...]] = {}
 def sink(
     *names: str, anchor: bool = False, addressed: tuple[int, ...] = (), in_runs: tuple[int, ...] = (1,)
 ) -> Callable[[Sink], Sink]:
-    """Register the rule that writes the kernel of an op.
+    """Register the rule that builds the kernel of an op.
 
-    `anchor`: it stores through `output.finish` alone. `addressed`: operands that must lie in memory with strides, and
-    those of them `in_runs` with the last axis side by side.
+    `anchor`: it stores through `output.finish` alone. `addressed`: operands that must be strided in memory; those in
+    `in_runs` must be contiguous along the last axis.
     """
 
     def register(rule: Sink) -> Sink:

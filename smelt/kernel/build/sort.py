@@ -1,6 +1,6 @@
-"""Sorting: `sort` by any comparator, stable, and `chlo.top_k`. Rows are sorted side by side, each by merging runs.
+"""Sorting: `sort` by any comparator (stable merge sort) and `chlo.top_k`. Rows are sorted in parallel.
 
-Registered in `sinks.SINKS`. Runs grow from one element to the whole row, from one buffer into another and back.
+Registered in `sinks.SINKS`. The bottom-up merge sort alternates between two buffers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from smelt.kernel.loops.nest import Nest, flat, tensor
 from smelt.shape import Shape
 
 Before = Callable[[Sequence[Expr], Sequence[Expr]], Expr]  # whether one tuple of elements comes before another
-INSERTED = 32  # up to so many largest elements are kept in order while a row is read
+INSERTED = 32  # largest k for which top_k uses insertion
 
 
 @sink("stablehlo.sort")
@@ -155,7 +155,7 @@ def top_k(nest: Nest, op: Op, output: Output) -> None:
 
 
 def _keep_largest(nest: Nest, op: Op, output: Output, before: Before) -> None:
-    """Few of many: what was found so far stays in order at its place in the results."""
+    """Small k: insertion into the sorted results so far."""
     operand = op.operands[0]
     shape, k = tensor(operand), op.attrs["k"]
     dim, kinds = shape.rank - 1, [shape.element, i32]
@@ -168,7 +168,7 @@ def _keep_largest(nest: Nest, op: Op, output: Output, before: Before) -> None:
             return nest.keep(Load(nest.buffer(output.targets[which]), found(place), kinds[which]))
 
         def comes_before(item: Expr, place: Expr) -> Expr:
-            """Whether an item belongs before what is at a place, which must not be looked at where there is nothing."""
+            """Whether an item comes before the one at a position; an empty position is not read."""
             return before([item], [at_place(place, 0)])
 
         with nest.loop(shape.sizes[dim], "ordered") as at:

@@ -1,7 +1,7 @@
-"""A transposition that is stored: squares are read along the operand's last axis and written along the result's.
+"""Materialised transposes: square tiles are read along the operand's last axis and written along the result's.
 
-Where the result's last axis is short, as colours are, its elements are written together instead. `fuse` asks `rule_of`;
-transpositions that are pulled are index arithmetic (`build_map`).
+If the result's last axis is short (RGB), its elements are interleaved instead. `fuse` calls `find_rule`. Inlined
+transposes are index arithmetic (`elementwise.py`).
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from smelt.ir.core import Op
 from smelt.kernel.loops.grammar import Expr, LoadLocal, Local, Number, StoreLocal, Transpose, add, scale
 from smelt.kernel.loops.nest import Nest, tensor
 
-SIDE = 16  # of a square
-FEW = 4  # elements that are written together
+SIDE = 16  # of a square tile
+FEW = 4  # elements that are interleaved at most
 Rule = Callable[[Nest, Op, int], None]
 
 
-def rule_of(op: Op) -> Rule | None:
-    """How a transposition that changes the last axis is written, if not element by element."""
+def find_rule(op: Op) -> Rule | None:
+    """The kernel of a transpose that changes the last axis, if there is a faster one than elementwise."""
     order, sizes = op.attrs["permutation"], tensor(op.result).sizes
     if len(order) < 2 or order[-1] == len(order) - 1:
         return None
     row = sizes[order.index(len(order) - 1)]
     if isinstance(sizes[-1], int) and 1 < sizes[-1] <= FEW:
-        return woven
+        return interleave
     squares = all(not isinstance(size, int) or size >= SIDE for size in (sizes[-1], row))
-    return turned if squares and tensor(op.result).element == f32 else None
+    return transpose_tiles if squares and tensor(op.result).element == f32 else None
 
 
-def woven(nest: Nest, op: Op, target: int) -> None:
-    """All elements of the result's last axis, for a run along the operand's."""
+def interleave(nest: Nest, op: Op, target: int) -> None:
+    """Interleave: all elements of the result's last axis, for a run along the operand's."""
     order, sizes = op.attrs["permutation"], tensor(op.result).sizes
     last = len(order) - 1
     row, few = order.index(last), sizes[last]
@@ -46,7 +46,7 @@ def woven(nest: Nest, op: Op, target: int) -> None:
             nest.store(target, nest.offset(op.result, place), nest.pull(op.operands[0], source))
 
 
-def turned(nest: Nest, op: Op, target: int) -> None:
+def transpose_tiles(nest: Nest, op: Op, target: int) -> None:
     order, sizes = op.attrs["permutation"], tensor(op.result).sizes
     last = len(order) - 1
     row = order.index(last)  # the result's axis that is the operand's last
@@ -54,7 +54,7 @@ def turned(nest: Nest, op: Op, target: int) -> None:
     blocks = (ceildiv(sizes[row], SIDE), ceildiv(sizes[last], SIDE))
     with nest.loops((*(sizes[d] for d in others), *blocks)) as (*at, high, wide):
         first = {row: nest.let(scale(high, SIDE)), last: nest.let(scale(wide, SIDE))}
-        rows, columns = (_used(nest, sizes[d], first[d]) for d in (row, last))
+        rows, columns = (_clip(nest, sizes[d], first[d]) for d in (row, last))
         read, written = (nest.var(f32, stem="square").name for _ in range(2))
         nest.emit(Local(read, f32, SIDE * SIDE))
         nest.emit(Local(written, f32, SIDE * SIDE))
@@ -74,7 +74,7 @@ def turned(nest: Nest, op: Op, target: int) -> None:
             nest.store(target, nest.offset(op.result, index(i, j)), element)
 
 
-def _used(nest: Nest, size: Size, first: Expr) -> Expr:
+def _clip(nest: Nest, size: Size, first: Expr) -> Expr:
     if isinstance(size, int) and size % SIDE == 0:
         return Number(SIDE)
     return nest.let(nest.apply("minimum", Number(SIDE), nest.let(add(size, scale(first, -1))), dtype=i64))

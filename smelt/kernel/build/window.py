@@ -1,5 +1,5 @@
-"""Windows that slide over a tensor: convolutions of any layout, stride, dilation and grouping, element by element;
-`reduce_window`, running totals among it, and `select_and_scatter`. Registered in `sinks.SINKS`."""
+"""Sliding windows: pooling (`reduce_window`), cumulative sums, `select_and_scatter`, and direct convolutions of any
+layout, stride, dilation and grouping (the fast ones are in `conv.py`). Registered in `sinks.SINKS`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smelt.dtype import DType, f64, i1, i64
 from smelt.ir.core import Op, Value
 from smelt.kernel.build.gather_scatter import to_index
 from smelt.kernel.build.gemm import accumulator
-from smelt.kernel.build.reduce import function_of, identity, summed
+from smelt.kernel.build.reduce import body_function, identity, sum_over
 from smelt.kernel.build.sinks import Output, sink
 from smelt.kernel.loops.grammar import SHORT, Amount, Expr, Level, Load, Number, Quotient, Remainder, Set, add, scale
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
@@ -35,7 +35,7 @@ def dynamic_conv(nest: Nest, op: Op, output: Output) -> None:
 
 
 def convolve(nest: Nest, op: Op, output: Output, low: Sequence[Expr]) -> None:
-    """One result element after the other: a sum over the kernel's places and the input features of its group."""
+    """Direct convolution: each result element is a sum over the taps and input channels of its group."""
     dims = op.attrs["dimension_numbers"]
     lhs, rhs = op.operands[:2]
     result, inputs, kernel = tensor(op.result), tensor(lhs), tensor(rhs)
@@ -91,12 +91,12 @@ def convolve(nest: Nest, op: Op, output: Output, low: Sequence[Expr]) -> None:
             )
             return nest.apply("multiply", a, b, dtype=kind)
 
-        total = summed(nest, kind, [*window, depth], term)
+        total = sum_over(nest, kind, [*window, depth], term)
         output.finish(nest, op, vars, nest.convert(total, result.element))
 
 
 def _inside(nest: Nest, place: Expr, step: int, size: Size, low: Expr) -> tuple[Expr, list[Expr]]:
-    """The element behind a place of a padded, dilated axis, and the conditions under which there is one."""
+    """The element at a position of a padded, dilated axis, and the conditions under which there is one."""
     place = nest.let(place)
     conditions = [nest.apply("GE", place, Number(0), dtype=i1)]
     if step != 1:
@@ -106,12 +106,12 @@ def _inside(nest: Nest, place: Expr, step: int, size: Size, low: Expr) -> tuple[
     return place, conditions
 
 
-# ---- windows that are reduced ----
+# ---- pooling ----
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How a window lies on a tensor, dimension by dimension. `base`: 1 + the holes between the tensor's elements."""
+    """The geometry of a window per dimension. `base`: base dilation."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -130,11 +130,11 @@ class Window:
         return Window(sizes, strides, tuple((low, high) for low, high in padding), base, dilations)
 
     def is_plain(self, d: int) -> bool:
-        """Whether positions along a dimension are the tensor's elements."""
+        """Whether the window is trivial along a dimension: size 1, no stride, padding or dilation."""
         return (self.sizes[d], self.strides[d], self.base[d], self.padding[d]) == (1, 1, 1, (0, 0))
 
     def interior(self, d: int, size: Size, count: Size) -> tuple[Size, Size]:
-        """The positions along a dimension without holes, [first, last), where the whole window lies inside."""
+        """The positions [first, last) along a dimension where the whole window is inside the tensor."""
         reach = (self.sizes[d] - 1) * self.dilations[d]
         low, stride = self.padding[d][0], self.strides[d]
         first = minimum(max(-(-low // stride), 0), count)
@@ -162,18 +162,18 @@ class Window:
 
 @sink("stablehlo.reduce_window", anchor=True)
 def reduce_window(nest: Nest, op: Op, output: Output) -> None:
-    """Where windows hang over the edge they see the initial value."""
+    """Pooling; padding has the initial value."""
     window = Window.of(op)
-    axis = _running_axis(op, window)
+    axis = _scan_axis(op, window)
     if axis is not None:
-        _running(nest, op, output, axis, window.padding[axis][0] > 0)
+        _scan_window(nest, op, output, axis, window.padding[axis][0] > 0)
         return
     sizes, counts = tensor(op.operands[0]).sizes, tensor(op.results[0]).sizes
     if 0 in counts:
         return
     if not counts or prod(window.sizes) > SHORT:
         with nest.loops(counts) as position:
-            _finish(nest, op, output, position, _rolled(nest, op, window, position))
+            _finish(nest, op, output, position, _reduce_looped(nest, op, window, position))
         return
     last = len(counts) - 1
     with nest.loops(counts[:-1]) as outer:
@@ -186,7 +186,7 @@ def reduce_window(nest: Nest, op: Op, output: Output) -> None:
                 continue
             with nest.loop(extent, "lane" if inside and outer else "serial") as at:
                 position = (*outer, add(at, begin))
-                _finish(nest, op, output, position, _unrolled(nest, op, window, position, inside))
+                _finish(nest, op, output, position, _reduce_unrolled(nest, op, window, position, inside))
 
 
 def _finish(nest: Nest, op: Op, output: Output, position: Index, totals: Sequence[Expr]) -> None:
@@ -202,7 +202,7 @@ def _kinds(op: Op) -> list[DType]:
 
 
 def _items(nest: Nest, op: Op, places: Index, fits: Sequence[list[Expr]]) -> list[Expr]:
-    """The elements at a place, or the initial values where the conditions of a dimension do not hold."""
+    """The elements at a position, or the initial values where the conditions of a dimension do not hold."""
     count, kinds = len(op.results), _kinds(op)
     inputs, starts = op.operands[:count], op.operands[count:]
     sizes = tensor(inputs[0]).sizes
@@ -218,7 +218,7 @@ def _items(nest: Nest, op: Op, places: Index, fits: Sequence[list[Expr]]) -> lis
 
         if not conditions:
             items.append(found())
-        elif all(isinstance(size, int) and size > 0 for size in sizes):  # any place that is moved inside can be read
+        elif all(isinstance(size, int) and size > 0 for size in sizes):  # a clamped position can always be read
             moved = tuple(
                 nest.clamp(at, size - 1) if dim else at for at, size, dim in zip(places, sizes, fits, strict=True)
             )
@@ -231,7 +231,7 @@ def _items(nest: Nest, op: Op, places: Index, fits: Sequence[list[Expr]]) -> lis
 def _places(
     nest: Nest, op: Op, window: Window, position: Index, inner: Sequence[Expr], inside: bool
 ) -> tuple[Index, list[list[Expr]]]:
-    """The place under an element of the window, and for each dimension the conditions under which there is one."""
+    """The position under a window element, and for each dimension the conditions under which it exists."""
     sizes = tensor(op.operands[0]).sizes
     places: list[Expr] = []
     fits: list[list[Expr]] = []
@@ -242,8 +242,8 @@ def _places(
     return tuple(places), fits
 
 
-def _unrolled(nest: Nest, op: Op, window: Window, position: Index, inside: bool) -> tuple[Expr, ...]:
-    """Every element of a small window in turn; `inside`: the window does not hang over along the last dimension."""
+def _reduce_unrolled(nest: Nest, op: Op, window: Window, position: Index, inside: bool) -> tuple[Expr, ...]:
+    """A small window, unrolled; `inside`: it does not reach into the padding along the last dimension."""
     count, kinds = len(op.results), _kinds(op)
     starts = op.operands[count:]
     totals = tuple(nest.convert(nest.pull(start, ()), kind) for start, kind in zip(starts, kinds, strict=True))
@@ -253,11 +253,11 @@ def _unrolled(nest: Nest, op: Op, window: Window, position: Index, inside: bool)
     return totals
 
 
-def _rolled(nest: Nest, op: Op, window: Window, position: Index) -> tuple[Expr, ...]:
-    """Loops over a large window. Long sums of floats are kept in double and rounded once."""
+def _reduce_looped(nest: Nest, op: Op, window: Window, position: Index) -> tuple[Expr, ...]:
+    """Loops over a large window. Long float sums are accumulated in f64 and rounded once."""
     count, kinds = len(op.results), _kinds(op)
-    function = function_of(op.regions[0]) if count == 1 else None
-    wide = [_wide(function, kind, prod(window.sizes)) for kind in kinds]
+    function = body_function(op.regions[0]) if count == 1 else None
+    wide = [_accumulator_type(function, kind, prod(window.sizes)) for kind in kinds]
     starts = [nest.convert(nest.pull(start, ()), kind) for start, kind in zip(op.operands[count:], kinds, strict=True)]
     totals = [nest.declare(kind, nest.convert(start, kind)) for start, kind in zip(starts, wide, strict=True)]
     with nest.loops(window.sizes, "ordered") as inner:
@@ -273,18 +273,18 @@ def _rolled(nest: Nest, op: Op, window: Window, position: Index) -> tuple[Expr, 
     return tuple(nest.convert(nest.keep(total), kind) for total, kind in zip(totals, kinds, strict=True))
 
 
-def _wide(function: str | None, kind: DType, terms: int) -> DType:
+def _accumulator_type(function: str | None, kind: DType, terms: int) -> DType:
     return f64 if function in ("add", "multiply") and kind.is_float and terms > SHORT else kind
 
 
-# ---- running totals ----
+# ---- cumulative sums ----
 
 
-def _running_axis(op: Op, window: Window) -> int | None:
-    """The axis along which each result is the total of all elements up to it, or from it on."""
+def _scan_axis(op: Op, window: Window) -> int | None:
+    """The axis of a cumulative reduction, forward or backward, if the window is one."""
     sizes = tensor(op.operands[0]).sizes
     moving = [d for d in range(len(sizes)) if not window.is_plain(d)]
-    function = function_of(op.regions[0]) if len(op.results) == 1 else None
+    function = body_function(op.regions[0]) if len(op.results) == 1 else None
     start = op.operands[-1].op
     if len(moving) != 1 or function is None or start is None or start.name != "stablehlo.constant":
         return None
@@ -300,11 +300,11 @@ def _running_axis(op: Op, window: Window) -> int | None:
     return d if neutral and is_simple and tensor(op.operands[0]).element == kind else None
 
 
-def _running(nest: Nest, op: Op, output: Output, axis: int, forward: bool) -> None:
+def _scan_window(nest: Nest, op: Op, output: Output, axis: int, forward: bool) -> None:
     sizes, (kind,) = tensor(op.results[0]).sizes, _kinds(op)
-    function, length = function_of(op.regions[0]), op.attrs["window_dimensions"][axis]
+    function, length = body_function(op.regions[0]), op.attrs["window_dimensions"][axis]
     assert function is not None
-    wide = _wide(function, kind, length)
+    wide = _accumulator_type(function, kind, length)
     others = [d for d in range(len(sizes)) if d != axis]
     with nest.loops([sizes[d] for d in others]) as vars:
         places = dict(zip(others, vars, strict=True))
@@ -322,7 +322,7 @@ def _running(nest: Nest, op: Op, output: Output, axis: int, forward: bool) -> No
 
 @sink("stablehlo.select_and_scatter")
 def select_and_scatter(nest: Nest, op: Op, output: Output) -> None:
-    """The place that `select` prefers in each window gets the source's element, one window after the other."""
+    """The element that `select` picks in each window receives the source's element, window by window."""
     operand, source, start = op.operands
     kind = tensor(op.result).element
     sizes, counts = tensor(operand).sizes, tensor(source).sizes
@@ -330,22 +330,22 @@ def select_and_scatter(nest: Nest, op: Op, output: Output) -> None:
     with nest.loops(sizes) as index:
         nest.store(target, flat(index, sizes), nest.convert(nest.pull(start, ()), kind))
     window = Window.of(op)
-    apart = [d for d in range(len(sizes)) if window.is_plain(d)]  # windows that differ here never meet
+    apart = [d for d in range(len(sizes)) if window.is_plain(d)]  # windows that differ here are disjoint
     places: dict[int, Expr] = {}
     with ExitStack() as loops:
         for d in [*apart, *(d for d in range(len(sizes)) if d not in apart)]:
             level: Level = "serial" if d in apart else "ordered"
             places[d] = loops.enter_context(nest.loop(counts[d], level)) if counts[d] != 1 else Number(0)
         position = tuple(places[d] for d in range(len(sizes)))
-        chosen = nest.keep(_selected(nest, op, window, position))
+        chosen = nest.keep(_select_offset(nest, op, window, position))
         with nest.guard(nest.apply("GE", chosen, Number(0), dtype=i1)):
             old = nest.keep(Load(nest.buffer(target), chosen, kind))
             item = nest.convert(nest.pull(source, position), kind)
             nest.store(target, chosen, nest.inline(op.regions[1], [old, item])[0])
 
 
-def _selected(nest: Nest, op: Op, window: Window, position: Index) -> Expr:
-    """The offset of the preferred element of a window; -1 where it holds nothing but padding."""
+def _select_offset(nest: Nest, op: Op, window: Window, position: Index) -> Expr:
+    """The offset of the selected element of a window; -1 if it holds only padding."""
     operand = op.operands[0]
     sizes, kind = tensor(operand).sizes, tensor(operand).element
     best, chosen = nest.declare(kind, Number(0, kind)), nest.declare(i64, Number(-1))

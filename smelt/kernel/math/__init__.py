@@ -42,7 +42,7 @@ _FILES = (real, single, double, narrow, integer, special, complex, quantise)
 FORMS: dict[tuple[str, str], str] = {key: form for file in _FILES for key, form in file.FORMS.items()}
 PIECES: dict[str, str] = {name: text for file in (*_FILES, conversion) for name, text in file.PIECES.items()}
 
-# Ops whose result is an operand, or is exact in every format that holds the operands.
+# Ops whose result is one of the operands, or exact in every format that holds the operands.
 _CHOOSING = frozenset({"select", "maximum", "minimum", "clamp", "next_after", "real", "conj"})
 _EXACT_IN_16_BITS = frozenset(
     {"abs", "negate", "sign", "floor", "ceil", "round_nearest_afz", "round_nearest_even", "imag"}
@@ -84,7 +84,7 @@ def apply(function: str, args: Sequence[str], operands: Sequence[DType], result:
 
 
 def _divides(text: str) -> bool:
-    """A constant by which the compiler divides better than any function: neither 0 nor -1."""
+    """Whether a divisor is a constant other than 0 and -1: the C compiler then divides faster than a function."""
     found = _CONSTANT.fullmatch(text)
     return found is not None and int(found[1]) not in (0, -1)
 

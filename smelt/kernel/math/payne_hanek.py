@@ -1,4 +1,4 @@
-"""2/π to as many bits as the largest argument of a circular function needs, as tables in C.
+"""Payne–Hanek argument reduction: 2/π to as many bits as the largest argument of sin and cos needs, as C tables.
 
 Computed when the package is loaded, by Machin's formula on Python's integers; `single.py` and `double.py` use them.
 """

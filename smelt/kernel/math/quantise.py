@@ -1,7 +1,7 @@
-"""Floats as whole steps of a scale, as `smelt.round_to_byte` needs them: quotients, limits and the nearest integer.
+"""Quantisation, for `smelt.round_to_byte`: division by a known scale, clamping, rounding to the nearest integer.
 
-All of them are exact: `quotient` is the division itself, rounded once, for a divisor whose reciprocal is known in two
-parts. Same form as `real`; merged by the package.
+All are exact: `quotient` is the correctly rounded division by a divisor whose reciprocal is known in two parts. Same
+form as `real`; merged by the package.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from smelt.ir.ops.signature import bare_symbol
 from smelt.ir.size_checks import Check
 from smelt.kernel.build import reduce as build_reduce
 from smelt.kernel.build import transpose as build_transpose
-from smelt.kernel.build.elementwise import border
+from smelt.kernel.build.elementwise import write_border
 from smelt.kernel.build.families import ANCHORS, SINKS, UPDATES
 from smelt.kernel.build.sinks import Output
 from smelt.kernel.loops.grammar import Amount, Expr, Number, add
@@ -240,12 +240,14 @@ class _Fusion:
                     lambda nest: SINKS[first.name](nest, first, output),
                 )
             ]
-        elif op.name == "stablehlo.transpose" and (rule := build_transpose.rule_of(op)) is not None:
+        elif op.name == "stablehlo.transpose" and (rule := build_transpose.find_rule(op)) is not None:
             nest = self._nest()
             rule(nest, op, targets[0])
             steps = [self._launch(nest, "transpose", [op], targets)]
-        elif op.name == "stablehlo.reduce" and build_reduce.goes_by_rows(op):
-            steps = [self._write_sink("reduce", op, targets, lambda nest: build_reduce.by_rows(nest, op, targets[0]))]
+        elif op.name == "stablehlo.reduce" and build_reduce.is_column_reduction(op):
+            steps = [
+                self._write_sink("reduce", op, targets, lambda nest: build_reduce.reduce_columns(nest, op, targets[0]))
+            ]
         elif len({tensor(value).sizes for value in results}) == 1:
             more = self._converted_copies(results[0], returned)
             steps = [self._map([*results, *more], [*targets, *more.values()])]
@@ -283,7 +285,7 @@ class _Fusion:
         made = {part.operand for part in self.materialised.parts[op]}
         if op.name == "stablehlo.pad":
             nest = self._nest()
-            border(nest, op, target)
+            write_border(nest, op, target)
             return [self._launch(nest, "pad", [op], [target])]
         steps: list[Step] = []
         for i, (operand, start) in enumerate(zip(op.operands, operand_starts(op), strict=True)):
