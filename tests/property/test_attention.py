@@ -1,4 +1,4 @@
-"""FlashAttention: random shapes under random blockings, against direct evaluation.
+"""FlashAttention: random shapes, masks and block sizes, against evaluations that materialise the scores.
 
 Operands lie in any order of axes, heads share keys, masks are added or choose, along any axes; sizes are 0, 1, odd,
 prime or large, some of them open. The answer may be off by what rounding of scores and of sums allows.
@@ -17,7 +17,8 @@ from smelt.device import cpu
 from smelt.device.runtime import Runtime, runtime
 from smelt.dim import Size, product, symbol
 from smelt.dtype import Array, dtype
-from smelt.engine import native, plans
+from smelt.engine import compile as stages
+from smelt.engine import native
 from smelt.errors import SmeltError
 from smelt.ir.attributes import DotDims
 from smelt.ir.build import Builder, FuncBuilder
@@ -260,13 +261,13 @@ def test_narrow_types(element: str, seed: int) -> None:
     "shape", [TileShape(6, 16, 8), TileShape(4, 8, 4)], ids=lambda shape: f"{shape.rows}x{shape.columns}"
 )
 def test_any_tile_is_right(shape: TileShape, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (native, plans):
+    for module in (native, stages):
         monkeypatch.setattr(module, "tile_shape", lambda target: shape)
     random = np.random.default_rng([seed, shape.rows])
     assert failures([draw(random) for _ in range(8)], random) == []
 
 
-def test_every_blocking_is_right(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_schedule_is_right(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng([seed, 3])
 
     def chosen(problem: Attention) -> AttentionSchedule:
@@ -323,7 +324,7 @@ def test_threads_and_batch_change_no_bit(seed: int, pool: Runtime, monkeypatch: 
             assert made(*alone)[0].tobytes() == want[i : i + 1].tobytes(), (case, i)
 
 
-def test_dynamic_dimensions_change_no_bit(seed: int) -> None:
+def test_dynamic_sizes_change_no_bit(seed: int) -> None:
     """Neither do sizes that are known: the same blocks of keys, whatever is known before."""
     random = np.random.default_rng([seed, 6])
     mask = (Mask("qk", "where", -np.inf, causal=True),)
@@ -334,7 +335,7 @@ def test_dynamic_dimensions_change_no_bit(seed: int) -> None:
         assert fixed(*args[:3])[0].tobytes() == free(*args)[0].tobytes(), (queries, keys)
 
 
-def test_keys_that_masks_leave_out_may_hold_anything_finite(seed: int) -> None:
+def test_masked_keys_may_hold_any_finite_value(seed: int) -> None:
     """Whole blocks and the ends of others are left out: the greatest numbers there change no bit."""
     random = np.random.default_rng([seed, 7])
     sizes = {"b": 1, "h": 2, "g": 1, "q": 40, "k": 300, "d": 16, "e": 8}

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from smelt.device import cpu
-from smelt.engine import native, plans
+from smelt.engine import compile as stages
+from smelt.engine import native
 from smelt.errors import SmeltError
 from smelt.kernel.emit.tile_f32 import TileShape
 from tests.property.problems import Problem, difference, draw, edges
@@ -58,7 +59,7 @@ def test_edge_cases() -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.rows}x{shape.columns}x{shape.lanes}")
 def test_any_tile_is_right(shape: TileShape, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shape of register tiles, and with it the width of panels, is a matter of speed alone."""
-    for module in (native, plans):
+    for module in (native, stages):
         monkeypatch.setattr(module, "tile_shape", lambda target: shape)
     random = np.random.default_rng([seed, shape.rows])
     problems = [draw(("contraction", "window")[i % 2], random) for i in range(12)]

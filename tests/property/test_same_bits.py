@@ -1,4 +1,4 @@
-"""Bit-identical results of the native engine: for any number of threads, batch size and dynamic dimension.
+"""Bit reproducibility of the native engine: threads, batch size and dynamic dimensions change no bit.
 
 Held on every processor that this machine can stand in for. Loops are cut into far smaller pieces than usual, so that
 small models run on several threads at every step.
@@ -81,7 +81,7 @@ def test_the_number_of_threads_changes_no_bit(target: str, seed: int, pool: Runt
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_row_alone_is_the_row_of_a_batch(target: str, seed: int, pool: Runtime) -> None:
+def test_a_row_is_independent_of_its_batch(target: str, seed: int, pool: Runtime) -> None:
     random = np.random.default_rng(seed)
     for name, executable in compiled(target).items():
         model = MODELS[name]
@@ -97,7 +97,7 @@ def test_a_row_alone_is_the_row_of_a_batch(target: str, seed: int, pool: Runtime
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_dynamic_dimensions_give_the_bits_of_static_ones(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dynamic_sizes_give_the_bits_of_static_ones(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One program for every size, and none is compiled when a new size comes."""
     model = MODELS[name]
     weights = model.values(seed)

@@ -1,4 +1,4 @@
-"""3 x 3 convolutions by weights go through Winograd's form, within a bound of a float64 run."""
+"""Winograd F(2×2, 3×3) convolutions are within a bound of a float64 run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_close_to_the_exact_convolution(size: tuple[int, int], channels: int, fe
     assert np.abs(ours - truth).max() <= WORST * np.abs(simple - truth).max()
 
 
-def test_an_image_of_a_batch_gives_the_same_bits(seed: int) -> None:
+def test_batch_size_changes_no_bit(seed: int) -> None:
     x, w = drawn(seed, 3, 10, 13, 32), drawn(seed + 1, 3, 3, 32, 48)
     three, one = (each.prepare(weights(w)) for each in made(program(3, (10, 13), 32, 48), program(1, (10, 13), 32, 48)))
     (together,) = three(x)

@@ -1,4 +1,4 @@
-"""What each composite means, from its name and attributes alone, in float64 NumPy.
+"""The reference semantics of each composite, from its name and attributes alone, in float64 NumPy.
 
 Written from the table in `smelt/ir/composites.py` and not from any decomposition: the tests hold the two against each
 other, so that an engine which trusts the attributes computes what the program says.

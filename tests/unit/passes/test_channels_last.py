@@ -1,4 +1,4 @@
-"""Channels last: convolutions of every kind, and what follows them, mean the same after the pass."""
+"""NHWC layout: convolutions of every kind, and the ops after them, keep their results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def convolution(random: np.random.Generator) -> tuple[Program, list[np.ndarray]]
 
 
 @pytest.mark.parametrize("number", range(60))
-def test_convolutions_mean_the_same(number: int, seed: int) -> None:
+def test_convolutions_keep_their_results(number: int, seed: int) -> None:
     random = np.random.default_rng([seed, number])
     program, inputs = convolution(random)
     after = changed(program)
@@ -55,7 +55,7 @@ def test_convolutions_mean_the_same(number: int, seed: int) -> None:
     np.testing.assert_array_equal(run(after, inputs)[0], run(program, inputs)[0])
 
 
-def test_nothing_is_transposed_between_two_convolutions() -> None:
+def test_no_transpose_between_two_convolutions() -> None:
     f = FuncBuilder(
         "main", [Shape("f32", 1, 3, 8, 8), Shape("f32", 4, 3, 3, 3), Shape("f32", 4), Shape("f32", 5, 4, 1, 1)]
     )
@@ -75,7 +75,7 @@ def test_nothing_is_transposed_between_two_convolutions() -> None:
     assert len(moved) == 4, "the image, two kernels and the result"
 
 
-def test_what_a_model_transposes_itself_stays() -> None:
+def test_transposes_of_the_model_stay() -> None:
     """Only channels of convolutions move: a transposition of the model's own is no reason to turn what follows."""
     f = FuncBuilder("main", [Shape("f32", 2, 5, 7)])
     turned = f.transpose(f.args[0], permutation=(0, 2, 1))

@@ -1,4 +1,4 @@
-"""What loops compute once: which ops move in front of a loop or out of a branch, and that results stay the same."""
+"""Loop-invariant code motion: which ops are hoisted out of a loop or a branch, and that results stay the same."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def arguments(turns: int) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_what_does_not_change_moves_out(name: str) -> None:
+def test_invariant_work_is_hoisted(name: str) -> None:
     program = parse(LOOP.format(body=BODIES[name]))
     assert [len(each) for each in dots(program)] == [0, 2]
     moved = hoist_loop_invariants(program)
@@ -95,12 +95,12 @@ def test_what_does_not_change_moves_out(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STAYS)
-def test_what_changes_stays(name: str) -> None:
+def test_varying_work_stays(name: str) -> None:
     moved = hoist_loop_invariants(parse(LOOP.format(body=STAYS[name])))
     assert [len(each) for each in dots(moved)] == [0, 1]
 
 
-def test_what_may_fail_or_go_on_for_ever_stays() -> None:
+def test_ops_that_may_fail_or_not_terminate_stay() -> None:
     text = f"""
       %f = stablehlo.compare LT, %n, %one : (tensor<i64>, tensor<i64>) -> tensor<i1>
       %q = stablehlo.while(%m = %w) : tensor<4x4xf32>
@@ -117,7 +117,7 @@ def test_what_may_fail_or_go_on_for_ever_stays() -> None:
     assert run(moved, arguments(0))[0].tobytes() == arguments(0)[1].tobytes()
 
 
-def test_random_loops_mean_the_same(seed: int) -> None:
+def test_random_loops_keep_their_results(seed: int) -> None:
     random = np.random.default_rng([seed, 9])
     problems = [draw("loop", random) for _ in range(40)]
     changed = 0

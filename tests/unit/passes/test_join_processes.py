@@ -1,4 +1,4 @@
-"""Processes as one program: what each of them gets is, bit for bit, what it gets on the grid of the reference."""
+"""SPMD processes merged into one program: each gets, bit for bit, its results on the grid of the reference."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_collective_broadcast(attrs: dict[str, Any], seed: int) -> None:
 
 
 @pytest.mark.parametrize("root", [0, 1])
-def test_roots_that_are_known_when_it_runs(root: int, seed: int) -> None:
+def test_run_time_roots(root: int, seed: int) -> None:
     attrs: dict[str, Any] = {"replica_groups": SWAPPED, "has_dynamic_root": True}
     recipes = [plain("collective_broadcast", **attrs), reducing("collective_reduce", "f32", "uneven", **attrs)]
     for recipe in recipes:
@@ -192,7 +192,7 @@ def test_elements_are_promoted(seed: int) -> None:
     check(program, inputs(program, seed))
 
 
-def test_a_body_that_no_op_on_tensors_does(seed: int) -> None:
+def test_reduction_body_without_an_elementwise_op(seed: int) -> None:
     """A branch inside the computation: it is taken for each element on its own."""
 
     def recipe(f: FuncBuilder) -> Sequence[Value]:
@@ -213,7 +213,7 @@ def test_a_body_that_no_op_on_tensors_does(seed: int) -> None:
 # ---- places, channels, queues ----
 
 
-def test_processes_know_their_place_inside_regions_too(seed: int) -> None:
+def test_process_ids_inside_regions(seed: int) -> None:
     def recipe(f: FuncBuilder) -> Sequence[Value]:
         branches = []
         for name in ("replica_id", "partition_id"):
@@ -226,7 +226,7 @@ def test_processes_know_their_place_inside_regions_too(seed: int) -> None:
     check(program, inputs(program, seed))
 
 
-def test_values_come_in_the_order_in_which_they_were_sent(seed: int) -> None:
+def test_values_arrive_in_order(seed: int) -> None:
     def sending(f: FuncBuilder) -> Sequence[Value]:
         token = f.op("stablehlo.send", *f.args, channel_handle=PEERS).result
         return [f.op("stablehlo.send", f.negate(f.args[0]), token, channel_handle=PEERS).result]
@@ -327,14 +327,14 @@ def test_calls_and_asynchronous_regions(seed: int) -> None:
     check(program, inputs(program, seed))
 
 
-def test_open_sizes(seed: int) -> None:
+def test_dynamic_sizes(seed: int) -> None:
     program = parse(LAYERS.replace("<2x", "<?x"))
     verify(program)
     rows = {name: 5 for arg in program.main.args for name in arg.shape.symbols}
     check(program, inputs(program, seed, rows))
 
 
-def test_grids_inside_grids() -> None:
+def test_nested_grids() -> None:
     inner = process([], lambda f: [f.replica_id(), f.partition_id()], "inner")
     outer = FuncBuilder("p", [])
     outer.signatures["inner"] = inner.type
@@ -379,7 +379,7 @@ def refuse(program: Program, error: type[SmeltError], match: str) -> None:
         join_processes(program)
 
 
-def test_processes_that_wait_for_each_other() -> None:
+def test_deadlock() -> None:
     """The same words at compile time as on the grid."""
 
     def waiting(handle: int) -> Recipe:
@@ -410,7 +410,7 @@ def test_members_with_different_types() -> None:
         run(program, inputs(program, 0))
 
 
-def test_a_group_of_another_size_than_promised() -> None:
+def test_a_group_of_another_size_than_declared() -> None:
     recipe = plain("all_gather", Shape("f32", 8, 2), all_gather_dim=0, replica_groups=BOTH, channel_handle=CHANNEL)
     program = on_grid(process([F32], recipe))
     refuse(program, RunError, "declared size")

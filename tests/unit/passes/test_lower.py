@@ -20,7 +20,7 @@ from smelt.passes.lower import LOWER, is_pointwise, lower
 from smelt.passes.lower_quantised_types import lower_quantised_types
 from smelt.shape import Shape
 from tests.unit.passes.recipes import Draw
-from tests.unit.passes.test_rules import rule_id, same_bits
+from tests.unit.passes.test_rewrite_rules import rule_id, same_bits
 
 WANTED, TRIES = 6, 60
 Recipe = Callable[[Draw], Sequence[Value]]
@@ -179,7 +179,7 @@ def lowered(program: Program) -> Program:
 
 
 @pytest.mark.parametrize("rule", LOWER, ids=map(rule_id, LOWER))
-def test_rule_keeps_the_meaning(rule: Rule, seed: int) -> None:
+def test_rule_keeps_results(rule: Rule, seed: int) -> None:
     random = np.random.default_rng(seed)
     fired = 0
     for _ in range(TRIES):
@@ -213,7 +213,7 @@ def test_groups_of_several_processes_stay() -> None:
 
 
 @pytest.mark.parametrize("dimension", [0, 1])
-def test_scans_of_rows_of_open_sizes(dimension: int, seed: int) -> None:
+def test_scans_over_dynamic_sizes(dimension: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     sizes = ("T", "B") if dimension == 0 else ("B", "T")
     f = FuncBuilder("main", [Shape("i32", *sizes, 3), Shape("i32", "B", 3)])
@@ -323,7 +323,7 @@ def test_quantised_elementwise(storage: str, expressed: str, seed: int) -> None:
         check_quantised(f, results, args)
 
 
-def test_quantised_tensors_per_axis_and_moves(seed: int) -> None:
+def test_quantised_per_axis_and_data_movement(seed: int) -> None:
     random = np.random.default_rng(seed)
     rows, plain = quantised(random, "i8", "f32", 0, 3), quantised(random, "i8", "f32")
     columns = rows.replace(axis=1)
@@ -343,7 +343,7 @@ def test_quantised_tensors_per_axis_and_moves(seed: int) -> None:
     check_quantised(f, results, args)
 
 
-def test_quantised_products_and_bodies(seed: int) -> None:
+def test_quantised_contractions_and_bodies(seed: int) -> None:
     """Products on floats, and bodies that add quantised numbers, on the native engine, too."""
     random = np.random.default_rng(seed)
     left, out = quantised(random, "i8", "f32"), Quantized(dtype("i8"), dtype("f32"), (0.8,), (3,), None, -128, 127)
@@ -388,7 +388,7 @@ def test_quantised_values_through_control_flow(seed: int) -> None:
     check_quantised(f, [value], [stored(random, of, 3), np.array(3, np.int32)])
 
 
-def test_a_program_without_quantised_types_is_left_alone() -> None:
+def test_a_program_without_quantised_types_is_unchanged() -> None:
     f = FuncBuilder("main", [Shape("f32", 3)])
     program = Program.of(f.func(f.negate(*f.args)))
     assert lower_quantised_types(program) is program

@@ -1,4 +1,4 @@
-"""Products of bf16 with results of f32: in pairs or as products of f32, with the same numbers either way."""
+"""bf16 matmuls with f32 results: as bf16 GEMM or as f32 GEMM, with the same numbers either way."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def normal(seed: int, *shape: int) -> Array:
 
 @pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("weight", [False, True])
-def test_products_are_those_of_jax(pairs: bool, weight: bool, seed: int) -> None:
+def test_bf16_matmul_against_jax(pairs: bool, weight: bool, seed: int) -> None:
     jax = pytest.importorskip("jax")
     program = product(9, 301, 70, weight=weight)
     wanted = {"smelt.packed_pdot", "smelt.pack_pairs"} if pairs else {"smelt.packed_dot", "smelt.pack"}
@@ -89,7 +89,7 @@ def test_products_are_those_of_jax(pairs: bool, weight: bool, seed: int) -> None
     np.testing.assert_allclose(found, expected, rtol=0, atol=301 * 2.0**-24 * np.abs(x).max() * np.abs(w).sum(0).max())
 
 
-def test_weights_are_kept_in_bf16_where_pairs_are_multiplied() -> None:
+def test_bf16_gemm_keeps_weights_in_bf16() -> None:
     sizes = {}
     for pairs in (False, True):
         planned = plan_lowered(lowered(product(4, 256, 128), pairs=pairs), signature_of(product(4, 256, 128).main))
@@ -100,7 +100,7 @@ def test_weights_are_kept_in_bf16_where_pairs_are_multiplied() -> None:
 
 @pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize(("channels", "features", "groups"), [(64, 32, 1), (12, 10, 1), (16, 24, 2), (9, 6, 3)])
-def test_convolutions_of_rounded_numbers(channels: int, features: int, groups: int, pairs: bool, seed: int) -> None:
+def test_bf16_convolutions(channels: int, features: int, groups: int, pairs: bool, seed: int) -> None:
     """Winograd's form is for f32 alone; odd numbers of channels go there as well."""
     jax = pytest.importorskip("jax")
     program = convolution(channels, features, groups)
@@ -119,7 +119,7 @@ def test_convolutions_of_rounded_numbers(channels: int, features: int, groups: i
 
 
 @pytest.mark.parametrize("pairs", [False, True])
-def test_one_kernel_writes_a_value_and_the_value_rounded(pairs: bool, seed: int) -> None:
+def test_one_kernel_writes_f32_and_bf16(pairs: bool, seed: int) -> None:
     """A residual reads the sum as it is, the next product reads it rounded."""
     marks: list[dict[str, Any]] = [{}, {WEIGHT: "w"}]
     f = FuncBuilder("main", [Shape("f32", 5, 64), Shape("f32", 64, 64)], ["x", "w"], marks)

@@ -1,4 +1,4 @@
-"""Custom calls that stand for ops with open sizes: what they become gives the same as the calls themselves."""
+"""JAX' custom calls for dynamic shapes: the lowered ops give the results of the calls."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def same(text: str, *args: Array) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 4, 7])
-def test_windows_as_long_as_the_input(size: int) -> None:
+def test_dynamic_window_of_the_input_size(size: int) -> None:
     same(WINDOW, np.arange(3 * size, dtype=np.int32).reshape(size, 3) % 5)
 
 
@@ -93,13 +93,13 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize("name", WINDOWS)
-def test_windows_over_several_inputs_with_steps_and_holes(name: str, seed: int) -> None:
+def test_dynamic_windows_with_strides_and_dilations(name: str, seed: int) -> None:
     random = np.random.default_rng(seed)
     x = random.integers(0, 9, (5, 6)).astype(np.float32)
     same(TOGETHER, x, np.arange(30, dtype=np.int32).reshape(5, 6), *(np.array(part) for part in WINDOWS[name]))
 
 
-def test_a_window_with_steps_of_nothing_is_refused() -> None:
+def test_a_window_with_stride_zero_is_rejected() -> None:
     ones = np.ones(2, np.int64)
     inputs = np.ones((3, 3), np.float32), np.ones((3, 3), np.int32)
     with pytest.raises(RunError, match="must be positive"):
@@ -107,6 +107,6 @@ def test_a_window_with_steps_of_nothing_is_refused() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 4])
-def test_the_largest_of_each_row(count: int) -> None:
+def test_dynamic_top_k(count: int) -> None:
     rows = np.array([[3, 1, 3, 2], [-0.0, 0.0, -1, np.inf], [5, 6, 7, 8]], np.float32)
     same(LARGEST, rows, np.zeros(count, np.int32))

@@ -1,4 +1,4 @@
-"""Quantised products as products of bytes: all signs, zero points and windows, against integers of NumPy and JAX."""
+"""Quantised matmuls as int8 GEMM: all signs, zero points and windows, against integers of NumPy and JAX."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def names(program: Program) -> set[str]:
 @pytest.mark.parametrize(
     ("left", "right"), [("int8", "int8"), ("uint8", "int8"), ("int8", "uint8"), ("uint8", "uint8")]
 )
-def test_matrix_products(left: str, right: str, seed: int) -> None:
+def test_int8_gemm_signs_and_zero_points(left: str, right: str, seed: int) -> None:
     """Zero points that are not there, one for all, or one for each row of the left and each column of the right."""
     rows, depth, columns = 5, 39, 67
     a, w = integers(seed, left, 2, rows, depth), integers(seed + 1, right, depth, columns)
@@ -65,7 +65,7 @@ def test_matrix_products(left: str, right: str, seed: int) -> None:
         np.testing.assert_array_equal(executable(*given)[0], expected)
 
 
-def test_a_zero_point_for_each_step_is_left_alone(seed: int) -> None:
+def test_a_zero_point_along_k_is_not_lowered(seed: int) -> None:
     """It changes along the sum, so no sum of rows or columns puts it right."""
     a, w, p = integers(seed, "int8", 3, 20), integers(seed, "int8", 20, 4), integers(seed, "int8", 20)
     f = FuncBuilder("main", [Shape("i8", *each.shape) for each in (a, w, p)])

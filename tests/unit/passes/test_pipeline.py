@@ -112,7 +112,7 @@ def test_equal_ops_are_computed_once_but_not_across_regions() -> None:
     same_results(run(program, args), run(optimised, args))
 
 
-def test_what_depends_on_weights_alone_moves_to_prepare() -> None:
+def test_split_prepare() -> None:
     f = FuncBuilder("main", [Shape("f32", 4, 4), Shape("f32", "B", 4)], arg_attrs=[{WEIGHT: "w"}, {}])
     weight, x = f.args
     folded = f.multiply(f.transpose(weight, permutation=(1, 0)), f.full(2.0, weight.shape))
@@ -127,7 +127,7 @@ def test_what_depends_on_weights_alone_moves_to_prepare() -> None:
     assert [BOUND in attrs for attrs in split.main.arg_attrs] == [True, False]
 
 
-def test_of_an_op_on_weights_one_result_may_be_wanted() -> None:
+def test_split_prepare_of_an_op_with_an_unused_result() -> None:
     f = FuncBuilder("main", [Shape("f32", 3), Shape("i32", 3)], arg_attrs=[{WEIGHT: "w"}, {}])
     weight, x = f.args
     with f.region(*[Shape("f32")] * 2, *[Shape("i32")] * 2) as r:

@@ -1,4 +1,4 @@
-"""Precision on request: what becomes a product of bytes or of bf16, how far it is from f32, and what is refused."""
+"""Dynamic quantisation on request: what becomes int8 or bf16 GEMM, its error against f32, and what is rejected."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def call(program: Program, x: Array, w: Array) -> Array:
     return found
 
 
-def test_products_by_weights_are_in_bytes(seed: int) -> None:
+def test_weight_matmuls_in_int8(seed: int) -> None:
     """Half a step of rows and of weights for each term is the most that rounding can do."""
     random = np.random.default_rng(seed)
     x, w = random.normal(1, 2, (7, 96)).astype(np.float32), random.normal(size=(96, 70)).astype(np.float32)
@@ -73,7 +73,7 @@ def test_a_row_does_not_depend_on_the_others(seed: int) -> None:
 
 
 @pytest.mark.parametrize("positive", [False, True])
-def test_convolutions_by_weights_are_in_bytes(positive: bool, seed: int) -> None:
+def test_weight_convolutions_in_int8(positive: bool, seed: int) -> None:
     lax = pytest.importorskip("jax").lax
     random = np.random.default_rng(seed)
     x, w = random.normal(size=(2, 16, 9, 8)).astype(np.float32), random.normal(size=(24, 16, 3, 3)).astype(np.float32)
@@ -106,7 +106,7 @@ def rounded(x: Array) -> Array:
     return x.astype(ml_dtypes.bfloat16).astype(np.float64)
 
 
-def test_bf16_rounds_both_operands_of_products_by_weights(seed: int) -> None:
+def test_bf16_rounds_both_operands_of_weight_matmuls(seed: int) -> None:
     random = np.random.default_rng(seed)
     x, w = random.normal(1, 2, (7, 96)).astype(np.float32), random.normal(size=(96, 70)).astype(np.float32)
     program = with_precision(matrix_product(7, 96, 70), "bf16")
@@ -120,7 +120,7 @@ def test_bf16_rounds_both_operands_of_products_by_weights(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("channels", "groups"), [(16, 1), (64, 2), (17, 1)])
-def test_bf16_rounds_images_and_weights_in_whole_pairs(channels: int, groups: int, seed: int) -> None:
+def test_bf16_convolutions_need_even_channels(channels: int, groups: int, seed: int) -> None:
     """An odd number of channels stays f32, on every target alike."""
     jax = pytest.importorskip("jax")
     random = np.random.default_rng(seed)
@@ -146,7 +146,7 @@ def test_bf16_rounds_images_and_weights_in_whole_pairs(channels: int, groups: in
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
-def test_other_products_stay_as_they_are(precision: str) -> None:
+def test_other_matmuls_stay_f32(precision: str) -> None:
     for program in (matrix_product(8, 64, 64, weight=False), matrix_product(8, 4, 64)):
         assert "smelt.packed_dot" in ops(program)
         assert ops(with_precision(program, precision)) == ops(program)
@@ -158,6 +158,6 @@ def test_f32_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("precision", ["f16", "int4"])
-def test_what_has_no_kernel_is_refused(precision: str) -> None:
+def test_unsupported_precision_is_rejected(precision: str) -> None:
     with pytest.raises(UnsupportedError, match="int8"):
         with_precision(matrix_product(8, 64, 64), precision)

@@ -1,4 +1,4 @@
-"""Composites in what exporters spell out: each spelling is found, what looks alike is not, every bit stays."""
+"""Pattern matching: each spelling of a composite is found, near misses are not, every bit stays."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ FOUND: list[tuple[str, Callable[..., Any], list[tuple[int, ...]]]] = [
 
 
 @pytest.mark.parametrize("case", range(len(FOUND)))
-def test_spellings_are_found(case: int) -> None:
+def test_patterns_are_found(case: int) -> None:
     name, function, sizes = FOUND[case]
     assert composites(function, *sizes) == {name: 1}
 
@@ -190,7 +190,7 @@ NOT_FOUND: list[tuple[str, Callable[..., Any], list[tuple[int, ...]]]] = [
 
 
 @pytest.mark.parametrize("case", range(len(NOT_FOUND)), ids=[name for name, *_ in NOT_FOUND])
-def test_what_only_looks_alike_is_left_alone(case: int) -> None:
+def test_near_misses_are_not_matched(case: int) -> None:
     name, function, sizes = NOT_FOUND[case]
     assert composites(function, *sizes) == ({"smelt.softmax": 1} if name == "a scale over a mask" else {})
 
@@ -230,7 +230,7 @@ def test_blocks_inside_a_loop_over_layers() -> None:
     np.testing.assert_array_equal(run(simple, args)[0], run(marked, args)[0])
 
 
-def test_integer_products_as_jax_writes_them() -> None:
+def test_integer_matmuls_of_jax() -> None:
     def product(x, w, scale):
         total = jax.lax.dot_general(x, w, (((1,), (0,)), ((), ())), preferred_element_type=jnp.int32)
         return total.astype(jnp.float32) * scale
@@ -245,7 +245,7 @@ def test_integer_products_as_jax_writes_them() -> None:
     check_meanings(marked, args)
 
 
-def test_heads_that_are_one_axis_with_their_elements_and_rounded_after(seed: int) -> None:
+def test_attention_with_merged_heads_and_a_conversion(seed: int) -> None:
     """The last conversion sees heads nowhere by themselves: what is found must begin before them, and have a kernel."""
 
     def block(q, k, v):
@@ -264,7 +264,7 @@ def test_heads_that_are_one_axis_with_their_elements_and_rounded_after(seed: int
     )
 
 
-def test_what_must_stay_inside_a_loop_is_not_taken_out_of_it() -> None:
+def test_patterns_do_not_cross_loop_bodies() -> None:
     """A composite's inputs may come from around the loop; what the loop makes stays there."""
 
     def steps(x, y):

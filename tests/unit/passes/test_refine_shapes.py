@@ -1,4 +1,4 @@
-"""Sizes that travel through calls, loops and custom calls: parsed, run as they are, and refined after inlining."""
+"""Shape refinement through calls, loops and custom calls: parsed, run as they are, and refined after inlining."""
 
 import numpy as np
 import pytest
@@ -115,7 +115,7 @@ def test_parsed_programs_are_valid_and_print(text):
         (WINDOW, lambda x: np.cumsum(x[:, 0].astype(np.int32), dtype=np.int32)),
     ],
 )
-def test_the_same_before_and_after(text, wanted, size):
+def test_refinement_keeps_results(text, wanted, size):
     program = parse(text)
     x = np.arange(2.0 * size, dtype=np.float32).reshape(size, 2)
     arg = {DOUBLED: x[:, 0].copy(), LOOP: x, WINDOW: x[:, 0].astype(np.int32)}[text]
@@ -158,7 +158,7 @@ func.func private @f(%n: tensor<1xi32>) -> (tensor<?xi32>, tensor<?x2xi32>) {
         assert b.tolist() == [[0, 1], [2, 0], [1, 2]]
 
 
-def test_a_window_of_no_size_is_refused():
+def test_an_empty_window_is_rejected():
     program = parse(WINDOW.replace("dense<1> : tensor<1xi32>", "dense<0> : tensor<1xi32>"))
     with pytest.raises(RunError, match="positive"):
         run(program, [np.arange(3, dtype=np.int32)])

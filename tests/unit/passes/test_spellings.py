@@ -1,4 +1,4 @@
-"""Composites in files as exporters write them: what is found, that every bit stays, and that attributes tell the truth.
+"""Composites in exported files: what is found, that every bit stays, and that the attributes are right.
 
 The files in `tests/fixtures/spellings` are made by `tests/fixtures/make_spellings.py`; spellings of other exporters are
 written here by hand. Results are compared with onnxruntime, composites with `composite_references`.
@@ -376,7 +376,7 @@ SHARED = """
 """
 
 
-def test_a_dynamic_product_with_scales_per_channel_and_a_bias(seed: int, tmp_path: Path) -> None:
+def test_dynamic_quantised_matmul_with_channel_scales_and_bias(seed: int, tmp_path: Path) -> None:
     inputs = "float[3, 8] x, int8[8, 5] w, int8[5] point, float[5] factor, float[5] bias"
     path = written(tmp_path, inputs, DYNAMIC)
     plain, marked, weights = both(path)
@@ -397,7 +397,7 @@ def test_a_dynamic_product_with_scales_per_channel_and_a_bias(seed: int, tmp_pat
     check_meanings(marked, args)
 
 
-def test_one_quantised_tensor_in_two_products(seed: int, tmp_path: Path) -> None:
+def test_one_quantised_tensor_in_two_matmuls(seed: int, tmp_path: Path) -> None:
     inputs = (
         "float[3, 8] x, int8[8, 5] w, int8[5] point, float[5] factor, int8[5, 8] u, int8[5] point2, float[5] factor2"
     )
@@ -444,12 +444,12 @@ def paddle_file(name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", PADDLE)
-def test_what_paddle_writes(name: str) -> None:
+def test_paddle_exports(name: str) -> None:
     _, marked, _ = both(paddle_file(name))
     assert counted(marked) == PADDLE[name]
 
 
-def test_open_sizes_that_are_formulas_keep_every_bit(seed: int) -> None:
+def test_symbolic_size_expressions_keep_every_bit(seed: int) -> None:
     plain, marked, weights = both(paddle_file("ch_PP-OCRv4_rec_infer"))
     image = np.random.default_rng(seed).standard_normal((1, 3, 48, 32)).astype(np.float32)
     (name,) = (attrs["smelt.name"] for attrs in plain.main.arg_attrs if "smelt.weight" not in attrs)

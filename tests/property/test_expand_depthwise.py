@@ -1,4 +1,4 @@
-"""Fused expand + depthwise: the bits of an expanded image that is materialised, and the right result.
+"""Fused expand + depthwise gives the bits of the unfused kernels, and the right result.
 
 Random images are widened by a matrix, bent, and looked at through a window for each channel. The same program that
 returns the image as well has to store it: both must agree bit for bit, and with an evaluation in double. Programs for
@@ -115,7 +115,7 @@ class Case:
         return x
 
 
-def test_fused_expand_depthwise(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_expand_depthwise_has_the_same_bits(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emit_c, "ELEMENTS_PER_CORE", 16)  # small kernels go to several cores, too
     random = np.random.default_rng(seed)
     cases = [Case(random) for _ in range(CASES)]

@@ -1,4 +1,4 @@
-"""Requantisation to int8: the bits of NumPy's division, rounding and clamping, close to every tie."""
+"""Quantising to int8 on the native engine: bit for bit as NumPy divides, rounds and clamps, close to every tie."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def test_scales_and_zero_points_of_their_own(seed: int) -> None:
     np.testing.assert_array_equal(found, exact(x, scales[:, None], zeros[:, None], "ui8"))
 
 
-def test_of_two_gemms_that_are_added_one_stores_int8(tmp_path: Path) -> None:
-    """The one without the addition in its epilogue stores int8, a quarter of its i32 sums."""
+def test_residual_sum_of_two_int8_gemms_stays_int8(tmp_path: Path) -> None:
+    """The GEMM without the residual sum in its epilogue stores int8, a quarter of its int32 sums."""
     random = np.random.default_rng(0)
     weights = {
         "s": np.float32(0.05),
@@ -111,7 +111,7 @@ def test_of_two_gemms_that_are_added_one_stores_int8(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("again", "padding", "bytes"), [(0.05, 1, True), (0.07, 1, True), (0.05, 3, False)])
-def test_max_pooling_runs_on_int8(again: float, padding: int, bytes: bool, seed: int) -> None:
+def test_max_pooling_in_int8(again: float, padding: int, bytes: bool, seed: int) -> None:
     """Where a window may hold nothing but padding, minus infinity is no byte."""
     x = np.random.default_rng(seed).integers(0, 256, (2, 9, 7, 5)).astype(np.uint8)
     f = FuncBuilder("main", [Shape("ui8", *x.shape)])
@@ -135,7 +135,7 @@ def test_max_pooling_runs_on_int8(again: float, padding: int, bytes: bool, seed:
     np.testing.assert_array_equal(found, exact(pooled, again, 3, "ui8"))
 
 
-def test_int8_for_a_uint8_consumer_is_stored_as_uint8(seed: int) -> None:
+def test_int8_wanted_as_uint8_is_computed_as_uint8(seed: int) -> None:
     x = np.random.default_rng(seed).normal(size=(9, 33)).astype(np.float32) * 9
     f = FuncBuilder("main", [Shape("f32", *x.shape)])
     signed = spelled_out(f, f.args[0], 0.1, -5, "i8")
