@@ -8,7 +8,7 @@ import pytest
 
 from smelt.dtype import dtype
 from smelt.kernel.math import narrow
-from smelt.kernel.math.circle import TWO_OVER_PI
+from smelt.kernel.math.payne_hanek import TWO_OVER_PI
 
 # The first words of 2/π, as tables for the reduction of large arguments have them (Payne and Hanek).
 WORDS = (0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB, 0xDEBBC561)
