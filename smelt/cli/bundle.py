@@ -26,7 +26,7 @@ from smelt.engine.sample import in_range
 from smelt.engine.store import lowered, recompile, unpacked
 from smelt.engine_api import Port
 from smelt.errors import RunError, SmeltError, UnsupportedError, error_of
-from smelt.ir.assumed import facts
+from smelt.ir.assumptions import facts
 from smelt.ir.core import Program, walk
 from smelt.ir.cost import operations
 from smelt.ir.interpret import run

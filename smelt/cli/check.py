@@ -19,7 +19,7 @@ from smelt.cli.fold import ShortNames, fold_list
 from smelt.cli.preflight import looked_at, said_values, what_it_needs
 from smelt.engine.signature import signature_of
 from smelt.errors import SmeltError
-from smelt.ir.assumed import facts
+from smelt.ir.assumptions import facts
 from smelt.ir.core import Program
 from smelt.ir.verify import verify_all
 from smelt.model import read

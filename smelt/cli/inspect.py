@@ -26,7 +26,7 @@ from smelt.engine.native import NativeEngine
 from smelt.engine.signature import signature_of
 from smelt.engine_api import Port
 from smelt.errors import UnsupportedError
-from smelt.ir.assumed import facts
+from smelt.ir.assumptions import facts
 from smelt.ir.composites import COMPOSITES
 from smelt.ir.core import Program
 from smelt.ir.cost import memory, operations

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from smelt.engine.sample import default_sizes
 from smelt.engine_api import Signature
 from smelt.errors import SmeltError
-from smelt.ir.assumed import broken_by
+from smelt.ir.assumptions import broken_by
 from smelt.ir.core import Program
 
 DOUBLINGS = 13  # of a size that is too small for a program

@@ -74,7 +74,7 @@ def _settle_one(call: Call, have: Type, want: Type) -> Type:
                 sizes.append(declared)
         if any(size == UNKNOWN for size in sizes):
             call.fail("", "a result size is not known here", expected="a number or a formula", got=want)
-        return Shape.of(have.dtype, sizes, None, _open_bounds(call, sizes, want.bounds))
+        return Shape.of(have.dtype, sizes, None, _dynamic_bounds(call, sizes, want.bounds))
     if isinstance(have, Tuple | Future) and type(have) is type(want) and len(have.types) == len(want.types):
         return type(have)(tuple(_settle_part(call, *each) for each in zip(have.types, want.types, strict=True)))
     if have != want:
@@ -82,7 +82,7 @@ def _settle_one(call: Call, have: Type, want: Type) -> Type:
     return want
 
 
-def _open_bounds(
+def _dynamic_bounds(
     call: Call, sizes: Sequence[Size], bounds: Sequence[int | None] | None
 ) -> tuple[int | None, ...] | None:
     """The bounds of the sizes that are still open; a size that turned out to be a number must keep its bound."""

@@ -50,7 +50,7 @@ def dynamic_broadcasts(program: Program) -> Iterator[str]:
             for have, dim in zip(op.operands[0].shape.sizes, op.attrs["broadcast_dimensions"], strict=True):
                 if not isinstance(have, int) and have != wanted[dim]:
                     what = as_upper_bound(have, wanted[dim]) or f"{have} == {wanted[dim]} or {have} == 1"
-                    yield f"{what} ({op.name}: an open dimension is repeated or kept)"
+                    yield f"{what} ({op.name}: a dynamic dimension is repeated or kept)"
 
 
 def as_upper_bound(have: Size, wanted: Size) -> Fact | None:

@@ -222,7 +222,7 @@ class Arr:
         dims = DotDims(batch, batch, (self.rank - 1,), (self.rank - 2,))
         return Arr(self.work, self.work.b.dot_general(self.value, other.value, dot_dimension_numbers=dims))
 
-    def cut(self, axis: int, start: int, stop: int) -> Arr:
+    def slice_axis(self, axis: int, start: int, stop: int) -> Arr:
         """From `start` to `stop` along one axis."""
         return self.at({axis: (start, stop - start)})
 
@@ -252,7 +252,7 @@ class Arr:
         result = Shape.of(self.dtype, sizes)
         return Arr(work, work.b.real_dynamic_slice(self.value, first, last, step.value, result=result))
 
-    def put(self, part: Arr, places: dict[int, Arr]) -> Arr:
+    def update(self, part: Arr, places: dict[int, Arr]) -> Arr:
         """This array with a part of it replaced, from computed positions on."""
         work = self.work
         named = {axis % self.rank: place for axis, place in places.items()}

@@ -227,7 +227,7 @@ def gtsv(w: Work, lower: Arr, main: Arr, upper: Arr, b: Arr) -> tuple[Arr, Arr, 
         return d, du, second, b, info
 
     d, du, second, b, info = w.repeat(0, n - 1, eliminate, d, du, second, b, info)
-    final = d.cut(1, n - 1, n).equals(0.0).reshape((batch,))
+    final = d.slice_axis(1, n - 1, n).equals(0.0).reshape((batch,))
     info = (info.equals(0) & final).where(w.full(n, COUNT, (batch,)), info)
 
     def substitute(turn: Arr, x: Arr) -> Arr:

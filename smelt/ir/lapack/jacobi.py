@@ -37,7 +37,7 @@ def heevd(w: Work, a: Arr, lower: bool) -> tuple[Arr, Arr]:
     _, a, vectors = w.loop(goes_on, sweep, w.number(0), a, vectors)
     values = diagonal.where(a.real(), 0.0).sum(1) * scale
     if odd:
-        values, vectors = values.cut(2, 0, n), vectors.cut(1, 0, n).cut(2, 0, n)
+        values, vectors = values.slice_axis(2, 0, n), vectors.slice_axis(1, 0, n).slice_axis(2, 0, n)
     values, vectors = w.sort_columns(values, vectors)
     return vectors, values
 
@@ -47,7 +47,7 @@ def _rotate(w: Work, a: Arr, vectors: Arr) -> tuple[Arr, Arr]:
     corner = w.index(3, 1, half).equals(w.index(3, 2, half))
 
     def diagonal(rows: int, columns: int) -> Arr:
-        block = a.cut(1, rows, rows + half).cut(2, columns, columns + half)
+        block = a.slice_axis(1, rows, rows + half).slice_axis(2, columns, columns + half)
         return corner.where(block, 0.0).sum(1)
 
     p, q, z = diagonal(0, 0).real(), diagonal(half, half).real(), diagonal(0, half)
@@ -83,7 +83,7 @@ def _hypot_one(x: Arr) -> Arr:
 
 def _turn_columns(w: Work, x: Arr, c: Arr, s: Arr) -> Arr:
     half = x.size(2) // 2
-    left, right = x.cut(2, 0, half), x.cut(2, half, 2 * half)
+    left, right = x.slice_axis(2, 0, half), x.slice_axis(2, half, 2 * half)
     return w.concatenate(2, left * c - right * s.conj(), left * s + right * c)
 
 
@@ -93,8 +93,8 @@ def _move_on(w: Work, x: Arr, axis: int) -> Arr:
     half = count // 2
     if half == 1:
         return x
-    parts = [x.cut(axis, 0, 1), x.cut(axis, half, half + 1), x.cut(axis, 1, half - 1)]
-    parts += [x.cut(axis, half + 1, count), x.cut(axis, half - 1, half)]
+    parts = [x.slice_axis(axis, 0, 1), x.slice_axis(axis, half, half + 1), x.slice_axis(axis, 1, half - 1)]
+    parts += [x.slice_axis(axis, half + 1, count), x.slice_axis(axis, half - 1, half)]
     return w.concatenate(axis, *(part for part in parts if part.size(axis)))
 
 
@@ -111,7 +111,7 @@ def gesdd(w: Work, a: Arr, full: bool, vectors: bool) -> tuple[Arr, Arr, Arr]:
     scale = a.scale()
     packed, taus = geqrf(w, a / scale.to(a.dtype))
     rows, columns = w.index(3, 1, n), w.index(3, 2, n)
-    r = (rows <= columns).where(packed.cut(1, 0, n), 0.0)
+    r = (rows <= columns).where(packed.slice_axis(1, 0, n), 0.0)
     s, left, right = _one_sided(w, r)
     if not vectors:
         rows_of_u = m if full else n
@@ -146,7 +146,7 @@ def _one_sided(w: Work, r: Arr) -> tuple[Arr, Arr, Arr]:
 
     def step(_: Arr, unfinished: Arr, x: Arr, v: Arr) -> tuple[Arr, ...]:
         half = count // 2
-        left, right = x.cut(2, 0, half), x.cut(2, half, count)
+        left, right = x.slice_axis(2, 0, half), x.slice_axis(2, half, count)
         p, q, z = left.square().sum(1), right.square().sum(1), (left.conj() * right).sum(1)
         apart = z.abs() > (p.sqrt() * q.sqrt()) * (PRECISION * 4)
         c, s = rotation(p, q, apart.where(z, 0.0))
@@ -158,7 +158,7 @@ def _one_sided(w: Work, r: Arr) -> tuple[Arr, Arr, Arr]:
 
     _, _, x, v = w.loop(goes_on, sweep, w.number(0, COUNT), w.number(1, COUNT), x, v)
     if odd:
-        x, v = x.cut(2, 0, n), v.cut(1, 0, n).cut(2, 0, n)
+        x, v = x.slice_axis(2, 0, n), v.slice_axis(1, 0, n).slice_axis(2, 0, n)
     lengths = x.norm(1)
     none = lengths.equals(0.0)
     unit = none.where(0.0, x / none.where(1.0, lengths).to(x.dtype))

@@ -38,7 +38,7 @@ def schur(w: Work, a: Arr) -> tuple[Arr, Arr, Arr, Arr, Arr]:
         t, q, left = one_matrix(w, h.at(first).reshape((n, n)), z.at(first).reshape((n, n)))
         whole = (1, n, n)
         bad = (left >= 0).where(w.number(1), 0).reshape((1,))
-        return h.put(t.reshape(whole), {0: at}), z.put(q.reshape(whole), {0: at}), failed.put(bad, {0: at})
+        return h.update(t.reshape(whole), {0: at}), z.update(q.reshape(whole), {0: at}), failed.update(bad, {0: at})
 
     if n and batch != 0:
         length = Arr(w, w.b.get_dimension_size(a.value, dimension=0))
@@ -57,7 +57,7 @@ def _imaginary(w: Work, t: Arr) -> Arr:
     above = (columns.equals(rows + 1)).where(t, 0.0)
     below = (rows.equals(columns + 1)).where(t, 0.0).mT
     part = (above.abs().sqrt() * below.abs().sqrt()).sum(2)  # of the block that begins in a row
-    moved = w.concatenate(1, w.full(0, REAL, (batch, 1, 1)), part.cut(1, 0, n - 1)) if n > 1 else part * 0.0
+    moved = w.concatenate(1, w.full(0, REAL, (batch, 1, 1)), part.slice_axis(1, 0, n - 1)) if n > 1 else part * 0.0
     return (part - moved).reshape((batch, n))
 
 
@@ -95,20 +95,20 @@ def _entry(h: Arr, row: Arr, column: Arr) -> Arr:
 
 def _reflect(w: Work, x: Arr, size: int) -> tuple[Arr, Arr, Arr]:
     """beta, tau and v for a column `[size, 1]`; the first entry of v is 1."""
-    beta, tau, scale = reflector(w, x.cut(0, 0, 1), x.cut(0, 1, size), axis=0)
+    beta, tau, scale = reflector(w, x.slice_axis(0, 0, 1), x.slice_axis(0, 1, size), axis=0)
     one = w.full(1, x.dtype, (1, 1))
-    return beta, tau, w.concatenate(0, one, x.cut(0, 1, size) * scale)
+    return beta, tau, w.concatenate(0, one, x.slice_axis(0, 1, size) * scale)
 
 
 def _apply(h: Arr, z: Arr, k: Arr, tau: Arr, v: Arr) -> tuple[Arr, Arr]:
     """H^H h H and z H for a reflector at rows and columns k, k + 1, …"""
     size = v.size(0)
     rows = h.at({0: (k, size)})
-    h = h.put(rows - tau.conj() * v * (v.mH @ rows), {0: k})
+    h = h.update(rows - tau.conj() * v * (v.mH @ rows), {0: k})
     columns = h.at({1: (k, size)})
-    h = h.put(columns - tau * (columns @ v) * v.mH, {1: k})
+    h = h.update(columns - tau * (columns @ v) * v.mH, {1: k})
     columns = z.at({1: (k, size)})
-    return h, z.put(columns - tau * (columns @ v) * v.mH, {1: k})
+    return h, z.update(columns - tau * (columns @ v) * v.mH, {1: k})
 
 
 def _chase(w: Work, h: Arr, z: Arr, first: Arr, last: Arr, start: Arr) -> tuple[Arr, Arr]:
@@ -126,7 +126,7 @@ def _chase(w: Work, h: Arr, z: Arr, first: Arr, last: Arr, start: Arr) -> tuple[
         exact = places.equals(0).where(w.spread(beta, (size, 1)), 0.0)
         inside = places <= last - k
         old = h.at({0: (k, size), 1: (before, 1)})
-        h = h.put((inside & ~begins).where(exact, old), {0: k, 1: before})
+        h = h.update((inside & ~begins).where(exact, old), {0: k, 1: before})
         return h, z
 
     h, z = w.repeat(first, last, step, h, z)
@@ -182,7 +182,7 @@ def _sweeps(w: Work, h: Arr, z: Arr, n: int, deflate: Deflate, step: Step) -> tu
     last, _, h, z = w.loop(
         lambda last, tries, *_: (last >= 0) & (tries < limit), turn, w.number(n - 1), w.number(0), h, z
     )
-    h, z = (x.cut(0, 0, n).cut(1, 0, n) for x in (h, z))
+    h, z = (x.slice_axis(0, 0, n).slice_axis(1, 0, n) for x in (h, z))
     rows, columns = w.index(2, 0, n), w.index(2, 1, n)
     return (rows > columns + (0 if h.dtype.is_complex else 1)).where(0.0, h), z, last
 
@@ -247,7 +247,7 @@ def _standardise(w: Work, h: Arr, z: Arr, k: Arr) -> tuple[Arr, Arr]:
     opposite = ~(b.equals(0.0) | b.sign().equals(c.sign()))
     idle = c.equals(0.0) | (apart.equals(0.0) & opposite)
     cs, sn = idle.where(1.0, cs), idle.where(0.0, sn)
-    h, z = _turn(w, h, z, k, cs, sn)
+    h, z = _rotate(w, h, z, k, cs, sn)
     b, c = _entry(h, k, k + 1), _entry(h, k + 1, k)
     mean = (_entry(h, k, k) + _entry(h, k + 1, k + 1)) * 0.5
     done = idle | real
@@ -255,24 +255,24 @@ def _standardise(w: Work, h: Arr, z: Arr, k: Arr) -> tuple[Arr, Arr]:
     again = ~done & (b.equals(0.0) | b.sign().equals(c.sign())) & ~c.equals(0.0)
     root_b, root_c = b.abs().sqrt(), c.abs().sqrt()
     length = (root_b * root_b + root_c * root_c).sqrt().maximum(SMALLEST)
-    h, z = _turn(w, h, z, k, again.where(root_b / length, 1.0), again.where(root_c / length, 0.0))
+    h, z = _rotate(w, h, z, k, again.where(root_b / length, 1.0), again.where(root_c / length, 0.0))
     triangular = again | real | c.equals(0.0)
     entry = triangular.where(0.0, _entry(h, k + 1, k))
-    h = h.put(entry.reshape((1, 1)), {0: k + 1, 1: k})
+    h = h.update(entry.reshape((1, 1)), {0: k + 1, 1: k})
     for i in (0, 1):  # the diagonal of a pair is exactly equal
         old = _entry(h, k + i, k + i)
-        h = h.put((done | again).where(old, mean).reshape((1, 1)), {0: k + i, 1: k + i})
+        h = h.update((done | again).where(old, mean).reshape((1, 1)), {0: k + i, 1: k + i})
     return h, z
 
 
-def _turn(w: Work, h: Arr, z: Arr, k: Arr, cs: Arr, sn: Arr) -> tuple[Arr, Arr]:
+def _rotate(w: Work, h: Arr, z: Arr, k: Arr, cs: Arr, sn: Arr) -> tuple[Arr, Arr]:
     """Rows k, k + 1 become (cs, sn; -sn, cs) of them; columns likewise."""
     entries = [each.reshape((1, 1)) for each in (cs, sn, -sn, cs)]
     top, bottom = w.concatenate(1, *entries[:2]), w.concatenate(1, *entries[2:])
     turn = w.concatenate(0, top, bottom)
-    h = h.put(turn @ h.at({0: (k, 2)}), {0: k})
-    h = h.put(h.at({1: (k, 2)}) @ turn.mT, {1: k})
-    return h, z.put(z.at({1: (k, 2)}) @ turn.mT, {1: k})
+    h = h.update(turn @ h.at({0: (k, 2)}), {0: k})
+    h = h.update(h.at({1: (k, 2)}) @ turn.mT, {1: k})
+    return h, z.update(z.at({1: (k, 2)}) @ turn.mT, {1: k})
 
 
 # ---- eigenvectors ----
@@ -295,10 +295,10 @@ def complex_form(w: Work, t: Arr, z: Arr, imaginary: Arr) -> tuple[Arr, Arr]:
         c, s = idle.where(1.0, mu / safe), idle.where(0.0, below / safe)
         top, bottom = w.concatenate(2, c.conj(), s), w.concatenate(2, -s, c)
         g = w.concatenate(1, top, bottom)
-        t = t.put(g @ t.at({1: (m - 1, 2)}), {1: m - 1})
-        t = t.put(t.at({2: (m - 1, 2)}) @ g.mH, {2: m - 1})
-        z = z.put(z.at({2: (m - 1, 2)}) @ g.mH, {2: m - 1})
-        return t.put(below * 0.0, {1: m, 2: m - 1}), z
+        t = t.update(g @ t.at({1: (m - 1, 2)}), {1: m - 1})
+        t = t.update(t.at({2: (m - 1, 2)}) @ g.mH, {2: m - 1})
+        z = z.update(z.at({2: (m - 1, 2)}) @ g.mH, {2: m - 1})
+        return t.update(below * 0.0, {1: m, 2: m - 1}), z
 
     t, z = w.repeat(0, n - 1, step, t, z)
     return t, z
@@ -337,6 +337,6 @@ def pair_up(w: Work, vectors: Arr, imaginary: Arr) -> Arr:
     """Vectors of real matrices: real ones for real eigenvalues, conjugate ones for pairs."""
     batch, n = vectors.sizes[0], vectors.size(1)
     part = imaginary.reshape((batch, 1, n))
-    before = w.concatenate(2, vectors.cut(2, 0, 1), vectors.cut(2, 0, n - 1)) if n > 1 else vectors
+    before = w.concatenate(2, vectors.slice_axis(2, 0, 1), vectors.slice_axis(2, 0, n - 1)) if n > 1 else vectors
     vectors = (part < 0.0).where(before.conj(), vectors)
     return part.equals(0.0).where(vectors.real().to(vectors.dtype), vectors)

@@ -40,7 +40,7 @@ def call_types(
 
 def _name_births(call: Call, type: Shape, want: Type | None, values: dict[str, Size]) -> None:
     """Symbols that the body introduces as sizes of results: named by the declared type, else new ones."""
-    for pattern, size in zip(type.sizes, _open_sizes(type, want), strict=True):
+    for pattern, size in zip(type.sizes, _declared_sizes(type, want), strict=True):
         bare = bare_symbol(pattern)
         if bare is not None and bare not in values:
             values[bare] = call.scope.new_symbol() if size == UNKNOWN else size
@@ -49,7 +49,7 @@ def _name_births(call: Call, type: Shape, want: Type | None, values: dict[str, S
 def _result(call: Call, type: Shape, want: Type | None, values: dict[str, Size]) -> Shape:
     """A result's type at the call. A size of which only the body knows the parts is a new symbol as a whole."""
     sizes = []
-    for pattern, size in zip(type.sizes, _open_sizes(type, want), strict=True):
+    for pattern, size in zip(type.sizes, _declared_sizes(type, want), strict=True):
         if symbols(pattern) <= values.keys():
             sizes.append(substitute(pattern, values))
         else:
@@ -57,7 +57,7 @@ def _result(call: Call, type: Shape, want: Type | None, values: dict[str, Size])
     return Shape.of(type.dtype, sizes)
 
 
-def _open_sizes(type: Shape, want: Type | None) -> Sequence[Size]:
+def _declared_sizes(type: Shape, want: Type | None) -> Sequence[Size]:
     """The declared sizes of a result, unknown where nothing (or nonsense, which is refused later) is declared."""
     return want.sizes if isinstance(want, Shape) and want.rank == type.rank else [UNKNOWN] * type.rank
 

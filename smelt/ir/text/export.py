@@ -186,7 +186,7 @@ class _Lowering:
         """A symbol, from an axis whose size is `k*symbol + what is known`."""
         if name not in self.sources:
             raise UnsupportedError(
-                "a size that no axis tells",
+                "a size that no axis determines",
                 expected="an argument with an axis of that size",
                 got=name,
                 where=self.source.location,

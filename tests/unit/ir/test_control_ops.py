@@ -90,7 +90,7 @@ def test_branches_must_agree():
         f.op("stablehlo.if", x, regions=(a.body, a.body))
 
 
-def test_a_size_that_differs_between_branches_is_born_at_the_if():
+def test_a_size_that_differs_between_branches_is_a_new_symbol_of_the_if():
     f = FuncBuilder("main", [I1, Shape("f32", 2), Shape("f32", 5)])
     p, x, y = f.args
     with f.region() as a:

@@ -524,7 +524,7 @@ def test_top_k_refuses():
 # ---- sizes that inference had to take for granted ----
 
 
-def test_sizes_taken_for_granted_are_checked_at_run_time():
+def test_assumed_sizes_are_checked_at_run_time():
     f = FuncBuilder("main", [Shape("f32", B), Shape("f32", S)])
     with f.region(F32, F32, F32, F32) as r:
         r.result(r.compare(r.args[0], r.args[1], comparison_direction="LT"))

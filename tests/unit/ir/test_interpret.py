@@ -62,7 +62,7 @@ def test_symbols_of_several_results_are_learned_together():
         give(5, 2, 3)
 
 
-def test_a_symbol_born_in_a_loop_is_born_on_every_turn():
+def test_a_symbol_that_a_loop_introduces_is_bound_in_every_iteration():
     f = FuncBuilder("main", [])
     I = Shape("i64")  # noqa: E741
     with f.region(I) as cond:

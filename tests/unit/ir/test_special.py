@@ -320,7 +320,7 @@ def test_branch_cut(name: str) -> None:
             assert complex(fn(np.array(z))) == pytest.approx(want, rel=1e-15, abs=1e-16), z
 
 
-def test_infinities_are_told_apart() -> None:
+def test_infinities_are_distinguished() -> None:
     x = np.array([INF, -INF, NAN, HUGE, 0.0])
     assert special.is_inf(x).tolist() == [True, True, False, False, False]
     assert special.is_pos_inf(x).tolist() == [True, False, False, False, False]

@@ -239,7 +239,7 @@ func.func @f() -> tensor<2xi32> {
         constant("dense_resource<other> : tensor<2xi32>")
 
 
-def test_functions_are_known_before_they_are_read_and_open_sizes_come_from_the_callee():
+def test_functions_are_known_before_they_are_read_and_dynamic_sizes_come_from_the_callee():
     program = parse("""
 func.func @main(%x: tensor<?x3xf32>) -> tensor<?xf32> {
   %0 = call @sum(%x) : (tensor<?x3xf32>) -> tensor<?xf32>
@@ -578,7 +578,7 @@ def test_results_by_name_and_by_number():
     assert "%v, %i = " in print_program(named)
 
 
-def test_an_open_size_stays_open_in_the_text():
+def test_a_dynamic_size_stays_dynamic_in_the_text():
     text = """func.func @f(%a: tensor<4xf32>, %s: tensor<1xi64>) -> {} {{
   %c = stablehlo.constant dense<4> : tensor<1xi64>
   %0 = stablehlo.dynamic_reshape %a, %c : (tensor<4xf32>, tensor<1xi64>) -> tensor<?xf32>
@@ -705,13 +705,13 @@ def test_the_exported_program_computes_the_same():
             assert (want == got).all()
 
 
-def test_a_size_that_no_axis_tells_cannot_be_exported():
+def test_a_size_that_no_axis_determines_cannot_be_exported():
     program = parse(
         "func.func @f(%a: tensor<?xf32, #smelt.sizes<A*B>>) -> tensor<?x?xf32> {\n"
         "  %0 = stablehlo.reshape %a : (tensor<?xf32>) -> tensor<?x?xf32, #smelt.sizes<A, B>>\n"
         "  return %0 : tensor<?x?xf32>\n}"
     )
-    with pytest.raises(UnsupportedError, match="no axis tells"):
+    with pytest.raises(UnsupportedError, match="no axis determines"):
         print_program(program, export=True)
 
 
