@@ -14,10 +14,10 @@ from typing import Any, Generic, TypeVar
 
 from smelt.dim import Fact, Facts, Poly, Size, substitute
 from smelt.errors import ShapeError, SmeltError
-from smelt.tensor.entry import refuse_unknown, solve_facts
 from smelt.tensor.proving import FACTS, MEANINGS, current_facts, require_divisors
 from smelt.tensor.recovery import collect_errors
 from smelt.tensor.source import Place, TensorError, is_raised, refuse, starts_trace
+from smelt.tensor.symbols import refuse_unknown, solve_facts
 
 MAX_PATHS = 64  # that `explore` follows through one function
 MAX_BRANCHES = 24  # on one path: more of them are a loop over a size

@@ -1,7 +1,7 @@
 """Random programs over the front end's ops, as data: a list of steps that smelt and NumPy both can run.
 
 A step names an op, the values it takes and its parameters. `OPS`, which `tensor_ops` fills, says for each op how to
-draw a right one, what it is on tensors and what it is on arrays. Programs can be changed: `mutated` makes one mistake.
+draw a right one, what it is on tensors and what it is on arrays. Programs can be changed: `mutate` makes one mistake.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ SIZING = ("cut", "pad", "repeat", "tile", "concatenate", "pool", "top_k", "chunk
 COUNTS = ("k", "times", "parts", "index", "start", "stride", "before", "after", "window", "length", "shift", "into")
 
 
-def mutated(program: Program, rng: np.random.Generator) -> tuple[Program, str] | None:
+def mutate(program: Program, rng: np.random.Generator) -> tuple[Program, str] | None:
     """The program with one size, one axis or one number changed, or one step left out; None where it has none."""
     ways = [(made, what) for made, what in _mutations(program, rng) if made.told <= made.symbols]
     return ways[int(rng.integers(len(ways)))] if ways else None

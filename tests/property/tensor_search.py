@@ -181,11 +181,11 @@ def sizes_for(traced: Traced, rng: np.random.Generator) -> Iterator[dict[str, in
             values = dict.fromkeys(names, NUMBERS[trial])
         else:
             values = {name: int(rng.choice(NUMBERS)) for name in names}
-        if _satisfied(traced, values) and _small(traced, values):
+        if _is_satisfied(traced, values) and _small(traced, values):
             yield values
 
 
-def _satisfied(traced: Traced, values: dict[str, int]) -> bool:
+def _is_satisfied(traced: Traced, values: dict[str, int]) -> bool:
     if traced.facts.check(values):
         return False
     ways = [path for path in traced.paths if not path.guards.check(values)]

@@ -17,7 +17,7 @@ from smelt.shape import Shape
 from smelt.tensor import check
 from smelt.tensor.jit.trace import Outcome
 from tests.property import tensor_ops
-from tests.property.tensor_programs import OPS, Draw, Program, mutated, numbers_for, runs
+from tests.property.tensor_programs import OPS, Draw, Program, mutate, numbers_for, runs
 
 assert tensor_ops.UNARY  # which registers the ops
 PROGRAMS = 1200 if os.environ.get("SMELT_ALL_PROGRAMS") else 150
@@ -25,7 +25,7 @@ SIGNS = ("B", "H", "K", "S")
 SIZES = 6  # tries to find sizes at which a changed program fails
 
 
-def judged(program: Program) -> Outcome:
+def judge(program: Program) -> Outcome:
     """What smelt says about a program, whose declared result is an annotation."""
 
     def function(*inputs: Any) -> Any:
@@ -35,7 +35,7 @@ def judged(program: Program) -> Outcome:
     return check(function, *program.inputs, facts=program.facts)
 
 
-def drawn(rng: np.random.Generator) -> Program:
+def draw_program(rng: np.random.Generator) -> Program:
     return Draw(rng).finish(int(rng.integers(1, 8)))
 
 
@@ -44,9 +44,9 @@ def test_right_programs_are_accepted(seed: int):
     refused: list[str] = []
     used: Counter[str] = Counter()
     for number in range(PROGRAMS):
-        program = drawn(rng)
+        program = draw_program(rng)
         used.update(step.op for step in program.steps)
-        outcome = judged(program)
+        outcome = judge(program)
         if outcome.errors:
             refused.append(f"{program}\n{outcome.errors[0]}")
             continue
@@ -68,7 +68,7 @@ def test_changed_programs_are_refused(seed: int):
     wrong = confirmed = 0
     accepted: list[str] = []
     while wrong < PROGRAMS:
-        made = mutated(drawn(rng), rng)
+        made = mutate(draw_program(rng), rng)
         if made is None:
             continue
         program, what = made
@@ -77,7 +77,7 @@ def test_changed_programs_are_refused(seed: int):
         if not failing:
             continue  # NumPy finds nothing wrong with it
         wrong += 1
-        outcome = judged(program)
+        outcome = judge(program)
         if not outcome.errors:
             accepted.append(f"{what}: accepted, but fails at {failing[0]}\n{program}")
             continue
@@ -95,7 +95,7 @@ def test_an_axis_under_another_name_is_refused(seed: int):
     rng = np.random.default_rng([seed, 13])
     tried = 0
     while tried < PROGRAMS // 3:
-        program = drawn(rng)
+        program = draw_program(rng)
         meeting = [step.operands[1] for step in program.steps if step.op in ("binary", "concatenate", "update", "loop")]
         meeting = [i for i in meeting if program.inputs[i].names]
         if not meeting:
@@ -104,7 +104,7 @@ def test_an_axis_under_another_name_is_refused(seed: int):
         inputs = list(program.inputs)
         shape = inputs[i]
         inputs[i] = Shape.of(shape.dtype, shape.sizes, (*(shape.names or ())[:-1], "odd"))
-        errors = judged(Program(tuple(inputs), program.steps, program.facts, program.result)).errors
+        errors = judge(Program(tuple(inputs), program.steps, program.facts, program.result)).errors
         assert errors, program
         tried += 1
 

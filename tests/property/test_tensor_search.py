@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from smelt.tensor import record
-from tests.property.tensor_programs import mutated
+from tests.property.tensor_programs import mutate
 from tests.property.tensor_search import failure, search_programs
-from tests.property.test_tensor_programs import drawn, judged
+from tests.property.test_tensor_programs import draw_program, judge
 
 PROGRAMS = int(os.environ.get("SMELT_SEARCH", "40"))
 
@@ -28,11 +28,11 @@ def test_accepted_programs_of_many_ops_run_at_every_size(seed: int):
     failures: list[str] = []
     done = 0
     while done < PROGRAMS:
-        program = drawn(rng)
-        changed = mutated(program, rng) if rng.random() < 0.5 else None
+        program = draw_program(rng)
+        changed = mutate(program, rng) if rng.random() < 0.5 else None
         program = changed[0] if changed else program
         endless = any(step.params.get("function") == "while" for step in program.steps)  # for what is empty, say
-        traced = None if endless else judged(program).traced
+        traced = None if endless else judge(program).traced
         if traced is None:
             continue
         done += 1

@@ -36,7 +36,6 @@ from smelt.tensor import tree
 from smelt.tensor.axes import shape_of
 from smelt.tensor.core import Tensor
 from smelt.tensor.data import symbolic
-from smelt.tensor.entry import determined_symbols
 from smelt.tensor.jit.callbacks import calls_python, compile_around
 from smelt.tensor.jit.executable import Executable
 from smelt.tensor.jit.function import CompiledPath, Function, Parameter, Slot
@@ -45,6 +44,7 @@ from smelt.tensor.jit.trace import Path, Traced, trace
 from smelt.tensor.model import Model
 from smelt.tensor.ops.control import CALLBACKS
 from smelt.tensor.record import Leaf, is_tensor
+from smelt.tensor.symbols import determined_symbols
 from smelt.weights import Progress, Weights
 
 P = ParamSpec("P")

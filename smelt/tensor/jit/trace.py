@@ -25,7 +25,6 @@ from smelt.tensor import tree
 from smelt.tensor.arguments import Arguments, model_facts, model_symbols, symbolic_model
 from smelt.tensor.axes import Dim
 from smelt.tensor.composite import callees
-from smelt.tensor.entry import determined_symbols, refuse_unknown, solve_facts
 from smelt.tensor.facts import ExploredPath, explore, facts_of, parse_facts, refuse_contradiction, substitute_fact
 from smelt.tensor.fields import (
     constructor_numbers,
@@ -43,6 +42,7 @@ from smelt.tensor.record import CHECKS, SOURCES, Leaf, function, is_tensor, plac
 from smelt.tensor.recovery import is_poison
 from smelt.tensor.shaped import Spec, annotations_of, declared_spec, lone_symbol, match, signature_specs, spec_of
 from smelt.tensor.source import Operand, Place, declaration_of, refuse
+from smelt.tensor.symbols import determined_symbols, refuse_unknown, solve_facts
 
 F = TypeVar("F", bound=Callable[..., Any])
 

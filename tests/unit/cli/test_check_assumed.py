@@ -96,7 +96,7 @@ CASES: dict[str, tuple[list[Any], dict[str, Sizes], dict[str, Array], list[str],
 }
 
 
-def saved(path: Path, name: str, opset: int) -> onnx.ModelProto:
+def save_model(path: Path, name: str, opset: int) -> onnx.ModelProto:
     nodes, inputs, weights, *_ = CASES[name]
     graph = helper.make_graph(
         nodes,
@@ -114,7 +114,7 @@ def saved(path: Path, name: str, opset: int) -> onnx.ModelProto:
 def test_every_assumption_is_listed(name: str, tmp_path: Path) -> None:
     _, inputs, _, wanted, fitting, others = CASES[name]
     path = tmp_path / "model.onnx"
-    model = saved(path, name, 18 if name == "nothing" else 13)
+    model = save_model(path, name, 18 if name == "nothing" else 13)
     record, errors = _check_model(path, [], [])
     assert record["ok"]
     assert not errors
@@ -142,7 +142,7 @@ def test_the_verdict_counts_assumptions(tmp_path: Path, capsys: pytest.CaptureFi
 
     for name, said in (("constant index", "holds under 1 assumption\n"), ("nothing", "every constraint holds\n")):
         path = tmp_path / "model.onnx"
-        saved(path, name, 18 if name == "nothing" else 13)
+        save_model(path, name, 18 if name == "nothing" else 13)
         with pytest.raises(SystemExit, match="0"):
             check([path], [], [], False, "text", False)
         assert capsys.readouterr().out.endswith(said)

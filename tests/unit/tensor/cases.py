@@ -607,7 +607,7 @@ case(
 )
 
 
-def _scattered(how: Any) -> Any:
+def _scatter(how: Any) -> Any:
     def oracle(t: np.ndarray, i: np.ndarray, u: np.ndarray) -> np.ndarray:
         out = t.copy()
         how(out, i, u)
@@ -621,21 +621,21 @@ SCATTERED = ("[v=V, d=D]", "[s=S]", "[s=S, d=D]")
 case(
     "scatter",
     lambda t, i, u: t.scatter(i, u, "v"),
-    _scattered(lambda o, i, u: o.__setitem__(i, u)),
+    _scatter(lambda o, i, u: o.__setitem__(i, u)),
     SCATTERED,
     **SCATTER,
 )
 case(
     "scatter add",
     lambda t, i, u: t.scatter(i, u, "v", "add"),
-    _scattered(lambda o, i, u: np.add.at(o, i, u)),
+    _scatter(lambda o, i, u: np.add.at(o, i, u)),
     SCATTERED,
     **SCATTER,
 )
 case(
     "scatter max",
     lambda t, i, u: t.scatter(i, u, "v", "max"),
-    _scattered(lambda o, i, u: np.maximum.at(o, i, u)),
+    _scatter(lambda o, i, u: np.maximum.at(o, i, u)),
     SCATTERED,
     **SCATTER,
 )
@@ -654,7 +654,7 @@ def _start(rng: np.random.Generator, arrays: list[np.ndarray]) -> list[np.ndarra
     return [*arrays[:-1], np.array(rng.integers(-2, 9), np.int32)]
 
 
-def _clamped(x: np.ndarray, start: Any, size: int) -> slice:
+def _clamp(x: np.ndarray, start: Any, size: int) -> slice:
     first = min(max(int(start), 0), x.shape[0] - size)
     return slice(first, first + size)
 
@@ -662,7 +662,7 @@ def _clamped(x: np.ndarray, start: Any, size: int) -> slice:
 case(
     "dynamic_slice",
     lambda x, i: x.dynamic_slice(a=(i, 2)),
-    lambda x, i: x[_clamped(x, i, 2)],
+    lambda x, i: x[_clamp(x, i, 2)],
     ("[a=A, b=B]", "[]"),
     types=("f32",),
     draw=_start,
@@ -673,7 +673,7 @@ case(
 case(
     "dynamic_slice symbolic",
     lambda x, y, i: x.dynamic_slice(a=(i, y.size("c"))),
-    lambda x, y, i: x[_clamped(x, i, len(y))],
+    lambda x, y, i: x[_clamp(x, i, len(y))],
     ("[a=A, b=B]", "[c=C]", "[]"),
     types=("f32",),
     draw=_start,
@@ -683,7 +683,7 @@ case(
 )
 
 
-def _updated(x: np.ndarray, y: np.ndarray, i: Any) -> np.ndarray:
+def _update(x: np.ndarray, y: np.ndarray, i: Any) -> np.ndarray:
     out = x.copy()
     out[int(i) : int(i) + len(y)] = y
     return out
@@ -697,7 +697,7 @@ def _start_inside(rng: np.random.Generator, arrays: list[np.ndarray]) -> list[np
 case(
     "update",
     lambda x, y, i: x.update(y, a=i),
-    _updated,
+    _update,
     ("[a=A, b=B]", "[a=C, b=B]", "[]"),
     types=("f32",),
     draw=_start_inside,

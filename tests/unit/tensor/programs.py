@@ -264,7 +264,7 @@ class Draw:
         return self.program
 
 
-def mutated(program: Program, rng: np.random.Generator) -> tuple[Program, str] | None:
+def mutate(program: Program, rng: np.random.Generator) -> tuple[Program, str] | None:
     """The program with the size of one axis of one input changed; None where it has no axis."""
     places = [(i, j) for i, shape in enumerate(program.inputs) for j in range(shape.rank)]
     if not places:

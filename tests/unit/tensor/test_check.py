@@ -80,7 +80,7 @@ def function(x: Shaped[Tensor, "[S]"]) -> Shaped[Tensor, "f32[s=S + 1]"]:
     assert [place.line for place in where if isinstance(place, Location)] == [7, 8, 9, 12, 13]
 
 
-def test_a_mistake_tells_the_calls_that_led_to_it(tmp_path: Path):
+def test_a_mistake_lists_the_calls_that_led_to_it(tmp_path: Path):
     case = WRONG["a layer called with the wrong axis"]
     [error] = mistakes(found(tmp_path, case.text))
     assert isinstance(error, TensorError)
@@ -88,7 +88,7 @@ def test_a_mistake_tells_the_calls_that_led_to_it(tmp_path: Path):
     assert error.record()["calls"] == [{"function": "Net.forward", "path": str(tmp_path / "program.py"), "line": 11}]
 
 
-def test_what_cannot_be_covered_says_why(tmp_path: Path):
+def test_uncovered_functions_are_reported_with_a_reason(tmp_path: Path):
     text = """
 def bare(x, y: Tensor):
     return x + y
@@ -125,7 +125,7 @@ class Abstract(smelt.Model):
     assert [entry.name for entry in checked.entries] == ["uses"]
 
 
-def test_flags_are_tried_both_ways_and_sizes_stand_for_numbers(tmp_path: Path):
+def test_both_values_of_a_flag_are_checked_and_numbers_are_symbolic(tmp_path: Path):
     text = """
 def f(x: Shaped[Tensor, "[S]"], n: int, flip: bool = False) -> Shaped[Tensor, "[S]"]:
     for _ in range(n):

@@ -47,7 +47,7 @@ def arrays(seed: int, d: int = 5, f: int = 7, c: int = 3) -> dict[str, Array]:
     }
 
 
-def expected(weights: dict[str, Array], x: Array) -> Array:
+def compute_expected(weights: dict[str, Array], x: Array) -> Array:
     wide = {name: array.astype(np.float64) for name, array in weights.items()}
     return np.maximum(x.astype(np.float64) @ wide["up"], 0) @ wide["down"]
 
@@ -69,12 +69,12 @@ def test_a_method_is_compiled_prepared_and_called(engine: str, seed: int) -> Non
     assert str(bound.inputs["x"]) == "f32[b=B, d=5]", "the weights tell the symbols that they have"
     for b in (1, 4):
         x = inputs(seed, b)
-        np.testing.assert_allclose(bound(x).numpy(), expected(weights, x), rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(bound(x=x).numpy(), expected(weights, x), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(bound(x).numpy(), compute_expected(weights, x), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(bound(x=x).numpy(), compute_expected(weights, x), rtol=1e-5, atol=1e-5)
 
 
 @every_engine
-def test_weights_may_come_as_a_model_of_anything_that_holds_numbers(engine: str, seed: int) -> None:
+def test_weights_may_be_tensors_buffers_arrays_or_a_mapping(engine: str, seed: int) -> None:
     weights, x = arrays(seed), inputs(seed)
     executable = smelt.compile(MLP.forward, smelt.instantiate(MLP, Weights.of(weights)), engine=engine)
     where = smelt.platform(engine=engine)
@@ -85,9 +85,11 @@ def test_weights_may_come_as_a_model_of_anything_that_holds_numbers(engine: str,
         {name: HostBuffer.of(array) for name, array in weights.items()},
     ]
     for form in forms:
-        np.testing.assert_allclose(executable.prepare(form)(x).numpy(), expected(weights, x), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            executable.prepare(form)(x).numpy(), compute_expected(weights, x), rtol=1e-5, atol=1e-5
+        )
     given_along = executable(forms[0], x)
-    np.testing.assert_allclose(given_along.numpy(), expected(weights, x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(given_along.numpy(), compute_expected(weights, x), rtol=1e-5, atol=1e-5)
 
 
 @every_engine
@@ -96,16 +98,16 @@ def test_prepared_executables_are_independent(engine: str, seed: int) -> None:
     one, two = arrays(seed), arrays(seed + 1)
     executable = smelt.compile(MLP().forward, engine=engine)
     first, second = executable.prepare(one), executable.prepare(two)
-    np.testing.assert_allclose(first(x).numpy(), expected(one, x), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(second(x).numpy(), expected(two, x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(first(x).numpy(), compute_expected(one, x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(second(x).numpy(), compute_expected(two, x), rtol=1e-5, atol=1e-5)
     first.close()
     first.close()
-    np.testing.assert_allclose(second(x).numpy(), expected(two, x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(second(x).numpy(), compute_expected(two, x), rtol=1e-5, atol=1e-5)
     with pytest.raises(RunError, match="closed"):
         first(x)
     third = executable.prepare(one)
     executable.close()
-    np.testing.assert_allclose(third(x).numpy(), expected(one, x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(third(x).numpy(), compute_expected(one, x), rtol=1e-5, atol=1e-5)
     with pytest.raises(RunError, match="closed"):
         executable.prepare(one)
 
@@ -116,7 +118,7 @@ def test_a_clone_outlives_the_other(engine: str, seed: int) -> None:
     bound = smelt.compile(MLP().forward, engine=engine).prepare(weights)
     clone = bound.clone()
     bound.close()
-    np.testing.assert_allclose(clone(x).numpy(), expected(weights, x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(clone(x).numpy(), compute_expected(weights, x), rtol=1e-5, atol=1e-5)
     clone.close()
     with pytest.raises(RunError, match="closed"):
         clone(x)
@@ -156,7 +158,7 @@ def test_parameters_are_bound_one_after_the_other(seed: int) -> None:
     table = np.arange(3, dtype=np.float32)
     mlp = smelt.instantiate(MLP, Weights.of(weights))
     executable = smelt.compile(shift, mlp, "f32[c=3]", "f32[b=B, d=5]", 2.0, engine="reference")
-    want = expected(weights, x) * 2 + table
+    want = compute_expected(weights, x) * 2 + table
     bound: Any = executable.prepare(mlp.replace(weights)).prepare(table)
     np.testing.assert_allclose(bound(x).numpy(), want, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(bound(x, 2.0).numpy(), want, rtol=1e-5, atol=1e-5)
@@ -179,7 +181,7 @@ class State:
 
 
 @every_engine
-def test_structures_go_in_and_come_out(engine: str, seed: int) -> None:
+def test_arguments_and_results_keep_their_structure(engine: str, seed: int) -> None:
     def step(state: State, pair: Pair, more: list[Tensor]) -> dict[str, Any]:
         both = pair.total + pair.rows
         return {"next": (state.mean + both, [more[0] * state.parts["k"], both]), "pair": Pair(both, more[1])}
@@ -229,15 +231,15 @@ def test_calls_that_went_well_before_are_checked_all_the_same(engine: str, seed:
     weights, x = arrays(seed), inputs(seed)
     bound = smelt.compile(smelt.instantiate(MLP, Weights.of(weights)).forward, engine=engine).prepare(weights)
     for _ in range(3):
-        np.testing.assert_allclose(bound(x).numpy(), expected(weights, x), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(bound(x).numpy(), compute_expected(weights, x), rtol=1e-5, atol=1e-5)
     with pytest.raises(ShapeError, match=r"MLP.forward: x does not fit") as caught:
         bound(x.astype(np.float64))
     assert "f32[b=B, d=5]" in str(caught.value)
     with pytest.raises(ShapeError, match="x does not fit"):
         bound(x[:, :4])
     other = inputs(seed + 1, 3)
-    np.testing.assert_allclose(bound(other[::-1]).numpy(), expected(weights, other[::-1]), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(bound(other[::-1]).numpy(), expected(weights, other[::-1]), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(bound(other[::-1]).numpy(), compute_expected(weights, other[::-1]), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(bound(other[::-1]).numpy(), compute_expected(weights, other[::-1]), rtol=1e-5, atol=1e-5)
     one, two = bound(x), bound(x)
     assert not np.shares_memory(one.numpy(), two.numpy())
     bound.close()
@@ -315,7 +317,7 @@ def test_encode_and_decode_speak_the_users_types(seed: int) -> None:
     bound: Any = executable.prepare(weights)
     answer = bound(Question([1, 2, 3, 4, 5]))
     assert isinstance(answer, Answer)
-    np.testing.assert_allclose(answer.numbers, expected(weights, np.array([[1, 2, 3, 4, 5]]))[0], rtol=1e-5)
+    np.testing.assert_allclose(answer.numbers, compute_expected(weights, np.array([[1, 2, 3, 4, 5]]))[0], rtol=1e-5)
 
 
 # ---- donation ----
@@ -428,16 +430,16 @@ def test_long_calls_return_at_once(engine: str, seed: int, monkeypatch: pytest.M
     monkeypatch.setattr("smelt.tensor.jit.executable.LONG", 0)
     weights, x = arrays(seed), inputs(seed)
     bound = smelt.compile(MLP().forward, engine=engine).prepare(weights)
-    want = expected(weights, x)
+    want = compute_expected(weights, x)
     running = [bound(x) for _ in range(5)]
     x[:] = 0  # the calls have their own copy
     for result in running:
         assert str(result.shape) == "f32[2, 3]"
         np.testing.assert_allclose(result.wait().numpy(), want, rtol=1e-5, atol=1e-5)
-    assert QUEUE.activity.look()[0] == 0
+    assert QUEUE.activity.sample()[0] == 0
 
 
-def test_a_call_that_fails_later_says_so_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_asynchronous_failure_is_raised_when_a_result_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(rows: Array) -> Array:
         raise RunError("the function gave up")
 
@@ -459,7 +461,7 @@ def test_results_can_be_awaited(engine: str, seed: int) -> None:
         return await asyncio.gather(*(_value(bound(x)) for _ in range(3)))
 
     for result in asyncio.run(main()):
-        np.testing.assert_allclose(result.numpy(), expected(weights, x), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(result.numpy(), compute_expected(weights, x), rtol=1e-5, atol=1e-5)
 
 
 async def _value(buffer: Any) -> Any:
@@ -485,9 +487,11 @@ def test_compiling_while_loading(engine: str, seed: int, tmp_path: Path) -> None
     assert told[-1] == (opened.nbytes, opened.nbytes)
     assert isinstance(buffers, MLP)
     np.testing.assert_array_equal(buffers.up.numpy(), weights["up"])
-    np.testing.assert_allclose(executable.prepare(buffers)(x).numpy(), expected(weights, x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        executable.prepare(buffers)(x).numpy(), compute_expected(weights, x), rtol=1e-5, atol=1e-5
+    )
     again, more = asyncio.run(smelt.compile_and_load_async(mlp.forward, opened, engine=engine))
-    np.testing.assert_allclose(again.prepare(more)(x).numpy(), expected(weights, x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(again.prepare(more)(x).numpy(), compute_expected(weights, x), rtol=1e-5, atol=1e-5)
     short = Weights.of({"up": weights["up"]})
     with pytest.raises(FileError, match="down"):
         smelt.compile_and_load(mlp.forward, short, engine=engine)
@@ -505,7 +509,7 @@ def test_weights_of_another_shape_are_not_loaded(seed: int) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES[1:])
-def test_serialised_executables_come_back(engine: str, seed: int, tmp_path: Path) -> None:
+def test_serialised_executables_are_restored(engine: str, seed: int, tmp_path: Path) -> None:
     weights, x = arrays(seed), inputs(seed)
     executable = smelt.compile(smelt.instantiate(MLP, Weights.of(weights)).forward, "f32[b=2, d=5]", engine=engine)
     want = executable.prepare(weights)(x).numpy()

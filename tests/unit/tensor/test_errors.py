@@ -133,7 +133,7 @@ def test_a_missing_annotation_names_the_parameter():
         trace(f)
 
 
-def test_values_are_refused_while_shapes_are_proven():
+def test_values_are_refused_during_a_trace():
     x = symbolic("f32[]")
     with pytest.raises(TensorError, match="depends on its data"):
         bool(x > 0)

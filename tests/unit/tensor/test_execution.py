@@ -21,7 +21,7 @@ from smelt.tensor.record import Recorded
 from tests.unit.tensor.programs import Draw
 
 
-def test_nothing_runs_before_it_is_asked_for():
+def test_nothing_runs_before_a_value_is_read():
     calls = []
 
     def note(x: np.ndarray) -> np.ndarray:
@@ -90,7 +90,7 @@ def test_keys_agree_with_fingerprints(seed: int):
 
 
 @pytest.mark.slow
-def test_a_graph_that_comes_again_is_compiled():
+def test_a_repeated_graph_is_compiled():
     x = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
 
     def run() -> Tensor:
@@ -147,7 +147,7 @@ def test_the_array_it_was_made_from_may_change():
     assert x.numpy().tolist() == [1, 1, 1]
 
 
-def test_dlpack_both_ways():
+def test_dlpack_in_both_directions():
     source = jnp.arange(6, dtype=jnp.float32).reshape(2, 3)
     x = smelt.from_dlpack(source, "a b")
     assert (x + 1.0).numpy().tolist() == (source + 1).tolist()

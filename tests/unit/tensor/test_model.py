@@ -93,7 +93,7 @@ def test_layers_in_the_class_and_lists_of_them():
         parameters_of(Stack)
 
 
-def test_the_checkpoint_says_how_many_layers_there_are():
+def test_the_checkpoint_determines_the_number_of_layers():
     names = [*stack_arrays(np.random.default_rng(0), 11), "layers.10.scale"]
     found = parameters_of(Stack, names=names)
     assert set(found) == set(names)
@@ -242,7 +242,7 @@ def test_a_model_from_arrays(seed: int):
     assert np.shares_memory(model.layers[1].up.weight.numpy(), arrays["layers.1.up.weight"])
 
 
-def test_sizes_take_the_place_of_symbols():
+def test_sizes_replace_symbols():
     arrays = stack_arrays(np.random.default_rng(0))
     model = build(Stack, arrays)
     traced = trace(model.forward)

@@ -27,7 +27,7 @@ from smelt.weights import Weights
 RECORDED = dict(np.load(Path(__file__).parents[2] / "fixtures" / "layers.npz"))
 
 
-def recorded(case: str, part: str) -> dict[str, np.ndarray]:
+def load_recording(case: str, part: str) -> dict[str, np.ndarray]:
     """What torch had or gave in a case: weights by path, operands by name, or results by number."""
     start = f"{case}/{part}/"
     return {key.removeprefix(start): array for key, array in RECORDED.items() if key.startswith(start)}
@@ -107,7 +107,7 @@ def flat(result: Any) -> list[Any]:
 
 def close(got: Any, case: str) -> None:
     """What came is what torch gave."""
-    want = recorded(case, "result")
+    want = load_recording(case, "result")
     assert len(flat(got)) == len(want) > 0
     for i, each in enumerate(flat(got)):
         np.testing.assert_allclose(np.asarray(each), want[str(i)], rtol=1e-5, atol=1e-5)
@@ -120,11 +120,11 @@ def shape_of(text: str) -> Shape:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_layers_give_what_torch_gives(case: Case):
-    layer, weights = case.layer(), recorded(case.name, "weight")
+    layer, weights = case.layer(), load_recording(case.name, "weight")
     assert not isinstance(layer, smelt.Model) or set(parameters_of(layer)) == set(weights)
     bound = build(layer, weights, strict=True) if weights else layer
     with engine("reference"):
-        x = smelt.tensor(recorded(case.name, "operand")["x"], shape_of(case.shape).names)
+        x = smelt.tensor(load_recording(case.name, "operand")["x"], shape_of(case.shape).names)
         close(case.call(bound, x), case.name)
 
 
@@ -140,11 +140,11 @@ class Called:
 
 
 def run_traced(case: Case, name: str) -> Any:
-    called, weights = Called(case), recorded(case.name, "weight")
+    called, weights = Called(case), load_recording(case.name, "weight")
     traced = trace(called.__call__, shape_of(case.shape), facts=case.facts)
     paths = [leaf.name.removeprefix("layer.") for leaf in traced.leaves if leaf.weight]
     assert set(paths) == set(weights)
-    x = recorded(case.name, "operand")["x"]
+    x = load_recording(case.name, "operand")["x"]
     return traced(*(weights[path] for path in paths), x, engine=name)
 
 
@@ -192,13 +192,13 @@ def answer(call: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_by_name(name: str):
     with engine("reference"):
-        close(nn.activation(name)(smelt.tensor(recorded(name, "operand")["x"], "b d")), name)
+        close(nn.activation(name)(smelt.tensor(load_recording(name, "operand")["x"], "b d")), name)
 
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_softmax_and_its_logarithm(name: str):
     with engine("reference"):
-        close(getattr(nn, name)(smelt.tensor(recorded(name, "operand")["x"], "b d"), "d"), name)
+        close(getattr(nn, name)(smelt.tensor(load_recording(name, "operand")["x"], "b d"), "d"), name)
 
 
 # ---- attention ----
@@ -206,7 +206,7 @@ def test_softmax_and_its_logarithm(name: str):
 
 @pytest.mark.parametrize("kind", ["plain", "causal", "boolean mask", "added mask", "scale", "fewer heads"])
 def test_attention(kind: str):
-    given = recorded(f"attention, {kind}", "operand")
+    given = load_recording(f"attention, {kind}", "operand")
     keys = "b g t k" if kind == "fewer heads" else "b h t k"
     options: dict[str, Any] = {"causal": kind == "causal", "scale": 0.3 if kind == "scale" else None}
     if "mask" in given:
@@ -230,7 +230,7 @@ def test_attention_is_cut_at_the_soft_cap(seed: int):
 
 def test_the_attention_layer_against_torch():
     """torch keeps the three projections of its MultiheadAttention in one matrix."""
-    theirs, given = recorded("attention, layer", "weight"), recorded("attention, layer", "operand")
+    theirs, given = load_recording("attention, layer", "weight"), load_recording("attention, layer", "operand")
     weights = {f"o_proj.{part}": theirs[f"out_proj.{part}"] for part in ("weight", "bias")}
     for part in ("weight", "bias"):
         for name, array in zip("qkv", np.split(theirs[f"in_proj_{part}"], 3), strict=True):
@@ -241,7 +241,7 @@ def test_the_attention_layer_against_torch():
         close((layer(x), layer(x, smelt.tensor(given["y"], "b t d"))), "attention, layer")
 
 
-def rotated(x: np.ndarray, positions: np.ndarray, base: float, interleaved: bool) -> np.ndarray:
+def rotate(x: np.ndarray, positions: np.ndarray, base: float, interleaved: bool) -> np.ndarray:
     """Pairs as complex numbers, multiplied by exp(i angle): x is [b, s, h, k]."""
     half = x.shape[-1] // 2
     angles = positions[..., None] * base ** (-np.arange(half) / half)
@@ -263,18 +263,18 @@ def test_rotary_positions(interleaved: bool, seed: int):
         given = smelt.tensor(x, "b s h k")
         from_zero = rope(given).numpy()
         anywhere = rope(given, smelt.tensor(positions, "b s")).numpy()
-    np.testing.assert_allclose(from_zero, rotated(x, np.arange(3), 500.0, interleaved), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(anywhere, rotated(x, positions, 500.0, interleaved), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(from_zero, rotate(x, np.arange(3), 500.0, interleaved), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(anywhere, rotate(x, positions, 500.0, interleaved), rtol=1e-4, atol=1e-4)
     symbolic = trace(nn.RoPE(k="K", base=500.0, interleaved=interleaved), Shape("f32", b="B", s="S", h="H", k="2*K"))
     got = symbolic(x, engine="reference")
-    np.testing.assert_allclose(got, rotated(x, np.arange(3), 500.0, interleaved), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got, rotate(x, np.arange(3), 500.0, interleaved), rtol=1e-4, atol=1e-5)
 
 
-def test_a_part_of_the_depth_is_turned(seed: int):
+def test_rope_rotates_part_of_the_depth(seed: int):
     x = np.random.default_rng(seed).standard_normal((1, 4, 2, 8)).astype(np.float32)
     with engine("reference"):
         got = nn.RoPE(k=8, part=4)(smelt.tensor(x, "b s h k")).numpy()
-    np.testing.assert_allclose(got[..., :4], rotated(x[..., :4], np.arange(4), 10000.0, False), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got[..., :4], rotate(x[..., :4], np.arange(4), 10000.0, False), rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(got[..., 4:], x[..., 4:])
 
 
@@ -359,7 +359,7 @@ def test_narrow_floats_are_normalised_in_f32(seed: int):
         lambda: nn.activation("nothing"),
     ],
 )
-def test_what_a_layer_lacks_is_said(make: Callable[[], Any]):
+def test_a_layer_names_its_missing_arguments(make: Callable[[], Any]):
     with pytest.raises(smelt.TensorError) as caught:
         make()
     assert caught.value.remedy or caught.value.details

@@ -19,7 +19,7 @@ from smelt.shape import Shape
 from smelt.tensor import check, engine, record, trace
 from smelt.tensor.model import build, parameters_of
 from tests.unit.tensor.networks import Bert, Llama, UNet, ViT, Whisper
-from tests.unit.tensor.test_nn import recorded
+from tests.unit.tensor.test_nn import load_recording
 
 
 def composites(program: Program) -> Counter[str]:
@@ -124,7 +124,7 @@ def test_composites_are_recognised():
 
 
 def bert_operands() -> list[np.ndarray]:
-    given = recorded("Bert", "operand")
+    given = load_recording("Bert", "operand")
     names = ("input_ids", "token_type_ids", "attention_mask")
     return [given[name].astype(kind) for name, kind in zip(names, (np.int32, np.int32, np.bool_), strict=True)]
 
@@ -132,17 +132,17 @@ def bert_operands() -> list[np.ndarray]:
 def network(name: str) -> tuple[Any, list[np.ndarray], list[str]]:
     """A network with Hugging Face's weights, its operands and their axes."""
     if name == "Bert":
-        return build(Bert, recorded(name, "weight"), strict=True), bert_operands(), ["b s"] * 3
-    given = recorded(name, "operand")
+        return build(Bert, load_recording(name, "weight"), strict=True), bert_operands(), ["b s"] * 3
+    given = load_recording(name, "operand")
     if name == "Llama":
-        return build(Llama, recorded(name, "weight"), strict=True), [given["input_ids"].astype(np.int32)], ["b s"]
-    model = build(Whisper, recorded(name, "weight"), strict=True, sound=5, tokens=7)
+        return build(Llama, load_recording(name, "weight"), strict=True), [given["input_ids"].astype(np.int32)], ["b s"]
+    model = build(Whisper, load_recording(name, "weight"), strict=True, sound=5, tokens=7)
     return model, [given["input_features"], given["decoder_input_ids"].astype(np.int32)], ["b c s", "b s"]
 
 
 def near(got: Any, case: str) -> None:
     """Within f32's share of the largest element: two layers deep, sums cancel."""
-    want = recorded(case, "result")
+    want = load_recording(case, "result")
     for i, each in enumerate(got if isinstance(got, tuple) else (got,)):
         scale = np.abs(want[str(i)]).max()
         np.testing.assert_allclose(np.asarray(each), want[str(i)], rtol=1e-4, atol=1e-5 * scale)
@@ -159,7 +159,7 @@ def test_networks_give_what_hugging_face_gives(name: str):
 def test_traced_networks_give_what_hugging_face_gives(name: str):
     model, operands, _ = network(name)
     traced = trace(model.forward)
-    weights = recorded(name, "weight")
+    weights = load_recording(name, "weight")
     arrays = [weights[leaf.name] for leaf in traced.leaves if leaf.weight]
     near(traced(*arrays, *operands, engine="reference"), name)
 
@@ -169,7 +169,7 @@ def test_traced_networks_give_what_hugging_face_gives(name: str):
 def test_compiled_networks_give_what_hugging_face_gives(name: str):
     model, operands, _ = network(name)
     traced = trace(model.forward)
-    weights = recorded(name, "weight")
+    weights = load_recording(name, "weight")
     arrays = [weights[leaf.name] for leaf in traced.leaves if leaf.weight]
     near(traced(*arrays, *operands, engine="native"), name)
 
@@ -178,12 +178,12 @@ def test_compiled_networks_give_what_hugging_face_gives(name: str):
 def test_networks_follow_the_element_type_of_their_weights(kind: str):
     """Rounding to 11 or 8 bits in every op of two layers is all the difference; the result has the weights' type."""
     element = dtype(kind)
-    weights = {path: array.astype(element.numpy) for path, array in recorded("Llama", "weight").items()}
+    weights = {path: array.astype(element.numpy) for path, array in load_recording("Llama", "weight").items()}
     model = build(Llama, weights, strict=True)
     assert str(trace(model.forward).results.dtype) == kind
     with engine("reference"):
         got = model.forward(smelt.tensor(network("Llama")[1][0], "b s")).numpy().astype(np.float64)
-    want = recorded("Llama", "result")["0"]
+    want = load_recording("Llama", "result")["0"]
     assert np.abs(got - want).max() < 12 * 2.0 ** (-11 if kind == "f16" else -8) * np.abs(want).max()
 
 
@@ -192,7 +192,7 @@ def test_decoding_step_by_step_gives_what_the_whole_sequence_gives():
     caches = [(np.zeros((2, 8, 2, 4), np.float32),) * 2] * 2
     shapes = [(Shape("f32", b="B", t="C", g=2, k=4),) * 2] * 2
     traced = trace(model.decode, caches=shapes, facts=["S <= C"])
-    weights = recorded("Llama", "weight")
+    weights = load_recording("Llama", "weight")
     arrays = [weights[leaf.name] for leaf in traced.leaves if leaf.weight]
     parts = []
     for start, stop in ((0, 4), (4, 5), (5, 6)):

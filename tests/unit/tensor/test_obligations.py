@@ -64,7 +64,7 @@ def test_a_negative_number_is_no_size():
         smelt.arange(-3)
 
 
-def test_arguments_tell_what_their_sizes_are_made_of():
+def test_arguments_determine_the_symbols_of_their_sizes():
     def shorter(x: Shaped[Tensor, "f32[n=N - 2]"]) -> Shaped[Tensor, "f32[n=2*N - 4]"]:
         return smelt.concatenate([x, x], "n")
 
@@ -123,7 +123,7 @@ def _refusal(function: Callable[..., Any], *shapes: str, facts: tuple[str, ...] 
     return error.message
 
 
-def test_a_symbol_that_nothing_tells_is_refused():
+def test_a_symbol_that_nothing_determines_is_refused():
     assert "names M, which no argument determines" in _refusal(lambda x: x, N, facts=("N <= M",))
     assert "names Q, which no argument determines" in _refusal(lambda x: x, N, facts=("N == Q*Q",))
     assert "size Q is not known" in _refusal(lambda x: smelt.zeros("f32[q=Q]"), N)
@@ -181,7 +181,7 @@ def test_what_a_checked_function_assumes_is_about_its_own_symbols():
         bounded(smelt.symbolic("f32[n=S]"))
 
 
-def test_facts_around_a_trace_that_nothing_tells_prove_nothing():
+def test_facts_about_undetermined_symbols_prove_nothing():
     with smelt.assume("S <= LIMIT", "LIMIT <= 4"), pytest.raises(TensorError):
         trace(lambda x: x.pad(s=(0, 4 - x.size("s"))), smelt.Shape("f32", s="S"))
 
@@ -194,7 +194,7 @@ def test_a_size_has_no_hash():
     assert len(trace(lambda x: x + 1.0 if x.size("n") in (3, 4) else x, smelt.Shape("f32", n="N")).paths) > 1
 
 
-def test_a_model_with_open_numbers_runs_when_they_are_numbers():
+def test_a_model_with_symbolic_numbers_runs_once_they_have_values():
     layer = nn.MultiHeadAttention(d="D", heads="H")
     assert check(layer, smelt.Shape("f32", b="B", s="S", d="D")).errors == ()
     with pytest.raises(ShapeError, match="no argument determines H"):
@@ -223,7 +223,7 @@ def test_a_part_beyond_the_end_is_an_error_when_it_is_written(engine: str):
             executable(cache, new, np.array(position, np.int32))[0].numpy()
 
 
-def test_equal_demands_are_checked_once_and_proven_ones_not_at_all():
+def test_equal_requirements_are_checked_once_and_proven_ones_not_at_all():
     checks = [op for op in trace(step).program.main.body.ops if op.name == "stablehlo.custom_call"]
     assert len(checks) == 1
 
@@ -289,7 +289,7 @@ def _remedy(function: Callable[..., Any], *shapes: smelt.Shape) -> str:
     return str(check(function, *shapes).errors[0].remedy)
 
 
-def test_axes_in_another_order_are_turned_before_sizes_are_equated():
+def test_a_transpose_is_suggested_before_a_fact():
     x, y = smelt.Shape("f32", "B", "S"), smelt.Shape("f32", "S", "B")
     assert _remedy(lambda x, y: x + y, x, y).startswith("put the axes in the same order: .transpose(1, 0)")
     assert "transpose it: .transpose()" in _remedy(lambda x, y: x @ y, x, smelt.Shape("f32", "F", "S"))

@@ -11,7 +11,7 @@ from smelt import TensorError
 from smelt.shape import Shape
 from smelt.tensor import trace
 from smelt.tensor.axes import Dim
-from tests.unit.tensor.programs import Draw, Program, mutated, numbers_for, runs
+from tests.unit.tensor.programs import Draw, Program, mutate, numbers_for, runs
 
 PROGRAMS = 1000
 MEETING = ("+", "*", "-", "max", "concatenate", "update")
@@ -50,7 +50,7 @@ def test_wrong_programs_are_refused(seed: int):
     refused = confirmed = 0
     while refused < PROGRAMS:
         program = Draw(rng).finish(int(rng.integers(1, 8)))
-        made = mutated(program, rng)
+        made = mutate(program, rng)
         if made is None:
             continue
         wrong, what = made

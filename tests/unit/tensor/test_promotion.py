@@ -31,7 +31,7 @@ complex<f32> complex<f64> complex<f64>
 NAMES = [name for name in DTYPES if name != "index"]
 
 
-def promoted(a: str, b: str) -> str | None:
+def promoted_type(a: str, b: str) -> str | None:
     found = PROMOTION.get((dtype(a), dtype(b)))
     return None if found is None else found.name
 
@@ -39,20 +39,20 @@ def promoted(a: str, b: str) -> str | None:
 def test_the_table():
     for line in TABLE.strip().splitlines():
         a, b, result = line.split()
-        assert str(promoted(a, b)) == result, line
+        assert str(promoted_type(a, b)) == result, line
 
 
 def test_order_does_not_matter_and_nothing_gets_narrower():
     for a in NAMES:
-        assert promoted(a, a) == a
+        assert promoted_type(a, a) == a
         for b in NAMES:
-            result = promoted(a, b)
-            assert result == promoted(b, a)
+            result = promoted_type(a, b)
+            assert result == promoted_type(b, a)
             assert result in (a, b, None), "a promotion gives one of the two types"
 
 
 def test_f64_comes_from_f64_alone():
-    made = {(a, b) for a in NAMES for b in NAMES if promoted(a, b) in ("f64", "complex<f64>")}
+    made = {(a, b) for a in NAMES for b in NAMES if promoted_type(a, b) in ("f64", "complex<f64>")}
     assert all({"f64", "complex<f64>"} & {a, b} for a, b in made)
 
 
@@ -68,7 +68,7 @@ def test_python_numbers_take_the_tensors_type(element: str):
         assert x.exp().dtype.name == element
 
 
-def test_values_are_converted_before_they_meet():
+def test_values_are_converted_before_the_op():
     x, y = smelt.tensor([100, 100], dtype="i8"), smelt.tensor([100, 1000], dtype="i32")
     assert (x + y).numpy().tolist() == [200, 1100]
     assert (smelt.tensor([True, False]) * y).numpy().tolist() == [100, 0]

@@ -44,22 +44,22 @@ def arrays(seed: int) -> list[Any]:
     return [(random.random(4, np.float32), {"b": random.random(4, np.float32)}) for _ in range(2)]
 
 
-def compiled(engine: str, donate: tuple[str, ...] = ()) -> Any:
+def compile_step(engine: str, donate: tuple[str, ...] = ()) -> Any:
     executable = smelt.compile(Scaled().step, PART, CACHES, engine=engine, donate=donate)
     return executable.prepare({"weight": np.array([1, 2, 3, 4], np.float32)})
 
 
-def placed(executable: Any, caches: Any) -> Any:
+def place_caches(executable: Any, caches: Any) -> Any:
     put = executable.platform.put
     return [(put(HostBuffer.of(a)), {"b": put(HostBuffer.of(c["b"]))}) for a, c in caches]
 
 
 @pytest.mark.parametrize("donate", [(), ("caches",)])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_state_goes_round_and_round(engine: str, donate: tuple[str, ...], seed: int) -> None:
-    executable, weight = compiled(engine, donate), np.array([1, 2, 3, 4], np.float32)
+def test_results_become_arguments_of_the_next_call(engine: str, donate: tuple[str, ...], seed: int) -> None:
+    executable, weight = compile_step(engine, donate), np.array([1, 2, 3, 4], np.float32)
     wanted = arrays(seed)
-    caches = placed(executable, wanted)
+    caches = place_caches(executable, wanted)
     for i in range(4):
         x = np.full(4, i, np.float32)
         made = executable(x, caches)
@@ -77,7 +77,7 @@ def test_state_goes_round_and_round(engine: str, donate: tuple[str, ...], seed: 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_does_not_fit_is_named_after_calls_that_did(engine: str, seed: int) -> None:
-    executable = compiled(engine)
+    executable = compile_step(engine)
     x, caches = np.ones(4, np.float32), arrays(seed)
     first = executable(x, caches).total.numpy()
     first = executable(x, caches).total.numpy()
@@ -98,9 +98,9 @@ def test_what_does_not_fit_is_named_after_calls_that_did(engine: str, seed: int)
 
 @NEEDS_XLA
 def test_a_buffer_may_be_given_twice_unless_it_is_donated(seed: int) -> None:
-    executable = compiled("pjrt", ("caches",))
-    caches = placed(executable, arrays(seed))
-    executable(np.ones(4, np.float32), placed(executable, arrays(seed)))
+    executable = compile_step("pjrt", ("caches",))
+    caches = place_caches(executable, arrays(seed))
+    executable(np.ones(4, np.float32), place_caches(executable, arrays(seed)))
     same = [(caches[0][0], {"b": caches[0][0]}), caches[1]]
     with pytest.raises(RunError, match="donated and given twice"):
         executable(np.ones(4, np.float32), same)
@@ -123,10 +123,10 @@ def test_a_weight_that_is_donated_or_deleted_is_named() -> None:
     weight = executable.platform.put(HostBuffer.of(np.ones(4, np.float32)))
     bound: Any = executable.prepare({"weight": weight})
     x = np.ones(4, np.float32)
-    caches = placed(executable, arrays(0))
+    caches = place_caches(executable, arrays(0))
     with pytest.raises(RunError, match="donated and given twice"):
         bound(x, [(weight, caches[0][1]), caches[1]])
-    bound(x, placed(executable, arrays(0)))
+    bound(x, place_caches(executable, arrays(0)))
     weight.delete()
     with pytest.raises(RunError, match="the buffer was deleted"):
         bound(x, caches)
@@ -147,7 +147,7 @@ def test_a_copy_made_on_the_device_is_another_buffer(kind: str, sizes: tuple[int
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_open_sizes_are_looked_at_every_time(engine: str) -> None:
+def test_dynamic_dimensions_are_checked_at_every_call(engine: str) -> None:
     def join(pair: tuple[Tensor, Tensor]) -> Tensor:
         return pair[0] + pair[1]
 

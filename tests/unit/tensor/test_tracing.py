@@ -300,7 +300,7 @@ def test_an_error_of_the_users_own_is_raised():
 # ---- branches ----
 
 
-def test_every_way_is_followed_and_runs():
+def test_every_path_is_explored_and_runs():
     def f(x: Shaped[Tensor, "[S]"]) -> Tensor:
         if x.size("s") == 0:
             return smelt.zeros("f32[]")
@@ -451,7 +451,7 @@ def test_the_slope_of_one_symbol_among_several(size: str, slopes: dict[str, int]
     assert {name: slope_of(parse_size(size), name) for name in slopes} == slopes
 
 
-def test_an_axis_tells_a_symbol_that_stands_beside_known_ones():
+def test_an_axis_determines_a_symbol_beside_known_ones():
     both = [smelt.symbolic("f32[a=2*N + 3*M + 1]").value, smelt.symbolic("f32[m=M]").value]
     assert sources_of(both) == {"M": (both[1], 0), "N": (both[0], 0)}
     assert sources_of(both[:1]) == {}

@@ -41,7 +41,7 @@ def symbols_in(shapes: list[Shape]) -> list[str]:
     return sorted({name for shape in shapes for name in shape.symbols})
 
 
-def drawn(
+def draw_case(
     case: Case, rng: np.random.Generator, element: str, few: dict[str, int] | None = None
 ) -> tuple[list[np.ndarray], list[Shape]]:
     """Arrays for a case at random sizes, or at the least ones and so many more, and their shapes with symbols."""
@@ -57,16 +57,16 @@ def drawn(
     return arrays, shapes
 
 
-def expected(case: Case, arrays: list[np.ndarray]) -> np.ndarray:
+def compute_expected(case: Case, arrays: list[np.ndarray]) -> np.ndarray:
     with np.errstate(all="ignore"):
         return np.asarray(case.oracle(*(wide(array) if not case.exact else array for array in arrays)))
 
 
-def first(result: Any) -> Any:
+def first_result(result: Any) -> Any:
     return result[0] if isinstance(result, tuple) else result
 
 
-def agree(case: Case, got: np.ndarray, want: np.ndarray) -> None:
+def check_agreement(case: Case, got: np.ndarray, want: np.ndarray) -> None:
     assert got.shape == want.shape, f"{case.name}: {got.shape} for {want.shape}"
     if case.exact or got.dtype.kind in "biu":
         np.testing.assert_array_equal(got, want.astype(got.dtype) if got.dtype.kind in "biu" else want)
@@ -75,7 +75,7 @@ def agree(case: Case, got: np.ndarray, want: np.ndarray) -> None:
     np.testing.assert_allclose(wide(got), want.astype(np.float64), rtol=tolerance, atol=tolerance)
 
 
-def named(array: np.ndarray, shape: Shape) -> smelt.Tensor:
+def as_tensor(array: np.ndarray, shape: Shape) -> smelt.Tensor:
     return smelt.tensor(array, shape.names) if shape.names else smelt.tensor(array)
 
 
@@ -84,12 +84,14 @@ def test_value_and_shape(case: Case, seed: int):
     rng = np.random.default_rng([seed, len(case.name), sum(map(ord, case.name))])
     for element in case.types:
         for _ in range(3):
-            arrays, shapes = drawn(case, rng, element)
-            want = expected(case, arrays)
+            arrays, shapes = draw_case(case, rng, element)
+            want = compute_expected(case, arrays)
             with engine("reference"):
-                result = first(case.op(*(named(array, shape) for array, shape in zip(arrays, shapes, strict=True))))
+                result = first_result(
+                    case.op(*(as_tensor(array, shape) for array, shape in zip(arrays, shapes, strict=True)))
+                )
                 got = result.numpy()
-            agree(case, got, want)
+            check_agreement(case, got, want)
             assert result.shape.sizes == got.shape, "the inferred shape is the array's"
             assert result.dtype.numpy == got.dtype
 
@@ -97,11 +99,11 @@ def test_value_and_shape(case: Case, seed: int):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_traced_for_all_sizes(case: Case, seed: int):
     rng = np.random.default_rng([seed, 7, sum(map(ord, case.name))])
-    arrays, shapes = drawn(case, rng, case.types[0])
-    traced = trace(lambda *args: first(case.op(*args)), *shapes, facts=case.facts)
+    arrays, shapes = draw_case(case, rng, case.types[0])
+    traced = trace(lambda *args: first_result(case.op(*args)), *shapes, facts=case.facts)
     for _ in range(3):
-        agree(case, traced(*arrays, engine="reference"), expected(case, arrays))
-        arrays, _ = drawn(case, rng, case.types[0])
+        check_agreement(case, traced(*arrays, engine="reference"), compute_expected(case, arrays))
+        arrays, _ = draw_case(case, rng, case.types[0])
 
 
 @pytest.mark.parametrize("start", [-2, 4, 2**31 - 1])
@@ -118,12 +120,12 @@ def test_every_case_on_the_native_engine(seed: int):
     rng = np.random.default_rng(seed)
     traces = []
     for case in CASES:
-        _, shapes = drawn(case, rng, case.types[0])
-        traces.append(trace(lambda *args, case=case: first(case.op(*args)), *shapes, facts=case.facts))
+        _, shapes = draw_case(case, rng, case.types[0])
+        traces.append(trace(lambda *args, case=case: first_result(case.op(*args)), *shapes, facts=case.facts))
     for case, made in zip(CASES, compile_all([each.program for each in traces]), strict=True):
         assert not isinstance(made, SmeltError), f"{case.name}: {made}"
         names = symbols_in([shape_of(text, case.types[0]) for text in case.inputs])
         small = [dict.fromkeys(names, 0), dict.fromkeys(names, 1), *({name: 0} for name in names)]
         for few in (None, None, None, *small):
-            arrays, _ = drawn(case, rng, case.types[0], few)
-            agree(case, made(*arrays)[0], expected(case, arrays))
+            arrays, _ = draw_case(case, rng, case.types[0], few)
+            check_agreement(case, made(*arrays)[0], compute_expected(case, arrays))
