@@ -270,7 +270,7 @@ def machine_memory() -> int:
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for path, pattern in MEMORY_LIMITS:
         try:
-            with open(path, encoding="ascii") as file:
+            with open(path, encoding="utf-8") as file:
                 stated = re.search(pattern, file.read())
         except (OSError, ValueError):
             continue

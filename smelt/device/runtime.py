@@ -420,7 +420,7 @@ class Bound:
         self._program.runtime.held.smelt_cancel(self._executable)
 
     def call_bytes(self, sizes: Mapping[str, int]) -> int:
-        """Bytes of one call's arena, scratch and results; symbols without a size count as 1, data-dependent sizes as 0."""
+        """Bytes of one call's arena, scratch and results. Unknown symbols count as 1, data-dependent sizes as 0."""
         held, symbols = self._program.runtime.held, self._program.symbols
         slot = held.smelt_slot_take(self._executable, 0, 0)
         if not slot:

@@ -302,7 +302,7 @@ def test_packed_weights_are_not_packed_again(model: LoadedModel) -> None:
 
 
 def without_fitting_code(model: LoadedModel) -> bytes:
-    stored = model._stored(())
+    stored = model._to_stored(())
     programs = [
         program.replace(
             variants=tuple(
@@ -553,7 +553,7 @@ def test_a_bundle_that_was_made_up_again_fails_its_signature(
     """Whoever changes a bundle can compute every digest again, but no signature."""
     private, public = key
     signed = bytearray(model.serialize(private_key=private))
-    changed = model._stored(()).replace(name="another")
+    changed = model._to_stored(()).replace(name="another")
     other = bytearray(serialize(changed))
     other[64:160] = signed[64:160]  # the key and the signature of the real one
     other[32:64] = bytes.fromhex(container.digest(bytes(other[:32]), bytes(other[64:96]), _manifest(other)))
