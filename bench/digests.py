@@ -46,7 +46,7 @@ def property_programs() -> Iterator[tuple[str, Program]]:
     for i, edge in enumerate(problems.edges()):
         yield f"edge {i}", edge.make(False)
     for name, model in models.MODELS.items():
-        yield name, model.open_program()
+        yield name, model.dynamic_program()
 
 
 def programs(folder: Path | None) -> Iterator[tuple[str, Program]]:

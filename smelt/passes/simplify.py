@@ -97,7 +97,7 @@ def _merge_slices(m: Match) -> Value:
     for base, stride, start, limit in zip(
         inner["start_indices"], inner["strides"], outer["start_indices"], outer["limit_indices"], strict=True
     ):
-        empty = start == limit  # its start may lie past the end of the inner slice, so it moves to 0
+        empty = start == limit  # its start may be past the end of the inner slice, so it becomes 0
         starts.append(0 if empty else base + start * stride)
         limits.append(0 if empty else base + (limit - 1) * stride + 1)
     strides = [a * b for a, b in zip(inner["strides"], outer["strides"], strict=True)]

@@ -1,4 +1,4 @@
-"""Small models with open sizes that use every class of kernel: programs, weights and inputs for given sizes.
+"""Small models with dynamic dimensions that use every kind of kernel: programs, weights and inputs for given sizes.
 
 `MODELS` names them; each is built with sizes that are symbols or numbers, so that one open program can be held
 against programs for fixed sizes.
@@ -28,7 +28,7 @@ Body = Callable[["Layers", Mapping[str, Size]], tuple[Value, ...]]
 
 @dataclass(frozen=True)
 class Small:
-    """A model: its inputs' shapes over the open sizes, its weights' shapes, its body, and sizes to try it with."""
+    """A model: input shapes with dynamic dimensions, weight shapes, its body, and sizes to try it with."""
 
     inputs: Callable[[Mapping[str, Size]], list[Shape]]
     weights: dict[str, tuple[int, ...]]
@@ -44,7 +44,7 @@ class Small:
         layers = Layers(f, dict(zip(self.weights, f.args, strict=False)), f.args[len(self.weights) :])
         return Program.of(f.func(*self.body(layers, sizes)))
 
-    def open_program(self) -> Program:
+    def dynamic_program(self) -> Program:
         return self.program({name: _symbol(name) for name in self.tried[0]})
 
     def values(self, seed: int) -> Weights:
@@ -175,7 +175,7 @@ def _perceptron(layers: Layers, sizes: Mapping[str, Size]) -> tuple[Value, ...]:
 
 
 def _convolutions(layers: Layers, sizes: Mapping[str, Size]) -> tuple[Value, ...]:
-    """A strided window, one per channel, a residual block and the mean over the image."""
+    """A strided convolution, a depthwise one, a residual block and global average pooling."""
     x = layers.relu(layers.conv(layers.inputs[0], "stem", stride=2))
     y = layers.conv(layers.relu(layers.conv(x, "deep", groups=16)), "point")
     x = layers.relu(layers.f.add(x, layers.conv(layers.relu(y), "back")))
@@ -197,7 +197,7 @@ def _encoder(layers: Layers, sizes: Mapping[str, Size]) -> tuple[Value, ...]:
 
 
 def _rest(layers: Layers, sizes: Mapping[str, Size]) -> tuple[Value, ...]:
-    """What the others do not use: sorts, scatters, loops, pools, sums over everything, pieces joined, other types."""
+    """What the others do not use: sorts, scatters, loops, pooling, full reductions, concatenations, other types."""
     f, (x, at) = layers.f, layers.inputs
     with f.region(Shape("f32"), Shape("f32")) as r:
         r.result(r.compare(*r.args, comparison_direction="LT"))

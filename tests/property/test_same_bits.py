@@ -33,7 +33,7 @@ def compiled(target: str) -> Mapping[str, NativeExecutable]:
     """Every model with dynamic dimensions, for a target; few elements are enough for another core."""
     usual, emit_c.ELEMENTS_PER_CORE = emit_c.ELEMENTS_PER_CORE, 16
     try:
-        made = compile_all([model.open_program() for model in MODELS.values()], cpu.target(target))
+        made = compile_all([model.dynamic_program() for model in MODELS.values()], cpu.target(target))
     finally:
         emit_c.ELEMENTS_PER_CORE = usual
     found = {}
@@ -75,7 +75,7 @@ def test_the_number_of_threads_changes_no_bit(target: str, seed: int, pool: Runt
             want = want or got
             assert got == want, [name, *(sizes for sizes, a, b in zip(model.tried, got, want, strict=True) if a != b)]
         stored = [weights[each].numpy() for each in model.weights]
-        for result, right in zip(bound(*calls[0]), run(model.open_program(), [*stored, *calls[0]]), strict=True):
+        for result, right in zip(bound(*calls[0]), run(model.dynamic_program(), [*stored, *calls[0]]), strict=True):
             error = np.abs(result.astype(np.float64) - right.astype(np.float64)).max(initial=0)
             assert error <= ROUNDING * np.abs(right.astype(np.float64)).max(initial=0), name
 
@@ -101,7 +101,7 @@ def test_dynamic_sizes_give_the_bits_of_static_ones(name: str, seed: int, monkey
     """One program for every size, and none is compiled when a new size comes."""
     model = MODELS[name]
     weights = model.values(seed)
-    open_one, *fixed = compile_all([model.open_program(), *(model.program(sizes) for sizes in model.tried)])
+    open_one, *fixed = compile_all([model.dynamic_program(), *(model.program(sizes) for sizes in model.tried)])
     assert not isinstance(open_one, SmeltError), open_one
     bound = open_one.prepare(weights)
     built: list[object] = []

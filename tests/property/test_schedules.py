@@ -188,7 +188,7 @@ def test_larger_problems_have_the_same_bits_under_every_schedule(seed: int) -> N
 def test_whole_models_have_the_same_bits_under_every_schedule(seed: int) -> None:
     """Every small model with open sizes, at several sizes: convolutions, attention, reductions, products."""
     generator = np.random.default_rng(seed)
-    found = built([model.open_program() for model in MODELS.values()], [default_schedule, *dice(seed)])
+    found = built([model.dynamic_program() for model in MODELS.values()], [default_schedule, *dice(seed)])
     kinds: set[str] = set()
     for (name, model), (usual, *others) in zip(MODELS.items(), found, strict=True):
         weights = model.values(seed)
@@ -252,14 +252,14 @@ def test_winograd_has_the_same_bits_under_every_schedule(seed: int) -> None:
 def test_run_time_tunables_give_the_same_bits(seed: int) -> None:
     """One build for all schedules, set at every call: models with dynamic dimensions; the bits of default builds."""
     generator = np.random.default_rng(seed)
-    usual = built([model.open_program() for model in MODELS.values()], [default_schedule])
+    usual = built([model.dynamic_program() for model in MODELS.values()], [default_schedule])
     kinds: set[str] = set()
     for (name, model), (program,) in zip(MODELS.items(), usual, strict=True):
         assert isinstance(program, Built), program
         weights = model.values(seed)
         calls = [model.arguments(generator, sizes) for sizes in model.tried]
         want = [_bits(program, weights, call) for call in calls]
-        bench = Bench(model.open_program(), weights, calls[0])
+        bench = Bench(model.dynamic_program(), weights, calls[0])
         try:
             open_one = bench.tunables()
             for lookup in dice(seed):
@@ -277,6 +277,6 @@ def test_every_kind_is_covered_somewhere(seed: int) -> None:
     """A new kind of schedule needs shapes here."""
     lookups = [Dice(seed, {})]
     for model in MODELS.values():
-        compile.plan_program(model.open_program(), schedules=lookups[0])
+        compile.plan_program(model.dynamic_program(), schedules=lookups[0])
     asked = {key.kind for key in lookups[0].taken}
     assert asked | {"column_reduction", "attention", "expand_depthwise", "winograd"} == KINDS.keys()

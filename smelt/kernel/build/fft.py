@@ -393,7 +393,7 @@ def _row_by_row(nest: Nest, op: Op, output: Output, length: int) -> None:
 
 
 def _mirror(nest: Nest, k: Expr, length: int) -> tuple[Expr, Expr]:
-    """Where number k of a transform of real ones lies in the first half, and whether it is conjugated there."""
+    """The position of bin k of a real transform in its first half, and whether it is conjugated there."""
     mirrored = nest.apply("GT", k, Number(length // 2), dtype=i1)
     return nest.apply("select", mirrored, nest.let(add(scale(k, -1), length)), k, dtype=i64), mirrored
 

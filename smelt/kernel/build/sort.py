@@ -69,7 +69,7 @@ def merge_sort(
     row: Callable[[Expr], Expr],
     before: Before,
 ) -> None:
-    """Sort a row that lies in the buffers `held`; `spare` are others like them."""
+    """Sort a row in the buffers `held`; `spare` is scratch of the same size."""
     width = nest.declare(i64, Number(1))
     with nest.repeat(lambda: nest.less(nest.keep(width), Amount(length))):
         for source, target in ((held, spare), (spare, held)):
@@ -88,7 +88,7 @@ def _merge_runs(
     before: Before,
     width: Expr,
 ) -> None:
-    """Neighbouring runs of `width` elements become one; runs at the end may be short or missing."""
+    """Merge adjacent runs of `width` elements; the last runs may be short or missing."""
     begin = nest.declare(i64, Number(0))
     with nest.repeat(lambda: nest.less(nest.keep(begin), Amount(length))):
         first = nest.keep(begin)

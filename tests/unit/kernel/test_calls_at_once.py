@@ -50,7 +50,7 @@ def test_two_models_from_four_threads(seed: int, pool: Runtime) -> None:
     work = []
     for name in ("convolutions", "encoder"):
         model = MODELS[name]
-        bound = NativeEngine().compile(model.open_program()).prepare(model.values(seed))
+        bound = NativeEngine().compile(model.dynamic_program()).prepare(model.values(seed))
         for sizes in model.tried:
             call = model.arguments(random, sizes)
             work.append((bound, call, bits(bound(*call))))
@@ -159,7 +159,7 @@ import numpy as np
 from smelt.engine.native import NativeEngine
 from tests.property.models import MODELS
 model = MODELS["perceptron"]
-bound = NativeEngine().compile(model.open_program()).prepare(model.values(1))
+bound = NativeEngine().compile(model.dynamic_program()).prepare(model.values(1))
 call = model.arguments(np.random.default_rng(1), {"B": 4000})
 want = bound(*call)[0].tobytes()
 def right():
