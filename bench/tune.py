@@ -99,14 +99,14 @@ def measure_all(bench: Bench, seconds: float) -> tuple[dict[KernelKey, Samples],
     program.call(bench.inputs)
     while time.perf_counter() - begin < seconds or calls < least:
         orders = {key: random.permutation(len(some)) for key, some in schedules.items()}
-        for turn in range(max(map(len, schedules.values()), default=1)):
-            if turn % EVERY == 0:
+        for iteration in range(max(map(len, schedules.values()), default=1)):
+            if iteration % EVERY == 0:
                 program.use({})
                 ticks = program.call(bench.inputs)
                 whole.append(float(ticks.sum()))
                 for key, samples in found.items():
                     samples.usual.append(program.spent(ticks, key))
-            variant = {key: some[orders[key][turn % len(some)]] for key, some in schedules.items()}
+            variant = {key: some[orders[key][iteration % len(some)]] for key, some in schedules.items()}
             program.use(variant)
             ticks = program.call(bench.inputs)
             calls += 1

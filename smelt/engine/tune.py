@@ -183,8 +183,8 @@ def interleave(
     random = np.random.default_rng(seed)
     ticks: list[list[Array]] = [[] for _ in variants]
     start, least, most = time.perf_counter(), *CALLS
-    for turn in range(most):
-        if turn >= least and time.perf_counter() - start > seconds:
+    for iteration in range(most):
+        if iteration >= least and time.perf_counter() - start > seconds:
             break
         for at in random.permutation(len(variants)):
             program.use(variants[at])

@@ -112,9 +112,7 @@ TRANSPOSE = "smelt_transpose("
 TILES = {1: ("smelt_mma_f32", "f32", "f32"), 2: ("smelt_mma_bf16", "ui16", "ui16"), 4: ("smelt_mma_int8", "ui8", "i8")}
 TILE_TEXTS = {1: mma_f32_text, 2: mma_bf16_text, 4: mma_int8_text}
 ELEMENTS_PER_CORE = 32768  # fewer elements are not worth another core
-ELEMENTS_PER_STOP_CHECK = (
-    4096  # elements after which a turn of a kernel's outermost loop asks whether the call was cancelled
-)
+ELEMENTS_PER_STOP_CHECK = 4096  # iterations that touch more check for cancellation
 CANCELLED, NO_MEMORY, FAILED, UNFIT = -1, -2, 1 << 20, 1 << 21
 TOO_LARGE = 1 << 22  # status of `measure` where a size overflows 64 bits
 MOST_BYTES = 1 << 50  # of one buffer of data-dependent size: more is a mistake
@@ -134,7 +132,7 @@ class Source:
     tile: TileShape
     kernels: dict[Kernel, _Function] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
-    timestamps: bool = False  # every step tells when it began and ended, see `stamp_c`
+    timestamps: bool = False  # every step records its begin and end (`emit.timestamps`)
 
     def add(self, plan: Plan, memory: Memory, name: str) -> None:
         """Add a program. An error leaves the file as it was."""

@@ -470,9 +470,9 @@ class _Fusion:
             self.stored.update({arg: target for arg, target in zip(region.args, carried, strict=True) if target >= 0})
         flag = self._buffer(tensor(condition.results[0]), "temporary")
         head = (*self._enter(op, condition, carried), *self._block(condition, [flag]))
-        turn = (*self._enter(op, body, carried), *self._block(body, carried, direct=False))
+        iteration = (*self._enter(op, body, carried), *self._block(body, carried, direct=False))
         self.stored.update({value: target for value, target in zip(op.results, carried, strict=True) if target >= 0})
-        return [*steps, Repeat(head, flag, turn)]
+        return [*steps, Repeat(head, flag, iteration)]
 
     def _block_destinations(self, op: Op, returned: dict[Value, int]) -> list[int]:
         """Buffers for the results of control flow, whose sizes may differ by block; -1 for a token."""

@@ -105,9 +105,9 @@ class Liveness:
     def _effect_of(self, step: Step) -> _Effect:
         match step:
             case Repeat(head, _, body):
-                first, turn = self._effect(head), self._effect(body)
+                first, iteration = self._effect(head), self._effect(body)
                 found = _Effect(
-                    first.before(read_by(step) | turn.needs), first.replaces
+                    first.before(read_by(step) | iteration.needs), first.replaces
                 )  # the body may have no iteration
             case Branch(_, branches):
                 parts = [self._effect(branch) for branch in branches]

@@ -193,5 +193,5 @@ def _similarity(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], reac
     if not b:
         return np.zeros((len(a), 0))
     apart: Array = ((np.array(a)[:, None] - np.array(b)[None]) ** 2).sum(2)
-    near: Array = 2.0 ** -(apart / reach**2)
-    return near
+    similarity: Array = 2.0 ** -(apart / reach**2)
+    return similarity

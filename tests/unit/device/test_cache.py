@@ -488,7 +488,7 @@ def test_a_long_program_in_pieces_gives_the_same_bits(folder: Path, seed: int, m
     random = np.random.default_rng(seed)
     x, w = (random.standard_normal(sizes).astype(np.float32) for sizes in ((37, 40), (40, 24)))
     (whole,) = NativeEngine().compile(waves())(x, w)
-    monkeypatch.setattr(emit_c, "WORTHWHILE", 1000)
+    monkeypatch.setattr(emit_c, "CHARACTERS_PER_FILE", 1000)
     assert len(emit_source([plan_program(waves())]).texts(3)) == 3
     (pieces,) = NativeEngine().compile(waves())(x, w)
     assert len(list(default().entries())) >= 2
