@@ -78,9 +78,11 @@ def draw(root: Path, seed: int, count: int, only: Sequence[str]) -> list[Trial]:
 
 
 def known_equivalent(trial: Trial, known: list[dict[str, str]]) -> str:
-    """Why nothing can notice a mutant, where that is known. Entries name text, not lines, so that they stay true."""
+    """Why nothing can notice a mutant, where that is known. Entries name text, not lines, so that they stay true; one
+    without text stands for all mutants of its kind in a file."""
     for each in known:
-        if (each["file"], each["line"], each["becomes"]) == (trial.file, trial.line, trial.becomes):
+        one = (each.get("line"), each.get("becomes")) == (trial.line, trial.becomes)
+        if each["file"] == trial.file and (one or each.get("kind") == trial.mutant.kind):
             return each["reason"]
     return ""
 

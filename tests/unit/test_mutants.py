@@ -76,12 +76,16 @@ def test_the_same_seed_draws_the_same_and_equivalent_ones_are_known() -> None:
     known = {"file": trial.file, "line": trial.line, "becomes": trial.becomes, "reason": "why"}
     assert known_equivalent(trial, [{**known, "becomes": trial.line}, known]) == "why"
     assert known_equivalent(trial, [{**known, "line": ""}]) == ""
+    assert known_equivalent(trial, [{"file": trial.file, "kind": trial.mutant.kind, "reason": "all"}]) == "all"
+    assert known_equivalent(trial, [{"file": trial.file, "kind": "another", "reason": "all"}]) == ""
 
 
 def test_equivalent_mutants_stand_for_something() -> None:
     root = Path(smelt.__path__[0]).parent
     for each in tomllib.loads(EQUIVALENT.read_text())["mutant"]:
         lines = [line.strip() for line in (root / each["file"]).read_text().splitlines()]
-        assert each["line"] in lines, each
-        assert each["becomes"] != each["line"]
+        assert each.get("line", lines[0]) in lines, each
+        assert each.keys() >= {"file", "reason"}
+        assert ("line" in each) == ("becomes" in each) != ("kind" in each)
+        assert "line" not in each or each["becomes"] != each["line"]
         assert len(each["reason"]) > 20

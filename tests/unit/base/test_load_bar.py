@@ -18,7 +18,7 @@ def test_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Terminal()
     monkeypatch.setattr("sys.stderr", seen)
     now = [10.0]
-    monkeypatch.setattr(weights.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     bar = weights._Bar()
     bar.tell(10, 30)
     assert seen.getvalue() == ""
@@ -34,7 +34,7 @@ def test_no_bar_for_a_quick_load(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Terminal()
     monkeypatch.setattr("sys.stderr", seen)
     now = [0.0]
-    monkeypatch.setattr(weights.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     bar = weights._Bar()
     now[0] = 5.0
     bar.tell(7, 7)

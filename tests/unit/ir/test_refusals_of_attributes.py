@@ -15,7 +15,7 @@ from smelt.ir.attributes import Constant, DenseArray, DialectAttr, Dict, Float, 
 from smelt.shape import Shape
 
 F32, I1 = dtype("f32"), dtype("i1")
-WORDS = a.numbered("words", "zero", "one")
+WORDS = a.enum_of("words", "zero", "one")
 OTHER = DialectAttr("chlo", "dot", "")
 DOT = f"#stablehlo.dot<{', '.join(each.name for each in fields(a.DotDims))}>"
 ALGORITHM = (
