@@ -20,13 +20,13 @@ def test_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [10.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     bar = weights._Bar()
-    bar.tell(10, 30)
+    bar.report(10, 30)
     assert seen.getvalue() == ""
     now[0] = 12.0
-    bar.tell(10, 30)
+    bar.report(10, 30)
     assert seen.getvalue().startswith("\rloading [##########....................] 10 ")
     assert "5 B/s" in seen.getvalue()
-    bar.tell(30, 30)
+    bar.report(30, 30)
     assert seen.getvalue().endswith("\r\x1b[K")
 
 
@@ -37,5 +37,5 @@ def test_no_bar_for_a_quick_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     bar = weights._Bar()
     now[0] = 5.0
-    bar.tell(7, 7)
+    bar.report(7, 7)
     assert seen.getvalue() == ""

@@ -153,8 +153,8 @@ SHAPE: list[Row] = [
      "there is no such element (get_tuple_element_c1)"),
     ("stablehlo.optimization_barrier", "tuple<tensor<2xf32>>", "tuple<tensor<2xf32>>", "", "",
      "operands are tensors and tokens (optimization_barrier_i1)"),
-    ("stablehlo.abs", "2xindex", "2xindex", "", "", "tensors of index are no values of this op"),
-    ("stablehlo.tuple", "2xindex", "tuple<tensor<2xindex>>", "", "", "tensors of index are no values of this op"),
+    ("stablehlo.abs", "2xindex", "2xindex", "", "", "this op takes no tensors of index"),
+    ("stablehlo.tuple", "2xindex", "tuple<tensor<2xindex>>", "", "", "this op takes no tensors of index"),
     ("stablehlo.abs", "tuple<tensor<2xf32>>", "2xf32", "", "", "operand 0 must be a tensor"),
     ("stablehlo.iota", "", "token", numbers(iota_dimension=0), "", "result 0 must be a tensor"),
 ]  # fmt: skip
