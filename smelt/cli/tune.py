@@ -62,7 +62,7 @@ def tune(file: Path | None, options: Options) -> None:
     if options.merge is not None:
         record["merged"] = database().merge(options.merge)
         if not options.as_json:
-            console.print(f"{escape(str(options.merge))}: {record['merged']} problems were new or better known")
+            console.print(f"{escape(str(options.merge))}: {record['merged']} kernel shapes were new or better known")
     if file is not None:
         found = _tuned(file, options)
         record |= {"model": str(file), **_record(found)}
@@ -71,7 +71,7 @@ def tune(file: Path | None, options: Options) -> None:
     if options.export is not None:
         record["exported"] = database().export(options.export)
         if not options.as_json:
-            console.print(f"{escape(str(options.export))}: {record['exported']} problems")
+            console.print(f"{escape(str(options.export))}: {record['exported']} kernel shapes")
     if options.as_json:
         print(json.dumps(record))
 
@@ -110,6 +110,7 @@ def _record(found: Tuning) -> dict[str, Any]:
         "seconds": round(found.seconds, 3),
         "tries": found.tries,
         "known": found.known,
+        "enough_seconds": found.enough,
         "problems": [
             {
                 "problem": str(each.key),
@@ -129,11 +130,17 @@ def _print(console: Console, found: Tuning) -> None:
     if changed:
         print_table(console, COLUMNS, map(_row, changed))
     if not found.findings:
-        console.print("no kernel of this model has choices that take a part of its time worth measuring")
+        console.print("no kernel of this model has schedules worth measuring")
     elif found.known == len(found.findings):
         console.print("everything about this model's kernels is known already")
+    elif found.enough is not None:
+        console.print(
+            f"{found.seconds:.0f} s are too short to compare the whole program: {found.tries} schedules were measured, "
+            f"and a later run goes on from there; --seconds {found.enough} would do",
+            style="yellow",
+        )
     elif found.whole is None:
-        console.print(f"no choice is faster than those in use, of {found.tries} measured in {found.seconds:.0f} s")
+        console.print(f"no schedule is faster than those in use, of {found.tries} measured in {found.seconds:.0f} s")
     else:
         _say_whole(console, found)
 
@@ -148,6 +155,6 @@ def _say_whole(console: Console, found: Tuning) -> None:
     assert found.whole is not None
     speed = f"{1 / found.whole.ratio:.3f} x as fast (± {found.whole.error:.3f})"
     if found.kept:
-        console.print(f"[bold]a call is {speed}[/]: every later compile uses these choices ({found.seconds:.0f} s)")
+        console.print(f"[bold]a call is {speed}[/]: every later compile uses these schedules ({found.seconds:.0f} s)")
     else:
         console.print(f"a call would be {speed}, which is not more than the noise: everything stays as it was")

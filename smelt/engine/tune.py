@@ -10,6 +10,7 @@ as it was. Schedules are kept only if it is faster by more than the noise.
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,6 +73,7 @@ class Tuning:
     kept: bool
     known: int
     seconds: float
+    enough: int | None = None  # seconds that would do, where the time was too short to compare the whole program
 
     @property
     def tries(self) -> int:
@@ -228,6 +230,7 @@ class _Tuner:
     tunable: TunableProgram = field(init=False)
     build_seconds: float = 0.0  # seconds to build the program without tunables
     call: float = 0.0  # seconds per call
+    begun: float = 0.0  # seconds until the first round
     rounds: int = 0
 
     @property
@@ -239,6 +242,7 @@ class _Tuner:
         self.bench = Bench(self.program, self.weights, self.inputs)
         try:
             known = self._begin()
+            self.begun = self.spent
             for fraction in FRACTIONS:
                 for search in self.searches.values():
                     search.fraction = fraction
@@ -289,8 +293,7 @@ class _Tuner:
         unfinished = {key: search for key, search in self.searches.items() if not search.is_done}
         if not unfinished:
             return False
-        end = 2 * self.build_seconds + 2 * FINAL[0] * self.call  # for the comparison at the end
-        left = (1 - LAST) * self.seconds - end - self.spent
+        left = (self.seconds if self.is_short else (1 - LAST) * self.seconds - self.final) - self.spent
         count = min(AT_ONCE, int(left / (CALLS[0] * self.call)) - 1)
         if count < 1:
             return False
@@ -311,6 +314,21 @@ class _Tuner:
         self._measure(variants)
         return True
 
+    @property
+    def final(self) -> float:
+        """Seconds that the comparison at the end takes at least."""
+        return 2 * self.build_seconds + 2 * FINAL[0] * self.call
+
+    @property
+    def enough(self) -> float:
+        """Seconds for one whole round and the comparison."""
+        return (self.begun + (AT_ONCE + 1) * CALLS[0] * self.call + self.final) / (1 - LAST)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether there is no time for a comparison: all of it goes into rounds, and a later run goes on with them."""
+        return self.begun + 2 * CALLS[0] * self.call + self.final > (1 - LAST) * self.seconds
+
     def _measure(self, variants: Sequence[Variant]) -> None:
         usual, *others = interleave(self.tunable, [{}, *variants], self.inputs, ROUND, self.rounds)
         self.rounds += 1
@@ -324,17 +342,20 @@ class _Tuner:
     # -- the end --
 
     def _end(self, known: int) -> Tuning:
-        found = {key: search.best for key, search in self.searches.items() if search.ratios}
+        measured = any(search.ratios for search in self.searches.values())  # else nothing is new
+        found = {key: search.best for key, search in self.searches.items() if measured and search.tried}
         after = {**self.before, **{key: schedule for key, (schedule, _) in found.items()}}
-        whole = self._compare_whole(after) if self._differs(after) else None
-        kept = whole is None or whole.is_faster
+        is_short = self.is_short and not all(search.is_done for search in self.searches.values())
+        whole = self._compare_whole(after) if self._differs(after) and not is_short else None
+        kept = not is_short and (whole is None or whole.is_faster)
         self._record(found, kept)
         findings = [
             Finding(key, self.shares[key], *search.best, len(search.tried), len(search.schedules))
             for key, search in self.searches.items()
         ]
         findings.sort(key=lambda each: -each.share)
-        return Tuning(tuple(findings), whole, kept and whole is not None, known, self.spent)
+        enough = math.ceil(1.2 * self.enough) if is_short else None
+        return Tuning(tuple(findings), whole, kept and whole is not None, known, self.spent, enough)
 
     def _differs(self, after: Mapping[KernelKey, Schedule]) -> bool:
         return any(

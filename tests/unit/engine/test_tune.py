@@ -264,3 +264,30 @@ def test_the_command_says_what_it_needs() -> None:
         assert done.exit_code == 1
         assert done.exception is not None
         assert "expected" in str(done.exception)
+
+
+def test_time_that_is_too_short_is_used_and_said(
+    program: Program, weights: Weights, made_up: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No time for the comparison: what was measured is known later, nothing changes, and how long would do is said."""
+    whole(monkeypatch, 0.8)
+    rounds, one_round = [0], tuning._Tuner._round
+
+    def limited(self: tuning._Tuner) -> bool:
+        rounds[0] += 1
+        return rounds[0] == 1 and one_round(self)
+
+    with monkeypatch.context() as busy:
+        busy.setattr(tuning._Tuner, "_round", limited)
+        busy.setattr(tuning._Tuner, "final", property(lambda self: 1000.0))
+        busy.setattr(tuning, "AT_ONCE", 2)
+        short = tuned_on(program, weights, seconds=900.0)
+    assert short.tries > 0
+    assert (short.kept, short.whole) == (False, None)
+    assert short.enough is not None
+    assert short.enough > 1000
+    assert all(schedule == default_schedule(key) for key, schedule in plan_program(program).chosen.items())
+    later = tuned_on(program, weights)
+    assert later.kept
+    assert later.enough is None
+    assert all(b.tried > a.tried for a, b in zip(short.findings, later.findings, strict=True))
