@@ -6,7 +6,7 @@ Points and the machine's peaks come in, the text of an SVG file goes out; `smelt
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
@@ -14,6 +14,9 @@ from smelt.device.peak import Peaks
 
 WIDTH, HEIGHT = 960, 600
 LEFT, RIGHT, TOP, BOTTOM = 70, 30, 50, 60
+FLOOR = HEIGHT - BOTTOM
+CHARACTER = 6.6  # pixels of a letter of a label, at most
+STEPS = 12  # lines up and down that a label may be from its circle
 NAMED = 0.03  # of the time: kernels that take more have their name beside them
 COLOURS = ("#1b6ca8", "#d1495b", "#3d8b57", "#8a5bb0", "#c8862a", "#4a9aa5", "#7a7a7a")
 STYLE = (
@@ -63,6 +66,7 @@ def roofline_svg(title: str, points: Sequence[Point], peaks: Peaks) -> str:
         *_grid(axes),
         *_roofs(axes, peaks),
         *(_dot(axes, point, colours[point.kind]) for point in sorted(shown, key=lambda point: -point.share)),
+        *_labels(axes, shown, peaks, colours),
         *_legend(colours),
         "</svg>",
     ]
@@ -111,30 +115,99 @@ def _roofs(axes: _Axes, peaks: Peaks) -> list[str]:
         corners = [axes.place(*place) for place in (*places, (10.0 ** axes.x[1], peaks.gflops))]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
         parts.append(f'<polyline class="{style}" points="{path}"/>')
-        x, y = axes.place(math.sqrt(start * ridge), math.sqrt(start * ridge) * rate)
-        where = "cache" if style == "cache" else "memory"
-        parts.append(
-            f'<text class="name" x="{x - 6:.1f}" y="{y - 6:.1f}" text-anchor="end">{rate:.0f} GB/s {where}</text>'
-        )
-    x, y = axes.place(10.0 ** axes.x[1], peaks.gflops)
-    what = f"{peaks.gflops:.0f} GFLOP/s, {peaks.threads} thread{'s' if peaks.threads > 1 else ''}"
-    parts.append(f'<text class="name" x="{x:.1f}" y="{y - 6:.1f}" text-anchor="end">{what}</text>')
     return parts
 
 
 def _dot(axes: _Axes, point: Point, colour: str) -> str:
     x, y = axes.place(point.intensity, point.gflops)
-    radius = 3 + 27 * math.sqrt(min(max(point.share, 0.0), 1.0))
+    radius = _radius(point)
     circle = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{colour}">'
-    label = f'<text class="name" x="{x + radius + 2:.1f}" y="{y + 4:.1f}">{escape(point.name)}</text>'
-    return f"<g>{circle}<title>{escape(point.note)}</title></circle>{label if point.share > NAMED else ''}</g>"
+    return f"<g>{circle}<title>{escape(point.note)}</title></circle></g>"
+
+
+# ---- labels ----
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A label's place, in pixels from the top left."""
+
+    left: float
+    top: float
+    width: float
+    height: float = 13.0
+
+    def overlaps(self, other: Box) -> bool:
+        across = self.left < other.left + other.width and other.left < self.left + self.width
+        return across and self.top < other.top + other.height and other.top < self.top + self.height
+
+    @property
+    def is_inside(self) -> bool:
+        return self.left >= LEFT and self.top >= TOP and self.left + self.width <= WIDTH - 2 and self.bottom <= FLOOR
+
+    @property
+    def bottom(self) -> float:
+        return self.top + self.height
+
+
+def _labels(axes: _Axes, points: Sequence[Point], peaks: Peaks, colours: dict[str, str]) -> list[str]:
+    """Names of the roofs and of the kernels that take the most time; a name without a free place is left out."""
+    taken = [Box(WIDTH - RIGHT - 138, _legend_line(0, colours) - 12, 138 + RIGHT, HEIGHT)]  # the legend
+    parts = []
+    for text, anchors in _names(axes, points, peaks):
+        width = CHARACTER * len(text)
+        boxes = (Box(x - width if at_end else x, y - 10, width) for x, y, at_end in anchors)
+        box = next((each for each in boxes if each.is_inside and not any(map(each.overlaps, taken))), None)
+        if box is not None:
+            taken.append(box)
+            parts.append(f'<text class="name" x="{box.left:.1f}" y="{box.top + 10:.1f}">{escape(text)}</text>')
+    return parts
+
+
+def _names(
+    axes: _Axes, points: Sequence[Point], peaks: Peaks
+) -> Iterator[tuple[str, Iterator[tuple[float, float, bool]]]]:
+    """Each text, with places for it, the best first: x, y, and whether the text ends there."""
+    x, y = axes.place(10.0 ** axes.x[1], peaks.gflops)
+    roof = f"{peaks.gflops:.0f} GFLOP/s, {peaks.threads} thread{'s' if peaks.threads > 1 else ''}"
+    yield roof, ((x, y + lift, True) for lift in (-6, 14))
+    for rate, where in ((peaks.memory_bandwidth, "memory"), (max(rate for _, rate in peaks.bandwidth), "cache")):
+        yield f"{rate:.0f} GB/s {where}", _along_roof(axes, peaks, rate)
+    for point in sorted(points, key=lambda point: -point.share):
+        if point.share > NAMED:
+            yield point.name, _around(*axes.place(point.intensity, point.gflops), _radius(point) + 2)
+
+
+def _along_roof(axes: _Axes, peaks: Peaks, rate: float) -> Iterator[tuple[float, float, bool]]:
+    start, ridge = max(10.0 ** axes.x[0], 10.0 ** axes.y[0] / rate), peaks.gflops / rate
+    for part in (0.5, 0.35, 0.65, 0.2, 0.8):
+        intensity = start * (ridge / start) ** part
+        x, y = axes.place(intensity, intensity * rate)
+        yield x - 6, y - 6, True
+        yield x + 6, y + 14, False
+
+
+def _around(x: float, y: float, radius: float) -> Iterator[tuple[float, float, bool]]:
+    """Places beside a circle, then further up and down."""
+    for step in range(STEPS):
+        for lift in (-step, step) if step else (0,):
+            yield x + radius, y + 4 + 14 * lift, False
+            yield x - radius, y + 4 + 14 * lift, True
+
+
+def _radius(point: Point) -> float:
+    return 3 + 27 * math.sqrt(min(max(point.share, 0.0), 1.0))
+
+
+def _legend_line(i: int, colours: dict[str, str]) -> int:
+    return HEIGHT - BOTTOM - 18 * (min(len(colours), len(COLOURS)) - i) + 4
 
 
 def _legend(colours: dict[str, str]) -> list[str]:
     parts = []
     for i, (kind, colour) in enumerate(list(colours.items())[: len(COLOURS)]):
         name = kind if i < len(COLOURS) - 1 or len(colours) == len(COLOURS) else "other"
-        y = HEIGHT - BOTTOM - 18 * (min(len(colours), len(COLOURS)) - i) + 4
+        y = _legend_line(i, colours)
         parts.append(f'<circle cx="{WIDTH - RIGHT - 130}" cy="{y - 4}" r="5" fill="{colour}"/>')
         parts.append(f'<text x="{WIDTH - RIGHT - 118}" y="{y}">{escape(name)}</text>')
     return parts

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from smelt.cli import profile as command
 from smelt.cli.main import app
 from smelt.cli.profile import Options, chrome_trace, table_of
+from smelt.cli.roofline import Point, roofline_svg
 from smelt.device import peak
 from smelt.device.peak import Meter, Peaks
 from smelt.engine.compile import emit_source, plan_program
@@ -198,6 +199,26 @@ def test_the_command_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "more" in text
     with pytest.raises(FileError, match="cannot write"):
         command.profile(DIGITS, Options(seconds=0.0, svg=tmp_path / "nowhere" / "roofline.svg"))
+
+
+def test_labels_do_not_overlap(seed: int) -> None:
+    """Kernels of nearly one speed and intensity, as in a network of equal layers."""
+    random = np.random.default_rng(seed)
+    points = [
+        Point(f"depthwise_conv{i}", f"kind{i % 4}", *np.exp(0.02 * random.standard_normal(2)) * (3, 40), 0.05, "")
+        for i in range(20)
+    ]
+    picture = ElementTree.fromstring(roofline_svg("twenty layers", points, MACHINE))
+    labels = [each for each in picture.iter("{http://www.w3.org/2000/svg}text") if each.get("class") == "name"]
+    assert sum((each.text or "").startswith("depthwise") for each in labels) == 20, "every one has its name"
+    assert len(labels) == 23, "and every roof"
+    boxes = [(float(each.get("x", 0)), float(each.get("y", 0)), 6.6 * len(each.text or "")) for each in labels]
+    for i, (x, y, width) in enumerate(boxes):
+        assert x >= 0
+        assert x + width <= 960
+        for other_x, other_y, other_width in boxes[:i]:
+            apart = x >= other_x + other_width or other_x >= x + width or abs(y - other_y) >= 13
+            assert apart, (labels[i].text, boxes[i])
 
 
 def test_a_trace_names_what_each_event_computes(digits: Profile) -> None:
