@@ -65,7 +65,9 @@ def bench(
     )
     outcome = measure(file, ["smelt", *against], inputs, setup)
     if "smelt" in outcome.failed:
-        raise SmeltError("the model could not be run", got=outcome.failed["smelt"])
+        raise SmeltError(
+            "the model could not be run", got=outcome.failed["smelt"], remedy=f"smelt check {file} says why"
+        )
     record = _record(file, inputs, outcome, setup)
     if precision != "f32":
         record |= {"precision": precision, "accuracy": [each.record() for each in accuracy(file, inputs, setup.ours)]}
@@ -86,7 +88,11 @@ def _inputs(
         bundle.check_original(file, original, against)
         return bundle.random_inputs(file, sizes)
     if original is not None:
-        raise SmeltError("--original belongs to a bundle: peers read any other model themselves", got=file)
+        raise SmeltError(
+            "--original belongs to a bundle: peers read any other model themselves",
+            got=file,
+            remedy="leave --original out",
+        )
     return inputs_for(file, sizes, static)
 
 

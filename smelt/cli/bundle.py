@@ -195,7 +195,9 @@ def checked(file: Path, sizes: Sequence[str]) -> tuple[dict[str, Any], list[Smel
         return dict(said["record"]), [error_of(each) for each in said["errors"]]
     except (ValueError, KeyError, TypeError) as error:
         got = f"{error}, exit code {done.returncode}"
-        raise RunError(f"{file}: the process that ran its code gave no answer", got=got) from error
+        raise RunError(
+            f"{file}: the process that ran its code gave no answer", got=got, remedy="compile the model again"
+        ) from error
 
 
 def run_check(file: Path, sizes: Sequence[str]) -> tuple[dict[str, Any], list[SmeltError]]:
@@ -323,4 +325,5 @@ def check_original(file: Path, original: Path | None, against: Sequence[str]) ->
             f"{file.name} was not made of {original}",
             expected=f"{source.get('source', 'a file')} with the digest {source['source_blake2b']}",
             got=found["source_blake2b"],
+            remedy=f"smelt compile {original} -o {file.name}, or --original with the model that it was made of",
         )

@@ -52,7 +52,9 @@ def clear(as_json: bool) -> None:
     try:
         count, freed = store.clear()
     except OSError as error:
-        raise FileError(f"cannot clear {store.folder}", got=error) from error
+        raise FileError(
+            f"cannot clear {store.folder}", got=error, remedy="set SMELT_CACHE_DIR to a folder of yours"
+        ) from error
     if as_json:
         print(json.dumps({"folder": str(store.folder), "removed": count, "bytes": freed}))
     else:

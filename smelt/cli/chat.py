@@ -57,7 +57,7 @@ class Conversation:
         try:
             path.write_text(json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n", "utf-8")
         except OSError as error:
-            raise FileError(f"cannot write {path}", got=error) from error
+            raise FileError(f"cannot write {path}", got=error, remedy="/save with a file in another folder") from error
         self.console.print(f"{len(self.messages)} messages in {path}", style="dim", markup=False)
 
     def say(self, text: str) -> None:

@@ -32,7 +32,9 @@ def compile_model(
     precision: str = "f32",
 ) -> None:
     if output.suffix.lower() != SUFFIX:
-        raise SmeltError("a bundle needs its ending", expected=f"FILE{SUFFIX}", got=output)
+        raise SmeltError(
+            "a bundle needs its ending", expected=f"FILE{SUFFIX}", got=output, remedy=f"-o {output.with_suffix(SUFFIX)}"
+        )
     check_folder(output)
     start = time.perf_counter()
     program, weights = read_fixed(file, said_values(file, static), said_sizes(sizes))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from smelt.cli.outputs import check_output
 from smelt.cli.preflight import read_said
 from smelt.engine.signature import signature_of
 from smelt.errors import FileError, SmeltError
@@ -16,7 +17,13 @@ from smelt.read import safetensors
 
 def export(file: Path, output: Path, plain: bool, as_json: bool, static: Sequence[str] = ()) -> None:
     if output.suffix not in (".mlir", ".mlirbc"):
-        raise SmeltError("unknown output format", expected=".mlir (text) or .mlirbc (bytecode)", got=output.name)
+        raise SmeltError(
+            "unknown output format",
+            expected=".mlir (text) or .mlirbc (bytecode)",
+            got=output.name,
+            remedy=f"-o {output.with_suffix('.mlir')}",
+        )
+    check_output(output)
     program, weights = read_said(file, static)
     names = [port.name for port in signature_of(program.main).weights]
     try:
@@ -25,7 +32,7 @@ def export(file: Path, output: Path, plain: bool, as_json: bool, static: Sequenc
         else:
             output.write_bytes(write_bytecode(program))
     except OSError as error:
-        raise FileError(f"cannot write {output}", got=error) from error
+        raise FileError(f"cannot write {output}", got=error, remedy="-o FILE in another folder") from error
     beside = output.with_suffix(".safetensors")
     if names:
         safetensors.write(beside, {name: weights[name].numpy() for name in names}, {"source": file.name})

@@ -46,7 +46,9 @@ def _tokens(text: str) -> list[int]:
     try:
         return [int(each) for each in text.replace(",", " ").split()]
     except ValueError:
-        raise RunError("--ids are whole numbers", expected="1,2,3", got=text[:80]) from None
+        raise RunError(
+            "--ids are whole numbers", expected="1,2,3", got=text[:80], remedy="--ids 1,2,3, or a prompt"
+        ) from None
 
 
 def speed(timings: Mapping[str, float], count: int, loaded: float | None = None) -> str:

@@ -58,18 +58,21 @@ FileOrBundle = Annotated[
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show long lists and formulas in full.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-OpenSizes = Annotated[
-    list[str] | None, typer.Option("--size", "-s", help="SYMBOL=NUMBER for an open size of the inputs. Default: 1.")
+Sizes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--size", "-s", help="SYMBOL=NUMBER for a dynamic dimension of the inputs. Default: the least that works."
+    ),
 ]
 StaticValues = Annotated[
     list[str] | None,
-    typer.Option("--static", help="NAME=VALUE (JSON, or FILE.npy) for an input that shapes the program."),
+    typer.Option("--static", help="NAME=VALUE (JSON, or FILE.npy) for a compile-time input."),
 ]
 MemoryLimit = Annotated[
     str | None,
-    typer.Option("--memory-limit", help="What the model may take in memory, calls included: 512MB, 2GiB …"),
+    typer.Option("--memory-limit", help="The most memory the model may take, calls included: 512MB, 2GiB."),
 ]
-Precision = Annotated[str, typer.Option(help="f32; or bf16, int8: products by weights in 16 or 8 bits.")]
+Precision = Annotated[str, typer.Option(help="f32; or bf16, int8: weight matmuls and convolutions in 16 or 8 bits.")]
 EngineName = Annotated[str, typer.Option("--engine", help="auto, native, pjrt or reference.")]
 
 
@@ -92,7 +95,7 @@ def options(
 
 @app.command()
 def demo(as_json: AsJson = False) -> None:
-    """Classify real handwritten digits: read, prove, compile, run; everything shown is computed now."""
+    """Classify real handwritten digits: read, prove, compile, run. Every number shown is computed now."""
     demo_command.demo(as_json)
 
 
@@ -107,7 +110,7 @@ def run(
             help="NAME=FILE (.npy, .json, .png, .jpg), NAME=[1, 2, 3] (JSON), or NAME=random. Default: random.",
         ),
     ] = None,
-    size: OpenSizes = None,
+    size: Sizes = None,
     engine: EngineName = "auto",
     precision: Precision = "f32",
     memory_limit: MemoryLimit = None,
@@ -126,33 +129,33 @@ def run(
 def show(
     file: FileOrBundle,
     stage: Annotated[str, typer.Option(help="ir, passes, kernels, loops, source or plan.")] = "ir",
-    size: OpenSizes = None,
+    size: Sizes = None,
     static: StaticValues = None,
     generic: Annotated[bool, typer.Option(help="The generic form of every op.")] = False,
-    export: Annotated[bool, typer.Option(help="Plain StableHLO: symbolic sizes as dynamic ops.")] = False,
+    export: Annotated[bool, typer.Option(help="Standard StableHLO: symbolic sizes as dynamic ops.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print a model as it stands after a stage of compilation."""
+    """Print a model after a stage of compilation."""
     show_command.show(file, stage, size or [], generic, export, as_json, static or [])
 
 
 @app.command()
 def inspect(
     file: FileOrBundle,
-    size: OpenSizes = None,
+    size: Sizes = None,
     static: StaticValues = None,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print what a model is and needs and everything unsupported in it (exit code 1 then). Nothing is compiled."""
+    """Describe a model and list what is unsupported in it (exit code 1 then). Nothing is compiled."""
     inspect_command.inspect(file, size or [], static or [], as_json, verbose)
 
 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="The most tokens to generate.")]
-Context = Annotated[int | None, typer.Option(help="Tokens of a sequence at most. Default: the model's, up to 32768.")]
+Context = Annotated[int | None, typer.Option(help="Longest sequence in tokens. Default: the model's, up to 32768.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token each time.")]
-TopP = Annotated[float, typer.Option(help="Draw from the likeliest tokens that together have this probability.")]
-TopK = Annotated[int, typer.Option(help="Draw from so many of the likeliest tokens; 0: from all.")]
+TopP = Annotated[float, typer.Option(help="Draw from the likeliest tokens up to this total probability.")]
+TopK = Annotated[int, typer.Option(help="Draw from this many of the likeliest tokens; 0: from all.")]
 Seed = Annotated[int, typer.Option(help="Seed of the draws.")]
 
 
@@ -175,7 +178,7 @@ def generate(
 ) -> None:
     """Complete a text with a language model."""
     if (prompt is None) == (not ids):
-        raise typer.BadParameter("give a prompt or --ids")
+        raise typer.BadParameter('give either a prompt or --ids: smelt generate MODEL "Once upon"')
     asked = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
     loading = {"engine": engine, "context": context, "memory_limit": memory_limit}
     more = {"max_tokens": max_tokens, "stop": tuple(stop or ()), "ignore_end": ignore_end}
@@ -185,7 +188,7 @@ def generate(
 @app.command()
 def chat(
     model: LanguageModelPath,
-    system: Annotated[str, typer.Option(help="What the model is told first.")] = "",
+    system: Annotated[str, typer.Option(help="The system prompt.")] = "",
     max_tokens: MaxTokens = 512,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
@@ -195,7 +198,7 @@ def chat(
     context: Context = None,
     memory_limit: MemoryLimit = None,
 ) -> None:
-    """Talk with a language model; /help names the commands, Ctrl-C stops an answer, Ctrl-D ends."""
+    """Talk with a language model. /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends."""
     asked = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed, "max_tokens": max_tokens}
     loading = {"engine": engine, "context": context, "memory_limit": memory_limit}
     chat_command.chat(model, system, asked, loading)
@@ -204,10 +207,8 @@ def chat(
 @app.command()
 def bench(
     file: FileOrBundle,
-    against: Annotated[
-        str, typer.Option(help="Peers to measure in turns with: onnxruntime,openvino,ncnn,torch,jax.")
-    ] = "",
-    size: OpenSizes = None,
+    against: Annotated[str, typer.Option(help="Peers, with commas: onnxruntime, openvino, ncnn, torch, jax.")] = "",
+    size: Sizes = None,
     static: StaticValues = None,
     engine: EngineName = "auto",
     precision: Precision = "f32",
@@ -222,7 +223,7 @@ def bench(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how long a call takes on random inputs, in turns with peers; exit code 1 if outputs differ."""
+    """Measure the latency of a call on random inputs, interleaved with peers. Exit code 1 if outputs differ."""
     peers = [name for name in against.split(",") if name]
     bench_command.bench(
         file,
@@ -243,7 +244,7 @@ def bench(
 @app.command()
 def profile(
     file: File,
-    size: OpenSizes = None,
+    size: Sizes = None,
     static: StaticValues = None,
     seconds: Annotated[float, typer.Option(help="How long to measure, about.")] = 2.0,
     top: Annotated[int, typer.Option(help="Rows of the table.")] = 25,
@@ -252,10 +253,10 @@ def profile(
         Path | None, typer.Option(help="Write one call as FILE.json for Perfetto or chrome://tracing.")
     ] = None,
     svg: Annotated[Path | None, typer.Option(help="Write the roofline with every kernel on it as FILE.svg.")] = None,
-    peaks_again: Annotated[bool, typer.Option("--peaks-again", help="Measure this machine's peaks anew.")] = False,
+    peaks_again: Annotated[bool, typer.Option("--peaks-again", help="Forget the peaks of earlier runs.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show where the time of a call goes: each kernel's time, GFLOP/s, GB/s and part of what the machine allows."""
+    """Show each kernel's time, GFLOP/s, GB/s and how near it comes to this machine's roofline."""
     chosen = profile_command.Options(
         tuple(size or ()), tuple(static or ()), seconds, top, each, as_json, trace, svg, peaks_again
     )
@@ -266,14 +267,14 @@ def profile(
 def tune(
     file: Annotated[Path | None, typer.Argument(help="A model: .onnx, .mlir, .mlirbc or .jaxexport.")] = None,
     seconds: Annotated[float, typer.Option(help="How long to measure, about.")] = 60.0,
-    size: OpenSizes = None,
+    size: Sizes = None,
     static: StaticValues = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs and of the search.")] = 0,
-    export: Annotated[Path | None, typer.Option(help="Write everything that is known as FILE.jsonl.")] = None,
-    merge: Annotated[Path | None, typer.Option(help="Add what such a file knows.")] = None,
+    export: Annotated[Path | None, typer.Option(help="Write the tuning database as FILE.jsonl.")] = None,
+    merge: Annotated[Path | None, typer.Option(help="Add such a file to the database.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure which kernels are faster on this machine; every later compile uses them. No bit of a result changes."""
+    """Autotune: measure which kernel schedules are fastest here. Later compiles use them; no result changes."""
     chosen = tune_command.Options(seconds, tuple(size or ()), tuple(static or ()), seed, export, merge, as_json)
     tune_command.tune(file, chosen)
 
@@ -282,7 +283,7 @@ def tune(
 def export(
     file: File,
     output: Annotated[Path, typer.Option("--output", "-o", help="FILE.mlir (text) or FILE.mlirbc (bytecode).")],
-    plain: Annotated[bool, typer.Option(help="Plain StableHLO: symbolic sizes as dynamic ops.")] = False,
+    plain: Annotated[bool, typer.Option(help="Standard StableHLO: symbolic sizes as dynamic ops.")] = False,
     static: StaticValues = None,
     as_json: AsJson = False,
 ) -> None:
@@ -297,10 +298,10 @@ def compile_model(
     target: Annotated[
         str,
         typer.Option(
-            help="Processors with commas: avx512, avx512vnni, avx2, neon, plain. Default: this machine's, and plain."
+            help="Targets, with commas: avx512, avx512vnni, avx2, neon, plain. Default: this machine's, and plain."
         ),
     ] = "",
-    size: OpenSizes = None,
+    size: Sizes = None,
     static: StaticValues = None,
     sign: Annotated[Path | None, typer.Option(help="A file with an Ed25519 private key that signs the bundle.")] = None,
     precision: Precision = "f32",
@@ -316,13 +317,13 @@ def diff(
     file: File,
     against: Annotated[str, typer.Option(help="onnxruntime, or an engine of ours: reference, native.")] = "reference",
     engine: EngineName = "auto",
-    size: OpenSizes = None,
+    size: Sizes = None,
     static: StaticValues = None,
-    tolerance: Annotated[float, typer.Option(help="Largest difference allowed, as a part of a value's scale.")] = 1e-3,
+    tolerance: Annotated[float, typer.Option(help="Largest difference allowed, relative to a value's scale.")] = 1e-3,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Compare every intermediate value with another engine's or a peer's; exit code 1 if one differs."""
+    """Compare every intermediate value with another engine's or a peer's. Exit code 1 if one differs."""
     diff_command.diff(file, against, engine, size or [], tolerance, seed, as_json, static or [])
 
 
@@ -337,47 +338,47 @@ def check(
         list[Path],
         typer.Argument(help="Python files and folders of them, models (.onnx, .mlir, .mlirbc, .jaxexport), bundles."),
     ],
-    size: OpenSizes = None,
+    size: Sizes = None,
     static: StaticValues = None,
     form: Annotated[
         CheckFormat | None,
         typer.Option("--format", help="text, or github: annotations. Default: github under GITHUB_ACTIONS, else text."),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Functions of tensors that could not be covered are mistakes, too.")
+        bool, typer.Option("--strict", help="Count functions that could not be checked as mistakes.")
     ] = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Prove the shapes of models and Python code, for all sizes at once; exit code 1 if something is wrong."""
+    """Prove the shapes of models and Python code, for all sizes at once. Exit code 1 if something is wrong."""
     if as_json and form is not None:
         raise typer.BadParameter("--json and --format exclude each other")
     several = len(paths) > 1 or paths[0].suffix in ("", ".py")  # a single model that is missing says so itself
     if missing := [str(path) for path in paths if several and not path.exists()]:
-        raise typer.BadParameter(f"no such file or folder: {', '.join(missing)}")
+        raise typer.BadParameter(f"no such file or folder: {', '.join(missing)}; check the path")
     by_default = CheckFormat.github if os.environ.get("GITHUB_ACTIONS") == "true" else CheckFormat.text
     check_command.check(paths, size or [], static or [], as_json, (form or by_default).value, strict, verbose)
 
 
 @app.command()
 def devices(as_json: AsJson = False) -> None:
-    """List what programs can run on here, and what is missing for the rest."""
+    """List the devices and engines here, and what the others need."""
     devices_command.devices(as_json)
 
 
-cache = typer.Typer(help="Compiled programs that are kept on this machine.", no_args_is_help=True)
+cache = typer.Typer(help="List or clear the compiled programs on this machine.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
 
 
 @cache.command("ls")
 def cache_ls(as_json: AsJson = False) -> None:
-    """List what is kept, in which folder, and how much of the limit it takes."""
+    """List the models behind the entries, their sizes, and when each was last used."""
     cache_command.ls(as_json)
 
 
 @cache.command("clear")
 def cache_clear(as_json: AsJson = False) -> None:
-    """Remove everything that is kept; it is compiled again when it is needed."""
+    """Remove every entry. Models compile again when they are next used."""
     cache_command.clear(as_json)
 
 

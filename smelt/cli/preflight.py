@@ -49,14 +49,19 @@ def said_values(file: Path, static: Sequence[str]) -> dict[str, Any]:
             remedy="smelt compile MODEL -o FILE.smelt --static NAME=VALUE",
         )
     if check_file(file) != ".onnx":
-        raise SmeltError("only inputs of ONNX models can be given at import", got=", ".join(static), where=file)
+        raise SmeltError(
+            "only inputs of ONNX models can be given at import",
+            got=", ".join(static),
+            where=file,
+            remedy="leave --static out",
+        )
     elements = element_types(file)
     said: dict[str, Any] = {}
     for item in static:
         name, equals, text = item.partition("=")
         if not equals or name not in elements:
             expected = " or ".join(f"{each}=VALUE" for each in elements) or "none: the model has no inputs"
-            raise SmeltError("--static is not understood", expected=expected, got=item)
+            raise SmeltError("--static is not understood", expected=expected, got=item, remedy=f"smelt inspect {file}")
         said[name] = _value(text, elements[name], item)
     return said
 
@@ -66,13 +71,17 @@ def _value(text: str, element: Any, item: str) -> Any:
         try:
             return np.load(text, allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
-            raise FileError(f"cannot read {text}", expected="a .npy file", got=error) from error
+            raise FileError(
+                f"cannot read {text}", expected="a .npy file", got=error, remedy=f"numpy.save({text!r}, array)"
+            ) from error
     try:
         value = json.loads(text)
         return value if element is None else np.array(value, element)
     except (ValueError, TypeError, OverflowError) as error:
         expected = "NAME=VALUE with a number, a list such as [1, 2], or FILE.npy"
-        raise SmeltError("--static is not understood", expected=expected, got=f"{item}: {error}") from error
+        raise SmeltError(
+            "--static is not understood", expected=expected, got=f"{item}: {error}", remedy="--static NAME=1"
+        ) from error
 
 
 def must_be_readable(found: Preflight) -> None:
@@ -159,5 +168,10 @@ def _shapes(file: Path, static: Mapping[str, Any], sizes: Mapping[str, int]) -> 
     unknown = [name for name in sizes if name not in known]
     if unknown:
         expected = ", ".join(sorted(known)) or "none: every size is fixed"
-        raise SmeltError("--size is not understood", expected=expected, got=", ".join(unknown))
+        raise SmeltError(
+            "--size is not understood",
+            expected=expected,
+            got=", ".join(unknown),
+            remedy="smelt inspect names the symbols",
+        )
     return {port.name: port.shape.numbers(sizes) for port in ports if port.shape.symbols <= sizes.keys()}

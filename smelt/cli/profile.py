@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smelt.cli.outputs import check_output
 from smelt.cli.preflight import looked_at, must_be_readable
 from smelt.cli.random_inputs import inputs_for
 from smelt.cli.roofline import Point, roofline_svg
@@ -62,6 +63,8 @@ class Options:
 
 
 def profile(file: Path, options: Options) -> None:
+    check_output(options.trace)
+    check_output(options.svg)
     program, weights = program_of(file, options.sizes, options.static)
     given = inputs_for(file, options.sizes, options.static)
     inputs = [given[port.name] for port in signature_of(program.main).inputs]
@@ -288,4 +291,4 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, "utf-8")
     except OSError as error:
-        raise FileError(f"cannot write {path}", got=error) from error
+        raise FileError(f"cannot write {path}", got=error, remedy="a file in another folder") from error

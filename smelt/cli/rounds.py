@@ -103,7 +103,9 @@ def measure(model: Path, engines: Sequence[str], inputs: Mapping[str, Array], se
     """Measure engines on one model: each alone, then all of them in turns."""
     unknown = [name for name in engines if name not in ENGINES]
     if unknown:
-        raise SmeltError("unknown engine", expected=", ".join(ENGINES), got=", ".join(unknown))
+        raise SmeltError(
+            "unknown engine", expected=", ".join(ENGINES), got=", ".join(unknown), remedy=f"--against {ENGINES[1]}"
+        )
     with tempfile.TemporaryDirectory(prefix="smelt-rounds-") as name:
         folder = Path(name)
         job = _job(model, inputs, folder, setup)
@@ -260,7 +262,12 @@ def python_of(items: Sequence[str]) -> dict[str, str]:
     for name, equals, path in pairs:
         if not equals or not path or name not in ENGINES:
             expected = f"ENGINE=PATH with one of {', '.join(ENGINES)}"
-            raise SmeltError("--python is not understood", expected=expected, got=f"{name}{equals}{path}")
+            raise SmeltError(
+                "--python is not understood",
+                expected=expected,
+                got=f"{name}{equals}{path}",
+                remedy=f"--python {ENGINES[1]}=PATH",
+            )
     return {name: path for name, _, path in pairs}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from smelt.cli import bundle
+from smelt.cli.outputs import make_folder
 from smelt.cli.preflight import said_values
 from smelt.cli.random_inputs import inputs_for
 from smelt.cli.sizes import said_sizes
@@ -44,6 +45,7 @@ def run(
     precision: str = "f32",
     static: Sequence[str] = (),
 ) -> None:
+    make_folder(output_dir)
     start = time.perf_counter()
     model = load(
         file,
@@ -101,12 +103,13 @@ def _arrays(
 def save(outputs: dict[str, Array], folder: Path) -> None:
     """Each output as a file; names become safe file names."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for name, array in outputs.items():
             safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".") or "output"
             np.save(folder / f"{safe}.npy", array)
     except OSError as error:
-        raise FileError(f"cannot write to {folder}", got=error) from error
+        raise FileError(
+            f"cannot write to {folder}", got=error, remedy="--output-dir with a folder that you may write to"
+        ) from error
 
 
 def describe(array: Array) -> dict[str, Any]:

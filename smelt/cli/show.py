@@ -51,7 +51,7 @@ def show(
     static: Sequence[str] = (),
 ) -> None:
     if stage not in STAGES:
-        raise SmeltError("unknown stage", expected=", ".join(STAGES), got=stage)
+        raise SmeltError("unknown stage", expected=", ".join(STAGES), got=stage, remedy="--stage ir")
     if bundle.is_bundle(file):
         said_values(file, static)  # refuses them
         kept = bundle.shown(file, stage, generic, export)

@@ -39,6 +39,8 @@ def said_sizes(sizes: Sequence[str], known: Iterable[str] | None = None) -> dict
         if not name or not value.isdecimal() or (known is not None and name not in known):
             names = ", ".join(known or ())
             expected = "none: every size is fixed" if known is not None and not names else f"{names or 'NAME'}=NUMBER"
-            raise SmeltError("--size is not understood", expected=expected, got=item)
+            first = next(iter(known), "") if known is not None else "NAME"
+            remedy = f"--size {first}=2" if first else "leave --size out"
+            raise SmeltError("--size is not understood", expected=expected, got=item, remedy=remedy)
         said[name] = int(value)
     return said

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from smelt.cli.outputs import check_output
 from smelt.cli.profile import program_of
 from smelt.cli.random_inputs import inputs_for
 from smelt.cli.tables import Column, open_console, print_table
@@ -54,9 +55,12 @@ class Options:
 def tune(file: Path | None, options: Options) -> None:
     """Merge, then tune, then export: whichever was asked for."""
     if file is None and options.export is None and options.merge is None:
-        raise SmeltError("nothing to tune", expected="a model, --export FILE or --merge FILE")
+        raise SmeltError(
+            "nothing to tune", expected="a model, --export FILE or --merge FILE", remedy="smelt tune MODEL"
+        )
     if options.seconds <= 0:
-        raise SmeltError("--seconds is no time", expected="more than 0", got=options.seconds)
+        raise SmeltError("--seconds is no time", expected="more than 0", got=options.seconds, remedy="--seconds 60")
+    check_output(options.export)
     record: dict[str, Any] = {"database": str(database().path)}
     console = open_console()
     if options.merge is not None:

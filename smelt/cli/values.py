@@ -27,12 +27,18 @@ def read_inputs(signature: Signature, inputs: Sequence[str]) -> dict[str, Array]
         if not equals and item == "random":
             continue
         if not equals:
-            raise SmeltError("--input is not understood", expected=FORMS, got=item)
+            raise SmeltError("--input is not understood", expected=FORMS, got=item, remedy=_example(signature))
         if name not in ports:
-            raise SmeltError("the model has no such input", expected=", ".join(ports) or "no inputs", got=name)
+            expected = ", ".join(ports) or "no inputs"
+            raise SmeltError("the model has no such input", expected=expected, got=name, remedy=_example(signature))
         if text != "random":
             given[name] = read_value(text, ports[name])
     return given
+
+
+def _example(signature: Signature) -> str:
+    """An option that is right."""
+    return f"-i {signature.inputs[0].name}=random" if signature.inputs else "leave --input out"
 
 
 def read_value(text: str, port: Port) -> Array:
@@ -49,9 +55,16 @@ def _load(path: str) -> Array:
     try:
         array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise FileError(f"cannot read {path}", expected="a .npy file", got=error) from error
+        raise FileError(
+            f"cannot read {path}", expected="a .npy file", got=error, remedy=f"numpy.save({path!r}, array)"
+        ) from error
     if not isinstance(array, np.ndarray):
-        raise FileError(f"cannot read {path}", expected="one array (.npy)", got="an archive of several (.npz)")
+        raise FileError(
+            f"cannot read {path}",
+            expected="one array (.npy)",
+            got="an archive of several (.npz)",
+            remedy="numpy.save one of its arrays",
+        )
     return array
 
 
@@ -59,7 +72,7 @@ def _from_json(path: Path, port: Port) -> Array:
     try:
         return _parse(path.read_text("utf-8"), port, str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"cannot read {path}", expected="a JSON file", got=error) from error
+        raise FileError(f"cannot read {path}", expected="a JSON file", got=error, remedy="check the path") from error
 
 
 def _parse(text: str, port: Port, shown: str) -> Array:
@@ -68,7 +81,12 @@ def _parse(text: str, port: Port, shown: str) -> Array:
         array: Array = np.array(json.loads(text), port.shape.element.numpy)
     except (ValueError, TypeError, OverflowError) as error:
         expected = f"{port.name} as numbers, {port.shape}, or a file (.npy, .json, .png)"
-        raise SmeltError("--input is not understood", expected=expected, got=f"{shown[:80]}: {error}") from error
+        raise SmeltError(
+            "--input is not understood",
+            expected=expected,
+            got=f"{shown[:80]}: {error}",
+            remedy=f"-i {port.name}=random",
+        ) from error
     return array[(None,) * max(0, port.shape.rank - array.ndim)]
 
 
@@ -80,7 +98,7 @@ def read_picture(path: str) -> Array:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise FileError(f"cannot read {path}", expected="a picture", got=error) from error
+        raise FileError(f"cannot read {path}", expected="a picture", got=error, remedy="check the path") from error
     pixels = decode(data)
     if pixels is not None:
         return pixels
@@ -93,7 +111,9 @@ def read_picture(path: str) -> Array:
     try:
         return np.asarray(Image.open(path).convert("RGB"))
     except (OSError, ValueError, UnidentifiedImageError) as error:
-        raise FileError(f"cannot read {path}", expected="a picture", got=error) from error
+        raise FileError(
+            f"cannot read {path}", expected="a picture", got=error, remedy="save it as PNG or JPEG"
+        ) from error
 
 
 def as_input(pixels: Array, port: Port) -> Array:
