@@ -201,17 +201,39 @@ def check_array(array: Any, shape: Shape, what: str) -> Array:
         not isinstance(size, int) or size == actual for size, actual in zip(shape.sizes, found.shape, strict=True)
     )
     if found.dtype != expected or not fits:
-        remedy = f".astype({str(expected)!r})" if fits and found.dtype.kind in "iufb" else None
+        remedy = (
+            f".astype({str(expected)!r})" if fits and found.dtype.kind in "iufb" else advise_shape(found.shape, shape)
+        )
         got = f"{_name(found)}[{', '.join(map(str, found.shape))}]"
         raise ShapeError(f"{what} does not fit", expected=shape, got=got, remedy=remedy)
     return found
+
+
+def advise_shape(given: tuple[int, ...], shape: Shape) -> str:
+    """What makes an array of given sizes fit: axes added, dropped or in another order; else an array to begin with."""
+    channels_first, channels_last = ((given[:1] + given[-1:] + given[1:-1]), (given[:1] + given[2:] + given[1:2]))
+    orders = {"array.transpose(0, 3, 1, 2)": channels_first, "array.transpose(0, 2, 3, 1)": channels_last}
+    candidates = {
+        "array[None]": (1, *given),
+        "array[..., None]": (*given, 1),
+        "array[0]": given[1:] if given[:1] == (1,) else (),
+        "array.T": given[::-1],
+        **(orders if len(given) == 4 else {}),
+    }
+    for text, sizes in candidates.items():
+        if sizes and len(sizes) == shape.rank:
+            pairs = zip(shape.sizes, sizes, strict=True)
+            if all(size == actual for size, actual in pairs if isinstance(size, int)):
+                return text
+    example = tuple(size if isinstance(size, int) else 1 for size in shape.sizes)
+    return f"an array such as numpy.zeros({example}, {str(shape.dtype.numpy)!r})"
 
 
 def check_shape(given: Shape, wanted: Shape, what: str) -> None:
     """A buffer's shape fits the wanted one, whose symbols are open."""
     fits = given.dtype == wanted.dtype and given.rank == wanted.rank
     if not fits or any(isinstance(b, int) and a != b for a, b in zip(given.sizes, wanted.sizes, strict=True)):
-        raise ShapeError(f"{what} does not fit", expected=wanted, got=given)
+        raise ShapeError(f"{what} does not fit", expected=wanted, got=given, remedy=f"a buffer of the shape {wanted}")
 
 
 def sizes_of(given: Any) -> tuple[int, ...]:

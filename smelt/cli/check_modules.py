@@ -102,7 +102,9 @@ def python_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise FileError("no such file or folder", expected="a Python file, a folder, or a model", got=path)
+        raise FileError(
+            "no such file or folder", expected="a Python file, a folder, or a model", got=path, remedy="check the path"
+        )
     return [file for file in sorted(_walk_files(path)) if uses_smelt(file)]
 
 

@@ -117,7 +117,11 @@ class LoadedModel(Closing):
         ports = executable.signature.inputs
         given: dict[str, Any] = dict(zip([port.name for port in self.signature.inputs], positional, strict=False))
         if len(positional) > len(self.signature.inputs) or set(given) & set(named):
-            raise RunError(f"{self.name}: inputs given twice, or too many", expected=[port.name for port in ports])
+            raise RunError(
+                f"{self.name}: inputs given twice, or too many",
+                expected=[port.name for port in ports],
+                remedy=_example(ports),
+            )
         given |= named
         missing = [port.name for port in ports if port.name not in given]
         unknown = sorted(set(given) - {port.name for port in ports})
@@ -126,6 +130,7 @@ class LoadedModel(Closing):
                 f"{self.name}: the inputs do not fit",
                 expected={port.name: port.shape for port in ports},
                 got=", ".join([*(f"no {name}" for name in missing), *(f"unknown {name}" for name in unknown)]),
+                remedy=_example(ports),
             )
         outputs = executable(*(given[port.name] for port in ports), stop=stop)
         return {port.name: _labelled(port, array) for port, array in zip(self.signature.outputs, outputs, strict=True)}
@@ -184,3 +189,8 @@ class LoadedModel(Closing):
 
     def _repr_html_(self) -> str:
         return self.signature.html(f"{self.name} on {self.engine}")
+
+
+def _example(ports: Sequence[Port]) -> str:
+    """A call with every input by its name."""
+    return f"model.run({{{', '.join(f'{port.name!r}: …' for port in ports)}}})"

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from smelt.buffer import advise_shape
 from smelt.dim import Size, symbol
 from smelt.errors import MissingPackageError, ParseError, ShapeError, SmeltError, UnsupportedError
 from smelt.ir.attributes import Int
@@ -207,7 +208,9 @@ def _input(port: Any, b: Builder, model: Model) -> Value:
     fixed = model.shapes.get(port.name)
     if fixed is not None:
         if len(fixed) != len(sizes) or any(isinstance(a, int) and a != b for a, b in zip(sizes, fixed, strict=True)):
-            raise ShapeError(f"{what} does not fit", expected=Shape.of(element, sizes), got=list(fixed))
+            expected = Shape.of(element, sizes)
+            remedy = advise_shape(tuple(fixed), expected)
+            raise ShapeError(f"{what} does not fit", expected=expected, got=list(fixed), remedy=remedy)
         sizes = [int(size) for size in fixed]
     value = Value(Shape.of(element, sizes), None, 0, port.name)
     model.inputs[value] = port.name
