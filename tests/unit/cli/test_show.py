@@ -128,7 +128,8 @@ def test_the_cache_is_listed_and_cleared(tmp_path: Path) -> None:
     assert smelt("run", DIGITS, "--engine", "native", **here).returncode == 0
     listed = json.loads(smelt("cache", "ls", "--json", **here).stdout)
     assert len(listed["entries"]) == 2  # the runtime library and the model
-    assert listed["bytes"] == sum(path.stat().st_size for path in (tmp_path / "cache").iterdir())
+    assert listed["bytes"] == sum(path.stat().st_size for path in (tmp_path / "cache").glob("*.so"))
+    assert {entry["model"] for entry in listed["entries"]} == {"smelt's runtime", "digits"}
     assert "2 entries" in smelt("cache", "ls", **here).stdout
     assert json.loads(smelt("cache", "clear", "--json", **here).stdout)["removed"] == 2
     assert list((tmp_path / "cache").iterdir()) == []
