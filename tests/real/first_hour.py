@@ -97,7 +97,7 @@ def mistype_commands() -> str:
     assert "'run'" in said.stderr, said.stderr
     near = command("run", str(DIGITS).replace("digits", "digit"))
     assert near.returncode == 1
-    assert f"try      {DIGITS}" in near.stderr.replace("\n", ""), near.stderr
+    assert f"did you mean {DIGITS}?" in near.stderr, near.stderr
     assert command("run", DIGITS).returncode == 0
     return "Did you mean 'run'?; the nearest file"
 

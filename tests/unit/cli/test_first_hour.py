@@ -20,9 +20,9 @@ from smelt.cli.tables import Column, layout
 from smelt.device import cache
 from smelt.dtype import f32
 from smelt.engine.signature import signature_of
-from smelt.errors import FileError, ShapeError, UnsupportedError
+from smelt.errors import FileError, ShapeError
 from smelt.ir.text import parse
-from smelt.model import check_file, load
+from smelt.model import load
 from smelt.shape import Shape
 
 DIGITS = Path(str(files("smelt") / "assets" / "digits.onnx"))
@@ -130,22 +130,6 @@ def test_missing_output_folders_are_found_before_the_model_is_read(arguments: li
     done = CliRunner().invoke(app, filled)
     assert isinstance(done.exception, FileError)
     assert done.exception.remedy == f"mkdir -p {tmp_path / 'no'}"
-
-
-def test_paths_and_formats_get_advice(tmp_path: Path) -> None:
-    model = tmp_path / "model.onnx"
-    model.touch()
-    with pytest.raises(FileError) as missing:
-        check_file(tmp_path / "modle.onnx")
-    assert missing.value.remedy == str(model)
-    with pytest.raises(UnsupportedError) as folder:
-        check_file(tmp_path)
-    assert folder.value.remedy == str(model)
-    for name, words in {"m.pt": "torch.onnx.export", "m.safetensors": "config.json", "m.tflite": "tf2onnx"}.items():
-        (tmp_path / name).touch()
-        with pytest.raises(UnsupportedError) as unknown:
-            check_file(tmp_path / name)
-        assert words in str(unknown.value.remedy)
 
 
 @pytest.mark.parametrize(
