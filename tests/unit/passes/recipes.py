@@ -187,7 +187,7 @@ def _(d: Draw) -> Value:
     return d.f.reverse(x, dimensions=d.permutation(2)[: int(d.random.integers(0, 3))])
 
 
-@recipe("the whole is a slice of itself")
+@recipe("a slice of the whole is the whole")
 def _(d: Draw) -> Value:
     x = d.tensor()
     rank = x.shape.rank
@@ -216,7 +216,7 @@ def _(d: Draw) -> Value:
     return d.f.concatenate(*parts, dimension=1)
 
 
-@recipe("parts that were cut apart are put together again")
+@recipe("adjacent slices concatenate to one slice")
 def _(d: Draw) -> Value:
     part = d.tensor(rank=2)
     x = d.f.concatenate(*[part] * 3, dimension=1)
@@ -243,7 +243,7 @@ def _(d: Draw) -> Value:
     return d.f.convert(there, result=x.shape)
 
 
-@recipe("the element was just put in")
+@recipe("the tuple is known")
 def _(d: Draw) -> Value:
     x = d.tensor()
     pair = d.f.tuple(x, d.f.constant(1, "i32"))
@@ -310,13 +310,13 @@ def _(d: Draw) -> Value:
     return d.f.not_(d.f.not_(x))
 
 
-@recipe("the sign goes anyway")
+@recipe("abs drops the sign")
 def _(d: Draw) -> Value:
     x = d.tensor(*FLOATS, "i8", "i32", "i64")
     return d.f.abs(d.f.negate(x))
 
 
-@recipe("the sign is gone already")
+@recipe("abs is idempotent")
 def _(d: Draw) -> Value:
     x = d.tensor(*FLOATS, "i8", "i32", "i64")
     return d.f.abs(d.f.abs(x))
