@@ -1,0 +1,69 @@
+"""Models at the edge of what ONNX operators take: sizes of 1 and 0, the least attribute, the last index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smelt.engine.reference import ReferenceEngine
+from smelt.read.onnx import read
+from tests.unit.read.refused import one_node
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+EMPTY = np.zeros(0, np.float32)
+
+
+def results(path: Path, *arrays: Any) -> list[Any]:
+    program, weights = read(path)
+    return [np.asarray(each) for each in ReferenceEngine().compile(program).prepare(weights)(*arrays)]
+
+
+def i64(*numbers: int) -> np.ndarray[Any, Any]:
+    return np.array(numbers, np.int64)
+
+
+CASES: list[tuple[str, list[Any], dict[str, Any], list[Any], list[Any]]] = [
+    ("MatMulBnb4", ["f32[2,1]", np.array([0x70], np.uint8), np.ones(1, np.float32)],
+     {"domain": "com.microsoft", "K": 1, "N": 1, "block_size": 1, "quant_type": 1}, [X[:, :1]], [X[:, :1] * 0]),
+    ("Unique", ["f32[0]"], {"outputs": 4}, [EMPTY], [EMPTY, i64(), i64(), i64()]),
+    ("Reshape", ["f32[2,3]", i64(0, -1)], {}, [X], [X]),
+    ("Reshape", ["f32[0,3]", i64(0, 3)], {"allowzero": 1}, [X[:0]], [X[:0]]),
+    ("Flatten", ["f32[2,3]"], {"axis": 2}, [X], [X.reshape(6, 1)]),
+    ("Flatten", ["f32[2,3]"], {"axis": -2}, [X], [X.reshape(1, 6)]),
+    ("Tile", ["f32[2,3]", i64(0, 1)], {}, [X], [X[:0]]),
+    ("Split", ["f32[2,3]"], {"axis": 1, "num_outputs": 2, "outputs": 2}, [X], [X[:, :2], X[:, 2:]]),
+    ("Split", ["f32[2,3]", i64(3, 0)], {"axis": 1, "outputs": 2}, [X], [X, X[:, :0]]),
+    ("Slice", ["f32[2,3]", i64(9), i64(-9), i64(1), i64(-1)], {}, [X], [X[:, ::-1]]),
+    ("Slice", ["f32[2,3]", i64(3), i64(9), i64(1)], {}, [X], [X[:, :0]]),
+    ("Gather", ["f32[2,3]", i64(2, -3)], {"axis": 1}, [X], [X[:, [2, 0]]]),
+    ("GatherND", ["f32[2,3]", i64(1, 2).reshape(1, 2)], {}, [X], [X[1, 2].reshape(1)]),
+    ("ConstantOfShape", [i64(0, 2)], {}, [], [np.zeros((0, 2), np.float32)]),
+    ("Det", ["f32[1,1]"], {}, [X[:1, 1:2]], [np.float32(1)]),
+    ("MaxPool", ["f32[1,2,3]"], {"kernel_shape": [1], "strides": [2]}, [X[None]], [X[None, :, ::2]]),
+    ("LpNormalization", ["f32[2,3]"], {"p": 1, "axis": 0}, [X + 1], [(X + 1) / (X + 1).sum(0)]),
+    ("GroupNormalization", ["f32[1,2,3]", np.ones(2, np.float32), np.zeros(2, np.float32)],
+     {"num_groups": 2, "epsilon": 0.0}, [X[None]], [(X - X.mean(1, keepdims=True))[None] / np.sqrt(2 / 3)]),
+    ("CumSum", ["f32[2,3]", np.int64(1)], {"exclusive": 1, "reverse": 1}, [X],
+     [np.stack([[3, 2, 0], [9, 5, 0]]).astype(np.float32)]),
+    ("HannWindow", [np.int64(1)], {}, [], [np.zeros(1, np.float32)]),
+    ("Normalizer", ["f32[2,3]"], {"domain": "ai.onnx.ml", "norm": "MAX"}, [X + 1],
+     [(X + 1) / (X + 1).max(1, keepdims=True)]),
+    ("Scaler", ["f32[2,3]"], {"domain": "ai.onnx.ml", "offset": [1.0], "scale": [2.0, 3.0, 4.0]}, [X],
+     [(X - 1) * np.array([2, 3, 4], np.float32)]),
+    ("Resize", ["f32[1,1,1,4]", None, None, i64(1, 1, 1, 2)], {"mode": "linear", "antialias": 1}, [X.reshape(-1)[:4]
+     .reshape(1, 1, 1, 4)], [np.array([0.625, 2.375], np.float32).reshape(1, 1, 1, 2)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "inputs", "attrs", "given", "wanted"), CASES)
+def test_edge(
+    op: str, inputs: list[Any], attrs: dict[str, Any], given: list[Any], wanted: list[Any], tmp_path: Path
+) -> None:
+    found = results(one_node(tmp_path, op, inputs, **attrs), *given)
+    assert len(found) == len(wanted)
+    for have, want in zip(found, wanted, strict=True):
+        assert have.shape == np.shape(want)
+        np.testing.assert_allclose(have, want, rtol=1e-6, atol=1e-7)
