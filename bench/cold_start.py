@@ -102,7 +102,7 @@ NEEDS = f"""
 import json, os, sys, numpy as np, smelt
 {INPUTS}
 from smelt.run.executable import NativeExecutable
-NativeExecutable.move_later = lambda self, release: None
+NativeExecutable.move_after_first_call = lambda self, release: None
 model = smelt.load(sys.argv[1])
 model.run(inputs_of(sys.argv[2]))
 touched, ours = 0, False

@@ -1,6 +1,6 @@
-"""From a path to something that can be called: `load` reads a model, compiles it and binds its weights.
+"""Path → LoadedModel: `load` reads a model file, compiles it and binds its weights.
 
-The one place where files meet engines; `smelt.load` and the command line call it.
+The one place where readers meet engines. `smelt.load` and the command line call it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from smelt.read.onnx.declared import declared, describe
 from smelt.run import load as bundle
 from smelt.run.loaded import Defaults
 from smelt.run.loaded import LoadedModel as LoadedModel
-from smelt.run.per_value import Build, MissingValuesError, OpenSizes, PerValue
+from smelt.run.per_value import Build, DynamicSizes, MissingValuesError, PerValue
 from smelt.weights import Weights
 
 log = logging.getLogger("smelt")
@@ -47,7 +47,7 @@ FORMATS: dict[str, Callable[[Path], tuple[Program, Weights]]] = {
 def read(path: str | Path, static: Mapping[str, Any] | None = None) -> tuple[Program, Weights]:
     """A model file as a program and its weights; nothing is compiled and no weight is loaded.
 
-    `static` gives values to inputs that shape the program (axes, k, a target shape); they are constants of it then.
+    `static` gives values to compile-time inputs (axes, k, a target shape), which become constants of the program.
     """
     path = Path(path)
     suffix = check_file(path)
@@ -62,7 +62,7 @@ def read(path: str | Path, static: Mapping[str, Any] | None = None) -> tuple[Pro
 
 
 def check_file(path: Path) -> str:
-    """The ending of a file that exists and has a format that we know."""
+    """The suffix of a file that exists and has a known format."""
     if not path.is_file():
         raise formats.absent(path, ", ".join(FORMATS))
     suffix = path.suffix.lower()
@@ -152,7 +152,7 @@ def _for_any_size(executable: Executable, build: Build) -> Executable:
     signature = executable.signature
     if all(port.shape.is_static for port in signature.inputs):
         return executable
-    return OpenSizes(executable, PerValue(signature, (), True, build))
+    return DynamicSizes(executable, PerValue(signature, (), True, build))
 
 
 def _fed(

@@ -362,7 +362,7 @@ def checksum(runtime: Runtime, parts: Iterable[memoryview]) -> int:
     return int(runtime.held.smelt_checksum(all_sums.ctypes.data, all_sums.nbytes))
 
 
-def laid_out(
+def lay_out(
     runtime: Runtime, body: Body, manifest: dict[str, Any], sign: Callable[[str], tuple[bytes, bytes]] | None
 ) -> Iterator[memoryview]:
     """A whole bundle as bytes that come in order. `sign` turns the head's digest into a public key and a signature."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from smelt.bundle import record, sign
-from smelt.bundle.container import Body, laid_out
+from smelt.bundle.container import Body, lay_out
 from smelt.bundle.entry import Entry
 from smelt.bundle.stored import Code, StoredModel, StoredProgram, Variant
 from smelt.device.runtime import runtime
@@ -64,7 +64,7 @@ def _pieces(model: StoredModel, private_key: str | Path | None) -> Iterator[memo
         "provenance": dict(model.provenance),
     }
     signer = None if private_key is None else sign.signer(private_key)
-    yield from laid_out(runtime(), body, manifest, signer)
+    yield from lay_out(runtime(), body, manifest, signer)
 
 
 def _program(program: StoredProgram, body: Body) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from smelt.cli.sizes import given_sizes
 from smelt.cli.tables import open_console, print_facts
 from smelt.dtype import Array, dtype
 from smelt.engine.sample import in_range
-from smelt.engine.store import lowered, recompile, unpacked
+from smelt.engine.store import decompress_text, read_program, recompile
 from smelt.engine_api import Port
 from smelt.errors import RunError, SmeltError, UnsupportedError, error_of
 from smelt.ir.assumptions import facts
@@ -122,8 +122,8 @@ def _head(stored: StoredModel, number: int, program: StoredProgram, variant: Var
 
 def _text(variant: Variant, generic: bool, export: bool) -> str:
     if generic or export:
-        return print_program(lowered(variant.text()), generic=generic, export=export)
-    return unpacked(variant.text())
+        return print_program(read_program(variant.text()), generic=generic, export=export)
+    return decompress_text(variant.text())
 
 
 def _plan(program: StoredProgram, variant: Variant) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def run_check(file: Path, sizes: Sequence[str]) -> tuple[dict[str, Any], list[Sm
 def _tried(
     file: Path, program: StoredProgram, codes: Sequence[Loaded], sizes: Sequence[str]
 ) -> tuple[dict[str, Any], list[SmeltError]]:
-    text = lowered(codes[0].variant.text())
+    text = read_program(codes[0].variant.text())
     record: dict[str, Any] = {"ops": count_ops(text), "assumed": facts(text)}
     rows = [{"target": each.code.target, "absent": each.absent or None} for each in codes]
     record["codes"] = rows
@@ -299,7 +299,7 @@ def random_inputs(file: Path, sizes: Sequence[str], seed: int = 0) -> dict[str, 
     """Random inputs of a bundle by their names; those that shape the program are as its first one was made for."""
     stored = bundle.read_stored(file)
     program = stored.programs[0]
-    made = _random(lowered(program.variants[0].text()), program, sizes, seed)
+    made = _random(read_program(program.variants[0].text()), program, sizes, seed)
     given = {**made, **program.values}
     return {port.name: given[port.name] for port in stored.signature.inputs}
 

@@ -1,7 +1,6 @@
-"""What a bundle of a native program holds: code for several processors, the arrays they share, text to compile again.
+"""Program + weights + names of targets → StoredModel: code per target, the arrays they share, text to recompile.
 
-Programs, weights and names of targets come in; out goes a StoredModel. `recompile` is the way back, for a machine that
-a bundle has no code for.
+`smelt compile` and `LoadedModel.save` call it. `recompile` compiles a bundle's text where it has no code for a machine.
 """
 
 from __future__ import annotations
@@ -48,18 +47,21 @@ from smelt.target import Target
 from smelt.weights import Weights
 
 PLAIN, VNNI = "plain", "avx512vnni"
-GLIBC = "2.17"  # the oldest C library that the runtime library of a bundle runs with
+GLIBC = "2.17"  # the oldest glibc that the runtime library of a bundle runs with
+AGAIN = "compile the model again: smelt compile MODEL -o FILE.smelt"
 LARGEST = 1 << 30  # bytes of a program's text
 PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.convolution"})
 
 Bind: TypeAlias = Callable[[ProgramPlan, Target], Arrays | None]
-Layout: TypeAlias = tuple[TileShape, bool]  # of weights: how panels are cut, and whether they hold pairs of bf16
+Layout: TypeAlias = tuple[
+    TileShape, bool
+]  # of packed weights: the register tile, and whether panels hold pairs of bf16
 
 
 def default_targets(program: Program | None = None) -> tuple[str, ...]:
-    """This machine's kind of processor with the most that it can do for a program, and any of that machine.
+    """The best target that this processor runs, and the baseline ISA.
 
-    A program of bytes gets code with instructions for them as well, which shares the weights.
+    An int8 program gets VNNI code as well, which shares the packed weights.
     """
     here = cpu.target()
     fitting = [
@@ -68,12 +70,12 @@ def default_targets(program: Program | None = None) -> tuple[str, ...]:
         if name not in (PLAIN, VNNI) and each.name == here.name and each.features <= here.features
         if not each.has_pairs or (here.has_pairs and program is not None and has_bf16_products(program))
     ]
-    first = [VNNI] if program is not None and _holds_bytes(program) else []
+    first = [VNNI] if program is not None and _has_int8(program) else []
     return (*(name for name in first if cpu.TARGETS[name].features <= here.features), *fitting[:1], PLAIN)
 
 
-def _holds_bytes(program: Program) -> bool:
-    """Whether some value of a program, an argument perhaps, is of i8 or ui8."""
+def _has_int8(program: Program) -> bool:
+    """Whether some value of a program is int8 or uint8."""
     results = (value for op in walk(program.main.body) for value in op.results)
     types = (value.type for value in (*program.main.args, *results))
     return any(isinstance(type, Shape) and type.dtype in (i8, ui8) for type in types)
@@ -90,30 +92,30 @@ def _layout(program: Program, target: Target) -> Layout:
 
 
 def store_program(program: Program, target: Target, bound: Arrays | None, targets: Sequence[str]) -> StoredModel:
-    """A compiled program with the arrays that it is bound to, as its executable stores it."""
+    """A compiled program with its bound arrays."""
     have = _layout(program, target)
 
     def bind(plan: ProgramPlan, other: Target) -> Arrays | None:
         wanted = _layout(program, other)
         if bound and wanted != have:
             raise UnsupportedError(
-                "the weights are packed for another kind of processor already",
-                expected=f"targets with {_panels(have)}",
-                got=_panels(wanted),
+                "the weights are already packed for another register tile",
+                expected=f"targets with {_layout_text(have)}",
+                got=_layout_text(wanted),
                 remedy="smelt compile MODEL -o FILE.smelt --target …",
             )
         return bound
 
-    return _stored(program, targets, bind)
+    return _store(program, targets, bind)
 
 
-def _panels(layout: Layout) -> str:
+def _layout_text(layout: Layout) -> str:
     tile, pairs = layout
     return f"panels of {tile.columns} columns{' in pairs of bf16' if pairs else ''}"
 
 
 def store_weights(program: Program, weights: Weights, targets: Sequence[str]) -> StoredModel:
-    """A program with its weights, for any targets: the weights are packed here, for each kind of them."""
+    """A program with its weights, for any targets. The weights are packed here, once per layout."""
 
     def bind(plan: ProgramPlan, target: Target) -> Arrays:
         if plan.prepare is None:
@@ -129,33 +131,38 @@ def store_weights(program: Program, weights: Weights, targets: Sequence[str]) ->
         finally:
             run.close()
 
-    return _stored(program, targets, bind)
+    return _store(program, targets, bind)
 
 
 def recompile(text: bytes, tile: tuple[int, int, int], signature: Signature, bound: Arrays | None) -> NativeExecutable:
-    """The program of a bundle, compiled for this machine; its weights stay packed as they are."""
+    """The program of a bundle, compiled for this machine. Its weights stay packed as they are."""
     known = {tile_shape(each) for each in cpu.TARGETS.values()}
     if TileShape(*tile) not in known:
-        raise FileError("the bundle has weights in panels of an unknown shape", expected=known, got=tile)
-    plan = plan_lowered(lowered(text), signature)
+        raise FileError("the bundle has weights in panels of an unknown shape", expected=known, got=tile, remedy=AGAIN)
+    plan = plan_lowered(read_program(text), signature)
     taken = len(plan.main[0].of_kind("argument")) - len(signature.inputs)
     if taken != len(bound or ()) and (bound is not None or plan.prepare is None):
-        raise FileError("the program in the bundle does not take its weights", expected=taken, got=len(bound or ()))
+        raise FileError(
+            "the program in the bundle does not take its weights",
+            expected=taken,
+            got=len(bound or ()),
+            remedy=AGAIN,
+        )
     return build_plan(plan, cpu.target("native"), tile=TileShape(*tile), bound=bound).executable
 
 
-def lowered(text: bytes) -> Program:
+def read_program(text: bytes) -> Program:
     """The program of a bundle, from its compressed text."""
-    return parse(unpacked(text))
+    return parse(decompress_text(text))
 
 
-def unpacked(text: bytes) -> str:
+def decompress_text(text: bytes) -> str:
     """The text itself."""
     try:
         found = zlib.decompressobj().decompress(text, LARGEST)
         return found.decode()
     except (zlib.error, UnicodeDecodeError) as error:
-        raise FileError("the program in the bundle cannot be read", got=error) from error
+        raise FileError("the program in the bundle cannot be read", got=error, remedy=AGAIN) from error
 
 
 # ---- variants ----
@@ -163,18 +170,18 @@ def unpacked(text: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Targets that share one layout of weights, and so one program."""
+    """Targets that share one layout of packed weights, and so one lowered program."""
 
     layout: Target
     names: list[str]
 
 
 def _groups(program: Program, targets: Sequence[str]) -> list[_Group]:
-    """Plain code comes with the layout of the first other target: a fallback that needs no weights of its own."""
+    """Baseline code uses the layout of the first other target: a fallback without weights of its own."""
     names = list(dict.fromkeys(targets or default_targets(program)))
     groups: list[_Group] = []
     for name in sorted(names, key=lambda name: name == PLAIN):
-        target = _named(name)
+        target = _target_of(name)
         for group in groups:
             if name == PLAIN or _layout(program, group.layout) == _layout(program, target):
                 group.names.append(name)
@@ -184,13 +191,13 @@ def _groups(program: Program, targets: Sequence[str]) -> list[_Group]:
     return groups
 
 
-def _named(name: str) -> Target:
+def _target_of(name: str) -> Target:
     if name not in cpu.TARGETS:
-        raise DeviceError("unknown target", expected=", ".join(cpu.TARGETS), got=name)
+        raise DeviceError("unknown target", expected=", ".join(cpu.TARGETS), got=name, remedy="targets=[…] with these")
     return cpu.target(name)
 
 
-def _stored(program: Program, targets: Sequence[str], bind: Bind) -> StoredModel:
+def _store(program: Program, targets: Sequence[str], bind: Bind) -> StoredModel:
     signature = signature_of(program.main)
     groups = _groups(program, targets)
     variants: list[Variant] = []
@@ -204,7 +211,7 @@ def _stored(program: Program, targets: Sequence[str], bind: Bind) -> StoredModel
         tuned |= {f"tuned {group.names[0]}: {key}": text for key, text in _tuned(plan).items()}
     made_by = {"compiler": _compiler(), "flags": " ".join(cpu.FLAGS), **tuned}
     stored = StoredProgram(signature, kernels, tuple(variants), made_by)
-    machines = {_named(name).name: name for group in groups for name in group.names}
+    machines = {_target_of(name).name: name for group in groups for name in group.names}
     return StoredModel("model", signature, (stored,), tuple(_runtime(machine) for machine in machines))
 
 
@@ -238,24 +245,24 @@ def _array(constant: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
 
 
 def _code(name: str, texts: Sequence[str]) -> Code:
-    target = _named(name)
-    return Code(name, target.name, tuple(sorted(target.features)), partial(bytes, _compiled(texts, target)))
+    target = _target_of(name)
+    return Code(name, target.name, tuple(sorted(target.features)), partial(bytes, _compile(texts, target)))
 
 
 @cache
 def _runtime(machine: str) -> RuntimeCode:
-    """The runtime library for every processor of a machine."""
+    """The runtime library for the baseline ISA of a machine."""
     plain = Target(machine, 1, 16, flags=("baseline",))
     text = runtime.source()
     command = cpu.compiler()
     linux = sys.platform == "linux" and command is not None and command[-2:] == ("ziglang", "cc")
     old = (f"--target={machine}-linux-gnu.{GLIBC}",) if linux else ()
     return RuntimeCode(
-        machine, digest(*runtime.texts()), partial(bytes, _compiled([text], plain, *runtime.flags(), *old))
+        machine, digest(*runtime.texts()), partial(bytes, _compile([text], plain, *runtime.flags(), *old))
     )
 
 
-def _compiled(texts: Sequence[str], target: Target, *flags: str) -> bytes:
+def _compile(texts: Sequence[str], target: Target, *flags: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="smelt-bundle-") as folder:
         made = Path(folder) / "code.so"
         cpu.compile_to(made, texts, *flags, processor=target)

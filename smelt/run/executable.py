@@ -1,4 +1,4 @@
-"""NativeExecutable: a compiled program as something that can be called, from the native engine or from a bundle."""
+"""NativeExecutable: a compiled program that can be called. The native engine and bundles make it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from smelt.weights import Weights
 
 ALIGN = 64  # bytes
-WORTH_MOVING = 8 << 20  # bytes of weights
-PIECE = 4 << 20  # bytes that move at a time
+MIN_MOVED = 8 << 20  # bytes of weights
+CHUNK = 4 << 20  # bytes that are copied at a time
 
 Arrays: TypeAlias = tuple[Array, ...]
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
@@ -42,22 +42,22 @@ class Mapped(Protocol):
     """The file that arrays are views of."""
 
     def resident(self, array: Array) -> float:
-        """The share of an array's pages that are in memory."""
+        """The fraction of an array's pages that are in memory."""
         ...
 
     def release(self, array: Array) -> None:
-        """Give them back: whoever looks again reads them again."""
+        """Release the pages; the next access reads them from the file."""
         ...
 
     def check_size(self) -> None:
-        """Raise FileError where the file was cut since it was mapped."""
+        """Raise FileError where the file was truncated after it was mapped."""
         ...
 
 
 class NativeExecutable(Closing):
-    """A compiled program. Weights are bound by `prepare`, which leaves this one as it is.
+    """A compiled program. `prepare` gives a new executable, bound to its weights.
 
-    `store(bound, targets)` says what a file has to hold; None where the program cannot be saved.
+    `store(bound, targets)` gives the content of a bundle; None where the program cannot be saved.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class NativeExecutable(Closing):
         self._sizes = sizes
         self._account = account
         self._program_bytes = 0
-        self._release: Callable[[], object] | None = None  # takes what it holds off the account
+        self._release: Callable[[], object] | None = None  # returns its bytes to the account
         self._store = store
         self._file: Mapped | None = None
         self._moving: Thread | None = None
@@ -103,7 +103,7 @@ class NativeExecutable(Closing):
         made = self.within(account, 0)
         if self._arrays is None:
             return made
-        made = made._bound_to(self._open(), self._arrays, self._sizes)
+        made = made._bind(self._open(), self._arrays, self._sizes)
         assert made._bound is not None
         needed = made._bound.call_bytes(sizes)
         if account.fixed + needed > account.limit:
@@ -120,20 +120,20 @@ class NativeExecutable(Closing):
         if self._prepare is None:
             if self.signature.weights:
                 raise UnsupportedError("the weights are part of the bundle", remedy="compile the model again")
-            return self._bound_to(main, (), NO_SIZES)
-        with self._counted_loading(self._prepare):
+            return self._bind(main, (), NO_SIZES)
+        with self._count_loading(self._prepare):
             arrays = _aligned_weights(self._prepare.runtime, weights, [port.name for port in self.signature.weights])
-            sizes = _open_sizes(self.signature, arrays)
+            sizes = _solve_sizes(self.signature, arrays)
             named = self._prepare.bind((), account=self._account)
             try:
                 values = named(tuple(arrays), _together(self._prepare))
             finally:
                 named.close()
-        return self._bound_to(main, values, sizes)
+        return self._bind(main, values, sizes)
 
     @contextmanager
-    def _counted_loading(self, prepare: runtime.Program) -> Iterator[None]:
-        """Count the weights and what is made of them while both are there."""
+    def _count_loading(self, prepare: runtime.Program) -> Iterator[None]:
+        """Count the weights and the packed weights while both are in memory."""
         account = self._account
         if account is None:
             yield
@@ -146,8 +146,8 @@ class NativeExecutable(Closing):
         finally:
             account.give(count)
 
-    def _bound_to(self, main: runtime.Program, values: Arrays, sizes: Mapping[str, int]) -> NativeExecutable:
-        """This program with its weights, and what stays between calls counted."""
+    def _bind(self, main: runtime.Program, values: Arrays, sizes: Mapping[str, int]) -> NativeExecutable:
+        """This program with its weights; the memory that stays between calls is counted."""
         account = self._account
         made = NativeExecutable(self.signature, self._prepare, main, values, self.kernels, self._store, sizes, account)
         if account is not None:
@@ -158,37 +158,37 @@ class NativeExecutable(Closing):
         return made
 
     def prepared_like(self, other: NativeExecutable) -> NativeExecutable:
-        """This program with what another one of the same weights and layout is bound to; nothing is packed again."""
+        """This program with the packed weights of another one that has the same layout."""
         assert other._arrays is not None, "the other one is bound"
         return NativeExecutable(
             self.signature, None, self._open(), other._arrays, self.kernels, self._store, other._sizes
         )
 
-    def move_later(self, file: Mapped) -> None:
-        """Have the weights moved to memory of their own after the first result; the file's pages are given back.
+    def move_after_first_call(self, file: Mapped) -> None:
+        """Copy the weights from the mapped file into huge pages after the first result, and release the file's pages.
 
-        A file is mapped in small pages; walking through large weights then takes noticeably longer. What the first call
-        hardly looks at (a table of which it reads some rows) stays in the file: moved, it would take memory.
+        A file is mapped in small pages, which cost TLB misses on large weights. Arrays that the first call hardly reads
+        (an embedding table) stay in the file: a copy would only take memory.
         """
-        if self._arrays is not None and sum(array.nbytes for array in self._arrays) >= WORTH_MOVING:
+        if self._arrays is not None and sum(array.nbytes for array in self._arrays) >= MIN_MOVED:
             self._file = file
 
     def _move(self, main: runtime.Program, arrays: Arrays, file: Mapped) -> None:
-        """Calls that run meanwhile keep what they have: the old binding goes when the last of them is done."""
+        """Calls under way keep the old binding, which is released after the last of them."""
         try:
             file.check_size()
         except FileError:
-            return  # nobody touches it here; the next call may
+            return  # the next call raises it
         read = [i for i, array in enumerate(arrays) if file.resident(array) > 0.5]
-        if sum(arrays[i].nbytes for i in read) < WORTH_MOVING:
+        if sum(arrays[i].nbytes for i in read) < MIN_MOVED:
             return
         try:
-            places = _side_by_side(main.runtime, [(arrays[i].dtype, arrays[i].shape) for i in read])
+            places = _allocate_block(main.runtime, [(arrays[i].dtype, arrays[i].shape) for i in read])
         except RunError:
-            return  # no room: the file's pages serve as well
+            return  # not enough memory: keep the file's pages
         together = list(arrays)
         for i, place in zip(read, places, strict=True):
-            _move_bytes(arrays[i], place, file)
+            _copy_out(arrays[i], place, file)
             together[i] = place
         bound = main.bind(together, self._sizes, self._account)
         if self._main is not None and self._bound is not None:
@@ -199,21 +199,21 @@ class NativeExecutable(Closing):
     def __call__(self, *inputs: Any, keep: bool = False, stop: Stop | None = None) -> tuple[Any, ...]:
         """Run on arrays or buffers.
 
-        What is donated is used up by the call, unless `keep` says that a copy is used up instead: an array holds
-        anything afterwards, a buffer cannot be used any more. A result that takes its place is the same array, or a
-        new buffer on it; so state that goes in and comes out is never copied. A call that fails, times out or is
-        cancelled says whether it had begun: only then is what was donated used up.
+        Donated inputs are consumed by the call; with `keep` a copy is consumed instead. Afterwards a donated array has
+        undefined content and a donated buffer cannot be used. A result that reuses its memory is the same array, or a
+        new buffer on it: state is never copied. A call that fails, times out or is cancelled says whether it had
+        started; only then are its donated inputs consumed.
         """
         if self._bound is None:
             self._open()
-            raise RunError("the weights are not bound", expected=".prepare(weights) before the first call")
+            raise RunError("the weights are not bound", remedy="executable = executable.prepare(weights)")
         if self._file is not None:
-            return self._first(inputs, keep, stop)
+            return self._first_call(inputs, keep, stop)
         if not self._donated or len(inputs) != len(self.signature.inputs):
             return self._bound(inputs, None, stop)
-        return self._use_up(self._bound, inputs, keep, stop)
+        return self._call_donating(self._bound, inputs, keep, stop)
 
-    def _first(self, inputs: tuple[Any, ...], keep: bool, stop: Stop | None) -> tuple[Any, ...]:
+    def _first_call(self, inputs: tuple[Any, ...], keep: bool, stop: Stop | None) -> tuple[Any, ...]:
         file, self._file = self._file, None
         if file is not None:
             file.check_size()
@@ -224,8 +224,10 @@ class NativeExecutable(Closing):
             self._moving.start()
         return results
 
-    def _use_up(self, run: runtime.Bound, inputs: tuple[Any, ...], keep: bool, stop: Stop | None) -> tuple[Any, ...]:
-        """A call that may write to some of its inputs; buffers that only look at somebody else's bytes are copied."""
+    def _call_donating(
+        self, run: runtime.Bound, inputs: tuple[Any, ...], keep: bool, stop: Stop | None
+    ) -> tuple[Any, ...]:
+        """A call that may overwrite donated inputs. Buffers that do not own their memory are copied."""
         given = list(inputs)
         for i in self._donated:
             if isinstance(given[i], HostBuffer):
@@ -240,27 +242,27 @@ class NativeExecutable(Closing):
             if not keep:
                 note_donated(error, [self.signature.inputs[i].name for i in self._donated])
                 if has_started(error):
-                    self._give_away(inputs)
+                    self._consume(inputs)
             raise
         for result, i in self._replaced.items():
             if isinstance(inputs[i], HostBuffer):
                 results[result] = HostBuffer(results[result], inputs[i].shape, owns=True)
         if not keep:
-            self._give_away(inputs)
+            self._consume(inputs)
         return tuple(results)
 
-    def _give_away(self, inputs: tuple[Any, ...]) -> None:
+    def _consume(self, inputs: tuple[Any, ...]) -> None:
         for i in self._donated:
             if isinstance(inputs[i], HostBuffer):
                 inputs[i].give_away(f"was donated as the input {self.signature.inputs[i].name!r}")
 
     @property
     def memory(self) -> runtime.Memory | None:
-        """Bytes that it holds now; None where the weights are not bound."""
+        """Bytes in use now; None where the weights are not bound."""
         return None if self._bound is None else self._bound.memory
 
     def to_stored(self, targets: Sequence[str] = ()) -> StoredModel:
-        """What a bundle has to hold, with code for the named processors."""
+        """The content of its bundle, with code for these targets."""
         self._open()
         if self._store is None:
             raise UnsupportedError("this program cannot be saved", remedy="compile the model with smelt.load")
@@ -271,12 +273,12 @@ class NativeExecutable(Closing):
         return serialize(self.to_stored(targets), private_key)
 
     def cancel(self) -> None:
-        """Stop the calls that run now, from another thread: they raise RunError. Later calls run."""
+        """End the calls that run now, from another thread: they raise CancelledError. Later calls run."""
         if self._bound is not None:
             self._bound.cancel()
 
     def trim(self) -> None:
-        """Give back the memory that no call uses now."""
+        """Release the memory that no call uses now."""
         if self._bound is not None:
             self._bound.trim()
 
@@ -293,12 +295,12 @@ class NativeExecutable(Closing):
         return self._main
 
 
-def _move_bytes(array: Array, place: Array, file: Mapped) -> None:
-    """Copy an array out of its file, a piece at a time, so that no more than a piece is there twice."""
+def _copy_out(array: Array, place: Array, file: Mapped) -> None:
+    """Copy an array out of its file in chunks, so that at most one chunk is in memory twice."""
     source, target = (each.reshape(-1).view(np.uint8) for each in (array, place))
-    for start in range(0, source.size, PIECE):
-        np.copyto(target[start : start + PIECE], source[start : start + PIECE])
-        file.release(source[start : start + PIECE])
+    for start in range(0, source.size, CHUNK):
+        np.copyto(target[start : start + CHUNK], source[start : start + CHUNK])
+        file.release(source[start : start + CHUNK])
     file.release(array)
 
 
@@ -307,8 +309,8 @@ def _release_all(file: Mapped, arrays: Sequence[Array]) -> None:
         file.release(array)
 
 
-def _open_sizes(signature: Signature, arrays: Sequence[Array]) -> Mapping[str, int]:
-    """What the weights' shapes tell about symbols; packed weights do not tell it any more."""
+def _solve_sizes(signature: Signature, arrays: Sequence[Array]) -> Mapping[str, int]:
+    """The symbols that the weights' shapes decide; packed weights no longer have these shapes."""
     pairs = [(port.shape, array) for port, array in zip(signature.weights, arrays, strict=True) if port.shape.symbols]
     if not pairs or any(shape.rank != array.ndim for shape, array in pairs):  # the program itself says what is wrong
         return NO_SIZES
@@ -317,7 +319,12 @@ def _open_sizes(signature: Signature, arrays: Sequence[Array]) -> Mapping[str, i
         return solve(patterns, [size for _, array in pairs for size in array.shape])
     except ShapeError as error:
         expected = ", ".join(f"{port.name}: {port.shape}" for port in signature.weights)
-        raise ShapeError("the weights' sizes do not fit together", expected=expected, got=error.got) from error
+        raise ShapeError(
+            "the weights' sizes contradict each other",
+            expected=expected,
+            got=error.got,
+            remedy="give the checkpoint that belongs to the model",
+        ) from error
 
 
 def _bytes(shape: Shape) -> int:
@@ -326,11 +333,11 @@ def _bytes(shape: Shape) -> int:
 
 
 def _aligned_weights(owner: runtime.Runtime, weights: Weights, names: Sequence[str]) -> list[Array]:
-    """The weights, each at an address that fits its elements. What lies at odd places of a file is read from it, into
-    one block of memory: the mapped pages are never touched, and nothing is there twice."""
+    """The weights, each aligned to its element type. Unaligned ones are read from their file into one block of memory:
+    their mapped pages are never touched, and nothing is in memory twice."""
     arrays = [weights[name].numpy() for name in names]
     odd = [i for i, array in enumerate(arrays) if not (array.flags.aligned and array.flags.c_contiguous)]
-    places = _side_by_side(owner, [(arrays[i].dtype, arrays[i].shape) for i in odd])
+    places = _allocate_block(owner, [(arrays[i].dtype, arrays[i].shape) for i in odd])
     for i, place in zip(odd, places, strict=True):
         stored = getattr(weights, "stored", None)
         if stored is not None and place.nbytes:
@@ -352,10 +359,10 @@ def _together(prepare: runtime.Program) -> tuple[Array, ...] | None:
         if len(sizes) < shape.rank:
             return None
         arrays.append((shape.dtype.numpy, sizes))
-    return _side_by_side(prepare.runtime, arrays)
+    return _allocate_block(prepare.runtime, arrays)
 
 
-def _side_by_side(owner: runtime.Runtime, wanted: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]) -> Arrays:
+def _allocate_block(owner: runtime.Runtime, wanted: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]) -> Arrays:
     """New arrays in one block."""
     sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in wanted]
     starts = [0, *itertools.accumulate(-(-size // ALIGN) * ALIGN for size in sizes)]

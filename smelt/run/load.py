@@ -208,7 +208,7 @@ class _Reader:
         made = self._within_limit(self._link(program, variant, code))
         self.image.check_size()
         if self.image.file is not None:
-            made.move_later(self.image)
+            made.move_after_first_call(self.image)
         return made
 
     def _within_limit(self, made: NativeExecutable) -> NativeExecutable:

@@ -70,12 +70,12 @@ class LoadedModel(Closing):
 
     @property
     def static(self) -> tuple[str, ...]:
-        """The inputs whose values shape the program, as far as they are known."""
+        """The compile-time inputs that are known so far."""
         return self._executable.static if isinstance(self._executable, PerValue) else ()
 
     @property
     def shaped(self) -> bool:
-        """Whether values or sizes of inputs shape the program: it compiles when they come."""
+        """Whether the program depends on values or sizes of inputs: it compiles at the first call with new ones."""
         return isinstance(self._executable, PerValue)
 
     @property

@@ -1,7 +1,7 @@
-"""An executable for a model whose program depends on values (or sizes) of inputs: one program for each, kept a while.
+"""An executable for a model with compile-time inputs: one program per value (or size), in an LRU cache.
 
-Such inputs (axes, pads, k, a target shape) shape the program itself. `build(values, shapes)` compiles for given values;
-it may find that more inputs are of this kind, or that sizes are, and says so with `MissingValuesError`.
+Compile-time inputs (axes, pads, k, a target shape) determine the program itself. `build(values, shapes)` compiles for
+given values. It raises `MissingValuesError` where more inputs, or the sizes of all inputs, have to be known.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LIMIT = 16  # programs
 
 
 class MissingValuesError(Exception):
-    """Raised by `build`: these inputs shape the program too, or the sizes of all inputs do."""
+    """Raised by `build`: these inputs are compile-time inputs too, or all sizes have to be known."""
 
     def __init__(self, names: tuple[str, ...], sizes: bool) -> None:
         super().__init__(*names)
@@ -39,8 +39,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 Build = Callable[[Values, Shapes], Executable]
 
 
-class _Made(Frozen):
-    """A program, and what it was made for."""
+class _Specialised(Frozen):
+    """A program, and the values and shapes that it is specialised to."""
 
     values: Values
     shapes: Shapes
@@ -48,7 +48,7 @@ class _Made(Frozen):
 
 
 class PerValue(Closing):
-    """Compiles when a static input has a value that it has not seen; the least recently used program goes first."""
+    """Compiles when a static input has a new value; evicts the least recently used program."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class PerValue(Closing):
         self.static = static
         self.by_size = by_size
         self._build: Build | None = build
-        self._programs: OrderedDict[Hashable, _Made] = OrderedDict()
+        self._programs: OrderedDict[Hashable, _Specialised] = OrderedDict()
         for values, shapes, executable in known:
-            self._programs[_mark(values, shapes)] = _Made(values, shapes, executable)
+            self._programs[_key_of(values, shapes)] = _Specialised(values, shapes, executable)
 
     @property
     def kernels(self) -> tuple[KernelUse, ...]:
-        """Those of the programs that there are so far."""
+        """Those of the programs that are compiled so far."""
         return tuple(use for made in self._programs.values() for use in made.executable.kernels)
 
     def prepare(self, weights: Weights) -> Executable:
@@ -76,7 +76,7 @@ class PerValue(Closing):
         return self
 
     def __call__(self, *inputs: Array, stop: Stop | None = None) -> tuple[Array, ...]:
-        """What compiles takes its time; a `stop` is looked at before and after it."""
+        """Run, and compile first where the values are new. `stop` is checked before and after a compile."""
         given = self._named(inputs)
         if stop is not None:
             stop.check()
@@ -84,14 +84,14 @@ class PerValue(Closing):
         return executable(*(given[port.name] for port in executable.signature.inputs), stop=stop)
 
     def knows(self, inputs: tuple[Array, ...]) -> bool:
-        """Whether there is a program for such inputs already."""
+        """Whether a program for such inputs is compiled."""
         return bool(self._programs) and self._key(self._named(inputs))[0] in self._programs
 
     def to_stored(self, targets: Sequence[str] = ()) -> StoredModel:
-        """The programs that there are: a file cannot make more of them."""
+        """The programs that are compiled so far: a bundle cannot compile more."""
         if not self._programs:
             raise UnsupportedError(
-                "no program has been compiled yet: values or sizes of inputs shape it",
+                "no program is compiled yet: it depends on values or sizes of inputs",
                 remedy="call it once with each kind of inputs that the file should know, or give static values",
             )
         parts = []
@@ -136,14 +136,14 @@ class PerValue(Closing):
             shown += [f"{name} of shape {list(shape)}" for name, shape in shapes.items()]
             import logging
 
-            logging.getLogger("smelt").info("compiled for new values of what shapes the program: %s", ", ".join(shown))
-            self._programs[key] = _Made({name: array.copy() for name, array in values.items()}, shapes, built)
+            logging.getLogger("smelt").info("compiled for new values of compile-time inputs: %s", ", ".join(shown))
+            self._programs[key] = _Specialised({name: array.copy() for name, array in values.items()}, shapes, built)
             if len(self._programs) > LIMIT:
                 self._programs.popitem(last=False)[1].executable.close()
             return built
 
     def _build_within_limit(self, build: Build, values: Values, shapes: Shapes) -> Executable:
-        """Programs share the memory that a limit leaves: the one that was not used for longest goes for a new one."""
+        """Programs share one memory limit: the least recently used one is evicted for a new one."""
         while True:
             try:
                 return build(values, shapes)
@@ -161,49 +161,50 @@ class PerValue(Closing):
     def _key(self, given: Mapping[str, Array]) -> tuple[Hashable, dict[str, Array], dict[str, tuple[int, ...]]]:
         values = {name: given[name] for name in self.static}
         shapes = {name: array.shape for name, array in given.items() if self.by_size and name not in values}
-        return _mark(values, shapes), values, shapes
+        return _key_of(values, shapes), values, shapes
 
 
-def _mark(values: Values, shapes: Shapes) -> Hashable:
+def _key_of(values: Values, shapes: Shapes) -> Hashable:
     marks = tuple((name, array.dtype.str, array.shape, array.tobytes()) for name, array in values.items())
     return marks, tuple(shapes.items())
 
 
-class OpenSizes(Closing):
-    """A program with open sizes, and one for fixed sizes where those that come break what the first took for granted.
+class DynamicSizes(Closing):
+    """A program with dynamic dimensions, and programs for fixed sizes that break its assumptions.
 
-    Two open sizes that meet are taken to be equal or to be broadcast one way; the other way needs a program of its own.
+    Where two dynamic dimensions meet, the first program assumes that they are equal, or that one is broadcast. Other
+    sizes need a program of their own.
     """
 
-    def __init__(self, open: Executable, fixed: PerValue) -> None:
-        self._open = open
+    def __init__(self, dynamic: Executable, fixed: PerValue) -> None:
+        self._dynamic = dynamic
         self._fixed = fixed
-        self.signature = open.signature
+        self.signature = dynamic.signature
 
     @property
     def kernels(self) -> tuple[KernelUse, ...]:
-        return self._open.kernels + self._fixed.kernels
+        return self._dynamic.kernels + self._fixed.kernels
 
     def prepare(self, weights: Weights) -> Executable:
-        return OpenSizes(self._open.prepare(weights), self._fixed)
+        return DynamicSizes(self._dynamic.prepare(weights), self._fixed)
 
     def __call__(self, *inputs: Array, stop: Stop | None = None) -> tuple[Array, ...]:
         if not self._fixed.knows(inputs):
             try:
-                return self._open(*inputs, stop=stop)
+                return self._dynamic(*inputs, stop=stop)
             except SizeError:
                 pass
         return self._fixed(*inputs, stop=stop)
 
     def to_stored(self, targets: Sequence[str] = ()) -> StoredModel:
-        """The program with open sizes: what breaks what it takes for granted is an error in a file."""
-        return to_stored(self._open, targets)
+        """The program with dynamic dimensions. In a bundle, sizes that break its assumptions are an error."""
+        return to_stored(self._dynamic, targets)
 
     def trim(self) -> None:
-        if isinstance(self._open, Trimmable):
-            self._open.trim()
+        if isinstance(self._dynamic, Trimmable):
+            self._dynamic.trim()
         self._fixed.trim()
 
     def close(self) -> None:
-        self._open.close()
+        self._dynamic.close()
         self._fixed.close()
