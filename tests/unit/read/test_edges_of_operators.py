@@ -55,6 +55,10 @@ CASES: list[tuple[str, list[Any], dict[str, Any], list[Any], list[Any]]] = [
      [(X - 1) * np.array([2, 3, 4], np.float32)]),
     ("Resize", ["f32[1,1,1,4]", None, None, i64(1, 1, 1, 2)], {"mode": "linear", "antialias": 1}, [X.reshape(-1)[:4]
      .reshape(1, 1, 1, 4)], [np.array([0.625, 2.375], np.float32).reshape(1, 1, 1, 2)]),
+    ("Resize", ["f32[1,1,1,4]", None, None, i64(1, 1, 1, 2)], {"mode": "linear", "antialias": 1, "exclude_outside": 1},
+     [X.reshape(-1)[:4].reshape(1, 1, 1, 4)], [np.array([5 / 7, 16 / 7], np.float32).reshape(1, 1, 1, 2)]),
+    ("MatMulNBits", ["f32[2,1]", np.full((1, 1, 8), 9, np.uint8), np.ones(1, np.float32)],
+     {"domain": "com.microsoft", "K": 1, "N": 1, "block_size": 16, "bits": 4}, [X[:, :1]], [X[:, :1]]),
 ]  # fmt: skip
 
 
