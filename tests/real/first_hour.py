@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -248,8 +249,8 @@ def steps(folder: Path, quick: bool) -> Iterator[tuple[str, Callable[[], str]]]:
     yield "demo", play_demo
     yield "typing errors", mistype_commands
     for case in cases()[:1] if quick else cases():
-        yield f"run {case.name}", lambda case=case: run_by_default(case, folder)
-        yield f"wrong input, {case.name}", lambda case=case: mend_input(case, folder)
+        yield f"run {case.name}", partial(run_by_default, case, folder)
+        yield f"wrong input, {case.name}", partial(mend_input, case, folder)
     yield "own model, checked", lambda: check_own_model(folder)
     yield "save and load", lambda: save_and_load(folder)
     yield "InferenceSession", swap_session

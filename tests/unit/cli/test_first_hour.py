@@ -18,7 +18,8 @@ from smelt.cli.main import app
 from smelt.cli.sizes import given_sizes
 from smelt.cli.tables import Column, layout
 from smelt.device import cache
-from smelt.dtype import f32
+from smelt.dim import Size, symbol
+from smelt.dtype import Array, f32
 from smelt.engine.signature import signature_of
 from smelt.errors import FileError, ShapeError
 from smelt.ir.text import parse
@@ -148,8 +149,9 @@ def test_missing_output_folders_are_found_before_the_model_is_read(arguments: li
 def test_the_remedy_of_a_wrong_array_mends_it(
     sizes: tuple[int | None, ...], given: tuple[int, ...], element: type
 ) -> None:
-    shape = Shape.of(f32, [size or parse_symbol() for size in sizes])
-    wrong = np.ones(given, element)
+    known: list[Size] = [parse_symbol() if size is None else size for size in sizes]
+    shape = Shape.of(f32, known)
+    wrong: Array = np.ones(given, element)
     with pytest.raises(ShapeError) as error:
         check_array(wrong, shape, "the input")
     remedy = str(error.value.remedy).removeprefix("an array such as ")
@@ -157,8 +159,7 @@ def test_the_remedy_of_a_wrong_array_mends_it(
     check_array(mended, shape, "the input")
 
 
-def parse_symbol() -> object:
-    from smelt.dim import symbol
+def parse_symbol() -> Size:
 
     return symbol("batch")
 

@@ -205,8 +205,8 @@ def test_labels_do_not_overlap(seed: int) -> None:
     """Kernels of nearly one speed and intensity, as in a network of equal layers."""
     random = np.random.default_rng(seed)
     points = [
-        Point(f"depthwise_conv{i}", f"kind{i % 4}", *np.exp(0.02 * random.standard_normal(2)) * (3, 40), 0.05, "")
-        for i in range(20)
+        Point(f"depthwise_conv{i}", f"kind{i % 4}", 3 * float(near[0]), 40 * float(near[1]), 0.05, "")
+        for i, near in enumerate(np.exp(0.02 * random.standard_normal((20, 2))))
     ]
     picture = ElementTree.fromstring(roofline_svg("twenty layers", points, MACHINE))
     labels = [each for each in picture.iter("{http://www.w3.org/2000/svg}text") if each.get("class") == "name"]

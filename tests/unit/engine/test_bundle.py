@@ -718,7 +718,9 @@ def test_models_and_executables_close_with_a_block_and_show_themselves(saved: Pa
         assert "<td>probabilities</td>" in model._repr_html_()
     with pytest.raises(RunError, match="closed"):
         model(pixels)
-    with smelt.deserialize(saved.read_bytes()) as executable:
+    executable = smelt.deserialize(saved.read_bytes())
+    assert isinstance(executable, NativeExecutable)
+    with executable:
         assert repr(executable).startswith("<NativeExecutable(pixels: f32[")
         assert executable._repr_html_().startswith("<table><caption>NativeExecutable</caption>")
     with pytest.raises(RunError, match="closed"):
