@@ -134,7 +134,7 @@ def _fitting(op: Op, results: Sequence[Array]) -> tuple[Array, ...]:
         want = value.shape
         if array.ndim != want.rank or (want.is_static and array.shape != want.sizes):
             raise RunError(
-                f"{op.name}: the group does not give the promised size", expected=want, got=list(array.shape)
+                f"{op.name}: the group does not give the declared size", expected=want, got=list(array.shape)
             )
     return tuple(results)
 

@@ -318,7 +318,7 @@ def test_groups_must_exist_on_the_grid():
 
 def test_a_group_that_gives_another_size_is_an_error():
     func = unary("all_gather", (1,), Shape("i64", 6), all_gather_dim=0, replica_groups=((0,),), channel_handle=HANDLE)
-    with pytest.raises(RunError, match="promised"):
+    with pytest.raises(RunError, match="declared"):
         on_grid(func, data(1, 2, 1))
 
 
