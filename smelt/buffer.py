@@ -221,7 +221,7 @@ def advise_shape(given: tuple[int, ...], shape: Shape) -> str:
         **(orders if len(given) == 4 else {}),
     }
     for text, sizes in candidates.items():
-        if sizes and len(sizes) == shape.rank:
+        if sizes and sizes != given and len(sizes) == shape.rank:
             pairs = zip(shape.sizes, sizes, strict=True)
             if all(size == actual for size, actual in pairs if isinstance(size, int)):
                 return text

@@ -231,7 +231,7 @@ def test_what_is_no_bundle_is_named_so(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(FileError, match=r"odd\.smelt"):
         smelt.load(path)
-    with pytest.raises(FileError, match="no such file"):
+    with pytest.raises(FileError, match="is a folder"):
         smelt.load(tmp_path)
 
 

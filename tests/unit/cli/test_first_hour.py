@@ -30,7 +30,7 @@ DIGITS = Path(str(files("smelt") / "assets" / "digits.onnx"))
 COMMANDS = {
     "run": ("native engine", "probabilities"),
     "inspect": ("recognised", "probabilities"),
-    "bench --seconds 0.01": ("median ms", "calls"),
+    "bench --seconds 0.01": ("median", "calls"),
     "profile --seconds 0.01": ("of best", "layer1"),
     "diff": ("relative", "sum1"),
     "show --stage kernels": ("writes", "launches"),

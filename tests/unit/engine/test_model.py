@@ -48,7 +48,7 @@ def test_inputs_go_by_position_or_by_name(pixels: np.ndarray) -> None:
 
 def test_wrong_inputs_say_what_was_expected(pixels: np.ndarray) -> None:
     model = smelt.load(DIGITS, engine="reference")
-    with pytest.raises(RunError, match=r"unknown pixel$"):
+    with pytest.raises(RunError, match=r"unknown pixel\n"):
         model(pixels=pixels[:2], pixel=pixels[:2])  # superfluous, where nothing is missing
     with pytest.raises(RunError, match="no pixels, unknown image"):
         model(image=pixels)
