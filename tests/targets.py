@@ -24,8 +24,6 @@ from smelt.device import cpu  # noqa: E402
 SAMPLED = ("avx2", "plain")
 SAMPLES = (
     "tests/unit/kernel/test_linalg_kernels.py",
-    "tests/unit/kernel/test_window_kernels.py",
-    "tests/unit/kernel/test_quantise_kernels.py",
     "tests/unit/engine/test_quantised_models.py",
     "tests/property/test_kernels.py",
     "tests/conformance/test_stablehlo.py::test_native_sample[interpret]",

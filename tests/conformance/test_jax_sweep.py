@@ -10,7 +10,7 @@ import pytest
 from smelt.errors import SmeltError
 
 EVERY = 10  # one case in this many
-NATIVE_EVERY = 20
+NATIVE_EVERY = 26
 
 
 @pytest.fixture(scope="module")

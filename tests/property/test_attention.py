@@ -267,6 +267,7 @@ def test_any_tile_is_right(shape: TileShape, seed: int, monkeypatch: pytest.Monk
     assert failures([draw(random) for _ in range(8)], random) == []
 
 
+@pytest.mark.slow
 def test_any_schedule_is_right(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng([seed, 3])
 
@@ -279,6 +280,7 @@ def test_any_schedule_is_right(seed: int, monkeypatch: pytest.MonkeyPatch) -> No
     assert failures([draw(random) for _ in range(12)], random) == []
 
 
+@pytest.mark.slow
 def test_the_queries_of_a_block_change_no_bit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng([seed, 4])
     cases = [draw(random) for _ in range(6)]

@@ -153,6 +153,7 @@ func.func @main(%a: tensor<2x{lines}x{pixels}x{depth}xf32>, %b: tensor<1x1x{dept
 }}"""
 
 
+@pytest.mark.slow
 def test_larger_problems_have_the_same_bits_under_every_schedule(seed: int) -> None:
     """Many rows, panels, image rows and K-blocks: schedules as in real models."""
     generator = np.random.default_rng(seed)
@@ -210,6 +211,7 @@ def _bits(program: Built, weights: Weights, call: Sequence[Array]) -> list[bytes
         bound.close()
 
 
+@pytest.mark.slow
 def test_attention_has_the_same_bits_under_every_schedule(seed: int) -> None:
     """Masks of all kinds: query blocks decide which keys are skipped; results must not depend on it."""
     generator = np.random.default_rng(seed)

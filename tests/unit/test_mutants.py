@@ -39,6 +39,7 @@ def test_mutants(source: str, wanted: set[str]) -> None:
     assert {mutant.apply(source) for mutant in mutants_of(source)} == wanted
 
 
+@pytest.mark.slow
 def test_every_mutant_of_a_file_is_another_program() -> None:
     source = (Path(smelt.__path__[0]) / "dim.py").read_text()
     mutants = mutants_of(source)

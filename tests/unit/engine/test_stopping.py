@@ -211,6 +211,11 @@ print("done")
 """
 
 
+def heed_interrupts() -> None:
+    """A shell lets its background jobs, and so all that they start, ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_signals_are_handled_in_the_midst_of_a_call() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SIGNALS],
@@ -219,6 +224,7 @@ def test_signals_are_handled_in_the_midst_of_a_call() -> None:
         text=True,
         check=False,
         timeout=200,
+        preexec_fn=heed_interrupts,
     )
     assert done.stdout == "done\n", done.stderr
 
@@ -229,19 +235,31 @@ def test_ctrl_c_ends_smelt_run(tmp_path: Path) -> None:
     path.write_text(print_program(counting()))
     np.save(turns, FOREVER)
     command = [sys.executable, "-m", "smelt.cli.main", "run", str(path), "--input", f"arg1={turns}", "--size", "N=4"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    tasks = Path(f"/proc/{process.pid}/task")
-    while process.poll() is None:  # the first call starts a thread of this name
-        if any(each.read_text() == "smelt-watch\n" for each in tasks.glob("*/comm")):
-            break
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,
+    )
+    try:
+        tasks = Path(f"/proc/{process.pid}/task")
+        while process.poll() is None:  # the first call starts a thread of this name
+            if any(each.read_text() == "smelt-watch\n" for each in tasks.glob("*/comm")):
+                break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
     assert process.returncode == 130, err
     assert out == ""
     assert err.strip() == "interrupted"
 
 
+@pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns where another test imported it
 def test_the_flag_of_a_fork_is_its_own() -> None:
     """A child of a fork has no thread that watches: its first call starts one."""
     executable = NativeEngine().compile(counting())
