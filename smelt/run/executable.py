@@ -328,7 +328,7 @@ def _solve_sizes(signature: Signature, arrays: Sequence[Array]) -> Mapping[str, 
 
 
 def _bytes(shape: Shape) -> int:
-    """Of a shape whose sizes are numbers; those of packed weights with open sizes are known when they are there."""
+    """The bytes of a static shape. Packed weights with dynamic dimensions are counted once they are bound."""
     return math.prod(shape.numbers()) * shape.dtype.numpy.itemsize if shape.is_static else 0
 
 

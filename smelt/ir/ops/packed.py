@@ -138,7 +138,7 @@ def _infer_channel_conv(call: Call) -> Sequence[Type]:
     images, kernel, result = call.shape(0), call.shape(1), call.declared_shape()
     _check_floats(call)
     call.require(kernel.rank == images.rank - 1, "", "the kernel must be [(y,) x, channel]", got=kernel)
-    call.same_size(kernel.sizes[-1], images.sizes[-1], "", "one window for each channel")
+    call.same_size(kernel.sizes[-1], images.sizes[-1], "", "a depthwise kernel has one filter per channel")
     window = [size for size in kernel.sizes[:-1] if isinstance(size, int)]
     call.require(len(window) == images.rank - 2, "", "the window must be known", got=kernel)
     taps = checked_taps(call, images, window)

@@ -50,7 +50,7 @@ PACKED: list[Row] = [
     ("smelt.packed_conv", "1x5x4xf32 2x1x2x4xf32", "1x5x7xf32", taps(), "each group has the same number of features"),
     ("smelt.packed_conv", "1x5x3xf32 1x1x3x4xf32", "1x5x5xf32", taps(), "the panels hold the features"),
     ("smelt.channel_conv", "1x5x3xf32 2x2x3xf32", "1x4x3xf32", taps(), "the kernel must be [(y,) x, channel]"),
-    ("smelt.channel_conv", "1x5x3xf32 2x4xf32", "1x4x3xf32", taps(), "one window for each channel"),
+    ("smelt.channel_conv", "1x5x3xf32 2x4xf32", "1x4x3xf32", taps(), "one filter per channel"),
     ("smelt.channel_conv", "1x5x3xf32 ?x3xf32", "1x4x3xf32", taps(), "the window must be known"),
     ("smelt.winograd_conv", "1x6x6x3xf32 1x16x3x4xf32", "6x6x4xf32", "", "the result must be [batch, y, x, feature]"),
     ("smelt.winograd_conv", "6x6x3xf32 1x16x3x4xf32", "1x4x4x4xf32", "", "the images must be [batch, y, x, channel]"),
