@@ -1,8 +1,8 @@
 """int8 GEMM: `smelt.qdot` composites become `smelt.packed_qdot` and `smelt.packed_qconv`, uint8 × int8 → int32 (VNNI).
 
-uint8 and int8 operands are converted into each other by an offset of 128. Zero points are corrected after the sum by row
-and column sums; `split_prepare` moves the column sums of weights out of the run. Scales, bias and requantisation follow as ops that fuse
-into the epilogue. Depthwise int8 convolutions run in f32 (`_sum_in_f32`). Called by `pipeline`.
+uint8 and int8 operands are converted into each other by an offset of 128. Zero points are corrected after the sum by
+row and column sums; `split_prepare` moves the column sums of weights out of the run. Scales, bias and requantisation
+follow as ops that fuse into the epilogue. Depthwise int8 convolutions run in f32 (`_sum_in_f32`). Called by `pipeline`.
 """
 
 from __future__ import annotations
