@@ -10,12 +10,10 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from smelt.buffer import machine_memory
 from smelt.dim import Size, solve, substitute
 from smelt.dtype import Array
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError
@@ -24,6 +22,7 @@ from smelt.ir.lapack import computation
 from smelt.ir.ops import OPS
 from smelt.ir.ops.definition import Exchange, Process, Receive, Rendezvous, Send
 from smelt.ir.ops.random import Source
+from smelt.ir.ops.shape import check_room
 from smelt.ir.size_checks import Check, size_checks
 from smelt.shape import Shape
 from smelt.size import assignment
@@ -290,12 +289,6 @@ def _plan_region(region: Region) -> _Plan:
     symbolic = [op for op in region.ops if _symbols((*op.operands, *op.results))]
     checks = {op: size_checks(op) for op in symbolic}
     return _Plan(tuple(steps), scalar and simple, bool(_symbols(region.args)), checks)
-
-
-def check_room(op: Op, shape: Shape, sizes: Sequence[int]) -> None:
-    """Refuse results that this machine cannot hold, before the system ends the process for taking too much."""
-    if prod(max(n, 1) for n in sizes) * shape.dtype.numpy.itemsize > machine_memory() // 2:
-        raise RunError(f"{op.name}: no memory for the result", got=f"{shape.dtype}{list(sizes)}", where=op.location)
 
 
 def _symbols(values: Sequence[Value]) -> frozenset[str]:

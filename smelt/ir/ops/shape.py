@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from smelt.buffer import machine_memory
 from smelt.dim import Size, divide_exact, floordiv, maximum, product
 from smelt.dtype import Array, DType, ElementType, Quantized, i32
 from smelt.errors import RunError, SizeError
@@ -66,13 +67,18 @@ def moved_dtype(
     return wanted
 
 
+def check_room(op: Op, shape: Shape, sizes: Sequence[int]) -> None:
+    """Refuse results that this machine cannot hold, before the system ends the process for taking too much."""
+    if prod(max(n, 1) for n in sizes) * shape.dtype.numpy.itemsize > machine_memory() // 2:
+        raise RunError(f"{op.name}: no memory for the result", got=f"{shape.dtype}{list(sizes)}", where=op.location)
+
+
 def check_fits(op: Op, sizes: Sequence[int]) -> tuple[int, ...]:
     """Refuse sizes found at run time that no tensor has, or that are not the ones the result type promises."""
     result = op.results[0].shape
     if any(size < 0 for size in sizes):
         raise SizeError(f"{op.name}: a size of the result is negative", got=list(sizes), where=op.location)
-    if prod(max(size, 1) for size in sizes) >= 1 << 58:
-        raise RunError(f"{op.name}: no memory for the result", got=list(sizes), where=op.location)
+    check_room(op, result, sizes)
     if len(sizes) != result.rank or (result.is_static and tuple(sizes) != result.sizes):
         raise RunError(
             f"{op.name}: a size is not what the program promised", expected=result, got=list(sizes), where=op.location

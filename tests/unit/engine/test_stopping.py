@@ -211,20 +211,19 @@ print("done")
 """
 
 
-def heed_interrupts() -> None:
-    """A shell lets its background jobs, and so all that they start, ignore SIGINT."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+# A shell lets its background jobs, and so all that they start, ignore SIGINT. (No preexec_fn: with it subprocess forks,
+# and JAX warns of forks where another test imported it.)
+HEED_INTERRUPTS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 
 
 def test_signals_are_handled_in_the_midst_of_a_call() -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SIGNALS],
+        [sys.executable, "-W", "ignore", "-c", HEED_INTERRUPTS + SIGNALS],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
         timeout=200,
-        preexec_fn=heed_interrupts,
     )
     assert done.stdout == "done\n", done.stderr
 
@@ -234,14 +233,14 @@ def test_ctrl_c_ends_smelt_run(tmp_path: Path) -> None:
     path, turns = tmp_path / "count.mlir", tmp_path / "turns.npy"
     path.write_text(print_program(counting()))
     np.save(turns, FOREVER)
-    command = [sys.executable, "-m", "smelt.cli.main", "run", str(path), "--input", f"arg1={turns}", "--size", "N=4"]
+    program = HEED_INTERRUPTS + "import sys; from smelt.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "run", str(path), "--input", f"arg1={turns}", "--size", "N=4"]
     process = subprocess.Popen(
         command,
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=heed_interrupts,
     )
     try:
         tasks = Path(f"/proc/{process.pid}/task")

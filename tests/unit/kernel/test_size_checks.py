@@ -164,6 +164,13 @@ def test_data_dependent_sizes_are_checked_too(count: int) -> None:
             call()
 
 
+def test_the_reference_asks_for_memory_before_it_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system promises more memory than it has, NumPy's allocation succeeds and the process is killed."""
+    monkeypatch.setattr("smelt.ir.ops.shape.machine_memory", lambda: 1 << 20)
+    with pytest.raises(RunError, match="dynamic_iota: no memory for the result"):
+        run(parse(LATE), [np.array([1 << 18]), np.ones(4, np.float32)])
+
+
 HUGE = {
     "constant": "%b = stablehlo.constant dense<1> : tensor<{0}xi8>",
     "iota": "%b = stablehlo.iota dim = 0 : tensor<{0}xi8>",

@@ -21,6 +21,12 @@ from smelt.tensor.record import Recorded
 from tests.unit.tensor.programs import Draw
 
 
+@pytest.fixture(autouse=True)
+def fresh_cache() -> None:
+    """What other tests left would be forgotten to make room, and the count would stay."""
+    CACHE.clear()
+
+
 def test_nothing_runs_before_a_value_is_read():
     calls = []
 
