@@ -26,7 +26,7 @@ from smelt.kernel.loops.grammar import Amount, Expr, Number, add
 from smelt.kernel.loops.nest import Nest, SplitLoopError, flat, tensor, unsupported
 from smelt.kernel.loops.parallelise import parallelise
 from smelt.kernel.plan.concat_in_place import operand_starts
-from smelt.kernel.plan.materialise import CONTROL, SILENT, Materialised
+from smelt.kernel.plan.materialise import SILENT, Materialised
 from smelt.kernel.plan.plan import (
     Branch,
     Buffer,
@@ -49,6 +49,7 @@ from smelt.kernel.tune.tunables import EACH, Tunables
 from smelt.passes.split_prepare import DONATED
 from smelt.shape import Shape
 
+Outputs = dict[Value, int]  # the values that a kernel stores, and their buffers
 RECORD = 8  # numbers of an error message
 
 
@@ -79,6 +80,7 @@ class _Fusion:
     requirements: list[Requirement] = field(default_factory=list)
     materialised: Materialised = field(default_factory=Materialised)
     destinations: dict[Value, int] = field(default_factory=dict)  # buffers of containers
+    returned: dict[Value, int] = field(default_factory=dict)  # buffers of the values that blocks return
     partly_written: set[int] = field(default_factory=set)  # those that are partly written already
     converted_copies: dict[Value, list[Value]] = field(default_factory=dict)  # materialised conversions
     known: set[str] = field(default_factory=set)  # symbols that are defined by now
@@ -149,7 +151,6 @@ class _Fusion:
         for op in self.materialised.constants:
             self._constant(op)
         self._pair_up(region)
-        returned: dict[Value, int] = {}
         for value, target in zip(region.results, targets, strict=True):
             if (
                 direct
@@ -157,9 +158,9 @@ class _Fusion:
                 and value in self.materialised.values
                 and not self._renamed_sizes(value, target)
             ):
-                returned.setdefault(value, target)
+                self.returned.setdefault(value, target)
         for op in region.ops:
-            steps += self._step(op, returned)
+            steps += self._step(op)
             steps += self._ensure()
         self.pending_checks, self.ensured = outer
         return steps + self._fill(region.results, targets)
@@ -199,62 +200,18 @@ class _Fusion:
         pairs = zip(self.buffers[target].shape.sizes, tensor(value).sizes, strict=True)
         return {name: size for own, size in pairs if own != size and (name := bare_symbol(own)) in self.deferred}
 
-    def _step(self, op: Op, returned: dict[Value, int]) -> list[Step]:
-        if op.name in SILENT:
-            return []
-        if op.name in CONTROL:
-            return self._control(op, returned)
-        if op.name == "stablehlo.custom_call":
-            return self._custom_call(op)
+    def _step(self, op: Op) -> list[Step]:
+        if op.name in _WITHOUT_KERNEL:
+            return _WITHOUT_KERNEL[op.name](self, op)
         checked = self._check_operands(op)
-        if op.name == "stablehlo.constant" and op.result in self.materialised.values:
-            self._constant(op)
-            return []
         if not any(value in self.materialised.values for value in op.results) or op.results[0] in self.stored:
             return checked  # inlined, fused into a later kernel, or computed by an earlier one
-        results = [value for value in op.results if not isinstance(value.type, Token)]
-        if (
-            op.name == "stablehlo.reshape"
-            and op.result not in self.materialised.views
-            and (base := self._reshaped_buffer(op.result)) is not None
-        ):
-            return self._alias(op.result, base, returned)
-        targets = [self._destination(value, returned) for value in results]
-        anchor = self.materialised.anchors.get(op)
-        more: dict[Value, int] = {}
-        if op in self.materialised.parts:
-            steps = self._fill_container(op, targets[0])
-        elif op.name in UPDATES:
-            steps = self._update(op, targets)
-        elif op.name in SINKS or anchor is not None:
-            first = op if anchor is None else anchor.op
-            single = first.name in ANCHORS and len(op.results) == 1
-            more = self._converted_copies(op.result, returned) if single else {}
-            last, path = (None, ()) if anchor is None else (op.result, anchor.path)
-            output = Output(targets, last, path, tuple(more.items()))
-            steps = [
-                self._write_sink(
-                    first.name.partition(".")[2],
-                    first,
-                    [*targets, *more.values()],
-                    lambda nest: SINKS[first.name](nest, first, output),
-                )
-            ]
-        elif op.name == "stablehlo.transpose" and (rule := build_transpose.find_rule(op)) is not None:
-            nest = self._nest()
-            rule(nest, op, targets[0])
-            steps = [self._launch(nest, "transpose", [op], targets)]
-        elif op.name == "stablehlo.reduce" and build_reduce.is_column_reduction(op):
-            steps = [
-                self._write_sink("reduce", op, targets, lambda nest: build_reduce.reduce_columns(nest, op, targets[0]))
-            ]
-        elif len({tensor(value).sizes for value in results}) == 1:
-            more = self._converted_copies(results[0], returned)
-            steps = [self._map([*results, *more], [*targets, *more.values()])]
-        else:
-            steps = [self._map([value], [target]) for value, target in zip(results, targets, strict=True)]
-        self.stored.update(more)
-        self.stored.update(zip(results, targets, strict=True))
+        if (copied := self._alias(op)) is not None:
+            return [*checked, *copied]
+        outputs = {value: self._destination(value) for value in op.results if not isinstance(value.type, Token)}
+        written = (write(self, op, outputs) for write in _WRITERS)
+        steps = next(steps for steps in written if steps is not None)
+        self.stored.update(outputs)
         return [*checked, *steps]
 
     def _pair_up(self, region: Region) -> None:
@@ -276,13 +233,15 @@ class _Fusion:
             if source in self.materialised.values:
                 self.converted_copies.setdefault(source, []).append(op.result)
 
-    def _converted_copies(self, value: Value, returned: dict[Value, int]) -> dict[Value, int]:
-        """The materialised conversions of a value, and their buffers."""
-        return {each: self._destination(each, returned) for each in self.converted_copies.get(value, ())}
+    # -- writers: `_WRITERS` lists them in order. Each gives the steps that fill `outputs`, the buffers of an op's
+    # results, or None if it does not apply. A writer that stores further values adds them to `outputs`. --
 
-    def _fill_container(self, op: Op, target: int) -> list[Step]:
+    def _write_container(self, op: Op, outputs: Outputs) -> list[Step] | None:
         """Fill the rest of a concatenated or padded buffer, beside the parts computed in it."""
+        if op not in self.materialised.parts:
+            return None
         made = {part.operand for part in self.materialised.parts[op]}
+        target = outputs[op.result]
         if op.name == "stablehlo.pad":
             nest = self._nest()
             write_border(nest, op, target)
@@ -297,13 +256,15 @@ class _Fusion:
                 steps.append(self._launch(nest, "map", [op], [target]))
         return steps
 
-    def _update(self, op: Op, targets: Sequence[int]) -> list[Step]:
+    def _write_update(self, op: Op, outputs: Outputs) -> list[Step] | None:
         """Copy the operands that an op updates to its results; a kernel then writes the changed part.
 
         `in_place` merges both buffers where the old content is dead.
         """
+        if op.name not in UPDATES:
+            return None
         steps: list[Step] = []
-        for value, result, target in zip(op.operands, op.results, targets, strict=False):
+        for value, (result, target) in zip(op.operands, outputs.items(), strict=False):
             base = self._reshaped_buffer(value)
             if tensor(value).element != tensor(result).element:
                 steps.append(self._convert_into(value, tensor(result).element, target))
@@ -312,10 +273,10 @@ class _Fusion:
         new = op.operands[1 if op.name == "stablehlo.dynamic_update_slice" else -1]
         if tensor(new).count == 0:
             return steps
+        targets = tuple(outputs.values())
         nest = self._nest()
         UPDATES[op.name](nest, op, Output(targets))
-        launch = self._launch(nest, op.name.partition(".")[2], [op], targets)
-        return [*steps, replace(launch, updates=tuple(targets))]
+        return [*steps, replace(self._launch(nest, _kind(op), [op], targets), updates=targets)]
 
     def _convert_into(self, value: Value, element: DType, target: int) -> Step:
         """A kernel that converts a value into a buffer of another element type."""
@@ -325,6 +286,38 @@ class _Fusion:
             nest.store(target, flat(index, sizes), nest.convert(nest.pull(value, index), element))
         return self._launch(nest, "map", [], [target])
 
+    def _write_sink(self, op: Op, outputs: Outputs) -> list[Step] | None:
+        """The kernel of an op with loops of its own, and of the epilogue that ends in `op`."""
+        anchor = self.materialised.anchors.get(op)
+        if op.name not in SINKS and anchor is None:
+            return None
+        first, last, path = (op, None, ()) if anchor is None else (anchor.op, op.result, anchor.path)
+        targets = list(outputs.values())
+        more = self._converted_copies(op.result) if first.name in ANCHORS and len(op.results) == 1 else {}
+        outputs.update(more)
+        output = Output(targets, last, path, tuple(more.items()))
+        return [self._launch_variants(first, outputs, lambda nest: SINKS[first.name](nest, first, output))]
+
+    def _write_transpose(self, op: Op, outputs: Outputs) -> list[Step] | None:
+        if op.name != "stablehlo.transpose" or (rule := build_transpose.find_rule(op)) is None:
+            return None
+        nest = self._nest()
+        rule(nest, op, outputs[op.result])
+        return [self._launch(nest, "transpose", [op], [outputs[op.result]])]
+
+    def _write_column_reduction(self, op: Op, outputs: Outputs) -> list[Step] | None:
+        if op.name != "stablehlo.reduce" or not build_reduce.is_column_reduction(op):
+            return None
+        target = outputs[op.result]
+        return [self._launch_variants(op, outputs, lambda nest: build_reduce.reduce_columns(nest, op, target))]
+
+    def _write_map(self, op: Op, outputs: Outputs) -> list[Step]:
+        """An elementwise kernel for all results, or one for each if their sizes differ."""
+        if len({tensor(value).sizes for value in outputs}) > 1:
+            return [self._map([value], [target]) for value, target in outputs.items()]
+        outputs.update(self._converted_copies(op.results[0]))
+        return [self._map(list(outputs), list(outputs.values()))]
+
     def _reshaped_buffer(self, value: Value) -> int | None:
         """The buffer with the elements of a reshaped value in order, if there is one."""
         base = value
@@ -333,11 +326,19 @@ class _Fusion:
         late = {*tensor(value).symbols, *tensor(base).symbols}.intersection(self.deferred)
         return None if late or base in self.materialised.views else self.stored.get(base)
 
-    def _alias(self, value: Value, base: int, returned: dict[Value, int]) -> list[Step]:
+    def _alias(self, op: Op) -> list[Step] | None:
         """A reshape without a copy: the value shares the buffer."""
-        target = returned.get(value)
-        self.stored[value] = base if target is None else target
+        if op.name != "stablehlo.reshape" or op.result in self.materialised.views:
+            return None
+        if (base := self._reshaped_buffer(op.result)) is None:
+            return None
+        target = self.returned.get(op.result)
+        self.stored[op.result] = base if target is None else target
         return [] if target is None else [Copy(base, target)]
+
+    def _converted_copies(self, value: Value) -> dict[Value, int]:
+        """The materialised conversions of a value, and their buffers."""
+        return {each: self._destination(each) for each in self.converted_copies.get(value, ())}
 
     def _check_operands(self, op: Op) -> list[Step]:
         """Check the runtime conditions of an op; define the data-dependent sizes of its results."""
@@ -382,15 +383,20 @@ class _Fusion:
         self.deferred += dict.fromkeys(born)
         self.known.update(born)
 
-    def _destination(self, value: Value, returned: dict[Value, int]) -> int:
+    def _destination(self, value: Value) -> int:
         while value in self.materialised.containers:
             value = self.materialised.containers[value]
-        found = self.destinations.get(value, returned.get(value))
+        found = self.destinations.get(value, self.returned.get(value))
         if found is None:
             found = self._buffer(tensor(value), "temporary")
         if value.op in self.materialised.parts:
             self.destinations[value] = found
         return found
+
+    def _materialised_constant(self, op: Op) -> list[Step]:
+        if op.result in self.materialised.values:
+            self._constant(op)
+        return []
 
     def _constant(self, op: Op) -> None:
         if op.result in self.stored:
@@ -422,12 +428,13 @@ class _Fusion:
             kind = "reduce" if any(op.name == "stablehlo.reduce" for op in nest.covered) else "map"
             return self._launch(nest, kind, [], targets)
 
-    def _write_sink(self, kind: str, first: Op, targets: Sequence[int], write: Callable[[Nest], None]) -> Launch:
-        """The kernel of a sink; with `tunables`, in all variants."""
+    def _launch_variants(self, op: Op, outputs: Outputs, write: Callable[[Nest], None]) -> Launch:
+        """The kernel that `write` builds; with `tunables`, in all variants."""
+        kind, targets = _kind(op), outputs.values()
         nest = self._nest()
         write(nest)
         if self.tunables is None or not nest.chosen:
-            return self._launch(nest, kind, [first], [*targets, *nest.scratches])
+            return self._launch(nest, kind, [op], [*targets, *nest.scratches])
         (key,) = nest.chosen
         others: list[Nest] = []
         for schedule in self.tunables.variants(key)[1:]:
@@ -435,7 +442,7 @@ class _Fusion:
             write(other)
             others.append(other)
         scratches = [each for other in (nest, *others) for each in other.scratches]
-        usual, *variants = (self._launch(each, kind, [first], [*targets, *scratches]) for each in (nest, *others))
+        usual, *variants = (self._launch(each, kind, [op], [*targets, *scratches]) for each in (nest, *others))
         kernels = tuple(each.kernel for each in variants)
         return replace(usual, kernel=replace(usual.kernel, variants=kernels, number=self.tunables.number(key)))
 
@@ -451,20 +458,19 @@ class _Fusion:
 
     # -- control flow --
 
-    def _control(self, op: Op, returned: dict[Value, int]) -> list[Step]:
-        if op.name == "stablehlo.while":
-            return self._while(op, returned)
-        targets = self._block_destinations(op, returned)
+    def _skip(self, op: Op) -> list[Step]:
+        return []
+
+    def _branch(self, op: Op) -> list[Step]:
+        targets = self._block_destinations(op)
         selector, filled = self._in_buffer(op.operands[0])
         branches = tuple(tuple(self._block(region, targets)) for region in op.regions)
         self.stored.update({v: t for v, t in zip(op.results, targets, strict=True) if t >= 0})
-        if op.name == "stablehlo.case" or len(branches) == 2:
-            return [*([filled] if filled else []), Branch(selector, branches)]
-        raise unsupported(op)
+        return [*([filled] if filled else []), Branch(selector, branches)]
 
-    def _while(self, op: Op, returned: dict[Value, int]) -> list[Step]:
+    def _while(self, op: Op) -> list[Step]:
         condition, body = op.regions
-        carried = self._block_destinations(op, returned)
+        carried = self._block_destinations(op)
         steps = self._fill(op.operands, carried)
         for region in (condition, body):
             self.stored.update({arg: target for arg, target in zip(region.args, carried, strict=True) if target >= 0})
@@ -474,12 +480,12 @@ class _Fusion:
         self.stored.update({value: target for value, target in zip(op.results, carried, strict=True) if target >= 0})
         return [*steps, Repeat(head, flag, iteration)]
 
-    def _block_destinations(self, op: Op, returned: dict[Value, int]) -> list[int]:
+    def _block_destinations(self, op: Op) -> list[int]:
         """Buffers for the results of control flow, whose sizes may differ by block; -1 for a token."""
         born = [name for value in op.results for name in self._undefined_symbols(value)]
         sizes = [size for value in op.results if isinstance(value.type, Shape) for size in value.type.sizes]
         self._define_symbols(op, born, [name for size in sizes if (name := bare_symbol(size)) is not None])
-        return [-1 if isinstance(value.type, Token) else self._destination(value, returned) for value in op.results]
+        return [-1 if isinstance(value.type, Token) else self._destination(value) for value in op.results]
 
     def _enter(self, op: Op, region: Region, carried: Sequence[int]) -> list[Step]:
         """Define the symbols of a loop's own arguments for this iteration."""
@@ -525,6 +531,29 @@ class _Fusion:
             return self.stored[value], None
         held = self._buffer(tensor(value), "temporary")
         return held, self._map([value], [held])
+
+
+_WITHOUT_KERNEL: dict[str, Callable[[_Fusion, Op], list[Step]]] = {
+    **dict.fromkeys(SILENT, _Fusion._skip),
+    "stablehlo.constant": _Fusion._materialised_constant,
+    "stablehlo.while": _Fusion._while,
+    "stablehlo.if": _Fusion._branch,
+    "stablehlo.case": _Fusion._branch,
+    "stablehlo.custom_call": _Fusion._custom_call,
+}
+
+_WRITERS: tuple[Callable[[_Fusion, Op, Outputs], list[Step] | None], ...] = (
+    _Fusion._write_container,
+    _Fusion._write_update,
+    _Fusion._write_sink,
+    _Fusion._write_transpose,
+    _Fusion._write_column_reduction,
+    _Fusion._write_map,
+)
+
+
+def _kind(op: Op) -> str:
+    return op.name.partition(".")[2]
 
 
 def _split(inner: dict[int, list[Size]], position: int, size: Size) -> None:
