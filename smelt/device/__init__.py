@@ -1,1 +1,1 @@
-"""Bytes and launches: what touches compilers, drivers and device memory."""
+"""Compilers, drivers and device memory. `engine` and `run` compile and launch through it."""

@@ -1,11 +1,11 @@
-"""Compiled programs on disk: a folder of files named KEY-DIGEST.so, by what made them and by what is in them.
+"""The compile cache: a folder of libraries named KEY-DIGEST.so (hash of source and flags, hash of the content).
 
-KEY-DIGEST.name beside an entry holds the name of the model that it was compiled for, for `smelt cache ls`.
+KEY-DIGEST.name holds the name of the model that an entry was compiled for; `smelt cache ls` prints it.
 
-`device.cpu` asks for a key and puts what it has made; `smelt cache` lists and clears. Any number of processes may use
-one folder: entries appear whole (temporary name, sync, rename) and are checked whenever they are used. A folder or a
-file that somebody else owns or may write is not used. Nothing that goes wrong here is an error: what the folder does
-not take is kept in a private temporary folder until the process ends.
+`device.cpu` looks up keys and adds entries; `smelt cache` lists and clears. Processes may share one folder: entries
+are written atomically (temporary name, sync, rename) and their digest is checked at every use. A folder or file that
+another user owns or may write is not used. Failures here are never errors: an entry that cannot be stored in the folder
+stays in a private temporary folder until the process ends.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from smelt.errors import FileError
 from smelt.files import STALE, read_bytes, sweep, write_atomically
 from smelt.frozen import Frozen
 
-if TYPE_CHECKING:  # imported where it is used: whoever runs a bundle does not need it
+if TYPE_CHECKING:  # imported where it is used: running a bundle does not need it
     from pathlib import Path
 
 LIMIT = 2 << 30
-SCRATCH = "smelt-build-"  # begins the names of folders to compile in
+SCRATCH = "smelt-build-"  # prefix of build folders
 _ENTRY = r"([0-9a-f]{40})-([0-9a-f]{32})\.so"
 _UNFINISHED = r"\.[0-9a-f]{40}-[0-9a-f]{32}\.so-[0-9a-f]{16}\.part|[0-9a-f]{40}-[^.]*\.part"
 _NAME = ".name"
 _NAME_BYTES = 400
-_SHARED_MEMORY = "/dev/shm"  # often the one place to write to where the root is read-only
+_SHARED_MEMORY = "/dev/shm"  # often the only writable folder where the root is read-only
 
 
-# The model that is being compiled: what it adds to the cache bears its name.
+# The name of the model that is being compiled; new cache entries are labelled with it.
 model_name: ContextVar[str] = ContextVar("model_name", default="")
 
 
 class Entry(Frozen):
-    """One compiled program: `used` is when it was made or last asked for, in seconds since 1970."""
+    """One compiled program. `used`: the time of its creation or last use, in seconds since 1970."""
 
     path: Path
     key: str
@@ -52,7 +52,7 @@ class Entry(Frozen):
 
     @property
     def name(self) -> str:
-        """The model that it was compiled for; empty where that is not known."""
+        """The model that it was compiled for, or an empty string."""
         try:
             return read_bytes(self.path.with_suffix(_NAME), _NAME_BYTES).decode("utf-8", "replace")
         except FileError:
@@ -65,13 +65,13 @@ class Entry(Frozen):
 
 
 class Cache(Frozen):
-    """A folder with at most `limit` bytes of entries; the least recently used go first."""
+    """A folder with at most `limit` bytes of entries. Eviction is by least recent use."""
 
     folder: Path
     limit: int = LIMIT
 
     def find(self, key: str) -> Path | None:
-        """The entry of a key, marked as used. One whose content is not what its name says is removed."""
+        """The path of a key's entry, marked as used. An entry whose content does not match its digest is removed."""
         found = self.open(key)
         if found is None:
             return None
@@ -79,7 +79,7 @@ class Cache(Frozen):
         return found[1].path
 
     def open(self, key: str) -> tuple[int, Entry] | None:
-        """The same, as an open file whose owner, mode and content were checked: load that, not the path."""
+        """A key's entry as an open file whose owner, mode and content were checked. Load the file, not the path."""
         _sweep_once(self.folder)
         for folder in (self.folder, *_spare()):
             if not _why_unsafe(folder):
@@ -90,8 +90,11 @@ class Cache(Frozen):
         return None
 
     def put(self, key: str, made: Path) -> Path | None:
-        """Keep a file under a key, in a private temporary folder (with a warning the first time) where the folder does
-        not take it; None where that does not either."""
+        """Store a file under a key and return its path.
+
+        Where the folder cannot be written, a private temporary folder is used and a warning is logged once. None:
+        neither could be written.
+        """
         if made.stat().st_size > self.limit:
             return None
         there = self.find(key)  # another process may have been faster
@@ -124,7 +127,7 @@ class Cache(Frozen):
         return final
 
     def _evict(self, newest: Path) -> None:
-        """Remove what is over the limit."""
+        """Remove the least recently used entries until the limit is met. `newest` stays."""
         entries = sorted(self.entries(), key=lambda entry: entry.used)
         total = sum(entry.bytes for entry in entries)
         for entry in entries:
@@ -137,11 +140,11 @@ class Cache(Frozen):
         _sweep(self.folder)
 
     def entries(self, key: str = "") -> Iterator[Entry]:
-        """What is there, in no order; files that are not ours are passed over."""
+        """The entries, unordered. Other files in the folder are ignored."""
         return _entries(self.folder, key)
 
     def clear(self) -> tuple[int, int]:
-        """Remove every entry and every unfinished file; how many entries and bytes that were. The rest stays."""
+        """Remove all entries and unfinished files, and nothing else. Returns the number of entries and their bytes."""
         count = freed = 0
         for entry in list(self.entries()):
             with suppress(FileNotFoundError):
@@ -153,7 +156,7 @@ class Cache(Frozen):
 
 @contextmanager
 def compiling_for(name: str) -> Iterator[None]:
-    """Entries made meanwhile bear a model's name."""
+    """Label the entries that are added inside the block with a model's name."""
     token = model_name.set(name)
     try:
         yield
@@ -162,9 +165,9 @@ def compiling_for(name: str) -> Iterator[None]:
 
 
 def default() -> Cache:
-    """The cache that the environment names: SMELT_CACHE_DIR, SMELT_CACHE_LIMIT (2GiB where it is not set).
+    """The cache in SMELT_CACHE_DIR, limited to SMELT_CACHE_LIMIT (default 2GiB).
 
-    A user without a home folder has a private temporary one.
+    Without a home folder it is in a private temporary folder.
     """
     from pathlib import Path
 
@@ -182,7 +185,7 @@ def default() -> Cache:
 
 
 def cache_home() -> Path | None:
-    """The user's folder for caches; None where there is none: a container's user may have no HOME, no passwd entry."""
+    """The user's folder for caches, or None: a container's user may have neither HOME nor a passwd entry."""
     from pathlib import Path
 
     chosen = os.environ.get("XDG_CACHE_HOME")
@@ -197,7 +200,7 @@ def cache_home() -> Path | None:
 
 @cache
 def private_folder() -> Path | None:
-    """A new temporary folder of this process alone, removed when it ends; None where nothing can be written."""
+    """A temporary folder of this process, removed at exit. None where no folder can be written."""
     import atexit
     import tempfile
     from pathlib import Path
@@ -211,7 +214,7 @@ def private_folder() -> Path | None:
 
 
 def _remove(folder: Path, owner: int) -> None:
-    """A child of the process that made it leaves it alone."""
+    """Remove the private folder, unless this is a forked child of its owner."""
     if os.getpid() == owner:
         import shutil
 
@@ -219,7 +222,7 @@ def _remove(folder: Path, owner: int) -> None:
 
 
 def temporary_folders() -> Iterator[Path]:
-    """Where temporary folders may be made, best first."""
+    """Parents for temporary folders, in order of preference."""
     import tempfile
     from pathlib import Path
 
@@ -230,13 +233,13 @@ def temporary_folders() -> Iterator[Path]:
 
 
 def _spare() -> tuple[Path, ...]:
-    """The private folder, if there is one already."""
+    """The private folder, if it was created."""
     spare = private_folder() if private_folder.cache_info().currsize else None
     return () if spare is None else (spare,)
 
 
 def _why_unsafe(folder: Path) -> str:
-    """Why files in a folder may be somebody else's: its owner and its mode. Empty for one that is safe, or absent."""
+    """Why another user could have put files into a folder: its owner or its mode. Empty if it is safe or absent."""
     try:
         facts = os.stat(folder)
     except OSError:
@@ -258,11 +261,11 @@ def _why_foreign(facts: os.stat_result) -> str:
 
 
 def _opened(entry: Entry) -> int | None:
-    """An entry as an open file, marked as used; None, and removed, where it is not what its name says."""
+    """Open an entry and mark it as used. An entry that does not match its digest is removed; the result is None."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         file = os.open(entry.path, flags)
-    except OSError:  # removed meanwhile, or not readable: as good as absent
+    except OSError:  # removed by another process, or not readable: treated as absent
         return None
     try:
         facts = os.fstat(file)
@@ -271,7 +274,7 @@ def _opened(entry: Entry) -> int | None:
     except (OSError, MemoryError):
         right = False
     if right:
-        with suppress(OSError):  # a folder that cannot be written serves as well
+        with suppress(OSError):  # a read-only folder can still be read
             os.utime(entry.path)
         return file
     os.close(file)
@@ -286,7 +289,7 @@ def _entries(folder: Path, key: str) -> Iterator[Entry]:
         if named and (not key or named[1] == key):
             try:
                 facts = path.stat()
-            except OSError:  # removed meanwhile
+            except OSError:  # removed by another process
                 continue
             yield Entry(path, named[1], named[2], facts.st_size, facts.st_mtime)
 
@@ -302,7 +305,7 @@ def _files(folder: Path) -> list[Path]:
 
     try:
         return [Path(each.path) for each in os.scandir(folder) if each.is_file(follow_symlinks=False)]
-    except OSError:  # no folder yet, or not one of ours to read
+    except OSError:  # no folder yet, or it is not readable
         return []
 
 
@@ -312,7 +315,7 @@ def _sweep_once(folder: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes left: unfinished files, and folders that they compiled in."""
+    """Remove what killed processes left behind: unfinished files and build folders."""
     import shutil
 
     sweep(folder, _UNFINISHED)
@@ -331,11 +334,11 @@ def _reason(error: OSError | FileError) -> str:
 
 @cache
 def _warn(folder: Path, why: str) -> None:
-    """Say once per folder and reason that nothing is kept."""
+    """Log once per folder and reason that compiled programs are not cached."""
     import logging
 
     logging.getLogger("smelt").warning(
-        "compiled programs are not kept beyond this process: %s is not used (%s); SMELT_CACHE_DIR names another folder",
+        "compiled programs are not cached on disk: %s is not used (%s); set SMELT_CACHE_DIR to another folder",
         folder,
         why,
     )

@@ -1,7 +1,7 @@
-"""The processor as a device: find out what it can do, compile C for it, keep the result on disk, load it.
+"""The CPU as a device: detect its features, compile C for it, load the library. `device.cache` keeps the libraries.
 
-The compiler is the clang inside the `ziglang` package, else clang, gcc or cc; `SMELT_CC` overrides. `SMELT_TARGET` asks
-for code for another processor than this one. Compiled programs are kept by `device.cache`.
+The compiler is the clang inside the `ziglang` package, else clang, gcc or cc; `SMELT_CC` overrides. `SMELT_TARGET`
+selects another processor than this one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from smelt.device.library import load_descriptor, load_library
 from smelt.errors import DeviceError, FileError
 from smelt.target import Target
 
-# What compiling needs is imported where it is used: whoever runs compiled code starts without it.
+# Modules that only compiling needs are imported where they are used: running compiled code starts faster.
 if TYPE_CHECKING:
     import tempfile
     from pathlib import Path
@@ -37,13 +37,13 @@ FLAGS = (
     "-g0",
 )
 LIBRARY = "program.so"
-PATIENCE = 1800  # seconds for one run of the compiler
-ROOM = 32 << 20  # bytes that a compiler needs to work in
+PATIENCE = 1800  # timeout of one compiler run, in seconds
+ROOM = 32 << 20  # bytes of free disk space that a compiler needs
 
 # Called with (kernels done, kernels in all) while a program compiles.
 progress: ContextVar[Callable[[int, int], None] | None] = ContextVar("progress", default=None)
 
-# What code for a processor may use beyond its baseline: it runs only where all of that is there.
+# Features beyond the baseline that code for a target may use. It runs only on processors with all of them.
 _AVX2 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _BF16 = _AVX512 | {"avx512_bf16", "avx512_vnni"}
@@ -60,12 +60,13 @@ TARGETS = {
 
 
 def target(name: str | None = None) -> Target:
-    """This machine's processor, or the one that `SMELT_TARGET` or the caller names: a key of `TARGETS`."""
+    """The target of a name (a key of `TARGETS`), else of `SMELT_TARGET`, else this machine's processor."""
     name = os.environ.get("SMELT_TARGET", "") if name is None else name
     if name in ("", "native"):
         return _native()
     if name not in TARGETS:
-        raise DeviceError("unknown target", expected=", ".join(["native", *TARGETS]), got=name)
+        known = ", ".join(["native", *TARGETS])
+        raise DeviceError("unknown target", expected=known, got=name, remedy="set SMELT_TARGET to one of these")
     return TARGETS[name].replace(cores=_native().cores)
 
 
@@ -77,7 +78,7 @@ def _native() -> Target:
             line = next((line for line in file if line.startswith(("flags", "Features"))), "")
         features = frozenset(line.partition(":")[2].split())
     except OSError:
-        pass  # not Linux: the plain description serves
+        pass  # not Linux: the baseline ISA
     width = 64 if "avx512f" in features else 32 if "avx2" in features else 16
     flags = ("native", "-mprefer-vector-width=512") if width == 64 else ("native",)
     return Target(platform.machine(), os.cpu_count() or 1, width, features=features, flags=flags)
@@ -85,7 +86,7 @@ def _native() -> Target:
 
 @cache
 def compiler() -> tuple[str, ...] | None:
-    """The command that compiles C here; None where there is none."""
+    """The command of the C compiler, or None."""
     chosen = os.environ.get("SMELT_CC")
     if chosen:
         import shlex
@@ -105,7 +106,7 @@ def compiler() -> tuple[str, ...] | None:
 
 
 def build(source: str | Sequence[str], *extra: str, processor: Target | None = None) -> ctypes.CDLL:
-    """Compile C (one file or several, with extra flags for the compiler), or find it compiled already, and load it."""
+    """Compile C (one file or several, with extra compiler flags) into a library and load it, through the cache."""
     import hashlib
     from pathlib import Path
 
@@ -121,7 +122,7 @@ def build(source: str | Sequence[str], *extra: str, processor: Target | None = N
             made = Path(scratch) / LIBRARY
             store.put(work.key, made)
             found = store.open(work.key)
-            if found is None:  # nobody keeps it
+            if found is None:  # it could not be cached
                 code = made.read_bytes()
                 return load_library(code, hashlib.blake2b(code, digest_size=16).hexdigest())
     file, entry = found
@@ -129,7 +130,7 @@ def build(source: str | Sequence[str], *extra: str, processor: Target | None = N
 
 
 def compile_to(path: Path, source: str | Sequence[str], *extra: str, processor: Target | None = None) -> None:
-    """Compile C into a library that need not run here, and keep no other copy of it."""
+    """Compile C into a library file, without the cache. The target may be another processor than this one."""
     import shutil
     from pathlib import Path
 
@@ -137,11 +138,13 @@ def compile_to(path: Path, source: str | Sequence[str], *extra: str, processor: 
         try:
             shutil.copyfile(Path(scratch) / LIBRARY, path)
         except OSError as error:
-            raise FileError(f"cannot write {path}", got=error) from error
+            raise FileError(
+                f"cannot write {path}", got=error, remedy="choose a folder with space that you own"
+            ) from error
 
 
 def cores() -> int:
-    """The processors that this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -149,7 +152,7 @@ def cores() -> int:
 
 
 class _Work:
-    """Texts to be compiled with one command and its flags; `key` names what comes out."""
+    """Sources, the compiler command and its flags. `key` is their hash, the key in the cache."""
 
     def __init__(self, command: tuple[str, ...], flags: tuple[str, ...], texts: tuple[str, ...], key: str) -> None:
         self.command, self.flags, self.texts, self.key = command, flags, texts, key
@@ -170,7 +173,8 @@ class _Work:
         return _Work(command, flags, texts, key)
 
     def run(self, spare: Path) -> tempfile.TemporaryDirectory[str]:
-        """A folder with the library in it: below the temporary folder, or in `spare` where that is full."""
+        """Compile into a new temporary folder, or into one below `spare` where there is no space, and return the
+        folder."""
         import tempfile
         from pathlib import Path
 
@@ -227,7 +231,7 @@ class _Work:
         tell(total, total)
 
     def _call(self, arguments: list[str], environment: dict[str, str] | None, folder: Path) -> None:
-        """Run the compiler in a folder that is there, whatever became of the caller's."""
+        """Run the compiler. Its working directory is `folder`, because the caller's may have been removed."""
         import subprocess
 
         command = (
@@ -245,9 +249,14 @@ class _Work:
                 timeout=PATIENCE,
             )
         except FileNotFoundError as error:
-            raise DeviceError("there is no such compiler", got=self.command[0], remedy="pip install ziglang") from error
+            remedy = "pip install ziglang, or set SMELT_CC to a C compiler"
+            raise DeviceError("the C compiler was not found", got=self.command[0], remedy=remedy) from error
         except subprocess.TimeoutExpired as error:
-            raise DeviceError(f"{self.command[0]} did not end", got=f"{PATIENCE} seconds") from error
+            raise DeviceError(
+                f"{self.command[0]} did not finish",
+                expected=f"at most {PATIENCE} seconds",
+                remedy="set SMELT_CC to another compiler",
+            ) from error
         if done.returncode:
             raise DeviceError(
                 f"{self.command[0]} could not compile the program",
@@ -257,7 +266,7 @@ class _Work:
 
 
 def _count_kernels(text: str) -> int:
-    """Functions of a program's text that `kernel.emit` made of kernels."""
+    """The number of kernels in a source that `kernel.emit` wrote."""
     import re
 
     return len(re.findall(r"^HIDDEN int \w+\(const Runtime \*rt, .*\{$", text, re.MULTILINE))
@@ -265,17 +274,17 @@ def _count_kernels(text: str) -> int:
 
 @cache
 def _version(command: tuple[str, ...]) -> str:
-    """What tells one version of a compiler from another, under the same name."""
+    """The compiler's version, which is a part of the cache key."""
     if _is_zig(command):
         from importlib.metadata import PackageNotFoundError, version
 
-        with suppress(PackageNotFoundError):  # running it takes much longer
+        with suppress(PackageNotFoundError):  # faster than running it
             return version("ziglang")
     import subprocess
 
     try:
         asked = subprocess.run([*command, "--version"], capture_output=True, check=False, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):  # compiling says what is wrong
+    except (OSError, subprocess.TimeoutExpired):  # compiling will report the reason
         return ""
     return (asked.stdout + asked.stderr).decode(errors="replace")
 
@@ -289,7 +298,7 @@ def _is_zig(command: tuple[str, ...]) -> bool:
 
 
 def _flags(processor: Target, zig: bool) -> tuple[str, ...]:
-    """What a compiler is told about the processor."""
+    """The compiler flags of a target."""
     level, *more = processor.flags
     x86 = processor.name in ("x86_64", "AMD64")
     if processor.name != platform.machine():
@@ -302,7 +311,7 @@ def _flags(processor: Target, zig: bool) -> tuple[str, ...]:
 
 
 def _absent(processor: Target) -> str:
-    """What this machine lacks to run code for a processor."""
+    """The features of a target that this machine lacks, as text."""
     here = _native()
     if processor.name != here.name:
         return f"a processor of the kind {processor.name}"
@@ -310,7 +319,8 @@ def _absent(processor: Target) -> str:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """zig keeps what it compiles, without a limit: here in a folder that goes away. Its own libraries stay."""
+    """The environment for zig. Its local cache has no limit, so it goes into a temporary folder; the global cache, with
+    zig's own libraries, is shared where it can be written."""
     given = dict(os.environ)
     home = kept.cache_home()
     if not given.get("ZIG_GLOBAL_CACHE_DIR") and (home is None or not _can_write(home / "zig")):
@@ -340,7 +350,7 @@ def _has_room(folder: Path) -> bool:
 
 
 def _workplaces(spare: Path) -> Iterator[Path]:
-    """Folders to compile in, best first."""
+    """Parents of build folders, in order of preference."""
     yield from kept.temporary_folders()
     with suppress(OSError):
         spare.mkdir(mode=0o700, parents=True, exist_ok=True)

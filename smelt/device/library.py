@@ -1,7 +1,7 @@
-"""Machine code as loaded libraries: from bytes or from an open file, once per process, unloaded after the last use.
+"""Load machine code as a library, from bytes or an open file. Each library is loaded once per process.
 
-The caller has checked what it gives. `device.cpu` loads what the cache holds, `bundle.load` what a bundle holds.
-Whoever uses an address inside a library keeps the library: the last reference unloads it.
+`device.cpu` loads from the cache, `run.load` from bundles; both have checked the code before. A library is unloaded
+with its last reference, so keep the library as long as an address inside it is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _loading = threading.Lock()
 
 
 def load_library(code: bytes, digest: str) -> ctypes.CDLL:
-    """The library with that digest: the one that is loaded, else loaded from its bytes."""
+    """The library with a digest: the loaded one, else loaded from its bytes."""
     with _loading:
         found = _loaded.get(digest)
         if found is None:
@@ -30,7 +30,8 @@ def load_library(code: bytes, digest: str) -> ctypes.CDLL:
 
 
 def load_descriptor(file: int, digest: str) -> ctypes.CDLL:
-    """The same from an open file, which is used up: what was checked is what is loaded, whatever its path leads to."""
+    """The library with a digest, loaded from an open file, which is closed. Loading by descriptor loads the bytes that
+    were checked, even if the path was replaced since."""
     try:
         with _loading:
             found = _loaded.get(digest)
@@ -50,7 +51,7 @@ def _content(file: int) -> bytes:
 
 
 def _from_memory(code: bytes) -> ctypes.CDLL | None:
-    """None where the system has no files in memory, or does not execute them."""
+    """Load from an anonymous file in memory; None where the system has none, or does not execute them."""
     if not hasattr(os, "memfd_create"):
         return None
     try:
@@ -68,11 +69,11 @@ def _from_memory(code: bytes) -> ctypes.CDLL | None:
 
 
 def _from_descriptor(file: int) -> ctypes.CDLL | None:
-    """A library from a descriptor, which stays open as long as it; None, and closed, where that cannot be."""
+    """Load from a descriptor, which stays open as long as the library. On failure it is closed; the result is None."""
     name = f"{_DESCRIPTORS}/{file}"
     try:
         library = ctypes.CDLL(name)
-    except OSError:  # no /proc, or a disk whose files are not executed
+    except OSError:  # no /proc, or a file system mounted noexec
         os.close(file)
         return None
     weakref.finalize(library, _unload, library._handle, name, file).atexit = False
@@ -83,7 +84,8 @@ def _unload(handle: int, name: str, file: int) -> None:
     import _ctypes
 
     _ctypes.dlclose(handle)
-    # The loader takes equal names for equal libraries: while something else holds this one, its name stays taken.
+    # dlopen identifies libraries by name. While another reference keeps this one loaded, the descriptor stays open, so
+    # that no other library gets the same name.
     with suppress(OSError):
         _ctypes.dlclose(_ctypes.dlopen(name, os.RTLD_NOLOAD))
         return
@@ -98,7 +100,7 @@ def _from_disk(code: bytes) -> ctypes.CDLL:
             path = os.path.join(folder, "program.so")
             with open(path, "wb") as file:
                 file.write(code)
-            library = ctypes.CDLL(path)  # what is mapped stays when the file goes
+            library = ctypes.CDLL(path)  # the mapping outlives the file
     except OSError as error:
         raise DeviceError("the machine code cannot be loaded", got=error, remedy="compile the model again") from error
     if sys.platform != "win32":

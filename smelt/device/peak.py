@@ -1,7 +1,7 @@
-"""What this machine can do at best: FLOP/s and bytes/s, measured beside the program that is held against them.
+"""The machine's peaks for the roofline: FLOP/s and bytes/s, measured interleaved with the profiled program.
 
-`smelt profile` makes a `Meter` and probes before, between and after the calls it measures. The best of all probes
-counts, with the best of earlier runs from disk: other processes only make a probe slower.
+`smelt profile` makes a `Meter` and probes before, between and after the calls it measures. A peak is the best of all
+probes, those of earlier runs on disk included, because other processes only make a probe slower.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ VERSION = 2
 FOOTPRINTS = tuple(1 << bits for bits in (14, 17, 19, 21, 23, 25, 28))  # bytes, over all threads
 SPAN = 0.00025  # seconds of one interval: shorter than a scheduler's time slice
 INTERVALS = 8  # of one probe, back to back
-SLICE = 1 << 21  # bytes read in one interval where a thread's part is larger
+SLICE = 1 << 21  # at most so many bytes are read in one interval
 SUMS = 12  # FMAs in flight: latency times units, and a few more
 UNROLL = 8  # vectors read at once: latency of an addition times units
-FIRST, AGAIN = 12, 2  # probes before and after the calls: where nothing is known yet, else
+FIRST, AGAIN = 12, 2  # probes before and after the calls: without and with peaks of earlier runs
 _SOURCE = """
 typedef float V __attribute__((vector_size({bytes}), aligned(4)));
 #if defined(__clang__) && (defined(__FMA__) || defined(__aarch64__))
@@ -60,7 +60,7 @@ void smelt_peak_read(long long times, const float *in, long long count, float *o
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Best rates of a number of threads together. `bandwidth`: (bytes read repeatedly, GB/s), growing.
+    """Best rates of all threads together. `bandwidth`: pairs (bytes read repeatedly, GB/s), by growing footprint.
 
     `steadiness`: the median probe's FLOP/s relative to the best; well below 1 on a busy machine.
     """
@@ -72,7 +72,7 @@ class Peaks:
 
     @property
     def memory_bandwidth(self) -> float:
-        """GB/s of what no cache holds."""
+        """GB/s from main memory: the largest footprint."""
         return self.bandwidth[-1][1]
 
     def bandwidth_for(self, footprint: float) -> float:
@@ -87,7 +87,7 @@ class Peaks:
 
 
 class Meter:
-    """Measures the peaks of a number of threads in short probes; `again=True` forgets those of earlier runs."""
+    """Measures peaks with a number of threads, in short probes. `again=True` ignores the peaks of earlier runs."""
 
     def __init__(self, threads: int, *, again: bool = False) -> None:
         self.threads = threads
@@ -111,7 +111,7 @@ class Meter:
                 self._flops.append(rate)
 
     def peaks(self) -> Peaks:
-        """The best of all probes so far, kept on disk for later runs."""
+        """The best of all probes so far. They are saved for later runs."""
         _keep(self._path, self._best)
         gflops = self._best["flops"]
         rates = tuple((footprint, self._best[str(footprint)]) for footprint in FOOTPRINTS)
@@ -125,7 +125,7 @@ def _key(threads: int) -> str:
 
 
 def _read_kept(path: Path) -> dict[str, float]:
-    """Rates of earlier runs; none where a file is absent or damaged."""
+    """The rates of earlier runs; empty if the file is absent or damaged."""
     names = ("flops", *map(str, FOOTPRINTS))
     try:
         record = json.loads(read_bytes(path))
@@ -139,7 +139,7 @@ def _keep(path: Path, rates: dict[str, float]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, [json.dumps(rates).encode()])
-    except (OSError, FileError):  # a folder that cannot be written: measured again next time
+    except (OSError, FileError):  # read-only folder: the next run measures again
         return
 
 
@@ -148,7 +148,7 @@ def _keep(path: Path, rates: dict[str, float]) -> None:
 
 @dataclass(slots=True)
 class _Work:
-    """What every thread repeats: `run(thread, count)` does `count` times `amount` FLOP or bytes."""
+    """The body of a probe: `run(thread, count)` executes or reads `count` × `amount` FLOP or bytes."""
 
     run: Callable[[int, int], None]
     threads: int
@@ -156,10 +156,10 @@ class _Work:
     count: int = 0
 
     def measure(self) -> float:
-        """The best rate of all threads together, over one interval of the first one.
+        """The best sum of the threads' rates, over the intervals of the first thread.
 
-        A thread that waits for a core has a long interval, so its rate is low: threads that take turns on one core
-        do not add up to two cores.
+        A thread that waits for a core has a long interval and so a low rate. Two threads that share one core therefore
+        do not count as two cores.
         """
         if not self.count:
             self._calibrate()
@@ -182,7 +182,7 @@ class _Work:
             self.count = max(2 * self.count, math.ceil(self.count * SPAN / max(taken, 1e-7)))
 
     def _intervals(self, count: int) -> tuple[Array, Array]:
-        """When each interval of each thread began and ended: two arrays [thread, interval]."""
+        """Start and end times of every interval: two arrays [thread, interval]."""
         ready = threading.Barrier(self.threads)
         begins, ends = np.zeros((2, self.threads, count))
 
@@ -202,7 +202,7 @@ class _Work:
 
 
 def _rate_at(begins: Array, ends: Array, rates: Array, when: float) -> float:
-    """A thread's rate at a moment; 0 where it was not at work."""
+    """A thread's rate at a time; 0 if it was idle."""
     during = (begins <= when) & (when < ends)
     return float(rates[during].sum())
 
@@ -223,7 +223,7 @@ def _make_works(threads: int) -> dict[str, _Work]:
 
 
 def _reader(library: ctypes.CDLL, data: Array, sinks: Sequence[Array], part: int) -> _Work:
-    """Reads `part` floats per thread again and again, a slice of them at a time."""
+    """A probe in which each thread reads its own `part` floats repeatedly, one slice at a time."""
     unit = UNROLL * len(sinks[0])
     slice_ = min(part, SLICE // 4 // unit * unit)
     positions = [0] * len(sinks)

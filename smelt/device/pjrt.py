@@ -1,4 +1,4 @@
-"""PJRT through jaxlib: clients, buffers and loaded programs. What is private of jaxlib is here and in `pjrt_mesh`.
+"""PJRT through jaxlib: clients, buffers and loaded programs. Only this file and `pjrt_mesh` use jaxlib's private API.
 
 In: StableHLO text and NumPy arrays. Out: buffers on a device. `engine.pjrt` calls it, in this process or, through
 `pjrt_worker`, in another one. jaxlib is imported when a client is opened; jax itself is not needed.
@@ -42,27 +42,28 @@ from smelt.errors import (
 from smelt.shape import Shape
 from smelt.weights import Stored
 
-KNOWN = ("0.10", "0.11")  # what this file was written against and is tested with
+KEEP = "use the buffer before it is donated or deleted, or .copy() it first"
+KNOWN = ("0.10", "0.11")  # jaxlib versions that the tests run with
 REMEDY = "pip install smelt[xla]"
 PLATFORMS = ("cpu", "cuda")
 _LOST = re.compile(r"DATA_LOSS|UNAVAILABLE|CUDA_ERROR_(?!OUT_OF_MEMORY)\w+|device.*(?:lost|halted)", re.IGNORECASE)
-_PLAIN = frozenset(  # element types that Python's buffer protocol knows
+_PLAIN = frozenset(  # element types of Python's buffer protocol
     ("i1", *(f"{sign}i{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "f16", "f32", "f64", "complex<f32>")
 )
 
 
-# ---- what is there ----
+# ---- installed versions ----
 
 
 def version() -> str | None:
-    """The version of jaxlib that is installed, if one is; nothing is imported."""
+    """The installed version of jaxlib, or None. Imports nothing."""
     if find_spec("jaxlib") is None:
         return None
     return importlib.metadata.version("jaxlib")
 
 
 def missing(platform: str = "cpu") -> str | None:
-    """Why a platform cannot be used here, with the remedy; None where it can, as far as one knows before trying."""
+    """Why a platform cannot be used, with the remedy; None if nothing is known to be missing. Opens no device."""
     if version() is None:
         return f"jaxlib is not installed: {REMEDY}"
     if platform == "cuda":
@@ -92,12 +93,12 @@ def _plugin() -> Path | None:
 
 @contextmanager
 def jaxlib_calls(what: str, failure: type[SmeltError], client: Client | None = None) -> Any:
-    """XLA's errors as ours. A device that is gone is lost for the client too."""
+    """Raise XLA's errors as ours. After the loss of its device, the client is marked as lost."""
     try:
         yield
     except (AttributeError, TypeError, ImportError) as error:
         raise UnsupportedError(
-            f"this version of jaxlib has another interface than {what} needs",
+            f"this version of jaxlib lacks a function that {what} needs",
             expected=f"jaxlib {' or '.join(KNOWN)}",
             got=f"jaxlib {version()}: {error}",
             remedy=f"pip install 'jaxlib>={KNOWN[0]},<0.{int(KNOWN[-1].split('.')[1]) + 1}'",
@@ -113,12 +114,13 @@ def _explain(what: str, failure: type[SmeltError], error: Exception, client: Cli
             client.lost = _short(text)
         return DeviceLost(f"the device was lost in {what}", got=_short(text), remedy="make a new platform")
     if "RESOURCE_EXHAUSTED" in text or "OUT_OF_MEMORY" in text:
-        return RunError(f"no memory left on the device for {what}", got=_short(text), remedy="delete buffers")
+        remedy = "delete buffers that are not in use, or use smaller sizes"
+        return RunError(f"no memory left on the device for {what}", got=_short(text), remedy=remedy)
     return failure(f"XLA refuses {what}", got=_short(text))
 
 
 def _short(text: str) -> str:
-    """The part of XLA's messages that says something."""
+    """The informative part of XLA's message."""
     lines = [line.strip() for line in text.partition("=== Source Location Trace")[0].splitlines()]
     kept = [line for line in lines if line and "Failed to parse using StableHLO" not in line]
     return " ".join(kept)[:600]
@@ -129,7 +131,7 @@ def _short(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Aval:
-    """What jaxlib wants to know of an array that it makes."""
+    """The abstract value of an array, with the attributes that jaxlib reads."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -140,7 +142,7 @@ aval = lru_cache(4096)(_Aval)
 
 
 class Client:
-    """One PJRT client and the device of it that is used."""
+    """A PJRT client and the one device of it that is used."""
 
     def __init__(self, platform: str = "cpu", index: int = 0) -> None:
         jax, xla, hlo = modules()
@@ -148,12 +150,13 @@ class Client:
             raw = xla.make_cpu_client() if platform == "cpu" else plugged(xla, platform)
             devices = raw.local_devices()
         if index >= len(devices):
-            raise DeviceError(f"no device {index}", expected=f"0 to {len(devices) - 1}", got=index)
+            expected = f"0 to {len(devices) - 1}"
+            raise DeviceError(f"no device {index}", expected=expected, got=index, remedy="smelt devices lists them")
         self.platform = platform
         self.lost: str | None = None
         self._raw, self._device, self._jax = raw, devices[index], jax
-        self.watch: Watch | None = None  # what is under way, once somebody has asked
-        self._used = self.peak = 0  # bytes of buffers, where the device does not tell
+        self.watch: Watch | None = None  # running calls, counted from the first call of `stats`
+        self._used = self.peak = 0  # bytes of buffers, counted here if the device has no statistics
         self._counting = threading.Lock()
         self._copies: dict[Shape, Loaded] = {}  # programs that copy a buffer, by its shape
 
@@ -164,7 +167,7 @@ class Client:
                 return hlo.HloSharding.replicate()
 
         with jaxlib_calls("placing arrays", DeviceError):
-            self.counts = not self._device.memory_stats()  # whether buffers have to be counted here
+            self.counts = not self._device.memory_stats()  # whether bytes of buffers are counted here
             self._sharding = _Sharding(self._device)
             self._devices = jax.DeviceList((self._device,))
             self._put = jax.batched_device_put
@@ -175,7 +178,7 @@ class Client:
             self._probe()
 
     def _probe(self) -> None:
-        """Try every call of this file once; an unknown version that has changed one of them says so here."""
+        """Call every private function once, so that an untested version of jaxlib fails here and not later."""
         text = "func.func public @main(%a: tensor<2xf32>) -> tensor<2xf32> {\n  return %a : tensor<2xf32>\n}"
         shape = Shape("f32", 2)
         (result,) = self.compile(text, [shape])([self.put(np.ones(2, np.float32), shape)])
@@ -183,7 +186,7 @@ class Client:
 
     @property
     def version(self) -> str:
-        """What a serialised program depends on."""
+        """The versions that a serialised program depends on."""
         kind = "" if self.platform == "cpu" else f" on {self.kind}"
         return f"jaxlib {version()}, {self._raw.platform_version}{kind}".strip()
 
@@ -196,7 +199,7 @@ class Client:
         return len(self._raw.local_devices())
 
     def put(self, array: Array, shape: Shape, *, shared: bool = False) -> PjrtBuffer:
-        """An array on the device. `shared`: its bytes never change, so that the device may read them where they are."""
+        """Copy an array to the device. `shared`: the caller never changes its bytes, so the device may alias them."""
         semantics = self._shared if shared else self._copied
         if not array.flags.c_contiguous:
             array = np.ascontiguousarray(array)
@@ -208,11 +211,11 @@ class Client:
         return PjrtBuffer(raw, shape, self)
 
     def hold(self, buffers: Sequence[PjrtBuffer]) -> Held:
-        """Buffers that stay the first arguments of runs to come."""
+        """Prepare buffers that are the first arguments of many runs."""
         return Held(tuple(buffers), [each.raw for each in buffers])
 
     def take(self, given: Any) -> PjrtBuffer:
-        """What another library holds, through DLPack; shared where it lies on this device already."""
+        """Import an array of another library through DLPack; without a copy if it is on this device."""
         with jaxlib_calls("an array from DLPack", DeviceError, self):
             capsule = given.__dlpack__()
             raw = self._jax.dlpack_managed_tensor_to_buffer(capsule, self._device, None)
@@ -220,7 +223,7 @@ class Client:
         return PjrtBuffer(raw, Shape.of(dtype(view.dtype), view.shape), self)
 
     def compile(self, text: str, results: Sequence[Shape]) -> Loaded:
-        """A program as StableHLO text whose `@main` gives these results."""
+        """Compile StableHLO text whose `@main` has these results."""
         with jaxlib_calls("the program", UnsupportedError, self):
             if LAPACK in text and has_lapack(self.platform):
                 register_lapack()
@@ -228,7 +231,7 @@ class Client:
         return Loaded(raw, results, self)
 
     def copied(self, buffer: PjrtBuffer) -> PjrtBuffer:
-        """Another buffer with the same contents, by a program that gives its argument back: XLA has to copy it."""
+        """Copy a buffer on the device, by running the identity program."""
         program = self._copies.get(buffer.shape)
         if program is None:
             kind = f"tensor<{'x'.join([*map(str, buffer.shape.numbers()), buffer.shape.dtype.name])}>"
@@ -239,7 +242,7 @@ class Client:
         return made
 
     def load(self, data: bytes, results: Sequence[Shape]) -> Loaded:
-        """A program that was serialised by the same version for the same kind of device."""
+        """Load a program that the same version serialised for the same kind of device."""
         with jaxlib_calls("a serialised program", DeviceError, self):
             if LAPACK.encode() in data and has_lapack(self.platform):
                 register_lapack()
@@ -247,9 +250,9 @@ class Client:
         return Loaded(raw, results, self)
 
     def stats(self) -> dict[str, float]:
-        """Bytes in use and at the peak, as PJRT says or else of the buffers; calls under way, and the busy share.
+        """Bytes in use and peak bytes (from PJRT, else the sum of buffers), running calls, and the busy fraction.
 
-        Calls are watched from the first look on.
+        Calls are counted from the first use of this method.
         """
         if self.watch is None:
             self.watch = Watch()
@@ -267,7 +270,7 @@ class Client:
         return {**memory, "queue": queue, "busy": busy}
 
     def count(self, change: int) -> None:
-        """Bytes that a buffer takes, or gives back."""
+        """Count bytes that a buffer allocates (positive) or frees (negative)."""
         with self._counting:
             self._used += change
             if self._used > self.peak:
@@ -278,7 +281,7 @@ class Client:
 
 
 class Watch:
-    """Notices when calls are done, on a thread of its own."""
+    """Counts running calls. A background thread waits for their ends."""
 
     def __init__(self) -> None:
         self.activity = Activity()
@@ -295,7 +298,7 @@ class Watch:
     def _wait(self) -> None:
         while True:
             result = self._under_way.get()
-            with suppress(RuntimeError, ValueError):  # deleted meanwhile, or gone wrong: whoever reads it hears of that
+            with suppress(RuntimeError, ValueError):  # deleted, or failed: reading the result raises the error
                 result.block_until_ready()
             del result
             self.activity.end()
@@ -303,7 +306,7 @@ class Watch:
 
 @cache
 def modules() -> tuple[Any, Any, Any]:
-    """jaxlib's modules; its log says warnings only, unless the user has chosen otherwise."""
+    """Import jaxlib's modules. It logs warnings only, unless the user has set its log level."""
     if version() is None:
         raise MissingPackageError("PJRT needs jaxlib", expected="jaxlib", got="no such package", remedy=REMEDY)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
@@ -313,7 +316,7 @@ def modules() -> tuple[Any, Any, Any]:
         return jax, xla, hlo
 
 
-LAPACK = "lapack_"  # how the names of JAX's LAPACK custom calls begin
+LAPACK = "lapack_"  # prefix of JAX's LAPACK custom calls
 
 
 def has_lapack(platform: str) -> bool:
@@ -323,7 +326,7 @@ def has_lapack(platform: str) -> bool:
 
 @cache
 def register_lapack() -> None:
-    """Tell XLA about jaxlib's LAPACK, as jax does when it is imported."""
+    """Register jaxlib's LAPACK custom calls with XLA, as `import jax` does."""
     _, xla, _ = modules()
     lapack = importlib.import_module("jaxlib.lapack")
     lapack.prepare_lapack_call("getrf", np.float32)  # loads SciPy's routines
@@ -332,7 +335,7 @@ def register_lapack() -> None:
 
 
 def plugged(xla: Any, platform: str) -> Any:
-    """A client from a plug-in. Memory is taken when it is needed, so that other libraries find some."""
+    """Make a client from a plug-in. Device memory is not preallocated, so that other libraries can use it."""
     reason = missing(platform)
     if reason is not None:
         raise DeviceError(f"no {platform} here", got=reason)
@@ -350,7 +353,7 @@ _lock = threading.Lock()
 
 
 def client(platform: str = "cpu", index: int = 0) -> Client:
-    """The client of this process for a device: one for all engines, a new one when the last was lost."""
+    """The client of a device, shared by all engines of this process; a new one if the last was lost."""
     with _lock:
         found = _clients.get((platform, index))
         if found is None or found.lost is not None:
@@ -358,17 +361,19 @@ def client(platform: str = "cpu", index: int = 0) -> Client:
         return found
 
 
-# ---- many tensors at once ----
+# ---- loading weights ----
 
 STAGING = 256 << 20  # bytes of pinned memory: pinning more takes longer than it saves
-LARGEST = 2 << 30  # bytes of a tensor for which there is more, so that it can go the same way
+LARGEST = 2 << 30  # the staging memory grows to hold one tensor of at most so many bytes
 PART = 4 << 20  # bytes that one thread reads at a time
 READERS = 16
 
 
 class Stage:
-    """Brings tensors from files to a device with a bus: parts are read in parallel into pinned memory, while others are
-    on the bus. A tensor that is small, or larger than the pinned memory can be, goes the plain way."""
+    """Loads tensors from files to a discrete device: parallel reads into pinned memory overlap with transfers.
+
+    Tensors that are small, or larger than the pinned memory, are copied without staging.
+    """
 
     def __init__(self, client: Client, largest: int) -> None:
         self._client = client
@@ -387,8 +392,8 @@ class Stage:
                 pages.madvise(mmap.MADV_HUGEPAGE)
             self._memory = np.frombuffer(pages, np.uint8)
             parts = [self._memory[at : at + PART] for at in range(0, self._size, PART)]
-            _all([self._readers.submit(part.fill, 0) for part in parts])  # pages that are there are pinned at once
-            with suppress(RuntimeError):  # without pinning it is slower, and still right
+            _all([self._readers.submit(part.fill, 0) for part in parts])  # touched pages are pinned faster
+            with suppress(RuntimeError):  # without pinning it is slower, but correct
                 self._client._raw.dma_map(self._memory.ctypes.data, self._size)
                 self._pinned = True
         return self
@@ -399,7 +404,7 @@ class Stage:
             self._client._raw.dma_unmap(self._memory.ctypes.data)
 
     def __call__(self, stored: Stored) -> PjrtBuffer:
-        """A tensor on the device; returns when it has arrived."""
+        """Copy a tensor to the device and wait for the transfer."""
         if not PART <= stored.nbytes <= self._size:
             return self._client.put(stored.load(), stored.shape).wait()
         length = -(-stored.nbytes // PART) * PART
@@ -415,7 +420,7 @@ class Stage:
             self._give(begin, length)
 
     def _take(self, length: int) -> int:
-        """The first free range that is long enough, as soon as there is one."""
+        """Allocate the first free range that is long enough; waits for one."""
         with self._changed:
             while True:
                 for i, (begin, free) in enumerate(self._free):
@@ -437,7 +442,7 @@ class Stage:
 
 
 def _all(started: Sequence[Future[Any]]) -> None:
-    """Wait for all, also where one failed: nobody writes to the memory any more when its error is raised."""
+    """Wait for all tasks, then raise the first error: no task writes to the memory after that."""
     failures = [failure for each in started if (failure := each.exception()) is not None]
     if failures:
         raise failures[0]
@@ -452,7 +457,7 @@ def _bytes(shape: Shape) -> int:
 
 
 class PjrtBuffer:
-    """An array in a device's memory; it may still be on its way there. Reading it waits."""
+    """An array in a device's memory. The run that computes it may be in progress: reading waits for it."""
 
     __slots__ = ("__weakref__", "_gone", "_raw", "_size", "client", "guard", "shape")
 
@@ -462,7 +467,7 @@ class PjrtBuffer:
         self._gone: str | None = None
         self.shape = shape
         self.client = client
-        self.guard: Callable[[], None] | None = None  # raises what the run that made it found wrong
+        self.guard: Callable[[], None] | None = None  # raises if a run-time check of the run failed
         if client.counts:
             client.count(self._size)
 
@@ -472,9 +477,9 @@ class PjrtBuffer:
 
     @property
     def raw(self) -> Any:
-        """jaxlib's array; an error where it was given away."""
+        """jaxlib's array; an error if the buffer was deleted or donated."""
         if self._gone is not None:
-            raise RunError(f"the buffer {self._gone}", expected=f"{self.shape} in use", got=self._gone)
+            raise RunError(f"the buffer {self._gone}", expected=f"{self.shape} in use", got=self._gone, remedy=KEEP)
         return self._raw
 
     @property
@@ -490,7 +495,7 @@ class PjrtBuffer:
         return self._gone is not None
 
     def wait(self) -> PjrtBuffer:
-        """Return when the contents are there; what went wrong on the way is raised here."""
+        """Wait until the contents are computed. Errors of the run are raised here."""
         try:
             self.raw.block_until_ready()
         except (RuntimeError, ValueError) as error:
@@ -503,13 +508,13 @@ class PjrtBuffer:
         return in_thread(self.wait).__await__()
 
     def copy_to_host(self) -> PjrtBuffer:
-        """Start copying to the host; `numpy` then has less to wait for."""
+        """Start a copy to the host, so that `numpy` waits less."""
         with jaxlib_calls("a copy to the host", RunError, self.client):
             self.raw._copy_single_device_array_to_host_async()
         return self
 
     def numpy(self) -> Array:
-        """The contents; on the processor they are shared, and read-only for that reason."""
+        """The contents. On the CPU the array aliases the buffer and is read-only."""
         raw = self.raw
         if self.guard is not None:
             self.guard()
@@ -517,7 +522,7 @@ class PjrtBuffer:
             if self.client.platform == "cpu" and self.shape.dtype.name in _PLAIN:
                 raw.block_until_ready()
                 array: Array = np.asarray(memoryview(raw))
-            else:  # this one imports jax where it is installed
+            else:  # this call imports jax if it is installed
                 array = raw._single_device_array_to_np_array_did_copy()[0]
         except (RuntimeError, ValueError) as error:
             raise _explain("a run", RunError, error, self.client) from error
@@ -530,7 +535,7 @@ class PjrtBuffer:
         return HostBuffer(np.array(self.numpy()), self.shape, owns=True)
 
     def copy(self) -> PjrtBuffer:
-        """Another buffer with the same contents; they do not leave the device."""
+        """Copy to a new buffer on the same device."""
         if self.client.platform == "cpu":
             return self.client.put(self.numpy(), self.shape)
         return self.client.copied(self)
@@ -541,7 +546,7 @@ class PjrtBuffer:
             self.give_away("was deleted")
 
     def give_away(self, reason: str) -> None:
-        """Forget jaxlib's array: the memory is somebody else's now, or free."""
+        """Drop jaxlib's array: its memory was donated or freed."""
         if self._gone is None and self.client.counts:
             self.client.count(-self._size)
         self._gone, self._raw = reason, None
@@ -571,7 +576,7 @@ class PjrtBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Buffers that are given to many runs, looked at once. One that was deleted since is found when a run fails."""
+    """Buffers that are arguments of many runs, checked once. A buffer deleted since is reported when a run fails."""
 
     buffers: tuple[PjrtBuffer, ...]
     raws: list[Any]
@@ -593,7 +598,7 @@ class Loaded:
         self._execute = raw.execute_sharded
 
     def __call__(self, arguments: Sequence[PjrtBuffer], held: Held | None = None) -> tuple[PjrtBuffer, ...]:
-        """Start a run on what is held and the arguments; its results fill in their own time."""
+        """Start a run on the held buffers and the arguments. The results are filled asynchronously."""
         client = self.client
         raws = [each.raw for each in arguments]
         if held is not None:
@@ -639,7 +644,7 @@ class Loaded:
 
 
 def client_handler(client: Client, shape: Shape) -> Any:
-    """What makes a result's array of what a run gives; no module of jax is imported on the way."""
+    """The function that wraps a run's result as an array, without importing jax."""
     described = aval(shape.numbers(), shape.dtype.numpy)
     with jaxlib_calls("results", DeviceError, client):
         return result_handler(client._jax.array_result_handler, described, client._sharding)
@@ -653,13 +658,13 @@ def result_handler(make: Callable[..., Any], described: Any, sharding: Any) -> A
 
 
 def check_placed(given: Any, client: Any, shape: Shape, what: str) -> None:
-    """A buffer that lies on a client's device and has a shape; anything else is the caller's mistake."""
+    """Check that a buffer is on a client's device and has the expected shape."""
     if given.client is not client:
         raise DeviceError(
-            f"{what} lies on another device",
+            f"{what} is on another device",
             expected=client.platform,
             got=given.client.platform,
-            remedy=".to_host() first",
+            remedy="call .to_host() on it first",
         )
     if given.shape.dtype != shape.dtype or given.shape.sizes != shape.sizes:
         raise ShapeError(f"{what} does not fit", expected=shape, got=given.shape)

@@ -1,7 +1,7 @@
-"""Several devices of one PJRT client as a mesh: arrays in pieces, and programs that XLA partitions by Shardy.
+"""A mesh of devices of one PJRT client: sharded arrays, and programs that XLA partitions with Shardy.
 
-In: StableHLO text with `sdy.sharding` and NumPy arrays. Out: buffers whose pieces lie on the devices. The engine of
-the same name calls it; like `pjrt.py` it needs jaxlib alone.
+In: StableHLO text with `sdy.sharding` and NumPy arrays. Out: sharded buffers. `engine.pjrt_mesh` calls it. Like
+`pjrt.py` it needs jaxlib, not jax.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from smelt.shape import Shape
 
 
 class MeshClient:
-    """A client with as many devices as a mesh has. The processor is as many devices as one wants."""
+    """A client with the devices of a mesh. The CPU is split into as many devices as the mesh needs."""
 
     def __init__(self, platform: str, mesh: Mesh) -> None:
         jax, xla, hlo = pjrt.modules()
@@ -30,22 +30,27 @@ class MeshClient:
             raw = xla.make_cpu_client(num_devices=mesh.count) if platform == "cpu" else pjrt.plugged(xla, platform)
             devices = raw.local_devices()
         if len(devices) < mesh.count:
-            raise DeviceError("not enough devices for the mesh", expected=f"{mesh.count} for {mesh}", got=len(devices))
+            raise DeviceError(
+                "not enough devices for the mesh",
+                expected=f"{mesh.count} for {mesh}",
+                got=len(devices),
+                remedy="use a smaller mesh; smelt devices lists the devices",
+            )
         self.platform, self.mesh = platform, mesh
         self.lost: str | None = None
-        self.watch: pjrt.Watch | None = None  # what is under way, once somebody has asked
+        self.watch: pjrt.Watch | None = None  # running calls, counted from the first call of `stats`
         self._used = self._peak = 0  # bytes of buffers on each device
         self._counting = threading.Lock()
         self._raw, self._jax, self._hlo = raw, jax, hlo
         self._devices = tuple(devices[: mesh.count])
 
-        class _One(jax.SingleDeviceSharding):  # type: ignore[misc, name-defined]  # one device, all of a piece
+        class _One(jax.SingleDeviceSharding):  # type: ignore[misc, name-defined]  # one device, one whole shard
             memory_kind = None
 
             def _to_xla_hlo_sharding(self, rank: int) -> Any:
                 return hlo.HloSharding.replicate()
 
-        class _Split(jax.GSPMDSharding):  # type: ignore[misc, name-defined]  # all devices, each a piece
+        class _Split(jax.GSPMDSharding):  # type: ignore[misc, name-defined]  # all devices, one shard each
             memory_kind = None
 
             def _to_xla_hlo_sharding(self, rank: int) -> Any:
@@ -63,7 +68,7 @@ class MeshClient:
         return f"jaxlib {pjrt.version()}, {self._raw.platform_version}, {self.mesh}"
 
     def sharding(self, partition: Partition) -> Any:
-        """jaxlib's sharding of a partition: tiles in the order of the tensor's axes, repeated along the others."""
+        """A partition as jaxlib's sharding: tiles in the order of the tensor's axes, replicated along the others."""
         mesh = self.mesh
         used = [along for along in partition if along is not None]
         if not used:
@@ -84,12 +89,12 @@ class MeshClient:
             return self._split(self._list, made)
 
     def put(self, array: Array, shape: Shape, partition: Partition) -> MeshBuffer:
-        """An array in pieces, each copied to its device; a read-only one is shared where a piece is in order."""
+        """Copy the shards of an array to their devices. Contiguous shards of a read-only array are aliased."""
         pieces = self.mesh.pieces(partition, array.shape)
         return self.assemble([array[piece] for piece in pieces], Shape.of(shape.dtype, array.shape), partition)
 
     def assemble(self, pieces: Sequence[Array], shape: Shape, partition: Partition) -> MeshBuffer:
-        """A buffer from one array for each device."""
+        """Make a buffer of one array per device."""
         parts = []
         for piece, device, one in zip(pieces, self._devices, self._ones, strict=True):
             shared = not piece.flags.writeable and piece.flags.c_contiguous
@@ -117,15 +122,15 @@ class MeshClient:
         return MeshProgram(raw, results, self)
 
     def count(self, change: int) -> None:
-        """Bytes that a buffer takes on each device, or gives back."""
+        """Count bytes that a buffer allocates (positive) or frees (negative) on each device."""
         with self._counting:
             self._used += change
             self._peak = max(self._peak, self._used)
 
     def stats(self) -> dict[str, float]:
-        """Bytes of buffers on all devices together and on each; calls under way, and the busy share.
+        """Bytes of buffers in total and per device, running calls, and the busy fraction.
 
-        Pieces are equal, so that every device holds the same. Calls are watched from the first look on.
+        Shards have equal sizes, so every device holds the same. Calls are counted from the first use of this method.
         """
         if self.watch is None:
             self.watch = pjrt.Watch()
@@ -137,7 +142,7 @@ class MeshClient:
 
 
 class MeshBuffer:
-    """An array in pieces on the devices of a mesh; it may still be filling. Reading it waits and puts it together."""
+    """A sharded array. The run that computes it may be in progress: reading waits for it and gathers the shards."""
 
     def __init__(self, raw: Any, shape: Shape, partition: Partition, client: MeshClient) -> None:
         self._raw = raw
@@ -154,12 +159,14 @@ class MeshBuffer:
     @property
     def raw(self) -> Any:
         if self._gone is not None:
-            raise RunError(f"the buffer {self._gone}", expected=f"{self.shape} in use", got=self._gone)
+            raise RunError(
+                f"the buffer {self._gone}", expected=f"{self.shape} in use", got=self._gone, remedy=pjrt.KEEP
+            )
         return self._raw
 
     @property
     def pieces(self) -> list[Array]:
-        """What each device holds."""
+        """The shard of each device."""
         self.wait()
         return [each._single_device_array_to_np_array_did_copy()[0] for each in self.raw._arrays]
 
@@ -172,7 +179,7 @@ class MeshBuffer:
         return in_thread(self.wait).__await__()
 
     def numpy(self) -> Array:
-        """The contents, put together on the host."""
+        """The contents, gathered on the host."""
         mesh, sizes = self.client.mesh, self.shape.numbers()
         pieces, places = self.pieces, mesh.pieces(self.partition, sizes)
         whole: Array = np.empty(sizes, self.shape.dtype.numpy)
@@ -184,7 +191,7 @@ class MeshBuffer:
         return HostBuffer(self.numpy(), self.shape, owns=True)
 
     def copy(self) -> MeshBuffer:
-        """Another buffer with the same contents, in the same pieces."""
+        """Copy to a new buffer with the same sharding."""
         return self.client.assemble([np.array(piece) for piece in self.pieces], self.shape, self.partition)
 
     @property
@@ -228,10 +235,10 @@ class MeshProgram:
             aval = pjrt.aval(shape.numbers(), shape.dtype.numpy)
             with pjrt.jaxlib_calls("results", DeviceError):
                 self._handlers.append(pjrt.result_handler(make, aval, client.sharding(partition)))
-        self._lock = threading.Lock()  # two runs that meet in a collective in different orders would wait for ever
+        self._lock = threading.Lock()  # two runs that reach a collective in different orders would deadlock
 
     def __call__(self, arguments: Sequence[MeshBuffer]) -> tuple[MeshBuffer, ...]:
-        """Start a run and give its results, which fill in their own time."""
+        """Start a run. The results are filled asynchronously."""
         raws, watch = [each.raw for each in arguments], self.client.watch
         with self._lock, pjrt.jaxlib_calls("the run", RunError):
             made = self._raw.execute_sharded(raws).consume_with_handlers(self._handlers)
@@ -242,5 +249,5 @@ class MeshProgram:
         return tuple(MeshBuffer(raw, shape, partition, self.client) for raw, (shape, partition) in pairs)
 
     def text(self) -> str:
-        """What XLA made of it, collectives included."""
+        """The optimised HLO, collectives included."""
         return str(self._raw.get_hlo_text())

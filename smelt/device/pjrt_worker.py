@@ -1,7 +1,7 @@
-"""PJRT in a process of its own: XLA aborts the process on some inputs, and then the worker dies, not its user.
+"""PJRT in a worker process. XLA aborts its process on some inputs; isolated like this, only the worker dies.
 
-`IsolatedClient` has the methods of `pjrt.Client` and sends them to a worker that it starts; arrays travel through
-shared memory, everything else as JSON, so that nothing a worker says is executed. A worker that dies: `DeviceLost`.
+`IsolatedClient` has the methods of `pjrt.Client` and forwards them to a worker that it starts. Arrays travel through
+shared memory, everything else as JSON, so nothing that a worker sends is executed. A dead worker raises `DeviceLost`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 
 from smelt import errors
 from smelt.buffer import HostBuffer, in_thread
-from smelt.device.pjrt import Client, PjrtBuffer
+from smelt.device.pjrt import KEEP, Client, PjrtBuffer
 from smelt.dtype import Array, dtype
 from smelt.engine_api import Cost, Memory
 from smelt.errors import DeviceError, DeviceLost, RunError, SmeltError
@@ -45,7 +45,7 @@ def _send(connection: socket.socket, message: dict[str, Any], data: bytes = b"")
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], bytes]:
-    """The next message; EOFError where the other side is gone."""
+    """The next message; EOFError if the other process has ended."""
     text, data = struct.unpack("<QQ", _exactly(connection, 16))
     message: dict[str, Any] = json.loads(_exactly(connection, text))
     return message, _exactly(connection, data)
@@ -62,7 +62,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 
 class _Shared:
-    """Memory that both processes see: an unnamed file, mapped anew when it has grown."""
+    """Memory shared by both processes: an unnamed file, mapped again after it has grown."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -87,7 +87,7 @@ class _Shared:
         np.frombuffer(self.at_least(flat.size), np.uint8, flat.size)[:] = flat
 
     def read(self, shape: Shape) -> Array:
-        """A copy of what lies there."""
+        """A copy of the contents."""
         sizes = shape.numbers()
         count = math.prod(sizes)
         length = count * shape.dtype.numpy.itemsize
@@ -106,17 +106,17 @@ def _shape(record: Sequence[Any]) -> Shape:
     return Shape.of(dtype(record[0]), tuple(int(size) for size in record[1]))
 
 
-# ---- our side ----
+# ---- the client ----
 
 
 class IsolatedClient:
-    """A PJRT client in a worker process. `timeout`: seconds that it may take for one request, else it is ended."""
+    """A PJRT client in a worker process. `timeout`: seconds for one request; after that the worker is killed."""
 
     def __init__(self, platform: str = "cpu", index: int = 0, timeout: float | None = None) -> None:
         self.platform = platform
         self.lost: str | None = None
         self._lock = threading.RLock()
-        self._doomed: list[tuple[str, int]] = []  # handles whose owners are gone
+        self._doomed: list[tuple[str, int]] = []  # handles to free with the next request
         self._shared = _Shared.make()
         ours, theirs = socket.socketpair()
         with theirs:
@@ -146,10 +146,10 @@ class IsolatedClient:
         return self._process.pid
 
     def ask(self, verb: str, data: bytes = b"", **message: Any) -> tuple[dict[str, Any], bytes]:
-        """Send a request and wait for the answer; what the worker raised is raised here."""
+        """Send a request and wait for the answer. Errors of the worker are raised here."""
         with self._lock:
             if self.lost is not None:
-                raise DeviceLost("the worker of this device is gone", got=self.lost, remedy="make a new platform")
+                raise DeviceLost("the worker of this device has ended", got=self.lost, remedy="make a new platform")
             doomed, self._doomed = self._doomed, []
             try:
                 _send(self._connection, {"verb": verb, "free": doomed, **message}, data)
@@ -173,7 +173,7 @@ class IsolatedClient:
         self.lost = f"no answer within {late:g} s" if isinstance(error, TimeoutError) else name
 
     def free(self, kind: str, handle: int) -> None:
-        """Forget something in the worker, with the next request."""
+        """Free an object of the worker with the next request."""
         self._doomed.append((kind, handle))
 
     def put(self, array: Array, shape: Shape, *, shared: bool = False) -> RemoteBuffer:
@@ -223,13 +223,13 @@ class RemoteBuffer:
         self.client = client
         self._handle = handle
         self._gone: str | None = None
-        self.guard: Callable[[], None] | None = None  # raises what the run that made it found wrong
+        self.guard: Callable[[], None] | None = None  # raises if a run-time check of the run failed
         self._end = weakref.finalize(self, client.free, "buffers", handle)
 
     @property
     def handle(self) -> int:
         if self._gone is not None:
-            raise RunError(f"the buffer {self._gone}", expected=f"{self.shape} in use", got=self._gone)
+            raise RunError(f"the buffer {self._gone}", expected=f"{self.shape} in use", got=self._gone, remedy=KEEP)
         return self._handle
 
     @property
@@ -291,7 +291,7 @@ class RemoteProgram:
     def __call__(
         self, arguments: Sequence[RemoteBuffer], held: Sequence[RemoteBuffer] | None = None
     ) -> tuple[RemoteBuffer, ...]:
-        """Run; the worker answers when it has started, and dies while we wait for a result if it dies."""
+        """Start a run in the worker. If the worker dies, waiting for a result raises DeviceLost."""
         handles = [each.handle for each in (*(held or ()), *arguments)]
         answer, _ = self.client.ask("run", handle=self._handle, arguments=handles)
         made = zip(answer["handles"], self.results, strict=True)
@@ -310,11 +310,11 @@ class RemoteProgram:
         self._end()
 
 
-# ---- the worker's side ----
+# ---- the worker ----
 
 
 def serve() -> None:
-    """Answer requests until the other side is gone. Called in a new process, with what it needs in `sys.argv`."""
+    """Answer requests until the client disconnects. Runs in the worker process; its arguments are in `sys.argv`."""
     descriptor, shared, platform, index = sys.argv[1:5]
     with socket.socket(fileno=int(descriptor)) as connection:
         worker: _Worker | None = None
@@ -339,7 +339,7 @@ def _requests(connection: socket.socket) -> Iterator[tuple[dict[str, Any], bytes
 
 
 class _Worker:
-    """The client and what requests refer to by number."""
+    """The client, and the objects that requests refer to by handle."""
 
     def __init__(self, client: Client, shared: _Shared) -> None:
         self.client = client
@@ -394,4 +394,4 @@ class _Worker:
             case "stats":
                 return {"stats": self.client.stats()}, b""
             case verb:
-                raise DeviceError("a request that the worker does not know", got=verb)
+                raise DeviceError("unknown request to the worker", got=verb)

@@ -1,7 +1,7 @@
-"""The runtime library from Python: one thread pool per process, and compiled programs as functions over arrays.
+"""The C runtime from Python: one thread pool per process, and compiled programs as functions over arrays.
 
-In come a compiled program, the shapes it takes and gives, and arrays; out go results as NumPy arrays. The native engine
-calls it. The library (`smelt/runtime`) is compiled once per machine; ordinary calls run in C, odd ones take `_slow`.
+In: a compiled program, its argument and result shapes, arrays. Out: results as NumPy arrays. The native engine calls
+it. The library (`smelt/runtime`) is compiled once per machine. Common calls run in C; the others take `_slow`.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from smelt.stop import Stop, on_cancel
 SOURCES = (
     *("smelt.h", "runtime.h", "system.c", "memory.c", "watch.c", "pool.c", "executable.c", "python.c", "checksum.c"),
 )
-FEATURES = (  # in the order of the bits of smelt_features, spelled as Linux does
+FEATURES = (  # in the order of the bits of smelt_features, with the names of /proc/cpuinfo
     *("fma", "f16c", "avx2", "avx512f", "avx512bw", "avx512vl"),
     *("avx512_vnni", "avx512_bf16", "avx512dq", "avx_vnni"),
 )
-ABI = 2  # of programs: `version` in smelt.h
+ABI = 2  # of compiled programs: `version` in smelt.h
 MAX_THREADS = 256
-SPIN = 30_000  # nanoseconds that an idle worker looks for work before it sleeps
+SPIN = 30_000  # nanoseconds that an idle worker spins before it sleeps
 ALIGN = 64
 CANCELLED, NO_MEMORY, TIMED_OUT, OVER_LIMIT = -1, -2, -3, -5
-SMALLER = "close models that are not in use, or use smaller sizes"  # the remedy where memory is short
-_SMALL = 1 << 20  # scales and offsets of sizes that C may multiply without a thought of overflow
+SMALLER = "close models that are not in use, or use smaller sizes"  # the remedy for out of memory
+_SMALL = 1 << 20  # bound on scale and offset of a size, so that the C code cannot overflow
 
 Explain: TypeAlias = Callable[[int, tuple[int, ...]], SmeltError]
 Refuse: TypeAlias = Callable[[int, Mapping[str, int]], SmeltError]
@@ -62,10 +62,10 @@ Refuse: TypeAlias = Callable[[int, Mapping[str, int]], SmeltError]
 
 
 class Runtime:
-    """The library of this process: `runtime()` gives it."""
+    """The runtime library of this process. `runtime()` returns it."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self.released = library  # its functions let other Python threads run meanwhile
+        self.released = library  # calls release the GIL
         self.held = ctypes.PyDLL(self.released._name)
         _declare(self.released, self.held)
         self.held.smelt_set_machine_memory(machine_memory())
@@ -74,50 +74,52 @@ class Runtime:
 
     @property
     def threads(self) -> int:
-        """Workers of a parallel step, the caller included."""
+        """Threads of a parallel step, the caller included."""
         return _Head.in_dll(self.held, "smelt_runtime").threads
 
     def set_threads(self, count: int) -> None:
-        """Use that many threads from now on; waits for a parallel step that is under way."""
+        """Set the number of threads. Waits for a running parallel step."""
         if not 1 <= count <= MAX_THREADS:
             raise DeviceError("the number of threads is out of range", expected=f"1 to {MAX_THREADS}", got=count)
-        spin = SPIN if count <= _processors() else 0  # who spins on a shared processor keeps others from working
+        spin = SPIN if count <= _processors() else 0  # spinning on a shared core would delay the thread that has work
         failed = self.released.smelt_set_threads(count, spin)
         if failed:
             raise DeviceError(
-                "the number of threads cannot change here", got="a signal's handler in the midst of a call"
+                "the number of threads cannot change here",
+                got="a call inside a signal handler that interrupted a run",
+                remedy="set it outside signal handlers",
             )
 
     @property
     def helpers(self) -> int:
-        """Threads of the pool that exist now: none before the first parallel step."""
+        """Threads of the pool that were started: 0 before the first parallel step."""
         return int(self.held.smelt_started())
 
     @property
     def features(self) -> frozenset[str]:
-        """What the processor and the operating system both allow."""
+        """CPU features that the processor has and the operating system enables."""
         bits = self.held.smelt_features()
         found = frozenset(name for i, name in enumerate(FEATURES) if bits >> i & 1)
         return found or cpu.target().features
 
     @property
     def allocations(self) -> int:
-        """How many blocks of memory the library ever took: calls of repeating sizes leave it as it is."""
+        """Memory blocks allocated since the start. Calls with repeated sizes allocate none."""
         return int(self.held.smelt_allocations())
 
     @property
     def allocated(self) -> int:
-        """Bytes that the library holds now."""
+        """Bytes allocated by the library now."""
         return int(self.held.smelt_allocated())
 
     def empty(self, sizes: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """An array without contents, aligned to 64 bytes, in huge pages where it is large: for what stays."""
+        """An uninitialised array, aligned to 64 bytes, in huge pages if it is large. For long-lived arrays."""
         nbytes = math.prod(sizes) * dtype.itemsize
         if not nbytes:
             return np.empty(sizes, dtype)
         address = self.held.smelt_allocate(nbytes)
         if not address:
-            raise RunError("no memory left", got=f"{nbytes} bytes asked for", remedy=SMALLER)
+            raise RunError("no memory left", got=f"{nbytes} bytes requested", remedy=SMALLER)
         block = (ctypes.c_char * nbytes).from_address(address)
         weakref.finalize(block, self.held.smelt_release, address, nbytes).atexit = False
         array: Array = np.frombuffer(memoryview(block), np.uint8).view(dtype).reshape(sizes)
@@ -125,19 +127,19 @@ class Runtime:
 
 
 class _Head(ctypes.Structure):
-    """The start of the C structure Runtime."""
+    """The first fields of the C structure Runtime."""
 
     _fields_ = (("version", ctypes.c_longlong), ("threads", ctypes.c_longlong))
     version: int
     threads: int
 
 
-_here: list[Runtime] = []  # of this process: one, from the first need on
+_here: list[Runtime] = []  # empty until the first use, then one
 _making = threading.Lock()
 
 
 def runtime(shipped: Callable[[], ctypes.CDLL] | None = None) -> Runtime:
-    """The runtime library: the one that is there, else the one that came with a program, else compiled now."""
+    """The runtime library of this process: the loaded one, else the one shipped in a bundle, else compiled now."""
     with _making:
         if not _here:
             with compiling_for("smelt's runtime"):
@@ -146,19 +148,19 @@ def runtime(shipped: Callable[[], ctypes.CDLL] | None = None) -> Runtime:
 
 
 def running() -> Runtime | None:
-    """The runtime library of this process, if there is one already."""
+    """The runtime library of this process, if it is loaded."""
     return _here[0] if _here else None
 
 
 def flags() -> tuple[str, ...]:
-    """Compiler flags of the library. Python's own symbols come from the process, on Windows from python3.dll."""
+    """Compiler flags of the library. Python's symbols are resolved in the process, on Windows in python3.dll."""
     if sys.platform == "win32":
         return ("-pthread", f"-L{os.path.join(sys.base_prefix, 'libs')}", "-lpython3")
     return ("-pthread", *(("-Wl,-undefined,dynamic_lookup",) if sys.platform == "darwin" else ()))
 
 
 def source() -> str:
-    """All of the library as one file."""
+    """The library's files as one source."""
     parts = [f'#line 1 "{name}"\n' + text.decode() for name, text in zip(SOURCES, texts(), strict=True)]
     own = ('#include "', "#define _GNU_SOURCE")
     lines = ("" if line.startswith(own) else line for part in parts for line in part.splitlines())
@@ -166,7 +168,7 @@ def source() -> str:
 
 
 def texts() -> Iterator[bytes]:
-    """Its files as they are: what tells one version of the library from another."""
+    """The contents of the library's files. Their hash identifies the library's version."""
     folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), "runtime")
     for name in SOURCES:
         with open(os.path.join(folder, name), "rb") as file:
@@ -217,12 +219,13 @@ def _processors() -> int:
 
 
 def default_threads() -> int:
-    """The threads of a new runtime: SMELT_THREADS, else one for each processor that this process may use."""
+    """The number of threads of a new runtime: SMELT_THREADS, else one per processor that this process may use."""
     chosen = os.environ.get("SMELT_THREADS")
     if not chosen:
         return min(_processors(), MAX_THREADS)
     if not (chosen.isascii() and chosen.isdigit() and 1 <= int(chosen) <= MAX_THREADS):
-        raise DeviceError("SMELT_THREADS is no number of threads", expected=f"1 to {MAX_THREADS}", got=chosen)
+        remedy = "set it to such a number, or unset it"
+        raise DeviceError("invalid SMELT_THREADS", expected=f"1 to {MAX_THREADS}", got=chosen, remedy=remedy)
     return int(chosen)
 
 
@@ -236,9 +239,9 @@ class _Ledger(ctypes.Structure):
 
 
 class Account:
-    """Bytes that several programs may take together, their calls included.
+    """A memory limit that several programs and their calls share.
 
-    A call that finds too little left waits for others to end; one that could never fit is refused.
+    A call that needs more than is free waits for other calls to end. A call that could never fit is refused.
     """
 
     def __init__(self, limit: int, owner: Runtime | None = None) -> None:
@@ -249,32 +252,32 @@ class Account:
 
     @property
     def used(self) -> int:
-        """Bytes that are taken now, idle memory of calls included."""
+        """Bytes in use, pooled memory of finished calls included."""
         return int(self._ledger.used)
 
     @property
     def fixed(self) -> int:
-        """Those of them that stay between calls."""
+        """Bytes in use that stay allocated between calls."""
         return int(self._ledger.fixed)
 
     def take(self, count: int, what: str) -> None:
-        """Count bytes that stay, once calls under way have left room for them."""
+        """Charge bytes that stay allocated between calls. Waits for running calls to free enough."""
         while failed := self.runtime.released.smelt_charge(self.address, count):
             if failed == 1:
                 raise MemoryLimitError(
                     f"{what}: the model needs more memory than allowed",
                     expected=f"at most {bytes_text(self.limit)}",
                     got=f"{bytes_text(count)} beside {bytes_text(self.fixed)}",
-                    remedy="a higher memory_limit",
+                    remedy="set a higher memory_limit",
                 )
             time.sleep(0.005)
 
     def span(self, count: int) -> int:
-        """What a block of so many bytes takes from the system."""
+        """The bytes that the system allocates for a block of `count` bytes."""
         return int(self.runtime.held.smelt_span(count))
 
     def give(self, count: int) -> None:
-        """Take bytes off the account that stay no longer."""
+        """Uncharge bytes that were freed."""
         self.runtime.released.smelt_charge(self.address, -count)
 
 
@@ -282,7 +285,7 @@ class Account:
 
 
 class Memory(Frozen):
-    """Bytes that a bound program holds now, and how many contexts share the arenas and the scratch."""
+    """Bytes that a bound program holds now; `contexts` is the number of calls that its arenas and scratch serve."""
 
     bound: int
     constants: int
@@ -292,16 +295,16 @@ class Memory(Frozen):
 
 
 def _refuse(check: int, symbols: Mapping[str, int]) -> SmeltError:
-    return SizeError("the sizes do not fit together as the program takes for granted", got=f"check {check}, {symbols}")
+    return SizeError("the sizes break an assumption of the program", got=f"check {check}, {symbols}")
 
 
 class Program:
-    """A compiled program: `NAME_run` and `NAME_measure` of a library, and what they take and give.
+    """A compiled program: `NAME_run` and `NAME_measure` of a library, with argument and result shapes.
 
-    `symbols` are those that the arguments' sizes decide, in the program's order; a result with another symbol in its
-    sizes is one whose size only data tells. `explain(status, record)` and `refuse(check, symbols)` turn a failure of
-    the program and a failed size check into errors; they must not refer to a Bound. A call may write to the arguments
-    that are `donated`; `reused` tells the results that take the place of one of them.
+    `symbols` are solved from the arguments' sizes, in the program's order. A result whose sizes have another symbol has
+    a data-dependent size. `explain(status, record)` and `refuse(check, symbols)` turn a failed run and a failed size
+    check into errors; they must not refer to a Bound. A call may overwrite the `donated` arguments; `reused` maps a
+    result to the argument whose memory it takes.
     """
 
     def __init__(
@@ -324,8 +327,8 @@ class Program:
         self.arguments, self.results, self.symbols = tuple(arguments), tuple(results), tuple(symbols)
         self.names = tuple(names) or tuple(f"argument {i}" for i in range(len(self.arguments)))
         assert len(self.names) == len(self.arguments)
-        open_symbols = set(self.symbols).difference(*(shape.symbols for shape in self.arguments))
-        assert not open_symbols, f"no argument decides {open_symbols}"
+        unsolved = set(self.symbols).difference(*(shape.symbols for shape in self.arguments))
+        assert not unsolved, f"no argument determines {unsolved}"
         self.explain, self.refuse = explain, refuse
         self.donated, self.reused = tuple(donated), dict(reused or {})
         self.constants = _aligned(self.runtime, constants)
@@ -337,10 +340,10 @@ class Program:
         sizes: Mapping[str, int] = MappingProxyType({}),
         account: Account | None = None,
     ) -> Bound:
-        """The program with its first arguments given; arrays that are in order are not copied.
+        """Bind the first arguments (the weights). Contiguous aligned arrays are not copied.
 
-        `sizes` are symbols that are known although no argument tells them: those of weights that were packed. The
-        memory that calls take is counted on `account`.
+        `sizes` gives symbols that no argument determines any more: those of packed weights. The memory of calls is
+        charged to `account`.
         """
         assert len(arrays) <= len(self.arguments)
         each = zip(arrays, self.arguments, self.names, strict=False)
@@ -349,11 +352,11 @@ class Program:
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:
-    return ctypes.cast(library[name], ctypes.c_void_p).value or 0  # an attribute would keep the library for ever
+    return ctypes.cast(library[name], ctypes.c_void_p).value or 0  # `library.name` would create a reference cycle
 
 
 def _aligned(owner: Runtime, constants: Sequence[bytes | Array]) -> list[Array]:
-    """The constants' bytes where programs may expect them: an array that is so already stays where it is."""
+    """The constants as contiguous arrays aligned to `ALIGN`; copied only where they are not."""
     placed = []
     for constant in constants:
         array = np.frombuffer(constant, np.uint8) if isinstance(constant, bytes) else constant
@@ -371,12 +374,12 @@ def _pointer(array: Array) -> int:
 
 
 def _ordered(array: Array) -> Array:
-    """The array in C order at an address that fits its elements; a copy where it is not so."""
+    """The array, or a copy if it is not contiguous and aligned to its elements."""
     return array if array.flags.c_contiguous and array.flags.aligned else array.copy(order="C")
 
 
 class Bound:
-    """A program with its first arguments bound: a function over the others. Any number of threads may call it."""
+    """A program with its first arguments bound: a function of the others. It may be called from several threads."""
 
     __slots__ = ("__weakref__", "_account", "_arrays", "_call", "_executable", "_program", "_sizes")
 
@@ -407,7 +410,7 @@ class Bound:
     def __call__(
         self, inputs: Sequence[Array], out: Sequence[Array] | None = None, stop: Stop | None = None
     ) -> tuple[Array, ...]:
-        """Run on the remaining arguments; the results are new arrays, or those given as `out`."""
+        """Run with the remaining arguments. The results are new arrays, or the arrays `out`."""
         if stop is None:
             results = self._call(inputs, out)
         else:
@@ -416,7 +419,7 @@ class Bound:
         return results if type(results) is tuple else self._otherwise(results, inputs, out, stop)
 
     def cancel(self) -> None:
-        """Stop the calls that run now: they raise RunError. Later calls run."""
+        """Stop the running calls: they raise CancelledError. Later calls run."""
         self._program.runtime.held.smelt_cancel(self._executable)
 
     def call_bytes(self, sizes: Mapping[str, int]) -> int:
@@ -428,7 +431,7 @@ class Bound:
         try:
             values = [self._sizes.get(name, sizes.get(name, 1)) for name in symbols]
             if held.smelt_slot_measure(slot, (ctypes.c_longlong * max(len(values), 1))(*values)):
-                return 0  # sizes that a call refuses, with the reason
+                return 0  # the call itself reports why it refuses these sizes
             measured = iter(held.smelt_slot_measured(slot)[: 2 + sum(shape.rank for shape in self._program.results)])
             total = int(next(measured)) + int(next(measured)) * self._program.runtime.threads
             for shape in self._program.results:
@@ -438,11 +441,11 @@ class Bound:
             held.smelt_slot_give(slot)
 
     def trim(self) -> None:
-        """Give back the memory that no call uses now."""
+        """Free pooled memory that no call uses."""
         self._program.runtime.held.smelt_trim(self._executable)
 
     def close(self) -> None:
-        """Give everything back; calls under way end as usual. Closing twice is harmless."""
+        """Free everything. Running calls finish. Closing twice is harmless."""
         if self._arrays is not None:
             self._arrays = None
             self._program.runtime.held.smelt_shut(self._executable)
@@ -476,22 +479,23 @@ class Bound:
         if status == CANCELLED:
             return CancelledError("the call was cancelled")
         if status == TIMED_OUT:
-            return TimedOutError("the call took too long", expected=f"at most {stop.timeout if stop else None} s")
+            limit = f"at most {stop.timeout if stop else None} s"
+            return TimedOutError("the call took too long", expected=limit, remedy="allow a longer timeout")
         if status == NO_MEMORY:
-            return RunError("no memory left", got=f"{record[0]} bytes asked for", remedy=SMALLER)
+            return RunError("no memory left", got=f"{record[0]} bytes requested", remedy=SMALLER)
         if status == OVER_LIMIT:
             return MemoryLimitError(
                 "the call needs more memory than allowed",
                 expected=f"at most {bytes_text(record[1])} beside what the model holds",
                 got=bytes_text(record[0]),
-                remedy="a higher memory_limit, smaller sizes, or fewer calls at once",
+                remedy="set a higher memory_limit, use smaller sizes, or make fewer calls at once",
             )
         return self._program.explain(status, record)
 
     def _slow(
         self, inputs: tuple[Array, ...], out: tuple[Array, ...] | None, stop: Stop | None = None
     ) -> tuple[Array, ...]:
-        """What the built-in function does, for every input that can be served, with an error for every other one."""
+        """The same as the C entry, for inputs that it does not handle: copies, `out` arrays, errors with a reason."""
         arguments = self._arrays
         if arguments is None:
             raise RunError("the executable is closed", remedy="compile or load the model again")
@@ -557,7 +561,7 @@ class Bound:
 
 
 def _layout(program: Program, arrays: Sequence[Array], sizes: Mapping[str, int]) -> list[int]:
-    """What `smelt_bind` reads: counts, symbols that are known already, and every input's and result's description."""
+    """The array of integers that `smelt_bind` reads: counts, known symbols, descriptions of inputs and results."""
     inputs = program.arguments[len(arrays) :]
     preset: dict[str, int] = dict(sizes)
     quick = _has_lock()
@@ -582,7 +586,7 @@ def _layout(program: Program, arrays: Sequence[Array], sizes: Mapping[str, int])
 
 
 def _has_lock() -> bool:
-    """Whether one Python thread runs at a time, as the C entry takes for granted."""
+    """Whether the GIL is enabled, as the C entry requires."""
     enabled: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)
     return enabled is None or enabled()
 
@@ -603,7 +607,7 @@ def _linear(size: Size, names: Sequence[str]) -> tuple[int, int, int] | None:
 
 
 def _carried(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], np.dtype[Any] | None]:
-    """The dtype that exports a buffer, and the one behind it where that does not (bfloat16, int4, …)."""
+    """A dtype with the buffer protocol, and the original one if that has none (bfloat16, int4, …)."""
     return (dtype, None) if dtype.isbuiltin == 1 else (np.dtype(f"u{dtype.itemsize}"), dtype)
 
 
@@ -615,7 +619,7 @@ def _port(shape: Shape) -> tuple[int, int, int, int]:
 def _fit(
     program: Program, bound: Sequence[Array], inputs: Sequence[Array], sizes: Mapping[str, int]
 ) -> tuple[list[Array], dict[str, int]]:
-    """The inputs as the program wants them, and the values of its symbols."""
+    """The inputs as contiguous arrays that match the program's shapes, and the values of its symbols."""
     shapes, names = program.arguments[len(bound) :], program.names[len(bound) :]
     if len(inputs) != len(shapes):
         raise RunError("wrong number of inputs", expected=list(names), got=len(inputs))
@@ -629,7 +633,8 @@ def _fit(
     except ShapeError as error:
         expected = ", ".join(f"{name}: {shape}" for name, shape in zip(names, shapes, strict=True))
         got = ", ".join(f"{name}: {list(array.shape)}" for name, array in zip(names, arrays, strict=True))
-        raise ShapeError("the inputs' sizes do not fit together", expected=expected, got=got) from error
+        remedy = "give the dimensions that share a name the same size"
+        raise ShapeError("the inputs' sizes do not fit together", expected=expected, got=got, remedy=remedy) from error
     donated = [place - len(bound) for place in program.donated]
     ordered = [_ordered(array) for array in arrays]
     return [
@@ -640,7 +645,7 @@ def _fit(
 def _places(
     program: Program, measured: Sequence[int], out: tuple[Array, ...] | None, read: Sequence[Array]
 ) -> list[Array | None]:
-    """Where the results go: arrays, or None for those whose size the run will tell."""
+    """The result arrays; None for results of data-dependent size."""
     if out is not None and len(out) != len(program.results):
         raise RunError("wrong number of output arrays", expected=len(program.results), got=len(out))
     places: list[Array | None] = []
@@ -674,7 +679,9 @@ def _checked(array: Array, shape: Shape, sizes: tuple[int, ...], position: int) 
     flags = fitting.flags
     if fitting is not array or not (flags.c_contiguous and flags.aligned and flags.writeable):
         raise ShapeError(
-            f"output array {position} cannot be written in place", expected="an aligned, writable array in C order"
+            f"output array {position} cannot be written in place",
+            expected="an aligned, writable array in C order",
+            remedy="np.empty makes one",
         )
     return array
 

@@ -136,7 +136,7 @@ class Footprint:
             "the model needs more memory than allowed",
             expected=f"at most {bytes_text(limit)}",
             got=f"{bytes_text(peak)}{at} ({parts}); the largest: {'; '.join(biggest)}",
-            remedy="a higher memory_limit, or smaller sizes",
+            remedy="set a higher memory_limit, or use smaller sizes",
         )
 
     def _results(self) -> list[Size]:

@@ -111,7 +111,7 @@ class NativeExecutable(Closing):
                 "the model needs more memory than allowed",
                 expected=f"at most {bytes_text(account.limit)}",
                 got=f"{bytes_text(account.fixed)} for the weights, {bytes_text(needed)} for a call",
-                remedy="a higher memory_limit, or smaller sizes",
+                remedy="set a higher memory_limit, or use smaller sizes",
             )
         return made
 

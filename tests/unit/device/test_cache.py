@@ -198,7 +198,7 @@ def test_a_folder_that_cannot_be_made(
     with caplog.at_level(logging.WARNING, "smelt"):
         assert [answer(47), answer(48)] == [47, 48]
     (said,) = [record.getMessage() for record in caplog.records]
-    assert "not kept" in said
+    assert "not cached" in said
     assert str(blocked) in said
 
 
@@ -216,7 +216,7 @@ def test_a_disk_that_is_full_leaves_nothing_half(tmp_path: Path) -> None:
     child = python(code.replace("FOLDER", repr(str(tmp_path))))
     output, said = child.communicate(timeout=60)
     assert output == "None\n"
-    assert "not kept" in said
+    assert "not cached" in said
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -244,7 +244,7 @@ def test_disks_that_are_read_only_or_full(tmp_path: Path, options: str) -> None:
     )
     output, said = mounted(tmp_path, options, code)
     assert output == "49\n50\n", said
-    assert said.count("not kept") == 1
+    assert said.count("not cached") == 1
 
 
 # ---- folders that others can write ----
@@ -345,7 +345,7 @@ def test_another_user(home: str, tmp_path: Path) -> None:
     code = ALONE.replace("ENVIRONMENT", repr(environment)).replace("USER", "54321")
     output, said = python(code, SMELT_CACHE_DIR=str(tmp_path / "before")).communicate(timeout=120)
     assert output.startswith("65 65 66 "), said
-    assert said.count("not kept") == 1, said
+    assert said.count("not cached") == 1, said
     if home == "none":
         left = Path(output.split()[-1])
         assert left.name.startswith("smelt-cache-")
@@ -371,7 +371,7 @@ def test_a_read_only_root(tmp_path: Path) -> None:
     if done.returncode and ("mount:" in done.stderr or "unshare:" in done.stderr or "AssertionError" in done.stderr):
         pytest.skip(f"no read-only root here: {done.stderr.strip()[-200:]}")
     assert done.stdout == "67\n67\n", done.stderr
-    assert done.stderr.count("not kept") == 1
+    assert done.stderr.count("not cached") == 1
 
 
 # ---- the compiler ----

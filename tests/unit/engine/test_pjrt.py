@@ -528,7 +528,7 @@ def test_an_unknown_version_is_tried_and_says_so_where_it_differs(monkeypatch: p
     monkeypatch.setattr(pjrt, "version", lambda: "9.9.9")
     client = pjrt.Client()
     monkeypatch.delattr(client._jax, "array_result_handler")
-    with pytest.raises(UnsupportedError, match="another interface") as caught:
+    with pytest.raises(UnsupportedError, match="lacks a function") as caught:
         pjrt.Client()
     assert "0.10" in str(caught.value.expected)
     assert "9.9.9" in str(caught.value.got)
