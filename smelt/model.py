@@ -6,23 +6,25 @@ The one place where readers meet engines. `smelt.load` and the command line call
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from smelt import formats
+from smelt.bundle.stored import StoredProgram
 from smelt.device.cache import compiling_for
 from smelt.dtype import Array
 from smelt.engine import compile_with_first
 from smelt.engine.footprint import Budget, Limited
 from smelt.engine.native import NativeEngine
 from smelt.engine.sample import sample_inputs
-from smelt.engine.store import recompile
+from smelt.engine.store import recompile, store_weights
 from smelt.engine.tune import tune as tune_program
 from smelt.engine_api import Engine, Executable
 from smelt.errors import UnsupportedError
 from smelt.ir.core import Program
+from smelt.ir.verify import assumes_broadcasts
 from smelt.passes.quantise import check_precision, with_precision
 from smelt.read import jax_export, onnx, stablehlo
 from smelt.read.onnx import StaticError
@@ -30,7 +32,7 @@ from smelt.read.onnx.declared import declared, describe
 from smelt.run import load as bundle
 from smelt.run.loaded import Defaults
 from smelt.run.loaded import LoadedModel as LoadedModel
-from smelt.run.per_value import Build, DynamicSizes, MissingValuesError, PerValue
+from smelt.run.per_value import Build, DynamicSizes, MissingValuesError, PerValue, StoreGeneral
 from smelt.weights import Weights
 
 log = logging.getLogger("smelt")
@@ -143,16 +145,47 @@ def load(
     executable = executable.prepare(weights)
     if Path(path).suffix.lower() == ".onnx":
         build = _builder(path, device, engine, budget, precision, lambda used: None, static or {})
-        executable = _for_any_size(executable, build)
+        executable = _for_any_size(
+            executable, build, partial(_store_general, path, program, precision, static or {}, ())
+        )
     return LoadedModel(name, used, executable, weights.metadata, source=Path(path), defaults=defaults)
 
 
-def _for_any_size(executable: Executable, build: Build) -> Executable:
+def _for_any_size(executable: Executable, build: Build, store_general: StoreGeneral) -> Executable:
     """The executable, and where its sizes are dynamic, programs for sizes that break its assumptions."""
     signature = executable.signature
     if all(port.shape.is_static for port in signature.inputs):
         return executable
-    return DynamicSizes(executable, PerValue(signature, (), True, build))
+    return DynamicSizes(executable, PerValue(signature, (), True, build), store_general)
+
+
+def _store_general(
+    path: str | Path,
+    program: Program,
+    precision: str,
+    static: Mapping[str, Any],
+    fed: tuple[str, ...],
+    targets: Sequence[str],
+) -> tuple[StoredProgram, ...]:
+    """For a bundle: the program of an ONNX file that broadcasts at run time, where `program` assumes equal sizes."""
+    return store_broadcasting(
+        program, lambda: onnx.read(path, static, fed=fed, runtime_broadcast=True), precision, targets
+    )
+
+
+def store_broadcasting(
+    program: Program, read_general: Callable[[], tuple[Program, Weights]], precision: str, targets: Sequence[str]
+) -> tuple[StoredProgram, ...]:
+    """What a bundle holds for sizes that a program assumes to be equal and that could be broadcast; often nothing."""
+    if not assumes_broadcasts(program):
+        return ()
+    try:
+        general, weights = read_general()
+        return store_weights(with_precision(general, precision), weights, targets).programs
+    except UnsupportedError as error:
+        said = " ".join(str(error).split())
+        log.warning("in the bundle, dynamic dimensions that meet must be equal or 1 in the same operand: %s", said)
+        return ()
 
 
 def _fed(
@@ -161,10 +194,9 @@ def _fed(
     """The program of an ONNX file in which these inputs have no default."""
     build = _builder(path, device, engine, budget, precision, lambda used: None, fed=names)
     try:
-        executable = build({}, {})
+        return build({}, {})
     except MissingValuesError as error:
         return PerValue(declared(path, names), error.names, error.sizes, build)
-    return _for_any_size(executable, build)
 
 
 def _tune(
@@ -195,7 +227,8 @@ def _builder(
 
     def build(values: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]) -> Executable:
         try:
-            program, weights = onnx.read(path, {**(static or {}), **values}, shapes, fed)
+            known = {**(static or {}), **values}
+            program, weights = onnx.read(path, known, shapes, fed)
         except StaticError as error:
             if not set(error.inputs) - set(values) and not (error.sizes and not shapes):
                 raise
@@ -203,9 +236,12 @@ def _builder(
         used, executable = compile_for(with_precision(program, precision), device, engine, budget, Path(path).stem)
         report(used)
         bound = executable.prepare(weights)
-        if shapes or not values:
+        if shapes:
             return bound
-        return _for_any_size(bound, lambda _, fixed: build(values, fixed))  # the same values, other sizes
+        store_general = partial(_store_general, path, program, precision, known, fed)
+        return _for_any_size(
+            bound, lambda _, fixed: build(values, fixed), store_general
+        )  # the same values, other sizes
 
     return build
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +18,7 @@ from smelt.cli.sizes import said_sizes
 from smelt.engine.store import store_weights
 from smelt.errors import SmeltError
 from smelt.files import check_folder
+from smelt.model import store_broadcasting
 from smelt.passes.quantise import with_precision
 from smelt.run.load import SUFFIX
 
@@ -37,8 +39,12 @@ def compile_model(
         )
     check_folder(output)
     start = time.perf_counter()
-    program, weights = read_fixed(file, said_values(file, static), said_sizes(sizes))
+    read = partial(read_fixed, file, said_values(file, static), said_sizes(sizes))
+    program, weights = read()
     stored = store_weights(with_precision(program, precision), weights, targets)
+    if file.suffix.lower() == ".onnx":
+        general = store_broadcasting(program, partial(read, runtime_broadcast=True), precision, targets)
+        stored = stored.replace(programs=(*stored.programs, *general))
     provenance = source_record(file) | {f"static {item.partition('=')[0]}": item.partition("=")[2] for item in static}
     provenance |= {"precision": precision} if precision != "f32" else {}
     stored = stored.replace(name=file.stem, metadata=dict(weights.metadata), provenance=provenance)

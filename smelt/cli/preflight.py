@@ -148,11 +148,14 @@ def read_said(file: Path, static: Sequence[str], sizes: Sequence[str] = ()) -> t
         return read_fixed(file, values, said_sizes(sizes))
 
 
-def read_fixed(file: Path, static: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[Program, Weights]:
+def read_fixed(
+    file: Path, static: Mapping[str, Any], sizes: Mapping[str, int], *, runtime_broadcast: bool = False
+) -> tuple[Program, Weights]:
     """The program with the values and sizes that were said; what else shapes it has to be said too."""
     try:
-        if file.suffix.lower() == ".onnx" and sizes:
-            return onnx.read(file, static, _shapes(file, static, sizes))
+        if file.suffix.lower() == ".onnx" and (sizes or runtime_broadcast):
+            shapes = _shapes(file, static, sizes) if sizes else {}
+            return onnx.read(file, static, shapes, runtime_broadcast=runtime_broadcast)
         program, weights = read(file, static)
     except StaticError as error:
         needed = [f"--static {name}=…" for name in error.inputs if name not in static]

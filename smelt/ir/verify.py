@@ -43,14 +43,25 @@ def verify(program: Program) -> list[str]:
 
 
 def dynamic_broadcasts(program: Program) -> Iterator[str]:
-    """Open sizes that are broadcast to others: each is 1 or the same, which no equality says."""
+    """Dynamic dimensions that are broadcast to others: each is 1 or the same, which no equality says."""
+    for have, wanted in _broadcast_sizes(program):
+        what = as_upper_bound(have, wanted) or f"{have} == {wanted} or {have} == 1"
+        yield f"{what} (stablehlo.broadcast_in_dim: a dynamic dimension is repeated or kept)"
+
+
+def assumes_broadcasts(program: Program) -> bool:
+    """Whether dynamic dimensions are assumed to be equal where one of them could be 1."""
+    return any(as_upper_bound(have, wanted) is None for have, wanted in _broadcast_sizes(program))
+
+
+def _broadcast_sizes(program: Program) -> Iterator[tuple[Size, Size]]:
+    """A dynamic dimension of an operand and the other size that it is broadcast to."""
     for op in (op for func in program.funcs.values() for op in walk(func.body)):
         if op.name == "stablehlo.broadcast_in_dim":
-            wanted = op.results[0].shape.sizes
+            sizes = op.results[0].shape.sizes
             for have, dim in zip(op.operands[0].shape.sizes, op.attrs["broadcast_dimensions"], strict=True):
-                if not isinstance(have, int) and have != wanted[dim]:
-                    what = as_upper_bound(have, wanted[dim]) or f"{have} == {wanted[dim]} or {have} == 1"
-                    yield f"{what} ({op.name}: a dynamic dimension is repeated or kept)"
+                if not isinstance(have, int) and have != sizes[dim]:
+                    yield have, sizes[dim]
 
 
 def as_upper_bound(have: Size, wanted: Size) -> Fact | None:

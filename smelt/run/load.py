@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,7 +27,7 @@ from smelt.files import open_regular, read_bytes
 from smelt.frozen import Frozen
 from smelt.run.executable import Arrays, NativeExecutable
 from smelt.run.loaded import LoadedModel
-from smelt.run.per_value import PerValue, Shapes, Values
+from smelt.run.per_value import Fallback, PerValue, Shapes, Values, key_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -182,9 +182,17 @@ class _Reader:
     def executable(self) -> Executable:
         stored = self.stored
         if not (stored.static or stored.by_size):
-            return self._program(stored.programs[0])
-        known = [(each.values, each.shapes, self._program(each)) for each in stored.programs]
+            return self._first_fitting(stored.programs)
+        groups: dict[Hashable, list[StoredProgram]] = {}
+        for each in stored.programs:
+            groups.setdefault(key_of(each.values, each.shapes), []).append(each)
+        known = [(group[0].values, group[0].shapes, self._first_fitting(tuple(group))) for group in groups.values()]
         return PerValue(stored.signature, stored.static, stored.by_size, self._refuse, known)
+
+    def _first_fitting(self, programs: tuple[StoredProgram, ...]) -> Executable:
+        """Programs for the same compile-time inputs: each serves sizes that break the assumptions of those before."""
+        first = self._program(programs[0])
+        return first if len(programs) == 1 else Fallback(first, partial(self._first_fitting, programs[1:]), programs)
 
     def every_code(self) -> tuple[Loaded, ...]:
         return tuple(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smelt.bundle.stored import StoredModel, to_stored
+from smelt.bundle.stored import StoredModel, StoredProgram, to_stored
 from smelt.dtype import Array
 from smelt.engine_api import Closing, Executable, KernelUse, Signature, Trimmable
 from smelt.errors import MemoryLimitError, RunError, SizeError, UnsupportedError
@@ -37,6 +37,7 @@ class MissingValuesError(Exception):
 Values = Mapping[str, Array]
 Shapes = Mapping[str, tuple[int, ...]]
 Build = Callable[[Values, Shapes], Executable]
+StoreGeneral = Callable[[Sequence[str]], tuple[StoredProgram, ...]]
 
 
 class _Specialised(Frozen):
@@ -64,7 +65,7 @@ class PerValue(Closing):
         self._build: Build | None = build
         self._programs: OrderedDict[Hashable, _Specialised] = OrderedDict()
         for values, shapes, executable in known:
-            self._programs[_key_of(values, shapes)] = _Specialised(values, shapes, executable)
+            self._programs[key_of(values, shapes)] = _Specialised(values, shapes, executable)
 
     @property
     def kernels(self) -> tuple[KernelUse, ...]:
@@ -161,10 +162,10 @@ class PerValue(Closing):
     def _key(self, given: Mapping[str, Array]) -> tuple[Hashable, dict[str, Array], dict[str, tuple[int, ...]]]:
         values = {name: given[name] for name in self.static}
         shapes = {name: array.shape for name, array in given.items() if self.by_size and name not in values}
-        return _key_of(values, shapes), values, shapes
+        return key_of(values, shapes), values, shapes
 
 
-def _key_of(values: Values, shapes: Shapes) -> Hashable:
+def key_of(values: Values, shapes: Shapes) -> Hashable:
     marks = tuple((name, array.dtype.str, array.shape, array.tobytes()) for name, array in values.items())
     return marks, tuple(shapes.items())
 
@@ -173,12 +174,13 @@ class DynamicSizes(Closing):
     """A program with dynamic dimensions, and programs for fixed sizes that break its assumptions.
 
     Where two dynamic dimensions meet, the first program assumes that they are equal, or that one is broadcast. Other
-    sizes need a program of their own.
+    sizes need a program of their own. `store_general` gives, for a bundle, the program that broadcasts at run time.
     """
 
-    def __init__(self, dynamic: Executable, fixed: PerValue) -> None:
+    def __init__(self, dynamic: Executable, fixed: PerValue, store_general: StoreGeneral) -> None:
         self._dynamic = dynamic
         self._fixed = fixed
+        self._store_general = store_general
         self.signature = dynamic.signature
 
     @property
@@ -186,7 +188,7 @@ class DynamicSizes(Closing):
         return self._dynamic.kernels + self._fixed.kernels
 
     def prepare(self, weights: Weights) -> Executable:
-        return DynamicSizes(self._dynamic.prepare(weights), self._fixed)
+        return DynamicSizes(self._dynamic.prepare(weights), self._fixed, self._store_general)
 
     def __call__(self, *inputs: Array, stop: Stop | None = None) -> tuple[Array, ...]:
         if not self._fixed.knows(inputs):
@@ -197,8 +199,9 @@ class DynamicSizes(Closing):
         return self._fixed(*inputs, stop=stop)
 
     def to_stored(self, targets: Sequence[str] = ()) -> StoredModel:
-        """The program with dynamic dimensions. In a bundle, sizes that break its assumptions are an error."""
-        return to_stored(self._dynamic, targets)
+        """The program with dynamic dimensions, and the one for sizes that break its assumptions."""
+        stored = to_stored(self._dynamic, targets)
+        return stored.replace(programs=(*stored.programs, *self._store_general(targets)))
 
     def trim(self) -> None:
         if isinstance(self._dynamic, Trimmable):
@@ -208,3 +211,50 @@ class DynamicSizes(Closing):
     def close(self) -> None:
         self._dynamic.close()
         self._fixed.close()
+
+
+class Fallback(Closing):
+    """The programs of a bundle for one set of compile-time inputs: a fast one that assumes something of its sizes, and
+    one for sizes that break this, which is linked when it is first needed."""
+
+    def __init__(
+        self, first: Executable, link_other: Callable[[], Executable], programs: tuple[StoredProgram, ...]
+    ) -> None:
+        self._first, self._link_other, self._stored = first, link_other, programs
+        self._other: Executable | None = None
+        self.signature = first.signature
+
+    @property
+    def kernels(self) -> tuple[KernelUse, ...]:
+        return tuple(use for each in self._linked() for use in each.kernels)
+
+    def prepare(self, weights: Weights) -> Executable:
+        return Fallback(self._first.prepare(weights), lambda: self._link_other().prepare(weights), self._stored)
+
+    def __call__(self, *inputs: Array, stop: Stop | None = None) -> tuple[Array, ...]:
+        try:
+            return self._first(*inputs, stop=stop)
+        except SizeError as error:
+            broken = error
+        if self._other is None:
+            self._other = self._link_other()
+        try:
+            return self._other(*inputs, stop=stop)
+        except SizeError as error:
+            expected = f"{broken.expected}, or sizes that broadcast"
+            raise SizeError(broken.message, expected=expected, got=broken.got, where=error.where) from error
+
+    def to_stored(self, targets: Sequence[str] = ()) -> StoredModel:
+        return to_stored(self._first, targets).replace(programs=self._stored)
+
+    def trim(self) -> None:
+        for each in self._linked():
+            if isinstance(each, Trimmable):
+                each.trim()
+
+    def close(self) -> None:
+        for each in self._linked():
+            each.close()
+
+    def _linked(self) -> list[Executable]:
+        return [self._first] if self._other is None else [self._first, self._other]

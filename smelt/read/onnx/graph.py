@@ -88,6 +88,7 @@ class Model:
     watch: Watch | None = None
     fed: frozenset[str] = frozenset()  # inputs that come with a call although an initialiser gives them a value
     unknown: list[Value] = field(default_factory=list)  # what a watch goes on with where nodes cannot be read
+    runtime_broadcast: bool = False  # whether inputs' sizes that differ are broadcast at run time, as late ones are
 
     def weight(self, name: str, stored: Stored) -> Value:
         """The argument that brings a weight."""

@@ -61,15 +61,19 @@ def read(
     static: Mapping[str, Any] = _NONE,
     shapes: Mapping[str, tuple[int, ...]] = _NONE,
     fed: Collection[str] = (),
+    *,
+    runtime_broadcast: bool = False,
 ) -> tuple[Program, Weights]:
     """The program in an ONNX file and its weights, which stay in the file until they are looked at.
 
     `static` gives inputs values at import: they are constants of the program then, and may shape it. `shapes` fixes the
     sizes of inputs, for models that are another program for another size. `fed` names inputs whose default, an
-    initialiser of the same name, does not count.
+    initialiser of the same name, does not count. With `runtime_broadcast` dynamic dimensions that meet are broadcast at
+    run time; else they are assumed to be equal, which makes a faster program.
     """
     proto, model = open_model(path, static, shapes)
     model.fed = frozenset(fed)
+    model.runtime_broadcast = runtime_broadcast
     return program_of(proto, model)
 
 
@@ -214,7 +218,7 @@ def _input(port: Any, b: Builder, model: Model) -> Value:
         sizes = [int(size) for size in fixed]
     value = Value(Shape.of(element, sizes), None, 0, port.name)
     model.inputs[value] = port.name
-    model.given |= value.shape.symbols
+    model.given |= set() if model.runtime_broadcast else value.shape.symbols
     return value
 
 
