@@ -17,7 +17,7 @@ from weakref import ReferenceType
 
 import numpy as np
 
-from smelt.dim import Atom, Poly, Size, symbol, symbols
+from smelt.dim import Poly, Size, symbols
 from smelt.dtype import Array, DType, i64
 from smelt.errors import Location, SmeltError
 from smelt.ir.attributes import Constant
@@ -26,6 +26,7 @@ from smelt.ir.clone import clone_op, clone_region
 from smelt.ir.core import Attrs, Func, FuncType, Op, Region, Type, Value, find_captures
 from smelt.ir.ops import definition_of
 from smelt.ir.ops.definition import Call, Scope, op_attrs
+from smelt.ir.size_ops import SizeOps, Source, slope_of
 from smelt.shape import Shape
 from smelt.tensor.proving import require_divisors, require_sizes
 from smelt.tensor.source import Operand, Place, TensorError, here, refuse
@@ -266,66 +267,33 @@ def require(result: Tensor, key: Hashable, build: Callable[[], tuple[Tensor, str
 
 # ---- sizes as values ----
 
-SOURCES: ContextVar[dict[str, tuple[Value, int]] | None] = ContextVar("smelt.sources", default=None)
-_INDEX = Shape.of(i64, ())
+SOURCES: ContextVar[dict[str, Source] | None] = ContextVar("smelt.sources", default=None)
 
 
 def size_tensor(size: Size, near: Sequence[Tensor]) -> Tensor:
     """A size as a scalar i64, from dimensions of the arguments or of tensors `near`."""
     if isinstance(size, int):
         return constant(size, i64)
-    require_divisors((size,), (each for tensor in near for each in tensor.shape.sizes))
-    total: Tensor | None = None
-    for monomial, coefficient in size.terms:
-        term = constant(coefficient, i64) if coefficient != 1 or not monomial else None
-        for atom in monomial:
-            factor = _atom_tensor(atom, near)
-            term = factor if term is None else emit("multiply", term, factor)
-        assert term is not None
-        total = term if total is None else emit("add", total, term)
-    assert total is not None
-    return total
+    return tensor_of(_size_ops([size], near).scalar(size), None)
 
 
-def _atom_tensor(atom: Atom, near: Sequence[Tensor]) -> Tensor:
-    if atom.op == "symbol":
-        return _symbol_tensor(atom.name, near)
-    a, b = (size_tensor(arg, near) for arg in atom.args)
-    if atom.op in ("max", "min"):
-        return emit(f"{atom.op}imum", a, b)
-    # Divisors are positive wherever a size has a value; rounding down differs from StableHLO's for negative dividends.
-    rest = emit("remainder", a, b)
-    negative = emit("compare", rest, constant(0, i64), comparison_direction="LT")
-    if atom.op == "%":
-        return emit("select", negative, emit("add", rest, b), rest)
-    quotient = emit("divide", a, b)
-    return emit("select", negative, emit("subtract", quotient, constant(1, i64)), quotient)
+def size_list(sizes: Sequence[Size], near: Sequence[Tensor]) -> Tensor:
+    """Sizes as an i64 vector: what the `dynamic_*` ops take."""
+    return tensor_of(_size_ops(sizes, near).vector(sizes), None)
 
 
-def _symbol_tensor(name: str, near: Sequence[Tensor]) -> Tensor:
-    value, place = _find_source(name, near)
-    size = value.shape.sizes[place]
-    assert isinstance(size, Poly)
-    slope = slope_of(size, name)
-    found = tensor_of(record("stablehlo.get_dimension_size", (value,), {"dimension": place}).results[0], None)
-    wide = emit("convert", found, result=_INDEX)
-    rest = size - slope * symbol(name)
-    if rest != 0:
-        wide = emit("subtract", wide, size_tensor(rest, near))
-    return wide if slope == 1 else emit("divide", wide, constant(slope, i64))
+def _size_ops(sizes: Sequence[Size], near: Sequence[Tensor]) -> SizeOps:
+    require_divisors(sizes, (each for tensor in near for each in tensor.shape.sizes))
+    return SizeOps(_record_value, lambda name: _find_source(name, near))
 
 
-def slope_of(size: Size, name: str) -> int:
-    """k > 0 where a size is `k*name` plus what does not depend on `name`; else 0."""
-    if isinstance(size, int):
-        return 0
-    slope = next((c for monomial, c in size.terms if len(monomial) == 1 and monomial[0].name == name), 0)
-    return slope if slope > 0 and name not in symbols(size - slope * symbol(name)) else 0
+def _record_value(name: str, *operands: Value, result: Shape | None = None, **attrs: Any) -> Value:
+    return record(name, operands, attrs, (), None if result is None else (result,)).results[0]
 
 
-def sources_of(values: Sequence[Value]) -> dict[str, tuple[Value, int]]:
+def sources_of(values: Sequence[Value]) -> dict[str, Source]:
     """For each symbol an axis that determines it, alone or with symbols that other axes determine."""
-    found: dict[str, tuple[Value, int]] = {}
+    found: dict[str, Source] = {}
     axes = [(value, i, size) for value in values for i, size in enumerate(value.shape.sizes) if isinstance(size, Poly)]
     axes.sort(key=lambda axis: len(axis[2].terms))  # the simplest first
     known = -1
@@ -338,7 +306,7 @@ def sources_of(values: Sequence[Value]) -> dict[str, tuple[Value, int]]:
     return found
 
 
-def _find_source(name: str, near: Sequence[Tensor]) -> tuple[Value, int]:
+def _find_source(name: str, near: Sequence[Tensor]) -> Source:
     known = SOURCES.get()
     if known and name in known:
         return known[name]
@@ -352,16 +320,6 @@ def _find_source(name: str, near: Sequence[Tensor]) -> tuple[Value, int]:
         f"the size {name} is not known when the program runs: no argument has such an axis",
         remedy=f"add an argument that has an axis of size {name}",
     )
-
-
-def size_list(sizes: Sequence[Size], near: Sequence[Tensor]) -> Tensor:
-    """Sizes as an i64 vector: what the `dynamic_*` ops take."""
-    if all(isinstance(size, int) for size in sizes):
-        array = np.array(sizes, np.int64)
-        return tensor_of(record("stablehlo.constant", (), {"value": Constant.of(array, i64)}).results[0], None)
-    one = Shape.of(i64, (1,))
-    parts = [emit("reshape", size_tensor(size, near), result=one) for size in sizes]
-    return parts[0] if len(parts) == 1 else emit("concatenate", *parts, dimension=0)
 
 
 # ---- regions ----

@@ -17,10 +17,11 @@ from typing import Annotated as Shaped
 from smelt.dim import Answer, Poly, Size, floordiv, substitute, symbol, symbols
 from smelt.dtype import DType, dtype, f32
 from smelt.errors import ShapeError
+from smelt.ir.size_ops import slope_of
 from smelt.shape import Shape
 from smelt.tensor.axes import parse_shape, permutation_of
 from smelt.tensor.proving import at_most, current_facts, equal
-from smelt.tensor.record import HOOKS, operand, slope_of
+from smelt.tensor.record import HOOKS, operand
 from smelt.tensor.recovery import is_poison
 from smelt.tensor.source import Operand, Place, declaration_of, refuse, suggest_fact
 

@@ -13,12 +13,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from smelt.dim import Atom, Size, at_most, floordiv, maximum, minimum, mod, product, symbols
+from smelt.dim import Size, at_most, floordiv, maximum, minimum, mod, product, symbols
 from smelt.dtype import DType, dtype, i1, i64, integer_range
 from smelt.errors import ShapeError, UnsupportedError
 from smelt.ir.attributes import DotDims, GatherDims, ScatterDims
 from smelt.ir.build import Builder, RegionBuilder
 from smelt.ir.core import Region, Type, Value
+from smelt.ir.size_ops import SizeOps, Source
 from smelt.shape import Shape
 
 
@@ -45,7 +46,7 @@ def axes_of(axes: Sequence[int], rank: int, what: str = "axes") -> tuple[int, ..
 class Emit:
     """A builder with ONNX's vocabulary."""
 
-    def __init__(self, b: Builder, births: dict[str, tuple[Value, int]], given: set[str]) -> None:
+    def __init__(self, b: Builder, births: dict[str, Source], given: set[str]) -> None:
         self.b = b
         self.given = given  # symbols that inputs have
         self.births = births  # symbol → a value with a dimension of exactly that size
@@ -70,73 +71,35 @@ class Emit:
         return self.full(number, value.shape)
 
     def iota(self, element: DType, sizes: Sequence[Size], axis: int) -> Value:
-        return self._value(self.b.iota(iota_dimension=axis, result=Shape.of(element, sizes)))
+        return self.b.iota(iota_dimension=axis, result=Shape.of(element, sizes))
 
     # -- sizes as values --
 
     def size(self, size: Size) -> Value:
         """A size as a scalar of i64."""
-        numbers = [size] if isinstance(size, int) else [coefficient for _, coefficient in size.terms]
-        if any(not -(1 << 63) <= number < 1 << 63 for number in numbers):
-            raise ShapeError("a size does not fit 64 bits", expected="less than 2^63", got=size)
-        if isinstance(size, int):
-            return self.scalar(size, i64)
-        total: Value | None = None
-        for monomial, coefficient in size.terms:
-            term = self.scalar(coefficient, i64) if coefficient != 1 or not monomial else None
-            for atom in monomial:
-                factor = self._atom(atom)
-                term = factor if term is None else self._value(self.b.multiply(term, factor))
-            assert term is not None
-            total = term if total is None else self._value(self.b.add(total, term))
-        assert total is not None
-        return total
-
-    def _atom(self, atom: Atom) -> Value:
-        if atom.op == "symbol":
-            if atom.name not in self.births:
-                raise UnsupportedError("a size is needed as a number and no tensor has it", got=atom)
-            value, axis = self.births[atom.name]
-            return self.convert(self.b.get_dimension_size(value, dimension=axis), i64)
-        a, b = (self.size(arg) for arg in atom.args)
-        match atom.op:
-            case "max":
-                return self._value(self.b.maximum(a, b))
-            case "min":
-                return self._value(self.b.minimum(a, b))
-            case "//":
-                if at_most(0, atom.args[0]) and at_most(0, atom.args[1]):
-                    return self._value(self.b.divide(a, b))
-                quotient = self._value(self.b.divide(a, b))
-                return self.select(self._rounds_up(a, b), self.b.subtract(quotient, self.scalar(1, i64)), quotient)
-            case _:
-                rest = self._value(self.b.remainder(a, b))
-                if at_most(0, atom.args[0]) and at_most(0, atom.args[1]):
-                    return rest
-                return self.select(self._rounds_up(a, b), self.b.add(rest, b), rest)
-
-    def _rounds_up(self, a: Value, b: Value) -> Value:
-        """Whether a division that drops the fraction rounds up: there is a rest, and its sign is not the divisor's."""
-        zero = self.scalar(0, i64)
-        rest = self._value(self.b.remainder(a, b))
-        opposite = self.b.xor(self.compare(rest, zero, "LT"), self.compare(b, zero, "LT"))
-        return self._value(self.b.and_(self.compare(rest, zero, "NE"), opposite))
+        return SizeOps(self._add, self._source).scalar(size)
 
     def size_vector(self, sizes: Sequence[Size], element: DType = i64) -> Value:
         """Sizes as a vector."""
         known = ints(sizes)
         if known is not None:
             return self.const(np.array(known, np.int64).astype(element.numpy), element)
-        parts = [self.reshape(self.size(size), (1,)) for size in sizes]
-        whole = parts[0] if len(parts) == 1 else self._value(self.b.concatenate(*parts, dimension=0))
-        return self.convert(whole, element)
+        return self.convert(SizeOps(self._add, self._source).vector(sizes), element)
+
+    def _add(self, name: str, *operands: Value, **attrs: Any) -> Value:
+        return self.b.op(name, *operands, **attrs).result
+
+    def _source(self, name: str) -> Source:
+        if name not in self.births:
+            raise UnsupportedError("a size is needed as a number and no tensor has it", got=name)
+        return self.births[name]
 
     # -- shape --
 
     def reshape(self, x: Value, sizes: Sequence[Size]) -> Value:
         if x.shape.sizes == tuple(sizes):
             return x
-        return self._value(self.b.reshape(x, result=Shape.of(x.shape.dtype, sizes)))
+        return self.b.reshape(x, result=Shape.of(x.shape.dtype, sizes))
 
     def broadcast_in_dim(self, x: Value, sizes: Sequence[Size], dims: Sequence[int]) -> Value:
         if x.shape.sizes == tuple(sizes) and tuple(dims) == tuple(range(len(sizes))):
@@ -144,9 +107,9 @@ class Emit:
         pairs = [(size, sizes[d]) for size, d in zip(x.shape.sizes, dims, strict=True)]
         if any(not isinstance(a, int) and a != b and (self.is_late(a) or self.is_late(b)) for a, b in pairs):
             target = self.size_vector(sizes)  # broadcasting of a data-dependent size is decided at run time
-            return self._value(self.b.dynamic_broadcast_in_dim(x, target, broadcast_dimensions=tuple(dims)))
+            return self.b.dynamic_broadcast_in_dim(x, target, broadcast_dimensions=tuple(dims))
         shape = Shape.of(x.shape.dtype, sizes)
-        return self._value(self.b.broadcast_in_dim(x, broadcast_dimensions=tuple(dims), result=shape))
+        return self.b.broadcast_in_dim(x, broadcast_dimensions=tuple(dims), result=shape)
 
     def broadcast_to(self, x: Value, sizes: Sequence[Size]) -> Value:
         """NumPy's broadcast: sizes align at the end."""
@@ -202,10 +165,10 @@ class Emit:
     def transpose(self, x: Value, order: Sequence[int]) -> Value:
         if tuple(order) == tuple(range(x.shape.rank)):
             return x
-        return self._value(self.b.transpose(x, permutation=tuple(order)))
+        return self.b.transpose(x, permutation=tuple(order))
 
     def concat(self, parts: Sequence[Value], axis: int) -> Value:
-        return parts[0] if len(parts) == 1 else self._value(self.b.concatenate(*parts, dimension=axis))
+        return parts[0] if len(parts) == 1 else self.b.concatenate(*parts, dimension=axis)
 
     def slice(self, x: Value, starts: Sequence[Size], limits: Sequence[Size], strides: Sequence[int]) -> Value:
         """Part of a tensor; strides are positive."""
@@ -214,11 +177,9 @@ class Emit:
         if all(start == 0 for start in starts) and tuple(limits) == x.shape.sizes and set(strides) <= {1}:
             return x
         if static is not None:
-            return self._value(
-                self.b.slice(x, start_indices=static[:rank], limit_indices=static[rank:], strides=tuple(strides))
-            )
+            return self.b.slice(x, start_indices=static[:rank], limit_indices=static[rank:], strides=tuple(strides))
         operands = [self.size_vector(starts), self.size_vector(limits), self.size_vector(strides)]
-        return self._value(self.b.real_dynamic_slice(x, *operands))
+        return self.b.real_dynamic_slice(x, *operands)
 
     def slice_axis(self, x: Value, axis: int, start: Size, limit: Size, stride: int = 1) -> Value:
         starts: list[Size] = [0] * x.shape.rank
@@ -236,33 +197,31 @@ class Emit:
             return x
         if static is not None:
             rank = x.shape.rank
-            return self._value(
-                self.b.pad(
-                    x,
-                    value,
-                    edge_padding_low=static[:rank],
-                    edge_padding_high=static[rank:],
-                    interior_padding=between,
-                )
+            return self.b.pad(
+                x,
+                value,
+                edge_padding_low=static[:rank],
+                edge_padding_high=static[rank:],
+                interior_padding=between,
             )
         operands = [self.size_vector(low), self.size_vector(high), self.size_vector(between)]
-        return self._value(self.b.dynamic_pad(x, value, *operands))
+        return self.b.dynamic_pad(x, value, *operands)
 
     def reverse(self, x: Value, axes: Sequence[int]) -> Value:
-        return self._value(self.b.reverse(x, dimensions=tuple(axes))) if axes else x
+        return self.b.reverse(x, dimensions=tuple(axes)) if axes else x
 
     # -- elements --
 
     def convert(self, x: Value, element: DType) -> Value:
         if x.shape.dtype == element:
             return x
-        return self._value(self.b.convert(x, result=x.shape.with_dtype(element)))
+        return self.b.convert(x, result=x.shape.with_dtype(element))
 
     def compare(self, a: Value, b: Value, direction: str) -> Value:
-        return self._value(self.b.compare(a, b, comparison_direction=direction))
+        return self.b.compare(a, b, comparison_direction=direction)
 
     def select(self, condition: Value, a: Value, b: Value) -> Value:
-        return self._value(self.b.select(condition, a, b))
+        return self.b.select(condition, a, b)
 
     def binary(self, name: str, a: Value, b: Value) -> Value:
         """`add`, `multiply` … of two values that are broadcast first."""
@@ -273,10 +232,10 @@ class Emit:
         return self.b.op(name if "." in name else f"stablehlo.{name}", x).result
 
     def times(self, x: Value, number: float | int) -> Value:
-        return x if number == 1 else self._value(self.b.multiply(x, self.like(number, x)))
+        return x if number == 1 else self.b.multiply(x, self.like(number, x))
 
     def plus(self, x: Value, number: float | int) -> Value:
-        return x if number == 0 else self._value(self.b.add(x, self.like(number, x)))
+        return x if number == 0 else self.b.add(x, self.like(number, x))
 
     def choose(self, condition: Value, a: Value, b: Value) -> Value:
         """Select after broadcasting all three."""
@@ -297,9 +256,7 @@ class Emit:
             return x
         element = x.shape.element
         body = self.scalar_region(element, lambda r, a, b: r.op(f"stablehlo.{kind}", a, b).result)
-        result = self._value(
-            self.b.reduce(x, self.scalar(init, element), dimensions=tuple(sorted(axes)), regions=[body])
-        )
+        result = self.b.reduce(x, self.scalar(init, element), dimensions=tuple(sorted(axes)), regions=[body])
         return self.expand_dims(result, sorted(axes)) if keep else result
 
     def region(self, *args: Type) -> AbstractContextManager[RegionBuilder]:
@@ -388,11 +345,9 @@ class Emit:
         if any(size == 0 and part == 1 for size, part in zip(x.shape.sizes, slice_sizes, strict=True)):
             return self._nothing(x, indices, dims, slice_sizes)
         if static is not None:
-            return self._value(
-                self.b.gather(x, indices, dimension_numbers=dims, slice_sizes=static, indices_are_sorted=False)
-            )
+            return self.b.gather(x, indices, dimension_numbers=dims, slice_sizes=static, indices_are_sorted=False)
         sizes = self.size_vector(slice_sizes, indices.shape.element)
-        return self._value(self.b.dynamic_gather(x, indices, sizes, dimension_numbers=dims, indices_are_sorted=False))
+        return self.b.dynamic_gather(x, indices, sizes, dimension_numbers=dims, indices_are_sorted=False)
 
     def _nothing(self, x: Value, indices: Value, dims: GatherDims, slice_sizes: Sequence[Size]) -> Value:
         """What is gathered from an empty tensor: nothing, or else an index is out of range."""
@@ -421,16 +376,14 @@ class Emit:
     def scatter(
         self, x: Value, indices: Value, updates: Value, dims: ScatterDims, body: Region, unique: bool = False
     ) -> Value:
-        return self._value(
-            self.b.scatter(
-                x,
-                indices,
-                updates,
-                scatter_dimension_numbers=dims,
-                indices_are_sorted=False,
-                unique_indices=unique,
-                regions=[body],
-            )
+        return self.b.scatter(
+            x,
+            indices,
+            updates,
+            scatter_dimension_numbers=dims,
+            indices_are_sorted=False,
+            unique_indices=unique,
+            regions=[body],
         )
 
     # -- matrix multiplication --
@@ -449,7 +402,7 @@ class Emit:
         right = [s for i, s in enumerate(b.shape.sizes) if i not in (*contract[1], *batch[1])]
         sizes = [a.shape.sizes[i] for i in batch[0]] + left + right
         shape = Shape.of(element or a.shape.element, sizes)
-        return self._value(self.b.dot_general(a, b, dot_dimension_numbers=dims, result=shape))
+        return self.b.dot_general(a, b, dot_dimension_numbers=dims, result=shape)
 
     def matmul(self, a: Value, b: Value, element: DType | None = None) -> Value:
         """NumPy's `matmul`."""
@@ -480,10 +433,6 @@ class Emit:
 
     def all_true(self, shape: Shape) -> Value:
         return self.full(True, shape.with_dtype(i1))
-
-    def _value(self, result: Any) -> Value:
-        assert isinstance(result, Value)
-        return result
 
 
 def lowest(element: DType) -> float | int | bool:

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smelt.dim import evaluate, symbol
+from smelt.dim import evaluate, parse_size, symbol
 from smelt.errors import ShapeError
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
+from smelt.ir.size_ops import SizeOps
 from smelt.ir.sizes import trace, trace_each
 from smelt.shape import Shape
 
@@ -173,3 +174,31 @@ def test_what_is_traced_is_what_runs(steps, batch, length):
 def test_every_integer_type(kind):
     f, _, _ = builder()
     assert trace(f.constant([1, 2], kind)) == (1, 2)
+
+
+SIZES = [
+    "B + 2*S*S - 3",
+    "(B + 5)//S + B%4",
+    "(B - 4)//3",
+    "(B - 4)%3",
+    "(3*B - 7)//(S - 3)",
+    "(3*B - 7)%(S - 3)",
+    "max(B, S) - min(B - 5, 2*S)",
+    "7",
+]
+
+
+def test_sizes_become_ops_that_compute_them():
+    """The number that a program computes is Python's, for divisors and dividends of both signs."""
+    sizes = [parse_size(text) for text in SIZES]
+    f = FuncBuilder("main", [Shape("f32", 2 * B + S), Shape("f32", S)])
+    sources = {"B": (f.args[0], 0), "S": (f.args[1], 0)}
+    ops = SizeOps(lambda name, *operands, **attrs: f.op(name, *operands, **attrs).result, sources.__getitem__)
+    program = Program.of(f.func(ops.vector(sizes), ops.scalar(sizes[0])))
+    for b, s in [(0, 1), (1, 2), (9, 5), (2, 1), (3, 7), (4, 4)]:
+        found, first = run(program, [np.zeros(2 * b + s, np.float32), np.zeros(s, np.float32)])
+        assert found.tolist() == [eval(text, {"B": b, "S": s, "max": max, "min": min}) for text in SIZES]
+        assert first == found[0]
+    assert trace(ops.scalar(sizes[1])) == (sizes[1],)  # what is never negative traces back
+    with pytest.raises(ShapeError, match="64 bits"):
+        ops.scalar(B * (1 << 63))
