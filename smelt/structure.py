@@ -30,18 +30,37 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def join(path: str, name: object) -> str:
+    """The path of an item or field of what is under a path."""
     return f"{path}.{name}" if path else str(name)
+
+
+CONTAINERS = tuple, list, dict
+
+
+def items_of(value: Any) -> dict[Any, Any]:
+    """The items of a container by field name, position or key; none for anything else."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, tuple | list):
+        return dict(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
+    return {}
+
+
+def map_items(value: Any, change: Callable[[Any, Any], Any]) -> Any:
+    """A container of the same kind with `change(key, item)` for each item; anything else stays as it is."""
+    if not isinstance(value, CONTAINERS):
+        return value
+    changed = {key: change(key, item) for key, item in items_of(value).items()}
+    if isinstance(value, dict):
+        return changed
+    return type(value)(*changed.values()) if hasattr(value, "_fields") else type(value)(changed.values())
 
 
 def children(value: Any) -> dict[Any, Any]:
     """What a structure is made of, one level deep, by key, place or field; nothing for a plain value."""
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return dict(zip(value._fields, value, strict=True))
-    if isinstance(value, tuple | list):
-        return dict(enumerate(value))
-    return fields_of(value)
+    return items_of(value) if isinstance(value, CONTAINERS) else fields_of(value)
 
 
 def leaves(value: Any, is_leaf: IsLeaf, path: str = "", within: frozenset[int] = frozenset()) -> Iterator[Any]:
@@ -77,12 +96,9 @@ def _map_leaves(
             return result
     elif not has_leaf(value, is_leaf):
         return value
-    elif isinstance(value, Mapping):
-        result = {key: _map_leaves(item, is_leaf, change, made, tied) for key, item in value.items()}
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        result = type(value)(*(_map_leaves(item, is_leaf, change, made, tied) for item in value))
-    elif isinstance(value, tuple | list):
-        result = type(value)(_map_leaves(item, is_leaf, change, made, tied) for item in value)
+    elif isinstance(value, (*CONTAINERS, Mapping)):
+        items = dict(value) if isinstance(value, Mapping) else value
+        result = map_items(items, lambda _, item: _map_leaves(item, is_leaf, change, made, tied))
     else:
         result = copy.copy(value)
         made[id(value)] = value, result  # before its fields: one of them may be itself

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from smelt.dim import Size, symbol, symbols
 from smelt.shape import Shape
+from smelt.structure import CONTAINERS, items_of, join, map_items
 from smelt.tensor.facts import facts_of
 from smelt.tensor.fields import (
     copy_fresh,
@@ -22,7 +23,6 @@ from smelt.tensor.fields import (
     has_shapes,
     holds_weights,
     is_model,
-    join,
     numbers_of,
     set_field,
 )
@@ -123,15 +123,9 @@ def _make_symbolic(value: Any, arguments: Arguments, path: str, owner: type, mem
         if known is None:
             known = arguments.remember(value, arguments.add(value.shape, path, owner, member, weight=True))
         return known
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return type(value)(
-            _make_symbolic(item, arguments, f"{path}.{i}", owner, member) for i, item in enumerate(value)
-        )
-    if isinstance(value, dict):
-        return {key: _make_symbolic(item, arguments, f"{path}.{key}", owner, member) for key, item in value.items()}
-    if is_model(value):
-        return symbolic_model(value, arguments, path)
-    return value
+    if isinstance(value, CONTAINERS):
+        return map_items(value, lambda key, item: _make_symbolic(item, arguments, f"{path}.{key}", owner, member))
+    return symbolic_model(value, arguments, path) if is_model(value) else value
 
 
 def model_facts(model: Any) -> tuple[str, ...]:
@@ -153,11 +147,8 @@ def _walk_layers(value: Any, seen: set[int]) -> Iterator[Any]:
     """A model and all layers inside it, each once."""
     if id(value) in seen:
         return
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from _walk_layers(item, seen)
-    elif isinstance(value, dict):
-        for item in value.values():
+    if isinstance(value, CONTAINERS):
+        for item in items_of(value).values():
             yield from _walk_layers(item, seen)
     elif is_model(value) or facts_of(value):
         seen.add(id(value))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from smelt.dim import Poly, Size, substitute
 from smelt.shape import Shape
+from smelt.structure import CONTAINERS, items_of, map_items
 from smelt.tensor.axes import Dim, dim
 from smelt.tensor.facts import facts_of, parse_facts, substitute_fact
 from smelt.tensor.record import Leaf, is_tensor, tensor_of
@@ -34,11 +35,6 @@ class DeclaredLeaf(Leaf):
     def __init__(self, type: Shape, *, any_dtype: bool, place: Place | None = None) -> None:
         super().__init__(type, place=place)
         object.__setattr__(self, "any_dtype", any_dtype)
-
-
-def join(path: str, name: str) -> str:
-    """The path of a field of what is under a path."""
-    return f"{path}.{name}" if path else name
 
 
 def fields_of(value: Any) -> dict[str, Any]:
@@ -129,10 +125,8 @@ def _is_model(value: Any, seen: set[int]) -> bool:
 
 
 def _holds(value: Any, seen: set[int]) -> bool:
-    if isinstance(value, list | tuple):
-        return any(_holds(item, seen) for item in value)
-    if isinstance(value, dict):
-        return any(_holds(item, seen) for item in value.values())
+    if isinstance(value, CONTAINERS):
+        return any(_holds(item, seen) for item in items_of(value).values())
     return is_tensor(value) or _is_model(value, seen)
 
 
@@ -188,12 +182,8 @@ class _Remake:
             return substitute(value, self.sizes)
         if isinstance(value, Dim):
             return dim(substitute(value.size, self.sizes))
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(self, value))
-        if isinstance(value, list | tuple):
-            return type(value)(map(self, value))
-        if isinstance(value, dict):
-            return {key: self(item) for key, item in value.items()}
+        if isinstance(value, CONTAINERS):
+            return map_items(value, lambda _, item: self(item))
         if id(value) in self.made:
             return self.made[id(value)]
         if is_tensor(value):

@@ -19,6 +19,7 @@ from smelt.dim import Poly, Size
 from smelt.dtype import DType, dtype, f32
 from smelt.errors import ShapeError
 from smelt.shape import Shape
+from smelt.structure import CONTAINERS, items_of, join, map_items
 from smelt.tensor.arguments import model_facts
 from smelt.tensor.axes import dim, parse_shape
 from smelt.tensor.core import Tensor
@@ -32,7 +33,6 @@ from smelt.tensor.fields import (
     fields_of,
     holds_weights,
     is_model,
-    join,
     rebuild,
     set_field,
     size_in,
@@ -221,12 +221,9 @@ def _leaves(value: Any, path: str, owner: Any = None, name: str = "") -> Iterato
     """Every tensor with its path, the object that has it and its field there."""
     if is_tensor(value):
         yield path, value, owner, name
-    elif isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            yield from _leaves(item, join(path, str(i)), owner, name)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _leaves(item, join(path, str(key)), owner, name)
+    elif isinstance(value, CONTAINERS):
+        for key, item in items_of(value).items():
+            yield from _leaves(item, join(path, key), owner, name)
     elif is_model(value):
         for each, item in fields_of(value).items():
             yield from _leaves(item, join(path, each), value, each)
@@ -256,10 +253,8 @@ def at(model: Any, path: str) -> Any:
 
 
 def _inside(value: Any) -> dict[str, Any]:
-    if isinstance(value, list | tuple):
-        return {str(i): item for i, item in enumerate(value)}
-    if isinstance(value, dict):
-        return {str(key): item for key, item in value.items()}
+    if isinstance(value, CONTAINERS):
+        return {str(key): item for key, item in items_of(value).items()}
     return {} if is_tensor(value) else fields_of(value)
 
 
@@ -282,11 +277,8 @@ def _with(holder: Any, parts: list[str], value: Any) -> Any:
     if not parts:
         return value
     first, rest = parts[0], parts[1:]
-    if isinstance(holder, list | tuple):
-        items = [_with(item, rest, value) if str(i) == first else item for i, item in enumerate(holder)]
-        return type(holder)(*items) if hasattr(holder, "_fields") else type(holder)(items)
-    if isinstance(holder, dict):
-        return {key: _with(item, rest, value) if str(key) == first else item for key, item in holder.items()}
+    if isinstance(holder, CONTAINERS):
+        return map_items(holder, lambda key, item: _with(item, rest, value) if str(key) == first else item)
     made = object.__new__(type(holder))
     for name, item in fields_of(holder).items():
         set_field(made, name, _with(item, rest, value) if name == first else item)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from smelt.structure import CONTAINERS, items_of, map_items
 from smelt.tensor.record import is_tensor
 from smelt.tensor.source import refuse
 
@@ -19,25 +20,13 @@ def leaves(tree: Any) -> Iterator[Tensor]:
     """The tensors of a structure, in order."""
     if is_tensor(tree):
         yield tree
-    elif isinstance(tree, tuple | list):
-        for item in tree:
-            yield from leaves(item)
-    elif isinstance(tree, dict):
-        for key in tree:
-            yield from leaves(tree[key])
+    for item in items_of(tree).values():
+        yield from leaves(item)
 
 
-def replace(tree: Any, tensors: Iterator[Tensor]) -> Any:
-    """The same structure with other tensors, in order."""
-    if is_tensor(tree):
-        return next(tensors)
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(replace(item, tensors) for item in tree))
-    if isinstance(tree, tuple | list):
-        return type(tree)(replace(item, tensors) for item in tree)
-    if isinstance(tree, dict):
-        return {key: replace(value, tensors) for key, value in tree.items()}
-    return tree
+def replace(tree: Any, leaves: Iterator[Any]) -> Any:
+    """The same structure with other leaves for its tensors, in order."""
+    return next(leaves) if is_tensor(tree) else map_items(tree, lambda _, item: replace(item, leaves))
 
 
 def change(tree: Any, change_leaf: Callable[[Tensor], Tensor]) -> Any:
@@ -62,10 +51,6 @@ def lift_numbers(what: str, tree: Any, lift: Callable[[Any], Tensor]) -> Any:
         return tree
     if isinstance(tree, bool | int | float | complex):
         return lift(tree)
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(lift_numbers(what, item, lift) for item in tree))
-    if isinstance(tree, tuple | list):
-        return type(tree)(lift_numbers(what, item, lift) for item in tree)
-    if isinstance(tree, dict):
-        return {key: lift_numbers(what, value, lift) for key, value in tree.items()}
+    if isinstance(tree, CONTAINERS):
+        return map_items(tree, lambda _, item: lift_numbers(what, item, lift))
     refuse(f"{what}: {type(tree).__name__} is not a tensor", remedy="carry tensors; other values come in by closure")

@@ -31,7 +31,7 @@ from smelt.ir.verify import verify
 from smelt.mesh import Mesh, sharding_text
 from smelt.passes.split_prepare import NAME, WEIGHT
 from smelt.shape import Shape
-from smelt.structure import fields_of, join, leaves, map_leaves, zip_leaves
+from smelt.structure import fields_of, items_of, join, leaves, map_leaves, zip_leaves
 from smelt.tensor import tree
 from smelt.tensor.axes import shape_of
 from smelt.tensor.core import Tensor
@@ -401,15 +401,8 @@ def _result_names(results: Any) -> list[str]:
     def visit(value: Any, path: str) -> None:
         if is_tensor(value):
             names.append(path)
-        elif isinstance(value, tuple) and hasattr(value, "_fields"):
-            for name, item in zip(value._fields, value, strict=True):
-                visit(item, join(path, name))
-        elif isinstance(value, tuple | list):
-            for i, item in enumerate(value):
-                visit(item, join(path, i) if path else f"result{i}")
-        elif isinstance(value, dict):
-            for key, item in value.items():
-                visit(item, join(path, key))
+        for key, item in items_of(value).items():
+            visit(item, join(path, key) if path or not isinstance(key, int) else f"result{key}")
 
     visit(results, "")
     assert len(names) == len(list(tree.leaves(results)))

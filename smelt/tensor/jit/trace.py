@@ -21,6 +21,7 @@ from smelt.errors import RunError, ShapeError, SizeError, SmeltError, Unsupporte
 from smelt.ir.core import Attrs, Func, Program
 from smelt.passes.split_prepare import NAME, WEIGHT
 from smelt.shape import Shape
+from smelt.structure import CONTAINERS, map_items
 from smelt.tensor import tree
 from smelt.tensor.arguments import Arguments, model_facts, model_symbols, symbolic_model
 from smelt.tensor.axes import Dim
@@ -125,7 +126,7 @@ class Traced:
         entry = self._entries.get(index)
         if entry is None:
             entry = self._entries[index] = _entry(path.program)
-        return _rebuild(path.results, iter(run_entry(entry, given, engine)))
+        return tree.replace(path.results, iter(run_entry(entry, given, engine)))
 
     def _choose_path(self, values: Mapping[str, int]) -> tuple[int, Path]:
         known = dict(values)
@@ -141,19 +142,6 @@ class Traced:
 def _array(given: Any) -> Array:
     array: Array = given.numpy() if is_tensor(given) else np.asarray(given)
     return array
-
-
-def _rebuild(results: Any, arrays: Iterator[Array]) -> Any:
-    """The function's own structure, with arrays for tensors."""
-    if is_tensor(results):
-        return next(arrays)
-    if isinstance(results, tuple) and hasattr(results, "_fields"):
-        return type(results)(*(_rebuild(item, arrays) for item in results))
-    if isinstance(results, tuple | list):
-        return type(results)(_rebuild(item, arrays) for item in results)
-    if isinstance(results, dict):
-        return {key: _rebuild(item, arrays) for key, item in results.items()}
-    return results
 
 
 def _entry(program: Program) -> Entry:
@@ -401,13 +389,8 @@ def _make_argument(value: Any, name: str, arguments: Arguments, owner: object) -
         return arguments.add(value, name, owner, name)
     if is_tensor(value):
         return arguments.add(value.shape, name, owner, name)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        parts = zip(value._fields, value, strict=True)
-        return type(value)(*(_make_argument(part, f"{name}.{member}", arguments, owner) for member, part in parts))
-    if isinstance(value, tuple | list):
-        return type(value)(_make_argument(part, f"{name}.{i}", arguments, owner) for i, part in enumerate(value))
-    if isinstance(value, dict):
-        return {key: _make_argument(part, f"{name}.{key}", arguments, owner) for key, part in value.items()}
+    if isinstance(value, CONTAINERS):
+        return map_items(value, lambda key, item: _make_argument(item, f"{name}.{key}", arguments, owner))
     return symbolic_model(value, arguments, name) if is_model(value) else value
 
 

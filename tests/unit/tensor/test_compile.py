@@ -201,6 +201,22 @@ def test_arguments_and_results_keep_their_structure(engine: str, seed: int) -> N
         executable(State(a, {"k": b}), Pair(c, d), [e])
 
 
+def test_weights_in_named_tuples_have_paths_by_field(seed: int) -> None:
+    a, b, x = np.random.default_rng(seed).standard_normal((3, 4)).astype(np.float32)
+
+    class Scaled:
+        def __init__(self) -> None:
+            self.pair = Pair(smelt.tensor(a, "n"), [smelt.tensor(b, "n")])
+
+        def forward(self, x: Shaped[Tensor, "f32[n=4]"]) -> Tensor:
+            total: Tensor = x * self.pair.total + self.pair.rows[0]
+            return total
+
+    executable = smelt.compile(Scaled().forward, engine="reference")
+    found: Any = executable.prepare({"pair.total": a, "pair.rows.0": b})(x)
+    np.testing.assert_allclose(found.numpy(), x * a + b, rtol=1e-6)
+
+
 @every_engine
 def test_wrong_calls_are_named(engine: str, seed: int) -> None:
     weights, x = arrays(seed), inputs(seed)
