@@ -3,6 +3,8 @@
     python -m bench.digests --models DIR --json before.json
     python -m bench.digests --models DIR --against before.json   # exit code 1, and a list, where code differs
 
+With `--known DIR` the digest of each C file is kept there, so that a file that did not change is not compiled again.
+
 Programs: every ONNX model in DIR and the small programs of tests/property (a fixed seed), each for avx512, avx2, plain
 and neon. A digest covers the sections `.text` and `.rodata` of a stripped library built from one C file with default
 schedules, so names in the C source do not count and neither do a tuning database or the number of cores.
@@ -68,26 +70,39 @@ def sections(library: bytes) -> dict[str, bytes]:
     }
 
 
-def digest(program: Program, target_name: str, folder: Path) -> str:
+def digest(program: Program, target_name: str, folder: Path, known: Path | None) -> str:
     """Of the machine code of one program; what the kernel compiler refuses is named instead."""
     target = cpu.target(target_name)
     try:
         plans = plan_lowered(lower(program, target), signature_of(program.main), target, schedules=untuned)
     except SmeltError as error:
         return f"refused: {type(error).__name__}"
+    source = emit_source([plans], target).text()
+    entry = known / blake2b(f"{target_name}\n{source}".encode()) if known else None
+    if entry and entry.exists():
+        return entry.read_text()
     library = folder / "program.so"
-    cpu.compile_to(library, emit_source([plans], target).text(), "-s", processor=target)
+    cpu.compile_to(library, source, "-s", processor=target)
     parts = sections(library.read_bytes())
-    return hashlib.blake2b(b"".join(parts.get(name, b"") for name in SECTIONS), digest_size=16).hexdigest()
+    found = blake2b(b"".join(parts.get(name, b"") for name in SECTIONS))
+    if entry:
+        entry.write_text(found)
+    return found
 
 
-def measure(folder: Path | None, targets: list[str], only: str | None) -> dict[str, dict[str, str]]:
+def blake2b(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def measure(
+    folder: Path | None, targets: list[str], only: str | None, known: Path | None = None
+) -> dict[str, dict[str, str]]:
     """Digests by program and target, printed as they come."""
 
     def one(work: tuple[str, Program, str]) -> tuple[str, str, str]:
         name, program, target = work
         with tempfile.TemporaryDirectory() as scratch:
-            return name, target, digest(program, target, Path(scratch))
+            return name, target, digest(program, target, Path(scratch), known)
 
     found: dict[str, dict[str, str]] = {}
     work = ((name, program, target) for name, program in programs(folder) for target in targets)
@@ -113,10 +128,13 @@ def main() -> None:
     options.add_argument("--models", type=Path, metavar="DIR", help="a folder of ONNX models")
     options.add_argument("--targets", default=",".join(TARGETS), help=f"of {', '.join(cpu.TARGETS)}")
     options.add_argument("--only", metavar="TEXT", help="programs whose name holds this text")
+    options.add_argument("--known", type=Path, metavar="DIR", help="keep the digest of each C file here")
     options.add_argument("--json", type=Path, metavar="FILE", help="write the digests to a file")
     options.add_argument("--against", type=Path, metavar="FILE", help="compare with digests from an earlier run")
     chosen = options.parse_args()
-    found = measure(chosen.models, chosen.targets.split(","), chosen.only)
+    if chosen.known:
+        chosen.known.mkdir(parents=True, exist_ok=True)
+    found = measure(chosen.models, chosen.targets.split(","), chosen.only, chosen.known)
     if chosen.json:
         chosen.json.write_text(json.dumps(found, indent=1))
     if chosen.against:

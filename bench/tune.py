@@ -30,7 +30,6 @@ from smelt.engine.tune import NEIGHBOURS, Bench, tune
 from smelt.engine.tuned import Database
 from smelt.ir.core import Program
 from smelt.ir.text import parse
-from smelt.kernel.emit.tile_f32 import tile_shape
 from smelt.kernel.tune.cost_model import Machine, predict_cost
 from smelt.kernel.tune.schedules import (
     KernelKey,
@@ -43,6 +42,7 @@ from smelt.kernel.tune.schedules import (
 )
 from smelt.kernel.tune.search import Estimate, Lesson, Search, pair_ratios
 from smelt.model import read
+from smelt.target import tile_shape
 from smelt.weights import Weights
 
 PARTS = ("tune", "check", "everything")

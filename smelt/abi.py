@@ -1,6 +1,6 @@
 """What a compiled function expects of its caller, as text: the generated C states it, a bundle's manifest must agree.
 
-`kernel.emit_c` writes it into the code as `NAME_abi`; `bundle.entry` computes it from what a manifest says. A caller
+`kernel.emit` writes it into the code as `NAME_abi`; `bundle.entry` computes it from what a manifest says. A caller
 that differs in a count, an element type, a rank, a size or a constant's bytes would make the code read elsewhere.
 """
 
@@ -27,6 +27,9 @@ MACROS = {
     "__AVX512VNNI__": "avx512_vnni",
     "__AVX512BF16__": "avx512_bf16",
 }
+# What a compiled function returns besides 0: failures, and numbers of checks added to these.
+CANCELLED, NO_MEMORY, FAILED, UNFIT = -1, -2, 1 << 20, 1 << 21
+TOO_LARGE = 1 << 22  # a size overflows 64 bits
 NEEDS = "needs"  # begins the last line: features of the processor
 
 

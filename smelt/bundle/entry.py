@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 
 from smelt import abi
+from smelt.abi import FAILED, TOO_LARGE, UNFIT
 from smelt.device import cpu, runtime
 from smelt.dtype import Array
 from smelt.errors import DeviceError, Location, RunError, SizeError, SmeltError
@@ -18,8 +19,6 @@ from smelt.shape import Shape
 from smelt.size import assignment
 
 REMEDY = "compile the model again"
-# Statuses of a program: what data did not fulfil, what sizes did not, and sizes that do not fit into 64 bits.
-FAILED, UNFIT, TOO_LARGE = 1 << 20, 1 << 21, 1 << 22
 
 
 class SizeCheck(Frozen):

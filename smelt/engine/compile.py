@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from smelt.bundle import entry
 from smelt.bundle.entry import DataCheck, Entry, SizeCheck
 from smelt.device import cpu
 from smelt.engine.footprint import Footprint
@@ -29,8 +28,7 @@ from smelt.engine.tuned import lookup
 from smelt.engine_api import KernelUse, Signature
 from smelt.errors import RunError
 from smelt.ir.core import Program
-from smelt.kernel.emit.c import FAILED, TOO_LARGE, UNFIT, Source
-from smelt.kernel.emit.tile_f32 import TileShape, tile_shape
+from smelt.kernel.emit.c import Source
 from smelt.kernel.plan.fuse import fuse
 from smelt.kernel.plan.in_place import in_place
 from smelt.kernel.plan.memory import Memory, assign_slots
@@ -41,14 +39,11 @@ from smelt.passes import pipeline
 from smelt.passes.fuse_attention import COMPOSITES
 from smelt.passes.split_prepare import DONATED, WEIGHT
 from smelt.run.executable import Arrays, NativeExecutable, Store
-from smelt.target import Target
+from smelt.target import Target, TileShape, tile_shape
 
 NAME = "smelt0"  # of the only program in a library
 FILES_PER_CORE = 4  # C files, so that no core waits long for another
 FUNCTIONS = ("main", "prepare")
-assert (entry.FAILED, entry.UNFIT, entry.TOO_LARGE) == (FAILED, UNFIT, TOO_LARGE), (
-    "the emitted C and the runtime use the same status codes"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +140,11 @@ def plan_lowered(
     tunables: Tunables | None = None,
 ) -> ProgramPlan:
     """The same for a lowered program. With `tunables`, the schedule of @main can change between calls."""
-    known = schedules or lookup(tile_shape(target or cpu.target()))
-    main = in_place(fuse(program.main, keep_ops=keep_ops, schedules=known, tunables=tunables))
+    target = target or cpu.target()
+    known = schedules or lookup(tile_shape(target))
+    main = in_place(fuse(program.main, target=target, keep_ops=keep_ops, schedules=known, tunables=tunables))
     before = program.funcs.get("prepare")
-    prepare = None if before is None else in_place(fuse(before, keep_ops=keep_ops, schedules=known))
+    prepare = None if before is None else in_place(fuse(before, target=target, keep_ops=keep_ops, schedules=known))
     return ProgramPlan(
         signature, (main, assign_slots(main)), None if prepare is None else (prepare, assign_slots(prepare))
     )

@@ -24,9 +24,8 @@ from smelt.engine.store import store_program
 from smelt.errors import DeviceError, SmeltError
 from smelt.ir.core import Program
 from smelt.kernel.emit.c import Source
-from smelt.kernel.emit.tile_f32 import tile_shape
 from smelt.run.executable import NativeExecutable
-from smelt.target import Target
+from smelt.target import Target, tile_shape
 
 
 class NativeEngine:

@@ -39,11 +39,10 @@ from smelt.errors import DeviceError, FileError, UnsupportedError
 from smelt.ir.core import Program, walk
 from smelt.ir.text import parse, print_program
 from smelt.kernel.emit.c import Source
-from smelt.kernel.emit.tile_f32 import TileShape, tile_shape
 from smelt.kernel.tune.schedules import default_schedule, schedule_text
 from smelt.run.executable import Arrays, NativeExecutable
 from smelt.shape import Shape
-from smelt.target import Target
+from smelt.target import Target, TileShape, tile_shape
 from smelt.weights import Weights
 
 PLAIN, VNNI = "plain", "avx512vnni"

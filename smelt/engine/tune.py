@@ -27,7 +27,6 @@ from smelt.engine.compile import NAME, Build, ProgramPlan, build_plan, lower, pl
 from smelt.engine.signature import signature_of
 from smelt.engine.tuned import Database, Record
 from smelt.ir.core import Program
-from smelt.kernel.emit.tile_f32 import tile_shape
 from smelt.kernel.emit.timestamps import LOG
 from smelt.kernel.plan.plan import Copy, Launch, walk
 from smelt.kernel.tune.cost_model import Machine, predict_cost
@@ -35,7 +34,7 @@ from smelt.kernel.tune.schedules import KernelKey, Lookup, Schedule, default_sch
 from smelt.kernel.tune.search import FRACTIONS, Estimate, Lesson, Search, pair_ratios
 from smelt.kernel.tune.tunables import EACH, Tunables
 from smelt.run.executable import NativeExecutable
-from smelt.target import Target
+from smelt.target import Target, tile_shape
 from smelt.weights import Weights
 
 AT_ONCE = 8  # schedules of a key per round

@@ -24,7 +24,6 @@ from smelt.device import cache as kept
 from smelt.device.runtime import default_threads
 from smelt.errors import FileError
 from smelt.files import read_bytes, write_atomically
-from smelt.kernel.emit.tile_f32 import TileShape
 from smelt.kernel.tune.schedules import (
     KernelKey,
     Lookup,
@@ -34,6 +33,7 @@ from smelt.kernel.tune.schedules import (
     schedule_record,
     untuned,
 )
+from smelt.target import TileShape
 
 NAME = "tuned.jsonl"
 VERSION = 2

@@ -25,9 +25,9 @@ from smelt.ir.build import Builder, FuncBuilder
 from smelt.ir.core import Program, Value
 from smelt.ir.interpret import run
 from smelt.kernel.build.attention_shape import Attention, AttentionSchedule
-from smelt.kernel.emit import c as emit_c
-from smelt.kernel.emit.tile_f32 import TileShape
+from smelt.kernel.loops import parallelise
 from smelt.shape import Shape
+from smelt.target import TileShape
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
 
@@ -305,7 +305,7 @@ def pool() -> Iterator[Runtime]:
 
 def test_threads_and_batch_change_no_bit(seed: int, pool: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops are split into far smaller chunks than usual, so that small shapes run on several threads."""
-    monkeypatch.setattr(emit_c, "ELEMENTS_PER_CORE", 16)
+    monkeypatch.setattr(parallelise, "ELEMENTS_PER_CORE", 16)
     random = np.random.default_rng([seed, 5])
     causal, window = Mask("qk", "where", -np.inf, causal=True), Mask("bk", "add", -1e9)
     sizes = {"b": 3, "h": 2, "g": 2, "q": 67, "k": 131, "d": 16, "e": 33}

@@ -19,10 +19,10 @@ from smelt.ir.build import Builder, FuncBuilder
 from smelt.ir.core import Program, Value
 from smelt.ir.interpret import run
 from smelt.ir.ops.window import window_count
-from smelt.kernel.emit import c as emit_c
 from smelt.kernel.emit.c import Source
-from smelt.kernel.emit.tile_f32 import tile_shape
+from smelt.kernel.loops import parallelise
 from smelt.shape import Shape
+from smelt.target import tile_shape
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
 
@@ -116,7 +116,7 @@ class Case:
 
 
 def test_fused_expand_depthwise_has_the_same_bits(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emit_c, "ELEMENTS_PER_CORE", 16)  # small kernels go to several cores, too
+    monkeypatch.setattr(parallelise, "ELEMENTS_PER_CORE", 16)  # small kernels go to several cores, too
     random = np.random.default_rng(seed)
     cases = [Case(random) for _ in range(CASES)]
     source = Source(tile_shape(cpu.target()))

@@ -22,7 +22,7 @@ from smelt.ir.attributes import DotDims
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Attrs, Program, Type, Value
 from smelt.ir.interpret import run
-from smelt.kernel.emit import c as emit_c
+from smelt.kernel.loops import parallelise
 from smelt.shape import Shape
 from smelt.weights import Weights
 from tests.property.problems import Draw, combine
@@ -221,7 +221,7 @@ def random_graph(random: np.random.Generator) -> tuple[Program, dict[str, Array]
 @pytest.mark.parametrize("part", range(2))
 def test_random_graphs(part: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call twice, for memory that a call leaves behind must not matter; with three threads at every step."""
-    monkeypatch.setattr(emit_c, "ELEMENTS_PER_CORE", 16)
+    monkeypatch.setattr(parallelise, "ELEMENTS_PER_CORE", 16)
     random = np.random.default_rng([seed, part])
     cases = [random_graph(random) for _ in range(20)]
     threads = runtime().threads

@@ -15,7 +15,7 @@ from smelt.device import cpu
 from smelt.engine import compile as stages
 from smelt.engine import native
 from smelt.errors import SmeltError
-from smelt.kernel.emit.tile_f32 import TileShape
+from smelt.target import TileShape
 from tests.property.problems import Problem, difference, draw, edges
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")

@@ -18,7 +18,7 @@ from smelt.dtype import Array
 from smelt.engine.native import compile_all
 from smelt.errors import DeviceError, SmeltError
 from smelt.ir.interpret import run
-from smelt.kernel.emit import c as emit_c
+from smelt.kernel.loops import parallelise
 from smelt.run.executable import NativeExecutable
 from tests.property.models import MODELS
 
@@ -31,11 +31,11 @@ ROUNDING = 1e-5  # of a whole small model, relative to its largest result
 @cache
 def compiled(target: str) -> Mapping[str, NativeExecutable]:
     """Every model with dynamic dimensions, for a target; few elements are enough for another core."""
-    usual, emit_c.ELEMENTS_PER_CORE = emit_c.ELEMENTS_PER_CORE, 16
+    usual, parallelise.ELEMENTS_PER_CORE = parallelise.ELEMENTS_PER_CORE, 16
     try:
         made = compile_all([model.dynamic_program() for model in MODELS.values()], cpu.target(target))
     finally:
-        emit_c.ELEMENTS_PER_CORE = usual
+        parallelise.ELEMENTS_PER_CORE = usual
     found = {}
     for name, each in zip(MODELS, made, strict=True):
         if isinstance(each, DeviceError) and "cannot run code for the target" in str(each):

@@ -21,11 +21,11 @@ from smelt.errors import SmeltError
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
 from smelt.ir.text import parse
-from smelt.kernel.emit import c as emit_c
 from smelt.kernel.emit.c import Source
-from smelt.kernel.emit.tile_f32 import tile_shape
+from smelt.kernel.loops import parallelise
 from smelt.kernel.tune.schedules import KINDS, KernelKey, Lookup, Schedule, default_schedule, legal_schedules
 from smelt.run.executable import NativeExecutable
+from smelt.target import tile_shape
 from smelt.weights import Weights
 from tests.property.models import MODELS
 from tests.property.problems import difference, draw
@@ -90,7 +90,7 @@ def dice(seed: int) -> list[Dice]:
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small kernels go to several cores, too."""
-    monkeypatch.setattr(emit_c, "ELEMENTS_PER_CORE", 16)
+    monkeypatch.setattr(parallelise, "ELEMENTS_PER_CORE", 16)
 
 
 def test_random_problems_have_the_same_bits_under_every_schedule(seed: int) -> None:

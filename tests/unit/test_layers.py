@@ -59,6 +59,9 @@ BELOW: dict[str, tuple[str, ...]] = {
     "smelt": (),  # the public names in smelt/__init__.py, which resolve lazily: exempt, and imported by cli alone
 }
 
+# Emitters print what the rest of the compiler decided: only these may know one.
+EMITTERS, PRINTS = "smelt.kernel.emit", ("smelt.kernel.emit", "smelt.engine")
+
 # Packages that a module may import when it is itself imported; every other one is imported where it is used.
 EAGER = {"numpy", "ml_dtypes"}
 EAGER_IN = {"cli": {"typer", "rich"}}
@@ -133,11 +136,17 @@ def violations(source: str, module: str, is_package: bool = False) -> list[str]:
                 found.append(f"{where} {name} is in no room")
             elif other not in reach(room):
                 found.append(f"{where} {room} may not import {other} ({name})")
+            if is_inside(name, EMITTERS) and not any(is_inside(module, each) for each in PRINTS):
+                found.append(f"{where} {module} may not import an emitter ({name})")
             if local:
                 found.append(f"{where} {name} is imported inside a function")
         elif not (local or typing or top in sys.stdlib_module_names | EAGER | EAGER_IN.get(room, set())):
             found.append(f"{where} {name} is imported with the module; import it in the function that needs it")
     return list(dict.fromkeys(found))  # one line may import several names
+
+
+def is_inside(module: str, package: str) -> bool:
+    return f"{module}.".startswith(f"{package}.")
 
 
 def modules() -> list[tuple[str, Path]]:
@@ -178,6 +187,9 @@ UPWARD = [
     ("smelt.tensor.ops.move", "from smelt.engine.native import NativeEngine", "record may not import engine"),
     ("smelt.read.onnx", "from smelt.tensor.jit.compile import compile", "read may not import tensor"),
     ("smelt.llm.decode", "from smelt.dist import ring", "llm may not import dist"),
+    ("smelt.kernel.build.gemm", "from smelt.kernel.emit.tile_f32 import HEAD", "may not import an emitter"),
+    ("smelt.kernel.plan.fuse", "from smelt.kernel.emit import c", "may not import an emitter"),
+    ("smelt.kernel.tune.schedules", "import smelt.kernel.emit.kernel_c", "may not import an emitter"),
     ("smelt.engine.native", "from smelt import load", "engine may not import smelt (smelt)"),
     ("smelt.engine.native", "import smelt", "engine may not import smelt (smelt)"),
 ]

@@ -18,20 +18,23 @@ from smelt.ir.core import Op
 from smelt.kernel.build.attention_decode import build_decode
 from smelt.kernel.build.attention_mask import VisibleKeys
 from smelt.kernel.build.attention_shape import At, Attention, AttentionSchedule
-from smelt.kernel.build.gemm import element_address
+from smelt.kernel.build.gemm import element_place
 from smelt.kernel.build.sinks import Output, sink
+from smelt.kernel.loops.form import F32
 from smelt.kernel.loops.grammar import (
     TRUE,
     Amount,
     Expr,
-    LoadLocal,
+    Load,
     Mma,
     Number,
+    Place,
     Quotient,
-    StoreLocal,
+    Slice,
     Transpose,
     add,
     scale,
+    tile_slice,
 )
 from smelt.kernel.loops.nest import Nest, flat, tensor
 from smelt.kernel.tune.schedules import AttentionBlock, KernelKey
@@ -39,7 +42,6 @@ from smelt.shape import Shape
 
 SUM_BLOCK = 16  # weights per partial sum, which keeps rounding errors small
 FEW_BLOCKS = 2  # up to this many blocks of queries, copying keys does not pay
-CACHE_RESIDENT = 1 << 10  # tiles per panel, effectively infinite: the panel is cache-resident and nothing is prefetched
 
 
 @sink("smelt.attention", anchor=True, addressed=(1, 2), in_runs=())
@@ -122,24 +124,25 @@ class Operand:
             axes.value: Number(0),
             axes.key: Number(0),
         }
-        buffer, origin = self._address(nest, here)
+        origin = self._place(nest, here)
 
         def distance(letter: str) -> Expr:
             if not letter or letter not in "".join(axes.words[self.operand]):
                 return Number(0)
-            return add(self._address(nest, {**here, letter: Number(1)})[1], scale(origin, -1))
+            return add(self._place(nest, {**here, letter: Number(1)}).index, scale(origin.index, -1))
 
-        return replace(self, buffer=buffer, distance={"key": distance(axes.key), "inner": distance(inner)})
+        assert isinstance(origin.array, int), "keys and values are in buffers"
+        return replace(self, buffer=origin.array, distance={"key": distance(axes.key), "inner": distance(inner)})
 
-    def _address(self, nest: Nest, at: At) -> tuple[int, Expr]:
+    def _place(self, nest: Nest, at: At) -> Place:
         value = self.attn.op.operands[self.operand]
-        return element_address(nest, self.attn.op, value, self.attn.index(self.attn.axes.words[self.operand], at))
+        return element_place(nest, self.attn.op, value, self.attn.index(self.attn.axes.words[self.operand], at))
 
     def offset(self, nest: Nest, at: At, key: Expr) -> Expr:
         """The offset of the first element of a key or value row."""
         axes = self.attn.axes
         if self.letters is None:
-            return self._address(nest, {**at, axes.key: key, axes.depth: Number(0), axes.value: Number(0)})[1]
+            return self._place(nest, {**at, axes.key: key, axes.depth: Number(0), axes.value: Number(0)}).index
         deep = (self.attn.depth, self.attn.values)[self.operand - 1]
         sizes = (*(axes.sizes[each] for each in self.letters), axes.size(axes.key), deep)
         return flat((*(at[each] for each in self.letters), key, Number(0)), sizes)
@@ -176,15 +179,15 @@ class _Block:
         best, total = (attn.array(nest, name, width) for name in ("best", "total"))
         result = attn.array(nest, "sum", values * width)
         with nest.loop(width, "lane") as i:
-            nest.emit(StoreLocal(best, i, Number(-inf, f32)))
-            nest.emit(StoreLocal(total, i, Number(0.0, f32)))
+            nest.write(best, i, Number(-inf, f32))
+            nest.write(total, i, Number(0.0, f32))
         with nest.loop(values * width, "lane") as i:
-            nest.emit(StoreLocal(result, i, Number(0.0, f32)))
+            nest.write(result, i, Number(0.0, f32))
         if keys != 0:
             scores = attn.array(nest, "score", step * width)
             if used != Amount(width):  # the micro-kernel leaves out missing columns
                 with nest.loop(step * width, "lane") as i:
-                    nest.emit(StoreLocal(scores, i, Number(0.0, f32)))
+                    nest.write(scores, i, Number(0.0, f32))
             limit = self.reach.limit(nest, self.at, self.number, queries) if self.reach is not None else None
             with nest.loop(ceildiv(keys, step), "ordered") as block:
                 start = nest.let(scale(block, step))
@@ -213,35 +216,24 @@ class _Block:
         rows = self.attn.array(nest, "row", depth * width)
         if used != Amount(width):
             with nest.loop(depth * width, "lane") as i:
-                nest.emit(StoreLocal(rows, i, Number(0.0, f32)))
+                nest.write(rows, i, Number(0.0, f32))
         with nest.loop(used, "ordered") as i:
             at = {**self.at, **self.lanes(i)}
             with nest.loop(depth, "lane") as d:
-                nest.emit(StoreLocal(rows, add(scale(i, depth), d), self.attn.query(nest, {**at, axes.depth: d})))
-        nest.emit(Transpose(queries, rows, width, depth))
+                nest.write(rows, add(scale(i, depth), d), self.attn.query(nest, {**at, axes.depth: d}))
+        nest.emit(Transpose(tile_slice(queries, depth, width), tile_slice(rows, width, depth)))
 
     def multiply(self, operand: int, start: Expr, product: tuple[str, Expr, str, Expr]) -> None:
         """Keys times queries, or accumulate values times weights."""
         tile, rows, panel, extent = product
         side, width = self.operands_kv[operand - 1], Number(self.attn.width)
         row, step = ("key", "inner") if operand == 1 else ("inner", "key")
-        left = (side.buffer, side.offset(self.nest, self.at, start), side.distance[row], side.distance[step])
-        more = Number(int(operand == 2))
-        columns = Number(0) if self.used == Amount(self.attn.width) else self.used
-        self.nest.emit(
-            Mma(
-                tile,
-                rows,
-                *left,
-                panel,
-                Number(0),
-                width,
-                extent,
-                accumulate=more,
-                tiles=Number(CACHE_RESIDENT),
-                columns=columns,
-            )
-        )
+        columns = width if self.used == Amount(self.attn.width) else self.used
+        strides = side.distance[row], Number(0), side.distance[step]
+        left = Slice(Place(side.buffer, side.offset(self.nest, self.at, start)), (rows, Number(1), extent), strides)
+        right = Slice(Place(panel, Number(0)), (extent, columns), (width, Number(1)))
+        sums = Slice(Place(tile, Number(0)), (rows, columns), (width, Number(1)))
+        self.nest.emit(Mma(sums, left, right, F32, accumulate=Number(int(operand == 2))))
 
     def exponentiate(
         self, scores: str, start: Expr, count: Expr, used: Expr, best: str, total: str, masked: Expr | None
@@ -250,49 +242,48 @@ class _Block:
         nest, width = self.nest, self.attn.width
         most, factor, part = (self.attn.array(nest, name, width) for name in ("most", "factor", "part"))
         with nest.loop(width, "lane") as i:
-            nest.emit(StoreLocal(most, i, LoadLocal(best, i, f32)))
+            nest.write(most, i, Load(Place(best, i), f32))
         if self.attn.numbers.softcap:
             with nest.loop(count, "ordered") as j, nest.loop(width, "lane") as i:
                 place = add(scale(j, width), i)
-                nest.emit(StoreLocal(scores, place, self.attn.capped(nest, nest.keep(LoadLocal(scores, place, f32)))))
+                nest.write(scores, place, self.attn.capped(nest, nest.read(scores, place, f32)))
         if masked is not None:
             with nest.guard(masked), nest.loop(count, "ordered") as j, nest.loop(used, "lane") as i:
                 place = add(scale(j, width), i)
                 at = {**self.at, **self.lanes(i), self.attn.axes.key: add(start, j)}
-                nest.emit(
-                    StoreLocal(scores, place, self.attn.masked(nest, nest.keep(LoadLocal(scores, place, f32)), at))
-                )
+                nest.write(scores, place, self.attn.masked(nest, nest.read(scores, place, f32), at))
         with nest.loop(count, "ordered") as j, nest.loop(width, "lane") as i:
-            score, old = nest.keep(LoadLocal(scores, add(scale(j, width), i), f32)), nest.keep(LoadLocal(most, i, f32))
+            score, old = (
+                nest.read(scores, add(scale(j, width), i), f32),
+                nest.read(most, i, f32),
+            )
             greater = nest.apply("GT", score, old, dtype=i1)  # nan shows in the weights
-            nest.emit(StoreLocal(most, i, nest.apply("select", greater, score, old, dtype=f32)))
+            nest.write(most, i, nest.apply("select", greater, score, old, dtype=f32))
         with nest.loop(width, "lane") as i:
-            top, before = nest.keep(LoadLocal(most, i, f32)), nest.keep(LoadLocal(best, i, f32))
+            top, before = nest.read(most, i, f32), nest.read(best, i, f32)
             none = nest.apply("EQ", top, Number(-inf, f32), dtype=i1)
             safe = nest.apply("select", none, Number(0.0, f32), top, dtype=f32)
             rescale = nest.apply("weight", nest.apply("subtract", before, safe))
-            nest.emit(StoreLocal(best, i, top))
-            nest.emit(StoreLocal(most, i, safe))
-            nest.emit(StoreLocal(factor, i, rescale))
-            scaled = nest.apply("multiply", nest.keep(LoadLocal(total, i, f32)), rescale)
-            nest.emit(StoreLocal(total, i, scaled))
+            nest.write(best, i, top)
+            nest.write(most, i, safe)
+            nest.write(factor, i, rescale)
+            scaled = nest.apply("multiply", nest.read(total, i, f32), rescale)
+            nest.write(total, i, scaled)
         groups = nest.let(Quotient(nest.let(add(count, SUM_BLOCK - 1)), SUM_BLOCK))
         with nest.loop(groups, "ordered") as group:
             first = nest.let(scale(group, SUM_BLOCK))
             with nest.loop(width, "lane") as i:
-                nest.emit(StoreLocal(part, i, Number(0.0, f32)))
+                nest.write(part, i, Number(0.0, f32))
             left = nest.apply("minimum", Number(SUM_BLOCK), nest.let(add(count, scale(first, -1))))
             with nest.loop(left, "ordered") as j, nest.loop(width, "lane") as i:
                 place = add(scale(first, width), scale(j, width), i)
-                less = nest.apply(
-                    "subtract", nest.keep(LoadLocal(scores, place, f32)), nest.keep(LoadLocal(most, i, f32))
-                )
+                less = nest.apply("subtract", nest.read(scores, place, f32), nest.read(most, i, f32))
                 weight = nest.apply("weight", less)
-                nest.emit(StoreLocal(scores, place, weight))
-                nest.emit(StoreLocal(part, i, nest.apply("add", nest.keep(LoadLocal(part, i, f32)), weight)))
+                nest.write(scores, place, weight)
+                nest.write(part, i, nest.apply("add", nest.read(part, i, f32), weight))
             with nest.loop(width, "lane") as i:
-                pair = (nest.keep(LoadLocal(each, i, f32)) for each in (total, part))
-                nest.emit(StoreLocal(total, i, nest.apply("add", *pair)))
+                pair = (nest.read(each, i, f32) for each in (total, part))
+                nest.write(total, i, nest.apply("add", *pair))
         return factor
 
     def rescale(self, result: str, factor: str) -> None:
@@ -300,20 +291,21 @@ class _Block:
         nest, width = self.nest, self.attn.width
         with nest.loop(self.attn.values, "ordered") as e, nest.loop(width, "lane") as i:
             place = add(scale(e, width), i)
-            pair = (nest.keep(LoadLocal(*item, f32)) for item in ((result, place), (factor, i)))
-            nest.emit(StoreLocal(result, place, nest.apply("multiply", *pair)))
+            pair = (nest.read(*item, f32) for item in ((result, place), (factor, i)))
+            nest.write(result, place, nest.apply("multiply", *pair))
 
     def finish(self, output: Output, result: str, total: str, used: Expr) -> None:
         """Divide by the sum of weights and store."""
         nest, axes, width = self.nest, self.attn.axes, self.attn.width
         with nest.loop(self.attn.values, "ordered") as e, nest.loop(width, "lane") as i:
             place = add(scale(e, width), i)
-            sums = (nest.keep(LoadLocal(result, place, f32)), nest.keep(LoadLocal(total, i, f32)))
-            nest.emit(StoreLocal(result, place, self.attn.quotient(nest, *sums)))
+            sums = (nest.read(result, place, f32), nest.read(total, i, f32))
+            nest.write(result, place, self.attn.quotient(nest, *sums))
         rows = self.attn.array(nest, "row", self.attn.values * width)
-        nest.emit(Transpose(rows, result, self.attn.values, width))
+        values = self.attn.values
+        nest.emit(Transpose(tile_slice(rows, width, values), tile_slice(result, values, width)))
         with nest.loop(used, "ordered") as i:
             at = {**self.at, **self.lanes(i)}
             with nest.loop(self.attn.values, "lane") as e:
-                element = nest.keep(LoadLocal(rows, add(scale(i, self.attn.values), e), f32))
+                element = nest.read(rows, add(scale(i, self.attn.values), e), f32)
                 self.attn.store(nest, output, {**at, axes.value: e}, element)

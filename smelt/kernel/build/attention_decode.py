@@ -12,7 +12,7 @@ from smelt.dim import Size, ceildiv, minimum
 from smelt.dtype import f32, i1
 from smelt.kernel.build.attention_shape import At, Attention, AttentionSchedule, fold_here
 from smelt.kernel.build.sinks import Output
-from smelt.kernel.loops.grammar import Amount, Expr, Load, LoadLocal, Number, Quotient, Set, StoreLocal, add, scale
+from smelt.kernel.loops.grammar import Amount, Expr, Number, Quotient, Set, add, scale
 from smelt.kernel.loops.nest import Nest, flat
 from smelt.shape import Shape
 
@@ -41,14 +41,14 @@ def build_decode(nest: Nest, attn: Attention, schedule: AttentionSchedule, here:
             result = _sum(nest, attn, here_at, scores, start, count)
             if parts is None:
                 with nest.loop(attn.values, "lane") as e:
-                    element = attn.quotient(nest, nest.keep(LoadLocal(result, e, f32)), total)
+                    element = attn.quotient(nest, nest.read(result, e, f32), total)
                     attn.store(nest, output, {**here_at, axes.value: e}, element)
             else:
                 place = flat((*index, query, Number(0)), kept)
                 nest.store(parts, place, best)
                 nest.store(parts, add(place, 1), total)
                 with nest.loop(attn.values, "lane") as e:
-                    nest.store(parts, add(place, e, 2), nest.keep(LoadLocal(result, e, f32)))
+                    nest.store(parts, add(place, e, 2), nest.read(result, e, f32))
     if parts is not None:
         _join(nest, attn, parts, kept, here, output)
 
@@ -58,13 +58,13 @@ def _score(nest: Nest, attn: Attention, at: At, scores: str, start: Expr, count:
     axes, depth = attn.axes, attn.depth
     query, sums = attn.array(nest, "query", depth), attn.array(nest, "lane", LANES)
     with nest.loop(depth, "lane") as d:
-        nest.emit(StoreLocal(query, d, attn.query(nest, {**at, axes.depth: d})))
+        nest.write(query, d, attn.query(nest, {**at, axes.depth: d}))
     with nest.loop(count, "ordered") as j:
         key = add(start, j)
 
         def times(lane: Expr, first: int, before: Expr) -> Expr:
             d = add(lane, first)
-            factor = nest.keep(LoadLocal(query, d, f32))
+            factor = nest.read(query, d, f32)
             element = attn.element(nest, 1, {**at, axes.key: key, axes.depth: d})
             return nest.apply("fma", factor, element, before, dtype=f32)
 
@@ -72,19 +72,17 @@ def _score(nest: Nest, attn: Attention, at: At, scores: str, start: Expr, count:
             total: Expr = Number(0.0, f32)
             for first in range(0, depth - LANES + 1, LANES):
                 total = times(lane, first, total)
-            nest.emit(StoreLocal(sums, lane, total))
+            nest.write(sums, lane, total)
         if depth % LANES:
             with nest.loop(depth % LANES, "lane") as lane:
-                nest.emit(
-                    StoreLocal(sums, lane, times(lane, depth - depth % LANES, nest.keep(LoadLocal(sums, lane, f32))))
-                )
+                nest.write(sums, lane, times(lane, depth - depth % LANES, nest.read(sums, lane, f32)))
         half = LANES // 2
         while half:
             with nest.loop(half, "lane") as lane:
-                pair = (nest.keep(LoadLocal(sums, each, f32)) for each in (lane, add(lane, half)))
-                nest.emit(StoreLocal(sums, lane, nest.apply("add", *pair)))
+                pair = (nest.read(sums, each, f32) for each in (lane, add(lane, half)))
+                nest.write(sums, lane, nest.apply("add", *pair))
             half //= 2
-        nest.emit(StoreLocal(scores, j, nest.keep(LoadLocal(sums, Number(0), f32))))
+        nest.write(scores, j, nest.read(sums, Number(0), f32))
 
 
 def _weigh(nest: Nest, attn: Attention, at: At, scores: str, start: Expr, count: Expr) -> tuple[Expr, Expr]:
@@ -92,15 +90,15 @@ def _weigh(nest: Nest, attn: Attention, at: At, scores: str, start: Expr, count:
     axes = attn.axes
     if attn.numbers.softcap or attn.numbers.roles[3:]:
         with nest.loop(count, "lane") as j:
-            score = attn.capped(nest, nest.keep(LoadLocal(scores, j, f32)))
-            nest.emit(StoreLocal(scores, j, attn.masked(nest, score, {**at, axes.key: add(start, j)})))
-    best = fold_here(nest, "maximum", Number(-inf, f32), count, lambda j: nest.keep(LoadLocal(scores, j, f32)))
+            score = attn.capped(nest, nest.read(scores, j, f32))
+            nest.write(scores, j, attn.masked(nest, score, {**at, axes.key: add(start, j)}))
+    best = fold_here(nest, "maximum", Number(-inf, f32), count, lambda j: nest.read(scores, j, f32))
     none = nest.apply("EQ", best, Number(-inf, f32), dtype=i1)
     safe = nest.apply("select", none, Number(0.0, f32), best, dtype=f32)
     with nest.loop(count, "lane") as j:
-        less = nest.apply("subtract", nest.keep(LoadLocal(scores, j, f32)), safe)
-        nest.emit(StoreLocal(scores, j, nest.apply("weight", less)))
-    total = fold_here(nest, "add", Number(0.0, f32), count, lambda j: nest.keep(LoadLocal(scores, j, f32)))
+        less = nest.apply("subtract", nest.read(scores, j, f32), safe)
+        nest.write(scores, j, nest.apply("weight", less))
+    total = fold_here(nest, "add", Number(0.0, f32), count, lambda j: nest.read(scores, j, f32))
     return best, total
 
 
@@ -111,17 +109,17 @@ def _sum(nest: Nest, attn: Attention, at: At, scores: str, start: Expr, count: E
 
     def put(array: str, number: Expr) -> None:
         with nest.loop(values, "lane") as e:
-            nest.emit(StoreLocal(array, e, number))
+            nest.write(array, e, number)
 
     def has_many(first: Expr, many: int) -> None:
         """Accumulate the weighted values of adjacent keys."""
-        weights = [nest.keep(LoadLocal(scores, add(first, u), f32)) for u in range(many)]
+        weights = [nest.read(scores, add(first, u), f32) for u in range(many)]
         with nest.loop(values, "lane") as e:
-            total = nest.keep(LoadLocal(part, e, f32))
+            total = nest.read(part, e, f32)
             for u, weight in enumerate(weights):
                 place = {**at, attn.axes.key: add(start, first, u), attn.axes.value: e}
                 total = nest.apply("fma", weight, attn.element(nest, 2, place), total, dtype=f32)
-            nest.emit(StoreLocal(part, e, total))
+            nest.write(part, e, total)
 
     put(result, Number(0.0, f32))
     blocks = nest.let(Quotient(nest.let(add(count, BLOCK - 1)), BLOCK))
@@ -136,8 +134,8 @@ def _sum(nest: Nest, attn: Attention, at: At, scores: str, start: Expr, count: E
         with nest.loop(nest.let(add(left, scale(done, -1))), "ordered") as u:
             has_many(add(first, done, u), 1)
         with nest.loop(values, "lane") as e:
-            pair = (nest.keep(LoadLocal(each, e, f32)) for each in (result, part))
-            nest.emit(StoreLocal(result, e, nest.apply("add", *pair)))
+            pair = (nest.read(each, e, f32) for each in (result, part))
+            nest.write(result, e, nest.apply("add", *pair))
     return result
 
 
@@ -149,22 +147,22 @@ def _join(nest: Nest, attn: Attention, parts: int, kept: tuple[Size, ...], here:
         at = {**dict(zip(axes.batch, outer, strict=True)), **attn.apart(query)}
 
         def item(chunk: Expr, place: Expr) -> Expr:
-            return nest.keep(Load(nest.buffer(parts), flat((*outer, chunk, query, place), kept), f32))
+            return nest.read(nest.buffer(parts), flat((*outer, chunk, query, place), kept), f32)
 
         best = fold_here(nest, "maximum", Number(-inf, f32), Amount(chunks), lambda chunk: item(chunk, Number(0)))
         none = nest.apply("EQ", best, Number(-inf, f32), dtype=i1)
         safe = nest.apply("select", none, Number(0.0, f32), best, dtype=f32)
         total, result = nest.declare(f32, Number(0.0, f32)), attn.array(nest, "sum", values)
         with nest.loop(values, "lane") as e:
-            nest.emit(StoreLocal(result, e, Number(0.0, f32)))
+            nest.write(result, e, Number(0.0, f32))
         with nest.loop(chunks, "ordered") as chunk:
             factor = nest.apply("weight", nest.apply("subtract", item(chunk, Number(0)), safe))
             more = nest.apply("fma", factor, item(chunk, Number(1)), nest.keep(total), dtype=f32)
             nest.emit(Set(total, more))
             with nest.loop(values, "lane") as e:
-                old = nest.keep(LoadLocal(result, e, f32))
-                nest.emit(StoreLocal(result, e, nest.apply("fma", factor, item(chunk, add(e, 2)), old, dtype=f32)))
+                old = nest.read(result, e, f32)
+                nest.write(result, e, nest.apply("fma", factor, item(chunk, add(e, 2)), old, dtype=f32))
         sum_of = nest.keep(total)
         with nest.loop(values, "lane") as e:
-            element = attn.quotient(nest, nest.keep(LoadLocal(result, e, f32)), sum_of)
+            element = attn.quotient(nest, nest.read(result, e, f32), sum_of)
             attn.store(nest, output, {**at, axes.value: e}, element)

@@ -13,7 +13,7 @@ from math import inf
 from smelt.dim import Size, ceildiv
 from smelt.dtype import DType, f32, i1, i64
 from smelt.kernel.build.attention_shape import At, Attention, AttentionSchedule
-from smelt.kernel.loops.grammar import Expr, Load, LoadLocal, Number, Set, StoreLocal, add, scale
+from smelt.kernel.loops.grammar import Expr, Load, Number, Place, Set, add, scale
 from smelt.kernel.loops.nest import Nest, flat
 from smelt.shape import Shape
 
@@ -112,10 +112,10 @@ class VisibleKeys:
             at = dict(zip(letters, index, strict=True))
             most = attn.array(nest, "most", attn.depth)
             with nest.loop(attn.depth, "lane") as d:
-                nest.emit(StoreLocal(most, d, Number(0.0, f32)))
+                nest.write(most, d, Number(0.0, f32))
             with nest.loop(axes.size(axes.key), "ordered") as j, nest.loop(attn.depth, "lane") as d:
                 size = nest.apply("abs", attn.element(nest, 1, {**at, axes.key: j, axes.depth: d}))
-                nest.emit(StoreLocal(most, d, nest.apply("maximum", nest.keep(LoadLocal(most, d, f32)), size)))
+                nest.write(most, d, nest.apply("maximum", nest.read(most, d, f32), size))
             self.store_greatest(nest, most, attn.depth, flat(tuple(index), sizes))
 
     def store_greatest(self, nest: Nest, array: str, count: int, place: Expr) -> None:
@@ -124,17 +124,17 @@ class VisibleKeys:
     # -- in a block --
 
     def load(self, nest: Nest, buffer: int, place: Expr, dtype: DType) -> Load:
-        return Load(nest.buffer(buffer), place, dtype)
+        return Load(Place(nest.buffer(buffer), place), dtype)
 
     def limit(self, nest: Nest, at: At, block: Expr, queries: str) -> Expr:
         """Keys with a level below this are invisible."""
         attn, width = self.attn, self.attn.width
         sums = attn.array(nest, "sum", width)
         with nest.loop(width, "lane") as i:
-            nest.emit(StoreLocal(sums, i, Number(0.0, f32)))
+            nest.write(sums, i, Number(0.0, f32))
         with nest.loop(attn.depth, "ordered") as d, nest.loop(width, "lane") as i:
-            size = nest.apply("abs", nest.keep(LoadLocal(queries, add(scale(d, width), i), f32)))
-            nest.emit(StoreLocal(sums, i, nest.apply("add", nest.keep(LoadLocal(sums, i, f32)), size)))
+            size = nest.apply("abs", nest.read(queries, add(scale(d, width), i), f32))
+            nest.write(sums, i, nest.apply("add", nest.read(sums, i, f32), size))
         letters = _key_letters(attn)
         head = flat(tuple(at[each] for each in letters), [attn.axes.size(each) for each in letters])
         size = nest.keep(self.load(nest, self.sizes, head, f32))
@@ -176,5 +176,5 @@ def greatest(nest: Nest, array: str, count: int) -> Expr:
     """The maximum of a local array."""
     total = nest.declare(f32, Number(0.0, f32))
     with nest.loop(count, "ordered") as i:
-        nest.emit(Set(total, nest.apply("maximum", nest.keep(total), nest.keep(LoadLocal(array, i, f32)))))
+        nest.emit(Set(total, nest.apply("maximum", nest.keep(total), nest.read(array, i, f32))))
     return nest.keep(total)

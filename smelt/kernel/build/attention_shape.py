@@ -11,20 +11,7 @@ from smelt.ir.core import Op
 from smelt.ir.layouts import Word
 from smelt.ir.ops.attention import AttentionAxes, AttentionNumbers, attention_axes, attention_numbers
 from smelt.kernel.build.sinks import Output
-from smelt.kernel.loops.grammar import (
-    Amount,
-    Expr,
-    Fold,
-    Let,
-    LoadLocal,
-    Local,
-    Number,
-    StoreLocal,
-    Var,
-    add,
-    scale,
-    split,
-)
+from smelt.kernel.loops.grammar import Amount, Expr, Fold, Let, Load, Number, Place, Var, add, scale, split
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
 
 KEYS = 64  # of a block: with their scores they stay in L1
@@ -136,16 +123,14 @@ class Attention:
         """The same for the lanes of a block; several letters are split once, before the lanes."""
         if len(self.axes.rows) < 2:
             return lambda lane: self.apart(add(first, lane))
-        arrays = {letter: nest.var(i64, stem="place").name for letter in self.axes.rows}
-        for name in arrays.values():
-            nest.emit(Local(name, i64, self.width))
+        arrays = {letter: nest.tile("place", i64, self.width) for letter in self.axes.rows}
         with nest.loop(used, "ordered") as lane:
             query = self._named(nest, add(first, lane), self.queries)
             for letter, place in self.apart(query).items():
-                nest.emit(StoreLocal(arrays[letter], lane, place))
+                nest.write(arrays[letter], lane, place)
 
         def places(lane: Expr) -> dict[str, Expr]:
-            items = {letter: LoadLocal(name, lane, i64) for letter, name in arrays.items()}
+            items = {letter: Load(Place(name, lane), i64) for letter, name in arrays.items()}
             return {letter: self._named(nest, item, self.axes.sizes[letter]) for letter, item in items.items()}
 
         return places
@@ -158,9 +143,7 @@ class Attention:
         return var
 
     def array(self, nest: Nest, stem: str, count: int) -> str:
-        name = nest.var(f32, stem=stem).name
-        nest.emit(Local(name, f32, max(count, 1)))
-        return name
+        return nest.tile(stem, f32, max(count, 1))
 
     def bounded(self, nest: Nest, most: int, size: Size, start: Expr) -> Expr:
         """min(most, size - start)."""

@@ -16,19 +16,17 @@ from smelt.dtype import i64
 from smelt.ir.core import Op
 from smelt.ir.ops.packed import taps_of
 from smelt.kernel.build.gemm import (
-    F32,
     Columns,
-    Form,
-    axis_stride,
     chunk_bounds,
     count_chunks,
-    element_address,
     memory_layout,
     min_chunks,
+    panel_slice,
     row_tiles,
 )
 from smelt.kernel.build.sinks import Output, sink
-from smelt.kernel.loops.grammar import Amount, Expr, Local, Mma, Number, add, scale
+from smelt.kernel.loops.form import F32, Form
+from smelt.kernel.loops.grammar import Amount, Expr, Mma, Number, Place, Share, Slice, add, scale
 from smelt.kernel.loops.nest import Nest, tensor
 from smelt.kernel.tune.schedules import ROWS, Blocking, Conv, KernelKey, chunk_size
 
@@ -86,9 +84,8 @@ def implicit_gemm(nest: Nest, op: Op, output: Output, form: Form) -> None:
             sample, *at, group, chunk, segment, panel = places
         first_row, row_count = chunk_bounds(nest, chunk, map_rows, chunks)
         first, used = chunk_bounds(nest, segment, pixels, segments)
-        tile = nest.var(form.element, stem="tile").name
-        nest.emit(Local(tile, form.element, room * width))
-        columns = Columns.of(nest, panel, width, share, form.element)
+        tile = nest.tile("tile", form.total, room * width)
+        columns = Columns.of(nest, panel, width, share, form.total)
 
         def row(map_row: Expr, x: Expr) -> Expr:
             """The row of the tile that holds a pixel."""
@@ -97,33 +94,19 @@ def implicit_gemm(nest: Nest, op: Op, output: Output, form: Form) -> None:
             return add(nest.let(nest.apply("multiply", map_row, used, dtype=i64)), x)
 
         with window.blocks(nest, form) as (number, offset, done, taps, extent):
-            b = element_address(nest, op, panels, (group, panel, done, Number(0)))
+            b = panel_slice(nest, op, (group, panel, done), extent, columns)
             with (
                 nest.loop(row_count, "ordered") as map_row,
                 row_tiles(nest, used, blocking.call_rows) as ((part, parts), above, height),
             ):
-                a_offset = window.start((*at, add(first_row, map_row), add(first, above)), sample, group)
-                nest.emit(
-                    Mma(
-                        tile,
-                        height,
-                        window.buffer,
-                        add(a_offset, offset),
-                        Amount(window.pixel_stride),
-                        Amount(window.k_stride),
-                        *b,
-                        axis_stride(nest, op, panels, 2),
-                        extent,
-                        tile_offset=scale(row(map_row, above), width),
-                        taps=taps,
-                        a_tap_stride=Amount(window.tap_stride),
-                        accumulate=number,
-                        prefetch=add(nest.let(nest.apply("multiply", map_row, parts, dtype=i64)), part),
-                        tiles=nest.let(nest.apply("multiply", row_count, parts, dtype=i64)),
-                        columns=columns.partial,
-                        k_pack=form.k_pack,
-                    )
+                start = window.start((*at, add(first_row, map_row), add(first, above)), sample, group)
+                a = Slice(Place(window.buffer, add(start, offset)), (height, taps, extent), window.slice_strides)
+                sums = columns.sums(tile, row(map_row, above), height)
+                prefetch = Share(
+                    add(nest.let(nest.apply("multiply", map_row, parts, dtype=i64)), part),
+                    nest.let(nest.apply("multiply", row_count, parts, dtype=i64)),
                 )
+                nest.emit(Mma(sums, a, b, form, accumulate=number, prefetch=prefetch))
         with nest.loop(row_count, "ordered") as map_row, nest.loop(used, "ordered") as x:
             y = [add(first_row, map_row)] if tensor(op.result).rank > 3 else []
             here, begin = (sample, *at, *y, add(first, x)), scale(group, share)
@@ -187,6 +170,11 @@ class _Window:
     @property
     def k_stride(self) -> Size:
         return self.axes[-1]
+
+    @property
+    def slice_strides(self) -> tuple[Expr, Expr, Expr]:
+        """The strides of [pixel, tap, k]."""
+        return Amount(self.pixel_stride), Amount(self.tap_stride), Amount(self.k_stride)
 
     def start(self, at: Sequence[Expr], sample: Expr, group: Expr) -> Expr:
         """The offset of an output pixel's window."""

@@ -20,18 +20,7 @@ from smelt.ir.ops import OPS
 from smelt.ir.ops.packed import Taps, taps_of
 from smelt.kernel.build.gemm import Columns, chunk_bounds, min_chunks, multiply
 from smelt.kernel.build.sinks import Output
-from smelt.kernel.loops.grammar import (
-    Amount,
-    Expr,
-    LoadLocal,
-    Local,
-    Number,
-    Quotient,
-    Remainder,
-    StoreLocal,
-    add,
-    scale,
-)
+from smelt.kernel.loops.grammar import Amount, Expr, Number, Quotient, Remainder, add, scale
 from smelt.kernel.loops.nest import ExpandedImage, Nest, tensor
 from smelt.kernel.tune.schedules import ROWS, ExpandDepthwise, KernelKey, RowBands, largest_divisor
 
@@ -109,17 +98,14 @@ def expand_depthwise(nest: Nest, op: Op, output: Output, image: ExpandedImage) -
     with nest.loops((conv.batch, chunks, segments, conv.panels)) as (number, chunk, segment, panel):
         first, rows = chunk_bounds(nest, chunk, conv.out[0], chunks)
         left, wide = chunk_bounds(nest, segment, conv.out[1], segments)
-        expanded = nest.var(f32, stem="made").name
-        nest.emit(Local(expanded, f32, conv.needed(bands.max_rows) * row_size))
+        expanded = nest.tile("made", f32, conv.needed(bands.max_rows) * row_size)
         columns = Columns.of(nest, panel, conv.width, conv.channels)
         with nest.loop(nest.let(Quotient(nest.let(add(rows, band - 1)), band)), "ordered") as iteration:
             done = nest.let(scale(iteration, band))
             count = nest.apply("minimum", Amount(band), nest.let(add(rows, scale(done, -1))), dtype=i64)
             kept = nest.let(scale(nest.apply("minimum", iteration, Number(1), dtype=i64), conv.halo))
             with nest.loop(nest.let(scale(kept, row_size)), "lane") as at:
-                nest.emit(
-                    StoreLocal(expanded, at, nest.keep(LoadLocal(expanded, add(at, band * stride * row_size), f32)))
-                )
+                nest.write(expanded, at, nest.read(expanded, add(at, band * stride * row_size), f32))
             down, columns_in = (
                 _Span.of(nest, add(scale(start, each), -before), windows, each, window_rows, size)
                 for start, windows, each, before, window_rows, size in (
@@ -142,7 +128,7 @@ def expand_depthwise(nest: Nest, op: Op, output: Output, image: ExpandedImage) -
                         row = scale(add(scale(y, stride), tap[0] * conv.taps.dilations[0]), row_size)
                         for i in range(at_once):
                             pixel = add(scale(add(x, i), step), tap[1] * conv.taps.dilations[1])
-                            element = nest.keep(LoadLocal(expanded, add(row, scale(pixel, conv.pitch), j), f32))
+                            element = nest.read(expanded, add(row, scale(pixel, conv.pitch), j), f32)
                             totals[i] = nest.apply("fma", factor, element, totals[i], dtype=f32)
                     for i, total in enumerate(totals):
                         output.finish(nest, op, (number, add(first, done, y), add(left, x, i), channel), total)
@@ -299,7 +285,7 @@ class _Expand:
         for first, after in ((kept, above), (below, down.count)):
             count = nest.let(add(after, scale(first, -1)))
             with nest.loop(count, "ordered") as y, nest.loop(row_size, "lane") as at:
-                nest.emit(StoreLocal(self.expanded, add(scale(add(first, y), row_size), at), edge))
+                nest.write(self.expanded, add(scale(add(first, y), row_size), at), edge)
         rest = down.after(nest, kept)
         self._fill_borders(rest, columns_in, edge)
         self._run_gemm(rest, columns_in, bands)
@@ -314,14 +300,13 @@ class _Expand:
             for first, after in ((Number(0), left), (right, columns_in.count)):
                 count = nest.let(scale(add(after, scale(first, -1)), pitch))
                 with nest.loop(count, "lane") as at:
-                    nest.emit(StoreLocal(self.expanded, add(row_size, scale(first, pitch), at), edge))
+                    nest.write(self.expanded, add(row_size, scale(first, pitch), at), edge)
 
     def _run_gemm(self, down: _Span, columns_in: _Span, bands: RowBands) -> None:
         """The GEMM for the pixels inside: all rows at once if rows are whole, else row by row."""
         nest, (height, width), pitch = self.nest, self.conv.image, self.conv.pitch
         most, panel = bands.gemm_rows, self.conv.width
-        tile = nest.var(f32, stem="tile").name
-        nest.emit(Local(tile, f32, bands.max_gemm_rows * panel))
+        tile = nest.tile("tile", f32, bands.max_gemm_rows * panel)
         rows = nest.let(add(down.end, scale(down.begin, -1)))
         wide = nest.let(add(columns_in.end, scale(columns_in.begin, -1)))
         is_segmented = Amount(minimum(self.conv.segments - 1, 1))  # 1 if a row has several segments
@@ -344,7 +329,7 @@ class _Expand:
                 x = nest.let(add(columns_in.begin, Remainder(at, width)))
                 pixel = scale(add(scale(down.position(y), self.conv.columns_in), columns_in.position(x)), pitch)
                 with nest.loop(self.columns.used, "lane") as j:
-                    nest.values[self.image.dot.result] = nest.keep(LoadLocal(tile, add(scale(row, panel), j), f32))
+                    nest.values[self.image.dot.result] = nest.read(tile, add(scale(row, panel), j), f32)
                     element = nest.pull(self.image.last, (self.number, y, x, add(self.columns.first, j)))
                     del nest.values[self.image.dot.result]
-                    nest.emit(StoreLocal(self.expanded, add(pixel, j), element))
+                    nest.write(self.expanded, add(pixel, j), element)

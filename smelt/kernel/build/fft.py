@@ -19,14 +19,10 @@ from smelt.kernel.build.sinks import Output, sink
 from smelt.kernel.loops.grammar import (
     Amount,
     Expr,
-    Load,
-    LoadLocal,
-    Local,
     Number,
     Quotient,
     Remainder,
     Set,
-    StoreLocal,
     add,
     scale,
 )
@@ -53,7 +49,7 @@ class Planes:
     def load(self, offset: Expr) -> Pair:
         """The current content; passes overwrite it, so the load is not moved."""
         nest = self.nest
-        return nest.keep(Load(nest.buffer(self.re), offset, f64)), nest.keep(Load(nest.buffer(self.im), offset, f64))
+        return nest.read(nest.buffer(self.re), offset, f64), nest.read(nest.buffer(self.im), offset, f64)
 
     def store(self, offset: Expr, value: Pair) -> None:
         for buffer, part in zip((self.re, self.im), value, strict=True):
@@ -70,20 +66,17 @@ class Line:
 
     @staticmethod
     def of(nest: Nest, count: int) -> Line:
-        names = [nest.var(f64, stem="line").name for _ in range(2)]
-        for name in names:
-            nest.emit(Local(name, f64, count))
-        return Line(nest, *names)
+        return Line(nest, *(nest.tile("line", f64, count) for _ in range(2)))
 
     def load(self, offset: Expr) -> Pair:
-        return self.nest.keep(LoadLocal(self.re, offset, f64)), self.nest.keep(LoadLocal(self.im, offset, f64))
+        return self.nest.read(self.re, offset, f64), self.nest.read(self.im, offset, f64)
 
     def store(self, offset: Expr, value: Pair) -> None:
         for name, part in zip((self.re, self.im), value, strict=True):
-            self.nest.emit(StoreLocal(name, offset, part))
+            self.nest.write(name, offset, part)
 
 
-Place = TypeVar("Place", Planes, Line)
+Held = TypeVar("Held", Planes, Line)
 
 
 def _add(nest: Nest, x: Pair, y: Pair) -> Pair:
@@ -176,7 +169,7 @@ def _table(nest: Nest, length: int) -> Planes:
     return table
 
 
-def _passes(nest: Nest, held: Place, spare: Place, table: Planes, sizes: tuple[Size, int, Size]) -> tuple[Place, Place]:
+def _passes(nest: Nest, held: Held, spare: Held, table: Planes, sizes: tuple[Size, int, Size]) -> tuple[Held, Held]:
     """Transform along the middle axis. Gives the place that holds the result, and the other one."""
     outer, length, inner = sizes
     factors = _factors(length)
@@ -229,7 +222,7 @@ def _padded_length(length: int) -> int:
     return 1 << (2 * length - 2).bit_length()
 
 
-def _convolve(nest: Nest, chirp: Chirp, held: Place, wide: Place, spare: Place, sizes: tuple[Size, int, Size]) -> None:
+def _convolve(nest: Nest, chirp: Chirp, held: Held, wide: Held, spare: Held, sizes: tuple[Size, int, Size]) -> None:
     """Transform along the middle axis, in place; `wide` and `spare` have room for padded lengths."""
     outer, length, inner = sizes
     padded = chirp.padded

@@ -14,7 +14,7 @@ from smelt.ir.attributes import GatherDims, ScatterDims
 from smelt.ir.core import Op
 from smelt.kernel.build.elementwise import pad_element
 from smelt.kernel.build.sinks import Output, update
-from smelt.kernel.loops.grammar import Amount, Expr, Level, Load, Number, add, scale
+from smelt.kernel.loops.grammar import Amount, Expr, Level, Number, add, scale
 from smelt.kernel.loops.nest import Index, Nest, flat, pull, tensor
 
 FAR = 1 << 62  # beyond every tensor
@@ -198,8 +198,7 @@ def scatter(nest: Nest, op: Op, output: Output) -> None:
             at = tuple(places[d] for d in range(len(shape)))
             there = nest.let(flat(_target(op, starts, places), sizes))
             old = [
-                nest.keep(Load(nest.buffer(target), there, kind))
-                for target, kind in zip(output.targets, kinds, strict=True)
+                nest.read(nest.buffer(target), there, kind) for target, kind in zip(output.targets, kinds, strict=True)
             ]
             new = [nest.convert(nest.pull(value, at), kind) for value, kind in zip(updates, kinds, strict=True)]
             results = [nest.keep(each) for each in nest.inline(op.regions[0], [*old, *new])]

@@ -15,17 +15,18 @@ from smelt.dtype import DType, f32, f64, i64
 from smelt.ir.core import Op, Value
 from smelt.kernel.build.reduce import sum_over
 from smelt.kernel.build.sinks import Output, sink
-from smelt.kernel.emit.tile_f32 import BLOCK
+from smelt.kernel.loops.form import BF16, F32, INT8, Form
 from smelt.kernel.loops.grammar import (
     Affine,
     Amount,
     Expr,
     Load,
-    LoadLocal,
-    Local,
     Mma,
     Number,
+    Place,
     Quotient,
+    Share,
+    Slice,
     Var,
     add,
     affine,
@@ -95,18 +96,7 @@ def pack(nest: Nest, op: Op, _: int, index: Index) -> Expr:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """The data format of a GEMM. `k_pack`: consecutive K elements per column of a packed panel (f32: 1, bf16: 2, int8:
-    4). `block`: K-block that stays cache-resident for at most `row_block` rows."""
-
-    element: DType  # of the accumulator
-    k_pack: int
-    block: int
-    row_block: int = 384
-
-
-F32 = Form(f32, 1, BLOCK)
+ROW_BLOCKS = {BF16: 384, INT8: 192}  # rows per cache-resident K-block
 
 
 @sink("smelt.packed_dot", anchor=True, addressed=(0, 1))
@@ -127,9 +117,8 @@ def packed_gemm(nest: Nest, op: Op, output: Output, form: Form) -> None:
     with nest.loops((groups, count, chunks) if schedule.panels_outer else (groups, chunks, count)) as (group, *inner):
         panel, chunk = inner if schedule.panels_outer else reversed(inner)
         first, used = chunk_bounds(nest, chunk, rows, chunks)
-        tile = nest.var(form.element, stem="tile").name
-        nest.emit(Local(tile, form.element, blocking.max_rows * width))
-        columns = Columns.of(nest, panel, width, tensor(op.result).sizes[2], form.element)
+        tile = nest.tile("tile", form.total, blocking.max_rows * width)
+        columns = Columns.of(nest, panel, width, tensor(op.result).sizes[2], form.total)
         multiply(nest, op, tile, (group, first, used), panel, columns, blocking.call_rows, form)
         with nest.loop(used, "ordered") as row:
             here = (group, add(first, row))
@@ -141,8 +130,9 @@ def _choose_schedule(nest: Nest, key: KernelKey, form: Form) -> tuple[Gemm, Bloc
     if form is F32:
         schedule = nest.choose_schedule(key, Gemm)
         return schedule, nest.blocking(key, schedule)
-    count, others = ceildiv(key["rows"], ROWS), key["panels"] * key["groups"]
-    most = form.row_block if "rows" in key.dynamic else ROWS * chunk_size(count, max(1, form.row_block // ROWS), others)
+    count, others, most = ceildiv(key["rows"], ROWS), key["panels"] * key["groups"], ROW_BLOCKS[form]
+    if "rows" not in key.dynamic:
+        most = ROWS * chunk_size(count, max(1, most // ROWS), others)
     return Gemm(most, ROWS), Blocking(ROWS, most, 1, most)
 
 
@@ -177,25 +167,10 @@ def multiply(
         done = nest.let(scale(block, form.block))
         extent = nest.apply("minimum", Number(form.block), nest.let(add(depth, scale(done, -1))), dtype=i64)
         lines = nest.let(scale(block, form.block // form.k_pack))
-        b = element_address(nest, op, panels, (Number(0) if shared else group, panel, lines, Number(0)))
+        b = panel_slice(nest, op, (Number(0) if shared else group, panel, lines), extent, columns)
         with row_tiles(nest, used, height) as ((part, parts), above, tall):
-            a = row_address(nest, op, lhs, group, add(first, above), done)
-            nest.emit(
-                Mma(
-                    tile,
-                    tall,
-                    *a,
-                    *b,
-                    axis_stride(nest, op, panels, 2),
-                    extent,
-                    tile_offset=scale(above, columns.width),
-                    accumulate=block,
-                    prefetch=part,
-                    tiles=parts,
-                    columns=columns.partial,
-                    k_pack=form.k_pack,
-                )
-            )
+            a = row_slice(nest, op, lhs, (group, add(first, above), done), (tall, extent))
+            nest.emit(Mma(columns.sums(tile, above, tall), a, b, form, accumulate=block, prefetch=Share(part, parts)))
 
 
 def chunk_bounds(nest: Nest, number: Expr, count: Size, parts: Size) -> tuple[Expr, Expr]:
@@ -236,37 +211,43 @@ class Columns:
         left = nest.let(add(count, scale(first, -1)))
         return Columns(first, width, nest.let(nest.apply("minimum", Number(width), left, dtype=i64)), element)
 
-    @property
-    def partial(self) -> Expr:
-        """The number of columns of a partial panel; 0: all."""
-        return Number(0) if self.used == Number(self.width) else self.used
+    def sums(self, tile: str, row: Expr, rows: Expr) -> Slice:
+        """Rows of a tile of sums, from `row` on."""
+        width = Number(self.width)
+        return Slice(Place(tile, scale(row, self.width)), (rows, self.used), (width, Number(1)))
 
     def store(self, nest: Nest, op: Op, output: Output, tile: str, row: Expr, index: Callable[[Expr], Index]) -> None:
         """Store one row of the tile through the epilogue."""
         with nest.loop(self.used, "lane") as j:
-            element = nest.keep(LoadLocal(tile, add(scale(row, self.width), j), self.element))
+            element = nest.read(tile, add(scale(row, self.width), j), self.element)
             output.finish(nest, op, index(add(self.first, j)), element)
 
 
 # ---- addresses of operands ----
 
 
-def row_address(nest: Nest, op: Op, value: Value, group: Expr, first: Expr, done: Expr) -> tuple[int, Expr, Expr, Expr]:
-    """(buffer, offset of the first element, row stride, K stride) of a value [group, row, k]."""
-    buffer, form, (g, m, k) = _required_strides(nest, op, value)
-    steps = dict(form.terms)
-    start = add(
-        scale(group, steps.get(g, 0)), scale(first, steps.get(m, 0)), scale(done, steps.get(k, 0)), form.constant
-    )
-    return buffer, start, Amount(steps.get(m, 0)), Amount(steps.get(k, 0))
+def row_slice(nest: Nest, op: Op, value: Value, index: Index, sizes: tuple[Expr, Expr]) -> Slice:
+    """Rows × steps of a value [group, row, k] from an index on, as [row, tap, k] with one tap."""
+    buffer, form, axes = _required_strides(nest, op, value)
+    strides = [dict(form.terms).get(axis, 0) for axis in axes]
+    start = add(*(scale(at, stride) for at, stride in zip(index, strides, strict=True)), form.constant)
+    (rows, extent), (_, row, k) = sizes, strides
+    return Slice(Place(buffer, start), (rows, Number(1), extent), (Amount(row), Number(0), Amount(k)))
 
 
-def element_address(nest: Nest, op: Op, value: Value, index: Index) -> tuple[int, Expr]:
-    """(buffer, offset) of an element of a value."""
+def panel_slice(nest: Nest, op: Op, index: Index, extent: Expr, columns: Columns) -> Slice:
+    """Rows of a packed panel [k, column] from an index (group, panel, k) on."""
+    panels = op.operands[1]
+    place = element_place(nest, op, panels, (*index, Number(0)))
+    return Slice(place, (extent, columns.used), (axis_stride(nest, op, panels, 2), Number(1)))
+
+
+def element_place(nest: Nest, op: Op, value: Value, index: Index) -> Place:
+    """The place of an element of a value."""
     buffer, form, axes = _required_strides(nest, op, value)
     steps = dict(form.terms)
     parts = (scale(at, steps.get(axis, 0)) for at, axis in zip(index, axes, strict=True))
-    return buffer, add(*parts, form.constant)
+    return Place(buffer, add(*parts, form.constant))
 
 
 def axis_stride(nest: Nest, op: Op, value: Value, axis: int) -> Expr:
@@ -301,8 +282,8 @@ def find_strides(nest: Nest, value: Value) -> tuple[int, Affine, tuple[Var, ...]
         while at is not None and load is None:
             load = next((expr for expr, var in at.names.items() if var is element), None)
             at = at.parent
-        if not isinstance(load, Load):
+        if not isinstance(load, Load) or isinstance(load.place.array, str):
             return None
-    form = affine(load.index)
+    form = affine(load.place.index)
     plain = all(atom in axes for atom, _ in form.terms)
-    return (load.buffer, form, axes) if plain else None
+    return (load.place.array, form, axes) if plain else None

@@ -5,17 +5,15 @@ The loops are those of `gemm.py` and `conv.py` with another `Form`; the micro-ke
 
 from __future__ import annotations
 
-from smelt.dtype import f32
 from smelt.ir.core import Op
 from smelt.ir.ops.packed_words import PAIR
 from smelt.kernel.build.conv import implicit_gemm
-from smelt.kernel.build.gemm import Form, packed_gemm
+from smelt.kernel.build.gemm import packed_gemm
 from smelt.kernel.build.gemm_int8 import packed_element
 from smelt.kernel.build.sinks import Output, sink
+from smelt.kernel.loops.form import BF16
 from smelt.kernel.loops.grammar import Expr
 from smelt.kernel.loops.nest import Index, Nest, pull
-
-BF16 = Form(f32, PAIR, block=256)
 
 
 @pull("smelt.pack_pairs")

@@ -6,16 +6,14 @@ exact in any order. Zero points, scales and `smelt.round_to_byte` follow as the 
 
 from __future__ import annotations
 
-from smelt.dtype import i32
 from smelt.ir.core import Op
 from smelt.ir.ops.packed_words import QUAD
 from smelt.kernel.build.conv import implicit_gemm
-from smelt.kernel.build.gemm import Form, packed_gemm
+from smelt.kernel.build.gemm import packed_gemm
 from smelt.kernel.build.sinks import Output, sink
+from smelt.kernel.loops.form import INT8
 from smelt.kernel.loops.grammar import Amount, Expr, Number, add, scale, split
 from smelt.kernel.loops.nest import Index, Nest, pull, tensor
-
-INT8 = Form(i32, QUAD, block=512, row_block=192)
 
 
 @pull("smelt.pack_quads")

@@ -13,9 +13,10 @@ from smelt.dtype import DType, c128, f64, i1, i64
 from smelt.ir.core import Op
 from smelt.ir.ops.linear import einsum_labels, ragged_mode, ragged_prefix
 from smelt.kernel.build.gemm import accumulator
-from smelt.kernel.build.reduce import identity, sum_over
+from smelt.kernel.build.reduce import sum_over
 from smelt.kernel.build.sinks import Output, sink
-from smelt.kernel.loops.grammar import Expr, Fold, Load, Number, Set, add, scale
+from smelt.kernel.loops.fold import identity
+from smelt.kernel.loops.grammar import Expr, Fold, Number, Set, add, scale
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor, unsupported
 from smelt.shape import Shape
 
@@ -37,7 +38,7 @@ class _Scratch:
         self.number = nest.scratch(Shape.of(element, sizes))
 
     def load(self, index: Index) -> Expr:
-        return self.nest.keep(Load(self.nest.buffer(self.number), flat(index, self.sizes), self.element))
+        return self.nest.read(self.nest.buffer(self.number), flat(index, self.sizes), self.element)
 
     def store(self, index: Index, value: Expr) -> None:
         self.nest.store(self.number, flat(index, self.sizes), value)

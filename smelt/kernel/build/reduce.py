@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import ml_dtypes
-import numpy as np
-
 from smelt.dim import Size, ceildiv, maximum, product
-from smelt.dtype import DType, i64, integer_range
+from smelt.dtype import DType, i64
 from smelt.ir.core import Op, Region
-from smelt.kernel.loops.grammar import Declare, Expr, Load, LoadLocal, Local, Number, Set, StoreLocal, Var, add, scale
+from smelt.kernel.loops.fold import identity
+from smelt.kernel.loops.grammar import Declare, Expr, Number, Set, Var, add, scale
 from smelt.kernel.loops.nest import Index, Nest, flat, pull, reshape_index, tensor
 from smelt.kernel.tune.schedules import ColumnReduction, KernelKey
 from smelt.shape import Shape
@@ -33,26 +31,6 @@ def body_function(region: Region) -> str | None:
     if name not in ASSOCIATIVE or {*op.operands} != {*region.args} or len({arg.type for arg in region.args}) > 1:
         return None
     return name if op.result.type == region.args[0].type and not tensor(op.result).element.is_complex else None
-
-
-def identity(function: str, dtype: DType) -> Number:
-    """The identity element."""
-    match function:
-        case "add":
-            return Number(-0.0 if dtype.is_float else 0, dtype)
-        case "or" | "xor":
-            return Number(0, dtype)
-        case "multiply":
-            return Number(1, dtype)
-        case "and":
-            return Number(integer_range(dtype)[1] if dtype.kind in ("bool", "uint") else -1, dtype)
-    largest = function == "minimum"
-    if dtype.is_float:
-        if np.isinf(np.asarray(np.inf).astype(dtype.numpy).astype(np.float64)):
-            return Number(np.inf if largest else -np.inf, dtype)
-        info = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
-        return Number(float(info.max if largest else info.min), dtype)
-    return Number(integer_range(dtype)[1 if largest else 0], dtype)
 
 
 @pull("stablehlo.reduce")
@@ -127,20 +105,19 @@ def reduce_columns(nest: Nest, op: Op, target: int) -> None:
         first, begin = nest.let(scale(block, wide)), nest.let(scale(part, TALL))
         used = nest.apply("minimum", Number(wide), nest.let(add(columns, scale(first, -1))), dtype=i64)
         count = nest.apply("minimum", Number(TALL), nest.let(add(rows, scale(begin, -1))), dtype=i64)
-        totals = nest.var(dtype, stem="totals").name
-        nest.emit(Local(totals, dtype, wide))
+        totals = nest.tile("totals", dtype, wide)
         with nest.loop(used, "lane") as j:
-            nest.emit(StoreLocal(totals, j, nest.pull(start, ()) if room is None else identity(function, dtype)))
+            nest.write(totals, j, nest.pull(start, ()) if room is None else identity(function, dtype))
         with nest.loop(count, "ordered") as turn:
             row = nest.let(add(begin, turn))
             inner = reshape_index(nest, (row,), (rows,), [sizes[d] for d in reduced])
             places = dict(zip((*outer, *reduced), (*at, *inner), strict=True))
             with nest.loop(used, "lane") as j:
                 element = nest.pull(inputs, (*(places[d] for d in range(len(sizes) - 1)), add(first, j)))
-                old = nest.keep(LoadLocal(totals, j, dtype))
-                nest.emit(StoreLocal(totals, j, nest.apply(function, old, element, dtype=dtype)))
+                old = nest.read(totals, j, dtype)
+                nest.write(totals, j, nest.apply(function, old, element, dtype=dtype))
         with nest.loop(used, "lane") as j:
-            total, column = nest.keep(LoadLocal(totals, j, dtype)), add(first, j)
+            total, column = nest.read(totals, j, dtype), add(first, j)
             if room is None:
                 nest.store(target, nest.offset(op.result, (*at, column)), total)
             else:
@@ -150,7 +127,7 @@ def reduce_columns(nest: Nest, op: Op, target: int) -> None:
     with nest.loops((*held, columns)) as (*at, column):
         total = nest.declare(dtype, nest.pull(start, ()))
         with nest.loop(parts, "ordered") as part:
-            more = nest.keep(Load(nest.buffer(room), flat((*at, part, column), (*held, parts, columns)), dtype))
+            more = nest.read(nest.buffer(room), flat((*at, part, column), (*held, parts, columns)), dtype)
             nest.emit(Set(total, nest.apply(function, nest.keep(total), more, dtype=dtype)))
         nest.store(target, nest.offset(op.result, (*at, column)), nest.keep(total))
 

@@ -12,7 +12,7 @@ from smelt.dim import Size
 from smelt.dtype import DType, i1, i32, i64
 from smelt.ir.core import Op
 from smelt.kernel.build.sinks import Output, sink
-from smelt.kernel.loops.grammar import Amount, Expr, Load, Number, Set, add, scale
+from smelt.kernel.loops.grammar import Amount, Expr, Number, Set, add, scale
 from smelt.kernel.loops.nest import Nest, flat, tensor
 from smelt.shape import Shape
 
@@ -98,7 +98,7 @@ def _merge_runs(
 
         def read(at: Expr) -> list[Expr]:
             offset = row(at)
-            return [nest.keep(Load(nest.buffer(b), offset, kind)) for b, kind in zip(source, kinds, strict=True)]
+            return [nest.read(nest.buffer(b), offset, kind) for b, kind in zip(source, kinds, strict=True)]
 
         def write(at: Expr, items: Sequence[Expr]) -> None:
             offset = row(at)
@@ -151,7 +151,7 @@ def top_k(nest: Nest, op: Op, output: Output) -> None:
         results = Row(row.outer, tensor(op.results[0]).sizes, dim)
         with nest.loop(k) as at:
             for source, target, kind in zip(held, output.targets, kinds, strict=True):
-                nest.store(target, results(at), nest.keep(Load(nest.buffer(source), row(at), kind)))
+                nest.store(target, results(at), nest.read(nest.buffer(source), row(at), kind))
 
 
 def _keep_largest(nest: Nest, op: Op, output: Output, before: Before) -> None:
@@ -165,7 +165,7 @@ def _keep_largest(nest: Nest, op: Op, output: Output, before: Before) -> None:
         found = Row(row.outer, tensor(op.results[0]).sizes, dim)
 
         def at_place(place: Expr, which: int) -> Expr:
-            return nest.keep(Load(nest.buffer(output.targets[which]), found(place), kinds[which]))
+            return nest.read(nest.buffer(output.targets[which]), found(place), kinds[which])
 
         def comes_before(item: Expr, place: Expr) -> Expr:
             """Whether an item comes before the one at a position; an empty position is not read."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from smelt.dim import Size, ceildiv
 from smelt.dtype import f32, i64
 from smelt.ir.core import Op
-from smelt.kernel.loops.grammar import Expr, LoadLocal, Local, Number, StoreLocal, Transpose, add, scale
+from smelt.kernel.loops.grammar import Expr, Number, Transpose, add, scale, tile_slice
 from smelt.kernel.loops.nest import Nest, tensor
 
 SIDE = 16  # of a square tile
@@ -55,9 +55,7 @@ def transpose_tiles(nest: Nest, op: Op, target: int) -> None:
     with nest.loops((*(sizes[d] for d in others), *blocks)) as (*at, high, wide):
         first = {row: nest.let(scale(high, SIDE)), last: nest.let(scale(wide, SIDE))}
         rows, columns = (_clip(nest, sizes[d], first[d]) for d in (row, last))
-        read, written = (nest.var(f32, stem="square").name for _ in range(2))
-        nest.emit(Local(read, f32, SIDE * SIDE))
-        nest.emit(Local(written, f32, SIDE * SIDE))
+        read, written = (nest.tile("square", f32, SIDE * SIDE) for _ in range(2))
         fixed = dict(zip(others, at, strict=True))
 
         def index(i: Expr, j: Expr) -> tuple[Expr, ...]:
@@ -67,10 +65,10 @@ def transpose_tiles(nest: Nest, op: Op, target: int) -> None:
         with nest.loop(columns, "ordered") as j, nest.loop(rows, "lane") as i:
             place = index(i, j)
             source = tuple(place[order.index(d)] for d in range(last + 1))
-            nest.emit(StoreLocal(read, add(scale(j, SIDE), i), nest.pull(op.operands[0], source)))
-        nest.emit(Transpose(written, read, SIDE, SIDE))
+            nest.write(read, add(scale(j, SIDE), i), nest.pull(op.operands[0], source))
+        nest.emit(Transpose(tile_slice(written, SIDE, SIDE), tile_slice(read, SIDE, SIDE)))
         with nest.loop(rows, "ordered") as i, nest.loop(columns, "lane") as j:
-            element = nest.keep(LoadLocal(written, add(scale(i, SIDE), j), f32))
+            element = nest.read(written, add(scale(i, SIDE), j), f32)
             nest.store(target, nest.offset(op.result, index(i, j)), element)
 
 

@@ -14,9 +14,21 @@ from smelt.dtype import DType, f64, i1, i64
 from smelt.ir.core import Op, Value
 from smelt.kernel.build.gather_scatter import to_index
 from smelt.kernel.build.gemm import accumulator
-from smelt.kernel.build.reduce import body_function, identity, sum_over
+from smelt.kernel.build.reduce import body_function, sum_over
 from smelt.kernel.build.sinks import Output, sink
-from smelt.kernel.loops.grammar import SHORT, Amount, Expr, Level, Load, Number, Quotient, Remainder, Set, add, scale
+from smelt.kernel.loops.fold import identity
+from smelt.kernel.loops.grammar import (
+    SHORT,
+    Amount,
+    Expr,
+    Level,
+    Number,
+    Quotient,
+    Remainder,
+    Set,
+    add,
+    scale,
+)
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
 
 
@@ -339,7 +351,7 @@ def select_and_scatter(nest: Nest, op: Op, output: Output) -> None:
         position = tuple(places[d] for d in range(len(sizes)))
         chosen = nest.keep(_select_offset(nest, op, window, position))
         with nest.guard(nest.apply("GE", chosen, Number(0), dtype=i1)):
-            old = nest.keep(Load(nest.buffer(target), chosen, kind))
+            old = nest.read(nest.buffer(target), chosen, kind)
             item = nest.convert(nest.pull(source, position), kind)
             nest.store(target, chosen, nest.inline(op.regions[1], [old, item])[0])
 

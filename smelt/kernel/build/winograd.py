@@ -16,26 +16,25 @@ from smelt.dtype import f32, i64
 from smelt.ir.core import Op
 from smelt.kernel.build.gemm import (
     Columns,
-    axis_stride,
     chunk_bounds,
     count_chunks,
-    element_address,
     memory_layout,
+    panel_slice,
     row_tiles,
 )
 from smelt.kernel.build.sinks import Output, sink
-from smelt.kernel.emit.tile_f32 import BLOCK
+from smelt.kernel.loops.form import F32
 from smelt.kernel.loops.grammar import (
     Amount,
     Expr,
     Load,
-    LoadLocal,
-    Local,
     Mma,
     Number,
+    Place,
     Quotient,
     Remainder,
-    StoreLocal,
+    Share,
+    Slice,
     add,
     scale,
 )
@@ -66,32 +65,17 @@ def winograd_conv(nest: Nest, op: Op, output: Output) -> None:
         panel, chunk = indices if schedule.panels_outer else reversed(indices)
         first, used = chunk_bounds(nest, chunk, tiles_count, chunks)
         columns = Columns.of(nest, panel, columns_of, channels_out)
-        sums = nest.var(f32, stem="sums").name
-        nest.emit(Local(sums, f32, MATRICES * blocking.max_rows * columns_of))
-        with nest.loop(MATRICES, "ordered") as form, nest.loop(ceildiv(channels, BLOCK), "ordered") as block:
-            done = nest.let(scale(block, BLOCK))
-            extent = nest.apply("minimum", Number(BLOCK), nest.let(add(channels, scale(done, -1))), dtype=i64)
-            b = element_address(nest, op, panels, (panel, form, done, Number(0)))
+        sums = nest.tile("sums", f32, MATRICES * blocking.max_rows * columns_of)
+        with nest.loop(MATRICES, "ordered") as form, nest.loop(ceildiv(channels, F32.block), "ordered") as block:
+            done = nest.let(scale(block, F32.block))
+            extent = nest.apply("minimum", Number(F32.block), nest.let(add(channels, scale(done, -1))), dtype=i64)
+            b = panel_slice(nest, op, (panel, form, done), extent, columns)
             with row_tiles(nest, used, blocking.call_rows) as ((part, parts), above, rows):
                 start = flat((form, add(first, above), done), (MATRICES, tiles_count, channels))
-                nest.emit(
-                    Mma(
-                        sums,
-                        rows,
-                        nest.buffer(transformed),
-                        start,
-                        Amount(channels),
-                        Number(1),
-                        *b,
-                        axis_stride(nest, op, panels, 2),
-                        extent,
-                        tile_offset=scale(add(scale(form, blocking.rows), above), columns_of),
-                        accumulate=block,
-                        prefetch=part,
-                        tiles=parts,
-                        columns=columns.partial,
-                    )
-                )
+                strides = Amount(channels), Number(0), Number(1)
+                a = Slice(Place(nest.buffer(transformed), start), (rows, Number(1), extent), strides)
+                tile = columns.sums(sums, add(scale(form, blocking.rows), above), rows)
+                nest.emit(Mma(tile, a, b, F32, accumulate=block, prefetch=Share(part, parts)))
         with nest.loop(used, "ordered") as row:
             _transform_output(
                 nest, op, output, _Sums(sums, row, blocking.rows), nest.let(add(first, row)), columns, (down, across)
@@ -113,7 +97,7 @@ def _transform_input(nest: Nest, op: Op, target: int, counts: tuple[Size, Size])
 
             def pixel(i: int, j: int) -> Expr:
                 at = add(scale(sample, a), scale(rows_in[i], b), scale(columns_in[j], c), scale(channel, d), constant)
-                return nest.let(Load(buffer, at, f32))
+                return nest.let(Load(Place(buffer, at), f32))
 
             rows = [_multiply_bt(nest, [pixel(i, j) for i in range(TILE)]) for j in range(TILE)]
             for i in range(TILE):
@@ -165,13 +149,12 @@ def _transform_output(
     down, across = counts
     tile_row, x = nest.let(Quotient(tile_number, across)), nest.let(Remainder(tile_number, across))
     sample, y = nest.let(Quotient(tile_row, down)), nest.let(Remainder(tile_row, down))
-    pixels = nest.var(f32, stem="pixels").name
-    nest.emit(Local(pixels, f32, OUT * OUT * columns.width))
+    pixels = nest.tile("pixels", f32, OUT * OUT * columns.width)
     with nest.loop(columns.used, "lane") as j:
 
         def total(i: int, k: int) -> Expr:
             at = add(scale(add(sums.row, (TILE * i + k) * sums.rows), columns.width), j)
-            return nest.keep(LoadLocal(sums.array, at, f32))
+            return nest.read(sums.array, at, f32)
 
         def apply(function: str, a: Expr, b: Expr) -> Expr:
             return nest.keep(nest.apply(function, a, b, dtype=f32))
@@ -185,7 +168,7 @@ def _transform_output(
         rows = [multiply_at([total(i, k) for i in range(TILE)]) for k in range(TILE)]
         for i in range(OUT):
             for k, value in enumerate(multiply_at([rows[c][i] for c in range(TILE)])):
-                nest.emit(StoreLocal(pixels, add(j, (OUT * i + k) * columns.width), value))
+                nest.write(pixels, add(j, (OUT * i + k) * columns.width), value)
     for i in range(OUT):
         for k in range(OUT):
             place_y, place_x = nest.let(add(scale(y, OUT), i)), nest.let(add(scale(x, OUT), k))

@@ -6,8 +6,8 @@ words to f32 and multiply in the same order, the second step first. The loops ar
 
 from __future__ import annotations
 
-from smelt.kernel.emit.tile_f32 import TileShape
 from smelt.kernel.emit.tile_int8 import PackedForm, mma_text
+from smelt.target import TileShape
 
 BF16_HEAD = """\
 #if !defined(SMELT_PLAIN) && {bytes} == 64 && defined(__AVX512BF16__)

@@ -7,11 +7,8 @@ own extension: one text for every processor. `emit.c` adds the text to programs 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from smelt.target import TileShape
 
-from smelt.target import Target
-
-BLOCK = 128  # steps of a K-block: its rows of b stay in L1
 PREFETCH_STEPS = 4  # steps between two prefetches
 LINE = 16  # floats per cache line
 MAX_TILE_ROWS = 12  # even where registers allow more
@@ -48,24 +45,6 @@ static inline smelt_vector smelt_fma(smelt_lanes a, smelt_lanes b, smelt_lanes c
 #define SMELT_NO_UNROLL _Pragma("GCC unroll 1")
 #endif
 #endif"""
-
-
-@dataclass(frozen=True, slots=True)
-class TileShape:
-    """The largest register tile: rows, and columns as whole vectors of `lanes` floats."""
-
-    rows: int
-    columns: int
-    lanes: int
-
-
-def tile_shape(target: Target) -> TileShape:
-    """The largest tile that fits in the registers."""
-    if target.vector_bytes >= 64:
-        return TileShape(6, 64, 16)
-    if target.vector_bytes >= 32:
-        return TileShape(6, 16, 8)
-    return TileShape(6, 16, 4) if target.name in ("aarch64", "arm64") else TileShape(4, 8, 4)
 
 
 SIGNATURE = (

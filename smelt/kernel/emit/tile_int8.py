@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from smelt.kernel.emit.tile_f32 import HEAD, MAX_TILE_ROWS, PREFETCH_STEPS, TileShape
+from smelt.kernel.emit.tile_f32 import HEAD, MAX_TILE_ROWS, PREFETCH_STEPS
+from smelt.target import TileShape
 
 LINE = 64  # bytes per cache line
 

@@ -1,13 +1,17 @@
 """The loop IR of kernels, on one screen. `kernel.build` writes it, `loops.parallelise` schedules it, `kernel.emit`
 prints it as source.
 
-    Expr  := Var | Number | Amount | Affine | Quotient | Remainder | Load | LoadLocal | Apply | Convert | Bitcast
-    Stmt  := For | While | If | Let | Declare | Set | Store | Local | StoreLocal | Transpose | Fold | Mma | Fail
+    Expr  := Var | Number | Amount | Affine | Quotient | Remainder | Load | Apply | Convert | Bitcast
+    Stmt  := For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | Fail
     Level := "serial" (may be parallelised) | "ordered" | "core" (parallel over cores) | "lane" (vectorised)
+    Place := (buffer or tile, index)      Slice := (place, sizes, strides)
 
 Index arithmetic is `i64`, and affine wherever possible: a sum of expressions times sizes. A size is a number or a
-polynomial over the program's symbols, known when the program is called. A buffer is its position in the kernel's list.
-No text of a model gets in here.
+polynomial over the program's symbols, known when the program is called. A buffer is its position in the kernel's list,
+a tile has a name. No text of a model gets in here.
+
+Only printers (`loops.text`, `kernel.emit`) and cost estimates (`loops.cost`) tell statements apart. All else walks them
+by `expressions`, `blocks`, `declared`, `places` and `rebuild` below.
 """
 
 from __future__ import annotations
@@ -17,9 +21,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
 from smelt.dim import Poly, Size, divide_exact
-from smelt.dtype import DType, i1, i64
+from smelt.dtype import DType, f32, i1, i64
+from smelt.kernel.loops.form import Form
 
 Level = Literal["serial", "ordered", "core", "lane"]
+Space = Literal["device", "shared", "local"]  # on a CPU `local` is the stack of a core
+Vector = Literal["none", "any", "whole", "masked"]
+SHORT, LANES = 64, 32  # of a `Fold`
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +88,33 @@ class Remainder:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    buffer: int
+class Place:
+    """An element of a buffer (a number) or of a tile (a name)."""
+
+    array: int | str
     index: Expr
-    dtype: DType
 
 
 @dataclass(frozen=True, slots=True)
-class LoadLocal:
-    """An element of a local array."""
+class Slice:
+    """A strided block of elements that begins at a place."""
 
-    array: str
-    index: Expr
+    place: Place
+    sizes: tuple[Expr, ...]
+    strides: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Number `number` of `count` equal shares of some work."""
+
+    number: Expr
+    count: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    place: Place
     dtype: DType
 
 
@@ -117,18 +140,33 @@ class Bitcast:
     dtype: DType
 
 
-Expr: TypeAlias = Var | Number | Amount | Affine | Quotient | Remainder | Load | LoadLocal | Apply | Convert | Bitcast
+Expr: TypeAlias = Var | Number | Amount | Affine | Quotient | Remainder | Load | Apply | Convert | Bitcast
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """How a loop on cores is split: an iteration touches about `work` elements, a chunk at least `elements`. `polls`:
+    every iteration checks for cancellation."""
+
+    work: Size
+    elements: int
+    polls: bool
 
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """`body` for var = 0 … extent - 1. On cores and lanes iterations are independent and run in any order."""
+    """`body` for var = 0 … extent - 1. On cores and lanes iterations are independent and run in any order.
+
+    `parallelise` decides the rest: the `chunks` of a loop on cores, and how a loop is vectorised (`vector`): `any` way,
+    in `whole` vectors, or with the last one `masked`.
+    """
 
     var: Var
     extent: Expr
     body: tuple[Stmt, ...]
     level: Level = "serial"
-    work: Size = 1  # core: estimated elements per iteration
+    chunks: Chunks | None = None
+    vector: Vector = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,37 +209,26 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    buffer: int
-    index: Expr
+    place: Place
     value: Expr
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
-    """A small uninitialised local array of a fixed count."""
+class Tile:
+    """An uninitialised array of a fixed count of elements."""
 
     name: str
     dtype: DType
     count: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoreLocal:
-    """Store an element of a local array."""
-
-    array: str
-    index: Expr
-    value: Expr
+    space: Space = "local"
 
 
 @dataclass(frozen=True, slots=True)
 class Transpose:
-    """target[j, i] = source[i, j] for i < rows and j < columns: row-major local arrays of f32."""
+    """target[j, i] = source[i, j]: whole row-major tiles of f32."""
 
-    target: str
-    source: str
-    rows: int
-    columns: int
+    target: Slice
+    source: Slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +237,7 @@ class Fold:
 
     At most `SHORT` terms are reduced in order. Longer reductions keep one total per lane: lane l takes the terms l
     modulo `LANES`, then halves of the lanes are combined until one is left. So the order of operations depends on the
-    extent alone. `start` is combined last.
+    extent alone. `start` is combined last. `parallelise` sets `lanes` to 1 where the extent is known to be short.
     """
 
     var: Var
@@ -220,42 +247,30 @@ class Fold:
     total: Var
     function: str
     start: Expr
+    lanes: int = LANES
+
+    @property
+    def accumulator(self) -> DType:
+        """The type of the lanes: narrow floats are added up in f32."""
+        dtype = self.total.dtype
+        return f32 if dtype.is_float and dtype.bits < 32 else dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Mma:
-    """Micro-kernel call: tile[i, j] = sum over k < extent of a[i, k] * b[k, j], in the order of k, for i < rows and all
-    columns.
+    """Micro-kernel call: acc[i, j] = sum over t and k of a[i, t, k] * b[t, k, j], in the order of (t, k).
 
-    `tile` is a row-major local array of f32, from `tile_offset` on; where `accumulate` is not 0 the sum is added to it.
-    a[i, k] is at `a_index + i * a_row_stride + k * a_stride` of its buffer, or of the local array that `a` names. Row k
-    of b begins at `b_index + k * b_stride`; its columns are contiguous. With `taps` the sum is over t < taps and
-    k < extent: a advances by `a_tap_stride` per tap, the rows of b continue. `tiles` calls use the same rows of b. This
-    is number `prefetch` of them, and each prefetches another part of the next rows. `columns`: how many are needed,
-    or 0 for all.
-
-    `k_pack`: steps of K that are adjacent in each column of b, in lines `b_stride` apart; a tap begins a line, and the
-    steps of a are adjacent too. 2: a and b are bf16. 4: a is ui8, b is i8, the tile is i32 (VNNI).
+    `acc` is [row, column] and `a` is [row, tap, k]. `b` is [k, column] with adjacent columns; the rows of the next tap
+    follow. `form` says how elements are multiplied and added up. Where `accumulate` is not 0 the sum is added to `acc`.
+    `prefetch`: the share of the rows of b after these that this call prefetches; None: they are in the cache.
     """
 
-    tile: str
-    rows: Expr
-    a: int | str
-    a_index: Expr
-    a_row_stride: Expr
-    a_stride: Expr
-    b: int | str
-    b_index: Expr
-    b_stride: Expr
-    extent: Expr
-    tile_offset: Expr = Number(0)
-    taps: Expr = Number(1)
-    a_tap_stride: Expr = Number(0)
+    acc: Slice
+    a: Slice
+    b: Slice
+    form: Form
     accumulate: Expr = Number(0)
-    prefetch: Expr = Number(0)
-    tiles: Expr = Number(1)
-    columns: Expr = Number(0)
-    k_pack: int = 1
+    prefetch: Share | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,10 +281,14 @@ class Fail:
     values: tuple[Expr, ...] = ()
 
 
-Stmt: TypeAlias = For | While | If | Let | Declare | Set | Store | Local | StoreLocal | Transpose | Fold | Mma | Fail
+Stmt: TypeAlias = For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | Fail
 
-SHORT, LANES = 64, 32
 TRUE, FALSE = Number(True, i1), Number(False, i1)
+
+
+def tile_slice(name: str, rows: int, columns: int) -> Slice:
+    """A whole row-major tile."""
+    return Slice(Place(name, Number(0)), (Number(rows), Number(columns)), (Number(columns), Number(1)))
 
 
 # ---- index arithmetic ----
@@ -389,7 +408,7 @@ def _extent(atom: Expr) -> Size | None:
     return None
 
 
-# ---- traversal ----
+# ---- traversal of expressions ----
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
@@ -399,11 +418,25 @@ def children(expr: Expr) -> tuple[Expr, ...]:
             return tuple(atom for atom, _ in terms)
         case Quotient(x) | Remainder(x) | Convert(x) | Bitcast(x):
             return (x,)
-        case Load(_, index) | LoadLocal(_, index):
-            return (index,)
+        case Load(place):
+            return (place.index,)
         case Apply(_, args):
             return args
     return ()
+
+
+def rebuild_expr(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
+    """The expression with its direct subexpressions replaced."""
+    match expr:
+        case Affine(terms, constant):
+            return add(*(scale(change(atom), factor) for atom, factor in terms), constant)
+        case Quotient(x) | Remainder(x) | Convert(x) | Bitcast(x):
+            return replace(expr, x=change(x))
+        case Load(place):
+            return replace(expr, place=replace(place, index=change(place.index)))
+        case Apply(_, args):
+            return replace(expr, args=tuple(map(change, args)))
+    return expr
 
 
 def subexpressions(expr: Expr) -> Iterator[Expr]:
@@ -421,34 +454,74 @@ def variables(expr: Expr) -> Iterator[Var]:
 
 
 def loads(expr: Expr) -> Iterator[Load]:
-    """The loads from buffers in an expression."""
+    """The loads in an expression."""
     return (each for each in subexpressions(expr) if isinstance(each, Load))
 
 
 def reads_memory(expr: Expr) -> bool:
-    return any(isinstance(each, Load | LoadLocal) for each in subexpressions(expr))
+    return any(True for _ in loads(expr))
 
 
-STATEMENTS = (For, While, If, Let, Declare, Set, Store, Local, StoreLocal, Transpose, Fold, Mma, Fail)
-# The fields of each statement that hold an expression, and a block.
-_EXPRS = {kind: tuple(each.name for each in fields(kind) if each.type == "Expr") for kind in STATEMENTS}
-_BLOCKS = {kind: tuple(each.name for each in fields(kind) if each.type == "tuple[Stmt, ...]") for kind in STATEMENTS}
+# ---- traversal of statements ----
+
+STATEMENTS = (For, While, If, Let, Declare, Set, Store, Tile, Transpose, Fold, Mma, Fail)
+
+
+def _fields(*types: str) -> dict[type, tuple[str, ...]]:
+    """The fields of each statement that are of these types."""
+    return {kind: tuple(each.name for each in fields(kind) if each.type in types) for kind in STATEMENTS}
+
+
+_BLOCKS, _VARS = _fields("tuple[Stmt, ...]"), _fields("Var")
+_PLACES = _fields("Place", "Slice")
+_EXPRS = _fields("Expr", "Place", "Slice", "Share | None", "tuple[Expr, ...]")  # whatever holds expressions
+
+
+def blocks(statement: Stmt) -> tuple[tuple[Stmt, ...], ...]:
+    """The blocks inside a statement."""
+    return tuple(getattr(statement, name) for name in _BLOCKS[type(statement)])
 
 
 def expressions(statement: Stmt) -> tuple[Expr, ...]:
     """The expressions of a statement itself, and the variable that it sets."""
-    if isinstance(statement, Fail):
-        return statement.values
-    found = tuple(getattr(statement, name) for name in _EXPRS[type(statement)])
+    found = tuple(each for name in _EXPRS[type(statement)] for each in _inside(getattr(statement, name)))
     return (statement.var, *found) if isinstance(statement, Set) else found
+
+
+def _inside(held: Any) -> tuple[Expr, ...]:
+    """The expressions of a field."""
+    match held:
+        case Place(_, index):
+            return (index,)
+        case Slice(place, sizes, strides):
+            return (place.index, *sizes, *strides)
+        case Share(number, count):
+            return number, count
+        case None:
+            return ()
+        case tuple():
+            return held
+    return (held,)
+
+
+def declared(statement: Stmt) -> tuple[Var, ...]:
+    """The variables that a statement declares."""
+    return () if isinstance(statement, Set) else tuple(getattr(statement, name) for name in _VARS[type(statement)])
+
+
+def places(statement: Stmt) -> Iterator[Place]:
+    """Where a statement itself reads or writes, besides the loads in its expressions."""
+    for name in _PLACES[type(statement)]:
+        held = getattr(statement, name)
+        yield held.place if isinstance(held, Slice) else held
 
 
 def walk_statements(statements: Sequence[Stmt]) -> Iterator[Stmt]:
     """Every statement, each before those inside it."""
     for each in statements:
         yield each
-        for name in _BLOCKS[type(each)]:
-            yield from walk_statements(getattr(each, name))
+        for block in blocks(each):
+            yield from walk_statements(block)
 
 
 def rebuild(
@@ -457,11 +530,25 @@ def rebuild(
     expr: Callable[[Expr], Expr] = lambda each: each,
 ) -> Stmt:
     """The statement with its blocks and expressions replaced."""
-    if isinstance(statement, Fail):
-        return Fail(statement.status, tuple(map(expr, statement.values)))
-    changed: dict[str, Any] = {name: expr(getattr(statement, name)) for name in _EXPRS[type(statement)]}
+    changed: dict[str, Any] = {name: _rebuild_field(getattr(statement, name), expr) for name in _EXPRS[type(statement)]}
     changed |= {name: block(getattr(statement, name)) for name in _BLOCKS[type(statement)]}
     return replace(statement, **changed)
+
+
+def _rebuild_field(held: Any, expr: Callable[[Expr], Expr]) -> Any:
+    """A field with its expressions replaced."""
+    match held:
+        case Place(array, index):
+            return Place(array, expr(index))
+        case Slice(place, sizes, strides):
+            return Slice(_rebuild_field(place, expr), tuple(map(expr, sizes)), tuple(map(expr, strides)))
+        case Share(number, count):
+            return Share(expr(number), expr(count))
+        case None:
+            return None
+        case tuple():
+            return tuple(map(expr, held))
+    return expr(held)
 
 
 def used_variables(statements: Sequence[Stmt]) -> Iterator[Var]:
@@ -469,3 +556,12 @@ def used_variables(statements: Sequence[Stmt]) -> Iterator[Var]:
     for statement in walk_statements(statements):
         for expr in expressions(statement):
             yield from variables(expr)
+
+
+def used_tiles(statements: Sequence[Stmt]) -> list[str]:
+    """The tiles that statements read or write."""
+    found: dict[int | str, None] = {}
+    for each in walk_statements(statements):
+        found.update((place.array, None) for place in places(each))
+        found.update((load.place.array, None) for expr in expressions(each) for load in loads(expr))
+    return [array for array in found if isinstance(array, str)]

@@ -30,9 +30,11 @@ from smelt.kernel.loops.grammar import (
     Level,
     Load,
     Number,
+    Place,
     Set,
     Stmt,
     Store,
+    Tile,
     Var,
     While,
     add,
@@ -56,6 +58,7 @@ from smelt.kernel.tune.schedules import (
 )
 from smelt.kernel.tune.tunables import Tunables
 from smelt.shape import Shape
+from smelt.target import BASELINE, Target
 
 C = TypeVar("C", bound=Schedule)
 Index = tuple[Expr, ...]
@@ -139,10 +142,11 @@ class ExpandedImage:
 
 @dataclass(slots=True)
 class Nest:
-    """One kernel. `stored`: the program's buffer of each materialised value; `views`: its elements there, if the buffer
-    is larger. `buffers`: those that the kernel uses."""
+    """One kernel for a target. `stored`: the program's buffer of each materialised value; `views`: its elements there,
+    if the buffer is larger. `buffers`: those that the kernel uses."""
 
     stored: Mapping[Value, int]
+    target: Target = BASELINE
     buffers: list[int] = field(default_factory=list)
     scope: Scope = field(default_factory=lambda: Scope(None, 0))
     places: dict[Var, Scope] = field(default_factory=dict)  # the scope of each variable
@@ -247,6 +251,21 @@ class Nest:
         self.emit(Let(var, expr))
         return var
 
+    # -- tiles --
+
+    def tile(self, stem: str, dtype: DType, count: int) -> str:
+        """The name of a new tile."""
+        name = self.var(dtype, stem=stem).name
+        self.emit(Tile(name, dtype, count))
+        return name
+
+    def read(self, array: int | str, index: Expr, dtype: DType) -> Expr:
+        """The current value of an element of a tile, or of a buffer of the kernel, which may change later."""
+        return self.keep(Load(Place(array, index), dtype))
+
+    def write(self, array: int | str, index: Expr, value: Expr) -> None:
+        self.emit(Store(Place(array, index), value))
+
     # -- scopes --
 
     @contextmanager
@@ -350,10 +369,10 @@ class Nest:
 
     def load(self, value: Value, offset: Expr) -> Expr:
         """A load from the buffer of a materialised value."""
-        return self.let(Load(self.buffer(self.stored[value]), offset, tensor(value).element))
+        return self.let(Load(Place(self.buffer(self.stored[value]), offset), tensor(value).element))
 
     def store(self, number: int, offset: Expr, value: Expr) -> None:
-        self.emit(Store(self.buffer(number), offset, value))
+        self.emit(Store(Place(self.buffer(number), offset), value))
 
     def apply(self, function: str, *args: Expr, dtype: DType | None = None, detail: tuple[int, ...] = ()) -> Expr:
         return self.let(Apply(function, args, dtype or args[0].dtype, detail))

@@ -1,5 +1,5 @@
-"""Loops → loops on cores and lanes: merges nested loops with a common stride, runs outer loops on cores and vectorises
-leaf loops. Called by `fuse` for each kernel.
+"""Loops → loops on cores and lanes: merges nested loops with a common stride, runs outer loops on cores, vectorises
+leaf loops, and decides how each of them runs (`_annotate`). Called by `fuse` for each kernel.
 
 The order in which one element is computed never changes, so results do not depend on it.
 """
@@ -11,41 +11,44 @@ from dataclasses import replace
 
 from smelt.dim import Size, product
 from smelt.dtype import i64
+from smelt.kernel.loops.cost import count_work
 from smelt.kernel.loops.grammar import (
+    SHORT,
     Affine,
     Amount,
-    Apply,
-    Bitcast,
-    Convert,
+    Chunks,
     Declare,
     Expr,
     Fold,
     For,
     If,
     Let,
-    Load,
-    LoadLocal,
     Mma,
+    Number,
     Quotient,
     Remainder,
     Set,
     Stmt,
     Store,
-    StoreLocal,
-    Transpose,
     Var,
+    Vector,
     While,
     add,
+    places,
     rebuild,
+    rebuild_expr,
     scale,
     walk_statements,
 )
+
+ELEMENTS_PER_CORE = 32768  # fewer elements are not worth another core
+ELEMENTS_PER_STOP_CHECK = 4096  # iterations that touch more check for cancellation
 
 
 def parallelise(statements: Sequence[Stmt]) -> tuple[Stmt, ...]:
     """The statements of a kernel with outer loops on cores and leaf loops on lanes."""
     placed = (_on_cores(each) if isinstance(each, For) and each.level == "serial" else each for each in statements)
-    return tuple(map(_on_lanes, placed))
+    return tuple(_annotate(_on_lanes(each)) for each in placed)
 
 
 def _on_lanes(statement: Stmt) -> Stmt:
@@ -59,8 +62,10 @@ def _on_lanes(statement: Stmt) -> Stmt:
 
 
 def _only_stores(statements: Sequence[Stmt]) -> bool:
-    simple = all(isinstance(each, Let | Declare | Store | If | Set) for each in walk_statements(statements))
-    return simple and any(isinstance(each, Store) for each in statements)
+    inside = [*walk_statements(statements)]
+    simple = all(isinstance(each, Let | Declare | Store | If | Set) for each in inside)
+    into_tiles = any(isinstance(place.array, str) for each in inside for place in places(each))
+    return simple and not into_tiles and any(isinstance(each, Store) for each in statements)
 
 
 def _on_cores(loop: For) -> For:
@@ -77,7 +82,7 @@ def _on_cores(loop: For) -> For:
     else:
         body = (*between, *last.body)
     if len(chain) == 1:
-        return replace(chain[0], body=body, level="core", work=count_work(body))
+        return _on_core(chain[0].var, chain[0].extent, (), body)
     sizes = [each.extent.size for each in chain if isinstance(each.extent, Amount)]
     assert len(sizes) == len(chain), "loops whose extents depend on others are not merged"
     flat = Var(f"{chain[0].var.name}_", i64, product(sizes))
@@ -91,7 +96,16 @@ def _on_cores(loop: For) -> For:
             rest = name
         else:
             lets.append(Let(chain[0].var, Quotient(rest, sizes[i])))
-    return For(flat, Amount(product(sizes)), (*lets, *body), "core", count_work(body))
+    return _on_core(flat, Amount(product(sizes)), lets, body)
+
+
+def _on_core(var: Var, extent: Expr, names: Sequence[Stmt], body: tuple[Stmt, ...]) -> For:
+    """A loop on cores. Its work is that of `body`; `names` split its variable."""
+    work = count_work(body)
+    leaf = not any(isinstance(each, For | While | Fold) for each in body)
+    polls = not leaf and not (isinstance(work, int) and work < ELEMENTS_PER_STOP_CHECK)
+    chunks = Chunks(work, ELEMENTS_PER_CORE, polls)
+    return For(var, extent, (*names, *body), "core", chunks, "any" if leaf else "none")
 
 
 def _only_loop(loop: For) -> For | None:
@@ -106,28 +120,32 @@ def _is_movable(loop: For) -> bool:
     return loop.level == "serial" and isinstance(loop.extent, Amount)
 
 
-def count_work(statements: Sequence[Stmt]) -> Size:
-    """An estimate of the elements that statements touch."""
-    total: Size = 0
-    for each in statements:
-        match each:
-            case For(_, Amount(size), body):
-                total = total + size * count_work(body)
-            case Fold(_, Amount(size), body):
-                total = total + size * (count_work(body) + 1)
-            case For(_, _, body) | While(_, _, body) | Fold(_, _, body):
-                total = total + 64 * count_work(body)
-            case Mma():
-                size = each.extent.size if isinstance(each.extent, Amount) else 128
-                taps = each.taps.size if isinstance(each.taps, Amount) else 1
-                total = total + 16 * size * taps
-            case If(_, then, otherwise):
-                total = total + count_work(then) + count_work(otherwise)
-            case Let() | Store() | Set() | StoreLocal():
-                total = total + 1
-            case Transpose(_, _, rows, columns):
-                total = total + rows * columns // 4
-    return total
+# ---- how loops run ----
+
+
+def _annotate(statement: Stmt) -> Stmt:
+    """The statement with every loop on lanes and every reduction inside it decided."""
+    found = rebuild(statement, lambda block: tuple(map(_annotate, block)))
+    if isinstance(found, Fold) and _static(found.extent) in range(SHORT + 1):
+        return replace(found, lanes=1)
+    if isinstance(found, For) and found.level == "lane":
+        return replace(found, vector=_vector(found.extent))
+    return found
+
+
+def _vector(extent: Expr) -> Vector:
+    """A short loop with a partial vector is masked. Only a very short one may be unrolled completely, so that the loop
+    around it is vectorised."""
+    size = _static(extent)
+    if size is None or not 8 <= size <= 64:
+        return "any"
+    return "masked" if size % 16 else "whole"
+
+
+def _static(extent: Expr) -> int | None:
+    """The number that an extent is known to be."""
+    size = extent.size if isinstance(extent, Amount) else extent.value if isinstance(extent, Number) else None
+    return size if isinstance(size, int) else None
 
 
 # ---- merging ----
@@ -185,14 +203,4 @@ def _merge_index(expr: Expr, outer: Var, inner: Var, size: Size, var: Var) -> Ex
                 raise _NotMergeableError
             rest = [scale(_merge_index(atom, outer, inner, size, var), factor) for atom, factor in both.items()]
             return add(scale(var, b), *rest, constant)
-        case Quotient(x, by) | Remainder(x, by):
-            return type(expr)(_merge_index(x, outer, inner, size, var), by)
-        case Load(buffer, index, dtype):
-            return Load(buffer, _merge_index(index, outer, inner, size, var), dtype)
-        case LoadLocal(array, index, dtype):
-            return LoadLocal(array, _merge_index(index, outer, inner, size, var), dtype)
-        case Apply(function, args, dtype, detail):
-            return Apply(function, tuple(_merge_index(arg, outer, inner, size, var) for arg in args), dtype, detail)
-        case Convert(x, dtype) | Bitcast(x, dtype):
-            return type(expr)(_merge_index(x, outer, inner, size, var), dtype)
-    return expr
+    return rebuild_expr(expr, lambda each: _merge_index(each, outer, inner, size, var))

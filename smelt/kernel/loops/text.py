@@ -26,16 +26,15 @@ from smelt.kernel.loops.grammar import (
     If,
     Let,
     Load,
-    LoadLocal,
-    Local,
     Mma,
     Number,
+    Place,
     Quotient,
     Remainder,
     Set,
     Stmt,
     Store,
-    StoreLocal,
+    Tile,
     Transpose,
     Var,
     While,
@@ -71,14 +70,13 @@ def _statement(stmt: Stmt, pad: str, inside: int) -> list[str]:
             return [f"{pad}var {var.name} = {text(value)}"]
         case Set(var, value):
             return [f"{pad}{var.name} := {text(value)}"]
-        case Store(buffer, index, value):
-            return [f"{pad}b{buffer}[{text(index)}] := {text(value)}"]
-        case Local(name, dtype, count):
-            return [f"{pad}local {name}[{count}] of {dtype}"]
-        case StoreLocal(array, index, value):
-            return [f"{pad}{array}[{text(index)}] := {text(value)}"]
-        case Transpose(target, source, rows, columns):
-            return [f"{pad}{target}[j, i] := {source}[i < {rows}, j < {columns}]"]
+        case Store(place, value):
+            return [f"{pad}{_place(place)} := {text(value)}"]
+        case Tile(name, dtype, count, space):
+            return [f"{pad}{space} {name}[{count}] of {dtype}"]
+        case Transpose(target, source):
+            rows, columns = map(text, source.sizes)
+            return [f"{pad}{target.place.array}[j, i] := {source.place.array}[i < {rows}, j < {columns}]"]
         case Fold(var, extent, body, value, total, function, start):
             first = f"{pad}{total.name} = {function} over {var.name} < {text(extent)} from {text(start)}:"
             return [first, *lines(body, inside), f"{pad}  give {text(value)}"]
@@ -90,24 +88,26 @@ def _statement(stmt: Stmt, pad: str, inside: int) -> list[str]:
 
 def _mma(stmt: Mma) -> str:
     """i counts the tile's rows, j its columns."""
-    taps = stmt.taps not in (Number(1), Amount(1))
-    a = _sum(
-        stmt.a_index,
-        _steps("i", stmt.a_row_stride),
-        *([_steps("tap", stmt.a_tap_stride)] if taps else []),
-        _steps("k", stmt.a_stride),
-    )
-    line, at = ("k", "j") if stmt.k_pack == 1 else (f"k//{stmt.k_pack}", f"{stmt.k_pack}*j + k%{stmt.k_pack}")
-    b = _sum(stmt.b_index, _steps(line, stmt.b_stride), at)
-    over = (f"tap < {text(stmt.taps)}, " if taps else "") + f"k < {text(stmt.extent)}"
+    (rows, taps, extent), (row, tap, k), pack = stmt.a.sizes, stmt.a.strides, stmt.form.k_pack
+    more = [_steps("tap", tap)] if taps not in (Number(1), Amount(1)) else []
+    a = _sum(stmt.a.place.index, _steps("i", row), *more, _steps("k", k))
+    line, at = ("k", "j") if pack == 1 else (f"k//{pack}", f"{pack}*j + k%{pack}")
+    b = _sum(stmt.b.place.index, _steps(line, stmt.b.strides[0]), at)
+    over = (f"tap < {text(taps)}, " if more else "") + f"k < {text(extent)}"
     sign = "=" if stmt.accumulate == Number(0) else f"+= (where {text(stmt.accumulate)}, else =)"
-    tile = stmt.tile if stmt.tile_offset == Number(0) else f"{stmt.tile}[{text(stmt.tile_offset)}:]"
-    factors = f"{_operand(stmt.a)}[{a}] * {_operand(stmt.b)}[{b}]"
-    return f"{tile}[i < {text(stmt.rows)}, j] {sign} sum over {over} of {factors}"
+    place = stmt.acc.place
+    tile = f"{place.array}" if place.index == Number(0) else f"{place.array}[{text(place.index)}:]"
+    columns = "j" if stmt.acc.sizes[1] == stmt.acc.strides[0] else f"j < {text(stmt.acc.sizes[1])}"
+    factors = f"{_array(stmt.a.place)}[{a}] * {_array(stmt.b.place)}[{b}]"
+    return f"{tile}[i < {text(rows)}, {columns}] {sign} {stmt.form.name} sum over {over} of {factors}"
 
 
-def _operand(operand: int | str) -> str:
-    return operand if isinstance(operand, str) else f"b{operand}"
+def _array(place: Place) -> str:
+    return place.array if isinstance(place.array, str) else f"b{place.array}"
+
+
+def _place(place: Place) -> str:
+    return f"{_array(place)}[{text(place.index)}]"
 
 
 def _steps(name: str, stride: Expr) -> str:
@@ -134,10 +134,8 @@ def text(expr: Expr) -> str:
             return f"{_tight(x)} // {_size(size)}"
         case Remainder(x, size):
             return f"{_tight(x)} % {_size(size)}"
-        case Load(buffer, index, dtype):
-            return f"b{buffer}[{text(index)}] {dtype}"
-        case LoadLocal(array, index):
-            return f"{array}[{text(index)}]"
+        case Load(place, dtype):
+            return _place(place) if isinstance(place.array, str) else f"{_place(place)} {dtype}"
         case Apply(function, args, _, detail):
             return f"{function}({', '.join([*map(text, args), *map(str, detail)])})"
         case Convert(x, dtype):

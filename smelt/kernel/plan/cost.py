@@ -6,32 +6,13 @@ buffer once, or only the elements that the loops can touch where these are fewer
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from math import inf
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from smelt.dim import Size, evaluate, symbols
-from smelt.dtype import i64
 from smelt.ir.core import Program
 from smelt.ir.cost import op_operations
-from smelt.kernel.loops.grammar import (
-    Amount,
-    Apply,
-    Expr,
-    Fold,
-    For,
-    If,
-    Let,
-    Load,
-    Mma,
-    Number,
-    Stmt,
-    Store,
-    Var,
-    While,
-    children,
-    expressions,
-)
+from smelt.kernel.loops.cost import Accesses
 from smelt.kernel.plan.plan import Copy, Launch, Plan
 
 
@@ -54,7 +35,7 @@ def step_cost(step: Launch | Copy, plan: Plan, program: Program, sizes: Mapping[
 
 
 def _moved(launch: Launch, plan: Plan, sizes: Mapping[str, int]) -> int | None:
-    found = _Accesses(sizes)
+    found = Accesses(lambda size: _number(size, sizes))
     found.block(launch.kernel.body, 1)
     total = 0.0
     for i, number in enumerate(launch.buffers):
@@ -66,61 +47,6 @@ def _moved(launch: Launch, plan: Plan, sizes: Mapping[str, int]) -> int | None:
         for side in (found.reads, found.writes):
             total += min(size, element * side.get(i, 0.0))
     return round(total)
-
-
-@dataclass(slots=True)
-class _Accesses:
-    """Upper bounds of the element loads and stores of a kernel, by buffer."""
-
-    sizes: Mapping[str, int]
-    reads: dict[int, float] = field(default_factory=dict)
-    writes: dict[int, float] = field(default_factory=dict)
-    bounds: dict[Var, float] = field(default_factory=dict)  # of integer variables
-
-    def block(self, statements: Sequence[Stmt], times: float) -> None:
-        for each in statements:
-            self.statement(each, times)
-
-    def statement(self, statement: Stmt, times: float) -> None:
-        for expr in expressions(statement):
-            self.expression(expr, times)
-        match statement:
-            case Let(var, value) if value.dtype == i64:
-                self.bounds[var] = self.bound(value)
-            case For(_, extent, body):
-                self.block(body, times * self.bound(extent))
-            case Fold(_, extent, body, value):
-                inner = times * self.bound(extent)
-                self.expression(value, inner)
-                self.block(body, inner)
-            case While(head, _, body):
-                self.block((*head, *body), inf)
-            case If(_, then, otherwise):
-                self.block((*then, *otherwise), times)
-            case Store(buffer):
-                self.writes[buffer] = self.writes.get(buffer, 0.0) + times
-            case Mma(a=a, b=b):  # a micro-kernel reads all of its operands
-                self.reads |= {operand: inf for operand in (a, b) if isinstance(operand, int)}
-
-    def expression(self, expr: Expr, times: float) -> None:
-        if isinstance(expr, Load):
-            self.reads[expr.buffer] = self.reads.get(expr.buffer, 0.0) + times
-        for each in children(expr):
-            self.expression(each, times)
-
-    def bound(self, extent: Expr) -> float:
-        """The largest number of iterations of a loop."""
-        match extent:
-            case Number(value):
-                return float(value.real)
-            case Amount(size):
-                number = _number(size, self.sizes)
-                return inf if number is None else float(number)
-            case Apply("minimum", args):
-                return min(self.bound(arg) for arg in args)
-            case Var():
-                return self.bounds.get(extent, inf)
-        return inf
 
 
 def _number(size: Size, sizes: Mapping[str, int]) -> int | None:

@@ -48,6 +48,7 @@ from smelt.kernel.tune.schedules import Lookup, untuned
 from smelt.kernel.tune.tunables import EACH, Tunables
 from smelt.passes.split_prepare import DONATED
 from smelt.shape import Shape
+from smelt.target import BASELINE, Target
 
 Outputs = dict[Value, int]  # the values that a kernel stores, and their buffers
 RECORD = 8  # numbers of an error message
@@ -56,21 +57,23 @@ RECORD = 8  # numbers of an error message
 def fuse(
     func: Func,
     *,
+    target: Target = BASELINE,
     keep_ops: bool = False,
     schedules: Lookup = untuned,
     tunables: Tunables | None = None,
 ) -> Plan:
-    """The plan of a function; an op without a kernel raises UnsupportedError.
+    """The plan of a function for a target; an op without a kernel raises UnsupportedError.
 
     `keep_ops`: every launch lists the ops that it covers, which keeps them alive as long as the plan. `schedules`: the
     lookup of tuned schedules. With `tunables` schedules are set at run time.
     """
-    return _Fusion(func, keep_ops, schedules, tunables).plan()
+    return _Fusion(func, target, keep_ops, schedules, tunables).plan()
 
 
 @dataclass(slots=True)
 class _Fusion:
     func: Func
+    target: Target = BASELINE
     keep_ops: bool = False
     schedules: Lookup = untuned
     tunables: Tunables | None = None
@@ -112,6 +115,7 @@ class _Fusion:
     def _nest(self) -> Nest:
         return Nest(
             self.stored,
+            self.target,
             views=self.materialised.views,
             expanded=self.materialised.expanded,
             temporary=lambda shape: self._buffer(shape, "temporary"),

@@ -37,19 +37,19 @@ def read_elementwise(kernel: Kernel, target: int) -> tuple[int, ...]:
     """The buffers of a kernel that are read only at the element of `target` that is written."""
     if kernel.kind not in ONE_ITERATION:
         return ()
-    places: dict[int, set[Expr]] = {}
+    places: dict[int | str, set[Expr]] = {}
     stores: set[Expr] = set()
     for statement in walk_statements(kernel.body):
         if isinstance(statement, Store):
-            if statement.buffer != target:
+            if statement.place.array != target:
                 return ()
-            stores.add(statement.index)
+            stores.add(statement.place.index)
         for expr in expressions(statement):
             for load in loads(expr):
-                places.setdefault(load.buffer, set()).add(load.index)
+                places.setdefault(load.place.array, set()).add(load.place.index)
     if len(stores) != 1:
         return ()
-    return tuple(i for i, read in places.items() if read == stores)
+    return tuple(i for i, read in places.items() if isinstance(i, int) and read == stores)
 
 
 def overwritable_by(plan: Plan, step: Launch, target: int) -> tuple[int, ...]:

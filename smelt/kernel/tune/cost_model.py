@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from smelt.kernel.emit.tile_f32 import BLOCK, TileShape
+from smelt.kernel.loops.form import F32
 from smelt.kernel.tune.schedules import (
     AttentionBlock,
     Blocked,
@@ -25,6 +25,7 @@ from smelt.kernel.tune.schedules import (
     pixels_of,
     rows_of,
 )
+from smelt.target import TileShape
 
 CALL = 40.0  # cycles of one micro-kernel call besides its K-loop
 CHUNK = 400.0  # of one chunk: bounds, and the loops around it
@@ -95,15 +96,15 @@ def _gemm_cost(
     inner = -(-call_rows // machine.tile.rows)
     vectors = width / machine.tile.lanes
     steps = calls * depth * (inner * vectors / 2 + call_rows * vectors / 2)
-    blocks = -(-depth // BLOCK)
-    sums = machine.fetch(2 * used * width * FLOAT * (blocks - 1), used * width * FLOAT + BLOCK * width * FLOAT)
+    blocks = -(-depth // F32.block)
+    sums = machine.fetch(2 * used * width * FLOAT * (blocks - 1), used * width * FLOAT + F32.block * width * FLOAT)
     taps = max(1, key["taps"]) if key.kind == "conv" else 1  # which read the same pixels
     panel, left = depth * width * FLOAT, used * depth * FLOAT / taps
     if schedule.panels_outer:
         fetched = machine.fetch(panel, panel + left) + machine.fetch(left, row_chunks * left + panel)
     else:
         fetched = machine.fetch(panel, panels * panel + left) + machine.fetch(left, left + 2 * panel)
-    l1_misses = machine.fetch(calls * BLOCK * width * FLOAT * blocks, BLOCK * (width + used) * FLOAT)
+    l1_misses = machine.fetch(calls * F32.block * width * FLOAT * blocks, F32.block * (width + used) * FLOAT)
     one = steps + sums + fetched + 0.3 * l1_misses + calls * blocks * CALL + CHUNK
     return chunks * one * _idle(chunks, machine.cores)
 

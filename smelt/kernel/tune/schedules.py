@@ -14,7 +14,7 @@ from math import log2
 from typing import Any, TypeAlias, TypeVar
 
 from smelt.dim import Size, evaluate, symbols
-from smelt.kernel.emit.tile_f32 import TileShape
+from smelt.target import TileShape
 
 DEFAULT_CALL_ROWS = 96  # rows of one micro-kernel call
 ROWS = 12  # the same where the schedule is fixed

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smelt.dim import symbol
-from smelt.kernel.emit.tile_f32 import TileShape
 from smelt.kernel.tune.schedules import (
     Blocked,
     Blocking,
@@ -23,6 +22,7 @@ from smelt.kernel.tune.schedules import (
     blocking_of,
     legal_schedules,
 )
+from smelt.target import TileShape
 
 VARIANT, CALL_ROWS, ROWS, IMAGE_ROWS = range(4)  # positions of a key's numbers in the table
 CHUNKS = CALL_ROWS  # fused expand + depthwise has no `call_rows`

@@ -25,9 +25,9 @@ from smelt.engine.tune import Bench, TunableProgram, Tuning, Variant, tune
 from smelt.errors import UnsupportedError
 from smelt.ir.core import Program
 from smelt.ir.text import parse
-from smelt.kernel.emit.tile_f32 import tile_shape
 from smelt.kernel.tune.schedules import Gemm, Schedule, default_schedule, legal_schedules
 from smelt.kernel.tune.search import Estimate
+from smelt.target import tile_shape
 from smelt.weights import Weights
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")

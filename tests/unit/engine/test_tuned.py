@@ -16,8 +16,8 @@ import pytest
 from smelt.engine import tuned
 from smelt.engine.tuned import Database, Record, Target
 from smelt.errors import FileError
-from smelt.kernel.emit.tile_f32 import TileShape
 from smelt.kernel.tune.schedules import KernelKey, Schedule, default_schedule, legal_schedules
+from smelt.target import TileShape
 
 TILE = TileShape(6, 64, 16)
 TARGET = Target("Some Processor, 3 GHz", TILE, 2)

@@ -25,15 +25,14 @@ from smelt.dtype import Array
 from smelt.engine.compile import lower
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
-from smelt.kernel.emit import c as emit_c
 from smelt.kernel.emit.c import Source
-from smelt.kernel.emit.tile_f32 import tile_shape
+from smelt.kernel.loops import parallelise
 from smelt.kernel.plan.fuse import fuse
 from smelt.kernel.plan.in_place import in_place
 from smelt.kernel.plan.memory import assign_slots
 from smelt.kernel.plan.plan import Buffer, Plan
 from smelt.shape import Shape
-from smelt.target import Target
+from smelt.target import Target, tile_shape
 from tests.property.problems import KINDS, Problem, difference, draw, edges
 
 UNTOUCHED = 0xFF  # what results and temporaries hold before: no number, in every float type
@@ -212,7 +211,7 @@ def bare(problems: Sequence[Problem], target: Target | None = None) -> Bare:
 
 def main(seed: int, count: int) -> None:
     faulthandler.enable()
-    emit_c.ELEMENTS_PER_CORE = 16
+    parallelise.ELEMENTS_PER_CORE = 16
     problems = [*random_problems(seed, count), *winograd_problems(seed, cpu.target())]
     made = bare(problems)
     library = cpu.build(made.text)

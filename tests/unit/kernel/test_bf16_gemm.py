@@ -22,8 +22,8 @@ from smelt.errors import VerifyError
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
-from smelt.kernel.emit.tile_f32 import tile_shape
 from smelt.shape import Shape
+from smelt.target import tile_shape
 from tests.unit.kernel.test_int8_gemm import PRODUCTS, WINDOWS, compiled, target_of
 
 NAMES = ["native", "half", "avx512bf16", "avx512", "avx2", "plain"]

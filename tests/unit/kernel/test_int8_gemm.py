@@ -18,9 +18,8 @@ from smelt.errors import DeviceError, VerifyError
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
-from smelt.kernel.emit.tile_f32 import tile_shape
 from smelt.shape import Shape
-from smelt.target import Target
+from smelt.target import Target, tile_shape
 
 # groups, groups of the panels, rows, k, columns
 PRODUCTS = [

@@ -16,7 +16,7 @@ import pytest
 
 import smelt
 from smelt.device import cpu
-from smelt.kernel.emit import c as emit_c
+from smelt.kernel.loops import parallelise
 from tests.property.problems import KINDS, Problem, difference
 from tests.unit.kernel.bare import Bare, bare, random_problems, read_results, write_case
 
@@ -58,7 +58,7 @@ def test_programs_under_a_sanitizer(sanitizer: str, seed: int, tmp_path: Path, m
         or subprocess.run([binary], capture_output=True, check=False).returncode
     ):
         pytest.skip(f"no gcc whose -fsanitize={sanitizer} works here")
-    monkeypatch.setattr(emit_c, "ELEMENTS_PER_CORE", 16)
+    monkeypatch.setattr(parallelise, "ELEMENTS_PER_CORE", 16)
     problems = random_problems(seed, 2 * len(KINDS))
     made = bare(problems)
     text = tmp_path / "programs.c"

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from smelt.dim import symbol
-from smelt.kernel.emit.tile_f32 import TileShape
 from smelt.kernel.tune.cost_model import Machine, predict_cost
 from smelt.kernel.tune.schedules import (
     KINDS,
@@ -29,6 +28,7 @@ from smelt.kernel.tune.schedules import (
     schedule_record,
 )
 from smelt.kernel.tune.search import FRACTIONS, Estimate, Search, pair_ratios
+from smelt.target import TileShape
 
 TILE = TileShape(6, 64, 16)
 NOISE = 0.02

@@ -12,7 +12,7 @@ from smelt.dtype import dtype
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program, Region
 from smelt.ir.ops.window import window_count
-from smelt.kernel.build.reduce import identity
+from smelt.kernel.loops.fold import identity
 from smelt.shape import Shape
 from tests.unit.kernel.agreement import ELEMENTS, combine, disagreement, draw
 

@@ -16,13 +16,13 @@ from smelt.ir.attributes import ConvDims, DotDims
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
 from smelt.kernel.emit.c import Source
-from smelt.kernel.emit.tile_f32 import tile_shape
 from smelt.kernel.plan.plan import Launch, walk
 from smelt.passes import pipeline
 from smelt.passes.fuse_attention import COMPOSITES
 from smelt.passes.split_prepare import WEIGHT
 from smelt.run.executable import NativeExecutable
 from smelt.shape import Shape
+from smelt.target import tile_shape
 from smelt.weights import Weights
 
 MATRIX = DotDims((), (), (1,), (0,))

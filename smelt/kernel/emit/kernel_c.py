@@ -1,0 +1,325 @@
+"""Kernel → C: a function over a table of buffers and a table of sizes. `emit.c` calls it.
+
+The body of a loop on cores is a function of its own, which the runtime calls with ranges. Everything is decided before:
+`loops.parallelise` annotates loops and reductions, `Form`s name their micro-kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from smelt.abi import CANCELLED, FAILED
+from smelt.dim import Size
+from smelt.dtype import DType
+from smelt.errors import UnsupportedError
+from smelt.kernel import math
+from smelt.kernel.emit.sizes_c import number_text
+from smelt.kernel.loops.fold import identity
+from smelt.kernel.loops.grammar import (
+    SHORT,
+    Affine,
+    Amount,
+    Apply,
+    Bitcast,
+    Convert,
+    Declare,
+    Expr,
+    Fail,
+    Fold,
+    For,
+    If,
+    Let,
+    Load,
+    Mma,
+    Number,
+    Place,
+    Quotient,
+    Remainder,
+    Set,
+    Share,
+    Stmt,
+    Store,
+    Tile,
+    Transpose,
+    Var,
+    While,
+    declared,
+    used_tiles,
+    used_variables,
+    walk_statements,
+)
+from smelt.kernel.plan.plan import Kernel
+
+PRAGMAS = {"any": "LANES", "whole": "SHORT_LANES", "masked": "FEW_LANES"}  # by `For.vector`
+CACHE_RESIDENT = Share(Number(0), Number(1 << 10))  # of so many shares one is next to nothing
+
+
+@dataclass(slots=True)
+class KernelPrinter:
+    """A kernel's function, and the functions of its loops on cores."""
+
+    name: str
+    sizes: dict[Size, int] = field(default_factory=dict)
+    outlined: list[str] = field(default_factory=list)
+    arrays: dict[str, str] = field(default_factory=dict)  # C types of the elements of local arrays
+    locals: dict[str, str] = field(default_factory=dict)  # pointers and sizes of the current function
+
+    def emit(self, kernel: Kernel) -> str:
+        lines = self.block(kernel.body, 1)
+        head = f"{self.prototype} {{"
+        quiet = "  (void)rt; (void)ctx; (void)b; (void)s;"
+        main = "\n".join([head, quiet, *self.locals.values(), *lines, "  return 0;", "}"])
+        return "\n".join([*self.outlined, main])
+
+    @property
+    def prototype(self) -> str:
+        return f"HIDDEN int {self.name}(const Runtime *rt, Context *ctx, void *const *b, const i64 *s)"
+
+    def pointer(self, buffer: int, kind: str) -> str:
+        """A pointer to the elements of a buffer: a local, so that the compiler sees that it does not change."""
+        name = f"b{buffer}_{kind}"
+        self.locals[name] = f"  {kind} *const {name} = b[{buffer}];"
+        return name
+
+    def array(self, place: Place, kind: str) -> str:
+        """A pointer to the elements of a buffer or a tile."""
+        return place.array if isinstance(place.array, str) else self.pointer(place.array, kind)
+
+    def element(self, place: Place, dtype: DType) -> str:
+        return f"{self.array(place, math.storage(dtype))}[{self.expr(place.index)}]"
+
+    # -- statements --
+
+    def block(self, statements: Sequence[Stmt], depth: int) -> list[str]:
+        return [line for each in statements for line in self.statement(each, depth)]
+
+    def statement(self, stmt: Stmt, depth: int) -> list[str]:
+        pad = "  " * depth
+        match stmt:
+            case For(var, extent, body, level):
+                if level == "core":
+                    return self.core(stmt, depth)
+                lanes = [f"{pad}{PRAGMAS[stmt.vector]}"] if stmt.vector != "none" else []
+                head = f"{pad}for (i64 {var.name} = 0; {var.name} < {self.expr(extent)}; {var.name}++) {{"
+                return [*lanes, head, *self.block(body, depth + 1), f"{pad}}}"]
+            case While(head, condition, body):
+                return [
+                    f"{pad}for (;;) {{",
+                    *self.block(head, depth + 1),
+                    f"{pad}  if (!{self.expr(condition)}) break;",
+                    *self.block(body, depth + 1),
+                    f"{pad}}}",
+                ]
+            case If(condition, then, otherwise):
+                lines = [f"{pad}if ({self.expr(condition)}) {{", *self.block(then, depth + 1)]
+                if otherwise:
+                    lines += [f"{pad}}} else {{", *self.block(otherwise, depth + 1)]
+                return [*lines, f"{pad}}}"]
+            case Let(var, value):
+                return [f"{pad}const {math.register(var.dtype)} {var.name} = {self.expr(value)};"]
+            case Declare(var, value):
+                return [f"{pad}{math.register(var.dtype)} {var.name} = {self.expr(value)};"]
+            case Set(var, value):
+                return [f"{pad}{var.name} = {self.expr(value)};"]
+            case Store(place, value):
+                text = self.expr(value)
+                stored = text if isinstance(place.array, str) else math.store(value.dtype, text)
+                return [f"{pad}{self.element(place, value.dtype)} = {stored};"]
+            case Tile(name, dtype, count):
+                self.arrays[name] = math.register(dtype)
+                return [f"{pad}{math.register(dtype)} {name}[{count}];"]
+            case Transpose(target, source):
+                rows, columns = (size.value for size in source.sizes if isinstance(size, Number))
+                return [f"{pad}smelt_transpose({source.place.array}, {rows}, {columns}, {target.place.array});"]
+            case Fold():
+                return self.fold(stmt, depth)
+            case Mma():
+                return [f"{pad}{self.mma(stmt)}"]
+            case Fail(status, values):
+                record = [f"ctx->record[{i}] = {self.expr(value)};" for i, value in enumerate(values)]
+                return [f"{pad}{{ {' '.join(record)} return {FAILED + status}; }}"]
+
+    def core(self, loop: For, depth: int) -> list[str]:
+        """A parallel loop: a function over a range of its iterations."""
+        name = f"{self.name}_{len(self.outlined)}"
+        inside = {loop.var, *(var for each in walk_statements(loop.body) for var in declared(each))}
+        captured = [var for var in dict.fromkeys([*used_variables(loop.body)]) if var not in inside]
+        lent = [each for each in used_tiles(loop.body) if each in self.arrays]
+        fields = "".join(f" {math.register(var.dtype)} {var.name};" for var in captured)
+        fields += "".join(f" {self.arrays[each]} *{each};" for each in lent)
+        env = f"struct {name} {{ Context *ctx; void *const *b; const i64 *s;{fields} }};"
+        opened = [f"  const {math.register(var.dtype)} {var.name} = env->{var.name};" for var in captured]
+        opened += [f"  {self.arrays[each]} *{each} = env->{each};" for each in lent]
+        chunks = loop.chunks
+        assert chunks is not None, "`parallelise` splits every loop on cores"
+        outer, self.locals = self.locals, {}
+        inner = self.block(loop.body, 2)
+        locals, self.locals = self.locals, outer
+        body = [
+            env,
+            f"static void {name}_body(void *given, i64 begin, i64 end, i64 worker) {{",
+            f"  struct {name} *env = given; Context *ctx = env->ctx; void *const *b = env->b; const i64 *s = env->s;",
+            "  (void)ctx; (void)b; (void)s; (void)worker;",
+            *opened,
+            *locals.values(),
+            *([f"  {PRAGMAS[loop.vector]}"] if loop.vector != "none" else []),
+            f"  for (i64 {loop.var.name} = begin; {loop.var.name} < end; {loop.var.name}++) {{",
+            *inner,
+            *(["    if (STOPPED) return;"] if chunks.polls else []),
+            "  }",
+            "}",
+        ]
+        self.outlined.append("\n".join(body))
+        pad = "  " * depth
+        values = "".join(f", {each}" for each in [*(var.name for var in captured), *lent])
+        work = self.expr(Amount(chunks.work))
+        return [
+            f"{pad}struct {name} env_{name} = {{ ctx, b, s{values} }};",
+            f"{pad}rt->parallel(rt, ctx, {name}_body, &env_{name}, {self.expr(loop.extent)},"
+            f" {chunks.elements} / ({work} + 1) + 1);",
+            *([f"{pad}if (STOPPED) return {CANCELLED};"] if chunks.polls else []),
+        ]
+
+    def fold(self, fold: Fold, depth: int) -> list[str]:
+        """In order where it is short; else one total per lane, then a tree of halves."""
+        pad, kind = "  " * depth, math.register(fold.total.dtype)
+        var, total, extent = fold.var.name, fold.total.name, self.expr(fold.extent)
+        function, dtype, wide, lanes = fold.function, fold.total.dtype, fold.accumulator, fold.lanes
+
+        def step(a: str, b: str, of: DType) -> str:
+            return _apply_text(function, [a, b], [of, of], of)
+
+        value = self.expr(fold.value)
+        short = [
+            f"{pad}  {kind} sum = {self.expr(fold.start)};",
+            f"{pad}  for (i64 {var} = 0; {var} < {extent}; {var}++) {{",
+            *self.block(fold.body, depth + 2),
+            f"{pad}    sum = {step('sum', value, dtype)};",
+            f"{pad}  }}",
+            f"{pad}  {total} = sum;",
+        ]
+        if fold.lanes == 1:
+            return [f"{pad}{kind} {total};", f"{pad}{{", *short, f"{pad}}}"]
+        nothing = math.literal(identity(function, wide).value, wide)
+        body = self.block(fold.body, depth + 3)
+        lines = [
+            f"{pad}{kind} {total};",
+            f"{pad}if ({extent} <= {SHORT}) {{",
+            *short,
+            f"{pad}}} else {{",
+            f"{pad}  {kind} lane[{lanes}];",
+            f"{pad}  for (i64 l = 0; l < {lanes}; l++) lane[l] = {nothing};",
+            f"{pad}  i64 at = 0;",
+            f"{pad}  for (; at + {lanes} <= {extent}; at += {lanes}) {{",
+            f"{pad}    LANES for (i64 l = 0; l < {lanes}; l++) {{ const i64 {var} = at + l;",
+            *body,
+            f"{pad}      lane[l] = {step('lane[l]', value, wide)}; }}",
+            f"{pad}  }}",
+            f"{pad}  for (i64 l = 0; l < {lanes}; l++) if (at + l < {extent}) {{ const i64 {var} = at + l;",
+            *body,
+            f"{pad}      lane[l] = {step('lane[l]', value, wide)}; }}",
+        ]
+        half = lanes // 2
+        while half:
+            lines.append(
+                f"{pad}  for (i64 l = 0; l < {half}; l++) lane[l] = {step('lane[l]', f'lane[l + {half}]', wide)};"
+            )
+            half //= 2
+        lines += [f"{pad}  {total} = {step(self.expr(fold.start), 'lane[0]', dtype)};", f"{pad}}}"]
+        return lines
+
+    def mma(self, mma: Mma) -> str:
+        """A call of the micro-kernel of a form: rows, a, b, steps, tile, accumulate, prefetch."""
+        (rows, taps, extent), (row, tap, step) = mma.a.sizes, mma.a.strides
+        sums, (_, columns) = mma.acc.place, mma.acc.sizes
+        share = mma.prefetch or CACHE_RESIDENT
+        a, b = (
+            f"{self.array(side.place, math.storage(dtype))} + {self.expr(side.place.index)}"
+            for side, dtype in ((mma.a, mma.form.left), (mma.b, mma.form.right))
+        )
+        given = [
+            *(self.expr(rows), a, self.expr(row), self.expr(tap)),
+            *([self.expr(step)] if mma.form.k_pack == 1 else []),  # packed steps are adjacent
+            *(b, self.expr(mma.b.strides[0]), self.expr(taps), self.expr(extent)),
+            f"{sums.array} + {self.expr(sums.index)}",
+            *map(self.expr, (mma.accumulate, share.number, share.count)),
+        ]
+        name = f"smelt_mma_{mma.form.name}"
+        if columns == mma.acc.strides[0]:
+            return f"{name}({', '.join(given)});"
+        return f"{name}_narrow({', '.join([*given, self.expr(columns)])});"
+
+    # -- expressions --
+
+    def size(self, size: Size) -> str:
+        if isinstance(size, int):
+            return number_text(size) if abs(size) >= 1 << 31 else str(size)
+        place = self.sizes.setdefault(size, len(self.sizes))
+        self.locals[f"s{place}"] = f"  const i64 s{place} = s[{place}];"
+        return f"s{place}"
+
+    def divisor(self, size: Size) -> str:
+        """A size to divide by. Where it is 0 the quotient is unused, but may be computed before the test for that."""
+        text = self.size(size)
+        if isinstance(size, int):
+            return text if size else "1"
+        self.locals[f"{text}_or_1"] = f"  const i64 {text}_or_1 = {text} ? {text} : 1;"
+        return f"{text}_or_1"
+
+    def expr(self, expr: Expr) -> str:
+        match expr:
+            case Var(name):
+                return name
+            case Number(value, dtype):
+                return math.literal(value, dtype)
+            case Amount(size):
+                return self.size(size)
+            case Affine(terms, constant):
+                parts = [self._times(atom, coefficient) for atom, coefficient in terms]
+                if constant != 0:
+                    parts.append(self.size(constant))
+                return f"({' + '.join(parts)})"
+            case Quotient(x, size):
+                return f"({self.expr(x)} / {self.divisor(size)})"
+            case Remainder(x, size):
+                return f"({self.expr(x)} % {self.divisor(size)})"
+            case Load(place, dtype):
+                text = self.element(place, dtype)
+                return text if isinstance(place.array, str) else math.load(dtype, text)
+            case Convert(x, dtype):
+                return math.convert(self.expr(x), x.dtype, dtype)
+            case Bitcast(x, dtype):
+                return math.bitcast(self.expr(x), x.dtype, dtype)
+            case Apply("reduce_precision", (x,), dtype, (exponent, mantissa)):
+                return math.reduce_precision(self.expr(x), dtype, exponent, mantissa)
+            case Apply("maximum" | "minimum" as function, (x, Number(bound)), dtype) if (
+                dtype.is_float and bound == bound
+            ):
+                return self.clamp_text(function, self.expr(x), bound, dtype)
+            case Apply(function, args, dtype, _):
+                return _apply_text(function, [self.expr(arg) for arg in args], [arg.dtype for arg in args], dtype)
+
+    def clamp_text(self, function: str, x: str, bound: float | complex, dtype: DType) -> str:
+        """The maximum or minimum of a value and a number as one instruction; NaN propagates, -0 < +0."""
+        number = math.literal(bound, dtype)
+        sign = ">" if function == "maximum" else "<"
+        chosen = f"({number} {sign} {x} ? {number} : {x})"
+        if bound != 0:
+            return chosen
+        if function == "maximum" and str(bound)[0] != "-":
+            return f"({chosen} + {number})"  # -0 becomes 0
+        return _apply_text(function, [x, number], [dtype, dtype], dtype)
+
+    def _times(self, atom: Expr, coefficient: Size) -> str:
+        text = self.expr(atom)
+        return text if coefficient == 1 else f"{text} * {self.size(coefficient)}"
+
+
+def _apply_text(function: str, args: Sequence[str], operands: Sequence[DType], result: DType) -> str:
+    text = math.apply(function, args, operands, result)
+    if text is None:
+        raise UnsupportedError(
+            f"the native engine does not support {function} of {operands[0]}", remedy="engine='reference'"
+        )
+    return text

@@ -1,0 +1,32 @@
+"""Form: how the elements of a product are multiplied and in which order they are added up.
+
+A form is semantics: the bits of a result depend on its row, its column and the form, and on no schedule. Builders put
+one into every `Mma`; an emitter has a micro-kernel for each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from smelt.dtype import DType, bf16, f32, i8, i32, ui8
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Rows of `left` by panels of `right`, added up in `total`.
+
+    `k_pack` steps of K are adjacent in each column of a panel, and one instruction may take them together. A K-block of
+    `block` steps is summed in order, one multiply-add after another; the sums of the blocks are added in order.
+    """
+
+    name: str
+    left: DType
+    right: DType
+    total: DType
+    k_pack: int
+    block: int
+
+
+F32 = Form("f32", f32, f32, f32, 1, 128)
+BF16 = Form("bf16", bf16, bf16, f32, 2, 256)
+INT8 = Form("int8", ui8, i8, i32, 4, 512)  # exact: any order gives the same bits
