@@ -234,10 +234,9 @@ class KernelPrinter:
         (rows, taps, extent), (row, tap, step) = mma.a.sizes, mma.a.strides
         sums, (_, columns) = mma.acc.place, mma.acc.sizes
         share = mma.prefetch or CACHE_RESIDENT
-        a, b = (
-            f"{self.array(side.place, math.storage(dtype))} + {self.expr(side.place.index)}"
-            for side, dtype in ((mma.a, mma.form.left), (mma.b, mma.form.right))
-        )
+        sides = (mma.a.place, mma.form.left), (mma.b.place, mma.form.right)
+        pointers = [self.array(place, math.storage(dtype)) for place, dtype in sides]
+        a, b = (f"{pointer} + {self.expr(place.index)}" for pointer, (place, _) in zip(pointers, sides, strict=True))
         given = [
             *(self.expr(rows), a, self.expr(row), self.expr(tap)),
             *([self.expr(step)] if mma.form.k_pack == 1 else []),  # packed steps are adjacent
