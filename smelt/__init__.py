@@ -11,9 +11,7 @@ The names below are all there is to the public surface; each is imported when it
 from __future__ import annotations
 
 import os
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
 from smelt.version import __version__
@@ -235,25 +233,6 @@ def __getattr__(name: str) -> Any:
     value = module if name in ("tensor", "nn", "read", "llm") else getattr(module, name)
     globals()[name] = value
     return value
-
-
-class _Readers(ModuleType):
-    """`smelt.read(path)` reads a model; `smelt.read.safetensors` and the others are the readers."""
-
-    def __call__(self, path: str | Path, *args: Any, **keywords: Any) -> Any:
-        return import_module("smelt.model").read(path, *args, **keywords)
-
-
-class _Package(ModuleType):
-    """Importing a reader puts the package `smelt.read` into this module, where a function of that name is public."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "read" and isinstance(value, ModuleType):
-            value.__class__ = _Readers
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

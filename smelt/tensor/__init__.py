@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-from typing import Any
-
+from smelt.callable_package import make_callable
 from smelt.tensor.axes import Dim
 from smelt.tensor.core import Tensor
 from smelt.tensor.data import from_dlpack, symbolic, tensor
@@ -70,12 +67,4 @@ __all__ = [
     "zeros",
 ]
 
-
-class _Package(ModuleType):
-    """`smelt.tensor(data)` makes a tensor; `smelt.tensor.trace` and the other names are those of the package."""
-
-    def __call__(self, *args: Any, **keywords: Any) -> Tensor:
-        return tensor(*args, **keywords)
-
-
-sys.modules[__name__].__class__ = _Package
+make_callable(__name__, "smelt.tensor.data", "tensor")  # `smelt.tensor(data)`

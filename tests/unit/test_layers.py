@@ -28,6 +28,7 @@ BASE = {
     "formats",
     "target",
     "buffer",
+    "callable_package",
     "weights",
     "engine_api",
     "structure",
