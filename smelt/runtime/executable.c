@@ -1,14 +1,14 @@
-/* Running programs: a slot for every call under way, kept for the next one, so that calls of repeating sizes take no
- * memory. Several threads may call one executable; each gets a slot of its own. */
+/* Running programs. Each call uses a slot, which later calls reuse, so calls with repeated sizes allocate nothing.
+ * Several threads may call one executable; each call has its own slot. */
 #define _GNU_SOURCE
 #include "runtime.h"
 
 #include <stdint.h>
 #include <string.h>
 
-#define MUCH ((i64)1 << 20) /* bytes that are worth giving back */
+#define MUCH ((i64)1 << 20) /* only larger blocks are shrunk */
 
-/* A block that `grow` gave. Blocks that a call used stay for the next call; those it left alone are given back. */
+/* A block from `grow`. Blocks that a call used stay for the next call; unused ones are freed. */
 struct Grown {
   Grown *next;
   i64 bytes;
@@ -16,7 +16,7 @@ struct Grown {
   _Alignas(64) char data[];
 };
 
-static i64 aligned(i64 bytes) { return (bytes + 63) / 64 * 64; }
+static i64 align64(i64 bytes) { return (bytes + 63) / 64 * 64; }
 
 /* ------------------------------------------------------------------------------------------ slots */
 
@@ -34,7 +34,7 @@ static void release_grown(Slot *slot, int all) {
   }
 }
 
-/* Gives back what a slot holds between calls. */
+/* Frees the memory that a slot holds between calls. */
 static void release_blocks(Slot *slot) {
   release_grown(slot, 1);
   smelt_release(slot->context.arena, slot->arena_bytes);
@@ -50,10 +50,10 @@ static void destroy(Slot *slot) {
 }
 
 static Slot *create(Executable *e) {
-  i64 symbols = aligned(e->symbols * 8), sizes = aligned((2 + e->dims) * 8);
-  i64 buffers = aligned((e->bound + e->inputs + e->results + e->constants) * (i64)sizeof(void *));
-  i64 views = aligned((e->inputs + e->results) * e->view_bytes), shapes = aligned(e->results * (i64)sizeof(void *));
-  i64 head = aligned((i64)sizeof(Slot)), bytes = head + 2 * symbols + 2 * sizes + buffers + views + shapes;
+  i64 symbols = align64(e->symbols * 8), sizes = align64((2 + e->dims) * 8);
+  i64 buffers = align64((e->bound + e->inputs + e->results + e->constants) * (i64)sizeof(void *));
+  i64 views = align64((e->inputs + e->results) * e->view_bytes), shapes = align64(e->results * (i64)sizeof(void *));
+  i64 head = align64((i64)sizeof(Slot)), bytes = head + 2 * symbols + 2 * sizes + buffers + views + shapes;
   char *block = smelt_allocate_zeroed(bytes);
   if (!block) return NULL;
   Slot *slot = (Slot *)block;
@@ -78,18 +78,18 @@ static void unlink_slot(Executable *e, Slot *slot) {
   *link = slot->next;
 }
 
-/* Brings the account up to date with what a slot holds. With the lock held. */
+/* Updates the account with the memory that a slot holds. With the lock held. */
 static void settle(Slot *slot) {
   Account *account = slot->executable->account;
   if (!account) return;
   i64 holds = smelt_span(slot->arena_bytes) + smelt_span(slot->scratch_bytes) + slot->results + slot->outside;
   for (Grown *block = slot->grown; block; block = block->next) holds += smelt_span((i64)sizeof(Grown) + block->bytes);
   account->used += holds - slot->charged;
-  if (holds < slot->charged && account->waiting) smelt_tell_memory();
+  if (holds < slot->charged && account->waiting) smelt_signal_memory();
   slot->charged = holds;
 }
 
-/* Takes idle slots off their list, those last used before a time, and gives them as a list. With the lock held. */
+/* Unlinks the idle slots last used before a time and prepends them to the list `idle`. With the lock held. */
 static Slot *take_idle(Executable *e, i64 before, Slot *idle) {
   for (Slot **link = &e->free; *link;) {
     Slot *slot = *link;
@@ -115,8 +115,8 @@ static void destroy_all(Slot *idle) {
 
 /* ------------------------------------------------------------------------------------------ idle memory */
 
-#define KEEP ((i64)3000000000)  /* nanoseconds that idle memory stays */
-#define SWEEP ((i64)1000000000) /* between two searches for it */
+#define KEEP ((i64)3000000000)  /* nanoseconds after which idle memory is freed */
+#define SWEEP ((i64)1000000000) /* nanoseconds between two searches for it */
 
 static Executable *registered;
 static i64 swept;
@@ -137,7 +137,7 @@ void smelt_unregister(Executable *e) {
   smelt_unlock();
 }
 
-/* Slots that nobody has used for a while. With the lock held. */
+/* Unlinks the slots that were idle for a while. With the lock held. */
 static Slot *sweep(i64 now) {
   if (now - swept < SWEEP) return NULL;
   swept = now;
@@ -146,8 +146,8 @@ static Slot *sweep(i64 now) {
   return idle;
 }
 
-/* Gives back the memory of all idle slots on an account; the slots stay, for their objects need the interpreter's lock.
- * With the lock held. 0 where there was none. */
+/* Frees the memory of all idle slots of an account. The slots stay, because freeing their objects needs the GIL. With
+ * the lock held. 0 if there was nothing to free. */
 static int release_idle(Account *account) {
   int found = 0;
   for (Executable *e = registered; e; e = e->next)
@@ -162,7 +162,7 @@ Slot *smelt_take(Executable *e) {
   smelt_lock();
   Slot *slot = e->free, *idle = NULL;
   if (slot) {
-    e->free = slot->next_free, slot->used = 1, slot->taken = smelt_lately();
+    e->free = slot->next_free, slot->used = 1, slot->taken = smelt_recent();
     smelt_enter(slot);
     idle = sweep(slot->taken);
   }
@@ -170,7 +170,7 @@ Slot *smelt_take(Executable *e) {
   if (idle) destroy_all(idle);
   if (slot || !(slot = create(e))) return slot;
   smelt_lock();
-  slot->used = 1, slot->taken = smelt_lately();
+  slot->used = 1, slot->taken = smelt_recent();
   smelt_enter(slot);
   slot->next = e->slots, e->slots = slot;
   idle = sweep(slot->taken);
@@ -191,7 +191,7 @@ void smelt_give(Slot *slot) {
     slot->results = slot->outside = 0;
     account->running -= slot->counted, slot->counted = 0;
     settle(slot);
-    if (account->waiting) smelt_tell_memory();
+    if (account->waiting) smelt_signal_memory();
   }
   int closed = e->closed;
   if (closed) {
@@ -205,14 +205,14 @@ void smelt_give(Slot *slot) {
 void smelt_trim(Executable *e) {
   smelt_lock();
   Slot *idle = take_idle(e, INT64_MAX, NULL);
-  if (e->account && e->account->waiting) smelt_tell_memory();
+  if (e->account && e->account->waiting) smelt_signal_memory();
   smelt_unlock();
   destroy_all(idle);
 }
 
 void smelt_close(Executable *e) {
   smelt_lock();
-  e->closed = 1; /* slots in use go when their calls end */
+  e->closed = 1; /* slots in use are freed when their calls end */
   smelt_unlock();
   smelt_trim(e);
 }
@@ -227,7 +227,7 @@ void smelt_cancel(Executable *e) {
   smelt_unlock();
 }
 
-/* Bytes of arenas, scratch and slots, and the number of slots: an estimate where calls are under way. */
+/* Bytes of arenas and of scratch, and the number of slots: an estimate while calls run. */
 void smelt_usage(Executable *e, i64 *out) {
   out[0] = out[1] = out[2] = 0;
   smelt_lock();
@@ -246,13 +246,13 @@ int smelt_charge(Account *account, i64 bytes) {
     if (failed && account->fixed + bytes <= account->limit && account->running > account->waiting) failed = 2;
   }
   if (!failed) account->fixed += bytes, account->used += bytes;
-  if (bytes < 0 && account->waiting) smelt_tell_memory();
+  if (bytes < 0 && account->waiting) smelt_signal_memory();
   smelt_unlock();
   return failed;
 }
 
-/* Charges a slot for `more` bytes, waiting for other calls where that helps; only where it holds nothing can it wait for
- * calls that wait as well. */
+/* Charges `more` bytes to a slot's account and waits for other calls to free memory. To avoid a deadlock, a call that
+ * holds memory is refused when all other calls wait too. */
 static int charge(Slot *slot, i64 more) {
   Account *account = slot->executable->account;
   int empty = !slot->charged;
@@ -268,7 +268,7 @@ static int charge(Slot *slot, i64 more) {
       break;
     }
     account->waiting++;
-    smelt_tell_memory(); /* whoever waits with memory in its hands looks whether it is the last */
+    smelt_signal_memory(); /* a waiting call that holds memory checks whether all calls wait now */
     smelt_wait_for_memory();
     account->waiting--;
     smelt_unlock();
@@ -284,7 +284,7 @@ static int charge(Slot *slot, i64 more) {
   return status;
 }
 
-/* Room for what a call is known to need. What it holds already goes first where both would be too much. */
+/* Charges the memory that `measure` computed. If that and the slot's memory exceed the limit, the latter is freed first. */
 static int admit(Slot *slot, i64 arena, i64 scratch) {
   Executable *e = slot->executable;
   i64 before = slot->charged;
@@ -303,7 +303,7 @@ static int admit(Slot *slot, i64 arena, i64 scratch) {
   release_blocks(slot);
   smelt_lock();
   e->account->used -= before, slot->charged = 0;
-  if (e->account->waiting) smelt_tell_memory();
+  if (e->account->waiting) smelt_signal_memory();
   smelt_unlock();
   return charge(slot, smelt_span(arena) + smelt_span(scratch) + slot->results + slot->outside);
 }
@@ -328,8 +328,8 @@ void *smelt_grow(Context *ctx, i64 bytes) {
   return best ? best->data : NULL;
 }
 
-/* A block that has to grow again and again (a sequence that gets longer by one) grows by a quarter at least, unless
- * memory is limited. One that was much too large for a while becomes smaller. */
+/* Makes a block large enough. It grows by a quarter at least (sequences grow by one token a call), unless memory is
+ * limited. A block that was much too large for a while shrinks. */
 static int reserve(char **block, i64 *held, i64 bytes, int ample, i64 needed) {
   int shrink = needed >= 0 && *held > MUCH && *held / 2 > needed;
   if (bytes <= *held && !shrink) return 0;
@@ -340,7 +340,7 @@ static int reserve(char **block, i64 *held, i64 bytes, int ample, i64 needed) {
   return *block ? 0 : SMELT_NO_MEMORY;
 }
 
-/* Whether the arena and the results of a call are more than the machine has; late results are not counted. */
+/* Whether arena and results exceed the machine's memory; late results are not counted. */
 static int is_too_much(Slot *slot) {
   Executable *e = slot->executable;
   const i64 *sizes = slot->measured + 2;
@@ -379,7 +379,7 @@ static int reserve_all(Slot *slot) {
   slot->context.record[0] = arena;
   if (arena < 0 || scratch < 0 || scratch > (i64)1 << 40) return SMELT_NO_MEMORY;
   slot->workers = __atomic_load_n(&smelt_runtime.threads, __ATOMIC_RELAXED);
-  slot->context.scratch_stride = aligned(scratch);
+  slot->context.scratch_stride = align64(scratch);
   scratch = slot->context.scratch_stride * slot->workers;
   int limited = slot->executable->account != NULL, status = limited ? admit(slot, arena, scratch) : 0;
   if (status) return status;
@@ -401,20 +401,20 @@ static int reserve_all(Slot *slot) {
 typedef unsigned Mode;
 static Mode arithmetic(void) { return __builtin_ia32_stmxcsr(); }
 static void set_arithmetic(Mode mode) { __builtin_ia32_ldmxcsr(mode); }
-static int is_plain(Mode mode) { return (mode & ~0x3Fu) == 0x1F80; } /* the low bits only remember what happened */
-#define PLAIN 0x1F80u
+static int is_default(Mode mode) { return (mode & ~0x3Fu) == 0x1F80; } /* the low bits are sticky exception flags */
+#define DEFAULT_MODE 0x1F80u
 #elif defined(__aarch64__)
 typedef unsigned long Mode;
 static Mode arithmetic(void) { Mode mode; __asm__ volatile("mrs %0, fpcr" : "=r"(mode)); return mode; }
 static void set_arithmetic(Mode mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode)); }
-static int is_plain(Mode mode) { return mode == 0; }
-#define PLAIN 0ul
+static int is_default(Mode mode) { return mode == 0; }
+#define DEFAULT_MODE 0ul
 #else
 typedef int Mode;
 static Mode arithmetic(void) { return 0; }
 static void set_arithmetic(Mode mode) { (void)mode; }
-static int is_plain(Mode mode) { (void)mode; return 1; }
-#define PLAIN 0
+static int is_default(Mode mode) { (void)mode; return 1; }
+#define DEFAULT_MODE 0
 #endif
 
 static int run_program(Slot *slot) {
@@ -427,13 +427,13 @@ static int run_program(Slot *slot) {
   return e->run(&smelt_runtime, &slot->context, slot->buffers, slot->symbols);
 }
 
-/* The caller may have told its thread to flush small numbers to zero or to round otherwise: programs never do. */
+/* Programs run in the default mode; the caller's thread may flush denormals to zero or use another rounding mode. */
 int smelt_execute(Slot *slot) {
   Mode mode = arithmetic();
   slot->over = 0;
-  if (!is_plain(mode)) set_arithmetic(PLAIN);
+  if (!is_default(mode)) set_arithmetic(DEFAULT_MODE);
   int status = run_program(slot);
-  if (!is_plain(mode)) set_arithmetic(mode);
+  if (!is_default(mode)) set_arithmetic(mode);
   int stopped = __atomic_load_n(&slot->stopped, __ATOMIC_SEQ_CST);
   if (stopped && (status == 0 || status == SMELT_CANCELLED || status == SMELT_NO_MEMORY)) return stopped;
   return slot->over && status == SMELT_NO_MEMORY ? SMELT_OVER_LIMIT : status;

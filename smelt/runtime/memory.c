@@ -1,21 +1,21 @@
-/* Memory for arenas, scratch and packed weights: 64-byte aligned, in huge pages from 2 MiB on. Every allocation of the
- * runtime is counted here, so that a test can see that repeated calls allocate nothing. */
+/* Memory for arenas, scratch and packed weights: 64-byte aligned, in huge pages from 2 MiB on. Every allocation is
+ * counted, so that tests can check that repeated calls allocate nothing. */
 #define _GNU_SOURCE
 #include "runtime.h"
 
 #include <string.h>
 
 #define HUGE_BLOCK ((i64)2 << 20)
-#define MAPPED ((i64)128 << 10) /* from here on pages of their own: a release returns them to the system at once */
+#define MAPPED ((i64)128 << 10) /* blocks from this size on are mapped: releasing them returns pages to the system */
 
 static _Atomic i64 allocations, allocated;
 
-static i64 whole(i64 bytes, i64 unit) { return (bytes + unit - 1) / unit * unit; }
+static i64 round_up(i64 bytes, i64 unit) { return (bytes + unit - 1) / unit * unit; }
 
-i64 smelt_span(i64 bytes) { return bytes >= HUGE_BLOCK ? whole(bytes, HUGE_BLOCK) : bytes; }
+i64 smelt_span(i64 bytes) { return bytes >= HUGE_BLOCK ? round_up(bytes, HUGE_BLOCK) : bytes; }
 
-/* The physical memory, or the limit of a container, which the caller knows. Linux overcommits: it would grant a larger
- * block and kill the process when it is used. */
+/* The physical memory, or the container's limit that the caller has set. Larger blocks are refused here: Linux
+ * overcommits, so it would grant them and kill the process when they are used. */
 static _Atomic i64 known;
 
 void smelt_set_machine_memory(i64 bytes) { atomic_store_explicit(&known, bytes, memory_order_relaxed); }
@@ -32,7 +32,7 @@ i64 smelt_machine_memory(void) {
 
 void *smelt_allocate(i64 bytes) {
   if (bytes < 0 || bytes > smelt_machine_memory()) return NULL;
-  void *block = bytes >= HUGE_BLOCK ? smelt_map_huge(whole(bytes, HUGE_BLOCK))
+  void *block = bytes >= HUGE_BLOCK ? smelt_map_huge(round_up(bytes, HUGE_BLOCK))
                 : bytes >= MAPPED ? smelt_map_pages(bytes)
                                   : smelt_take_block(bytes ? bytes : 1);
   if (block) {
@@ -50,7 +50,7 @@ void *smelt_allocate_zeroed(i64 bytes) {
 
 void smelt_release(void *block, i64 bytes) {
   if (!block) return;
-  if (bytes >= HUGE_BLOCK) smelt_unmap(block, whole(bytes, HUGE_BLOCK));
+  if (bytes >= HUGE_BLOCK) smelt_unmap(block, round_up(bytes, HUGE_BLOCK));
   else if (bytes >= MAPPED) smelt_unmap(block, bytes);
   else smelt_give_block(block);
   atomic_fetch_sub_explicit(&allocated, bytes, memory_order_relaxed);

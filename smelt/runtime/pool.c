@@ -1,9 +1,9 @@
-/* The one thread pool of the process. A region belongs to the thread that opened it: that thread works as worker 0,
- * helpers come in while the door is open, and it leaves when all work is taken and the last helper is out. It never
- * waits for a helper that has not come in yet, so a sleeping or preempted one costs nothing.
+/* The thread pool of the process. The thread that starts a parallel region is its worker 0. Helper threads may enter
+ * while the region is open. The owner closes it when all work is taken and returns when the last helper has left. It
+ * never waits for a helper that has not entered, so a sleeping or preempted helper costs nothing.
  *
- * [0, count) is divided into one contiguous share per worker, a share into pieces. Each share has a cursor; whoever is
- * done with its own share takes pieces from the others'. */
+ * [0, count) is divided into one contiguous range per worker. Each range has an atomic cursor. A worker takes chunks
+ * from its own range, then steals chunks from the other ranges. */
 #define _GNU_SOURCE
 #include "runtime.h"
 
@@ -21,24 +21,24 @@
 #include <cpuid.h>
 #endif
 
-enum { PIECES = 8, STACK = 2 << 20, LOOK = 20000000 };
+enum { STEPS = 8, STACK = 2 << 20, POLL = 20000000 }; /* steps: how often a worker takes work from its range */
 #define OPEN 0x80000000u
 
-typedef struct { _Alignas(64) _Atomic i64 next; i64 end; } Share;
+typedef struct { _Alignas(64) _Atomic i64 next; i64 end; } Range;
 
-/* The region that runs now. Written by its owner while the door is shut and nobody is inside. */
+/* The current region. Its owner writes it while the region is closed and no helper is inside. */
 static struct {
   Body body;
   void *env;
-  i64 count, chunk, units, shares, grain, limit;
+  i64 count, chunk, units, ranges, grain, limit;
 } job;
-static Share shares[MAX_THREADS];
+static Range ranges[MAX_THREADS];
 
 static _Alignas(64) atomic_uint generation; /* counts regions; idle helpers wait for it to change */
-static _Alignas(64) atomic_uint door;       /* OPEN while helpers may enter, plus how many are inside */
+static _Alignas(64) atomic_uint inside;     /* number of helpers inside the region, plus OPEN while they may enter */
 static _Alignas(64) atomic_int busy;        /* a region runs, or the pool is being changed */
 static atomic_int sleepers, waiting, stopping, started;
-static _Atomic i64 patience;                /* how long to spin, in nanoseconds */
+static _Atomic i64 spin_limit;              /* nanoseconds to spin before sleeping */
 static pthread_t helpers[MAX_THREADS];
 
 static _Thread_local i64 this_worker; /* 0 in every thread that is not a helper */
@@ -46,7 +46,7 @@ static _Thread_local int in_region;
 
 /* ------------------------------------------------------------------------------------------ waiting */
 
-/* park: sleeps while the word is `expected`, for at most so many nanoseconds, 0 for any time; may wake early. */
+/* park: sleeps while the word is `expected`, for at most `most` nanoseconds (0: no limit); may wake early. */
 
 static void relax(void) {
 #if defined(__x86_64__)
@@ -82,7 +82,7 @@ static void park(atomic_uint *word, unsigned expected, i64 most) {
 }
 
 static void unpark(atomic_uint *word, int count) {
-  (void)word, (void)count; /* one condition serves both words: everybody looks for himself */
+  (void)word, (void)count; /* one condition serves both words: every thread checks its own */
   pthread_mutex_lock(&parking);
   pthread_cond_broadcast(&parked);
   pthread_mutex_unlock(&parking);
@@ -94,9 +94,9 @@ static void renew_parking(void) {
 }
 #endif
 
-/* Spins until the word is no longer `old`; 0 if patience ran out first. */
+/* Spins until the word is no longer `old`; 0 if the time limit was reached first. */
 static int spin(atomic_uint *word, unsigned old) {
-  i64 limit = atomic_load_explicit(&patience, memory_order_relaxed), end = limit ? smelt_now() + limit : 0;
+  i64 limit = atomic_load_explicit(&spin_limit, memory_order_relaxed), end = limit ? smelt_now() + limit : 0;
   for (int i = 1;; i++) {
     if (atomic_load_explicit(word, memory_order_acquire) != old) return 1;
     if (!limit) return 0;
@@ -107,37 +107,37 @@ static int spin(atomic_uint *word, unsigned old) {
 
 /* ------------------------------------------------------------------------------------------ working */
 
-static void take_pieces(i64 which) {
-  Share *share = &shares[which];
-  while (atomic_load_explicit(&share->next, memory_order_relaxed) < share->end) {
-    i64 first = atomic_fetch_add_explicit(&share->next, job.grain, memory_order_relaxed);
-    if (first >= share->end) return;
-    i64 last = first + job.grain < share->end ? first + job.grain : share->end;
+static void drain_range(i64 which) {
+  Range *range = &ranges[which];
+  while (atomic_load_explicit(&range->next, memory_order_relaxed) < range->end) {
+    i64 first = atomic_fetch_add_explicit(&range->next, job.grain, memory_order_relaxed);
+    if (first >= range->end) return;
+    i64 last = first + job.grain < range->end ? first + job.grain : range->end;
     job.body(job.env, first * job.chunk, last == job.units ? job.count : last * job.chunk, this_worker);
   }
 }
 
 static void work(void) {
   in_region = 1;
-  for (i64 i = 0; i < job.shares; i++) take_pieces((this_worker + i) % job.shares);
+  for (i64 i = 0; i < job.ranges; i++) drain_range((this_worker + i) % job.ranges);
   in_region = 0;
 }
 
 static int enter(void) {
-  unsigned seen = atomic_load_explicit(&door, memory_order_relaxed);
+  unsigned seen = atomic_load_explicit(&inside, memory_order_relaxed);
   while (seen & OPEN)
-    if (atomic_compare_exchange_weak_explicit(&door, &seen, seen + 1, memory_order_acquire, memory_order_relaxed))
+    if (atomic_compare_exchange_weak_explicit(&inside, &seen, seen + 1, memory_order_acquire, memory_order_relaxed))
       return 1;
   return 0;
 }
 
 static void leave(void) {
-  if (atomic_fetch_sub(&door, 1) == 1 && atomic_load(&waiting)) unpark(&door, 1);
+  if (atomic_fetch_sub(&inside, 1) == 1 && atomic_load(&waiting)) unpark(&inside, 1);
 }
 
-static void plain_arithmetic(void) {
+static void set_default_arithmetic(void) {
 #if defined(__x86_64__)
-  __builtin_ia32_ldmxcsr(0x1F80); /* a thread inherits its maker's mode, and that may flush small numbers to zero */
+  __builtin_ia32_ldmxcsr(0x1F80); /* a new thread inherits its creator's mode, which may flush denormals to zero */
 #elif defined(__aarch64__)
   __asm__ volatile("msr fpcr, xzr");
 #endif
@@ -145,7 +145,7 @@ static void plain_arithmetic(void) {
 
 static void *help(void *number) {
   this_worker = (i64)(intptr_t)number;
-  plain_arithmetic();
+  set_default_arithmetic();
   unsigned seen = atomic_load(&generation) - 1;
   for (;;) {
     unsigned current = atomic_load(&generation);
@@ -166,7 +166,7 @@ static void *help(void *number) {
   }
 }
 
-/* Called with `busy` held. Makes do with fewer helpers where the system refuses one. */
+/* Called with `busy` held. Uses fewer helpers if the system refuses a thread. */
 static void start_helpers(void) {
   i64 wanted = __atomic_load_n(&smelt_runtime.threads, __ATOMIC_RELAXED) - 1, made = 0;
   while (made < wanted && !smelt_start_thread(&helpers[made], STACK, 0, help, (void *)(intptr_t)(made + 1))) made++;
@@ -184,26 +184,26 @@ static void stop_helpers(void) {
 }
 
 static void call_helpers(i64 wanted) {
-  atomic_store(&door, OPEN);
+  atomic_store(&inside, OPEN);
   atomic_fetch_add(&generation, 1);
   int asleep = atomic_load(&sleepers);
-  i64 missing = wanted - (atomic_load(&started) - asleep); /* those awake come by themselves */
+  i64 missing = wanted - (atomic_load(&started) - asleep); /* spinning helpers see the new generation */
   if (asleep && missing > 0) unpark(&generation, (int)missing);
 }
 
-/* The calling thread keeps looking whether the call has to end: it alone can see a signal. */
-static void shut_door(Context *ctx) {
-  unsigned inside = atomic_fetch_and(&door, ~OPEN) & ~OPEN;
-  while (inside) {
-    if (!spin(&door, inside)) {
+/* While it waits, the calling thread polls whether the call must end: only this thread can handle a signal. */
+static void close_region(Context *ctx) {
+  unsigned left = atomic_fetch_and(&inside, ~OPEN) & ~OPEN;
+  while (left) {
+    if (!spin(&inside, left)) {
       atomic_store(&waiting, 1);
-      park(&door, inside, LOOK);
+      park(&inside, left, POLL);
       atomic_store(&waiting, 0);
-      in_region = 1; /* a signal's handler may call us */
+      in_region = 1; /* a signal handler may run a program */
       if (ctx && *ctx->cancel) ctx->stop(ctx);
       in_region = 0;
     }
-    inside = atomic_load(&door);
+    left = atomic_load(&inside);
   }
 }
 
@@ -218,29 +218,29 @@ static void parallel(const Runtime *rt, Context *ctx, Body body, void *env, i64 
     return;
   }
   if (!atomic_load(&started)) start_helpers();
-  i64 pieces = parts * PIECES;
+  i64 steps = parts * STEPS;
   job.body = body, job.env = env, job.count = count, job.chunk = chunk, job.units = units;
-  job.shares = parts, job.grain = units > pieces ? units / pieces : 1, job.limit = limit;
+  job.ranges = parts, job.grain = units > steps ? units / steps : 1, job.limit = limit;
   for (i64 i = 0, first = 0; i < parts; i++) {
     i64 size = units / parts + (i < units % parts);
-    atomic_store_explicit(&shares[i].next, first, memory_order_relaxed);
-    shares[i].end = first += size;
+    atomic_store_explicit(&ranges[i].next, first, memory_order_relaxed);
+    ranges[i].end = first += size;
   }
   call_helpers(parts - 1);
   work();
-  shut_door(ctx);
+  close_region(ctx);
   atomic_store_explicit(&busy, 0, memory_order_release);
 }
 
 /* ------------------------------------------------------------------------------------------ the process */
 
-/* Only the forking thread lives on: no helpers, and no region, for its owner is not here. */
+/* In the child only the forking thread exists: no helpers, and no region of another thread. */
 static void after_fork(void) {
   atomic_store(&started, 0);
   atomic_store(&sleepers, 0);
   atomic_store(&waiting, 0);
   atomic_store(&stopping, 0);
-  atomic_store(&door, 0);
+  atomic_store(&inside, 0);
   atomic_store(&busy, in_region);
   renew_parking();
   smelt_forked();
@@ -254,7 +254,7 @@ int smelt_set_threads(i64 threads, i64 spin_time) {
   while (atomic_exchange(&busy, 1)) sched_yield();
   if (atomic_load(&started)) stop_helpers();
   __atomic_store_n(&smelt_runtime.threads, threads, __ATOMIC_RELAXED);
-  atomic_store(&patience, spin_time);
+  atomic_store(&spin_limit, spin_time);
   atomic_store(&busy, 0);
   return 0;
 }
@@ -264,7 +264,7 @@ i64 smelt_started(void) {
   return count > 0 ? count : 0;
 }
 
-/* What the processor and the operating system both allow, a bit each, in the order of FEATURES in device/runtime.py. */
+/* CPU features that the operating system enables, one bit each, in the order of FEATURES in device/runtime.py. */
 i64 smelt_features(void) {
 #ifdef __x86_64__
   unsigned a, b, c, d, low, high, enabled = 0;

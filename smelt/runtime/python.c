@@ -1,8 +1,8 @@
-/* The entry from Python: a built-in function per executable that checks inputs, makes the results, releases the
- * interpreter's lock and runs. It declares the part of Python's stable ABI that it needs, so no Python.h is wanted.
+/* The entry from Python: a built-in function per executable that checks inputs, allocates the results, releases the GIL
+ * and runs. It declares the part of Python's stable ABI that it uses, so it needs no Python.h.
  *
- * Only the ordinary case is handled here. Everything else (another element type or order, a wrong size, a size that
- * only data tells, no memory) gives None, and device/runtime.py does it again slowly, with proper messages. */
+ * Only the common case is handled here. Everything else (another dtype or memory order, a wrong size, a data-dependent
+ * size, no memory) returns None; `_slow` in device/runtime.py then handles the call, with proper messages. */
 #define _GNU_SOURCE
 #include "runtime.h"
 
@@ -68,7 +68,7 @@ static PyObject *none(void) {
 
 /* ------------------------------------------------------------------------------------------ arrays */
 
-/* NumPy's letter for the kind of a buffer's elements; 0 where they are not in this machine's own order. */
+/* NumPy's kind letter of a buffer's format; 0 if it is not in native byte order. */
 static int kind_of(const char *format) {
   if (!format) return 'u';
   if (*format == '@') format++;
@@ -82,8 +82,8 @@ static int kind_of(const char *format) {
   return strchr("efd", *format) ? 'f' : 0;
 }
 
-/* A view of an array as the port describes it; 0 if it is not so. Element types that export no buffer (bfloat16, …) are
- * seen through an unsigned integer of the same size, once the array's dtype is the one expected. */
+/* Acquires a view of an array; 0 if it does not match the port. Dtypes without a buffer format (bfloat16, …) are viewed
+ * as unsigned integers of the same size, after a check of the dtype. */
 static int acquire(Executable *e, i64 port, PyObject *array, int flags, Py_buffer *view) {
   PyObject *foreign = PyTuple_GetItem(e->foreign, port), *seen = array;
   const Port *p = &e->ports[port];
@@ -109,7 +109,7 @@ static void release_views(Slot *slot, i64 count) {
   for (i64 i = 0; i < count; i++) PyBuffer_Release(&views[i]);
 }
 
-/* Binds a symbol at first sight and compares it later. */
+/* Whether a shape matches: sets a symbol at its first use and compares it at the others. */
 static int fits(const Port *port, const Py_ssize_t *shape, i64 *symbols) {
   for (i64 d = 0; d < port->rank; d++) {
     Dim dim = port->dims[d];
@@ -133,8 +133,8 @@ static int overlaps(const void *a, i64 a_bytes, const void *b, i64 b_bytes) {
 
 /* ------------------------------------------------------------------------------------------ one call */
 
-/* Whether an input that the call may write to is nowhere else among what it reads. */
-static int apart(const Slot *slot, i64 input) {
+/* Whether a donated input overlaps no other input and no bound argument. */
+static int is_unaliased(const Slot *slot, i64 input) {
   Executable *e = slot->executable;
   const Py_buffer *views = slot->views, *view = &views[input];
   for (i64 i = 0; i < e->inputs; i++)
@@ -144,7 +144,7 @@ static int apart(const Slot *slot, i64 input) {
   return 1;
 }
 
-/* Whether the inputs are as described; `taken` counts the views that were acquired. */
+/* Whether the inputs match their ports; `taken` counts the views that were acquired. */
 static int take_inputs(Slot *slot, PyObject *inputs, i64 *taken) {
   Executable *e = slot->executable;
   Py_buffer *views = slot->views;
@@ -157,7 +157,7 @@ static int take_inputs(Slot *slot, PyObject *inputs, i64 *taken) {
     slot->buffers[e->bound + i] = views[i].buf;
   }
   for (i64 i = 0; i < e->inputs; i++)
-    if (e->ports[i].donated && !apart(slot, i)) return 0;
+    if (e->ports[i].donated && !is_unaliased(slot, i)) return 0;
   return 1;
 }
 
@@ -194,8 +194,8 @@ static void forget(Slot *slot) {
   }
 }
 
-/* The results as new arrays, or as the donated inputs whose place they take, in a new tuple; `taken` counts the views
- * that were acquired. */
+/* A tuple of the results: new arrays, or the donated inputs whose memory they reuse; `taken` counts the views that were
+ * acquired. */
 static PyObject *make_results(Slot *slot, PyObject *inputs, i64 *taken) {
   Executable *e = slot->executable;
   Py_buffer *views = slot->views;
@@ -239,7 +239,7 @@ static PyObject *make_results(Slot *slot, PyObject *inputs, i64 *taken) {
   return results;
 }
 
-/* The caller's own arrays as results: they must fit exactly and share no memory with anything that is read or written. */
+/* The caller's arrays as results: they must match exactly and overlap neither inputs nor each other. */
 static PyObject *take_results(Slot *slot, PyObject *results, i64 *taken) {
   Executable *e = slot->executable;
   Py_buffer *views = slot->views;
@@ -264,7 +264,7 @@ static PyObject *take_results(Slot *slot, PyObject *results, i64 *taken) {
   return results;
 }
 
-/* Runs handlers of signals that came while the interpreter's lock was released; keeps what one of them raised. */
+/* Runs the handlers of signals that arrived while the GIL was released; saves the exception of a handler. */
 static int handle_signals(Slot *slot) {
   PyEval_RestoreThread(slot->state);
   int raised = PyErr_CheckSignals();
@@ -285,7 +285,7 @@ static void raise_again(Slot *slot) {
   slot->raised[0] = slot->raised[1] = slot->raised[2] = NULL;
 }
 
-/* What went wrong, as a list: the status, whether the program had begun, and the record. */
+/* A failure as a list: the status, whether the program had started, and the record. */
 static PyObject *failure(int status, Slot *slot) {
   PyObject *list = PyList_New(10);
   if (!list) return NULL;
@@ -316,7 +316,7 @@ static void limit(Slot *slot, i64 left, i64 token) {
   if (left || token) smelt_limit(slot, left ? smelt_now() + left : 0, (const volatile int *)(intptr_t)token);
 }
 
-/* Bytes of the results that the call makes itself and whose sizes are known. */
+/* Bytes of the results that the call allocates and whose sizes are known before it. */
 static i64 new_bytes(const Slot *slot) {
   Executable *e = slot->executable;
   const i64 *sizes = slot->measured + 2;
@@ -344,7 +344,7 @@ static PyObject *run_slot(Slot *slot, PyObject *inputs, PyObject *out) {
       results = failure(status, slot);
     }
   } else {
-    PyErr_Clear(); /* the slow way finds the same again and says it better */
+    PyErr_Clear(); /* `_slow` finds the same problem and reports it */
     results = none();
   }
   release_views(slot, taken);
@@ -356,8 +356,8 @@ static PyObject *run_slot(Slot *slot, PyObject *inputs, PyObject *out) {
   return results;
 }
 
-/* call(inputs, out) or call(inputs, out, nanoseconds, address of a flag) → the results; None: try the slow way; a list:
- * the program failed. The call ends after the nanoseconds, or when the flag is set; 0 for neither. */
+/* call(inputs, out) or call(inputs, out, nanoseconds, address of a flag) → the results. None: use `_slow`. A list: the
+ * program failed. The call ends after the nanoseconds, or when the flag is set; 0: no limit, no flag. */
 static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Executable *e = PyCapsule_GetPointer(self, CAPSULE);
   if (!e) return NULL;
@@ -366,7 +366,7 @@ static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     return none();
   }
   Slot *slot = smelt_take(e);
-  if (!slot) return none(); /* the slow way says that there is no memory */
+  if (!slot) return none(); /* `_slow` reports that there is no memory */
   take_keep(slot);
   if (count == 4) limit(slot, PyLong_AsLongLong(args[2]), PyLong_AsLongLong(args[3]));
   PyObject *results = run_slot(slot, args[0], args[1] == &_Py_NoneStruct ? NULL : args[1]);
@@ -374,7 +374,7 @@ static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   return results;
 }
 
-static PyMethodDef method = {"call", call, METH_FASTCALL, "call(inputs, out): run on arrays; None asks for the slow way"};
+static PyMethodDef method = {"call", call, METH_FASTCALL, "call(inputs, out): run on arrays; None: use the slow path"};
 
 /* ------------------------------------------------------------------------------------------ the life of an executable */
 
@@ -387,15 +387,15 @@ static void drop(PyObject **field) {
 static void destroy_executable(PyObject *capsule) {
   Executable *e = PyCapsule_GetPointer(capsule, CAPSULE);
   smelt_unregister(e);
-  smelt_close(e); /* no call is under way: it would hold the function, and that the capsule */
+  smelt_close(e); /* no call is running: it would hold a reference to the function, which holds the capsule */
   drop(&e->keep), drop(&e->empty), drop(&e->dtypes), drop(&e->foreign), drop(&e->view_name), drop(&e->dtype_name);
   smelt_release(e, e->bytes);
 }
 
 /* layout: symbols, bound, inputs, results, constants, quick; the preset symbols; the bytes of each bound argument; for
- * every input and result kind, itemsize, alignment, rank, what is donated and (inputs only) three numbers a dimension.
- * pointers: run, measure, the bound arguments, the constants. objects: keep, numpy.empty, the dtypes of inputs and
- * results, and for each of them None or the dtype that stands behind it. Gives the built-in function. */
+ * every input and result kind, itemsize, alignment, rank, `donated` and (inputs only) three numbers per dimension.
+ * pointers: run, measure, the bound arguments, the constants. objects: keep, numpy.empty, the dtypes with the buffer
+ * protocol of inputs and results, and for each None or its real dtype. Returns the built-in function. */
 PyObject *smelt_bind(const i64 *layout, i64 numbers, void **pointers, PyObject *objects) {
   i64 symbols = layout[0], bound = layout[1], inputs = layout[2], results = layout[3], constants = layout[4];
   i64 buffers = bound + inputs + results + constants, ports = inputs + results;
@@ -436,7 +436,7 @@ PyObject *smelt_bind(const i64 *layout, i64 numbers, void **pointers, PyObject *
   return function;
 }
 
-/* What the slow way asks for, with the interpreter's lock held. */
+/* The functions that `_slow` calls, with the GIL held. */
 
 Executable *smelt_executable(PyObject *capsule) { return PyCapsule_GetPointer(capsule, CAPSULE); }
 
@@ -456,8 +456,8 @@ int smelt_slot_measure(Slot *slot, const i64 *symbols) {
   return smelt_measure(slot);
 }
 
-/* arrays: the inputs' and the results' pointers; a late result's is NULL and comes back as the program set it.
- * results, copies: bytes of results that are not the caller's own, and of copies of inputs. May raise. */
+/* arrays: pointers of inputs and results; that of a late result is NULL, and is set to the program's buffer.
+ * results, copies: bytes of results that were allocated for the call, and of copies of inputs. May raise. */
 int smelt_slot_run(Slot *slot, void **arrays, i64 results, i64 copies) {
   Executable *e = slot->executable;
   i64 bytes = (e->inputs + e->results) * (i64)sizeof(void *);
@@ -469,7 +469,7 @@ int smelt_slot_run(Slot *slot, void **arrays, i64 results, i64 copies) {
   return status;
 }
 
-/* Whether the program has begun. */
+/* Whether the program has started. */
 int smelt_slot_ran(const Slot *slot) { return slot->ran; }
 
 void smelt_set_account(Executable *e, Account *account) { e->account = account; }

@@ -1,5 +1,5 @@
-/* What the runtime's own files share. Memory, the pool and executables know nothing of Python; python.c fills the
- * `PyObject` fields and is the only file that touches them, always under the interpreter's lock. */
+/* Declarations shared by the runtime's files. Memory, the pool and executables do not depend on Python. Only python.c
+ * uses the `PyObject` fields, with the GIL held. */
 #ifndef SMELT_RUNTIME_H
 #define SMELT_RUNTIME_H
 
@@ -23,7 +23,7 @@ void *smelt_take_block(i64 bytes);           /* a small block, 64-byte aligned *
 void smelt_give_block(void *block);
 i64 smelt_physical_memory(void);             /* bytes; 0: unknown */
 int smelt_read_at(i64 file, i64 offset, char *bytes, i64 count, i64 *got); /* 0, or an errno */
-int smelt_is_main_thread(void);              /* 1 also where the system cannot say */
+int smelt_is_main_thread(void);              /* 1 also if the system cannot tell */
 void smelt_name_thread(const char *name);
 void smelt_watch_forks(void (*before)(void), void (*parent)(void), void (*child)(void));
 int smelt_start_thread(pthread_t *thread, i64 stack, int detached, void *(*body)(void *), void *argument); /* 0 = ok */
@@ -31,48 +31,48 @@ int smelt_start_thread(pthread_t *thread, i64 stack, int detached, void *(*body)
 /* memory.c */
 void *smelt_allocate(i64 bytes);             /* 64-byte aligned, contents undefined; NULL if refused */
 void *smelt_allocate_zeroed(i64 bytes);
-i64 smelt_machine_memory(void);              /* bytes that this machine has */
-void smelt_set_machine_memory(i64 bytes);    /* fewer, where a container has a limit */
-void smelt_release(void *block, i64 bytes);  /* with the bytes that were asked for */
-i64 smelt_allocations(void);                 /* how many blocks were ever taken: unchanged while sizes repeat */
+i64 smelt_machine_memory(void);              /* bytes of physical memory, or the container's limit */
+void smelt_set_machine_memory(i64 bytes);    /* sets the container's limit */
+void smelt_release(void *block, i64 bytes);  /* bytes: as allocated */
+i64 smelt_allocations(void);                 /* blocks allocated since the start: constant while sizes repeat */
 i64 smelt_allocated(void);                   /* bytes in use now */
 
-i64 smelt_span(i64 bytes);                   /* what a block of so many bytes takes from the system at most */
+i64 smelt_span(i64 bytes);                   /* bytes that the system reserves for a block, at most */
 
 /* watch.c */
 void smelt_lock(void);    /* one lock for all lists of slots, held for a few instructions; survives fork */
 void smelt_unlock(void);
-i64 smelt_now(void);      /* nanoseconds of a clock that only goes forwards */
-i64 smelt_lately(void);
+i64 smelt_now(void);      /* nanoseconds of a monotonic clock */
+i64 smelt_recent(void);   /* a recent smelt_now, cheaper */
 void smelt_enter(Slot *slot);
 void smelt_leave(Slot *slot);
 void smelt_limit(Slot *slot, i64 deadline, const volatile int *token);
-void smelt_alarm(void);            /* has every call with a limit look whether it has to end */
+void smelt_alarm(void);            /* makes every call with a limit check whether it must end */
 int smelt_stop(Context *ctx);
 void smelt_wait_for_memory(void);  /* with the lock held, for some milliseconds at most */
-void smelt_tell_memory(void);
+void smelt_signal_memory(void);    /* wakes calls that wait for memory */
 void smelt_forked(void);
-extern int (*smelt_signals)(Slot *slot); /* python.c: runs handlers of signals; 1 where one of them raised */
+extern int (*smelt_signals)(Slot *slot); /* python.c: runs signal handlers; 1 if one of them raised */
 
 /* pool.c */
 extern Runtime smelt_runtime;
 int smelt_set_threads(i64 threads, i64 spin); /* spin: nanoseconds before an idle worker sleeps; 0 = ok */
-i64 smelt_started(void);                      /* helpers that exist now */
+i64 smelt_started(void);                      /* running helper threads */
 i64 smelt_features(void);
 
 /* executable.c */
 
-/* Bytes that several executables may take together. */
+/* A memory limit that several executables share. */
 typedef struct {
-  i64 limit, fixed, used; /* fixed: what stays between calls, weights above all; used: that and all slots' memory */
-  i64 running, waiting;   /* calls that have been let in or wait; those of them that wait for memory */
+  i64 limit, fixed, used; /* fixed: stays between calls, mostly weights; used: fixed + the memory of all slots */
+  i64 running, waiting;   /* calls, waiting ones included; calls that wait for memory */
 } Account;
 
-/* What one running call owns: its context, its memory, its tables. Used by one call at a time, kept for the next. */
+/* The context, memory and tables of one call. A slot serves one call at a time and is reused by later calls. */
 struct Slot {
-  i64 workers; /* scratch areas; the pool lets no more workers than that into a call. First: pool.c reads it alone */
+  i64 workers; /* scratch areas: at most so many workers take part in the call. First field: pool.c reads only this one */
   Context context;
-  int cancel;      /* something may have happened: `smelt_stop` finds out */
+  int cancel;      /* non-zero: `smelt_stop` checks whether the call must end */
   int cancelled, stopped, on_main, watched; /* stopped: the status that the call ends with */
   i64 deadline;    /* a time of smelt_now; 0: none */
   const volatile int *token;
@@ -80,14 +80,14 @@ struct Slot {
   Slot *next_watched;
   int used;
   Executable *executable;
-  Slot *next;      /* of all slots of the executable */
+  Slot *next;      /* in the list of all slots of the executable */
   Slot *next_free;
   i64 bytes;       /* of this block: the slot and the tables behind it */
   i64 arena_bytes, scratch_bytes;
-  i64 charged, results, outside; /* bytes: on the account in all; of the call's results; of copies of its inputs */
-  i64 needed_arena, needed_scratch, since; /* the most that calls needed since that time */
-  i64 taken;       /* when it was last taken */
-  int counted, over; /* the account knows of the call; it refused memory */
+  i64 charged, results, outside; /* bytes: charged to the account; of the call's results; of copies of its inputs */
+  i64 needed_arena, needed_scratch, since; /* the largest need of calls since that time */
+  i64 taken;       /* time of the last use */
+  int counted, over; /* the account counts the call as running; the account refused memory */
   Grown *grown;
   atomic_flag growing;
   int ran;         /* since it was taken */
@@ -95,33 +95,33 @@ struct Slot {
   i64 *symbols, *measured_for, *measured, *late;
   void **buffers;
   void *state;       /* python.c: the calling thread's, while the interpreter's lock is released */
-  PyObject *raised[3]; /* python.c: what a signal's handler raised */
+  PyObject *raised[3]; /* python.c: the exception of a signal handler */
   void *views;       /* python.c: one Py_buffer for every input and result */
   PyObject **shapes; /* python.c: the results' sizes as tuples, or NULL */
-  PyObject *keep;    /* python.c: what the call's pointers point into */
+  PyObject *keep;    /* python.c: owners of the memory that the call uses */
 };
 
-/* One size of an input: scale * symbols[symbol] + offset; a plain number has symbol -1. */
+/* One size of an input: scale * symbols[symbol] + offset; symbol -1: a static size. */
 typedef struct { i64 symbol, scale, offset; } Dim;
 
-/* donated: of an input 1 where a call may write to it, else 0; of a result 1 + the input that it takes the place of. */
+/* donated: of an input 1 if a call may overwrite it, else 0; of a result 1 + the index of the input whose memory it reuses. */
 typedef struct { i64 kind, itemsize, align, rank, donated; const Dim *dims; } Port;
 
 /* A program with its bound arguments. */
 struct Executable {
   Run run;
   Measure measure;
-  i64 symbols, bound, inputs, results, constants, dims; /* dims: of all results together */
+  i64 symbols, bound, inputs, results, constants, dims; /* dims: total rank of the results */
   i64 bytes;            /* of this block */
-  const i64 *preset;    /* symbols that the bound arguments decide; -1: open */
+  const i64 *preset;    /* values of symbols that bound arguments determine; -1: solved at each call */
   const i64 *extents;   /* bytes of each bound argument */
   const Port *ports;    /* inputs, then results; the results' sizes come from measure */
-  void **buffers;       /* bound arguments and constants in place, NULL elsewhere */
+  void **buffers;       /* bound arguments and constants; NULL for inputs and results */
   Slot *slots, *free;
   Account *account;     /* NULL: no limit */
-  Executable *next;     /* of all that take part in trimming */
-  int closed, quick;    /* quick: python.c can find the symbols by itself */
-  i64 view_bytes;       /* what python.c wants behind a slot for one view */
+  Executable *next;     /* in the list of registered executables */
+  int closed, quick;    /* quick: python.c can solve the symbols */
+  i64 view_bytes;       /* bytes of one view behind a slot, for python.c */
   void (*forget)(Slot *slot); /* python.c: drop a slot's objects */
   PyObject *keep, *empty, *dtypes, *foreign, *view_name, *dtype_name;
 };
@@ -129,12 +129,12 @@ struct Executable {
 Slot *smelt_take(Executable *executable);  /* NULL: no memory */
 void smelt_give(Slot *slot);
 int smelt_measure(Slot *slot);             /* of slot->symbols: 0, 1 + the failed check, or SMELT_NO_MEMORY */
-int smelt_execute(Slot *slot);             /* after measure, with all buffers in place: the program's status */
-void smelt_cancel(Executable *executable); /* stops the calls that run now, not later ones */
-void smelt_trim(Executable *executable);   /* gives back the memory of idle slots */
-void smelt_register(Executable *executable); /* idle memory of it is given back by later calls, whosoever they are */
+int smelt_execute(Slot *slot);             /* after measure, with all buffers set: the program's status */
+void smelt_cancel(Executable *executable); /* stops running calls, not later ones */
+void smelt_trim(Executable *executable);   /* frees the memory of idle slots */
+void smelt_register(Executable *executable); /* from now on calls of any executable free its idle memory */
 void smelt_unregister(Executable *executable);
-int smelt_charge(Account *account, i64 bytes); /* fixed bytes, negative ones go back; 0 = ok, 1 = no, 2 = not now */
+int smelt_charge(Account *account, i64 bytes); /* fixed bytes; < 0: uncharge; 0 = ok, 1 = never fits, 2 = retry later */
 void smelt_close(Executable *executable);
 
 #endif

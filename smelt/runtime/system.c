@@ -1,5 +1,5 @@
-/* What differs between operating systems: pages, threads without signals, the main thread, forks, reading at an offset.
- * Linux and macOS share the POSIX half. Windows has no signals to block, no fork and no pread. */
+/* The functions that depend on the operating system: pages, threads with signals blocked, the main thread, forks, pread.
+ * Linux and macOS share the POSIX part. Windows has no signals to block, no fork and no pread. */
 #define _GNU_SOURCE
 #include "runtime.h"
 
@@ -54,7 +54,7 @@ int smelt_read_at(i64 file, i64 offset, char *bytes, i64 count, i64 *got) {
   return 0;
 }
 
-/* Whether this thread may handle Ctrl-C is known to Python alone: handlers of other threads' calls do nothing. */
+/* Only Python knows which thread handles Ctrl-C; on other threads PyErr_CheckSignals does nothing. */
 int smelt_is_main_thread(void) { return 1; }
 
 void smelt_name_thread(const char *name) { (void)name; }
@@ -82,7 +82,7 @@ void *smelt_map_pages(i64 bytes) {
   return base == MAP_FAILED ? NULL : base;
 }
 
-/* Maps more than is needed and unmaps both ends: mmap aligns to pages, not to huge pages. */
+/* Maps one huge page more and unmaps both ends: mmap aligns to pages, not to huge pages. */
 void *smelt_map_huge(i64 bytes) {
   char *base = smelt_map_pages(bytes + HUGE_PAGE);
   if (!base) return NULL;
@@ -151,7 +151,7 @@ static void restore_signals(const SignalMask *before) { pthread_sigmask(SIG_SETM
 
 #endif
 
-/* The thread inherits a mask that blocks every signal: signals belong to the user's own threads. */
+/* The thread inherits a mask that blocks every signal: signals are delivered to the user's threads only. */
 int smelt_start_thread(pthread_t *thread, i64 stack, int detached, void *(*body)(void *), void *argument) {
   pthread_attr_t attributes;
   SignalMask before;

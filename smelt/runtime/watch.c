@@ -1,19 +1,19 @@
-/* Ending calls early. A call ends because somebody cancelled it, because its deadline passed, or because a signal's
- * handler raised: the calling thread finds out in `smelt_stop`, which programs ask whenever their cancel flag is set.
- * One thread of the process sets it: now and then for calls of the main thread, which alone handles signals, and at
- * deadlines. It sleeps while no such call runs. Here is also the one lock of the process, and the clock. */
+/* Ending calls early: by cancellation, by a deadline, or because a signal handler raised an exception. Programs poll a
+ * cancel flag and call `smelt_stop` when it is set. The watch thread sets the flag: periodically for calls of the main
+ * thread, which alone handles signals, and at deadlines. It sleeps while no such call runs. The process-wide lock and
+ * the clock are in this file too. */
 #define _GNU_SOURCE
 #include "runtime.h"
 
 #include <pthread.h>
 #include <time.h>
 
-#define TICK ((i64)40000000) /* nanoseconds between two looks at signals */
+#define TICK ((i64)40000000) /* nanoseconds between two checks for signals */
 enum { IDLE_TICKS = 50, WATCH_STACK = 128 << 10 };
 
 static pthread_mutex_t lists = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t ticking, freed;
-static Slot *watched; /* calls of the main thread, and those with a deadline or a flag of their own */
+static Slot *watched; /* calls of the main thread, and calls with a deadline or a cancellation token */
 static int watching, dormant;
 static i64 recent;
 static _Thread_local int thread_kind; /* 1: the main thread; 2: another; 0: not known yet */
@@ -32,9 +32,9 @@ i64 smelt_now(void) {
   return (i64)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-/* A recent time, for what takes seconds: read at every tick of the watching thread and at every 16th call, for a call must
- * not wait for the clock. With the lock held. */
-i64 smelt_lately(void) {
+/* The time of the watch thread's last tick or of one of the last 16 calls: precise enough for timeouts of seconds, and
+ * cheaper than reading the clock at every call. With the lock held. */
+i64 smelt_recent(void) {
   static unsigned calls;
   if (calls++ % 16 == 0) recent = smelt_now();
   return recent;
@@ -66,7 +66,7 @@ static void wait_for(pthread_cond_t *condition, i64 nanoseconds) {
 
 void smelt_wait_for_memory(void) { wait_for(&freed, TICK); }
 
-void smelt_tell_memory(void) { pthread_cond_broadcast(&freed); }
+void smelt_signal_memory(void) { pthread_cond_broadcast(&freed); }
 
 /* ------------------------------------------------------------------------------------------ the watching thread */
 
@@ -120,12 +120,12 @@ static void watch(Slot *slot) {
 void smelt_enter(Slot *slot) {
   slot->deadline = 0, slot->token = NULL, slot->cancelled = 0, slot->stopped = 0, slot->watched = 0;
   __atomic_store_n(&slot->cancel, 0, __ATOMIC_RELAXED);
-  slot->thread = &thread_kind; /* an address that no other thread has */
+  slot->thread = &thread_kind; /* the address of a thread-local identifies the thread */
   slot->on_main = on_main();
   if (slot->on_main && smelt_signals) watch(slot);
 }
 
-/* With the lock held, when the call is over. */
+/* With the lock held, when the call has ended. */
 void smelt_leave(Slot *slot) {
   if (!slot->watched) return;
   Slot **link = &watched;
@@ -134,13 +134,13 @@ void smelt_leave(Slot *slot) {
   slot->watched = 0;
 }
 
-/* The call ends at a time of smelt_now, 0 for none, or when somebody sets `*token` and calls smelt_alarm. */
+/* The call ends at the deadline (a time of smelt_now, 0: none), or after `*token` was set and smelt_alarm called. */
 void smelt_limit(Slot *slot, i64 deadline, const volatile int *token) {
   smelt_lock();
   slot->deadline = deadline, slot->token = token;
   if (slot->watched) pthread_cond_signal(&ticking);
   else watch(slot);
-  alarm_slot(slot); /* it may be too late already */
+  alarm_slot(slot); /* the deadline may have passed */
   smelt_unlock();
 }
 
@@ -154,7 +154,7 @@ int smelt_stop(Context *ctx) {
   Slot *slot = ctx->owner;
   if (__atomic_load_n(&slot->stopped, __ATOMIC_RELAXED)) return 1;
   int own = slot->thread == &thread_kind, reason = 0;
-  if (own) __atomic_store_n(&slot->cancel, 0, __ATOMIC_SEQ_CST); /* first: what comes later sets it again */
+  if (own) __atomic_store_n(&slot->cancel, 0, __ATOMIC_SEQ_CST); /* before the checks: a later event sets it again */
   if (__atomic_load_n(&slot->cancelled, __ATOMIC_SEQ_CST) || (slot->token && *slot->token)) reason = SMELT_CANCELLED;
   else if (slot->deadline && smelt_now() >= slot->deadline) reason = SMELT_TIMED_OUT;
   else if (own && slot->on_main && smelt_signals && smelt_signals(slot)) reason = SMELT_INTERRUPTED;
@@ -165,7 +165,7 @@ int smelt_stop(Context *ctx) {
   return 1;
 }
 
-/* Only the forking thread lives on, and it is the main one now. */
+/* In the child only the forking thread exists, and it is the main thread. */
 void smelt_forked(void) {
   Slot **link = &watched;
   while (*link)
