@@ -1,1 +1,1 @@
-"""What runs a compiled model, and the one file that holds it. Nothing here knows programs, kernels or model formats."""
+"""The file format of compiled models. It depends on neither the compiler nor the importers."""

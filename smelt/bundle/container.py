@@ -1,7 +1,8 @@
-"""The file around a compiled model: a head, a manifest (JSON) and sections of bytes, each with its digest.
+"""The container of a bundle: a head, a manifest (JSON) and sections of bytes, each with its digest.
 
-`docs/bundles.md` is the format on one page. `load` opens an Image and asks for sections; `write` lays them out. Nothing
-of a file is used before what covers it was checked: the head covers the manifest, the manifest every section.
+`docs/bundles.md` describes the format. `run.load` opens an Container and reads sections; `write` lays them out. The
+head has the digest of the manifest, the manifest the digest of every section; nothing is used before its digest was
+checked.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-try:  # hashlib takes long to import: it brings OpenSSL along
+try:  # importing hashlib takes long: it loads OpenSSL
     from _blake2 import blake2b
 except ImportError:
     from hashlib import blake2b
@@ -33,10 +34,11 @@ from smelt.errors import FileError
 from smelt.files import open_regular
 from smelt.frozen import Frozen
 
+AGAIN = "copy the file again, or compile the model again"
 MAGIC = b"\x89SMELT\r\n"
 FORMAT = 1
 PAGE, HUGE, ALIGN = 4096, 2 << 20, 64
-PIECE = 1 << 20  # bytes under one checksum; checksum.c
+BLOCK = 1 << 20  # bytes under one checksum; checksum.c
 LARGEST = 1 << 28  # bytes of a manifest
 _FRONT = struct.Struct("<8sIIQQ")  # magic, format, alignment of the body, bytes of the file, bytes of the manifest
 _DIGEST, _KEY, _SIGNATURE = slice(32, 64), slice(64, 96), slice(96, 160)
@@ -60,18 +62,18 @@ def round_up(number: int, to: int) -> int:
 # ---- reading ----
 
 
-class Image(Frozen):
-    """An opened bundle whose head and manifest were checked. Sections are checked when they are asked for."""
+class Container(Frozen):
+    """An open bundle with checked head and manifest. Sections are checked when they are read."""
 
     name: str
     manifest: Any
-    checksum: str  # of everything behind the manifest
+    checksum: str  # of the whole body
     seal: Seal
     sections: tuple[Section, ...]
-    rest: memoryview  # what is behind the manifest, mapped where it is a file: nothing is read before it is touched
+    rest: memoryview  # the sections, mapped if the bundle is a file: pages are read on first access
     gap: int  # bytes before the body
-    file: int | None  # its descriptor, closed by `close`
-    offset: int  # of the rest in the file
+    file: int | None  # the file's descriptor, closed by `close`
+    offset: int  # offset of the body in the file
 
     @property
     def body(self) -> memoryview:
@@ -79,29 +81,30 @@ class Image(Frozen):
 
     @property
     def start(self) -> int:
-        """Of the body in the file."""
+        """The offset of the body in the file."""
         return self.offset + self.gap
 
     def section(self, index: object) -> memoryview:
-        """Bytes that are not checked: weights, after `check_body`."""
+        """A section without a check of its digest: for weights, after `check_body`."""
         if type(index) is not int or not 0 <= index < len(self.sections):
             raise ValueError(f"there is no section {index!r}")
         offset, length, _ = self.sections[index]
         return self.body[offset : offset + length]
 
-    def checked(self, index: object) -> bytes:
-        """A section's bytes, copied out of the file first so that what is checked is what is used."""
+    def read_checked(self, index: object) -> bytes:
+        """A copy of a section after a check of its digest. The copy is checked, so later changes of the file are
+        harmless."""
         self.check_size()
         found = bytes(self.section(index))
         assert isinstance(index, int)
         if digest(found) != self.sections[index][2]:
-            raise FileError(f"{self.name} is damaged", got=f"section {index} does not have its digest")
+            raise _damaged(self.name, f"section {index} does not match its digest")
         return found
 
     def reader(self, index: object) -> Callable[[], bytes]:
-        """What gives a section that is checked; there must be one of that number."""
+        """A function that reads and checks a section. The index is checked now."""
         self.section(index)
-        return partial(self.checked, index)
+        return partial(self.read_checked, index)
 
     def array(self, index: object, element: np.dtype[Any], sizes: tuple[int, ...] | None = None) -> Array:
         """A view of a section."""
@@ -113,7 +116,7 @@ class Image(Frozen):
         return np.frombuffer(found, element).reshape(sizes) if found.nbytes else np.empty(sizes, element)
 
     def resident(self, array: Array) -> float:
-        """The share of an array's pages that this process has touched; 1 where the system does not tell."""
+        """The fraction of an array's pages that are in memory; 1 if the system does not say."""
         first = array.ctypes.data // mmap.PAGESIZE
         count = -(-(array.ctypes.data + array.nbytes) // mmap.PAGESIZE) - first
         try:
@@ -125,7 +128,7 @@ class Image(Frozen):
         return float(np.mean(pages >> np.uint64(63))) if pages.size == count else 1.0
 
     def release(self, array: Array) -> None:
-        """Give back the memory behind an array that is a view of the file: whoever looks again reads it again."""
+        """Release the pages behind an array that is a view of the file; the next access reads them again."""
         pages = self.rest.obj
         if not isinstance(pages, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
             return
@@ -136,25 +139,25 @@ class Image(Frozen):
             pages.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def check_size(self) -> None:
-        """Refuse a file that was cut after it was mapped: touching what is gone would end the process (SIGBUS)."""
+        """Refuse a file that was truncated after it was mapped: an access would kill the process (SIGBUS)."""
         pages = self.rest.obj
         wanted = self.offset + len(self.rest)
         if isinstance(pages, mmap.mmap) and pages.size() < wanted:
             raise FileError(
-                f"{self.name} was cut while it was in use",
+                f"{self.name} was truncated while it was in use",
                 expected=f"{wanted} bytes",
                 got=pages.size(),
                 remedy="replace bundles, never write to them in place",
             )
 
     def check_body(self, runtime: Runtime, *, complete: bool) -> None:
-        """Compare every byte of the body with its checksum or, for `complete`, every section with its digest."""
+        """Compare the body with its checksums or, if `complete`, every section with its digest."""
         if complete:
             damaged = self._digests_differ()
         else:
             damaged = f"{self._checksum(runtime):016x}" != self.checksum
         if damaged:
-            raise FileError(f"{self.name} is damaged", got="its body is not what was written")
+            raise _damaged(self.name, "the body does not match its checksum")
 
     def close(self) -> None:
         if self.file is not None:
@@ -163,18 +166,19 @@ class Image(Frozen):
     def _checksum(self, runtime: Runtime) -> int:
         if self.file is None:
             return checksum(runtime, [self.rest])
-        count = -(-len(self.rest) // PIECE)
+        count = -(-len(self.rest) // BLOCK)
         sums = (ctypes.c_ulonglong * max(count, 1))()
 
         def over(first: int, last: int) -> None:
             assert self.file is not None
             place = ctypes.cast(ctypes.byref(sums, 8 * first), ctypes.POINTER(ctypes.c_ulonglong))
-            length = min(last * PIECE, len(self.rest)) - first * PIECE
-            failed = runtime.released.smelt_checksum_file(self.file, self.offset + first * PIECE, length, place)
+            length = min(last * BLOCK, len(self.rest)) - first * BLOCK
+            failed = runtime.released.smelt_checksum_file(self.file, self.offset + first * BLOCK, length, place)
             if failed:
-                raise FileError(f"cannot read {self.name}", got="its end" if failed < 0 else os.strerror(failed))
+                got = "end of file" if failed < 0 else os.strerror(failed)
+                raise FileError(f"cannot read {self.name}", got=got, remedy=AGAIN)
 
-        _share(over, count, runtime.threads if count > 8 else 1)
+        _run_parallel(over, count, runtime.threads if count > 8 else 1)
         return int(runtime.held.smelt_checksum(ctypes.addressof(sums), 8 * count))
 
     def _digests_differ(self) -> bool:
@@ -190,12 +194,12 @@ class Image(Frozen):
             if bytes(self.rest[self.gap + end : self.gap + offset]) != bytes(offset - end):
                 wrong.append(-1)
             end = offset + length
-        _share(over, len(self.sections), cpu.cores())
+        _run_parallel(over, len(self.sections), cpu.cores())
         return bool(wrong)
 
 
-def _share(work: Callable[[int, int], None], count: int, workers: int) -> None:
-    """work(first, last) over 0…count, on several threads where there are any."""
+def _run_parallel(work: Callable[[int, int], None], count: int, workers: int) -> None:
+    """Call work(first, last) over ranges of 0…count, on several threads."""
     failures: list[Exception] = []
 
     def guarded(first: int, last: int) -> None:
@@ -220,55 +224,56 @@ def _share(work: Callable[[int, int], None], count: int, workers: int) -> None:
 Admit: TypeAlias = Callable[[str, bytes], None]  # raises for a file that may not be used, by its name and its head
 
 
-def open_file(path: str | os.PathLike[str], admit: Admit | None = None) -> Image:
-    """A bundle from a file, mapped. `admit` sees the head before anything else is looked at."""
+def open_file(path: str | os.PathLike[str], admit: Admit | None = None) -> Container:
+    """Map a bundle. `admit` checks the head before anything else is read."""
     file = open_regular(path)
     try:
         size = os.fstat(file).st_size
         whole = memoryview(mmap.mmap(file, size, access=mmap.ACCESS_READ) if size else b"")
-        return _opened(str(path), whole, file, admit)
+        return _parse(str(path), whole, file, admit)
     except (OSError, ValueError) as error:
         os.close(file)
-        raise FileError(f"cannot read {path}", got=error) from error
+        raise FileError(f"cannot read {path}", got=error, remedy=AGAIN) from error
     except BaseException:
         os.close(file)
         raise
 
 
-def open_bytes(data: bytes | bytearray | memoryview, name: str = "the bundle", admit: Admit | None = None) -> Image:
-    """A bundle from memory."""
-    return _opened(name, memoryview(data).cast("B").toreadonly(), None, admit)
+def open_bytes(data: bytes | bytearray | memoryview, name: str = "the bundle", admit: Admit | None = None) -> Container:
+    """Open a bundle in memory."""
+    return _parse(name, memoryview(data).cast("B").toreadonly(), None, admit)
 
 
 def seal_of(head: bytes) -> Seal | None:
-    """What the head of a bundle says about its signature; None for what is no bundle."""
+    """The signature in the head of a bundle; None if the data is no bundle."""
     if len(head) < HEAD or not head.startswith(MAGIC):
         return None
     return Seal(head[_KEY], head[_SIGNATURE], head[_DIGEST].hex())
 
 
-def _opened(name: str, whole: memoryview, file: int | None, admit: Admit | None) -> Image:
+def _parse(name: str, whole: memoryview, file: int | None, admit: Admit | None) -> Container:
     head = bytes(whole[:HEAD])
     if admit is not None:
         admit(name, head)
     seal = seal_of(head)
     if seal is None:
         got = f"{whole.nbytes} bytes" if whole.nbytes < HEAD else head[: len(MAGIC)]
-        raise FileError(f"{name} is no bundle", expected=f"at least {HEAD} bytes that begin with {MAGIC!r}", got=got)
+        expected = f"at least {HEAD} bytes that begin with {MAGIC!r}"
+        raise FileError(f"{name} is no bundle", expected=expected, got=got, remedy="smelt compile MODEL -o FILE.smelt")
     _, format_, alignment, length, manifest_length = _FRONT.unpack_from(head)
     if format_ != FORMAT:
         raise FileError(
             f"{name} has another format", expected=FORMAT, got=format_, remedy="write it again with this smelt"
         )
     if length != whole.nbytes:
-        raise FileError(f"{name} is not complete", expected=f"{length} bytes", got=whole.nbytes)
+        raise FileError(f"{name} is not complete", expected=f"{length} bytes", got=whole.nbytes, remedy=AGAIN)
     start = round_up(HEAD + manifest_length, alignment) if alignment in (PAGE, HUGE) else length + 1
     if manifest_length > LARGEST or start > length:
-        raise FileError(f"{name} is damaged", got="a head with impossible lengths")
+        raise _damaged(name, "the head has impossible lengths")
     written = bytes(whole[HEAD : HEAD + manifest_length])
     found = digest(head[: _FRONT.size], head[_KEY], written)
     if found != seal.digest:
-        raise FileError(f"{name} is damaged", got="its head and manifest do not have their digest")
+        raise _damaged(name, "head and manifest do not match their digest")
     rest = whole[HEAD + manifest_length :]
     gap = start - HEAD - manifest_length
     try:
@@ -276,19 +281,23 @@ def _opened(name: str, whole: memoryview, file: int | None, admit: Admit | None)
         named = manifest["checksum"]
         sections = _sections(manifest["sections"], rest.nbytes - gap)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise FileError(f"{name} has a manifest that cannot be read", got=error) from error
-    return Image(name, manifest, named, seal, sections, rest, gap, file, HEAD + manifest_length)
+        raise FileError(f"{name} has a malformed manifest", got=error, remedy=AGAIN) from error
+    return Container(name, manifest, named, seal, sections, rest, gap, file, HEAD + manifest_length)
+
+
+def _damaged(name: str, how: str) -> FileError:
+    return FileError(f"{name} is damaged", got=how, remedy=AGAIN)
 
 
 def _sections(record: Any, length: int) -> tuple[Section, ...]:
-    """In the order of the file, one behind the other."""
+    """Check that sections do not overlap and are inside the file."""
     sections: list[Section] = []
     end = 0
     for offset, size, named in record:
         if not (type(offset) is type(size) is int and isinstance(named, str)) or size < 0:
             raise TypeError("a section is an offset, a length and a digest")
         if offset < end or offset % ALIGN or offset + size > length:
-            raise ValueError("sections overlap, or lie outside the file")
+            raise ValueError("sections overlap, or are outside the file")
         end = offset + size
         sections.append((offset, size, named))
     return tuple(sections)
@@ -298,7 +307,7 @@ def _sections(record: Any, length: int) -> tuple[Section, ...]:
 
 
 class Body:
-    """Sections that are laid out one behind the other; equal ones are kept once."""
+    """Sections in a row; equal ones are stored once."""
 
     def __init__(self) -> None:
         self.sections: list[Section] = []
@@ -307,7 +316,7 @@ class Body:
         self._end = 0
 
     def add(self, content: bytes | memoryview | Array) -> int:
-        """The number of a section with that content."""
+        """The index of the section with this content; adds it if there is none."""
         view = _bytes_of(content)
         key = digest(view), view.nbytes
         if key not in self._known:
@@ -319,7 +328,7 @@ class Body:
         return self._known[key]
 
     def pieces(self) -> Iterator[memoryview]:
-        """The bytes of the body in order."""
+        """The bytes of the body, in order."""
         end = 0
         for (offset, length, _), part in zip(self.sections, self._parts, strict=True):
             if offset > end:
@@ -340,9 +349,9 @@ def _bytes_of(content: bytes | memoryview | Array) -> memoryview:
 
 
 def checksum(runtime: Runtime, parts: Iterable[memoryview]) -> int:
-    """The checksum of bytes that come in parts."""
+    """The checksums of a byte stream."""
     sums: list[int] = []
-    piece, filled = np.empty(PIECE, np.uint8), 0
+    piece, filled = np.empty(BLOCK, np.uint8), 0
 
     def end_of_piece() -> None:
         sums.append(runtime.held.smelt_checksum(piece.ctypes.data, filled))
@@ -350,10 +359,10 @@ def checksum(runtime: Runtime, parts: Iterable[memoryview]) -> int:
     for part in parts:
         rest = np.frombuffer(part, np.uint8)
         while rest.size:
-            taken = min(rest.size, PIECE - filled)
+            taken = min(rest.size, BLOCK - filled)
             piece[filled : filled + taken] = rest[:taken]
             filled, rest = filled + taken, rest[taken:]
-            if filled == PIECE:
+            if filled == BLOCK:
                 end_of_piece()
                 filled = 0
     if filled:
@@ -365,7 +374,7 @@ def checksum(runtime: Runtime, parts: Iterable[memoryview]) -> int:
 def lay_out(
     runtime: Runtime, body: Body, manifest: dict[str, Any], sign: Callable[[str], tuple[bytes, bytes]] | None
 ) -> Iterator[memoryview]:
-    """A whole bundle as bytes that come in order. `sign` turns the head's digest into a public key and a signature."""
+    """The bytes of a bundle, in order. `sign` maps the head's digest to a public key and a signature."""
     manifest = manifest | {"sections": [list(section) for section in body.sections]}
     alignment = HUGE if body.length >= HUGE else PAGE
     length = HEAD + len(_written(manifest, 0))
@@ -382,6 +391,6 @@ def lay_out(
 
 
 def _written(manifest: dict[str, Any], checksum: int) -> bytes:
-    """The manifest as text, whose length does not depend on the checksum."""
+    """The manifest as text. Its length does not depend on the checksum."""
     whole = {"checksum": f"{checksum:016x}"} | manifest
     return json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,6 +1,6 @@
-"""What a compiled function takes, gives and checks, as plain data: everything that running it needs but its code.
+"""The description of a compiled function: arguments, results and run-time checks, as plain data without the code.
 
-The native engine makes an Entry from a plan, a bundle keeps it as JSON; with a library and constants it becomes a
+The native engine makes an Entry from a plan; a bundle stores it as JSON. With a library and constants it becomes a
 `runtime.Program`.
 """
 
@@ -22,14 +22,14 @@ REMEDY = "compile the model again"
 
 
 class SizeCheck(Frozen):
-    """Something about sizes that the program relies on, in words."""
+    """An assumption about sizes, as text."""
 
     expected: str
     why: str
 
 
 class DataCheck(Frozen):
-    """What data must fulfil. `{0}` in the message stands for the first of the numbers that the run tells."""
+    """A check of data at run time. `{0}` in the message is the first number of the failure record."""
 
     message: str
     of_sizes: bool
@@ -37,20 +37,20 @@ class DataCheck(Frozen):
 
 
 class Entry(Frozen):
-    """A function of a library: `NAME_run` and `NAME_measure`, with `NAME_abi` that says what it expects."""
+    """A function of a library: `NAME_run`, `NAME_measure`, and `NAME_abi` with the ABI that it expects."""
 
     name: str
     arguments: tuple[Shape, ...]
     results: tuple[Shape, ...]
-    symbols: tuple[str, ...]  # those that the arguments' sizes decide
+    symbols: tuple[str, ...]  # solved from the arguments' sizes
     names: tuple[str, ...]  # of the arguments
     sizes: tuple[SizeCheck, ...] = ()
     data: tuple[DataCheck, ...] = ()
-    donated: tuple[int, ...] = ()  # arguments that a call uses up
-    reused: tuple[tuple[int, int], ...] = ()  # (result, donated argument) that are one array
+    donated: tuple[int, ...] = ()  # arguments that a call may overwrite
+    reused: tuple[tuple[int, int], ...] = ()  # (result, donated argument) that share one array
 
     def program(self, library: ctypes.CDLL, constants: Sequence[bytes | Array]) -> runtime.Program:
-        """The function, after what its code states about itself was compared with what is said here."""
+        """The function, after a comparison of the code's own ABI record with this description."""
         self._check(library, constants)
         return runtime.Program(
             library,
@@ -71,8 +71,8 @@ class Entry(Frozen):
             stated = ctypes.string_at(_symbol(library, f"{self.name}_abi")).decode("ascii")
             for part in ("run", "measure"):
                 _symbol(library, f"{self.name}_{part}")
-        except (AttributeError, ValueError) as error:  # ValueError: a name that cannot be one
-            raise DeviceError("the code lacks functions that it should have", got=error, remedy=REMEDY) from error
+        except (AttributeError, ValueError) as error:  # ValueError: not a symbol name
+            raise DeviceError("the code lacks functions of the program", got=error, remedy=REMEDY) from error
         stated, _, needs = stated.rpartition(abi.NEEDS)
         lengths = [len(each) if isinstance(each, bytes) else each.nbytes for each in constants]
         checks = len(self.sizes), len(self.data)
@@ -80,14 +80,14 @@ class Entry(Frozen):
         if stated != said:
             pairs = zip(stated.splitlines(), said.splitlines(), strict=False)
             code, here = next(pair for pair in pairs if pair[0] != pair[1])
-            raise DeviceError("the code is not what is said about it", expected=code, got=here, remedy=REMEDY)
+            raise DeviceError("the code does not match its description", expected=code, got=here, remedy=REMEDY)
         known = cpu.target("native").features
         if known and not known.issuperset(needs.split()):
             absent = ", ".join(name for name in needs.split() if name not in known)
-            raise DeviceError("the code needs more than this processor can do", expected=absent, remedy=REMEDY)
+            raise DeviceError("the code needs CPU features that this processor lacks", expected=absent, remedy=REMEDY)
 
     def explain(self, status: int, record: tuple[int, ...]) -> SmeltError:
-        """The error behind a status of the program."""
+        """The error for a status of the program."""
         if status >= UNFIT:
             unfit = self.sizes[status - UNFIT]
             return SizeError(unfit.why, expected=unfit.expected, got=f"{record[0]} and {record[1]}")
@@ -100,7 +100,7 @@ class Entry(Frozen):
         return RunError("the compiled program reported a failure", got=status)
 
     def refuse(self, check: int, symbols: Mapping[str, int]) -> SmeltError:
-        """The error behind a size that the program takes for granted."""
+        """The error for a failed check of sizes."""
         if check + 1 == TOO_LARGE:
             return SizeError("a size is too large for any machine", got=assignment(symbols))
         unfit = self.sizes[check]
@@ -108,5 +108,5 @@ class Entry(Frozen):
 
 
 def _symbol(library: ctypes.CDLL, name: str) -> int:
-    """The address of something that a library exports."""
+    """The address of an exported symbol."""
     return ctypes.addressof(ctypes.c_char.in_dll(library, name))

@@ -1,7 +1,7 @@
-"""Plain data ↔ JSON: shapes, signatures, entries. What a bundle's manifest says about programs.
+"""Shapes, signatures and entries ↔ JSON, for the manifest of a bundle.
 
-`write` calls the functions named `*_record`, `load` their counterparts; a record that is none raises ValueError,
-TypeError, KeyError or a SmeltError, which `load` turns into one error about the file.
+`write` calls the functions named `*_record`, `run.load` their inverses. A malformed record raises ValueError,
+TypeError, KeyError or a SmeltError; `run.load` turns them into one error about the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from smelt.errors import Location
 from smelt.shape import Shape
 from smelt.size import Poly, Size, parse_size
 
-Record = Any  # what JSON can say
+Record = Any  # a JSON value
 
 
 def shape_record(shape: Shape) -> Record:
@@ -69,14 +69,14 @@ def entry_of(record: Record) -> Entry:
     )
     known = set().union(*(shape.symbols for shape in entry.arguments))
     if len(entry.names) != len(entry.arguments) or not set(entry.symbols) <= known:
-        raise ValueError(f"the entry {entry.name} does not fit together")
+        raise ValueError(f"the entry {entry.name} is inconsistent")
     if not set(entry.donated) <= set(range(len(entry.arguments))) or not all(
         result < len(entry.results) and given in entry.donated and entry.results[result] == entry.arguments[given]
         for result, given in entry.reused
     ):
-        raise ValueError(f"the entry {entry.name} gives what it did not take")
+        raise ValueError(f"the entry {entry.name} reuses an argument that is not donated")
     if any(len(set(each)) < len(entry.reused) for each in zip(*entry.reused, strict=True)):
-        raise ValueError(f"the entry {entry.name} gives something twice")
+        raise ValueError(f"the entry {entry.name} reuses an argument twice")
     return entry
 
 
@@ -94,7 +94,7 @@ def kernels_of(record: Record) -> tuple[KernelUse, ...]:
 
 
 def value_record(array: Array) -> Record:
-    """A small array, such as a value of an input that shapes a program."""
+    """A small array, such as the value of a compile-time input."""
     ordered = np.ascontiguousarray(array)
     return [dtype(array.dtype).name, list(array.shape), ordered.tobytes().hex()]
 

@@ -23,7 +23,7 @@ LARGEST = 1 << 16  # bytes of a file with a key
 
 
 class Seal(Frozen):
-    """What a bundle's head says about its signature; the digest covers the file."""
+    """The signature in a bundle's head; its digest covers the file."""
 
     public_key: bytes
     signature: bytes
@@ -31,7 +31,7 @@ class Seal(Frozen):
 
 
 def trusted(keys: Sequence[str] | None) -> tuple[bytes, ...]:
-    """The public keys that a caller or the environment names: 64 hexadecimal digits each, or files that hold them."""
+    """The public keys from `keys=` or the environment: 64 hexadecimal digits each, or files with them."""
     if keys is None:
         named = os.environ.get(VARIABLE)
         if named is None:
@@ -43,7 +43,7 @@ def trusted(keys: Sequence[str] | None) -> tuple[bytes, ...]:
 
 
 def verify(name: str, keys: tuple[bytes, ...], seal: Seal | None) -> None:
-    """Refuse what none of the keys signed."""
+    """Refuse a bundle that none of the keys signed."""
     if seal is None or seal.signature == bytes(64):
         raise FileError(
             f"{name} is not signed",
@@ -67,7 +67,7 @@ def verify(name: str, keys: tuple[bytes, ...], seal: Seal | None) -> None:
 
 
 def signer(private_key: str | Path) -> Callable[[str], tuple[bytes, bytes]]:
-    """What signs the digest of a head, with a key from a file: PEM, or 32 bytes as they are or in hexadecimal."""
+    """A function that signs the digest of a head with a private key file: PEM, or 32 bytes, raw or hexadecimal."""
     ed25519 = _ed25519("sign a bundle")
     key = _private(private_key, ed25519)
     public: bytes = key.public_key().public_bytes_raw()
@@ -86,7 +86,7 @@ def _private(path: str | Path, ed25519: Any) -> Any:
 
             key = load_pem_private_key(data, None)
             if not isinstance(key, ed25519.Ed25519PrivateKey):
-                raise ValueError("a key of another kind")
+                raise ValueError("a key of another type")
             return key
         return ed25519.Ed25519PrivateKey.from_private_bytes(data if len(data) == 32 else bytes.fromhex(data.decode()))
     except (ValueError, TypeError) as error:
@@ -94,7 +94,7 @@ def _private(path: str | Path, ed25519: Any) -> Any:
 
 
 def _public(key: str) -> bytes:
-    """32 bytes from their text, or from a file with it."""
+    """A public key of 32 bytes, from hexadecimal text or a file with it."""
     try:
         if len(key) == 64:
             text = key

@@ -1,4 +1,4 @@
-"""A stored model → a bundle: one file that appears whole or not at all, or the same as bytes.
+"""A stored model → a bundle: a file, written atomically, or bytes.
 
 `LoadedModel.save`, `Executable.serialize` and `smelt compile` call it.
 """
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 def write(path: str | Path, model: StoredModel, private_key: str | Path | None = None) -> int:
-    """Write a bundle; gives its bytes. A failure leaves nothing behind."""
+    """Write a bundle and return its size in bytes. A failure leaves no file behind."""
     return write_atomically(path, _pieces(model, private_key))
 
 
 def serialize(model: StoredModel, private_key: str | Path | None = None) -> bytes:
-    """The same bytes as `write` writes."""
+    """A bundle as bytes, the same that `write` writes."""
     return b"".join(_pieces(model, private_key))
 
 
 def source_record(path: Path) -> dict[str, str]:
-    """Where a model came from: its file's name and digest."""
+    """The provenance of a model: its file's name and digest."""
     import hashlib
 
     try:
@@ -94,7 +94,7 @@ def _entry(entry: Entry, constants: tuple[Array, ...], body: Body) -> dict[str, 
 
 
 def _array(array: Array, body: Body) -> list[Any]:
-    """Its section and its sizes; the entry says its element type."""
+    """The section and sizes of an array; its element type is in the entry."""
     return [body.add(array), list(array.shape)]
 
 

@@ -52,7 +52,7 @@ def get_version_string() -> str:
 
 
 def get_build_info() -> str:
-    """What this is."""
+    """A line of build information: the name and version of smelt."""
     return f"smelt {__version__}"
 
 
@@ -64,7 +64,7 @@ def set_default_logger_severity(severity: int) -> None:
 
 
 def set_default_logger_verbosity(verbosity: int) -> None:
-    """How much a verbose log says; smelt's has one level."""
+    """Accepted without effect: smelt's log has one level of verbosity."""
 
 
 def set_seed(seed: int) -> None:
@@ -73,8 +73,8 @@ def set_seed(seed: int) -> None:
 
 
 def disable_telemetry_events() -> None:
-    """There is none."""
+    """Accepted without effect: smelt collects no telemetry."""
 
 
 def enable_telemetry_events() -> None:
-    """There is none, and none is sent."""
+    """Accepted without effect: smelt sends no telemetry."""

@@ -1,4 +1,4 @@
-"""The interface of `onnx.backend.base.Backend`, for the official test suite and tools that speak it."""
+"""The interface of `onnx.backend.base.Backend`, for ONNX's test suite and tools that use it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smelt.model import LoadedModel, load
 
 
 class PreparedModel:
-    """What `Backend.prepare` gives: `run(inputs)` takes a list, a mapping or one array."""
+    """The result of `Backend.prepare`: `run(inputs)` takes a list, a mapping or one array."""
 
     def __init__(self, model: LoadedModel) -> None:
         self.model = model

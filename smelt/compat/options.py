@@ -80,7 +80,7 @@ class SessionOptions:
         self._dimensions: dict[str, int] = {}
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """Kept, for `get_session_config_entry`."""
+        """Store an entry for `get_session_config_entry`. It has no effect."""
         self._config[key] = value
 
     def get_session_config_entry(self, key: str) -> str:
@@ -94,7 +94,8 @@ class SessionOptions:
 
     def add_free_dimension_override_by_denotation(self, denotation: str, size: int) -> None:
         raise UnsupportedError(
-            "dimensions have names here, no denotations", remedy=f"add_free_dimension_override_by_name(NAME, {size})"
+            "smelt fixes dimensions by name, not by denotation",
+            remedy=f"add_free_dimension_override_by_name(NAME, {size})",
         )
 
     def register_custom_ops_library(self, path: str) -> None:
@@ -137,7 +138,7 @@ class RunOptions:
         self._config: dict[str, str] = {}
 
     def add_run_config_entry(self, key: str, value: str) -> None:
-        """Kept, for `get_run_config_entry`."""
+        """Store an entry for `get_run_config_entry`. It has no effect."""
         self._config[key] = value
 
     def get_run_config_entry(self, key: str) -> str:

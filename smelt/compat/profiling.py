@@ -1,4 +1,4 @@
-"""The trace of a session: when it loaded, when it ran, and which kernels ran when, as Chrome's trace events."""
+"""The trace of a session as Chrome trace events: loading, calls and kernels with their times."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from smelt.errors import DeviceError
 
 log = logging.getLogger("smelt")
 DEVICES = {"CUDAExecutionProvider": "cuda", "CPUExecutionProvider": "cpu"}
-# Known to onnxruntime, and never here: a list that names one falls through to the next.
+# onnxruntime's providers that smelt never has: the next one in the list is tried.
 OTHERS = (
     *("TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider", "MIGraphXExecutionProvider"),
     *("ROCMExecutionProvider", "OpenVINOExecutionProvider", "DnnlExecutionProvider", "VitisAIExecutionProvider"),
@@ -23,17 +23,17 @@ Options = dict[str, Any]
 
 
 def get_all_providers() -> list[str]:
-    """Those that a build of smelt can have, the fastest first."""
+    """The providers that smelt supports, fastest first."""
     return list(DEVICES)
 
 
 def get_available_providers() -> list[str]:
-    """Those whose device is here."""
+    """The providers whose device is available."""
     return [name for name, device in DEVICES.items() if device == "cpu" or pjrt.missing(device) is None]
 
 
 def get_device() -> str:
-    """`GPU` where there is one that smelt can use, else `CPU`."""
+    """`GPU` if smelt can use one, else `CPU`."""
     return "GPU" if "CUDAExecutionProvider" in get_available_providers() else "CPU"
 
 
@@ -66,7 +66,7 @@ def normalise(providers: Any, provider_options: Any) -> dict[str, Options]:
 
 
 def choose(wanted: Mapping[str, Options]) -> tuple[str, str]:
-    """The first provider that is here and its device; a warning for what is passed over, an error if none is here.
+    """The first available provider and its device. Unavailable ones before it cause a warning; none at all, an error.
 
     A list without the CPU never runs on the CPU.
     """

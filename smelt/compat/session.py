@@ -42,7 +42,7 @@ class NodeArg:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What a model file says about itself."""
+    """The metadata of a model file."""
 
     graph_name: str = ""
     custom_metadata_map: dict[str, str] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class InferenceSession:
         user_data: Any,
         run_options: RunOptions | None = None,
     ) -> None:
-        """Run in another thread, then `callback(outputs, user_data, error)`: `error` is empty where all went well."""
+        """Run in another thread, then call `callback(outputs, user_data, error)`; `error` is empty on success."""
         names = self._names(output_names)
 
         def work() -> None:
@@ -146,7 +146,7 @@ class InferenceSession:
             error = ""
             try:
                 outputs = self.run(names, input_feed, run_options)
-            except Exception as raised:  # whatever it is, the callback is told
+            except Exception as raised:  # the callback receives every error
                 error = str(raised) or type(raised).__name__
             callback(outputs, user_data, error)
 
@@ -160,13 +160,13 @@ class InferenceSession:
         input_dict_ort_values: Mapping[str, OrtValue],
         run_options: RunOptions | None = None,
     ) -> list[OrtValue]:
-        """The same with `OrtValue` in and out."""
+        """`run` with `OrtValue` inputs and outputs."""
         names = self._names(output_names)
         outputs = self._call({name: each._value for name, each in input_dict_ort_values.items()}, run_options)
         return [OrtValue(outputs[name], self._device) for name in names]
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
-        """Run on what is bound; outputs go where they are bound to."""
+        """Run with the bound inputs and write to the bound outputs."""
         outputs = self._call({name: each._value for name, each in iobinding._inputs.items()}, run_options)
         iobinding._receive(outputs, self._device)
 
@@ -199,7 +199,7 @@ class InferenceSession:
             raise RunError("the model has no such output", expected=", ".join(known), got=", ".join(unknown))
         return list(wanted or known)
 
-    # -- what it is --
+    # -- metadata --
 
     def get_inputs(self) -> list[NodeArg]:
         return [_node_arg(port) for port in self._model.signature.inputs]
@@ -239,7 +239,7 @@ class InferenceSession:
     # -- profiling and fallback --
 
     def end_profiling(self) -> str:
-        """Write what was measured as a trace that chrome://tracing and Perfetto show; gives the file's name."""
+        """Write the trace, for chrome://tracing and Perfetto, and return the file's name."""
         if self._trace is None:
             return ""
         return self._trace.write()
@@ -271,7 +271,7 @@ class InferenceSession:
 
 
 class IOBinding:
-    """Inputs and outputs by name, for calls that take and leave tensors where they are."""
+    """Inputs and outputs bound by name, for calls without copies."""
 
     def __init__(self, session: InferenceSession) -> None:
         self._session = session
@@ -303,7 +303,7 @@ class IOBinding:
         shape: Sequence[int] | None = None,
         buffer_ptr: int | None = None,
     ) -> None:
-        """Without an address the result is wherever the device puts it."""
+        """Without an address the result is allocated by the device."""
         _known(name, self._session._model.signature.outputs, "output")
         if buffer_ptr is None:
             self._outputs[name] = None
@@ -326,10 +326,10 @@ class IOBinding:
         return [_as_onnx(ports[name], self._results[name].numpy()) for name in self._outputs if name in self._results]
 
     def synchronize_inputs(self) -> None:
-        """Bound tensors are complete before a call returns: nothing to wait for."""
+        """Does nothing: bound inputs are complete before a call."""
 
     def synchronize_outputs(self) -> None:
-        """Wait until the results are there."""
+        """Wait for the results."""
         for value in self._results.values():
             value.numpy()
 
@@ -358,7 +358,7 @@ def _node_arg(port: Port) -> NodeArg:
 
 
 def _as_onnx(port: Port, value: Any) -> Any:
-    """An output as onnxruntime gives it: an array, or a list of one dictionary a row where columns have keys."""
+    """An output in onnxruntime's form: an array, or for ZipMap a list with one dictionary per row."""
     array = as_array(value)
     return [dict(zip(port.keys, row, strict=True)) for row in array.tolist()] if port.keys else array
 

@@ -76,7 +76,7 @@ class OrtValue:
 
     @classmethod
     def ortvalue_from_numpy(cls, array: Array, device_type: str = "cpu", device_id: int = 0) -> OrtValue:
-        """On the CPU it looks at the array's own memory; on a device it is a copy."""
+        """A view of the array's memory on the CPU, a copy on a device."""
         if device_type.lower() == "cpu":
             return cls(np.asarray(array))
         device = f"{device_type.lower()}:{device_id}" if device_id else device_type.lower()
@@ -107,7 +107,7 @@ class OrtValue:
     def data_ptr(self) -> int:
         if isinstance(self._value, np.ndarray):
             return int(self._value.ctypes.data)
-        raise RunError("the address of a tensor on a device is not told", got=self._device, remedy="numpy()")
+        raise RunError("the address of a tensor on a device is not available", got=self._device, remedy="numpy()")
 
     def shape(self) -> list[int]:
         if isinstance(self._value, np.ndarray):

@@ -16,20 +16,23 @@ from smelt.mesh import Mesh
 
 log = logging.getLogger("smelt")
 
-# In the order `auto` tries them on the processor.
+# In the order in which `auto` tries them on the CPU.
 ENGINES: tuple[Engine[Program], ...] = (NativeEngine(), PjrtEngine(), ReferenceEngine())
 
 
 def engines(device: str = "auto") -> tuple[Engine[Program], ...]:
-    """The engines for a device: all for the processor, pjrt for everything with a plug-in (`cuda`, `cuda:1`)."""
+    """The engines of a device: all of them on the CPU, pjrt on devices with a plug-in (`cuda`, `cuda:1`)."""
     return ENGINES if device in ("auto", "cpu") else (PjrtEngine(device),)
 
 
 def platform(
     device: str = "auto", engine: str = "auto", *, isolate: bool = False, mesh: Mesh | None = None
 ) -> Platform[Program]:
-    """The device and engine that names stand for. `isolate`: XLA works in a process of its own, for programs that are
-    not trusted. `mesh`: several devices, through XLA; the processor is as many as the mesh has."""
+    """The platform of a device name and an engine name.
+
+    `isolate`: run XLA in a worker process, for untrusted programs. `mesh`: several devices through XLA; the CPU is
+    split into as many devices as the mesh has.
+    """
     named = "cpu" if device == "auto" else device
     if mesh is not None:
         return Platform(named, choose("pjrt" if engine == "auto" else engine, (MeshEngine(named, mesh),)))
@@ -41,9 +44,9 @@ def platform(
 def compile_with_first(
     device: str, engine_name: str, attempt: Callable[[Engine[Program]], Executable]
 ) -> tuple[Engine[Program], Executable]:
-    """The engine of a name, or for `auto` the first that can run a program, and what `attempt` made of it there.
+    """The engine of a name, or for `auto` the first that can run the program, and the result of `attempt` with it.
 
-    Where that is not the fastest one, the log says so in one line, with the reasons.
+    If that is not the fastest engine, one log line says why.
     """
     if engine_name != "auto":
         chosen = platform(device, engine_name).engine
@@ -64,14 +67,14 @@ def compile_with_first(
 
 
 def _attempted(engine: Engine[Program], attempt: Callable[[Engine[Program]], Executable]) -> Executable:
-    """What an engine made of a program. A bug is never passed over for another engine, and says that it is one."""
+    """Call `attempt` with an engine. A bug of an engine is reported as such; `auto` does not fall back then."""
     try:
         return attempt(engine)
     except (SmeltError, MemoryError):
         raise
     except Exception as error:
         error.add_note(f"a bug of smelt: the {engine.name} engine failed on a valid program; please report it")
-        error.add_note("engine='reference' may run the program meanwhile")
+        error.add_note("until it is fixed, try engine='reference'")
         raise
 
 

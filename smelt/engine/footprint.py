@@ -172,7 +172,7 @@ class Limited(Closing):
     def _check(self, shapes: tuple[tuple[int, ...], ...]) -> None:
         ports = self.signature.inputs
         if [port.shape.rank for port in ports] != [len(sizes) for sizes in shapes]:
-            return  # the call itself says what is wrong
+            return  # the call reports what is wrong
         patterns = [size for port in ports for size in port.shape.sizes]
         try:
             symbols = solve(patterns, [number for sizes in shapes for number in sizes])

@@ -29,7 +29,7 @@ from smelt.target import Target, tile_shape
 
 
 class NativeEngine:
-    """Generated C through a C compiler, for this machine's processor or a named target."""
+    """Generates C and compiles it, for this machine's processor or a named target."""
 
     name = "native"
 
@@ -40,7 +40,7 @@ class NativeEngine:
         return None if cpu.compiler() else "no C compiler: pip install ziglang"
 
     def footprint(self, program: Program) -> Footprint:
-        """What a program will hold in memory; nothing is compiled."""
+        """The memory that a program will need; nothing is compiled."""
         return plan_program(program, self.target).footprint
 
     def compile(self, program: Program, *, donate: Iterable[str] = ()) -> NativeExecutable:

@@ -1,8 +1,8 @@
-"""The pjrt engine: XLA through jaxlib's PJRT client, for the processor and for every device with a plug-in.
+"""The pjrt engine: XLA through jaxlib's PJRT client, for the CPU and every device with a plug-in.
 
-Program → passes → StableHLO text with numbers for sizes → XLA. One program per size, kept a while; calls give buffers
-that fill in their own time. With `isolate=True` XLA runs in a worker process, so that a program that makes it abort
-raises `DeviceLost` here.
+Program → passes → StableHLO text with static sizes → XLA. One program per combination of sizes, in an LRU cache. Calls
+are asynchronous and return buffers. With `isolate=True` XLA runs in a worker process: a program that makes XLA abort
+raises `DeviceLost`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from smelt.device import pjrt
 from smelt.device.pjrt_worker import IsolatedClient
 from smelt.dtype import Quantized
 from smelt.engine import pjrt_file
-from smelt.engine.pjrt_buckets import Buckets, Cut, checked_buckets, padded_to, round_up
+from smelt.engine.pjrt_buckets import Buckets, Cut, check_buckets, padded_to, round_up
 from smelt.engine.pjrt_program import Compilation, DeviceClient, Prepare, SizedProgram
 from smelt.engine.signature import signature_of
 from smelt.engine_api import Closing, Cost, KernelUse, Memory, Port, Signature
@@ -38,12 +38,14 @@ from smelt.shape import Shape
 from smelt.stop import Stop, note_donated
 from smelt.weights import Stored, Weights
 
-LIMIT = 16  # programs that one executable keeps, each for its own sizes
+LIMIT = 16  # programs per executable, one per combination of sizes
 
 
 class PjrtEngine:
-    """XLA on one device. Programs that are not trusted go to a worker process: `isolate=True`, and `timeout` seconds
-    for each request if it must not hang either."""
+    """XLA on one device.
+
+    `isolate=True` runs untrusted programs in a worker process; `timeout` bounds the seconds of one request to it.
+    """
 
     name = "pjrt"
 
@@ -57,14 +59,14 @@ class PjrtEngine:
         self.timeout = timeout
         self._platform, self._index = platform, int(index or 0)
         self._worker: IsolatedClient | None = None
-        self._opening = threading.Lock()  # a model may be compiled and loaded at the same time
+        self._opening = threading.Lock()  # a model may be compiled while its weights are loaded
 
     def missing(self) -> str | None:
         return pjrt.missing(self._platform)
 
     @property
     def client(self) -> DeviceClient:
-        """The client in use; a new one when the last was lost."""
+        """The client; a new one after the last was lost."""
         if not self.isolate:
             return pjrt.client(self._platform, self._index)
         with self._opening:
@@ -75,15 +77,15 @@ class PjrtEngine:
     def compile(
         self, program: Program, *, donate: Iterable[str] = (), buckets: Buckets | None = None, limit: int = LIMIT
     ) -> PjrtExecutable:
-        """Compile a program, at once where all sizes are known, else at the first call of each size.
+        """Compile a program: now if all sizes are static, else at the first call with each combination of sizes.
 
-        `donate`: inputs whose buffers a call may use up. `buckets`: sizes to round up to, by symbol; a program where
-        padding would change results is refused.
+        `donate`: inputs whose buffers a call may overwrite. `buckets`: sizes to round up to, by symbol. A program whose
+        results padding would change is refused.
         """
         signature = signature_of(program.main)
         main, prepare = _parts(self._without_lapack(_without_quantised(_on_one_device(program))))
         donated = _donated(signature, tuple(donate))
-        padded = checked_buckets(main, buckets or {})
+        padded = check_buckets(main, buckets or {})
         offset = len(main.main.args) - len(signature.inputs)
         client = self.client
         run = SizedProgram.of(main, client, limit, frozenset(offset + i for i in donated))
@@ -94,14 +96,14 @@ class PjrtEngine:
         return executable
 
     def _without_lapack(self, program: Program) -> Program:
-        """LAPACK calls stay where XLA can run them; elsewhere they are computed with plain ops."""
+        """Decompose LAPACK calls into ops, unless XLA has the LAPACK routines."""
         called = any(
             op.attrs.get("call_target_name") in TARGETS for func in program.funcs.values() for op in walk(func.body)
         )
         return lower_custom_calls(program, TARGETS) if called and not pjrt.has_lapack(self._platform) else program
 
     def deserialize(self, data: bytes) -> PjrtExecutable:
-        """What `serialize` gave, on the same kind of device with the same version; anything else is refused."""
+        """Load the bytes of `serialize`, on the same kind of device with the same versions."""
         Gate().admit("the executable", data[:HEAD])
         client = self.client
         saved = pjrt_file.read(data, client.platform, client.version)
@@ -115,7 +117,7 @@ class PjrtEngine:
         return PjrtExecutable(client, saved.signature, run, first, saved.donated, saved.buckets)
 
     def put(self, buffer: HostBuffer) -> Buffer:
-        """A buffer on the device; what is read-only, such as a mapped file, is shared where the device can."""
+        """Copy an array to the device. A read-only array (a mapped file) is aliased if the device can read it."""
         array = buffer.numpy()
         made: Buffer = self.client.put(array, buffer.shape, shared=not array.flags.writeable)
         return made
@@ -134,14 +136,14 @@ class PjrtEngine:
 
 
 def _on_one_device(program: Program) -> Program:
-    """The program without what it says about several devices."""
+    """The program without sharding annotations."""
     if not any(op.name == "sdy.sharding_constraint" for func in program.funcs.values() for op in walk(func.body)):
         return program
     return pipeline.per_function(partial(lower, rules=ON_ONE_DEVICE))(program)
 
 
 def _without_quantised(program: Program) -> Program:
-    """Integers and scales in place of quantised types, which XLA does not take."""
+    """Lower quantised types to integers and scales; XLA does not support them."""
     quantised = any(
         isinstance(value.type, Shape) and isinstance(value.type.dtype, Quantized)
         for func in program.funcs.values()
@@ -152,7 +154,7 @@ def _without_quantised(program: Program) -> Program:
 
 
 def _parts(program: Program) -> tuple[Program, Program | None]:
-    """The program that a call runs and, where there are weights, the one that runs once."""
+    """Compile @main and, if there are weights, @prepare."""
     optimised, _ = pipeline.run(program)
     others = [func for func in optimised.funcs.values() if func is not optimised.main and func.name != "prepare"]
     main = Program.of(_named_main(optimised.main), *others, declarations=optimised.declarations)
@@ -177,11 +179,11 @@ def _donated(signature: Signature, names: tuple[str, ...]) -> frozenset[int]:
 
 @dataclass(slots=True)
 class _Bound:
-    """What `prepare` made, shared by clones; the memory goes back with the last of them."""
+    """The prepared weights, shared by clones and freed with the last of them."""
 
     buffers: tuple[Any, ...]
     owned: tuple[Any, ...]
-    held: Any  # the buffers as the client wants them for a run
+    held: Any  # the buffers as first arguments of a run
     users: int = 1
     known: frozenset[int] = field(init=False)  # the buffers' identities
 
@@ -197,7 +199,7 @@ class _Bound:
 
 
 class PjrtExecutable(Closing):
-    """A compiled program. Weights are bound by `prepare`, which leaves this one as it is."""
+    """A compiled program. `prepare` returns a new executable, bound to its weights."""
 
     def __init__(
         self,
@@ -217,25 +219,27 @@ class PjrtExecutable(Closing):
         self._first = first
         self._bound = bound if bound is not None or first is not None else _Bound((), (), client.hold(()))
         self._ports = [(port.shape, f"the input {port.name!r}") for port in signature.inputs]
-        self._fitting = [port.shape for port in signature.inputs]  # the shapes of buffers that were found to fit last
+        self._fitting = [
+            port.shape for port in signature.inputs
+        ]  # the argument shapes of the last call, which were checked
         self._donations = [(i, f"was donated as the input {signature.inputs[i].name!r}") for i in sorted(donated)]
         self._open = not run.is_static
 
     @property
     def compilations(self) -> tuple[Compilation, ...]:
-        """What was compiled for a call so far, and why; clones and prepared executables share it."""
+        """The compiles so far and their reasons; clones and prepared executables share them."""
         return tuple(self._program().compilations)
 
     @property
     def kernels(self) -> tuple[KernelUse, ...]:
-        """XLA makes kernels of its own: one entry for all of the program's ops."""
+        """One entry for all ops: XLA does not report its kernels."""
         ops = sorted({op.name for op in walk(self._program().source.main.body)})
         return (KernelUse("xla", tuple(ops), 1),) if ops else ()
 
     # ---- weights ----
 
     def prepare(self, weights: Weights | Mapping[str, Any]) -> PjrtExecutable:
-        """The same function with its weights bound. Values are arrays or buffers; buffers stay the caller's."""
+        """A new executable, bound to its weights: arrays or buffers. The caller still owns the buffers."""
         run = self._program()
         if self._first is None:
             return PjrtExecutable(self.client, self.signature, run, None, self.donated, self.buckets)
@@ -245,12 +249,12 @@ class PjrtExecutable(Closing):
         owned = {id(buffer): buffer for buffer in buffers if id(buffer) not in theirs}
         for buffer, made in placed:
             if made and id(buffer) not in owned:
-                buffer.delete()  # only `prepare` needed it
+                buffer.delete()  # only @prepare reads it
         bound = _Bound(tuple(buffers), tuple(owned.values()), self.client.hold(buffers))
         return PjrtExecutable(self.client, self.signature, run, self._first, self.donated, self.buckets, bound)
 
     def _place(self, given: Any, port: Port) -> tuple[Any, bool]:
-        """A weight on the device, and whether it was put there now."""
+        """A weight on the device, and whether it was copied there by this call."""
         what = f"the weight {port.name!r}"
         if hasattr(given, "client"):
             pjrt.check_placed(given, self.client, port.shape if port.shape.is_static else given.shape, what)
@@ -262,10 +266,10 @@ class PjrtExecutable(Closing):
     # ---- calls ----
 
     def __call__(self, *inputs: Any, keep: bool = False, stop: Stop | None = None) -> tuple[Any, ...]:
-        """Run on arrays or buffers; the results are buffers that fill in their own time.
+        """Run on arrays or buffers. The results are buffers that are filled asynchronously.
 
-        A buffer that is donated is used up by the call, unless `keep` says that a copy is used up instead. XLA ends no
-        run early: with a `stop` the call waits for its results and gives up waiting; the device works on.
+        A donated buffer is consumed by the call; with `keep` a copy is consumed instead. XLA cannot end a run early:
+        with a `stop` the call waits for the results and may give up waiting while the device continues.
         """
         if stop is None:
             return self._begin(inputs, keep)
@@ -284,7 +288,7 @@ class PjrtExecutable(Closing):
         bound = self._bound
         if bound is None:
             self._program()
-            raise RunError("the weights are not bound", expected=".prepare(weights) before the first call")
+            raise RunError("the weights are not bound", remedy="executable = executable.prepare(weights)")
         if len(inputs) != len(self._ports):
             names = [port.name for port in self.signature.inputs]
             raise RunError("wrong number of inputs", expected=names, got=len(inputs))
@@ -354,39 +358,41 @@ class PjrtExecutable(Closing):
         return results
 
     def _check_given_once(self, bound: _Bound, arguments: Sequence[Any]) -> None:
-        """What is donated is neither another input nor a weight; anything else may be given twice."""
+        """Check that no donated buffer is another input or a weight."""
         for place, _ in self._donations:
             if id(arguments[place]) in bound.known or sum(each is arguments[place] for each in arguments) > 1:
                 name = self.signature.inputs[place].name
                 raise RunError(f"the input {name!r} is donated and given twice", remedy=".copy() one of them")
 
-    # ---- what it costs, copies, the end ----
+    # ---- cost, copies, closing ----
 
     def memory(self) -> Memory:
-        """Bytes that a run needs: of the program for the latest sizes."""
+        """Memory of the program for the latest sizes."""
         found: Memory = self._latest().memory()
         return found
 
     def cost(self) -> Cost:
-        """What a run does: of the program for the latest sizes."""
+        """Cost of the program for the latest sizes."""
         found: Cost = self._latest().cost()
         return found
 
     def _latest(self) -> Any:
         latest = self._program().latest
         if latest is None:
-            raise RunError("nothing is compiled yet", expected="a call, which says the sizes")
+            raise RunError(
+                "nothing is compiled yet", expected="known sizes", remedy="call it once with inputs of these sizes"
+            )
         return latest
 
     def clone(self) -> PjrtExecutable:
-        """Another one with the same program and weights; closing one leaves the other as it is."""
+        """An independent executable with the same program and weights; each is closed on its own."""
         run = self._program()
         if self._bound is not None:
             self._bound.users += 1
         return PjrtExecutable(self.client, self.signature, run, self._first, self.donated, self.buckets, self._bound)
 
     def serialize(self) -> bytes:
-        """The compiled programs as bytes, without weights: `PjrtEngine.deserialize` takes them."""
+        """The compiled programs as bytes, without weights, for `PjrtEngine.deserialize`."""
         run = self._program()
         first = self._first
         saved = pjrt_file.Saved(

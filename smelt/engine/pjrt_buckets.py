@@ -1,7 +1,7 @@
-"""Buckets: sizes that are rounded up, so that fewer programs are compiled.
+"""Buckets: round dynamic dimensions up to fixed sizes, so that fewer programs are compiled.
 
-Arguments are padded with zeros and results cut; programs where that would change a result are refused. Called by
-`engine.pjrt`.
+Arguments are padded with zeros and results sliced. A program whose results padding would change is refused.
+`engine.pjrt` calls it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,17 @@ from smelt.shape import Shape
 Buckets: TypeAlias = Mapping[str, Sequence[int]]
 
 
-def checked_buckets(main: Program, buckets: Buckets) -> dict[str, tuple[int, ...]]:
-    """Buckets in order, for symbols along which padding is proven to change nothing."""
+def check_buckets(main: Program, buckets: Buckets) -> dict[str, tuple[int, ...]]:
+    """The buckets in ascending order, for symbols along which padding is proven to change no result."""
     checked = {}
-    open_symbols = sorted({name for arg in main.main.args for name in arg.shape.symbols})
+    dynamic = sorted({name for arg in main.main.args for name in arg.shape.symbols})
     for name, sizes in buckets.items():
-        if name not in open_symbols or not sizes or any(size < 1 for size in sizes):
-            raise RunError(
-                "not a bucket", expected=f"sizes for one of {', '.join(open_symbols)}", got=f"{name}={sizes}"
-            )
+        if name not in dynamic or not sizes or any(size < 1 for size in sizes):
+            raise RunError("invalid buckets", expected=f"sizes for one of {', '.join(dynamic)}", got=f"{name}={sizes}")
         reason = find_leak(main.main, name)
         taken = [why for a, b, why in assumptions(main) if name in symbols(a) | symbols(b)]
         if reason is None and taken:
-            reason = f"the program takes for granted something about {name}: {taken[0]}"
+            reason = f"the program has an assumption about {name}: {taken[0]}"
         if reason is not None:
             raise UnsupportedError(
                 f"padding along {name} would change results", got=reason, remedy=f"leave {name} out of the buckets"
@@ -45,12 +43,12 @@ def checked_buckets(main: Program, buckets: Buckets) -> dict[str, tuple[int, ...
 
 
 def round_up(size: int, buckets: Sequence[int]) -> int:
-    """The least bucket that holds a size; beyond the largest the size itself."""
+    """The smallest bucket that is at least a size; above the largest bucket the size itself."""
     return next((bucket for bucket in buckets if bucket >= size), size)
 
 
 def padded_to(given: Any, sizes: tuple[int, ...]) -> Array:
-    """An array in the corner of a larger one of zeros."""
+    """Pad an array with zeros at the end of each axis."""
     array = np.asarray(given)
     if array.shape == sizes:
         return array
@@ -60,7 +58,7 @@ def padded_to(given: Any, sizes: tuple[int, ...]) -> Array:
 
 
 class Cut:
-    """The first part of a buffer: a padded result without what was padded. It is cut when it is read, on the host."""
+    """A padded result, sliced to its real size on the host when it is read."""
 
     def __init__(self, whole: Any, sizes: tuple[int, ...]) -> None:
         self._whole = whole

@@ -1,7 +1,7 @@
 """Serialised executables of the pjrt engine: programs as StableHLO text and as XLA's machine code, without weights.
 
-`write` gives bytes, `read` takes them back where the platform, the version and the processor are the same; a file from
-elsewhere, or a damaged one, is refused with the reason. The bytes hold machine code: read only what you trust.
+`read` accepts what `write` returned on the same platform, version and processor. Other or damaged files are refused
+with the reason. The bytes contain machine code: read only files that you trust.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Programs = Sequence[tuple[tuple[tuple[int, ...], ...], bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What an executable is made of."""
+    """The contents of a serialised executable."""
 
     signature: Signature
     main: Program
@@ -70,7 +70,7 @@ def write(saved: Saved, platform: str, version: str) -> bytes:
 def read(data: bytes, platform: str, version: str) -> Saved:
     """The parts of a serialised executable, if this platform can run it."""
     if not data.startswith(MAGIC):
-        raise ParseError("this is no serialised executable", expected=f"bytes that begin with {MAGIC!r}", got=data[:16])
+        raise ParseError("not a serialised executable", expected=f"bytes that begin with {MAGIC!r}", got=data[:16])
     start = len(MAGIC) + _DIGEST
     rest = data[start:]
     if hashlib.sha256(rest).digest() != data[len(MAGIC) : start]:
@@ -93,7 +93,7 @@ def read(data: bytes, platform: str, version: str) -> Saved:
     try:
         return _parts(header, rest[8 + length :])
     except (SmeltError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ParseError("the serialised executable holds no program that can be read", got=error) from error
+        raise ParseError("the programs of the serialised executable cannot be read", got=error) from error
 
 
 def _parts(header: Mapping[str, Any], blobs: bytes) -> Saved:
@@ -123,7 +123,7 @@ def _parts(header: Mapping[str, Any], blobs: bytes) -> Saved:
 
 
 def _processor(platform: str) -> str:
-    """What machine code for the processor depends on; a device with a plug-in is described by its version."""
+    """The CPU properties that XLA's machine code depends on; for plug-ins the version has them."""
     if platform != "cpu":
         return ""
     target = cpu.target()

@@ -1,7 +1,7 @@
-"""The pjrt engine over several devices: programs whose arguments say how they are split go to Shardy and XLA.
+"""The pjrt engine on several devices: sharded programs through Shardy and XLA.
 
-Program with `sdy.sharding` → passes → StableHLO text with a mesh → XLA, one per size. Weights are placed shard by
-shard. `smelt.platform(mesh=…)` makes it.
+Program with `sdy.sharding` → passes → StableHLO text with a mesh → XLA, one program per combination of sizes. Weights
+are loaded shard by shard. `smelt.platform(mesh=…)` makes it.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class MeshEngine:
 
     def __init__(self, device: str, mesh: Mesh) -> None:
         if device not in pjrt.PLATFORMS:
-            raise UnsupportedError("unknown kind of device", expected=", ".join(pjrt.PLATFORMS), got=device)
+            raise UnsupportedError("unknown device", expected=", ".join(pjrt.PLATFORMS), got=device)
         self.device, self.mesh = device, mesh
         self._client: MeshClient | None = None
-        self._opening = threading.Lock()  # a model may be compiled and loaded at the same time
+        self._opening = threading.Lock()  # a model may be compiled while its weights are loaded
 
     def missing(self) -> str | None:
         return pjrt.missing(self.device)
@@ -56,15 +56,15 @@ class MeshEngine:
             return self._client
 
     def compile(self, program: Program, *, donate: Iterable[str] = ()) -> MeshExecutable:
-        """What is donated is left alone: XLA keeps the arguments of a partitioned program."""
+        """Compile a program. `donate` is ignored: XLA does not alias the arguments of a partitioned program."""
         return MeshExecutable(self.client, program)
 
     def put(self, buffer: HostBuffer) -> Buffer:
-        """A buffer in pieces, by the names of its shape's axes."""
+        """A sharded buffer. The sharding is given by the names of its axes."""
         return self.client.put(buffer.numpy(), buffer.shape, self._partition(buffer.shape))
 
     def stage(self, largest: int) -> AbstractContextManager[Callable[[Stored], Buffer]]:
-        """Each device gets its piece of the mapped file; nobody holds all of a tensor."""
+        """Load weights: each device gets its shard of the mapped file, so no device holds a whole tensor."""
         client = self.client
 
         def place(stored: Stored) -> Buffer:
@@ -80,7 +80,7 @@ class MeshEngine:
 
 
 def partition_of(attrs: Attrs, rank: int) -> Partition:
-    """How an argument or result is split, as its attribute says; whole where there is none."""
+    """The partition of an argument or result from its attribute; replicated if there is none."""
     sharding = attrs.get(SHARDING)
     if not isinstance(sharding, DialectAttr):
         return (None,) * rank
@@ -91,7 +91,7 @@ def partition_of(attrs: Attrs, rank: int) -> Partition:
 
 
 class MeshExecutable(Closing):
-    """A compiled program over a mesh. Weights are bound by `prepare`, which leaves this one as it is."""
+    """A compiled program on a mesh. `prepare` returns a new executable, bound to its weights."""
 
     def __init__(
         self,
@@ -133,22 +133,22 @@ class MeshExecutable(Closing):
         partition = self._partitions[place]
         if isinstance(given, MeshBuffer):
             if given.client is not self.client:
-                raise DeviceError(f"{what} lies on another mesh", expected=self.client.mesh, got=given.client.mesh)
+                raise DeviceError(f"{what} is on another mesh", expected=self.client.mesh, got=given.client.mesh)
             if given.partition == partition:
                 return given
-            given = given.numpy()  # split in another way
+            given = given.numpy()  # sharded differently
         array = check_array(given.numpy() if isinstance(given, HostBuffer) else given, shape, what)
         made = self.client.put(array, shape, partition)
         owned.append(made)
         return made
 
     def __call__(self, *inputs: Any, stop: Stop | None = None) -> tuple[MeshBuffer, ...]:
-        """Run on arrays or buffers. XLA ends no run early: `stop` is looked at before it begins."""
+        """Run on arrays or buffers. XLA cannot end a run early: `stop` is checked before it starts."""
         self._open()
         if stop is not None:
             stop.check()
         if self._bound is None:
-            raise RunError("the weights are not bound", expected=".prepare(weights) before the first call")
+            raise RunError("the weights are not bound", remedy="executable = executable.prepare(weights)")
         ports = self.signature.inputs
         if len(inputs) != len(ports):
             raise RunError("wrong number of inputs", expected=[port.name for port in ports], got=len(inputs))
@@ -191,9 +191,11 @@ class MeshExecutable(Closing):
         return self.client.compile(text, results)
 
     def partitioned(self) -> str:
-        """What XLA made of the program for the latest sizes, collectives included."""
+        """XLA's optimised HLO of the program for the latest sizes, collectives included."""
         if not self._programs:
-            raise RunError("nothing is compiled yet", expected="a call, which says the sizes")
+            raise RunError(
+                "nothing is compiled yet", expected="known sizes", remedy="call it once with inputs of these sizes"
+            )
         return list(self._programs.values())[-1].text()
 
     def close(self) -> None:

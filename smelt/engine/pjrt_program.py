@@ -1,7 +1,7 @@
-"""Program → XLA, one program for each combination of sizes that comes, kept a while.
+"""Program → XLA: one compiled program per combination of sizes, in an LRU cache.
 
-`SizedProgram` is what a call runs, `Prepare` what runs once on the weights. Called by `engine.pjrt` with a client, in
-this process or in a worker.
+A call runs `SizedProgram`; `Prepare` runs once on the weights. `engine.pjrt` calls it with a client in this process or
+in a worker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Key: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class DeviceClient(Protocol):
-    """What the engine needs of a client, in this process or in a worker."""
+    """The client's methods that the engine uses, in this process or in a worker."""
 
     platform: str
     lost: str | None
@@ -44,7 +44,7 @@ class DeviceClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """One run of XLA's compiler, and why there was one."""
+    """One run of XLA's compiler, and its reason."""
 
     sizes: Mapping[str, int]
     reason: str
@@ -53,7 +53,7 @@ class Compilation:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A condition that a run must fulfil, and the numbers for its message: results from `first` on, `count` of them."""
+    """A run-time check, with the values for its message: `count` results from `first` on."""
 
     op: Op
     first: int
@@ -65,7 +65,7 @@ class Check:
 
 
 def _lift_checks(program: Program) -> tuple[Program, tuple[Check, ...]]:
-    """Checks, which XLA does not know, as results that are looked at after the run."""
+    """Turn run-time checks into results that are read after the run: XLA has no checks."""
     lifted, found = lift_checks(program)
     place = len(program.main.results)
     checks = []
@@ -77,10 +77,10 @@ def _lift_checks(program: Program) -> tuple[Program, tuple[Check, ...]]:
 
 @dataclass(slots=True)
 class SizedProgram:
-    """A function, and what was compiled from it for the sizes that came."""
+    """A function, and its compiled programs by sizes."""
 
     source: Program
-    program: Program  # the same with checks as further results
+    program: Program  # the function with checks as additional results
     checks: tuple[Check, ...]
     client: DeviceClient
     donated: frozenset[int]
@@ -96,8 +96,8 @@ class SizedProgram:
         return SizedProgram(program, *_lift_checks(program), client, donated, limit)
 
     def start(self, loaded: Any, arguments: Sequence[Any], held: Any = None) -> tuple[Any, ...]:
-        """Run on what is held and the arguments after it; what a check finds wrong is raised where a result is read,
-        or here where there is none to read."""
+        """Run on the held buffers and the arguments. A failed check is raised when a result is read; if there is no
+        result, it is raised here."""
         results: tuple[Any, ...] = loaded(arguments, held)
         if not self.checks:
             return results
@@ -118,7 +118,7 @@ class SizedProgram:
         return all(arg.shape.is_static for arg in self.args)
 
     def loaded(self, key: Key) -> Any:
-        """The compiled program for these sizes of all arguments (none where every size is a number)."""
+        """The compiled program for these argument sizes (empty if all sizes are static)."""
         found = self.kept.get(key)
         if found is not None:
             if len(self.kept) > 1:
@@ -140,7 +140,7 @@ class SizedProgram:
             raise SizeError(error.message, expected=", ".join(shapes), got=list(key)) from error
 
     def restore(self, key: Key, blob: bytes) -> None:
-        """Take a program that was serialised."""
+        """Add a deserialised program."""
         self._keep(key, self.client.load(blob, self._results(self.values(key))))
 
     def _results(self, values: Mapping[str, int]) -> list[Shape]:
@@ -170,11 +170,11 @@ class SizedProgram:
 
     def _reason(self, key: Key, values: Mapping[str, int]) -> str:
         if not key:
-            return "compiled once: every size is a number"
+            return "all sizes are static"
         if key in self.dropped:
-            return f"its program was dropped when {self.limit} others were in use"
+            return f"its program was evicted: at most {self.limit} are cached"
         if not self.compilations:
-            return "the first sizes that came"
+            return "the first call"
         last = self.compilations[-1].sizes
         changed = [f"{name} is {size}, was {last.get(name)}" for name, size in values.items() if size != last.get(name)]
         return "new sizes: " + ", ".join(changed)
@@ -182,7 +182,7 @@ class SizedProgram:
 
 @dataclass(slots=True)
 class _Guard:
-    """Looks at the checks of a run when it is called first; later calls raise the same again."""
+    """Reads the checks of a run at the first call; later calls raise the same error again."""
 
     checks: tuple[Check, ...]
     results: Sequence[Any]
@@ -202,10 +202,10 @@ class _Guard:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """What runs once on the weights. A weight that is bound as it is does not go through XLA."""
+    """@prepare, run once on the weights. A weight that is bound unchanged does not go through XLA."""
 
     source: Program
-    computed: SizedProgram  # gives the results that are no arguments
+    computed: SizedProgram  # computes the results that are not arguments
     recipe: tuple[int, ...]  # for each bound value: an argument, or -1 - a computed result
 
     @staticmethod
@@ -218,18 +218,18 @@ class Prepare:
         return Prepare(program, SizedProgram.of(reduced, client, limit), recipe)
 
     def __call__(self, weights: Sequence[Any]) -> list[Any]:
-        """The values to bind."""
+        """Compute the values to bind."""
         made: tuple[Any, ...] = ()
         if self.computed.program.main.results:
             key = () if self.computed.is_static else tuple(sizes_of(each) for each in weights)
             made = self.computed.start(self.computed.loaded(key), weights)
             for value in made[:1] if self.computed.checks else ():
-                value.wait()  # raises what a check found wrong
+                value.wait()  # raises if a check failed
         return [weights[place] if place >= 0 else made[-1 - place] for place in self.recipe]
 
 
 def _refuse(program: Program) -> None:
-    """What XLA would take and answer with something else than the specification says."""
+    """Refuse programs that XLA accepts but computes differently from the specification."""
     for op in (op for func in program.funcs.values() for op in walk(func.body)):
         if is_assertion(op):
             raise UnsupportedError(
@@ -245,7 +245,7 @@ def _refuse(program: Program) -> None:
 
 
 def _annotated(program: Program, donated: frozenset[int]) -> Program:
-    """The program with nothing but what XLA knows about its arguments and results."""
+    """The program without argument and result attributes that XLA does not know."""
     main = program.main
     donor: Any = {"jax.buffer_donor": True}
     attrs = tuple(donor if i in donated else {} for i in range(len(main.args)))

@@ -1,4 +1,4 @@
-"""The reference engine: runs any program on NumPy as the specification says. Slow and right: the others' oracle."""
+"""The reference engine: runs any program on NumPy as the specification says. Slow; the oracle of the other engines."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Random inputs for a program that is to be measured: numbers of a sensible range, and no index leaves its table.
+"""Random inputs for measurements: numbers of a usual range, and indices within their tables.
 
-A program and numbers for its open sizes come in, arrays go out. `smelt.load(…, tune=…)` and the command line call it.
+A program and values of its dynamic dimensions → arrays. `smelt.load(…, tune=…)` and the command line call it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from smelt.ir.ops import OPS
 from smelt.passes.split_prepare import BOUND, WEIGHT
 from smelt.shape import Shape
 
-# What moves numbers about and leaves them as they are.
+# Ops that move or copy integers without changing them.
 MOVES = frozenset(
     f"stablehlo.{name}" for name in ("broadcast_in_dim", "concatenate", "reshape", "reverse", "slice", "transpose")
 )
@@ -35,7 +35,7 @@ def sample_inputs(program: Program, sizes: Mapping[str, int], seed: int = 0) -> 
 
 
 def default_sizes(shapes: Sequence[Shape]) -> dict[str, int]:
-    """A number for every symbol: 1, but 64 for the height and width of pictures (1, 3 or 4 channels beside them)."""
+    """A value for every symbol: 64 for the height and width of images (an axis of 1, 3 or 4 channels), else 1."""
     chosen: dict[str, int] = {}
     for shape in shapes:
         spatial = _spatial(shape)
@@ -46,7 +46,7 @@ def default_sizes(shapes: Sequence[Shape]) -> dict[str, int]:
 
 
 def _spatial(shape: Shape) -> tuple[int, ...]:
-    """The axes of a picture's height and width, where a shape looks like one."""
+    """The height and width axes of a shape that looks like an image."""
     if shape.rank == 4 and not shape.element.is_integer:
         for channel, axes in ((1, (2, 3)), (3, (1, 2))):
             if shape.sizes[channel] in (1, 3, 4):
@@ -55,7 +55,7 @@ def _spatial(shape: Shape) -> tuple[int, ...]:
 
 
 def random_array(shape: Shape, symbols: Mapping[str, int], generator: np.random.Generator) -> Array:
-    """Numbers of a sensible range: normal for floats, 0 to 9 for integers."""
+    """Random numbers: standard normal for floats, 0 to 9 for integers."""
     sizes = shape.numbers(symbols)
     element = shape.element
     if element.kind == "bool":
@@ -67,7 +67,7 @@ def random_array(shape: Shape, symbols: Mapping[str, int], generator: np.random.
 
 
 def in_range(main: Func, inputs: dict[str, Array], seed: int) -> dict[str, Array]:
-    """Integers that look up tables anew, over the smallest of these; other integers are flags: 0 or 1."""
+    """Redraw integers that index tables, within the smallest table; other integers become flags, 0 or 1."""
     generator = np.random.default_rng(seed)
     limits = _limits(main)
     pairs = zip(main.args, main.arg_attrs, strict=True)
@@ -80,7 +80,7 @@ def in_range(main: Func, inputs: dict[str, Array], seed: int) -> dict[str, Array
 
 
 def _limits(main: Func) -> dict[Value, int]:
-    """For each argument that becomes an index, the size of the smallest table that it is an index of."""
+    """For each argument used as an index, the size of the smallest table that it indexes."""
     sources: dict[Value, frozenset[Value]] = {argument: frozenset((argument,)) for argument in main.args}
     limits: dict[Value, int] = {}
     for op in main.body.ops:
@@ -96,7 +96,7 @@ def _limits(main: Func) -> dict[Value, int]:
 
 
 def _rows(op: Op) -> int:
-    """The smallest size that an index of a look-up runs over; 2 where it is open."""
+    """The smallest size that an index of a lookup ranges over; 2 if it is dynamic."""
     table = op.operands[0].shape
     if op.name == "stablehlo.torch_index_select":
         axes: Sequence[int] = (op.attrs["dim"],)

@@ -1,1 +1,1 @@
-"""What runs a compiled model; nothing here compiles."""
+"""Load and run compiled models, without the compiler."""

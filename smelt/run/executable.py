@@ -99,7 +99,7 @@ class NativeExecutable(Closing):
         return made
 
     def within_bound(self, account: runtime.Account, sizes: Mapping[str, int]) -> NativeExecutable:
-        """The same for weights that are bound already, those of a bundle. A call at these sizes has to fit."""
+        """`limited_to` for weights that are bound already, those of a bundle. A call at these sizes must fit."""
         made = self.within(account, 0)
         if self._arrays is None:
             return made
@@ -174,7 +174,7 @@ class NativeExecutable(Closing):
             self._file = file
 
     def _move(self, main: runtime.Program, arrays: Arrays, file: Mapped) -> None:
-        """Calls under way keep the old binding, which is released after the last of them."""
+        """Bind the copied weights. Running calls keep the old binding, which is released after the last of them."""
         try:
             file.check_size()
         except FileError:
@@ -192,7 +192,7 @@ class NativeExecutable(Closing):
             together[i] = place
         bound = main.bind(together, self._sizes, self._account)
         if self._main is not None and self._bound is not None:
-            # Calls that are under way read the file again: it is given back for good after the last of them.
+            # Running calls read pages of the file again; these are released after the last of them.
             weakref.finalize(self._bound, _release_all, file, [arrays[i] for i in read]).atexit = False
             self._arrays, self._bound = tuple(together), bound
 
@@ -310,9 +310,9 @@ def _release_all(file: Mapped, arrays: Sequence[Array]) -> None:
 
 
 def _solve_sizes(signature: Signature, arrays: Sequence[Array]) -> Mapping[str, int]:
-    """The symbols that the weights' shapes decide; packed weights no longer have these shapes."""
+    """The symbols that the weights' shapes determine; packed weights no longer have these shapes."""
     pairs = [(port.shape, array) for port, array in zip(signature.weights, arrays, strict=True) if port.shape.symbols]
-    if not pairs or any(shape.rank != array.ndim for shape, array in pairs):  # the program itself says what is wrong
+    if not pairs or any(shape.rank != array.ndim for shape, array in pairs):  # the program reports what is wrong
         return NO_SIZES
     patterns = [size for shape, _ in pairs for size in shape.sizes]
     try:
@@ -349,9 +349,9 @@ def _aligned_weights(owner: runtime.Runtime, weights: Weights, names: Sequence[s
 
 
 def _together(prepare: runtime.Program) -> tuple[Array, ...] | None:
-    """Arrays for what `prepare` gives, side by side in one block of memory; None where sizes are open.
+    """Arrays for the results of `prepare`, contiguous in one block of memory; None if a size is dynamic.
 
-    One block can have huge pages though each weight is small, and weights are read from one end to the other.
+    One block can use huge pages though each weight is small, and is read sequentially.
     """
     arrays: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
     for shape in prepare.results:

@@ -1,7 +1,7 @@
-"""A bundle → something that can be called: checked, mapped, its code for this processor loaded. Nothing is compiled.
+"""A bundle → a model: check it, map it, load the code for this processor. Nothing is compiled.
 
-`smelt.load` and `smelt.deserialize` call it. Only where a bundle has no code for this machine is `recompile` asked; the
-caller brings it along, for it needs the compiler's modules.
+`smelt.load` and `smelt.deserialize` call it. If a bundle has no code for this machine, it calls the caller's
+`recompile`, because this folder may not import the compiler.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from smelt.buffer import parse_bytes
 from smelt.bundle import container, record, sign
-from smelt.bundle.container import Image
+from smelt.bundle.container import Container
 from smelt.bundle.entry import Entry
 from smelt.bundle.stored import Code, RuntimeCode, StoredModel, StoredProgram, Variant
 from smelt.device import cpu, runtime
@@ -32,13 +32,13 @@ from smelt.run.per_value import Fallback, PerValue, Shapes, Values, key_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-# (compressed text, tile, signature, bound arrays) → the program, compiled here
+# (compressed text, tile, signature, bound arrays) → the compiled program
 Recompile: TypeAlias = Callable[[bytes, tuple[int, int, int], Signature, Arrays | None], NativeExecutable]
 
-Limit: TypeAlias = tuple[int, Mapping[str, int]]  # bytes, and the sizes at which a call has to fit
+Limit: TypeAlias = tuple[int, Mapping[str, int]]  # bytes, and the sizes of a call that must fit
 
 SUFFIX = ".smelt"
-PJRT = b"smelt pjrt"  # what files of the pjrt engine begin with
+PJRT = b"smelt pjrt"  # magic of the pjrt engine's files
 
 
 def load(
@@ -73,11 +73,11 @@ def load(
         )
     limit = None if memory_limit is None else (parse_bytes(memory_limit, "memory_limit"), sizes or {})
     gate = Gate(keys)
-    image = container.open_file(path, gate.admit)
+    bundle = container.open_file(path, gate.admit)
     try:
-        return _Reader(image, recompile, verify, gate, limit).model()
+        return _Reader(bundle, recompile, verify, gate, limit).model()
     finally:
-        image.close()
+        bundle.close()
 
 
 def deserialize(
@@ -87,28 +87,28 @@ def deserialize(
     verify: bool | None = None,
     keys: Sequence[str] | None = None,
 ) -> Executable:
-    """The executable whose `serialize()` gave these bytes; arrays in order in, arrays in order out."""
+    """The executable that `serialize()` wrote; it takes and returns arrays by position."""
     gate = Gate(keys)
     return _Reader(container.open_bytes(data, admit=gate.admit), recompile, verify, gate).executable()
 
 
 class Gate:
-    """The one gate for everything that holds code, before its format is looked at.
+    """Check the signature of anything with code, before its format is read.
 
-    Where keys are configured, only what one of them signed passes.
+    If keys are configured, a file that none of them signed is refused.
     """
 
     def __init__(self, keys: Sequence[str] | None = None) -> None:
         self.keys = sign.trusted(keys)
 
     def admit(self, name: str, head: bytes) -> None:
-        """Refuse, by the first bytes of a file, what is not signed by one of the keys."""
+        """Refuse a file that none of the keys signed, by its head."""
         if self.keys:
             sign.verify(name, self.keys, container.seal_of(head))
 
 
 def foreign(path: str | Path, keys: Sequence[str] | None = None) -> bytes | None:
-    """The bytes of a file that another engine saved; None for a bundle."""
+    """The bytes of a file that the pjrt engine saved; None for a bundle."""
     with os.fdopen(open_regular(path), "rb") as file:
         head = file.read(container.HEAD)
         Gate(keys).admit(str(path), head)
@@ -116,20 +116,20 @@ def foreign(path: str | Path, keys: Sequence[str] | None = None) -> bytes | None
 
 
 def describe(path: str | Path) -> dict[str, Any]:
-    """What a bundle says about itself; nothing but its head and manifest is read."""
-    image = container.open_file(path)
-    image.close()
-    found = _read(image)
+    """The description of a bundle. Only its head and manifest are read."""
+    bundle = container.open_file(path)
+    bundle.close()
+    found = _read(bundle)
     codes = [code for program in found.programs for variant in program.variants for code in variant.codes]
     return {
         "name": found.name,
-        "smelt": image.manifest.get("smelt"),
+        "smelt": bundle.manifest.get("smelt"),
         "signature": found.signature,
         "targets": list(dict.fromkeys(code.target for code in codes)),
         "programs": len(found.programs),
         "static": list(found.static),
-        "bytes": image.start + len(image.body),
-        "signed": image.seal.public_key.hex() if image.seal.signature != bytes(64) else None,
+        "bytes": bundle.start + len(bundle.body),
+        "signed": bundle.seal.public_key.hex() if bundle.seal.signature != bytes(64) else None,
         "metadata": dict(found.metadata),
         "provenance": {**found.provenance, **found.programs[0].provenance},
     }
@@ -137,9 +137,9 @@ def describe(path: str | Path) -> dict[str, Any]:
 
 def read_stored(path: str | Path) -> StoredModel:
     """The content of a bundle. Its head and manifest are read; texts and code are read and checked on demand."""
-    image = container.open_file(path)
-    image.close()
-    return _read(image)
+    bundle = container.open_file(path)
+    bundle.close()
+    return _read(bundle)
 
 
 class Loaded(Frozen):
@@ -153,27 +153,27 @@ class Loaded(Frozen):
 
 
 def every_code(path: str | Path, recompile: Recompile, *, keys: Sequence[str] | None = None) -> tuple[Loaded, ...]:
-    """All code of a bundle, after every byte of it was compared with its digest."""
+    """All code of a bundle, after a check of every digest."""
     gate = Gate(keys)
-    image = container.open_file(path, gate.admit)
+    bundle = container.open_file(path, gate.admit)
     try:
-        return _Reader(image, recompile, True, gate).every_code()
+        return _Reader(bundle, recompile, True, gate).every_code()
     finally:
-        image.close()
+        bundle.close()
 
 
 class _Reader:
-    """One bundle on its way to executables."""
+    """Turns one bundle into executables."""
 
     def __init__(
-        self, image: Image, recompile: Recompile, verify: bool | None, gate: Gate, limit: Limit | None = None
+        self, bundle: Container, recompile: Recompile, verify: bool | None, gate: Gate, limit: Limit | None = None
     ) -> None:
-        self.image, self.recompile = image, recompile
-        self.stored = _read(image)
+        self.bundle, self.recompile = bundle, recompile
+        self.stored = _read(bundle)
         self.runtime = self._runtime()
         self.limit = None if limit is None else (runtime.Account(limit[0], self.runtime), limit[1])
         if verify is not False or gate.keys:
-            image.check_body(self.runtime, complete=bool(verify or gate.keys))
+            bundle.check_body(self.runtime, complete=bool(verify or gate.keys))
 
     def model(self) -> LoadedModel:
         stored = self.stored
@@ -214,9 +214,9 @@ class _Reader:
             return self._within_limit(self._recompile(program))
         _, variant, code = max(fitting, key=lambda each: each[0])
         made = self._within_limit(self._link(program, variant, code))
-        self.image.check_size()
-        if self.image.file is not None:
-            made.move_after_first_call(self.image)
+        self.bundle.check_size()
+        if self.bundle.file is not None:
+            made.move_after_first_call(self.bundle)
         return made
 
     def _within_limit(self, made: NativeExecutable) -> NativeExecutable:
@@ -229,7 +229,7 @@ class _Reader:
             main = variant.main.program(library, variant.constants)
         except DeviceError as error:
             raise FileError(
-                f"{self.image.name}: {error.message}", expected=error.expected, got=error.got, remedy=error.remedy
+                f"{self.bundle.name}: {error.message}", expected=error.expected, got=error.got, remedy=error.remedy
             ) from error
         store = partial(self._store, program)
         return NativeExecutable(program.signature, first, main, variant.bound, program.kernels, store)
@@ -245,12 +245,12 @@ class _Reader:
 
     def _recompile(self, program: StoredProgram) -> NativeExecutable:
         codes = [code for variant in program.variants for code in variant.codes]
-        reasons = "; ".join(f"{code.target}: {self._absent(code)}" for code in codes) or "it has no code at all"
+        reasons = "; ".join(f"{code.target}: {self._absent(code)}" for code in codes) or "no code"
         import logging
 
-        name = self.image.name
+        name = self.bundle.name
         logging.getLogger("smelt").warning("%s has no code for this processor (%s): compiling it", name, reasons)
-        variant = min(program.variants, key=lambda each: each.tile[2])  # the one with the shortest vectors
+        variant = min(program.variants, key=lambda each: each.tile[2])  # the one with the narrowest vectors
         try:
             return self.recompile(variant.text(), variant.tile, program.signature, variant.bound)
         except (DeviceError, UnsupportedError, ImportError) as error:
@@ -262,7 +262,7 @@ class _Reader:
             ) from error
 
     def _store(self, program: StoredProgram, bound: Arrays | None, targets: Sequence[str]) -> StoredModel:
-        """The program as it is in the file, to be written again."""
+        """The stored program, to be written again."""
         if targets:
             raise UnsupportedError("the targets of a bundle are fixed", got=", ".join(targets), remedy="smelt compile")
         stored = self.stored
@@ -272,7 +272,7 @@ class _Reader:
         asked = [f"{name}={array.reshape(-1)[:8].tolist()}" for name, array in values.items()]
         asked += [f"{name} of shape {list(shape)}" for name, shape in shapes.items()]
         raise UnsupportedError(
-            f"{self.image.name} holds no program for these inputs",
+            f"{self.bundle.name} holds no program for these inputs",
             expected="; ".join(_made_for(program) for program in self.stored.programs),
             got=", ".join(asked),
             remedy="load the original model, call it with such inputs, and save it again",
@@ -286,14 +286,14 @@ class _Reader:
         try:
             try:
                 return runtime.runtime(shipped)
-            except (DeviceError, AttributeError):  # AttributeError: a library of something else
+            except (DeviceError, AttributeError):  # AttributeError: not our library
                 if shipped is None:
                     raise
                 return runtime.runtime()  # made for another C library: compile it here
         except DeviceError as error:
             there = ", ".join(sorted({code.machine for code in self._codes()})) or "none"
             raise UnsupportedError(
-                f"{self.image.name} has no runtime library for this machine, and it cannot be compiled here",
+                f"{self.bundle.name} has no runtime library for this machine, and it cannot be compiled here",
                 expected=f"a bundle for {cpu.target().name}, written by this version of smelt",
                 got=f"one for {there}; {error}",
                 remedy="smelt compile MODEL -o FILE.smelt --target …",
@@ -303,7 +303,7 @@ class _Reader:
         return [code for program in self.stored.programs for variant in program.variants for code in variant.codes]
 
     def _shipped(self) -> Callable[[], ctypes.CDLL] | None:
-        """What loads the runtime library of the bundle, where it is made of the same source as ours would be."""
+        """A function that loads the bundle's runtime library; None if it was built from other sources than ours."""
         here, made_of = cpu.target().name, container.digest(*runtime.texts())
         for each in self.stored.runtimes:
             if each.machine == here and each.made_of == made_of:
@@ -324,16 +324,18 @@ def _made_for(program: StoredProgram) -> str:
 # ---- the manifest ----
 
 
-def _read(image: Image) -> StoredModel:
+def _read(bundle: Container) -> StoredModel:
     try:
-        return _stored(image)
+        return _stored(bundle)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, ShapeError) as error:
-        raise FileError(f"{image.name} has a manifest that this version cannot read", got=error) from error
+        raise FileError(
+            f"{bundle.name} has a manifest that this version cannot read", got=error, remedy=container.AGAIN
+        ) from error
 
 
-def _stored(image: Image) -> StoredModel:
-    manifest = image.manifest
-    programs = tuple(_stored_program(image, each) for each in manifest["programs"])
+def _stored(bundle: Container) -> StoredModel:
+    manifest = bundle.manifest
+    programs = tuple(_stored_program(bundle, each) for each in manifest["programs"])
     if not programs or not all(program.variants for program in programs):
         raise ValueError("there is no program")
     model = StoredModel(
@@ -341,7 +343,7 @@ def _stored(image: Image) -> StoredModel:
         record.signature_of(manifest["signature"]),
         programs,
         tuple(
-            RuntimeCode(record.text(each["machine"]), record.text(each["made_of"]), image.reader(each["library"]))
+            RuntimeCode(record.text(each["machine"]), record.text(each["made_of"]), bundle.reader(each["library"]))
             for each in manifest["runtimes"]
         ),
         record.pairs(manifest["metadata"]),
@@ -355,13 +357,13 @@ def _stored(image: Image) -> StoredModel:
 
 
 def _check_model(model: StoredModel) -> None:
-    """Whether programs take and give what the model's signature says; sizes are compared with the code's own later."""
+    """Check programs against the model's signature. Sizes are compared with the code's own record later."""
     names = {port.name for port in model.signature.inputs}
     if not names.issuperset(model.static):
-        raise ValueError("an input that shapes the programs is none of the model's")
+        raise ValueError("a compile-time input is no input of the model")
     for program in model.programs:
         if not names.issuperset(port.name for port in program.signature.inputs):
-            raise ValueError("a program has inputs that the model has not")
+            raise ValueError("a program has inputs that the model lacks")
         if len(program.signature.outputs) != len(model.signature.outputs):
             raise ValueError("a program has another number of outputs than the model")
         for variant in program.variants:
@@ -372,57 +374,57 @@ def _check_variant(signature: Signature, variant: Variant) -> None:
     main, prepare, bound = variant.main, variant.prepare, variant.bound
     if bound is None:
         if prepare is None or len(prepare.arguments) != len(signature.weights):
-            raise ValueError("nothing prepares the weights")
+            raise ValueError("there is no prepare function")
         count = len(prepare.results)
         if prepare.results != main.arguments[:count]:
-            raise ValueError("the program does not take what is prepared for it")
+            raise ValueError("the program's arguments do not match the packed weights")
     else:
         count = len(bound)
     if count + len(signature.inputs) != len(main.arguments):
         raise ValueError(f"the program takes {len(main.arguments)} arrays, not {count} and {len(signature.inputs)}")
     if len(main.results) != len(signature.outputs):
-        raise ValueError(f"the program gives {len(main.results)} arrays, not {len(signature.outputs)}")
+        raise ValueError(f"the program returns {len(main.results)} arrays, not {len(signature.outputs)}")
     if any(place < count for place in main.donated):
-        raise ValueError("a bound array is used up by the first call")
+        raise ValueError("a bound array is donated")
 
 
-def _stored_program(image: Image, given: Any) -> StoredProgram:
+def _stored_program(bundle: Container, given: Any) -> StoredProgram:
     return StoredProgram(
         record.signature_of(given["signature"]),
         record.kernels_of(given["kernels"]),
-        tuple(_variant(image, each) for each in given["variants"]),
+        tuple(_variant(bundle, each) for each in given["variants"]),
         record.pairs(given["provenance"]),
         {record.text(name): record.value_of(value) for name, value in given["values"].items()},
         {record.text(name): record.numbers(shape) for name, shape in given["shapes"].items()},
     )
 
 
-def _variant(image: Image, given: Any) -> Variant:
-    main, constants = _entry(image, given["main"])
-    prepare, prepare_constants = (None, ()) if given["prepare"] is None else _entry(image, given["prepare"])
+def _variant(bundle: Container, given: Any) -> Variant:
+    main, constants = _entry(bundle, given["main"])
+    prepare, prepare_constants = (None, ()) if given["prepare"] is None else _entry(bundle, given["prepare"])
     rows, columns, lanes = record.numbers(given["tile"])
     codes = tuple(
         Code(
             record.text(each["target"]),
             record.text(each["machine"]),
             record.texts(each["features"]),
-            image.reader(each["library"]),
+            bundle.reader(each["library"]),
         )
         for each in given["codes"]
     )
-    bound = None if given["bound"] is None else _bound(image, main, given["bound"])
-    text = image.reader(given["text"])
+    bound = None if given["bound"] is None else _bound(bundle, main, given["bound"])
+    text = bundle.reader(given["text"])
     return Variant((rows, columns, lanes), text, main, constants, prepare, prepare_constants, bound, codes)
 
 
-def _entry(image: Image, given: Any) -> tuple[Entry, Arrays]:
-    constants = tuple(image.array(index, np.dtype(np.uint8)) for index in given["constants"])
+def _entry(bundle: Container, given: Any) -> tuple[Entry, Arrays]:
+    constants = tuple(bundle.array(index, np.dtype(np.uint8)) for index in given["constants"])
     return record.entry_of(given), constants
 
 
-def _bound(image: Image, main: Entry, given: Any) -> Arrays:
-    """Arrays for the first arguments of a program, in its order."""
+def _bound(bundle: Container, main: Entry, given: Any) -> Arrays:
+    """The arrays of the first arguments of a program, in order."""
     if len(given) > len(main.arguments):
         raise ValueError("more arrays are bound than the program takes")
     pairs = zip(given, main.arguments, strict=False)
-    return tuple(image.array(index, shape.dtype.numpy, record.numbers(sizes)) for (index, sizes), shape in pairs)
+    return tuple(bundle.array(index, shape.dtype.numpy, record.numbers(sizes)) for (index, sizes), shape in pairs)

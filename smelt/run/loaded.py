@@ -1,6 +1,6 @@
-"""A model that can be called by its own input names, whatever made it: a file that was compiled, or a bundle.
+"""A loaded model, called by its input names: compiled from a file, or read from a bundle.
 
-`smelt.load` gives one. Saving it writes a bundle.
+`smelt.load` returns it. `save` writes a bundle.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def _labelled(port: Port, result: Array | Buffer) -> Array:
-    """An output as an array, or as the strings that its numbers stand for."""
+    """An output as an array, or as strings if the port has labels."""
     array = as_array(result)
     if not port.labels:
         return array
@@ -40,7 +40,7 @@ def _labelled(port: Port, result: Array | Buffer) -> Array:
 
 
 class Defaults(Frozen):
-    """Inputs that may be left out, asked for when a call brings one, and the program that takes some of them."""
+    """Optional inputs, and the programs that take some of them, compiled on demand."""
 
     ports: Callable[[], tuple[Port, ...]]
     build: Callable[[tuple[str, ...]], Executable]
@@ -62,11 +62,11 @@ class LoadedModel(Closing):
         self.name = name
         self.engine = engine
         self.metadata = metadata
-        self.provenance = dict(provenance)  # what its bundle says about where it came from
-        self._source = source  # the file that it was made of
+        self.provenance = dict(provenance)  # provenance from the bundle
+        self._source = source  # the source file
         self._executable = executable
         self._defaults = defaults
-        self._fed: dict[tuple[str, ...], Executable] = {}  # by the optional inputs that come with a call
+        self._fed: dict[tuple[str, ...], Executable] = {}  # by the optional inputs of a call
 
     @property
     def static(self) -> tuple[str, ...]:
@@ -84,17 +84,17 @@ class LoadedModel(Closing):
 
     @property
     def optional(self) -> tuple[Port, ...]:
-        """Inputs that have a default value: a call may bring them by name, and need not."""
+        """Inputs with a default value. A call may give them by name."""
         return self._defaults.ports() if self._defaults is not None else ()
 
     @property
     def kernels(self) -> tuple[KernelUse, ...]:
-        """What runs the model's ops."""
+        """The name of the engine that runs the model."""
         return self._executable.kernels
 
     @property
     def memory(self) -> Memory | None:
-        """Bytes that it holds now; None where its engine does not say, or several programs share them."""
+        """Bytes in use; None if the engine does not say, or several programs share them."""
         return self._executable.memory if isinstance(self._executable, NativeExecutable) else None
 
     def __call__(self, *positional: Any, **named: Any) -> dict[str, Array]:
@@ -107,7 +107,7 @@ class LoadedModel(Closing):
         return self._call(positional, named, stop)
 
     def _stop(self, named: dict[str, Any]) -> Stop | None:
-        """Takes what is said about the call itself out of the keywords, unless inputs have such names."""
+        """Remove `timeout` and `cancel` from the keywords, unless inputs have these names."""
         ports = (*self.signature.inputs, *(self._defaults.ports() if self._defaults else ()))
         own = {port.name for port in ports}
         return Stop.of(**{name: named.pop(name) for name in ("timeout", "cancel") if name in named.keys() - own})
@@ -136,7 +136,7 @@ class LoadedModel(Closing):
         return {port.name: _labelled(port, array) for port, array in zip(self.signature.outputs, outputs, strict=True)}
 
     def _for(self, named: Mapping[str, Any]) -> Executable:
-        """The program for a call: another one where it brings inputs that have a default."""
+        """The program for a call: a separate one for each set of optional inputs."""
         known = {port.name for port in self.signature.inputs}
         if self._defaults is None or named.keys() <= known:
             return self._executable
@@ -150,11 +150,11 @@ class LoadedModel(Closing):
     def run(
         self, inputs: Mapping[str, Any], *, timeout: float | None = None, cancel: Cancel | None = None
     ) -> dict[str, Array]:
-        """The same for inputs whose names are no Python names."""
+        """Run with a dictionary, for inputs whose names are not Python identifiers."""
         return self._call((), inputs, Stop.of(timeout, cancel))
 
     def trim(self) -> None:
-        """Give back the memory that is kept for later calls. What was idle for some seconds goes at the next call."""
+        """Free the memory pooled for later calls. Later calls free what was idle for some seconds anyway."""
         for each in (self._executable, *self._fed.values()):
             if isinstance(each, Trimmable):
                 each.trim()
@@ -192,5 +192,5 @@ class LoadedModel(Closing):
 
 
 def _example(ports: Sequence[Port]) -> str:
-    """A call with every input by its name."""
+    """An example call with every input by name."""
     return f"model.run({{{', '.join(f'{port.name!r}: …' for port in ports)}}})"

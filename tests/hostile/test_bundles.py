@@ -70,7 +70,7 @@ def test_code_says_itself_what_it_takes(whole: Path, lie: str) -> None:
             variant["main"]["constants"] = [0]
         else:
             LIES[lie](variant["main"])
-    with pytest.raises(FileError, match="the code is not what is said about it") as caught:
+    with pytest.raises(FileError, match="the code does not match its description") as caught:
         smelt.deserialize(assemble(manifest, body))
     assert str(caught.value.expected).split()[0] == str(caught.value.got).split()[0]
 
@@ -85,7 +85,7 @@ def test_claims_about_a_processor_are_compared_with_the_code(whole: Path, monkey
     here = cpu.target("native")
     lesser = here.replace(features=here.features - set(abi.MACROS.values()) | {"sse2"})
     monkeypatch.setattr(cpu, "_native", lambda: lesser)
-    with pytest.raises(FileError, match="needs more than this processor") as caught:
+    with pytest.raises(FileError, match="needs CPU features that this processor lacks") as caught:
         smelt.deserialize(assemble(manifest, body))
     assert "avx2" in str(caught.value.expected)
 
@@ -107,15 +107,18 @@ MISFITS: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Any]], Any]]] 
     "no programs": ("there is no program", lambda manifest, variant: manifest["programs"].clear()),
     "bound less": ("the program takes", lambda manifest, variant: variant["bound"].pop()),
     "bound more": ("more arrays are bound", lambda manifest, variant: variant["bound"].extend(variant["bound"] * 9)),
-    "not bound": ("nothing prepares the weights", lambda manifest, variant: variant.update(bound=None)),
-    "inputs": ("inputs that the model has not", _fewer),
+    "not bound": ("there is no prepare function", lambda manifest, variant: variant.update(bound=None)),
+    "inputs": ("inputs that the model lacks", _fewer),
     "outputs": ("number of outputs", lambda manifest, variant: manifest["signature"][1].clear()),
-    "static": ("none of the model's", lambda manifest, variant: manifest.update(static=["nobody"])),
-    "used up": ("used up", lambda manifest, variant: variant["main"].update(donated=[0])),
+    "static": ("no input of the model", lambda manifest, variant: manifest.update(static=["nobody"])),
+    "donated": ("is donated", lambda manifest, variant: variant["main"].update(donated=[0])),
     "no section": ("no section", lambda manifest, variant: variant["codes"][0].update(library=1000)),
-    "results": ("the program gives", lambda manifest, variant: variant["main"]["results"].pop()),
-    "names": ("does not fit together", lambda manifest, variant: variant["main"]["names"].pop()),
-    "reused": ("gives what it did not take", lambda manifest, variant: variant["main"].update(reused=[[0, 0]])),
+    "results": ("the program returns", lambda manifest, variant: variant["main"]["results"].pop()),
+    "names": ("is inconsistent", lambda manifest, variant: variant["main"]["names"].pop()),
+    "reused": (
+        "reuses an argument that is not donated",
+        lambda manifest, variant: variant["main"].update(reused=[[0, 0]]),
+    ),
     "text": ("text expected", lambda manifest, variant: manifest.update(name=1)),
     "number": ("a number of at least 0", lambda manifest, variant: manifest.update(abi=-1)),
     "array": ("is no", lambda manifest, variant: variant["bound"][0].__setitem__(1, [3, 3, 3])),

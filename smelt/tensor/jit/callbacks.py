@@ -165,7 +165,7 @@ class Pieces:
         if self.closed and self.closed[0]:
             raise RunError("the executable is closed", remedy="compile or load the model again")
         if self.weights is None and self.signature.weights:
-            raise RunError("the weights are not bound", expected=".prepare(weights) before the first call")
+            raise RunError("the weights are not bound", remedy="executable = executable.prepare(weights)")
         values: dict[Value, Any] = dict(self.weights or {})
         values.update(zip((arg for arg, attrs in self._arguments() if WEIGHT not in attrs), inputs, strict=True))
         for step in self.steps:

@@ -615,8 +615,8 @@ def test_a_bundle_that_is_cut_while_it_is_used(tmp_path: Path, saved: Path, pixe
     image = container.open_file(path)
     image.check_size()
     os.truncate(path, 4096)
-    with pytest.raises(FileError, match="was cut while it was in use"):
-        image.checked(0)
+    with pytest.raises(FileError, match="was truncated while it was in use"):
+        image.read_checked(0)
     with pytest.raises(FileError, match="cannot read"):
         image.check_body(runtime.runtime(), complete=False)
     image.close()
@@ -627,7 +627,7 @@ def test_a_bundle_that_is_cut_while_it_is_used(tmp_path: Path, saved: Path, pixe
     found = container.open_file(path)
     executable._file = found  # as for large weights
     os.truncate(path, 4096)
-    with pytest.raises(FileError, match="was cut while it was in use"):
+    with pytest.raises(FileError, match="was truncated while it was in use"):
         model(pixels[:2])
     found.close()
 

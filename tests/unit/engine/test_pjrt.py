@@ -99,7 +99,7 @@ def test_a_program_with_weights_and_an_open_size(seed: int, isolate: bool) -> No
         np.testing.assert_allclose(y.numpy(), x @ weights["w"].T + weights["b"], rtol=1e-5, atol=1e-6)
     reasons = [each.reason for each in executable.compilations]
     assert [dict(each.sizes) for each in executable.compilations] == [{"d0": 1}, {"d0": 5}, {"d0": 2}]
-    assert reasons[0] == "the first sizes that came"
+    assert reasons[0] == "the first call"
     assert "is 5, was 1" in reasons[1]
 
 
@@ -235,7 +235,7 @@ def test_programs_are_kept_up_to_a_limit_and_the_record_says_why(seed: int) -> N
     for count in (1, 2, 1, 3, 2):
         executable(rows(seed, count))
     assert [each.sizes["d0"] for each in executable.compilations] == [1, 2, 3, 2]
-    assert executable.compilations[-1].reason == "its program was dropped when 2 others were in use"
+    assert executable.compilations[-1].reason == "its program was evicted: at most 2 are cached"
 
 
 def test_buckets_pad_and_cut(seed: int) -> None:
@@ -414,7 +414,7 @@ def test_serialised_programs_run_again_without_compiling(seed: int, isolate: boo
 def test_files_from_elsewhere_and_damaged_ones_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = PjrtEngine()
     data = engine.compile(program(TWICE)).serialize()
-    with pytest.raises(ParseError, match="no serialised executable"):
+    with pytest.raises(ParseError, match="not a serialised executable"):
         engine.deserialize(b"nonsense")
     for at in (len(data) // 2, len(data) - 1, 20):
         with pytest.raises(ParseError, match="damaged"):
