@@ -27,7 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from smelt.cli.sizes import said_sizes
+from smelt.cli.sizes import parse_sizes
 from smelt.engine.signature import signature_of
 from smelt.engine_api import Signature
 from smelt.errors import SmeltError
@@ -268,7 +268,7 @@ def main() -> None:
     signatures = {model: signature_of(read(model)[0].main) for model in chosen.models}
     open_sizes = {name for each in signatures.values() for port in each.inputs for name in port.shape.symbols}
     try:
-        sizes = said_sizes(chosen.size, sorted(open_sizes))
+        sizes = parse_sizes(chosen.size, sorted(open_sizes))
     except SmeltError as error:
         raise SystemExit(str(error)) from error
     with tempfile.TemporaryDirectory() as name:

@@ -21,7 +21,7 @@ from typing import Any
 
 from smelt.cli.random_inputs import inputs_for, open_sizes
 from smelt.cli.rounds import ENGINES, TOLERANCE, Outcome, Setup, measure, python_of
-from smelt.cli.sizes import said_sizes
+from smelt.cli.sizes import parse_sizes
 from smelt.errors import SmeltError
 
 SUFFIXES = (".onnx", ".mlir")
@@ -117,7 +117,7 @@ def _models(given: Path) -> list[Path]:
 
 def _choices(path: Path, options: argparse.Namespace) -> list[tuple[str, ...]]:
     """The sizes of a sweep. A model without such sizes runs once, as it is."""
-    base = said_sizes(options.size)
+    base = parse_sizes(options.size)
     if not (options.batch or options.lengths or options.sizes):
         known = open_sizes(path) if base else ()
         return [tuple(f"{name}={value}" for name, value in base.items() if name in {name for name, _ in known})]
@@ -125,7 +125,7 @@ def _choices(path: Path, options: argparse.Namespace) -> list[tuple[str, ...]]:
     found: dict[tuple[str, ...], None] = {}
     for batch in _numbers(options.batch):
         for length in _numbers(options.lengths):
-            for said in [said_sizes(each.split(",")) for each in options.sizes] or [{}]:
+            for said in [parse_sizes(each.split(",")) for each in options.sizes] or [{}]:
                 chosen = {name: batch if first else length for name, first in known} | base | said
                 choice = tuple(f"{name}={chosen[name]}" for name, _ in known if chosen[name] is not None)
                 found[choice] = None

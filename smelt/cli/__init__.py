@@ -1,1 +1,1 @@
-"""The command line: `smelt demo | run | show | check`."""
+"""The command line. `main.py` has the commands and options; each command is one file."""

@@ -1,4 +1,4 @@
-"""How far a model in another precision is from itself in f32: the same inputs, both outputs. `smelt bench` asks."""
+"""The error of a model in bf16 or int8 against f32, on the same inputs. `smelt bench` prints it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from smelt.model import load
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """One output: the cosine between both versions, the greatest error, and the greatest number there is."""
+    """One output: the cosine similarity of both versions, the largest error, and the largest magnitude."""
 
     output: str
     cosine: float
@@ -27,7 +27,7 @@ class Accuracy:
 
 
 def accuracy(file: Path, inputs: Mapping[str, Array], ours: Mapping[str, Any]) -> list[Accuracy]:
-    """`ours` are the options of the model in question, its precision among them."""
+    """Run the model with the options `ours`, its precision among them, and in f32, and compare the outputs."""
     exact, rounded = (load(file, **{**ours, "precision": each}).run(inputs) for each in ("f32", ours["precision"]))
     return [compared(name, exact[name], rounded[name]) for name in exact]
 

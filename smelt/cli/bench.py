@@ -1,6 +1,6 @@
-"""`smelt bench`: how long a call of a model takes here, as a distribution, beside peers where asked.
+"""`smelt bench`: the latency distribution of a model on this machine, optionally beside peers.
 
-Every engine runs in a process of its own and they take turns (`cli.rounds`).
+Every engine runs in its own process; measurements are interleaved (`cli.rounds`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from rich.markup import escape
 
 from smelt.cli import bundle
 from smelt.cli.accuracy import accuracy
-from smelt.cli.preflight import said_values
+from smelt.cli.preflight import parse_static
 from smelt.cli.random_inputs import inputs_for
 from smelt.cli.rounds import Outcome, Setup, Times, measure, processors, python_of
-from smelt.cli.sizes import said_sizes
+from smelt.cli.sizes import parse_sizes
 from smelt.cli.tables import Column, open_console, print_table
 from smelt.dtype import Array
 from smelt.errors import SmeltError
@@ -59,7 +59,7 @@ def bench(
         threads=threads or processors(),
         seconds=seconds,
         solo=False,
-        ours={"engine": engine, "memory_limit": memory_limit, "sizes": said_sizes(sizes), "precision": precision},
+        ours={"engine": engine, "memory_limit": memory_limit, "sizes": parse_sizes(sizes), "precision": precision},
         pythons=python_of(pythons),
         original=original,
     )
@@ -84,7 +84,7 @@ def _inputs(
     file: Path, sizes: Sequence[str], static: Sequence[str], original: Path | None, against: Sequence[str]
 ) -> dict[str, Array]:
     if bundle.is_bundle(file):
-        said_values(file, static)  # refuses them
+        parse_static(file, static)  # refuses them
         bundle.check_original(file, original, against)
         return bundle.random_inputs(file, sizes)
     if original is not None:
@@ -97,7 +97,7 @@ def _inputs(
 
 
 def _print_accuracy(record: dict[str, Any]) -> None:
-    """What another precision costs, output by output."""
+    """The error of another precision, per output."""
     if "accuracy" not in record:
         return
     columns = (Column(f"{record['precision']} against f32", True), Column("cosine"), Column("max error"), Column("max"))
@@ -153,9 +153,9 @@ def _print(record: dict[str, Any], outcome: Outcome) -> None:
 
 
 def histogram(values: Mapping[str, Sequence[float]], columns: int = BINS) -> list[str]:
-    """A line of bars for each engine over one common axis of milliseconds, which is logarithmic; then the axis.
+    """A histogram line per engine over a common logarithmic axis of milliseconds, then the axis.
 
-    The slowest hundredth of each is left out.
+    The slowest percent of each is left out.
     """
     low = min(min(each) for each in values.values())
     high = max(float(np.percentile(each, 99)) for each in values.values())

@@ -1,7 +1,7 @@
-"""What the commands say about a bundle (`FILE.smelt`): what is in it, whether it is whole, and inputs to run it with.
+"""Bundles (`FILE.smelt`) on the command line: their contents, a check of them, and inputs to run them with.
 
-A file comes in; out go records for JSON and text. `smelt inspect`, `show`, `check` and `bench` call it; commands that
-need the model itself refuse a bundle (`smelt.model.check_file`).
+A file → records for JSON and text. `smelt inspect`, `show`, `check` and `bench` call it. Commands that need the
+original model refuse a bundle (`smelt.model.check_file`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from smelt.run.load import Loaded
 from smelt.size import evaluate
 
 STAGES = ("ir", "kernels", "plan")
-FEW = 2e8  # operations of a call that the reference runs in seconds
+FEW = 2e8  # operations of a call that the reference engine runs within seconds
 
 
 def is_bundle(file: Path) -> bool:
@@ -48,7 +48,7 @@ def is_bundle(file: Path) -> bool:
 
 
 def described(file: Path) -> dict[str, Any]:
-    """What a bundle says about itself."""
+    """The description of a bundle, as a record."""
     record = bundle.describe(file)
     signature = record.pop("signature")
     return record | {"inputs": _ports(signature.inputs), "outputs": _ports(signature.outputs)}
@@ -71,12 +71,12 @@ def _ports(ports: Sequence[Port]) -> dict[str, str]:
 
 
 def shown(file: Path, stage: str, generic: bool, export: bool) -> dict[str, Any]:
-    """A stage as far as a bundle keeps it, with a text for people."""
+    """A stage of compilation as far as a bundle stores it: a record and text."""
     stored = bundle.read_stored(file)
     if stage not in STAGES:
         source = stored.provenance.get("source", "MODEL")
         raise UnsupportedError(
-            f"a bundle does not keep the stage {stage!r}",
+            f"a bundle does not store the stage {stage!r}",
             expected=", ".join(STAGES),
             got=stage,
             remedy=f"smelt show {source} --stage {stage}",
@@ -174,20 +174,20 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
         print(f"  check {check}")
     print(f"  {plan['launches']} launches, constants of {bytes_text(plan['constant_bytes'])}")
     for code in plan["codes"]:
-        needs = ", ".join(code["features"]) or "nothing beyond the baseline"
+        needs = ", ".join(code["features"]) or "the baseline ISA"
         print(f"  {code['target']}: {bytes_text(code['bytes'])} for {code['machine']}, needs {needs}")
 
 
 # ---- check ----
 
 
-def checked(file: Path, sizes: Sequence[str]) -> tuple[dict[str, Any], list[SmeltError]]:
+def check(file: Path, sizes: Sequence[str]) -> tuple[dict[str, Any], list[SmeltError]]:
     """`run_check` in a worker process: it runs the bundle's machine code, which may crash."""
     command = [sys.executable, "-P", "-m", "smelt.cli.bundle_worker", str(file), *sizes]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
-        raise RunError(f"{file}: its code ended the process that ran it", got=name, remedy="compile the model again")
+        raise RunError(f"{file}: its code crashed the process that ran it", got=name, remedy="compile the model again")
     try:
         said = json.loads(done.stdout)
         if "failed" in said:
@@ -196,15 +196,15 @@ def checked(file: Path, sizes: Sequence[str]) -> tuple[dict[str, Any], list[Smel
     except (ValueError, KeyError, TypeError) as error:
         got = f"{error}, exit code {done.returncode}"
         raise RunError(
-            f"{file}: the process that ran its code gave no answer", got=got, remedy="compile the model again"
+            f"{file}: the process that ran its code did not answer", got=got, remedy="compile the model again"
         ) from error
 
 
 def run_check(file: Path, sizes: Sequence[str]) -> tuple[dict[str, Any], list[SmeltError]]:
-    """Every byte compared with its digest, every program verified, and every code that runs here run once.
+    """Compare every byte with its digest, verify every program, and run all code for this machine once.
 
-    Its results are held against what the stored program means (the reference) where that takes seconds, else against
-    each other. A signature is checked where keys are configured.
+    The results are compared with the reference engine's if that takes seconds, else with each other. If keys are
+    configured, the signature is checked.
     """
     about = bundle.describe(file)
     codes = bundle.every_code(file, recompile)
@@ -260,7 +260,7 @@ def _tried(
 def _meant(
     text: Program, program: StoredProgram, variant: Variant, inputs: Mapping[str, Array], sizes: Sequence[str]
 ) -> dict[str, list[Array]]:
-    """What the reference makes of the stored program, unless a call is too much work for it."""
+    """The reference engine's results of the stored program; None if a call has too many operations."""
     if evaluate(operations(text), given_sizes(program.signature, sizes, text)) > FEW:
         return {}
     return {"reference": [_wide(array) for array in run(text, [*(variant.bound or ()), *inputs.values()])]}
@@ -296,7 +296,7 @@ def print_checked(record: Mapping[str, Any]) -> None:
 
 
 def random_inputs(file: Path, sizes: Sequence[str], seed: int = 0) -> dict[str, Array]:
-    """Random inputs of a bundle by their names; those that shape the program are as its first one was made for."""
+    """Random inputs of a bundle by name; compile-time inputs have the values of its first program."""
     stored = bundle.read_stored(file)
     program = stored.programs[0]
     made = _random(read_program(program.variants[0].text()), program, sizes, seed)
@@ -309,12 +309,12 @@ def _random(text: Program, program: StoredProgram, sizes: Sequence[str], seed: i
 
 
 def check_original(file: Path, original: Path | None, against: Sequence[str]) -> None:
-    """Peers read the file that a bundle was made of, and no other one."""
+    """Check that `--original` is the file that a bundle was compiled from: peers read that file."""
     source = bundle.read_stored(file).provenance
     if original is None:
         if against:
             raise UnsupportedError(
-                "a bundle runs on smelt alone; peers need the model that it was made of",
+                "a bundle runs on smelt only; peers need the model that it was compiled from",
                 got=", ".join(against),
                 remedy=f"--original {source.get('source', 'MODEL')}",
             )
@@ -322,8 +322,8 @@ def check_original(file: Path, original: Path | None, against: Sequence[str]) ->
     found = source_record(original)
     if source.get("source_blake2b", found["source_blake2b"]) != found["source_blake2b"]:
         raise SmeltError(
-            f"{file.name} was not made of {original}",
+            f"{file.name} was not compiled from {original}",
             expected=f"{source.get('source', 'a file')} with the digest {source['source_blake2b']}",
             got=found["source_blake2b"],
-            remedy=f"smelt compile {original} -o {file.name}, or --original with the model that it was made of",
+            remedy=f"smelt compile {original} -o {file.name}, or --original with the model that it was compiled from",
         )

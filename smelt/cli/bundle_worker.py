@@ -1,7 +1,7 @@
-"""The process in which `smelt check` loads and runs the code of a bundle: what that code does ends here.
+"""The worker process in which `smelt check` loads and runs the code of a bundle, which may crash.
 
-`cli.bundle` starts it with a path and sizes; one line of JSON on standard output is the answer: a record and errors, or
-the error that ended the check. JSON, because nothing that this process writes is trusted.
+`cli.bundle` starts it with a path and sizes. It answers with one line of JSON on standard output: a record and errors,
+or the error that ended the check. JSON, because the output of this process is not trusted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from smelt.errors import SmeltError
 def main() -> None:
     file, *sizes = sys.argv[1:]
     answer = os.dup(1)
-    os.dup2(2, 1)  # whatever else is printed is no answer
+    os.dup2(2, 1)  # other output is not part of the answer
     try:
         record, errors = run_check(Path(file), sizes)
         said = {"record": record, "errors": [error.record() for error in errors]}

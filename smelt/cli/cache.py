@@ -1,4 +1,4 @@
-"""`smelt cache`: what is kept of compiled programs on this machine, and getting rid of it."""
+"""`smelt cache`: list and clear the compile cache of this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS = (Column("model", True), Column("size"), Column("last used", True), Col
 
 
 def ls(as_json: bool) -> None:
-    """List the entries, those used last first."""
+    """List the entries, the most recently used first."""
     store = cache.default()
     entries = sorted(store.entries(), key=lambda entry: -entry.used)
     total = sum(entry.bytes for entry in entries)

@@ -1,6 +1,6 @@
-"""`smelt chat`: a conversation with a language model on the terminal, answers as they are made.
+"""`smelt chat`: a conversation with a language model on the terminal, with streamed answers.
 
-Ctrl-C stops an answer and not the program; what was said so far stays in the conversation.
+Ctrl-C stops an answer, not the program; the partial answer stays in the conversation.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from smelt.cli.generate import speed
 from smelt.errors import FileError, SmeltError
 from smelt.llm import LanguageModel, load
 
-HELP = """/system TEXT  tell the model what it is, and begin anew
+HELP = """/system TEXT  set the system prompt, and start again
 /save FILE    write the conversation as JSON
-/clear        begin anew
+/clear        start again
 /exit         end, as Ctrl-D does"""
 
 
@@ -36,7 +36,7 @@ class Conversation:
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
     def command(self, line: str) -> bool:
-        """Do what a line with a slash says; whether to go on."""
+        """Execute a slash command; False ends the chat."""
         name, _, rest = line.partition(" ")
         rest = rest.strip()
         match name:
@@ -61,7 +61,7 @@ class Conversation:
         self.console.print(f"{len(self.messages)} messages in {path}", style="dim", markup=False)
 
     def say(self, text: str) -> None:
-        """Answer a message, word by word."""
+        """Answer a message, streaming the text."""
         self.messages.append({"role": "user", "content": text})
         run = self.model.stream(self.model.prompt(self.messages), **self.options)
         said: list[str] = []
@@ -88,7 +88,7 @@ def chat(path: Path, system: str, options: Mapping[str, Any], loading: Mapping[s
     console = Console(stderr=True, highlight=False)
     with load(path, **loading) as model:
         talk = Conversation(model, system, options, console)
-        model.prompt([{"role": "user", "content": "hello"}])  # without a template it ends here, and says why
+        model.prompt([{"role": "user", "content": "hello"}])  # a model without a template is refused here
         console.print(f"{model!r}; /help, Ctrl-D ends", style="dim", markup=False)
         while (line := _line()) is not None:
             try:
@@ -104,7 +104,7 @@ def chat(path: Path, system: str, options: Mapping[str, Any], loading: Mapping[s
 
 
 def _line() -> str | None:
-    """What the user types; None at the end of the input."""
+    """The next line of input; None at its end."""
     while True:
         try:
             return input("> " if sys.stdin.isatty() else "")

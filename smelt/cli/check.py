@@ -1,7 +1,7 @@
 """`smelt check`: verify models and Python code without running them, for all sizes at once.
 
-Model files say what they take for granted; one that is another program for other values or sizes of its inputs is
-verified for given ones or samples, and says which. Bundles go to `bundle`, Python files and folders to `check_entries`.
+For model files the assumptions are listed. A model with compile-time inputs is verified for given values or samples,
+and the report says which. Bundles go to `bundle`, Python files and folders to `check_entries`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from smelt.cli.check_entries import check_module
 from smelt.cli.check_modules import Importer, python_files
 from smelt.cli.check_report import Report
 from smelt.cli.fold import ShortNames, fold_list
-from smelt.cli.preflight import looked_at, said_values, what_it_needs
+from smelt.cli.preflight import list_needs, parse_static, read_with_samples
 from smelt.engine.signature import signature_of
 from smelt.errors import SmeltError
 from smelt.ir.assumptions import facts
@@ -41,7 +41,7 @@ def check(
     strict: bool,
     verbose: bool = False,
 ) -> None:
-    """Check all paths; leaves with 1 where something is wrong."""
+    """Check all paths; exit code 1 if there are mistakes."""
     code = [path for path in paths if path.is_dir() or path.suffix.lower() == ".py"]
     models = [path for path in paths if path not in code]
     if not code and len(models) == 1:  # one model: one record, errors go to the caller
@@ -72,7 +72,7 @@ Judged: TypeAlias = tuple[dict[str, Any], list[SmeltError]]
 
 
 def _finish(models: list[Judged], report: Report | None, as_json: bool, form: str, verbose: bool) -> NoReturn:
-    """Show everything and leave."""
+    """Print the report and exit."""
     ok = all(record["ok"] for record, _ in models) and (report is None or report.ok)
     if as_json:
         if report is None and len(models) == 1:
@@ -95,10 +95,10 @@ def _finish(models: list[Judged], report: Report | None, as_json: bool, form: st
 
 def _check_model(file: Path, sizes: list[str], static: list[str]) -> Judged:
     if bundle.is_bundle(file):
-        said_values(file, static)  # refuses them
-        return bundle.checked(file, sizes)
-    found = looked_at(file, sizes, static)
-    needs: dict[str, Any] = {"static": {}, "fixed_sizes": None} if found is None else what_it_needs(found)
+        parse_static(file, static)  # refuses them
+        return bundle.check(file, sizes)
+    found = read_with_samples(file, sizes, static)
+    needs: dict[str, Any] = {"static": {}, "fixed_sizes": None} if found is None else list_needs(found)
     program, weights, errors = _read(file) if found is None else _survey_parts(found)
     if program is not None and not errors:
         errors = verify_all(program)
@@ -130,7 +130,7 @@ def _read(file: Path) -> tuple[Program | None, Weights, list[SmeltError]]:
 
 
 def _survey_parts(found: Preflight) -> tuple[Program | None, Weights, list[SmeltError]]:
-    """What was read, and why it is not everything: what follows from something else is not named."""
+    """The findings of an ONNX file, without those that follow from others."""
     survey = found.survey
     errors = [each.error for each in (*survey.problems, *survey.unjudged)]
     return survey.program, survey.weights, [each for each in errors if not isinstance(each, UnknownInputError)]

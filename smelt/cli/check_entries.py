@@ -1,7 +1,7 @@
-"""Modules → what `smelt check` finds in them: every annotated function and method, proven for all sizes at once.
+"""Modules → findings of `smelt check`: every annotated function and method, proven for all sizes at once.
 
-Models are made from their classes without weights; a number without a value is a symbolic size of that name. What
-cannot be covered is reported with the reason. `check_report` formats the result.
+Models are instantiated without weights; an integer parameter without a value is a symbolic size of that name. What
+cannot be checked is reported with the reason. `check_report` formats the result.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ MORE = 8  # the same for tensors, where Python indexes a later one
 
 @dataclass(slots=True)
 class Entry:
-    """One function or method that was checked: its mistakes, its paths, and numbers that stood for symbolic ones.
+    """A checked function or method: its mistakes, its paths, and the numbers used in place of symbolic sizes.
 
-    `limits` are the reasons why no mistake is no proof: what was sampled, and what was assumed.
+    `limits` are the reasons why the absence of mistakes is no proof: samples and assumptions.
     """
 
     name: str
@@ -69,9 +69,10 @@ class Uncovered:
 
 @dataclass(slots=True)
 class Found:
-    """What a module holds: entry points that were checked, those that could not be, and (file, line) of what they call.
+    """The findings of a module: checked entry points, those that could not be checked, and (file, line) of their
+    callees.
 
-    Something that lacks annotations is covered where an entry point of any module reaches it.
+    A function without annotations is covered if an entry point of any module calls it.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -89,7 +90,7 @@ class NotCoveredError(Exception):
 
 @dataclass(slots=True)
 class Parameters:
-    """The parameters that a check has to fill: choices to enumerate, symbolic numbers, and what is missing."""
+    """The parameters that a check must fill: values to enumerate, symbolic numbers, and those that are missing."""
 
     choices: dict[str, list[Any]] = field(default_factory=dict)
     numbers: list[str] = field(default_factory=list)
@@ -124,7 +125,7 @@ def _parameters(function: Callable[..., Any], method: bool) -> Parameters:
 
 
 def _classify(each: inspect.Parameter, hint: Any, found: Parameters) -> None:
-    """Put one parameter where it belongs."""
+    """Sort one parameter into its group."""
     required = each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     if each.kind is each.VAR_POSITIONAL and _has_shape(hint):
         found.several.append(f"*{each.name}")
@@ -151,7 +152,7 @@ def _classify(each: inspect.Parameter, hint: Any, found: Parameters) -> None:
     elif hint is float:
         found.choices[each.name] = [AnyFloat(each.name)]
     else:
-        found.missing.append(f"{each.name} has no default, and nothing stands for any {_name(hint)}")
+        found.missing.append(f"{each.name} has no default, and no value can represent every {_name(hint)}")
 
 
 def _is_any_number(hint: Any) -> bool:
@@ -205,7 +206,7 @@ class Candidate:
         return inspect.unwrap(self.function).__code__  # type: ignore[no-any-return]
 
     def bound(self, numbers: Mapping[str, int]) -> Iterator[tuple[Callable[..., Any], tuple[Fact, ...]]]:
-        """What to call, with the facts that it is made under: a model for each path through its constructor."""
+        """The callables to check, with their facts: one model for each path through its constructor."""
         if self.owner is None:
             yield self.function, ()
             return
@@ -217,7 +218,7 @@ class Candidate:
             yield MethodType(self.function, model), facts
 
     def limits(self, numbers: Mapping[str, int], several: int) -> list[str]:
-        """What is sampled: numbers that stand for others, and choices of which there are too many."""
+        """What is only sampled: numbers that represent others, and combinations that are too many."""
         by_class = isinstance(self.owner, type) and not self.of_class
         fields = _required_fields(self.owner, {}, ()) if by_class else {}
         found = [f"{several} tensors stand for any number of {name}" for name in self.parameters.several]
@@ -264,7 +265,7 @@ def _is_users(cls: type) -> bool:
 
 
 def _methods(cls: type, label: str, owner: Any) -> Iterator[Candidate]:
-    """The methods of a class and of those it is derived from, as long as these are the user's."""
+    """The methods of a class and of its base classes, as far as these are the user's."""
     names = dict.fromkeys(name for part in cls.__mro__ if _is_users(part) for name in vars(part))
     for name in names:
         member = inspect.getattr_static(cls, name)
@@ -299,9 +300,9 @@ def _is_users_function(function: Callable[..., Any]) -> bool:
 
 
 def _make_models(cls: type, numbers: Mapping[str, int]) -> list[tuple[Any, tuple[Fact, ...]]]:
-    """Objects of a model's class, one for each path through its constructor, with the facts of that path.
+    """Instances of a model class, one for each path through its constructor, with the facts of that path.
 
-    Numbers are symbolic sizes; two layers stand for a list of any number of them.
+    Numbers are symbolic sizes; a list of layers is checked with two of them.
     """
     if inspect.isabstract(cls):
         raise NotCoveredError(f"{cls.__name__} is abstract")
@@ -329,7 +330,7 @@ def _make_model(cls: type, given: dict[str, Any]) -> Any:
 
 
 class Choice(tuple[Any, ...]):
-    """Values that a field may have, all of which are tried."""
+    """A field with few possible values; all of them are tried."""
 
 
 def _required_fields(cls: type, found: dict[str, Any], within: tuple[type, ...]) -> dict[str, Any]:
@@ -375,7 +376,7 @@ def _has_shape_text(hint: Any) -> bool:
 
 
 def _make_up(name: str, hint: Any) -> Any:
-    """What stands for any value of a type; a record of numbers is made of such values. None where nothing does."""
+    """A representative of a type; a record is made of representatives. None if there is none."""
     if get_origin(hint) is Literal:
         return Choice(get_args(hint))
     if not isinstance(hint, type):
@@ -402,7 +403,7 @@ def _make_up(name: str, hint: Any) -> Any:
 
 
 def check_module(found: Imported) -> Found:
-    """Everything that a module holds, checked."""
+    """Check all entry points of a module."""
     if found.module is None:
         return Found(failure=found.error)
     path = str(found.path)
@@ -445,7 +446,7 @@ def _is_left_out(candidate: Candidate, made: set[type]) -> bool:
 
 
 def find_uncovered(found: Iterable[Found]) -> list[Uncovered]:
-    """What is not covered, when everything has been checked."""
+    """The functions that no check covered."""
     every = list(found)
     reached = set().union(*(each.reached for each in every))
     return [
@@ -458,7 +459,7 @@ def find_uncovered(found: Iterable[Found]) -> list[Uncovered]:
 
 @contextmanager
 def _record_calls(found: set[tuple[str, int]]) -> Iterator[None]:
-    """Notes the functions that are called in this block."""
+    """Record the functions that are called in this block."""
     codes: set[CodeType] = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -475,7 +476,7 @@ def _record_calls(found: set[tuple[str, int]]) -> Iterator[None]:
 
 
 def _check_candidate(candidate: Candidate, path: str) -> Entry:
-    """An entry point with all its flags, for all sizes."""
+    """Check an entry point with all its flags, for all sizes."""
     entry = Entry(candidate.name, path, candidate.code.co_firstlineno)
     if inspect.isgeneratorfunction(candidate.function) or inspect.isasyncgenfunction(candidate.function):
         raise NotCoveredError("it is a generator, whose body a call does not run")
@@ -491,7 +492,7 @@ def _check_candidate(candidate: Candidate, path: str) -> Entry:
 
 
 def deduplicate(errors: Iterable[SmeltError]) -> list[SmeltError]:
-    """Each mistake once: what one op refuses at one place is one mistake, whichever sizes led there."""
+    """Remove duplicate mistakes: the same op at the same line is one mistake for all sizes."""
     found: dict[tuple[str, str], SmeltError] = {}
     for error in errors:
         found.setdefault((str(error.where), error.message.partition(":")[0]), error)
@@ -538,7 +539,7 @@ def _find_mistakes(candidate: Candidate, variant: Mapping[str, Any], entry: Entr
 
 
 def _find_declaring_subclass(error: Exception) -> str | None:
-    """Why a class is only part of a model: it uses a field that classes derived from it declare."""
+    """Why a class is no complete model: it uses a field that only its subclasses declare."""
     if not isinstance(error, AttributeError) or error.name is None:
         return None
     below: list[Any] = type(error.obj).__subclasses__()

@@ -29,11 +29,11 @@ _SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
 
 
 class ImportFailedError(SmeltError):
-    """A module that cannot be imported: the user's own code raised something, or is no Python."""
+    """A module that cannot be imported: the user's code raised an exception, or has a syntax error."""
 
 
 class CrashError(SmeltError):
-    """The user's own code raised something that is no mistake with shapes."""
+    """The user's code raised an exception that is no shape error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def _why_hidden(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 
 
 def python_files(path: Path) -> list[Path]:
-    """The file itself; of a folder all Python files in it that have something to do with smelt."""
+    """The file itself, or all Python files of a folder that mention smelt."""
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -155,7 +155,7 @@ class Importer:
         sys.path[:] = self._path
 
     def module(self, file: Path) -> Imported:
-        """The module of a file, or what went wrong."""
+        """Import the module of a file; errors become part of the result."""
         path = file.resolve()
         root, parts = _find_root(path)
         for folder in (str(root), *self._beside):
@@ -224,7 +224,7 @@ def _load(name: str, path: Path, inside: list[str] | None = None) -> ModuleType:
     return module
 
 
-# ---- what went wrong ----
+# ---- errors ----
 
 
 def _failure(error: BaseException, path: Path) -> SmeltError:

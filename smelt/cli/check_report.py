@@ -19,7 +19,7 @@ VERSION = 1  # of the JSON
 
 @dataclass(slots=True)
 class Report:
-    """Everything that was found: each mistake with its first entry point."""
+    """All findings: each mistake with its first entry point."""
 
     files: list[str] = field(default_factory=list)
     found: list[Found] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Report:
 
     @property
     def limited(self) -> list[Entry]:
-        """Entry points without a mistake that were checked for samples, or under assumptions that nothing checks."""
+        """Entry points without mistakes that were checked only for samples or under unchecked assumptions."""
         return [each for found in self.found for each in found.entries if each.limits and not each.mistakes]
 
     @property

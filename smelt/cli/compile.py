@@ -13,8 +13,8 @@ from rich.markup import escape
 
 from smelt.buffer import bytes_text
 from smelt.bundle.write import source_record, write
-from smelt.cli.preflight import read_fixed, said_values
-from smelt.cli.sizes import said_sizes
+from smelt.cli.preflight import parse_static, read_fixed
+from smelt.cli.sizes import parse_sizes
 from smelt.engine.store import store_weights
 from smelt.errors import SmeltError
 from smelt.files import check_folder
@@ -39,7 +39,7 @@ def compile_model(
         )
     check_folder(output)
     start = time.perf_counter()
-    read = partial(read_fixed, file, said_values(file, static), said_sizes(sizes))
+    read = partial(read_fixed, file, parse_static(file, static), parse_sizes(sizes))
     program, weights = read()
     stored = store_weights(with_precision(program, precision), weights, targets)
     if file.suffix.lower() == ".onnx":

@@ -1,4 +1,4 @@
-"""`smelt demo`: real digits through the whole stack, offline; every number shown is computed in this run."""
+"""`smelt demo`: classify handwritten digits with every engine, offline. Every number shown is computed in this run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def demo(as_json: bool) -> None:
 
 
 def measure(program: Program, weights: Weights, pixels: Array, labels: Array) -> dict[str, Any]:
-    """Take the program through every stage and every engine that works here."""
+    """Run every stage, then every engine that works on this machine."""
     stages: list[dict[str, Any]] = []
     ms, facts = timed(lambda: verify(program))
     assumed = f", {len(facts)} assumed" if facts else ""
@@ -106,7 +106,7 @@ def score(model: LoadedModel, pixels: Array, labels: Array) -> tuple[dict[str, A
 
 
 def picture(console: Console, images: Array, predictions: list[int], labels: Array, count: int = 4) -> None:
-    """A few of the images, with what the model says below them."""
+    """A few of the images, with the model's answers below them."""
     count = min(count, (console.width + 2) // 18)
     grids = images[:count].reshape(-1, 8, 8)
     for row in range(8):

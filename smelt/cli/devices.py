@@ -1,4 +1,4 @@
-"""`smelt devices`: what programs can run on here, and what is missing for the rest, with the remedy."""
+"""`smelt devices`: the devices and engines of this machine, and how to get the missing ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _processor() -> dict[str, Any]:
     facts: dict[str, Any] = {
         "threads": usable,
         "vectors": f"{8 * target.vector_bytes} bits",
-        "features": " ".join(notable) or "none that kernels look for",
+        "features": " ".join(notable) or "none that kernels use",
         "caches": ", ".join(_caches()) or "unknown",
         "memory": _memory(),
     }

@@ -1,4 +1,4 @@
-"""`smelt diff`: every value inside a model, on one engine and on another or a peer; names the first that differs.
+"""`smelt diff`: compare every intermediate value of a model between two engines or with a peer.
 
 An ONNX model is compared node by node under its own names, any other program op by op, on the same random inputs.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from rich.markup import escape
 
-from smelt.cli.preflight import looked_at, must_be_readable, sampled
+from smelt.cli.preflight import draw_inputs, read_with_samples, require_readable
 from smelt.cli.random_inputs import random_for
 from smelt.cli.tables import Column, open_console, print_table
 from smelt.dtype import Array, dtype
@@ -41,7 +41,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far two arrays of one name are apart; `worst` is the index of the element that differs most."""
+    """The difference of two arrays of one name; `worst` is the index of the element that differs most."""
 
     name: str
     made_by: str
@@ -63,7 +63,7 @@ def diff(
     as_json: bool,
     static: Sequence[str] = (),
 ) -> None:
-    found = looked_at(file, sizes, static)
+    found = read_with_samples(file, sizes, static)
     with tempfile.TemporaryDirectory() as folder:
         if found is None:
             shown, values = file, {}
@@ -71,11 +71,11 @@ def diff(
             program, makers = _every_result(program)
             inputs = random_for(signature_of(program.main), sizes, seed, program)
         else:
-            must_be_readable(found)
+            require_readable(found)
             shown, values = _all_outputs(file, Path(folder)), found.static
             makers = _makers(shown)
             program, weights = onnx_reader.read(shown, values, found.shapes)
-            inputs = sampled(found, seed)
+            inputs = draw_inputs(found, seed)
         ours = model_of(program, weights, engine=engine)
         left = ours.run(inputs)
         right = _other(against, shown, program, weights, inputs, values)
@@ -91,7 +91,7 @@ def diff(
 
 
 def compare(name: str, made_by: str, ours: Array, theirs: Array, tolerance: float) -> Difference:
-    """Two arrays; they are the same if they differ by at most `tolerance` of the larger one's greatest magnitude."""
+    """Compare two arrays. They are equal if they differ by at most `tolerance`, relative to the largest magnitude."""
     kind = str(Shape.of(dtype(ours.dtype), ours.shape))
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         other = f"{theirs.dtype}{list(theirs.shape)}"
@@ -148,7 +148,7 @@ def _other(
     inputs: Mapping[str, Array],
     static: Mapping[str, Any],
 ) -> Mapping[str, Array]:
-    """The outputs of the peer; static inputs are part of our program, and inputs like any other to a peer."""
+    """The outputs of the peer, which takes compile-time inputs like any other."""
     if against != "onnxruntime":
         return model_of(program, weights, engine=against).run(inputs)
     if path.suffix != ".onnx":
@@ -165,7 +165,7 @@ def _other(
 
 
 def _all_outputs(file: Path, folder: Path) -> Path:
-    """A copy of an ONNX model that gives every tensor between its nodes as an output."""
+    """A copy of an ONNX model with every intermediate tensor as an output."""
     import onnx
 
     model = onnx.load(str(file))
@@ -192,7 +192,7 @@ def _makers(path: Path) -> dict[str, str]:
 
 
 def _every_result(program: Program) -> tuple[Program, dict[str, str]]:
-    """A program that returns the value of every op of its entry, under a number."""
+    """A program that returns the value of every op of its entry function."""
     main = program.main
     makers: dict[str, str] = {}
     values, attrs = [], []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from smelt.cli.outputs import check_output
-from smelt.cli.preflight import read_said
+from smelt.cli.preflight import read_given
 from smelt.engine.signature import signature_of
 from smelt.errors import FileError, SmeltError
 from smelt.ir.text import print_program
@@ -24,7 +24,7 @@ def export(file: Path, output: Path, plain: bool, as_json: bool, static: Sequenc
             remedy=f"-o {output.with_suffix('.mlir')}",
         )
     check_output(output)
-    program, weights = read_said(file, static)
+    program, weights = read_given(file, static)
     names = [port.name for port in signature_of(program.main).weights]
     try:
         if output.suffix == ".mlir":

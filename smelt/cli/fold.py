@@ -1,6 +1,6 @@
-"""What `inspect` and `check` show without `--verbose`: the head of a long list, and short names for long symbols.
+"""Shortened text of `inspect` and `check` without `--verbose`: the head of a long list, short names for long symbols.
 
-Records keep everything: only the text for people is folded.
+Only text is shortened; JSON records are complete.
 """
 
 from __future__ import annotations

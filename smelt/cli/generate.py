@@ -1,4 +1,4 @@
-"""`smelt generate`: a text or tokens completed by a language model; and what `smelt inspect` prints about one."""
+"""`smelt generate`: complete a text or tokens with a language model; also the text of `smelt inspect` for one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _tokens(text: str) -> list[int]:
 
 
 def speed(timings: Mapping[str, float], count: int, loaded: float | None = None) -> str:
-    """How long an answer took, in words."""
+    """The timings of an answer, as text."""
     said = [] if loaded is None else [f"loaded in {loaded:.1f} s"]
     if timings:
         said.append(f"prompt {timings['prompt_tokens_per_s']:.1f} tokens/s")
@@ -61,7 +61,7 @@ def speed(timings: Mapping[str, float], count: int, loaded: float | None = None)
 
 
 def show_language_model(record: Mapping[str, Any]) -> None:
-    """What `llm.report.describe` found, as text."""
+    """The record of `llm.report.describe`, as text."""
     console = open_console()
     console.print(
         f"[bold]{escape(record['model'])}[/]  {escape(record.get('family', 'unknown family'))}", soft_wrap=True

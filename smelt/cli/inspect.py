@@ -1,6 +1,6 @@
-"""`smelt inspect`: what a model is and needs, and everything in it that is not supported, without compiling it.
+"""`smelt inspect`: describe a model and list everything in it that is not supported, without compiling it.
 
-Values that shape the program and were not given are made up, and said; exit code 1 if a node cannot be read.
+Compile-time inputs that were not given get sample values, which are printed. Exit code 1 if a node cannot be read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from smelt.buffer import bytes_text
 from smelt.cli import bundle
 from smelt.cli.fold import ShortNames, fold_list, fold_text
 from smelt.cli.generate import show_language_model
-from smelt.cli.preflight import looked_at, what_it_needs
+from smelt.cli.preflight import list_needs, read_with_samples
 from smelt.cli.sizes import given_sizes
 from smelt.cli.tables import Column, open_console, print_facts, print_table
 from smelt.dim import Size, evaluate, symbols
@@ -56,7 +56,7 @@ def inspect(file: Path, sizes: list[str], static: list[str], as_json: bool, verb
         record = describe_language_model(file)
         print(json.dumps(record)) if as_json else show_language_model(record)
         sys.exit(1 if record["unsupported"] else 0)
-    found = looked_at(file, sizes, static)
+    found = read_with_samples(file, sizes, static)
     if found is None:
         program, weights = read(file)
         chosen = given_sizes(signature_of(program.main), sizes, program)
@@ -72,7 +72,7 @@ def inspect(file: Path, sizes: list[str], static: list[str], as_json: bool, verb
 
 
 def describe(program: Program, weights: Weights, sizes: dict[str, int]) -> dict[str, Any]:
-    """Everything about a program that can be said before compiling it, ready for JSON."""
+    """The description of a program before compilation, as a JSON record."""
     signature = signature_of(program.main)
     simple, _ = pipeline.run(program, until="simplify")
     marked = recognise(pipeline.run(program, composites=COMPOSITES, until="simplify")[0])
@@ -97,7 +97,7 @@ def describe(program: Program, weights: Weights, sizes: dict[str, int]) -> dict[
 
 
 def _native(program: Program, sizes: dict[str, int]) -> dict[str, Any]:
-    """What the native engine will hold in memory with weights bound, or why it does not take the program."""
+    """The memory that the native engine will need with weights bound, or why it does not support the program."""
     try:
         footprint = NativeEngine().footprint(program)
     except UnsupportedError as error:
@@ -106,7 +106,7 @@ def _native(program: Program, sizes: dict[str, int]) -> dict[str, Any]:
 
 
 def describe_file(found: Preflight, sizes: Sequence[str] = ()) -> dict[str, Any]:
-    """The same about an ONNX file, with what only the file says and what could not be read."""
+    """The description of an ONNX file: also its metadata and the nodes that could not be read."""
     survey = found.survey
     message, program, weights = survey.message, survey.program, survey.weights
     whole = not (survey.problems or survey.unjudged)
@@ -133,7 +133,7 @@ def describe_file(found: Preflight, sizes: Sequence[str] = ()) -> dict[str, Any]
         "metadata": {entry.key: entry.value for entry in message.metadata_props},
         "whole": whole,
         "assumed": facts(program) if program is not None and whole else [],
-        **what_it_needs(found),
+        **list_needs(found),
         "unsupported": [each.record() for each in survey.problems],
         "unjudged": [each.record() for each in survey.unjudged],
     }
@@ -150,7 +150,7 @@ def show(record: Mapping[str, Any], verbose: bool) -> None:
     facts = [(name, short.shorten(text)) for name, text in _facts(record, verbose)]
     print_facts(console, [*facts, *(("symbol", line) for line in short.legend())])
     if record.get("unjudged"):
-        console.print(f"{len(record['unjudged'])} nodes could not be judged, because what they take is not known:")
+        console.print(f"{len(record['unjudged'])} nodes could not be checked, because their inputs are not known:")
         for line in fold_list([_place(each) for each in record["unjudged"]], 8, verbose):
             console.print(f"  {escape(line)}", soft_wrap=True)
     if record.get("unsupported"):
@@ -173,7 +173,7 @@ def _facts(record: Mapping[str, Any], verbose: bool) -> list[tuple[str, str]]:
         rows.append(("fixed sizes", f"{_at(record['sizes'])} ({need['source']}): {need['reason']}"))
     rows.append(("weights", bytes_text(record["weight_bytes"])))
     if "gflop" in record:
-        part = "" if record.get("whole", True) else ", of the part that could be read"
+        part = "" if record.get("whole", True) else ", for the readable part"
         at = f"at {_at(record['sizes'])}{part}"
         rows.append(("largest working set", f"{bytes_text(record['peak_bytes'])} {at}"))
         native = record["native"]

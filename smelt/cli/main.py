@@ -1,4 +1,4 @@
-"""The commands and their options; each command's work lives in a file of its own.
+"""The commands and their options; each command is implemented in its own file.
 
 Exit codes: 0 done, 1 the input is wrong or cannot be run (the error says why), 2 the command line is wrong, 130
 interrupted by Ctrl-C.
@@ -353,7 +353,10 @@ def check(
     """Prove the shapes of models and Python code, for all sizes at once. Exit code 1 if something is wrong."""
     if as_json and form is not None:
         raise typer.BadParameter("--json and --format exclude each other")
-    several = len(paths) > 1 or paths[0].suffix in ("", ".py")  # a single model that is missing says so itself
+    several = len(paths) > 1 or paths[0].suffix in (
+        "",
+        ".py",
+    )  # for a single missing model the reader has the better error
     if missing := [str(path) for path in paths if several and not path.exists()]:
         raise typer.BadParameter(f"no such file or folder: {', '.join(missing)}; check the path")
     by_default = CheckFormat.github if os.environ.get("GITHUB_ACTIONS") == "true" else CheckFormat.text
@@ -383,12 +386,12 @@ def cache_clear(as_json: AsJson = False) -> None:
 
 
 def main() -> None:
-    """The entry point: errors of ours become one readable message, without a traceback unless asked for."""
+    """The entry point. A SmeltError becomes one message; `--debug` shows its traceback."""
     try:
         try:
             with compiling():
                 app()
-        except SystemExit as done:  # typer's word for Ctrl-C
+        except SystemExit as done:  # typer's exception for Ctrl-C
             if done.code == INTERRUPTED:
                 raise KeyboardInterrupt from done
             raise
@@ -403,13 +406,13 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output has left
+    except BrokenPipeError:  # the reader of a pipe has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
 
 def _plain(text: str) -> str:
-    """Text of an error, with nothing that rich would take for markup."""
+    """The text of an error, escaped for rich."""
     return text.replace("[", r"\[")
 
 

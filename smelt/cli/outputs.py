@@ -1,4 +1,4 @@
-"""Files that a command is asked to write: checked before the work begins, so that no compile is lost."""
+"""Output files of a command, checked before the work begins, so that no compile is lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from smelt.files import check_folder
 
 
 def check_output(path: Path | None) -> None:
-    """The folder of a file to be written must be there."""
+    """Check that the folder of an output file exists."""
     if path is None:
         return
     if path.is_dir():
@@ -18,7 +18,7 @@ def check_output(path: Path | None) -> None:
 
 
 def make_folder(path: Path | None) -> None:
-    """A folder for several files, made where it is not there."""
+    """Make the folder for several output files, if it does not exist."""
     if path is None:
         return
     try:

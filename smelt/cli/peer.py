@@ -1,8 +1,7 @@
-"""A worker that measures one engine on one model; this file runs by itself, in the engine's own Python.
+"""A worker that measures one peer engine on one model. The file runs as a script in the engine's own Python.
 
-A job comes in as a line of JSON (engine, model, inputs, where to write the outputs, threads, precision), then requests
-to call the model for so many seconds; out go lines of JSON. `cli.rounds` starts it. It needs NumPy and the engine,
-nothing of ours.
+In: a job as a line of JSON (engine, model, inputs, path of the outputs, threads, precision), then requests to call the
+model for a number of seconds. Out: lines of JSON. `cli.rounds` starts it. It imports NumPy and the engine, not smelt.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from typing import Any, TextIO
 
 import numpy as np
 
-Arrays = dict[str, Any]  # by the names of the model's inputs, in their order
-Call = Callable[[], Sequence[Any]]  # gives the outputs, in the model's order
+Arrays = dict[str, Any]  # by the names of the model's inputs, in order
+Call = Callable[[], Sequence[Any]]  # returns the outputs, in the model's order
 Job = dict[str, Any]
-NUMPY = "biufcU"  # kinds of element types that NumPy has itself
+NUMPY = "biufcU"  # kinds of NumPy's own dtypes
 
 
 class MissingError(Exception):
-    """The engine, or what it needs for this model, is not here."""
+    """The engine, or a file that it needs for this model, is missing."""
 
 
 def onnxruntime(job: Job, inputs: Arrays) -> tuple[str, Call]:
@@ -110,20 +109,20 @@ def ncnn(job: Job, inputs: Arrays) -> tuple[str, Call]:
     return peer.__version__, call
 
 
-Open = Callable[[Job, Arrays], tuple[str, Call]]  # gives the version too
+Open = Callable[[Job, Arrays], tuple[str, Call]]  # for the version
 PEERS: dict[str, Open] = {peer.__name__: peer for peer in (onnxruntime, openvino, torch, ncnn)}
 
 
 def wants(job: Job, suffixes: Sequence[str], precisions: Sequence[str]) -> None:
-    """Refuses a job that an engine has no way to do."""
+    """Refuse a file type or precision that an engine does not support."""
     if Path(job["model"]).suffix not in suffixes:
         raise MissingError(f"{job['engine']} reads {', '.join(suffixes)} files only")
     if job["precision"] not in precisions:
-        raise MissingError(f"{job['engine']} has no {job['precision']} mode here")
+        raise MissingError(f"{job['engine']} has no {job['precision']} mode")
 
 
 def beside(model: str, endings: Sequence[str]) -> Path:
-    """The file in an engine's own format that has the model's name."""
+    """The file with the model's name in an engine's own format."""
     stem = Path(model).with_suffix("")
     for ending in endings:
         path = stem.parent / f"{stem.name}{ending}"
@@ -133,7 +132,7 @@ def beside(model: str, endings: Sequence[str]) -> Path:
 
 
 def serve(engines: dict[str, Open]) -> None:
-    """Do one job: open the model, call it once, then measure whenever asked. What engines print goes to stderr."""
+    """Do one job: load the model, call it once, then measure on request. The engines' own output goes to stderr."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     job = json.loads(sys.stdin.readline())
@@ -148,7 +147,7 @@ def serve(engines: dict[str, Open]) -> None:
     except (ImportError, MissingError) as error:
         _reply(replies, {"missing": str(error)})
         return
-    except Exception as error:  # whatever an engine does not like about a model is its answer
+    except Exception as error:  # any error of an engine is reported
         _reply(replies, {"error": f"{type(error).__name__}: {error}"[:2000]})
         return
     _reply(replies, {"version": version, "first_ms": first, "outputs": len(outputs)})
@@ -160,7 +159,7 @@ def serve(engines: dict[str, Open]) -> None:
 
 
 def timed(call: Call, seconds: float, least: int) -> list[float]:
-    """Milliseconds of each call, for about so many seconds, at least so many; those of a first tenth do not count."""
+    """Milliseconds of each call during `seconds`, at least `least` calls, after a warm-up of a tenth of the time."""
     clock = time.perf_counter
     start = clock()
     call()
@@ -181,7 +180,7 @@ def _inputs(job: Job) -> Arrays:
 
 
 def _typed(array: Any, kind: str) -> Any:
-    """An array as it was before it was written: strings as objects, narrow floats from their bits."""
+    """An array as it was before it was saved: strings as objects, narrow floats from their bits."""
     if array.dtype.kind == "U":
         return array.astype(object)
     if array.dtype.name == kind:
@@ -192,7 +191,7 @@ def _typed(array: Any, kind: str) -> Any:
 
 
 def _plain(array: Any) -> Any:
-    """An output that NumPy can write by itself and that can be compared."""
+    """An output as an array that NumPy can save without pickle."""
     if array.dtype.kind == "O":
         return array.astype(str)
     return array if array.dtype.kind in NUMPY else array.astype(np.float32)
@@ -204,7 +203,7 @@ def _reply(replies: TextIO, message: dict[str, Any]) -> None:
 
 
 def _alone(threads: int) -> None:
-    """As many processors as threads, for engines that look; and an end when the parent ends, even while stopped."""
+    """Limit the process to as many cores as threads, and end it with its parent, even while it is stopped."""
     if hasattr(os, "sched_setaffinity"):
         allowed = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, allowed[: max(1, min(threads, len(allowed)))])

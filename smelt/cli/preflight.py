@@ -1,7 +1,7 @@
-"""An ONNX file as the commands look at it: read with `--size` and `--static`, and samples for what was not said.
+"""ONNX files on the command line: read with `--size` and `--static`, and with samples for other compile-time inputs.
 
-`looked_at` reads it with samples, `read_said` and `read_fixed` without; the others say what it needs, what keeps it
-from being run, and what it can be run with.
+`read_with_samples` reads a file with samples, `read_given` and `read_fixed` without. The other functions list what a
+file needs and why it cannot run, and draw inputs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from smelt.cli.sizes import said_sizes
+from smelt.cli.sizes import parse_sizes
 from smelt.dtype import Array
 from smelt.engine.sample import random_array
 from smelt.errors import FileError, Location, SmeltError, UnsupportedError
@@ -29,21 +29,21 @@ from smelt.run.load import SUFFIX
 from smelt.weights import Weights
 
 
-def looked_at(file: Path, sizes: Sequence[str], static: Sequence[str]) -> Preflight | None:
-    """An ONNX file, read with what the user said and samples for what else shapes the program; None for other files."""
+def read_with_samples(file: Path, sizes: Sequence[str], static: Sequence[str]) -> Preflight | None:
+    """Read an ONNX file with the given values, and samples of the other compile-time inputs; None for other files."""
     if check_file(file) != ".onnx":
-        said_values(file, static)
+        parse_static(file, static)
         return None
-    return preflight(file, said_values(file, static), said_sizes(sizes))
+    return preflight(file, parse_static(file, static), parse_sizes(sizes))
 
 
-def said_values(file: Path, static: Sequence[str]) -> dict[str, Any]:
-    """What the user said about inputs, as arrays of their types: JSON (16000, [1, 2], "text") or a file FILE.npy."""
+def parse_static(file: Path, static: Sequence[str]) -> dict[str, Any]:
+    """`--static` values as arrays of the inputs' types: JSON (16000, [1, 2], "text") or FILE.npy."""
     if not static:
         return {}
     if file.suffix.lower() == SUFFIX:
         raise UnsupportedError(
-            "the values that shape the programs of a bundle are fixed",
+            "the compile-time inputs of a bundle are fixed",
             got=", ".join(static),
             where=file,
             remedy="smelt compile MODEL -o FILE.smelt --static NAME=VALUE",
@@ -84,8 +84,8 @@ def _value(text: str, element: Any, item: str) -> Any:
         ) from error
 
 
-def must_be_readable(found: Preflight) -> None:
-    """Raises the first thing that keeps a program from being made."""
+def require_readable(found: Preflight) -> None:
+    """Raise the first reason why there is no program."""
     first = next(iter((*found.survey.problems, *found.survey.unjudged)), None)
     if first is not None:
         if found.guessed:
@@ -93,8 +93,8 @@ def must_be_readable(found: Preflight) -> None:
         raise first.error
 
 
-def sampled(found: Preflight, seed: int) -> dict[str, Array]:
-    """Random arrays of the sizes that were given or taken, for every input that is not static."""
+def draw_inputs(found: Preflight, seed: int) -> dict[str, Array]:
+    """Random arrays of the given or sampled sizes, for every input that is not static."""
     generator = np.random.default_rng(seed)
     inputs = found.open.inputs.items()
     return {name: random_array(shape, found.sizes, generator) for name, shape in inputs if name not in found.static}
@@ -105,8 +105,8 @@ def _options(found: Preflight) -> list[str]:
     return [f"--static {name}=…" if name in found.reasons else f"--size {name}=…" for name in names]
 
 
-def what_it_needs(found: Preflight) -> dict[str, Any]:
-    """The inputs and sizes that must be known before there is a program, with the reason and what was taken."""
+def list_needs(found: Preflight) -> dict[str, Any]:
+    """The compile-time inputs and sizes, with the reason and the values used."""
     static = {}
     for name, finding in found.reasons.items():
         if name:
@@ -137,21 +137,21 @@ def _reason(finding: Finding) -> str:
 # ---- programs ----
 
 
-def read_said(file: Path, static: Sequence[str], sizes: Sequence[str] = ()) -> tuple[Program, Weights]:
-    """The program with the values that were said, for all sizes; for those that were said where they shape it."""
-    values = said_values(file, static)
+def read_given(file: Path, static: Sequence[str], sizes: Sequence[str] = ()) -> tuple[Program, Weights]:
+    """The program with the given values, for all sizes; for the given sizes if they are compile-time values."""
+    values = parse_static(file, static)
     try:
         return read_fixed(file, values, {})
     except StaticError as error:
         if not (error.sizes and sizes):
             raise
-        return read_fixed(file, values, said_sizes(sizes))
+        return read_fixed(file, values, parse_sizes(sizes))
 
 
 def read_fixed(
     file: Path, static: Mapping[str, Any], sizes: Mapping[str, int], *, runtime_broadcast: bool = False
 ) -> tuple[Program, Weights]:
-    """The program with the values and sizes that were said; what else shapes it has to be said too."""
+    """The program with the given values and sizes; missing compile-time values are an error."""
     try:
         if file.suffix.lower() == ".onnx" and (sizes or runtime_broadcast):
             shapes = _shapes(file, static, sizes) if sizes else {}
@@ -159,13 +159,13 @@ def read_fixed(
         program, weights = read(file, static)
     except StaticError as error:
         needed = [f"--static {name}=…" for name in error.inputs if name not in static]
-        error.remedy = " ".join([*needed, *(["--size NAME=… for every open size"] if error.sizes else [])])
+        error.remedy = " ".join([*needed, *(["--size NAME=… for every dynamic dimension"] if error.sizes else [])])
         raise
     return specialise(program, sizes) if sizes else program, weights
 
 
 def _shapes(file: Path, static: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """The shapes of inputs whose sizes are all known now."""
+    """The shapes of inputs whose sizes are all known."""
     ports = [port for port in declared(file).inputs if port.name not in static]
     known = {name for port in ports for name in port.shape.symbols}
     unknown = [name for name in sizes if name not in known]

@@ -1,7 +1,6 @@
-"""`smelt profile`: where the time of a call goes, kernel by kernel, against what this machine could do at best.
+"""`smelt profile`: the time of every kernel of a call, against this machine's roofline.
 
-A model comes in; out go a table or JSON, on request a trace for Perfetto or chrome://tracing and a picture of the
-roofline.
+A model → a table or JSON; optionally a trace for Perfetto or chrome://tracing, and the roofline as SVG.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from smelt.cli.outputs import check_output
-from smelt.cli.preflight import looked_at, must_be_readable
+from smelt.cli.preflight import read_with_samples, require_readable
 from smelt.cli.random_inputs import inputs_for
 from smelt.cli.roofline import Point, roofline_svg
 from smelt.cli.tables import Column, open_console, print_table
@@ -49,7 +48,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `profile` was asked for besides the model."""
+    """The options of `profile`."""
 
     sizes: tuple[str, ...] = ()
     static: tuple[str, ...] = ()
@@ -91,15 +90,15 @@ def measure(program: Program, weights: Weights, inputs: Sequence[Array], options
 
 
 def program_of(file: Path, sizes: Sequence[str], static: Sequence[str]) -> tuple[Program, Weights]:
-    """The program; for values and sizes that shape it, the one of a sample."""
+    """The program; with sample values of compile-time inputs."""
     if not static:
         try:
             return read(file)
         except StaticError:
             pass
-    found = looked_at(file, sizes, static)
+    found = read_with_samples(file, sizes, static)
     assert found is not None, "only ONNX files have static inputs"
-    must_be_readable(found)
+    require_readable(found)
     return onnx.read(file, found.static, found.shapes)
 
 
@@ -156,7 +155,7 @@ def _predicted(step: Step, best: Peaks) -> float | None:
 
 
 def _bound(operations: float | None, moved: float | None, best: Peaks) -> str | None:
-    """What holds a kernel up at best: arithmetic or memory."""
+    """The bound of a kernel on the roofline: arithmetic or memory."""
     if operations is None or moved is None:
         return None
     return "arithmetic" if operations / best.gflops > moved / best.bandwidth_for(moved) else "memory"
@@ -173,7 +172,7 @@ def _points(rows: Sequence[dict[str, Any]]) -> list[Point]:
     return points
 
 
-# ---- what is shown ----
+# ---- output ----
 
 
 def _record(file: Path, found: Profile, best: Peaks, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -232,7 +231,7 @@ def _print(found: Profile, best: Peaks, rows: Sequence[dict[str, Any]], options:
 
 
 def _notes(found: Profile, best: Peaks, rows: Sequence[dict[str, Any]], total: float) -> list[str]:
-    """What makes the numbers worth less than they look."""
+    """Warnings about the measurement."""
     notes = []
     if best.steadiness < STEADY:
         notes.append(
@@ -261,7 +260,7 @@ def _number(value: float | None) -> str:
 
 
 def _nodes(row: dict[str, Any]) -> str:
-    """The model's own names of what a kernel computes, or else the ops."""
+    """The names of the model's nodes that a kernel computes, else its ops."""
     names = row["nodes"] or [op.partition(".")[2] for op in row["ops"]] or [row["kind"]]
     more = f" +{len(names) - SHOWN_NODES}" if len(names) > SHOWN_NODES else ""
     return ", ".join(names[:SHOWN_NODES]) + more

@@ -21,7 +21,7 @@ TEXT = "compiling {task.completed} / {task.total} kernels"
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Show how far the compiler is, on stderr, if that is a terminal."""
+    """Show the compiler's progress on stderr, if that is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -35,7 +35,7 @@ def compiling() -> Iterator[None]:
 
 
 class _Bar:
-    """Appears when a compile has gone on for a while."""
+    """A bar that appears after a delay."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

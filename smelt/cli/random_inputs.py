@@ -1,7 +1,7 @@
-"""Random inputs for a model that is to be measured: every engine gets the same, and no index leaves its table.
+"""Random inputs for measurements: the same for every engine, with indices within their tables.
 
-A file and what the user said about sizes and values come in, arrays by the inputs' names go out. `smelt run`,
-`smelt bench`, `smelt profile` and `bench/models/compare.py` call it.
+A file, sizes and values → arrays by input name. `smelt run`, `smelt bench`, `smelt profile` and
+`bench/models/compare.py` call it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from smelt.cli.preflight import looked_at, must_be_readable, said_values, sampled
-from smelt.cli.sizes import given_sizes, said_sizes
+from smelt.cli.preflight import draw_inputs, parse_static, read_with_samples, require_readable
+from smelt.cli.sizes import given_sizes, parse_sizes
 from smelt.dtype import Array
 from smelt.engine.sample import in_range, random_array
 from smelt.engine.signature import signature_of
@@ -32,9 +32,9 @@ def inputs_for(
     seed: int = 0,
     given: Mapping[str, Array] = MappingProxyType({}),
 ) -> dict[str, Array]:
-    """Random numbers; what shapes the program is as the user said, or a sample that there is a program for.
+    """Random arrays; compile-time inputs have the given values, else samples that give a valid program.
 
-    `given`: arrays that are there already. Their values count where they shape the program.
+    `given`: arrays from the user, which may be values of compile-time inputs.
     """
     if not static:
         try:
@@ -44,19 +44,19 @@ def inputs_for(
         else:
             made = random_for(signature_of(program.main), sizes, seed, program)
             return {**in_range(program.main, made, seed), **given}
-    found = looked_at(file, sizes, static)
+    found = read_with_samples(file, sizes, static)
     assert found is not None, "only ONNX files have static inputs"
     shaping = {name: given[name] for name in found.static if name in given}
     if shaping:
-        found = preflight(file, {**said_values(file, static), **shaping}, said_sizes(sizes))
-    must_be_readable(found)
-    return {**sampled(found, seed), **found.static, **given}
+        found = preflight(file, {**parse_static(file, static), **shaping}, parse_sizes(sizes))
+    require_readable(found)
+    return {**draw_inputs(found, seed), **found.static, **given}
 
 
 def random_for(
     signature: Signature, sizes: Sequence[str], seed: int, program: Program | None = None
 ) -> dict[str, Array]:
-    """Random numbers for every input; sizes that were not given suit the program."""
+    """Random arrays for every input; sizes that were not given are chosen so that the program accepts them."""
     symbols = given_sizes(signature, sizes, program)
     generator = np.random.default_rng(seed)
     return {port.name: random_array(port.shape, symbols, generator) for port in signature.inputs}
@@ -67,7 +67,7 @@ def open_sizes(file: Path) -> tuple[tuple[str, bool], ...]:
     try:
         shapes = [port.shape for port in signature_of(read(file)[0].main).inputs]
     except StaticError:
-        found = looked_at(file, (), ())
+        found = read_with_samples(file, (), ())
         assert found is not None, "only ONNX files have static inputs"
         shapes = list(found.open.inputs.values())
     names: dict[str, bool] = {}

@@ -1,6 +1,6 @@
-"""The roofline as a picture: what the machine allows at each arithmetic intensity, and where every kernel stands.
+"""The roofline as SVG: the machine's limit at each arithmetic intensity, and a point for every kernel.
 
-Points and the machine's peaks come in, the text of an SVG file goes out; `smelt profile --svg` writes it.
+Points and peaks → the text of an SVG file. `smelt profile --svg` writes it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A kernel: operations per byte, GFLOP/s, its part of the whole time, and what to say about it."""
+    """A kernel: operations per byte, GFLOP/s, its fraction of the time, and its tooltip."""
 
     name: str
     kind: str
@@ -105,7 +105,7 @@ def _grid(axes: _Axes) -> list[str]:
 
 
 def _roofs(axes: _Axes, peaks: Peaks) -> list[str]:
-    """The roof over what no cache holds, and a dashed one over the fastest cache."""
+    """The roof of main memory, and a dashed one of the fastest cache."""
     fastest = max(rate for _, rate in peaks.bandwidth)
     parts = []
     for rate, style in ((fastest, "cache"), (peaks.memory_bandwidth, "roof")):

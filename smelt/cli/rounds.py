@@ -1,8 +1,8 @@
-"""Engines measured in turns: each in a process of its own, all but one of them stopped, outputs compared.
+"""Interleaved measurements of engines: each in its own process, with all but one stopped, and outputs compared.
 
-In come a model, inputs and the names of engines; out goes how long a call of each takes, why an engine was left out,
-and how far outputs are apart. `smelt bench` and `bench/models/compare.py` call it. Engines whose idle threads spin
-would slow down whoever is measured beside them: so whoever is not measured is stopped (SIGSTOP).
+A model, inputs and engine names → times of the calls, reasons for skipped engines, differences of outputs. `smelt
+bench` and `bench/models/compare.py` call it. Idle threads of some engines spin and would slow down the measured one, so
+the other processes are stopped (SIGSTOP).
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from smelt.cli import peer
 from smelt.dtype import Array
 from smelt.errors import SmeltError
 
-OURS = ("smelt", "jax")  # engines that run in our own Python
+OURS = ("smelt", "jax")  # engines that run in smelt's own Python
 ENGINES = (*OURS, *peer.PEERS)
-TOLERANCE = {"f32": 1e-3, "bf16": 5e-2, "int8": 5e-2}  # of an output's scale
+TOLERANCE = {"f32": 1e-3, "bf16": 5e-2, "int8": 5e-2}  # relative to the output's scale
 CAN_STOP = hasattr(signal, "SIGSTOP")
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is the same for every engine."""
+    """The parameters of a measurement, the same for every engine."""
 
     threads: int
     precision: str = "f32"
-    seconds: float = 5.0  # of measuring one model, over all engines
+    seconds: float = 5.0  # for one model, over all engines
     rounds: int = 5
-    solo: bool = True  # measure every engine alone as well
-    limit: float = 900.0  # seconds that an engine may take to answer
-    ours: Mapping[str, Any] = field(default_factory=dict)  # what `smelt.load` is told
+    solo: bool = True  # also measure every engine alone
+    limit: float = 900.0  # timeout of an engine's answer, in seconds
+    ours: Mapping[str, Any] = field(default_factory=dict)  # options of `smelt.load`
     pythons: Mapping[str, str] = field(default_factory=dict)  # engine → the Python that has it
-    original: Path | None = None  # what peers read where the model is a bundle
+    original: Path | None = None  # the file for peers if the model is a bundle
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Milliseconds of the calls of one engine, and the median of a run by itself."""
+    """Milliseconds of the calls of one engine, and its median when measured alone."""
 
     version: str
     values: tuple[float, ...]
@@ -68,7 +68,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far the outputs of two engines are apart at most: absolutely, and as a part of the output's scale."""
+    """The largest difference between the outputs of two engines: absolute, and relative to the output's scale."""
 
     engines: tuple[str, str]
     absolute: float
@@ -85,7 +85,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one model. `skipped`: engine → why it is not here; `failed`: engine → what it did not like."""
+    """The result for one model. `skipped`: engine → why it is missing; `failed`: engine → its error."""
 
     times: dict[str, Times]
     skipped: dict[str, str]
@@ -94,13 +94,13 @@ class Outcome:
 
     @property
     def unsteady(self) -> dict[str, float]:
-        """Engines whose median in turns is more than 5 % away from the one alone, and by how much."""
+        """Engines whose interleaved median differs by more than 5 % from the one alone, and the ratio."""
         apart = {name: each.median / each.solo - 1 for name, each in self.times.items() if each.solo}
         return {name: part for name, part in apart.items() if abs(part) > 0.05}
 
 
 def measure(model: Path, engines: Sequence[str], inputs: Mapping[str, Array], setup: Setup) -> Outcome:
-    """Measure engines on one model: each alone, then all of them in turns."""
+    """Measure engines on one model: each alone, then interleaved."""
     unknown = [name for name in engines if name not in ENGINES]
     if unknown:
         raise SmeltError(
@@ -134,7 +134,7 @@ def measure(model: Path, engines: Sequence[str], inputs: Mapping[str, Array], se
 def _alone(
     engines: Sequence[str], job: Mapping[str, Any], folder: Path, setup: Setup, out: dict[str, WorkerError]
 ) -> dict[str, float]:
-    """The median of each engine with no other worker there; `out` gets the engines that have none."""
+    """The median of each engine while no other worker exists; engines without one are added to `out`."""
     medians: dict[str, float] = {}
     for engine in engines:
         try:
@@ -158,7 +158,7 @@ def _turns(workers: Mapping[str, Worker], setup: Setup) -> dict[str, list[float]
 
 
 class WorkerError(Exception):
-    """A worker has no times to give, and says why. `missing`: the engine, or what it needs, is not here."""
+    """A worker failed; the message is the reason. `missing`: the engine, or a file that it needs, is missing."""
 
     def __init__(self, reason: str, *, missing: bool = False) -> None:
         super().__init__(reason)
@@ -166,7 +166,7 @@ class WorkerError(Exception):
 
 
 class Worker:
-    """A process that holds one engine with one model; stopped whenever nobody waits for it."""
+    """A process with one engine and one model. It is stopped unless a request is pending."""
 
     def __init__(self, engine: str, job: Mapping[str, Any], folder: Path, setup: Setup) -> None:
         self.engine, self.limit = engine, setup.limit
@@ -200,7 +200,7 @@ class Worker:
         self.close()
 
     def time(self, seconds: float) -> list[float]:
-        """Milliseconds of each call, warm, for about so many seconds."""
+        """Milliseconds of each call during about `seconds`, after a warm-up."""
         self._signal("SIGCONT")
         try:
             return [float(value) for value in self._ask({"seconds": seconds, "least": 3})["ms"]]
@@ -251,7 +251,7 @@ def _command(engine: str, pythons: Mapping[str, str]) -> list[str]:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """The number of threads, for engines that look for it there."""
+    """Environment variables that set the number of threads of engines."""
     names = ("SMELT_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     return {**os.environ, **dict.fromkeys(names, str(threads))}
 
@@ -272,7 +272,7 @@ def python_of(items: Sequence[str]) -> dict[str, str]:
 
 
 def processors() -> int:
-    """How many this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -291,7 +291,7 @@ def _job(model: Path, inputs: Mapping[str, Array], folder: Path, setup: Setup) -
 
 
 def _writable(array: Array) -> Array:
-    """What NumPy writes without pickling: strings by themselves, narrow floats as their bits."""
+    """An array that NumPy saves without pickle: strings in a list, narrow floats as their bits."""
     if array.dtype.kind == "O":
         return array.astype(str)
     return array if array.dtype.kind in peer.NUMPY else array.view(f"u{array.dtype.itemsize}")
@@ -306,7 +306,7 @@ def _outputs(path: Path) -> list[Array]:
 
 
 def differences(outputs: Mapping[str, Sequence[Array]], tolerance: float) -> list[Difference]:
-    """Every engine against the first one."""
+    """Compare every engine with the first one."""
     if not outputs:
         return []
     first, *others = outputs
@@ -332,12 +332,12 @@ def _difference(
 
 
 def _allowed(array: Array) -> float:
-    """How far whole numbers may be apart: not at all, but for bytes, which quantising may round either way."""
+    """The tolerance of integers: 0, but 1 for int8 and uint8, which quantisation may round either way."""
     return 1.0 if array.dtype.kind in "iu" and array.dtype.itemsize == 1 else 0.0
 
 
 def _apart(a: Array, b: Array) -> tuple[float, float]:
-    """The largest difference, and as a part of the largest value; 1 for words that are not the same."""
+    """The largest difference, absolute and relative to the largest value; 1 for strings that differ."""
     if not all(each.dtype.kind in "biufc" for each in (a, b)):
         unequal = float(np.any(a != b))
         return unequal, unequal

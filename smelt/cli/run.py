@@ -12,9 +12,9 @@ import numpy as np
 
 from smelt.cli import bundle
 from smelt.cli.outputs import make_folder
-from smelt.cli.preflight import said_values
+from smelt.cli.preflight import parse_static
 from smelt.cli.random_inputs import inputs_for
-from smelt.cli.sizes import said_sizes
+from smelt.cli.sizes import parse_sizes
 from smelt.cli.tables import Column, open_console, print_table
 from smelt.cli.values import measured, read_inputs
 from smelt.dtype import Array, dtype
@@ -50,9 +50,9 @@ def run(
     model = load(
         file,
         engine=engine,
-        static=said_values(file, static) or None,
+        static=parse_static(file, static) or None,
         memory_limit=memory_limit,
-        sizes=said_sizes(sizes),
+        sizes=parse_sizes(sizes),
         precision=precision,
     )
     loaded = time.perf_counter()
@@ -87,7 +87,7 @@ def run(
 def _arrays(
     file: Path, signature: Signature, inputs: Sequence[str], sizes: Sequence[str], static: Sequence[str], seed: int
 ) -> dict[str, Array]:
-    """What the user named, and random numbers for the other inputs."""
+    """The given inputs, and random numbers for the others."""
     given = read_inputs(signature, inputs)
     known = {size.rpartition("=")[0] for size in sizes}
     told = [*sizes, *(f"{name}={n}" for name, n in measured(signature, given).items() if name not in known)]
@@ -101,7 +101,7 @@ def _arrays(
 
 
 def save(outputs: dict[str, Array], folder: Path) -> None:
-    """Each output as a file; names become safe file names."""
+    """Write each output to a file; its name becomes a safe file name."""
     try:
         for name, array in outputs.items():
             safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".") or "output"
@@ -113,7 +113,7 @@ def save(outputs: dict[str, Array], folder: Path) -> None:
 
 
 def describe(array: Array) -> dict[str, Any]:
-    """Type, statistics and first values of an array, ready for JSON."""
+    """Type, statistics and first values of an array, as a JSON record."""
     wide = array.astype(dtype(array.dtype).wide)
     facts: dict[str, Any] = {"type": str(Shape.of(dtype(array.dtype), array.shape))}
     if array.size and wide.dtype.kind in "fiu":

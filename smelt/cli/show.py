@@ -1,6 +1,6 @@
-"""`smelt show`: a model as it stands after a stage of compilation; nothing is compiled to machine code.
+"""`smelt show`: print a model after a stage of compilation. Nothing is compiled to machine code.
 
-ir → passes → kernels (a table), loops (what each distinct kernel does), source (C), plan (steps, buffers, memory).
+ir → passes → kernels (a table), loops (the loop IR of each distinct kernel), source (C), plan (steps, buffers, memory).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from smelt.buffer import bytes_text
 from smelt.cli import bundle
-from smelt.cli.preflight import read_said, said_values
+from smelt.cli.preflight import parse_static, read_given
 from smelt.cli.sizes import given_sizes
 from smelt.cli.tables import Column, open_console, print_table
 from smelt.dim import symbols
@@ -53,14 +53,14 @@ def show(
     if stage not in STAGES:
         raise SmeltError("unknown stage", expected=", ".join(STAGES), got=stage, remedy="--stage ir")
     if bundle.is_bundle(file):
-        said_values(file, static)  # refuses them
+        parse_static(file, static)  # refuses them
         kept = bundle.shown(file, stage, generic, export)
         if as_json:
             print(json.dumps({"model": str(file), "stage": stage, **kept}))
         else:
             bundle.print_shown(kept)
         return
-    program, _ = read_said(file, static, sizes)
+    program, _ = read_given(file, static, sizes)
     if stage in ("ir", "passes"):
         record = _program(program, stage, generic, export)
     else:
@@ -101,7 +101,7 @@ def _launches(plan: Plan) -> dict[Kernel, list[Launch]]:
 
 
 def _kernels(made: ProgramPlan, program: Program, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Each distinct kernel: its first launch's buffers, and what one launch costs at the given sizes."""
+    """Each distinct kernel: the buffers of its first launch, and the cost of one launch at the given sizes."""
     rows = []
     for function, (plan, _) in made.plans.items():
         for kernel, launches in _launches(plan).items():

@@ -1,4 +1,4 @@
-"""`--size batch=4`: numbers for the symbols of a model's inputs, and defaults that the program can run with."""
+"""`--size batch=4`: values of a model's dynamic dimensions, and defaults that the program accepts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from smelt.errors import SmeltError
 from smelt.ir.assumptions import broken_by
 from smelt.ir.core import Program
 
-DOUBLINGS = 13  # of a size that is too small for a program
+DOUBLINGS = 13  # of a default that is too small for a program
 
 
 def given_sizes(signature: Signature, sizes: Sequence[str], program: Program | None = None) -> dict[str, int]:
-    """Every dynamic dimension of the inputs: what the user said, else a default.
+    """A value for every dynamic dimension of the inputs: the given one, else a default.
 
-    Defaults that break what `program` assumes about its sizes are doubled until they do not.
+    Defaults that break an assumption of `program` are doubled until they do not.
     """
     chosen = default_sizes([port.shape for port in signature.inputs])
-    said = said_sizes(sizes, chosen)
+    said = parse_sizes(sizes, chosen)
     if program is None or not chosen.keys() - said.keys():
         return chosen | said
     tried = chosen | said
@@ -31,8 +31,8 @@ def given_sizes(signature: Signature, sizes: Sequence[str], program: Program | N
     return chosen | said
 
 
-def said_sizes(sizes: Sequence[str], known: Iterable[str] | None = None) -> dict[str, int]:
-    """What the user said about sizes; `known` are the names there are, if that is known yet."""
+def parse_sizes(sizes: Sequence[str], known: Iterable[str] | None = None) -> dict[str, int]:
+    """The `--size` options as numbers; `known`: the names of the symbols, if they are known yet."""
     said: dict[str, int] = {}
     for item in sizes:
         name, _, value = item.rpartition("=")

@@ -1,7 +1,7 @@
-"""Tables for people, as wide as the terminal: rows in, lines on stdout out. Every command that lists things calls it.
+"""Tables as wide as the terminal: rows → lines on stdout. Every command that prints a table calls it.
 
-Numbers are never cut. Where a table is too wide, text wraps first; then the columns that matter least go (`--json` has
-them all).
+Numbers are never truncated. If a table is too wide, text wraps first; then the least important columns are dropped
+(`--json` has them all).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GAP = "  "
 
 
 class Column(NamedTuple):
-    """A head, whether the cells are text (else numbers), and when it goes: the highest `drop` first, 0 never."""
+    """A head, whether the cells are text (else numbers), and `drop`: the highest is dropped first, 0 never."""
 
     head: str
     is_text: bool = False
@@ -35,7 +35,7 @@ def open_console() -> Console:
 
 
 def print_table(console: Console, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
-    """A head (unless it is empty) and the rows; cells are plain text, not markup."""
+    """Print a head (unless it is empty) and the rows; cells are plain text, not markup."""
     heads = [column.head for column in columns]
     lines = list(layout(columns, [heads, *rows], console.width))
     for i, line in enumerate(lines if any(heads) else lines[1:]):
@@ -43,12 +43,12 @@ def print_table(console: Console, columns: Sequence[Column], rows: Iterable[Sequ
 
 
 def print_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
-    """A name and a text in each row."""
+    """Print rows of a name and a text."""
     print_table(console, (Column("", True), Column("", True)), facts)
 
 
 def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int) -> Iterable[str]:
-    """One text for each row, of several lines where cells wrap."""
+    """The text of each row; it has several lines if cells wrap."""
     kept = list(range(len(columns)))
     least = [max(_least_width(column, row[i]) for row in rows) for i, column in enumerate(columns)]
     while sum(least[i] for i in kept) + len(GAP) * (len(kept) - 1) > room:
@@ -75,7 +75,7 @@ def _pad(column: Column, text: str, width: int) -> str:
 
 
 def _least_width(column: Column, text: str) -> int:
-    """A number whole; of text and heads the longest word, up to a limit."""
+    """The least width of a column: whole numbers; for text and heads the longest word, up to a limit."""
     if not column.is_text and text != column.head:
         return len(text)
     return min(max(map(len, text.split()), default=0), LONG)

@@ -1,6 +1,6 @@
-"""`smelt tune`: measure which kernels are faster on this machine, and keep what was found for every later compile.
+"""`smelt tune`: autotune a model's kernels on this machine. Later compiles use the faster schedules.
 
-A model comes in; out go a table or JSON. `--export` and `--merge` carry what was found from machine to machine.
+A model → a table or JSON. `--export` and `--merge` copy the tuning database between machines.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `tune` was asked for besides the model."""
+    """The options of `tune`."""
 
     seconds: float = 60.0
     sizes: tuple[str, ...] = ()
@@ -53,13 +53,13 @@ class Options:
 
 
 def tune(file: Path | None, options: Options) -> None:
-    """Merge, then tune, then export: whichever was asked for."""
+    """Merge, tune and export, as far as requested, in this order."""
     if file is None and options.export is None and options.merge is None:
         raise SmeltError(
             "nothing to tune", expected="a model, --export FILE or --merge FILE", remedy="smelt tune MODEL"
         )
     if options.seconds <= 0:
-        raise SmeltError("--seconds is no time", expected="more than 0", got=options.seconds, remedy="--seconds 60")
+        raise SmeltError("--seconds is too small", expected="more than 0", got=options.seconds, remedy="--seconds 60")
     check_output(options.export)
     record: dict[str, Any] = {"database": str(database().path)}
     console = open_console()
@@ -90,7 +90,7 @@ def _tuned(file: Path, options: Options) -> Tuning:
 
 @contextmanager
 def _bar(seconds: float) -> Iterator[Report]:
-    """How much of the time is gone, on stderr, where somebody looks at it; the compiler's own bar rests meanwhile."""
+    """Show the elapsed time on stderr if that is a terminal, in place of the compiler's progress bar."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     token = cpu.progress.set(None)
@@ -136,7 +136,7 @@ def _print(console: Console, found: Tuning) -> None:
     if not found.findings:
         console.print("no kernel of this model has schedules worth measuring")
     elif found.known == len(found.findings):
-        console.print("everything about this model's kernels is known already")
+        console.print("all schedules of this model's kernels were measured before")
     elif found.enough is not None:
         console.print(
             f"{found.seconds:.0f} s are too short to compare the whole program: {found.tries} schedules were measured, "

@@ -19,7 +19,7 @@ FORMS = "NAME=FILE.npy, FILE.json, FILE.png, NAME=[1, 2, 3], NAME=random or rand
 
 
 def read_inputs(signature: Signature, inputs: Sequence[str]) -> dict[str, Array]:
-    """The arrays that the user named; inputs that are to be random are left out."""
+    """The given arrays, without inputs that are to be random."""
     ports = {port.name: port for port in signature.inputs}
     given: dict[str, Array] = {}
     for item in inputs:
@@ -37,7 +37,7 @@ def read_inputs(signature: Signature, inputs: Sequence[str]) -> dict[str, Array]
 
 
 def _example(signature: Signature) -> str:
-    """An option that is right."""
+    """A valid `--input` option, for the remedy."""
     return f"-i {signature.inputs[0].name}=random" if signature.inputs else "leave --input out"
 
 
@@ -117,8 +117,8 @@ def read_picture(path: str) -> Array:
 
 
 def as_input(pixels: Array, port: Port) -> Array:
-    """Pixels as a model wants them: channels first or last as its shape says, its height and width where they are
-    fixed, its number of channels; floats in 0 … 1. A batch of one is added."""
+    """Convert pixels to the model's input: its layout (channels first or last), height and width if static, number of
+    channels; floats in 0 … 1. A batch of one is added."""
     channels, last = _channels(port)
     if channels != pixels.shape[2]:
         gray = pixels @ np.array([0.299, 0.587, 0.114]) if pixels.shape[2] >= 3 else pixels[:, :, 0]
@@ -137,7 +137,7 @@ def as_input(pixels: Array, port: Port) -> Array:
 
 
 def _channels(port: Port) -> tuple[int, bool]:
-    """How many channels an input has, and whether they come last."""
+    """The number of channels of an input, and whether they are the last axis."""
     sizes = port.shape.sizes
     if len(sizes) in (3, 4):
         for size, last in ((sizes[-3], False), (sizes[-1], True)):
@@ -152,7 +152,7 @@ def _channels(port: Port) -> tuple[int, bool]:
 
 
 def resize(pixels: Array, size: tuple[int, int]) -> Array:
-    """Bilinear, corners not aligned, as a float array."""
+    """Resize bilinearly, corners not aligned, to a float array."""
     result: Array = pixels.astype(np.float64)
     for axis, wanted in enumerate(size):
         have = result.shape[axis]
@@ -166,11 +166,11 @@ def resize(pixels: Array, size: tuple[int, int]) -> Array:
     return result
 
 
-# ---- sizes that values tell ----
+# ---- sizes from given arrays ----
 
 
 def measured(signature: Signature, given: dict[str, Array]) -> dict[str, int]:
-    """The symbols of inputs that were given, as numbers."""
+    """The values of symbols that the given inputs determine."""
     symbols: dict[str, int] = {}
     for port in signature.inputs:
         if port.name in given:

@@ -1,4 +1,4 @@
-"""The worker that measures smelt itself, and XLA on the same program through our PJRT engine.
+"""The worker that measures smelt, and XLA on the same program through the pjrt engine.
 
 `cli.rounds` starts it (`python -m smelt.cli.worker`); the protocol is that of `cli.peer`.
 """
@@ -20,7 +20,7 @@ def smelt(job: Job, inputs: Arrays) -> tuple[str, Call]:
 
 
 def jax(job: Job, inputs: Arrays) -> tuple[str, Call]:
-    """XLA, as jaxlib brings it, on the StableHLO that smelt reads from the model."""
+    """jaxlib's XLA on the StableHLO that smelt reads from the model."""
     missing = next(engine.missing() for engine in engines("cpu") if engine.name == "pjrt")
     if missing:
         raise MissingError(missing)

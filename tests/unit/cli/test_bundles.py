@@ -131,7 +131,7 @@ def test_check_survives_code_that_crashes(bundle: Path, tmp_path: Path, what: st
     code = variant.codes[-1].replace(library=(tmp_path / "code.so").read_bytes)
     forged = program.replace(variants=(variant.replace(codes=(code,)),))
     write(tmp_path / "crash.smelt", model.replace(programs=(forged,)))
-    with pytest.raises(RunError, match="ended the process") as caught:
+    with pytest.raises(RunError, match="crashed the process") as caught:
         command("check", tmp_path / "crash.smelt")
     assert re.fullmatch(why, str(caught.value.got))
 
@@ -188,7 +188,7 @@ def test_bench_measures_a_bundle_beside_a_peer_with_the_original(bundle: Path, t
     assert caught.value.remedy == "--original digits.onnx"
     changed = tmp_path / "digits.onnx"
     changed.write_bytes(DIGITS.read_bytes() + b"\0")
-    with pytest.raises(SmeltError, match="was not made of"):
+    with pytest.raises(SmeltError, match="was not compiled from"):
         command("bench", bundle, *peers, "--original", changed)
     with pytest.raises(SmeltError, match="belongs to a bundle"):
         command("bench", DIGITS, "--original", DIGITS)

@@ -255,7 +255,7 @@ def test_the_command(file: Path, made_up: list[int], monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path / "other"))
     assert json.loads(invoke("tune", "--merge", exported, "--json"))["merged"] == 2
     assert all(schedule.call_rows == 12 for schedule in plan_program(parse(file.read_text())).chosen.values())  # type: ignore[union-attr]
-    assert "everything about this model's kernels is known" in invoke("tune", file, "--seconds", 100)
+    assert "all schedules of this model's kernels were measured" in invoke("tune", file, "--seconds", 100)
 
 
 def test_the_command_says_what_it_needs() -> None:
