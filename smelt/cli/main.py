@@ -30,6 +30,7 @@ from smelt.cli import generate as generate_command
 from smelt.cli import inspect as inspect_command
 from smelt.cli import profile as profile_command
 from smelt.cli import run as run_command
+from smelt.cli import serve as serve_command
 from smelt.cli import show as show_command
 from smelt.cli import tune as tune_command
 from smelt.cli.progress import compiling
@@ -367,6 +368,52 @@ def check(
 def devices(as_json: AsJson = False) -> None:
     """List the devices and engines here, and what the others need."""
     devices_command.devices(as_json)
+
+
+@app.command()
+def serve(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Models, bundles, language models (folder, .gguf) or repositories NAME/VERSION/model.*; or NAME=PATH."
+        ),
+    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="A TOML file with the server's settings.")] = None,
+    host: Annotated[str | None, typer.Option(help="The address to listen on. Default: 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="The port; 0 takes a free one. Default: 8000.")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="The port for gRPC. Default: no gRPC.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, native, pjrt or reference.")] = None,
+    precision: Annotated[str | None, typer.Option(help="f32, bf16, int8; for language models f32 or q8.")] = None,
+    memory_limit: MemoryLimit = None,
+    max_batch: Annotated[int | None, typer.Option(help="Most rows of one call. Default: 32; 1: no batching.")] = None,
+    max_delay_ms: Annotated[float | None, typer.Option(help="How long a request may wait for others.")] = None,
+    max_queue: Annotated[int | None, typer.Option(help="Most requests that wait for a model. Default: 1024.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds for a request. Default: 60.")] = None,
+    admin: Annotated[
+        bool, typer.Option("--admin", help="Allow loading and unloading by request, without keys.")
+    ] = False,
+    audit_log: Annotated[
+        Path | None, typer.Option(help="Write a hash-chained log of what is refused or changed.")
+    ] = None,
+    log: Annotated[str | None, typer.Option(help="text or json.")] = None,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings and exit.")] = False,
+) -> None:
+    """Serve models over HTTP: the Open Inference Protocol for tensors, OpenAI's API for language models."""
+    flags = {"host": host, "port": port, "grpc_port": grpc_port, "admin": admin or None, "log": log}
+    flags["audit_log"] = None if audit_log is None else str(audit_log)
+    model = {"engine": engine, "precision": precision, "memory_limit": memory_limit, "timeout": timeout}
+    queue = {"max_batch": max_batch, "max_delay_ms": max_delay_ms, "max_queue": max_queue}
+    serve_command.serve(models or [], config, flags, {**model, **queue}, print_config)
+
+
+audit = typer.Typer(help="Check the log that `smelt serve --audit-log` writes.", no_args_is_help=True)
+app.add_typer(audit, name="audit")
+
+
+@audit.command("verify")
+def audit_verify(file: Annotated[Path, typer.Argument(help="The audit log.")], as_json: AsJson = False) -> None:
+    """Check that no line of an audit log was changed, removed or put in."""
+    serve_command.verify_audit(file, as_json)
 
 
 cache = typer.Typer(help="List or clear the compiled programs on this machine.", no_args_is_help=True)

@@ -2,7 +2,8 @@
 
 `find_mixing(func, symbol)` proves, op by op, that row i of every result depends on row i of the inputs, and on nothing
 else that a caller gives: not on other rows, not on its position in the batch, not on the size of the batch. An op
-without a rule counts as mixing. This is stronger than `padding.find_leak`, which allows `x + iota`. The server calls it.
+without a rule counts as mixing. This is stronger than `padding.find_leak`, which lets `x + iota` pass. The server
+calls it.
 """
 
 from __future__ import annotations
@@ -252,10 +253,10 @@ def _gather(op: Op, rows: Rows) -> int | None:
     dims, rank = op.attrs["dimension_numbers"], op.results[0].shape.rank
     if dims.operand_batching_dims:
         raise _MixingError("it gathers in batches")
-    if rows[table] is not None and rows[indices] is not None:
+    if None not in (rows[table], rows[indices]):
         raise _MixingError("its table and its indices are batches")
-    if rows[indices] is not None:
-        at = rows[indices]
+    at = rows[indices]
+    if at is not None:
         if at == dims.index_vector_dim:
             raise _MixingError("an index is spread over the rows")
         batch = [axis for axis in range(indices.shape.rank) if axis != dims.index_vector_dim]

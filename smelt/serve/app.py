@@ -1,0 +1,158 @@
+"""The ASGI application: one request → key, route, handler, response; every failure becomes an answer and a log line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from smelt.errors import SmeltError
+from smelt.serve.audit import Audit
+from smelt.serve.config import Config
+from smelt.serve.http import Receive, Request, Response, Routes, Scope, Send, problem, send_response
+from smelt.serve.keys import Keys
+from smelt.serve.models import Catalogue
+from smelt.serve.oip import Rest, Service, as_problem
+from smelt.serve.problems import ForbiddenError, UnauthorizedError
+from smelt.serve.stats import prometheus
+
+log = logging.getLogger("smelt.serve")
+OPEN = ("/v2/health/live", "/v2/health/ready", "/health", "/ping")  # without a key, for load balancers
+ADMIN = ("/v2/repository/models/",)
+
+
+class App:
+    """Everything that a server answers. `fronts` add their paths to the routes."""
+
+    def __init__(self, catalogue: Catalogue, config: Config) -> None:
+        self.catalogue, self.config = catalogue, config
+        self.service = Service(catalogue, config)
+        self.keys = Keys(config.keys, config.admin)
+        self.audit = Audit(config.audit_log) if config.audit_log else None
+        self.routes = Routes()
+        self.draining = False
+        self.active = 0
+        Rest(self.service).add_to(self.routes)
+        if config.metrics:
+            self.routes.add("GET", "/metrics", self.metrics)
+        for path in ("/health", "/ping"):
+            self.routes.add("GET", path, self.health)
+        self._common = [(b"server", b"smelt")]
+        if config.allow_origin:
+            self._common.append((b"access-control-allow-origin", config.allow_origin.encode()))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                await send({"type": "lifespan.startup.complete"})
+            elif message["type"] == "lifespan.shutdown":
+                self.draining = True
+                await self.catalogue.close(self.config.drain)
+                if self.audit is not None:
+                    self.audit.close()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        started = time.perf_counter()
+        self.active += 1
+        identity = request.header(b"x-request-id")[:128] or secrets.token_hex(8)
+        extra = [*self._common, (b"x-request-id", identity.encode("latin-1", "replace"))]
+        error: SmeltError | None = None
+        try:
+            response = await self._answer(request)
+        except asyncio.CancelledError:
+            raise
+        except SmeltError as failed:
+            error, response = failed, self._problem(request, failed)
+        except Exception as failed:
+            log.exception("%s %s failed (request %s)", request.method, request.path, identity)
+            error = as_problem(failed)
+            response = self._problem(request, error)
+            response.status = 500
+        finally:
+            self.active -= 1
+        try:
+            await send_response(response, request, send, extra)
+        finally:
+            if log.isEnabledFor(logging.INFO):
+                self._log(request, response, identity, time.perf_counter() - started, error)
+
+    async def _answer(self, request: Request) -> Response:
+        if request.method == "OPTIONS" and self.config.allow_origin:
+            allow = [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-allow-headers", b"*")]
+            return Response(b"", 204, headers=allow)
+        handler = self.routes.find(request)
+        if request.path not in OPEN:
+            try:
+                self._check(request)
+            except (UnauthorizedError, ForbiddenError) as refused:
+                self._note("refused", request, error=refused.message)
+                raise
+        return await handler(request)
+
+    def _check(self, request: Request) -> None:
+        request.key = self.keys.admit(request)
+        if request.path.startswith(ADMIN):
+            self.keys.check_admin(request.key)
+            self._note(request.path.rpartition("/")[2], request, model=request.parts[0])
+        elif request.path.startswith("/v2/models/") and request.parts:
+            self.keys.check_model(request.key, request.parts[0])
+
+    def _note(self, event: str, request: Request, **fields: Any) -> None:
+        if self.audit is not None:
+            key = request.key.name if request.key is not None else None
+            client = (request.scope.get("client") or ("?",))[0]
+            self.audit.write(event, path=request.path, key=key, client=client, **fields)
+
+    def _problem(self, request: Request, error: SmeltError) -> Response:
+        """In the form of the protocol that was spoken."""
+        for prefix, form in FORMS.items():
+            if request.path.startswith(prefix):
+                return form(error)
+        return problem(error)
+
+    def _log(
+        self, request: Request, response: Response, identity: str, seconds: float, error: SmeltError | None
+    ) -> None:
+        fields: dict[str, Any] = {
+            "request": identity,
+            "method": request.method,
+            "path": request.path,
+            "status": response.status,
+            "ms": round(seconds * 1000, 3),
+            "client": (request.scope.get("client") or ("?",))[0],
+        }
+        if error is not None:
+            fields["error"] = error.message
+        if self.config.log == "json":
+            log.info("%s", json.dumps({"time": round(time.time(), 3), **fields}))
+        else:
+            log.info("%s %s %s %.2f ms%s", request.method, request.path, response.status, seconds * 1000,
+                     f": {error.message}" if error is not None else "")  # fmt: skip
+
+    async def health(self, request: Request) -> Response:
+        return Response(b"", 200 if self.catalogue.ready and not self.draining else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        text = prometheus([version.sample() for version in self.catalogue.every()])
+        return Response(text.encode(), kind=b"text/plain; version=0.0.4; charset=utf-8")
+
+
+# Protocols whose errors look otherwise, by the beginning of their paths.
+FORMS: Mapping[str, Callable[[SmeltError], Response]] = {}

@@ -1,0 +1,73 @@
+"""The audit log: one JSON line per request that changes something or is refused, each with the hash of the one before.
+
+`verify` walks the chain: a line that was changed, removed or put in is found. `smelt audit verify` calls it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from smelt.errors import FileError
+from smelt.files import open_regular
+
+START = "0" * 64
+
+
+def _digest(record: dict[str, Any]) -> str:
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Audit:
+    """An append-only file. A file that is there already is verified, and continued."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._last, self._count = (START, 0) if not os.path.exists(path) else verify(path)
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def write(self, event: str, **fields: Any) -> None:
+        with self._lock:
+            record = {"time": round(time.time(), 6), "event": event, **fields, "previous": self._last}
+            self._last = _digest(record)
+            self._count += 1
+            line = json.dumps({**record, "hash": self._last}, ensure_ascii=False) + "\n"
+            os.write(self._fd, line.encode())
+
+    def close(self) -> None:
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+
+def verify(path: str | Path) -> tuple[str, int]:
+    """The last hash of an audit log and its number of lines."""
+    last = START
+    count = 0
+    with os.fdopen(open_regular(path), encoding="utf-8") as file:
+        for count, line in enumerate(file, 1):
+            try:
+                record = json.loads(line)
+                stated = record.pop("hash")
+                previous = record["previous"]
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise FileError(f"{path}: line {count} is no record", got=repr(line[:80])) from error
+            if previous != last:
+                raise FileError(
+                    f"{path}: the chain is broken at line {count}",
+                    expected=f"previous {last[:16]}…",
+                    got=f"{str(previous)[:16]}…: a line before it was changed or removed",
+                )
+            if _digest(record) != stated:
+                raise FileError(
+                    f"{path}: line {count} was changed", expected=f"hash {_digest(record)[:16]}…", got=stated
+                )
+            last = stated
+    return last, count

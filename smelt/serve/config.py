@@ -1,0 +1,173 @@
+"""What a server is told: one TOML file, environment variables and flags → `Config`, checked before anything starts.
+
+Flags win over the environment (`SMELT_SERVE_PORT=…`), the environment over the file, the file over defaults.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from smelt.errors import FileError, UnsupportedError
+from smelt.files import read_bytes
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+PREFIX = "SMELT_SERVE_"
+
+
+class ModelConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """How one model is loaded and run. The same fields stand in a repository's `config.toml`."""
+
+    path: str = ""
+    name: str = ""
+    engine: str = "auto"
+    device: str = "auto"
+    precision: str = ""  # the kind of model's default
+    memory_limit: str | int | None = None
+    static: dict[str, Any] = {}  # values of compile-time inputs
+    sizes: dict[str, int] = {}  # sizes that it is warmed up with
+    instances: int = 1  # calls at once
+    max_batch: int = 32  # rows of one call, where rows are proven independent; 1 switches batching off
+    max_delay_ms: float = 0.0  # how long a request may wait for others; 0: only while a call runs
+    max_queue: int = 1024  # requests that may wait
+    timeout: float | None = 60.0  # seconds for a request, waiting included
+    warm_up: bool = True
+    context: int | None = None  # longest sequence of a language model
+
+    def check(self, where: str) -> ModelConfig:
+        least = {"instances": 1, "max_batch": 1, "max_delay_ms": 0, "max_queue": 0}
+        for field, low in least.items():
+            if getattr(self, field) < low:
+                raise _wrong(where, field, f"at least {low}", getattr(self, field))
+        if self.timeout is not None and self.timeout <= 0:
+            raise _wrong(where, "timeout", "more than 0 seconds", self.timeout)
+        if self.name and not NAME.fullmatch(self.name):
+            raise _wrong(where, "name", "letters, digits, '.', '_' and '-', at most 128", self.name)
+        return self
+
+
+class KeyConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """An API key: which models it opens and how often it may be used. `sha256` keeps the key itself out of the file."""
+
+    name: str
+    sha256: str
+    models: tuple[str, ...] = ("*",)
+    per_minute: int | None = None
+    admin: bool = False
+
+
+class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The whole server."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    grpc_port: int | None = None
+    models: list[ModelConfig] = []
+    keys: list[KeyConfig] = []
+    admin: bool = False  # loading and unloading by request without keys; with keys only keys with `admin` may
+    max_body: int = 64 << 20  # bytes, decompressed
+    max_elements: int = 1 << 26  # of one tensor
+    body_timeout: float = 30.0  # seconds for a request to arrive
+    keep_alive: float = 75.0  # seconds that an idle connection stays
+    max_connections: int = 4096
+    drain: float = 30.0  # seconds for requests under way when the server is asked to stop
+    allow_origin: str | None = None  # CORS
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None  # with it clients must have a certificate
+    audit_log: str | None = None
+    log: str = "text"  # or "json"
+    metrics: bool = True
+
+    def check(self, where: str) -> Config:
+        for field in ("port", "grpc_port"):
+            port = getattr(self, field)
+            if port is not None and not 0 <= port < 1 << 16:
+                raise _wrong(where, field, "0 to 65535", port)
+        for field in ("max_body", "max_elements", "max_connections", "body_timeout", "keep_alive", "drain"):
+            if getattr(self, field) <= 0:
+                raise _wrong(where, field, "more than 0", getattr(self, field))
+        if self.log not in ("text", "json"):
+            raise _wrong(where, "log", "text or json", self.log)
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise _wrong(where, "tls_key", "tls_certificate and tls_key, or neither", "one of them")
+        if self.tls_client_ca and not self.tls_certificate:
+            raise _wrong(where, "tls_client_ca", "also tls_certificate and tls_key", "tls_client_ca alone")
+        for key in self.keys:
+            if not re.fullmatch(r"[0-9a-f]{64}", key.sha256):
+                raise _wrong(where, f"key {key.name}", "the SHA-256 of the key, 64 hexadecimal digits", key.sha256)
+        for model in self.models:
+            model.check(where)
+        return self
+
+
+def read_config(
+    path: str | None, flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ
+) -> tuple[Config, str]:
+    """The configuration, and where it came from. `flags`: what the command line says; None is nothing said."""
+    said: dict[str, Any] = {}
+    where = "the command line"
+    if path is not None:
+        where = path
+        said |= _read_toml(path)
+    said |= _from_environment(environment)
+    said |= {name: value for name, value in flags.items() if value is not None}
+    return convert(said, Config, where).check(where), where
+
+
+def read_model_config(path: Path) -> ModelConfig:
+    """A model's `config.toml` in a repository."""
+    return convert(_read_toml(str(path)), ModelConfig, str(path)).check(str(path))
+
+
+def convert(said: Mapping[str, Any], kind: type[Any], where: str) -> Any:
+    try:
+        return msgspec.convert(said, kind)
+    except msgspec.ValidationError as error:
+        fields = ", ".join(kind.__struct_fields__)
+        raise FileError(f"{where}: a setting is wrong", expected=f"one of {fields}", got=error) from error
+
+
+def _read_toml(path: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_bytes(path).decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FileError(f"{path} is no TOML file", got=error) from error
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """`SMELT_SERVE_MAX_BODY=1048576` sets `max_body`. A list of models or keys belongs into the file."""
+    found: dict[str, Any] = {}
+    for variable, text in environment.items():
+        field = variable.removeprefix(PREFIX).lower()
+        if not variable.startswith(PREFIX):
+            continue
+        if field not in Config.__struct_fields__ or field in ("models", "keys"):
+            raise UnsupportedError(
+                f"{variable} sets nothing",
+                expected=", ".join(PREFIX + name.upper() for name in Config.__struct_fields__),
+                remedy=f"unset {variable}",
+            )
+        found[field] = _number(text)
+    return found
+
+
+def _number(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _wrong(where: str, field: str, expected: str, got: object) -> FileError:
+    return FileError(f"{where}: {field} is wrong", expected=expected, got=got)

@@ -1,0 +1,204 @@
+"""The least of HTTP that the server needs, on bare ASGI: a request with a bounded body, a response, routes by path."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+from urllib.parse import parse_qs, unquote
+
+import msgspec
+
+from smelt.errors import SmeltError
+from smelt.serve.problems import MediaTypeError, MethodError, NotFoundError, RequestError, TooLargeError, status_of
+
+Scope: TypeAlias = Mapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
+Send: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[None]]
+JSON_TYPE = b"application/json"
+COMPRESS_FROM = 32 << 10  # bytes
+
+
+class Request:
+    """One request. The body is read once, up to a limit, and decompressed up to the same limit."""
+
+    __slots__ = ("_receive", "headers", "key", "method", "parts", "path", "scope")
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.scope, self._receive = scope, receive
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.parts: tuple[str, ...] = ()  # what the route's places stand for
+        self.key: Any = None
+
+    def header(self, name: bytes) -> str:
+        return self.headers.get(name, b"").decode("latin-1")
+
+    @property
+    def query(self) -> dict[str, str]:
+        return {name: values[-1] for name, values in parse_qs(self.scope["query_string"].decode("latin-1")).items()}
+
+    async def body(self, most: int, seconds: float) -> bytes:
+        try:
+            declared = int(self.headers.get(b"content-length", b"0"))
+        except ValueError:
+            raise RequestError("Content-Length is no number") from None
+        if declared > most:
+            raise _too_large(most, declared)
+        try:
+            async with asyncio.timeout(seconds):
+                first = await self._receive()
+                if first["type"] == "http.disconnect":
+                    raise RequestError("the client left before the request was complete")
+                data = await self._rest(first["body"], most) if first.get("more_body") else first.get("body", b"")
+        except TimeoutError:
+            raise RequestTimeoutError("the request did not arrive in time", expected=f"{seconds:g} s") from None
+        if len(data) > most:
+            raise _too_large(most, len(data))
+        encoding = self.headers.get(b"content-encoding")
+        return data if encoding in (None, b"identity") else _decompress(encoding, data, most)
+
+    async def _rest(self, first: bytes, most: int) -> bytes:
+        parts, size = [first], len(first)
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise RequestError("the client left before the request was complete")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > most:
+                raise _too_large(most, size)
+            if not message.get("more_body"):
+                return b"".join(parts)
+
+    async def disconnected(self) -> None:
+        """Ends when the client has left."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+class RequestTimeoutError(RequestError):
+    """A body that comes too slowly."""
+
+    status = 408
+
+
+def _too_large(most: int, got: int) -> TooLargeError:
+    return TooLargeError("the body is too large", expected=f"at most {most} bytes", got=f"{got} bytes")
+
+
+def _decompress(encoding: bytes, data: bytes, most: int) -> bytes:
+    """gzip or deflate; what would grow beyond the limit is refused before it does."""
+    if encoding not in (b"gzip", b"deflate"):
+        raise MediaTypeError("unknown Content-Encoding", expected="gzip, deflate or identity", got=encoding.decode())
+    for bits in (31,) if encoding == b"gzip" else (15, -15):  # deflate comes with and without zlib's header
+        machine = zlib.decompressobj(bits)
+        try:
+            made = machine.decompress(data, most)
+        except zlib.error:
+            continue
+        if machine.unconsumed_tail:
+            raise TooLargeError("the decompressed body is too large", expected=f"at most {most} bytes")
+        if not machine.eof:
+            break
+        return made
+    raise RequestError(f"the body is no {encoding.decode()}")
+
+
+@dataclass(slots=True)
+class Response:
+    """An answer; with `stream` it is sent piece by piece."""
+
+    body: bytes = b""
+    status: int = 200
+    kind: bytes = JSON_TYPE
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    stream: AsyncIterator[bytes] | None = None
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    return Response(_encode(value), status)
+
+
+def problem(error: SmeltError) -> Response:
+    """The common form of an error: `error` is text, as the Open Inference Protocol wants it, the record is beside it."""
+    response = json_response({"error": str(error), "detail": error.record()}, status_of(error))
+    retry = getattr(error, "retry_after", None)
+    if retry is not None:
+        response.headers.append((b"retry-after", str(max(1, round(retry))).encode()))
+    return response
+
+
+async def send_response(response: Response, request: Request, send: Send, extra: list[tuple[bytes, bytes]]) -> None:
+    body = response.body
+    headers = [(b"content-type", response.kind), *response.headers, *extra]
+    if (
+        response.stream is None
+        and len(body) >= COMPRESS_FROM
+        and b"gzip" in request.headers.get(b"accept-encoding", b"")
+    ):
+        body = gzip.compress(body, 1)
+        headers.append((b"content-encoding", b"gzip"))
+    if response.stream is None:
+        headers.append((b"content-length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    if response.stream is not None:
+        async for piece in response.stream:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        body = b""
+    await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
+
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+
+class Routes:
+    """Paths → handlers. A part `{}` of a path stands for one name, which the handler finds in `request.parts`."""
+
+    def __init__(self) -> None:
+        self._exact: dict[str, dict[str, Handler]] = {}
+        self._patterns: dict[int, list[tuple[tuple[str, ...], dict[str, Handler]]]] = {}
+
+    def add(self, method: str, path: str, handler: Handler) -> None:
+        if "{}" not in path:
+            self._exact.setdefault(path, {})[method] = handler
+            return
+        parts = tuple(path.split("/"))
+        rows = self._patterns.setdefault(len(parts), [])
+        for known, methods in rows:
+            if known == parts:
+                methods[method] = handler
+                return
+        rows.append((parts, {method: handler}))
+
+    def paths(self) -> dict[str, list[str]]:
+        """Every path and its methods."""
+        found = {path: sorted(methods) for path, methods in self._exact.items()}
+        for rows in self._patterns.values():
+            found |= {"/".join(parts): sorted(methods) for parts, methods in rows}
+        return found
+
+    def find(self, request: Request) -> Handler:
+        methods = self._exact.get(request.path)
+        if methods is None:
+            given = request.path.split("/")
+            for parts, row in self._patterns.get(len(given), ()):
+                if all(part in ("{}", name) for part, name in zip(parts, given, strict=True)):
+                    request.parts = tuple(
+                        unquote(name) for part, name in zip(parts, given, strict=True) if part == "{}"
+                    )
+                    methods = row
+                    break
+            else:
+                raise NotFoundError("no such path", got=request.path)
+        handler = methods.get("GET" if request.method == "HEAD" else request.method)
+        if handler is None:
+            raise MethodError("the path has no such method", expected=", ".join(sorted(methods)), got=request.method)
+        return handler

@@ -1,0 +1,416 @@
+"""The models of a server: paths → names and versions; loading, warm-up, unloading, hot-swap of versions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smelt import llm
+from smelt.dtype import Array
+from smelt.engine.sample import default_sizes, random_array, sample_inputs
+from smelt.engine_api import Port
+from smelt.errors import FileError, SmeltError, UnsupportedError
+from smelt.model import FORMATS, LoadedModel, load, read
+from smelt.passes.independent_rows import batch_symbol, find_mixing
+from smelt.read.onnx import StaticError
+from smelt.serve.config import NAME, ModelConfig, read_model_config
+from smelt.serve.problems import NotFoundError, RequestError, UnavailableError
+from smelt.serve.queue import Limits, ModelQueue
+from smelt.serve.stats import ModelStats, Sample
+from smelt.serve.tensors import datatype
+from smelt.stop import Cancel
+
+log = logging.getLogger("smelt.serve")
+FILES = (*FORMATS, ".smelt")
+LOADING, READY, UNAVAILABLE = "LOADING", "READY", "UNAVAILABLE"
+
+
+@dataclass(slots=True, eq=False)
+class Version:
+    """One version of a model: where it is, whether it can be called, and what it did."""
+
+    name: str
+    version: str
+    path: Path
+    config: ModelConfig
+    language: bool  # a language model
+    state: str = UNAVAILABLE
+    reason: str = "not loaded"
+    loaded: Any = None  # LoadedModel, or smelt.llm.LanguageModel
+    queue: ModelQueue | None = None
+    stats: ModelStats = field(default_factory=ModelStats)
+    batching: str = ""  # why requests do not share calls
+    seconds: float = 0.0  # to load
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        return self.loaded.signature.inputs if isinstance(self.loaded, LoadedModel) else ()
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        return self.loaded.signature.outputs if isinstance(self.loaded, LoadedModel) else ()
+
+    def metadata(self, versions: list[str]) -> dict[str, Any]:
+        """The protocol's model metadata."""
+        platform = "smelt_language_model" if self.language else f"smelt_{self.loaded.engine}"
+        described = [[_describe(port) for port in ports] for ports in (self.inputs, self.outputs)]
+        return {
+            "name": self.name,
+            "versions": versions,
+            "platform": platform,
+            "inputs": described[0],
+            "outputs": described[1],
+        }
+
+    def sample(self) -> Sample:
+        memory = getattr(self.loaded, "memory", None)
+        held = getattr(memory, "total", 0) if memory is not None else 0
+        waiting, running = (self.queue.waiting, self.queue.running) if self.queue else (0, 0)
+        return Sample(self.name, self.version, self.stats, self.language, waiting, running, int(held))
+
+
+def _describe(port: Port) -> dict[str, Any]:
+    sizes = [size if isinstance(size, int) else -1 for size in port.shape.sizes]
+    kind = datatype(port.shape.dtype, bool(port.labels))
+    return {"name": port.name, "datatype": kind or str(port.shape.dtype), "shape": sizes}
+
+
+class Catalogue:
+    """Every model that was named, by name and version. All methods run on the event loop; loading in threads."""
+
+    def __init__(self, models: Iterable[ModelConfig]) -> None:
+        self._sources = list(models)
+        self._models: dict[str, dict[str, Version]] = {}
+        self._busy: dict[str, asyncio.Lock] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        for version in self._scan():
+            versions = self._models.setdefault(version.name, {})
+            if version.version in versions:
+                raise FileError(
+                    f"two models are called {version.name!r}",
+                    got=f"{versions[version.version].path} and {version.path}",
+                    remedy="give one of them another name: NAME=PATH",
+                )
+            versions[version.version] = version
+        if not self._models:
+            raise FileError(
+                "there is nothing to serve", expected="model files, folders of language models, repositories"
+            )
+
+    def _scan(self) -> list[Version]:
+        return [version for config in self._sources for version in find(config)]
+
+    # ---- looking up ----
+
+    def __iter__(self) -> Iterable[Version]:  # type: ignore[override]
+        return (version for versions in self._models.values() for version in versions.values())
+
+    def every(self) -> list[Version]:
+        return [version for versions in self._models.values() for version in versions.values()]
+
+    def get(self, name: str, version: str = "") -> Version:
+        """A model that can be called now; without a version the latest that is ready."""
+        versions = self._models.get(name)
+        if versions is None or (version and version not in versions):
+            label = f"{name} version {version}" if version else name
+            raise NotFoundError(f"no model {label!r}", expected=", ".join(sorted(self._models)))
+        if version:
+            found = versions[version]
+        else:
+            ready = [each for each in versions.values() if each.state == READY]
+            found = max(ready or versions.values(), key=_order)
+        if found.state != READY:
+            retry = 1.0 if found.state == LOADING else None
+            raise UnavailableError(f"{name} is not ready: {found.reason or found.state.lower()}", retry_after=retry)
+        return found
+
+    def known(self, name: str) -> dict[str, Version]:
+        if name not in self._models:
+            raise NotFoundError(f"no model {name!r}", expected=", ".join(sorted(self._models)))
+        return self._models[name]
+
+    def versions(self, name: str) -> list[str]:
+        return sorted(version for version, each in self._models[name].items() if each.state == READY)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model that should be there can be called in some version."""
+        return all(any(each.state == READY for each in versions.values()) for versions in self._models.values())
+
+    # ---- loading and unloading ----
+
+    async def load_all(self) -> None:
+        """The latest version of every model, one after the other: compiling uses all cores."""
+        for name in list(self._models):
+            try:
+                await self.load(name)
+            except SmeltError as error:
+                log.error("%s: %s", name, error)
+
+    async def load(self, name: str, version: str = "") -> Version:
+        """Load the latest version, or a given one; calls go on to the old one until the new one is ready."""
+        self._rescan(name)
+        lock = self._busy.setdefault(name, asyncio.Lock())
+        async with lock:
+            versions = self.known(name)
+            if version and version not in versions:
+                raise NotFoundError(f"{name} has no version {version}", expected=", ".join(versions))
+            wanted = versions[version] if version else max(versions.values(), key=_order)
+            old = [each for each in versions.values() if each.state == READY and each is not wanted]
+            if wanted.state == READY:
+                fresh = Version(name, wanted.version, wanted.path, wanted.config, wanted.language, stats=wanted.stats)
+                old.append(wanted)
+            else:
+                fresh = wanted
+            fresh.state, fresh.reason = LOADING, "loading"
+            started = time.perf_counter()
+            try:
+                await asyncio.to_thread(_open, fresh)
+            except SmeltError as error:
+                fresh.state, fresh.reason = UNAVAILABLE, str(error)
+                raise
+            except Exception as error:  # a bug of ours must not end the server
+                log.exception("%s could not be loaded", name)
+                fresh.state, fresh.reason = UNAVAILABLE, f"{type(error).__name__}: {error}"
+                raise UnavailableError(f"{name} could not be loaded: {fresh.reason}") from error
+            fresh.seconds = time.perf_counter() - started
+            fresh.state, fresh.reason = READY, ""
+            versions[fresh.version] = fresh
+            for each in old:
+                self._retire(each)
+            return fresh
+
+    def _rescan(self, name: str) -> None:
+        """Versions that came into the repository, or left it, since the last look."""
+        known = self._models.get(name, {})
+        for version in self._scan():
+            if version.name == name and version.version not in known:
+                known[version.version] = version
+        if known:
+            self._models[name] = known
+
+    async def unload(self, name: str) -> None:
+        for version in self.known(name).values():
+            if version.state == READY:
+                self._retire(version)
+                version.state, version.reason = UNAVAILABLE, "unloaded"
+
+    def _retire(self, version: Version) -> None:
+        """Close a version once its requests have ended."""
+        if version.queue is None and not version.language:
+            return
+        task = asyncio.get_running_loop().create_task(_close(version))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        version.state, version.reason = UNAVAILABLE, "another version took its place"
+
+    async def close(self, seconds: float) -> None:
+        """Drain every queue."""
+        for version in self.every():
+            if version.state == READY:
+                self._retire(version)
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=seconds)
+
+
+async def _close(version: Version) -> None:
+    if version.queue is not None:
+        version.queue.close()
+        await version.queue.drained(60.0)
+    loaded, version.loaded = version.loaded, None
+    if loaded is not None:
+        await asyncio.to_thread(loaded.close)
+
+
+def _order(version: Version) -> tuple[int, int, str]:
+    text = version.version
+    return (1, int(text), "") if text.isdecimal() else (0, 0, text)
+
+
+# ---- paths → versions ----
+
+
+def find(config: ModelConfig) -> list[Version]:
+    """A model file, a language model, or a repository `name/version/model.*`."""
+    path = Path(config.path)
+    if not path.exists():
+        raise FileError("no such file or folder", got=path, remedy="check the path")
+    if _is_model(path):
+        return [_version(config, config.name or _name_of(path), "1", path)]
+    if path.is_dir():
+        found = [each for folder in sorted(path.iterdir()) if folder.is_dir() for each in _in_folder(config, folder)]
+        if found:
+            return found
+    raise UnsupportedError(
+        f"{path} cannot be served",
+        expected=f"a file {', '.join(FILES)}, .gguf, a folder with config.json, or a repository NAME/VERSION/model.*",
+    )
+
+
+def _in_folder(config: ModelConfig, folder: Path) -> list[Version]:
+    """The versions of one model in a repository. `config.toml` beside them overrides what the command line says."""
+    own = folder / "config.toml"
+    if own.exists():
+        config = read_model_config(own)
+    name = config.name or folder.name
+    if _is_model(folder):
+        return [_version(config, name, "1", folder)]
+    found = []
+    for place in sorted(folder.iterdir()):
+        if place.is_dir() and place.name.isdecimal():
+            models = [place] if _is_model(place) else [each for each in sorted(place.iterdir()) if _is_model(each)]
+            if len(models) > 1:
+                raise FileError(f"{place} has several models", expected="one", got=", ".join(m.name for m in models))
+            found += [_version(config, name, place.name, each) for each in models]
+    return found
+
+
+def _version(config: ModelConfig, name: str, version: str, path: Path) -> Version:
+    if not NAME.fullmatch(name):
+        raise FileError(
+            f"{path}: {name!r} is no name for a model",
+            expected="letters, digits, '.', '_' and '-', at most 128",
+            remedy="NAME=PATH",
+        )
+    language = path.is_dir() or path.suffix.lower() == ".gguf"
+    return Version(name, version, path, config, language)
+
+
+def _is_model(path: Path) -> bool:
+    if path.is_dir():
+        return (path / "config.json").is_file()
+    return path.suffix.lower() in (*FILES, ".gguf")
+
+
+def _name_of(path: Path) -> str:
+    return path.name if path.is_dir() else path.stem
+
+
+# ---- loading, in a thread ----
+
+
+def _open(version: Version) -> None:
+    config = version.config
+    if version.language:
+        options = {"precision": config.precision} if config.precision else {}
+        version.loaded = llm.load(
+            version.path,
+            engine=config.engine,
+            device=config.device,
+            context=config.context,
+            memory_limit=config.memory_limit,
+            **options,
+        )
+        return
+    model = load(
+        version.path,
+        engine=config.engine,
+        device=config.device,
+        static=config.static or None,
+        memory_limit=config.memory_limit,
+        sizes=config.sizes or None,
+        precision=config.precision or "f32",
+    )
+    version.loaded = model
+    _check_types(model)
+    version.batching = why_not_batched(version.path, config)
+    rows = 1 if version.batching else config.max_batch
+    limits = Limits(config.instances, rows, config.max_delay_ms / 1000, config.max_queue)
+
+    def call(inputs: Mapping[str, Array], timeout: float | None, cancel: Cancel | None) -> dict[str, Array]:
+        return model.run(inputs, timeout=timeout, cancel=cancel)
+
+    version.queue = ModelQueue(version.name, call, limits, version.stats.call)
+    if config.warm_up:
+        version.queue.seconds = _warm_up(version, model)
+
+
+def _check_types(model: LoadedModel) -> None:
+    for port in (*model.signature.inputs, *model.signature.outputs):
+        if datatype(port.shape.dtype, bool(port.labels)) is None:
+            raise UnsupportedError(
+                f"{port.name}: the protocol has no such element type",
+                got=port.shape.dtype,
+                remedy="convert it inside the model, e.g. complex to two floats",
+            )
+
+
+def why_not_batched(path: Path, config: ModelConfig) -> str:
+    """The reason why requests do not share calls of a model; empty where its rows are proven independent."""
+    if config.max_batch <= 1:
+        return "max_batch is 1"
+    if path.suffix.lower() == ".smelt":
+        return "a bundle does not say whether its rows are independent"
+    try:
+        main = read(path, config.static or None)[0].main
+    except StaticError:
+        return "it has compile-time inputs"
+    symbol = batch_symbol(main)
+    if symbol is None:
+        return "not all inputs and outputs have the same dynamic dimension as axis 0"
+    return find_mixing(main, symbol) or ""
+
+
+def _warm_up(version: Version, model: LoadedModel) -> float:
+    """Call the model on random numbers; the seconds of a call that is warm."""
+    inputs = _samples(version, model)
+    if inputs is None:
+        return float("inf")
+    spent = float("inf")
+    for _ in range(3):
+        started = time.perf_counter()
+        try:
+            model.run(inputs)
+        except SmeltError as error:
+            log.warning("%s was not warmed up: %s", version.name, " ".join(str(error).split()))
+            return float("inf")
+        spent = min(spent, time.perf_counter() - started)
+    return spent
+
+
+def _samples(version: Version, model: LoadedModel) -> dict[str, Array] | None:
+    config, ports = version.config, model.signature.inputs
+    if version.path.suffix.lower() != ".smelt":
+        try:
+            program = read(version.path, config.static or None)[0]
+        except StaticError:
+            return None
+        return dict(zip([port.name for port in ports], sample_inputs(program, config.sizes), strict=True))
+    if any(port.labels for port in ports):
+        return None
+    sizes = default_sizes([port.shape for port in ports]) | config.sizes
+    generator = np.random.default_rng(0)
+    return {port.name: random_array(port.shape, sizes, generator) for port in ports}
+
+
+def check_inputs(version: Version, given: Mapping[str, Array]) -> None:
+    """Refuse inputs with wrong names, types or ranks before they wait for anything."""
+    ports = {port.name: port for port in version.inputs}
+    optional = {port.name: port for port in version.loaded.optional} if given.keys() - ports.keys() else {}
+    missing = [name for name in ports if name not in given]
+    unknown = [name for name in given if name not in ports and name not in optional]
+    if missing or unknown:
+        raise RequestError(
+            f"{version.name}: the inputs do not fit",
+            expected=", ".join(f"{port.name}: {port.shape}" for port in ports.values()),
+            got=", ".join([*(f"no {name}" for name in missing), *(f"unknown {name}" for name in unknown)]),
+        )
+    for name, array in given.items():
+        shape = (ports.get(name) or optional[name]).shape
+        fits = len(array.shape) == shape.rank and all(
+            size == real for size, real in zip(shape.sizes, array.shape, strict=True) if isinstance(size, int)
+        )
+        strings = array.dtype.kind in "OUS"
+        if not fits or (not strings and array.dtype != shape.dtype.numpy):
+            raise RequestError(
+                f"{version.name}: the input {name!r} does not fit",
+                expected=shape,
+                got=f"{array.dtype}{list(array.shape)}",
+            )

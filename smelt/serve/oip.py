@@ -1,0 +1,372 @@
+"""The Open Inference Protocol v2 over HTTP, with the binary tensor, statistics and repository extensions.
+
+`Service` holds what the REST and gRPC fronts share: a decoded request in, outputs and timing out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from smelt.dtype import Array
+from smelt.errors import SmeltError
+from smelt.serve.config import Config
+from smelt.serve.http import JSON_TYPE, Request, Response, Routes, json_response
+from smelt.serve.models import Catalogue, Version, check_inputs
+from smelt.serve.problems import BusyError, NotFoundError, RequestError, UnavailableError
+from smelt.serve.tensors import datatype_of, from_bytes, from_json, to_bytes, to_json
+from smelt.version import __version__
+
+EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics", "model_configuration"]
+HEADER_LENGTH = b"inference-header-content-length"
+BINARY_TYPE = b"application/octet-stream"
+INTERNAL = "smelt_internal_error"
+
+
+class TensorIn(msgspec.Struct):
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: dict[str, Any] = {}
+    data: msgspec.Raw = msgspec.Raw()
+
+
+class TensorOut(msgspec.Struct):
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class InferRequest(msgspec.Struct):
+    inputs: list[TensorIn]
+    id: str = ""
+    parameters: dict[str, Any] = {}
+    outputs: list[TensorOut] = []
+
+
+_decode = msgspec.json.Decoder(InferRequest).decode
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Outputs of one request, and the version that gave them."""
+
+    version: Version
+    outputs: dict[str, Array]
+
+
+class Service:
+    """Inference whatever the protocol: checks, queue, statistics."""
+
+    def __init__(self, catalogue: Catalogue, config: Config) -> None:
+        self.catalogue, self.config = catalogue, config
+
+    async def infer(
+        self, name: str, version: str, inputs: Mapping[str, Array], parameters: Mapping[str, Any], started: float
+    ) -> Outcome:
+        """Run a model. `started`: when the request came, on `perf_counter`."""
+        found = self.catalogue.get(name, version)
+        if found.queue is None:
+            raise RequestError(f"{name} is a language model", remedy="POST /v1/chat/completions, or /v1/completions")
+        stats = found.stats
+        begun = time.perf_counter()
+        try:
+            check_inputs(found, inputs)
+            outputs, timing = await found.queue.infer(
+                inputs, _timeout(parameters, found.config.timeout), priority=_priority(parameters)
+            )
+        except BusyError:
+            stats.refused += 1
+            raise
+        except BaseException:
+            stats.failure += 1
+            stats.failure_ns += round((time.perf_counter() - started) * 1e9)
+            raise
+        now = time.perf_counter()
+        stats.success += 1
+        stats.rows += timing.rows
+        stats.last = time.time()
+        stats.input_ns += round((begun - started) * 1e9)
+        stats.queue_ns += round(timing.waited * 1e9)
+        stats.infer_ns += round(timing.computed * 1e9)
+        stats.success_ns += round((now - started) * 1e9)
+        stats.latency.add(now - started)
+        return Outcome(found, outputs)
+
+
+def _timeout(parameters: Mapping[str, Any], default: float | None) -> float | None:
+    """`timeout` is in microseconds, as Triton has it; it can only shorten the model's."""
+    asked = parameters.get("timeout")
+    if asked is None or asked == 0:
+        return default
+    if isinstance(asked, bool) or not isinstance(asked, int | float) or asked < 0:
+        raise RequestError("timeout is no time", expected="microseconds, a positive number", got=repr(asked)[:80])
+    seconds = asked / 1e6
+    return seconds if default is None else min(seconds, default)
+
+
+def _priority(parameters: Mapping[str, Any]) -> int:
+    """Triton's order: 1 comes before 2, 0 is the default. Ours: larger is sooner."""
+    asked = parameters.get("priority", 0)
+    if isinstance(asked, bool) or not isinstance(asked, int) or not 0 <= asked < 1 << 32:
+        raise RequestError("priority is no number", expected="0 to 4294967295", got=repr(asked)[:80])
+    return (1 << 32) - asked if asked else 0
+
+
+# ---- REST ----
+
+
+class Rest:
+    """The protocol's paths under /v2."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.catalogue = service.catalogue
+        self.config = service.config
+
+    def add_to(self, routes: Routes) -> None:
+        routes.add("GET", "/v2", self.server)
+        routes.add("GET", "/v2/health/live", self.live)
+        routes.add("GET", "/v2/health/ready", self.ready)
+        for prefix in ("/v2/models/{}", "/v2/models/{}/versions/{}"):
+            routes.add("GET", prefix, self.model)
+            routes.add("GET", f"{prefix}/ready", self.model_ready)
+            routes.add("POST", f"{prefix}/infer", self.infer)
+            routes.add("GET", f"{prefix}/stats", self.stats)
+            routes.add("GET", f"{prefix}/config", self.model_config)
+        routes.add("GET", "/v2/models/stats", self.stats)
+        routes.add("POST", "/v2/repository/index", self.index)
+        routes.add("POST", "/v2/repository/models/{}/load", self.load)
+        routes.add("POST", "/v2/repository/models/{}/unload", self.unload)
+
+    async def server(self, request: Request) -> Response:
+        return json_response({"name": "smelt", "version": __version__, "extensions": EXTENSIONS})
+
+    async def live(self, request: Request) -> Response:
+        return json_response({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        ready = self.catalogue.ready
+        return json_response({"ready": ready}, 200 if ready else 503)
+
+    async def model(self, request: Request) -> Response:
+        found = self.catalogue.get(*request.parts)
+        return json_response(found.metadata(self.catalogue.versions(found.name)))
+
+    async def model_ready(self, request: Request) -> Response:
+        try:
+            found = self.catalogue.get(*request.parts)
+        except UnavailableError as error:
+            return json_response({"name": request.parts[0], "ready": False, "reason": error.message}, 503)
+        return json_response({"name": found.name, "ready": True})
+
+    async def stats(self, request: Request) -> Response:
+        if request.parts:
+            name, *version = request.parts
+            known = self.catalogue.known(name)
+            if version and version[0] not in known:
+                raise NotFoundError(f"{name} has no version {version[0]}", expected=", ".join(known))
+            found = [known[version[0]]] if version else list(known.values())
+        else:
+            found = self.catalogue.every()
+        rows = [{"name": each.name, "version": each.version, **each.stats.record()} for each in found]
+        return json_response({"model_stats": rows})
+
+    async def model_config(self, request: Request) -> Response:
+        found = self.catalogue.get(*request.parts)
+        config = found.config
+        meta = found.metadata(self.catalogue.versions(found.name))
+        ports = {
+            key: [
+                {"name": each["name"], "data_type": f"TYPE_{_proto_type(each['datatype'])}", "dims": each["shape"]}
+                for each in meta[f"{key}s"]
+            ]
+            for key in ("input", "output")
+        }
+        batched = {"preferred_batch_size": [], "max_queue_delay_microseconds": round(config.max_delay_ms * 1000)}
+        return json_response(
+            {
+                "name": found.name,
+                "platform": meta["platform"],
+                "max_batch_size": 0,  # in Triton's sense: axis 0 is part of every shape
+                **ports,
+                "instance_group": [{"count": config.instances, "kind": "KIND_CPU"}],
+                "parameters": {
+                    "batching": {"string_value": found.batching or "rows are proven independent"},
+                    "max_batch": {"string_value": str(config.max_batch)},
+                },
+                **({} if found.batching or found.language else {"dynamic_batching": batched}),
+            }
+        )
+
+    async def index(self, request: Request) -> Response:
+        body = await request.body(1 << 16, self.config.body_timeout)
+        only = _read_options(body).get("ready") is True
+        rows = [
+            {"name": each.name, "version": each.version, "state": each.state, "reason": each.reason}
+            for each in self.catalogue.every()
+            if each.state == "READY" or not only
+        ]
+        return json_response(rows)
+
+    async def load(self, request: Request) -> Response:
+        options = _read_options(await request.body(1 << 16, self.config.body_timeout))
+        if options.get("parameters"):
+            raise RequestError("models are loaded as configured", got="parameters", remedy="change config.toml")
+        found = await self.catalogue.load(request.parts[0])
+        return json_response({"name": found.name, "version": found.version, "seconds": round(found.seconds, 4)})
+
+    async def unload(self, request: Request) -> Response:
+        await request.body(1 << 16, self.config.body_timeout)
+        await self.catalogue.unload(request.parts[0])
+        return json_response({})
+
+    async def infer(self, request: Request) -> Response:
+        started = time.perf_counter()
+        name, *version = request.parts
+        body = await request.body(self.config.max_body, self.config.body_timeout)
+        length = request.headers.get(HEADER_LENGTH)
+        asked, inputs = parse(body, length, self.config.max_elements)
+        outcome = await self.service.infer(name, version[0] if version else "", inputs, asked.parameters, started)
+        before = time.perf_counter()
+        response = answer(asked, outcome)
+        outcome.version.stats.output_ns += round((time.perf_counter() - before) * 1e9)
+        return response
+
+
+def _proto_type(name: str) -> str:
+    return "STRING" if name == "BYTES" else name
+
+
+def _read_options(body: bytes) -> dict[str, Any]:
+    if not body.strip():
+        return {}
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise RequestError("the body is no JSON object", got=error) from None
+
+
+def parse(body: bytes, header_length: bytes | None, most: int) -> tuple[InferRequest, dict[str, Array]]:
+    """A request and its arrays. With a header length the JSON comes first and raw tensors follow it."""
+    view = memoryview(body)
+    head, raw = view, memoryview(b"")
+    if header_length is not None:
+        try:
+            at = int(header_length)
+        except ValueError:
+            at = -1
+        if not 0 <= at <= len(body):
+            raise RequestError(
+                "Inference-Header-Content-Length does not fit the body",
+                expected=f"0 to {len(body)}",
+                got=header_length.decode("latin-1")[:40],
+            )
+        head, raw = view[:at], view[at:]
+    try:
+        asked = _decode(head)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise RequestError("the request does not fit the protocol", got=error) from None
+    except RecursionError:
+        raise RequestError("the request is nested too deeply") from None
+    inputs: dict[str, Array] = {}
+    for tensor in asked.inputs:
+        if tensor.name in inputs:
+            raise RequestError(f"the input {tensor.name!r} comes twice")
+        size = tensor.parameters.get("binary_data_size")
+        if size is not None:
+            if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= len(raw):
+                raise RequestError(
+                    f"{tensor.name}: binary_data_size does not fit the body",
+                    expected=f"0 to {len(raw)} bytes",
+                    got=repr(size)[:40],
+                )
+            inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, tensor.shape, raw[:size], most)
+            raw = raw[size:]
+        elif bytes(tensor.data):
+            inputs[tensor.name] = _from_list(tensor, most)
+        else:
+            raise RequestError(f"{tensor.name}: there is no data", expected="data, or binary_data_size")
+    if len(raw):
+        raise RequestError("bytes are left over after the last tensor", got=f"{len(raw)} bytes")
+    return asked, inputs
+
+
+def _from_list(tensor: TensorIn, most: int) -> Array:
+    try:
+        return from_json(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data), most)
+    except msgspec.DecodeError as error:
+        raise RequestError(f"{tensor.name}: the data is no JSON list", got=error) from None
+    except RecursionError:
+        raise RequestError(f"{tensor.name}: the data is nested too deeply") from None
+
+
+def answer(asked: InferRequest, outcome: Outcome) -> Response:
+    """The outputs that were asked for, each as JSON or binary as the request says."""
+    wanted = _wanted(asked.outputs, outcome)
+    binary_default = asked.parameters.get("binary_data_output") is True
+    described: list[dict[str, Any]] = []
+    raw: list[bytes] = []
+    for name, parameters in wanted:
+        array = _classify(outcome.outputs[name], parameters.get("classification"))
+        row: dict[str, Any] = {"name": name, "datatype": datatype_of(array), "shape": list(array.shape)}
+        if parameters.get("binary_data", binary_default) is True:
+            raw.append(to_bytes(array))
+            row["parameters"] = {"binary_data_size": len(raw[-1])}
+        else:
+            row["data"] = to_json(array)
+        described.append(row)
+    version = outcome.version
+    head: dict[str, Any] = {"model_name": version.name, "model_version": version.version, "outputs": described}
+    if asked.id:
+        head["id"] = asked.id
+    text = _encode(head)
+    if not raw:
+        return Response(text, kind=JSON_TYPE)
+    length = [(HEADER_LENGTH, str(len(text)).encode())]
+    return Response(b"".join((text, *raw)), kind=BINARY_TYPE, headers=length)
+
+
+def _wanted(outputs: Sequence[TensorOut], outcome: Outcome) -> list[tuple[str, Mapping[str, Any]]]:
+    if not outputs:
+        return [(name, {}) for name in outcome.outputs]
+    for each in outputs:
+        if each.name not in outcome.outputs:
+            raise RequestError(
+                f"no output {each.name!r}", expected=", ".join(outcome.outputs), remedy="leave out `outputs` for all"
+            )
+    return [(each.name, each.parameters) for each in outputs]
+
+
+def _classify(array: Array, count: Any) -> Array:
+    """Triton's classification extension: the k largest of each row as `value:index`."""
+    if count is None or count == 0:
+        return array
+    import numpy as np
+
+    if (
+        isinstance(count, bool)
+        or not isinstance(count, int)
+        or count < 0
+        or array.dtype.kind not in "fiuV"
+        or not array.ndim
+    ):
+        raise RequestError(
+            "classification does not fit", expected="a count, and an output of numbers", got=repr(count)[:40]
+        )
+    k = min(count, array.shape[-1])
+    order = np.argsort(-array.astype(np.float64), axis=-1, kind="stable")[..., :k]
+    best = np.take_along_axis(array, order, -1)
+    text = [
+        f"{value:f}:{index}" for value, index in zip(best.reshape(-1).tolist(), order.reshape(-1).tolist(), strict=True)
+    ]
+    return np.array(text, object).reshape(best.shape)
+
+
+def as_problem(error: BaseException) -> SmeltError:
+    """An error that is not ours, without anything of its inside."""
+    return error if isinstance(error, SmeltError) else UnavailableError("the request failed inside the server")

@@ -1,0 +1,96 @@
+"""Errors that answer a request: a `SmeltError` with an HTTP status. `status_of` gives one to every other error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smelt.errors import (
+    CancelledError,
+    MemoryLimitError,
+    RunError,
+    ShapeError,
+    SmeltError,
+    TimedOutError,
+    UnsupportedError,
+)
+
+
+class RequestError(SmeltError):
+    """A request that cannot be answered. `retry_after`: seconds after which it may be."""
+
+    status = 400
+
+    def __init__(self, message: str, *, retry_after: float | None = None, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.retry_after = retry_after
+
+
+class UnauthorizedError(RequestError):
+    """No key, or a wrong one."""
+
+    status = 401
+
+
+class ForbiddenError(RequestError):
+    """A key that does not open this."""
+
+    status = 403
+
+
+class NotFoundError(RequestError):
+    """A path, model or version that is not there."""
+
+    status = 404
+
+
+class MethodError(RequestError):
+    """A path that is there, asked for with the wrong method."""
+
+    status = 405
+
+
+class TooLargeError(RequestError):
+    """A body or a tensor above the limits."""
+
+    status = 413
+
+
+class MediaTypeError(RequestError):
+    """A content type or encoding that is not spoken here."""
+
+    status = 415
+
+
+class BusyError(RequestError):
+    """A full queue or a rate above the limit."""
+
+    status = 429
+
+
+class UnavailableError(RequestError):
+    """A model that is loading, failed to load, or is being unloaded."""
+
+    status = 503
+
+
+class DeadlineError(RequestError):
+    """Work that did not begin, or end, before its deadline."""
+
+    status = 504
+
+
+_STATUS: tuple[tuple[type[SmeltError], int], ...] = (
+    (TimedOutError, 504),
+    (CancelledError, 499),
+    (MemoryLimitError, 503),
+    (ShapeError, 400),
+    (UnsupportedError, 400),
+    (RunError, 400),
+)
+
+
+def status_of(error: SmeltError) -> int:
+    """The HTTP status of an error: 500 is a bug of ours or a broken model, all else is the caller's or the load's."""
+    if isinstance(error, RequestError):
+        return error.status
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)

@@ -1,0 +1,263 @@
+"""Requests for one model → calls: a bounded queue, batches of independent rows, deadlines, cancellation.
+
+A request waits in a FIFO queue for one of the model's instances, which are threads. An idle instance starts at once.
+Where rows are proven independent, it takes along what waits with inputs of the same kind, up to `max_batch` rows. A
+model whose calls are shorter than a change of threads runs on the event loop itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from smelt.dtype import Array
+from smelt.serve.problems import BusyError, DeadlineError, UnavailableError
+from smelt.stop import Cancel
+
+INLINE = 100e-6  # seconds of a call that is not worth another thread
+
+Inputs = Mapping[str, Array]
+
+
+class ModelCall(Protocol):
+    """A model as the queue calls it: arrays by name in and out."""
+
+    def __call__(self, inputs: Inputs, timeout: float | None, cancel: Cancel | None) -> dict[str, Array]: ...
+
+
+@dataclass(slots=True)
+class Limits:
+    """What a queue is told about its model."""
+
+    instances: int = 1
+    max_batch: int = 1  # rows; 1 where rows are not proven independent
+    max_delay: float = 0.0
+    max_queue: int = 1024
+
+
+@dataclass(slots=True)
+class Timing:
+    """Seconds of one request, for statistics."""
+
+    waited: float = 0.0
+    computed: float = 0.0
+    rows: int = 1
+    batch: int = 1  # rows of the call that it was part of
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    inputs: Inputs
+    deadline: float | None
+    future: asyncio.Future[dict[str, Array]]
+    rows: int
+    kind: Any  # jobs of the same kind may share a batch
+    priority: int = 0
+    cancel: Cancel = field(default_factory=Cancel)
+    queued: float = field(default_factory=time.perf_counter)
+    timing: Timing = field(default_factory=Timing)
+
+
+class ModelQueue:
+    """The queue and the instances of one model. Everything but `_work` runs on the event loop."""
+
+    def __init__(
+        self,
+        name: str,
+        call: ModelCall,
+        limits: Limits,
+        on_call: Callable[[int, int, float], object] = lambda requests, rows, seconds: None,
+    ) -> None:
+        self.name, self.call, self.limits, self.on_call = name, call, limits, on_call
+        self.seconds = float("inf")  # of a call, measured
+        self._jobs: deque[Job] = deque()
+        self._ready = threading.Condition()
+        self._closed = False
+        self._running = 0
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def waiting(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def running(self) -> int:
+        return self._running
+
+    async def infer(
+        self, inputs: Inputs, timeout: float | None, gone: asyncio.Event | None = None, priority: int = 0
+    ) -> tuple[dict[str, Array], Timing]:
+        """The outputs for these inputs. `gone` is set when the client has left."""
+        if self._closed:
+            raise UnavailableError(f"{self.name} is being unloaded", retry_after=1)
+        if self.seconds < INLINE and not self._jobs:
+            return self._inline(inputs, timeout)
+        if len(self._jobs) >= self.limits.max_queue:
+            wait = min(60.0, len(self._jobs) * min(self.seconds, 1.0))
+            raise BusyError(
+                f"{self.name} is busy", expected=f"at most {self.limits.max_queue} requests that wait", retry_after=wait
+            )
+        loop = asyncio.get_running_loop()
+        rows = len(next(iter(inputs.values()))) if self.limits.max_batch > 1 and inputs else 1
+        deadline = None if timeout is None else time.perf_counter() + timeout
+        job = Job(inputs, deadline, loop.create_future(), rows, self._kind(inputs), priority)
+        self._put(job)
+        try:
+            return await job.future, job.timing
+        except asyncio.CancelledError:
+            job.cancel.cancel()
+            raise
+
+    def _inline(self, inputs: Inputs, timeout: float | None) -> tuple[dict[str, Array], Timing]:
+        started = time.perf_counter()
+        found = self.call(inputs, timeout, None)
+        spent = time.perf_counter() - started
+        self._measure(spent)
+        rows = len(next(iter(inputs.values()))) if self.limits.max_batch > 1 and inputs else 1
+        self.on_call(1, rows, spent)
+        return found, Timing(0.0, spent, rows, rows)
+
+    def _kind(self, inputs: Inputs) -> Any:
+        """What must be equal in one batch: element types and all sizes but the first."""
+        if self.limits.max_batch <= 1:
+            return None
+        return tuple(sorted((name, array.dtype.str, array.shape[1:]) for name, array in inputs.items()))
+
+    def _put(self, job: Job) -> None:
+        with self._ready:
+            if job.priority and self._jobs:
+                at = next((i for i, each in enumerate(self._jobs) if each.priority < job.priority), len(self._jobs))
+                self._jobs.insert(at, job)
+            else:
+                self._jobs.append(job)
+            if self._running == len(self._threads) < self.limits.instances:
+                thread = threading.Thread(
+                    target=self._work, name=f"smelt-{self.name}-{len(self._threads)}", daemon=True
+                )
+                self._threads.append(thread)
+                thread.start()
+            self._ready.notify()
+
+    # ---- in the instances' threads ----
+
+    def _work(self) -> None:
+        while True:
+            with self._ready:
+                while not self._jobs and not self._closed:
+                    self._ready.wait()
+                if not self._jobs:
+                    return
+                if self.limits.max_delay and self.limits.max_batch > 1:
+                    self._await_more()
+                jobs = self._take()
+                self._running += 1
+            try:
+                if jobs:
+                    self._run(jobs)
+            finally:
+                with self._ready:
+                    self._running -= 1
+
+    def _await_more(self) -> None:
+        """Wait for a fuller batch, no longer than the first request may wait."""
+        end = self._jobs[0].queued + self.limits.max_delay
+        while self._jobs and sum(job.rows for job in self._jobs) < self.limits.max_batch and not self._closed:
+            left = end - time.perf_counter()
+            if left <= 0 or not self._ready.wait(left):
+                return
+
+    def _take(self) -> list[Job]:
+        """The first request that is still wanted, and what can share its call."""
+        now = time.perf_counter()
+        taken: list[Job] = []
+        rows = 0
+        skipped: list[Job] = []
+        while self._jobs and (not taken or rows < self.limits.max_batch):
+            job = self._jobs.popleft()
+            if job.cancel.cancelled or job.future.cancelled():
+                continue
+            if job.deadline is not None and now >= job.deadline:
+                _finish(job, DeadlineError(f"{self.name}: the deadline passed before the request could run"))
+            elif not taken or (job.kind == taken[0].kind and rows + job.rows <= self.limits.max_batch):
+                taken.append(job)
+                rows += job.rows
+                if self.limits.max_batch <= 1:
+                    break
+            else:
+                skipped.append(job)
+        self._jobs.extendleft(reversed(skipped))
+        return taken
+
+    def _run(self, jobs: Sequence[Job]) -> None:
+        started = time.perf_counter()
+        for job in jobs:
+            job.timing.waited, job.timing.rows = started - job.queued, job.rows
+        try:
+            found = self._call(jobs, started)
+        except Exception as error:
+            if len(jobs) > 1:  # one request's data must not fail the others
+                for job in jobs:
+                    self._run([job])
+            else:
+                _finish(jobs[0], error)
+            return
+        spent = time.perf_counter() - started
+        self._measure(spent)
+        total = sum(job.rows for job in jobs)
+        self.on_call(len(jobs), total, spent)
+        for job, outputs in zip(jobs, found, strict=True):
+            job.timing.computed, job.timing.batch = spent, total
+            _finish(job, outputs)
+
+    def _call(self, jobs: Sequence[Job], started: float) -> list[dict[str, Array]]:
+        if len(jobs) == 1:
+            job = jobs[0]
+            left = None if job.deadline is None else max(0.0, job.deadline - started)
+            return [self.call(job.inputs, left, job.cancel)]
+        latest = [job.deadline for job in jobs]
+        left = None if None in latest else max(0.0, max(each for each in latest if each is not None) - started)
+        joined = {name: np.concatenate([job.inputs[name] for job in jobs]) for name in jobs[0].inputs}
+        outputs = self.call(joined, left, None)
+        ends = np.cumsum([job.rows for job in jobs])
+        return [
+            {name: array[end - job.rows : end] for name, array in outputs.items()}
+            for job, end in zip(jobs, ends.tolist(), strict=True)
+        ]
+
+    def _measure(self, spent: float) -> None:
+        """The typical time of a call, which decides whether it may run on the event loop."""
+        self.seconds = spent if self.seconds == float("inf") else 0.9 * self.seconds + 0.1 * spent
+
+    def close(self) -> None:
+        """Take no more; what waits still runs."""
+        with self._ready:
+            self._closed = True
+            self._ready.notify_all()
+
+    async def drained(self, seconds: float) -> bool:
+        """Whether all that was accepted ended in time."""
+        end = time.monotonic() + seconds
+        while (self._jobs or self._running) and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        return not (self._jobs or self._running)
+
+
+def _finish(job: Job, outcome: dict[str, Array] | Exception) -> None:
+    def give() -> None:
+        if job.future.done():
+            return
+        if isinstance(outcome, Exception):
+            job.future.set_exception(outcome)
+        else:
+            job.future.set_result(outcome)
+
+    with suppress(RuntimeError):  # the loop has ended, and with it the client's connection
+        job.future.get_loop().call_soon_threadsafe(give)

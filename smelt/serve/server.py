@@ -1,0 +1,148 @@
+"""Configuration → a running server: uvicorn on one event loop, models loaded while it already answers health checks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import uvicorn
+
+from smelt.errors import DeviceError
+from smelt.serve.app import App
+from smelt.serve.config import Config
+from smelt.serve.models import READY, Catalogue, Version
+
+log = logging.getLogger("smelt.serve")
+
+
+def serve(config: Config, quiet: bool = False) -> None:
+    """Serve until SIGTERM or Ctrl-C; then finish what was accepted."""
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    log.setLevel(logging.WARNING if quiet else logging.INFO)
+    catalogue = Catalogue(config.models)
+    listener = _listen(config.host, config.port)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            _run(_serve(App(catalogue, config), listener, quiet))
+    finally:
+        listener.close()
+
+
+def _run(main: Any) -> None:
+    try:
+        import uvloop
+    except ImportError:  # not on Windows
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise DeviceError(
+            f"cannot listen on {host}:{port}", got=error, remedy="--port 0 takes any free port"
+        ) from error
+    listener.listen(2048)
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers of its own: the server drains by itself."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(app: App, listener: socket.socket, quiet: bool) -> None:
+    config = app.config
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=True,
+            timeout_keep_alive=round(config.keep_alive),
+            limit_concurrency=config.max_connections,
+            h11_max_incomplete_event_size=1 << 16,
+            timeout_graceful_shutdown=round(config.drain),
+            ssl_certfile=config.tls_certificate,
+            ssl_keyfile=config.tls_key,
+            ssl_ca_certs=config.tls_client_ca,
+            ssl_cert_reqs=2 if config.tls_client_ca else 0,
+        )
+    )
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        app.draining = True
+        server.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+            loop.add_signal_handler(number, stop)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.005)
+    scheme = "https" if config.tls_certificate else "http"
+    host, port = listener.getsockname()[:2]
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    _say(quiet, f"smelt listens on {url}")
+    loading = asyncio.create_task(_load(app.catalogue, url, quiet))
+    await serving
+    loading.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await loading
+
+
+async def _load(catalogue: Catalogue, url: str, quiet: bool) -> None:
+    await catalogue.load_all()
+    ready = [version for version in catalogue.every() if version.state == READY]
+    for version in ready:
+        batches = "" if version.language or version.batching else f", batches of up to {version.config.max_batch}"
+        _say(quiet, f"  {version.name} version {version.version} is ready ({version.seconds:.2f} s{batches})")
+    if ready:
+        _say(quiet, f"Try it: {example(ready[0], url)}")
+
+
+def example(version: Version, url: str) -> str:
+    """A command that calls a model."""
+    if version.language:
+        said = {"model": version.name, "messages": [{"role": "user", "content": "Hello"}]}
+        return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{_json(said)}'"
+    inputs = []
+    for port, row in zip(version.inputs, version.metadata([])["inputs"], strict=True):
+        shape = [1 if size == -1 else size for size in row["shape"]]
+        count = 1
+        for size in shape:
+            count *= size
+        if count > 64 or port.labels:
+            return f"curl {url}/v2/models/{version.name}"
+        inputs.append({"name": row["name"], "shape": shape, "datatype": row["datatype"], "data": [0] * count})
+    return f"curl {url}/v2/models/{version.name}/infer -d '{_json({'inputs': inputs})}'"
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _say(quiet: bool, text: str) -> None:
+    if not quiet:
+        print(text, flush=True)

@@ -1,0 +1,184 @@
+"""What a model and the server did, as numbers: OIP statistics and Prometheus text.
+
+Names are Triton's for inference and vLLM's for language models; those of our own begin with `smelt_`.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+STARTED = time.time()
+
+
+@dataclass(slots=True)
+class Histogram:
+    bounds: Sequence[float]
+    counts: list[int] = field(default_factory=list)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def lines(self, name: str, labels: str) -> Iterable[str]:
+        running = 0
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            running += count
+            yield f'{name}_bucket{{{labels},le="{bound}"}} {running}'
+        yield f"{name}_sum{{{labels}}} {self.total:.9g}"
+        yield f"{name}_count{{{labels}}} {running}"
+
+
+@dataclass(slots=True)
+class ModelStats:
+    """Counters of one version of a model. Times are nanoseconds, as the protocol has them."""
+
+    success: int = 0
+    failure: int = 0
+    refused: int = 0
+    rows: int = 0
+    calls: int = 0
+    last: float = 0.0
+    success_ns: int = 0
+    failure_ns: int = 0
+    queue_ns: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+    latency: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    batches: Histogram = field(default_factory=lambda: Histogram(ROWS))
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    first_token: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    between_tokens: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+
+    def call(self, requests: int, rows: int, seconds: float) -> None:
+        self.calls += 1
+        self.batches.add(rows)
+
+    def record(self) -> dict[str, Any]:
+        """`inference_stats` and what stands beside it."""
+
+        def entry(count: int, ns: int) -> dict[str, int]:
+            return {"count": count, "ns": ns}
+
+        return {
+            "last_inference": round(self.last * 1000),
+            "inference_count": self.rows,
+            "execution_count": self.calls,
+            "inference_stats": {
+                "success": entry(self.success, self.success_ns),
+                "fail": entry(self.failure, self.failure_ns),
+                "queue": entry(self.success, self.queue_ns),
+                "compute_input": entry(self.success, self.input_ns),
+                "compute_infer": entry(self.success, self.infer_ns),
+                "compute_output": entry(self.success, self.output_ns),
+            },
+            "batch_stats": [],
+        }
+
+
+_COUNTERS = {
+    "nv_inference_request_success": ("requests that were answered", lambda s: s.success),
+    "nv_inference_request_failure": ("requests that failed", lambda s: s.failure),
+    "smelt_request_refused": ("requests that were refused for lack of room", lambda s: s.refused),
+    "nv_inference_count": ("rows", lambda s: s.rows),
+    "nv_inference_exec_count": ("calls of the model", lambda s: s.calls),
+    "nv_inference_request_duration_us": ("request time", lambda s: (s.success_ns + s.failure_ns) // 1000),
+    "nv_inference_queue_duration_us": ("time in the queue", lambda s: s.queue_ns // 1000),
+    "nv_inference_compute_input_duration_us": ("time for inputs", lambda s: s.input_ns // 1000),
+    "nv_inference_compute_infer_duration_us": ("time in calls", lambda s: s.infer_ns // 1000),
+    "nv_inference_compute_output_duration_us": ("time for outputs", lambda s: s.output_ns // 1000),
+}
+_TOKENS = {
+    "vllm:prompt_tokens_total": ("prompt tokens", lambda s: s.prompt_tokens),
+    "vllm:generation_tokens_total": ("generated tokens", lambda s: s.generated_tokens),
+    "vllm:request_success_total": ("requests that were answered", lambda s: s.success),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One version of a model when metrics are read."""
+
+    name: str
+    version: str
+    stats: ModelStats
+    language: bool
+    waiting: int
+    running: int
+    bytes: int
+
+    @property
+    def labels(self) -> str:
+        return f'model="{self.name}",version="{self.version}"'
+
+
+def prometheus(samples: Sequence[Sample]) -> str:
+    """The text of `/metrics`."""
+    lines: list[str] = []
+
+    def metric(name: str, kind: str, about: str, rows: Iterable[str]) -> None:
+        found = list(rows)
+        if found:
+            lines.extend([f"# HELP {name} {about}", f"# TYPE {name} {kind}", *found])
+
+    for name, (about, read) in _COUNTERS.items():
+        metric(name, "counter", about, (f"{name}{{{each.labels}}} {read(each.stats)}" for each in samples))
+    gauges = {
+        "nv_inference_pending_request_count": ("requests that wait", lambda each: each.waiting),
+        "smelt_running_calls": ("calls that run now", lambda each: each.running),
+        "smelt_model_memory_bytes": ("memory that a model holds", lambda each: each.bytes),
+    }
+    for name, (about, read_sample) in gauges.items():
+        metric(name, "gauge", about, (f"{name}{{{each.labels}}} {read_sample(each)}" for each in samples))
+    for name, about, pick in (
+        ("smelt_request_duration_seconds", "request time", lambda s: s.latency),
+        ("smelt_batch_rows", "rows of a call", lambda s: s.batches),
+    ):
+        metric(
+            name, "histogram", about, (line for each in samples for line in pick(each.stats).lines(name, each.labels))
+        )
+    language = [each for each in samples if each.language]
+    for name, (about, read) in _TOKENS.items():
+        rows = (f'{name}{{model_name="{each.name}"}} {read(each.stats)}' for each in language)
+        metric(name, "counter", about, rows)
+    for name, about, pick in (
+        ("vllm:time_to_first_token_seconds", "time to the first token", lambda s: s.first_token),
+        ("vllm:inter_token_latency_seconds", "time between tokens", lambda s: s.between_tokens),
+    ):
+        rows = (line for each in language for line in pick(each.stats).lines(name, f'model_name="{each.name}"'))
+        metric(name, "histogram", about, rows)
+    for name, about, value in (
+        ("vllm:num_requests_running", "requests that generate now", lambda each: each.running),
+        ("vllm:num_requests_waiting", "requests that wait", lambda each: each.waiting),
+    ):
+        metric(name, "gauge", about, (f'{name}{{model_name="{each.name}"}} {value(each)}' for each in language))
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    metric(
+        "process_cpu_seconds_total",
+        "counter",
+        "CPU time",
+        [f"process_cpu_seconds_total {used.ru_utime + used.ru_stime:.6f}"],
+    )
+    metric("process_start_time_seconds", "gauge", "start", [f"process_start_time_seconds {STARTED:.3f}"])
+    metric("process_resident_memory_bytes", "gauge", "memory", [f"process_resident_memory_bytes {_resident()}"])
+    return "\n".join(lines) + "\n"
+
+
+def _resident() -> int:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

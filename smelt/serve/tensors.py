@@ -1,0 +1,191 @@
+"""Tensors of the Open Inference Protocol: datatype names, JSON lists and raw bytes ↔ NumPy arrays.
+
+Binary tensors are little-endian and row-major; an element of BYTES is four bytes of length, then its bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import ml_dtypes
+import msgspec
+import numpy as np
+
+from smelt.dtype import Array, DType, ElementType
+from smelt.serve.problems import RequestError, TooLargeError
+
+BYTES = "BYTES"
+NUMPY: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    **{f"UINT{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"INT{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"FP{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+_OF_NUMPY = {numpy: name for name, numpy in NUMPY.items()}
+_OF_ELEMENT = {
+    "i1": "BOOL",
+    **{f"ui{bits}": f"UINT{bits}" for bits in (8, 16, 32, 64)},
+    **{f"i{bits}": f"INT{bits}" for bits in (8, 16, 32, 64)},
+    **{f"f{bits}": f"FP{bits}" for bits in (16, 32, 64)},
+    "bf16": "BF16",
+}
+_FLOATS = msgspec.json.Decoder(list[float])
+_INTEGERS = msgspec.json.Decoder(list[int])
+_ANYTHING = msgspec.json.Decoder()
+
+
+def datatype(element: ElementType, labelled: bool = False) -> str | None:
+    """The protocol's name of an element type; None where it has none (complex, 4 bits, 8-bit floats)."""
+    if labelled:
+        return BYTES
+    return _OF_ELEMENT.get(element.name) if isinstance(element, DType) else None
+
+
+def datatype_of(array: Array) -> str:
+    """The same of an array. Strings are BYTES."""
+    if array.dtype.kind in "OUS":
+        return BYTES
+    name = _OF_NUMPY.get(array.dtype)
+    if name is None:
+        raise RequestError(
+            "a result has an element type that the protocol does not have",
+            expected=", ".join((*NUMPY, BYTES)),
+            got=array.dtype,
+        )
+    return name
+
+
+def check_shape(name: str, shape: Sequence[int], most: int) -> int:
+    """The number of elements of a shape that somebody sent."""
+    if len(shape) > 32 or any(size < 0 for size in shape):
+        raise RequestError(f"{name}: no shape", expected="at most 32 sizes, none negative", got=list(shape)[:40])
+    count = prod(shape)
+    if count > most:
+        raise TooLargeError(f"{name}: too many elements", expected=f"at most {most}", got=count)
+    return count
+
+
+def from_bytes(name: str, kind: str, shape: Sequence[int], data: memoryview, most: int) -> Array:
+    """An array over the bytes of a request; nothing is copied but strings."""
+    count = check_shape(name, shape, most)
+    if kind == BYTES:
+        return _split_strings(name, data, count).reshape(shape)
+    numpy = _numpy(name, kind)
+    if len(data) != count * numpy.itemsize:
+        raise RequestError(
+            f"{name}: the binary data does not fit its shape",
+            expected=f"{count * numpy.itemsize} bytes for {kind}{list(shape)}",
+            got=f"{len(data)} bytes",
+        )
+    if numpy.kind == "b" and count and np.frombuffer(data, np.uint8).max() > 1:
+        raise RequestError(f"{name}: a BOOL is 0 or 1", got="another byte")
+    return np.frombuffer(data, numpy).reshape(shape)
+
+
+def from_json(name: str, kind: str, shape: Sequence[int], data: bytes | memoryview, most: int) -> Array:
+    """An array of a JSON list, flat or nested. Numbers must be exact: 1.5 is no INT32, 300 no UINT8."""
+    count = check_shape(name, shape, most)
+    if kind == BYTES:
+        flat = _flatten(name, _ANYTHING.decode(data))
+        if not all(isinstance(each, str) for each in flat):
+            raise RequestError(f"{name}: not only strings", expected="BYTES as JSON strings")
+        made = np.array(flat, object) if flat else np.empty(0, object)
+    else:
+        made = _numbers(name, kind, _numpy(name, kind), data)
+    if made.size != count:
+        raise RequestError(f"{name}: the data does not fit its shape", expected=f"{count} elements", got=f"{made.size}")
+    return made.reshape(shape)
+
+
+def _numbers(name: str, kind: str, numpy: np.dtype[Any], data: bytes | memoryview) -> Array:
+    """Flat lists go the quick way."""
+    wide = np.dtype(np.float64) if numpy.kind in "fV" else np.dtype(object if kind == "UINT64" else np.int64)
+    try:
+        if numpy.kind in "fV":
+            flat: list[Any] = _FLOATS.decode(data)
+        elif kind == "BOOL":
+            flat = _flatten(name, _ANYTHING.decode(data))
+            if not all(isinstance(each, bool) or each in (0, 1) for each in flat):
+                raise RequestError(f"{name}: not only true and false", expected="BOOL")
+            return np.array(flat, np.bool_)
+        else:
+            flat = _INTEGERS.decode(data)
+    except msgspec.ValidationError:
+        flat = _flatten(name, _ANYTHING.decode(data))
+        fits = (int, float) if numpy.kind in "fV" else int
+        if not all(isinstance(each, fits) and not isinstance(each, bool) for each in flat):
+            raise RequestError(f"{name}: the data is not {kind}", got=_first_wrong(flat, fits)) from None
+    if numpy.kind in "fV":
+        return np.array(flat, np.float32 if numpy.itemsize <= 4 else wide).astype(numpy, copy=False)
+    low, high = np.iinfo(numpy).min, np.iinfo(numpy).max
+    if flat and not low <= min(flat) <= max(flat) <= high:
+        raise RequestError(f"{name}: a number is out of the range of {kind}", expected=f"{low} to {high}")
+    return np.array(flat, numpy)
+
+
+def _first_wrong(flat: list[Any], fits: type | tuple[type, ...]) -> str:
+    return repr(next(each for each in flat if not isinstance(each, fits) or isinstance(each, bool)))[:80]
+
+
+def _flatten(name: str, data: Any) -> list[Any]:
+    """The elements of a nested list whose parts have equal lengths."""
+    if not isinstance(data, list):
+        raise RequestError(f"{name}: the data is no list", got=repr(data)[:80])
+    while data and isinstance(data[0], list):
+        width = len(data[0])
+        if not all(isinstance(part, list) and len(part) == width for part in data):
+            raise RequestError(f"{name}: the data is ragged", expected="lists of equal length on every level")
+        data = [each for part in data for each in part]
+    return data
+
+
+def _numpy(name: str, kind: str) -> np.dtype[Any]:
+    found = NUMPY.get(kind)
+    if found is None:
+        raise RequestError(f"{name}: no such datatype", expected=", ".join((*NUMPY, BYTES)), got=kind)
+    return found
+
+
+def _split_strings(name: str, data: memoryview, count: int) -> Array:
+    made = np.empty(count, object)
+    at = 0
+    for i in range(count):
+        if at + 4 > len(data):
+            raise RequestError(f"{name}: the BYTES end early", expected=f"{count} elements", got=i)
+        (length,) = struct.unpack_from("<I", data, at)
+        at += 4
+        if at + length > len(data):
+            raise RequestError(f"{name}: an element of BYTES is longer than the data", got=f"{length} bytes")
+        try:
+            made[i] = str(data[at : at + length], "utf-8")
+        except UnicodeDecodeError:
+            made[i] = bytes(data[at : at + length])
+        at += length
+    if at != len(data):
+        raise RequestError(f"{name}: bytes are left over after the last element", got=len(data) - at)
+    return made
+
+
+def to_bytes(array: Array) -> bytes:
+    """A result in the binary form."""
+    if array.dtype.kind not in "OUS":
+        return array.tobytes()
+    elements = [_encode(each) for each in array.reshape(-1).tolist()]
+    return b"".join(struct.pack("<I", len(each)) + each for each in elements)
+
+
+def to_json(array: Array) -> list[Any]:
+    """A result as a flat list; NaN and infinities become null, which is all that JSON has."""
+    if array.dtype.kind in "OUS":
+        return [each.decode("utf-8", "replace") if isinstance(each, bytes) else str(each) for each in array.reshape(-1)]
+    if array.dtype.kind == "V" or (array.dtype.itemsize == 2 and array.dtype.kind == "f"):
+        array = array.astype(np.float32)
+    return array.reshape(-1).tolist()  # type: ignore[no-any-return]
+
+
+def _encode(each: Any) -> bytes:
+    return each if isinstance(each, bytes) else str(each).encode()
