@@ -90,7 +90,7 @@ class App:
         try:
             await send_response(response, request, send, extra)
         finally:
-            if log.isEnabledFor(logging.INFO):
+            if error is not None or self.config.access_log:
                 self._log(request, response, identity, time.perf_counter() - started, error)
 
     async def _answer(self, request: Request) -> Response:

@@ -10,13 +10,14 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from smelt.errors import FileError, UnsupportedError
 from smelt.files import read_bytes
 
+T = TypeVar("T", bound=msgspec.Struct)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 PREFIX = "SMELT_SERVE_"
 
@@ -83,6 +84,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     tls_client_ca: str | None = None  # with it clients must have a certificate
     audit_log: str | None = None
     log: str = "text"  # or "json"
+    access_log: bool = False  # a line for every request, not only for those that fail
     metrics: bool = True
 
     def check(self, where: str) -> Config:
@@ -126,7 +128,7 @@ def read_model_config(path: Path) -> ModelConfig:
     return convert(_read_toml(str(path)), ModelConfig, str(path)).check(str(path))
 
 
-def convert(said: Mapping[str, Any], kind: type[Any], where: str) -> Any:
+def convert(said: Mapping[str, Any], kind: type[T], where: str) -> T:
     try:
         return msgspec.convert(said, kind)
     except msgspec.ValidationError as error:

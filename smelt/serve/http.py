@@ -7,7 +7,7 @@ import gzip
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qs, unquote
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from smelt.errors import SmeltError
 from smelt.serve.problems import MediaTypeError, MethodError, NotFoundError, RequestError, TooLargeError, status_of
 
+T = TypeVar("T")
 Scope: TypeAlias = Mapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 Send: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[None]]
@@ -123,12 +124,22 @@ class Response:
 _encode = msgspec.json.Encoder().encode
 
 
+def read_json(decoder: msgspec.json.Decoder[T], data: bytes | memoryview, what: str) -> T:
+    """JSON that somebody sent, as the decoder's type."""
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # a ValidationError is a DecodeError
+        raise RequestError(f"{what} does not fit", got=error) from None
+    except RecursionError:
+        raise RequestError(f"{what} is nested too deeply") from None
+
+
 def json_response(value: Any, status: int = 200) -> Response:
     return Response(_encode(value), status)
 
 
 def problem(error: SmeltError) -> Response:
-    """The common form of an error: `error` is text, as the Open Inference Protocol wants it, the record is beside it."""
+    """The common form of an error: `error` is text, as the Open Inference Protocol wants it; `detail` is the record."""
     response = json_response({"error": str(error), "detail": error.record()}, status_of(error))
     retry = getattr(error, "retry_after", None)
     if retry is not None:

@@ -109,9 +109,6 @@ class Catalogue:
 
     # ---- looking up ----
 
-    def __iter__(self) -> Iterable[Version]:  # type: ignore[override]
-        return (version for versions in self._models.values() for version in versions.values())
-
     def every(self) -> list[Version]:
         return [version for versions in self._models.values() for version in versions.values()]
 
@@ -200,16 +197,14 @@ class Catalogue:
         for version in self.known(name).values():
             if version.state == READY:
                 self._retire(version)
-                version.state, version.reason = UNAVAILABLE, "unloaded"
 
     def _retire(self, version: Version) -> None:
-        """Close a version once its requests have ended."""
-        if version.queue is None and not version.language:
-            return
-        task = asyncio.get_running_loop().create_task(_close(version))
+        """Close what a version holds once its requests have ended. The version itself may be loaded again at once."""
+        task = asyncio.get_running_loop().create_task(_close(version.queue, version.loaded))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-        version.state, version.reason = UNAVAILABLE, "another version took its place"
+        version.queue = version.loaded = None
+        version.state, version.reason = UNAVAILABLE, "unloaded"
 
     async def close(self, seconds: float) -> None:
         """Drain every queue."""
@@ -220,13 +215,11 @@ class Catalogue:
             await asyncio.wait(self._closing, timeout=seconds)
 
 
-async def _close(version: Version) -> None:
-    if version.queue is not None:
-        version.queue.close()
-        await version.queue.drained(60.0)
-    loaded, version.loaded = version.loaded, None
-    if loaded is not None:
-        await asyncio.to_thread(loaded.close)
+async def _close(queue: ModelQueue | None, loaded: Any) -> None:
+    if queue is not None:
+        queue.close()
+        await queue.drained(60.0)
+    await asyncio.to_thread(loaded.close)
 
 
 def _order(version: Version) -> tuple[int, int, str]:

@@ -15,7 +15,7 @@ import msgspec
 from smelt.dtype import Array
 from smelt.errors import SmeltError
 from smelt.serve.config import Config
-from smelt.serve.http import JSON_TYPE, Request, Response, Routes, json_response
+from smelt.serve.http import JSON_TYPE, Request, Response, Routes, json_response, read_json
 from smelt.serve.models import Catalogue, Version, check_inputs
 from smelt.serve.problems import BusyError, NotFoundError, RequestError, UnavailableError
 from smelt.serve.tensors import datatype_of, from_bytes, from_json, to_bytes, to_json
@@ -47,7 +47,8 @@ class InferRequest(msgspec.Struct):
     outputs: list[TensorOut] = []
 
 
-_decode = msgspec.json.Decoder(InferRequest).decode
+_INFER = msgspec.json.Decoder(InferRequest)
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
 _encode = msgspec.json.Encoder().encode
 
 
@@ -243,12 +244,7 @@ def _proto_type(name: str) -> str:
 
 
 def _read_options(body: bytes) -> dict[str, Any]:
-    if not body.strip():
-        return {}
-    try:
-        return msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise RequestError("the body is no JSON object", got=error) from None
+    return read_json(_OBJECT, body, "the body") if body.strip() else {}
 
 
 def parse(body: bytes, header_length: bytes | None, most: int) -> tuple[InferRequest, dict[str, Array]]:
@@ -267,12 +263,7 @@ def parse(body: bytes, header_length: bytes | None, most: int) -> tuple[InferReq
                 got=header_length.decode("latin-1")[:40],
             )
         head, raw = view[:at], view[at:]
-    try:
-        asked = _decode(head)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise RequestError("the request does not fit the protocol", got=error) from None
-    except RecursionError:
-        raise RequestError("the request is nested too deeply") from None
+    asked = read_json(_INFER, head, "the request")
     inputs: dict[str, Array] = {}
     for tensor in asked.inputs:
         if tensor.name in inputs:
@@ -288,21 +279,12 @@ def parse(body: bytes, header_length: bytes | None, most: int) -> tuple[InferReq
             inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, tensor.shape, raw[:size], most)
             raw = raw[size:]
         elif bytes(tensor.data):
-            inputs[tensor.name] = _from_list(tensor, most)
+            inputs[tensor.name] = from_json(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data), most)
         else:
             raise RequestError(f"{tensor.name}: there is no data", expected="data, or binary_data_size")
     if len(raw):
         raise RequestError("bytes are left over after the last tensor", got=f"{len(raw)} bytes")
     return asked, inputs
-
-
-def _from_list(tensor: TensorIn, most: int) -> Array:
-    try:
-        return from_json(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data), most)
-    except msgspec.DecodeError as error:
-        raise RequestError(f"{tensor.name}: the data is no JSON list", got=error) from None
-    except RecursionError:
-        raise RequestError(f"{tensor.name}: the data is nested too deeply") from None
 
 
 def answer(asked: InferRequest, outcome: Outcome) -> Response:

@@ -138,7 +138,8 @@ class ModelQueue:
                 self._jobs.insert(at, job)
             else:
                 self._jobs.append(job)
-            if self._running == len(self._threads) < self.limits.instances:
+            idle = len(self._threads) - self._running
+            if idle < len(self._jobs) and len(self._threads) < self.limits.instances:
                 thread = threading.Thread(
                     target=self._work, name=f"smelt-{self.name}-{len(self._threads)}", daemon=True
                 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import resource
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,7 +88,7 @@ class ModelStats:
         }
 
 
-_COUNTERS = {
+_COUNTERS: dict[str, tuple[str, Callable[[ModelStats], int]]] = {
     "nv_inference_request_success": ("requests that were answered", lambda s: s.success),
     "nv_inference_request_failure": ("requests that failed", lambda s: s.failure),
     "smelt_request_refused": ("requests that were refused for lack of room", lambda s: s.refused),
@@ -100,7 +100,7 @@ _COUNTERS = {
     "nv_inference_compute_infer_duration_us": ("time in calls", lambda s: s.infer_ns // 1000),
     "nv_inference_compute_output_duration_us": ("time for outputs", lambda s: s.output_ns // 1000),
 }
-_TOKENS = {
+_TOKENS: dict[str, tuple[str, Callable[[ModelStats], int]]] = {
     "vllm:prompt_tokens_total": ("prompt tokens", lambda s: s.prompt_tokens),
     "vllm:generation_tokens_total": ("generated tokens", lambda s: s.generated_tokens),
     "vllm:request_success_total": ("requests that were answered", lambda s: s.success),
@@ -124,6 +124,20 @@ class Sample:
         return f'model="{self.name}",version="{self.version}"'
 
 
+_HISTOGRAMS: dict[str, tuple[str, Callable[[ModelStats], Histogram]]] = {
+    "smelt_request_duration_seconds": ("request time", lambda s: s.latency),
+    "smelt_batch_rows": ("rows of a call", lambda s: s.batches),
+}
+_TOKEN_TIMES: dict[str, tuple[str, Callable[[ModelStats], Histogram]]] = {
+    "vllm:time_to_first_token_seconds": ("time to the first token", lambda s: s.first_token),
+    "vllm:inter_token_latency_seconds": ("time between tokens", lambda s: s.between_tokens),
+}
+_SEQUENCES: dict[str, tuple[str, Callable[[Sample], int]]] = {
+    "vllm:num_requests_running": ("requests that generate now", lambda each: each.running),
+    "vllm:num_requests_waiting": ("requests that wait", lambda each: each.waiting),
+}
+
+
 def prometheus(samples: Sequence[Sample]) -> str:
     """The text of `/metrics`."""
     lines: list[str] = []
@@ -135,35 +149,29 @@ def prometheus(samples: Sequence[Sample]) -> str:
 
     for name, (about, read) in _COUNTERS.items():
         metric(name, "counter", about, (f"{name}{{{each.labels}}} {read(each.stats)}" for each in samples))
-    gauges = {
+    gauges: dict[str, tuple[str, Callable[[Sample], int]]] = {
         "nv_inference_pending_request_count": ("requests that wait", lambda each: each.waiting),
         "smelt_running_calls": ("calls that run now", lambda each: each.running),
         "smelt_model_memory_bytes": ("memory that a model holds", lambda each: each.bytes),
     }
     for name, (about, read_sample) in gauges.items():
         metric(name, "gauge", about, (f"{name}{{{each.labels}}} {read_sample(each)}" for each in samples))
-    for name, about, pick in (
-        ("smelt_request_duration_seconds", "request time", lambda s: s.latency),
-        ("smelt_batch_rows", "rows of a call", lambda s: s.batches),
-    ):
+    for name, (about, pick) in _HISTOGRAMS.items():
         metric(
             name, "histogram", about, (line for each in samples for line in pick(each.stats).lines(name, each.labels))
         )
-    language = [each for each in samples if each.language]
+    language = [(each, f'model_name="{each.name}"') for each in samples if each.language]
     for name, (about, read) in _TOKENS.items():
-        rows = (f'{name}{{model_name="{each.name}"}} {read(each.stats)}' for each in language)
-        metric(name, "counter", about, rows)
-    for name, about, pick in (
-        ("vllm:time_to_first_token_seconds", "time to the first token", lambda s: s.first_token),
-        ("vllm:inter_token_latency_seconds", "time between tokens", lambda s: s.between_tokens),
-    ):
-        rows = (line for each in language for line in pick(each.stats).lines(name, f'model_name="{each.name}"'))
-        metric(name, "histogram", about, rows)
-    for name, about, value in (
-        ("vllm:num_requests_running", "requests that generate now", lambda each: each.running),
-        ("vllm:num_requests_waiting", "requests that wait", lambda each: each.waiting),
-    ):
-        metric(name, "gauge", about, (f'{name}{{model_name="{each.name}"}} {value(each)}' for each in language))
+        metric(name, "counter", about, (f"{name}{{{labels}}} {read(each.stats)}" for each, labels in language))
+    for name, (about, pick) in _TOKEN_TIMES.items():
+        metric(
+            name,
+            "histogram",
+            about,
+            (line for each, labels in language for line in pick(each.stats).lines(name, labels)),
+        )
+    for name, (about, read_sample) in _SEQUENCES.items():
+        metric(name, "gauge", about, (f"{name}{{{labels}}} {read_sample(each)}" for each, labels in language))
     used = resource.getrusage(resource.RUSAGE_SELF)
     metric(
         "process_cpu_seconds_total",

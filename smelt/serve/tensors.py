@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from smelt.dtype import Array, DType, ElementType
+from smelt.serve.http import read_json
 from smelt.serve.problems import RequestError, TooLargeError
 
 BYTES = "BYTES"
@@ -35,7 +36,7 @@ _OF_ELEMENT = {
 }
 _FLOATS = msgspec.json.Decoder(list[float])
 _INTEGERS = msgspec.json.Decoder(list[int])
-_ANYTHING = msgspec.json.Decoder()
+_ANYTHING: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
 def datatype(element: ElementType, labelled: bool = False) -> str | None:
@@ -90,7 +91,7 @@ def from_json(name: str, kind: str, shape: Sequence[int], data: bytes | memoryvi
     """An array of a JSON list, flat or nested. Numbers must be exact: 1.5 is no INT32, 300 no UINT8."""
     count = check_shape(name, shape, most)
     if kind == BYTES:
-        flat = _flatten(name, _ANYTHING.decode(data))
+        flat = _flatten(name, read_json(_ANYTHING, data, name))
         if not all(isinstance(each, str) for each in flat):
             raise RequestError(f"{name}: not only strings", expected="BYTES as JSON strings")
         made = np.array(flat, object) if flat else np.empty(0, object)
@@ -108,14 +109,14 @@ def _numbers(name: str, kind: str, numpy: np.dtype[Any], data: bytes | memoryvie
         if numpy.kind in "fV":
             flat: list[Any] = _FLOATS.decode(data)
         elif kind == "BOOL":
-            flat = _flatten(name, _ANYTHING.decode(data))
+            flat = _flatten(name, read_json(_ANYTHING, data, name))
             if not all(isinstance(each, bool) or each in (0, 1) for each in flat):
                 raise RequestError(f"{name}: not only true and false", expected="BOOL")
             return np.array(flat, np.bool_)
         else:
             flat = _INTEGERS.decode(data)
     except msgspec.ValidationError:
-        flat = _flatten(name, _ANYTHING.decode(data))
+        flat = _flatten(name, read_json(_ANYTHING, data, name))
         fits = (int, float) if numpy.kind in "fV" else int
         if not all(isinstance(each, fits) and not isinstance(each, bool) for each in flat):
             raise RequestError(f"{name}: the data is not {kind}", got=_first_wrong(flat, fits)) from None
@@ -140,7 +141,7 @@ def _flatten(name: str, data: Any) -> list[Any]:
         if not all(isinstance(part, list) and len(part) == width for part in data):
             raise RequestError(f"{name}: the data is ragged", expected="lists of equal length on every level")
         data = [each for part in data for each in part]
-    return data
+    return list(data)
 
 
 def _numpy(name: str, kind: str) -> np.dtype[Any]:
@@ -184,7 +185,7 @@ def to_json(array: Array) -> list[Any]:
         return [each.decode("utf-8", "replace") if isinstance(each, bytes) else str(each) for each in array.reshape(-1)]
     if array.dtype.kind == "V" or (array.dtype.itemsize == 2 and array.dtype.kind == "f"):
         array = array.astype(np.float32)
-    return array.reshape(-1).tolist()  # type: ignore[no-any-return]
+    return array.reshape(-1).tolist()
 
 
 def _encode(each: Any) -> bytes:

@@ -1,0 +1,209 @@
+"""Requests share calls where they may; deadlines, limits and cancellation hold; nobody gets somebody else's rows."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smelt.dtype import Array
+from smelt.errors import RunError
+from smelt.serve.problems import BusyError, DeadlineError, UnavailableError
+from smelt.serve.queue import Limits, ModelQueue
+from smelt.stop import Cancel
+
+
+class Doubling:
+    """A model that waits for its gate, and notes the rows of every call."""
+
+    def __init__(self) -> None:
+        self.gate, self.started, self.calls = threading.Event(), threading.Event(), list[int]()
+        self.cancels = list[Cancel | None]()
+
+    def __call__(self, inputs: Mapping[str, Array], timeout: float | None, cancel: Cancel | None) -> dict[str, Array]:
+        self.started.set()
+        self.cancels.append(cancel)
+        assert self.gate.wait(30)
+        x = inputs["x"]
+        self.calls.append(len(x))
+        if (x < 0).any():
+            raise RunError("negative")
+        return {"y": x * 2}
+
+
+def rows(*numbers: float) -> dict[str, Array]:
+    return {"x": np.array(numbers, np.float32).reshape(-1, 1)}
+
+
+def play(work: Any) -> None:
+    asyncio.run(asyncio.wait_for(work, 60))
+
+
+async def wait_for(event: threading.Event) -> None:
+    while not event.is_set():
+        await asyncio.sleep(0.001)
+
+
+async def settle(queue: ModelQueue, waiting: int) -> None:
+    while queue.waiting != waiting:
+        await asyncio.sleep(0.001)
+
+
+def test_requests_that_wait_share_a_call_and_get_their_own_rows() -> None:
+    async def work() -> None:
+        model = Doubling()
+        queue = ModelQueue("m", model, Limits(max_batch=8))
+        first = asyncio.create_task(queue.infer(rows(1), None))
+        await wait_for(model.started)
+        others = [asyncio.create_task(queue.infer(rows(*range(n, 2 * n)), None)) for n in (1, 2, 3, 4)]
+        await settle(queue, 4)
+        model.gate.set()
+        found = [await task for task in (first, *others)]
+        assert model.calls == [1, 6, 4], "up to eight rows, in order"
+        for (outputs, timing), n in zip(found[1:], (1, 2, 3, 4), strict=True):
+            np.testing.assert_array_equal(outputs["y"], 2 * rows(*range(n, 2 * n))["x"])
+            assert timing.rows == n
+        assert [timing.batch for _, timing in found] == [1, 6, 6, 6, 4]
+
+    play(work())
+
+
+def test_requests_of_other_shapes_do_not_share_a_call() -> None:
+    async def work() -> None:
+        model = Doubling()
+        queue = ModelQueue("m", model, Limits(max_batch=8))
+        first = asyncio.create_task(queue.infer(rows(1), None))
+        await wait_for(model.started)
+        wide = {"x": np.ones((2, 5), np.float32)}
+        tasks = [first, *(asyncio.create_task(queue.infer(each, None)) for each in (rows(1), wide, rows(2)))]
+        await settle(queue, 3)
+        model.gate.set()
+        await asyncio.gather(*tasks)
+        assert model.calls == [1, 2, 2]
+
+    play(work())
+
+
+def test_a_request_that_fails_takes_no_other_with_it() -> None:
+    async def work() -> None:
+        model = Doubling()
+        queue = ModelQueue("m", model, Limits(max_batch=8))
+        first = asyncio.create_task(queue.infer(rows(1), None))
+        await wait_for(model.started)
+        good, bad = (asyncio.create_task(queue.infer(rows(n), None)) for n in (3, -1))
+        await settle(queue, 2)
+        model.gate.set()
+        await first
+        assert (await good)[0]["y"].item() == 6
+        with pytest.raises(RunError, match="negative"):
+            await bad
+
+    play(work())
+
+
+def test_full_queues_refuse_and_expired_work_does_not_run() -> None:
+    async def work() -> None:
+        model = Doubling()
+        queue = ModelQueue("m", model, Limits(max_queue=1))
+        first = asyncio.create_task(queue.infer(rows(1), None))
+        await wait_for(model.started)
+        late = asyncio.create_task(queue.infer(rows(2), 0.01))
+        await settle(queue, 1)
+        with pytest.raises(BusyError) as refused:
+            await queue.infer(rows(3), None)
+        assert refused.value.retry_after is not None
+        await asyncio.sleep(0.05)
+        model.gate.set()
+        await first
+        with pytest.raises(DeadlineError, match="before the request could run"):
+            await late
+        assert model.calls == [1], "expired work was not run"
+
+    play(work())
+
+
+def test_a_client_that_leaves_cancels_its_own_call_alone() -> None:
+    async def work() -> None:
+        model = Doubling()
+        queue = ModelQueue("m", model, Limits(instances=2))
+        tasks = [asyncio.create_task(queue.infer(rows(n), None)) for n in (1, 2)]
+        while len(model.cancels) < 2:
+            await asyncio.sleep(0.001)
+        waiting = asyncio.create_task(queue.infer(rows(3), None))
+        await settle(queue, 1)
+        tasks[0].cancel()
+        waiting.cancel()
+        await asyncio.sleep(0.01)
+        flags = [cancel.cancelled for cancel in model.cancels if cancel is not None]
+        assert sorted(flags) == [False, True]
+        model.gate.set()
+        assert (await tasks[1])[0]["y"].item() == 4
+        assert await queue.drained(5)
+        assert len(model.calls) == 2, "what nobody waits for does not run"
+
+    play(work())
+
+
+def test_higher_priority_comes_first() -> None:
+    async def work() -> None:
+        model = Doubling()
+        queue = ModelQueue("m", model, Limits())
+        done = list[int]()
+
+        async def ask(number: int, priority: int) -> None:
+            await queue.infer(rows(*range(number)), None, priority=priority)
+            done.append(number)
+
+        first = asyncio.create_task(ask(1, 0))
+        await wait_for(model.started)
+        tasks = []
+        for number, priority in ((2, 0), (3, 5), (4, 5), (5, 9)):
+            tasks.append(asyncio.create_task(ask(number, priority)))
+            await settle(queue, number - 1)
+        model.gate.set()
+        await asyncio.gather(first, *tasks)
+        assert model.calls == [1, 5, 3, 4, 2]
+
+    play(work())
+
+
+def test_closing_finishes_what_was_accepted() -> None:
+    async def work() -> None:
+        model = Doubling()
+        queue = ModelQueue("m", model, Limits())
+        tasks = [asyncio.create_task(queue.infer(rows(n), None)) for n in (1, 2, 3)]
+        await settle(queue, 2)
+        queue.close()
+        with pytest.raises(UnavailableError):
+            await queue.infer(rows(4), None)
+        model.gate.set()
+        assert [(await task)[0]["y"].item() for task in tasks] == [2, 4, 6]
+        assert await queue.drained(5)
+
+    play(work())
+
+
+def test_random_traffic_gives_everybody_their_own(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 6, 200).tolist()
+
+    def call(inputs: Mapping[str, Array], timeout: float | None, cancel: Cancel | None) -> dict[str, Array]:
+        time.sleep(0.0005)
+        return {"y": inputs["x"] + 1}
+
+    async def work() -> None:
+        queue = ModelQueue("m", call, Limits(instances=2, max_batch=16, max_delay=0.001))
+
+        async def ask(i: int, n: int) -> None:
+            x = np.full((n, 3), i, np.float32)
+            outputs, _ = await queue.infer({"x": x}, 30)
+            np.testing.assert_array_equal(outputs["y"], x + 1)
+
+        await asyncio.gather(*(ask(i, n) for i, n in enumerate(sizes)))
+
+    play(work())

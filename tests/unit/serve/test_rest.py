@@ -1,0 +1,259 @@
+"""The Open Inference Protocol over HTTP: every path, both encodings, errors with the right status."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import smelt
+from smelt.errors import FileError
+from smelt.serve.config import KeyConfig
+from tests.unit.serve.client import DIGITS, Client, model, serving
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with serving(model(DIGITS), admin=True, max_body=1 << 20) as found:
+        yield found
+
+
+PIXELS = np.random.default_rng(3).random((2, 64), np.float32)
+
+
+def ask(data: Any = None, shape: tuple[int, ...] = (2, 64), **more: Any) -> dict[str, Any]:
+    tensor = {"name": "pixels", "shape": list(shape), "datatype": "FP32"}
+    return {"inputs": [{**tensor, "data": PIXELS.tolist() if data is None else data}], **more}
+
+
+def want() -> np.ndarray[Any, Any]:
+    return smelt.load(DIGITS, engine="reference")(PIXELS)["probabilities"]
+
+
+def test_json_in_and_out(client: Client) -> None:
+    for data in (PIXELS.tolist(), PIXELS.reshape(-1).tolist()):
+        reply = client.post("/v2/models/digits/infer", ask(data, id="7"))
+        assert reply.status == 200
+        (output,) = reply.json["outputs"]
+        assert (reply.json["model_name"], reply.json["model_version"], reply.json["id"]) == ("digits", "1", "7")
+        assert (output["name"], output["datatype"], output["shape"]) == ("probabilities", "FP32", [2, 10])
+        np.testing.assert_array_equal(np.array(output["data"], np.float32).reshape(2, 10), want())
+
+
+def test_binary_in_and_out(client: Client) -> None:
+    raw = PIXELS.tobytes()
+    head: dict[str, Any] = {
+        "inputs": [
+            {"name": "pixels", "shape": [2, 64], "datatype": "FP32", "parameters": {"binary_data_size": len(raw)}}
+        ],
+    }
+    for how in ({"parameters": {"binary_data_output": True}},
+                {"outputs": [{"name": "probabilities", "parameters": {"binary_data": True}}]}):  # fmt: skip
+        text = json.dumps({**head, **how}).encode()
+        reply = client.post("/v2/models/digits/infer", text + raw, Inference_Header_Content_Length=str(len(text)))
+        assert reply.status == 200
+        at = int(reply.headers["inference-header-content-length"])
+        (output,) = json.loads(reply.body[:at])["outputs"]
+        assert output["parameters"] == {"binary_data_size": 80}
+        np.testing.assert_array_equal(np.frombuffer(reply.body[at:], np.float32).reshape(2, 10), want())
+
+
+def test_compressed_bodies(client: Client) -> None:
+    body = json.dumps(ask()).encode()
+    for encoding, data in (("gzip", gzip.compress(body)), ("deflate", zlib.compress(body))):
+        assert client.post("/v2/models/digits/infer", data, Content_Encoding=encoding).status == 200
+    bomb = gzip.compress(b" " * (8 << 20))
+    assert client.post("/v2/models/digits/infer", bomb, Content_Encoding="gzip").status == 413
+    assert client.post("/v2/models/digits/infer", body, Content_Encoding="br").status == 415
+    assert client.post("/v2/models/digits/infer", body, Content_Encoding="gzip").status == 400
+
+
+def test_what_the_server_and_the_model_say(client: Client) -> None:
+    assert client.get("/v2").json["extensions"]
+    assert client.get("/v2/health/live").status == client.get("/v2/health/ready").status == 200
+    meta = client.get("/v2/models/digits").json
+    assert meta["inputs"] == [{"name": "pixels", "datatype": "FP32", "shape": [-1, 64]}]
+    assert meta["versions"] == ["1"]
+    assert client.get("/v2/models/digits/versions/1").json == meta
+    assert client.get("/v2/models/digits/ready").json == {"name": "digits", "ready": True}
+    config = client.get("/v2/models/digits/config").json
+    assert config["input"] == [{"name": "pixels", "data_type": "TYPE_FP32", "dims": [-1, 64]}]
+    assert "dynamic_batching" in config
+    before = client.get("/v2/models/digits/stats").json["model_stats"][0]
+    client.post("/v2/models/digits/infer", ask())
+    after = client.get("/v2/models/digits/versions/1/stats").json["model_stats"][0]
+    assert after["inference_count"] == before["inference_count"] + 2, "rows"
+    assert after["inference_stats"]["success"]["count"] == before["inference_stats"]["success"]["count"] + 1
+    assert after["inference_stats"]["compute_infer"]["ns"] > before["inference_stats"]["compute_infer"]["ns"]
+
+
+def test_metrics(client: Client) -> None:
+    client.post("/v2/models/digits/infer", ask())
+    client.post("/v2/models/digits/infer", ask([1.0]))
+    lines = client.get("/metrics").body.decode().splitlines()
+    rows = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    labels = '{model="digits",version="1"}'
+    stats = client.get("/v2/models/digits/stats").json["model_stats"][0]["inference_stats"]
+    assert int(rows[f"nv_inference_request_success{labels}"]) == stats["success"]["count"] > 0
+    buckets = [int(n) for name, n in rows.items() if name.startswith("smelt_request_duration_seconds_bucket")]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == stats["success"]["count"]
+
+
+PROBLEMS: dict[str, tuple[str, Any, int, str]] = {
+    "no such model": ("/v2/models/nothing/infer", ask(), 404, "no model 'nothing'"),
+    "no such version": ("/v2/models/digits/versions/9/infer", ask(), 404, "version 9"),
+    "no such path": ("/v2/models/digits/guess", ask(), 404, "no such path"),
+    "a wrong method": ("/v2/models/digits", ask(), 405, "GET"),
+    "no JSON": ("/v2/models/digits/infer", b"{", 400, "the request does not fit"),
+    "nested deeply": ("/v2/models/digits/infer", b'{"inputs":' + b"[" * 100000, 400, "request"),
+    "no inputs": ("/v2/models/digits/infer", {}, 400, "inputs"),
+    "a wrong input": ("/v2/models/digits/infer", {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32",
+                      "data": [1]}]}, 400, "no pixels, unknown x"),
+    "twice": ("/v2/models/digits/infer", {"inputs": ask()["inputs"] * 2}, 400, "twice"),
+    "a wrong rank": ("/v2/models/digits/infer", ask(shape=(128,)), 400, "does not fit"),
+    "a wrong size": ("/v2/models/digits/infer", ask([0.0] * 65, (1, 65)), 400, "does not fit"),
+    "a wrong type": ("/v2/models/digits/infer", {"inputs": [{"name": "pixels", "shape": [1, 64], "datatype": "INT32",
+                     "data": [0] * 64}]}, 400, "int32"),
+    "no data": ("/v2/models/digits/infer", {"inputs": [{"name": "pixels", "shape": [1, 64], "datatype": "FP32"}]}, 400,
+                "no data"),
+    "no such output": ("/v2/models/digits/infer", ask(outputs=[{"name": "z"}]), 400, "no output 'z'"),
+    "too large": ("/v2/models/digits/infer", b" " * ((1 << 20) + 1), 413, "too large"),
+    "a wrong timeout": ("/v2/models/digits/infer", ask(parameters={"timeout": "soon"}), 400, "microseconds"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_problems(client: Client, name: str) -> None:
+    path, body, status, message = PROBLEMS[name]
+    reply = client.post(path, body)
+    assert reply.status == status, reply.body
+    assert re.search(message, reply.json["error"]), reply.json["error"]
+    assert client.post("/v2/models/digits/infer", ask()).status == 200, "and the server goes on"
+
+
+def test_a_header_length_that_does_not_fit(client: Client) -> None:
+    for length in ("-1", "999999", "x"):
+        reply = client.post("/v2/models/digits/infer", ask(), Inference_Header_Content_Length=length)
+        assert reply.status == 400
+        assert "Inference-Header-Content-Length" in reply.json["error"]
+
+
+def test_random_requests_never_take_it_down(client: Client, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    good = json.dumps(ask([0.5] * 64, (1, 64))).encode()
+    seen = set[int]()
+    for _ in range(400):
+        data = bytearray(good)
+        for _ in range(rng.integers(1, 6)):
+            at, kind = int(rng.integers(len(data))), rng.integers(3)
+            if kind == 0:
+                data[at] = rng.integers(256)
+            elif kind == 1:
+                del data[at : at + int(rng.integers(1, 20))]
+            else:
+                data[at:at] = rng.bytes(int(rng.integers(1, 8)))
+            if not data:
+                data = bytearray(b"{")
+        length = (
+            {"Inference_Header_Content_Length": str(rng.integers(-5, len(data) + 5))} if rng.integers(4) == 0 else {}
+        )
+        seen.add(client.post("/v2/models/digits/infer", bytes(data), **length).status)
+    assert seen <= {200, 400, 404, 413}, seen
+    assert client.post("/v2/models/digits/infer", ask()).status == 200
+
+
+def small(path: Path, factor: float) -> None:
+    node = helper.make_node("Mul", ["x", "f"], ["y"])
+    shape: list[str | int | None] = ["n", 2]
+    graph = helper.make_graph(
+        [node], "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [helper.make_tensor("f", TensorProto.FLOAT, [], [factor])],
+    )  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(made, path)
+
+
+def test_a_repository_with_versions_that_come_and_go(tmp_path: Path) -> None:
+    small(tmp_path / "twice" / "1" / "model.onnx", 2)
+    (tmp_path / "twice" / "config.toml").write_text('engine = "reference"\nmax_batch = 4\n')
+    body = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 10]}]}
+
+    def value(found: Client, path: str = "/v2/models/twice/infer") -> Any:
+        return found.post(path, body).json["outputs"][0]["data"]
+
+    with serving(model(tmp_path), admin=True) as found:
+        assert value(found) == [2, 20]
+        small(tmp_path / "twice" / "3" / "model.onnx", 3)
+        assert value(found) == [2, 20]
+        assert found.post("/v2/repository/models/twice/load").json["version"] == "3"
+        assert value(found) == [3, 30]
+        index = {row["version"]: row["state"] for row in found.post("/v2/repository/index").json}
+        assert index == {"1": "UNAVAILABLE", "3": "READY"}
+        assert found.post("/v2/repository/models/twice/unload").status == 200
+        reply = found.post("/v2/models/twice/infer", body)
+        assert (reply.status, "not ready" in reply.json["error"]) == (503, True)
+        assert found.get("/v2/health/ready").status == 503
+        assert found.post("/v2/repository/models/twice/load").status == 200
+        assert value(found, "/v2/models/twice/versions/3/infer") == [3, 30]
+        (tmp_path / "twice" / "4").mkdir()
+        (tmp_path / "twice" / "4" / "model.onnx").write_bytes(b"no model")
+        assert found.post("/v2/repository/models/twice/load").status == 500
+        assert value(found) == [3, 30], "the old version goes on where the new one is broken"
+
+
+def test_names_and_paths_that_cannot_be_served(tmp_path: Path) -> None:
+    small(tmp_path / "a b.onnx", 2)
+    for path, message in ((tmp_path / "a b.onnx", "no name for a model"), (tmp_path / "absent", "no such file")):
+        with pytest.raises(FileError, match=message), serving(model(path)):
+            pass
+    small(tmp_path / "x" / "m.onnx", 2)
+    with pytest.raises(FileError, match="two models are called 'm'"), serving(*[model(tmp_path / "x" / "m.onnx")] * 2):
+        pass
+
+
+def key(name: str, **fields: Any) -> KeyConfig:
+    return KeyConfig(name=name, sha256=hashlib.sha256(name.encode()).hexdigest(), **fields)
+
+
+def test_keys_open_their_models_alone(tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    keys = [key("all"), key("other", models=("x*",)), key("boss", admin=True), key("rare", per_minute=2)]
+    with serving(model(DIGITS), keys=keys, audit_log=str(log)) as found:
+        path = "/v2/models/digits/infer"
+        assert found.post(path, ask()).status == 401
+        assert found.post(path, ask(), Authorization="Bearer wrong").status == 401
+        assert found.post(path, ask(), Authorization="Bearer all").status == 200
+        assert found.post(path, ask(), X_Api_Key="all").status == 200
+        assert found.post(path, ask(), Authorization="Bearer other").status == 403
+        assert found.get("/v2/health/live").status == 200, "for load balancers"
+        assert found.get("/metrics").status == 401
+        load = "/v2/repository/models/digits/load"
+        assert found.post(load, Authorization="Bearer all").status == 403
+        assert found.post(load, Authorization="Bearer boss").status == 200
+        replies = [found.post(path, ask(), Authorization="Bearer rare") for _ in range(3)]
+        assert [reply.status for reply in replies] == [200, 200, 429]
+        assert int(replies[-1].headers["retry-after"]) >= 1
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(row["event"], row["key"]) for row in events] == [
+        ("refused", None), ("refused", None), ("refused", "other"), ("refused", None), ("refused", "all"),
+        ("load", "boss"),
+    ]  # fmt: skip
+
+
+def test_without_keys_administration_is_closed_by_default() -> None:
+    with serving(model(DIGITS)) as found:
+        assert found.post("/v2/repository/models/digits/unload").status == 403
+        assert found.post("/v2/models/digits/infer", ask()).status == 200

@@ -1,0 +1,93 @@
+"""Tensors of the protocol: JSON and bytes to arrays and back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from smelt.serve.problems import RequestError, TooLargeError
+from smelt.serve.tensors import BYTES, NUMPY, datatype_of, from_bytes, from_json, to_bytes, to_json
+
+MOST = 1 << 20
+
+
+@pytest.mark.parametrize("kind", NUMPY)
+def test_numbers_survive_the_way_there_and_back(kind: str) -> None:
+    array = np.array([[0, 1, 1], [1, 0, 1]]).astype(NUMPY[kind])
+    assert datatype_of(array) == kind
+    there = from_bytes("x", kind, [2, 3], memoryview(to_bytes(array)), MOST)
+    assert there.dtype == array.dtype
+    np.testing.assert_array_equal(there, array)
+    for data in (to_json(array), array.astype(np.float64 if kind in ("BF16", "FP16") else array.dtype).tolist()):
+        there = from_json("x", kind, [2, 3], json.dumps(data).encode(), MOST)
+        assert there.dtype == array.dtype
+        np.testing.assert_array_equal(there, array)
+
+
+def test_extremes() -> None:
+    for kind, numbers in {
+        "UINT64": [0, 2**64 - 1], "INT64": [-(2**63), 2**63 - 1], "INT8": [-128, 127], "FP32": [1e-45, 3.4e38],
+    }.items():  # fmt: skip
+        found = from_json("x", kind, [2], json.dumps(numbers).encode(), MOST)
+        np.testing.assert_array_equal(found, np.array(numbers, NUMPY[kind]))
+    half = from_json("x", "BF16", [1], b"[1.00390625]", MOST)
+    assert half[0] == ml_dtypes.bfloat16(1.0)
+
+
+def test_strings() -> None:
+    texts = ["", "ä€", "x" * 300]
+    found = from_json("x", BYTES, [3], json.dumps(texts).encode(), MOST)
+    assert found.tolist() == texts
+    raw = to_bytes(found)
+    assert raw[:4] == struct.pack("<I", 0)
+    assert from_bytes("x", BYTES, [3], memoryview(raw), MOST).tolist() == texts
+    assert from_bytes("x", BYTES, [1], memoryview(struct.pack("<I", 2) + b"\xff\xfe"), MOST).tolist() == [b"\xff\xfe"]
+    assert to_json(found) == texts
+
+
+def test_what_json_lacks_is_null() -> None:
+    assert json.loads(json.dumps(to_json(np.array([1.5, 2.5], np.float32)))) == [1.5, 2.5]
+
+
+WRONG: dict[str, tuple[str, list[int], Any, str]] = {
+    "a fraction": ("INT32", [1], [1.5], "not INT32"),
+    "a boolean": ("INT32", [1], [True], "not INT32"),
+    "out of range": ("UINT8", [1], [300], "out of the range"),
+    "negative": ("UINT64", [1], [-1], "out of the range"),
+    "text": ("FP32", [1], ["1"], "not FP32"),
+    "null": ("FP32", [1], [None], "not FP32"),
+    "ragged": ("FP32", [3], [[1, 2], [3]], "ragged"),
+    "too few": ("FP32", [2, 2], [1, 2, 3], "does not fit its shape"),
+    "no list": ("FP32", [1], 5, "no list"),
+    "another type": ("FP128", [1], [1], "no such datatype"),
+    "a negative size": ("FP32", [-1], [1], "no shape"),
+    "numbers for strings": (BYTES, [1], [1], "not only strings"),
+    "two for a boolean": ("BOOL", [1], [2], "true and false"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_json(name: str) -> None:
+    kind, shape, data, message = WRONG[name]
+    with pytest.raises(RequestError, match=message):
+        from_json("x", kind, shape, json.dumps(data).encode(), MOST)
+
+
+def test_wrong_bytes() -> None:
+    for kind, shape, data, message in [
+        ("FP32", [2], b"\0" * 7, "8 bytes for"),
+        ("BOOL", [1], b"\2", "BOOL is 0 or 1"),
+        (BYTES, [1], b"\0\0", "end early"),
+        (BYTES, [1], struct.pack("<I", 9) + b"abc", "longer than the data"),
+        (BYTES, [1], struct.pack("<I", 1) + b"ab", "left over"),
+    ]:
+        with pytest.raises(RequestError, match=message) as raised:
+            from_bytes("x", kind, shape, memoryview(data), MOST)
+        assert "x" in str(raised.value)
+    with pytest.raises(TooLargeError, match="too many elements"):
+        from_bytes("x", "UINT8", [1 << 40, 1 << 40], memoryview(b""), MOST)
