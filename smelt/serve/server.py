@@ -15,6 +15,7 @@ import msgspec
 import uvicorn
 
 from smelt.errors import DeviceError
+from smelt.serve import grpc as grpc_front
 from smelt.serve.app import App
 from smelt.serve.config import Config
 from smelt.serve.models import READY, Catalogue, Version
@@ -105,8 +106,14 @@ async def _serve(app: App, listener: socket.socket, quiet: bool) -> None:
     host, port = listener.getsockname()[:2]
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     _say(quiet, f"smelt listens on {url}")
+    other = None
+    if config.grpc_port is not None:
+        other, bound = await grpc_front.start(app.service, app.keys, config.host, config.grpc_port)
+        _say(quiet, f"  and for gRPC on {host}:{bound}")
     loading = asyncio.create_task(_load(app.catalogue, url, quiet))
     await serving
+    if other is not None:
+        await other.stop(config.drain)
     loading.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await loading

@@ -107,7 +107,7 @@ def program_of(proto: Any, model: Model) -> tuple[Program, Weights]:
 def parse_message(message: bytes, path: str | Path) -> Any:
     try:
         import onnx
-        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+        from google.protobuf.message import DecodeError
     except ImportError as error:
         raise MissingPackageError("reading ONNX files needs the package onnx", remedy="pip install onnx") from error
     try:

@@ -1,0 +1,292 @@
+"""The Open Inference Protocol over gRPC: the same service behind other messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+import grpc
+import numpy as np
+
+from smelt.dtype import Array
+from smelt.errors import DeviceError, SmeltError
+from smelt.serve.grpc_messages import DATA_TYPES, messages
+from smelt.serve.http import Request
+from smelt.serve.keys import Keys
+from smelt.serve.oip import EXTENSIONS, Outcome, Service
+from smelt.serve.problems import NotFoundError, RequestError, UnavailableError, status_of
+from smelt.serve.tensors import BYTES, NUMPY, check_shape, datatype_of, from_bytes, to_bytes
+from smelt.version import __version__
+
+_M = messages()
+SERVICE = "inference.GRPCInferenceService"
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+# Where typed contents are, and the NumPy type that they have there.
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    BYTES: "bytes_contents",
+}
+
+
+class GrpcFront:
+    """The service's methods: message in, message out."""
+
+    def __init__(self, service: Service, keys: Keys) -> None:
+        self.service, self.keys, self.catalogue = service, keys, service.catalogue
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        rows: dict[str, tuple[Callable[[Any], Awaitable[Any]], bool]] = {
+            "ServerLive": (self.server_live, False),
+            "ServerReady": (self.server_ready, False),
+            "ModelReady": (self.model_ready, False),
+            "ServerMetadata": (self.server_metadata, False),
+            "ModelMetadata": (self.model_metadata, False),
+            "ModelInfer": (self.infer, False),
+            "ModelConfig": (self.model_config, False),
+            "ModelStatistics": (self.statistics, False),
+            "RepositoryIndex": (self.index, False),
+            "RepositoryModelLoad": (self.load, True),
+            "RepositoryModelUnload": (self.unload, True),
+        }
+        found = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._unary(name, work, admin),
+                request_deserializer=_M[f"{name}Request"].FromString,
+                response_serializer=_M[f"{name}Response"].SerializeToString,
+            )
+            for name, (work, admin) in rows.items()
+        }
+        found["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self._stream,
+            request_deserializer=_M["ModelInferRequest"].FromString,
+            response_serializer=_M["ModelStreamInferResponse"].SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, found)
+
+    def _unary(self, name: str, work: Callable[[Any], Awaitable[Any]], admin: bool) -> Any:
+        async def answer(message: Any, context: Any) -> Any:
+            try:
+                self._check(message, context, name, admin)
+                return await work(message)
+            except SmeltError as error:
+                await context.abort(_CODES.get(status_of(error), grpc.StatusCode.INTERNAL), str(error))
+
+        return answer
+
+    async def _stream(self, incoming: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        async for message in incoming:
+            try:
+                self._check(message, context, "ModelInfer", False)
+                yield _M["ModelStreamInferResponse"](infer_response=await self.infer(message))
+            except SmeltError as error:
+                yield _M["ModelStreamInferResponse"](
+                    error_message=str(error), infer_response=_M["ModelInferResponse"](id=message.id)
+                )
+
+    def _check(self, message: Any, context: Any, name: str, admin: bool) -> None:
+        """The same keys as over HTTP, in the call's metadata."""
+        if name in ("ServerLive", "ServerReady"):
+            return
+        pairs = [
+            (key.encode(), value.encode()) for key, value in context.invocation_metadata() if isinstance(value, str)
+        ]
+        scope = {"method": "POST", "path": name, "headers": pairs, "query_string": b""}
+        key = self.keys.admit(Request(scope, _nothing))
+        if admin:
+            self.keys.check_admin(key)
+        model = getattr(message, "model_name", "") or getattr(message, "name", "")
+        if model and not admin:
+            self.keys.check_model(key, model)
+
+    async def server_live(self, message: Any) -> Any:
+        return _M["ServerLiveResponse"](live=True)
+
+    async def server_ready(self, message: Any) -> Any:
+        return _M["ServerReadyResponse"](ready=self.catalogue.ready)
+
+    async def model_ready(self, message: Any) -> Any:
+        try:
+            self.catalogue.get(message.name, message.version)
+        except UnavailableError:
+            return _M["ModelReadyResponse"](ready=False)
+        return _M["ModelReadyResponse"](ready=True)
+
+    async def server_metadata(self, message: Any) -> Any:
+        return _M["ServerMetadataResponse"](name="smelt", version=__version__, extensions=EXTENSIONS)
+
+    async def model_metadata(self, message: Any) -> Any:
+        found = self.catalogue.get(message.name, message.version)
+        return _M["ModelMetadataResponse"](**found.metadata(self.catalogue.versions(found.name)))
+
+    async def model_config(self, message: Any) -> Any:
+        found = self.catalogue.get(message.name, message.version)
+        meta = found.metadata([])
+        ports = {
+            key: [
+                _M[kind](name=each["name"], data_type=DATA_TYPES[each["datatype"]], dims=each["shape"])
+                for each in meta[f"{key}s"]
+            ]
+            for key, kind in (("input", "ModelInput"), ("output", "ModelOutput"))
+        }
+        config = _M["ModelConfig"](name=found.name, platform=meta["platform"], backend="smelt", **ports)
+        return _M["ModelConfigResponse"](config=config)
+
+    async def statistics(self, message: Any) -> Any:
+        known = self.catalogue.known(message.name).values() if message.name else self.catalogue.every()
+        rows = []
+        for each in known:
+            if message.version and each.version != message.version:
+                continue
+            record = each.stats.record()
+            times = {name: _M["StatisticDuration"](**entry) for name, entry in record["inference_stats"].items()}
+            counts = {name: record[name] for name in ("last_inference", "inference_count", "execution_count")}
+            stats = _M["InferStatistics"](**times)
+            rows.append(_M["ModelStatistics"](name=each.name, version=each.version, inference_stats=stats, **counts))
+        if message.version and not rows:
+            raise NotFoundError(f"{message.name} has no version {message.version}")
+        return _M["ModelStatisticsResponse"](model_stats=rows)
+
+    async def index(self, message: Any) -> Any:
+        rows = [
+            _M["ModelIndex"](name=each.name, version=each.version, state=each.state, reason=each.reason)
+            for each in self.catalogue.every()
+            if each.state == "READY" or not message.ready
+        ]
+        return _M["RepositoryIndexResponse"](models=rows)
+
+    async def load(self, message: Any) -> Any:
+        if message.parameters:
+            raise RequestError("models are loaded as configured", got="parameters", remedy="change config.toml")
+        await self.catalogue.load(message.model_name)
+        return _M["RepositoryModelLoadResponse"]()
+
+    async def unload(self, message: Any) -> Any:
+        await self.catalogue.unload(message.model_name)
+        return _M["RepositoryModelUnloadResponse"]()
+
+    async def infer(self, message: Any) -> Any:
+        started = time.perf_counter()
+        inputs = _read_inputs(message, self.service.config.max_elements)
+        outcome = await self.service.infer(
+            message.model_name, message.model_version, inputs, _parameters(message.parameters), started
+        )
+        return _write(message, outcome)
+
+
+async def _nothing() -> Mapping[str, Any]:
+    return {"type": "http.disconnect"}
+
+
+def _parameters(entries: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, entry in entries.items():
+        which = entry.WhichOneof("parameter_choice")
+        if which is not None:
+            found[name] = getattr(entry, which)
+    return found
+
+
+def _read_inputs(message: Any, most: int) -> dict[str, Array]:
+    raw = list(message.raw_input_contents)
+    if raw and len(raw) != len(message.inputs):
+        raise RequestError("raw_input_contents does not fit", expected=f"{len(message.inputs)} tensors", got=len(raw))
+    inputs: dict[str, Array] = {}
+    for i, tensor in enumerate(message.inputs):
+        name, kind, shape = tensor.name, tensor.datatype, list(tensor.shape)
+        if name in inputs:
+            raise RequestError(f"the input {name!r} comes twice")
+        if raw:
+            if tensor.HasField("contents"):
+                raise RequestError(f"{name}: contents and raw_input_contents exclude each other")
+            inputs[name] = from_bytes(name, kind, shape, memoryview(raw[i]), most)
+        else:
+            inputs[name] = _typed(tensor, shape, most)
+    return inputs
+
+
+def _typed(tensor: Any, shape: list[int], most: int) -> Array:
+    """Contents as a list of numbers."""
+    count, kind = check_shape(tensor.name, shape, most), tensor.datatype
+    field = _CONTENTS.get(kind)
+    if field is None:
+        raise RequestError(
+            f"{tensor.name}: {kind} has no contents", expected=", ".join(_CONTENTS), remedy="raw_input_contents"
+        )
+    values = getattr(tensor.contents, field)
+    if len(values) != count:
+        raise RequestError(
+            f"{tensor.name}: the contents do not fit the shape", expected=f"{count} in {field}", got=len(values)
+        )
+    if kind == BYTES:
+        made = np.empty(count, object)
+        made[:] = [_text(each) for each in values]
+        return made.reshape(shape)
+    numpy = NUMPY[kind]
+    if numpy.kind in "iu" and values and not np.iinfo(numpy).min <= min(values) <= max(values) <= np.iinfo(numpy).max:
+        raise RequestError(f"{tensor.name}: a number is out of the range of {kind}")
+    return np.array(values, numpy).reshape(shape)
+
+
+def _text(each: bytes) -> str | bytes:
+    try:
+        return each.decode()
+    except UnicodeDecodeError:
+        return each
+
+
+def _write(message: Any, outcome: Outcome) -> Any:
+    names = [each.name for each in message.outputs] or list(outcome.outputs)
+    for name in names:
+        if name not in outcome.outputs:
+            raise RequestError(f"no output {name!r}", expected=", ".join(outcome.outputs))
+    arrays = [outcome.outputs[name] for name in names]
+    outputs = [
+        _M["InferOutputTensor"](name=name, datatype=datatype_of(array), shape=array.shape)
+        for name, array in zip(names, arrays, strict=True)
+    ]
+    version = outcome.version
+    return _M["ModelInferResponse"](
+        model_name=version.name,
+        model_version=version.version,
+        id=message.id,
+        outputs=outputs,
+        raw_output_contents=[to_bytes(array) for array in arrays],
+    )
+
+
+async def start(service: Service, keys: Keys, host: str, port: int) -> tuple[Any, int]:
+    """A running gRPC server, and its port. It shares the event loop with HTTP."""
+    most = service.config.max_body
+    options = [
+        ("grpc.max_receive_message_length", most),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),
+    ]
+    server = grpc.aio.server(options=options)
+    server.add_generic_rpc_handlers((GrpcFront(service, keys).handlers(),))
+    address = f"{f'[{host}]' if ':' in host else host}:{port}"
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise DeviceError(
+            f"cannot listen on {address}", got=error, remedy="--grpc-port 0 takes any free port"
+        ) from error
+    await server.start()
+    return server, bound

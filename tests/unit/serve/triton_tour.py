@@ -1,0 +1,147 @@
+"""A tour of the server with `tritonclient`, unmodified, over HTTP and gRPC; run with a Python that has it.
+
+    python triton_tour.py HTTP_ADDRESS GRPC_ADDRESS
+
+The server has `digits` and `echo`, which returns its inputs, one of every type. Any difference ends the tour.
+"""
+
+import asyncio
+import queue
+import sys
+
+import numpy as np
+import tritonclient.grpc as triton_grpc
+import tritonclient.grpc.aio as triton_grpc_aio
+import tritonclient.http as triton_http
+import tritonclient.http.aio as triton_http_aio
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+NUMBERS = ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+NUMBERS += ("float16", "float32", "float64")
+
+
+def arrays():
+    made = {f"in_{name}": np.array([[0, 1, 1]]).astype(name) for name in NUMBERS}
+    return made
+
+
+def inputs(kind, binary=True):
+    found = []
+    for name, array in arrays().items():
+        if not binary and array.dtype == np.float16:
+            binary = True
+        each = kind.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
+        each.set_data_from_numpy(array, **({"binary_data": binary} if kind is triton_http else {}))
+        found.append(each)
+    return found
+
+
+def check(result):
+    for name, array in arrays().items():
+        got = result.as_numpy(name.replace("in_", "out_"))
+        assert got.dtype == array.dtype, (name, got.dtype)
+        np.testing.assert_array_equal(got, array)
+
+
+def refused(call, status):
+    try:
+        call()
+    except InferenceServerException as error:
+        found = error.status()
+    else:
+        raise AssertionError("it was not refused")
+    assert status in str(found), found
+
+
+def common(client, kind, missing, wrong):
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("echo")
+    assert client.is_model_ready("echo", "1")
+    check(client.infer("echo", inputs(kind), request_id="1"))
+    check(
+        client.infer(
+            "echo", inputs(kind), outputs=[kind.InferRequestedOutput(n.replace("in_", "out_")) for n in arrays()]
+        )
+    )
+    some = client.infer("echo", inputs(kind), outputs=[kind.InferRequestedOutput("out_int8")])
+    assert some.as_numpy("out_int8") is not None
+    assert some.as_numpy("out_int16") is None
+    refused(lambda: client.infer("nothing", inputs(kind)), missing)
+    refused(lambda: client.infer("echo", inputs(kind)[:2]), wrong)
+    client.load_model("digits")
+    client.unload_model("digits")
+    assert not client.is_model_ready("digits")
+    client.load_model("digits")
+    assert client.is_model_ready("digits")
+
+
+def tour_http(address):
+    with triton_http.InferenceServerClient(address) as client:
+        common(client, triton_http, "404", "400")
+        assert client.get_server_metadata()["name"] == "smelt"
+        assert {row["name"] for row in client.get_model_metadata("echo")["inputs"]} == set(arrays())
+        assert client.get_model_config("echo")["name"] == "echo"
+        assert {row["name"] for row in client.get_model_repository_index()} == {"echo", "digits"}
+        check(client.infer("echo", inputs(triton_http, binary=False)))
+        for way in ("gzip", "deflate"):
+            check(client.infer("echo", inputs(triton_http), request_compression_algorithm=way))
+        check(client.infer("echo", inputs(triton_http), response_compression_algorithm="gzip"))
+        stats = client.get_inference_statistics("echo")["model_stats"][0]
+        assert stats["inference_stats"]["success"]["count"] >= 5
+        check(client.async_infer("echo", inputs(triton_http)).get_result())
+        best = client.infer(
+            "digits", [pixels(triton_http)], outputs=[triton_http.InferRequestedOutput("probabilities", class_count=3)]
+        ).as_numpy("probabilities")
+        assert best.shape == (1, 3)
+
+    async def again():
+        async with triton_http_aio.InferenceServerClient(address) as client:
+            check(await client.infer("echo", inputs(triton_http)))
+            results = await asyncio.gather(*(client.infer("digits", [pixels(triton_http)]) for _ in range(20)))
+            assert {result.as_numpy("probabilities").tobytes() for result in results}.__len__() == 1
+
+    asyncio.run(again())
+
+
+def pixels(kind):
+    made = kind.InferInput("pixels", [1, 64], "FP32")
+    made.set_data_from_numpy(np.linspace(0, 1, 64, dtype=np.float32).reshape(1, 64))
+    return made
+
+
+def tour_grpc(address):
+    with triton_grpc.InferenceServerClient(address) as client:
+        common(client, triton_grpc, "NOT_FOUND", "INVALID_ARGUMENT")
+        assert client.get_server_metadata().name == "smelt"
+        assert {row.name for row in client.get_model_metadata("echo").inputs} == set(arrays())
+        assert client.get_model_config("echo").config.name == "echo"
+        assert {row.name for row in client.get_model_repository_index().models} == {"echo", "digits"}
+        assert client.get_inference_statistics("echo").model_stats[0].inference_stats.success.count >= 3
+        found = queue.Queue()
+        client.async_infer("echo", inputs(triton_grpc), lambda result, error: found.put((result, error)))
+        result, error = found.get(timeout=30)
+        assert error is None
+        check(result)
+        client.start_stream(lambda result, error: found.put((result, error)))
+        for i in range(5):
+            client.async_stream_infer("echo", inputs(triton_grpc), request_id=str(i))
+        client.async_stream_infer("nothing", inputs(triton_grpc))
+        for i in range(5):
+            result, error = found.get(timeout=30)
+            assert error is None
+            assert result.get_response().id == str(i)
+            check(result)
+        assert "no model" in str(found.get(timeout=30)[1])
+        client.stop_stream()
+
+    async def again():
+        async with triton_grpc_aio.InferenceServerClient(address) as client:
+            check(await client.infer("echo", inputs(triton_grpc)))
+
+    asyncio.run(again())
+
+
+tour_http(sys.argv[1])
+tour_grpc(sys.argv[2])
+print("the tour is over")
