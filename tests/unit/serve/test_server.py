@@ -92,7 +92,7 @@ def echo(path: Path) -> Path:
         for way in ("in", "out")
     ]
     made = helper.make_model(
-        helper.make_graph(nodes, "echo", *ports), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+        helper.make_graph(nodes, "echo", ports[0], ports[1]), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
     )
     onnx.save(made, path)
     return path
@@ -213,13 +213,13 @@ def test_a_port_that_is_taken(server: Server) -> None:
 def test_the_tour_of_tritonclient(server: Server, tmp_path: Path) -> None:
     """Its own environment: it pins other versions of what we use."""
     venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
+    python = str(tmp_path / "venv" / "bin" / "python")
     packages = ["tritonclient[http,grpc]", "numpy"]
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
     done = subprocess.run(install, capture_output=True, text=True, check=False, timeout=250)
     if done.returncode:
         pytest.skip(f"tritonclient cannot be installed here: {done.stderr[-200:]}")
-    tour = [python, Path(__file__).with_name("triton_tour.py")]
+    tour = [python, str(Path(__file__).with_name("triton_tour.py"))]
     addresses = [f"127.0.0.1:{port}" for port in (server.http, server.grpc)]
     done = subprocess.run([*tour, *addresses], capture_output=True, text=True, check=False, timeout=200)
     assert done.stdout == "the tour is over\n", done.stderr

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """A tour of the server with `tritonclient`, unmodified, over HTTP and gRPC; run with a Python that has it.
 
     python triton_tour.py HTTP_ADDRESS GRPC_ADDRESS
