@@ -65,7 +65,10 @@ EMITTERS, PRINTS = "smelt.kernel.emit", ("smelt.kernel.emit", "smelt.engine")
 
 # Packages that a module may import when it is itself imported; every other one is imported where it is used.
 EAGER = {"numpy", "ml_dtypes"}
-EAGER_IN = {"cli": {"typer", "rich"}}
+EAGER_IN = {
+    "cli": {"typer", "rich"},
+    "serve": {"msgspec", "uvicorn", "grpc", "google"},
+}  # extra `serve`; cli loads it late
 
 
 def reach(room: str) -> set[str]:
