@@ -177,12 +177,14 @@ def load(
 _OPTIONS: dict[str, Any] = load.__kwdefaults__ or {}  # with their defaults
 
 
-def _only(path: str | Path, kind: str, options: dict[str, Any], *lacking: str) -> dict[str, Any]:
+def _only(
+    path: str | Path, kind: str, options: dict[str, Any], *lacking: str, known: Mapping[str, Any] = _OPTIONS
+) -> dict[str, Any]:
     """The options of a call, none of which is one that this kind of file lacks."""
     if refused := [name for name in lacking if name in options]:
         raise import_module("smelt.errors").UnsupportedError(
             f"{path}: {kind} has no option {refused[0]}",
-            expected=", ".join(name for name in _OPTIONS if name not in lacking),
+            expected=", ".join(name for name in known if name not in lacking),
             got=", ".join(refused),
             remedy=f"leave out {' and '.join(refused)}",
         )
@@ -203,22 +205,41 @@ def _load_spooled(source: Any, options: dict[str, Any]) -> Any:
 
 def _load_saved(path: str | Path, options: dict[str, Any]) -> Any:
     bundle = import_module("smelt.run.load")
-    if (data := bundle.foreign(path, options.get("keys"))) is not None:
-        return deserialize(data, **options)
-    return bundle.load(path, _recompile, **options)
+    if (data := bundle.foreign(path, options.get("keys"))) is None:
+        return bundle.load(path, _recompile, **options)
+    if options.get("engine") == "pjrt":
+        del options["engine"]
+    lacking = [name for name in options if name not in ("device", "keys")]
+    return deserialize(data, **_only(path, "an executable of the pjrt engine", options, *lacking))
 
 
-def deserialize(data: bytes | bytearray | memoryview, **options: Any) -> Compiled:
+def deserialize(
+    data: bytes | bytearray | memoryview,
+    *,
+    verify: bool | None = None,
+    keys: Sequence[str] | None = None,
+    device: str = "auto",
+    isolate: bool = False,
+    mesh: Mesh | None = None,
+) -> Compiled:
     """The executable whose `serialize()` gave these bytes.
 
-    The options are those of `smelt.run.load`; for an executable of the pjrt engine those of `smelt.platform`.
+    `keys` are for the check of signatures, `verify` for that of a bundle's content (`smelt.run.load`). An executable of
+    the pjrt engine takes `device`, `isolate` and `mesh` (`smelt.platform`).
     """
     bundle = import_module("smelt.run.load")
+    given = {"verify": verify, "device": device, "isolate": isolate, "mesh": mesh}
+    options = {name: value for name, value in given.items() if value != _DESERIALIZE[name]}
     if bytes(data[: len(bundle.PJRT)]) == bundle.PJRT:
-        bundle.Gate(options.pop("keys", None)).admit("the executable", bundle.PJRT)
-        engine = import_module("smelt.engine").platform(**options | {"engine": "pjrt"}).engine
+        _only("the bytes", "an executable of the pjrt engine", options, "verify", known=_DESERIALIZE)
+        bundle.Gate(keys).admit("the executable", bundle.PJRT)
+        engine = import_module("smelt.engine").platform(engine="pjrt", **options).engine
         return engine.deserialize(bytes(data))  # type: ignore[no-any-return]
-    return bundle.deserialize(data, _recompile, **options)  # type: ignore[no-any-return]
+    _only("the bytes", "a bundle", options, "device", "isolate", "mesh", known=_DESERIALIZE)
+    return bundle.deserialize(data, _recompile, verify=verify, keys=keys)  # type: ignore[no-any-return]
+
+
+_DESERIALIZE: dict[str, Any] = deserialize.__kwdefaults__ or {}
 
 
 def _recompile(*program: Any) -> Any:

@@ -75,6 +75,13 @@ def test_load_refuses_options_that_do_not_exist_or_do_not_apply(tmp_path: Path) 
     (tmp_path / "model.smelt").write_bytes(b"")
     with pytest.raises(UnsupportedError, match="a bundle has no option context"):
         smelt.load(tmp_path / "model.smelt", context=128)
+    (tmp_path / "model.smelt").write_bytes(b"smelt pjrt 1\n")
+    with pytest.raises(UnsupportedError, match="an executable of the pjrt engine has no option tune"):
+        smelt.load(tmp_path / "model.smelt", tune=1.0)
+    with pytest.raises(UnsupportedError, match="an executable of the pjrt engine has no option verify"):
+        smelt.deserialize(b"smelt pjrt 1\n", verify=True)
+    with pytest.raises(UnsupportedError, match="a bundle has no option isolate"):
+        smelt.deserialize(b"", isolate=True)
 
 
 def test_load_has_the_options_and_defaults_of_the_loaders() -> None:
