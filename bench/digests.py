@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from smelt.device import cpu
+from smelt.device import cpu, host
 from smelt.engine.compile import emit_source, lower, plan_lowered
 from smelt.engine.signature import signature_of
 from smelt.errors import SmeltError
@@ -77,7 +77,7 @@ def digest(program: Program, target_name: str, folder: Path, known: Path | None)
         plans = plan_lowered(lower(program, target), signature_of(program.main), target, schedules=untuned)
     except SmeltError as error:
         return f"refused: {type(error).__name__}"
-    source = emit_source([plans], target).text()
+    source = emit_source([plans]).text()
     entry = known / blake2b(f"{target_name}\n{source}".encode()) if known else None
     if entry and entry.exists():
         return entry.read_text()
@@ -106,7 +106,7 @@ def measure(
 
     found: dict[str, dict[str, str]] = {}
     work = ((name, program, target) for name, program in programs(folder) for target in targets)
-    with ThreadPoolExecutor(cpu.cores()) as pool:
+    with ThreadPoolExecutor(host.cores()) as pool:
         for name, target, value in pool.map(one, (each for each in work if only is None or only in each[0])):
             found.setdefault(name, {})[target] = value
             print(f"{name:24} {target:8} {value}", flush=True)

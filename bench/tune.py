@@ -171,8 +171,8 @@ def compare_tuned(path: Path, database: Database, seconds: float) -> dict[str, A
     """The tuned program over the default one, interleaved."""
     program, weights, inputs = model_bench(path)
     bench = Bench(program, weights, inputs)
-    target = tuned.here(tile_shape(bench.target))
-    known: Lookup = {key: each.schedule for (where, key), each in database.read().items() if where == target}.get
+    machine = tuned.here(bench.target)
+    known: Lookup = {key: each.schedule for (where, key), each in database.read().items() if where == machine}.get
     try:
         usual, other = bench.plain(untuned), bench.plain(known)
         samples: tuple[list[float], list[float]] = ([], [])

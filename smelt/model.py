@@ -14,6 +14,7 @@ from typing import Any
 from smelt import formats
 from smelt.bundle.stored import StoredProgram
 from smelt.device.cache import compiling_for
+from smelt.device.registry import find_device, is_device
 from smelt.dtype import Array
 from smelt.engine import compile_with_first
 from smelt.engine.footprint import Budget, Limited
@@ -203,10 +204,10 @@ def _tune(
     program: Program, weights: Weights, device: str, engine: str, sizes: Mapping[str, int], seconds: float
 ) -> None:
     """Measure a program's kernels before it is compiled."""
-    if device not in ("auto", "cpu") or engine not in ("auto", "native"):
+    if not is_device(device) or engine not in ("auto", "native"):
         raise UnsupportedError("only the native engine is tuned", got=f"device={device}, engine={engine}")
     try:
-        tune_program(program, weights, sample_inputs(program, sizes), seconds)
+        tune_program(program, weights, sample_inputs(program, sizes), seconds, target=find_device(device).target())
     except UnsupportedError as error:
         if engine == "native":
             raise
@@ -265,7 +266,7 @@ def _compile(engine: Engine[Program], program: Program, budget: Budget | None) -
         raise UnsupportedError(f"the {engine.name} engine keeps to no memory limit", remedy="no memory_limit")
     footprint = engine.footprint(program)
     footprint.check(budget.bytes, budget.sizes)
-    compiled = engine.compile(program).within(budget.account, footprint.parts({})["program"])
+    compiled = engine.compile(program).within(budget.account(engine.device), footprint.parts({})["program"])
     return Limited(compiled, footprint, budget.bytes)
 
 

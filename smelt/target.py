@@ -1,8 +1,15 @@
-"""Target: what a device can do, as data. Kernel builders and emitters read it; `device` finds it out."""
+"""Target: what a device can do, as data. Passes, kernel builders and emitters read it; `device` finds it out."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from smelt.frozen import Frozen
+
+COMPUTED = (  # element types with arithmetic of their own; the others are stored, and widened to be computed with
+    *("i1", "i8", "i16", "i32", "i64", "ui8", "ui16", "ui32", "ui64", "f32", "f64"),
+    *("complex<f32>", "complex<f64>"),
+)
 
 
 class TileShape(Frozen):
@@ -14,14 +21,20 @@ class TileShape(Frozen):
 
 
 class Target(Frozen):
-    """A processor as the kernel compiler sees it."""
+    """A device as the kernel compiler sees it."""
 
-    name: str  # "x86_64", "aarch64", …
+    name: str  # the machine: "x86_64", "aarch64", …
     cores: int = 1
     vector_bytes: int = 16
     cache_bytes: tuple[int, ...] = (32 << 10, 256 << 10)  # from the innermost level outwards, per core or shared
     features: frozenset[str] = frozenset()  # "avx512f", "fma", …
-    flags: tuple[str, ...] = ()  # C compiler flags for the processor
+    flags: tuple[str, ...] = ()  # compiler flags
+    device: str = "cpu"  # what runs the code: a name of `device.registry`
+    kind: str = "cpu"  # "cpu": cores with vectors; "simt": a grid of blocks of threads
+    language: str = "c"  # that kernels are emitted in
+    index_type: str = "i64"  # of offsets and loop variables
+    registers: int = 16  # vector registers
+    native_types: tuple[str, ...] = COMPUTED
 
     @property
     def has_pairs(self) -> bool:
@@ -29,6 +42,13 @@ class Target(Frozen):
         have matrix tiles take four times as long for it as for a multiply-add (0.73 and 0.18 ns on Emerald Rapids)."""
         has = "avx512_bf16" in self.features and "amx_bf16" not in self.features
         return has and self.vector_bytes >= 64
+
+    def as_json(self) -> dict[str, Any]:
+        """What code for the target depends on, as plain data: bundles record it."""
+        found = self.record()
+        del found["cores"], found["flags"]
+        listed = {name: list(value) for name, value in found.items() if isinstance(value, tuple)}
+        return {**found, **listed, "features": sorted(self.features), "device": self.device.partition(":")[0]}
 
 
 BASELINE = Target("baseline")  # nothing but scalars and the smallest vectors

@@ -27,7 +27,7 @@ except ImportError:
     from hashlib import blake2b
 
 from smelt.bundle.sign import Seal
-from smelt.device import cpu
+from smelt.device import host
 from smelt.device.runtime import Runtime
 from smelt.dtype import Array
 from smelt.errors import FileError
@@ -194,7 +194,7 @@ class Container(Frozen):
             if bytes(self.rest[self.gap + end : self.gap + offset]) != bytes(offset - end):
                 wrong.append(-1)
             end = offset + length
-        _run_parallel(over, len(self.sections), cpu.cores())
+        _run_parallel(over, len(self.sections), host.cores())
         return bool(wrong)
 
 

@@ -6,11 +6,12 @@ TypeError, KeyError or a SmeltError; `run.load` turns them into one error about 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from smelt.bundle.entry import DataCheck, Entry, SizeCheck
+from smelt.device.entry import DataCheck, Entry, SizeCheck
 from smelt.dtype import Array, DType, ElementType, Quantized, dtype
 from smelt.engine_api import KernelUse, Port, Signature
 from smelt.errors import Location
@@ -91,6 +92,18 @@ def kernels_record(kernels: tuple[KernelUse, ...]) -> Record:
 
 def kernels_of(record: Record) -> tuple[KernelUse, ...]:
     return tuple(KernelUse(text(kind), texts(ops), number(count)) for kind, ops, count in record)
+
+
+def target_record(about: Mapping[str, Any]) -> Record:
+    """A target as data. Machine and features stand apart: bundles had nothing else before."""
+    rest = {name: value for name, value in about.items() if name not in ("name", "features")}
+    return {"machine": about["name"], "features": list(about["features"]), "about": rest}
+
+
+def target_of(record: Record) -> dict[str, Any]:
+    about = {text(name): value for name, value in record.get("about", {}).items()}
+    known = {"name": text(record["machine"]), "features": texts(record["features"])}
+    return {**about, "device": text(about.get("device", "cpu")), **known}
 
 
 def value_record(array: Array) -> Record:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from smelt.bundle.entry import Entry
+from smelt.device.entry import Entry
 from smelt.device.runtime import ABI
 from smelt.dtype import Array
 from smelt.engine_api import KernelUse, Signature
@@ -22,12 +22,24 @@ Read: TypeAlias = Callable[[], bytes]  # returns bytes after their check
 
 
 class Code(Frozen):
-    """A library for one target. It runs on processors that have all features."""
+    """Code for one target, with the target as data (`Target.as_json`). It runs on devices that have all features."""
 
     target: str
-    machine: str
-    features: tuple[str, ...]
+    about: Mapping[str, Any]
     library: Read
+
+    @property
+    def device(self) -> str:
+        """The kind of device: `cpu`."""
+        return str(self.about["device"])
+
+    @property
+    def machine(self) -> str:
+        return str(self.about["name"])
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return tuple(self.about["features"])
 
 
 class Variant(Frozen):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from smelt.bundle import record, sign
 from smelt.bundle.container import Body, lay_out
-from smelt.bundle.entry import Entry
 from smelt.bundle.stored import Code, StoredModel, StoredProgram, Variant
+from smelt.device.entry import Entry
 from smelt.device.runtime import runtime
 from smelt.dtype import Array
 from smelt.errors import FileError
@@ -99,9 +99,4 @@ def _array(array: Array, body: Body) -> list[Any]:
 
 
 def _code(code: Code, body: Body) -> dict[str, Any]:
-    return {
-        "target": code.target,
-        "machine": code.machine,
-        "features": list(code.features),
-        "library": body.add(code.library()),
-    }
+    return {"target": code.target, **record.target_record(code.about), "library": body.add(code.library())}

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from smelt.device import cpu
+from smelt.device.api import progress
 
 PATIENCE = 1.0  # seconds without a bar
 TEXT = "compiling {task.completed} / {task.total} kernels"
@@ -26,11 +26,11 @@ def compiling() -> Iterator[None]:
         yield
         return
     bar = _Bar()
-    token = cpu.progress.set(bar.tell)
+    token = progress.set(bar.tell)
     try:
         yield
     finally:
-        cpu.progress.reset(token)
+        progress.reset(token)
         bar.stop()
 
 

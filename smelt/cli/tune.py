@@ -21,7 +21,7 @@ from smelt.cli.outputs import check_output
 from smelt.cli.profile import program_of
 from smelt.cli.random_inputs import inputs_for
 from smelt.cli.tables import Column, open_console, print_table
-from smelt.device import cpu
+from smelt.device.api import progress as compiler_progress
 from smelt.device.cache import compiling_for
 from smelt.engine.signature import signature_of
 from smelt.engine.tune import Finding, Report, Tuning
@@ -93,13 +93,13 @@ def _bar(seconds: float) -> Iterator[Report]:
     """Show the elapsed time on stderr if that is a terminal, in place of the compiler's progress bar."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    token = cpu.progress.set(None)
+    token = compiler_progress.set(None)
     try:
         with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
             task = progress.add_task("", total=seconds)
             yield lambda spent, what: progress.update(task, completed=min(spent, seconds), description=what)
     finally:
-        cpu.progress.reset(token)
+        compiler_progress.reset(token)
 
 
 # ---- output ----

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from smelt.device import pjrt
+from smelt.engine import engines
 from smelt.errors import DeviceError
 
 log = logging.getLogger("smelt")
@@ -29,7 +29,13 @@ def get_all_providers() -> list[str]:
 
 def get_available_providers() -> list[str]:
     """The providers whose device is available."""
-    return [name for name, device in DEVICES.items() if device == "cpu" or pjrt.missing(device) is None]
+    return [name for name, device in DEVICES.items() if _missing(device) is None]
+
+
+def _missing(device: str) -> str | None:
+    """Why no engine runs on a device here; None where one does."""
+    reasons = [engine.missing() for engine in engines(device)]
+    return None if None in reasons else "; ".join(filter(None, reasons))
 
 
 def get_device() -> str:
@@ -73,7 +79,7 @@ def choose(wanted: Mapping[str, Options]) -> tuple[str, str]:
     reasons: list[str] = []
     for name, options in wanted.items():
         device = DEVICES.get(name)
-        reason = "smelt has no such device" if device is None else None if device == "cpu" else pjrt.missing(device)
+        reason = "smelt has no such device" if device is None else _missing(device)
         if device is not None and reason is None:
             if reasons:
                 log.warning("the session runs on the %s: %s", name, "; ".join(reasons))

@@ -17,7 +17,7 @@ from smelt.compat.options import RunOptions, SessionOptions
 from smelt.compat.profiling import Trace
 from smelt.compat.providers import Options, choose, normalise
 from smelt.compat.values import OrtValue, numpy_type, type_of_port
-from smelt.device.runtime import runtime
+from smelt.device.registry import find_device
 from smelt.dtype import Array
 from smelt.engine_api import Port
 from smelt.errors import RunError, UnsupportedError
@@ -97,7 +97,7 @@ class InferenceSession:
         self._wanted = normalise(providers, provider_options)
         self._provider, self._device = choose(self._wanted)
         if self._options.intra_op_num_threads > 0 and self._device == "cpu":
-            runtime().set_threads(self._options.intra_op_num_threads)
+            find_device(self._device).set_threads(self._options.intra_op_num_threads)
         self._trace = Trace.begin(self._options.profile_file_prefix) if self._options.enable_profiling else None
         with self._timed("model_loading_uri"):
             self._model = self._load()

@@ -10,13 +10,14 @@ import ctypes
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING
 
 from smelt.device import cache as kept
+from smelt.device.api import progress
+from smelt.device.host import cores
 from smelt.device.library import load_descriptor, load_library
 from smelt.errors import DeviceError, FileError
 from smelt.target import Target
@@ -40,22 +41,21 @@ LIBRARY = "program.so"
 PATIENCE = 1800  # timeout of one compiler run, in seconds
 ROOM = 32 << 20  # bytes of free disk space that a compiler needs
 
-# Called with (kernels done, kernels in all) while a program compiles.
-progress: ContextVar[Callable[[int, int], None] | None] = ContextVar("progress", default=None)
-
 # Features beyond the baseline that code for a target may use. It runs only on processors with all of them.
 _AVX2 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _BF16 = _AVX512 | {"avx512_bf16", "avx512_vnni"}
 _ARM = platform.machine() if platform.machine() in ("aarch64", "arm64") else "aarch64"
 _WHOLE = ("x86_64_v4", "-mprefer-vector-width=512")
+# Bytes of L1 and L2 of the smallest common processors with these features.
+_SMALL, _LARGE = (32 << 10, 256 << 10), (32 << 10, 1 << 20)
 TARGETS = {
-    "avx512bf16": Target("x86_64", 1, 64, features=_BF16, flags=(*_WHOLE, "-mavx512bf16", "-mavx512vnni")),
-    "avx512": Target("x86_64", 1, 64, features=_AVX512, flags=_WHOLE),
-    "avx512vnni": Target("x86_64", 1, 64, features=_AVX512 | {"avx512_vnni"}, flags=(*_WHOLE, "-mavx512vnni")),
-    "avx2": Target("x86_64", 1, 32, features=_AVX2, flags=("x86_64_v3",)),
-    "neon": Target(_ARM, 1, 16, flags=("baseline",)),
-    "plain": Target(platform.machine(), 1, 16, flags=("baseline", "-DSMELT_PLAIN")),
+    "avx512bf16": Target("x86_64", 1, 64, _LARGE, _BF16, (*_WHOLE, "-mavx512bf16", "-mavx512vnni"), registers=32),
+    "avx512": Target("x86_64", 1, 64, _LARGE, _AVX512, _WHOLE, registers=32),
+    "avx512vnni": Target("x86_64", 1, 64, _LARGE, _AVX512 | {"avx512_vnni"}, (*_WHOLE, "-mavx512vnni"), registers=32),
+    "avx2": Target("x86_64", 1, 32, _SMALL, _AVX2, ("x86_64_v3",), registers=16),
+    "neon": Target(_ARM, 1, 16, _SMALL, flags=("baseline",), registers=32),
+    "plain": Target(platform.machine(), 1, 16, _SMALL, flags=("baseline", "-DSMELT_PLAIN"), registers=16),
 }
 
 
@@ -81,7 +81,8 @@ def _native() -> Target:
         pass  # not Linux: the baseline ISA
     width = 64 if "avx512f" in features else 32 if "avx2" in features else 16
     flags = ("native", "-mprefer-vector-width=512") if width == 64 else ("native",)
-    return Target(platform.machine(), os.cpu_count() or 1, width, features=features, flags=flags)
+    registers = 32 if width == 64 or platform.machine() == _ARM else 16
+    return Target(platform.machine(), os.cpu_count() or 1, width, _SMALL, features, flags, registers=registers)
 
 
 @cache
@@ -143,9 +144,15 @@ def compile_to(path: Path, source: str | Sequence[str], *extra: str, processor: 
             ) from error
 
 
-def cores() -> int:
-    """The number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def compile_bytes(source: str | Sequence[str], *extra: str, processor: Target) -> bytes:
+    """The same as bytes."""
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory(prefix="smelt-bundle-") as folder:
+        made = Path(folder) / "code.so"
+        compile_to(made, source, *extra, processor=processor)
+        return made.read_bytes()
 
 
 # ---- compiling ----

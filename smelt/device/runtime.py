@@ -21,7 +21,9 @@ import numpy as np
 
 from smelt.buffer import bytes_text, check_array, machine_memory
 from smelt.device import cpu
+from smelt.device.api import Memory
 from smelt.device.cache import compiling_for
+from smelt.device.host import cores
 from smelt.dtype import Array
 from smelt.errors import (
     CancelledError,
@@ -33,11 +35,11 @@ from smelt.errors import (
     SmeltError,
     TimedOutError,
 )
-from smelt.frozen import Frozen
 from smelt.shape import Shape
 from smelt.size import Poly, Size, solve, substitute
 from smelt.size import symbols as symbols_of
 from smelt.stop import Stop, on_cancel
+from smelt.target import Target
 
 SOURCES = (
     *("smelt.h", "runtime.h", "system.c", "memory.c", "watch.c", "pool.c", "executable.c", "python.c", "checksum.c"),
@@ -47,6 +49,7 @@ FEATURES = (  # in the order of the bits of smelt_features, with the names of /p
     *("avx512_vnni", "avx512_bf16", "avx512dq", "avx_vnni"),
 )
 ABI = 2  # of compiled programs: `version` in smelt.h
+GLIBC = "2.17"  # the oldest glibc that a compiled library runs with
 MAX_THREADS = 256
 SPIN = 30_000  # nanoseconds that an idle worker spins before it sleeps
 ALIGN = 64
@@ -81,7 +84,7 @@ class Runtime:
         """Set the number of threads. Waits for a running parallel step."""
         if not 1 <= count <= MAX_THREADS:
             raise DeviceError("the number of threads is out of range", expected=f"1 to {MAX_THREADS}", got=count)
-        spin = SPIN if count <= _processors() else 0  # spinning on a shared core would delay the thread that has work
+        spin = SPIN if count <= cores() else 0  # spinning on a shared core would delay the thread that has work
         failed = self.released.smelt_set_threads(count, spin)
         if failed:
             raise DeviceError(
@@ -159,6 +162,14 @@ def flags() -> tuple[str, ...]:
     return ("-pthread", *(("-Wl,-undefined,dynamic_lookup",) if sys.platform == "darwin" else ()))
 
 
+def compile_for(machine: str) -> bytes:
+    """The library for the baseline ISA of a machine, as bundles carry it."""
+    command = cpu.compiler()
+    linux = sys.platform == "linux" and command is not None and command[-2:] == ("ziglang", "cc")
+    old = (f"--target={machine}-linux-gnu.{GLIBC}",) if linux else ()
+    return cpu.compile_bytes(source(), *flags(), *old, processor=Target(machine, 1, 16, flags=("baseline",)))
+
+
 def source() -> str:
     """The library's files as one source."""
     parts = [f'#line 1 "{name}"\n' + text.decode() for name, text in zip(SOURCES, texts(), strict=True)]
@@ -214,15 +225,11 @@ def _declare(released: ctypes.CDLL, held: ctypes.PyDLL) -> None:
     released.smelt_checksum_file.argtypes = [number, number, number, ctypes.POINTER(ctypes.c_ulonglong)]
 
 
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def default_threads() -> int:
     """The number of threads of a new runtime: SMELT_THREADS, else one per processor that this process may use."""
     chosen = os.environ.get("SMELT_THREADS")
     if not chosen:
-        return min(_processors(), MAX_THREADS)
+        return min(cores(), MAX_THREADS)
     if not (chosen.isascii() and chosen.isdigit() and 1 <= int(chosen) <= MAX_THREADS):
         remedy = "set it to such a number, or unset it"
         raise DeviceError("invalid SMELT_THREADS", expected=f"1 to {MAX_THREADS}", got=chosen, remedy=remedy)
@@ -284,16 +291,6 @@ class Account:
 # ------------------------------------------------------------------------------------------------ programs
 
 
-class Memory(Frozen):
-    """Bytes that a bound program holds now; `contexts` is the number of calls that its arenas and scratch serve."""
-
-    bound: int
-    constants: int
-    arenas: int
-    scratch: int
-    contexts: int
-
-
 def _refuse(check: int, symbols: Mapping[str, int]) -> SmeltError:
     return SizeError("the sizes break an assumption of the program", got=f"check {check}, {symbols}")
 
@@ -333,6 +330,10 @@ class Program:
         self.donated, self.reused = tuple(donated), dict(reused or {})
         self.constants = _aligned(self.runtime, constants)
         self.run, self.measure = (_address(library, f"{name}_{part}") for part in ("run", "measure"))
+
+    @property
+    def constant_bytes(self) -> int:
+        return sum(array.nbytes for array in self.constants)
 
     def bind(
         self,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from smelt.engine.native import NativeEngine
+from smelt.device.pjrt import PLATFORMS
+from smelt.device.registry import KINDS, find_device, is_device
+from smelt.engine.native import NativeEngine, native_engine
 from smelt.engine.pjrt import PjrtEngine
 from smelt.engine.pjrt_mesh import MeshEngine
 from smelt.engine.reference import ReferenceEngine
@@ -21,8 +23,16 @@ ENGINES: tuple[Engine[Program], ...] = (NativeEngine(), PjrtEngine(), ReferenceE
 
 
 def engines(device: str = "auto") -> tuple[Engine[Program], ...]:
-    """The engines of a device: all of them on the CPU, pjrt on devices with a plug-in (`cuda`, `cuda:1`)."""
-    return ENGINES if device in ("auto", "cpu") else (PjrtEngine(device),)
+    """The engines for a device: all for the processor, native for what it has a device for, pjrt for everything with a
+    plug-in (`cuda`, `cuda:1`)."""
+    if device in ("auto", "cpu"):
+        return ENGINES
+    native = (native_engine(device),) if is_device(device) else ()
+    plugged = device.partition(":")[0] in PLATFORMS
+    if not (native or plugged):
+        known = ", ".join(dict.fromkeys((*KINDS, *PLATFORMS)))
+        raise UnsupportedError("unknown device", expected=f"{known}, or one with a number: cuda:1", got=device)
+    return (*native, *((PjrtEngine(device),) if plugged else ()))
 
 
 def platform(
@@ -38,7 +48,13 @@ def platform(
         return Platform(named, choose("pjrt" if engine == "auto" else engine, (MeshEngine(named, mesh),)))
     if isolate:
         return Platform(named, choose("pjrt" if engine == "auto" else engine, (PjrtEngine(named, isolate=True),)))
-    return Platform(named, choose(engine, engines(device)))
+    here = engines(device)
+    if engine == "native":
+        find_device(device)  # which devices it has
+    elif engine in {each.name for each in ENGINES} - {each.name for each in here}:
+        able = ", ".join(each.name for each in here)
+        raise UnsupportedError(f"the engine {engine} does not run on {device}", expected=able, remedy='engine="auto"')
+    return Platform(named, choose(engine, here))
 
 
 def compile_with_first(

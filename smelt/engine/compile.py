@@ -6,7 +6,7 @@
 | `lower` | Program → Program of ops that kernels exist for | `passes/pipeline.py` |
 | `plan_lowered` | → `ProgramPlan`: fused kernels, buffers reused in place, memory offsets | `kernel/plan/` |
 | `emit_source` | → C | `kernel/emit/` |
-| `build_library` | → machine code, loaded | `device/cpu.py` |
+| `build_library` | → code for the target, loaded by its device | `device/` |
 | `link_executable` | → `NativeExecutable` | `run/executable.py` |
 
 `executable.prepare(weights)` then packs the weights and binds them.
@@ -14,19 +14,20 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from smelt.bundle.entry import DataCheck, Entry, SizeCheck
-from smelt.device import cpu
+from smelt.device import host
+from smelt.device.api import Arrays, Module
+from smelt.device.entry import DataCheck, Entry, SizeCheck
+from smelt.device.registry import device_of, find_device
 from smelt.engine.footprint import Footprint
 from smelt.engine.signature import signature_of
 from smelt.engine.tuned import lookup
 from smelt.engine_api import KernelUse, Signature
-from smelt.errors import RunError
+from smelt.errors import RunError, UnsupportedError
 from smelt.ir.core import Program
 from smelt.kernel.emit.c import Source
 from smelt.kernel.plan.fuse import fuse
@@ -38,18 +39,20 @@ from smelt.kernel.tune.tunables import Tunables
 from smelt.passes import pipeline
 from smelt.passes.fuse_attention import COMPOSITES
 from smelt.passes.split_prepare import DONATED, WEIGHT
-from smelt.run.executable import Arrays, NativeExecutable, Store
+from smelt.run.executable import NativeExecutable, Store
 from smelt.target import Target, TileShape, tile_shape
 
 NAME = "smelt0"  # of the only program in a library
 FILES_PER_CORE = 4  # C files, so that no core waits long for another
 FUNCTIONS = ("main", "prepare")
+LANGUAGES = {"c": Source}  # what emits the kernels of a target, by its language
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramPlan:
     """The plans of @main and, where there are weights, of @prepare, each with its memory."""
 
+    target: Target
     signature: Signature
     main: tuple[Plan, Memory]
     prepare: tuple[Plan, Memory] | None
@@ -82,7 +85,7 @@ class Build:
 
     plan: ProgramPlan
     source: Source
-    library: ctypes.CDLL
+    library: Module
     executable: NativeExecutable
 
 
@@ -90,14 +93,12 @@ def compile_program(
     program: Program, target: Target | None = None, *, store: Store | None = None, timestamps: bool = False
 ) -> Build:
     """Program → executable. `timestamps`: with a timestamp at every step, and the ops behind it, for the profiler."""
-    lowered = lower(program, target)
-    plan = plan_lowered(lowered, signature_of(program.main), target, keep_ops=timestamps)
-    return build_plan(plan, target, timestamps=timestamps, store=store)
+    plan = plan_program(program, target, keep_ops=timestamps)
+    return build_plan(plan, timestamps=timestamps, store=store)
 
 
 def build_plan(
     plan: ProgramPlan,
-    target: Target | None = None,
     *,
     tile: TileShape | None = None,
     timestamps: bool = False,
@@ -105,14 +106,14 @@ def build_plan(
     store: Store | None = None,
 ) -> Build:
     """Plan → executable. `tile`: the register tile of weights that are packed already; `bound`: these weights."""
-    source = emit_source([plan], target, tile=tile, timestamps=timestamps)
-    library = build_library(source, target)
+    source = emit_source([plan], tile=tile, timestamps=timestamps)
+    library = build_library(source, plan.target)
     return Build(plan, source, library, link_executable(library, NAME, plan, bound=bound, store=store))
 
 
 def lower(program: Program, target: Target | None = None) -> Program:
     """The program in ops that the kernel compiler knows, its weights packed for the target's register tile."""
-    target = target or cpu.target()
+    target = target or find_device().target()
     width = tile_shape(target).columns
     optimised, _ = pipeline.run(program, composites=COMPOSITES, width=width, pairs=target.has_pairs, lowered=True)
     return optimised
@@ -123,8 +124,9 @@ def plan_program(
 ) -> ProgramPlan:
     """Everything that is decided before C is emitted. `keep_ops`, `schedules`: as for `fuse`.
 
-    By default schedules come from the database of this machine (`smelt tune`).
+    By default the target is this processor, and schedules come from the database of this machine (`smelt tune`).
     """
+    target = target or find_device().target()
     return plan_lowered(
         lower(program, target), signature_of(program.main), target, keep_ops=keep_ops, schedules=schedules
     )
@@ -133,21 +135,19 @@ def plan_program(
 def plan_lowered(
     program: Program,
     signature: Signature,
-    target: Target | None = None,
+    target: Target,
     *,
     keep_ops: bool = False,
     schedules: Lookup | None = None,
     tunables: Tunables | None = None,
 ) -> ProgramPlan:
     """The same for a lowered program. With `tunables`, the schedule of @main can change between calls."""
-    target = target or cpu.target()
-    known = schedules or lookup(tile_shape(target))
+    known = schedules or lookup(target)
     main = in_place(fuse(program.main, target=target, keep_ops=keep_ops, schedules=known, tunables=tunables))
     before = program.funcs.get("prepare")
     prepare = None if before is None else in_place(fuse(before, target=target, keep_ops=keep_ops, schedules=known))
-    return ProgramPlan(
-        signature, (main, assign_slots(main)), None if prepare is None else (prepare, assign_slots(prepare))
-    )
+    before_main = None if prepare is None else (prepare, assign_slots(prepare))
+    return ProgramPlan(target, signature, (main, assign_slots(main)), before_main)
 
 
 def mark_donated(program: Program, names: Sequence[str]) -> Program:
@@ -172,18 +172,21 @@ def mark_donated(program: Program, names: Sequence[str]) -> Program:
     return program.replace(replace(main, arg_attrs=attrs))
 
 
-def emit_source(
-    plans: Sequence[ProgramPlan],
-    target: Target | None = None,
-    *,
-    tile: TileShape | None = None,
-    timestamps: bool = False,
-) -> Source:
-    """The C of plans: smelt0, smelt0_prepare, smelt1 …"""
-    source = Source(tile or tile_shape(target or cpu.target()), timestamps=timestamps)
+def emit_source(plans: Sequence[ProgramPlan], *, tile: TileShape | None = None, timestamps: bool = False) -> Source:
+    """The source of plans for one target: smelt0, smelt0_prepare, smelt1 …"""
+    source = new_source(plans[0].target, tile=tile, timestamps=timestamps)
     for i, plan in enumerate(plans):
         emit_plan(plan, source, f"smelt{i}")
     return source
+
+
+def new_source(target: Target, *, tile: TileShape | None = None, timestamps: bool = False) -> Source:
+    """An empty source in the target's language. `tile`: the register tile of weights that are packed already."""
+    if target.language not in LANGUAGES:
+        raise UnsupportedError(
+            "no emitter for the target's language", expected=", ".join(LANGUAGES), got=target.language
+        )
+    return LANGUAGES[target.language](tile or tile_shape(target), timestamps=timestamps)
 
 
 def emit_plan(plan: ProgramPlan, source: Source, name: str, functions: Sequence[str] = FUNCTIONS) -> None:
@@ -198,16 +201,16 @@ def function_name(name: str, function: str) -> str:
 
 
 def split_source(source: Source) -> list[str]:
-    """The C as files that compile in parallel."""
-    return source.texts(FILES_PER_CORE * cpu.cores())
+    """The source as files that compile in parallel."""
+    return source.texts(FILES_PER_CORE * host.cores())
 
 
-def build_library(source: Source, target: Target | None = None) -> ctypes.CDLL:
-    return cpu.build(split_source(source), processor=target)
+def build_library(source: Source, target: Target) -> Module:
+    return device_of(target).build(split_source(source), target)
 
 
 def link_executable(
-    library: ctypes.CDLL,
+    library: Module,
     name: str,
     plan: ProgramPlan,
     *,
@@ -216,10 +219,11 @@ def link_executable(
 ) -> NativeExecutable:
     """The program of a name in a library. Without @prepare there is nothing to bind but `bound`."""
     main, prepare = make_entries(plan, name)
-    first = prepare.program(library, plan.prepare[0].constants) if prepare and plan.prepare else None
-    second = main.program(library, plan.main[0].constants)
+    device = device_of(plan.target)
+    first = device.program(library, prepare, plan.prepare[0].constants) if prepare and plan.prepare else None
+    second = device.program(library, main, plan.main[0].constants)
     arrays = () if bound is None and first is None else bound
-    return NativeExecutable(plan.signature, first, second, arrays, plan.kernels, store)
+    return NativeExecutable(device, plan.signature, first, second, arrays, plan.kernels, store)
 
 
 def make_entry(name: str, plan: Plan, inputs: Sequence[str]) -> Entry:

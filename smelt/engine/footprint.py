@@ -14,7 +14,7 @@ import numpy as np
 
 from smelt.buffer import bytes_text, parse_bytes
 from smelt.bundle.stored import StoredModel, to_stored
-from smelt.device.runtime import Account
+from smelt.device.api import Account, Device
 from smelt.dim import Size, evaluate, solve
 from smelt.dtype import Array
 from smelt.engine_api import Closing, Executable, KernelUse, Port, Signature, Trimmable
@@ -40,10 +40,9 @@ class Budget:
     sizes: Mapping[str, int] = field(default_factory=dict)
     opened: list[Account] = field(default_factory=list)
 
-    @property
-    def account(self) -> Account:
+    def account(self, device: Device) -> Account:
         if not self.opened:
-            self.opened.append(Account(self.bytes))
+            self.opened.append(device.account(self.bytes))
         return self.opened[0]
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The native engine: our own kernels, generated as C, compiled for this processor, run by the runtime library.
+"""The native engine: our own kernels, generated for a target, built and run by its device.
 
 `engine/compile.py` lists the stages. An op without a kernel raises UnsupportedError that names it; `engine="auto"` then
 falls back to the next engine.
@@ -6,10 +6,12 @@ falls back to the next engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
-from smelt.device import cpu
+from smelt.buffer import Buffer, HostBuffer
+from smelt.device.registry import device_of, find_device
 from smelt.engine.compile import (
     ProgramPlan,
     build_library,
@@ -17,27 +19,34 @@ from smelt.engine.compile import (
     emit_plan,
     link_executable,
     mark_donated,
+    new_source,
     plan_program,
 )
 from smelt.engine.footprint import Footprint
 from smelt.engine.store import store_program
 from smelt.errors import DeviceError, SmeltError
 from smelt.ir.core import Program
-from smelt.kernel.emit.c import Source
 from smelt.run.executable import NativeExecutable
-from smelt.target import Target, tile_shape
+from smelt.target import Target
+from smelt.weights import Stored
 
 
 class NativeEngine:
-    """Generates C and compiles it, for this machine's processor or a named target."""
+    """Generated code on a device of `device.registry`: the processor, or a named target of it."""
 
     name = "native"
 
-    def __init__(self, target: Target | None = None) -> None:
-        self.target = target  # None: `device.cpu.target()` at compile time
+    def __init__(self, target: Target | None = None, device: str = "auto") -> None:
+        self.device = find_device(device) if target is None else device_of(target)
+        self._target = target
+
+    @property
+    def target(self) -> Target:
+        """The given one, else the device as it is at compile time."""
+        return self._target or self.device.target()
 
     def missing(self) -> str | None:
-        return None if cpu.compiler() else "no C compiler: pip install ziglang"
+        return self.device.missing()
 
     def footprint(self, program: Program) -> Footprint:
         """The memory that a program will need; nothing is compiled."""
@@ -45,9 +54,27 @@ class NativeEngine:
 
     def compile(self, program: Program, *, donate: Iterable[str] = ()) -> NativeExecutable:
         """`donate`: inputs that a call may overwrite, so that results and temporaries reuse their memory."""
-        target = self.target or cpu.target()
+        target = self.target
         program = mark_donated(program, tuple(donate))
         return compile_program(program, target, store=partial(store_program, program, target)).executable
+
+
+class PlacedNativeEngine(NativeEngine):
+    """The same on a device that has its own memory: arrays are copied there, results stay there."""
+
+    def put(self, buffer: HostBuffer) -> Buffer:
+        return self.device.copy(buffer)
+
+    def stage(self, largest: int) -> AbstractContextManager[Callable[[Stored], Buffer]]:
+        return nullcontext(lambda stored: self.put(HostBuffer(stored.fetch(), stored.shape, owns=False)).wait())
+
+    def stats(self) -> dict[str, float]:
+        return self.device.stats()
+
+
+def native_engine(device: str = "auto") -> NativeEngine:
+    """The engine for a device."""
+    return (PlacedNativeEngine if find_device(device).has_own_memory else NativeEngine)(device=device)
 
 
 def compile_all(programs: Sequence[Program], target: Target | None = None) -> list[NativeExecutable | SmeltError]:
@@ -55,8 +82,8 @@ def compile_all(programs: Sequence[Program], target: Target | None = None) -> li
 
     The result for a program that cannot be compiled is its error; the others still run.
     """
-    target = target or cpu.target()
-    source = Source(tile_shape(target))
+    target = target or find_device().target()
+    source = new_source(target)
     made: list[ProgramPlan | SmeltError] = []
     for i, program in enumerate(programs):
         try:

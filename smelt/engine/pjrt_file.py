@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smelt.bundle.record import number, numbers, text, texts
-from smelt.device import cpu
+from smelt.device.registry import find_device
 from smelt.dtype import dtype
 from smelt.engine_api import Port, Signature
 from smelt.errors import DeviceError, ParseError, SmeltError
@@ -126,7 +126,7 @@ def _processor(platform: str) -> str:
     """The CPU properties that XLA's machine code depends on; for plug-ins the version has them."""
     if platform != "cpu":
         return ""
-    target = cpu.target()
+    target = find_device().target()
     features = hashlib.sha256(" ".join(sorted(target.features)).encode()).hexdigest()[:16]
     return f"{target.name} {features}"
 

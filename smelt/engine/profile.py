@@ -6,7 +6,6 @@ programs have none.
 
 from __future__ import annotations
 
-import ctypes
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -114,12 +113,10 @@ class Profiled:
         build = compile_program(program, timestamps=True)
         self._plan = build.plan
         self._names: dict[object, str] = {kernel: each.name for kernel, each in build.source.kernels.items()}
-        self._library = library = build.library
-        self._clock = library[f"{NAME}_clock"]
-        self._clock.restype = ctypes.c_longlong
-        self._count = ctypes.c_longlong.in_dll(library, f"{NAME}_count")
-        log = (ctypes.c_longlong * (3 * LOG)).in_dll(library, f"{NAME}_log")
-        self._log = np.ctypeslib.as_array(log).reshape(LOG, 3)
+        device, self._library = build.executable.device, build.library  # which owns the memory of the views below
+        self._clock = device.clock(self._library, f"{NAME}_clock")
+        self._count = device.exported(self._library, f"{NAME}_count", 1)
+        self._log = device.exported(self._library, f"{NAME}_log", 3 * LOG).reshape(LOG, 3)
         self._begun = self._clock(), time.perf_counter()
         self._bound = build.executable.prepare(weights)
 
@@ -128,8 +125,8 @@ class Profiled:
         begin, before = self._clock(), time.perf_counter()
         outputs = self._bound(*inputs, stop=stop)
         taken = 1e3 * (time.perf_counter() - before)
-        kept = min(self._count.value, LOG)
-        return outputs, _Call(begin, taken, self._log[:kept].copy(), self._count.value - kept)
+        kept = min(int(self._count[0]), LOG)
+        return outputs, _Call(begin, taken, self._log[:kept].copy(), int(self._count[0]) - kept)
 
     @property
     def ticks(self) -> float:
@@ -140,9 +137,9 @@ class Profiled:
     def steps(self, inputs: Sequence[Array]) -> list[Step]:
         """The steps that the log numbers, without times; costs are those of the last call's sizes."""
         plan = self._plan.main[0]
-        late = (
-            (ctypes.c_longlong * len(plan.deferred)).in_dll(self._library, f"{NAME}_deferred") if plan.deferred else ()
-        )
+        exported = self._bound.device.exported
+        count = len(plan.deferred)
+        late = exported(self._library, f"{NAME}_deferred", count).tolist() if count else ()
         sizes = _sizes(self._plan, inputs) | dict(zip(plan.deferred, late, strict=True))
         return _steps(plan, self._program, self._names, sizes)
 

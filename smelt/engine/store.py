@@ -5,21 +5,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
+import platform
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
 from smelt.bundle.container import digest
 from smelt.bundle.stored import Code, RuntimeCode, StoredModel, StoredProgram, Variant
-from smelt.device import cpu, runtime
+from smelt.device import runtime
+from smelt.device.api import Arrays, Device
+from smelt.device.registry import device_of, find_device, find_target
 from smelt.dtype import bf16, f32, i8, ui8
 from smelt.engine.compile import (
     FUNCTIONS,
@@ -30,23 +29,21 @@ from smelt.engine.compile import (
     emit_plan,
     lower,
     make_entries,
+    new_source,
     plan_lowered,
     split_source,
 )
 from smelt.engine.signature import signature_of
 from smelt.engine_api import KernelUse, Signature
-from smelt.errors import DeviceError, FileError, UnsupportedError
+from smelt.errors import FileError, UnsupportedError
 from smelt.ir.core import Program, walk
 from smelt.ir.text import parse, print_program
-from smelt.kernel.emit.c import Source
 from smelt.kernel.tune.schedules import default_schedule, schedule_text
-from smelt.run.executable import Arrays, NativeExecutable
+from smelt.run.executable import NativeExecutable
 from smelt.shape import Shape
 from smelt.target import Target, TileShape, tile_shape
 from smelt.weights import Weights
 
-PLAIN, VNNI = "plain", "avx512vnni"
-GLIBC = "2.17"  # the oldest glibc that the runtime library of a bundle runs with
 AGAIN = "compile the model again: smelt compile MODEL -o FILE.smelt"
 LARGEST = 1 << 30  # bytes of a program's text
 PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.convolution"})
@@ -57,20 +54,10 @@ Layout: TypeAlias = tuple[
 ]  # of packed weights: the register tile, and whether panels hold pairs of bf16
 
 
-def default_targets(program: Program | None = None) -> tuple[str, ...]:
-    """The best target that this processor runs, and the baseline ISA.
-
-    An int8 program gets VNNI code as well, which shares the packed weights.
-    """
-    here = cpu.target()
-    fitting = [
-        name
-        for name, each in cpu.TARGETS.items()
-        if name not in (PLAIN, VNNI) and each.name == here.name and each.features <= here.features
-        if not each.has_pairs or (here.has_pairs and program is not None and has_bf16_products(program))
-    ]
-    first = [VNNI] if program is not None and _has_int8(program) else []
-    return (*(name for name in first if cpu.TARGETS[name].features <= here.features), *fitting[:1], PLAIN)
+def default_targets(program: Program | None = None, device: Device | None = None) -> tuple[str, ...]:
+    """The targets of a bundle that names none: the best of the device, and its baseline."""
+    int8, bf16 = (False, False) if program is None else (_has_int8(program), has_bf16_products(program))
+    return (device or find_device()).default_targets(int8=int8, bf16=bf16)
 
 
 def _has_int8(program: Program) -> bool:
@@ -103,9 +90,14 @@ def store_program(program: Program, target: Target, bound: Arrays | None, target
                 got=_layout_text(wanted),
                 remedy="smelt compile MODEL -o FILE.smelt --target …",
             )
-        return bound
+        return None if bound is None else _on_host(bound)
 
-    return _store(program, targets, bind)
+    return _store(program, targets or default_targets(program, device_of(target)), bind)
+
+
+def _on_host(arrays: Arrays) -> Arrays:
+    """Packed weights as arrays: those of a device that has its own memory are copied."""
+    return tuple(each if isinstance(each, np.ndarray) else each.numpy() for each in arrays)
 
 
 def _layout_text(layout: Layout) -> str:
@@ -119,26 +111,29 @@ def store_weights(program: Program, weights: Weights, targets: Sequence[str]) ->
     def bind(plan: ProgramPlan, target: Target) -> Arrays:
         if plan.prepare is None:
             return ()
-        source = Source(tile_shape(target))
+        source = new_source(target)
         emit_plan(plan, source, NAME, ("prepare",))
-        library = build_library(source, cpu.target("native"))
+        device = device_of(target)
+        library = build_library(source, device.target("native"))
         _, prepare = make_entries(plan, NAME)
         assert prepare is not None
-        run = prepare.program(library, plan.prepare[0].constants).bind(())
+        run = device.program(library, prepare, plan.prepare[0].constants).bind(())
         try:
-            return run(tuple(weights[port.name].numpy() for port in plan.signature.weights))
+            return _on_host(run(tuple(weights[port.name].numpy() for port in plan.signature.weights)))
         finally:
             run.close()
 
-    return _store(program, targets, bind)
+    return _store(program, targets or default_targets(program), bind)
 
 
-def recompile(text: bytes, tile: tuple[int, int, int], signature: Signature, bound: Arrays | None) -> NativeExecutable:
+def recompile(
+    text: bytes, tile: tuple[int, int, int], signature: Signature, bound: Arrays | None, device: Device
+) -> NativeExecutable:
     """The program of a bundle, compiled for this machine. Its weights stay packed as they are."""
-    known = {tile_shape(each) for each in cpu.TARGETS.values()}
+    known = {tile_shape(each) for each in device.targets.values()}
     if TileShape(*tile) not in known:
         raise FileError("the bundle has weights in panels of an unknown shape", expected=known, got=tile, remedy=AGAIN)
-    plan = plan_lowered(read_program(text), signature)
+    plan = plan_lowered(read_program(text), signature, device.target("native"))
     taken = len(plan.main[0].of_kind("argument")) - len(signature.inputs)
     if taken != len(bound or ()) and (bound is not None or plan.prepare is None):
         raise FileError(
@@ -147,7 +142,7 @@ def recompile(text: bytes, tile: tuple[int, int, int], signature: Signature, bou
             got=len(bound or ()),
             remedy=AGAIN,
         )
-    return build_plan(plan, cpu.target("native"), tile=TileShape(*tile), bound=bound).executable
+    return build_plan(plan, tile=TileShape(*tile), bound=bound).executable
 
 
 def read_program(text: bytes) -> Program:
@@ -177,12 +172,14 @@ class _Group:
 
 def _groups(program: Program, targets: Sequence[str]) -> list[_Group]:
     """Baseline code uses the layout of the first other target: a fallback without weights of its own."""
-    names = list(dict.fromkeys(targets or default_targets(program)))
+    found = {name: find_target(name) for name in targets}
     groups: list[_Group] = []
-    for name in sorted(names, key=lambda name: name == PLAIN):
-        target = _target_of(name)
+    for name in sorted(found, key=lambda name: _is_baseline(name, found[name])):
+        target = found[name]
         for group in groups:
-            if name == PLAIN or _layout(program, group.layout) == _layout(program, target):
+            if group.layout.device != target.device:
+                continue
+            if _is_baseline(name, target) or _layout(program, group.layout) == _layout(program, target):
                 group.names.append(name)
                 break
         else:
@@ -190,10 +187,8 @@ def _groups(program: Program, targets: Sequence[str]) -> list[_Group]:
     return groups
 
 
-def _target_of(name: str) -> Target:
-    if name not in cpu.TARGETS:
-        raise DeviceError("unknown target", expected=", ".join(cpu.TARGETS), got=name, remedy="targets=[…] with these")
-    return cpu.target(name)
+def _is_baseline(name: str, target: Target) -> bool:
+    return name == device_of(target).baseline
 
 
 def _store(program: Program, targets: Sequence[str], bind: Bind) -> StoredModel:
@@ -208,9 +203,10 @@ def _store(program: Program, targets: Sequence[str], bind: Bind) -> StoredModel:
         variants.append(_variant(low, plan, group, bind(plan, group.layout)))
         kernels = kernels or plan.kernels
         tuned |= {f"tuned {group.names[0]}: {key}": text for key, text in _tuned(plan).items()}
-    made_by = {"compiler": _compiler(), "flags": " ".join(cpu.FLAGS), **tuned}
+    made_by = {**device_of(groups[0].layout).provenance(), **tuned}
     stored = StoredProgram(signature, kernels, tuple(variants), made_by)
-    machines = {_target_of(name).name: name for group in groups for name in group.names}
+    on_hosts = [find_target(name).name for group in groups for name in group.names if group.layout.kind == "cpu"]
+    machines = dict.fromkeys(on_hosts or [platform.machine()])
     return StoredModel("model", signature, (stored,), tuple(_runtime(machine) for machine in machines))
 
 
@@ -222,7 +218,7 @@ def _tuned(plan: ProgramPlan) -> dict[str, str]:
 
 def _variant(program: Program, plan: ProgramPlan, group: _Group, bound: Arrays | None) -> Variant:
     tile = tile_shape(group.layout)
-    source = Source(tile)
+    source = new_source(group.layout)
     emit_plan(plan, source, NAME, FUNCTIONS if bound is None else ("main",))
     texts = split_source(source)
     main, prepare = make_entries(plan, NAME)
@@ -244,34 +240,11 @@ def _array(constant: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
 
 
 def _code(name: str, texts: Sequence[str]) -> Code:
-    target = _target_of(name)
-    return Code(name, target.name, tuple(sorted(target.features)), partial(bytes, _compile(texts, target)))
+    target = find_target(name)
+    return Code(name, target.as_json(), partial(bytes, device_of(target).compile(texts, target)))
 
 
 @cache
 def _runtime(machine: str) -> RuntimeCode:
-    """The runtime library for the baseline ISA of a machine."""
-    plain = Target(machine, 1, 16, flags=("baseline",))
-    text = runtime.source()
-    command = cpu.compiler()
-    linux = sys.platform == "linux" and command is not None and command[-2:] == ("ziglang", "cc")
-    old = (f"--target={machine}-linux-gnu.{GLIBC}",) if linux else ()
-    return RuntimeCode(
-        machine, digest(*runtime.texts()), partial(bytes, _compile([text], plain, *runtime.flags(), *old))
-    )
-
-
-def _compile(texts: Sequence[str], target: Target, *flags: str) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="smelt-bundle-") as folder:
-        made = Path(folder) / "code.so"
-        cpu.compile_to(made, texts, *flags, processor=target)
-        return made.read_bytes()
-
-
-@cache
-def _compiler() -> str:
-    """The compiler's own name and version."""
-    command = cpu.compiler()
-    assert command is not None, "something was compiled"
-    done = subprocess.run([*command, "--version"], capture_output=True, text=True, errors="replace", check=False)
-    return (done.stdout.strip().splitlines() or [" ".join(command)])[0]
+    """The host's runtime library, which every process needs that loads a bundle."""
+    return RuntimeCode(machine, digest(*runtime.texts()), partial(bytes, runtime.compile_for(machine)))

@@ -9,7 +9,6 @@ as it was. Schedules are kept only if it is faster by more than the noise.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,8 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from smelt.device import cpu
+from smelt.device.api import Module
+from smelt.device.registry import find_device
 from smelt.dtype import Array
 from smelt.engine import tuned
 from smelt.engine.compile import NAME, Build, ProgramPlan, build_plan, lower, plan_lowered
@@ -88,9 +88,12 @@ def tune(
     seed: int = 0,
     report: Report = lambda spent, what: None,
     database: Database | None = None,
+    target: Target | None = None,
 ) -> Tuning:
-    """Measure for about `seconds`, and keep faster schedules."""
-    return _Tuner(program, weights, inputs, seconds, seed, report, database or tuned.database()).run()
+    """Measure for about `seconds`, and keep faster schedules. By default the target is this processor."""
+    start = time.perf_counter()
+    bench = Bench(program, weights, inputs, target or find_device().target())
+    return _Tuner(bench, inputs, seconds, seed, report, database or tuned.database(), start).run()
 
 
 @dataclass(slots=True)
@@ -100,7 +103,7 @@ class Bench:
     program: Program
     weights: Weights
     inputs: Sequence[Array]
-    target: Target = field(default_factory=cpu.target)
+    target: Target = field(default_factory=lambda: find_device().target())
     lowered: Program = field(init=False)
     first: NativeExecutable | None = None  # its prepared weights are shared by all others
 
@@ -116,12 +119,12 @@ class Bench:
         plans = plan_lowered(
             self.lowered, signature_of(self.program.main), self.target, schedules=untuned, tunables=tunables
         )
-        build = build_plan(plans, self.target, timestamps=True)
+        build = build_plan(plans, timestamps=True)
         return TunableProgram(plans, self._bind(build), build.library, NAME, tunables)
 
     def plain(self, schedules: Lookup) -> NativeExecutable:
         """The program as `NativeEngine.compile` builds it."""
-        return self._bind(build_plan(self.plan(schedules), self.target))
+        return self._bind(build_plan(self.plan(schedules)))
 
     def _bind(self, build: Build) -> NativeExecutable:
         if self.first is None:
@@ -138,7 +141,7 @@ class TunableProgram:
     """A program whose schedules can change, with the time of each key in its last call."""
 
     def __init__(
-        self, plans: ProgramPlan, bound: NativeExecutable, library: ctypes.CDLL, name: str, tunables: Tunables
+        self, plans: ProgramPlan, bound: NativeExecutable, library: Module, name: str, tunables: Tunables
     ) -> None:
         self.plans, self.bound, self._tunables = plans, bound, tunables
         self._library = library  # owns the memory of the views below
@@ -149,14 +152,12 @@ class TunableProgram:
                 self.keys.setdefault(key, []).append(i)
         kernels = {step.kernel for step in steps if isinstance(step, Launch)}
         self.variants = 1 + sum(len(each.variants) for each in kernels) / max(len(kernels), 1)  # per kernel, on average
-        self._count = ctypes.c_longlong.in_dll(library, f"{name}_count")
-        log = (ctypes.c_longlong * (3 * LOG)).in_dll(library, f"{name}_log")
-        self._log = np.ctypeslib.as_array(log).reshape(LOG, 3)
+        self._count = bound.device.exported(library, f"{name}_count", 1)
+        self._log = bound.device.exported(library, f"{name}_log", 3 * LOG).reshape(LOG, 3)
         self._steps = len(steps)
         self._table: Array = np.zeros(0, np.int64)
         if plans.main[0].tunables:
-            table = (ctypes.c_longlong * plans.main[0].tunables).in_dll(library, f"{name}_tunables")
-            self._table = np.ctypeslib.as_array(table)
+            self._table = bound.device.exported(library, f"{name}_tunables", plans.main[0].tunables)
 
     def use(self, schedules: Mapping[KernelKey, Schedule]) -> None:
         """Set the schedules of the next calls; keys that are not given use the default."""
@@ -167,7 +168,7 @@ class TunableProgram:
     def call(self, inputs: Sequence[Array]) -> Array:
         """Ticks of every step of one call."""
         self.bound(*inputs, keep=True)
-        log = self._log[: min(self._count.value, LOG)]
+        log = self._log[: min(int(self._count[0]), LOG)]
         return np.bincount(log[:, 0], log[:, 2] - log[:, 1], self._steps)
 
     def spent(self, ticks: Array, key: KernelKey) -> float:
@@ -214,15 +215,13 @@ def _interruptions() -> int:
 
 @dataclass(slots=True)
 class _Tuner:
-    program: Program
-    weights: Weights
+    bench: Bench
     inputs: Sequence[Array]
     seconds: float
     seed: int
     report: Report
     database: Database
-    start: float = field(default_factory=time.perf_counter)
-    bench: Bench = field(init=False)
+    start: float
     searches: dict[KernelKey, Search] = field(default_factory=dict)
     shares: dict[KernelKey, float] = field(default_factory=dict)
     before: Mapping[KernelKey, Schedule] = field(default_factory=dict)  # schedules in use so far
@@ -238,7 +237,6 @@ class _Tuner:
 
     def run(self) -> Tuning:
         self.report(0.0, "reading the database")
-        self.bench = Bench(self.program, self.weights, self.inputs)
         try:
             known = self._begin()
             self.begun = self.spent
@@ -253,8 +251,8 @@ class _Tuner:
 
     def _begin(self) -> int:
         """Start a search for every key that takes time; returns how many are known completely."""
-        target = tuned.here(tile_shape(self.bench.target))
-        records = {key: each for (where, key), each in self.database.read().items() if where == target}
+        here = tuned.here(self.bench.target)
+        records = {key: each for (where, key), each in self.database.read().items() if where == here}
         self.before = {key: each.schedule for key, each in records.items()}
         self.report(self.spent, "measuring the program with default schedules")
         begin = time.perf_counter()
@@ -265,12 +263,12 @@ class _Tuner:
         (ticks,) = interleave(usual, [{}], self.inputs, 0.0)
         self.call = (time.perf_counter() - begin) / len(ticks)
         middle, total = np.median(ticks, 0), max(float(np.median(ticks.sum(1))), 1.0)
-        machine = Machine(target.tile, target.threads)
+        machine = Machine(here.tile, here.threads)
         lessons = _lessons(records, machine)
         known = 0
         for key in usual.keys:
             share = usual.spent(middle, key) / total
-            schedules = self._shuffle(legal_schedules(key, target.tile))
+            schedules = self._shuffle(legal_schedules(key, here.tile))
             if share < SMALL or len(schedules) < 2:
                 continue
             self.shares[key] = share
@@ -389,17 +387,17 @@ class _Tuner:
 
     def _record(self, found: Mapping[KernelKey, tuple[Schedule, Estimate]], kept: bool) -> None:
         """Record what was tried and the schedules to use: those before where the whole was not faster."""
-        target = tuned.here(tile_shape(self.bench.target))
+        machine = tuned.here(self.bench.target)
         records = []
         for key, (schedule, estimate) in found.items():
             search = self.searches[key]
             tried = MappingProxyType({each: search.estimate(each).ratio for each in search.tried})
             if kept:
-                records.append(Record(target, key, schedule, estimate.ratio, tried))
+                records.append(Record(machine, key, schedule, estimate.ratio, tried))
             else:
                 used = self.before.get(key, default_schedule(key))
                 ratio = tried.get(used, 1.0)
-                records.append(Record(target, key, used, ratio, tried))
+                records.append(Record(machine, key, used, ratio, tried))
         self.database.append(records)
 
 

@@ -1,6 +1,6 @@
 """The tuning database: JSON lines in the cache folder, shared by processes.
 
-`engine.compile` reads it through `lookup`; `engine.tune` appends. A line is a kernel shape key on a target: the
+`engine.compile` reads it through `lookup`; `engine.tune` appends. A line is a kernel shape key on a machine: the
 schedule to use, the ratio of its time to the default's, and every schedule that was tried. Lines of one key are merged.
 `SMELT_TUNING=off` uses the default schedules.
 """
@@ -11,17 +11,16 @@ import json
 import logging
 import math
 import os
-import platform
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from smelt.device import cache as kept
-from smelt.device.runtime import default_threads
+from smelt.device.registry import device_of
 from smelt.errors import FileError
 from smelt.files import read_bytes, write_atomically
 from smelt.kernel.tune.schedules import (
@@ -33,39 +32,43 @@ from smelt.kernel.tune.schedules import (
     schedule_record,
     untuned,
 )
-from smelt.target import TileShape
+from smelt.target import Target, TileShape, tile_shape
 
 NAME = "tuned.jsonl"
-VERSION = 2
+VERSION = 3
 LARGEST = 1 << 20  # bytes of a line
 log = logging.getLogger("smelt")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """What measurements depend on besides the key: the processor, its register tile, and the number of threads."""
+class Machine:
+    """What measurements depend on besides the key: the device, its model, its register tile, the number of threads."""
 
-    processor: str
+    device: str  # "cpu"
+    model: str
     tile: TileShape
     threads: int
 
     def __str__(self) -> str:
         tile = self.tile
-        return f"{self.processor}, tile {tile.rows}x{tile.columns}x{tile.lanes}, threads {self.threads}"
+        return f"{self.device}: {self.model}, tile {tile.rows}x{tile.columns}x{tile.lanes}, threads {self.threads}"
 
     @staticmethod
-    def parse(text: str) -> Target:
-        """Raises ValueError for a text that is no target."""
-        processor, tile, threads = text.rsplit(", ", 2)
+    def parse(text: str) -> Machine:
+        """Raises ValueError for a text that is no machine."""
+        named, tile, threads = text.rsplit(", ", 2)
+        device, colon, model = named.partition(": ")
+        if not colon:
+            raise ValueError("no device")
         rows, columns, lanes = map(int, tile.removeprefix("tile ").split("x"))
-        return Target(processor, TileShape(rows, columns, lanes), int(threads.removeprefix("threads ")))
+        return Machine(device, model, TileShape(rows, columns, lanes), int(threads.removeprefix("threads ")))
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """`schedule` is the one to use; `ratio`: its time over the default's. `tried`: all ratios that were measured."""
 
-    target: Target
+    machine: Machine
     key: KernelKey
     schedule: Schedule
     ratio: float
@@ -81,7 +84,7 @@ class Record:
         tried = [[schedule_record(schedule), round(ratio, 5)] for schedule, ratio in self.tried.items()]
         found = {
             "version": VERSION,
-            "target": str(self.target),
+            "machine": str(self.machine),
             "key": str(self.key),
             "schedule": schedule_record(self.schedule),
             "ratio": round(self.ratio, 5),
@@ -90,7 +93,7 @@ class Record:
         return json.dumps(found, separators=(",", ":"))
 
 
-Records: TypeAlias = Mapping[tuple[Target, KernelKey], Record]
+Records: TypeAlias = Mapping[tuple[Machine, KernelKey], Record]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,33 +145,26 @@ def database() -> Database:
     return Database(kept.default().folder / NAME)
 
 
-def lookup(tile: TileShape) -> Lookup:
-    """The tuned schedules for this processor, a tile shape and the default number of threads."""
+def lookup(target: Target) -> Lookup:
+    """The tuned schedules for the device of a target, its register tile and the default number of threads."""
     if os.environ.get("SMELT_TUNING", "on") == "off":
         return untuned
     records = database().read()
     if not records:
         return untuned
-    target = here(tile)
+    machine = here(target)
 
     def known(key: KernelKey) -> Schedule | None:
-        found = records.get((target, key))
+        found = records.get((machine, key))
         return None if found is None else found.schedule
 
     return known
 
 
-def here(tile: TileShape) -> Target:
-    return Target(_processor(), tile, default_threads())
-
-
-@cache
-def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return " ".join(line.partition(":")[2].split())
-    return platform.processor() or platform.machine()
+def here(target: Target) -> Machine:
+    """The machine that a target's code is measured on."""
+    device = device_of(target)
+    return Machine(device.kind, device.model, tile_shape(target), device.default_threads)
 
 
 # ---- lines ----
@@ -190,7 +186,7 @@ def _read(path: Path, modified: int, size: int) -> Records:
 
 
 def _parsed(path: Path) -> Records:
-    found: dict[tuple[Target, KernelKey], Record] = {}
+    found: dict[tuple[Machine, KernelKey], Record] = {}
     damaged = 0
     for line in read_bytes(path).split(b"\n"):
         if not line.strip():
@@ -201,7 +197,7 @@ def _parsed(path: Path) -> Records:
             damaged += 1
             continue
         if record is not None:
-            key = (record.target, record.key)
+            key = (record.machine, record.key)
             found[key] = found[key].merge_with(record) if key in found else record
     if damaged:
         log.warning("%s: %d damaged line%s skipped", path, damaged, "" if damaged == 1 else "s")
@@ -213,18 +209,20 @@ def _record_of(line: bytes) -> Record | None:
     if len(line) > LARGEST:
         raise ValueError("too long")
     data: dict[str, Any] = json.loads(line)
+    if data["version"] == 2:  # of the processor, the only device there was
+        data |= {"version": VERSION, "machine": f"cpu: {data['target']}"}
     if data["version"] != VERSION:
         return None
-    target, key = Target.parse(data["target"]), KernelKey.parse(data["key"])
+    machine, key = Machine.parse(data["machine"]), KernelKey.parse(data["key"])
     if key is None:
         return None
-    schedule = schedule_of(key, data["schedule"], target.tile)
-    tried = {schedule_of(key, each, target.tile): _ratio(ratio) for each, ratio in data["tried"]}
+    schedule = schedule_of(key, data["schedule"], machine.tile)
+    tried = {schedule_of(key, each, machine.tile): _ratio(ratio) for each, ratio in data["tried"]}
     legal = {each: ratio for each, ratio in tried.items() if each is not None}
     ratio = _ratio(data["ratio"])
     if schedule is None:
         schedule, ratio = default_schedule(key), 1.0
-    return Record(target, key, schedule, ratio, MappingProxyType(legal))
+    return Record(machine, key, schedule, ratio, MappingProxyType(legal))
 
 
 def _ratio(value: Any) -> float:

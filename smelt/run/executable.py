@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ import numpy as np
 from smelt.buffer import HostBuffer, bytes_text
 from smelt.bundle.stored import StoredModel
 from smelt.bundle.write import serialize
-from smelt.device import runtime
+from smelt.device.api import Account, Arrays, Bound, Device, Memory, Program
 from smelt.dtype import Array
 from smelt.engine_api import Closing, KernelUse, Signature
 from smelt.errors import FileError, MemoryLimitError, RunError, ShapeError, UnsupportedError
@@ -29,11 +28,9 @@ if TYPE_CHECKING:
     from smelt.shape import Shape
     from smelt.weights import Weights
 
-ALIGN = 64  # bytes
 MIN_MOVED = 8 << 20  # bytes of weights
 CHUNK = 4 << 20  # bytes that are copied at a time
 
-Arrays: TypeAlias = tuple[Array, ...]
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
 Store: TypeAlias = Callable[[Arrays | None, Sequence[str]], StoredModel]
 
@@ -62,19 +59,21 @@ class NativeExecutable(Closing):
 
     def __init__(
         self,
+        device: Device,
         signature: Signature,
-        prepare: runtime.Program | None,
-        main: runtime.Program,
+        prepare: Program | None,
+        main: Program,
         bound: Arrays | None,
         kernels: tuple[KernelUse, ...],
         store: Store | None = None,
         sizes: Mapping[str, int] = NO_SIZES,
-        account: runtime.Account | None = None,
+        account: Account | None = None,
     ) -> None:
+        self.device = device
         self.signature = signature
         self.kernels = kernels
         self._prepare = prepare
-        self._main: runtime.Program | None = main
+        self._main: Program | None = main
         self._arrays = bound
         self._bound = None if bound is None else main.bind(bound, sizes, account)
         self._sizes = sizes
@@ -88,17 +87,17 @@ class NativeExecutable(Closing):
         self._donated = tuple(place - first for place in main.donated)
         self._replaced = {result: place - first for result, place in main.reused.items()}
 
-    def within(self, account: runtime.Account, program: int) -> NativeExecutable:
+    def within(self, account: Account, program: int) -> NativeExecutable:
         """The same program with its memory counted on an account: calls, and weights once `prepare` has bound them.
 
         `program`: bytes of the program itself.
         """
         bound = (self._open(), self._arrays, self.kernels, self._store, self._sizes)
-        made = NativeExecutable(self.signature, self._prepare, *bound, account)
+        made = NativeExecutable(self.device, self.signature, self._prepare, *bound, account)
         made._program_bytes = program
         return made
 
-    def within_bound(self, account: runtime.Account, sizes: Mapping[str, int]) -> NativeExecutable:
+    def within_bound(self, account: Account, sizes: Mapping[str, int]) -> NativeExecutable:
         """`limited_to` for weights that are bound already, those of a bundle. A call at these sizes must fit."""
         made = self.within(account, 0)
         if self._arrays is None:
@@ -122,17 +121,17 @@ class NativeExecutable(Closing):
                 raise UnsupportedError("the weights are part of the bundle", remedy="compile the model again")
             return self._bind(main, (), NO_SIZES)
         with self._count_loading(self._prepare):
-            arrays = _aligned_weights(self._prepare.runtime, weights, [port.name for port in self.signature.weights])
+            arrays = _weight_arrays(self.device, weights, [port.name for port in self.signature.weights])
             sizes = _solve_sizes(self.signature, arrays)
             named = self._prepare.bind((), account=self._account)
             try:
-                values = named(tuple(arrays), _together(self._prepare))
+                values = named(tuple(arrays), _together(self.device, self._prepare))
             finally:
                 named.close()
         return self._bind(main, values, sizes)
 
     @contextmanager
-    def _count_loading(self, prepare: runtime.Program) -> Iterator[None]:
+    def _count_loading(self, prepare: Program) -> Iterator[None]:
         """Count the weights and the packed weights while both are in memory."""
         account = self._account
         if account is None:
@@ -146,13 +145,14 @@ class NativeExecutable(Closing):
         finally:
             account.give(count)
 
-    def _bind(self, main: runtime.Program, values: Arrays, sizes: Mapping[str, int]) -> NativeExecutable:
+    def _bind(self, main: Program, values: Arrays, sizes: Mapping[str, int]) -> NativeExecutable:
         """This program with its weights; the memory that stays between calls is counted."""
         account = self._account
-        made = NativeExecutable(self.signature, self._prepare, main, values, self.kernels, self._store, sizes, account)
+        bound = (values, self.kernels, self._store, sizes, account)
+        made = NativeExecutable(self.device, self.signature, self._prepare, main, *bound)
         if account is not None:
-            constants = main.constants + (self._prepare.constants if self._prepare else [])
-            held = account.span(sum(array.nbytes for array in values)) + sum(array.nbytes for array in constants)
+            constants = main.constant_bytes + (self._prepare.constant_bytes if self._prepare else 0)
+            held = account.span(sum(array.nbytes for array in values)) + constants
             account.take(held + self._program_bytes, "the packed weights")
             made._release = weakref.finalize(made, account.give, held + self._program_bytes)
         return made
@@ -160,9 +160,8 @@ class NativeExecutable(Closing):
     def prepared_like(self, other: NativeExecutable) -> NativeExecutable:
         """This program with the packed weights of another one that has the same layout."""
         assert other._arrays is not None, "the other one is bound"
-        return NativeExecutable(
-            self.signature, None, self._open(), other._arrays, self.kernels, self._store, other._sizes
-        )
+        bound = (other._arrays, self.kernels, self._store, other._sizes)
+        return NativeExecutable(self.device, self.signature, None, self._open(), *bound)
 
     def move_after_first_call(self, file: Mapped) -> None:
         """Copy the weights from the mapped file into huge pages after the first result, and release the file's pages.
@@ -173,7 +172,7 @@ class NativeExecutable(Closing):
         if self._arrays is not None and sum(array.nbytes for array in self._arrays) >= MIN_MOVED:
             self._file = file
 
-    def _move(self, main: runtime.Program, arrays: Arrays, file: Mapped) -> None:
+    def _move(self, main: Program, arrays: Arrays, file: Mapped) -> None:
         """Bind the copied weights. Running calls keep the old binding, which is released after the last of them."""
         try:
             file.check_size()
@@ -183,14 +182,14 @@ class NativeExecutable(Closing):
         if sum(arrays[i].nbytes for i in read) < MIN_MOVED:
             return
         try:
-            places = _allocate_block(main.runtime, [(arrays[i].dtype, arrays[i].shape) for i in read])
+            places = self.device.allocate([(arrays[i].dtype, arrays[i].shape) for i in read])
         except RunError:
             return  # not enough memory: keep the file's pages
         together = list(arrays)
         for i, place in zip(read, places, strict=True):
             _copy_out(arrays[i], place, file)
             together[i] = place
-        bound = main.bind(together, self._sizes, self._account)
+        bound = main.bind(tuple(together), self._sizes, self._account)
         if self._main is not None and self._bound is not None:
             # Running calls read pages of the file again; these are released after the last of them.
             weakref.finalize(self._bound, _release_all, file, [arrays[i] for i in read]).atexit = False
@@ -224,14 +223,14 @@ class NativeExecutable(Closing):
             self._moving.start()
         return results
 
-    def _call_donating(
-        self, run: runtime.Bound, inputs: tuple[Any, ...], keep: bool, stop: Stop | None
-    ) -> tuple[Any, ...]:
+    def _call_donating(self, run: Bound, inputs: tuple[Any, ...], keep: bool, stop: Stop | None) -> tuple[Any, ...]:
         """A call that may overwrite donated inputs. Buffers that do not own their memory are copied."""
         given = list(inputs)
         for i in self._donated:
             if isinstance(given[i], HostBuffer):
                 array, own = given[i].array, given[i].owns
+            elif hasattr(given[i], "client"):  # in the device's memory
+                array, own = given[i], True
             else:
                 array = np.asarray(given[i])
                 own = array is given[i]
@@ -257,7 +256,7 @@ class NativeExecutable(Closing):
                 inputs[i].give_away(f"was donated as the input {self.signature.inputs[i].name!r}")
 
     @property
-    def memory(self) -> runtime.Memory | None:
+    def memory(self) -> Memory | None:
         """Bytes in use now; None where the weights are not bound."""
         return None if self._bound is None else self._bound.memory
 
@@ -289,7 +288,7 @@ class NativeExecutable(Closing):
             self._release()
         self._main = self._prepare = self._bound = self._arrays = self._store = None
 
-    def _open(self) -> runtime.Program:
+    def _open(self) -> Program:
         if self._main is None:
             raise RunError("the executable is closed", remedy="compile or load the model again")
         return self._main
@@ -332,12 +331,18 @@ def _bytes(shape: Shape) -> int:
     return math.prod(shape.numbers()) * shape.dtype.numpy.itemsize if shape.is_static else 0
 
 
-def _aligned_weights(owner: runtime.Runtime, weights: Weights, names: Sequence[str]) -> list[Array]:
-    """The weights, each aligned to its element type. Unaligned ones are read from their file into one block of memory:
-    their mapped pages are never touched, and nothing is in memory twice."""
-    arrays = [weights[name].numpy() for name in names]
+def _weight_arrays(device: Device, weights: Weights, names: Sequence[str]) -> list[Any]:
+    """The weights as `prepare` takes them: aligned, where they are read in place.
+
+    Unaligned ones are read from their file into one block of memory: their mapped pages are never touched, and nothing
+    is in memory twice.
+    """
+    buffers: list[Any] = [weights[name] for name in names]
+    if device.has_own_memory:
+        return [each.numpy() if isinstance(each, HostBuffer) else each for each in buffers]
+    arrays = [each.numpy() for each in buffers]
     odd = [i for i, array in enumerate(arrays) if not (array.flags.aligned and array.flags.c_contiguous)]
-    places = _allocate_block(owner, [(arrays[i].dtype, arrays[i].shape) for i in odd])
+    places = device.allocate([(arrays[i].dtype, arrays[i].shape) for i in odd])
     for i, place in zip(odd, places, strict=True):
         stored = getattr(weights, "stored", None)
         if stored is not None and place.nbytes:
@@ -348,7 +353,7 @@ def _aligned_weights(owner: runtime.Runtime, weights: Weights, names: Sequence[s
     return arrays
 
 
-def _together(prepare: runtime.Program) -> tuple[Array, ...] | None:
+def _together(device: Device, prepare: Program) -> Arrays | None:
     """Arrays for the results of `prepare`, contiguous in one block of memory; None if a size is dynamic.
 
     One block can use huge pages though each weight is small, and is read sequentially.
@@ -359,13 +364,4 @@ def _together(prepare: runtime.Program) -> tuple[Array, ...] | None:
         if len(sizes) < shape.rank:
             return None
         arrays.append((shape.dtype.numpy, sizes))
-    return _allocate_block(prepare.runtime, arrays)
-
-
-def _allocate_block(owner: runtime.Runtime, wanted: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]) -> Arrays:
-    """New arrays in one block."""
-    sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in wanted]
-    starts = [0, *itertools.accumulate(-(-size // ALIGN) * ALIGN for size in sizes)]
-    block = owner.empty((starts[-1],), np.dtype(np.uint8))
-    each = zip(wanted, sizes, starts, strict=False)
-    return tuple(block[at : at + size].view(dtype).reshape(shape) for (dtype, shape), size, at in each)
+    return device.allocate(arrays)

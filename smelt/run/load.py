@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,23 +18,25 @@ import numpy as np
 from smelt.buffer import parse_bytes
 from smelt.bundle import container, record, sign
 from smelt.bundle.container import Container
-from smelt.bundle.entry import Entry
 from smelt.bundle.stored import Code, RuntimeCode, StoredModel, StoredProgram, Variant
-from smelt.device import cpu, runtime
+from smelt.device import runtime
+from smelt.device.api import Account, Arrays, Device
+from smelt.device.entry import Entry
 from smelt.device.library import load_library
+from smelt.device.registry import find_device, is_device
 from smelt.engine_api import Executable, Signature
 from smelt.errors import DeviceError, FileError, ShapeError, UnsupportedError
 from smelt.files import open_regular, read_bytes
 from smelt.frozen import Frozen
-from smelt.run.executable import Arrays, NativeExecutable
+from smelt.run.executable import NativeExecutable
 from smelt.run.loaded import LoadedModel
 from smelt.run.per_value import Fallback, PerValue, Shapes, Values, key_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-# (compressed text, tile, signature, bound arrays) → the compiled program
-Recompile: TypeAlias = Callable[[bytes, tuple[int, int, int], Signature, Arrays | None], NativeExecutable]
+# (compressed text, tile, signature, bound arrays, device) → the program, compiled here
+Recompile: TypeAlias = Callable[[bytes, tuple[int, int, int], Signature, Arrays | None, Device], NativeExecutable]
 
 Limit: TypeAlias = tuple[int, Mapping[str, int]]  # bytes, and the sizes of a call that must fit
 
@@ -64,7 +67,7 @@ def load(
     """
     options = (("static", static), ("tune", tune), ("precision", precision != "f32"))
     asked = [name for name, given in options if given]
-    if asked or device not in ("auto", "cpu") or engine not in ("auto", "native"):
+    if asked or not is_device(device) or engine not in ("auto", "native"):
         raise UnsupportedError(
             f"{path} is compiled already, for the native engine",
             expected="memory_limit, sizes, verify and keys as the only options",
@@ -75,7 +78,7 @@ def load(
     gate = Gate(keys)
     bundle = container.open_file(path, gate.admit)
     try:
-        return _Reader(bundle, recompile, verify, gate, limit).model()
+        return _Reader(bundle, recompile, verify, gate, limit, find_device(device)).model()
     finally:
         bundle.close()
 
@@ -166,14 +169,23 @@ class _Reader:
     """Turns one bundle into executables."""
 
     def __init__(
-        self, bundle: Container, recompile: Recompile, verify: bool | None, gate: Gate, limit: Limit | None = None
+        self,
+        bundle: Container,
+        recompile: Recompile,
+        verify: bool | None,
+        gate: Gate,
+        limit: Limit | None = None,
+        device: Device | None = None,
     ) -> None:
         self.bundle, self.recompile = bundle, recompile
+        self.device = device or find_device()
         self.stored = _read(bundle)
-        self.runtime = self._runtime()
-        self.limit = None if limit is None else (runtime.Account(limit[0], self.runtime), limit[1])
+        here = self._runtime()
+        self.limit: tuple[Account, Mapping[str, int]] | None = None
+        if limit is not None:
+            self.limit = (self.device.account(limit[0]), limit[1])
         if verify is not False or gate.keys:
-            bundle.check_body(self.runtime, complete=bool(verify or gate.keys))
+            bundle.check_body(here, complete=bool(verify or gate.keys))
 
     def model(self) -> LoadedModel:
         stored = self.stored
@@ -208,14 +220,14 @@ class _Reader:
             (len(code.features), variant, code)
             for variant in program.variants
             for code in variant.codes
-            if not self._absent(code)
+            if code.device == self.device.kind and not self._absent(code)
         ]
         if not fitting:
             return self._within_limit(self._recompile(program))
         _, variant, code = max(fitting, key=lambda each: each[0])
         made = self._within_limit(self._link(program, variant, code))
         self.bundle.check_size()
-        if self.bundle.file is not None:
+        if self.bundle.file is not None and not self.device.has_own_memory:
             made.move_after_first_call(self.bundle)
         return made
 
@@ -223,25 +235,27 @@ class _Reader:
         return made if self.limit is None else made.within_bound(*self.limit)
 
     def _link(self, program: StoredProgram, variant: Variant, code: Code) -> NativeExecutable:
-        library = _library(code.library)
+        device = self.device if code.device == self.device.kind else find_device(code.device)
+        content = code.library()
+        module = device.load(content, container.digest(content))
         try:
-            first = variant.prepare.program(library, variant.prepare_constants) if variant.prepare else None
-            main = variant.main.program(library, variant.constants)
+            first = device.program(module, variant.prepare, variant.prepare_constants) if variant.prepare else None
+            main = device.program(module, variant.main, variant.constants)
         except DeviceError as error:
             raise FileError(
                 f"{self.bundle.name}: {error.message}", expected=error.expected, got=error.got, remedy=error.remedy
             ) from error
         store = partial(self._store, program)
-        return NativeExecutable(program.signature, first, main, variant.bound, program.kernels, store)
+        return NativeExecutable(device, program.signature, first, main, variant.bound, program.kernels, store)
 
     def _absent(self, code: Code) -> str:
         """Why code cannot run here."""
-        here = cpu.target()
-        if self.stored.abi != runtime.ABI:
-            return f"written for another runtime library, {self.stored.abi} instead of {runtime.ABI}"
-        if code.machine != here.name:
-            return f"for {code.machine}"
-        return ", ".join(f"needs {name}" for name in code.features if name not in here.features)
+        if not is_device(code.device):
+            return f"for the device {code.device}"
+        device = find_device(code.device)
+        if self.stored.abi != device.abi:
+            return f"written for another runtime library, {self.stored.abi} instead of {device.abi}"
+        return device.lacks(code.machine, code.features)
 
     def _recompile(self, program: StoredProgram) -> NativeExecutable:
         codes = [code for variant in program.variants for code in variant.codes]
@@ -252,11 +266,11 @@ class _Reader:
         logging.getLogger("smelt").warning("%s has no code for this processor (%s): compiling it", name, reasons)
         variant = min(program.variants, key=lambda each: each.tile[2])  # the one with the narrowest vectors
         try:
-            return self.recompile(variant.text(), variant.tile, program.signature, variant.bound)
+            return self.recompile(variant.text(), variant.tile, program.signature, variant.bound, self.device)
         except (DeviceError, UnsupportedError, ImportError) as error:
             raise UnsupportedError(
                 f"{name} has no code for this processor and cannot be compiled here",
-                expected=f"code for {cpu.target().name}, or what compiles it",
+                expected=f"code for {self.device.target().name}, or what compiles it",
                 got=f"{reasons}; {error}",
                 remedy="smelt compile MODEL -o FILE.smelt --target …",
             ) from error
@@ -294,7 +308,7 @@ class _Reader:
             there = ", ".join(sorted({code.machine for code in self._codes()})) or "none"
             raise UnsupportedError(
                 f"{self.bundle.name} has no runtime library for this machine, and it cannot be compiled here",
-                expected=f"a bundle for {cpu.target().name}, written by this version of smelt",
+                expected=f"a bundle for {platform.machine()}, written by this version of smelt",
                 got=f"one for {there}; {error}",
                 remedy="smelt compile MODEL -o FILE.smelt --target …",
             ) from error
@@ -304,7 +318,7 @@ class _Reader:
 
     def _shipped(self) -> Callable[[], ctypes.CDLL] | None:
         """A function that loads the bundle's runtime library; None if it was built from other sources than ours."""
-        here, made_of = cpu.target().name, container.digest(*runtime.texts())
+        here, made_of = platform.machine(), container.digest(*runtime.texts())
         for each in self.stored.runtimes:
             if each.machine == here and each.made_of == made_of:
                 return partial(_library, each.library)

@@ -14,7 +14,7 @@ import numpy as np
 from smelt.buffer import Buffer, as_array
 from smelt.bundle.stored import StoredModel, to_stored
 from smelt.bundle.write import serialize, source_record, write
-from smelt.device.runtime import Memory
+from smelt.device.api import Memory
 from smelt.dtype import Array
 from smelt.engine_api import Closing, Executable, KernelUse, Port, Signature, Trimmable
 from smelt.errors import RunError

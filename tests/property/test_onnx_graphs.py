@@ -57,7 +57,7 @@ def test_every_pass_takes_every_program(seed: int, tmp_path: Path) -> None:
             after = step.run(after)
             verify(after)
         target = cpu.TARGETS[TARGETS[i % len(TARGETS)]]
-        emit_source([plan_program(program, target)], target).texts(1)
+        emit_source([plan_program(program, target)]).texts(1)
 
 
 @pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")

@@ -71,6 +71,10 @@ EAGER_IN = {
 }  # extra `serve`; cli loads it late
 
 
+# What compiles for the processor. Outside `device` there are only devices, as `smelt.device.api` describes them.
+PROCESSOR = "smelt.device.cpu"
+
+
 def reach(room: str) -> set[str]:
     """The room and everything it may import."""
     return {room}.union(*(reach(below) for below in BELOW[room]))
@@ -144,6 +148,8 @@ def violations(source: str, module: str, is_package: bool = False) -> list[str]:
                 found.append(f"{where} {module} may not import an emitter ({name})")
             if local:
                 found.append(f"{where} {name} is imported inside a function")
+            if name == PROCESSOR and room != "device":
+                found.append(f"{where} {room} may not import {name}: a device is known by device.registry")
         elif not (local or typing or top in sys.stdlib_module_names | EAGER | EAGER_IN.get(room, set())):
             found.append(f"{where} {name} is imported with the module; import it in the function that needs it")
     return list(dict.fromkeys(found))  # one line may import several names
@@ -196,6 +202,8 @@ UPWARD = [
     ("smelt.kernel.tune.schedules", "import smelt.kernel.emit.kernel_c", "may not import an emitter"),
     ("smelt.engine.native", "from smelt import load", "engine may not import smelt (smelt)"),
     ("smelt.engine.native", "import smelt", "engine may not import smelt (smelt)"),
+    ("smelt.engine.native", "from smelt.device import cpu", "known by device.registry"),
+    ("smelt.cli.tune", "from smelt.device.cpu import progress", "known by device.registry"),
 ]
 
 

@@ -18,6 +18,7 @@ import pytest
 
 import smelt
 from smelt.device import cpu
+from smelt.device.api import progress
 from smelt.device.cache import Cache, default, private_folder
 from smelt.device.library import load_descriptor
 from smelt.device.runtime import runtime
@@ -475,7 +476,7 @@ def test_the_environment_names_a_target(folder: Path, monkeypatch: pytest.Monkey
 )
 def test_code_for_another_processor(tmp_path: Path) -> None:
     neon = cpu.target("neon")
-    cpu.compile_to(tmp_path / "waves.so", emit_source([plan_program(waves(), neon)], neon).text(), processor=neon)
+    cpu.compile_to(tmp_path / "waves.so", emit_source([plan_program(waves(), neon)]).text(), processor=neon)
     head = (tmp_path / "waves.so").read_bytes()[:20]
     assert head[:4] == b"\x7fELF"
     assert int.from_bytes(head[18:20], "little") == 183  # EM_AARCH64
@@ -497,13 +498,13 @@ def test_a_long_program_in_pieces_gives_the_same_bits(folder: Path, seed: int, m
 
 def test_pieces_compile_to_one_library(folder: Path) -> None:
     told: list[tuple[int, int]] = []
-    token = cpu.progress.set(lambda done, total: told.append((done, total)))
+    token = progress.set(lambda done, total: told.append((done, total)))
     try:
         kernel = "\n#define HIDDEN\ntypedef int Runtime;\nHIDDEN int k{}(const Runtime *rt, int x) {{\nreturn x; }}\n"
         pieces = [source(3) + kernel.format(0), "int answer(void); int twice(void) { return 2 * answer(); }"]
         library = cpu.build([*pieces, kernel.format(1).replace("}", "} int other;", 1)])
     finally:
-        cpu.progress.reset(token)
+        progress.reset(token)
     assert library.twice() == 6
     assert (told[0], told[-1]) == ((0, 2), (2, 2)), "kernels done, kernels in all"
     assert told == sorted(told)

@@ -19,9 +19,9 @@ import pytest
 
 import smelt
 from smelt.bundle import container, record, sign
-from smelt.bundle.entry import DataCheck, Entry, SizeCheck
 from smelt.bundle.write import serialize, write
 from smelt.device import cpu, runtime
+from smelt.device.entry import DataCheck, Entry, SizeCheck
 from smelt.dim import symbol
 from smelt.dtype import Quantized, dtype
 from smelt.engine.compile import emit_source, lower, make_entries, plan_lowered
@@ -151,8 +151,9 @@ OURS = {
         "target",
         "version",
     ),
-    *("device", "device.cache", "device.cpu", "device.library", "device.runtime"),
-    *("bundle", "bundle.container", "bundle.entry", "bundle.record", "bundle.sign", "bundle.stored", "bundle.write"),
+    *("device", "device.api", "device.cache", "device.cpu", "device.cpu_device", "device.entry", "device.host"),
+    *("device.library", "device.registry", "device.runtime"),
+    *("bundle", "bundle.container", "bundle.record", "bundle.sign", "bundle.stored", "bundle.write"),
     *("run", "run.executable", "run.load", "run.loaded", "run.per_value"),
 }
 OTHERS = {
@@ -306,7 +307,11 @@ def without_fitting_code(model: LoadedModel) -> bytes:
     programs = [
         program.replace(
             variants=tuple(
-                variant.replace(codes=tuple(code.replace(features=("warp_drive",)) for code in variant.codes))
+                variant.replace(
+                    codes=tuple(
+                        code.replace(about={**code.about, "features": ("warp_drive",)}) for code in variant.codes
+                    )
+                )
                 for variant in program.variants
             )
         )
@@ -493,12 +498,12 @@ def test_lowered_programs_come_back_from_their_text(suites: Path, seed: int) -> 
     for path in random.Random(seed).sample(texts, 80):
         try:
             program = recast(parse(path.read_text()), "main", ()).program
-            signature, lowered = signature_of(program.main), lower(program)
-            planned = plan_lowered(lowered, signature)
+            signature, lowered = signature_of(program.main), lower(program, cpu.target())
+            planned = plan_lowered(lowered, signature, cpu.target())
             written = emit_source([planned]).texts(1)
         except UnsupportedError:
             continue
-        again = plan_lowered(parse(print_program(lowered)), signature)
+        again = plan_lowered(parse(print_program(lowered)), signature, cpu.target())
         assert emit_source([again]).texts(1) == written, path.name
         assert again.main[0].constants == planned.main[0].constants, path.name
         main, _ = make_entries(planned, "smelt0")

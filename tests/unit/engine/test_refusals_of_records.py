@@ -9,7 +9,7 @@ import pytest
 
 from smelt.bundle import record
 from smelt.bundle.container import ALIGN, _sections
-from smelt.bundle.entry import Entry
+from smelt.device.entry import Entry
 from smelt.dim import symbol
 from smelt.shape import Shape
 

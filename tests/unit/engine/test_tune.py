@@ -204,7 +204,7 @@ def test_bundles_carry_what_was_tuned(
     whole(monkeypatch, 0.8)
     tuned_on(program, weights)
     executable = NativeEngine().compile(program).prepare(weights)
-    (stored,) = executable.to_stored(default_targets()[:1]).programs
+    (stored,) = executable.to_stored(default_targets(program)[:1]).programs
     said = {key: text for key, text in stored.provenance.items() if key.startswith("tuned ")}
     assert len(said) == 2
     assert all("call_rows=12" in text for text in said.values())

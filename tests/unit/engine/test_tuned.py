@@ -13,14 +13,16 @@ from types import MappingProxyType
 
 import pytest
 
+from smelt.device import cpu
 from smelt.engine import tuned
-from smelt.engine.tuned import Database, Record, Target
+from smelt.engine.tuned import Database, Machine, Record
 from smelt.errors import FileError
 from smelt.kernel.tune.schedules import KernelKey, Schedule, default_schedule, legal_schedules
 from smelt.target import TileShape
 
 TILE = TileShape(6, 64, 16)
-TARGET = Target("Some Processor, 3 GHz", TILE, 2)
+MACHINE = Machine("cpu", "Some Processor: 3 GHz, 2 dies", TILE, 2)
+TARGET = cpu.target("avx512")
 
 
 def key(rows: int = 512) -> KernelKey:
@@ -32,7 +34,7 @@ def record(rows: int = 512, best: int = 3, tried: int = 5, ratio: float = 0.9) -
     schedules = legal_schedules(asked, TILE)
     ratios: dict[Schedule, float] = {each: 1.0 + i / 100 for i, each in enumerate(schedules[1 : 1 + tried])}
     ratios[schedules[best]] = ratio
-    return Record(TARGET, asked, schedules[best], ratio, MappingProxyType(ratios))
+    return Record(MACHINE, asked, schedules[best], ratio, MappingProxyType(ratios))
 
 
 @pytest.fixture
@@ -79,7 +81,7 @@ def test_damaged_lines_are_passed_over_with_a_warning(database: Database, caplog
         json.dumps({**data, "ratio": -1}),
         json.dumps({**data, "tried": [1]}),
         json.dumps({**data, "schedule": None}),
-        json.dumps({**data, "target": "nowhere"}),
+        json.dumps({**data, "machine": "nowhere"}),
         json.dumps({**data, "key": 5}),
         "\x00\x00",
     ]
@@ -149,7 +151,7 @@ def test_export_and_merge(database: Database, tmp_path: Path) -> None:
     other = Database(tmp_path / "other.jsonl")
     other.append([record(700)])
     assert other.merge(exported) == 2
-    assert other.read() == {**database.read(), (TARGET, key(700)): record(700)}
+    assert other.read() == {**database.read(), (MACHINE, key(700)): record(700)}
     assert other.merge(exported) == 0
     with pytest.raises(FileError, match="cannot read"):
         other.merge(tmp_path / "absent")
@@ -162,28 +164,41 @@ def test_a_folder_that_takes_nothing_is_an_error(tmp_path: Path) -> None:
     assert "SMELT_CACHE_DIR" in str(caught.value)
 
 
-def test_targets_come_back_from_their_texts() -> None:
-    assert Target.parse(str(TARGET)) == TARGET
-    assert tuned.here(TILE).tile == TILE
-    for text in ("", "x, tile 1x2, threads 1", "x, tile 1x2x3, threads"):
-        with pytest.raises(ValueError, match=r"unpack|invalid literal"):
-            Target.parse(text)
+def test_machines_come_back_from_their_texts() -> None:
+    assert Machine.parse(str(MACHINE)) == MACHINE
+    assert tuned.here(TARGET) == replace(tuned.here(cpu.target("plain")), tile=TILE)
+    for text in ("", "cpu: x, tile 1x2, threads 1", "cpu: x, tile 1x2x3, threads", "x, tile 1x2x3, threads 1"):
+        with pytest.raises(ValueError, match=r"unpack|invalid literal|no device"):
+            Machine.parse(text)
+
+
+def test_measurements_of_before_are_those_of_the_processor(database: Database) -> None:
+    """Lines of version 2 name no device: there was one."""
+    kept, other = record(512), record(1000)
+    data = json.loads(kept.line())
+    data |= {"version": 2, "target": data.pop("machine").removeprefix("cpu: ")}
+    database.append([replace(other, machine=replace(MACHINE, device="cuda"))])
+    with database.path.open("a") as file:
+        file.write(json.dumps(data) + "\n")
+    found = database.read()
+    assert found[MACHINE, kept.key] == kept
+    assert (MACHINE, other.key) not in found, "another device"
 
 
 def test_the_compiler_looks_up_what_this_machine_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path))
     asked = key()
-    assert tuned.lookup(TILE)(asked) is None
-    mine = replace(record(), target=tuned.here(TILE))
+    assert tuned.lookup(TARGET)(asked) is None
+    mine = replace(record(), machine=tuned.here(TARGET))
     tuned.database().append([mine, record(1000)])
-    assert tuned.lookup(TILE)(asked) == mine.schedule != default_schedule(asked)
-    assert tuned.lookup(TILE)(key(1000)) is None  # measured elsewhere
-    assert tuned.lookup(TileShape(6, 16, 8))(asked) is None
+    assert tuned.lookup(TARGET)(asked) == mine.schedule != default_schedule(asked)
+    assert tuned.lookup(TARGET)(key(1000)) is None  # measured elsewhere
+    assert tuned.lookup(cpu.target("avx2"))(asked) is None
     monkeypatch.setenv("SMELT_THREADS", "7")
-    assert tuned.lookup(TILE)(asked) is None
+    assert tuned.lookup(TARGET)(asked) is None
     monkeypatch.delenv("SMELT_THREADS")
     monkeypatch.setenv("SMELT_TUNING", "off")
-    assert tuned.lookup(TILE)(asked) is None
+    assert tuned.lookup(TARGET)(asked) is None
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="needs a user who may not read everything")

@@ -136,7 +136,7 @@ def test_the_instruction_is_used_where_a_target_has_it(tmp_path: Path) -> None:
     counts = {}
     for name in ("avx512bf16", "avx512"):
         target = cpu.target(name)
-        source = emit_source([plan_program(product(1, 1, 61, 64, 128, tile_shape(target).columns), target)], target)
+        source = emit_source([plan_program(product(1, 1, 61, 64, 128, tile_shape(target).columns), target)])
         path = tmp_path / f"{name}.so"
         cpu.compile_to(path, source.text(), processor=target)
         counts[name] = instructions(path.read_bytes())

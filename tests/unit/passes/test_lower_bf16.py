@@ -40,7 +40,7 @@ def ops(program: Program) -> set[str]:
 
 def compiled(program: Program, *, pairs: bool) -> NativeExecutable:
     """For this processor, whether it has an instruction for pairs or not."""
-    planned = plan_lowered(lowered(program, pairs=pairs), signature_of(program.main))
+    planned = plan_lowered(lowered(program, pairs=pairs), signature_of(program.main), cpu.target())
     source = Source(tile_shape(cpu.target()))
     emit_plan(planned, source, "smelt0")
     return link_executable(cpu.build(source.text()), "smelt0", planned)
@@ -92,7 +92,9 @@ def test_bf16_matmul_against_jax(pairs: bool, weight: bool, seed: int) -> None:
 def test_bf16_gemm_keeps_weights_in_bf16() -> None:
     sizes = {}
     for pairs in (False, True):
-        planned = plan_lowered(lowered(product(4, 256, 128), pairs=pairs), signature_of(product(4, 256, 128).main))
+        planned = plan_lowered(
+            lowered(product(4, 256, 128), pairs=pairs), signature_of(product(4, 256, 128).main), cpu.target()
+        )
         (bound, _) = planned.main[0].of_kind("argument")
         sizes[pairs] = bound.bytes
     assert (sizes[False], sizes[True]) == (4 * 256 * 128, 2 * 256 * 128)
@@ -130,7 +132,7 @@ def test_one_kernel_writes_f32_and_bf16(pairs: bool, seed: int) -> None:
         made = f.dot_general(a, b, dot_dimension_numbers=MATRIX, result=Shape("f32", 5, 64))
         x = f.tanh(f.add(made, x))
     program = Program.of(f.func(x))
-    planned = plan_lowered(lowered(program, pairs=pairs), signature_of(program.main))
+    planned = plan_lowered(lowered(program, pairs=pairs), signature_of(program.main), cpu.target())
     launches = [step for step in walk(planned.main[0].steps) if isinstance(step, Launch)]
     assert [len(step.writes) for step in launches] == [1, 2, 2, 1], "the input is rounded by itself"
     given = normal(seed, 5, 64), normal(seed + 1, 64, 64) / 8

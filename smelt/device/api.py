@@ -1,0 +1,232 @@
+"""Device: what builds, loads and runs the native engine's code. One class for each kind; `device.registry` lists them.
+
+The engine, bundles and `smelt.load` know a device by this interface alone. `device.cpu_device` implements it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from smelt.dtype import Array
+from smelt.frozen import Frozen
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from smelt.buffer import Buffer, HostBuffer
+    from smelt.device.entry import Entry
+    from smelt.shape import Shape
+    from smelt.stop import Stop
+    from smelt.target import Target
+
+Module: TypeAlias = Any  # loaded code: only its device looks inside
+Arrays: TypeAlias = tuple[Any, ...]  # arrays, or buffers of a device that has its own memory
+
+# Called with (kernels done, kernels in all) while a program compiles.
+progress: ContextVar[Callable[[int, int], None] | None] = ContextVar("progress", default=None)
+
+
+class Memory(Frozen):
+    """Bytes that a bound program holds now, and how many contexts share the arenas and the scratch."""
+
+    bound: int
+    constants: int
+    arenas: int
+    scratch: int
+    contexts: int
+
+
+class Account(Protocol):
+    """Bytes that several programs may take together, their calls included.
+
+    A call that finds too little left waits for others to end; one that could never fit is refused.
+    """
+
+    limit: int
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that stay between calls."""
+        ...
+
+    def take(self, count: int, what: str) -> None:
+        """Count bytes that stay, once running calls have left room for them."""
+        ...
+
+    def give(self, count: int) -> None:
+        """Take bytes off the account that stay no longer."""
+        ...
+
+    def span(self, count: int) -> int:
+        """The bytes that a block of `count` bytes really takes."""
+        ...
+
+
+class Bound(Protocol):
+    """A program with its first arguments bound: a function over the others. Any number of threads may call it."""
+
+    def __call__(self, inputs: Arrays, out: Arrays | None = None, stop: Stop | None = None) -> Arrays:
+        """Run on the remaining arguments; results are new, or those given as `out`.
+
+        A device that has its own memory takes arrays, HostBuffers and its own Buffers, and gives Buffers. It marks
+        donated Buffers as used up, and gives results that reuse their memory as new Buffers.
+        """
+        ...
+
+    @property
+    def memory(self) -> Memory: ...
+
+    def call_bytes(self, sizes: Mapping[str, int]) -> int:
+        """Bytes that one call takes. Unknown symbols count as 1, data-dependent sizes as 0."""
+        ...
+
+    def cancel(self) -> None:
+        """Stop the running calls: they raise CancelledError. Later calls run."""
+        ...
+
+    def trim(self) -> None:
+        """Release the memory that no call uses now."""
+        ...
+
+    def close(self) -> None:
+        """Release everything; running calls end as usual. Closing twice is harmless."""
+        ...
+
+
+class Program(Protocol):
+    """A function of loaded code, with what it takes and gives."""
+
+    @property
+    def arguments(self) -> tuple[Shape, ...]: ...
+
+    @property
+    def results(self) -> tuple[Shape, ...]: ...
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """Arguments that a call may overwrite."""
+        ...
+
+    @property
+    def reused(self) -> Mapping[int, int]:
+        """Results that take the memory of a donated argument."""
+        ...
+
+    @property
+    def constant_bytes(self) -> int: ...
+
+    def bind(self, arrays: Arrays, sizes: Mapping[str, int] = ..., account: Any = None) -> Bound:
+        """The program with its first arguments given. Arrays in host memory are copied where the device has its own.
+
+        `sizes`: symbols that no remaining argument determines. `account`: what calls take is counted there.
+        """
+        ...
+
+
+class Device(ABC):
+    """A device of the native engine.
+
+    Code comes as texts in the language of a `Target`, which is data that the compiler reads. `build` gives a loaded
+    module, `program` a function in it; `Program.bind` gives what can be called. Target names differ between devices.
+    """
+
+    name: str  # "cpu"; one of several has a number: "cuda:1"
+    abi: int  # of the code; bundles record it
+    baseline: str | None = None  # the target whose code runs on every device of the kind
+    has_own_memory: bool = False  # then inputs and results may be `Buffer`s, and `copy` brings arrays there
+
+    @property
+    def kind(self) -> str:
+        """The name without a number."""
+        return self.name.partition(":")[0]
+
+    @abstractmethod
+    def missing(self) -> str | None:
+        """Why nothing can be built here, with the remedy; None where it can."""
+
+    @property
+    @abstractmethod
+    def model(self) -> str:
+        """The manufacturer's name of the device: measurements are recorded under it."""
+
+    @abstractmethod
+    def facts(self) -> Mapping[str, Any]:
+        """Notable numbers by name, for people."""
+
+    # ---- targets ----
+
+    @property
+    @abstractmethod
+    def targets(self) -> Mapping[str, Target]:
+        """What code can be compiled for, by name: all of them, whether or not they are here."""
+
+    @abstractmethod
+    def target(self, name: str | None = None) -> Target:
+        """The device that is here, as data: what the environment asks for, or `name`; `native`: as it is."""
+
+    @abstractmethod
+    def default_targets(self, *, int8: bool, bf16: bool) -> tuple[str, ...]:
+        """The targets of a bundle that names none: the best one here, and the baseline."""
+
+    @abstractmethod
+    def lacks(self, machine: str, features: Sequence[str]) -> str:
+        """What this device lacks to run code for a machine with these features; empty where nothing."""
+
+    # ---- code ----
+
+    @abstractmethod
+    def build(self, source: Sequence[str], target: Target) -> Module:
+        """Compile texts, or find them compiled already, and load the code."""
+
+    @abstractmethod
+    def compile(self, source: Sequence[str], target: Target) -> bytes:
+        """Compile texts into code that need not run here."""
+
+    @abstractmethod
+    def load(self, code: bytes, digest: str) -> Module:
+        """The code that `compile` gave, loaded; once per digest."""
+
+    @abstractmethod
+    def provenance(self) -> dict[str, str]:
+        """Compiler and flags, as a bundle records them."""
+
+    @abstractmethod
+    def program(self, module: Module, entry: Entry, constants: Sequence[bytes | Array]) -> Program:
+        """The function that an entry describes, after what the code states about itself was compared with it."""
+
+    @abstractmethod
+    def exported(self, module: Module, name: str, count: int) -> Array:
+        """An exported array of `count` i64, as memory that the code reads and writes: time stamps, tunables."""
+
+    @abstractmethod
+    def clock(self, module: Module, name: str) -> Callable[[], int]:
+        """The clock of a module's time stamps."""
+
+    # ---- memory and threads ----
+
+    @abstractmethod
+    def allocate(self, wanted: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]) -> Arrays:
+        """New arrays in one block of the device's memory, contents undefined: for what stays."""
+
+    @abstractmethod
+    def copy(self, buffer: HostBuffer) -> Buffer:
+        """The contents in the device's memory: the same buffer where that is the host's."""
+
+    @abstractmethod
+    def account(self, limit: int) -> Account: ...
+
+    @abstractmethod
+    def stats(self) -> dict[str, float]:
+        """What `Platform.stats` says."""
+
+    @property
+    @abstractmethod
+    def default_threads(self) -> int:
+        """Workers of a parallel step unless `set_threads` says otherwise; 0 where a caller cannot choose."""
+
+    @abstractmethod
+    def set_threads(self, count: int) -> None:
+        """Use that many workers from now on."""

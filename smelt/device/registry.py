@@ -1,0 +1,51 @@
+"""The devices of the native engine by name. A new kind of device is a class in a file of its own and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from smelt.device.api import Device
+from smelt.device.cpu_device import Cpu
+from smelt.errors import DeviceError
+from smelt.target import Target
+
+HOST = "cpu"  # what `auto` stands for
+KINDS: dict[str, Callable[[], Device]] = {"cpu": Cpu}  # by name; a kind with several devices has `NAME:NUMBER` too
+
+
+@cache
+def find_device(name: str = "auto") -> Device:
+    """The device of a name; `auto` is the processor."""
+    made = KINDS.get(HOST if name == "auto" else name)
+    if made is None:
+        raise DeviceError(
+            f"the native engine has no device {name}",
+            expected=", ".join(KINDS),
+            got=name,
+            remedy=f'device="{HOST}", or another engine: engine="pjrt"',
+        )
+    return made()
+
+
+def is_device(name: str) -> bool:
+    return name == "auto" or name in KINDS
+
+
+def all_targets() -> Mapping[str, Target]:
+    """Those of all devices, by name."""
+    return {name: target for kind in KINDS for name, target in find_device(kind).targets.items()}
+
+
+def find_target(name: str) -> Target:
+    """The target of a name, for whichever device it is."""
+    for kind in KINDS:
+        device = find_device(kind)
+        if name in device.targets:
+            return device.target(name)
+    raise DeviceError("unknown target", expected=", ".join(all_targets()), got=name, remedy="targets=[…] with these")
+
+
+def device_of(target: Target) -> Device:
+    """The device that runs a target's code."""
+    return find_device(target.device)
