@@ -39,6 +39,10 @@ _ATTENTION = """softmax over the keys of (sum q k * scale), times v; operands q,
 apply: `add` is added to the scores, `where` keeps scores where it is true, `unless` where it is false, and puts its
 number of `fill` elsewhere. With softcap c > 0 scores are c * tanh(score / c) before masks. Keys are the letters of k
 and v that the result and q lack. guarded = 1: a row in which no key is left (nan) counts as zeros."""
+_PAGED = """softmax of (sum q k * scale) over keys at positions 0 … position[n], times v. Operands q [n, h, k], keys
+[p, s, g, k], values [p, s, g, e], table [b, m], sequence [n], position [n], sinks [h]?: key j of query n is at
+[table[sequence[n], j / s], j % s], of head h / (heads / g). With softcap c > 0 scores are c * tanh(score / c); with
+window w > 0 only the last w positions count; a sink is one more score, without a value."""
 _WINDOW = ("strides", "padding", "lhs_dilation", "rhs_dilation", "groups", "batch_groups")
 _RECURRENT = """one direction of one layer over time: operands x [time, batch, input], w [gates * hidden, input],
 r [gates * hidden, hidden], b [2 * gates * hidden]?, lengths [batch]?, h [batch, hidden]"""
@@ -51,6 +55,7 @@ TABLE = (
     Composite("smelt.silu", (), "x * logistic(x)"),
     Composite("smelt.hard_swish", (), "x * clamp(x / 6 + 1 / 2, 0, 1)"),
     Composite("smelt.attention", ("operands", "layout", "scale", "softcap", "fill", "guarded"), _ATTENTION),
+    Composite("smelt.paged_attention", ("scale", "softcap", "window"), _PAGED),
     Composite("smelt.quantize", ("operands", "layout"), "x / scale, rounded to even, + zero?, held inside the type"),
     Composite("smelt.dequantize", ("operands", "layout"), "(x - zero?) * scale"),
     Composite(

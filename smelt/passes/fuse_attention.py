@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from smelt.ir.core import Value
 from smelt.ir.ops.attention import AttentionAxes, AttentionNumbers
+from smelt.ir.ops.paged_attention import PagedNumbers
 from smelt.ir.rewrite import Match, Rule, op
 
 # The finder of attention needs softmax as a composite, that of quantised matmuls `quantize` and `dequantize`.
-COMPOSITES = frozenset({"smelt.attention", "smelt.softmax", "smelt.qdot", "smelt.quantize", "smelt.dequantize"})
+COMPOSITES = frozenset(
+    {
+        *("smelt.attention", "smelt.paged_attention", "smelt.softmax"),
+        *("smelt.qdot", "smelt.quantize", "smelt.dequantize"),
+    }
+)
 DEEPEST = 512  # elements of a query or value row that a kernel keeps cache-resident
 
 _FLOATS = ("f32", "f16", "bf16")
@@ -23,7 +29,13 @@ def attention_rules(width: int) -> list[Rule]:
     def attention(m: Match) -> Value | None:
         return _fuse(m, width)
 
-    return [Rule(op("stablehlo.composite"), attention, "attention is one kernel")]
+    def paged(m: Match) -> Value | None:
+        return _fuse_paged(m, width)
+
+    return [
+        Rule(op("stablehlo.composite"), attention, "attention is one kernel"),
+        Rule(op("stablehlo.composite"), paged, "attention over pages is one kernel"),
+    ]
 
 
 def _fuse(m: Match, width: int) -> Value | None:
@@ -42,3 +54,18 @@ def _fuse(m: Match, width: int) -> Value | None:
     if not all(isinstance(size, int) and size <= DEEPEST for size in deep):
         return None
     return m.build.op("smelt.attention", *operands, composite_attributes=said, width=width, result=m.shape).result
+
+
+def _fuse_paged(m: Match, width: int) -> Value | None:
+    said = m.op.attrs["composite_attributes"]
+    if m.op.attrs["name"] != "smelt.paged_attention" or PagedNumbers.of(said) is None:
+        return None
+    operands = [m.operand(i) for i in range(len(m.op.operands))]
+    q, keys, values = (value.shape for value in operands[:3])
+    deep = (q.sizes[2], values.sizes[3])
+    static = all(isinstance(size, int) for size in (*q.sizes[1:], *keys.sizes[1:], *values.sizes[1:]))
+    if not static or not all(isinstance(size, int) and size <= DEEPEST for size in deep):
+        return None
+    if any(str(shape.dtype) not in _FLOATS for shape in (q, keys, values)):
+        return None
+    return m.build.op("smelt.paged_attention", *operands, composite_attributes=said, width=width).result

@@ -16,6 +16,7 @@ from smelt.kernel.build import (
     gemm_bf16,
     gemm_int8,
     linalg,
+    paged_attention,
     quantise,
     random,
     reduce,
@@ -29,7 +30,7 @@ from smelt.kernel.loops.nest import PULLS
 
 FAMILIES = (
     *(elementwise, quantise, gather_scatter, reduce, window, scan, sort),
-    *(gemm, gemm_int8, gemm_bf16, conv, depthwise, winograd, attention, linalg, fft, random),
+    *(gemm, gemm_int8, gemm_bf16, conv, depthwise, winograd, attention, paged_attention, linalg, fft, random),
 )
 
 __all__ = ["ADDRESSED", "ANCHORS", "FAMILIES", "IN_RUNS", "PULLS", "SINKS", "UPDATES"]
