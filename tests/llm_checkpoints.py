@@ -16,6 +16,8 @@ import numpy as np
 
 import smelt.llm
 from smelt.dtype import Array
+from smelt.llm.cache import Pool
+from smelt.llm.step import Batch
 from smelt.read import safetensors
 
 FIXTURE = Path(__file__).parent / "fixtures" / "llm.npz"
@@ -87,14 +89,26 @@ def compare(case: Case, folder: Path, engine: str, single: int | None = None, gr
         scale = float(np.abs(case.logits).max())
         prefill = float(np.abs(model.logits(case.tokens) - case.logits).max()) / scale
         assert prefill <= TOLERANCE, f"{case.name}: prefill differs by {prefill:.1e} of the scale"
-        cache = model._step.cache(model.context)
-        rows = [model._step.run([token], cache, np.array([0]))[0] for token in case.tokens[:single]]
+        rows = one_by_one_logits(model, case.tokens[:single])
         one_by_one = float(np.abs(np.stack(rows) - case.logits[: len(rows)]).max()) / scale
         assert one_by_one <= TOLERANCE, f"{case.name}: token by token differs by {one_by_one:.1e} of the scale"
         made = model.generate(case.tokens, max_tokens=greedy, ignore_end=True).ids
         same = next((i for i, (a, b) in enumerate(zip(made, case.ids, strict=False)) if a != b), greedy)
         assert same == greedy or case.margins[same] < TIE, f"{case.name}: greedy token {same} differs"
     return f"prefill {prefill:.1e}, token by token {one_by_one:.1e}, {same} greedy tokens"
+
+
+def one_by_one_logits(model: smelt.llm.LanguageModel, tokens: list[int]) -> list[Array]:
+    """The logits after each token, every token a step of its own."""
+    pool = Pool(model.config, model._step.platform, 8)
+    sequence, rows = pool.pages.match([]), []
+    for at, token in enumerate(tokens):
+        pool.pages.reserve(sequence, 1)
+        logits, arrays = model._step.run(Batch.of([([token], at, sequence.pages, [0])]), pool.take())
+        pool.give(arrays)
+        pool.pages.commit(sequence, [token])
+        rows.append(logits[0])
+    return rows
 
 
 # ---- a real model ----

@@ -1,7 +1,7 @@
-"""Keys and values of one sequence: contiguous arrays per layer that double when they are full.
+"""The KV cache of all sequences: one pool of pages per layer for keys and one for values, and who has which page.
 
-`reserve` makes room before a step, `commit` takes what the step gave, `truncate` forgets the end. Paged pools of
-many sequences will have the same interface.
+`Pool.pages` (`pages.Pages`) gives pages out; the arrays grow with the pages that were ever used, up to the limit. A
+step takes the arrays and gives them back (`take`, `give`).
 """
 
 from __future__ import annotations
@@ -11,56 +11,82 @@ from typing import Any
 import numpy as np
 
 from smelt.buffer import HostBuffer
+from smelt.dtype import Array
 from smelt.llm.config import Config
+from smelt.llm.paged import PAGE
+from smelt.llm.pages import Pages
+from smelt.llm.step import Pools
 
-SMALLEST = 128  # tokens
+SMALLEST = 8  # pages
 
 
-class Cache:
-    """Room for `capacity` tokens of which `length` are written. Buffers lie on the platform's device."""
+class Pool:
+    """Pages with their arrays, on the platform's device."""
 
-    def __init__(self, config: Config, platform: Any, limit: int) -> None:
+    def __init__(self, config: Config, platform: Any, limit: int, salt: bytes = b"") -> None:
+        self.pages = Pages(limit, salt)
         self._config = config
         self._platform = platform
-        self._limit = limit
-        self.length = 0
-        self.capacity = 0
-        self.buffers: list[tuple[Any, Any]] = []
+        self._capacity = 0
+        self._arrays: Pools | None = []
 
     @property
     def nbytes(self) -> int:
-        return self.capacity * self._config.cache_bytes
+        """What the arrays take now."""
+        return self._capacity * page_bytes(self._config)
 
-    def reserve(self, count: int) -> None:
-        """Room for so many tokens more."""
-        needed = self.length + count
-        assert needed <= self._limit, "admission is the engine's"
-        if needed <= self.capacity:
-            return
-        capacity = max(SMALLEST, self.capacity)
-        while capacity < needed:
-            capacity *= 2
-        self._grow(min(capacity, max(self._limit, needed)))
+    def take(self) -> Pools:
+        """The arrays, with room for every page that is in use; `give` them back after the step."""
+        if self._arrays is None:  # a step failed and took them along
+            self._arrays, self._capacity = [], 0
+        if self.pages.used > self._capacity or not self._arrays:
+            self._grow(min(self.pages.limit, max(SMALLEST, 2 * self._capacity, self.pages.used)))
+        arrays, self._arrays = self._arrays, None
+        return arrays
 
-    def commit(self, buffers: list[tuple[Any, Any]], count: int) -> None:
-        """What a step made of the buffers, with so many tokens more in them."""
-        self.buffers = buffers
-        self.length += count
+    def give(self, arrays: Pools) -> None:
+        self._arrays = arrays
 
-    def truncate(self, length: int) -> None:
-        """Forget the tokens from `length` on; they are written over."""
-        assert 0 <= length <= self.length
-        self.length = length
+    def lose(self) -> None:
+        """The content is gone; sequences must be freed and computed again."""
+        self._arrays = None
+
+    def read(self, page: int) -> list[tuple[Array, Array]]:
+        """A page of every layer, copied to the host."""
+        assert self._arrays, "between steps"
+        return [(np.array(k.numpy()[page]), np.array(v.numpy()[page])) for k, v in self._arrays]
+
+    def write(self, content: dict[int, list[tuple[Array, Array]]]) -> None:
+        """Put pages of every layer."""
+        arrays = self.take()
+        for layer, pair in enumerate(arrays):
+            both = []
+            for i, buffer in enumerate(pair):
+                array = np.array(buffer.numpy())
+                for page, values in content.items():
+                    array[page] = values[layer][i]
+                both.append(self._platform.put(HostBuffer.of(array)))
+            arrays[layer] = (both[0], both[1])
+        self.give(arrays)
 
     def _grow(self, capacity: int) -> None:
         config = self._config
-        sizes = capacity, config.kv_heads, config.head_size
-        before = self.buffers or [(None, None)] * len(config.layers)
-        self.buffers = [(self._grown(k, sizes), self._grown(v, sizes)) for k, v in before]
-        self.capacity = capacity
+        sizes = capacity, PAGE, config.kv_heads, config.head_size
+        before = self._arrays or [(None, None)] * len(config.layers)
+        grown: Pools = []
+        for i, (keys, values) in enumerate(before):
+            before[i] = (None, None)  # one layer at a time is there twice
+            grown.append((self._grown(keys, sizes), self._grown(values, sizes)))
+        self._arrays, self._capacity = grown, capacity
 
     def _grown(self, old: Any, sizes: tuple[int, ...]) -> Any:
         array = np.zeros(sizes, np.float32)
         if old is not None:
-            array[: self.length] = old.numpy()[: self.length]
+            array[: self._capacity] = old.numpy()
+            old.delete()
         return self._platform.put(HostBuffer.of(array))
+
+
+def page_bytes(config: Config) -> int:
+    """Bytes of a page of all layers."""
+    return PAGE * config.cache_bytes

@@ -1,35 +1,49 @@
 """A decoder of any family as a `smelt.Model`: embeddings, layers of attention and an MLP, logits.
 
 In: a `Config`, and how each weight is stored (an element type, or blocks). `Decoder.step` is the one function that is
-compiled: it reads new tokens, writes their keys and values into the cache and gives logits of the rows that are asked
-for. Prefill, decode and scoring are the same program at different sizes. Axes: s new tokens, t keys, h heads, g heads
-of keys and values, k depth, d width, f width of the MLP, e experts, v vocabulary, r rows of logits.
+compiled: it reads new tokens of any number of sequences, writes their keys and values into pages and gives logits of
+the rows that are asked for. Prefill, decode and scoring are the same program at different sizes. Axes: s new tokens, h
+heads, g heads of keys and values, k depth, p pages, o positions in a page, b sequences, m pages of a sequence, d width,
+f width of the MLP, e experts, v vocabulary, r rows of logits.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from smelt.dtype import f32, i32
+from smelt.dtype import f32
 from smelt.llm.config import Config, Layer, Rope
 from smelt.llm.layers import Formats, Linear, Matrix, Norm
 from smelt.llm.moe import Mixture
+from smelt.llm.paged import PAGE, PagedAttention
 from smelt.tensor import nn
 from smelt.tensor.core import Tensor
 from smelt.tensor.model import Model
 from smelt.tensor.ops.elementwise import cast, leaf, outer
-from smelt.tensor.ops.move import arange, concatenate
+from smelt.tensor.ops.move import concatenate
 
-Cache = tuple[Tensor, Tensor]  # keys and values, f32[t, g, k]
+Cache = tuple[Tensor, Tensor]  # keys and values of a layer, f32[p, o, g, k]
 
 
 class Stepped(NamedTuple):
     """What a step gives."""
 
     logits: Any
-    caches: Any
+    pools: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the tokens of a step belong: sequence and position of each, the pages of each sequence, and the slot
+    (page * PAGE + place in it) that each token's keys and values are written to; a slot outside is not written."""
+
+    table: Tensor  # i32[b, m]
+    sequence: Tensor  # i32[s]
+    position: Tensor  # i32[s]
+    slot: Tensor  # i32[s]
 
 
 def turn(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
@@ -42,6 +56,11 @@ def turn(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
         return base(x, turn=(cosines, signed))
     first, rest = x.slice(k=slice(None, rope.part)), x.slice(k=slice(rope.part, None))
     return concatenate([base(first, turn=(cosines, signed)), rest], "k")
+
+
+def write(pool: Tensor, new: Tensor, slot: Tensor) -> Tensor:
+    """The pool with new keys or values [s, g, k] in their slots."""
+    return pool.merge("p o", "t").scatter(slot, new, "t").split("t", p=None, o=PAGE)
 
 
 class Attention(Model):
@@ -61,8 +80,10 @@ class Attention(Model):
         self.q_norm = Norm(config, "k", config.head_size) if config.qk_norm else None
         self.k_norm = Norm(config, "k", config.head_size) if config.qk_norm else None
         self._config, self._layer = config, layer
+        sizes = config.heads, config.kv_heads, config.head_size
+        self._attend = PagedAttention(*sizes, config.scale, config.softcap, layer.window)
 
-    def __call__(self, x: Tensor, cache: Cache, positions: Tensor, at: Tensor) -> tuple[Tensor, Cache]:
+    def __call__(self, x: Tensor, cache: Cache, places: Places) -> tuple[Tensor, Cache]:
         config, layer = self._config, self._layer
         q = self.q(x).split("e", h=config.heads, k=None)
         k = self.k(x).split("e", g=config.kv_heads, k=None)
@@ -70,12 +91,9 @@ class Attention(Model):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if layer.rope is not None:
-            q, k = turn(q, layer.rope, positions), turn(k, layer.rope, positions)
-        keys, values = (old.update(new.rename(s="t"), t=at) for old, new in zip(cache, (k, v), strict=True))
-        mask = None
-        if layer.window is not None:
-            mask = outer("-", positions, arange(keys.size("t"), "t")) < layer.window
-        y = nn.attention(q, keys, values, mask=mask, causal=True, offset=at, scale=config.scale, softcap=config.softcap)
+            q, k = turn(q, layer.rope, places.position), turn(k, layer.rope, places.position)
+        keys, values = (write(old, new, places.slot) for old, new in zip(cache, (k, v), strict=True))
+        y = self._attend(q, keys, values, places.table, places.sequence, places.position)
         return self.o(y.merge("h k", "e")), (keys, values)
 
 
@@ -117,8 +135,8 @@ class Block(Model):
             self.mlp = Mixture(config, layer.experts, f"{path}.mlp", formats)
         self.after_mlp = Norm(config, "d", config.d) if config.post_norms else None
 
-    def __call__(self, x: Tensor, cache: Cache, positions: Tensor, at: Tensor) -> tuple[Tensor, Cache]:
-        y, cache = self.attn(self.before_attn(x), cache, positions, at)
+    def __call__(self, x: Tensor, cache: Cache, places: Places) -> tuple[Tensor, Cache]:
+        y, cache = self.attn(self.before_attn(x), cache, places)
         x = x + (y if self.after_attn is None else self.after_attn(y))
         y = self.mlp(self.before_mlp(x))
         return x + (y if self.after_mlp is None else self.after_mlp(y)), cache
@@ -139,19 +157,27 @@ class Decoder(Model):
         self.head = None if config.tied else Matrix("head.weight", formats, v=config.v, d=config.d)
         self._config = config
 
-    def step(self, tokens: Tensor, caches: list[Cache], at: Tensor, rows: Tensor) -> Stepped:
-        """`tokens` i32[s] stand at places `at`, at + 1, … of a sequence whose keys and values are in `caches`,
-        f32[t, g, k] each; `rows` i32[r] are those of the tokens whose logits are wanted."""
-        config = self._config
+    def step(
+        self,
+        tokens: Tensor,
+        pools: list[Cache],
+        table: Tensor,
+        sequence: Tensor,
+        position: Tensor,
+        slot: Tensor,
+        rows: Tensor,
+    ) -> Stepped:
+        """`tokens` i32[s] with their `Places`; `pools` are the pages of each layer's keys and values; `rows` i32[r] are
+        those of the tokens whose logits are wanted."""
+        config, places = self._config, Places(table, sequence, position, slot)
         x = self.embed.dense().take(tokens, "v")
         if config.embed_scale != 1.0:
             x = x * config.embed_scale
-        positions = arange(tokens.size("s"), "s", i32) + at
         if self.positions is not None:
-            x = x + self.positions.dense().take(positions, "p")
+            x = x + self.positions.dense().take(position, "p")
         after = []
-        for layer, cache in zip(self.layers, caches, strict=True):
-            x, cache = layer(x, cache, positions, at)
+        for layer, cache in zip(self.layers, pools, strict=True):
+            x, cache = layer(x, cache, places)
             after.append(cache)
         x = self.norm(x.take(rows, "s"))
         logits = x.dot((self.embed if self.head is None else self.head).dense(), "d")

@@ -1,362 +1,195 @@
-"""`load`: a path → `LanguageModel`, which scores, completes and streams text and answers messages.
+"""The engine: one thread that plans, runs and takes in steps while there are requests.
 
-One sequence at a time over a contiguous cache; a scheduler of many will stand between this and `step`.
+`submit` and `cancel` may be called by any thread; what they ask for happens between steps. A step that fails ends the
+requests in it with the error and leaves the others: their pages are computed again.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
-from smelt.buffer import bytes_text, in_thread
-from smelt.dtype import Array
-from smelt.engine.footprint import Budget
-from smelt.errors import FileError, MemoryLimitError, RunError
-from smelt.llm import chat as templates
-from smelt.llm import checkpoint as files
-from smelt.llm.cache import Cache
-from smelt.llm.checkpoint import Checkpoint
-from smelt.llm.sample import Choice, Sampler, Sampling
-from smelt.llm.step import Step, check_precision
-from smelt.llm.stops import Stops
-from smelt.llm.tokenizer import Detokenizer, Tokenizer, from_file, from_gguf
+from smelt.errors import RunError
+from smelt.llm.cache import Pool
+from smelt.llm.paged import PAGE
+from smelt.llm.request import Request
+from smelt.llm.scheduler import Part, Scheduler
+from smelt.llm.step import Batch, Step
 
-Prompt = str | Sequence[int]
-DEFAULT_CONTEXT = 1 << 15  # tokens, where a model allows more
+T = TypeVar("T")
+SEQUENCES = 64  # that run at once
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One token of a stream and the text that is certain with it."""
+class Engine:
+    """A step, a pool and a scheduler. The thread starts with the first request."""
 
-    token: int
-    text: str
-    choice: Choice
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What was generated. `finish`: "stop" (an end token or a stop string) or "length"."""
-
-    text: str
-    ids: tuple[int, ...]
-    finish: str
-    prompt_tokens: int
-    timings: Mapping[str, float] = field(default_factory=dict)  # seconds, and tokens per second
-    choices: tuple[Choice, ...] = ()
-
-    def record(self) -> dict[str, Any]:
-        """The same for machines."""
-        found: dict[str, Any] = {
-            "text": self.text,
-            "ids": list(self.ids),
-            "finish": self.finish,
-            "prompt_tokens": self.prompt_tokens,
-            "timings": dict(self.timings),
-        }
-        if any(choice.logprob is not None for choice in self.choices):
-            found["logprobs"] = [{"id": c.token, "logprob": c.logprob, "top": list(c.top)} for c in self.choices]
-        return found
-
-
-def load(
-    path: str | Path,
-    *,
-    device: str = "auto",
-    engine: str = "auto",
-    context: int | None = None,
-    precision: str = "f32",
-    memory_limit: int | str | None = None,
-) -> LanguageModel:
-    """A language model from a Hugging Face folder or a GGUF file, ready to answer.
-
-    `context` is how many tokens a sequence may have, at most what the model was made for. With `precision="f32"`
-    everything is computed in f32: block-quantised weights are opened once, when they are bound. A model whose opened
-    weights and cache need more than `memory_limit` is refused before anything is loaded.
-    """
-    check_precision(precision)
-    found = files.open(path, context)
-    most = found.config.context
-    wanted = min(most, DEFAULT_CONTEXT) if context is None else context
-    if not 1 <= wanted <= most:
-        raise RunError("the model was not made for such a context", expected=f"1 to {most} tokens", got=context)
-    budget = Budget.of(memory_limit, None)
-    if budget is not None:
-        _check_memory(found, wanted, budget.bytes)
-    return LanguageModel(found, Step(found, device, engine), wanted)
-
-
-def _check_memory(checkpoint: Checkpoint, context: int, limit: int) -> None:
-    weights = sum(4 * checkpoint.elements(name) for name in checkpoint.weights)
-    cache = context * checkpoint.config.cache_bytes
-    if weights + cache > limit:
-        raise MemoryLimitError(
-            f"{checkpoint.path.name} needs more memory than the limit",
-            expected=f"at most {bytes_text(limit)}",
-            got=f"{bytes_text(weights)} of weights in f32, {bytes_text(cache)} of cache for {context} tokens",
-            remedy="a smaller context, or a larger limit",
-        )
-
-
-class LanguageModel:
-    """A decoder with its weights, tokenizer and chat template. Threads may share it: their steps take turns."""
-
-    def __init__(self, checkpoint: Checkpoint, step: Step, context: int) -> None:
-        self.checkpoint = checkpoint
-        self.config = checkpoint.config
-        self.context = context
+    def __init__(self, step: Step, pool: Pool, sequences: int = SEQUENCES) -> None:
+        self.pool = pool
+        self.scheduler = Scheduler(pool.pages, step.most, sequences)
+        self.steps = 0
         self._step = step
-        self._tokenizer: Tokenizer | None = None
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
 
-    def __repr__(self) -> str:
-        config = self.config
-        return f"<{self.name}: {config.family}, {len(config.layers)} layers of {config.d}, {self._step.platform}>"
+    # ---- for any thread ----
 
-    @property
-    def name(self) -> str:
-        return self.checkpoint.path.stem if self.checkpoint.kind == "gguf" else self.checkpoint.path.name
+    def submit(self, *requests: Request) -> None:
+        with self._changed:
+            if self._closed:
+                raise RunError("the model is closed", remedy="load it again")
+            for request in requests:
+                self._check_room(request)
+            self._add(requests)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="smelt-llm", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Text ↔ tokens; read when it is first used."""
-        if self._tokenizer is None:
-            self._tokenizer = tokenizer_of(self.checkpoint)
-        return self._tokenizer
+    def cancel(self, request: Request) -> None:
+        """End a request before the next step."""
+        with self._changed:
+            request.cancelled = True
+            self._changed.notify_all()
 
-    # ---- scoring ----
-
-    def logits(self, ids: Sequence[int]) -> Array:
-        """For each token of a sequence the logits of the next one, f32[T, V]."""
-        tokens = self._checked(ids, 0)
-        cache = self._step.cache(self.context)
-        parts = []
-        at = 0
-        for size in self._step.chunks(len(tokens)):
-            parts.append(self._step.run(tokens[at : at + size], cache, np.arange(size)))
-            at += size
-        return np.concatenate(parts)
-
-    # ---- generating ----
-
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        max_tokens: int = 128,
-        stop: str | Sequence[str] = (),
-        ignore_end: bool = False,
-        sampling: Sampling | None = None,
-        **options: Any,
-    ) -> Answer:
-        """Complete a text or tokens. Without options the likeliest token each time.
-
-        `options` are fields of `Sampling` (temperature, top_p, seed, …). The text ends before a `stop` string, and at
-        the model's end tokens unless `ignore_end`.
-        """
-        run = self._start(prompt, max_tokens, stop, ignore_end, _sampling(sampling, options))
-        return run.answer(list(run))
-
-    async def generate_async(self, prompt: Prompt, **options: Any) -> Answer:
-        """The same for coroutines: the event loop goes on meanwhile."""
-        return await in_thread(lambda: self.generate(prompt, **options))
-
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        max_tokens: int = 128,
-        stop: str | Sequence[str] = (),
-        ignore_end: bool = False,
-        sampling: Sampling | None = None,
-        **options: Any,
-    ) -> Run:
-        """The same token by token: iterate over `Piece`s; closing or leaving the loop ends it. `.finish` and
-        `.timings` are there at the end."""
-        return self._start(prompt, max_tokens, stop, ignore_end, _sampling(sampling, options))
-
-    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Answer:
-        """The answer to messages, each with `role` and `content`; options as in `generate`."""
-        return self.generate(self.prompt(messages), **options)
-
-    async def chat_async(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Answer:
-        """The same for coroutines."""
-        return await in_thread(lambda: self.chat(messages, **options))
-
-    def prompt(self, messages: Sequence[Mapping[str, Any]], **arguments: Any) -> list[int]:
-        """The tokens of messages, by the model's chat template."""
-        template = self.checkpoint.template
-        if template is None:
-            raise FileError(
-                f"{self.name} has no chat template", remedy="generate(prompt), with a prompt in the model's own form"
-            )
-        text = templates.render(template, messages, **{**self.checkpoint.specials, **arguments})
-        return self.tokenizer.encode(text, special=False)
+    def between_steps(self, act: Callable[[], T]) -> T:
+        """Call a function while no step runs."""
+        with self._changed:
+            while self._busy:
+                self._changed.wait()
+            return act()
 
     def close(self) -> None:
-        """Give back the weights."""
-        self._step.close()
+        """End all requests, and the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
 
-    def __enter__(self) -> LanguageModel:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # ---- one sequence ----
-
-    def _start(
-        self, prompt: Prompt, max_tokens: int, stop: str | Sequence[str], ignore_end: bool, sampling: Sampling
-    ) -> Run:
-        if type(max_tokens) is not int or max_tokens < 0:
-            raise RunError("max_tokens is a whole number", expected="0 or more", got=max_tokens)
-        stops: tuple[Any, ...] = (stop,) if isinstance(stop, str) else tuple(stop)
-        if not all(isinstance(each, str) and each for each in stops):
-            raise RunError("stop strings are texts that are not empty", got=stops)
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        tokens = self._checked(ids, 1)
-        room = self.context - len(tokens)
-        text = isinstance(prompt, str) or bool(stops) or has_tokenizer(self.checkpoint)
-        ends = frozenset() if ignore_end else frozenset(self.config.stop)
-        sampler = Sampler(sampling, tokens, self.config.v)
-        decode = Detokenizer(self.tokenizer) if text else None
-        return Run(self._step, self.context, tokens, min(max_tokens, room), sampler, Stops(stops), ends, decode)
-
-    def _checked(self, ids: Sequence[int], room: int) -> list[int]:
-        """Tokens of the vocabulary that fit into the context with room for so many more."""
-        tokens = np.asarray(ids)
-        if tokens.ndim != 1 or not tokens.size or tokens.dtype.kind not in "iu":
+    def _check_room(self, request: Request) -> None:
+        most = self.pool.pages.limit * PAGE
+        if request.prompt + request.most > most:
             raise RunError(
-                "tokens are a list of whole numbers, at least one", got=f"{tokens.dtype}{list(tokens.shape)}"
+                "the cache has no room for so many tokens",
+                expected=f"prompt and answer together at most {most}",
+                got=f"{request.prompt} + {request.most}",
+                remedy="load(…, memory_limit=…) with a larger limit",
             )
-        if tokens.size + room > self.context:
-            raise RunError(
-                "too many tokens for the context",
-                expected=f"at most {self.context - room}",
-                got=tokens.size,
-                remedy="a shorter prompt" if self.context == self.config.context else "load(…, context=…)",
-            )
-        low, high = int(tokens.min()), int(tokens.max())
-        if low < 0 or high >= self.config.v:
-            raise RunError("no such token", expected=f"0 to {self.config.v - 1}", got=low if low < 0 else high)
-        return [int(each) for each in tokens]
 
+    # ---- the thread ----
 
-class Run:
-    """One generation: an iterator over `Piece`s."""
+    _busy = False
 
-    def __init__(
-        self,
-        step: Step,
-        context: int,
-        prompt: list[int],
-        count: int,
-        sampler: Sampler,
-        stops: Stops,
-        ends: frozenset[int],
-        decode: Detokenizer | None,
-    ) -> None:
-        self._step, self._cache = step, step.cache(context)
-        self._prompt, self._count = prompt, count
-        self._sampler, self._stops, self._ends, self._decode = sampler, stops, ends, decode
-        self.finish = "length"
-        self.timings: dict[str, float] = {}
-        self._made = self._pieces()
-
-    def __iter__(self) -> Iterator[Piece]:
-        return self._made
-
-    def close(self) -> None:
-        """End it here."""
-        self._made.close()
-
-    def answer(self, pieces: Sequence[Piece]) -> Answer:
-        return Answer(
-            "".join(piece.text for piece in pieces),
-            tuple(piece.token for piece in pieces),
-            self.finish,
-            len(self._prompt),
-            self.timings,
-            tuple(piece.choice for piece in pieces),
-        )
-
-    def _pieces(self) -> Generator[Piece, None, None]:
-        started = time.perf_counter()
-        if not self._count:
-            return
-        logits = self._read(self._prompt, self._cache)
-        first = time.perf_counter()
-        made = 0
-        try:
-            while True:
-                choice = self._sampler.choose(logits, self._cache.length)
-                made += 1
-                ended = choice.token in self._ends
-                last = ended or made == self._count
-                text, stopped = self._text(choice.token, ended, last)
-                if ended or stopped:
-                    self.finish = "stop"
-                yield Piece(choice.token, text, choice)
-                if last or stopped:
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                while not self._closed and not self.scheduler.waiting and not self.scheduler.running:
+                    self._changed.wait()
+                if self._closed:
+                    for request in self.scheduler.drop(lambda _: True):
+                        request.end("cancelled")
                     return
-                logits = self._read([choice.token], self._cache)
-        finally:
-            self._time(started, first, made)
+                parts = self._plan()
+                self._busy = True
+            self._run(parts)
 
-    def _text(self, token: int, ended: bool, last: bool) -> tuple[str, bool]:
-        """The text that a token brings, and whether a stop string ends it."""
-        if self._decode is None:
-            return "", False
-        text, stopped = self._stops.add("" if ended else self._decode.add(token))
-        if last and not stopped:
-            rest, stopped = self._stops.add(self._decode.finish())
-            text += rest + ("" if stopped else self._stops.finish())
-        return text, stopped
+    def turn(self) -> int:
+        """One step on the caller's thread, where no thread of our own works; how many tokens it computed."""
+        assert self._thread is None, "one thread works"
+        parts = self._plan()
+        self._run(parts)
+        return sum(part.count for part in parts)
 
-    def _read(self, tokens: list[int], cache: Cache) -> Array:
-        """The logits after tokens, f32[v]."""
+    def add(self, *requests: Request) -> None:
+        """`submit` for a caller that takes turns itself."""
+        for request in requests:
+            self._check_room(request)
+        self._add(requests)
+
+    def _add(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if request.scores or request.most:
+                self.scheduler.add(request)
+            else:
+                request.end("length")
+
+    def _plan(self) -> list[Part]:
+        now = time.monotonic()
+        for request in self.scheduler.drop(lambda each: each.cancelled):
+            request.end("cancelled")
+        for request in self.scheduler.drop(lambda each: each.deadline is not None and each.deadline <= now):
+            request.end("deadline")
+        return self.scheduler.plan()
+
+    def _run(self, parts: list[Part]) -> None:
+        if not parts:
+            return
+        self.steps += 1
+        given = [(part, part.rows, _next_tokens(part)) for part in parts]
+        try:
+            batch = Batch.of([(tokens, _length(part), _pages(part), rows) for part, rows, tokens in given])
+            logits = self._compute(batch)
+        except Exception as error:  # those who asked get it
+            self._fail(parts, error)
+            return
         at = 0
-        logits: Array | None = None
-        for size in self._step.chunks(len(tokens)):
-            logits = self._step.run(tokens[at : at + size], cache, np.array([size - 1]))
-            at += size
-        assert logits is not None
-        last: Array = logits[0]
-        return last
+        for part, rows, tokens in given:
+            request = part.request
+            is_last = part.is_last
+            assert request.sequence is not None
+            self.pool.pages.commit(request.sequence, tokens)
+            mine = logits[at : at + len(rows)]
+            at += len(rows)
+            try:
+                if request.scores:
+                    request.keep(np.array(mine))
+                elif is_last:
+                    request.accept(mine[0])
+            except Exception as error:
+                request.end("error", error)
+            if request.finish is not None:
+                with self._changed:
+                    self.scheduler.remove(request)
 
-    def _time(self, started: float, first: float, made: int) -> None:
-        now = time.perf_counter()
-        prefill, decode = first - started, now - first
-        self.timings.update(
-            prefill_s=prefill,
-            decode_s=decode,
-            prompt_tokens_per_s=len(self._prompt) / max(prefill, 1e-9),
-            tokens_per_s=max(made - 1, 0) / max(decode, 1e-9),
-        )
+    def _compute(self, batch: Batch) -> Any:
+        if not len(batch.rows):  # a program has at least one row
+            batch = Batch(batch.tokens, batch.sequence, batch.position, batch.table, np.zeros(1, np.int32))
+        try:
+            logits, arrays = self._step.run(batch, self.pool.take())
+        except BaseException:
+            self.pool.lose()
+            raise
+        self.pool.give(arrays)
+        return logits
+
+    def _fail(self, parts: list[Part], error: BaseException) -> None:
+        with self._changed:
+            for part in parts:
+                part.request.end("error", error)
+                self.scheduler.remove(part.request)
+            for request in list(self.scheduler.running):
+                self.scheduler.preempt(request)
+            self.pool.pages.forget()
 
 
-def _sampling(given: Sampling | None, options: Mapping[str, Any]) -> Sampling:
-    known = Sampling.__dataclass_fields__
-    if unknown := [name for name in options if name not in known]:
-        raise RunError("unknown options", expected=", ".join(known), got=", ".join(unknown))
-    return replace(given or Sampling(), **options)
+def _length(part: Part) -> int:
+    assert part.request.sequence is not None
+    return part.request.sequence.length
 
 
-def has_tokenizer(checkpoint: Checkpoint) -> bool:
-    if checkpoint.kind == "gguf":
-        return "tokenizer.ggml.tokens" in checkpoint.metadata
-    return (checkpoint.path / "tokenizer.json").is_file()
+def _pages(part: Part) -> list[int]:
+    assert part.request.sequence is not None
+    return part.request.sequence.pages
 
 
-def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer of a checkpoint."""
-    if checkpoint.kind == "gguf":
-        return from_gguf(checkpoint.metadata, str(checkpoint.path))
-    path = checkpoint.path / "tokenizer.json"
-    if not path.is_file():
-        raise FileError(f"{checkpoint.path}: no tokenizer", expected="tokenizer.json", remedy="give tokens, not text")
-    return from_file(path)
+def _next_tokens(part: Part) -> list[int]:
+    at = _length(part)
+    return part.request.tokens[at : at + part.count]

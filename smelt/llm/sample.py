@@ -1,7 +1,7 @@
 """From logits to a token: penalties, bias, temperature, and which tokens are left in the draw.
 
-`Sampling` is what a request asks for; a `Sampler` follows one sequence. A draw depends on the seed and the position
-alone, not on what else runs.
+`Sampling` is what a request asks for; a `Sampler` follows one sequence. A draw depends on the seed, the number of the
+alternative and the position alone, not on what else runs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -65,11 +65,26 @@ class Choice:
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Allowed(Protocol):
+    """Which tokens may come next: a grammar's state."""
+
+    def mask(self) -> Array:
+        """bool[v]: the tokens that may come next; at least one."""
+
+    def accept(self, token: int) -> None:
+        """A token was chosen."""
+
+
 class Sampler:
     """Chooses the tokens of one sequence."""
 
-    def __init__(self, sampling: Sampling, prompt: Iterable[int], vocabulary: int) -> None:
+    def __init__(
+        self, sampling: Sampling, prompt: Iterable[int], vocabulary: int, alternative: int = 0, allowed: Allowed | None = None
+    ) -> None:
         self.sampling = sampling
+        self._alternative = alternative
+        self._allowed = allowed
+        self._simple = allowed is None and sampling == Sampling(seed=sampling.seed)  # the likeliest token, no more
         self._seen = set(prompt)
         self._generated: Counter[int] = Counter()
         given: Mapping[Any, Any] = sampling.logit_bias
@@ -79,13 +94,19 @@ class Sampler:
 
     def choose(self, logits: Array, position: int) -> Choice:
         """The token at a position from the logits before it, f32[v]."""
+        if self._simple and np.isfinite(logits[best := int(logits.argmax())]):  # a NaN is argmax's greatest
+            return Choice(best)
         if not np.isfinite(logits).any() or np.isnan(logits).any():
             raise RunError(f"the model gave no numbers for position {position}", got="NaN in the logits")
         sampling = self.sampling
         scores = self._adjusted(logits.astype(np.float64))
+        if self._allowed is not None:
+            scores = np.where(self._allowed.mask(), scores, -np.inf)
         token = int(scores.argmax()) if sampling.temperature == 0 else self._drawn(scores, position)
         self._seen.add(token)
         self._generated[token] += 1
+        if self._allowed is not None:
+            self._allowed.accept(token)
         if sampling.logprobs is None:
             return Choice(token)
         logs = log_softmax(logits.astype(np.float64))
@@ -109,7 +130,7 @@ class Sampler:
 
     def _drawn(self, scores: Array, position: int) -> int:
         probabilities = limited(scores / self.sampling.temperature, self.sampling)
-        key = np.array([self.sampling.seed, 0], np.uint64)
+        key = np.array([self.sampling.seed, self._alternative], np.uint64)
         random = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, position]))
         order = np.argsort(-probabilities, kind="stable")
         total = probabilities[order].cumsum()

@@ -1,12 +1,12 @@
-"""The compiled step of a decoder: tokens in, logits of some rows out, keys and values written to a cache.
+"""The compiled step of a decoder: tokens of any number of sequences in, logits of some rows out, pages written.
 
 One program for prefill, decode and scoring. Native runs it at any size; pjrt compiles one program per size, so that
-there chunks of a prompt have sizes that are powers of two.
+there every size is rounded up to a power of two and what is added is written nowhere and read by nobody.
 """
 
 from __future__ import annotations
 
-import threading
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,60 +14,118 @@ import numpy as np
 from smelt.dtype import Array
 from smelt.engine import platform as platform_of
 from smelt.errors import UnsupportedError
-from smelt.llm.cache import Cache
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.decoder import Decoder
+from smelt.llm.paged import PAGE
 from smelt.tensor.instantiate import instantiate
 from smelt.tensor.jit.compile import compile
 
-CHUNK = 512  # tokens of a prompt that one step reads at most
+CHUNK = 512  # tokens that one step reads at most
+GATHERED = 1 << 28  # bytes of keys and values that an engine without a paged kernel may gather for a step
+
+Pools = list[tuple[Any, Any]]  # keys and values of each layer, f32[p, o, g, k]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one step computes, as i32 arrays: `tokens`, their `sequence` (a row of `table`) and `position` [s]; the
+    pages of each sequence, `table` [b, m]; and the `rows` of tokens whose logits are wanted [r]."""
+
+    tokens: Array
+    sequence: Array
+    position: Array
+    table: Array
+    rows: Array
+
+    @staticmethod
+    def of(parts: list[tuple[list[int], int, list[int], list[int]]]) -> Batch:
+        """From (tokens, position of the first, pages, rows within the part) of each sequence."""
+        counts = [len(tokens) for tokens, *_ in parts]
+        starts = np.cumsum([0, *counts[:-1]])
+        table = np.zeros((len(parts), max(len(pages) for _, _, pages, _ in parts)), np.int32)
+        for i, (_, _, pages, _) in enumerate(parts):
+            table[i, : len(pages)] = pages
+        return Batch(
+            np.array([token for tokens, *_ in parts for token in tokens], np.int32),
+            np.repeat(np.arange(len(parts), dtype=np.int32), counts),
+            np.concatenate([np.arange(at, at + len(tokens), dtype=np.int32) for tokens, at, _, _ in parts]),
+            table,
+            np.array([start + row for start, part in zip(starts, parts, strict=True) for row in part[3]], np.int32),
+        )
+
+    @property
+    def slot(self) -> Array:
+        """Where each token's keys and values go; -1 for tokens that are not there."""
+        found = self.table[self.sequence, self.position // PAGE] * PAGE + self.position % PAGE
+        slots: Array = np.where(self.position < 0, np.int32(-1), found).astype(np.int32)
+        return slots
+
+    def padded(self) -> Batch:
+        """Every size rounded up to a power of two."""
+        tokens, rows = _above(len(self.tokens)), _above(len(self.rows))
+        sequences, pages = (_above(size) for size in self.table.shape)
+        table = np.zeros((sequences, pages), np.int32)
+        table[: self.table.shape[0], : self.table.shape[1]] = self.table
+        return Batch(
+            _pad(self.tokens, tokens, 0),
+            _pad(self.sequence, tokens, 0),
+            _pad(self.position, tokens, -1),
+            table,
+            _pad(self.rows, rows, 0),
+        )
+
+
+def _above(size: int) -> int:
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _pad(array: Array, size: int, value: int) -> Array:
+    return np.concatenate([array, np.full(size - len(array), value, array.dtype)])
 
 
 class Step:
-    """A decoder with its weights bound, on a platform."""
+    """A decoder with its weights bound, on a platform. One thread calls it."""
 
     def __init__(self, checkpoint: Checkpoint, device: str, engine: str) -> None:
         config = checkpoint.config
         self.platform = platform_of(device, engine)
         self.config = config
         model = instantiate(Decoder, checkpoint.weights, strict=True, config=config, formats=checkpoint.formats)
-        cache = f"f32[t=T, g={config.kv_heads}, k={config.head_size}]"
+        pool = f"f32[p=P, o={PAGE}, g={config.kv_heads}, k={config.head_size}]"
         executable = compile(
             model.step,
             "i32[s=S]",
-            [(cache, cache)] * len(config.layers),
-            "i32[]",
-            "i32[r=R]",
+            [(pool, pool)] * len(config.layers),
+            "i32[b=B, m=M]",
+            *("i32[s=S]", "i32[s=S]", "i32[s=S]", "i32[r=R]"),
             platform=self.platform,
-            donate="caches",
-            facts=("S <= T", "S >= 1", "R >= 1"),
+            donate="pools",
+            facts=("P >= 1", "B >= 1", "M >= 1", "S >= 1", "R >= 1"),
         )
         self._bound: Any = executable.prepare(checkpoint.weights)
-        self._lock = threading.Lock()
         self._by_size = self.platform.engine.name == "pjrt"
+        self._paged = self.platform.engine.name == "native"
 
-    def cache(self, limit: int) -> Cache:
-        """An empty cache for at most so many tokens."""
-        return Cache(self.config, self.platform, limit)
+    def most(self, pages: int) -> int:
+        """Tokens that a step may read, of sequences with up to so many pages."""
+        if self._paged:
+            return CHUNK
+        config = self.config
+        each = 8 * PAGE * max(pages, 1) * config.kv_heads * config.head_size  # keys and values, gathered per token
+        return max(1, min(CHUNK, GATHERED // each))
 
-    def chunks(self, count: int) -> list[int]:
-        """The sizes of the steps that read so many tokens."""
-        sizes = []
-        while count:
-            size = min(count, CHUNK)
-            sizes.append(1 << (size.bit_length() - 1) if self._by_size else size)
-            count -= sizes[-1]
-        return sizes
+    def run(self, batch: Batch, pools: Pools) -> tuple[Array, Pools]:
+        """Logits of the batch's rows, f32[r, v], and the pools with its keys and values. The given pools are gone."""
+        given = batch.padded() if self._by_size else batch
+        made = self._bound(
+            given.tokens, pools, given.table, given.sequence, given.position, given.slot, given.rows
+        )
+        logits: Array = made.logits.numpy()
+        return logits[: len(batch.rows)], made.pools
 
-    def run(self, tokens: list[int], cache: Cache, rows: Array) -> Array:
-        """Read tokens behind those in the cache; logits of some of their rows, f32[r, v]."""
-        cache.reserve(len(tokens))
-        given = np.array(tokens, np.int32)
-        with self._lock:
-            made = self._bound(given, cache.buffers, np.int32(cache.length), rows.astype(np.int32))
-            cache.commit(made.caches, len(tokens))
-            logits: Array = made.logits.numpy()
-        return logits
+    def memory(self, tokens: int, rows: int, sequences: int, pages: int) -> int:
+        """Bytes that a step needs besides weights and pools."""
+        return int(self._bound.memory(S=tokens, R=rows, B=sequences, M=pages).peak) if self._paged else 0
 
     def close(self) -> None:
         self._bound.close()

@@ -236,15 +236,20 @@ def test_a_conversation_keeps_what_was_said(
     assert talk.messages == [{"role": "system", "content": "w10"}]
     assert talk.command("/help")
     assert not talk.command("/exit")
-    choose = model._step.run
-    calls = iter(range(100))
+    started = model.stream
 
-    def interrupted(*args: Any) -> Any:
-        if next(calls) == 2:
+    class Interrupted:
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self.run = started(*args, **options)
+            self.timings, self.close = self.run.timings, self.run.close
+
+        def __iter__(self) -> Iterator[Any]:
+            pieces = iter(self.run)
+            yield next(pieces)
+            yield next(pieces)
             raise KeyboardInterrupt
-        return choose(*args)
 
-    monkeypatch.setattr(model._step, "run", interrupted)
+    monkeypatch.setattr(model, "stream", Interrupted)
     talk.say("w7")  # Ctrl-C after two tokens: the answer so far stays
     assert talk.messages[-1]["role"] == "assistant"
     assert len(talk.messages[-1]["content"].split()) == 2

@@ -1,0 +1,187 @@
+"""Which page of the KV cache belongs to whom: pages with reference counts, shared prefixes, least recently used.
+
+A full page is known by the hash of all tokens up to its end (a chain, salted by the model), so a sequence that begins
+as another one did takes its pages. Full pages are never written again. A page that nobody holds keeps its content until
+the room is needed. No arrays here: `cache` holds them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+
+from smelt.llm.paged import PAGE
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """The pages of one sequence. `length` tokens are written; `chain` are the hashes of its full pages."""
+
+    pages: list[int] = field(default_factory=list)
+    length: int = 0
+    chain: list[bytes] = field(default_factory=list)
+    tail: list[int] = field(default_factory=list)  # tokens of the page that is not full
+
+    @property
+    def room(self) -> int:
+        """Tokens that the pages could hold in addition."""
+        return len(self.pages) * PAGE - self.length
+
+
+class Pages:
+    """`limit` pages, of which those below `used` have ever been taken."""
+
+    def __init__(self, limit: int, salt: bytes = b"") -> None:
+        assert limit >= 1
+        self.limit = limit
+        self.used = 0
+        self._salt = blake2b(salt, digest_size=16).digest()
+        self._free: list[int] = []
+        self._counts: dict[int, int] = {}  # references of pages that somebody holds
+        self._idle: OrderedDict[int, None] = OrderedDict()  # known pages that nobody holds, oldest first
+        self._known: dict[bytes, int] = {}
+        self._hash: dict[int, bytes] = {}
+
+    @property
+    def available(self) -> int:
+        """Pages that could be taken now."""
+        return self.limit - self.used + len(self._free) + len(self._idle)
+
+    @property
+    def held(self) -> int:
+        """Pages that sequences hold."""
+        return len(self._counts)
+
+    @property
+    def cached(self) -> int:
+        """Pages that nobody holds and that are still known."""
+        return len(self._idle)
+
+    # ---- sequences ----
+
+    def match(self, tokens: List[int]) -> Sequence:
+        """A sequence with the known pages of a prefix; at least one token is left over to compute."""
+        found = Sequence()
+        for at in range(0, len(tokens) - PAGE, PAGE):
+            digest = self._next(found, tokens[at : at + PAGE])
+            page = self._known.get(digest)
+            if page is None:
+                break
+            self._hold(page)
+            found.pages.append(page)
+            found.chain.append(digest)
+            found.length += PAGE
+        return found
+
+    def shared(self, tokens: List[int]) -> tuple[int, int]:
+        """How many pages `match` would give, and how many of them nobody holds now."""
+        found = self.match(tokens)
+        alone = sum(self._counts[page] == 1 for page in found.pages)
+        count = len(found.pages)
+        self.free(found)
+        return count, alone
+
+    def reserve(self, sequence: Sequence, count: int) -> bool:
+        """Room for so many tokens more; False, and nothing changed, where there are not enough pages."""
+        needed = -(-(count - sequence.room) // PAGE)
+        if needed > self.available:
+            return False
+        sequence.pages += [self._take() for _ in range(needed)]
+        return True
+
+    def commit(self, sequence: Sequence, tokens: List[int]) -> None:
+        """These tokens are written now; pages that they fill become known."""
+        assert len(tokens) <= sequence.room
+        sequence.length += len(tokens)
+        sequence.tail += tokens
+        while len(sequence.tail) >= PAGE:
+            digest = self._next(sequence, sequence.tail[:PAGE])
+            del sequence.tail[:PAGE]
+            page = sequence.pages[len(sequence.chain)]
+            sequence.chain.append(digest)
+            if digest not in self._known:  # else another page has the same content already
+                self._known[digest], self._hash[page] = page, digest
+
+    def fork(self, sequence: Sequence) -> Sequence:
+        """Another sequence with the same full pages; the tokens after them are to be computed again."""
+        count = len(sequence.chain)
+        for page in sequence.pages[:count]:
+            self._hold(page)
+        return Sequence(sequence.pages[:count], count * PAGE, sequence.chain[:count])
+
+    def truncate(self, sequence: Sequence, length: int) -> int:
+        """Forget the tokens from `length` on, or from the beginning of its page where that is full: full pages are not
+        written again. What is left."""
+        full = len(sequence.chain)
+        if length < full * PAGE:
+            length = length // PAGE * PAGE
+            sequence.chain, sequence.tail = sequence.chain[: length // PAGE], []
+        else:
+            del sequence.tail[length - full * PAGE :]
+        keep = -(-length // PAGE)
+        for page in sequence.pages[keep:]:
+            self._drop(page)
+        del sequence.pages[keep:]
+        sequence.length = min(sequence.length, length)
+        return sequence.length
+
+    def free(self, sequence: Sequence) -> None:
+        for page in reversed(sequence.pages):  # so that beginnings stay known for longest
+            self._drop(page)
+        sequence.pages, sequence.length, sequence.chain, sequence.tail = [], 0, [], []
+
+    def forget(self) -> None:
+        """Nothing is known any more: the content is gone."""
+        self._free += self._idle
+        self._idle.clear()
+        self._known.clear()
+        self._hash.clear()
+
+    def known(self) -> dict[bytes, int]:
+        """Hash → page of everything that is known."""
+        return dict(self._known)
+
+    def adopt(self, digest: bytes) -> int | None:
+        """A page for content that is known from elsewhere; None where it is known already or there is no room."""
+        if digest in self._known or not self.available:
+            return None
+        page = self._take()
+        self._known[digest], self._hash[page] = page, digest
+        self._drop(page)
+        return page
+
+    # ---- pages ----
+
+    def _next(self, sequence: Sequence, tokens: List[int]) -> bytes:
+        before = sequence.chain[-1] if sequence.chain else self._salt
+        return blake2b(before + np.array(tokens, "<i4").tobytes(), digest_size=16).digest()
+
+    def _take(self) -> int:
+        if self._free:
+            page = self._free.pop()
+        elif self.used < self.limit:
+            page = self.used
+            self.used += 1
+        else:
+            page, _ = self._idle.popitem(last=False)
+            del self._known[self._hash.pop(page)]
+        self._counts[page] = 1
+        return page
+
+    def _hold(self, page: int) -> None:
+        self._idle.pop(page, None)
+        self._counts[page] = self._counts.get(page, 0) + 1
+
+    def _drop(self, page: int) -> None:
+        self._counts[page] -= 1
+        if self._counts[page]:
+            return
+        del self._counts[page]
+        if page in self._hash:
+            self._idle[page] = None
+        else:
+            self._free.append(page)

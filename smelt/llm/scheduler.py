@@ -1,0 +1,164 @@
+"""Continuous batching: which requests compute how many tokens in the next step.
+
+Sequences that generate go first, one token each; what is left of the step's tokens reads prompts, in chunks. A request
+begins when the pages for its whole prompt are there, so that nothing runs out in the middle; where generating needs
+more pages than there are, the youngest request gives its pages back and is computed again later. No arrays and no
+clock here: `engine` calls `plan`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from smelt.llm.paged import PAGE
+from smelt.llm.pages import Pages
+from smelt.llm.request import Request
+
+SCORED = 64  # tokens of a request whose logits are all wanted, per step
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """So many tokens of a request, in the next step."""
+
+    request: Request
+    count: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the tokens reach the request's last one, after which one is to be chosen."""
+        return self.count == self.request.pending
+
+    @property
+    def rows(self) -> list[int]:
+        """The tokens whose logits are wanted."""
+        if self.request.scores:
+            return list(range(self.count))
+        return [self.count - 1] if self.is_last else []
+
+
+class Scheduler:
+    """`most(pages)`: tokens that a step may read, of sequences with up to so many pages; `sequences` run at once."""
+
+    def __init__(self, pages: Pages, most: Callable[[int], int], sequences: int) -> None:
+        self.pages = pages
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []  # in the order of their numbers
+        self.preempted = 0  # how often
+        self._most = most
+        self._sequences = sequences
+        self._arrived = 0
+        self._served = Counter[str]()  # tokens, by client
+
+    def add(self, request: Request) -> None:
+        self._arrived += 1
+        request.number = self._arrived
+        self.waiting.append(request)
+        running = [self._served[each.client] for each in (*self.waiting, *self.running) if each is not request]
+        if request.client not in self._served and running:  # a new client does not make up for the time before it came
+            self._served[request.client] = min(running)
+
+    def drop(self, gone: Callable[[Request], bool]) -> list[Request]:
+        """Take out the requests that are gone."""
+        found = [request for request in (*self.running, *self.waiting) if gone(request)]
+        for request in found:
+            self.remove(request)
+        return found
+
+    def remove(self, request: Request) -> None:
+        self._give_back(request)
+        for requests in (self.running, self.waiting):
+            if request in requests:
+                requests.remove(request)
+
+    def preempt(self, request: Request) -> None:
+        """Give a request's pages back; it is computed again when there is room."""
+        self.remove(request)
+        self.waiting.append(request)
+        self.preempted += 1
+
+    def plan(self) -> list[Part]:
+        """The next step's work; pages for it are reserved."""
+        parts = self._generating()
+        left = self._left(parts)
+        for request in [each for each in self.running if each.pending > 1]:
+            count = self._read(request, left)
+            if count:
+                parts.append(Part(request, count))
+                left -= count
+        while left > 0 and len(self.running) < self._sequences and (request := self._next()) is not None:
+            if not self._begin(request):
+                break
+            left = self._left(parts)
+            count = self._read(request, left)
+            if count:
+                parts.append(Part(request, count))
+                left -= count
+        if not parts and self.running:  # prompts hold each other's pages
+            self.preempt(self.running[-1])
+            return self.plan()
+        for part in parts:
+            self._served[part.request.client] += part.count
+        return parts
+
+    # ---- parts of a plan ----
+
+    def _left(self, parts: list[Part]) -> int:
+        longest = max((_pages(len(each.tokens)) for each in self.running), default=1)
+        return max(0, self._most(longest) - sum(part.count for part in parts))
+
+    def _generating(self) -> list[Part]:
+        """One token for each sequence that generates, oldest first; the youngest ones give way where pages lack."""
+        most = self._left([])
+        parts: list[Part] = []
+        for request in [each for each in self.running if each.pending == 1]:
+            while len(parts) < most and request in self.running:
+                assert request.sequence is not None
+                if self.pages.reserve(request.sequence, 1):
+                    parts.append(Part(request, 1))
+                    break
+                self.preempt(self.running[-1])
+        return parts
+
+    def _read(self, request: Request, left: int) -> int:
+        """How many tokens of a prompt the step reads."""
+        assert request.sequence is not None
+        room = request.sequence.room + self.pages.available * PAGE
+        count = min(request.pending, left, room, SCORED if request.scores else left)
+        if count > 0:
+            self.pages.reserve(request.sequence, count)
+        return max(count, 0)
+
+    def _next(self) -> Request | None:
+        """Of the waiting requests that may begin the one of the client that was served least, oldest first."""
+        ready = [each for each in self.waiting if each.after is None or each.after.is_read]
+        return min(ready, key=lambda each: (self._served[each.client], each.number), default=None)
+
+    def _begin(self, request: Request) -> bool:
+        """Start a request where the pages for its tokens, and for those of all that began, are there."""
+        shared, idle = (0, 0) if request.scores else self.pages.shared(request.tokens)
+        promised = sum(max(0, _pages(len(each.tokens) + 1) - _held(each)) for each in self.running)
+        if self.pages.available - idle < promised + _pages(len(request.tokens) + 1) - shared and self.running:
+            return False
+        request.sequence = self.pages.match([] if request.scores else request.tokens)
+        if not request.generated:
+            request.cached = request.sequence.length
+        self.waiting.remove(request)
+        self.running.append(request)
+        self.running.sort(key=lambda each: each.number)
+        return True
+
+    def _give_back(self, request: Request) -> None:
+        if request.sequence is not None:
+            self.pages.free(request.sequence)
+            request.sequence = None
+
+
+def _pages(tokens: int) -> int:
+    return -(-tokens // PAGE)
+
+
+def _held(request: Request) -> int:
+    return 0 if request.sequence is None else len(request.sequence.pages)
