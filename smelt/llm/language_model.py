@@ -119,7 +119,8 @@ class Options:
             raise RunError("n is how many answers", expected=f"1 to {MAX_ALTERNATIVES}", got=self.n)
         if not all(isinstance(each, str) and each for each in self.stops):
             raise RunError("stop strings are texts that are not empty", got=self.stop)
-        if self.timeout is not None and not (type(self.timeout) in (int, float) and self.timeout >= 0):
+        timeout: Any = self.timeout
+        if timeout is not None and not (type(timeout) in (int, float) and timeout >= 0):
             raise RunError("timeout is a number of seconds", expected="0 or more", got=self.timeout)
 
     @property

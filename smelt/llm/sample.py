@@ -79,7 +79,12 @@ class Sampler:
     """Chooses the tokens of one sequence."""
 
     def __init__(
-        self, sampling: Sampling, prompt: Iterable[int], vocabulary: int, alternative: int = 0, allowed: Allowed | None = None
+        self,
+        sampling: Sampling,
+        prompt: Iterable[int],
+        vocabulary: int,
+        alternative: int = 0,
+        allowed: Allowed | None = None,
     ) -> None:
         self.sampling = sampling
         self._alternative = alternative
@@ -110,8 +115,8 @@ class Sampler:
         if sampling.logprobs is None:
             return Choice(token)
         logs = log_softmax(logits.astype(np.float64))
-        best = np.argsort(-logs, kind="stable")[: sampling.logprobs]
-        return Choice(token, float(logs[token]), tuple((int(each), float(logs[each])) for each in best))
+        likely = np.argsort(-logs, kind="stable")[: sampling.logprobs]
+        return Choice(token, float(logs[token]), tuple((int(each), float(logs[each])) for each in likely))
 
     def _adjusted(self, scores: Array) -> Array:
         sampling = self.sampling

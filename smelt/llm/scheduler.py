@@ -88,14 +88,13 @@ class Scheduler:
             if count:
                 parts.append(Part(request, count))
                 left -= count
-        while left > 0 and len(self.running) < self._sequences and (request := self._next()) is not None:
-            if not self._begin(request):
+        while left > 0 and len(self.running) < self._sequences and (new := self._next()) is not None:
+            if not self._begin(new):
                 break
-            left = self._left(parts)
-            count = self._read(request, left)
+            count = self._read(new, self._left(parts))
             if count:
-                parts.append(Part(request, count))
-                left -= count
+                parts.append(Part(new, count))
+            left = self._left(parts)
         if not parts and self.running:  # prompts hold each other's pages
             self.preempt(self.running[-1])
             return self.plan()

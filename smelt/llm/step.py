@@ -117,9 +117,7 @@ class Step:
     def run(self, batch: Batch, pools: Pools) -> tuple[Array, Pools]:
         """Logits of the batch's rows, f32[r, v], and the pools with its keys and values. The given pools are gone."""
         given = batch.padded() if self._by_size else batch
-        made = self._bound(
-            given.tokens, pools, given.table, given.sequence, given.position, given.slot, given.rows
-        )
+        made = self._bound(given.tokens, pools, given.table, given.sequence, given.position, given.slot, given.rows)
         logits: Array = made.logits.numpy()
         return logits[: len(batch.rows)], made.pools
 

@@ -15,7 +15,7 @@ import numpy as np
 from smelt.dim import divide_exact
 from smelt.dtype import Array, DType
 from smelt.ir.attributes import DICT, INT, Dict, Float, Int
-from smelt.ir.core import Type
+from smelt.ir.core import Op, Type
 from smelt.ir.ops.definition import Attr, Call, Frame, OpDef
 from smelt.shape import Shape
 
@@ -41,7 +41,7 @@ def _infer(call: Call) -> Sequence[Type]:
     call.require(call.attrs["width"] >= 1, "", "the width must be positive", got=call.attrs["width"])
     call.require(PagedNumbers.of(said) is not None, "", "the attributes are none of paged attention", got=said)
     shapes = [call.shape(i) for i in range(len(call.operands))]
-    q, keys, values, table, sequence, position, *sinks = shapes
+    q, keys, values, _, sequence, position, *sinks = shapes
     ranks = [shape.rank for shape in shapes]
     call.require(ranks == [3, 4, 4, 2, 1, 1, 1][: len(ranks)], "", "operands of other ranks", got=ranks)
     kinds = [each.dtype.kind if isinstance(each.dtype, DType) else "quantised" for each in shapes]
@@ -60,8 +60,8 @@ def _infer(call: Call) -> Sequence[Type]:
     return [Shape.of(q.dtype, (*q.sizes[:2], values.sizes[3]))]
 
 
-def _attend(frame: Frame, op: object, *operands: Array) -> Array:
-    said = PagedNumbers.of(op.attrs["composite_attributes"])  # type: ignore[attr-defined]
+def _attend(frame: Frame, op: Op, *operands: Array) -> Array:
+    said = PagedNumbers.of(op.attrs["composite_attributes"])
     assert said is not None, "inference has seen the attributes"
     return attend(said, *operands)
 

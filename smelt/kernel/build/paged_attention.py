@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from smelt.dim import Size
@@ -202,9 +202,7 @@ class _Block:
 
     # -- a page --
 
-    def multiply(
-        self, operand: int, page: Expr, count: Expr, product: tuple[str, Expr, str, Expr], used: Expr
-    ) -> None:
+    def multiply(self, operand: int, page: Expr, count: Expr, product: tuple[str, Expr, str, Expr], used: Expr) -> None:
         """Keys times queries, or accumulate values times weights."""
         nest, paged, value = self.nest, self.paged, self.paged.op.operands[operand]
         tile, rows, panel, extent = product
@@ -219,8 +217,9 @@ class _Block:
                 element = nest.convert(nest.pull(value, (page, j, self.group, d)), f32)
                 nest.emit(StoreLocal(a, add(scale(j, deep), d), element))
         row, inner = (step, Number(1)) if operand == 1 else (Number(1), step)
-        tail = {"accumulate": Number(int(operand == 2)), "tiles": Number(CACHE_RESIDENT), "columns": used}
-        nest.emit(Mma(tile, rows, a, index, row, inner, panel, Number(0), Number(paged.width), extent, **tail))
+        product_of = Mma(tile, rows, a, index, row, inner, panel, Number(0), Number(paged.width), extent)
+        more = Number(int(operand == 2))
+        nest.emit(replace(product_of, accumulate=more, tiles=Number(CACHE_RESIDENT), columns=used))
 
     def mask(self, scores: str, places: str, key: Expr, count: Expr, low: Expr, high: Expr, wide: Expr) -> None:
         """Softcap; then keys after a query, or too far before it, become -inf where the page has such keys."""

@@ -1,0 +1,135 @@
+"""`smelt.paged_attention`: the op, its decomposition and the native kernel mean what JAX computes over gathered pages;
+a query's bits depend on neither batch nor block; nothing that does not fit is accepted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from smelt.device import cpu
+from smelt.dim import symbol
+from smelt.dtype import Array, dtype
+from smelt.engine.native import compile_all
+from smelt.errors import DeviceError, SmeltError, VerifyError
+from smelt.ir.build import FuncBuilder
+from smelt.ir.composites import encode
+from smelt.ir.core import Program
+from smelt.ir.interpret import run
+from smelt.ir.text import parse, print_program
+from smelt.kernel.emit import c as emit_c
+from smelt.kernel.emit.tile_f32 import tile_shape
+from smelt.shape import Shape
+
+# heads, groups, depth, values, page, window, softcap, sinks, element type of the pages
+CASES: dict[str, tuple[int, int, int, int, int, int, float, bool, str]] = {
+    "grouped": (6, 2, 8, 8, 4, 0, 0.0, False, "f32"),
+    "window, softcap": (3, 3, 20, 12, 8, 5, 2.0, False, "f32"),
+    "many heads of one group, sinks": (70, 1, 5, 8, 4, 3, 0.0, True, "f16"),
+    "pages of 64": (4, 2, 16, 16, 64, 0, 0.0, True, "bf16"),
+}
+
+
+def program(case: tuple[Any, ...], width: int = 16) -> Program:
+    heads, groups, depth, values, page, window, softcap, sinks, element = case
+    n, p, b, m = (symbol(name) for name in "NPBM")
+    shapes = [Shape("f32", n, heads, depth), Shape(element, p, page, groups, depth)]
+    shapes += [Shape(element, p, page, groups, values), Shape("i32", b, m), Shape("i32", n), Shape("i32", n)]
+    f = FuncBuilder("main", [*shapes, Shape("f32", heads)] if sinks else shapes)
+    said = encode("smelt.paged_attention", {"scale": 0.3, "softcap": softcap, "window": window})
+    return Program.of(f.func(f.op("smelt.paged_attention", *f.args, composite_attributes=said, width=width).result))
+
+
+def inputs(case: tuple[Any, ...], seed: int) -> list[Array]:
+    """Three sequences, with queries at their beginning, in the middle and over the end of a page; one not there."""
+    heads, groups, depth, values, page, _, _, sinks, element = case
+    random = np.random.default_rng(seed)
+    counts, starts = (3, 7, 2 * page + 1, 1), (2 * page + 1, 0, page - 1, -1)
+    sequence = np.repeat([0, 1, 2, 1], counts).astype(np.int32)
+    position = np.concatenate([np.arange(n) + at for n, at in zip(counts, starts, strict=True)]).astype(np.int32)
+    table = random.permutation(19)[:15].reshape(3, 5).astype(np.int32)
+    narrow = dtype(element).numpy
+    pools = [random.standard_normal((19, page, groups, size)).astype(narrow) for size in (depth, values)]
+    given = [random.standard_normal((len(sequence), heads, depth)).astype(np.float32), *pools]
+    given += [table, sequence, position]
+    return [*given, random.standard_normal(heads).astype(np.float32)] if sinks else given
+
+
+def expected(case: tuple[Any, ...], given: list[Array]) -> Array:
+    """Query by query, over keys that stand in a row, by JAX."""
+    q, keys, values, table, sequence, position = given[:6]
+    window, softcap, sinks = case[5:8]
+    rows = []
+    for n in range(len(q)):
+        flat = [np.concatenate(list(pool[table[sequence[n]]])).astype(np.float32) for pool in (keys, values)]
+        k, v = (jnp.repeat(each, q.shape[1] // each.shape[1], 1) for each in flat)
+        scores = jnp.einsum("hk,thk->ht", q[n], k) * 0.3
+        scores = jnp.tanh(scores / softcap) * softcap if softcap else scores
+        behind = position[n] - np.arange(len(k))
+        seen = (behind >= 0) & ((behind < window) if window else True)
+        scores = jnp.where(seen, scores, -jnp.inf)
+        if sinks:
+            scores = jnp.concatenate([scores, jnp.asarray(given[6])[:, None]], 1)
+        weights = jax.nn.softmax(scores, axis=1)[:, : len(k)] if seen.any() else jnp.zeros_like(scores)[:, : len(k)]
+        rows.append(np.asarray(jnp.einsum("ht,the->he", weights, v)))
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_it_is_attention_over_pages(case: tuple[Any, ...], seed: int) -> None:
+    given = inputs(case, seed)
+    (got,) = run(parse(print_program(program(case))), given)
+    np.testing.assert_allclose(got, expected(case, given), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
+@pytest.mark.parametrize("name", ["native", "plain"])
+def test_bits_of_a_query_are_its_own(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one thread and on several, alone and among others, in any block."""
+    try:
+        target = cpu.target(name)
+    except DeviceError as error:
+        pytest.skip(str(error))
+    monkeypatch.setattr(emit_c, "ELEMENTS_PER_CORE", 16)
+    width = tile_shape(target).columns
+    all_made = compile_all([program(case, width) for case in CASES.values()], target)
+    for case, made in zip(CASES.values(), all_made, strict=True):
+        assert not isinstance(made, SmeltError), made
+        given = inputs(case, seed)
+        got = np.asarray(made(*given)[0])
+        np.testing.assert_allclose(got, expected(case, given), rtol=2e-5, atol=2e-6)
+        for start in range(0, len(got), 5):
+            part = [each[start : start + 5] if i in (0, 4, 5) else each for i, each in enumerate(given)]
+            assert (np.asarray(made(*part)[0]) == got[start : start + 5]).all()
+        wild = [np.array(each) for each in given]
+        wild[3][:], wild[4][:], wild[5][:] = 1 << 30, -7, 1 << 30  # indices are clamped: nothing outside is read
+        made(*wild)
+
+
+@pytest.mark.parametrize(
+    ("place", "shape"),
+    [
+        (0, Shape("f32", symbol("N"), 5, 8)),
+        (1, Shape("f32", symbol("P"), 4, 2, 9)),
+        (2, Shape("f32", symbol("P"), 3, 2, 8)),
+        (3, Shape("f32", symbol("B"), symbol("M"))),
+        (4, Shape("i32", symbol("N"), 1)),
+    ],
+)
+def test_what_does_not_fit_is_refused(place: int, shape: Shape) -> None:
+    shapes = [arg.shape for arg in program(CASES["grouped"]).main.args]
+    shapes[place] = shape
+    f = FuncBuilder("main", shapes)
+    said = encode("smelt.paged_attention", {"scale": 0.3, "softcap": 0.0, "window": 0})
+    with pytest.raises(VerifyError):
+        f.op("smelt.paged_attention", *f.args, composite_attributes=said, width=8)
+
+
+def test_bad_attributes_are_refused() -> None:
+    f = FuncBuilder("main", [arg.shape for arg in program(CASES["grouped"]).main.args])
+    bad = encode("smelt.paged_attention", {"scale": 0.3, "softcap": 0.0, "window": -1})
+    with pytest.raises(VerifyError, match="attributes"):
+        f.op("smelt.paged_attention", *f.args, composite_attributes=bad, width=8)
