@@ -124,7 +124,7 @@ class Options:
             raise RunError("timeout is a number of seconds", expected="0 or more", got=self.timeout)
 
     @property
-    def stops(self) -> tuple[str, ...]:
+    def stops(self) -> tuple[Any, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @staticmethod
