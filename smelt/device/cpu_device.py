@@ -158,7 +158,7 @@ def _check_entry(library: ctypes.CDLL, entry: Entry, constants: Sequence[bytes |
         for part in ("run", "measure"):
             _symbol(library, f"{entry.name}_{part}")
     except (AttributeError, ValueError) as error:  # ValueError: a name that cannot be one
-        raise DeviceError("the code lacks functions that it should have", got=error, remedy=REMEDY) from error
+        raise DeviceError("the code lacks functions of the program", got=error, remedy=REMEDY) from error
     stated, _, needs = stated.rpartition(abi.NEEDS)
     lengths = [len(each) if isinstance(each, bytes) else each.nbytes for each in constants]
     checks = len(entry.sizes), len(entry.data)

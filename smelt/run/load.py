@@ -418,12 +418,7 @@ def _variant(bundle: Container, given: Any) -> Variant:
     prepare, prepare_constants = (None, ()) if given["prepare"] is None else _entry(bundle, given["prepare"])
     rows, columns, lanes = record.numbers(given["tile"])
     codes = tuple(
-        Code(
-            record.text(each["target"]),
-            record.text(each["machine"]),
-            record.texts(each["features"]),
-            bundle.reader(each["library"]),
-        )
+        Code(record.text(each["target"]), record.target_of(each), bundle.reader(each["library"]))
         for each in given["codes"]
     )
     bound = None if given["bound"] is None else _bound(bundle, main, given["bound"])
