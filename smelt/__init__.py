@@ -29,6 +29,8 @@ _PUBLIC = {
     "parse": "smelt.ir.text",
     "print_program": "smelt.ir.text",
     "verify": "smelt.ir.verify",
+    "jvp": "smelt.passes.grad",
+    "vjp": "smelt.passes.grad",
     "platform": "smelt.engine",
     "read": "smelt.read",  # the package, which can be called
     "Executable": "smelt.tensor.jit.executable",
@@ -94,6 +96,8 @@ if TYPE_CHECKING:
     from smelt.ir.verify import verify as verify
     from smelt.mesh import Mesh as Mesh
     from smelt.model import read as read
+    from smelt.passes.grad import jvp as jvp
+    from smelt.passes.grad import vjp as vjp
     from smelt.read.checkpoint import open as open
     from smelt.run.loaded import LoadedModel as LoadedModel
     from smelt.shape import Shape as Shape

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from smelt.dim import Size
 from smelt.ir.build import Builder
 from smelt.ir.core import Func, FuncType, Op, Region, Type, Value, walk
 from smelt.ir.ops import OPS
 from smelt.ir.ops.definition import Scope
+from smelt.ir.ops.signature import bare_symbol
 from smelt.shape import Shape
 
 
@@ -271,6 +273,21 @@ def symbols_of(func: Func) -> frozenset[str]:
         if isinstance(value.type, Shape) and not value.type.is_static:
             found |= value.type.symbols
     return frozenset(found)
+
+
+def symbols_at(callee: Func, operands: Sequence[Value], call: Op, scope: Scope) -> dict[str, Size]:
+    """The callee's symbols at this call: sizes of the operands, symbols of the call's results, or fresh symbols."""
+    known: dict[str, Size] = {}
+    pairs = list(zip(callee.args, operands, strict=True)) + list(zip(callee.results, call.results, strict=True))
+    for have, want in pairs:
+        if isinstance(have.type, Shape) and isinstance(want.type, Shape):
+            for size, actual in zip(have.type.sizes, want.type.sizes, strict=True):
+                name = bare_symbol(size)
+                if name is not None and name not in known:
+                    known[name] = actual
+    for name in sorted(symbols_of(callee) - set(known)):
+        known[name] = scope.new_symbol()
+    return known
 
 
 def _same_type(a: Type, b: Type) -> bool:

@@ -30,6 +30,21 @@ def slope_of(size: Size, name: str) -> int:
     return slope if slope > 0 and name not in symbols(size - slope * symbol(name)) else 0
 
 
+def sources_of(values: Sequence[Value]) -> dict[str, Source]:
+    """For each symbol an axis that determines it, alone or with symbols that other axes determine."""
+    found: dict[str, Source] = {}
+    axes = [(value, i, size) for value in values for i, size in enumerate(value.shape.sizes) if isinstance(size, Poly)]
+    axes.sort(key=lambda axis: len(axis[2].terms))  # the simplest first
+    known = -1
+    while known < len(found):
+        known = len(found)
+        for value, place, size in axes:
+            unknown = symbols(size) - found.keys()
+            if len(unknown) == 1 and slope_of(size, name := next(iter(unknown))):
+                found[name] = value, place
+    return found
+
+
 @dataclass(slots=True)
 class SizeOps:
     """`emit(name, *operands, **attributes)` adds an op; `source(name)` is an axis whose size determines that symbol."""

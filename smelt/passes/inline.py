@@ -12,7 +12,7 @@ from smelt.ir.clone import clone_ops, substitution
 from smelt.ir.core import Func, Op, Program, Region, Value, walk
 from smelt.ir.ops.definition import Scope
 from smelt.ir.ops.signature import bare_symbol
-from smelt.ir.rewrite import symbols_of
+from smelt.ir.rewrite import symbols_at, symbols_of
 from smelt.shape import Shape
 
 MOST = 1 << 17  # ops after inlining: a chain of functions that call the next one twice grows exponentially
@@ -106,7 +106,7 @@ class _Into:
     def call(self, op: Op) -> list[Op]:
         callee = self.done[self.callees[op]]
         operands = [self.values.get(operand, operand) for operand in op.operands]
-        renamed = _symbols_at(callee, operands, op, self.scope)
+        renamed = symbols_at(callee, operands, op, self.scope)
         inner = dict(zip(callee.args, operands, strict=True))
         ops = clone_ops(callee.body.ops, inner, substitution(renamed))
         results = [inner.get(value, value) for value in callee.results]
@@ -134,21 +134,6 @@ class _Into:
 
 def _symbols(values: Iterable[Value]) -> set[str]:
     return {name for value in values if isinstance(value.type, Shape) for name in value.type.symbols}
-
-
-def _symbols_at(callee: Func, operands: list[Value], call: Op, scope: Scope) -> dict[str, Size]:
-    """The callee's symbols at this call: sizes of the operands, symbols of the call's results, or fresh symbols."""
-    known: dict[str, Size] = {}
-    pairs = list(zip(callee.args, operands, strict=True)) + list(zip(callee.results, call.results, strict=True))
-    for have, want in pairs:
-        if isinstance(have.type, Shape) and isinstance(want.type, Shape):
-            for size, actual in zip(have.type.sizes, want.type.sizes, strict=True):
-                name = bare_symbol(size)
-                if name is not None and name not in known:
-                    known[name] = actual
-    for name in sorted(symbols_of(callee) - set(known)):
-        known[name] = scope.new_symbol()
-    return known
 
 
 def _drop_unreachable(program: Program) -> Program:

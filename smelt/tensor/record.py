@@ -17,7 +17,7 @@ from weakref import ReferenceType
 
 import numpy as np
 
-from smelt.dim import Poly, Size, symbols
+from smelt.dim import Size
 from smelt.dtype import Array, DType, i64
 from smelt.errors import Location, SmeltError
 from smelt.ir.attributes import Constant
@@ -26,7 +26,7 @@ from smelt.ir.clone import clone_op, clone_region
 from smelt.ir.core import Attrs, Func, FuncType, Op, Region, Type, Value, find_captures
 from smelt.ir.ops import definition_of
 from smelt.ir.ops.definition import Call, Scope, op_attrs
-from smelt.ir.size_ops import SizeOps, Source, slope_of
+from smelt.ir.size_ops import SizeOps, Source, sources_of
 from smelt.shape import Shape
 from smelt.tensor.proving import require_divisors, require_sizes
 from smelt.tensor.source import Operand, Place, TensorError, here, refuse
@@ -289,21 +289,6 @@ def _size_ops(sizes: Sequence[Size], near: Sequence[Tensor]) -> SizeOps:
 
 def _record_value(name: str, *operands: Value, result: Shape | None = None, **attrs: Any) -> Value:
     return record(name, operands, attrs, (), None if result is None else (result,)).results[0]
-
-
-def sources_of(values: Sequence[Value]) -> dict[str, Source]:
-    """For each symbol an axis that determines it, alone or with symbols that other axes determine."""
-    found: dict[str, Source] = {}
-    axes = [(value, i, size) for value in values for i, size in enumerate(value.shape.sizes) if isinstance(size, Poly)]
-    axes.sort(key=lambda axis: len(axis[2].terms))  # the simplest first
-    known = -1
-    while known < len(found):
-        known = len(found)
-        for value, place, size in axes:
-            unknown = symbols(size) - found.keys()
-            if len(unknown) == 1 and slope_of(size, name := next(iter(unknown))):
-                found[name] = value, place
-    return found
 
 
 def _find_source(name: str, near: Sequence[Tensor]) -> Source:

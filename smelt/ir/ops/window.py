@@ -121,7 +121,7 @@ def _check_window(call: Call, rank: int, labels: Sequence[int], name: str) -> Wi
     return Window(sizes, strides, padding, base, dilations)
 
 
-def _window_of(op: Op) -> Window:
+def window_of(op: Op) -> Window:
     sizes = tuple(op.attrs["window_dimensions"])
     rank = len(sizes)
     return Window(
@@ -184,7 +184,7 @@ def _infer_reduce_window(call: Call) -> list[Type]:
 
 
 def _reduce_window(frame: Frame, op: Op, *operands: Array) -> Arrays:
-    return reduce_windows(frame, op, op.regions[0], _window_of(op), operands)
+    return reduce_windows(frame, op, op.regions[0], window_of(op), operands)
 
 
 def reduce_windows(frame: Frame, op: Op, body: Region, window: Window, operands: Sequence[Array]) -> Arrays:
@@ -279,7 +279,7 @@ def _infer_select_and_scatter(call: Call) -> list[Type]:
 
 def _select_and_scatter(frame: Frame, op: Op, operand: Array, source: Array, init: Array) -> Array:
     select, scatter = op.regions
-    window = _window_of(op)
+    window = window_of(op)
     chosen = _select_indices(frame, select, operand, window).reshape(-1)
     of, to = op.operands[0].shape.dtype, scatter.results[0].shape.dtype
     init = promote(init, of, to)

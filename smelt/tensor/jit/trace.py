@@ -19,6 +19,7 @@ from smelt.dim import Fact, Facts, Poly, Size, solve, substitute, symbol
 from smelt.dtype import Array, f32
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError, UnsupportedError
 from smelt.ir.core import Attrs, Func, Program
+from smelt.ir.size_ops import sources_of
 from smelt.passes.split_prepare import NAME, WEIGHT
 from smelt.shape import Shape
 from smelt.structure import CONTAINERS, map_items
@@ -39,7 +40,7 @@ from smelt.tensor.fields import (
 from smelt.tensor.jit.realise import Entry
 from smelt.tensor.jit.realise import run as run_entry
 from smelt.tensor.proving import bind_names, current_facts, entry_facts, only_facts
-from smelt.tensor.record import CHECKS, SOURCES, Leaf, function, is_tensor, place_of, sources_of
+from smelt.tensor.record import CHECKS, SOURCES, Leaf, function, is_tensor, place_of
 from smelt.tensor.recovery import is_poison
 from smelt.tensor.shaped import Spec, annotations_of, declared_spec, lone_symbol, match, signature_specs, spec_of
 from smelt.tensor.source import Operand, Place, declaration_of, refuse

@@ -1,0 +1,137 @@
+"""THE table of gradients: one row for every op of the op table, a rule or a reason why there is none.
+
+`Rules` looks rules up: a user's own first, then those of composites and calls, which are differentiated through their
+bodies, then the table's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from smelt.errors import UnsupportedError
+from smelt.ir.build import Builder
+from smelt.ir.clone import clone_region, substitution
+from smelt.ir.core import Func, Op, Value
+from smelt.ir.grad import collective, contract, control, convolution, elementwise, index, linear, reduce, shape, window
+from smelt.ir.grad.rule import Rule, linear_in_first, refused, repeat, zero
+from smelt.ir.ops.control import ASSERTIONS, PLACEMENT
+from smelt.ir.rewrite import symbols_at
+
+_DECOMPOSED = "passes.grad decomposes it first"
+_PASSES = "engines make it after differentiation: differentiate the program that the front end gave"
+_QUANTISED = "quantised values are steps: differentiate before quantising"
+_OUTSIDE = "only the bodies of its functions have derivatives"
+
+
+def _custom_call(op: Op) -> Rule:
+    target = op.attrs["call_target_name"]
+    if target in ASSERTIONS:
+        return zero("a check has no results")
+    if target in PLACEMENT and len(op.operands) == 1:
+        return linear_in_first(lambda b, op, g: repeat(b, op, [g])[0])
+    return refused(f"@{target} is code that the compiler cannot see")
+
+
+_OTHERS: dict[str, Rule | Callable[[Op], Rule]] = {
+    **{f"stablehlo.batch_norm_{name}": refused(_DECOMPOSED) for name in ("inference", "training", "grad")},
+    "stablehlo.set_dimension_size": refused("the number of valid elements is data"),
+    "stablehlo.custom_call": _custom_call,
+    "stablehlo.after_all": zero("a token has no derivative"),
+    "stablehlo.create_token": zero("a token has no derivative"),
+    "stablehlo.async_start": refused(_DECOMPOSED),
+    "stablehlo.async_done": refused(_DECOMPOSED),
+    "sdy.sharding_group": zero("it has no results"),
+    "stablehlo.rng": zero("random numbers"),
+    "stablehlo.rng_bit_generator": zero("random numbers"),
+    "stablehlo.uniform_quantize": refused(_QUANTISED),
+    "stablehlo.uniform_dequantize": refused(_QUANTISED),
+    **{
+        f"smelt.{name}": refused(_PASSES)
+        for name in (
+            *("pack", "packed_dot", "packed_conv", "winograd_conv", "channel_conv", "pack_quads", "packed_qdot"),
+            *("packed_qconv", "pack_pairs", "packed_pdot", "packed_pconv", "attention", "round_to_byte"),
+        )
+    },
+    **{
+        f"check.{name}": zero("it has no results")
+        for name in (
+            *("expect_eq", "expect_eq_const", "expect_almost_eq", "expect_almost_eq_const"),
+            *("expect_close", "expect_serialized_eq"),
+        )
+    },
+    "interpreter.run_parallel": refused(_OUTSIDE),
+    "interpreter.print": zero("it has no results"),
+    "interpreter.probe": zero("it has no results"),
+    "func.call": refused("its function is not known here"),  # `Rules` knows it
+    "stablehlo.composite": refused("its decomposition is not known here"),
+}
+
+TABLE: Mapping[str, Rule | Callable[[Op], Rule]] = MappingProxyType(
+    {
+        **elementwise.RULES,
+        **elementwise.BROADCAST,
+        **shape.RULES,
+        **index.RULES,
+        **reduce.RULES,
+        **window.RULES,
+        **convolution.RULES,
+        **contract.RULES,
+        **linear.RULES,
+        **control.RULES,
+        **collective.RULES,
+        **_OTHERS,
+    }
+)
+
+COMPOSITES: Mapping[str, Rule] = MappingProxyType(
+    {"smelt.stop_gradient": zero("smelt.stop_gradient was asked for")}
+)  # own rules; every other composite is differentiated through its decomposition
+
+
+class Rules:
+    """The rules for one program: its functions give calls and composites their meaning.
+
+    `own` are a user's: by the name of an op, of a composite, or of a custom call's target.
+    """
+
+    def __init__(self, functions: Mapping[str, Func], own: Mapping[str, Rule] = MappingProxyType({})) -> None:
+        self.functions = functions
+        self.own = own
+
+    def __call__(self, op: Op) -> Rule:
+        name = name_of(op)
+        if name in self.own:
+            return self.own[name]
+        if op.name == "stablehlo.composite":
+            return COMPOSITES.get(name) or Rule(expand=self._expand)
+        if op.name == "func.call":
+            return Rule(expand=self._expand)
+        row = TABLE[op.name]
+        return row if isinstance(row, Rule) else row(op)
+
+    def _expand(self, b: Builder, op: Op) -> Sequence[Value]:
+        """The body of a callee or a decomposition, on the operands."""
+        name = op.attrs["callee" if op.name == "func.call" else "decomposition"]
+        callee = self.functions.get(name)
+        if callee is None:
+            raise UnsupportedError(f"{op.name}: there is no function @{name}", where=op.location)
+        values = dict(zip(callee.args, op.operands, strict=True))
+        retype = substitution(symbols_at(callee, op.operands, op, b.scope))
+        for each in callee.body.ops:
+            made = b.op(
+                each.name,
+                *(values.get(value, value) for value in each.operands),
+                result=[retype(value.type) for value in each.results],
+                regions=[clone_region(region, values, retype) for region in each.regions],
+                **dict(each.attrs),
+            )
+            values.update(zip(each.results, made.results, strict=True))
+        return [values.get(value, value) for value in callee.results]
+
+
+def name_of(op: Op) -> str:
+    """What a user's rule calls an op: a composite by its name, a custom call by its target."""
+    if op.name == "stablehlo.composite":
+        return str(op.attrs["name"])
+    return str(op.attrs["call_target_name"]) if op.name == "stablehlo.custom_call" else op.name
