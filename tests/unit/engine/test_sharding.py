@@ -15,9 +15,14 @@ from examples import four_devices
 from smelt import Shaped, Tensor
 from smelt.device import pjrt
 from smelt.dtype import Array
-from smelt.errors import DeviceError, RunError, ShapeError
+from smelt.engine.pjrt_mesh import MeshEngine
+from smelt.errors import DeviceError, RunError, ShapeError, SizeError, UnsupportedError
+from smelt.ir.build import FuncBuilder
+from smelt.ir.core import Program
 from smelt.ir.text import parse, print_program
 from smelt.mesh import Mesh
+from smelt.shape import Shape
+from smelt.size import symbol
 from smelt.weights import Weights
 
 pytestmark = pytest.mark.skipif(pjrt.missing() is not None, reason="no jaxlib")
@@ -149,6 +154,23 @@ def test_sizes_that_cannot_be_split_are_named(seed: int) -> None:
     foreign: Any = Weights.of(weights).to_device(smelt.instantiate(MLP, Weights.of(weights)), other)
     with pytest.raises(DeviceError, match="another mesh"):
         smelt.compile(smelt.instantiate(MLP, Weights.of(weights)).forward, platform=where).prepare(foreign)
+
+
+def test_refusals_of_the_engine_itself() -> None:
+    """Programs that come without Python's checks: sizes that contradict each other, inputs that are missing."""
+    with pytest.raises(UnsupportedError, match=r"unknown kind of device\n +expected .*cpu.*\n +got +abacus"):
+        MeshEngine("abacus", Mesh(data=2))
+    f = FuncBuilder("main", [Shape("f32", symbol("N")), Shape("f32", symbol("N"))])
+    made = MeshEngine("cpu", Mesh(data=2)).compile(Program.of(f.func(f.add(*f.args))))
+    x = np.ones(4, np.float32)
+    np.testing.assert_array_equal(made(x, x)[0].numpy(), x + x)
+    with pytest.raises(SizeError, match=r"expected \['f32\[N\]', 'f32\[N\]'\]\n +got +\[\(4,\), \(2,\)\]"):
+        made(x, x[:2])
+    with pytest.raises(RunError, match="wrong number of inputs"):
+        made(x)
+    made.close()
+    with pytest.raises(RunError, match="the executable is closed"):
+        made(x, x)
 
 
 @pytest.mark.parametrize("engine", ["reference", "native", "pjrt"])

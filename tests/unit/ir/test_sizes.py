@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smelt.dim import evaluate, parse_size, symbol
-from smelt.errors import ShapeError
+from smelt.errors import ShapeError, SizeError
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
+from smelt.ir.size_checks import Check
 from smelt.ir.size_ops import SizeOps
 from smelt.ir.sizes import trace, trace_each
 from smelt.shape import Shape
@@ -202,3 +203,62 @@ def test_sizes_become_ops_that_compute_them():
     assert trace(ops.scalar(sizes[1])) == (sizes[1],)  # what is never negative traces back
     with pytest.raises(ShapeError, match="64 bits"):
         ops.scalar(B * (1 << 63))
+
+
+def test_functions_of_numbers_and_sizes_are_known_where_they_hold_for_every_size():
+    """Rounded towards zero, the sign of the dividend: known where no operand can be negative and no divisor 0."""
+    f, b, s = builder()
+    one = number(f, 1)
+    known = {
+        f.remainder(number(f, 7), number(f, 0)): None,
+        f.remainder(number(f, -7), number(f, 3)): (-1,),
+        f.remainder(number(f, 0), number(f, -3)): (0,),
+        f.remainder(b, number(f, 0)): None,
+        f.remainder(b, f.add(s, one)): (B % (S + 1),),
+        f.remainder(b, f.subtract(s, one)): None,
+        f.remainder(f.negate(f.add(b, one)), s): None,
+        f.divide(number(f, -7), number(f, 3)): (-2,),
+        f.divide(b, f.add(s, one)): (B // (S + 1),),
+        f.divide(b, f.subtract(s, one)): None,
+        f.remainder(number(f, -1), number(f, 2)): (-1,),
+        f.remainder(number(f, 7), number(f, 3)): (1,),
+        f.remainder(b, one): (0,),
+        f.remainder(b, s): (B % S,),
+        f.remainder(f.subtract(b, one), s): None,
+        f.divide(number(f, -1), one): (-1,),
+        f.divide(one, number(f, -1)): (-1,),
+        f.divide(one, one): (1,),
+        f.divide(b, one): (B,),
+        f.divide(b, s): (B // S,),
+        f.divide(f.subtract(b, one), s): None,
+        f.sign(one): (1,),
+        f.sign(number(f, -1)): (-1,),
+        f.abs(number(f, -3)): (3,),
+        f.abs(f.add(b, one)): (B + 1,),
+        f.abs(b): (B,),
+        f.abs(f.negate(b)): (B,),
+        f.abs(f.subtract(one, b)): None,
+        f.abs(f.subtract(b, one)): None,
+        f.sign(number(f, -3)): (-1,),
+        f.sign(number(f, 0)): (0,),
+        f.sign(f.add(b, one)): (1,),
+        f.sign(b): None,
+        f.power(b, number(f, 3)): (B**3,),
+        f.power(b, number(f, 0)): (1,),
+        f.power(b, number(f, -1)): None,
+        f.power(number(f, 1), number(f, 64)): (1,),
+        f.power(number(f, 1), number(f, 65)): None,
+        f.power(b, s): None,
+    }
+    assert {value: trace(value) for value in known} == known
+
+
+def test_the_text_of_a_check_has_its_size_first():
+    """What an error says was expected: `B >= 3`, not `3 <= B`."""
+    assert [Check(a, relation, b, "").text for a, relation, b in (
+        (3, "<=", B), (B, "<=", 3), (B, "<=", S), (3, "==", B), (B, "!=", 0),
+    )] == ["B >= 3", "B <= 3", "B <= S", "3 == B", "B != 0"]  # fmt: skip
+    f = FuncBuilder("main", [Shape("f32", B)])
+    program = Program.of(f.func(f.slice(f.args[0], start_indices=(0,), limit_indices=(3,), strides=(1,))))
+    with pytest.raises(SizeError, match=r"expected B >= 3\n +got +B=2"):
+        run(program, [np.zeros(2, np.float32)])

@@ -715,6 +715,22 @@ def test_a_size_that_no_axis_determines_cannot_be_exported():
         print_program(program, export=True)
 
 
+@pytest.mark.parametrize(
+    ("number", "fits"), [(2**63 - 1, True), (2**63, False), (-(2**63), True), (-(2**63) - 1, False)]
+)
+def test_numbers_in_exported_sizes_have_64_bits(number: int, fits: bool):
+    """Plain StableHLO computes sizes in i64."""
+    size = symbol("B") + number
+    f = FuncBuilder("f", [Shape("f32", symbol("B"))])
+    made = f.iota(iota_dimension=0, result=Shape("f32", size))
+    program = Program.of(f.func(made, visibility="public"))
+    if fits:
+        assert f"dense<{number}> : tensor<i64>" in print_program(program, export=True)
+    else:
+        with pytest.raises(UnsupportedError, match=f"does not fit 64 bits\n +got +{number}"):
+            print_program(program, export=True)
+
+
 def test_a_program_without_formulas_exports_as_it_is():
     program = parse(body("%0 = stablehlo.reshape %a : (tensor<4xf32>) -> tensor<2x2xf32>", "%a: tensor<4xf32>"))
     assert print_program(program, export=True) == print_program(program)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -88,6 +89,12 @@ RELATIONS: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 
+def _divisors(of: DType) -> list[int]:
+    """Constants to divide by, 0 and -1 among them: what C does not define."""
+    low, high = integer_range(of)
+    return [by for by in (0, 1, 3, -1, -2) if low <= by <= high]
+
+
 @cache
 def integers() -> Compiled:
     cases: dict[str, Case] = {}
@@ -96,10 +103,11 @@ def integers() -> Compiled:
         cases |= {f"{name}_{of}": of_op(name, [of, of]) for name in TWO}
         cases |= {f"{name}_{of}": of_op(name, [of, of], i1) for name in RELATIONS}
         cases[f"clamp_{of}"] = of_op("clamp", [of] * 3)
-        for name in ("divide", "remainder"):
-            text = math.apply(name, ["x0", math.literal(3 if of.bits > 2 else 1, of)], [of, of], of)
+        for name, by in product(("divide", "remainder"), _divisors(of)):
+            text = math.apply(name, ["x0", math.literal(by, of)], [of, of], of)
             assert text is not None
-            cases[f"{name}_3_{of}"] = (text, [of], of)
+            assert ("smelt_" in text) == (by in (0, -1)), "C divides by constants, but not by these"
+            cases[f"{name}_by_{by}_{of}".replace("-", "minus")] = (text, [of], of)
     return Compiled(cases, fast=False)
 
 
@@ -136,11 +144,9 @@ def test_integers(of: DType, seed: int) -> None:
     limits = np.roll(y, 1)
     clamped = [min(max(a, b), c) for a, b, c in zip(x.tolist(), y.tolist(), limits.tolist(), strict=True)]
     assert integers()(f"clamp_{of}", y, x, limits).tolist() == clamped
-    by = 3 if of.bits > 2 else 1
-    assert integers()(f"divide_3_{of}", x).astype(object).tolist() == [_quotient(a, by, of) for a, _ in pairs]
-    assert integers()(f"remainder_3_{of}", x).astype(object).tolist() == [
-        a - by * _quotient(a, by, of) for a, _ in pairs
-    ]
+    for name, by in product(("divide", "remainder"), _divisors(of)):
+        want = [_wrap(TWO[name](a, by, of), of) for a, _ in pairs]
+        assert integers()(f"{name}_by_{by}_{of}".replace("-", "minus"), x).astype(object).tolist() == want, (name, by)
 
 
 def test_booleans() -> None:

@@ -125,6 +125,18 @@ def test_predictions_alone_would_not_do(seed: int) -> None:
     assert min(behind) < 0.9
 
 
+@pytest.mark.parametrize("pixels", [1, 12, 13, 56])
+def test_depthwise_tiles_divide_a_row(pixels: int) -> None:
+    """A tile of pixels covers a row without a rest."""
+    one = KernelKey.of("depthwise_conv", batch=1, rows=9, pixels=pixels, channels=32, taps=9, stride=1)
+    sizes = {"batch": 1, "rows": 9, "pixels": pixels, "across": 2 * pixels, "depth": 16, "panels": 2, "width": 64}
+    two = KernelKey.of("expand_depthwise", **sizes, taps=9, stride=2, window_rows=3)
+    divisors = {n for n in range(1, 17) if pixels % n == 0}
+    found = [{each.pixels for each in legal_schedules(key, TILE)[1:]} for key in (one, two)]
+    assert found[0] | {default_schedule(one).pixels} == divisors
+    assert found[1] == {n for n in divisors if n >= 4}
+
+
 def search_of(key: KernelKey = KEYS[0]) -> Search:
     schedules = legal_schedules(key, TILE)
     return Search(key, schedules, [1.0] * len(schedules))

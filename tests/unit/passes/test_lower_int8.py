@@ -13,8 +13,10 @@ from smelt.engine.compile import lower
 from smelt.engine.native import NativeEngine, compile_all
 from smelt.ir.attributes import ConvDims, DotDims
 from smelt.ir.build import Builder, FuncBuilder
+from smelt.ir.composites import encode
 from smelt.ir.core import Program, Value
 from smelt.shape import Shape
+from smelt.weights import Weights
 
 
 def integers(seed: int, kind: str, *shape: int) -> Array:
@@ -128,3 +130,30 @@ def test_convolutions(left: str, seed: int) -> None:
 
 def _name(array: Array) -> str:
     return {"int8": "i8", "uint8": "ui8"}[array.dtype.name]
+
+
+@pytest.mark.parametrize(
+    ("layout", "is_gemm"),
+    [("mk,kn->mn", True), ("mk,nk->nm", True), ("bmk,bkn->bmn", True), ("mkl,kn->mn", False), ("mk,knl->mn", False)],
+)
+def test_layouts_of_a_quantised_matmul(layout: str, is_gemm: bool, seed: int) -> None:
+    """A GEMM sums what both operands have: an axis that one of them has alone is left to the decomposition."""
+    sizes = dict(zip("mknlb", (3, 8, 5, 2, 2), strict=True))
+    words, _, result = layout.partition("->")
+    left, right = words.split(",")
+    a, w = (integers(seed + i, kind, *(sizes[each] for each in word))
+            for i, (kind, word) in enumerate((("uint8", left), ("int8", right))))  # fmt: skip
+    shapes = [Shape("ui8", *a.shape), Shape("i8", *w.shape)]
+    inner = FuncBuilder("decomposition", shapes)
+    wide = [inner.convert(arg, result=arg.shape.with_dtype(i32)) for arg in inner.args]
+    shape = Shape("i32", *(sizes[each] for each in result))
+    made = inner.op("stablehlo.einsum", *wide, einsum_config=f"{words}->{result}", result=shape).result
+    f = FuncBuilder("main", shapes)
+    f.signatures["decomposition"] = inner.func(made, visibility="private").type
+    attrs = encode("smelt.qdot", {"operands": "lhs rhs", "layout": layout})
+    found = f.op("stablehlo.composite", *f.args, name="smelt.qdot", composite_attributes=attrs,
+                 decomposition="decomposition").result  # fmt: skip
+    program = Program.of(f.func(found), inner.func(made, visibility="private"))
+    assert ("smelt.packed_qdot" in names(program)) == is_gemm
+    (have,) = NativeEngine().compile(program).prepare(Weights.of({}))(a, w)
+    np.testing.assert_array_equal(have, np.einsum(f"{words}->{result}", a.astype(np.int64), w.astype(np.int64)))

@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx.reference import ReferenceEvaluator
 
+from smelt.dim import Size, symbol
 from smelt.engine.reference import ReferenceEngine
 from smelt.read.onnx import read
+from smelt.read.onnx.ops.shape import rest_of
 from tests.unit.read.refused import one_node
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -71,3 +74,42 @@ def test_edge(
     for have, want in zip(found, wanted, strict=True):
         assert have.shape == np.shape(want)
         np.testing.assert_allclose(have, want, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("mode", ["standard", "nesterov"])
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_momentum_at_each_count_of_updates(mode: str, count: int, tmp_path: Path) -> None:
+    """At the first update `beta` counts as 1. The oracle is ONNX's own reference."""
+    attrs = {"alpha": 0.75, "beta": 0.125, "norm_coefficient": 0.5, "mode": mode}
+    domain = "ai.onnx.preview.training"
+    path = one_node(tmp_path, "Momentum", ["f32[]", "i64[]", *["f32[2,3]"] * 3], domain, outputs=2, **attrs)
+    given = [np.float32(0.25), np.int64(count), X, X - 2, X * 3]
+    wanted = ReferenceEvaluator(str(path)).run(None, {f"x{i}": array for i, array in enumerate(given)})
+    for have, want in zip(results(path, *given), wanted, strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-6)
+
+
+N, M = symbol("N"), symbol("M")
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes", "rest"),
+    [
+        (12, [3], 4),
+        (12, [], 12),
+        (12, [5], 2),  # the reshape itself says what is wrong
+        (0, [0], 0),
+        (12, [0, 3], 0),
+        (0, [4], 0),
+        (6 * N, [N, 2], 3),
+        (N * M, [M], N),
+        (N * M, [N, M], 1),
+        (6 * N, [2 * N, 3], 1),
+        (N, [2], N // 2),
+        (2 * N + 2, [N + 1], 2),
+        (4 * N, [2, 3], 2 * N // 3),
+        (N * M, [2 * M], N * M // (2 * M)),  # M may be 0
+    ],
+)
+def test_the_size_that_minus_one_stands_for(count: Size, sizes: list[Size], rest: Size) -> None:
+    assert rest_of(count, sizes) == rest

@@ -230,6 +230,76 @@ def test_if_on_data(tmp_path: Path, flag: bool):
     agree(path, {"x": floats(3), "c": np.array(flag)})
 
 
+def growing() -> Any:
+    """The body of a loop whose state has one axis more after each iteration: no `while` can run it."""
+    info = helper.make_tensor_value_info
+    return helper.make_graph(
+        [node("Unsqueeze", "v zero", "w"), node("Identity", "go", "again")],
+        "body",
+        [info("i", INT, []), info("go", B, []), info("v", F, None)],
+        [info("again", B, []), info("w", F, None)],
+    )
+
+
+RANKS = {
+    "then_branch": branch("then", [node("Neg", "x", "a")], "a"),
+    "else_branch": branch("else", [node("ReduceSum", "x", "b", keepdims=0)], "b"),
+}
+IN_STEPS: dict[str, tuple[Any, dict[str, Any], tuple[str, ...]]] = {
+    "the condition of branches of different ranks": ([node("If", "c", "y", **RANKS)], {"c": (B, [])}, ("c",)),
+    "the number of iterations": ([node("Loop", "m yes x", "y", body=growing())], {"m": (INT, [])}, ("m",)),
+    "the condition of a loop": ([node("Loop", "two c x", "y", body=growing())], {"c": (B, [])}, ("c",)),
+}
+
+
+@pytest.mark.parametrize("name", IN_STEPS)
+def test_control_flow_names_the_input_that_would_make_it_static(tmp_path: Path, name: str):
+    """And given at import it is right."""
+    nodes, inputs, wanted = IN_STEPS[name]
+    held = {"yes": np.array(True), "two": np.array(2), "zero": np.array([0])}
+    path = save(tmp_path / "m.onnx", nodes, {"x": (F, [3]), **inputs}, ["y"], held)
+    with pytest.raises(StaticError) as caught:
+        read(path)
+    assert caught.value.inputs == wanted
+    session = onnx_oracle.session(path)
+    for value in (np.array(3), np.array(0)) if "m" in wanted else (np.array(True), np.array(False)):
+        feeds = {"x": floats(3), wanted[0]: value}
+        (want,) = session.run(None, feeds)
+        (have,) = ours(path, feeds, {wanted[0]: value})
+        np.testing.assert_allclose(have, want, rtol=1e-6)
+
+
+def test_control_flow_that_no_input_makes_static_says_why(tmp_path: Path):
+    drawn = [helper.make_node("RandomUniform", [], ["r"], shape=[1]), node("Greater", "r half", "c")]
+    held = {"half": np.array(0.5, np.float32)}
+    path = save(tmp_path / "if.onnx", [*drawn, node("If", "c", "y", **RANKS)], {"x": (F, [3])}, ["y"], held)
+    with pytest.raises(UnsupportedError, match="the branches give different types"):
+        read(path)
+    endless = helper.make_node("Loop", ["", "", "x"], ["y"], body=growing())
+    path = save(tmp_path / "loop.onnx", [endless], {"x": (F, [3])}, ["y"], {"zero": np.array([0])})
+    with pytest.raises(UnsupportedError, match="a loop whose values change their types"):
+        read(path)
+
+
+def test_a_cast_to_the_type_of_text(tmp_path: Path):
+    """Numbers become text, text stays text, text becomes numbers; a map from text to numbers shows what it is."""
+    words = {"keys_strings": ["1.5", "-0.25", "a"], "values_int64s": [10, 20, 30], "default_int64": -1}
+    to_number = {"domain": "ai.onnx.ml", **words}
+    nodes = [
+        node("CastLike", "numbers text", "printed"), node("LabelEncoder", "printed", "y0", **to_number),
+        node("CastLike", "text text", "same"), node("LabelEncoder", "same", "y1", **to_number),
+        node("CastLike", "digits x", "parsed"), node("Add", "x parsed", "y2"),
+    ]  # fmt: skip
+    path = save(tmp_path / "m.onnx", nodes, {"x": (F, [2])}, ["y0", "y1", "y2"])
+    model = onnx.load(path)
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 4))
+    for name, given in (("text", ["a", "b"]), ("digits", ["1.5", "-2e1"])):
+        model.graph.initializer.append(helper.make_tensor(name, onnx.TensorProto.STRING, [2], given))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1.5, -0.25], np.float32), "numbers"))
+    onnx.save(model, path)
+    agree(path, {"x": floats(2)})
+
+
 @pytest.mark.parametrize(("turns", "stop"), [(5, 100.0), (9, 4.0)])
 def test_a_loop_that_may_stop_early(tmp_path: Path, turns: int, stop: float):
     """The state doubles until its sum passes a limit; what is gathered has as many rows as there were turns."""
