@@ -26,56 +26,62 @@ def test_messages_become_a_prompt() -> None:
 
 
 GROW = "{% set ns = namespace(t='xy' * 1000) %}{% for i in range(60) %}"
-HOSTILE = [
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "{{ messages.__class__ }}{{ messages.append(1) }}",
-    "{{ messages[0].update({'a': 1}) }}",
-    "{{ self.__init__.__globals__ }}",
-    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
-    "{{ ''.format.__globals__ }}{{ '{0.__class__}'.format(1).x.y }}",
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "{% for a in range(99999) %}{% for b in 'x' * 99999 %}{% set c = a %}{% endfor %}{% endfor %}",
-    "{{ 'x' * 10 ** 12 }}",
-    "{{ [1] * 10 ** 12 }}",
-    "{{ 10 ** (10 ** 10) }}",
-    "{{ 'x'.center(10 ** 12) }}",
-    "{{ 'x' | center(10 ** 12) }}",
-    "{{ '%1000000000d' % 1 }}",
-    "{{ '%1000000000d' | format(1) }}",
-    "{{ '{:>1000000000}'.format(1) }}",
-    "{{ 'x'.ljust(10 ** 12) }}{{ 'x' | indent(10 ** 12) }}",
-    GROW + "{% set ns.t = ns.t + ns.t %}{% endfor %}",
-    GROW + "{% set ns.t = ns.t ~ ns.t %}{% endfor %}",
-    GROW + "{% set ns.t = ns.t.replace('x', ns.t) %}{% endfor %}",
-    GROW + "{% set ns.t = ns.t | replace('x', ns.t) %}{% endfor %}",
-    GROW + "{% set ns.t = [ns.t, ns.t] | join %}{% endfor %}",
-    GROW + "{% set ns.t = [ns.t, ns.t] %}{% endfor %}{{ ns.t }}",
-    GROW + "{% set ns.t = [ns.t, ns.t] | string %}{% endfor %}",
-    GROW + "{% set ns.t = '%s%s' % (ns.t, ns.t) %}{% endfor %}",
-    GROW + "{% set ns.t = '{0}{0}'.format(ns.t) %}{% endfor %}",
-    GROW + "{% set t %}{{ ns.t }}{{ ns.t }}{% endset %}{% set ns.t = t %}{% endfor %}",
-    GROW + "{% set ns.t = 'x'.join([ns.t, ns.t]) %}{% endfor %}",
-    GROW + "{% set ns.t = (ns.t ~ ns.t) | tojson %}{% endfor %}",
-    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "{% for m in messages recursive %}{{ loop([m]) }}{% endfor %}",
-    "{{ raise_exception('no') }}",
-    "{% include '/etc/passwd' %}",
-    "{% import 'os' as os %}",
-    "{{ nothing.at.all }}",
-    "{{ 1 / 0 }}",
-    "{% for %}",
-    "{{ " * 50,
-    "{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}",
-    "{{ lipsum(n=100000) }}",
-    "{{ messages | map('nonsense') | list }}",
-    "{{ range(10 ** 9) | list }}",
-]
+HOSTILE = {
+    "the chat template refuses these messages": [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__class__ }}{{ messages.append(1) }}",
+        "{{ messages[0].update({'a': 1}) }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ ''.format.__globals__ }}{{ '{0.__class__}'.format(1).x.y }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for m in messages recursive %}{{ loop([m]) }}{% endfor %}",
+        "{{ raise_exception('no') }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
+        "{{ nothing.at.all }}",
+        "{{ 1 / 0 }}",
+        "{{ lipsum(n=100000) }}",
+        "{{ messages | map('nonsense') | list }}",
+        "{{ range(10 ** 9) | list }}",
+    ],
+    "the chat template does not end": [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in range(99999) %}{% for b in 'x' * 99999 %}{% set c = a %}{% endfor %}{% endfor %}",
+        "{{ 'x' * 10 ** 12 }}",
+        "{{ [1] * 10 ** 12 }}",
+        "{{ 10 ** (10 ** 10) }}",
+        "{{ 'x'.center(10 ** 12) }}",
+        "{{ 'x' | center(10 ** 12) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ '{:>1000000000}'.format(1) }}",
+        "{{ 'x'.ljust(10 ** 12) }}{{ 'x' | indent(10 ** 12) }}",
+        GROW + "{% set ns.t = ns.t + ns.t %}{% endfor %}",
+        GROW + "{% set ns.t = ns.t ~ ns.t %}{% endfor %}",
+        GROW + "{% set ns.t = ns.t.replace('x', ns.t) %}{% endfor %}",
+        GROW + "{% set ns.t = ns.t | replace('x', ns.t) %}{% endfor %}",
+        GROW + "{% set ns.t = [ns.t, ns.t] | join %}{% endfor %}",
+        GROW + "{% set ns.t = [ns.t, ns.t] %}{% endfor %}{{ ns.t }}",
+        GROW + "{% set ns.t = [ns.t, ns.t] | string %}{% endfor %}",
+        GROW + "{% set ns.t = '%s%s' % (ns.t, ns.t) %}{% endfor %}",
+        GROW + "{% set ns.t = '{0}{0}'.format(ns.t) %}{% endfor %}",
+        GROW + "{% set t %}{{ ns.t }}{{ ns.t }}{% endset %}{% set ns.t = t %}{% endfor %}",
+        GROW + "{% set ns.t = 'x'.join([ns.t, ns.t]) %}{% endfor %}",
+        GROW + "{% set ns.t = (ns.t ~ ns.t) | tojson %}{% endfor %}",
+    ],
+    "the chat template cannot be read": [
+        "{% for %}",
+        "{{ " * 50,
+        "{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}",
+    ],
+}
 
 
-@pytest.mark.parametrize("template", HOSTILE)
-def test_hostile_templates_end_in_an_error(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("message", "template"), [(says, each) for says in HOSTILE for each in HOSTILE[says]])
+def test_hostile_templates_end_in_an_error(message: str, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "MAX_STEPS", 200_000)
-    with pytest.raises(SmeltError):
+    with pytest.raises(SmeltError, match=message):
         render(template, HELLO)
     assert sys.gettrace() is None
 

@@ -16,7 +16,7 @@ import smelt
 from smelt.cli.chat import Conversation
 from smelt.cli.generate import generate
 from smelt.cli.inspect import inspect
-from smelt.errors import FileError, MemoryLimitError, RunError, SmeltError
+from smelt.errors import FileError, MemoryLimitError, ParseError, RunError, SmeltError
 from smelt.llm import LanguageModel, Sampling
 from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
 from tests.llm_gguf import write_vocabulary
@@ -160,9 +160,9 @@ def test_bad_loads_are_refused(folder: Path, tmp_path: Path) -> None:
         smelt.llm.load(folder, memory_limit="10KB")
     with pytest.raises(SmeltError, match="precision"):
         smelt.llm.load(folder, precision="f8")
-    with pytest.raises(SmeltError):
+    with pytest.raises(FileError, match="no such file or folder"):
         smelt.llm.load(tmp_path / "nothing")
-    with pytest.raises(SmeltError):
+    with pytest.raises(FileError, match="is a folder"):
         smelt.load(tmp_path)
     write_checkpoint(tmp_path, CASE.config, CASE.shapes)
     with smelt.llm.load(tmp_path, engine="reference") as bare:
@@ -172,7 +172,7 @@ def test_bad_loads_are_refused(folder: Path, tmp_path: Path) -> None:
                 wanted()
     raw = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(raw[: len(raw) // 2])
-    with pytest.raises(SmeltError):
+    with pytest.raises(ParseError, match="the tensors do not fill the file"):
         smelt.llm.load(tmp_path)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smelt.errors import SmeltError
+from smelt.errors import ParseError, SmeltError
 from smelt.llm.tokenizer import Detokenizer, Tokenizer, from_file, from_gguf
 from smelt.read import gguf
 from tests.llm_checkpoints import SMOLLM2, random_text, smollm2_file
@@ -102,28 +102,30 @@ def test_a_stream_of_tokens_is_the_text(pieces: Any, seed: int) -> None:
 
 def test_damaged_vocabularies_are_refused(pieces: Any, tmp_path: Path) -> None:
     good = metadata_of(pieces)
-    for change in (
-        {"tokenizer.ggml.tokens": None},
-        {"tokenizer.ggml.tokens": [1, 2]},
-        {"tokenizer.ggml.model": "rwkv"},
-        {"tokenizer.ggml.scores": np.zeros(3, np.float32)},
-        {"tokenizer.ggml.token_type": np.zeros(3, np.int32)},
-        {"tokenizer.ggml.model": "gpt2"},
-        {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["a"]},
-        {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["never seen"]},
-        {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": [], "tokenizer.ggml.pre": "unheard-of"},
-    ):
-        with pytest.raises(SmeltError):
+    gpt2 = {"tokenizer.ggml.model": "gpt2"}
+    changes: list[tuple[str, dict[str, Any]]] = [
+        ("no vocabulary", {"tokenizer.ggml.tokens": None}),
+        ("no vocabulary", {"tokenizer.ggml.tokens": [1, 2]}),
+        ("unknown kind of vocabulary", {"tokenizer.ggml.model": "rwkv"}),
+        ("no scores for the tokens", {"tokenizer.ggml.scores": np.zeros(3, np.float32)}),
+        ("token_type", {"tokenizer.ggml.token_type": np.zeros(3, np.int32)}),
+        ("no merges", gpt2),
+        ("a merge is no pair", {**gpt2, "tokenizer.ggml.merges": ["a"]}),
+        ("the vocabulary makes no tokenizer", {**gpt2, "tokenizer.ggml.merges": ["never seen"]}),
+        ("unknown way to split", {**gpt2, "tokenizer.ggml.merges": [], "tokenizer.ggml.pre": "unheard-of"}),
+    ]
+    for message, change in changes:
+        with pytest.raises(SmeltError, match=f"test: {message}"):
             from_gguf({**good, **change}, "test")
     path = tmp_path / "tokenizer.json"
     for text in ("", "{", "[]", "{}", '{"model": 3}', "[" * 100_000, '{"version": "1.0", "model": {"type": "BPE"}}'):
         path.write_text(text)
-        with pytest.raises(SmeltError):
+        with pytest.raises(ParseError, match="no tokenizer"):
             from_file(path)
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(SmeltError):
+    with pytest.raises(ParseError, match="not UTF-8"):
         from_file(path)
     write_vocabulary(path, ["[UNK]", "a", "b"])
     assert from_file(path).encode("a b c") == [1, 2, 0]
-    with pytest.raises(SmeltError):
+    with pytest.raises(ParseError, match="the text cannot be encoded"):
         from_file(path).encode("\ud800")

@@ -131,7 +131,7 @@ def test_constant_indices_are_checked_against_a_dynamic_dimension(op: str, index
     program, weights = read(path)
     executable = ReferenceEngine().compile(program).prepare(weights)
     assert executable(np.zeros((4, 3), np.float32))[0].size
-    with pytest.raises(SmeltError):
+    with pytest.raises(RunError, match=r"an index is out of range: 4 is more than 3|a slice must begin inside"):
         executable(np.zeros((3, 3), np.float32))
 
 

@@ -158,5 +158,5 @@ def test_damaged_archives(tmp_path: Path) -> None:
     with pytest.raises(ParseError, match=r"not an \.npz archive"):
         npz.read(path)
     path.write_bytes(raw.replace(b"PK\x03\x04", b"PK\x03\x05", 1))
-    with pytest.raises(SmeltError):
+    with pytest.raises(ParseError, match=r"not an \.npz archive"):
         npz.read(path)["a"]
