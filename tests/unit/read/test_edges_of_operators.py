@@ -80,7 +80,7 @@ def test_edge(
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_momentum_at_each_count_of_updates(mode: str, count: int, tmp_path: Path) -> None:
     """At the first update `beta` counts as 1. The oracle is ONNX's own reference."""
-    attrs = {"alpha": 0.75, "beta": 0.125, "norm_coefficient": 0.5, "mode": mode}
+    attrs: dict[str, Any] = {"alpha": 0.75, "beta": 0.125, "norm_coefficient": 0.5, "mode": mode}
     domain = "ai.onnx.preview.training"
     path = one_node(tmp_path, "Momentum", ["f32[]", "i64[]", *["f32[2,3]"] * 3], domain, outputs=2, **attrs)
     given = [np.float32(0.25), np.int64(count), X, X - 2, X * 3]
