@@ -13,7 +13,16 @@ import pytest
 
 from smelt.dim import symbol
 from smelt.dtype import dtype
-from smelt.errors import FileError, Location, MissingPackageError, ParseError, SmeltError, UnsupportedError, VerifyError
+from smelt.errors import (
+    FileError,
+    Location,
+    MissingPackageError,
+    ParseError,
+    ShapeError,
+    SmeltError,
+    UnsupportedError,
+    VerifyError,
+)
 from smelt.ir.attributes import Constant, DenseArray, DialectAttr, Dict, Float, Int, Symbol, Unit
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Future, Program, Token, Tuple
@@ -727,7 +736,7 @@ def test_numbers_in_exported_sizes_have_64_bits(number: int, fits: bool):
     if fits:
         assert f"dense<{number}> : tensor<i64>" in print_program(program, export=True)
     else:
-        with pytest.raises(UnsupportedError, match=f"does not fit 64 bits\n +got +{number}"):
+        with pytest.raises(ShapeError, match=rf"does not fit 64 bits\n +expected less than 2\^63\n +got +{number}"):
             print_program(program, export=True)
 
 
