@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from smelt.dim import Size
@@ -17,28 +17,29 @@ from smelt.dtype import DType, f32, i1, i32, i64
 from smelt.ir.core import Op
 from smelt.ir.ops.paged_attention import PagedNumbers
 from smelt.kernel.build.gather_scatter import to_index
-from smelt.kernel.build.gemm import axis_stride, element_address
+from smelt.kernel.build.gemm import axis_stride, element_place
 from smelt.kernel.build.sinks import Output, sink
+from smelt.kernel.loops.form import F32
 from smelt.kernel.loops.grammar import (
     Amount,
     Expr,
-    LoadLocal,
-    Local,
+    Load,
     Mma,
     Number,
+    Place,
     Quotient,
     Remainder,
     Set,
-    StoreLocal,
+    Slice,
     Transpose,
     add,
     scale,
+    tile_slice,
 )
 from smelt.kernel.loops.nest import Nest, tensor
 
 SUM_BLOCK = 16  # weights per partial sum, which keeps rounding errors small
 LANES = 16  # queries are computed in multiples of this
-CACHE_RESIDENT = 1 << 10  # tiles per panel, effectively infinite: nothing is prefetched
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,18 +175,18 @@ class _Block:
         with self.lanes(tokens, heads) as (at, head, lane), nest.loop(paged.depth, "lane") as d:
             element = nest.convert(nest.pull(paged.op.operands[0], (at, head, d)), f32)
             scaled = nest.apply("multiply", element, Number(paged.numbers.scale, f32))
-            nest.emit(StoreLocal(rows, add(scale(lane, paged.depth), d), scaled))
+            nest.write(rows, add(scale(lane, paged.depth), d), scaled)
         queries = self.array("query", paged.depth * paged.width)
-        nest.emit(Transpose(queries, rows, paged.width, paged.depth))
+        nest.emit(Transpose(tile_slice(queries, paged.depth, paged.width), tile_slice(rows, paged.width, paged.depth)))
         return queries
 
     def load_positions(self, tokens: Expr, heads: Expr) -> str:
         nest = self.nest
         places = self.array("place", self.paged.width, i32)
         with nest.loop(self.paged.width, "lane") as i:
-            nest.emit(StoreLocal(places, i, Number(-1, i32)))
+            nest.write(places, i, Number(-1, i32))
         with self.lanes(tokens, heads) as (at, _, lane):
-            nest.emit(StoreLocal(places, lane, nest.convert(_index(nest, self.paged.op, 5, at), i32)))
+            nest.write(places, lane, nest.convert(_index(nest, self.paged.op, 5, at), i32))
         return places
 
     def start_sums(self, tokens: Expr, heads: Expr) -> tuple[str, str]:
@@ -193,11 +194,11 @@ class _Block:
         nest, operands = self.nest, self.paged.op.operands
         best, total = self.array("best", self.paged.width), self.zeros("total", self.paged.width)
         with nest.loop(self.paged.width, "lane") as i:
-            nest.emit(StoreLocal(best, i, Number(-inf, f32)))
+            nest.write(best, i, Number(-inf, f32))
         if len(operands) == 7:
             with self.lanes(tokens, heads) as (_, head, lane):
-                nest.emit(StoreLocal(best, lane, nest.convert(nest.pull(operands[6], (head,)), f32)))
-                nest.emit(StoreLocal(total, lane, Number(1.0, f32)))
+                nest.write(best, lane, nest.convert(nest.pull(operands[6], (head,)), f32))
+                nest.write(total, lane, Number(1.0, f32))
         return best, total
 
     # -- a page --
@@ -207,19 +208,21 @@ class _Block:
         nest, paged, value = self.nest, self.paged, self.paged.op.operands[operand]
         tile, rows, panel, extent = product
         deep = (paged.depth, paged.values)[operand - 1]
-        a: int | str
         if tensor(value).element == f32:
-            a, index = element_address(nest, paged.op, value, (page, Number(0), self.group, Number(0)))
+            first = element_place(nest, paged.op, value, (page, Number(0), self.group, Number(0)))
             step = axis_stride(nest, paged.op, value, 1)
         else:  # narrow numbers are opened a page at a time
-            a, index, step = self.array("open", paged.page * deep), Number(0), Number(deep)
+            opened = self.array("open", paged.page * deep)
+            first, step = Place(opened, Number(0)), Number(deep)
             with nest.loop(count, "ordered", fence=True) as j, nest.loop(deep, "lane") as d:
                 element = nest.convert(nest.pull(value, (page, j, self.group, d)), f32)
-                nest.emit(StoreLocal(a, add(scale(j, deep), d), element))
-        row, inner = (step, Number(1)) if operand == 1 else (Number(1), step)
-        product_of = Mma(tile, rows, a, index, row, inner, panel, Number(0), Number(paged.width), extent)
-        more = Number(int(operand == 2))
-        nest.emit(replace(product_of, accumulate=more, tiles=Number(CACHE_RESIDENT), columns=used))
+                nest.write(opened, add(scale(j, deep), d), element)
+        one, width = Number(1), Number(paged.width)
+        strides = (step, Number(0), one) if operand == 1 else (one, Number(0), step)
+        left = Slice(first, (rows, one, extent), strides)
+        right = Slice(Place(panel, Number(0)), (extent, used), (width, one))
+        sums = Slice(Place(tile, Number(0)), (rows, used), (width, one))
+        nest.emit(Mma(sums, left, right, F32, accumulate=Number(int(operand == 2))))
 
     def mask(self, scores: str, places: str, key: Expr, count: Expr, low: Expr, high: Expr, wide: Expr) -> None:
         """Softcap; then keys after a query, or too far before it, become -inf where the page has such keys."""
@@ -227,9 +230,9 @@ class _Block:
         if numbers.softcap:
             with nest.loop(count, "ordered") as j, nest.loop(wide, "lane") as i:
                 at = add(scale(j, width), i)
-                inner = nest.apply("multiply", nest.keep(LoadLocal(scores, at, f32)), Number(1 / numbers.softcap, f32))
+                inner = nest.apply("multiply", nest.read(scores, at, f32), Number(1 / numbers.softcap, f32))
                 capped = nest.apply("multiply", nest.apply("tanh", inner), Number(numbers.softcap, f32))
-                nest.emit(StoreLocal(scores, at, capped))
+                nest.write(scores, at, capped)
         hidden = nest.less(low, nest.let(add(key, count, -1)))
         if numbers.window:
             behind = nest.less(key, nest.let(add(high, 1 - numbers.window)))
@@ -237,49 +240,49 @@ class _Block:
         with nest.guard(hidden), nest.loop(count, "ordered") as j:
             here = nest.convert(nest.let(add(key, j)), i32)
             with nest.loop(wide, "lane") as i:
-                at, place = add(scale(j, width), i), nest.keep(LoadLocal(places, i, i32))
+                at, place = add(scale(j, width), i), nest.read(places, i, i32)
                 seen = nest.apply("LE", here, place, dtype=i1)
                 if numbers.window:
                     first = nest.apply("subtract", place, Number(numbers.window, i32))
                     seen = nest.both(seen, nest.apply("GT", here, first, dtype=i1))
-                score = nest.keep(LoadLocal(scores, at, f32))
-                nest.emit(StoreLocal(scores, at, nest.apply("select", seen, score, Number(-inf, f32), dtype=f32)))
+                score = nest.read(scores, at, f32)
+                nest.write(scores, at, nest.apply("select", seen, score, Number(-inf, f32), dtype=f32))
 
     def exponentiate(self, scores: str, count: Expr, best: str, total: str, wide: Expr) -> str:
         """Online softmax: scores become weights; returns the factor that rescales earlier sums."""
         nest, width = self.nest, self.paged.width
         most, factor, part = (self.array(name, width) for name in ("most", "factor", "part"))
         with nest.loop(wide, "lane") as i:
-            nest.emit(StoreLocal(most, i, LoadLocal(best, i, f32)))
+            nest.write(most, i, Load(Place(best, i), f32))
         with nest.loop(count, "ordered") as j, nest.loop(wide, "lane") as i:
-            score, old = nest.keep(LoadLocal(scores, add(scale(j, width), i), f32)), nest.keep(LoadLocal(most, i, f32))
+            score, old = nest.read(scores, add(scale(j, width), i), f32), nest.read(most, i, f32)
             greater = nest.apply("GT", score, old, dtype=i1)  # nan shows in the weights
-            nest.emit(StoreLocal(most, i, nest.apply("select", greater, score, old, dtype=f32)))
+            nest.write(most, i, nest.apply("select", greater, score, old, dtype=f32))
         with nest.loop(wide, "lane") as i:
-            top, before = nest.keep(LoadLocal(most, i, f32)), nest.keep(LoadLocal(best, i, f32))
+            top, before = nest.read(most, i, f32), nest.read(best, i, f32)
             none = nest.apply("EQ", top, Number(-inf, f32), dtype=i1)
             safe = nest.apply("select", none, Number(0.0, f32), top, dtype=f32)
             rescale = nest.apply("weight", nest.apply("subtract", before, safe))
-            nest.emit(StoreLocal(best, i, top))
-            nest.emit(StoreLocal(most, i, safe))
-            nest.emit(StoreLocal(factor, i, rescale))
-            scaled = nest.apply("multiply", nest.keep(LoadLocal(total, i, f32)), rescale)
-            nest.emit(StoreLocal(total, i, scaled))
+            nest.write(best, i, top)
+            nest.write(most, i, safe)
+            nest.write(factor, i, rescale)
+            scaled = nest.apply("multiply", nest.read(total, i, f32), rescale)
+            nest.write(total, i, scaled)
         groups = nest.let(Quotient(nest.let(add(count, SUM_BLOCK - 1)), SUM_BLOCK))
         with nest.loop(groups, "ordered") as group:
             first = nest.let(scale(group, SUM_BLOCK))
             with nest.loop(wide, "lane") as i:
-                nest.emit(StoreLocal(part, i, Number(0.0, f32)))
+                nest.write(part, i, Number(0.0, f32))
             left = nest.apply("minimum", Number(SUM_BLOCK), nest.let(add(count, scale(first, -1))))
             with nest.loop(left, "ordered") as j, nest.loop(wide, "lane") as i:
                 place = add(scale(first, width), scale(j, width), i)
-                score, top = nest.keep(LoadLocal(scores, place, f32)), nest.keep(LoadLocal(most, i, f32))
+                score, top = nest.read(scores, place, f32), nest.read(most, i, f32)
                 weight = nest.apply("weight", nest.apply("subtract", score, top))
-                nest.emit(StoreLocal(scores, place, weight))
-                nest.emit(StoreLocal(part, i, nest.apply("add", nest.keep(LoadLocal(part, i, f32)), weight)))
+                nest.write(scores, place, weight)
+                nest.write(part, i, nest.apply("add", nest.read(part, i, f32), weight))
             with nest.loop(wide, "lane") as i:
-                pair = (nest.keep(LoadLocal(each, i, f32)) for each in (total, part))
-                nest.emit(StoreLocal(total, i, nest.apply("add", *pair)))
+                pair = (nest.read(each, i, f32) for each in (total, part))
+                nest.write(total, i, nest.apply("add", *pair))
         return factor
 
     def rescale(self, result: str, factor: str, wide: Expr) -> None:
@@ -287,8 +290,8 @@ class _Block:
         nest, width = self.nest, self.paged.width
         with nest.loop(self.paged.values, "ordered") as e, nest.loop(wide, "lane") as i:
             place = add(scale(e, width), i)
-            pair = (nest.keep(LoadLocal(*item, f32)) for item in ((result, place), (factor, i)))
-            nest.emit(StoreLocal(result, place, nest.apply("multiply", *pair)))
+            pair = (nest.read(*item, f32) for item in ((result, place), (factor, i)))
+            nest.write(result, place, nest.apply("multiply", *pair))
 
     def finish(self, output: Output, result: str, total: str, tokens: Expr, heads: Expr, wide: Expr) -> None:
         """Divide by the sum of weights and store; a query without keys gives zeros."""
@@ -296,25 +299,23 @@ class _Block:
         zero = Number(0.0, f32)
         with nest.loop(paged.values, "ordered") as e, nest.loop(wide, "lane") as i:
             place = add(scale(e, width), i)
-            found, whole = nest.keep(LoadLocal(result, place, f32)), nest.keep(LoadLocal(total, i, f32))
+            found, whole = nest.read(result, place, f32), nest.read(total, i, f32)
             none = nest.apply("EQ", whole, zero, dtype=i1)
             element = nest.apply("select", none, zero, nest.apply("divide", found, whole), dtype=f32)
-            nest.emit(StoreLocal(result, place, element))
+            nest.write(result, place, element)
         rows = self.array("row", paged.values * width)
-        nest.emit(Transpose(rows, result, paged.values, width))
+        nest.emit(Transpose(tile_slice(rows, width, paged.values), tile_slice(result, paged.values, width)))
         with self.lanes(tokens, heads) as (at, head, lane), nest.loop(paged.values, "lane") as e:
-            element = nest.keep(LoadLocal(rows, add(scale(lane, paged.values), e), f32))
+            element = nest.read(rows, add(scale(lane, paged.values), e), f32)
             output.finish(nest, paged.op, (at, head, e), nest.convert(element, tensor(paged.op.result).element))
 
     # -- local arrays --
 
     def array(self, stem: str, count: int, dtype: DType = f32) -> str:
-        name = self.nest.var(dtype, stem=stem).name
-        self.nest.emit(Local(name, dtype, max(count, 1)))
-        return name
+        return self.nest.tile(stem, dtype, max(count, 1))
 
     def zeros(self, stem: str, count: int) -> str:
         name = self.array(stem, count)
         with self.nest.loop(count, "lane") as i:
-            self.nest.emit(StoreLocal(name, i, Number(0.0, f32)))
+            self.nest.write(name, i, Number(0.0, f32))
         return name

@@ -20,9 +20,9 @@ from smelt.ir.composites import encode
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
 from smelt.ir.text import parse, print_program
-from smelt.kernel.emit import c as emit_c
-from smelt.kernel.emit.tile_f32 import tile_shape
+from smelt.kernel.loops import parallelise
 from smelt.shape import Shape
+from smelt.target import tile_shape
 
 # heads, groups, depth, values, page, window, softcap, sinks, element type of the pages
 CASES: dict[str, tuple[int, int, int, int, int, int, float, bool, str]] = {
@@ -93,7 +93,7 @@ def test_bits_of_a_query_are_its_own(name: str, seed: int, monkeypatch: pytest.M
         target = cpu.target(name)
     except DeviceError as error:
         pytest.skip(str(error))
-    monkeypatch.setattr(emit_c, "ELEMENTS_PER_CORE", 16)
+    monkeypatch.setattr(parallelise, "ELEMENTS_PER_CORE", 16)
     width = tile_shape(target).columns
     all_made = compile_all([program(case, width) for case in CASES.values()], target)
     for case, made in zip(CASES.values(), all_made, strict=True):
