@@ -36,7 +36,7 @@ from smelt.frozen import Frozen
 
 AGAIN = "copy the file again, or compile the model again"
 MAGIC = b"\x89SMELT\r\n"
-FORMAT = 1
+FORMAT = 2  # 2: the program names the layout of its packed weights
 PAGE, HUGE, ALIGN = 4096, 2 << 20, 64
 BLOCK = 1 << 20  # bytes under one checksum; checksum.c
 LARGEST = 1 << 28  # bytes of a manifest
@@ -263,7 +263,10 @@ def _parse(name: str, whole: memoryview, file: int | None, admit: Admit | None) 
     _, format_, alignment, length, manifest_length = _FRONT.unpack_from(head)
     if format_ != FORMAT:
         raise FileError(
-            f"{name} has another format", expected=FORMAT, got=format_, remedy="write it again with this smelt"
+            f"{name} has another format: an older or newer smelt packs weights and names ops in another way",
+            expected=FORMAT,
+            got=format_,
+            remedy="write it again with this smelt",
         )
     if length != whole.nbytes:
         raise FileError(f"{name} is not complete", expected=f"{length} bytes", got=whole.nbytes, remedy=AGAIN)

@@ -13,7 +13,7 @@ from smelt.dim import Size, evaluate, floordiv, maximum, product
 from smelt.ir.core import Func, Op, Program, Region, Type, Value, used_values
 from smelt.ir.ops import OPS
 from smelt.ir.ops.attention import attention_axes
-from smelt.ir.ops.packed_words import PAIR, QUAD
+from smelt.ir.ops.packed import padded_depth
 from smelt.shape import Shape
 
 
@@ -38,11 +38,7 @@ def op_operations(op: Op, program: Program) -> Size:
         case "dot_general" | "dot":
             return 2 * _count(op.results[0].type) * _contraction_size(op)
         case "packed_dot" | "packed_conv":
-            return 2 * _count(op.results[0].type) * op.operands[1].shape.sizes[2]
-        case "packed_qdot" | "packed_qconv":
-            return 2 * _count(op.results[0].type) * op.operands[1].shape.sizes[2] * QUAD
-        case "packed_pdot" | "packed_pconv":
-            return 2 * _count(op.results[0].type) * op.operands[1].shape.sizes[2] * PAIR
+            return 2 * _count(op.results[0].type) * padded_depth(op)
         case "winograd_conv":
             return 2 * _count(op.results[0].type) * 9 * op.operands[1].shape.sizes[2]
         case "channel_conv":

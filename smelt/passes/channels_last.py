@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from smelt.dim import Size, ceildiv, product
+from smelt.dtype import i32
 from smelt.ir.attributes import ConvDims
 from smelt.ir.build import Builder
 from smelt.ir.clone import clone_region
@@ -239,8 +240,8 @@ def _is_int8_to_nchw(edit: Edit, op: Op) -> bool:
         maker = edit.maker(maker.operands[0])
     if maker is not None and maker.name == "stablehlo.reshape" and op.results[0].shape.rank > 3:
         maker = edit.maker(maker.operands[0])
-        return maker is not None and maker.name == "smelt.packed_qdot"
-    return maker is not None and maker.name == "smelt.packed_qconv"
+        return maker is not None and maker.name == "smelt.packed_dot" and maker.result.shape.dtype == i32
+    return maker is not None and maker.name == "smelt.packed_conv" and maker.result.shape.dtype == i32
 
 
 def _to_nhwc(edit: Edit, lasts: Lasts, b: Builder, value: Value) -> Value:

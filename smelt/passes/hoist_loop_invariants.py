@@ -17,9 +17,7 @@ from smelt.shape import Shape
 # Ops whose results are always materialised: hoisting them saves work and costs no extra buffer per iteration.
 WORK = frozenset(
     {
-        *("smelt.pack", "smelt.packed_dot", "smelt.packed_conv", "smelt.channel_conv", "smelt.winograd_conv"),
-        *("smelt.pack_quads", "smelt.packed_qdot", "smelt.packed_qconv"),
-        *("smelt.pack_pairs", "smelt.packed_pdot", "smelt.packed_pconv"),
+        *("smelt.relayout", "smelt.packed_dot", "smelt.packed_conv", "smelt.channel_conv", "smelt.winograd_conv"),
         *(
             f"stablehlo.{name}"
             for name in ("dot_general", "convolution", "reduce", "reduce_window", "sort", "fft", "cholesky")

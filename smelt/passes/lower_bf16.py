@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from smelt.dtype import bf16, f32
 from smelt.ir.core import Value
-from smelt.ir.ops.packed_words import PAIR
+from smelt.ir.ops.packed import PAIR
 from smelt.ir.rewrite import Match, Rule, op
 
 

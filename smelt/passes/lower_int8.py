@@ -1,4 +1,4 @@
-"""int8 GEMM: `smelt.qdot` composites become `smelt.packed_qdot` and `smelt.packed_qconv`, uint8 × int8 → int32 (VNNI).
+"""int8 GEMM: `smelt.qdot` composites become packed products, uint8 × int8 → int32 (VNNI).
 
 uint8 and int8 operands are converted into each other by an offset of 128. Zero points are corrected after the sum by
 row and column sums; `split_prepare` moves the column sums of weights out of the run. Scales, bias and requantisation
@@ -20,8 +20,9 @@ from smelt.ir.build import Builder
 from smelt.ir.composites import decode
 from smelt.ir.core import Value
 from smelt.ir.layouts import Word, letters, parse, sizes_of
-from smelt.ir.ops.packed_words import QUAD
+from smelt.ir.ops.packed import QUAD
 from smelt.ir.rewrite import Match, Rule, op
+from smelt.layout import panels
 from smelt.passes.channels_last import channels_last_dims
 from smelt.passes.crop import crop
 from smelt.passes.fuse_quantise import round_to_byte
@@ -259,9 +260,11 @@ def _dot_total(space: _Space, given: Sequence[_Given], zeros: Mapping[str, _Part
         product(space.sizes[each] for each in names) for names in (batch, rows, summed, columns)
     )
     matrix = _reshape(b, space.transpose_to(second, batch + summed + columns), (groups, depth, wide))
-    panels = b.op("smelt.pack_quads", matrix, width=width).result
+    layout = panels(width, QUAD)
+    packed = b.op("smelt.relayout", matrix, layout=layout).result
     lines = _reshape(b, space.transpose_to(first, batch + rows + summed), (groups, height, depth))
-    made = b.op("smelt.packed_qdot", lines, panels, result=Shape.of(i32, (groups, height, wide))).result
+    result = Shape.of(i32, (groups, height, wide))
+    made = b.op("smelt.packed_dot", lines, packed, result=result, layout=layout).result
     names = batch + rows + columns
     total = _Part(_reshape(b, made, space.shape(names, i32).sizes), names)
 
@@ -387,14 +390,21 @@ def _convolve(b: Builder, window: _Window, zero: _Part | None, sizes: Sequence[S
     *taps, depth, features = kernel.shape.sizes
     share = features // groups
     matrix = _transpose(b, _reshape(b, kernel, (product(taps) * depth, groups, share)), (1, 0, 2))
-    panels = b.op("smelt.pack_quads", matrix, width=width).result
+    layout = panels(width, QUAD)
+    packed = b.op("smelt.relayout", matrix, layout=layout).result
     if groups == 1 and set(taps) == set(window.strides) == {1}:
         pixels = product(sizes[:-1])
         lines = _reshape(b, maps, (1, pixels, depth))
-        made = b.op("smelt.packed_qdot", lines, panels, result=Shape.of(i32, (1, pixels, features))).result
+        result = Shape.of(i32, (1, pixels, features))
+        made = b.op("smelt.packed_dot", lines, packed, result=result, layout=layout).result
         return _reshape(b, made, sizes)
-    attributes: dict[str, Any] = {"window": tuple(taps), "strides": window.strides, "dilations": window.dilations}
-    return b.op("smelt.packed_qconv", maps, panels, result=Shape.of(i32, sizes), **attributes).result
+    attributes: dict[str, Any] = {
+        "layout": layout,
+        "window": tuple(taps),
+        "strides": window.strides,
+        "dilations": window.dilations,
+    }
+    return b.op("smelt.packed_conv", maps, packed, result=Shape.of(i32, sizes), **attributes).result
 
 
 def _sum_in_f32(space: _Space, window: _Window, zeros: Mapping[str, _Part], names: str) -> _Part | None:

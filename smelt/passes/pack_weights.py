@@ -1,8 +1,8 @@
 """Weight prepacking: GEMMs, convolutions and depthwise convolutions over packed B panels.
 
 `dot_general` and `convolution` become `smelt.packed_dot`, `smelt.packed_conv`, `smelt.winograd_conv` and
-`smelt.channel_conv` (depthwise); bf16 becomes `smelt.packed_pdot` and `smelt.packed_pconv`. Packing is an op of its own
-before the GEMM, so `split_prepare` moves the packing of weights out of the run. Called by `pipeline`.
+`smelt.channel_conv` (depthwise). Packing (`smelt.relayout`) is an op of its own before the GEMM, so `split_prepare`
+moves the packing of weights out of the run. Called by `pipeline`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ import numpy as np
 from smelt.dim import Size, product
 from smelt.ir.attributes import DotDims
 from smelt.ir.core import Value
-from smelt.ir.ops.packed import WINOGRAD_G
+from smelt.ir.ops.packed import PAIR, WINOGRAD_G
 from smelt.ir.rewrite import Match, Rule, op
+from smelt.layout import panels
 from smelt.passes.channels_last import channels_last_dims
 from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
 
-FORMS = {  # operand type -> (pack, GEMM, convolution); results are f32
-    "f32": ("smelt.pack", "smelt.packed_dot", "smelt.packed_conv"),
-    "bf16": ("smelt.pack_pairs", "smelt.packed_pdot", "smelt.packed_pconv"),
-}
+K_PACK = {"f32": 1, "bf16": PAIR}  # by operand type: adjacent steps of k in a panel; results are f32
 LEAST, FEWEST = 8, 32  # output rows and columns, channels: Winograd gains nothing below these
 
 
@@ -45,10 +43,9 @@ def pack_rules(width: int) -> list[Rule]:
 
 def _pack_dot(m: Match, width: int) -> Value | None:
     lhs, rhs = m["x"], m["y"]
-    form = _form(m)
-    if form is None:
+    layout = _layout(m, width)
+    if layout is None:
         return None
-    pack, dot, _ = form
     dims = m.op.attrs["dot_dimension_numbers"]
     batch = dims.lhs_batching_dimensions, dims.rhs_batching_dimensions
     summed = dims.lhs_contracting_dimensions, dims.rhs_contracting_dimensions
@@ -56,19 +53,18 @@ def _pack_dot(m: Match, width: int) -> Value | None:
     columns = [d for d in range(rhs.shape.rank) if d not in batch[1] and d not in summed[1]]
     left = _merge_axes(m, lhs, (batch[0], rows, summed[0]))
     right = _merge_axes(m, rhs, (batch[1], summed[1], columns))
-    panels = m.build.op(pack, right, width=width).result
+    packed = m.build.op("smelt.relayout", right, layout=layout).result
     result = Shape.of(m.shape.dtype, (*left.shape.sizes[:2], right.shape.sizes[2]))
-    made = m.build.op(dot, left, panels, result=result).result
+    made = m.build.op("smelt.packed_dot", left, packed, result=result, layout=layout).result
     return _reshape(m, made, m.shape)
 
 
 def _pack_convolution(m: Match, width: int) -> Value | None:
     """Convolutions of padded NHWC feature maps. A depthwise convolution is no GEMM: its weights are not packed."""
     maps, kernel, attrs = m["x"], m["y"], m.op.attrs
-    rank, form = m.shape.rank, _form(m)
-    if form is None or attrs["dimension_numbers"] != channels_last_dims(rank):
+    rank, layout = m.shape.rank, _layout(m, width)
+    if layout is None or attrs["dimension_numbers"] != channels_last_dims(rank):
         return None
-    pack, dot, conv = form
     plain = not any(attrs.get("window_reversal") or ()) and set(attrs.get("lhs_dilation") or ()) <= {1}
     plain = plain and set(attrs.get("padding") or ()) <= {(0, 0)} and attrs["batch_group_count"] == 1
     *window, depth, features = kernel.shape.sizes
@@ -84,19 +80,22 @@ def _pack_convolution(m: Match, width: int) -> Value | None:
         return _winograd(m, maps, kernel, width)
     shared = features // groups
     matrix = _reshape(m, kernel, Shape.of(kernel.shape.dtype, (product(window) * depth, groups, shared)))
-    panels = m.build.op(pack, _transpose(m, matrix, (1, 0, 2)), width=width).result
+    packed = m.build.op("smelt.relayout", _transpose(m, matrix, (1, 0, 2)), layout=layout).result
     if groups == 1 and set(window) == set(strides) == {1}:
         pixels = product(maps.shape.sizes[:-1])
         rows = _reshape(m, maps, Shape.of(maps.shape.dtype, (1, pixels, depth)))
         result = Shape.of(m.shape.dtype, (1, pixels, features))
-        return _reshape(m, m.build.op(dot, rows, panels, result=result).result, m.shape)
-    return m.build.op(conv, maps, panels, result=m.shape, window=tuple(window), **taps).result
+        made = m.build.op("smelt.packed_dot", rows, packed, result=result, layout=layout).result
+        return _reshape(m, made, m.shape)
+    taps |= {"layout": layout, "window": tuple(window)}
+    return m.build.op("smelt.packed_conv", maps, packed, result=m.shape, **taps).result
 
 
-def _form(m: Match) -> tuple[str, str, str] | None:
-    """The packed ops for the match, if it is f32 or bf16 with an f32 result."""
+def _layout(m: Match, width: int) -> str | None:
+    """The layout of the right operand, if the product is of f32 or bf16 with an f32 result."""
     left, right = (str(m[name].shape.dtype) for name in ("x", "y"))
-    return FORMS.get(left) if left == right and str(m.shape.dtype) == "f32" else None
+    known = left == right and left in K_PACK and str(m.shape.dtype) == "f32"
+    return panels(width, K_PACK[left]) if known else None
 
 
 def _suits_winograd(m: Match, kernel: Value, window: tuple[Size, ...], steps: tuple[int, ...]) -> bool:
@@ -137,9 +136,9 @@ def _winograd(m: Match, maps: Value, kernel: Value, width: int) -> Value:
         kernel = m.build.dot_general(kernel, change, dot_dimension_numbers=dims)
     kernel = m.build.transpose(kernel, permutation=(2, 3, 0, 1))
     matrices = m.build.reshape(kernel, result=Shape.of(kernel.shape.dtype, (16, depth, features)))
-    panels = m.build.op("smelt.pack", matrices, width=width).result
-    panels = m.build.transpose(panels, permutation=(1, 0, 2, 3))  # the order in which the kernel reads them
-    return m.build.op("smelt.winograd_conv", maps, panels, result=m.shape).result
+    packed = m.build.op("smelt.relayout", matrices, layout=panels(width)).result
+    packed = m.build.transpose(packed, permutation=(1, 0, 2, 3))  # the order in which the kernel reads them
+    return m.build.op("smelt.winograd_conv", maps, packed, result=m.shape).result
 
 
 def _transpose(m: Match, value: Value, order: tuple[int, ...]) -> Value:

@@ -17,7 +17,7 @@ from smelt.errors import UnsupportedError
 from smelt.ir.build import Builder
 from smelt.ir.composites import COMPOSITES
 from smelt.ir.core import Op, Program, Value
-from smelt.ir.ops.packed_words import PAIR, QUAD
+from smelt.ir.ops.packed import PAIR, QUAD
 from smelt.ir.rewrite import Edit, Match, Rule, op, rewrite
 from smelt.passes.inline import inline
 from smelt.passes.split_prepare import WEIGHT

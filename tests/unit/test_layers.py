@@ -18,6 +18,7 @@ BASE = {
     "abi",
     "dtype",
     "shape",
+    "layout",
     "dim",
     "frozen",
     "stop",

@@ -17,7 +17,6 @@ from smelt.ir.ops import (
     index,
     linear,
     packed,
-    packed_words,
     paged_attention,
     quantize,
     random,
@@ -29,7 +28,7 @@ from smelt.ir.ops import (
 from smelt.ir.ops.definition import OpDef
 
 FAMILIES = (
-    *(elementwise, shape, index, reduce, window, linear, packed, packed_words, attention, paged_attention),
+    *(elementwise, shape, index, reduce, window, linear, packed, attention, paged_attention),
     *(random, quantize, control, collective, dynamic, testing),
 )
 OPS: dict[str, OpDef] = {row.name: row for family in FAMILIES for row in family.ROWS}

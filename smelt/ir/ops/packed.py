@@ -1,8 +1,10 @@
 """Products over packed operands: what an engine writes in place of `dot_general` and `convolution`.
 
-`smelt.pack` cuts the columns of a matrix into panels; `smelt.packed_dot` multiplies by such panels, `smelt.packed_conv`
-convolves padded images with their channels last by them; `smelt.channel_conv` has a window for each channel. All have a
-reference semantics like every op, so programs that hold them can be verified, printed and run by the reference.
+`smelt.relayout` stores a tensor in a `Layout`: the columns of a matrix cut into panels, for one. `smelt.packed_dot`
+multiplies by a matrix in a layout, `smelt.packed_conv` convolves padded feature maps [batch, y, x, channel] by one;
+`smelt.channel_conv` is a depthwise convolution. Element types say what is multiplied: floats, bf16 with sums of f32, or
+ui8 by i8 with exact sums of i32. All have reference semantics, so programs that hold them can be verified, printed and
+run by the reference engine.
 """
 
 from __future__ import annotations
@@ -13,59 +15,103 @@ from math import prod
 
 import numpy as np
 
-from smelt.dim import Size, ceildiv, floordiv
-from smelt.dtype import Array, DType
-from smelt.ir.attributes import INT, INTS
+from smelt.dim import Size, ceildiv, floordiv, product
+from smelt.dtype import Array, DType, bf16, f32, i8, i32, ui8
+from smelt.ir.attributes import INTS, STRING
 from smelt.ir.core import Attrs, Op, Type
 from smelt.ir.ops.definition import Attr, Call, Frame, OpDef
 from smelt.ir.ops.linear import matmul
 from smelt.ir.ops.window import window_count
+from smelt.layout import Digit, Layout
 from smelt.shape import Shape
 
-
-def _infer_pack(call: Call) -> Sequence[Type]:
-    shape, width = call.shape(0), call.attrs["width"]
-    call.require(shape.rank == 3, "", "the operand must be [group, k, columns]", got=shape)
-    call.require(width >= 1, "", "the width must be positive", got=width)
-    group, depth, columns = shape.sizes
-    return [Shape.of(shape.dtype, (group, ceildiv(columns, width), depth, width))]
+QUAD, PAIR = 4, 2  # adjacent steps of k in panels of int8 and of bf16
+K = 1  # the axis of a matrix [group, k, column]
 
 
-def _pack(frame: Frame, op: Op, x: Array) -> Array:
-    group, depth, columns = x.shape
-    width = op.attrs["width"]
-    panels = -(-columns // width)
-    full = np.zeros((group, depth, panels * width), x.dtype)
-    full[:, :, :columns] = x
-    return np.ascontiguousarray(full.reshape(group, depth, panels, width).transpose(0, 2, 1, 3))
+# ---- layouts ----
 
 
-def _check_floats(call: Call) -> None:
-    """The operands and the result of a product are of one plain float type."""
-    types = {call.shape(0).dtype, call.shape(1).dtype, call.declared_shape().dtype}
-    plain = len(types) == 1 and all(isinstance(each, DType) and each.is_float for each in types)
-    call.require(plain, "", "operands and result must be of one float type", got=", ".join(sorted(map(str, types))))
+def _layout(call: Call, rank: int) -> Layout:
+    """The layout that an op names, of a tensor of this rank."""
+    text = call.attrs["layout"]
+    try:
+        found = Layout.parse(text)
+    except ValueError as error:
+        call.require(False, "", str(error), got=text)
+        raise
+    call.require(len(found.letters) == rank, "", f"the layout must be of a tensor of rank {rank}", got=text)
+    return found
+
+
+def _infer_relayout(call: Call) -> Sequence[Type]:
+    shape = call.shape(0)
+    return [Shape.of(shape.dtype, _layout(call, shape.rank).stored_sizes(shape.sizes))]
+
+
+def _relayout(frame: Frame, op: Op, x: Array) -> Array:
+    return Layout.parse(op.attrs["layout"]).store(x)
+
+
+def padded_depth(op: Op) -> Size:
+    """The number of steps of k in the panels of a product, with those that were added."""
+    layout, stored = Layout.parse(op.attrs["layout"]), op.operands[1].shape.sizes
+    steps: Size = 1
+    for size, group in zip(stored, layout.axes, strict=True):
+        others = product(digit.size for digit in group if digit.axis != K)
+        if any(digit.axis == K for digit in group):
+            steps = steps * floordiv(size, others)
+    return steps
+
+
+# ---- products ----
+
+
+def _check_types(call: Call) -> None:
+    """One plain float type; bf16 with sums of f32; or ui8 by i8 with sums of i32."""
+    types = call.shape(0).dtype, call.shape(1).dtype, call.declared_shape().dtype
+    alike = len({*types}) == 1 and isinstance(types[0], DType) and types[0].is_float
+    call.require(
+        alike or types in ((bf16, bf16, f32), (ui8, i8, i32)),
+        "",
+        "operands and result must be of one float type; bf16, bf16 and f32; or ui8, i8 and i32",
+        got=", ".join(map(str, types)),
+    )
+
+
+def _check_panels(call: Call, groups: Size, depth: Size, columns: Size) -> Layout:
+    """The right operand is a matrix [group, k, column] in the layout; one group may stand for all."""
+    layout, stored = _layout(call, 3), call.shape(1)
+    call.require(layout.axes[:1] == ((Digit(0, 1, 0),),), "", "groups are the first stored axis", got=str(layout))
+    call.require(stored.rank == len(layout.axes), "", f"the right operand must be in the layout {layout}", got=stored)
+    first = stored.sizes[0]
+    if first != 1:
+        call.same_size(groups, first, "", "both operands have the same groups")
+    for have, want in zip(stored.sizes, layout.stored_sizes((first, depth, columns)), strict=True):
+        call.same_size(have, want, "", f"the right operand holds k and the columns in the layout {layout}")
+    return layout
+
+
+def sum_products(rows: Array, matrix: Array, total: DType) -> Array:
+    """Sums of products. Doubles hold those of bytes, so they are exact (modulo 2^32)."""
+    wide = np.broadcast_to(matrix, (rows.shape[0], *matrix.shape[1:]))
+    if total.is_float:
+        return matmul(rows, wide, total)
+    return (rows.astype(np.float64) @ wide.astype(np.float64)).astype(np.int64).astype(total.numpy)
 
 
 def _infer_packed_dot(call: Call) -> Sequence[Type]:
-    lhs, rhs, result = call.shape(0), call.shape(1), call.declared_shape()
-    _check_floats(call)
+    lhs, result = call.shape(0), call.declared_shape()
+    _check_types(call)
     call.require(lhs.rank == 3, "", "the left operand must be [group, row, k]", got=lhs)
-    call.require(rhs.rank == 4, "", "the right operand must be [group, panel, k, column]", got=rhs)
     call.require(result.rank == 3, "", "the result must be [group, row, column]", got=result)
-    call.same_size(lhs.sizes[2], rhs.sizes[2], "", "both operands have the same k")
-    if rhs.sizes[0] != 1:
-        call.same_size(lhs.sizes[0], rhs.sizes[0], "", "both operands have the same groups")
-    call.same_size(rhs.sizes[1], ceildiv(result.sizes[2], rhs.sizes[3]), "", "the panels hold the columns")
+    _check_panels(call, lhs.sizes[0], lhs.sizes[2], result.sizes[2])
     return [Shape.of(result.dtype, (*lhs.sizes[:2], result.sizes[2]))]
 
 
 def _packed_dot(frame: Frame, op: Op, lhs: Array, rhs: Array) -> Array:
-    group, panels, depth, width = rhs.shape
-    sizes = frame.shape(op.result.type)
-    right = rhs.transpose(0, 2, 1, 3).reshape(group, depth, panels * width)[:, :, : sizes[2]]
-    wide = np.broadcast_to(right, (lhs.shape[0], *right.shape[1:]))
-    return matmul(lhs, wide, op.result.shape.element)
+    sizes = (rhs.shape[0], lhs.shape[2], frame.shape(op.result.type)[2])
+    return sum_products(lhs, Layout.parse(op.attrs["layout"]).restore(rhs, sizes), op.result.shape.element)
 
 
 # ---- convolutions ----
@@ -108,30 +154,38 @@ def checked_taps(call: Call, images: Shape, window: Sequence[int]) -> Taps:
 
 def _infer_packed_conv(call: Call) -> Sequence[Type]:
     images, panels, result = call.shape(0), call.shape(1), call.declared_shape()
-    _check_floats(call)
-    call.require(panels.rank == 4, "", "the right operand must be [group, panel, k, column]", got=panels)
-    taps, (groups, count, depth, width) = checked_taps(call, images, call.attrs["window"]), panels.sizes
-    call.same_size(groups * depth, images.sizes[-1] * prod(taps.window), "", "k covers the taps and a group's channels")
-    features = result.sizes[-1]
-    for count_of, size in (("channels", images.sizes[-1]), ("features", features)):
+    _check_types(call)
+    taps = checked_taps(call, images, call.attrs["window"])
+    channels, features = images.sizes[-1], result.sizes[-1]
+    call.require(panels.rank > 0, "", "the right operand must be in the layout", got=panels)
+    groups = panels.sizes[0]
+    for count_of, size in (("channels", channels), ("features", features)):
         call.same_size(groups * floordiv(size, groups), size, "", f"each group has the same number of {count_of}")
-    call.same_size(
-        groups * count, groups * ceildiv(floordiv(features, groups), width), "", "the panels hold the features"
-    )
+    depth = floordiv(channels, groups)
+    layout = _check_panels(call, groups, depth * prod(taps.window), floordiv(features, groups))
+    whole = not layout.pads(K, (groups, depth, features))
+    call.require(whole, "", f"the channels of a group are a multiple of {layout.multiple(K)}", got=images)
     return [Shape.of(result.dtype, (images.sizes[0], *taps.out(images.sizes[1:-1]), features))]
 
 
 def _packed_conv(frame: Frame, op: Op, images: Array, panels: Array) -> Array:
     batch, *out, features = frame.shape(op.result.type)
-    taps, (groups, count, depth, width) = taps_of(op.attrs), panels.shape
+    taps, groups = taps_of(op.attrs), panels.shape[0]
+    depth = images.shape[-1] // groups * prod(taps.window)
     reads = (under(images, taps, tap, out) for tap in np.ndindex(*taps.window))
     parts = [part.reshape(batch, -1, groups, images.shape[-1] // groups) for part in reads]
     # [group, batch, pixel, tap and channel]
     rows = np.moveaxis(np.stack(parts, axis=3), 2, 0).reshape(groups, -1, depth)
-    share = features // groups
-    matrix = panels.transpose(0, 2, 1, 3).reshape(groups, depth, count * width)[:, :, :share]
-    found = matmul(rows, matrix, op.result.shape.element)
+    matrix = Layout.parse(op.attrs["layout"]).restore(panels, (groups, depth, features // groups))
+    found = sum_products(rows, matrix, op.result.shape.element)
     return found.transpose(1, 0, 2).reshape(batch, *out, features)
+
+
+def _check_floats(call: Call) -> None:
+    """The operands and the result are of one plain float type."""
+    types = {call.shape(0).dtype, call.shape(1).dtype, call.declared_shape().dtype}
+    plain = len(types) == 1 and all(isinstance(each, DType) and each.is_float for each in types)
+    call.require(plain, "", "operands and result must be of one float type", got=", ".join(sorted(map(str, types))))
 
 
 def _infer_channel_conv(call: Call) -> Sequence[Type]:
@@ -197,12 +251,13 @@ def _winograd_conv(frame: Frame, op: Op, images: Array, panels: Array) -> Array:
     return result[:, :high, :wide].astype(op.result.shape.element.numpy)
 
 
+_LAYOUT = Attr("layout", STRING)
 _TAPS = tuple(Attr(name, INTS) for name in ("window", "strides", "dilations"))
 
 ROWS = [
-    OpDef("smelt.pack", "x", _infer_pack, _pack, (Attr("width", INT),)),
-    OpDef("smelt.packed_dot", "lhs rhs", _infer_packed_dot, _packed_dot),
-    OpDef("smelt.packed_conv", "images panels", _infer_packed_conv, _packed_conv, _TAPS),
+    OpDef("smelt.relayout", "x", _infer_relayout, _relayout, (_LAYOUT,)),
+    OpDef("smelt.packed_dot", "lhs rhs", _infer_packed_dot, _packed_dot, (_LAYOUT,)),
+    OpDef("smelt.packed_conv", "images panels", _infer_packed_conv, _packed_conv, (_LAYOUT, *_TAPS)),
     OpDef("smelt.winograd_conv", "images panels", _infer_winograd_conv, _winograd_conv),
     OpDef("smelt.channel_conv", "images kernel", _infer_channel_conv, _channel_conv, _TAPS[1:]),
 ]

@@ -18,10 +18,12 @@ from smelt.ir.ops.packed import taps_of
 from smelt.kernel.build.gemm import (
     Columns,
     chunk_bounds,
+    contiguous_operands,
     count_chunks,
     memory_layout,
     min_chunks,
     panel_slice,
+    required_form,
     row_tiles,
 )
 from smelt.kernel.build.sinks import Output, sink
@@ -33,14 +35,10 @@ from smelt.kernel.tune.schedules import ROWS, Blocking, Conv, KernelKey, chunk_s
 ROW_BLOCK = 192  # pixels per cache-resident K-block, for int8 and bf16
 
 
-@sink("smelt.packed_conv", anchor=True, addressed=(0, 1))
+@sink("smelt.packed_conv", anchor=True, addressed=(0, 1), in_runs=contiguous_operands)
 def packed_conv(nest: Nest, op: Op, output: Output) -> None:
-    implicit_gemm(nest, op, output, F32)
-
-
-def implicit_gemm(nest: Nest, op: Op, output: Output, form: Form) -> None:
     """Loops of an implicit GEMM: each K-block of a panel stays cache-resident for a chunk of rows of pixels."""
-    panels = op.operands[1]
+    form, panels = required_form(op), op.operands[1]
     groups, count, quads, pixel_stride = tensor(panels).sizes
     batch, *outer, map_rows, pixels, channels_out = _with_rows(tensor(op.result).sizes)
     assert isinstance(groups, int)

@@ -18,8 +18,9 @@ from smelt.dtype import f32, i64
 from smelt.ir.core import Op, Value
 from smelt.ir.ops import OPS
 from smelt.ir.ops.packed import Taps, taps_of
-from smelt.kernel.build.gemm import Columns, chunk_bounds, min_chunks, multiply
+from smelt.kernel.build.gemm import Columns, chunk_bounds, form_of, min_chunks, multiply
 from smelt.kernel.build.sinks import Output
+from smelt.kernel.loops.form import F32
 from smelt.kernel.loops.grammar import Amount, Expr, Number, Quotient, Remainder, add, scale
 from smelt.kernel.loops.nest import ExpandedImage, Nest, tensor
 from smelt.kernel.tune.schedules import ROWS, ExpandDepthwise, KernelKey, RowBands, largest_divisor
@@ -68,7 +69,7 @@ def _gemms_behind(value: Value, depends: dict[Value, bool]) -> set[Op]:
     op = value.op
     if op is None or len(depends) > MAX_OPS:
         return set()
-    if op.name == "smelt.packed_dot":
+    if op.name == "smelt.packed_dot" and form_of(op) is F32:
         depends[value] = True
         return {op}
     if op.name != "stablehlo.reshape" and not OPS[op.name].elementwise:

@@ -13,13 +13,12 @@ from smelt.kernel.build import (
     fft,
     gather_scatter,
     gemm,
-    gemm_bf16,
-    gemm_int8,
     linalg,
     paged_attention,
     quantise,
     random,
     reduce,
+    relayout,
     scan,
     sort,
     window,
@@ -30,7 +29,7 @@ from smelt.kernel.loops.nest import PULLS
 
 FAMILIES = (
     *(elementwise, quantise, gather_scatter, reduce, window, scan, sort),
-    *(gemm, gemm_int8, gemm_bf16, conv, depthwise, winograd, attention, paged_attention, linalg, fft, random),
+    *(gemm, relayout, conv, depthwise, winograd, attention, paged_attention, linalg, fft, random),
 )
 
 __all__ = ["ADDRESSED", "ANCHORS", "FAMILIES", "IN_RUNS", "PULLS", "SINKS", "UPDATES"]

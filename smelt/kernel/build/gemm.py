@@ -1,7 +1,7 @@
 """GEMM: `smelt.packed_dot` over packed B panels by a register-tile micro-kernel; `dot_general` as scalar loops.
 
-`packed_gemm` holds the loops around the micro-kernel (`Mma`): chunks of rows × panels × K-blocks. `gemm_int8.py` and
-`gemm_bf16.py` use it with other `Form`s, `conv.py` has the implicit GEMM of convolutions.
+`packed_dot` holds the loops around the micro-kernel (`Mma`): chunks of rows × panels × K-blocks, for every `Form` (f32,
+bf16, int8). `conv.py` has the implicit GEMM of convolutions, `relayout.py` packs panels.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from smelt.kernel.loops.grammar import (
     affine,
     scale,
 )
-from smelt.kernel.loops.nest import Index, Nest, Scope, pull, tensor
+from smelt.kernel.loops.nest import Index, Nest, Scope, tensor, unsupported
 from smelt.kernel.tune.schedules import MIN_CHUNKS, ROWS, Blocking, Gemm, KernelKey, chunk_size, estimate
+from smelt.layout import panels as panel_layout
 
 
 @sink("stablehlo.dot_general", anchor=True)
@@ -80,32 +81,38 @@ def accumulator(operands: Sequence[DType], result: DType) -> DType:
     return f64 if any(each.bits == 64 for each in (*operands, result)) else f32
 
 
-@pull("smelt.pack")
-def pack(nest: Nest, op: Op, _: int, index: Index) -> Expr:
-    """B as packed panels [group, panel, k, j]: column `panel * width + j`, zero past the last."""
-    group, panel, k, j = index
-    columns, width = tensor(op.operands[0]).sizes[2], op.attrs["width"]
-    column = add(scale(panel, width), j)
-    if isinstance(columns, int) and columns % width == 0:
-        return nest.pull(op.operands[0], (group, k, column))
-    return nest.choose(
-        nest.less(nest.let(column), Amount(columns)),
-        lambda: nest.pull(op.operands[0], (group, k, column)),
-        lambda: Number(0, f32),
-        f32,
-    )
-
-
 ROW_BLOCKS = {BF16: 384, INT8: 192}  # rows per cache-resident K-block
 
 
-@sink("smelt.packed_dot", anchor=True, addressed=(0, 1))
+FORMS = {(form.left, form.right, form.total): form for form in (F32, BF16, INT8)}
+
+
+def form_of(op: Op) -> Form | None:
+    """The form of a packed product, if there is a micro-kernel for its types and its layout."""
+    left, right = map(tensor, op.operands)
+    form, line = FORMS.get((left.element, right.element, tensor(op.result).element)), right.sizes[-1]
+    if form is None or not isinstance(line, int):
+        return None
+    return form if op.attrs["layout"] == panel_layout(line // form.k_pack, form.k_pack) else None
+
+
+def required_form(op: Op) -> Form:
+    form = form_of(op)
+    if form is None:
+        raise unsupported(op, f"of {tensor(op.operands[0]).element} with the layout {op.attrs['layout']}")
+    return form
+
+
+def contiguous_operands(op: Op) -> tuple[int, ...]:
+    """Packed steps of k are adjacent in both operands."""
+    form = form_of(op)
+    return (1,) if form is None or form.k_pack == 1 else (0, 1)
+
+
+@sink("smelt.packed_dot", anchor=True, addressed=(0, 1), in_runs=contiguous_operands)
 def packed_dot(nest: Nest, op: Op, output: Output) -> None:
-    packed_gemm(nest, op, output, F32)
-
-
-def packed_gemm(nest: Nest, op: Op, output: Output, form: Form) -> None:
     """Loops of a packed GEMM: each K-block of a panel stays cache-resident for a chunk of rows."""
+    form = required_form(op)
     lhs, panels = op.operands
     groups, rows, depth = tensor(lhs).sizes
     _, count, _, line = tensor(panels).sizes

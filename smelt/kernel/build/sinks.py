@@ -51,16 +51,17 @@ def push_index(nest: Nest, move: Op, index: Index) -> Index:
 
 
 Sink = Callable[[Nest, Op, Output], None]
+Operands = tuple[int, ...] | Callable[[Op], tuple[int, ...]]  # of every op of a name, or of one
 
 SINKS: dict[str, Sink] = {}
 ANCHORS: set[str] = set()
 UPDATES: dict[str, Sink] = {}  # ops that change a part of their first operands
 ADDRESSED: dict[str, tuple[int, ...]] = {}
-IN_RUNS: dict[str, tuple[int, ...]] = {}
+IN_RUNS: dict[str, Operands] = {}
 
 
 def sink(
-    *names: str, anchor: bool = False, addressed: tuple[int, ...] = (), in_runs: tuple[int, ...] = (1,)
+    *names: str, anchor: bool = False, addressed: tuple[int, ...] = (), in_runs: Operands = (1,)
 ) -> Callable[[Sink], Sink]:
     """Register the rule that builds the kernel of an op.
 
@@ -78,6 +79,12 @@ def sink(
         return rule
 
     return register
+
+
+def is_in_runs(op: Op, operand: int) -> bool:
+    """Whether an operand must be contiguous along its last axis."""
+    found = IN_RUNS[op.name]
+    return operand in (found(op) if callable(found) else found)
 
 
 def update(*names: str) -> Callable[[Sink], Sink]:

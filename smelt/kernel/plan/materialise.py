@@ -12,11 +12,13 @@ from dataclasses import dataclass, field, fields
 from smelt.ir.core import Op, Region, Token, Value, find_captures
 from smelt.ir.ops import OPS
 from smelt.kernel.build.expand_depthwise import find_expansion
-from smelt.kernel.build.families import ADDRESSED, ANCHORS, IN_RUNS, PULLS, SINKS, UPDATES
+from smelt.kernel.build.families import ADDRESSED, ANCHORS, PULLS, SINKS, UPDATES
 from smelt.kernel.build.gemm import find_strides
+from smelt.kernel.build.sinks import is_in_runs
 from smelt.kernel.loops.nest import ExpandedImage, Nest, View, tensor, unsupported
 from smelt.kernel.plan.concat_in_place import Part, Users, find_parts, is_container, row_major
 from smelt.kernel.plan.runtime_checks import RUNTIME_CHECKS
+from smelt.layout import Layout
 from smelt.shape import Shape
 
 CONTROL = frozenset({"stablehlo.while", "stablehlo.if", "stablehlo.case"})
@@ -221,7 +223,7 @@ class Materialised:
                 self.constants[base.op] = None  # a splat would otherwise have no buffer
             elif base.op is not None and _is_move(base.op):
                 self.forced.add(base)
-            in_runs = i in IN_RUNS[op.name]
+            in_runs = is_in_runs(op, i)
             self.addressed.append((base, value, in_runs))
             if value is base or _is_strided(Nest({base: 0}, views=self.views), value, in_runs):
                 continue
@@ -283,9 +285,10 @@ def _gives_size(op: Op, operand: int) -> bool:
 
 def _is_move(op: Op) -> bool:
     """Whether an op only changes indices."""
-    if op.name == "smelt.pack":
-        columns = tensor(op.operands[0]).sizes[2]
-        return isinstance(columns, int) and columns % op.attrs["width"] == 0
+    if op.name == "smelt.relayout":
+        layout, sizes = Layout.parse(op.attrs["layout"]), tensor(op.operands[0]).sizes
+        whole = not any(layout.pads(axis, sizes) for axis in range(len(sizes)))
+        return whole and all(len(group) == 1 for group in layout.axes)
     if op.name == "stablehlo.pad":  # cropping only: a slice
         edges = (*op.attrs["edge_padding_low"], *op.attrs["edge_padding_high"])
         return max(edges, default=0) <= 0 and not any(op.attrs["interior_padding"])

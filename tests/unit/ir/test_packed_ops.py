@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from smelt import layout
 from smelt.dtype import Array
 from smelt.errors import VerifyError
 from smelt.ir.build import FuncBuilder
@@ -24,9 +25,11 @@ def test_packed_dot_is_a_product(rows: int, depth: int, columns: int, width: int
     a = random.integers(-9, 9, (2, rows, depth)).astype(np.float32)
     b = random.integers(-9, 9, (2, depth, columns)).astype(np.float32)
     f = FuncBuilder("main", [Shape("f32", *a.shape), Shape("f32", *b.shape)])
-    panels = f.op("smelt.pack", f.args[1], width=width).result
+    panels = f.op("smelt.relayout", f.args[1], layout=layout.panels(width)).result
     assert panels.shape.sizes == (2, -(-columns // width), depth, width)
-    made = f.op("smelt.packed_dot", f.args[0], panels, result=Shape("f32", 2, rows, columns)).result
+    made = f.op(
+        "smelt.packed_dot", f.args[0], panels, layout=layout.panels(width), result=Shape("f32", 2, rows, columns)
+    ).result
     (result,) = run(Program.of(f.func(made)), [a, b])
     np.testing.assert_array_equal(result, a @ b)
 
@@ -57,8 +60,10 @@ def test_packed_conv_is_a_convolution(
     matrices = np.moveaxis(w.reshape(2, 3, 2, -1), (1, 2, 3), (3, 2, 1)).reshape(2, -1, 3)
     f = FuncBuilder("main", [Shape("f32", *images.shape), Shape("f32", *matrices.shape)])
     taps: dict[str, Any] = {"window": window, "strides": strides, "dilations": dilations}
-    panels = f.op("smelt.pack", f.args[1], width=2).result
-    made = f.op("smelt.packed_conv", f.args[0], panels, result=Shape("f32", *expected.shape), **taps).result
+    panels = f.op("smelt.relayout", f.args[1], layout=layout.panels(2)).result
+    made = f.op(
+        "smelt.packed_conv", f.args[0], panels, layout=layout.panels(2), result=Shape("f32", *expected.shape), **taps
+    ).result
     (result,) = run(Program.of(f.func(made)), [images, matrices])
     np.testing.assert_array_equal(result, expected)
 
@@ -86,7 +91,7 @@ def test_winograd_conv_is_a_convolution(size: tuple[int, int]) -> None:
         expected += x[:, i : i + size[0], j : j + size[1]] @ w[i, j]
     matrices = np.einsum("ai,bj,ijcf->abcf", WINOGRAD_G, WINOGRAD_G, w).reshape(16, 3, 5).astype(np.float32)
     f = FuncBuilder("main", [Shape("f32", *x.shape), Shape("f32", *matrices.shape)])
-    panels = f.transpose(f.op("smelt.pack", f.args[1], width=4).result, permutation=(1, 0, 2, 3))
+    panels = f.transpose(f.op("smelt.relayout", f.args[1], layout=layout.panels(4)).result, permutation=(1, 0, 2, 3))
     made = f.op("smelt.winograd_conv", f.args[0], panels, result=Shape("f32", *expected.shape)).result
     (result,) = run(Program.of(f.func(made)), [x, matrices])
     np.testing.assert_array_equal(result, expected)  # quarters of whole numbers are exact
@@ -123,7 +128,7 @@ def windows(
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     f = FuncBuilder("main", [Shape("f32", 1, 2, 3), Shape("f32", 1, 1, 4, 8)])
-    with pytest.raises(VerifyError, match="same k"):
-        f.op("smelt.packed_dot", *f.args, result=Shape("f32", 1, 2, 8))
-    with pytest.raises(VerifyError, match="width"):
-        f.op("smelt.pack", f.args[0], width=0)
+    with pytest.raises(VerifyError, match="holds k and the columns"):
+        f.op("smelt.packed_dot", *f.args, layout=layout.panels(4), result=Shape("f32", 1, 2, 8))
+    with pytest.raises(VerifyError, match="no digit"):
+        f.op("smelt.relayout", f.args[0], layout=layout.panels(0))

@@ -1,4 +1,4 @@
-"""Products of bf16 in pairs: `pack_pairs`, `packed_pdot` and `packed_pconv` mean sums of f32."""
+"""Products of bf16: `packed_dot` and `packed_conv` mean sums of f32."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from smelt import layout
 from smelt.errors import VerifyError
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
@@ -18,7 +19,7 @@ from smelt.shape import Shape
 def test_two_steps_of_a_column_lie_side_by_side() -> None:
     x = np.arange(-10, 5).reshape(1, 3, 5).astype(ml_dtypes.bfloat16)
     f = FuncBuilder("main", [Shape("bf16", 1, 3, 5)])
-    (packed,) = run(Program.of(f.func(f.op("smelt.pack_pairs", f.args[0], width=2).result)), [x])
+    (packed,) = run(Program.of(f.func(f.op("smelt.relayout", f.args[0], layout=layout.panels(2, 2)).result)), [x])
     assert packed.shape == (1, 3, 2, 4)
     np.testing.assert_array_equal(packed[0, 0, 0], [*x[0, :2, 0], *x[0, :2, 1]])
     np.testing.assert_array_equal(packed[0, 2, 1], [x[0, 2, 4], 0, 0, 0])
@@ -29,8 +30,10 @@ def test_packed_pdot_is_a_product(rows: int, depth: int, columns: int, seed: int
     random = np.random.default_rng(seed)
     a, b = random.integers(-9, 10, (2, rows, depth)), random.integers(-9, 10, (1, depth, columns))
     f = FuncBuilder("main", [Shape("bf16", *a.shape), Shape("bf16", *b.shape)])
-    panels = f.op("smelt.pack_pairs", f.args[1], width=3).result
-    made = f.op("smelt.packed_pdot", f.args[0], panels, result=Shape("f32", 2, rows, columns)).result
+    panels = f.op("smelt.relayout", f.args[1], layout=layout.panels(3, 2)).result
+    made = f.op(
+        "smelt.packed_dot", f.args[0], panels, layout=layout.panels(3, 2), result=Shape("f32", 2, rows, columns)
+    ).result
     (result,) = run(Program.of(f.func(made)), [each.astype(ml_dtypes.bfloat16) for each in (a, b)])
     assert result.dtype == np.float32
     np.testing.assert_array_equal(result, a @ b)
@@ -38,7 +41,9 @@ def test_packed_pdot_is_a_product(rows: int, depth: int, columns: int, seed: int
 
 def test_packed_pconv_wants_whole_pairs_of_channels() -> None:
     f = FuncBuilder("main", [Shape("bf16", 1, 4, 4, 3), Shape("bf16", 1, 27, 2)])
-    panels = f.op("smelt.pack_pairs", f.args[1], width=2).result
+    panels = f.op("smelt.relayout", f.args[1], layout=layout.panels(2, 2)).result
     taps: dict[str, Any] = {"window": (3, 3), "strides": (1, 1), "dilations": (1, 1)}
-    with pytest.raises(VerifyError, match="whole words"):
-        f.op("smelt.packed_pconv", f.args[0], panels, result=Shape("f32", 1, 2, 2, 2), **taps)
+    with pytest.raises(VerifyError, match="multiple of 2"):
+        f.op(
+            "smelt.packed_conv", f.args[0], panels, layout=layout.panels(2, 2), result=Shape("f32", 1, 2, 2, 2), **taps
+        )

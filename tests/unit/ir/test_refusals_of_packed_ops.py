@@ -7,14 +7,19 @@ import re
 import pytest
 
 from smelt.errors import VerifyError
+from smelt.layout import panels
 from tests.unit.ir.refused import Q, one_op
 
 Row = tuple[str, str, str, str, str]  # op, operand types, result types, attributes, message
 
 
-def taps(window: str = "1", strides: str = "1", dilations: str = "1") -> str:
+F4, I4 = (f'layout = "{panels(4, k_pack)}"' for k_pack in (1, 4))
+TYPES = "operands and result must be of one float type; bf16, bf16 and f32; or ui8, i8 and i32"
+
+
+def taps(layout: str, window: str = "1", strides: str = "1", dilations: str = "1") -> str:
     lists = {"window": window, "strides": strides, "dilations": dilations}
-    return ", ".join(f"{name} = array<i64: {of}>" for name, of in lists.items())
+    return ", ".join([*([layout] if layout else []), *(f"{name} = array<i64: {of}>" for name, of in lists.items())])
 
 
 def lapack(name: str, takes: str, gives: str, message: str, config: str = "") -> Row:
@@ -24,58 +29,55 @@ def lapack(name: str, takes: str, gives: str, message: str, config: str = "") ->
 
 LEFT = "side = 76 : ui8"
 PACKED: list[Row] = [
-    ("smelt.pack", "2x3xf32", "1x1x2x4xf32", "width = 4 : i64", "the operand must be [group, k, columns]"),
-    ("smelt.pack", "1x2x3xf32", "1x1x2x4xf32", "width = 0 : i64", "the width must be positive"),
-    ("smelt.packed_dot", "1x2x3xf32 1x1x3x4xf64", "1x2x4xf32", "", "operands and result must be of one float type"),
-    ("smelt.packed_dot", "1x2x3xi32 1x1x3x4xi32", "1x2x4xi32", "", "operands and result must be of one float type"),
-    ("smelt.packed_dot", "2x3xf32 1x1x3x4xf32", "1x2x4xf32", "", "the left operand must be [group, row, k]"),
-    ("smelt.packed_dot", "1x2x3xf32 1x3x4xf32", "1x2x4xf32", "", "the right operand must be [group, panel, k, column]"),
-    ("smelt.packed_dot", "1x2x3xf32 1x1x3x4xf32", "2x4xf32", "", "the result must be [group, row, column]"),
-    ("smelt.packed_dot", "1x2x3xf32 1x1x2x4xf32", "1x2x4xf32", "", "both operands have the same k"),
-    ("smelt.packed_dot", "3x2x3xf32 2x1x3x4xf32", "3x2x4xf32", "", "both operands have the same groups"),
-    ("smelt.packed_dot", "1x2x3xf32 1x1x3x4xf32", "1x2x5xf32", "", "the panels hold the columns"),
-    ("smelt.packed_conv", "1x3xf32 1x1x3x4xf32", "1x4xf32", taps(), "images must be [batch, (y,) x, channel]"),
-    ("smelt.packed_conv", "1x5x3xf32 1x3x4xf32", "1x5x4xf32", taps(),
-     "the right operand must be [group, panel, k, column]"),
-    ("smelt.packed_conv", "1x5x3xf32 1x1x3x4xf32", "5x4xf32", taps(), "the result has the axes of the images"),
-    ("smelt.packed_conv", "1x5x3xf32 1x1x3x4xf32", "1x5x4xf32", taps("-1"),
+    ("smelt.relayout", "2x3xf32", "1x1x2x4xf32", F4, "the layout must be of a tensor of rank 2"),
+    ("smelt.relayout", "2x3xf32", "2x3xf32", 'layout = "ab"', "a layout is `axes->stored axes`"),
+    ("smelt.relayout", "2x3xf32", "2x3xf32", 'layout = "ab->a (b"', "is no list of axes"),
+    ("smelt.relayout", "2x3xf32", "2x3xf32", 'layout = "ab->a c"', "'c' is no digit of an axis"),
+    ("smelt.relayout", "2x3xf32", "2x3xf32", 'layout = "ab->a b/0 b%0"', "'b/0' is no digit of an axis"),
+    ("smelt.relayout", "2x3xf32", "2x3xf32", 'layout = "ab->a b/4 b%3"', "the digits of b are not those of one number"),
+    ("smelt.packed_dot", "1x2x3xf32 1x1x3x4xf64", "1x2x4xf32", F4, TYPES),
+    ("smelt.packed_dot", "1x2x3xi32 1x1x3x4xi32", "1x2x4xi32", F4, TYPES),
+    ("smelt.packed_dot", "2x3xf32 1x1x3x4xf32", "1x2x4xf32", F4, "the left operand must be [group, row, k]"),
+    ("smelt.packed_dot", "1x2x3xf32 1x3x4xf32", "1x2x4xf32", F4, "the right operand must be in the layout"),
+    ("smelt.packed_dot", "1x2x3xf32 1x1x3x4xf32", "1x2x4xf32", 'layout = "kn->k n"', "of a tensor of rank 3"),
+    ("smelt.packed_dot", "1x2x3xf32 1x3x4xf32", "1x2x4xf32", 'layout = "gkn->k g n"', "groups are the first"),
+    ("smelt.packed_dot", "1x2x3xf32 1x1x3x4xf32", "2x4xf32", F4, "the result must be [group, row, column]"),
+    ("smelt.packed_dot", "1x2x3xf32 1x1x2x4xf32", "1x2x4xf32", F4, "the right operand holds k and the columns"),
+    ("smelt.packed_dot", "3x2x3xf32 2x1x3x4xf32", "3x2x4xf32", F4, "both operands have the same groups"),
+    ("smelt.packed_dot", "1x2x3xf32 1x1x3x4xf32", "1x2x5xf32", F4, "the right operand holds k and the columns"),
+    ("smelt.packed_conv", "1x3xf32 1x1x3x4xf32", "1x4xf32", taps(F4), "images must be [batch, (y,) x, channel]"),
+    ("smelt.packed_conv", "1x5x3xf32 1x3x4xf32", "1x5x4xf32", taps(F4), "the right operand must be in the layout"),
+    ("smelt.packed_conv", "1x5x3xf32 1x1x3x4xf32", "5x4xf32", taps(F4), "the result has the axes of the images"),
+    ("smelt.packed_conv", "1x5x3xf32 1x1x3x4xf32", "1x5x4xf32", taps(F4, "-1"),
      "window: a number of at least 0 for each axis of an image"),
-    ("smelt.packed_conv", "1x5x3xf32 1x1x3x4xf32", "1x5x4xf32", taps("1", "0"),
+    ("smelt.packed_conv", "1x5x3xf32 1x1x3x4xf32", "1x5x4xf32", taps(F4, "1", "0"),
      "strides: a number of at least 1 for each axis of an image"),
-    ("smelt.packed_conv", "1x5x3xf32 1x1x3x4xf32", "1x5x4xf32", taps("1", "1", "1, 1"),
+    ("smelt.packed_conv", "1x5x3xf32 1x1x3x4xf32", "1x5x4xf32", taps(F4, "1", "1", "1, 1"),
      "dilations: a number of at least 1 for each axis of an image"),
-    ("smelt.packed_conv", "1x5x3xf32 1x1x4x4xf32", "1x5x4xf32", taps(), "k covers the taps and a group's channels"),
-    ("smelt.packed_conv", "1x5x2xf32 4x1x1x4xf32", "1x4x8xf32", taps("2"),
+    ("smelt.packed_conv", "1x5x3xf32 1x1x4x4xf32", "1x5x4xf32", taps(F4), "the right operand holds k and the columns"),
+    ("smelt.packed_conv", "1x5x2xf32 4x1x1x4xf32", "1x4x8xf32", taps(F4, "2"),
      "each group has the same number of channels"),
-    ("smelt.packed_conv", "1x5x4xf32 2x1x2x4xf32", "1x5x7xf32", taps(), "each group has the same number of features"),
-    ("smelt.packed_conv", "1x5x3xf32 1x1x3x4xf32", "1x5x5xf32", taps(), "the panels hold the features"),
-    ("smelt.channel_conv", "1x5x3xf32 2x2x3xf32", "1x4x3xf32", taps(), "the kernel must be [(y,) x, channel]"),
-    ("smelt.channel_conv", "1x5x3xf32 2x4xf32", "1x4x3xf32", taps(), "one filter per channel"),
-    ("smelt.channel_conv", "1x5x3xf32 ?x3xf32", "1x4x3xf32", taps(), "the window must be known"),
+    ("smelt.packed_conv", "1x5x4xf32 2x1x2x4xf32", "1x5x7xf32", taps(F4), "each group has the same number of features"),
+    ("smelt.packed_conv", "1x5x3xf32 1x1x3x4xf32", "1x5x5xf32", taps(F4), "the right operand holds k and the columns"),
+    ("smelt.channel_conv", "1x5x3xf32 2x2x3xf32", "1x4x3xf32", taps(""), "the kernel must be [(y,) x, channel]"),
+    ("smelt.channel_conv", "1x5x3xf32 2x4xf32", "1x4x3xf32", taps(""), "one filter per channel"),
+    ("smelt.channel_conv", "1x5x3xf32 ?x3xf32", "1x4x3xf32", taps(""), "the window must be known"),
     ("smelt.winograd_conv", "1x6x6x3xf32 1x16x3x4xf32", "6x6x4xf32", "", "the result must be [batch, y, x, feature]"),
     ("smelt.winograd_conv", "6x6x3xf32 1x16x3x4xf32", "1x4x4x4xf32", "", "the images must be [batch, y, x, channel]"),
     ("smelt.winograd_conv", "1x6x6x3xf32 1x15x3x4xf32", "1x4x4x4xf32", "", "panels must be of 16 packed matrices"),
     ("smelt.winograd_conv", "1x6x6x3xf32 1x16x2x4xf32", "1x4x4x4xf32", "", "one row for each channel"),
     ("smelt.winograd_conv", "1x6x6x3xf32 1x16x3x4xf32", "1x4x4x5xf32", "", "the panels hold the features"),
-    ("smelt.pack_quads", "2x4xi8", "1x1x1x16xi8", "width = 4 : i64", "the operand must be [group, k, columns]"),
-    ("smelt.pack_quads", "1x2x4xui8", "1x1x1x16xi8", "width = 4 : i64", "the operand must be of i8"),
-    ("smelt.pack_quads", "1x2x4xi8", "1x1x1x16xi8", "width = 0 : i64", "the width must be positive"),
-    ("smelt.pack_pairs", "1x2x4xf32", "1x1x1x8xbf16", "width = 4 : i64", "the operand must be of bf16"),
-    ("smelt.packed_qdot", "1x2x4xi8 1x1x1x16xi8", "1x2x4xi32", "", "the left operand must be of ui8"),
-    ("smelt.packed_qdot", "1x2x4xui8 1x1x1x16xui8", "1x2x4xi32", "", "the panels must be of i8"),
-    ("smelt.packed_qdot", "1x2x4xui8 1x1x1x16xi8", "1x2x4xf32", "", "the result must be of i32"),
-    ("smelt.packed_qdot", "1x2x4xui8 1x1x16xi8", "1x2x4xi32", "",
-     "the panels must be [group, panel, word, column and step]"),
-    ("smelt.packed_qdot", "1x2x4xui8 1x1x1x15xi8", "1x2x4xi32", "", "a line holds whole words"),
-    ("smelt.packed_qdot", "2x4xui8 1x1x1x16xi8", "1x2x4xi32", "", "the left operand must be [group, row, k]"),
-    ("smelt.packed_qdot", "1x2x4xui8 1x1x1x16xi8", "2x4xi32", "", "the result must be [group, row, column]"),
-    ("smelt.packed_qdot", "1x2x5xui8 1x1x1x16xi8", "1x2x4xi32", "", "both operands have the same k"),
-    ("smelt.packed_qdot", "3x2x4xui8 2x1x1x16xi8", "3x2x4xi32", "", "both operands have the same groups"),
-    ("smelt.packed_qdot", "1x2x4xui8 1x1x1x16xi8", "1x2x5xi32", "", "the panels hold the columns"),
-    ("smelt.packed_qconv", "1x5x3xui8 1x1x1x16xi8", "1x5x4xi32", taps(), "the channels of a group are whole words"),
-    ("smelt.packed_qconv", "1x5x4xui8 2x1x1x16xi8", "1x5x4xi32", taps(), "the channels of a group are whole words"),
-    ("smelt.packed_qconv", "1x5x4xui8 1x1x2x16xi8", "1x5x4xi32", taps(), "k covers the taps and a group's channels"),
-    ("smelt.packed_qconv", "1x5x4xui8 1x1x1x16xi8", "1x5x5xi32", taps(), "the panels hold the features"),
+    ("smelt.packed_dot", "1x2x4xi8 1x1x1x16xi8", "1x2x4xi32", I4, TYPES),
+    ("smelt.packed_dot", "1x2x4xui8 1x1x1x16xui8", "1x2x4xi32", I4, TYPES),
+    ("smelt.packed_dot", "1x2x4xui8 1x1x1x16xi8", "1x2x4xf32", I4, TYPES),
+    ("smelt.packed_dot", "1x2x4xui8 1x1x16xi8", "1x2x4xi32", I4, "the right operand must be in the layout"),
+    ("smelt.packed_dot", "1x2x4xui8 1x1x1x15xi8", "1x2x4xi32", I4, "the right operand holds k and the columns"),
+    ("smelt.packed_dot", "1x2x5xui8 1x1x1x16xi8", "1x2x4xi32", I4, "the right operand holds k and the columns"),
+    ("smelt.packed_dot", "3x2x4xui8 2x1x1x16xi8", "3x2x4xi32", I4, "both operands have the same groups"),
+    ("smelt.packed_conv", "1x5x3xui8 1x1x1x16xi8", "1x5x4xi32", taps(I4), "channels of a group are a multiple of 4"),
+    ("smelt.packed_conv", "1x5x4xui8 2x1x1x16xi8", "1x5x4xi32", taps(I4), "channels of a group are a multiple of 4"),
+    ("smelt.packed_conv", "1x5x4xui8 1x1x2x16xi8", "1x5x4xi32", taps(I4), "the right operand holds k and the columns"),
+    ("smelt.packed_conv", "1x5x4xui8 1x1x1x16xi8", "1x5x5xi32", taps(I4), "the right operand holds k and the columns"),
     lapack("dgetrf", "3xf64", "3xf64 3xi32 i32", "the rank of operand 0"),
     lapack("dtrsm", "3x3xf64", "3x3xf64", "too few operands", LEFT),
     lapack("dgetrf", "3x3xf32", "3x3xf64 3xi32 i32", "the element type of operand 0"),
@@ -110,15 +112,17 @@ def test_refused(name: str, takes: str, gives: str, attrs: str, message: str) ->
 
 
 TAKEN = [
-    ("smelt.pack", "1x2x3xf32", "1x3x2x1xf32", "width = 1 : i64"),
-    ("smelt.packed_dot", "3x2x3xf32 1x2x3x4xf32", "3x2x5xf32", ""),
-    ("smelt.packed_conv", "1x5x3xf32 1x1x0x4xf32", "1x6x4xf32", taps("0")),
-    ("smelt.packed_conv", "1x5x4xf32 2x1x2x4xf32", "1x5x8xf32", taps()),
-    ("smelt.channel_conv", "1x5x3xf32 2x3xf32", "1x4x3xf32", taps()),
+    ("smelt.relayout", "1x2x3xf32", "1x3x2x1xf32", 'layout = "gkn->g n k n%1"'),
+    ("smelt.relayout", "6xi8", "2x3xi8", 'layout = "a->a%2 a/2"'),
+    ("smelt.packed_dot", "3x2x3xf32 1x2x3x4xf32", "3x2x5xf32", F4),
+    ("smelt.packed_dot", "3x2x3xf32 1x5x3xf32", "3x2x5xf32", 'layout = "gkn->g n k"'),
+    ("smelt.packed_conv", "1x5x3xf32 1x1x0x4xf32", "1x6x4xf32", taps(F4, "0")),
+    ("smelt.packed_conv", "1x5x4xf32 2x1x2x4xf32", "1x5x8xf32", taps(F4)),
+    ("smelt.channel_conv", "1x5x3xf32 2x3xf32", "1x4x3xf32", taps("")),
     ("smelt.winograd_conv", "1x6x6x3xf32 2x16x3x4xf32", "1x4x4x5xf32", ""),
-    ("smelt.packed_qdot", "1x2x5xui8 1x1x2x16xi8", "1x2x4xi32", ""),
-    ("smelt.packed_qdot", "2x2x4xui8 2x2x1x16xi8", "2x2x5xi32", ""),
-    ("smelt.packed_qconv", "1x5x8xui8 2x1x1x16xi8", "1x5x8xi32", taps()),
+    ("smelt.packed_dot", "1x2x5xui8 1x1x2x16xi8", "1x2x4xi32", I4),
+    ("smelt.packed_dot", "2x2x4xui8 2x2x1x16xi8", "2x2x5xi32", I4),
+    ("smelt.packed_conv", "1x5x8xui8 2x1x1x16xi8", "1x5x8xi32", taps(I4)),
     lapack("dgehrd", "3x3xf64", "3x3xf64 2xf64 i32", "", "low = 1 : i32, high = 3 : i32")[:4],
     lapack("dgtsv", "4xf64 4xf64 4xf64 4x2xf64", "4xf64 4xf64 4xf64 4x2xf64 i32", "")[:4],
     lapack("dorgqr", "3x3xf64 3xf64", "3x3xf64", "")[:4],
@@ -133,4 +137,4 @@ def test_what_lies_at_the_edge_is_taken(row: tuple[str, str, str, str]) -> None:
 
 def test_products_of_quantised_types_are_not_packed() -> None:
     with pytest.raises(VerifyError, match="operands and result must be of one float type"):
-        one_op("smelt.packed_dot", f"1x2x3x{Q} 1x1x3x4x{Q}", f"1x2x4x{Q}")
+        one_op("smelt.packed_dot", f"1x2x3x{Q} 1x1x3x4x{Q}", f"1x2x4x{Q}", F4)

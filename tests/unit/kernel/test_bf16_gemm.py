@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from smelt import layout
 from smelt.device import cpu
 from smelt.device.runtime import runtime
 from smelt.dim import symbol
@@ -32,8 +33,14 @@ EPSILON = 2.0**-24  # what rounding to f32 does to a number, at most
 
 def product(groups: int, own: int, rows: int, depth: int, columns: int, width: int) -> Program:
     f = FuncBuilder("main", [Shape("bf16", groups, rows, depth), Shape("bf16", own, depth, columns)])
-    panels = f.op("smelt.pack_pairs", f.args[1], width=width).result
-    made = f.op("smelt.packed_pdot", f.args[0], panels, result=Shape("f32", groups, rows, columns)).result
+    panels = f.op("smelt.relayout", f.args[1], layout=layout.panels(width, 2)).result
+    made = f.op(
+        "smelt.packed_dot",
+        f.args[0],
+        panels,
+        layout=layout.panels(width, 2),
+        result=Shape("f32", groups, rows, columns),
+    ).result
     return Program.of(f.func(made))
 
 
@@ -85,9 +92,16 @@ def test_convolutions_of_whole_numbers_are_exact(name: str, seed: int) -> None:
         )
         matrix = np.ascontiguousarray(kernel.reshape(-1, groups, features // groups).transpose(1, 0, 2))
         f = FuncBuilder("main", [Shape("bf16", *x.shape), Shape("bf16", *matrix.shape)])
-        panels = f.op("smelt.pack_pairs", f.args[1], width=tile_shape(target).columns).result
+        panels = f.op("smelt.relayout", f.args[1], layout=layout.panels(tile_shape(target).columns, 2)).result
         taps: dict[str, Any] = {"window": window, "strides": strides, "dilations": dilations}
-        made = f.op("smelt.packed_pconv", f.args[0], panels, result=Shape("f32", *expected.shape), **taps).result
+        made = f.op(
+            "smelt.packed_conv",
+            f.args[0],
+            panels,
+            layout=layout.panels(tile_shape(target).columns, 2),
+            result=Shape("f32", *expected.shape),
+            **taps,
+        ).result
         cases.append((Program.of(f.func(made)), (x, matrix), expected))
     executables = compiled([case[0] for case in cases], target)
     for (program, given, expected), executable in zip(cases, executables, strict=True):
@@ -101,8 +115,14 @@ def test_sizes_threads_and_what_is_not_finite(name: str, seed: int) -> None:
     target = target_of(name)
     rows, depth, columns = (symbol(each) for each in "mkn")
     f = FuncBuilder("main", [Shape("bf16", 1, rows, depth), Shape("bf16", 1, depth, columns)])
-    panels = f.op("smelt.pack_pairs", f.args[1], width=tile_shape(target).columns).result
-    made = f.op("smelt.packed_pdot", f.args[0], panels, result=Shape("f32", 1, rows, columns)).result
+    panels = f.op("smelt.relayout", f.args[1], layout=layout.panels(tile_shape(target).columns, 2)).result
+    made = f.op(
+        "smelt.packed_dot",
+        f.args[0],
+        panels,
+        layout=layout.panels(tile_shape(target).columns, 2),
+        result=Shape("f32", 1, rows, columns),
+    ).result
     (executable,) = compiled([Program.of(f.func(made))], target)
     for m, k, n in ((1, 1, 1), (0, 3, 2), (2, 0, 3), (25, 514, 67), (130, 3, 64)):
         a, b = whole(seed, 1, m, k), whole(seed + 1, 1, k, n)
@@ -145,8 +165,6 @@ def test_the_instruction_is_used_where_a_target_has_it(tmp_path: Path) -> None:
 
 
 def test_other_types_are_refused() -> None:
-    f = FuncBuilder("main", [Shape("f32", 1, 2, 4), Shape("bf16", 1, 1, 2, 8), Shape("f32", 1, 4, 4)])
-    with pytest.raises(VerifyError, match="of bf16"):
-        f.op("smelt.packed_pdot", f.args[0], f.args[1], result=Shape("f32", 1, 2, 4))
-    with pytest.raises(VerifyError, match="of bf16"):
-        f.op("smelt.pack_pairs", f.args[2], width=4)
+    f = FuncBuilder("main", [Shape("f32", 1, 2, 4), Shape("bf16", 1, 1, 2, 8)])
+    with pytest.raises(VerifyError, match="bf16, bf16 and f32"):
+        f.op("smelt.packed_dot", f.args[0], f.args[1], layout=layout.panels(4, 2), result=Shape("f32", 1, 2, 4))

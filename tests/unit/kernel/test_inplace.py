@@ -489,7 +489,9 @@ def test_a_recurrent_weight_is_packed_once() -> None:
     assert kinds(found.body).count("packed_dot") == 1
     assert len(kinds(found.body)) == 2, "the product with its tanh, and the counter"
     assert made.prepare is not None
-    assert "smelt.pack" in {op for step in made.prepare[0].steps if isinstance(step, Launch) for op in step.kernel.ops}
+    assert "smelt.relayout" in {
+        op for step in made.prepare[0].steps if isinstance(step, Launch) for op in step.kernel.ops
+    }
 
 
 def graph(plan: Plan) -> list[tuple[Step, list[int]]]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from smelt import layout
 from smelt.device import cpu
 from smelt.device.runtime import runtime
 from smelt.dim import symbol
@@ -55,8 +56,14 @@ def target_of(name: str) -> Target:
 
 def product(groups: int, own: int, rows: int, depth: int, columns: int, width: int) -> Program:
     f = FuncBuilder("main", [Shape("ui8", groups, rows, depth), Shape("i8", own, depth, columns)])
-    panels = f.op("smelt.pack_quads", f.args[1], width=width).result
-    made = f.op("smelt.packed_qdot", f.args[0], panels, result=Shape("i32", groups, rows, columns)).result
+    panels = f.op("smelt.relayout", f.args[1], layout=layout.panels(width, 4)).result
+    made = f.op(
+        "smelt.packed_dot",
+        f.args[0],
+        panels,
+        layout=layout.panels(width, 4),
+        result=Shape("i32", groups, rows, columns),
+    ).result
     return Program.of(f.func(made))
 
 
@@ -114,9 +121,16 @@ def test_convolutions_are_exact(name: str, seed: int) -> None:
         share = features // groups
         matrix = kernel.reshape(-1, groups, share).transpose(1, 0, 2)
         f = FuncBuilder("main", [Shape("ui8", *x.shape), Shape("i8", *matrix.shape)])
-        panels = f.op("smelt.pack_quads", f.args[1], width=tile_shape(target).columns).result
+        panels = f.op("smelt.relayout", f.args[1], layout=layout.panels(tile_shape(target).columns, 4)).result
         taps: dict[str, Any] = {"window": window, "strides": strides, "dilations": dilations}
-        made = f.op("smelt.packed_qconv", f.args[0], panels, result=Shape("i32", *expected.shape), **taps).result
+        made = f.op(
+            "smelt.packed_conv",
+            f.args[0],
+            panels,
+            layout=layout.panels(tile_shape(target).columns, 4),
+            result=Shape("i32", *expected.shape),
+            **taps,
+        ).result
         cases.append((Program.of(f.func(made)), (x, np.ascontiguousarray(matrix)), expected))
     executables = compiled([case[0] for case in cases], target)
     for (program, given, expected), executable in zip(cases, executables, strict=True):
@@ -141,8 +155,10 @@ def test_dynamic_dimensions(seed: int) -> None:
     width = tile_shape(cpu.target()).columns
     rows, depth, columns = (symbol(name) for name in "mkn")
     f = FuncBuilder("main", [Shape("ui8", 1, rows, depth), Shape("i8", 1, depth, columns)])
-    panels = f.op("smelt.pack_quads", f.args[1], width=width).result
-    made = f.op("smelt.packed_qdot", f.args[0], panels, result=Shape("i32", 1, rows, columns)).result
+    panels = f.op("smelt.relayout", f.args[1], layout=layout.panels(width, 4)).result
+    made = f.op(
+        "smelt.packed_dot", f.args[0], panels, layout=layout.panels(width, 4), result=Shape("i32", 1, rows, columns)
+    ).result
     (executable,) = compiled([Program.of(f.func(made))], cpu.target())
     for m, k, n in ((1, 1, 1), (0, 3, 2), (2, 0, 3), (25, 514, 67), (130, 3, 64)):
         a, _ = bytes_of(seed, 1, m, k)
@@ -151,8 +167,6 @@ def test_dynamic_dimensions(seed: int) -> None:
 
 
 def test_other_types_are_refused() -> None:
-    f = FuncBuilder("main", [Shape("i8", 1, 2, 4), Shape("i8", 1, 1, 1, 16), Shape("f32", 1, 4, 4)])
-    with pytest.raises(VerifyError, match="ui8"):
-        f.op("smelt.packed_qdot", f.args[0], f.args[1], result=Shape("i32", 1, 2, 4))
-    with pytest.raises(VerifyError, match="i8"):
-        f.op("smelt.pack_quads", f.args[2], width=4)
+    f = FuncBuilder("main", [Shape("i8", 1, 2, 4), Shape("i8", 1, 1, 1, 16)])
+    with pytest.raises(VerifyError, match="ui8, i8 and i32"):
+        f.op("smelt.packed_dot", f.args[0], f.args[1], layout=layout.panels(4, 4), result=Shape("i32", 1, 2, 4))

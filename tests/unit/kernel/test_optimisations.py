@@ -76,11 +76,11 @@ def test_the_panels_of_a_recurrent_weight_are_packed_before_the_loop() -> None:
     source: Program = trace(layer.__call__, Shape("f32", b="B", t="T", i=32)).program
     made = plan_program(source)
     assert made.prepare is not None
-    assert any("smelt.pack" in step.kernel.ops for step in launches(made.prepare[0]))
+    assert any("smelt.relayout" in step.kernel.ops for step in launches(made.prepare[0]))
     loops = [step for step in walk(made.main[0].steps) if isinstance(step, Repeat)]
     inside = [each.kernel.ops for loop in loops for each in walk(loop.body) if isinstance(each, Launch)]
     assert inside
-    assert not any("smelt.pack" in ops for ops in inside)
+    assert not any("smelt.relayout" in ops for ops in inside)
 
 
 @pytest.mark.parametrize("size", [1, 3, 17, 1000])

@@ -24,6 +24,7 @@ from smelt.run.executable import NativeExecutable
 from smelt.shape import Shape
 from smelt.target import tile_shape
 from smelt.weights import Weights
+from tests.packed import op_names
 
 MATRIX = DotDims((), (), (1,), (0,))
 CHANNELS_FIRST = ConvDims(0, 1, (2, 3), 1, 0, (2, 3), 0, 1, (2, 3))
@@ -32,10 +33,6 @@ CHANNELS_FIRST = ConvDims(0, 1, (2, 3), 1, 0, (2, 3), 0, 1, (2, 3))
 def lowered(program: Program, *, pairs: bool) -> Program:
     width = tile_shape(cpu.target()).columns
     return pipeline.run(program, composites=COMPOSITES, width=width, pairs=pairs, lowered=True)[0]
-
-
-def ops(program: Program) -> set[str]:
-    return {op.name for func in program.funcs.values() for op in func.body.ops}
 
 
 def compiled(program: Program, *, pairs: bool) -> NativeExecutable:
@@ -79,8 +76,8 @@ def normal(seed: int, *shape: int) -> Array:
 def test_bf16_matmul_against_jax(pairs: bool, weight: bool, seed: int) -> None:
     jax = pytest.importorskip("jax")
     program = product(9, 301, 70, weight=weight)
-    wanted = {"smelt.packed_pdot", "smelt.pack_pairs"} if pairs else {"smelt.packed_dot", "smelt.pack"}
-    assert wanted <= ops(lowered(program, pairs=pairs))
+    wanted = {"smelt.relayout", "smelt.packed_dot bf16" if pairs else "smelt.packed_dot f32"}
+    assert wanted <= op_names(lowered(program, pairs=pairs))
     x, w = normal(seed, 9, 301), normal(seed + 1, 301, 70)
     a, b = (jax.numpy.asarray(each, jax.numpy.bfloat16) for each in (x, w))
     expected = np.asarray(jax.lax.dot_general(a, b, (((1,), (0,)), ((), ())), preferred_element_type=np.float32))
@@ -106,8 +103,8 @@ def test_bf16_convolutions(channels: int, features: int, groups: int, pairs: boo
     """Winograd's form is for f32 alone; odd numbers of channels go there as well."""
     jax = pytest.importorskip("jax")
     program = convolution(channels, features, groups)
-    found = ops(lowered(program, pairs=pairs))
-    assert ("smelt.packed_pconv" in found) == (pairs and channels // groups % 2 == 0)
+    found = op_names(lowered(program, pairs=pairs))
+    assert ("smelt.packed_conv bf16" in found) == (pairs and channels // groups % 2 == 0)
     assert ("smelt.winograd_conv" in found) == (not pairs and channels == 64)
     x, w = normal(seed, 2, channels, 10, 9), normal(seed + 1, features, channels // groups, 3, 3)
     with jax.enable_x64(True):

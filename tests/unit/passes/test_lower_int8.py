@@ -17,6 +17,7 @@ from smelt.ir.composites import encode
 from smelt.ir.core import Program, Value
 from smelt.shape import Shape
 from smelt.weights import Weights
+from tests.packed import op_names
 
 
 def integers(seed: int, kind: str, *shape: int) -> Array:
@@ -35,7 +36,7 @@ def shifted(b: Builder, value: Value, zero: Value | None, axes: tuple[int, ...])
 
 
 def names(program: Program) -> set[str]:
-    return {op.name for func in lower(program).funcs.values() for op in func.body.ops}
+    return op_names(lower(program))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_int8_gemm_signs_and_zero_points(left: str, right: str, seed: int) -> No
         result = Shape("i32", 2, rows, columns)
         made = f.dot_general(x, y, dot_dimension_numbers=DotDims((), (), (2,), (0,)), result=result)
         programs.append(Program.of(f.func(made)))
-        assert "smelt.packed_qdot" in names(programs[-1])
+        assert "smelt.packed_dot ui8" in names(programs[-1])
         exact = a.astype(np.int64) - (0 if p is None else p.astype(np.int64)[..., None])
         exact = exact @ (w.astype(np.int64) - (0 if q is None else q.astype(np.int64)))
         cases.append((given, exact.astype(np.int32)))
@@ -120,7 +121,7 @@ def test_convolutions(left: str, seed: int) -> None:
             **taps,
         )
         programs.append(Program.of(f.func(made)))
-        known = {"smelt.packed_qdot", "smelt.packed_qconv", "smelt.packed_conv", "smelt.channel_conv"}
+        known = {"smelt.packed_dot ui8", "smelt.packed_conv ui8", "smelt.packed_conv f32", "smelt.channel_conv"}
         assert names(programs[-1]) & known, case
         cases.append(((x, w), expected))
     for name, executable, (given, expected) in zip(WINDOWS, compile_all(programs), cases, strict=True):

@@ -20,6 +20,7 @@ from smelt.passes.quantise import with_precision
 from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
 from smelt.weights import Weights
+from tests.packed import op_names
 
 MATRIX = DotDims((), (), (1,), (0,))
 
@@ -35,7 +36,7 @@ def matrix_product(rows: int, depth: int, columns: int, *, weight: bool = True) 
 
 
 def ops(program: Program) -> set[str]:
-    return {op.name for func in lower(program).funcs.values() for op in func.body.ops}
+    return op_names(lower(program))
 
 
 def call(program: Program, x: Array, w: Array) -> Array:
@@ -50,7 +51,7 @@ def test_weight_matmuls_in_int8(seed: int) -> None:
     x[3], w[:, 5] = 0, 0
     program = matrix_product(7, 96, 70)
     quantised = with_precision(program, "int8")
-    assert "smelt.packed_qdot" in ops(quantised)
+    assert "smelt.packed_dot ui8" in ops(quantised)
     exact = x.astype(np.float64) @ w
     a = (np.maximum(x.max(1), 0) - np.minimum(x.min(1), 0)) / 255
     b = np.abs(w).max(0) / 127
@@ -91,7 +92,7 @@ def test_weight_convolutions_in_int8(positive: bool, seed: int) -> None:
         result=Shape("f32", 2, 24, 9, 8),
     )
     quantised = with_precision(Program.of(f.func(made)), "int8")
-    assert "smelt.packed_qconv" in ops(quantised)
+    assert "smelt.packed_conv ui8" in ops(quantised)
     step = np.abs(x).max((1, 2, 3)) / (255 if positive else 127)
     rough = np.round(x / step[:, None, None, None]) * step[:, None, None, None]
     each = np.abs(w).max((1, 2, 3), keepdims=True) / 127
@@ -148,7 +149,7 @@ def test_bf16_convolutions_need_even_channels(channels: int, groups: int, seed: 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_other_matmuls_stay_f32(precision: str) -> None:
     for program in (matrix_product(8, 64, 64, weight=False), matrix_product(8, 4, 64)):
-        assert "smelt.packed_dot" in ops(program)
+        assert "smelt.packed_dot f32" in ops(program)
         assert ops(with_precision(program, precision)) == ops(program)
 
 
