@@ -49,8 +49,7 @@ _OTHERS: dict[str, Rule | Callable[[Op], Rule]] = {
     **{
         f"smelt.{name}": refused(_PASSES)
         for name in (
-            *("pack", "packed_dot", "packed_conv", "winograd_conv", "channel_conv", "pack_quads", "packed_qdot"),
-            *("packed_qconv", "pack_pairs", "packed_pdot", "packed_pconv", "attention", "round_to_byte"),
+            *("relayout", "packed_dot", "packed_conv", "winograd_conv", "channel_conv", "attention", "round_to_byte"),
         )
     },
     **{

@@ -25,7 +25,7 @@ def test_four_steps_of_a_column_lie_side_by_side() -> None:
 
 
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(3, 5, 7), (1, 1, 1), (2, 8, 4), (0, 3, 2)])
-def test_packed_qdot_is_a_product(rows: int, depth: int, columns: int) -> None:
+def test_packed_dot_of_bytes_is_a_product(rows: int, depth: int, columns: int) -> None:
     random = np.random.default_rng(1)
     a, b = random.integers(0, 256, (2, rows, depth)), random.integers(-128, 128, (2, depth, columns))
     f = FuncBuilder("main", [Shape("ui8", *a.shape), Shape("i8", *b.shape)])
@@ -37,7 +37,7 @@ def test_packed_qdot_is_a_product(rows: int, depth: int, columns: int) -> None:
     np.testing.assert_array_equal(result, a @ b)
 
 
-def test_packed_qconv_is_a_convolution_in_groups() -> None:
+def test_packed_conv_of_bytes_is_a_convolution_in_groups() -> None:
     random = np.random.default_rng(2)
     x, w = (
         random.integers(0, 256, (2, 5, 7, 8)),

@@ -26,7 +26,7 @@ def test_two_steps_of_a_column_lie_side_by_side() -> None:
 
 
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(3, 5, 7), (1, 1, 1), (2, 8, 4), (0, 3, 2)])
-def test_packed_pdot_is_a_product(rows: int, depth: int, columns: int, seed: int) -> None:
+def test_packed_dot_of_bf16_is_a_product(rows: int, depth: int, columns: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     a, b = random.integers(-9, 10, (2, rows, depth)), random.integers(-9, 10, (1, depth, columns))
     f = FuncBuilder("main", [Shape("bf16", *a.shape), Shape("bf16", *b.shape)])
@@ -39,7 +39,7 @@ def test_packed_pdot_is_a_product(rows: int, depth: int, columns: int, seed: int
     np.testing.assert_array_equal(result, a @ b)
 
 
-def test_packed_pconv_wants_whole_pairs_of_channels() -> None:
+def test_packed_conv_of_bf16_wants_whole_pairs_of_channels() -> None:
     f = FuncBuilder("main", [Shape("bf16", 1, 4, 4, 3), Shape("bf16", 1, 27, 2)])
     panels = f.op("smelt.relayout", f.args[1], layout=layout.panels(2, 2)).result
     taps: dict[str, Any] = {"window": (3, 3), "strides": (1, 1), "dilations": (1, 1)}

@@ -155,6 +155,6 @@ def test_layouts_of_a_quantised_matmul(layout: str, is_gemm: bool, seed: int) ->
     found = f.op("stablehlo.composite", *f.args, name="smelt.qdot", composite_attributes=attrs,
                  decomposition="decomposition").result  # fmt: skip
     program = Program.of(f.func(found), inner.func(made, visibility="private"))
-    assert ("smelt.packed_qdot" in names(program)) == is_gemm
+    assert ("smelt.packed_dot ui8" in names(program)) == is_gemm
     (have,) = NativeEngine().compile(program).prepare(Weights.of({}))(a, w)
     np.testing.assert_array_equal(have, np.einsum(f"{words}->{result}", a.astype(np.int64), w.astype(np.int64)))
