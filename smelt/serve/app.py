@@ -15,8 +15,10 @@ from smelt.serve.audit import Audit
 from smelt.serve.config import Config
 from smelt.serve.http import Receive, Request, Response, Routes, Scope, Send, problem, send_response
 from smelt.serve.keys import Keys
+from smelt.serve.language import Languages
 from smelt.serve.models import Catalogue
 from smelt.serve.oip import Rest, Service, as_problem
+from smelt.serve.openai import OpenAI, openai_problem
 from smelt.serve.problems import ForbiddenError, UnauthorizedError
 from smelt.serve.stats import prometheus
 
@@ -37,6 +39,7 @@ class App:
         self.draining = False
         self.active = 0
         Rest(self.service).add_to(self.routes)
+        OpenAI(Languages(catalogue), config, self.keys).add_to(self.routes)
         if config.metrics:
             self.routes.add("GET", "/metrics", self.metrics)
         for path in ("/health", "/ping"):
@@ -155,4 +158,4 @@ class App:
 
 
 # Protocols whose errors look otherwise, by the beginning of their paths.
-FORMS: Mapping[str, Callable[[SmeltError], Response]] = {}
+FORMS: Mapping[str, Callable[[SmeltError], Response]] = {"/v1/": openai_problem}

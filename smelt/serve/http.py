@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qs, unquote
@@ -76,10 +76,30 @@ class Request:
             if not message.get("more_body"):
                 return b"".join(parts)
 
-    async def disconnected(self) -> None:
-        """Ends when the client has left."""
+    async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of work that is cancelled when the client leaves. The body must have been read."""
+        task = asyncio.ensure_future(work)
+        watch = asyncio.ensure_future(self._disconnected())
+        try:
+            await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            task.cancel()
+            await asyncio.wait((task,))
+            raise ClientGoneError("the client left before the answer")
+        finally:
+            task.cancel()
+            watch.cancel()
+
+    async def _disconnected(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+
+class ClientGoneError(RequestError):
+    """Nobody reads the answer; the status is for the log."""
+
+    status = 499
 
 
 class RequestTimeoutError(RequestError):
@@ -118,7 +138,7 @@ class Response:
     status: int = 200
     kind: bytes = JSON_TYPE
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    stream: AsyncIterator[bytes] | None = None
+    stream: AsyncGenerator[bytes, None] | None = None
 
 
 _encode = msgspec.json.Encoder().encode
@@ -161,10 +181,17 @@ async def send_response(response: Response, request: Request, send: Send, extra:
         headers.append((b"content-length", str(len(body)).encode()))
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     if response.stream is not None:
-        async for piece in response.stream:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await request.while_connected(_send_stream(response.stream, send))
         body = b""
     await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
+
+
+async def _send_stream(stream: AsyncGenerator[bytes, None], send: Send) -> None:
+    try:
+        async for piece in stream:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    finally:
+        await stream.aclose()
 
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]

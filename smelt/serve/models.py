@@ -48,6 +48,7 @@ class Version:
     stats: ModelStats = field(default_factory=ModelStats)
     batching: str = ""  # why requests do not share calls
     seconds: float = 0.0  # to load
+    active: int = 0  # answers of a language model under way
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -72,7 +73,7 @@ class Version:
     def sample(self) -> Sample:
         memory = getattr(self.loaded, "memory", None)
         held = getattr(memory, "total", 0) if memory is not None else 0
-        waiting, running = (self.queue.waiting, self.queue.running) if self.queue else (0, 0)
+        waiting, running = (self.queue.waiting, self.queue.running) if self.queue else (0, self.active)
         return Sample(self.name, self.version, self.stats, self.language, waiting, running, int(held))
 
 

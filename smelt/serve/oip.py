@@ -67,9 +67,15 @@ class Service:
         self.catalogue, self.config = catalogue, config
 
     async def infer(
-        self, name: str, version: str, inputs: Mapping[str, Array], parameters: Mapping[str, Any], started: float
+        self,
+        name: str,
+        version: str,
+        inputs: Mapping[str, Array],
+        parameters: Mapping[str, Any],
+        started: float,
+        request: Request | None = None,
     ) -> Outcome:
-        """Run a model. `started`: when the request came, on `perf_counter`."""
+        """Run a model. `started`: when the request came, on `perf_counter`. The client's leaving cancels the call."""
         found = self.catalogue.get(name, version)
         if found.queue is None:
             raise RequestError(f"{name} is a language model", remedy="POST /v1/chat/completions, or /v1/completions")
@@ -77,9 +83,10 @@ class Service:
         begun = time.perf_counter()
         try:
             check_inputs(found, inputs)
-            outputs, timing = await found.queue.infer(
-                inputs, _timeout(parameters, found.config.timeout), priority=_priority(parameters)
-            )
+            timeout, priority = _timeout(parameters, found.config.timeout), _priority(parameters)
+            work = found.queue.infer(inputs, timeout, priority)
+            watched = request is not None and not found.queue.is_inline
+            outputs, timing = await (request.while_connected(work) if request is not None and watched else work)
         except BusyError:
             stats.refused += 1
             raise
@@ -232,7 +239,9 @@ class Rest:
         body = await request.body(self.config.max_body, self.config.body_timeout)
         length = request.headers.get(HEADER_LENGTH)
         asked, inputs = parse(body, length, self.config.max_elements)
-        outcome = await self.service.infer(name, version[0] if version else "", inputs, asked.parameters, started)
+        outcome = await self.service.infer(
+            name, version[0] if version else "", inputs, asked.parameters, started, request
+        )
         before = time.perf_counter()
         response = answer(asked, outcome)
         outcome.version.stats.output_ns += round((time.perf_counter() - before) * 1e9)

@@ -89,16 +89,19 @@ class ModelQueue:
         return len(self._jobs)
 
     @property
+    def is_inline(self) -> bool:
+        """Whether the next call runs on the event loop."""
+        return self.seconds < INLINE and not self._jobs
+
+    @property
     def running(self) -> int:
         return self._running
 
-    async def infer(
-        self, inputs: Inputs, timeout: float | None, gone: asyncio.Event | None = None, priority: int = 0
-    ) -> tuple[dict[str, Array], Timing]:
-        """The outputs for these inputs. `gone` is set when the client has left."""
+    async def infer(self, inputs: Inputs, timeout: float | None, priority: int = 0) -> tuple[dict[str, Array], Timing]:
+        """The outputs for these inputs. Cancelling the task cancels the call."""
         if self._closed:
             raise UnavailableError(f"{self.name} is being unloaded", retry_after=1)
-        if self.seconds < INLINE and not self._jobs:
+        if self.is_inline:
             return self._inline(inputs, timeout)
         if len(self._jobs) >= self.limits.max_queue:
             wait = min(60.0, len(self._jobs) * min(self.seconds, 1.0))

@@ -1,0 +1,117 @@
+"""Language models behind the server: one generation as the OpenAI and Ollama fronts see it.
+
+A request's fields become the engine's options; tokens come back one by one. When a client leaves, its generation ends
+before the next step.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+from smelt.errors import UnsupportedError
+from smelt.llm import LanguageModel, Piece
+from smelt.serve.models import Catalogue, Version
+from smelt.serve.problems import BusyError, DeadlineError, RequestError
+
+MAX_ANSWERS = 16
+
+
+class Generation:
+    """One answer under way. Iterate for pieces; afterwards `finish` and the counts are there."""
+
+    def __init__(self, version: Version, prompt: Sequence[int], options: Mapping[str, Any]) -> None:
+        self.version, self.prompt = version, prompt
+        model: LanguageModel = version.loaded
+        self._run = model.stream_async(list(prompt), timeout=version.config.timeout, **options)
+        self.tokens = 0
+        self.text = ""
+        self.pieces: list[Piece] = []
+
+    @property
+    def finish(self) -> str:
+        return self._run.finish
+
+    async def __aiter__(self) -> AsyncGenerator[Piece, None]:
+        stats, started = self.version.stats, time.perf_counter()
+        last = started
+        self.version.active += 1
+        try:
+            async for piece in self._run:
+                now = time.perf_counter()
+                (stats.between_tokens if self.tokens else stats.first_token).add(now - last)
+                last = now
+                self.tokens += 1
+                self.text += piece.text
+                self.pieces.append(piece)
+                yield piece
+            if self.finish == "deadline":
+                raise DeadlineError(f"{self.version.name}: the answer took too long")
+            stats.success += 1
+            stats.latency.add(time.perf_counter() - started)
+        except BaseException:
+            stats.failure += 1
+            raise
+        finally:
+            self.version.active -= 1
+            stats.last = time.time()
+            stats.prompt_tokens += len(self.prompt)
+            stats.generated_tokens += self.tokens
+            self._run.cancel()
+
+    async def complete(self) -> Generation:
+        async for _ in self:
+            pass
+        return self
+
+
+class Languages:
+    """The language models of a catalogue."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self.catalogue = catalogue
+
+    def get(self, name: str) -> Version:
+        found = self.catalogue.get(name)
+        if not found.language:
+            raise RequestError(f"{name} is no language model", remedy=f"POST /v2/models/{name}/infer")
+        return found
+
+    def names(self) -> list[Version]:
+        return [each for each in self.catalogue.every() if each.language and each.state == "READY"]
+
+    def start(
+        self, version: Version, prompts: Sequence[Sequence[int]], options: Mapping[str, Any], n: int
+    ) -> list[Generation]:
+        """`n` answers to each prompt. The i-th draws with the seed plus i."""
+        if not 1 <= n <= MAX_ANSWERS:
+            raise RequestError("n is out of range", expected=f"1 to {MAX_ANSWERS}", got=n)
+        if version.active + n * len(prompts) > version.config.max_queue:
+            version.stats.refused += 1
+            raise BusyError(
+                f"{version.name} is busy", expected=f"at most {version.config.max_queue} answers at once", retry_after=1
+            )
+        seed = options.get("seed")
+        first = secrets.randbits(48) if seed is None else seed
+        model: LanguageModel = version.loaded
+        found = []
+        for prompt in prompts:
+            most = model.context - len(prompt)
+            asked = options.get("max_tokens")
+            given = {**options, "max_tokens": most if asked is None else asked}
+            found += [Generation(version, prompt, {**given, "seed": (first + i) % (1 << 64)}) for i in range(n)]
+        return found
+
+
+def encode(version: Version, text: str) -> list[int]:
+    model: LanguageModel = version.loaded
+    return model.tokenizer.encode(text)
+
+
+def check_supported(given: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuse what would change the answer and is not there: ignoring it would be a wrong answer."""
+    for name in names:
+        if given.get(name):
+            raise UnsupportedError(f"{name} is not supported here", remedy=f"leave out {name}")

@@ -1,0 +1,427 @@
+"""OpenAI's API for language models: models, chat completions, completions, embeddings, tokenize.
+
+Fields that other servers added (top_k, min_p, repetition_penalty, ignore_eos) are understood; what would change the
+answer and is not there is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from smelt.errors import SmeltError
+from smelt.llm import LanguageModel, Piece
+from smelt.serve.config import Config
+from smelt.serve.http import Request, Response, Routes, json_response, read_json
+from smelt.serve.keys import Keys
+from smelt.serve.language import Generation, Languages, check_supported, encode
+from smelt.serve.models import Version
+from smelt.serve.problems import RequestError, status_of
+
+EVENTS = b"text/event-stream; charset=utf-8"
+_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_dump = msgspec.json.Encoder().encode
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class Shared(msgspec.Struct, kw_only=True):
+    """What chat and completion requests have in common."""
+
+    model: str
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    ignore_eos: bool = False
+    user: str | None = None
+
+    def options(self, logprobs: int | None) -> dict[str, Any]:
+        """The engine's options. The temperature is 1 unless given, as OpenAI has it."""
+        named = ("top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "seed")
+        found = {name: getattr(self, name) for name in named if getattr(self, name) is not None}
+        found["temperature"] = 1.0 if self.temperature is None else self.temperature
+        found["max_tokens"] = self.max_tokens
+        found["ignore_end"] = self.ignore_eos
+        if self.stop:
+            found["stop"] = self.stop
+        if self.logit_bias:
+            found["logit_bias"] = _bias(self.logit_bias)
+        if logprobs is not None:
+            found["logprobs"] = logprobs
+        return found
+
+
+class ChatRequest(Shared, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    response_format: dict[str, Any] | None = None
+
+
+class CompletionRequest(Shared, kw_only=True):
+    prompt: str | list[Any]
+    echo: bool = False
+    suffix: str | None = None
+    best_of: int | None = None
+    logprobs: int | None = None
+
+
+class EmbeddingRequest(msgspec.Struct):
+    model: str
+    input: str | list[Any]
+    encoding_format: str = "float"
+    dimensions: int | None = None
+
+
+class TokenizeRequest(msgspec.Struct):
+    model: str
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct):
+    model: str
+    tokens: list[int]
+
+
+_CHAT, _COMPLETION = msgspec.json.Decoder(ChatRequest), msgspec.json.Decoder(CompletionRequest)
+_EMBEDDING = msgspec.json.Decoder(EmbeddingRequest)
+_TOKENIZE, _DETOKENIZE = msgspec.json.Decoder(TokenizeRequest), msgspec.json.Decoder(DetokenizeRequest)
+
+
+def _bias(given: Mapping[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in given.items()}
+    except ValueError:
+        raise RequestError("logit_bias names tokens by number", got=next(iter(given))) from None
+
+
+def openai_problem(error: SmeltError) -> Response:
+    """An error in OpenAI's form."""
+    status = status_of(error)
+    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    fields = {"message": str(error), "type": kind, "param": None, "code": type(error).__name__}
+    response = json_response({"error": fields}, status)
+    retry = getattr(error, "retry_after", None)
+    if retry is not None:
+        response.headers.append((b"retry-after", str(max(1, round(retry))).encode()))
+    return response
+
+
+class OpenAI:
+    """The paths under /v1."""
+
+    def __init__(self, languages: Languages, config: Config, keys: Keys) -> None:
+        self.languages, self.config, self.keys = languages, config, keys
+
+    def add_to(self, routes: Routes) -> None:
+        routes.add("GET", "/v1/models", self.models)
+        routes.add("GET", "/v1/models/{}", self.model)
+        routes.add("POST", "/v1/chat/completions", self.chat)
+        routes.add("POST", "/v1/completions", self.completions)
+        routes.add("POST", "/v1/embeddings", self.embeddings)
+        routes.add("POST", "/tokenize", self.tokenize)
+        routes.add("POST", "/detokenize", self.detokenize)
+
+    def _open(self, request: Request, name: str) -> Version:
+        self.keys.check_model(request.key, name)
+        return self.languages.get(name)
+
+    async def _read(self, request: Request, decoder: msgspec.json.Decoder[Any]) -> Any:
+        body = await request.body(self.config.max_body, self.config.body_timeout)
+        return read_json(decoder, body, "the request")
+
+    async def models(self, request: Request) -> Response:
+        return json_response({"object": "list", "data": [_describe(each) for each in self.languages.names()]})
+
+    async def model(self, request: Request) -> Response:
+        return json_response(_describe(self.languages.get(request.parts[0])))
+
+    async def chat(self, request: Request) -> Response:
+        asked: ChatRequest = await self._read(request, _CHAT)
+        kind = (asked.response_format or {}).get("type", "text")
+        check_supported({"tools": asked.tools, "response_format": kind != "text"}, ("tools", "response_format"))
+        if asked.max_completion_tokens is not None:
+            asked.max_tokens = asked.max_completion_tokens
+        version = self._open(request, asked.model)
+        prompt = await asyncio.to_thread(_chat_prompt, version, asked.messages)
+        logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
+        runs = self.languages.start(version, [prompt], asked.options(logprobs), asked.n or 1)
+        return await self._answer(request, asked, version, runs, Chat(logprobs is not None))
+
+    async def completions(self, request: Request) -> Response:
+        asked: CompletionRequest = await self._read(request, _COMPLETION)
+        check_supported(
+            {"suffix": asked.suffix, "best_of": (asked.best_of or 1) > (asked.n or 1)}, ("suffix", "best_of")
+        )
+        check_supported({"echo": asked.echo and asked.logprobs is not None}, ("echo",))
+        version = self._open(request, asked.model)
+        prompts = await asyncio.to_thread(_prompts, version, asked.prompt)
+        if asked.max_tokens is None:
+            asked.max_tokens = 16  # OpenAI's default for this endpoint
+        runs = self.languages.start(version, prompts, asked.options(asked.logprobs), asked.n or 1)
+        echoes = [version.loaded.tokenizer.decode(run.prompt) if asked.echo else "" for run in runs]
+        return await self._answer(request, asked, version, runs, Completion(asked.logprobs is not None, echoes))
+
+    async def _answer(
+        self, request: Request, asked: Shared, version: Version, runs: list[Generation], form: Form
+    ) -> Response:
+        identity = form.prefix + secrets.token_hex(12)
+        head = {"id": identity, "created": int(time.time()), "model": version.name}
+        if asked.stream:
+            usage = asked.stream_options is not None and asked.stream_options.include_usage
+            return Response(
+                kind=EVENTS, stream=_events(runs, form, head, usage), headers=[(b"cache-control", b"no-cache")]
+            )
+        await request.while_connected(_all(runs))
+        choices = [form.whole(i, run) for i, run in enumerate(runs)]
+        return json_response({**head, "object": form.object, "choices": choices, "usage": _usage(runs)})
+
+    async def embeddings(self, request: Request) -> Response:
+        asked: EmbeddingRequest = await self._read(request, _EMBEDDING)
+        version = self._open(request, asked.model)
+        embed = getattr(version.loaded, "embed", None)
+        if embed is None:
+            raise RequestError(f"{version.name} makes no embeddings", remedy="serve an encoder, e.g. a MiniLM folder")
+        check_supported({"dimensions": asked.dimensions}, ("dimensions",))
+        texts = [asked.input] if isinstance(asked.input, str) else asked.input
+        if not texts or not all(isinstance(each, str) for each in texts):
+            raise RequestError("the input is no text", expected="a string, or a list of strings")
+        found = await asyncio.to_thread(embed, texts)
+        if asked.encoding_format == "base64":
+            import base64
+
+            rows: list[Any] = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in found]
+        else:
+            rows = [row.tolist() for row in found]
+        data = [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)]
+        count = sum(len(encode(version, text)) for text in texts)
+        usage = {"prompt_tokens": count, "total_tokens": count}
+        return json_response({"object": "list", "data": data, "model": version.name, "usage": usage})
+
+    async def tokenize(self, request: Request) -> Response:
+        asked: TokenizeRequest = await self._read(request, _TOKENIZE)
+        version = self._open(request, asked.model)
+        if (asked.prompt is None) == (asked.messages is None):
+            raise RequestError("give either prompt or messages")
+        work = _chat_prompt if asked.prompt is None else encode
+        ids = await asyncio.to_thread(work, version, asked.messages if asked.prompt is None else asked.prompt)
+        return json_response({"tokens": ids, "count": len(ids), "max_model_len": version.loaded.context})
+
+    async def detokenize(self, request: Request) -> Response:
+        asked: DetokenizeRequest = await self._read(request, _DETOKENIZE)
+        version = self._open(request, asked.model)
+        model: LanguageModel = version.loaded
+        if any(not 0 <= token < model.config.v for token in asked.tokens):
+            raise RequestError("no such token", expected=f"0 to {model.config.v - 1}")
+        return json_response({"prompt": model.tokenizer.decode(asked.tokens)})
+
+
+def _describe(version: Version) -> dict[str, Any]:
+    return {
+        "id": version.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "smelt",
+        "max_model_len": version.loaded.context,
+    }
+
+
+def _chat_prompt(version: Version, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Tokens of messages. Content may come in parts, of which only text is understood."""
+    if not messages:
+        raise RequestError("there are no messages", expected='[{"role": "user", "content": "…"}]')
+    model: LanguageModel = version.loaded
+    return model.prompt([{**message, "content": _text(message.get("content"))} for message in messages])
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
+        return "".join(str(part.get("text", "")) for part in content)
+    raise RequestError("the content is no text", expected="a string, or parts of type text")
+
+
+def _prompts(version: Version, prompt: str | list[Any]) -> list[list[int]]:
+    """A text, tokens, or several of either."""
+    if isinstance(prompt, str):
+        return [encode(version, prompt)]
+    if prompt and all(type(each) is int for each in prompt):
+        return [prompt]
+    if prompt and all(isinstance(each, str) for each in prompt):
+        return [encode(version, each) for each in prompt]
+    if prompt and all(isinstance(each, list) and each and all(type(t) is int for t in each) for each in prompt):
+        return prompt
+    raise RequestError("the prompt is no text", expected="a string, tokens, or a list of either")
+
+
+def _usage(runs: Sequence[Generation]) -> dict[str, int]:
+    prompts = sum({id(run.prompt): len(run.prompt) for run in runs}.values())
+    made = sum(run.tokens for run in runs)
+    return {"prompt_tokens": prompts, "completion_tokens": made, "total_tokens": prompts + made}
+
+
+async def _all(runs: Sequence[Generation]) -> None:
+    """Run all to the end; where one fails, the others end too."""
+    async with asyncio.TaskGroup() as group:
+        for run in runs:
+            group.create_task(run.complete())
+
+
+# ---- the two forms of answers ----
+
+
+class Form:
+    """How pieces and whole answers look."""
+
+    prefix = object = chunk = ""
+
+    def __init__(self, logprobs: bool, echoes: Sequence[str] = ()) -> None:
+        self.logprobs, self.echoes = logprobs, echoes
+
+    def whole(self, index: int, run: Generation) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def first(self, index: int) -> dict[str, Any] | None:
+        raise NotImplementedError
+
+    def piece(self, index: int, piece: Piece, run: Generation) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def last(self, index: int, run: Generation) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class Chat(Form):
+    prefix, object, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def whole(self, index: int, run: Generation) -> dict[str, Any]:
+        message = {"role": "assistant", "content": run.text, "refusal": None}
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._probs(run.pieces, run),
+            "finish_reason": run.finish,
+        }
+
+    def first(self, index: int) -> dict[str, Any] | None:
+        return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+
+    def piece(self, index: int, piece: Piece, run: Generation) -> dict[str, Any]:
+        probs = self._probs([piece], run)
+        return {"index": index, "delta": {"content": piece.text}, "logprobs": probs, "finish_reason": None}
+
+    def last(self, index: int, run: Generation) -> dict[str, Any]:
+        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": run.finish}
+
+    def _probs(self, pieces: Sequence[Piece], run: Generation) -> dict[str, Any] | None:
+        if not self.logprobs:
+            return None
+
+        def entry(token: int, logprob: float) -> dict[str, Any]:
+            text = run.version.loaded.tokenizer.decode([token], special=True)
+            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+        rows = [
+            {**entry(p.token, p.choice.logprob or 0.0), "top_logprobs": [entry(*each) for each in p.choice.top]}
+            for p in pieces
+        ]
+        return {"content": rows, "refusal": None}
+
+
+class Completion(Form):
+    prefix, object, chunk = "cmpl-", "text_completion", "text_completion"
+
+    def whole(self, index: int, run: Generation) -> dict[str, Any]:
+        text = self.echoes[index] + run.text
+        return {"index": index, "text": text, "logprobs": self._probs(run.pieces, run), "finish_reason": run.finish}
+
+    def first(self, index: int) -> dict[str, Any] | None:
+        text = self.echoes[index]
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": None} if text else None
+
+    def piece(self, index: int, piece: Piece, run: Generation) -> dict[str, Any]:
+        return {"index": index, "text": piece.text, "logprobs": self._probs([piece], run), "finish_reason": None}
+
+    def last(self, index: int, run: Generation) -> dict[str, Any]:
+        return {"index": index, "text": "", "logprobs": None, "finish_reason": run.finish}
+
+    def _probs(self, pieces: Sequence[Piece], run: Generation) -> dict[str, Any] | None:
+        if not self.logprobs:
+            return None
+
+        def text(token: int) -> str:
+            found: str = run.version.loaded.tokenizer.decode([token], special=True)
+            return found
+
+        return {
+            "tokens": [text(piece.token) for piece in pieces],
+            "token_logprobs": [piece.choice.logprob for piece in pieces],
+            "top_logprobs": [{text(token): logprob for token, logprob in piece.choice.top} for piece in pieces],
+            "text_offset": [0 for _ in pieces],
+        }
+
+
+async def _events(
+    runs: Sequence[Generation], form: Form, head: Mapping[str, Any], usage: bool
+) -> AsyncGenerator[bytes, None]:
+    """Server-sent events of several answers as their tokens come; an error is the last event."""
+    queue: asyncio.Queue[tuple[int, Piece | BaseException | None]] = asyncio.Queue()
+
+    async def follow(index: int, run: Generation) -> None:
+        try:
+            async for piece in run:
+                queue.put_nowait((index, piece))
+            queue.put_nowait((index, None))
+        except Exception as error:
+            queue.put_nowait((index, error))
+
+    def event(choices: list[dict[str, Any]], **more: Any) -> bytes:
+        return b"data: " + _dump({**head, "object": form.chunk, "choices": choices, **more}) + b"\n\n"
+
+    tasks = [asyncio.create_task(follow(i, run)) for i, run in enumerate(runs)]
+    try:
+        for i in range(len(runs)):
+            opening = form.first(i)
+            if opening is not None:
+                yield event([opening])
+        left = len(runs)
+        while left:
+            index, item = await queue.get()
+            if item is None:
+                left -= 1
+                yield event([form.last(index, runs[index])])
+            elif isinstance(item, BaseException):
+                failed = item if isinstance(item, SmeltError) else RequestError("the answer failed inside the server")
+                yield b"data: " + openai_problem(failed).body + b"\n\n"
+                return
+            else:
+                yield event([form.piece(index, item, runs[index])])
+        if usage:
+            yield event([], usage=_usage(runs))
+        yield b"data: [DONE]\n\n"
+    finally:
+        for task in tasks:
+            task.cancel()
