@@ -29,6 +29,7 @@ from smelt.stop import Cancel
 
 log = logging.getLogger("smelt.serve")
 FILES = (*FORMATS, ".smelt")
+LANGUAGE_PRECISION = "f32"
 LOADING, READY, UNAVAILABLE = "LOADING", "READY", "UNAVAILABLE"
 
 
@@ -293,14 +294,13 @@ def _name_of(path: Path) -> str:
 def _open(version: Version) -> None:
     config = version.config
     if version.language:
-        options = {"precision": config.precision} if config.precision else {}
         version.loaded = llm.load(
             version.path,
             engine=config.engine,
             device=config.device,
             context=config.context,
             memory_limit=config.memory_limit,
-            **options,
+            precision=config.precision or LANGUAGE_PRECISION,
         )
         return
     model = load(

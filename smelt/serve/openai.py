@@ -225,8 +225,10 @@ class OpenAI:
         version = self._open(request, asked.model)
         if (asked.prompt is None) == (asked.messages is None):
             raise RequestError("give either prompt or messages")
-        work = _chat_prompt if asked.prompt is None else encode
-        ids = await asyncio.to_thread(work, version, asked.messages if asked.prompt is None else asked.prompt)
+        if asked.messages is not None:
+            ids = await asyncio.to_thread(_chat_prompt, version, asked.messages)
+        else:
+            ids = await asyncio.to_thread(encode, version, asked.prompt or "")
         return json_response({"tokens": ids, "count": len(ids), "max_model_len": version.loaded.context})
 
     async def detokenize(self, request: Request) -> Response:

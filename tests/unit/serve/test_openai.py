@@ -1,0 +1,184 @@
+"""OpenAI's API, with the `openai` client unmodified, on a tiny language model behind a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+import smelt
+from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
+from tests.llm_gguf import write_vocabulary
+from tests.unit.serve.test_server import Server
+
+CASE = Case.load(FIXTURE)[0]
+WORDS = ["<unk>", *(f"w{i}" for i in range(1, 96))]
+TEMPLATE = "{% for m in messages %}w5 {{ m.content }} {% endfor %}w6"
+MESSAGES: list[Any] = [{"role": "user", "content": "w7 w8 w9"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    path.mkdir()
+    write_checkpoint(path, CASE.config, CASE.shapes)
+    write_vocabulary(path / "tokenizer.json", WORDS)
+    (path / "chat_template.jinja").write_text(TEMPLATE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    made = Server(str(folder), "--engine", "reference")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{server.http}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Iterator[Any]:
+    with smelt.llm.load(folder, engine="reference") as loaded:
+        yield loaded
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [each.id for each in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+
+
+def test_chat_answers_as_the_engine_does(client: openai.OpenAI, model: Any) -> None:
+    want = model.chat(MESSAGES, max_tokens=12)
+    got = client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, max_tokens=12)
+    assert got.choices[0].message.content == want.text
+    assert got.choices[0].finish_reason == want.finish
+    assert got.usage is not None
+    assert (got.usage.prompt_tokens, got.usage.completion_tokens) == (want.prompt_tokens, len(want.ids))
+    parts = [{"type": "text", "text": "w7 w8"}, {"type": "text", "text": " w9"}]
+    again = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": parts}], temperature=0, max_completion_tokens=12
+    )
+    assert again.choices[0].message.content == want.text
+
+
+def test_streams_give_the_same_text(client: openai.OpenAI, model: Any) -> None:
+    want = model.chat(MESSAGES, max_tokens=12)
+    stream = client.chat.completions.create(
+        model="tiny",
+        messages=MESSAGES,
+        temperature=0,
+        max_tokens=12,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == want.text
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == want.finish
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == len(want.ids)
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_several_answers_seeds_and_probabilities(client: openai.OpenAI) -> None:
+    def ask(**more: Any) -> Any:
+        return client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=6, **more)
+
+    first, second = (ask(n=3, seed=5, temperature=1.5) for _ in range(2))
+    texts = [choice.message.content for choice in first.choices]
+    assert texts == [choice.message.content for choice in second.choices]
+    assert len(set(texts)) > 1
+    rows = ask(temperature=0, logprobs=True, top_logprobs=3).choices[0].logprobs.content
+    assert len(rows) == 6
+    for row in rows:
+        assert len(row.top_logprobs) == 3
+        assert row.logprob == row.top_logprobs[0].logprob <= 0
+    stop = ask(temperature=0).choices[0].message.content.split()[2]
+    cut = ask(temperature=0, stop=[stop]).choices[0]
+    assert cut.finish_reason == "stop"
+    assert stop not in cut.message.content.split()
+
+
+def test_completions(client: openai.OpenAI, model: Any) -> None:
+    want = model.generate("w3 w4", max_tokens=5)
+    for prompt in ("w3 w4", model.tokenizer.encode("w3 w4")):
+        got = client.completions.create(model="tiny", prompt=prompt, temperature=0, max_tokens=5)
+        assert got.choices[0].text == want.text
+    several = client.completions.create(model="tiny", prompt=["w3 w4", "w9"], temperature=0, max_tokens=5, logprobs=2)
+    assert [choice.index for choice in several.choices] == [0, 1]
+    assert several.choices[0].text == want.text
+    assert several.choices[0].logprobs is not None
+    assert len(several.choices[0].logprobs.tokens or ()) == 5
+    streamed = client.completions.create(model="tiny", prompt="w3 w4", temperature=0, max_tokens=5, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == want.text
+
+
+def test_coroutines(server: Server, model: Any) -> None:
+    want = model.chat(MESSAGES, max_tokens=8).text
+
+    async def work() -> list[str | None]:
+        async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.http}/v1", api_key="none") as client:
+            asked = [
+                client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, max_tokens=8)
+                for _ in range(6)
+            ]
+            return [each.choices[0].message.content for each in await asyncio.gather(*asked)]
+
+    assert asyncio.run(work()) == [want] * 6
+
+
+def test_mistakes_have_the_right_class(client: openai.OpenAI) -> None:
+    def ask(**more: Any) -> Any:
+        return client.chat.completions.create(**{"model": "tiny", "messages": MESSAGES, "max_tokens": 2, **more})
+
+    with pytest.raises(openai.NotFoundError, match="no model 'huge'"):
+        ask(model="huge")
+    for wrong, message in (
+        ({"messages": []}, "no messages"),
+        ({"temperature": -1}, "temperature"),
+        ({"n": 1000}, "n is out of range"),
+        ({"messages": [{"role": "user", "content": "w1 " * 5000}]}, "too many tokens"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "no text"),
+        ({"logit_bias": {"x": 1}}, "by number"),
+        ({"messages": "hello"}, "does not fit"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=message):
+            ask(**wrong)
+    assert ask(temperature=0).choices[0].message.content
+
+
+def test_tokens(server: Server, model: Any) -> None:
+    status, found = server.ask("POST", "/tokenize", {"model": "tiny", "prompt": "w3 w4"})
+    assert (status, found["tokens"]) == (200, model.tokenizer.encode("w3 w4"))
+    status, back = server.ask("POST", "/detokenize", {"model": "tiny", "tokens": found["tokens"]})
+    assert (status, back["prompt"]) == (200, "w3 w4")
+    assert server.ask("POST", "/detokenize", {"model": "tiny", "tokens": [1 << 40]})[0] == 400
+
+
+def test_a_client_that_leaves_ends_its_answer(server: Server) -> None:
+    def running() -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=60)
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+        connection.close()
+        return int(next(line.rsplit(" ", 1)[1] for line in lines if line.startswith("vllm:num_requests_running")))
+
+    body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 400, "stream": True, "ignore_eos": True}
+    connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=60)
+    connection.request("POST", "/v1/chat/completions", json.dumps(body))
+    reply = connection.getresponse()
+    assert reply.read(10)
+    assert running() == 1
+    reply.close()
+    connection.close()
+    while running():
+        pass
+    assert server.ask("GET", "/v2/health/ready")[0] == 200
