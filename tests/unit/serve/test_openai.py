@@ -63,10 +63,9 @@ def test_chat_answers_as_the_engine_does(client: openai.OpenAI, model: Any) -> N
     assert got.choices[0].finish_reason == want.finish
     assert got.usage is not None
     assert (got.usage.prompt_tokens, got.usage.completion_tokens) == (want.prompt_tokens, len(want.ids))
-    parts = [{"type": "text", "text": "w7 w8"}, {"type": "text", "text": " w9"}]
-    again = client.chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": parts}], temperature=0, max_completion_tokens=12
-    )
+    parts: Any = [{"type": "text", "text": "w7 w8"}, {"type": "text", "text": " w9"}]
+    messages: list[Any] = [{"role": "user", "content": parts}]
+    again = client.chat.completions.create(model="tiny", messages=messages, temperature=0, max_completion_tokens=12)
     assert again.choices[0].message.content == want.text
 
 
