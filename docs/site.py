@@ -50,7 +50,8 @@ ENVIRONMENT = {
     "must belong to the user (or root) and be writable by nobody else; otherwise, and where it takes nothing, a "
     "private temporary folder serves until the process ends, with one warning.",
     "SMELT_CACHE_LIMIT": "The most that the cache may hold: 2GiB by default.",
-    "SMELT_SERVE_": "In front of a setting of `smelt serve`: `SMELT_SERVE_PORT=9000`. `smelt serve --print-config` lists them.",
+    "SMELT_SERVE_": "In front of a setting of `smelt serve`: `SMELT_SERVE_PORT=9000`. `smelt serve --print-config` "
+    "lists them.",
     "SMELT_TUNING": "The tuning database: a file, or `off`.",
     "SMELT_BUNDLE_KEYS": "Public keys, separated by commas: bundles that none of them signed are refused.",
     "SMELT_DEBUG": "`passes`: verify and print after every pass; `traceback`: tracebacks of user errors.",
