@@ -117,16 +117,36 @@ PATTERNS: dict[str, tuple[list[onnx.NodeProto], list[int | str], dict[str, Array
 }
 
 
-@pytest.mark.parametrize("name", PATTERNS)
-def test_patterns_that_broke(name: str, tmp_path: Path) -> None:
+def save_pattern(name: str, folder: Path, random: np.random.Generator) -> tuple[onnx.ModelProto, Path]:
+    """A model with random weights where the pattern has ones."""
     nodes, sizes, weights = PATTERNS[name]
+    drawn = {each: random.normal(size=array.shape).astype(np.float32) for each, array in weights.items()
+             if array.dtype == np.float32}  # fmt: skip
     graph = helper.make_graph(
         nodes,
         "pattern",
         [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, sizes)],
         [helper.make_tensor_value_info(each, onnx.TensorProto.FLOAT, None) for each in ("y", "z")],
-        [numpy_helper.from_array(array, each) for each, array in weights.items()],
+        [numpy_helper.from_array(array, each) for each, array in {**weights, **drawn}.items()],
     )
-    path = tmp_path / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
-    emit_source([plan_program(read(path)[0])]).texts(1)
+    path = folder / f"{name}.onnx"
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(model, path)
+    return model, path
+
+
+@pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
+def test_patterns_that_broke(tmp_path: Path, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    models, paths = zip(*(save_pattern(name, tmp_path, random) for name in PATTERNS), strict=True)
+    programs = [read(path) for path in paths]
+    for name, model, (_, weights), made in zip(
+        PATTERNS, models, programs, compile_all([program for program, _ in programs]), strict=True
+    ):
+        assert not isinstance(made, Exception), f"{name}: {made}"
+        bound = made.prepare(weights)
+        for n in (1, 3):
+            sizes = [size if isinstance(size, int) else n for size in PATTERNS[name][1]]
+            x = random.normal(size=sizes).astype(np.float32)
+            for mine, other in zip(bound(x), on_onnxruntime(model, {"x": x}), strict=True):
+                np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-4, err_msg=name)
