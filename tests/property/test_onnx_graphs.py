@@ -120,7 +120,7 @@ PATTERNS: dict[str, tuple[list[onnx.NodeProto], list[int | str], dict[str, Array
 def save_pattern(name: str, folder: Path, random: np.random.Generator) -> tuple[onnx.ModelProto, Path]:
     """A model with random weights where the pattern has ones."""
     nodes, sizes, weights = PATTERNS[name]
-    drawn = {each: random.normal(size=array.shape).astype(np.float32) for each, array in weights.items()
+    drawn = {each: np.asarray(random.normal(size=array.shape), np.float32) for each, array in weights.items()
              if array.dtype == np.float32}  # fmt: skip
     graph = helper.make_graph(
         nodes,
