@@ -56,6 +56,7 @@ def verify(name: str, keys: tuple[bytes, ...], seal: Seal | None) -> None:
             f"{name} is signed by a key that is not trusted",
             expected=", ".join(key.hex() for key in keys),
             got=public_key.hex(),
+            remedy=f"add this key to {VARIABLE} or keys= if you trust who signed it",
         )
     ed25519 = _ed25519("verify the signature of a bundle")
     from cryptography.exceptions import InvalidSignature
@@ -63,7 +64,12 @@ def verify(name: str, keys: tuple[bytes, ...], seal: Seal | None) -> None:
     try:
         ed25519.Ed25519PublicKey.from_public_bytes(public_key).verify(signature, _message(header_digest))
     except InvalidSignature as error:
-        raise FileError(f"{name} has a wrong signature", got="it was changed after it was signed") from error
+        raise FileError(
+            f"{name} has a wrong signature",
+            expected=f"one by {public_key.hex()}",
+            got="a file that was changed after it was signed",
+            remedy="get the file from its source again",
+        ) from error
 
 
 def signer(private_key: str | Path) -> Callable[[str], tuple[bytes, bytes]]:
@@ -90,22 +96,29 @@ def _private(path: str | Path, ed25519: Any) -> Any:
             return key
         return ed25519.Ed25519PrivateKey.from_private_bytes(data if len(data) == 32 else bytes.fromhex(data.decode()))
     except (ValueError, TypeError) as error:
-        raise FileError(f"{path} is no private key", expected="an Ed25519 key: PEM, or 32 bytes", got=error) from error
+        raise FileError(
+            f"{path} is no private key",
+            expected="an Ed25519 key: PEM without a password, or 32 bytes, raw or hexadecimal",
+            got=error,
+            remedy="openssl genpkey -algorithm ed25519 -out FILE",
+        ) from error
 
 
 def _public(key: str) -> bytes:
     """A public key of 32 bytes, from hexadecimal text or a file with it."""
     try:
-        if len(key) == 64:
-            text = key
-        else:
-            text = read_bytes(key, LARGEST).decode("ascii").strip()
+        text = key if len(key) == 64 else read_bytes(key, LARGEST).decode("ascii").strip()
         found = bytes.fromhex(text)
+        if len(found) != 32:
+            raise ValueError(f"{len(found)} bytes")
+        return found
     except (FileError, ValueError) as error:
-        raise SmeltError("no public key", expected="64 hexadecimal digits, or a file with them", got=key) from error
-    if len(found) != 32:
-        raise SmeltError("no public key", expected="64 hexadecimal digits, or a file with them", got=key)
-    return found
+        raise SmeltError(
+            "no public key",
+            expected="64 hexadecimal digits, or a file with them",
+            got=key,
+            remedy=f"keys=[…] or {VARIABLE} with keys in this form, or neither",
+        ) from error
 
 
 def _ed25519(purpose: str) -> Any:

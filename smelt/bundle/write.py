@@ -41,7 +41,7 @@ def source_record(path: Path) -> dict[str, str]:
         with os.fdopen(open_regular(path), "rb") as file:
             found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
     except OSError as error:
-        raise FileError(f"cannot read {path}", got=error.strerror) from error
+        raise FileError(f"cannot read {path}", got=error.strerror, remedy="check the disk that it is on") from error
     return {"source": path.name, "source_blake2b": found}
 
 

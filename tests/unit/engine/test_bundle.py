@@ -19,7 +19,7 @@ import pytest
 
 import smelt
 from smelt.bundle import container, record, sign
-from smelt.bundle.write import serialize, write
+from smelt.bundle.write import serialize, source_record, write
 from smelt.device import cpu, runtime
 from smelt.device.entry import DataCheck, Entry, SizeCheck
 from smelt.dim import symbol
@@ -566,6 +566,71 @@ def test_a_bundle_that_was_made_up_again_fails_its_signature(
     assert smelt.load(tmp_path / "forged.smelt").name == "another"
     with pytest.raises(FileError, match="wrong signature"):
         smelt.load(tmp_path / "forged.smelt", keys=[public])
+
+
+def test_files_with_keys(saved: Path, tmp_path: Path) -> None:
+    """Private keys as PEM, raw and hexadecimal; public ones in a file. What is no such key is refused by name."""
+    model = smelt.load(saved)
+    ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
+    x25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.x25519")
+    forms = pytest.importorskip("cryptography.hazmat.primitives.serialization")
+    as_pem = (forms.Encoding.PEM, forms.PrivateFormat.PKCS8)
+    private = ed25519.Ed25519PrivateKey.generate()
+    public = tmp_path / "public"
+    public.write_text(private.public_key().public_bytes_raw().hex() + "\n")
+    path, bundle = tmp_path / "private", tmp_path / "signed.smelt"
+    raw = private.private_bytes_raw()
+    for content in (private.private_bytes(*as_pem, forms.NoEncryption()), raw, raw.hex().encode()):
+        path.write_bytes(content)
+        model.save(bundle, private_key=path)
+        smelt.load(bundle, keys=[str(public)])
+    other = x25519.X25519PrivateKey.generate().private_bytes(*as_pem, forms.NoEncryption())
+    locked = private.private_bytes(*as_pem, forms.BestAvailableEncryption(b"secret"))
+    wrong = {"a key of another type": other, "Password was not given": locked, "load PEM": b"-----BEGIN x",
+             "non-hexadecimal": b"zz", "is 32 bytes": raw[:31].hex().encode(), "codec": b"\xff" * 31}  # fmt: skip
+    for message, content in wrong.items():
+        path.write_bytes(content)
+        with pytest.raises(FileError, match=f"is no private key(.|\n)*{message}") as caught:
+            model.save(bundle, private_key=path)
+        assert "genpkey" in (caught.value.remedy or "")
+    for text in ("00" * 31, "00" * 33, "0" * 63, "\u00fc"):
+        public.write_text(text)
+        with pytest.raises(SmeltError, match="no public key"):
+            smelt.load(bundle, keys=[str(public)])
+
+
+def test_a_model_file_that_cannot_be_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("hashlib.file_digest", fail)
+    (tmp_path / "model.onnx").touch()
+    with pytest.raises(FileError, match=r"cannot read .*model.onnx\n +got +Input/output error"):
+        source_record(tmp_path / "model.onnx")
+
+
+def test_manifests_that_are_no_json_and_files_that_cannot_be_mapped(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever changes a manifest can compute its digest again."""
+    data = bytearray(saved.read_bytes())
+    length = len(_manifest(data))
+    for text in (b"{", b"[]", b"3", b"{}", b'{"checksum": 1}', b'{"checksum": "", "sections": [[1]]}', b"[" * length):
+        changed = bytearray(data)
+        changed[160 : 160 + length] = text.ljust(length)
+        changed[32:64] = bytes.fromhex(container.digest(bytes(changed[:32]), bytes(changed[64:96]), _manifest(changed)))
+        (tmp_path / "changed.smelt").write_bytes(changed)
+        with pytest.raises(FileError, match="has a malformed manifest"):
+            smelt.load(tmp_path / "changed.smelt")
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(19, "No such device")
+
+    monkeypatch.setattr("mmap.mmap", refuse)
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else None
+    with pytest.raises(FileError, match=r"cannot read .*\n +got +.*No such device"):
+        smelt.load(saved)
+    assert before is None or len(os.listdir("/proc/self/fd")) == before, "the file is closed"
 
 
 @pytest.mark.parametrize("setting", ["", " ", ",", " , ", "zz", "00" * 31, "00" * 32 + ",", "/no/such/file"])
