@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,94 @@ def test_threads_may_share_a_model(model: LanguageModel) -> None:
     assert [found[i] for i in range(4)] == alone
 
 
+def idle(model: LanguageModel) -> bool:
+    """Whether nobody holds a page, within a second."""
+    for _ in range(100):
+        if not model._engine.scheduler.running and not model._engine.pool.pages.held:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_prompts_share_what_they_begin_with(model: LanguageModel) -> None:
+    prompt = [(7 * i) % 90 + 3 for i in range(130)]
+    cold = model.generate(prompt, max_tokens=8, ignore_end=True, logprobs=2)
+    warm = model.generate([*prompt[:128], 5, 6, 7], max_tokens=1)
+    again = model.generate(prompt, max_tokens=8, ignore_end=True, logprobs=2)
+    assert (cold.cached, warm.cached, again.cached) == (0, 128, 128)
+    assert again.choices == cold.choices
+    np.testing.assert_array_equal(model.logits(prompt), model.logits(prompt))
+
+
+def test_several_answers_and_several_prompts_are_computed_together(model: LanguageModel) -> None:
+    asked: dict[str, Any] = {"max_tokens": 6, "ignore_end": True, "temperature": 1.5, "seed": 3}
+    answer = model.generate(CASE.tokens, n=3, **asked)
+    every = [answer, *answer.alternatives]
+    assert len({each.ids for each in every}) == 3
+    assert model.generate(CASE.tokens, n=3, **asked).alternatives[1].ids == every[2].ids
+    assert len(answer.record()["alternatives"]) == 2
+    prompts = [[3, 4], CASE.tokens, [9] * 40]
+    together = model.generate_all(prompts, **asked)
+    assert [each.ids for each in together] == [model.generate(prompt, **asked).ids for prompt in prompts]
+    assert together[1].ids == answer.ids
+    assert model.generate_all([]) == []
+
+
+def test_requests_end_between_steps(model: LanguageModel) -> None:
+    late = model.generate(CASE.tokens, max_tokens=50, timeout=0)
+    assert (late.finish, late.ids) == ("deadline", ())
+    run = model.stream(CASE.tokens, max_tokens=100, ignore_end=True)
+    pieces = iter(run)
+    assert [next(pieces).token for _ in range(3)] == CASE.ids[:3]
+    run.close()
+    assert idle(model)
+
+
+def test_coroutines_share_a_model(model: LanguageModel) -> None:
+    async def first(count: int) -> list[int]:
+        found = []
+        async for piece in model.stream_async(CASE.tokens, max_tokens=100, ignore_end=True):
+            found.append(piece.token)
+            if len(found) == count:
+                break
+        return found
+
+    async def work() -> tuple[list[Any], Any]:
+        task = asyncio.create_task(model.generate_async(CASE.tokens, max_tokens=10_000, ignore_end=True))
+        both = await asyncio.gather(first(5), first(9))
+        task.cancel()
+        return both, (await asyncio.gather(task, return_exceptions=True))[0]
+
+    both, cancelled = asyncio.run(work())
+    assert both == [CASE.ids[:5], CASE.ids[:9]]
+    assert isinstance(cancelled, asyncio.CancelledError) or len(cancelled.ids) == 136
+    assert idle(model)
+
+
+def test_a_step_that_fails_is_told_and_forgotten(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    want = model.generate(CASE.tokens, max_tokens=4, ignore_end=True)
+
+    def fail(*_: Any) -> Any:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(model._step, "run", fail)
+        with pytest.raises(MemoryError, match="no room"):
+            model.generate(CASE.tokens, max_tokens=4)
+    assert model.generate(CASE.tokens, max_tokens=4, ignore_end=True).ids == want.ids
+    assert idle(model)
+
+
+def test_a_closed_model_says_so(folder: Path) -> None:
+    model = smelt.llm.load(folder, engine="reference")
+    run = model.stream([3, 4], max_tokens=100, ignore_end=True)
+    next(iter(run))
+    model.close()
+    assert run.answer().finish == "cancelled"
+    with pytest.raises(RunError, match="closed"):
+        model.generate([3], max_tokens=1)
+
+
 @pytest.mark.parametrize(
     ("ids", "options"),
     [
@@ -146,6 +235,8 @@ def test_threads_may_share_a_model(model: LanguageModel) -> None:
         ([3], {"stop": ""}),
         ([3], {"temperature": -2.0}),
         ([3], {"hotness": 2.0}),
+        ([3], {"n": 0}),
+        ([3], {"timeout": -1}),
     ],
 )
 def test_bad_requests_are_refused(model: LanguageModel, ids: Any, options: dict[str, Any]) -> None:

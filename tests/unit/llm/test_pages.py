@@ -1,0 +1,155 @@
+"""Pages of the KV cache and the scheduler, without a model: sharing, least recently used, fairness, preemption."""
+
+from __future__ import annotations
+
+from random import Random
+
+from smelt.llm.pages import PAGE, Pages, Sequence
+from smelt.llm.request import Request
+from smelt.llm.sample import Sampler, Sampling
+from smelt.llm.scheduler import Scheduler
+
+
+def written(pages: Pages, tokens: list[int]) -> Sequence:
+    sequence = pages.match(tokens)
+    rest = tokens[sequence.length :]
+    assert pages.reserve(sequence, len(rest))
+    pages.commit(sequence, rest)
+    return sequence
+
+
+def test_full_pages_are_shared_and_others_are_not() -> None:
+    pages = Pages(16)
+    first = list(range(2 * PAGE + 5))
+    a = written(pages, first)
+    b = pages.match([*first[: PAGE + 10], 7, *first[PAGE + 11 :]])
+    assert (b.pages, b.length) == (a.pages[:1], PAGE)
+    c = pages.match(first)
+    assert (c.pages, c.length) == (a.pages[:2], 2 * PAGE)
+    assert pages.match(first[: 2 * PAGE]).length == PAGE  # one token is left to compute
+    assert Pages(16, b"other model").match(first).length == 0
+    assert pages.held == 3
+
+
+def test_what_nobody_holds_stays_known_until_the_room_is_needed() -> None:
+    pages = Pages(4)
+    old, new = list(range(PAGE)), list(range(100, 100 + PAGE))
+    for tokens in (old, new):
+        pages.free(written(pages, tokens))
+    assert (pages.held, pages.cached, pages.available) == (0, 2, 4)
+    again = pages.match([*old, 1])
+    assert again.length == PAGE
+    pages.free(again)  # used last: the other one goes first
+    big = Sequence()
+    assert pages.reserve(big, 3 * PAGE)
+    assert pages.match([*new, 1]).length == 0
+    assert not pages.reserve(Sequence(), 2 * PAGE)
+    assert pages.match([*old, 1]).length == PAGE
+
+
+def test_forks_share_and_truncated_pages_are_not_written_again() -> None:
+    pages = Pages(16)
+    a = written(pages, list(range(2 * PAGE + 9)))
+    b = pages.fork(a)
+    assert (b.pages, b.length) == (a.pages[:2], 2 * PAGE)
+    assert pages.truncate(a, 2 * PAGE + 3) == 2 * PAGE + 3
+    assert a.tail == [2 * PAGE, 2 * PAGE + 1, 2 * PAGE + 2]
+    assert pages.truncate(a, PAGE + 3) == PAGE
+    assert len(a.pages) == 1
+    pages.free(a)
+    pages.free(b)
+    assert (pages.held, pages.available) == (0, 16)
+
+
+def test_pages_are_never_lost(seed: int) -> None:
+    dice, pages = Random(seed), Pages(12)
+    live: list[Sequence] = []
+    for _ in range(600):
+        act = dice.random()
+        if act < 0.4:
+            live.append(pages.match([dice.randrange(2)] * dice.randrange(1, 3 * PAGE)))
+        elif live and act < 0.7:
+            sequence, count = dice.choice(live), dice.randrange(1, 100)
+            if pages.reserve(sequence, count):
+                pages.commit(sequence, [dice.randrange(2)] * count)
+        elif live and act < 0.8:
+            live.append(pages.fork(dice.choice(live)))
+        elif live and act < 0.9:
+            sequence = dice.choice(live)
+            pages.truncate(sequence, dice.randrange(sequence.length + 1))
+        elif live:
+            pages.free(live.pop(dice.randrange(len(live))))
+        held = {page for sequence in live for page in sequence.pages}
+        assert (pages.held, pages.available) == (len(held), 12 - len(held))
+        assert all(sequence.length <= len(sequence.pages) * PAGE for sequence in live)
+    for sequence in live:
+        pages.free(sequence)
+    assert pages.available == 12
+
+
+# ---- the scheduler ----
+
+
+def request(count: int, most: int = 10, client: str = "") -> Request:
+    return Request([1] * count, most, Sampler(Sampling(), [], 8), client=client)
+
+
+def advance(scheduler: Scheduler) -> list[tuple[int, int]]:
+    """A step without a model: (number of the request, tokens) of its parts."""
+    parts = scheduler.plan()
+    for part in parts:
+        last, found = part.is_last, part.request
+        assert found.sequence is not None
+        at = found.sequence.length
+        scheduler.pages.commit(found.sequence, found.tokens[at : at + part.count])
+        if last:
+            found.tokens.append(found.number)
+            if found.generated == found.most:
+                found.end("length")
+                scheduler.remove(found)
+    return [(part.request.number, part.count) for part in parts]
+
+
+def test_sequences_that_generate_go_first_and_prompts_are_read_in_chunks() -> None:
+    scheduler = Scheduler(Pages(64), lambda pages: 100, 4)
+    scheduler.add(request(50))
+    assert advance(scheduler) == [(1, 50)]
+    scheduler.add(request(250))
+    assert advance(scheduler) == [(1, 1), (2, 99)]
+    assert advance(scheduler) == [(1, 1), (2, 99)]
+    assert advance(scheduler) == [(1, 1), (2, 52)]
+    assert advance(scheduler) == [(1, 1), (2, 1)]
+
+
+def test_clients_are_served_alike() -> None:
+    scheduler = Scheduler(Pages(64), lambda pages: 40, 1)
+    for client in ("ann", "ann", "ann", "bob"):
+        scheduler.add(request(30, 1, client))
+    order = [advance(scheduler)[0][0] for _ in range(4)]
+    assert order == [1, 4, 2, 3]
+
+
+def test_the_youngest_gives_way_and_all_come_to_an_end() -> None:
+    scheduler = Scheduler(Pages(4), lambda pages: 200, 8)
+    requests = [request(60, 100), request(61, 100), request(62, 100)]
+    for each in requests:
+        scheduler.add(each)
+    for _ in range(1000):
+        if not advance(scheduler):
+            break
+    assert [each.finish for each in requests] == ["length"] * 3
+    assert scheduler.preempted
+    assert requests[0].times["end"] < requests[1].times["end"] < requests[2].times["end"]
+    assert (scheduler.pages.held, scheduler.pages.available) == (0, 4)
+
+
+def test_alternatives_wait_for_the_prompt() -> None:
+    scheduler = Scheduler(Pages(64), lambda pages: 100, 4)
+    first, second = request(150, 2), request(150, 2)
+    second.after = first
+    scheduler.add(first)
+    scheduler.add(second)
+    assert advance(scheduler) == [(1, 100)]
+    assert advance(scheduler) == [(1, 50)]
+    assert advance(scheduler) == [(1, 1), (2, 150 - 2 * PAGE)]
+    assert second.cached == 2 * PAGE
