@@ -5,7 +5,8 @@ In: a Hugging Face folder or a GGUF file. Out: a `LanguageModel` with `logits`, 
 
 from __future__ import annotations
 
-from smelt.llm.language_model import LanguageModel, load
+from smelt.llm.language_model import LanguageModel
+from smelt.llm.load import load
 from smelt.llm.request import Answer, Piece
 from smelt.llm.sample import Sampling
 

@@ -35,6 +35,8 @@ class Engine:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._busy = False  # a step runs
+        self._guests = 0  # threads that wait for the time between steps
 
     # ---- for any thread ----
 
@@ -59,9 +61,14 @@ class Engine:
     def between_steps(self, act: Callable[[], T]) -> T:
         """Call a function while no step runs."""
         with self._changed:
-            while self._busy:
-                self._changed.wait()
-            return act()
+            self._guests += 1
+            try:
+                while self._busy:
+                    self._changed.wait()
+                return act()
+            finally:
+                self._guests -= 1
+                self._changed.notify_all()
 
     def close(self) -> None:
         """End all requests, and the thread."""
@@ -84,14 +91,16 @@ class Engine:
 
     # ---- the thread ----
 
-    _busy = False
+    @property
+    def _has_work(self) -> bool:
+        return bool(self.scheduler.waiting or self.scheduler.running)
 
     def _work(self) -> None:
         while True:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
-                while not self._closed and not self.scheduler.waiting and not self.scheduler.running:
+                while not self._closed and (self._guests or not self._has_work):
                     self._changed.wait()
                 if self._closed:
                     for request in self.scheduler.drop(lambda _: True):

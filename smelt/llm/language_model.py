@@ -1,141 +1,36 @@
-"""`load`: a path → `LanguageModel`, which scores, completes and streams text and answers messages.
+"""`LanguageModel` scores, completes and streams text and answers messages.
 
-The model makes requests of prompts and options; `engine` computes them, many at once.
+It makes requests of prompts and options; `engine` computes them, many at once. `load` makes models.
 """
 
 from __future__ import annotations
 
-import math
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from smelt.buffer import bytes_text, machine_memory
 from smelt.dtype import Array
-from smelt.engine.footprint import Budget
-from smelt.errors import FileError, MemoryLimitError, RunError
+from smelt.errors import FileError, RunError
 from smelt.llm import chat as templates
-from smelt.llm import checkpoint as files
-from smelt.llm.cache import Pool, page_bytes
+from smelt.llm import prompt_cache
 from smelt.llm.checkpoint import Checkpoint
-from smelt.llm.engine import SEQUENCES, Engine
-from smelt.llm.paged import PAGE
+from smelt.llm.engine import Engine
+from smelt.llm.grammar import Grammar, Grammars
+from smelt.llm.options import Options
 from smelt.llm.request import Answer, Request
-from smelt.llm.sample import Sampler, Sampling
-from smelt.llm.step import CHUNK, Step, check_precision
+from smelt.llm.sample import Sampler
+from smelt.llm.step import Step
 from smelt.llm.stops import Stops
 from smelt.llm.stream import AsyncRun, Run
 from smelt.llm.tokenizer import Detokenizer, Tokenizer, from_file, from_gguf
+from smelt.llm.tools import convention_of, parse_calls
 
 Prompt = str | Sequence[int]
-DEFAULT_CONTEXT = 1 << 15  # tokens, where a model allows more
-CONTEXTS = 4  # whole contexts that the cache has room for, where the machine's memory allows it
-MAX_ALTERNATIVES = 256
-
-
-def load(
-    path: str | Path,
-    *,
-    device: str = "auto",
-    engine: str = "auto",
-    context: int | None = None,
-    precision: str = "f32",
-    memory_limit: int | str | None = None,
-    sequences: int = SEQUENCES,
-) -> LanguageModel:
-    """A language model from a Hugging Face folder or a GGUF file, ready to answer.
-
-    `context` is how many tokens a sequence may have, at most what the model was made for. With `precision="f32"`
-    everything is computed in f32: block-quantised weights are opened once, when they are bound. Weights, steps and
-    cache stay within `memory_limit`; a model that cannot is refused before anything is loaded. Up to `sequences`
-    requests are computed at once.
-    """
-    check_precision(precision)
-    found = files.open(path, context)
-    most = found.config.context
-    wanted = min(most, DEFAULT_CONTEXT) if context is None else context
-    if not 1 <= wanted <= most:
-        raise RunError("the model was not made for such a context", expected=f"1 to {most} tokens", got=context)
-    if type(sequences) is not int or not 1 <= sequences <= CHUNK:
-        raise RunError("sequences that are computed at once", expected=f"1 to {CHUNK}", got=sequences)
-    budget = Budget.of(memory_limit, None)
-    if budget is not None:
-        _check_memory(found, wanted, 0, budget.bytes)
-    step = Step(found, device, engine)
-    limit = _pages(found, step, wanted, sequences, None if budget is None else budget.bytes)
-    pool = Pool(found.config, step.platform, limit, str(found.path.resolve()).encode())
-    return LanguageModel(found, step, Engine(step, pool, sequences), wanted)
-
-
-def _pages(found: Checkpoint, step: Step, context: int, sequences: int, limit: int | None) -> int:
-    """How many pages the cache may have."""
-    whole, each = math.ceil(context / PAGE), page_bytes(found.config)
-    weights = _weight_bytes(found)
-    if limit is None:
-        return max(whole, min(CONTEXTS * whole, (machine_memory() // 2 - weights) // each))
-    work = step.memory(CHUNK, sequences, sequences, whole)
-    _check_memory(found, context, work, limit)
-    return max(whole, min(CONTEXTS * whole, (limit - weights - work) // each))
-
-
-def _weight_bytes(checkpoint: Checkpoint) -> int:
-    return sum(4 * checkpoint.elements(name) for name in checkpoint.weights)
-
-
-def _check_memory(checkpoint: Checkpoint, context: int, work: int, limit: int) -> None:
-    weights = _weight_bytes(checkpoint)
-    cache = math.ceil(context / PAGE) * page_bytes(checkpoint.config)
-    if weights + cache + work > limit:
-        raise MemoryLimitError(
-            f"{checkpoint.path.name} needs more memory than the limit",
-            expected=f"at most {bytes_text(limit)}",
-            got=f"{bytes_text(weights)} of weights in f32, {bytes_text(cache)} of cache for {context} tokens"
-            + (f", {bytes_text(work)} for a step" if work else ""),
-            remedy="a smaller context, or a larger limit",
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What a request may ask for besides `Sampling`."""
-
-    max_tokens: int = 128
-    stop: str | Sequence[str] = ()
-    ignore_end: bool = False
-    n: int = 1
-    timeout: float | None = None
-    client: str = ""
-    sampling: Sampling | None = None
-
-    def __post_init__(self) -> None:
-        if type(self.max_tokens) is not int or self.max_tokens < 0:
-            raise RunError("max_tokens is a whole number", expected="0 or more", got=self.max_tokens)
-        if type(self.n) is not int or not 1 <= self.n <= MAX_ALTERNATIVES:
-            raise RunError("n is how many answers", expected=f"1 to {MAX_ALTERNATIVES}", got=self.n)
-        if not all(isinstance(each, str) and each for each in self.stops):
-            raise RunError("stop strings are texts that are not empty", got=self.stop)
-        timeout: Any = self.timeout
-        if timeout is not None and not (type(timeout) in (int, float) and timeout >= 0):
-            raise RunError("timeout is a number of seconds", expected="0 or more", got=self.timeout)
-
-    @property
-    def stops(self) -> tuple[Any, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    @staticmethod
-    def of(given: Mapping[str, Any]) -> tuple[Options, Sampling]:
-        """Options and what is for sampling, from keywords."""
-        ours, theirs = Options.__dataclass_fields__, Sampling.__dataclass_fields__
-        if unknown := [name for name in given if name not in ours and name not in theirs]:
-            raise RunError("unknown options", expected=", ".join((*ours, *theirs)), got=", ".join(unknown))
-        options = Options(**{name: value for name, value in given.items() if name in ours})
-        chosen = {name: value for name, value in given.items() if name in theirs}
-        return options, replace(options.sampling or Sampling(), **chosen)
 
 
 class LanguageModel:
@@ -149,6 +44,8 @@ class LanguageModel:
         self._step = step
         self._engine = engine
         self._tokenizer: Tokenizer | None = None
+        self._grammars: Grammars | None = None
+        self._fingerprint = ""
         self._finalizer = weakref.finalize(self, _close, engine, step)
 
     def __repr__(self) -> str:
@@ -181,7 +78,8 @@ class LanguageModel:
 
         `max_tokens` (128), `stop` strings, before which the text ends, `ignore_end` (go on after the model's end
         tokens), `n` answers (`.alternatives`), `timeout` in seconds, `client` (those who share a model are served
-        alike), and the fields of `Sampling`: temperature, top_p, seed, …
+        alike), a form that the answer has for sure (`schema`: JSON schema, `regex`, or `grammar` in Lark's syntax), and
+        the fields of `Sampling`: temperature, top_p, seed, …
         """
         return self.stream(prompt, **options).answer()
 
@@ -208,13 +106,34 @@ class LanguageModel:
         """The same for coroutines: `async for piece in …`."""
         return AsyncRun(self._engine, self._requests(prompt, options))
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Answer:
-        """The answer to messages, each with `role` and `content`; options as in `generate`."""
-        return self.generate(self.prompt(messages), **options)
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **options: Any
+    ) -> Answer:
+        """The answer to messages, each with `role` and `content`; options as in `generate`.
 
-    async def chat_async(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Answer:
+        `tools` are descriptions of functions, as JSON schemas; calls of them are in `.tool_calls`.
+        """
+        return self._with_calls(self.generate(self._prompt(messages, tools), **options), tools)
+
+    async def chat_async(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **options: Any
+    ) -> Answer:
         """The same for coroutines."""
-        return await self.generate_async(self.prompt(messages), **options)
+        return self._with_calls(await self.generate_async(self._prompt(messages, tools), **options), tools)
+
+    def _prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> list[int]:
+        if tools is None:
+            return self.prompt(messages)
+        convention_of(self.checkpoint.template or "")
+        return self.prompt(messages, tools=list(tools))
+
+    def _with_calls(self, answer: Answer, tools: Sequence[Any] | None) -> Answer:
+        if tools is None:
+            return answer
+        convention = convention_of(self.checkpoint.template or "")
+        others = tuple(self._with_calls(each, tools) for each in answer.alternatives)
+        calls = parse_calls(self.tokenizer.decode(answer.ids, special=True), convention)
+        return replace(answer, alternatives=others, tool_calls=calls)
 
     def prompt(self, messages: Sequence[Mapping[str, Any]], **arguments: Any) -> list[int]:
         """The tokens of messages, by the model's chat template."""
@@ -225,6 +144,29 @@ class LanguageModel:
             )
         text = templates.render(template, messages, **{**self.checkpoint.specials, **arguments})
         return self.tokenizer.encode(text, special=False)
+
+    # ---- prompt caches ----
+
+    def save_cache(self, path: str | Path, prompt: Prompt) -> int:
+        """Compute a prompt and write the keys and values of its full pages to a file; how many tokens they hold."""
+        tokens = self._checked(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt, 1)
+        self.generate(tokens, max_tokens=1)
+        return self._engine.between_steps(
+            lambda: prompt_cache.save(Path(path), tokens, self._engine.pool, self.fingerprint)
+        )
+
+    def load_cache(self, path: str | Path) -> int:
+        """Prompts that begin as the one in a file need not be computed; how many tokens that are."""
+        return self._engine.between_steps(
+            lambda: prompt_cache.load(Path(path), self._engine.pool, self.config, self.fingerprint)
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the configuration and of all weights; computed when it is first needed."""
+        if not self._fingerprint:
+            self._fingerprint = prompt_cache.fingerprint(self.checkpoint)
+        return self._fingerprint
 
     def close(self) -> None:
         """End what is being computed and give back the weights."""
@@ -246,13 +188,14 @@ class LanguageModel:
         most = min(options.max_tokens, self.context - len(tokens))
         deadline = None if options.timeout is None else time.monotonic() + options.timeout
         text = isinstance(prompt, str) or bool(options.stops) or has_tokenizer(self.checkpoint)
+        form = next((self._compiled(kind, source) for kind, source in options.constraints.items()), None)
         requests: list[Request] = []
         for i in range(options.n):
             requests.append(
                 Request(
                     list(tokens),
                     most,
-                    Sampler(sampling, tokens, self.config.v, i),
+                    Sampler(sampling, tokens, self.config.v, i, None if form is None else form.copy()),
                     Stops(options.stops),
                     frozenset() if options.ignore_end else frozenset(self.config.stop),
                     Detokenizer(self.tokenizer) if text else None,
@@ -262,6 +205,11 @@ class LanguageModel:
                 )
             )
         return requests
+
+    def _compiled(self, kind: str, source: Any) -> Grammar:
+        if self._grammars is None:
+            self._grammars = Grammars(self.tokenizer, self.config.v, self.config.stop)
+        return self._grammars.compile(kind, source)
 
     def _checked(self, ids: Sequence[int], room: int) -> list[int]:
         """Tokens of the vocabulary that fit into the context with room for so many more."""

@@ -141,9 +141,12 @@ class Pages:
         self._known.clear()
         self._hash.clear()
 
-    def known(self) -> dict[bytes, int]:
-        """Hash → page of everything that is known."""
-        return dict(self._known)
+    def chain(self, tokens: List[int]) -> list[bytes]:
+        """The hashes of the full pages of tokens."""
+        found = Sequence()
+        for at in range(0, len(tokens) // PAGE * PAGE, PAGE):
+            found.chain.append(self._next(found, tokens[at : at + PAGE]))
+        return found.chain
 
     def adopt(self, digest: bytes) -> int | None:
         """A page for content that is known from elsewhere; None where it is known already or there is no room."""

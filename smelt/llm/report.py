@@ -18,7 +18,8 @@ from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.config import Config, Fields
 from smelt.llm.decoder import Decoder
 from smelt.llm.families import BY_ARCHITECTURE, HARMLESS, read_config
-from smelt.llm.language_model import DEFAULT_CONTEXT, tokenizer_of
+from smelt.llm.language_model import tokenizer_of
+from smelt.llm.load import DEFAULT_CONTEXT
 from smelt.llm.names import sources
 from smelt.read import checkpoint as weights_of
 from smelt.tensor.instantiate import instantiate

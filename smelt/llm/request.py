@@ -16,6 +16,7 @@ from smelt.llm.pages import Sequence
 from smelt.llm.sample import Choice, Sampler
 from smelt.llm.stops import Stops
 from smelt.llm.tokenizer import Detokenizer
+from smelt.llm.tools import ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Answer:
     """What was generated. `finish`: "stop" (an end token or a stop string), "length", "deadline" or "cancelled".
 
     `cached` tokens of the prompt had their keys and values in the cache already. `alternatives` are the other answers
-    where more than one was asked for.
+    where more than one was asked for, `tool_calls` the calls that an answer makes where tools were given.
     """
 
     text: str
@@ -43,6 +44,7 @@ class Answer:
     choices: tuple[Choice, ...] = ()
     cached: int = 0
     alternatives: tuple[Answer, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
 
     def record(self) -> dict[str, Any]:
         """The same for machines."""
@@ -56,6 +58,8 @@ class Answer:
         }
         if any(choice.logprob is not None for choice in self.choices):
             found["logprobs"] = [{"id": c.token, "logprob": c.logprob, "top": list(c.top)} for c in self.choices]
+        if self.tool_calls:
+            found["tool_calls"] = [{"name": c.name, "arguments": dict(c.arguments)} for c in self.tool_calls]
         if self.alternatives:
             found["alternatives"] = [each.record() for each in self.alternatives]
         return found
@@ -115,9 +119,9 @@ class Request:
         choice = self.sampler.choose(logits, len(self.tokens))
         self.times.setdefault("first", time.perf_counter())
         self.tokens.append(choice.token)
-        ended = choice.token in self.ends
+        ended = choice.token in self.ends or self.sampler.is_complete
         last = ended or self.generated == self.most
-        text, stopped = self._text(choice.token, ended, last)
+        text, stopped = self._text(choice.token, choice.token in self.ends, last)
         self.put(Piece(choice.token, text, choice))
         if last or stopped:
             self.end("stop" if ended or stopped else "length")

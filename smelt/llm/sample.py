@@ -74,6 +74,10 @@ class Allowed(Protocol):
     def accept(self, token: int) -> None:
         """A token was chosen."""
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing may follow."""
+
 
 class Sampler:
     """Chooses the tokens of one sequence."""
@@ -96,6 +100,11 @@ class Sampler:
         for token, bias in given.items():
             if not isinstance(token, int) or not 0 <= token < vocabulary or not isinstance(bias, int | float):
                 raise RunError("logit_bias names tokens", expected=f"0 to {vocabulary - 1} → number", got={token: bias})
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a grammar allows no token after the last one."""
+        return self._allowed is not None and self._allowed.is_complete
 
     def choose(self, logits: Array, position: int) -> Choice:
         """The token at a position from the logits before it, f32[v]."""

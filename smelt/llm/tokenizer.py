@@ -58,6 +58,14 @@ class Tokenizer:
         found = self._inner.decode(list(ids), skip_special_tokens=not special)
         return str(found)
 
+    def to_json(self) -> str:
+        """The tokenizer as the text of a `tokenizer.json`, which neither pads nor truncates."""
+        package = _package()
+        copy = package.Tokenizer.from_str(self._inner.to_str())
+        copy.no_padding()
+        copy.no_truncation()
+        return str(copy.to_str())
+
     def token(self, text: str) -> int | None:
         found = self._inner.token_to_id(text)
         return None if found is None else int(found)
