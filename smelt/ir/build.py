@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -150,6 +150,18 @@ class Builder(OpMethods):
         if not shape.rank:
             return scalar
         return self.broadcast_in_dim(scalar, broadcast_dimensions=(), result=shape)
+
+    def combine(self, name: str, element: ElementType) -> Region:
+        """The body of a reduction by one op: it combines two scalars."""
+        scalar = Shape.of(element, ())
+        with self.region(scalar, scalar) as r:
+            return r.result(r.op(f"stablehlo.{name}", *r.args).result)
+
+    def reduce_by(self, name: str, x: Value, init: complex | bool, axes: Iterable[int]) -> Value:
+        """A reduction over axes by one op."""
+        element = x.shape.dtype
+        body = self.combine(name, element)
+        return self.reduce(x, self.constant(init, element), dimensions=tuple(axes), regions=[body])
 
     @contextmanager
     def region(self, *args: Type) -> Iterator[RegionBuilder]:

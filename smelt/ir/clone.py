@@ -43,9 +43,14 @@ def clone_op(op: Op, values: dict[Value, Value], retype: Retype = lambda type: t
     return copy
 
 
+def clone_args(args: Sequence[Value], retype: Retype = lambda type: type) -> tuple[Value, ...]:
+    """Arguments of the same names for another region."""
+    return tuple(Value(retype(arg.type), None, arg.index, arg.name) for arg in args)
+
+
 def clone_region(region: Region, values: dict[Value, Value], retype: Retype = lambda type: type) -> Region:
     """A copy of a region with arguments of its own."""
-    args = tuple(Value(retype(arg.type), None, arg.index, arg.name) for arg in region.args)
+    args = clone_args(region.args, retype)
     values.update(zip(region.args, args, strict=True))
     ops = tuple(clone_op(op, values, retype) for op in region.ops)
     return Region(args, ops, tuple(values.get(value, value) for value in region.results))

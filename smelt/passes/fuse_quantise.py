@@ -135,11 +135,9 @@ def _pool_before_dequantise(m: Match) -> Value | None:
         chain.append(maker)
         value = edit.value(maker.operands[0])
     b = m.build
-    scalar = Shape(value.shape.dtype)
-    with b.region(scalar, scalar) as r:
-        r.result(r.maximum(*r.args))
     least = b.constant(integer_range(value.shape.element)[0], value.shape.dtype)
-    made = b.op("stablehlo.reduce_window", value, least, regions=[r.body], **attrs).result
+    larger = b.combine("maximum", value.shape.dtype)
+    made = b.op("stablehlo.reduce_window", value, least, regions=[larger], **attrs).result
     for maker in reversed(chain):
         to = Shape.of(maker.results[0].shape.dtype, m.shape.sizes)
         numbers = (_number(edit, each) for each in edit.operands(maker)[1:])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from smelt.ir.clone import clone_op
+from smelt.ir.clone import clone_args, clone_op
 from smelt.ir.core import Func, Op, Program, Region, Value, used_values, walk
 from smelt.ir.rewrite import has_effect
 from smelt.passes.split_prepare import WEIGHT
@@ -76,7 +76,7 @@ class _Hoisting:
         """What is hoisted out of an op's regions, then the op."""
         regions = []
         for region in op.regions:
-            args = tuple(Value(arg.type, None, arg.index, arg.name) for arg in region.args)
+            args = clone_args(region.args)
             own = dict(zip(region.args, args, strict=True))
             values |= own
             values |= {region.args[i]: values.get(op.operands[i], op.operands[i]) for i in _carried_unchanged(op)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from smelt.dim import Size
 from smelt.errors import UnsupportedError
 from smelt.ir.attributes import Symbol
-from smelt.ir.clone import clone_ops, substitution
+from smelt.ir.clone import clone_args, clone_ops, substitution
 from smelt.ir.core import Func, Op, Program, Region, Value, walk
 from smelt.ir.ops.definition import Scope
 from smelt.ir.ops.signature import bare_symbol
@@ -94,7 +94,7 @@ class _Into:
         args = region.args
         if self.sizes and _symbols(args) & self.sizes.keys():
             retype = substitution(self.sizes)
-            args = tuple(Value(retype(arg.type), None, arg.index, arg.name) for arg in args)
+            args = clone_args(args, retype)
             self.values.update(zip(region.args, args, strict=True))
         self.seen |= _symbols(args)
         ops: list[Op] = []

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from smelt.ir.build import Builder
-from smelt.ir.clone import clone_op
+from smelt.ir.clone import clone_args, clone_op
 from smelt.ir.core import Func, Op, Program, Region, Value, walk
 from smelt.ir.ops.control import is_assertion
 from smelt.ir.rewrite import Edit
@@ -108,7 +108,7 @@ def _lift_while(op: Op, values: dict[Value, Value], made: list[Op]) -> list[Lift
 
 
 def _copy_args(region: Region, values: dict[Value, Value]) -> list[Value]:
-    args = [Value(arg.type, None, arg.index, arg.name) for arg in region.args]
+    args = list(clone_args(region.args))
     values.update(zip(region.args, args, strict=True))
     return args
 
@@ -133,11 +133,7 @@ def _all_true(b: Builder, holds: Value) -> Value:
     shape = holds.shape
     if not shape.rank:
         return holds
-    scalar = Shape.of(shape.dtype, ())
-    with b.region(scalar, scalar) as r:
-        r.result(r.and_(*r.args))
-    all_of: Value = b.reduce(holds, b.constant(True), dimensions=tuple(range(shape.rank)), regions=[r.body])
-    return all_of
+    return b.reduce_by("and", holds, True, range(shape.rank))
 
 
 def _extend_condition(op: Op, checks: Sequence[LiftedCheck], values: dict[Value, Value]) -> Region:

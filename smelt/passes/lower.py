@@ -82,7 +82,7 @@ class _Norm:
         return self.b.full(x, like.shape)
 
     def sum(self, x: Value) -> Value:
-        return _sum(self.b, x, self.axes)
+        return self.b.reduce_by("add", x, 0.0, self.axes)
 
     def count(self, like: Value) -> Value:
         """The number of elements of a channel, in the shape of a value."""
@@ -130,13 +130,6 @@ def _batch_norm_grad(m: Match) -> Values:
     inner = b.subtract(b.subtract(b.multiply(n.count(x), grad), n.along(offset)), pull)
     factor = b.divide(b.divide(scale, deviation), n.count(scale))
     return n.results(b.multiply(n.along(factor), inner), b.divide(along, deviation), offset)
-
-
-def _sum(b: Builder, x: Value, axes: Sequence[int]) -> Value:
-    scalar = Shape.of(x.shape.dtype, ())
-    with b.region(scalar, scalar) as r:
-        r.result(r.add(*r.args))
-    return b.reduce(x, b.constant(0.0, x.shape.dtype), dimensions=tuple(axes), regions=[r.body])
 
 
 def _spread(b: Builder, scalar: Value, shape: Shape) -> Value:

@@ -269,7 +269,7 @@ def _dot_total(space: _Space, given: Sequence[_Given], zeros: Mapping[str, _Part
     total = _Part(_reshape(b, made, space.shape(names, i32).sizes), names)
 
     def column_sums() -> _Part:
-        sums = _sum(b, _convert(b, matrix, i32), (1,))
+        sums = b.reduce_by("add", _convert(b, matrix, i32), 0, (1,))
         return _Part(_reshape(b, sums, space.shape(batch + columns, i32).sizes), batch + columns)
 
     def row_sums() -> _Part:
@@ -277,16 +277,9 @@ def _dot_total(space: _Space, given: Sequence[_Given], zeros: Mapping[str, _Part
         if left.zero is not None:
             whole = _Part(b.subtract(whole.value, space.spread(left.zero, whole.letters)), whole.letters)
         axes = range(len(batch + rows), len(whole.letters))
-        return _Part(_sum(b, whole.value, tuple(axes)), batch + rows)
+        return _Part(b.reduce_by("add", whole.value, 0, axes), batch + rows)
 
     return _correct_zero_points(space, total, left, right, column_sums, row_sums)
-
-
-def _sum(b: Builder, value: Value, axes: Sequence[int]) -> Value:
-    scalar = Shape(value.shape.dtype)
-    with b.region(scalar, scalar) as r:
-        r.result(r.add(*r.args))
-    return b.reduce(value, b.constant(0, value.shape.dtype), dimensions=tuple(axes), regions=[r.body])
 
 
 # ---- convolutions ----
@@ -353,7 +346,9 @@ def _convolution_total(
     made = _convolve(b, replace(window, maps=left.value, kernel=kernel), left.zero, sizes, width)
     shown = _Part(made if right.zero is None else crop(b, made, {last: (0, features)}), names)
     total = _Part(space.transpose_to(shown, space.letters), space.letters)
-    axes = tuple(range(kernel.shape.rank - 1))
+
+    def column_sums() -> _Part:
+        return _Part(b.reduce_by("add", _convert(b, right.value, i32), 0, range(kernel.shape.rank - 1)), "o")
 
     def row_sums() -> _Part:
         sums = _reshape(b, crop(b, made, {last: (features, features + 1)}), sizes[:-1])
@@ -363,9 +358,7 @@ def _convolution_total(
         count = _Part(b.constant(prod(window.window) * window.depth, i32), "")
         return space.combine("subtract", whole, space.combine("multiply", left.zero, count))
 
-    return _correct_zero_points(
-        space, total, left, right, lambda: _Part(_sum(b, _convert(b, right.value, i32), axes), "o"), row_sums
-    )
+    return _correct_zero_points(space, total, left, right, column_sums, row_sums)
 
 
 def _convolve(b: Builder, window: _Window, zero: _Part | None, sizes: Sequence[Size], width: int) -> Value:

@@ -16,6 +16,7 @@ from smelt.dtype import DType, ElementType, Quantized, i32, i64
 from smelt.ir.attributes import Constant
 from smelt.ir.build import Builder
 from smelt.ir.cast import cast
+from smelt.ir.clone import clone_args
 from smelt.ir.core import Func, Future, Op, Program, Region, Tuple, Type, Value, walk
 from smelt.ir.ops import OPS
 from smelt.ir.ops.definition import Scope
@@ -84,7 +85,7 @@ class _Lowering:
     values: dict[Value, Value] = field(default_factory=dict)  # old value -> new value
 
     def region(self, region: Region) -> Region:
-        args = tuple(Value(to_storage(arg.type), None, arg.index, arg.name) for arg in region.args)
+        args = clone_args(region.args, to_storage)
         self.values.update(zip(region.args, args, strict=True))
         builder = Builder(self.scope)
         for op in region.ops:

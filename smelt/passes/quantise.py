@@ -21,7 +21,6 @@ from smelt.ir.ops.packed import PAIR, QUAD
 from smelt.ir.rewrite import Edit, Match, Rule, op, rewrite
 from smelt.passes.inline import inline
 from smelt.passes.split_prepare import WEIGHT
-from smelt.shape import Shape
 
 PRECISIONS = MappingProxyType(
     {
@@ -88,8 +87,8 @@ def _convolution(m: Match) -> Value | None:
     positive = _is_non_negative(m.edit, maps)
     batch, feature = dims.input_batch_dimension, dims.input_feature_dimension
     # First over spatial axes: in NHWC that reduction needs no transpose.
-    peaks = _maximum(b, maps if positive else b.abs(maps), dims.input_spatial_dimensions)
-    peak = _maximum(b, peaks, [int(feature > batch)])
+    peaks = b.reduce_by("maximum", maps if positive else b.abs(maps), 0.0, dims.input_spatial_dimensions)
+    peak = b.reduce_by("maximum", peaks, 0.0, [int(feature > batch)])
     a, a_scale = _quantise_symmetric(b, maps, peak, [batch], ui8 if positive else i8)
     w, w_scale = _quantise_weights(b, kernel, [dims.kernel_output_feature_dimension])
     total = b.convolution(_convert(b, a), _convert(b, w), result=m.shape.with_dtype(i32), **attrs)
@@ -206,7 +205,7 @@ def _is_at_least_zero(edit: Edit, bound: Value) -> bool:
 
 def _quantise_weights(b: Builder, value: Value, kept: Sequence[int]) -> tuple[Value, Value]:
     """int8 weights, and a scale per index along the axes that are kept."""
-    return _quantise_symmetric(b, value, _maximum(b, b.abs(value), _others(value, kept)), kept, i8)
+    return _quantise_symmetric(b, value, b.reduce_by("maximum", b.abs(value), 0.0, _others(value, kept)), kept, i8)
 
 
 def _quantise_symmetric(b: Builder, value: Value, peak: Value, kept: Sequence[int], to: DType) -> tuple[Value, Value]:
@@ -218,8 +217,8 @@ def _quantise_symmetric(b: Builder, value: Value, peak: Value, kept: Sequence[in
 
 def _quantise_asymmetric(b: Builder, value: Value, kept: Sequence[int]) -> tuple[Value, Value]:
     """Asymmetric quantisation over [min(x, 0), max(x, 0)]: uint8 minus the zero point, as i32, and the scale."""
-    least = b.negate(_maximum(b, b.negate(value), _others(value, kept)))
-    step = _scale(b, b.subtract(_maximum(b, value, _others(value, kept)), least), 255)
+    least = b.negate(b.reduce_by("maximum", b.negate(value), 0.0, _others(value, kept)))
+    step = _scale(b, b.subtract(b.reduce_by("maximum", value, 0.0, _others(value, kept)), least), 255)
     zero = _convert(b, _clamp(b, b.round_nearest_even(b.divide(b.negate(least), step)), ui8), ui8)
     spread = b.broadcast_in_dim(_convert(b, zero, f32), broadcast_dimensions=tuple(kept), result=value.shape)
     steps = b.add(b.round_nearest_even(_divide(b, value, step, kept)), spread)
@@ -248,13 +247,6 @@ def _clamp(b: Builder, steps: Value, to: DType) -> Value:
     low, high = (-127.0, 127.0) if to == i8 else (0.0, 255.0)
     held = b.minimum(b.maximum(steps, b.full(low, steps.shape)), b.full(high, steps.shape))
     return _convert(b, held, i32)
-
-
-def _maximum(b: Builder, value: Value, axes: Sequence[int]) -> Value:
-    scalar = Shape(f32)
-    with b.region(scalar, scalar) as r:
-        r.result(r.maximum(*r.args))
-    return b.reduce(value, b.constant(0.0, f32), dimensions=tuple(axes), regions=[r.body])
 
 
 def _convert(b: Builder, value: Value, to: DType = i32) -> Value:

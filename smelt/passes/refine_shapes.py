@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from smelt.dim import Size, symbol
 from smelt.errors import SmeltError, VerifyError
 from smelt.ir.build import make
-from smelt.ir.clone import substitution
+from smelt.ir.clone import clone_args, substitution
 from smelt.ir.core import Func, FuncType, Op, Program, Region, Type, Value, walk
 from smelt.ir.ops.definition import UNKNOWN, Scope
 from smelt.ir.ops.signature import bare_symbol
@@ -57,7 +57,7 @@ class _State:
         if args is None:
             self.keep(_symbols(arg.type for arg in region.args))
             retype = substitution(self.known)
-            args = tuple(Value(retype(arg.type), None, arg.index, arg.name) for arg in region.args)
+            args = clone_args(region.args, retype)
         self.values.update(zip(region.args, args, strict=True))
         ops = tuple(self.op(op) for op in region.ops)
         return Region(tuple(args), ops, tuple(self.values.get(value, value) for value in region.results))

@@ -46,7 +46,7 @@ class Tensor:
     __hash__ = None  # type: ignore[assignment]  # == compares elements
 
     shape: Shape  # with the axes' names
-    value: Value  # in the IR, where axes have none
+    value: Value  # in the IR, where axes have none; `jit.realise` puts a computed array in its place
 
     def __init__(self, value: Value, shape: Shape) -> None:
         object.__setattr__(self, "value", value)

@@ -21,7 +21,7 @@ from smelt.dim import Size
 from smelt.dtype import Array, DType, i64
 from smelt.errors import Location, SmeltError
 from smelt.ir.attributes import Constant
-from smelt.ir.build import settle
+from smelt.ir.build import Builder, settle
 from smelt.ir.clone import clone_op, clone_region
 from smelt.ir.core import Attrs, Func, FuncType, Op, Region, Type, Value, find_captures
 from smelt.ir.ops import definition_of
@@ -69,13 +69,19 @@ class Recorded(Op):
     __slots__ = ("captured", "checks", "data", "home", "place")
 
     captured: tuple[Value, ...]  # values from outside that its regions use
-    checks: tuple[Op, ...]  # run-time checks: wherever the op goes, they go
+    checks: list[Op]  # run-time checks: wherever the op goes, they go; `require` adds one
     data: list[ReferenceType[Array] | None]
     home: object  # the region in which it was made
     place: Place | None
 
     def __init__(
-        self, name: str, operands: tuple[Value, ...], types: Sequence[Type], attrs: Attrs, regions: tuple[Region, ...]
+        self,
+        name: str,
+        operands: tuple[Value, ...],
+        types: Sequence[Type],
+        attrs: Attrs,
+        regions: tuple[Region, ...],
+        shared: bool = False,  # it is part of no region and made at no place
     ) -> None:
         put = object.__setattr__
         put(self, "name", name)
@@ -84,10 +90,10 @@ class Recorded(Op):
         put(self, "regions", regions)
         put(self, "results", tuple(Value(type, self, i) for i, type in enumerate(types)))
         put(self, "captured", find_captures(*regions))
-        put(self, "checks", ())
+        put(self, "checks", [])
         put(self, "data", [None] * len(types))
-        put(self, "home", _HOME.get())
-        put(self, "place", here())
+        put(self, "home", None if shared else _HOME.get())
+        put(self, "place", None if shared else here())
 
     @property
     def location(self) -> Location | None:
@@ -230,14 +236,8 @@ def constant(value: Any, element: DType) -> Tensor:
 
 @lru_cache(1024)
 def _scalar(_: str, value: Any, element: DType) -> Value:  # the text keeps 1.0 and True, 0.0 and -0.0 apart
-    token = _HOME.set(None)  # shared, hence part of no region
-    try:
-        array = np.asarray(value).astype(element.numpy)
-        made = record("stablehlo.constant", (), {"value": Constant.of(array, element)})
-    finally:
-        _HOME.reset(token)
-    object.__setattr__(made, "place", None)
-    return made.results[0]
+    attrs = {"value": Constant.of(np.asarray(value).astype(element.numpy), element)}
+    return Recorded("stablehlo.constant", (), [Shape.of(element, ())], MappingProxyType(attrs), (), shared=True).result
 
 
 # ---- checks ----
@@ -261,7 +261,7 @@ def require(result: Tensor, key: Hashable, build: Callable[[], tuple[Tensor, str
         if kept is not None:
             kept[key] = check
     assert isinstance(result.value.op, Recorded)
-    object.__setattr__(result.value.op, "checks", (*result.value.op.checks, check))
+    result.value.op.checks.append(check)
     return result
 
 
@@ -339,10 +339,7 @@ def binary_region(op: str, element: DType) -> Region:
 
 @lru_cache(256)
 def _binary_template(op: str, element: DType) -> Region:
-    template = scalar_region(element, lambda a, b: emit(op, a, b))
-    for each in template.ops:
-        object.__setattr__(each, "place", None)  # made once, shared
-    return template
+    return Builder().combine(op, element)
 
 
 def scalar_regions(elements: Sequence[DType], build: Callable[..., Sequence[Tensor]]) -> Region:

@@ -164,13 +164,8 @@ class Arr:
     def _reduce(self, name: str, start: Number | bool, axes: Sequence[int]) -> Arr:
         work = self.work
         axes = sorted(axis % self.rank for axis in axes)
-        scalar = Shape.of(self.dtype, ())
-        with work.b.region(scalar, scalar) as r:
-            r.result(r.op(f"stablehlo.{name}", *r.args).results[0])
-        init = work.b.constant(start, self.dtype)
         kept = [1 if axis in axes else size for axis, size in enumerate(self.sizes)]
-        found = work.b.op("stablehlo.reduce", self.value, init, regions=[r.body], dimensions=tuple(axes)).result
-        return Arr(work, found).reshape(kept)
+        return Arr(work, work.b.reduce_by(name, self.value, start, axes)).reshape(kept)
 
     def sum(self, *axes: int) -> Arr:
         """Sums with their axes kept as 1."""

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from smelt.dim import Size, symbols
 from smelt.errors import UnsupportedError
 from smelt.ir.build import make
+from smelt.ir.clone import clone_args
 from smelt.ir.core import Attrs, Func, FuncType, Op, Program, Region, Value
 from smelt.ir.ops.definition import Scope
 from smelt.ir.size_ops import SizeOps, Source, slope_of
@@ -62,7 +63,7 @@ class _Lowering:
     def _region(self, region: Region) -> Region:
         outside = self.ops, self.sources, self.computed
         self.ops, self.sources, self.computed = [], dict(self.sources), dict(self.computed)
-        args = tuple(Value(arg.type, None, arg.index, arg.name) for arg in region.args)
+        args = clone_args(region.args)
         for old, new in zip(region.args, args, strict=True):
             self._define(old, new)
         for op in region.ops:

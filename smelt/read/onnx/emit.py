@@ -254,9 +254,7 @@ class Emit:
         """`add`, `maximum` … over axes."""
         if not axes:
             return x
-        element = x.shape.element
-        body = self.scalar_region(element, lambda r, a, b: r.op(f"stablehlo.{kind}", a, b).result)
-        result = self.b.reduce(x, self.scalar(init, element), dimensions=tuple(sorted(axes)), regions=[body])
+        result = self.b.reduce_by(kind, x, init, sorted(axes))
         return self.expand_dims(result, sorted(axes)) if keep else result
 
     def region(self, *args: Type) -> AbstractContextManager[RegionBuilder]:

@@ -182,8 +182,6 @@ def _main(model: Model, graph: Any) -> Func:
 
 def _func(model: Model, b: Builder, inputs: dict[str, Value], results: dict[str, Value]) -> Func:
     args = [*model.weights.values(), *inputs.values(), *model.unknown]
-    for place, value in enumerate(args):  # only now is it known how many weights come before the inputs
-        object.__setattr__(value, "index", place)
     attrs: list[Attrs] = [{"smelt.weight": name, "smelt.name": name} for name in model.weights]
     attrs += [{"smelt.name": name} for name in (*inputs, *(value.name for value in model.unknown))]
     body = Region(tuple(args), tuple(b.ops), tuple(results.values()))

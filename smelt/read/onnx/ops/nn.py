@@ -284,7 +284,7 @@ def _slide(g: Graph, x: Value, w: Window, beyond: Sequence[int], kind: str, init
     """`reduce_window` over the spatial dimensions."""
     x, w = _pad_first(g, x, w, init)
     element = x.shape.element
-    body = g.scalar_region(element, lambda r, a, b: r.op(f"stablehlo.{kind}", a, b).result)
+    body = g.b.combine(kind, element)
     high = [a + b for a, b in zip(w.high, beyond, strict=True)]
     return g.b.reduce_window(
         x,
@@ -668,7 +668,7 @@ def lrn(g: Graph, X: Value, *, alpha: float = 1e-4, beta: float = 0.75, bias: fl
 def _local_response(g: Graph, x: Value, alpha: float, beta: float, bias: float, size: int) -> Value:
     rank = x.shape.rank
     element = x.shape.element
-    body = g.scalar_region(element, lambda r, a, b: r.op("stablehlo.add", a, b).result)
+    body = g.b.combine("add", element)
     ahead = (size - 1) // 2
     around = [(ahead, size - 1 - ahead) if axis == 1 else (0, 0) for axis in range(rank)]
     one = (1,) * rank

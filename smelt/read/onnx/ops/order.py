@@ -160,7 +160,7 @@ def _running_sum(g: Graph, x: Value) -> Value:
 
 def _scatter_groups(g: Graph, group: Value, values: Value, op: str, start: int) -> Value:
     dims = ScatterDims(inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), index_vector_dim=1)
-    body = g.scalar_region(i64, lambda r, a, b: r.op(f"stablehlo.{op}", a, b).result)
+    body = g.b.combine(op, i64)
     return g.scatter(g.full(start, values.shape), group, values, dims, body)
 
 
