@@ -38,7 +38,7 @@ SECTIONS = {
             *("onnx_operators", "environment", "api"),
         )
     ),
-    "Inside": tuple(f"docs/{name}" for name in ("architecture", "layout", "kernel", "glossary")),
+    "Inside": tuple(f"docs/{name}" for name in ("architecture", "layout", "kernel", "backends", "glossary")),
     "Project": ("CONTRIBUTING", "SECURITY", "CHANGELOG", "examples/README"),
 }
 

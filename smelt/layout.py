@@ -34,6 +34,10 @@ class Digit:
     by: int
     size: int
 
+    def count(self, sizes: Sequence[Size]) -> Size:
+        """The number of its values in a tensor of these sizes."""
+        return self.size or ceildiv(sizes[self.axis], self.by)
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -93,9 +97,7 @@ class Layout:
 
     def stored_sizes(self, sizes: Sequence[Size]) -> tuple[Size, ...]:
         """The sizes of the stored array."""
-        return tuple(
-            product(digit.size or ceildiv(sizes[digit.axis], digit.by) for digit in group) for group in self.axes
-        )
+        return tuple(product(digit.count(sizes) for digit in group) for group in self.axes)
 
     def store(self, x: Array) -> Array:
         """The stored array of a tensor."""

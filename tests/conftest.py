@@ -36,6 +36,10 @@ def models_folder() -> Path | None:
     return Path(name) if name else None
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the texts of tests/golden again")
+
+
 def pytest_report_header() -> list[str]:
     return [
         f"suites: {suites_folder() or f'absent, their tests are skipped ({ABSENT})'}",

@@ -13,7 +13,7 @@ from smelt.dim import Size, evaluate, floordiv, maximum, product
 from smelt.ir.core import Func, Op, Program, Region, Type, Value, used_values
 from smelt.ir.ops import OPS
 from smelt.ir.ops.attention import attention_axes
-from smelt.ir.ops.packed import padded_depth
+from smelt.ir.ops.packed import contraction_size
 from smelt.shape import Shape
 
 
@@ -38,7 +38,7 @@ def op_operations(op: Op, program: Program) -> Size:
         case "dot_general" | "dot":
             return 2 * _count(op.results[0].type) * _contraction_size(op)
         case "packed_dot" | "packed_conv":
-            return 2 * _count(op.results[0].type) * padded_depth(op)
+            return 2 * _count(op.results[0].type) * contraction_size(op)
         case "winograd_conv":
             return 2 * _count(op.results[0].type) * 9 * op.operands[1].shape.sizes[2]
         case "channel_conv":

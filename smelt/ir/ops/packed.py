@@ -15,7 +15,7 @@ from math import prod
 
 import numpy as np
 
-from smelt.dim import Size, ceildiv, floordiv, product
+from smelt.dim import Size, ceildiv, floordiv
 from smelt.dtype import Array, DType, bf16, f32, i8, i32, ui8
 from smelt.ir.attributes import INTS, STRING
 from smelt.ir.core import Attrs, Op, Type
@@ -53,15 +53,12 @@ def _relayout(frame: Frame, op: Op, x: Array) -> Array:
     return Layout.parse(op.attrs["layout"]).store(x)
 
 
-def padded_depth(op: Op) -> Size:
-    """The number of steps of k in the panels of a product, with those that were added."""
-    layout, stored = Layout.parse(op.attrs["layout"]), op.operands[1].shape.sizes
-    steps: Size = 1
-    for size, group in zip(stored, layout.axes, strict=True):
-        others = product(digit.size for digit in group if digit.axis != K)
-        if any(digit.axis == K for digit in group):
-            steps = steps * floordiv(size, others)
-    return steps
+def contraction_size(op: Op) -> Size:
+    """The number of products in each sum of a packed product."""
+    left = op.operands[0].shape.sizes[-1]
+    if op.name == "smelt.packed_dot":
+        return left
+    return floordiv(left, op.operands[1].shape.sizes[0]) * prod(taps_of(op.attrs).window)
 
 
 # ---- products ----

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from smelt.dim import Size
 from smelt.ir.core import Op
 from smelt.kernel.loops.grammar import Amount, Expr, Number, add, scale, split
 from smelt.kernel.loops.nest import Index, Nest, pull, tensor
@@ -12,7 +15,7 @@ from smelt.layout import Digit, Layout
 def relayout(nest: Nest, op: Op, _: int, index: Index) -> Expr:
     value, layout, element = op.operands[0], Layout.parse(op.attrs["layout"]), tensor(op.result).element
     sizes = tensor(value).sizes
-    at = tensor_index(layout, index)
+    at = tensor_index(layout, index, sizes)
     inside = [
         nest.less(nest.let(each), Amount(size))
         for axis, (each, size) in enumerate(zip(at, sizes, strict=True))
@@ -23,13 +26,13 @@ def relayout(nest: Nest, op: Op, _: int, index: Index) -> Expr:
     return nest.choose(nest.both(*inside), lambda: nest.pull(value, at), lambda: Number(0, element), element)
 
 
-def tensor_index(layout: Layout, index: Index) -> Index:
-    """The index into the tensor, from an index into its stored array."""
+def tensor_index(layout: Layout, index: Index, sizes: Sequence[Size]) -> Index:
+    """The index into a tensor of these sizes, from an index into its stored array."""
     terms: list[list[Expr]] = [[] for _ in layout.letters]
     for rest, group in zip(index, layout.axes, strict=True):
         values: list[tuple[Digit, Expr]] = []
         for digit in reversed(group[1:]):
-            rest, value = split(rest, digit.size)
+            rest, value = split(rest, digit.count(sizes))
             values.append((digit, value))
         for digit, value in ((group[0], rest), *reversed(values)):
             terms[digit.axis].append(scale(value, digit.by))

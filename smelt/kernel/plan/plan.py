@@ -13,7 +13,7 @@ from smelt.dim import Size, symbols
 from smelt.errors import Location
 from smelt.ir.core import Op
 from smelt.ir.size_checks import Check
-from smelt.kernel.loops.grammar import Stmt
+from smelt.kernel.loops.grammar import For, Stmt
 from smelt.kernel.tune.schedules import KernelKey, Schedule
 from smelt.shape import Shape
 
@@ -32,6 +32,17 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of a kernel: statements of the calling thread, then a loop on cores.
+
+    The next phase reads what it wrote, so a device that cannot wait inside a kernel launches each phase by itself.
+    """
+
+    before: tuple[Stmt, ...]
+    loop: For | None
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """A fused kernel: its kind, its loops, and the ops that it covers.
 
@@ -45,6 +56,19 @@ class Kernel:
     chosen: tuple[tuple[KernelKey, Schedule], ...] = field(default=(), compare=False)  # the schedules of its builders
     variants: tuple[Kernel, ...] = ()  # the same computation with other loops, over the same buffers, to be tuned
     number: int = -1  # of the key whose tunables select a variant
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The body, cut after every loop on cores."""
+        found: list[Phase] = []
+        before: list[Stmt] = []
+        for statement in self.body:
+            if isinstance(statement, For) and statement.level == "core":
+                found.append(Phase(tuple(before), statement))
+                before = []
+            else:
+                before.append(statement)
+        return (*found, Phase(tuple(before), None)) if before else tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

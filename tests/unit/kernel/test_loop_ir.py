@@ -1,0 +1,102 @@
+"""The loop IR: one traversal serves all statements; loops carry every decision that an emitter needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from smelt.device import cpu
+from smelt.engine.compile import plan_program
+from smelt.errors import SmeltError
+from smelt.kernel.loops.grammar import (
+    LANES,
+    SHORT,
+    STATEMENTS,
+    Amount,
+    Fold,
+    For,
+    Mma,
+    Stmt,
+    Tile,
+    declared,
+    expressions,
+    rebuild,
+    rebuild_expr,
+    subexpressions,
+    used_tiles,
+    used_variables,
+    walk_statements,
+)
+from smelt.kernel.plan.plan import Kernel, Launch, walk
+from smelt.kernel.tune.schedules import untuned
+from tests.property.models import MODELS
+from tests.property.problems import KINDS, draw
+
+
+@pytest.fixture(scope="module")
+def kernels() -> list[Kernel]:
+    """Those of random problems of every kind and of small models, for avx2."""
+    random = np.random.default_rng(1)
+    programs = [draw(kind, random).make(False) for kind in KINDS] + [each.dynamic_program() for each in MODELS.values()]
+    found: dict[Kernel, None] = {}
+    for program in programs:
+        try:
+            made = plan_program(program, cpu.target("avx2"), schedules=untuned)
+        except SmeltError:
+            continue
+        steps = (step for plan, _ in made.plans.values() for step in walk(plan.steps))
+        found.update((step.kernel, None) for step in steps if isinstance(step, Launch))
+    return list(found)
+
+
+def statements(kernels: list[Kernel]) -> Iterator[Stmt]:
+    return (each for kernel in kernels for each in walk_statements(kernel.body))
+
+
+def test_rebuilding_with_nothing_changed_gives_the_same(kernels: list[Kernel]) -> None:
+    seen = set()
+    for each in statements(kernels):
+        seen.add(type(each))
+        assert rebuild(each, lambda block: block) == each
+        for expr in expressions(each):
+            for part in subexpressions(expr):
+                assert rebuild_expr(part, lambda inner: inner) == part
+    assert {*STATEMENTS} - seen <= {kind for kind in STATEMENTS if kind.__name__ in ("Fail", "While", "Transpose")}
+
+
+def test_loops_are_decided_before_they_are_printed(kernels: list[Kernel]) -> None:
+    for each in statements(kernels):
+        if isinstance(each, For):
+            assert (each.chunks is not None) == (each.level == "core")
+            assert each.vector != "none" or each.level != "lane"
+        if isinstance(each, Fold):
+            short = isinstance(each.extent, Amount) and isinstance(each.extent.size, int) and each.extent.size <= SHORT
+            assert each.lanes == (1 if short else LANES)
+
+
+def test_variables_and_tiles_are_declared_where_they_are_used(kernels: list[Kernel]) -> None:
+    for kernel in kernels:
+        inside = [*walk_statements(kernel.body)]
+        known = {var.name for each in inside for var in declared(each)}
+        assert {var.name for var in used_variables(kernel.body)} <= known
+        assert {*used_tiles(kernel.body)} <= {each.name for each in inside if isinstance(each, Tile)}
+
+
+def is_on_cores(statements: Sequence[Stmt]) -> bool:
+    return any(isinstance(each, For) and each.level == "core" for each in walk_statements(statements))
+
+
+def test_phases_are_the_body_cut_after_loops_on_cores(kernels: list[Kernel]) -> None:
+    for kernel in kernels:
+        joined = [each for phase in kernel.phases for each in (*phase.before, phase.loop) if each is not None]
+        assert tuple(joined) == kernel.body
+        assert not any(is_on_cores(phase.before) for phase in kernel.phases)
+        assert not any(is_on_cores(phase.loop.body) for phase in kernel.phases if phase.loop is not None)
+    assert max(len(kernel.phases) for kernel in kernels) > 1
+
+
+def test_a_micro_kernel_call_is_three_slices_and_little_else() -> None:
+    assert len(fields(Mma)) <= 6
