@@ -1,7 +1,7 @@
 """Calls under way on a device: how many there are, what share of the time it was busy, and the processor's own queue.
 
 Engines report to an Activity when a call begins and ends; `Platform.stats` reads it. Engines in host memory run
-long calls on the Queue's thread, so that they return at once.
+long calls on threads of the Queue, so that they return at once.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import contextvars
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:  # running a bundle does not import it
     from concurrent.futures import Future, ThreadPoolExecutor
 
 T = TypeVar("T")
 
-LONG = 20_000_000  # operations from which a call goes to the thread: switching to it is nothing beside them
+LONG = 20_000_000  # operations from which a call goes to another thread: switching to it is nothing beside them
 
 
 class Activity:
@@ -53,13 +55,24 @@ class Activity:
             return self._running, min(share, 1.0)
 
 
-class Queue:
-    """The calls of this process on its processor."""
+class _Calls(threading.local):
+    """The long calls of one thread that are not done, in order; and whether the thread is one of the Queue's own."""
 
     def __init__(self) -> None:
-        self.activity = Activity()
-        self._lock = threading.Lock()
-        self._thread: ThreadPoolExecutor | None = None
+        self.waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self.is_worker = False
+
+
+class Queue:
+    """The calls of this process on its processor.
+
+    Long calls of one thread run in their order, those of different threads at the same time: the runtime library shares
+    its workers among them.
+    """
+
+    def __init__(self) -> None:
+        self._threads: ThreadPoolExecutor | None = None
+        self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
     def now(self, call: Callable[[], T]) -> T:
@@ -71,22 +84,53 @@ class Queue:
             self.activity.end()
 
     def later(self, call: Callable[[], T]) -> Future[T]:
-        """Run it on the thread, with the context variables of here; calls keep their order."""
-        with self._lock:
-            if self._thread is None:
-                from concurrent.futures import ThreadPoolExecutor
+        """Run it on another thread, with the context variables of here, after earlier calls of this thread.
 
-                self._thread = ThreadPoolExecutor(1, "smelt-run")
-            self.activity.begin()
-            started = self._thread.submit(contextvars.copy_context().run, call)
-        started.add_done_callback(lambda _: self.activity.end())
-        return started
+        Within a call of the queue it runs at once, so that no call waits for a thread of the queue.
+        """
+        from concurrent.futures import Future, ThreadPoolExecutor
+
+        future: Future[T] = Future()
+        self.activity.begin()
+        job = partial(contextvars.copy_context().run, call)
+        if self._calls.is_worker:
+            self._finish(future, job)
+            return future
+        waiting = self._calls.waiting
+        with self._lock:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(os.cpu_count() or 1, "smelt-run")
+            waiting.append((future, job))
+            if len(waiting) == 1:
+                self._threads.submit(self._run_first, waiting)
+        return future
+
+    def _run_first(self, waiting: deque[tuple[Future[Any], Callable[[], Any]]]) -> None:
+        """Run a thread's first call. Its next one waits for a turn again, behind those of other threads."""
+        self._calls.is_worker = True
+        self._finish(*waiting[0])
+        with self._lock:
+            waiting.popleft()
+            if waiting:
+                assert self._threads is not None, "this is one of them"
+                self._threads.submit(self._run_first, waiting)
+
+    def _finish(self, future: Future[T], job: Callable[[], T]) -> None:
+        try:
+            result = job()
+        except BaseException as error:  # raised where the result is read
+            self.activity.end()
+            future.set_exception(error)
+        else:
+            self.activity.end()
+            future.set_result(result)
 
     def _forget(self) -> None:
         """A forked process has no threads but its own."""
         self.activity = Activity()
         self._lock = threading.Lock()
-        self._thread = None
+        self._threads = None
+        self._calls = _Calls()
 
 
 QUEUE = Queue()

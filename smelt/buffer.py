@@ -67,12 +67,13 @@ class HostBuffer:
     A view keeps what it looks at alive; leaving a `with` block deletes the buffer.
     """
 
-    __slots__ = ("__weakref__", "_array", "_coming", "_gone", "owns", "shape")
+    __slots__ = ("__weakref__", "_array", "_coming", "_gone", "_reading", "owns", "shape")
 
     def __init__(self, array: Array | None, shape: Shape, owns: bool) -> None:
         self._array = array
         self._coming: Callable[[], Array] | None = None
         self._gone: str | None = None
+        self._reading: tuple[Callable[[], bool], ...] = ()
         self.shape = shape
         self.owns = owns
 
@@ -116,6 +117,15 @@ class HostBuffer:
 
     def __await__(self) -> Generator[Any, Any, HostBuffer]:
         return in_thread(self.wait).__await__()
+
+    def read_until(self, is_done: Callable[[], bool]) -> None:
+        """A call that returned already reads the contents until `is_done()`."""
+        self._reading = (*(each for each in self._reading if not each()), is_done)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether such a call still reads: nobody may write to the array."""
+        return not all(is_done() for is_done in self._reading)
 
     @property
     def is_deleted(self) -> bool:

@@ -242,7 +242,10 @@ def default_threads() -> int:
 class _Ledger(ctypes.Structure):
     """The C structure Account."""
 
-    _fields_ = tuple((name, ctypes.c_longlong) for name in ("limit", "fixed", "used", "running", "waiting"))
+    _fields_ = (
+        *((name, ctypes.c_longlong) for name in ("limit", "fixed", "used", "running", "waiting")),
+        *((name, ctypes.c_void_p) for name in ("first", "last")),
+    )
 
 
 class Account:

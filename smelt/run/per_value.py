@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,13 +17,13 @@ from smelt.bundle.stored import StoredModel, StoredProgram, to_stored
 from smelt.dtype import Array
 from smelt.engine_api import Closing, Executable, KernelUse, Signature, Trimmable
 from smelt.errors import MemoryLimitError, RunError, SizeError, UnsupportedError
-from smelt.frozen import Frozen
 from smelt.stop import Stop
 
 if TYPE_CHECKING:
     from smelt.weights import Weights
 
 LIMIT = 16  # programs
+POLL = 0.02  # seconds between two checks of a call's deadline while another thread compiles
 
 
 class MissingValuesError(Exception):
@@ -40,16 +41,22 @@ Build = Callable[[Values, Shapes], Executable]
 StoreGeneral = Callable[[Sequence[str]], tuple[StoredProgram, ...]]
 
 
-class _Specialised(Frozen):
-    """A program, and the values and shapes that it is specialised to."""
+class _Specialised:
+    """A program, the values and shapes that it is specialised to, and how many calls use it now."""
 
-    values: Values
-    shapes: Shapes
-    executable: Executable
+    __slots__ = ("calls", "evicted", "executable", "shapes", "values")
+
+    def __init__(self, values: Values, shapes: Shapes, executable: Executable) -> None:
+        self.values, self.shapes, self.executable = values, shapes, executable
+        self.calls, self.evicted = 0, False
 
 
 class PerValue(Closing):
-    """Compiles when a static input has a new value; evicts the least recently used program."""
+    """Compiles when a static input has a new value; evicts the least recently used program.
+
+    Any number of threads may call it. Concurrent first calls with one value compile once; a call whose program exists
+    never waits for a compile. An evicted program is closed after its last call.
+    """
 
     def __init__(
         self,
@@ -64,13 +71,15 @@ class PerValue(Closing):
         self.by_size = by_size
         self._build: Build | None = build
         self._programs: OrderedDict[Hashable, _Specialised] = OrderedDict()
+        self._lock = Lock()  # of the programs and their counts
+        self._compiling = Lock()
         for values, shapes, executable in known:
             self._programs[key_of(values, shapes)] = _Specialised(values, shapes, executable)
 
     @property
     def kernels(self) -> tuple[KernelUse, ...]:
         """Those of the programs that are compiled so far."""
-        return tuple(use for made in self._programs.values() for use in made.executable.kernels)
+        return tuple(use for made in list(self._programs.values()) for use in made.executable.kernels)
 
     def prepare(self, weights: Weights) -> Executable:
         """Weights are bound whenever a program is built."""
@@ -81,8 +90,12 @@ class PerValue(Closing):
         given = self._named(inputs)
         if stop is not None:
             stop.check()
-        executable = self._program(given)
-        return executable(*(given[port.name] for port in executable.signature.inputs), stop=stop)
+        made = self._take(given, stop)
+        try:
+            executable = made.executable
+            return executable(*(given[port.name] for port in executable.signature.inputs), stop=stop)
+        finally:
+            self._give(made)
 
     def knows(self, inputs: tuple[Array, ...]) -> bool:
         """Whether a program for such inputs is compiled."""
@@ -96,7 +109,7 @@ class PerValue(Closing):
                 remedy="call it once with each kind of inputs that the file should know, or give static values",
             )
         parts = []
-        for made in self._programs.values():
+        for made in list(self._programs.values()):
             parts.append((made, to_stored(made.executable, targets)))
         programs = [
             program.replace(values=made.values, shapes=made.shapes) for made, part in parts for program in part.programs
@@ -110,48 +123,93 @@ class PerValue(Closing):
                 made.executable.trim()
 
     def close(self) -> None:
-        for made in self._programs.values():
+        with self._lock:
+            programs, self._build = list(self._programs.values()), None
+            self._programs.clear()
+        for made in programs:
             made.executable.close()
-        self._programs.clear()
-        self._build = None
 
-    def _program(self, given: Mapping[str, Array]) -> Executable:
-        if self._build is None:
-            raise RunError("the executable is closed", remedy="compile or load the model again")
-        while True:
-            key, values, shapes = self._key(given)
+    def _take(self, given: Mapping[str, Array], stop: Stop | None) -> _Specialised:
+        """The program for inputs, compiled where it is new, with this call counted."""
+        found = self._find(self._key(given)[0])
+        if found is not None:
+            return found
+        while not self._compiling.acquire(timeout=-1 if stop is None else POLL):
+            assert stop is not None, "the wait for ever is over"
+            stop.check()
+        try:
+            return self._find(self._key(given)[0]) or self._compile(given)
+        finally:
+            self._compiling.release()
+
+    def _find(self, key: Hashable) -> _Specialised | None:
+        with self._lock:
+            if self._build is None:
+                raise RunError("the executable is closed", remedy="compile or load the model again")
             found = self._programs.get(key)
             if found is not None:
                 self._programs.move_to_end(key)
-                return found.executable
+                found.calls += 1
+            return found
+
+    def _give(self, made: _Specialised) -> None:
+        with self._lock:
+            made.calls -= 1
+            unused = made.evicted and not made.calls
+        if unused:
+            made.executable.close()
+
+    def _evict(self) -> bool:
+        """Drop the least recently used program; False where there is none."""
+        with self._lock:
+            if not self._programs:
+                return False
+            _, made = self._programs.popitem(last=False)
+            made.evicted = True
+            unused = not made.calls
+        if unused:
+            made.executable.close()
+        return True
+
+    def _compile(self, given: Mapping[str, Array]) -> _Specialised:
+        """A new program, with this call counted. One thread compiles at a time."""
+        while True:
+            key, values, shapes = self._key(given)
             try:
-                built = self._build_within_limit(self._build, values, shapes)
+                built = self._build_within_limit(values, shapes)
             except MissingValuesError as more:
                 if set(more.names) <= set(self.static) and self.by_size >= more.sizes:
                     raise more.__cause__ or more from None  # nothing more can be given
-                self.static += tuple(name for name in more.names if name not in self.static)
-                self.by_size = self.by_size or more.sizes
-                self._programs.clear()
+                with self._lock:
+                    self.static += tuple(name for name in more.names if name not in self.static)
+                    self.by_size = self.by_size or more.sizes
+                    self._programs.clear()
                 continue
             shown = [f"{name}={array.reshape(-1)[:8].tolist()}" for name, array in values.items()]
             shown += [f"{name} of shape {list(shape)}" for name, shape in shapes.items()]
             import logging
 
             logging.getLogger("smelt").info("compiled for new values of compile-time inputs: %s", ", ".join(shown))
-            self._programs[key] = _Specialised({name: array.copy() for name, array in values.items()}, shapes, built)
-            if len(self._programs) > LIMIT:
-                self._programs.popitem(last=False)[1].executable.close()
-            return built
+            made = _Specialised({name: array.copy() for name, array in values.items()}, shapes, built)
+            made.calls = 1
+            with self._lock:
+                self._programs[key] = made
+                full = len(self._programs) > LIMIT
+            if full:
+                self._evict()
+            return made
 
-    def _build_within_limit(self, build: Build, values: Values, shapes: Shapes) -> Executable:
+    def _build_within_limit(self, values: Values, shapes: Shapes) -> Executable:
         """Programs share one memory limit: the least recently used one is evicted for a new one."""
+        build = self._build
         while True:
+            if build is None:
+                raise RunError("the executable is closed", remedy="compile or load the model again")
             try:
                 return build(values, shapes)
             except MemoryLimitError:
-                if not self._programs:
+                if not self._evict():
                     raise
-                self._programs.popitem(last=False)[1].executable.close()
 
     def _named(self, inputs: tuple[Array, ...]) -> dict[str, Array]:
         names = [port.name for port in self.signature.inputs]
@@ -222,6 +280,7 @@ class Fallback(Closing):
     ) -> None:
         self._first, self._link_other, self._stored = first, link_other, programs
         self._other: Executable | None = None
+        self._linking = Lock()
         self.signature = first.signature
 
     @property
@@ -236,10 +295,12 @@ class Fallback(Closing):
             return self._first(*inputs, stop=stop)
         except SizeError as error:
             broken = error
-        if self._other is None:
-            self._other = self._link_other()
+        with self._linking:
+            if self._other is None:
+                self._other = self._link_other()
+            other = self._other
         try:
-            return self._other(*inputs, stop=stop)
+            return other(*inputs, stop=stop)
         except SizeError as error:
             expected = f"{broken.expected}, or sizes that broadcast"
             raise SizeError(broken.message, expected=expected, got=broken.got, where=error.where) from error

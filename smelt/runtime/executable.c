@@ -227,6 +227,21 @@ void smelt_cancel(Executable *e) {
   smelt_unlock();
 }
 
+void smelt_forget_calls(void) {
+  for (Executable *e = registered; e; e = e->next) {
+    for (Slot *slot = e->slots; slot; slot = slot->next) {
+      slot->queued = 0;
+      if (!slot->used || smelt_is_own(slot)) continue;
+      release_blocks(slot);
+      slot->results = slot->outside = 0;
+      if (e->account) e->account->running -= slot->counted;
+      slot->counted = 0;
+      settle(slot);
+    }
+    if (e->account) e->account->first = e->account->last = NULL, e->account->waiting = 0;
+  }
+}
+
 /* Bytes of arenas and of scratch, and the number of slots: an estimate while calls run. */
 void smelt_usage(Executable *e, i64 *out) {
   out[0] = out[1] = out[2] = 0;
@@ -251,26 +266,58 @@ int smelt_charge(Account *account, i64 bytes) {
   return failed;
 }
 
-/* Charges `more` bytes to a slot's account and waits for other calls to free memory. To avoid a deadlock, a call that
- * holds memory is refused when all other calls wait too. */
+static void enqueue(Account *account, Slot *slot) {
+  slot->queued = 1, slot->next_queued = NULL;
+  if (account->last) account->last->next_queued = slot;
+  else account->first = slot;
+  account->last = slot;
+}
+
+static void dequeue(Account *account, Slot *slot) {
+  Slot *before = NULL;
+  for (Slot *each = account->first; each != slot; each = each->next_queued) before = each;
+  if (before) before->next_queued = slot->next_queued;
+  else account->first = slot->next_queued;
+  if (account->last == slot) account->last = before;
+  slot->queued = 0;
+}
+
+/* Whether a call may take memory before the queue is empty: if it is the first one, or if the queue may wait for memory
+ * that the outer call of this thread holds. */
+static int is_first(const Account *account, const Slot *slot) {
+  return !account->first || account->first == slot || smelt_is_nested();
+}
+
+/* With the lock held. `running`: the program has begun, and its core is free while it waits. */
+static void wait_for_memory(Account *account, int running) {
+  account->waiting++;
+  smelt_signal_memory(); /* a waiting call that holds memory checks whether all calls wait now */
+  if (running) smelt_end_call();
+  smelt_wait_for_memory();
+  if (running) smelt_begin_call();
+  account->waiting--;
+}
+
+/* Charges `more` bytes to a slot's account and waits for other calls to free memory, in the order of arrival. A call that
+ * holds memory is served before the queue. To avoid a deadlock, it is refused when all other calls wait too. */
 static int charge(Slot *slot, i64 more) {
   Account *account = slot->executable->account;
   int empty = !slot->charged;
   smelt_lock();
   account->running += !slot->counted, slot->counted = 1;
   int status = 0;
-  while (account->used + more > account->limit) {
-    if (release_idle(account)) continue;
+  for (;;) {
+    int first = !empty || is_first(account, slot);
+    if (first && account->used + more <= account->limit) break;
+    if (first && release_idle(account)) continue;
     int never = account->fixed + slot->charged + more > account->limit;
     if (never || (!empty && account->waiting + 1 >= account->running)) {
       slot->context.record[0] = slot->charged + more, slot->context.record[1] = account->limit - account->fixed;
       status = SMELT_OVER_LIMIT;
       break;
     }
-    account->waiting++;
-    smelt_signal_memory(); /* a waiting call that holds memory checks whether all calls wait now */
-    smelt_wait_for_memory();
-    account->waiting--;
+    if (empty && !slot->queued) enqueue(account, slot);
+    wait_for_memory(account, slot->ran);
     smelt_unlock();
     int stopped = smelt_stop(&slot->context);
     smelt_lock();
@@ -278,6 +325,10 @@ static int charge(Slot *slot, i64 more) {
       status = SMELT_CANCELLED;
       break;
     }
+  }
+  if (slot->queued) {
+    dequeue(account, slot);
+    smelt_signal_memory(); /* for the next in the queue */
   }
   if (!status) account->used += more, slot->charged += more;
   smelt_unlock();
@@ -293,7 +344,7 @@ static int admit(Slot *slot, i64 arena, i64 scratch) {
   i64 grown = before - smelt_span(slot->arena_bytes) - smelt_span(slot->scratch_bytes);
   i64 wanted = smelt_span(larger_arena) + smelt_span(larger_scratch) + grown + slot->results + slot->outside;
   smelt_lock();
-  int fits = e->account->used - before + wanted <= e->account->limit;
+  int fits = is_first(e->account, slot) && e->account->used - before + wanted <= e->account->limit;
   if (fits) {
     e->account->used += wanted - before, slot->charged = wanted;
     e->account->running += !slot->counted, slot->counted = 1;
@@ -424,7 +475,10 @@ static int run_program(Slot *slot) {
   memset(slot->context.record, 0, sizeof slot->context.record);
   memcpy(slot->late, slot->measured + 2, (size_t)e->dims * sizeof(i64));
   slot->ran = 1;
-  return e->run(&smelt_runtime, &slot->context, slot->buffers, slot->symbols);
+  smelt_begin_call();
+  status = e->run(&smelt_runtime, &slot->context, slot->buffers, slot->symbols);
+  smelt_end_call();
+  return status;
 }
 
 /* Programs run in the default mode; the caller's thread may flush denormals to zero or use another rounding mode. */

@@ -46,6 +46,7 @@ i64 smelt_now(void);      /* nanoseconds of a monotonic clock */
 i64 smelt_recent(void);   /* a recent smelt_now, cheaper */
 void smelt_enter(Slot *slot);
 void smelt_leave(Slot *slot);
+int smelt_is_own(const Slot *slot); /* this thread has taken the slot */
 void smelt_limit(Slot *slot, i64 deadline, const volatile int *token);
 void smelt_alarm(void);            /* makes every call with a limit check whether it must end */
 int smelt_stop(Context *ctx);
@@ -58,6 +59,9 @@ extern int (*smelt_signals)(Slot *slot); /* python.c: runs signal handlers; 1 if
 extern Runtime smelt_runtime;
 int smelt_set_threads(i64 threads, i64 spin); /* spin: nanoseconds before an idle worker sleeps; 0 = ok */
 i64 smelt_started(void);                      /* running helper threads */
+void smelt_begin_call(void);                  /* this thread runs a program: helpers leave it a core */
+void smelt_end_call(void);
+int smelt_is_nested(void);                    /* this thread runs a program: a signal handler makes another call */
 i64 smelt_features(void);
 
 /* executable.c */
@@ -66,6 +70,7 @@ i64 smelt_features(void);
 typedef struct {
   i64 limit, fixed, used; /* fixed: stays between calls, mostly weights; used: fixed + the memory of all slots */
   i64 running, waiting;   /* calls, waiting ones included; calls that wait for memory */
+  Slot *first, *last;     /* queue of the waiting calls that hold no memory */
 } Account;
 
 /* The context, memory and tables of one call. A slot serves one call at a time and is reused by later calls. */
@@ -88,6 +93,8 @@ struct Slot {
   i64 needed_arena, needed_scratch, since; /* the largest need of calls since that time */
   i64 taken;       /* time of the last use */
   int counted, over; /* the account counts the call as running; the account refused memory */
+  int queued;
+  Slot *next_queued;
   Grown *grown;
   atomic_flag growing;
   int ran;         /* since it was taken */
@@ -136,5 +143,6 @@ void smelt_register(Executable *executable); /* from now on calls of any executa
 void smelt_unregister(Executable *executable);
 int smelt_charge(Account *account, i64 bytes); /* fixed bytes; < 0: uncharge; 0 = ok, 1 = never fits, 2 = retry later */
 void smelt_close(Executable *executable);
+void smelt_forget_calls(void); /* after a fork, with the lock held: frees the memory of other threads' calls */
 
 #endif

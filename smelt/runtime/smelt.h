@@ -33,9 +33,10 @@ struct Runtime {
   i64 threads; /* workers, the caller included: a hint, because it may change while a program runs */
   /* Parallel for over [0, count); returns when all calls of body have returned. Each call gets a range that starts at a
    * multiple of `chunk` and holds at least `chunk` elements (all, if count < chunk). Concurrent calls have different
-   * `worker` numbers, each less than the number of scratch areas. Runs inline, as one range, if the pool is busy,
-   * count <= chunk or there is one thread. A body may start a nested parallel for, which shares the worker's scratch with
-   * it; usually that finds the pool busy. The split differs between runs: results must not depend on it. */
+   * `worker` numbers, each less than the number of scratch areas. Runs inline, as one range, if count <= chunk or there is
+   * one thread. Calls of other threads may run at the same time: workers are shared among them. A body may start a nested
+   * parallel for, which runs inline and shares the worker's scratch with it; it runs in parallel if the outer one was
+   * inline. The split differs between runs: results must not depend on it. */
   void (*parallel)(const Runtime *rt, Context *ctx, Body body, void *env, i64 count, i64 chunk);
   /* 64-byte aligned memory of data-dependent size; freed when the call ends; NULL if refused. Any worker may call it. */
   void *(*grow)(Context *ctx, i64 bytes);

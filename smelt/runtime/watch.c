@@ -134,6 +134,8 @@ void smelt_leave(Slot *slot) {
   slot->watched = 0;
 }
 
+int smelt_is_own(const Slot *slot) { return slot->thread == &thread_kind; }
+
 /* The call ends at the deadline (a time of smelt_now, 0: none), or after `*token` was set and smelt_alarm called. */
 void smelt_limit(Slot *slot, i64 deadline, const volatile int *token) {
   smelt_lock();
@@ -153,7 +155,7 @@ void smelt_alarm(void) {
 int smelt_stop(Context *ctx) {
   Slot *slot = ctx->owner;
   if (__atomic_load_n(&slot->stopped, __ATOMIC_RELAXED)) return 1;
-  int own = slot->thread == &thread_kind, reason = 0;
+  int own = smelt_is_own(slot), reason = 0;
   if (own) __atomic_store_n(&slot->cancel, 0, __ATOMIC_SEQ_CST); /* before the checks: a later event sets it again */
   if (__atomic_load_n(&slot->cancelled, __ATOMIC_SEQ_CST) || (slot->token && *slot->token)) reason = SMELT_CANCELLED;
   else if (slot->deadline && smelt_now() >= slot->deadline) reason = SMELT_TIMED_OUT;
@@ -169,7 +171,7 @@ int smelt_stop(Context *ctx) {
 void smelt_forked(void) {
   Slot **link = &watched;
   while (*link)
-    if ((*link)->thread == &thread_kind) link = &(*link)->next_watched;
+    if (smelt_is_own(*link)) link = &(*link)->next_watched;
     else (*link)->watched = 0, *link = (*link)->next_watched;
   watching = dormant = thread_kind = 0;
   make_conditions();

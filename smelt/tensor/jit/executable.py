@@ -429,6 +429,8 @@ class Executable(Generic[P, R]):
         given_up = None if stop is not None and stop.cancel is not None else Cancel()
         ends = stop if given_up is None else Stop(None if stop is None else stop.timeout, given_up)
         started = QUEUE.later(lambda: _with_data(data, compiled, arrays, ends))
+        for each in inputs:
+            each.read_until(started.done)
         return [HostBuffer.later(partial(_wait_result, started, i, given_up), shape) for i, shape in enumerate(shapes)]
 
     # ---- cost ----
@@ -580,7 +582,7 @@ def _buffer(result: Array, shape: Shape, inputs: Sequence[Array]) -> HostBuffer:
 
 def _is_exclusive(given: Any) -> bool:
     """Whether only the buffer's owner sees its memory."""
-    return not isinstance(given, HostBuffer) or (given.owns and given.numpy().flags.writeable)
+    return not isinstance(given, HostBuffer) or (given.owns and given.numpy().flags.writeable and not given.is_read)
 
 
 def _is_buffer(value: Any) -> bool:

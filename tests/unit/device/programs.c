@@ -145,3 +145,29 @@ unsigned flush_to_zero(int on) {
   return (void)on, 2;
 #endif
 }
+
+/* ---- N workers of one step at once: each of N chunks returns when all have begun. How many workers there were. */
+typedef struct { Context *ctx; _Atomic i64 begun, workers; i64 wanted; } Meeting;
+static void meet(void *given, i64 begin, i64 end, i64 worker) {
+  Meeting *meeting = given;
+  (void)begin, (void)end;
+  meeting->workers |= (i64)1 << worker;
+  meeting->begun++;
+  while (meeting->begun < meeting->wanted && !(*meeting->ctx->cancel && meeting->ctx->stop(meeting->ctx))) {}
+}
+int meeting_measure(const i64 *s, i64 *out) { (void)s, out[0] = out[1] = 0; return 0; }
+int meeting_run(const Runtime *rt, Context *ctx, void **b, const i64 *s) {
+  Meeting meeting = {ctx, 0, 0, s[0]};
+  rt->parallel(rt, ctx, meet, &meeting, s[0], 1);
+  *(i64 *)b[1] = __builtin_popcountll((unsigned long long)meeting.workers);
+  return *ctx->cancel && ctx->stop(ctx) ? SMELT_CANCELLED : 0;
+}
+
+/* ---- which of all calls this one was, with an arena of N MiB; where x[0] is not 0 it runs until it is stopped */
+static _Atomic i64 tickets;
+int ticket_measure(const i64 *s, i64 *out) { out[0] = s[0] << 20, out[1] = 0; return 0; }
+int ticket_run(const Runtime *rt, Context *ctx, void **b, const i64 *s) {
+  (void)rt, (void)s, *(i64 *)b[1] = tickets++;
+  while (*(const float *)b[0] != 0 && !(*ctx->cancel && ctx->stop(ctx))) {}
+  return *ctx->cancel && ctx->stop(ctx) ? SMELT_CANCELLED : 0;
+}

@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { CALLERS = 3, ROUNDS = 150, BLOCK = 64 };
+enum { CALLERS = 6, ROUNDS = 80, BLOCK = 64 };
 
 static Executable executable;
 static const Port ports[2] = {{.itemsize = 4}, {.itemsize = 4}};
@@ -19,7 +19,7 @@ static atomic_int finished, wrong;
 typedef struct { const i64 *values; i64 *parts; i64 count; Context *ctx; const Runtime *rt; } Env;
 
 static void inner(void *env, i64 begin, i64 end, i64 worker) {
-  (void)worker; /* runs in parallel where the outer step found the pool busy and it is free by now */
+  (void)worker; /* runs in parallel where the outer step was inline */
   for (i64 i = begin; i < end; i++) atomic_fetch_add((_Atomic i64 *)env, 1);
 }
 

@@ -124,13 +124,13 @@ def test_a_parallel_step_inside_another_runs_inline_as_the_same_worker(pool: Run
     np.testing.assert_array_equal(counts, 100)
 
 
-def test_a_call_that_finds_the_pool_busy_runs_inline(pool: Runtime) -> None:
+def test_a_call_beside_another_one_has_its_own_thread(pool: Runtime) -> None:
     pool.set_threads(2)
     with RunningHold() as (bound, _):
-        _, workers, begin = cover()((np.zeros(1000, np.int8), np.array(1)))
+        visits, workers, _ = cover()((np.zeros(1000, np.int8), np.array(1)))
         assert bound.memory.contexts == 1
-    assert not workers.any()
-    assert not begin.any()
+    assert (visits == 1).all()
+    assert not workers.any(), "two threads, two calls"
 
 
 def test_helpers_start_with_the_first_parallel_step_and_sleep_when_idle(pool: Runtime) -> None:
