@@ -7,7 +7,7 @@ graphs inside it. `Model` is what all graphs of one file share. Called by `read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -32,6 +32,11 @@ from smelt.weights import Stored
 _MAX_NESTING = 48  # functions and subgraphs inside each other
 _MOVES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand", "Gather", "Slice", "Split")
 _ZEROS = 1 << 16  # bytes of a vector that are worth a look
+_TYPE_NAMES = {
+    "int": "an integer", "float": "a float", "str": "a string", "Tensor": "a tensor", "Item": "a tensor",
+    "tuple[int, ...]": "a list of integers", "tuple[float, ...]": "a list of floats",
+    "tuple[str, ...]": "a list of strings",
+}  # fmt: skip
 _MISTAKES = (
     IndexError, ValueError, TypeError, KeyError, OverflowError, ZeroDivisionError, MemoryError, RecursionError,
 )  # fmt: skip
@@ -224,9 +229,11 @@ class Graph(Emit):
             raise
         except _MISTAKES as error:
             raise VerifyError(
-                f"{node.op_type}: its inputs or attributes do not fit",
-                got=f"{type(error).__name__}: {error}",
+                f"{node.op_type}: invalid inputs or attributes",
+                expected=f"what the ONNX standard says about {node.op_type}",
+                got=_describe(node, inputs, attributes),
                 where=self.location,
+                remedy="onnx.checker.check_model(model, full_check=True) may say what is wrong",
             ) from error
 
     def check_operator(self, node: Any) -> None:
@@ -272,6 +279,8 @@ class Graph(Emit):
             given = inputs[i] if i < len(inputs) else None
             if given is None and not wanted.optional:
                 raise ParseError(f"{row.name}: input {wanted.name!r} is missing")
+            if isinstance(given, Tensor):
+                _check_input(row, wanted, given)
             arguments.append(None if given is None else self._argument(given, wanted))
         if row.variadic is not None:
             for given in inputs[len(row.inputs) :]:
@@ -552,9 +561,68 @@ def _check_attributes(row: Row, attributes: Mapping[str, Any]) -> None:
         raise OperatorError(
             f"{row.name}: unknown attribute {unknown[0]!r}", expected=", ".join(row.attributes) or "no attributes"
         )
+
+    for name, value in attributes.items():
+        if not _has_type(value, row.types[name]):
+            raise ParseError(
+                f"{row.name}: attribute {name!r} has the wrong type",
+                expected=_TYPE_NAMES[row.types[name]],
+                got=_short(value),
+            )
     for name, default in row.attributes.items():
         if default is REQUIRED and name not in attributes:
             raise ParseError(f"{row.name}: attribute {name!r} is missing")
+
+
+def _has_type(value: Any, hint: str) -> bool:
+    """Whether the value of an attribute is of an annotated type. Integers count as floats."""
+    if hint.startswith("tuple"):
+        element = hint.removeprefix("tuple[").removesuffix(", ...]")
+        return isinstance(value, tuple) and all(_has_type(each, element) for each in value)
+    match hint:
+        case "int":
+            return isinstance(value, int)
+        case "float":
+            return isinstance(value, int | float)
+        case "str":
+            return isinstance(value, str)
+        case "Tensor":
+            return isinstance(value, Tensor)
+        case "Item":
+            return isinstance(value, Tensor | Text)
+        case _:
+            return True
+
+
+def _check_input(row: Row, wanted: Input, given: Tensor) -> None:
+    """Check rank and element type of an input before the operator reads it."""
+    least, most = row.ranks.get(wanted.name, (0, None))
+    if given.rank < least or (most is not None and given.rank > most):
+        expected = f"{least} or more" if most is None else f"{least}" if least == most else f"{least} to {most}"
+        raise ShapeError(
+            f"{row.name}: input {wanted.name!r} has the wrong rank", expected=f"{expected} dimensions", got=given.shape
+        )
+    if wanted.kind in ("Sizes", "Ints") and not given.element.is_integer:
+        raise ShapeError(f"{row.name}: input {wanted.name!r} must hold integers", expected="i64", got=given.shape)
+    if wanted.name in row.single and given.shape.is_static and given.shape.count != 1:
+        raise ShapeError(f"{row.name}: input {wanted.name!r} must hold one number", got=given.shape)
+
+
+def _describe(node: Any, inputs: Sequence[Item | None], attributes: Mapping[str, Any]) -> str:
+    """The inputs and attributes of a node, for an error."""
+    shapes = [
+        f"{name}: {item.shape if isinstance(item, Tensor) else type(item).__name__.lower()}"
+        for name, item in zip(node.input, inputs, strict=False)
+        if item is not None
+    ]
+    return ", ".join([*shapes, *(f"{name}={_short(value)}" for name, value in attributes.items())]) or "no inputs"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return str(value.shape)
+    text = repr(list(value) if isinstance(value, tuple) else value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _text(data: bytes, what: str) -> str:

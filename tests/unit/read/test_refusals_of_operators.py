@@ -12,6 +12,7 @@ import pytest
 from smelt.errors import ParseError, ShapeError, SmeltError, UnsupportedError
 from smelt.read.onnx import read
 from smelt.read.onnx.graph import StaticError
+from smelt.read.onnx.registry import ROWS as REGISTERED
 from tests.unit.read.refused import one_node
 
 Row = tuple[type[SmeltError], str, str, list[Any], dict[str, Any]]
@@ -132,7 +133,8 @@ SIGNALS = [
     row(ShapeError, "Resize: roi has two numbers per axis", "Resize", IMAGE, f32(0, 0, 1), f32(1, 1, 2, 2),
         coordinate_transformation_mode="tf_crop_and_resize"),
     row(ShapeError, "STFT takes [batch, length, parts]", "STFT", "f32[8]", np.int64(2), f32(1, 1)),
-    row(ShapeError, "STFT: window must be a vector", "STFT", "f32[1,8,1]", np.int64(2), f32(1, 1).reshape(1, 2)),
+    row(ShapeError, "STFT: input 'window' has the wrong rank", "STFT", "f32[1,8,1]", np.int64(2), f32(1,
+        1).reshape(1, 2)),
     row(ShapeError, "HannWindow: impossible size", "HannWindow", np.int64(-1)),
     row(ShapeError, "MelWeightMatrix: impossible sizes", "MelWeightMatrix", np.int64(0), np.int64(8), np.int64(8000),
         np.float32(0), np.float32(4000)),
@@ -144,7 +146,7 @@ SIGNALS = [
     row(ParseError, "RoiAlign: attribute 'coordinate_transformation_mode'", "RoiAlign", IMAGE, "f32[1,4]", i64(0),
         coordinate_transformation_mode="half"),
     row(ParseError, "RoiAlign: attribute 'mode'", "RoiAlign", IMAGE, "f32[1,4]", i64(0), mode="sum"),
-    row(UnsupportedError, "DeformConv of other than images", "DeformConv", "f32[1,2,4]", "f32[3,2,3]", "f32[1,6,2]"),
+    row(ShapeError, "DeformConv: input 'X' has the wrong rank", "DeformConv", "f32[1,2,4]", "f32[3,2,3]", "f32[1,6,2]"),
     row(ShapeError, "Col2Im: the blocks do not fit the image", "Col2Im", "f32[1,4,4]", i64(3, 3), i64(4, 2)),
     *(row(ParseError, f"{op}: attribute '{name}'", op, "f32[3,1,2]", f"f32[1,{gates * 2},2]", f"f32[1,{gates * 2},2]",
           hidden_size=2, **{name: value})
@@ -252,7 +254,44 @@ CONTRIB = [
         alpha=0.9, beta=0.5, norm_coefficient=0.0, mode="standard", outputs=2),
 ]  # fmt: skip
 
-ROWS = [*MOVES, *INDICES, *MATH, *WINDOWS, *SIGNALS, *TEXT, *LEARNT, *CONTRIB]
+WHERE_PYTHON_WOULD_FAIL = [
+    row(ShapeError, "DepthToSpace: input 'input' has the wrong rank", "DepthToSpace", "f32[4,2]", blocksize=2),
+    row(ShapeError, "Det: input 'X' has the wrong rank", "Det", "f32[3]"),
+    row(ShapeError, "GroupNormalization: input 'X' has the wrong rank", "GroupNormalization", "f32[2]", "f32[2]",
+        "f32[2]",
+        num_groups=1),
+    row(ShapeError, "LSTM: input 'X' has the wrong rank", "LSTM", "f32[3,2]", "f32[1,8,2]", "f32[1,8,2]"),
+    row(ShapeError, "NonMaxSuppression: input 'scores' has the wrong rank", "NonMaxSuppression", "f32[1,2,4]",
+        "f32[2]"),
+    row(ShapeError, "RoiAlign: input 'rois' has the wrong rank", "RoiAlign", IMAGE, "f32[4]", i64(0)),
+    row(ShapeError, "RoiAlign: rois and X must have one float type", "RoiAlign", IMAGE, "ui8[1,4]", i64(0)),
+    row(UnsupportedError, "RoiAlign: an output of this size", "RoiAlign", IMAGE, "f32[1,4]", i64(0),
+        output_height=1 << 40),
+    row(ShapeError, "ReverseSequence: input 'sequence_lens' has the wrong rank", "ReverseSequence", "f32[2,3]",
+        "i64[]"),
+    row(ShapeError, "BatchNormalization: training needs a batch", "BatchNormalization", "f32[2]", *["f32[2]"] * 4,
+        training_mode=1, outputs=3),
+    row(ShapeError, "TopK: input 'K' must hold one number", "TopK", "f32[4]", i64(1, 2), outputs=2),
+    row(ShapeError, "CumSum: input 'axis' must hold one number", "CumSum", "f32[4]", np.zeros(0, np.int64)),
+    row(ShapeError, "Slice: input 'starts' must hold integers", "Slice", "f32[4]", f32(0), i64(2)),
+    row(ShapeError, "Split: no sizes", "Split", "f32[4]", np.zeros(0, np.int64), outputs=2),
+    row(ShapeError, "an index is out of range", "Gather", i64(1, 2, 3), i64(5, 1)),
+    row(ShapeError, "attribute 'dilations' has the wrong length", "ConvTranspose", IMAGE, "f32[2,3,3,3]",
+        dilations=[1]),
+    row(ShapeError, "attribute 'output_shape' has the wrong length", "ConvTranspose", IMAGE, "f32[2,3,3,3]",
+        output_shape=[8]),
+    row(ShapeError, "attribute 'strides' has the wrong length", "MaxUnpool", IMAGE, "i64[1,2,4,4]", kernel_shape=[2, 2],
+        strides=[1]),
+    row(ShapeError, "Col2Im: impossible blocks", "Col2Im", "f32[1,4,4]", i64(3, 3), i64(0, 2)),
+    row(ShapeError, "Col2Im: the blocks do not fit", "Col2Im", "f32[1,4,4]", i64(3, 3), i64(1 << 40, 1 << 40)),
+    row(ParseError, "Celu: attribute 'alpha'", "Celu", "f32[2]", alpha=0.0),
+    row(ParseError, "attribute 'p'", "LpPool", IMAGE, kernel_shape=[2, 2], p=0),
+    row(ParseError, "Einsum: attribute 'equation'", "Einsum", "f32[2]", "f32[2]", equation="a"),
+    row(ParseError, "'ngram_indexes' and 'weights'", "TfIdfVectorizer", "i64[4]", mode="TF", min_gram_length=1,
+        max_gram_length=1, max_skip_count=0, ngram_counts=[0], ngram_indexes=[0], pool_int64s=[1, 2]),
+]  # fmt: skip
+
+ROWS = [*WHERE_PYTHON_WOULD_FAIL, *MOVES, *INDICES, *MATH, *WINDOWS, *SIGNALS, *TEXT, *LEARNT, *CONTRIB]
 
 
 @pytest.mark.parametrize(
@@ -265,3 +304,25 @@ def test_refused(
         read(one_node(tmp_path, op, inputs, **attrs))
     assert type(caught.value) is error
     assert op in str(caught.value)
+
+
+TYPED = {
+    (domain, name): (row, attribute)
+    for (domain, name), rows in REGISTERED.items()
+    for row in rows[:1]
+    for attribute, hint in row.types.items()
+    if hint != "Any" and row.since <= (3 if domain == ML else 26)
+}
+
+
+@pytest.mark.parametrize(("domain", "op"), TYPED, ids=[f"{domain}.{op}" for domain, op in TYPED])
+def test_attributes_of_the_wrong_type_are_refused(domain: str, op: str, tmp_path: Path) -> None:
+    row, attribute = TYPED[domain, op]
+    hint = row.types[attribute]
+    wrongs: list[Any] = [["a"] if hint == "str" else "a", [1.5] if hint == "float" else 1.5]
+    for wrong in wrongs:
+        attrs = {attribute: wrong}
+        path = one_node(tmp_path, op, ["f32[2]"] * len(row.inputs), domain, 26, **attrs)
+        with pytest.raises(ParseError, match=f"attribute '{attribute}' has the wrong type") as caught:
+            read(path)
+        assert caught.value.expected is not None

@@ -66,7 +66,7 @@ def _fill(g: Graph, number: Array, sizes: Sizes) -> Tensor | Value:
     return g.broadcast_to(g.const(number, dtype(number.dtype)), sizes)
 
 
-@onnx_op("Range", since=11)
+@onnx_op("Range", since=11, single=("start", "limit", "delta"))
 def range_(g: Graph, start: Tensor, limit: Tensor, delta: Tensor, *, stash_type: int = 1) -> Tensor | Value:
     known = [g.elements(each) for each in (start, limit, delta)]
     element = start.element

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from smelt.dim import Size
-from smelt.dtype import DType, i64
+from smelt.dtype import Array, DType, i64
 from smelt.errors import ParseError, ShapeError
 from smelt.ir.attributes import GatherDims, ScatterDims
 from smelt.ir.build import Builder
@@ -27,6 +27,7 @@ def gather(g: Graph, data: Item, indices: Tensor, *, axis: int = 0) -> Item | Va
     x = tensor_of(data)
     place = axis_of(axis, x.rank)
     if x.known is not None and indices.known is not None and not indices.is_symbolic:
+        _check_indices(indices.known, x.known.shape[place])
         moved = move_known(x, lambda a: np.take(a, indices.known, place))  # type: ignore[arg-type]
         if moved is not None:
             return moved
@@ -46,15 +47,20 @@ def _pick(g: Graph, x: Tensor, indices: Tensor, axis: int) -> Value:
     return g.reshape(part, (*x.sizes[:axis], *indices.sizes, *x.sizes[axis + 1 :]))
 
 
+def _check_indices(known: Array, size: int) -> None:
+    low, high = (int(known.min()), int(known.max())) if known.size else (0, -1)
+    if low < -size or high >= size:
+        raise ShapeError("an index is out of range", expected=f"-{size} to {size - 1}", got=f"{low} to {high}")
+
+
 def wrap_indices(g: Graph, indices: Tensor, size: Size) -> Value:
     """Indices as values, counting from the start; known ones are checked."""
     known = indices.known
     if known is not None and not indices.is_symbolic and known.size:
-        low, high = int(known.min()), int(known.max())
         if isinstance(size, int):
-            if low < -size or high >= size:
-                raise ShapeError("an index is out of range", expected=f"-{size} to {size - 1}", got=f"{low} to {high}")
+            _check_indices(known, size)
             return g.value(Tensor.constant(np.where(known < 0, known + known.dtype.type(size), known)))
+        low, high = int(known.min()), int(known.max())
         g.check_at_most(max(high + 1, -low), size, "an index is out of range")
         return g.value(indices) if low >= 0 else g.wrap(g.value(indices), size)
     value = g.value(indices)
@@ -121,7 +127,7 @@ def _wrapped_vectors(g: Graph, indices: Tensor, sizes: tuple[Size, ...]) -> Valu
     return g.concat(parts, indices.rank - 1) if parts else g.value(indices)
 
 
-@onnx_op("ReverseSequence", since=10)
+@onnx_op("ReverseSequence", since=10, ranks={"input": "2+", "sequence_lens": "1"})
 def reverse_sequence(g: Graph, input: Value, sequence_lens: Value, *, batch_axis: int = 1, time_axis: int = 0) -> Value:
     rank = input.shape.rank
     batch, time = axis_of(batch_axis, rank), axis_of(time_axis, rank)
@@ -186,7 +192,7 @@ def scatter_nd(g: Graph, data: Value, indices: Tensor, updates: Value, *, reduct
     return g.scatter(data, at, updates, dims, _combine(g, data.shape.element, reduction))
 
 
-@onnx_op("TensorScatter", since=24)
+@onnx_op("TensorScatter", since=24, ranks={"past_cache": "2+", "write_indices": "1"})
 def tensor_scatter(
     g: Graph,
     past_cache: Value,

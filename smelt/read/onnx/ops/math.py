@@ -427,6 +427,9 @@ def selu(
 
 @onnx_op("Celu", since=12)
 def celu(g: Graph, X: Value, *, alpha: float = 1.0) -> Value:
+    if alpha == 0:
+        raise ParseError("Celu: attribute 'alpha'", expected="a number other than 0", got=alpha)
+
     def fn(x: Value) -> Value:
         shrunk = g.times(g.unary("exponential_minus_one", g.times(x, 1 / alpha)), alpha)
         zero = g.like(0, x)
@@ -608,6 +611,8 @@ def gemm(
 @onnx_op("Einsum", since=12)
 def einsum(g: Graph, *Inputs: Value, equation: str) -> Value:
     terms, _, output = equation.replace(" ", "").partition("->")
+    if terms.count(",") + 1 != len(Inputs):
+        raise ParseError("Einsum: attribute 'equation'", expected=f"{len(Inputs)} operands", got=equation)
     names = [_ellipsis(term, x.shape.rank) for term, x in zip(terms.split(","), Inputs, strict=True)]
     if "->" in equation:
         dots = max((int(label[1:]) for labels in names for label in labels if len(label) > 1), default=0)
@@ -684,7 +689,7 @@ def _einsum_pair(
     return g.binary("multiply", spread_a, spread_b), labels
 
 
-@onnx_op("Det", since=11)
+@onnx_op("Det", since=11, ranks={"X": "2+"})
 def det(g: Graph, X: Value) -> Value:
     """Gaussian elimination with pivots, unrolled over the columns."""
     n = X.shape.sizes[-1]

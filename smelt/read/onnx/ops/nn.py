@@ -37,6 +37,13 @@ class Window:
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
 
+def per_axis(name: str, values: Sequence[int] | None, count: int, default: int) -> tuple[int, ...]:
+    """An attribute with `count` numbers, which may be absent."""
+    if values and len(values) != count:
+        raise ShapeError(f"attribute {name!r} has the wrong length", expected=count, got=len(values))
+    return tuple(values or (default,) * count)
+
+
 def window_of(
     sizes: Sequence[Size],
     kernel: Sequence[int],
@@ -57,9 +64,7 @@ def window_of(
         raise ShapeError("a window needs positive sizes, strides and dilations", got=[*kernel, *steps, *spread])
     extent = [(k - 1) * d + 1 for k, d in zip(kernel, spread, strict=True)]
     if auto_pad in ("NOTSET", ""):
-        amounts = tuple(pads or (0,) * 2 * n)
-        if len(amounts) != 2 * n:
-            raise ShapeError("attribute 'pads' has the wrong length", expected=2 * n, got=len(amounts))
+        amounts = per_axis("pads", pads, 2 * n, 0)
         return Window(tuple(kernel), steps, spread, amounts[:n], amounts[n:])
     if auto_pad == "VALID":
         return Window(tuple(kernel), steps, spread, (0,) * n, (0,) * n)
@@ -209,9 +214,11 @@ def conv_transpose(
     _check_image(X, "ConvTranspose")
     n = X.shape.rank - 2
     W, kernel = sized_kernel(g, W, kernel_shape, n)
-    steps = tuple(strides or (1,) * n)
-    spread = tuple(dilations or (1,) * n)
-    extra = tuple(output_padding or (0,) * n)
+    steps = per_axis("strides", strides, n, 1)
+    spread = per_axis("dilations", dilations, n, 1)
+    extra = per_axis("output_padding", output_padding, n, 0)
+    if output_shape is not None and len(output_shape) < n:
+        raise ShapeError("attribute 'output_shape' has the wrong length", expected=n, got=len(output_shape))
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, spread, strict=True)]
     if output_shape is not None or auto_pad.startswith("SAME"):
         sizes = X.shape.sizes[2:]
@@ -227,9 +234,7 @@ def conv_transpose(
             low.append(less if auto_pad == "SAME_UPPER" else total - less)
             high.append(total - less if auto_pad == "SAME_UPPER" else less)
     else:
-        amounts = tuple(pads or (0,) * 2 * n) if auto_pad != "VALID" else (0,) * 2 * n
-        if len(amounts) != 2 * n:
-            raise ShapeError("attribute 'pads' has the wrong length", expected=2 * n, got=len(amounts))
+        amounts = per_axis("pads", None if auto_pad == "VALID" else pads, 2 * n, 0)
         low, high = list(amounts[:n]), list(amounts[n:])
     numbers = ints((*low, *high))
     if numbers is None:
@@ -413,6 +418,8 @@ def lp_pool(
 
 
 def _powers(g: Graph, x: Value, p: int) -> Value:
+    if p < 1:
+        raise ParseError("attribute 'p'", expected="at least 1", got=p)
     size = g.unary("abs", x)
     return size if p == 1 else g.binary("multiply", x, x) if p == 2 else g.binary("power", size, g.like(p, x))
 
@@ -449,8 +456,11 @@ def max_unpool(
 ) -> Value:
     _check_image(X, "MaxUnpool")
     n = X.shape.rank - 2
-    steps, edges = strides or (1,) * n, pads or (0,) * 2 * n
-    natural = [(X.shape.sizes[i + 2] - 1) * steps[i] - edges[i] - edges[i + n] + kernel_shape[i] for i in range(n)]
+    kernel = per_axis("kernel_shape", kernel_shape, n, 1)
+    steps, edges = per_axis("strides", strides, n, 1), per_axis("pads", pads, 2 * n, 0)
+    if output_shape is not None and len(output_shape) != n + 2:
+        raise ShapeError("MaxUnpool: 'output_shape' has the wrong length", expected=n + 2, got=len(output_shape))
+    natural = [(X.shape.sizes[i + 2] - 1) * steps[i] - edges[i] - edges[i + n] + kernel[i] for i in range(n)]
     inner: list[Size] = [*X.shape.sizes[:2], *natural]
     # The indices are places in a tensor of the natural size, whatever size the result has.
     flat = _put_flat(g, X, I, Shape.of(X.shape.element, inner))
@@ -517,7 +527,7 @@ def rms_normalization(
     return g.binary("multiply", g.convert(normal, X.shape.element), g.convert(scale, X.shape.element))
 
 
-@onnx_op("InstanceNormalization")
+@onnx_op("InstanceNormalization", ranks={"input": "2+", "scale": "1", "B": "1"})
 def instance_normalization(
     g: Graph, input: Value, scale: Value, B: Value, *, epsilon: float = 1e-5, consumed_inputs: tuple[int, ...] = ()
 ) -> Value:
@@ -531,7 +541,7 @@ def instance_normalization(
     return g.in_f32(normalise, input)
 
 
-@onnx_op("GroupNormalization", since=21)
+@onnx_op("GroupNormalization", since=21, ranks={"X": "2+", "scale": "1", "bias": "1"})
 def group_normalization(
     g: Graph, X: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5, num_groups: int, stash_type: int = 1
 ) -> Value:
@@ -549,7 +559,7 @@ def _normalise_groups(g: Graph, x: Value, groups: int, epsilon: float, stash_typ
     return g.reshape(g.convert(normal, x.shape.element), x.shape.sizes)
 
 
-@onnx_op("GroupNormalization", since=18)
+@onnx_op("GroupNormalization", since=18, ranks={"X": "2+", "scale": "1", "bias": "1"})
 def group_normalization_18(
     g: Graph, X: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5, num_groups: int
 ) -> Value:
@@ -563,7 +573,7 @@ def group_normalization_18(
     return g.reshape(y, X.shape.sizes)
 
 
-@onnx_op("BatchNormalization", since=14)
+@onnx_op("BatchNormalization", since=14, ranks={"X": "1+"})
 def batch_normalization(
     g: Graph,
     X: Value,
@@ -579,6 +589,8 @@ def batch_normalization(
     if not training_mode:
         return (_batch_norm(g, X, scale, B, input_mean, input_var, epsilon),)
     rank = X.shape.rank
+    if rank < 2:
+        raise ShapeError("BatchNormalization: training needs a batch and channels", got=X.shape)
     axes = (0, *range(2, rank))
     wide = _widest(X, input_mean)
     x = g.convert(X, wide)
@@ -611,7 +623,7 @@ def _batch_norm(g: Graph, X: Value, scale: Value, B: Value, mean: Value, var: Va
     return g.convert(g.binary("add", scaled, g.along(shift, rank, axis)), X.shape.element)
 
 
-@onnx_op("BatchNormalization", since=1)
+@onnx_op("BatchNormalization", since=1, ranks={"X": "1+"})
 def batch_normalization_1(
     g: Graph,
     X: Value,

@@ -21,7 +21,7 @@ from smelt.shape import Shape
 # ---- order ----
 
 
-@onnx_op("TopK", since=11)
+@onnx_op("TopK", since=11, single=("K",))
 def top_k(g: Graph, X: Value, K: Sizes, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Value, Value]:
     """Sorted whether asked or not; of equal elements the one with the lower index comes first."""
     place = axis_of(axis, X.shape.rank)
@@ -46,7 +46,7 @@ def sorted_with(g: Graph, x: Value, places: Value, axis: int, *, descending: boo
     return values, indices
 
 
-@onnx_op("TopK", since=10)
+@onnx_op("TopK", since=10, single=("K",))
 def top_k_10(g: Graph, X: Value, K: Sizes, *, axis: int = -1) -> tuple[Value, Value]:
     return top_k(g, X, K, axis=axis)
 

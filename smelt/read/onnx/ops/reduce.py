@@ -156,11 +156,11 @@ def _running_window(g: Graph, x: Value, axis: int, kind: str, start: int, exclus
     return g.transpose(summed, back)
 
 
-@onnx_op("CumSum", since=11)
+@onnx_op("CumSum", since=11, single=("axis",))
 def cum_sum(g: Graph, x: Value, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Value:
     return running(g, x, axis_of(axis[0], x.shape.rank), "add", 0, bool(exclusive), bool(reverse))
 
 
-@onnx_op("CumProd", since=26)
+@onnx_op("CumProd", since=26, single=("axis",))
 def cum_prod(g: Graph, x: Value, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Value:
     return running(g, x, axis_of(axis[0], x.shape.rank), "multiply", 1, bool(exclusive), bool(reverse))

@@ -41,6 +41,7 @@ _FUNCTIONS: dict[str, tuple[Callable[[float, float], Function], float, float]] =
 }
 _WITH_ALPHA = {"affine", "leakyrelu", "thresholdedrelu", "scaledtanh", "hardsigmoid", "elu"}
 _WITH_BETA = {"affine", "scaledtanh", "hardsigmoid"}
+_RANKS = {"X": "3", "W": "3", "R": "3", "B": "2", "sequence_lens": "1", "initial_h": "3"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +183,7 @@ def _hidden_size(R: Value, given: int | None, what: str) -> int:
     return size
 
 
-@onnx_op("RNN", since=7)
+@onnx_op("RNN", since=7, ranks=_RANKS)
 def rnn(
     g: Graph,
     X: Value,
@@ -230,7 +231,7 @@ def rnn(
     )
 
 
-@onnx_op("GRU", since=7)
+@onnx_op("GRU", since=7, ranks=_RANKS)
 def gru(
     g: Graph,
     X: Value,
@@ -305,7 +306,7 @@ def gru(
     )
 
 
-@onnx_op("LSTM", since=7)
+@onnx_op("LSTM", since=7, ranks={**_RANKS, "initial_c": "3", "P": "2"})
 def lstm(
     g: Graph,
     X: Value,

@@ -180,7 +180,7 @@ def tile(g: Graph, input: Tensor, repeats: Sizes) -> Tensor | Value:
     return g.reshape(repeated, [a * b for a, b in zip(repeats, input.sizes, strict=True)])
 
 
-@onnx_op("DepthToSpace")
+@onnx_op("DepthToSpace", ranks={"input": "4"})
 def depth_to_space(g: Graph, input: Value, *, blocksize: int, mode: str = "DCR") -> Value:
     n, c, h, w = input.shape.sizes
     if mode not in ("DCR", "CRD"):
@@ -195,7 +195,7 @@ def depth_to_space(g: Graph, input: Value, *, blocksize: int, mode: str = "DCR")
     return g.reshape(g.transpose(g.reshape(input, split), order), (n, depth, h * b, w * b))
 
 
-@onnx_op("SpaceToDepth")
+@onnx_op("SpaceToDepth", ranks={"input": "4"})
 def space_to_depth(g: Graph, input: Value, *, blocksize: int, mode: str = "DCR") -> Value:
     n, c, h, w = input.shape.sizes
     b = blocksize
@@ -259,6 +259,8 @@ def split_18(
         parts: list[Size] = [*[part] * (count - 1), size - part * (count - 1) if num_outputs is not None else part]
     else:
         parts = list(split)
+    if not parts:
+        raise ShapeError("Split: no sizes", expected=f"one size for each of {len(g.node.output)} outputs")
     if any(isinstance(n, int) and n < 0 for n in parts):
         raise ShapeError("Split: a negative size", got=parts)
     total = sum(parts[1:], parts[0])

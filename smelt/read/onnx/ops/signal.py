@@ -116,7 +116,7 @@ def _scale_inverse(g: Graph, z: Value, length: Size) -> Value:
     return g.b.complex(*(g.binary("divide", part, count) for part in parts))
 
 
-@onnx_op("DFT", since=20)
+@onnx_op("DFT", since=20, single=("dft_length", "axis"))
 def dft(
     g: Graph,
     input: Value,
@@ -132,14 +132,14 @@ def dft(
     return _transform(g, input, place, None if dft_length is None else dft_length[0], bool(inverse), bool(onesided))
 
 
-@onnx_op("DFT", since=17)
+@onnx_op("DFT", since=17, single=("dft_length",))
 def dft_17(
     g: Graph, input: Value, dft_length: Sizes | None = None, *, axis: int = 1, inverse: int = 0, onesided: int = 0
 ) -> Value:
     return dft(g, input, dft_length, (axis,), inverse=inverse, onesided=onesided)
 
 
-@onnx_op("STFT", since=17)
+@onnx_op("STFT", since=17, ranks={"window": "1"}, single=("frame_step", "frame_length"))
 def stft(
     g: Graph,
     signal: Value,
@@ -158,8 +158,6 @@ def stft(
         raise ShapeError("STFT: impossible frames", expected="a step and a length of at least 1", got=[step, length])
     if isinstance(size, int) and isinstance(length, int) and size < length:
         raise ShapeError("STFT: a frame longer than the signal", expected=f"at most {size}", got=length)
-    if window is not None and window.shape.rank != 1:
-        raise ShapeError("STFT: window must be a vector", got=window.shape)
     frames = floordiv(size - length, step) + 1
     starts = g.times(g.iota(i64, (frames, length), 0), step)
     framed = g.take(x, g.binary("add", starts, g.iota(i64, (frames, length), 1)), 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 
@@ -75,7 +76,7 @@ def string_normalizer(
     return Text(flat if X.array.ndim == 1 else flat.reshape(1, -1))
 
 
-@onnx_op("TfIdfVectorizer", since=9)
+@onnx_op("TfIdfVectorizer", since=9, ranks={"X": "1-2"})
 def tf_idf_vectorizer(
     g: Graph,
     X: Item,
@@ -102,6 +103,17 @@ def tf_idf_vectorizer(
     if mode not in ("TF", "IDF", "TFIDF"):
         raise ParseError("TfIdfVectorizer: attribute 'mode'", expected="TF, IDF or TFIDF", got=mode)
     rows = g.expand_dims(x, (0,)) if x.shape.rank == 1 else x
+    if any(not 0 <= begin <= len(pool) for begin in ngram_counts):
+        raise ParseError(
+            "TfIdfVectorizer: attribute 'ngram_counts'", expected=f"0 to {len(pool)}", got=list(ngram_counts)
+        )
+    grams = sum(len(range(*ends, n)) for n, ends in enumerate(pairwise((*ngram_counts, len(pool))), 1))
+    if len(ngram_indexes) < grams or (weights is not None and len(weights) < grams):
+        raise ParseError(
+            "TfIdfVectorizer: attributes 'ngram_indexes' and 'weights'",
+            expected=f"a number for each of {grams} n-grams",
+            got=[len(ngram_indexes), len(weights or ())],
+        )
     batch, length = rows.shape.sizes
     if not isinstance(length, int) or len(pool) * (max_skip_count + 1) > 8192:
         raise UnsupportedError("TfIdfVectorizer of this size", got=x.shape)

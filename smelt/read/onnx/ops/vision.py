@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import product as combinations
 
@@ -17,7 +18,7 @@ from smelt.read.onnx.emit import ints
 from smelt.read.onnx.graph import Graph
 from smelt.read.onnx.items import Tensor
 from smelt.read.onnx.ops.control import element_at, inner_graph, while_loop
-from smelt.read.onnx.ops.nn import with_bias
+from smelt.read.onnx.ops.nn import per_axis, with_bias
 from smelt.read.onnx.ops.order import keep_where, sorted_with
 from smelt.read.onnx.ops.reduce import running
 from smelt.read.onnx.registry import Ints, onnx_op
@@ -176,7 +177,7 @@ def _reflect(g: Graph, place: Value, size: Size, align_corners: int) -> Value:
 # ---- RoiAlign ----
 
 
-@onnx_op("RoiAlign", since=10)
+@onnx_op("RoiAlign", since=10, ranks={"X": "4", "rois": "2", "batch_indices": "1"})
 def roi_align(
     g: Graph,
     X: Value,
@@ -196,8 +197,14 @@ def roi_align(
         raise ParseError("RoiAlign: attribute 'coordinate_transformation_mode'", got=transform)
     if mode not in ("avg", "max"):
         raise ParseError("RoiAlign: attribute 'mode'", expected="avg or max", got=mode)
+    if not X.shape.element.is_float or rois.element != X.shape.element:
+        raise ShapeError("RoiAlign: rois and X must have one float type", expected=X.shape, got=rois.shape)
     half = transform == "half_pixel"
     sizes = (output_height, output_width)
+    if not 0 < output_height * output_width * max(sampling_ratio, 1) ** 2 <= 1 << 24:
+        raise UnsupportedError(
+            "RoiAlign: an output of this size", expected="1 to 2^24 samples", got=[*sizes, sampling_ratio]
+        )
     boxes = g.value(rois)
     if sampling_ratio > 0:
         return _roi_align(g, X, boxes, batch_indices, sizes, (sampling_ratio,) * 2, spatial_scale, half, mode)
@@ -288,7 +295,7 @@ def _roi_corners(g: Graph, x: Value, places: Sequence[Value]) -> list[Value]:
 # ---- DeformConv ----
 
 
-@onnx_op("DeformConv", since=19)
+@onnx_op("DeformConv", since=19, ranks={"X": "4", "W": "4", "offset": "4", "B": "1", "mask": "4"})
 def deform_conv(
     g: Graph,
     X: Value,
@@ -307,7 +314,8 @@ def deform_conv(
     kernel = ints(W.shape.sizes[2:])
     if X.shape.rank != 4 or kernel is None or (kernel_shape is not None and tuple(kernel_shape) != kernel):
         raise UnsupportedError("DeformConv of other than images", got=X.shape)
-    spread, edges, steps = dilations or (1, 1), pads or (0, 0, 0, 0), strides or (1, 1)
+    spread, steps = per_axis("dilations", dilations, 2, 1), per_axis("strides", strides, 2, 1)
+    edges = per_axis("pads", pads, 4, 0)
     batch, channels = X.shape.sizes[:2]
     height, width = offset.shape.sizes[2:]
     taps = kernel[0] * kernel[1]
@@ -345,7 +353,7 @@ def deform_conv(
 # ---- NonMaxSuppression ----
 
 
-@onnx_op("NonMaxSuppression", since=10)
+@onnx_op("NonMaxSuppression", since=10, ranks={"boxes": "3", "scores": "3"})
 def non_max_suppression(
     g: Graph,
     boxes: Value,
@@ -442,7 +450,7 @@ def _overlap(g: Graph, one: Sequence[Value], all_: Sequence[Value]) -> Value:
 # ---- Col2Im ----
 
 
-@onnx_op("Col2Im", since=18)
+@onnx_op("Col2Im", since=18, ranks={"input": "3", "image_shape": "1", "block_shape": "1"})
 def col2im(
     g: Graph,
     input: Value,
@@ -454,13 +462,18 @@ def col2im(
     strides: tuple[int, ...] | None = None,
 ) -> Value:
     n = len(image_shape)
-    spread, edges, steps = dilations or (1,) * n, pads or (0,) * 2 * n, strides or (1,) * n
+    spread, steps = per_axis("dilations", dilations, n, 1), per_axis("strides", strides, n, 1)
+    edges = per_axis("pads", pads, 2 * n, 0)
+    if len(block_shape) != n or min((*block_shape, *image_shape, *spread, *steps), default=1) < 1:
+        raise ShapeError(
+            "Col2Im: impossible blocks", expected=f"{n} positive sizes, strides and dilations", got=list(block_shape)
+        )
     padded = [image_shape[i] + edges[i] + edges[i + n] for i in range(n)]
     counts = [(padded[i] - spread[i] * (block_shape[i] - 1) - 1) // steps[i] + 1 for i in range(n)]
-    taps = int(np.prod(block_shape))
-    batch, channels = input.shape.sizes[0], input.shape.sizes[1] // taps
+    taps = math.prod(block_shape)
     if any(count < 1 for count in counts) or taps > 4096:
         raise ShapeError("Col2Im: the blocks do not fit the image", expected=list(image_shape), got=list(block_shape))
+    batch, channels = input.shape.sizes[0], input.shape.sizes[1] // taps
     columns = g.reshape(input, (batch, channels, taps, *counts))
     zero = g.scalar(0, input.shape.element)
     total: Value | None = None
