@@ -15,6 +15,7 @@ import numpy as np
 from smelt.dtype import Array, DType
 from smelt.ir.core import Value
 from smelt.shape import Shape
+from smelt.tensor.argument_types import with_argument_errors
 from smelt.tensor.axes import Axis, Dim, SizeLike, dim, find_axis
 from smelt.tensor.ops import contract as contracting
 from smelt.tensor.ops import elementwise
@@ -72,6 +73,7 @@ class Tensor:
         """The names of the axes; None where they have none."""
         return self.shape.names
 
+    @with_argument_errors
     def size(self, axis: Axis) -> int | Dim:
         """The size of an axis: a number, or a Dim (a dynamic dimension) for arithmetic and comparisons."""
         if is_poison(self):
@@ -764,7 +766,9 @@ class Tensor:
         """1 at the position that each integer names along a new last axis, else 0."""
         return indexing.one_hot(self, size, axis, element)
 
-    def dynamic_slice(self, slices: Mapping[Axis, Any] | None = None, /, **named_slices: Any) -> Tensor:
+    def dynamic_slice(
+        self, slices: Mapping[Axis, tuple[Any, Any]] | None = None, /, **named_slices: tuple[Any, Any]
+    ) -> Tensor:
         """A slice whose start is a tensor: `x.dynamic_slice(s=(start, 4))`."""
         return indexing.dynamic_slice(self, _merge_axes(slices, named_slices))
 

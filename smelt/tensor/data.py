@@ -12,12 +12,13 @@ import numpy as np
 
 from smelt.dtype import DType
 from smelt.shape import Shape
+from smelt.tensor.argument_types import with_argument_errors
 from smelt.tensor.axes import names_of, shape_of
 from smelt.tensor.core import Tensor
 from smelt.tensor.ops import move as moving
 from smelt.tensor.promotion import as_array
 from smelt.tensor.record import Leaf, tensor_of
-from smelt.tensor.source import here
+from smelt.tensor.source import here, refuse
 
 
 def tensor(
@@ -44,11 +45,19 @@ def tensor(
     return made if names is None else moving.named(made, *names_of(names))
 
 
+@with_argument_errors
 def from_dlpack(data: Any, names: str | Sequence[str] | None = None) -> Tensor:
     """A tensor on the memory of another library's array, which must not change any more."""
+    if not hasattr(data, "__dlpack__"):
+        refuse(
+            "from_dlpack: an object without DLPack",
+            details=[("expected", "an array of NumPy, JAX, PyTorch, …"), ("got", type(data).__name__)],
+            remedy="smelt.tensor(data)",
+        )
     return tensor(np.from_dlpack(data), names, copy=False)
 
 
+@with_argument_errors
 def symbolic(shape: Shape | str, name: str = "") -> Tensor:
     """A tensor without data: an argument. Shapes of what is computed from it are proven for all sizes.
 

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from smelt.dim import Fact, Facts, Poly, Size, substitute
 from smelt.errors import ShapeError, SmeltError
+from smelt.tensor.argument_types import with_argument_errors
 from smelt.tensor.proving import FACTS, MEANINGS, current_facts, require_divisors
 from smelt.tensor.recovery import collect_errors
 from smelt.tensor.source import Place, TensorError, is_raised, refuse, starts_trace
@@ -55,6 +56,7 @@ class assume:  # noqa: N801  # a context manager and decorator that reads as a s
     Facts.of('S <= C')
     """
 
+    @with_argument_errors
     def __init__(self, *facts: str | Fact) -> None:
         self._stated = parse_facts(facts)
         self._facts = _resolve_facts(self._stated)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, get_args
 from smelt.dim import Size, substitute, symbols
 from smelt.errors import ShapeError, SmeltError
 from smelt.shape import Shape
+from smelt.tensor.argument_types import with_argument_errors
 from smelt.tensor.model import Model, Parameter, build, make, parameters_of
 from smelt.tensor.record import Leaf, tensor_of
 from smelt.tensor.shaped import annotations_of, spec_of
@@ -25,6 +26,7 @@ M = TypeVar("M")
 SHOWN = 40  # mistakes in one report
 
 
+@with_argument_errors
 def instantiate(model: type[M], weights: Weights, prefix: str = "", *, strict: bool = False, **config: Any) -> M:
     """A model of tensors whose shapes are those in a file: `smelt.instantiate(MLP, smelt.open("mlp.safetensors"))`.
 

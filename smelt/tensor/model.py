@@ -20,6 +20,7 @@ from smelt.dtype import DType, dtype, f32
 from smelt.errors import ShapeError
 from smelt.shape import Shape
 from smelt.structure import CONTAINERS, items_of, join, map_items
+from smelt.tensor.argument_types import with_argument_errors
 from smelt.tensor.arguments import model_facts
 from smelt.tensor.axes import dim, parse_shape
 from smelt.tensor.core import Tensor
@@ -63,6 +64,7 @@ class Parameter:
     place: Place | None = None
 
 
+@with_argument_errors
 def parameter(shape: Shape | str, place: Place | None = None) -> Tensor:
     """A parameter of a model without a value. Text without an element type, `"[o=O, i=3]"`, allows any.
 

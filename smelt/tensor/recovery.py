@@ -16,6 +16,7 @@ from smelt.dim import Poly, symbol, symbols
 from smelt.dtype import f32
 from smelt.errors import SmeltError
 from smelt.shape import Shape
+from smelt.tensor.argument_types import with_argument_errors
 from smelt.tensor.record import Leaf, is_tensor, tensor_of
 from smelt.tensor.source import TensorError
 
@@ -65,16 +66,20 @@ def stop_if_poison(values: Iterable[Any]) -> None:
 
 
 def with_recovery(function: F) -> F:
-    """The op, which returns poison after a mistake: one tensor, or as many as `_poison_results` returns."""
+    """The op, which returns poison after a mistake: one tensor, or as many as `_poison_results` returns.
+
+    Wrong types of arguments are mistakes too.
+    """
+    op = with_argument_errors(function)
 
     @wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
         mistakes = _MISTAKES.get()
         if mistakes is None:
-            return function(*args, **keywords)
+            return op(*args, **keywords)
         if not _has_poison(args) and not _has_poison(keywords.values()):
             try:
-                return function(*args, **keywords)
+                return op(*args, **keywords)
             except TensorError as mistake:
                 mistakes.append(mistake)
         return _poison_results(function.__name__, args)

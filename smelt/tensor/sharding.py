@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from smelt.ir.attributes import DialectAttr
 from smelt.mesh import Partition, sharding_text
+from smelt.tensor.argument_types import with_argument_errors
 from smelt.tensor.axes import find_axis
 from smelt.tensor.core import Tensor
 from smelt.tensor.record import emit, operand
 
 
+@with_argument_errors
 def shard(x: Tensor, **axes: str) -> Tensor:
     """The same tensor, split over the devices of a mesh: each named axis along that axis of the mesh, the others whole.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from smelt.dim import Size, symbol
 from smelt.errors import Location, ParseError, SmeltError, VerifyError
@@ -44,7 +44,10 @@ _SHORT_NAMES = {"call": "func.call", "return": "func.return"}
 
 
 def parse(text: str, path: str = "<text>") -> Program:
-    """The program that a text says; `path` is the file's name in errors and locations."""
+    """Parse the text of a program; `path` is the file's name in errors and locations."""
+    if not isinstance(cast(object, text), str):
+        remedy = "smelt.read(path) reads files"
+        raise ParseError("this is no text", expected="MLIR text as a str", got=type(text).__name__, remedy=remedy)
     if "\0" in text:
         raise ParseError("this is no text", expected="MLIR text", got="a zero byte", where=Location(path))
     try:

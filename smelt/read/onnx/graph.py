@@ -304,9 +304,9 @@ class Graph(Emit):
             case "Tensor":
                 return item
             case "Sizes":
-                return tuple(self.sizes(item, wanted.name).reshape(-1).tolist())
+                return tuple(_whole(each, wanted.name) for each in self.sizes(item, wanted.name).reshape(-1).tolist())
             case "Ints":
-                return tuple(int(each) for each in self.numbers(item, wanted.name).reshape(-1).tolist())
+                return tuple(_whole(each, wanted.name) for each in self.numbers(item, wanted.name).reshape(-1).tolist())
             case _:
                 return self.numbers(item, wanted.name)
 
@@ -594,16 +594,23 @@ def _has_type(value: Any, hint: str) -> bool:
             return True
 
 
+def _whole(number: Any, what: str) -> Any:
+    """An element of an input of integers or sizes. Floats are allowed (OneHot) if they are whole numbers."""
+    if not isinstance(number, float):
+        return number
+    if not number.is_integer():
+        raise ShapeError(f"input {what!r} must hold integers", got=number)
+    return int(number)
+
+
 def _check_input(row: Row, wanted: Input, given: Tensor) -> None:
-    """Check rank and element type of an input before the operator reads it."""
+    """Check the rank of an input, or that it holds one number, before the operator reads it."""
     least, most = row.ranks.get(wanted.name, (0, None))
     if given.rank < least or (most is not None and given.rank > most):
         expected = f"{least} or more" if most is None else f"{least}" if least == most else f"{least} to {most}"
         raise ShapeError(
             f"{row.name}: input {wanted.name!r} has the wrong rank", expected=f"{expected} dimensions", got=given.shape
         )
-    if wanted.kind in ("Sizes", "Ints") and not given.element.is_integer:
-        raise ShapeError(f"{row.name}: input {wanted.name!r} must hold integers", expected="i64", got=given.shape)
     if wanted.name in row.single and given.shape.is_static and given.shape.count != 1:
         raise ShapeError(f"{row.name}: input {wanted.name!r} must hold one number", got=given.shape)
 

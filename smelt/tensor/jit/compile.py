@@ -33,6 +33,7 @@ from smelt.passes.split_prepare import NAME, WEIGHT
 from smelt.shape import Shape
 from smelt.structure import fields_of, items_of, join, leaves, map_leaves, zip_leaves
 from smelt.tensor import tree
+from smelt.tensor.argument_types import with_argument_errors
 from smelt.tensor.axes import shape_of
 from smelt.tensor.core import Tensor
 from smelt.tensor.data import symbolic
@@ -130,6 +131,7 @@ def compile(
 ) -> Executable[P, R]: ...
 
 
+@with_argument_errors
 def compile(
     function: Callable[..., Any],
     /,
@@ -467,6 +469,7 @@ def compile_and_load(
 ) -> tuple[Executable[Concatenate[object, P], R], object]: ...
 
 
+@with_argument_errors
 def compile_and_load(
     function: Callable[..., Any], weights: Weights, /, *args: Any, progress: Progress | None = None, **options: Any
 ) -> tuple[Any, Any]:

@@ -26,6 +26,7 @@ from smelt.ir import cost
 from smelt.ir.attributes import Constant
 from smelt.ir.core import Func, Op, Program, Region, Value, walk
 from smelt.ir.interpret import World, run_grid
+from smelt.tensor.argument_types import with_argument_errors
 from smelt.tensor.composite import callees
 from smelt.tensor.ops.control import CALLBACKS
 from smelt.tensor.record import HOOKS, Leaf, Recorded, data_of, function, place_of
@@ -174,6 +175,7 @@ def engine(name: str) -> Iterator[None]:
         _ENGINE.reset(token)
 
 
+@with_argument_errors
 def realize(*tensors: Tensor, engine: str | None = None) -> tuple[Tensor, ...]:
     """Compute tensors, all in one program. Their values are kept.
 

@@ -24,6 +24,7 @@ from smelt.passes.split_prepare import NAME, WEIGHT
 from smelt.shape import Shape
 from smelt.structure import CONTAINERS, map_items
 from smelt.tensor import tree
+from smelt.tensor.argument_types import with_argument_errors
 from smelt.tensor.arguments import Arguments, model_facts, model_symbols, symbolic_model
 from smelt.tensor.axes import Dim
 from smelt.tensor.composite import callees
@@ -498,6 +499,7 @@ def _to_path(path: ExploredPath[Any], arguments: Arguments) -> Path:
 # ---- checking calls ----
 
 
+@with_argument_errors
 def checked(fn: F) -> F:
     """A function whose annotations are proven whenever it is called: arguments, facts and result.
 

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from smelt.dim import floordiv
 from smelt.dtype import DType
+from smelt.tensor.argument_types import with_argument_errors
 from smelt.tensor.axes import names_of
 from smelt.tensor.core import Tensor
 from smelt.tensor.model import Model, make_parameter
@@ -212,6 +213,7 @@ class ConvTranspose2d(_Transposed):
 class MaxPool(Model):
     """The largest element of each window: `nn.MaxPool(y=3, x=3, strides=2, padding=1)`; strides are the window's."""
 
+    @with_argument_errors
     def __init__(self, *, strides: Numbers | None = None, padding: Pads = 0, **window: int) -> None:
         self.window = window
         self.strides = window if strides is None else _per_axis("MaxPool", strides, list(window))
@@ -225,6 +227,7 @@ class MaxPool(Model):
 class AvgPool(Model):
     """The average of each window: `nn.AvgPool(y=2, x=2)`; strides are the window's, padding counts as torch has it."""
 
+    @with_argument_errors
     def __init__(
         self, *, strides: Numbers | None = None, padding: Pads = 0, count_padding: bool = True, **window: int
     ) -> None:
@@ -238,11 +241,13 @@ class AvgPool(Model):
         return x.mean_pool(self.window, self.strides, self.padding, count_padding=self.count_padding)
 
 
+@with_argument_errors
 def global_max_pool(x: Tensor, over: str) -> Tensor:
     """The largest element along spatial axes: `nn.global_max_pool(x, "y x")`."""
     return x.max(names_of(over))
 
 
+@with_argument_errors
 def global_avg_pool(x: Tensor, over: str) -> Tensor:
     """The average along spatial axes: `nn.global_avg_pool(x, "y x")`."""
     return x.mean(names_of(over))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from smelt.dtype import DType
+from smelt.tensor.argument_types import with_argument_errors
 from smelt.tensor.axes import SizeLike, size_of
 from smelt.tensor.core import Tensor
 from smelt.tensor.fields import set_field
@@ -101,6 +102,7 @@ class Dropout(Model):
 
     probability: float
 
+    @with_argument_errors
     def __init__(self, probability: float = 0.5) -> None:
         if not 0 <= probability < 1:
             refuse(f"Dropout: {probability} is not a probability below 1")

@@ -44,10 +44,10 @@ def features(layer: str, axes: Mapping[str, Axes], more: int = 0) -> tuple[Featu
     """Features from the first keywords, and windows from `more` that follow (any number where it is negative)."""
     items = list(axes.items())
     example = f"nn.{layer}(c=3, o=64{''.join(f', {name}=3' for name in 'yxz'[: max(more, 0)])})"
-    if items and isinstance(both := items[0][1], tuple):
+    if items and isinstance(both := items[0][1], tuple) and len(both) == 2:
         name, rest = items[0][0], items[1:]
         found = Features(name, size_of(both[0]), name, size_of(both[1]))
-    elif len(items) >= 2 and not isinstance(items[1][1], tuple):
+    elif len(items) >= 2 and not any(isinstance(size, tuple) for _, size in items[:2]):
         (came_name, in_size), (out_name, out_size) = items[:2]
         assert not isinstance(in_size, tuple)
         assert not isinstance(out_size, tuple)

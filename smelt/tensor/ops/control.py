@@ -18,6 +18,7 @@ from smelt.ir.clone import clone_region
 from smelt.ir.core import Region, Value, find_captures
 from smelt.shape import Shape
 from smelt.tensor import tree
+from smelt.tensor.argument_types import with_argument_errors
 from smelt.tensor.axes import Axis, find_axis, shape_of
 from smelt.tensor.ops import elementwise as el
 from smelt.tensor.ops.move import relabel
@@ -66,6 +67,7 @@ def _check_condition(what: str, value: Any) -> Tensor:
     return tensor
 
 
+@with_argument_errors
 def while_loop(condition: Callable[..., Any], body: Callable[..., Any], *state: Any) -> Any:
     """Runs `body(*state)`, which gives the next state, as long as `condition(*state)` holds.
 
@@ -96,6 +98,7 @@ def while_loop(condition: Callable[..., Any], body: Callable[..., Any], *state: 
     return out[0] if len(state) == 1 else out
 
 
+@with_argument_errors
 def fori_loop(times: Any, body: Callable[..., Any], *state: Any) -> Any:
     """Runs `body(i, *state)` for i = 0 … times - 1."""
     (limit,) = el.lift("fori_loop", (times,), ("times",))
@@ -109,6 +112,7 @@ def fori_loop(times: Any, body: Callable[..., Any], *state: Any) -> Any:
     return (out[1] if len(state) == 1 else tuple(out[1:])) if state else None
 
 
+@with_argument_errors
 def cond(test: Any, then: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any) -> Any:
     """`then(*operands)` where the boolean holds, else `otherwise(*operands)`; only one of them runs."""
     predicate = _check_condition("cond", test)
@@ -134,6 +138,7 @@ def cond(test: Any, then: Callable[..., Any], otherwise: Callable[..., Any], *op
     return tree.replace(made[0], iter(results))
 
 
+@with_argument_errors
 def scan(
     step: Callable[[Any, Any], tuple[Any, Any]], start: Any, over: Any, axis: Axis, *, reverse: bool = False
 ) -> Any:
@@ -218,6 +223,7 @@ _NAMES: dict[tuple[Callable[..., Any], tuple[Shape, ...]], str] = {}
 DATA: ContextVar[Mapping[Callable[..., Any], Any]] = ContextVar("smelt.data", default=MappingProxyType({}))
 
 
+@with_argument_errors
 def custom_call(function: Callable[..., Any], results: Any, *operands: Any) -> Any:
     """Calls a Python function on NumPy arrays when the program runs.
 

@@ -15,6 +15,7 @@ from smelt import dim as sizes_of
 from smelt.dim import Fact, Size, ceildiv, divide_exact, floordiv, product
 from smelt.dtype import DType, dtype, i32
 from smelt.shape import Shape
+from smelt.tensor.argument_types import with_argument_errors
 from smelt.tensor.axes import (
     Axis,
     SizeLike,
@@ -646,6 +647,7 @@ def chunk(x: Tensor, axis: Axis, sizes: int | Sequence[SizeLike]) -> list[Tensor
 # ---- new tensors ----
 
 
+@with_argument_errors
 def full(shape: Shape | str, value: Number | Tensor) -> Tensor:
     """One number everywhere."""
     wanted = shape_of(shape)
@@ -655,25 +657,29 @@ def full(shape: Shape | str, value: Number | Tensor) -> Tensor:
     return spread(scalar, wanted, ()) if wanted.rank else scalar
 
 
+@with_argument_errors
 def zeros(shape: Shape | str) -> Tensor:
     """0 everywhere."""
     return full(shape, 0)
 
 
+@with_argument_errors
 def ones(shape: Shape | str) -> Tensor:
     """1 everywhere."""
     return full(shape, 1)
 
 
+@with_argument_errors
 def iota(shape: Shape | str, axis: Axis = 0) -> Tensor:
     """The index along an axis, in every element of a shape."""
     wanted = shape_of(shape)
-    place = find_axis(
-        "iota", Operand("shape", wanted), axis if wanted.names is None or isinstance(axis, str) else wanted.names[axis]
-    )
+    if wanted.names is not None and not isinstance(axis, str) and -wanted.rank <= axis < wanted.rank:
+        axis = wanted.names[axis]
+    place = find_axis("iota", Operand("shape", wanted), axis)
     return emit("iota", names=wanted.names, result=wanted, iota_dimension=place)
 
 
+@with_argument_errors
 def arange(size: SizeLike, axis: str | None = None, element: str | DType = i32) -> Tensor:
     """0, 1, 2, … along one axis: `arange("S", "s")`."""
     wanted = Shape.of(dtype(element), (size_of(size),), None if axis is None else (axis,))

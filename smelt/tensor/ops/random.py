@@ -13,6 +13,7 @@ import numpy as np
 
 from smelt.dtype import DType, dtype, integer_range, ui32, ui64
 from smelt.shape import Shape
+from smelt.tensor.argument_types import with_argument_errors
 from smelt.tensor.axes import Axis, find_axis, shape_of
 from smelt.tensor.ops import elementwise as el
 from smelt.tensor.ops.move import concatenate, relabel, zeros
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _KEY = Shape.of(ui64, (2,))
 
 
+@with_argument_errors
 def key(seed: int) -> Tensor:
     """A key from a number."""
     return el.leaf(np.array([seed % (1 << 64), 0], np.uint64))
@@ -37,6 +39,7 @@ def _check_key(what: str, given: Tensor) -> Tensor:
     return relabel(given, None)
 
 
+@with_argument_errors
 def bits(source: Tensor, shape: Shape | str) -> Tensor:
     """Random bits in every element of an integer shape."""
     wanted = shape_of(shape)
@@ -53,6 +56,7 @@ def bits(source: Tensor, shape: Shape | str) -> Tensor:
     return made
 
 
+@with_argument_errors
 def split(source: Tensor, count: int = 2) -> list[Tensor]:
     """New keys, as independent of each other and of this one as the algorithm makes them."""
     secrets = bits(source, Shape.of(ui64, (count,)))
@@ -60,6 +64,7 @@ def split(source: Tensor, count: int = 2) -> list[Tensor]:
     return [concatenate([secrets[i : i + 1], zero], 0) for i in range(count)]
 
 
+@with_argument_errors
 def uniform(source: Tensor, shape: Shape | str, low: float = 0.0, high: float = 1.0) -> Tensor:
     """Floats in [low, high), each as likely as any."""
     wanted = shape_of(shape)
@@ -78,6 +83,7 @@ def uniform(source: Tensor, shape: Shape | str, low: float = 0.0, high: float = 
     return el.add(el.multiply(unit, high - low), low)
 
 
+@with_argument_errors
 def normal(source: Tensor, shape: Shape | str, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Floats from the normal distribution: the inverse of its integral, of uniform numbers."""
     wanted = shape_of(shape)
@@ -88,6 +94,7 @@ def normal(source: Tensor, shape: Shape | str, mean: float = 0.0, std: float = 1
     return el.cast(el.add(el.multiply(drawn, std), mean), wanted.element)
 
 
+@with_argument_errors
 def integers(source: Tensor, shape: Shape | str, low: int, high: int) -> Tensor:
     """Integers in [low, high). Of 64 random bits the remainder is taken, so that no number is noticeably likelier."""
     wanted = shape_of(shape)
@@ -106,12 +113,14 @@ def _fill(value: int, element: DType, like: Tensor) -> Tensor:
     return el.spread(constant(value, element), Shape.of(element, like.shape.sizes, like.shape.names), ())
 
 
+@with_argument_errors
 def bernoulli(source: Tensor, shape: Shape | str, probability: float = 0.5) -> Tensor:
     """Booleans that hold with a probability; the shape's element type is i1."""
     wanted = shape_of(shape)
     return el.less(uniform(source, wanted.with_dtype(dtype("f32"))), probability)
 
 
+@with_argument_errors
 def categorical(source: Tensor, logits: Tensor, axis: Axis) -> Tensor:
     """Indices along an axis with probabilities softmax(logits): the argmax of logits plus Gumbel noise."""
     find_axis("categorical", operand("logits", logits), axis)
