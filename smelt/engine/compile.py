@@ -36,8 +36,7 @@ from smelt.kernel.plan.memory import Memory, assign_slots
 from smelt.kernel.plan.plan import Launch, Plan, walk
 from smelt.kernel.tune.schedules import KernelKey, Lookup, Schedule
 from smelt.kernel.tune.tunables import Tunables
-from smelt.passes import pipeline
-from smelt.passes.fuse_attention import COMPOSITES
+from smelt.passes import fuse_attention, lower_blocks, pipeline
 from smelt.passes.split_prepare import DONATED, WEIGHT
 from smelt.run.executable import NativeExecutable, Store
 from smelt.target import Target, TileShape, tile_shape
@@ -45,6 +44,7 @@ from smelt.target import Target, TileShape, tile_shape
 NAME = "smelt0"  # of the only program in a library
 FILES_PER_CORE = 4  # C files, so that no core waits long for another
 FUNCTIONS = ("main", "prepare")
+COMPOSITES = fuse_attention.COMPOSITES | lower_blocks.COMPOSITES  # that passes lower
 LANGUAGES = {"c": Source}  # what emits the kernels of a target, by its language
 
 

@@ -1,8 +1,7 @@
 """Block-quantised weights: how a run of elements is packed into bytes, one row per format of GGML's.
 
 A row (`Block`) says where in a block's bytes the levels, the scales and the minimums are. From it come `decode`, on
-NumPy arrays, and `decomposition`, the same arithmetic as StableHLO ops: the body of the composite `smelt.unblock`,
-`ui8[..., n, bytes] → f32[..., n * length]`, that every engine can run. `smelt.read.gguf` and `smelt.llm` use both.
+NumPy arrays, and the same arithmetic as StableHLO ops (`ir.block_ops`). `ir.block_layout` says how kernels hold blocks.
 
 An element is `scale * level` or `scale * level ± minimum`. A format with sub-blocks multiplies the scale, and the
 minimum, by small integers, one per sub-block.
@@ -16,11 +15,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from smelt.dtype import Array, f16, f32, i8, ui8, ui32
-from smelt.ir.attributes import GatherDims
-from smelt.ir.build import FuncBuilder
-from smelt.ir.core import Func, Value
-from smelt.shape import Shape
+from smelt.dtype import Array
 
 X = TypeVar("X")
 
@@ -52,6 +47,10 @@ class Integers:
     zero: int = 0
     signed: bool = False
 
+    @property
+    def count(self) -> int:
+        return sum(run[0].count for run in self.runs)
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -68,6 +67,11 @@ class Block:
     scales: Integers | None = None  # per sub-block
     minimum: int | None = None
     minimums: Integers | None = None  # per sub-block; then the minimum is subtracted, else added
+
+    @property
+    def group(self) -> int:
+        """The elements that share a scale."""
+        return self.length if self.scales is None else self.length // self.scales.count
 
 
 def _bytes(at: int, count: int, shifts: tuple[int, ...], mask: int, up: int = 0, groups: int = 1) -> Bits:
@@ -163,7 +167,7 @@ BY_KIND: dict[int, Block] = {row.kind: row for row in TABLE}
 # ---- the arithmetic, once ----
 
 
-class _Ops(Protocol[X]):
+class Ops(Protocol[X]):
     """What decoding needs of arrays whose last axis is a block: NumPy's, or ops of a function that is being built."""
 
     def cut(self, x: X, at: int, count: int) -> X: ...
@@ -179,30 +183,46 @@ class _Ops(Protocol[X]):
     def plus(self, x: X, per_group: X, subtract: bool) -> X: ...
 
 
-def _decode(row: Block, blocks: X, ops: _Ops[X]) -> X:
-    scale = ops.exponent(ops.cut(blocks, row.scale, 1)) if row.exponent else ops.half(ops.cut(blocks, row.scale, 2))
-    if row.scales is not None:
-        scale = ops.times(scale, _integers(row.scales, blocks, ops))
+def elements(row: Block, blocks: X, ops: Ops[X]) -> X:
+    """What blocks stand for: [..., bytes] → [..., length]."""
+    value = ops.times(scales(row, blocks, ops), levels(row, blocks, ops))
+    minimum = minimums(row, blocks, ops)
+    return value if minimum is None else ops.plus(value, minimum, row.minimums is not None)
+
+
+def levels(row: Block, blocks: X, ops: Ops[X]) -> X:
+    """The integers that scales multiply, as f32."""
     if row.codebook:
-        levels = ops.lookup(_run(row.levels.runs[0], blocks, ops), np.array(row.codebook, np.float32))
-    else:
-        levels = _integers(row.levels, blocks, ops)
-    value = ops.times(scale, levels)
+        return ops.lookup(codes(row.levels, blocks, ops), np.array(row.codebook, np.float32))
+    return _integers(row.levels, blocks, ops)
+
+
+def scales(row: Block, blocks: X, ops: Ops[X]) -> X:
+    """One per sub-block. The product of an f16 and a small integer is exact."""
+    scale = ops.exponent(ops.cut(blocks, row.scale, 1)) if row.exponent else ops.half(ops.cut(blocks, row.scale, 2))
+    return scale if row.scales is None else ops.times(scale, _integers(row.scales, blocks, ops))
+
+
+def minimums(row: Block, blocks: X, ops: Ops[X]) -> X | None:
+    """One per sub-block, where the format has them; subtracted where `row.minimums` is there, else added."""
     if row.minimum is None:
-        return value
+        return None
     minimum = ops.half(ops.cut(blocks, row.minimum, 2))
-    if row.minimums is not None:
-        minimum = ops.times(minimum, _integers(row.minimums, blocks, ops))
-    return ops.plus(value, minimum, row.minimums is not None)
+    return minimum if row.minimums is None else ops.times(minimum, _integers(row.minimums, blocks, ops))
 
 
-def _integers(integers: Integers, blocks: X, ops: _Ops[X]) -> X:
+def codes(integers: Integers, blocks: X, ops: Ops[X]) -> X:
+    """Integers as they are stored, ui8: `zero` is not subtracted."""
     runs = [_run(run, blocks, ops) for run in integers.runs]
-    found = ops.to_f32(runs[0] if len(runs) == 1 else ops.join(runs), integers.signed)
+    return runs[0] if len(runs) == 1 else ops.join(runs)
+
+
+def _integers(integers: Integers, blocks: X, ops: Ops[X]) -> X:
+    found = ops.to_f32(codes(integers, blocks, ops), integers.signed)
     return ops.less(found, integers.zero) if integers.zero else found
 
 
-def _run(run: Run, blocks: X, ops: _Ops[X]) -> X:
+def _run(run: Run, blocks: X, ops: Ops[X]) -> X:
     found = None
     for bits in run:
         part = ops.unpack(ops.cut(blocks, bits.at, bits.groups * bits.width), bits)
@@ -214,7 +234,9 @@ def _run(run: Run, blocks: X, ops: _Ops[X]) -> X:
 # ---- on NumPy ----
 
 
-class _Arrays:
+class ArrayOps:
+    """On NumPy arrays."""
+
     def cut(self, x: Array, at: int, count: int) -> Array:
         return x[..., at : at + count]
 
@@ -266,109 +288,8 @@ def decode(row: Block, blocks: Array) -> Array:
     [1.0, -1.0, 1.0, -1.0]
     """
     with np.errstate(all="ignore"):  # a scale may be infinite or not a number
-        made = _decode(row, np.ascontiguousarray(blocks), _Arrays())
+        made = elements(row, np.ascontiguousarray(blocks), ArrayOps())
     return made.reshape(*blocks.shape[:-2], blocks.shape[-2] * row.length)
-
-
-# ---- as StableHLO ----
-
-
-class _Build:
-    """The same as ops; axes before the last are kept as they are."""
-
-    def __init__(self, builder: FuncBuilder) -> None:
-        self.b = builder
-
-    def cut(self, x: Value, at: int, count: int) -> Value:
-        sizes = x.shape.numbers()
-        starts = (*(0 for _ in sizes[:-1]), at)
-        limits = (*sizes[:-1], at + count)
-        return self.b.slice(x, start_indices=starts, limit_indices=limits, strides=(1,) * len(sizes))
-
-    def unpack(self, x: Value, bits: Bits) -> Value:
-        lead = x.shape.numbers()[:-1]
-        rank = len(lead)
-        runs = self._reshape(x, *lead, bits.groups, bits.width)
-        sizes = (*lead, bits.groups, len(bits.shifts), bits.width)
-        whole = self._spread(runs, (*range(rank + 1), rank + 2), sizes)
-        shifts = self._spread(self.b.constant(np.array(bits.shifts, np.uint8)), (rank + 1,), sizes)
-        found = self.b.and_(self.b.shift_right_logical(whole, shifts), self._full(bits.mask, whole))
-        if bits.up:
-            found = self.b.shift_left(found, self._full(bits.up, found))
-        return self._reshape(found, *lead, bits.count)
-
-    def combine(self, x: Value, y: Value) -> Value:
-        return self.b.or_(x, y)
-
-    def join(self, parts: list[Value]) -> Value:
-        return self.b.concatenate(*parts, dimension=parts[0].shape.rank - 1)
-
-    def to_f32(self, x: Value, signed: bool) -> Value:
-        if signed:
-            x = self.b.bitcast_convert(x, result=Shape.of(i8, x.shape.sizes))
-        return self._convert(x)
-
-    def half(self, x: Value) -> Value:
-        lead = x.shape.numbers()[:-1]
-        return self._convert(self._reshape(self.b.bitcast_convert(x, result=Shape.of(f16, lead)), *lead, 1))
-
-    def exponent(self, x: Value) -> Value:
-        wide = self.b.convert(x, result=Shape.of(ui32, x.shape.sizes))
-        normal = self.b.subtract(self.b.maximum(wide, self._full(1, wide)), self._full(1, wide))
-        normal = self.b.shift_left(normal, self._full(23, wide))
-        small = self.b.shift_left(self._full(1 << 21, wide), self.b.minimum(wide, self._full(2, wide)))
-        is_small = self.b.compare(wide, self._full(2, wide), comparison_direction="LT")
-        bits = self.b.select(is_small, small, normal)
-        return self.b.bitcast_convert(bits, result=Shape.of(f32, x.shape.sizes))
-
-    def lookup(self, x: Value, table: Array) -> Value:
-        rank = x.shape.rank
-        dims = GatherDims(
-            offset_dims=(),
-            collapsed_slice_dims=(0,),
-            operand_batching_dims=(),
-            start_indices_batching_dims=(),
-            start_index_map=(0,),
-            index_vector_dim=rank,
-        )
-        return self.b.gather(self.b.constant(table), x, dimension_numbers=dims, slice_sizes=(1,))
-
-    def less(self, x: Value, number: int) -> Value:
-        return self.b.subtract(x, self._full(number, x))
-
-    def times(self, per_group: Value, x: Value) -> Value:
-        return self._grouped("multiply", x, per_group)
-
-    def plus(self, x: Value, per_group: Value, subtract: bool) -> Value:
-        return self._grouped("subtract" if subtract else "add", x, per_group)
-
-    def _grouped(self, op: str, x: Value, per_group: Value) -> Value:
-        sizes = x.shape.numbers()
-        groups = per_group.shape.numbers()[-1]
-        parts = (*sizes[:-1], groups, sizes[-1] // groups)
-        spread = self._spread(per_group, tuple(range(len(sizes))), parts)
-        return self._reshape(getattr(self.b, op)(self._reshape(x, *parts), spread), *sizes)
-
-    def _convert(self, x: Value) -> Value:
-        return self.b.convert(x, result=Shape.of(f32, x.shape.sizes))
-
-    def _reshape(self, x: Value, *sizes: int) -> Value:
-        return x if x.shape.sizes == sizes else self.b.reshape(x, result=Shape.of(x.shape.dtype, sizes))
-
-    def _spread(self, x: Value, places: tuple[int, ...], sizes: tuple[int, ...]) -> Value:
-        result = Shape.of(x.shape.dtype, sizes)
-        return self.b.broadcast_in_dim(x, broadcast_dimensions=places, result=result)
-
-    def _full(self, number: int, like: Value) -> Value:
-        return self.b.full(number, like.shape)
-
-
-def decomposition(row: Block, lead: tuple[int, ...], name: str = "") -> Func:
-    """The function `ui8[*lead, bytes] → f32[*lead[:-1], lead[-1] * length]`, whose last leading axis counts blocks."""
-    f = FuncBuilder(name or f"smelt.unblock.{row.name}", [Shape.of(ui8, (*lead, row.bytes))])
-    made = _decode(row, f.args[0], _Build(f))
-    result = f.reshape(made, result=Shape.of(f32, (*lead[:-1], lead[-1] * row.length)))
-    return f.func(result, visibility="private")
 
 
 def packed_bytes(row: Block, sizes: tuple[int, ...]) -> int:

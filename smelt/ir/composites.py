@@ -61,6 +61,12 @@ TABLE = (
     Composite(
         "smelt.unblock", ("format",), "ui8[..., n, bytes] → f32[..., n * length]: blocks of `ir.blocks` as numbers"
     ),
+    Composite(
+        "smelt.block_dot",
+        ("format",),
+        "f32[group, row, k], ui8[group or 1, column, n, bytes] → f32[group, row, column]: unblocked columns times rows"
+        " that are rounded to 8 bits per 32 elements (`ir.block_ops` has every step)",
+    ),
     Composite("smelt.qdot", ("operands", "layout"), _QDOT, optional=_WINDOW),
     Composite(
         "smelt.lstm",

@@ -8,13 +8,15 @@ from pathlib import Path
 from smelt.buffer import bytes_text, machine_memory
 from smelt.engine.footprint import Budget
 from smelt.errors import MemoryLimitError, RunError
+from smelt.ir.blocks import Block
 from smelt.llm import checkpoint as files
 from smelt.llm.cache import Pool, page_bytes
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.engine import SEQUENCES, Engine
 from smelt.llm.language_model import LanguageModel
 from smelt.llm.paged import PAGE
-from smelt.llm.step import CHUNK, Step, check_precision
+from smelt.llm.step import CHUNK, Step, choose_precision
+from smelt.passes.lower_blocks import check_precision
 
 DEFAULT_CONTEXT = 1 << 15  # tokens, where a model allows more
 CONTEXTS = 4  # whole contexts that the cache has room for, where the machine's memory allows it
@@ -26,18 +28,19 @@ def load(
     device: str = "auto",
     engine: str = "auto",
     context: int | None = None,
-    precision: str = "f32",
+    precision: str | None = None,
     memory_limit: int | str | None = None,
     sequences: int = SEQUENCES,
 ) -> LanguageModel:
     """A language model from a Hugging Face folder or a GGUF file, ready to answer.
 
     `context` is how many tokens a sequence may have, at most what the model was made for. With `precision="f32"`
-    everything is computed in f32: block-quantised weights are opened once, when they are bound. Weights, steps and
+    everything is computed in f32: block-quantised weights are opened once, when they are bound. With "q8", the default
+    of the native engine, they stay as they are and multiply activations that are rounded to 8 bits. Weights, steps and
     cache stay within `memory_limit`; a model that cannot is refused before anything is loaded. Up to `sequences`
     requests are computed at once.
     """
-    check_precision(precision)
+    precision = check_precision(precision or choose_precision(device, engine))
     found = files.open(path, context)
     most = found.config.context
     wanted = min(most, DEFAULT_CONTEXT) if context is None else context
@@ -47,36 +50,43 @@ def load(
         raise RunError("sequences that are computed at once", expected=f"1 to {CHUNK}", got=sequences)
     budget = Budget.of(memory_limit, None)
     if budget is not None:
-        _check_memory(found, wanted, 0, budget.bytes)
-    step = Step(found, device, engine)
-    limit = _pages(found, step, wanted, sequences, None if budget is None else budget.bytes)
+        _check_memory(found, precision, wanted, 0, budget.bytes)
+    step = Step(found, device, engine, precision)
+    limit = _pages(found, step, precision, wanted, sequences, None if budget is None else budget.bytes)
     pool = Pool(found.config, step.platform, limit, str(found.path.resolve()).encode())
     return LanguageModel(found, step, Engine(step, pool, sequences), wanted)
 
 
-def _pages(found: Checkpoint, step: Step, context: int, sequences: int, limit: int | None) -> int:
+def _pages(found: Checkpoint, step: Step, precision: str, context: int, sequences: int, limit: int | None) -> int:
     """How many pages the cache may have."""
     whole, each = math.ceil(context / PAGE), page_bytes(found.config)
-    weights = _weight_bytes(found)
+    weights = _weight_bytes(found, precision)
     if limit is None:
         return max(whole, min(CONTEXTS * whole, (machine_memory() // 2 - weights) // each))
     work = step.memory(CHUNK, sequences, sequences, whole)
-    _check_memory(found, context, work, limit)
+    _check_memory(found, precision, context, work, limit)
     return max(whole, min(CONTEXTS * whole, (limit - weights - work) // each))
 
 
-def _weight_bytes(checkpoint: Checkpoint) -> int:
-    return sum(4 * checkpoint.elements(name) for name in checkpoint.weights)
+def _weight_bytes(checkpoint: Checkpoint, precision: str) -> int:
+    """With "q8" blocks stay about as large as they are stored."""
+    kept = precision == "q8"
+    return sum(
+        checkpoint.weights.stored(name).nbytes
+        if kept and isinstance(checkpoint.formats.get(name), Block)
+        else 4 * checkpoint.elements(name)
+        for name in checkpoint.weights
+    )
 
 
-def _check_memory(checkpoint: Checkpoint, context: int, work: int, limit: int) -> None:
-    weights = _weight_bytes(checkpoint)
+def _check_memory(checkpoint: Checkpoint, precision: str, context: int, work: int, limit: int) -> None:
+    weights = _weight_bytes(checkpoint, precision)
     cache = math.ceil(context / PAGE) * page_bytes(checkpoint.config)
     if weights + cache + work > limit:
         raise MemoryLimitError(
             f"{checkpoint.path.name} needs more memory than the limit",
             expected=f"at most {bytes_text(limit)}",
-            got=f"{bytes_text(weights)} of weights in f32, {bytes_text(cache)} of cache for {context} tokens"
+            got=f"{bytes_text(weights)} of weights, {bytes_text(cache)} of cache for {context} tokens"
             + (f", {bytes_text(work)} for a step" if work else ""),
             remedy="a smaller context, or a larger limit",
         )

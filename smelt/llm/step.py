@@ -13,7 +13,6 @@ import numpy as np
 
 from smelt.dtype import Array
 from smelt.engine import platform as platform_of
-from smelt.errors import UnsupportedError
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.decoder import Decoder
 from smelt.llm.paged import PAGE
@@ -83,10 +82,15 @@ def _pad(array: Array, size: int, value: int) -> Array:
     return np.concatenate([array, np.full(size - len(array), value, array.dtype)])
 
 
+def choose_precision(device: str, engine: str) -> str:
+    """How block-quantised weights are multiplied where nobody says it: native has kernels for them as they are."""
+    return "q8" if platform_of(device, engine).engine.name == "native" else "f32"
+
+
 class Step:
     """A decoder with its weights bound, on a platform. One thread calls it."""
 
-    def __init__(self, checkpoint: Checkpoint, device: str, engine: str) -> None:
+    def __init__(self, checkpoint: Checkpoint, device: str, engine: str, precision: str) -> None:
         config = checkpoint.config
         self.platform = platform_of(device, engine)
         self.config = config
@@ -101,6 +105,7 @@ class Step:
             platform=self.platform,
             donate="pools",
             facts=("P >= 1", "B >= 1", "M >= 1", "S >= 1", "R >= 1"),
+            precision=precision,
         )
         self._bound: Any = executable.prepare(checkpoint.weights)
         self._by_size = self.platform.engine.name == "pjrt"
@@ -127,8 +132,3 @@ class Step:
 
     def close(self) -> None:
         self._bound.close()
-
-
-def check_precision(precision: str) -> None:
-    if precision != "f32":
-        raise UnsupportedError("unknown precision of language models", expected="f32", got=precision)

@@ -28,6 +28,7 @@ from smelt.passes.inline import inline
 from smelt.passes.join_processes import join_processes
 from smelt.passes.lower import lower
 from smelt.passes.lower_bf16 import bf16_rules
+from smelt.passes.lower_blocks import lower_blocks
 from smelt.passes.lower_custom_calls import lower_custom_calls
 from smelt.passes.lower_int8 import QUANTISING, SPREADING, int8_rules
 from smelt.passes.lower_quantised_types import lower_quantised_types
@@ -121,7 +122,7 @@ def passes(
     def inline_composites(program: Program) -> Program:
         """Inline, then simplify if a composite of `QUANTISING` was inlined: its body was not simplified yet."""
         kept = {op.attrs["name"] for op in program.main.body.ops if op.name == "stablehlo.composite"}
-        return tidy(rules(SPREADING)(inline(program))) if kept & QUANTISING else inline(program)
+        return tidy(rules(SPREADING)(inline(program))) if kept & (QUANTISING | {"smelt.unblock"}) else inline(program)
 
     def lower_bf16(edit: Edit) -> int:
         count = rewrite(edit, bf16_rules(pairs=pairs))
@@ -140,6 +141,7 @@ def passes(
     )
     fused = (
         Pass("fuse_attention", rules(attention_rules(width)), "FlashAttention: scores are never materialised"),
+        Pass("lower_blocks", per_function(lower_blocks), "multiply by packed block-quantised weights"),
         Pass("lower_int8", rules(int8_rules(width)), "compute quantised matmuls and convolutions as int8 GEMM"),
         Pass("inline", inline_composites, "decompose composites that have no kernel"),
         Pass("lower_bf16", per_function(lower_bf16), "compute bf16 matmuls as bf16 GEMM, or in f32"),

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from smelt.dtype import ui8
-from smelt.ir.blocks import BLOCKS, decomposition
+from smelt.ir.block_ops import decomposition
+from smelt.ir.blocks import BLOCKS
 from smelt.ir.composites import encode
 from smelt.ir.core import Func, Region, walk
 from smelt.ir.structure import fingerprint

@@ -17,6 +17,7 @@ from smelt.ir.ops import (
     index,
     linear,
     packed,
+    packed_blocks,
     paged_attention,
     quantize,
     random,
@@ -28,7 +29,7 @@ from smelt.ir.ops import (
 from smelt.ir.ops.definition import OpDef
 
 FAMILIES = (
-    *(elementwise, shape, index, reduce, window, linear, packed, attention, paged_attention),
+    *(elementwise, shape, index, reduce, window, linear, packed, packed_blocks, attention, paged_attention),
     *(random, quantize, control, collective, dynamic, testing),
 )
 OPS: dict[str, OpDef] = {row.name: row for family in FAMILIES for row in family.ROWS}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from smelt.kernel.build import (
     attention,
+    blocks,
     conv,
     depthwise,
     elementwise,
@@ -29,7 +30,7 @@ from smelt.kernel.loops.nest import PULLS
 
 FAMILIES = (
     *(elementwise, quantise, gather_scatter, reduce, window, scan, sort),
-    *(gemm, relayout, conv, depthwise, winograd, attention, paged_attention, linalg, fft, random),
+    *(gemm, relayout, blocks, conv, depthwise, winograd, attention, paged_attention, linalg, fft, random),
 )
 
 __all__ = ["ADDRESSED", "ANCHORS", "FAMILIES", "IN_RUNS", "PULLS", "SINKS", "UPDATES"]

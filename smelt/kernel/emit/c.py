@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from smelt.ir.blocks import BLOCKS
 from smelt.kernel import math
 from smelt.kernel.emit.kernel_c import KernelPrinter
 from smelt.kernel.emit.plan_c import ProgramPrinter
 from smelt.kernel.emit.tile_bf16 import mma_bf16_text
+from smelt.kernel.emit.tile_blocks import PREFIX, block_dot_text
 from smelt.kernel.emit.tile_f32 import mma_f32_text, transpose_text
 from smelt.kernel.emit.tile_int8 import mma_int8_text
 from smelt.kernel.plan.memory import Memory
@@ -105,6 +107,7 @@ class Source:
             narrow = f"{name}_narrow(" in text
             if narrow or f"{name}(" in text:
                 texts.append(tile_text(self.tile, narrow=narrow))
+        texts += [block_dot_text(each, self.tile) for each in BLOCKS if f"{PREFIX}{each}(" in text]
         return [*texts, *([transpose_text(self.tile)] if TRANSPOSE in text else [])]
 
     def _file(self, text: str) -> str:

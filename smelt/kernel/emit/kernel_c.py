@@ -13,8 +13,10 @@ from smelt.abi import CANCELLED, FAILED
 from smelt.dim import Size
 from smelt.dtype import DType
 from smelt.errors import UnsupportedError
+from smelt.ir.block_layout import Layout
 from smelt.kernel import math
 from smelt.kernel.emit.sizes_c import number_text
+from smelt.kernel.emit.tile_blocks import PREFIX
 from smelt.kernel.loops.fold import identity
 from smelt.kernel.loops.grammar import (
     SHORT,
@@ -22,6 +24,7 @@ from smelt.kernel.loops.grammar import (
     Amount,
     Apply,
     Bitcast,
+    BlockMma,
     Convert,
     Declare,
     Expr,
@@ -136,6 +139,8 @@ class KernelPrinter:
                 return self.fold(stmt, depth)
             case Mma():
                 return [f"{pad}{self.mma(stmt)}"]
+            case BlockMma():
+                return [f"{pad}{self.block_mma(stmt)}"]
             case Fail(status, values):
                 record = [f"ctx->record[{i}] = {self.expr(value)};" for i, value in enumerate(values)]
                 return [f"{pad}{{ {' '.join(record)} return {FAILED + status}; }}"]
@@ -248,6 +253,18 @@ class KernelPrinter:
         if columns == mma.acc.strides[0]:
             return f"{name}({', '.join(given)});"
         return f"{name}_narrow({', '.join([*given, self.expr(columns)])});"
+
+    def block_mma(self, mma: BlockMma) -> str:
+        """A call of the micro-kernel of a format: rows, integers, scales, totals, records, tile."""
+        total = "i32" if Layout.of(mma.format).zero else "f32"
+        kinds = (mma.q, "i8"), (mma.scale, "f32"), (mma.total, total)
+        rows = [f"{self.address(of.place, kind)}, {self.expr(of.strides[0])}" for of, kind in kinds]
+        panel = f"{self.address(mma.panel.place, 'ui8')}, {self.expr(mma.panel.sizes[0])}"
+        given = [self.expr(mma.acc.sizes[0]), *rows, panel, self.address(mma.acc.place, "f32")]
+        return f"{PREFIX}{mma.format}({', '.join(given)});"
+
+    def address(self, place: Place, kind: str) -> str:
+        return f"{self.array(place, kind)} + {self.expr(place.index)}"
 
     # -- expressions --
 

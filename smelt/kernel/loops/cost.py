@@ -8,9 +8,11 @@ from math import inf
 
 from smelt.dim import Size
 from smelt.dtype import i64
+from smelt.ir.blocks import BLOCKS
 from smelt.kernel.loops.grammar import (
     Amount,
     Apply,
+    BlockMma,
     Expr,
     Fold,
     For,
@@ -45,6 +47,8 @@ def count_work(statements: Sequence[Stmt]) -> Size:
             case Mma(_, a):
                 _, taps, extent = (size.size if isinstance(size, Amount) else None for size in a.sizes)
                 total = total + 16 * (128 if extent is None else extent) * (1 if taps is None else taps)
+            case BlockMma(panel=Slice(_, (Amount(count), _)), format=format):
+                total = total + 4 * count * BLOCKS[format].length
             case If(_, then, otherwise):
                 total = total + count_work(then) + count_work(otherwise)
             case Let() | Store() | Set():
@@ -87,6 +91,8 @@ class Accesses:
                 self.writes[place.array] = self.writes.get(place.array, 0.0) + times
             case Mma(_, a, b):  # a micro-kernel reads all of its operands
                 self.reads |= {a.place.array: inf, b.place.array: inf}
+            case BlockMma(_, q, scale, total, panel):
+                self.reads |= {each.place.array: inf for each in (q, scale, total, panel)}
 
     def expression(self, expr: Expr, times: float) -> None:
         if isinstance(expr, Load):

@@ -2,7 +2,7 @@
 prints it as source.
 
     Expr  := Var | Number | Amount | Affine | Quotient | Remainder | Load | Apply | Convert | Bitcast
-    Stmt  := For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | Fail
+    Stmt  := For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | BlockMma | Fail
     Level := "serial" (may be parallelised) | "ordered" | "core" (parallel over cores) | "lane" (vectorised)
     Place := (buffer or tile, index)      Slice := (place, sizes, strides)
 
@@ -274,6 +274,22 @@ class Mma:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockMma:
+    """Micro-kernel call: acc[i, j] = row i times column j of a panel of block-quantised weights (`ir.block_ops`).
+
+    `acc` is [row, column], 16 columns wide. Rows are integers `q` [row, k], the `scale` of each run of them [row, run]
+    and the `total` of each group [row, group]. `panel` is [block, byte]: records of a format (`ir.block_layout`).
+    """
+
+    acc: Slice
+    q: Slice
+    scale: Slice
+    total: Slice
+    panel: Slice
+    format: str
+
+
+@dataclass(frozen=True, slots=True)
 class Fail:
     """Leave the program with a status; `values` go into the record."""
 
@@ -281,7 +297,7 @@ class Fail:
     values: tuple[Expr, ...] = ()
 
 
-Stmt: TypeAlias = For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | Fail
+Stmt: TypeAlias = For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | BlockMma | Fail
 
 TRUE, FALSE = Number(True, i1), Number(False, i1)
 
@@ -464,7 +480,7 @@ def reads_memory(expr: Expr) -> bool:
 
 # ---- traversal of statements ----
 
-STATEMENTS = (For, While, If, Let, Declare, Set, Store, Tile, Transpose, Fold, Mma, Fail)
+STATEMENTS = (For, While, If, Let, Declare, Set, Store, Tile, Transpose, Fold, Mma, BlockMma, Fail)
 
 
 def _fields(*types: str) -> dict[type, tuple[str, ...]]:

@@ -16,6 +16,7 @@ from smelt.kernel.loops.grammar import (
     SHORT,
     Affine,
     Amount,
+    BlockMma,
     Chunks,
     Declare,
     Expr,
@@ -75,7 +76,7 @@ def _on_cores(loop: For) -> For:
         between += [each for each in chain[-1].body if each is not inner]
         chain.append(inner)
     last = chain[-1]
-    leaf = not any(isinstance(each, For | While | Fold | Mma) for each in last.body)
+    leaf = not any(isinstance(each, For | While | Fold | Mma | BlockMma) for each in last.body)
     if leaf and len(chain) > 1:
         chain.pop()
         body: tuple[Stmt, ...] = (*between, replace(last, level="lane"))

@@ -17,6 +17,7 @@ from smelt.kernel.loops.grammar import (
     Amount,
     Apply,
     Bitcast,
+    BlockMma,
     Convert,
     Declare,
     Expr,
@@ -82,6 +83,8 @@ def _statement(stmt: Stmt, pad: str, inside: int) -> list[str]:
             return [first, *lines(body, inside), f"{pad}  give {text(value)}"]
         case Mma():
             return [pad + _mma(stmt)]
+        case BlockMma():
+            return [pad + _block_mma(stmt)]
         case Fail(status, values):
             return [f"{pad}fail {status} ({', '.join(map(text, values))})"]
 
@@ -100,6 +103,14 @@ def _mma(stmt: Mma) -> str:
     columns = "j" if stmt.acc.sizes[1] == stmt.acc.strides[0] else f"j < {text(stmt.acc.sizes[1])}"
     factors = f"{_array(stmt.a.place)}[{a}] * {_array(stmt.b.place)}[{b}]"
     return f"{tile}[i < {text(rows)}, {columns}] {sign} {stmt.form.name} sum over {over} of {factors}"
+
+
+def _block_mma(stmt: BlockMma) -> str:
+    """i counts the tile's rows, j its columns."""
+    parts = (stmt.q, stmt.scale, stmt.total)
+    rows = (f"{_array(each.place)}[{_sum(each.place.index, _steps('i', each.strides[0]))}]" for each in parts)
+    panel = f"{text(stmt.panel.sizes[0])} {stmt.format} records at {_place(stmt.panel.place)}"
+    return f"{stmt.acc.place.array}[i < {text(stmt.acc.sizes[0])}, j] = ({', '.join(rows)}) * {panel}"
 
 
 def _array(place: Place) -> str:

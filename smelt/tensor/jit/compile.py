@@ -29,6 +29,7 @@ from smelt.ir.clone import clone_region, substitution
 from smelt.ir.core import Attrs, Func, Program
 from smelt.ir.verify import verify
 from smelt.mesh import Mesh, sharding_text
+from smelt.passes.lower_blocks import check_precision, round_activations
 from smelt.passes.split_prepare import NAME, WEIGHT
 from smelt.shape import Shape
 from smelt.structure import fields_of, items_of, join, leaves, map_leaves, zip_leaves
@@ -65,6 +66,7 @@ class Options:
     facts: tuple[str | Fact, ...] = ()
     encode: Callable[..., Any] | None = None
     decode: Callable[[Any], Any] | None = None
+    precision: str = "f32"  # of `PRECISIONS`
 
     @property
     def target(self) -> Platform[Program]:
@@ -84,6 +86,7 @@ def compile(
     engine: str = "auto",
     donate: str | Iterable[str] = (),
     facts: Sequence[str | Fact] = (),
+    precision: str = "f32",
     **keywords: Any,
 ) -> Executable[Q, S]: ...
 
@@ -99,6 +102,7 @@ def compile(
     engine: str = "auto",
     donate: str | Iterable[str] = (),
     facts: Sequence[str | Fact] = (),
+    precision: str = "f32",
     **keywords: Any,
 ) -> Executable[P, S]: ...
 
@@ -113,6 +117,7 @@ def compile(
     engine: str = "auto",
     donate: str | Iterable[str] = (),
     facts: Sequence[str | Fact] = (),
+    precision: str = "f32",
     **keywords: Any,
 ) -> Executable[P, Buffer]: ...
 
@@ -127,6 +132,7 @@ def compile(
     engine: str = "auto",
     donate: str | Iterable[str] = (),
     facts: Sequence[str | Fact] = (),
+    precision: str = "f32",
     **keywords: Any,
 ) -> Executable[P, R]: ...
 
@@ -141,6 +147,7 @@ def compile(
     engine: str = "auto",
     donate: str | Iterable[str] = (),
     facts: Sequence[str | Fact] = (),
+    precision: str = "f32",
     encode: Callable[..., Any] | None = None,
     decode: Callable[[Any], Any] | None = None,
     **keywords: Any,
@@ -152,7 +159,8 @@ def compile(
     Anything else is part of the program. A model's tensors are weights, which `prepare` binds.
 
     `donate` names parameters whose buffers a call may reuse. `encode(*args)` converts the arguments of a call to the
-    function's, `decode(results)` its results to the call's: for the user's own dataclasses.
+    function's, `decode(results)` its results to the call's: for the user's own dataclasses. `precision="q8"` multiplies
+    by block-quantised weights on activations that are rounded to 8 bits, 32 to a scale.
 
     >>> from smelt.tensor import nn
     >>> executable = compile(nn.Linear(d=3, f=2, bias=False), "f32[b=B, d=3]", engine="reference")
@@ -161,7 +169,7 @@ def compile(
     [[6.0, 15.0]]
     """
     names = (donate,) if isinstance(donate, str) else tuple(donate)
-    options = Options(platform, device, engine, names, tuple(facts), encode, decode)
+    options = Options(platform, device, engine, names, tuple(facts), encode, decode, check_precision(precision))
     return compile_traced(*_trace_function(function, args, keywords, options.facts), options)
 
 
@@ -275,6 +283,8 @@ def compile_traced(traced: Traced, given: TraceArguments, options: Options) -> E
     asked = options.platform.engine if options.platform is not None else None
     mesh = asked.mesh if isinstance(asked, MeshEngine) else None
     programs = [_finish_program(path, found, known, mesh) for path in traced.paths]
+    if options.precision == "q8":
+        programs = [round_activations(program) for program in programs]
     engine, compiled_paths = _compile_paths(traced.paths, programs, [found[i].name for i in sorted(donated)], options)
     target = options.platform or Platform("cpu" if options.device == "auto" else options.device, engine)
     in_place = bool(donated) and _donates(engine, programs)

@@ -10,7 +10,8 @@ import pytest
 import smelt
 from smelt.dtype import Array
 from smelt.engine import platform
-from smelt.ir.blocks import BLOCKS, TABLE, Block, decode, decomposition
+from smelt.ir.block_ops import decomposition
+from smelt.ir.blocks import BLOCKS, TABLE, Block, decode
 from smelt.ir.core import Func, Program
 from smelt.tensor.composite import unblock
 from smelt.tensor.jit.trace import trace

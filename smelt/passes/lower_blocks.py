@@ -1,0 +1,204 @@
+"""Products by block-quantised weights: what precision "q8" does to a program, and how native computes it.
+
+`round_activations` is the precision: `dot_general(x, unblock(w))` becomes the composite `smelt.block_dot`, whose
+decomposition rounds activations to 8 bits (`ir.block_ops`), so that every engine computes the same numbers.
+`lower_blocks` is native's: block_dot becomes `smelt.packed_block_dot` over packed weights, and a row that is looked up
+in an unblocked matrix is looked up in the bytes. So weights stay as small as in their file.
+"""
+
+from __future__ import annotations
+
+import math
+
+from smelt.dim import product
+from smelt.dtype import f32
+from smelt.errors import UnsupportedError
+from smelt.ir.attributes import GatherDims
+from smelt.ir.block_layout import Layout
+from smelt.ir.block_ops import BuildOps, dot_decomposition
+from smelt.ir.block_pack import pack, take_columns
+from smelt.ir.blocks import BLOCKS, Block, elements
+from smelt.ir.build import Builder
+from smelt.ir.composites import encode
+from smelt.ir.core import Func, Op, Program, Value
+from smelt.ir.rewrite import Edit
+from smelt.ir.structure import fingerprint
+from smelt.shape import Shape
+
+COMPOSITES = frozenset({"smelt.unblock", "smelt.block_dot"})  # that `lower_blocks` knows
+
+
+# ---- precision "q8" ----
+
+PRECISIONS = ("f32", "q8")  # of activations that block-quantised weights multiply
+
+
+def check_precision(precision: str) -> str:
+    if precision not in PRECISIONS:
+        raise UnsupportedError("unknown precision of activations", expected=", ".join(PRECISIONS), got=precision)
+    return precision
+
+
+def round_activations(program: Program) -> Program:
+    """The program with every product by unblocked weights on activations rounded to 8 bits."""
+    signatures = {name: func.type for name, func in program.funcs.items()}
+    edit, added = Edit(program.main, signatures), dict[str, Func]()
+    for op in [op for op in edit.ops() if op.name == "stablehlo.dot_general"]:
+        made = _block_dot(edit, op, added)
+        if made is not None:
+            edit.replace(op.result, made)
+            edit.erase_if_dead(op)
+    return program.replace(edit.freeze(), *added.values()) if added else program
+
+
+def _block_dot(edit: Edit, dot: Op, added: dict[str, Func]) -> Value | None:
+    """The composite for a product of f32 rows by an unblocked matrix, summed over whole blocks."""
+    lhs, rhs = edit.operands(dot)
+    found = _unblocked(edit, rhs)
+    dims = dot.attrs["dot_dimension_numbers"]
+    kinds = (lhs.shape.dtype, dot.result.shape.dtype)
+    last = rhs.shape.rank - 1
+    if found is None or kinds != (f32, f32) or dims.rhs_contracting_dimensions != (last,):
+        return None
+    row, w = found
+    b = edit.before(dot)
+    batch = dims.lhs_batching_dimensions
+    kept = [d for d in range(lhs.shape.rank) if d not in batch and d not in dims.lhs_contracting_dimensions]
+    x = _merge(b, lhs, (batch, kept, dims.lhs_contracting_dimensions), 0)
+    batch = dims.rhs_batching_dimensions
+    columns = [d for d in range(last) if d not in batch]
+    w = _merge(b, w, (batch, columns), 2)
+    func = dot_decomposition(row, x.shape, w.shape)
+    name = f"smelt.block_dot.{fingerprint(func).hex()[:24]}"
+    if name not in added:
+        added[name] = Func(name, func.body, "private")
+        edit.signatures[name] = added[name].type
+    made = edit.before(dot).op(
+        "stablehlo.composite",
+        x,
+        w,
+        name="smelt.block_dot",
+        composite_attributes=encode("smelt.block_dot", {"format": row.name}),
+        decomposition=name,
+    )
+    return _reshape(edit.before(dot), made.result, dot.result.shape)
+
+
+def _unblocked(edit: Edit, value: Value) -> tuple[Block, Value] | None:
+    """The format and the bytes of a value that is `smelt.unblock` of something."""
+    maker = edit.maker(value)
+    if maker is None or maker.name != "stablehlo.composite" or maker.attrs["name"] != "smelt.unblock":
+        return None
+    row = BLOCKS.get(str(maker.attrs["composite_attributes"].get("format")))
+    return None if row is None else (row, edit.operands(maker)[0])
+
+
+def _merge(b: Builder, value: Value, groups: tuple[tuple[int, ...] | list[int], ...], rest: int) -> Value:
+    """The value with each group of axes merged into one, and the last `rest` axes as they are."""
+    rank = value.shape.rank
+    tail = tuple(range(rank - rest, rank))
+    order = (*(d for group in groups for d in group), *tail)
+    if order != tuple(range(rank)):
+        value = b.transpose(value, permutation=order)
+    sizes = iter(value.shape.sizes)
+    merged = [product(next(sizes) for _ in group) for group in groups]
+    return _reshape(b, value, Shape.of(value.shape.dtype, (*merged, *sizes)))
+
+
+def _reshape(b: Builder, value: Value, shape: Shape) -> Value:
+    return value if value.shape.sizes == shape.sizes else b.reshape(value, result=shape)
+
+
+# ---- native ----
+
+
+def lower_blocks(edit: Edit) -> int:
+    """Block products as kernels; rows looked up in packed weights, or in a file's bytes."""
+    packed: dict[Value, tuple[Layout, Value]] = {}  # by the bytes that were packed
+    products = [op for op in edit.ops() if _is_composite(op, "smelt.block_dot")]
+    for op in products:
+        _replace(edit, op, _packed_dot(edit, op, packed))
+    lookups = [op for op in edit.ops() if op.name == "stablehlo.gather" and _unblocked(edit, op.operands[0])]
+    count = len(products)
+    for op in lookups:
+        made = _lookup(edit, op, packed)
+        if made is not None:
+            _replace(edit, op, made)
+            count += 1
+    return count
+
+
+def _is_composite(op: Op, name: str) -> bool:
+    return op.name == "stablehlo.composite" and bool(op.attrs["name"] == name)
+
+
+def _replace(edit: Edit, op: Op, made: Value) -> None:
+    makers = [maker for value in op.operands if (maker := edit.maker(value)) is not None]
+    edit.replace(op.result, made)
+    edit.erase_if_dead(op)
+    for maker in makers:  # an unblocked matrix that nothing uses any more
+        if maker in edit:
+            edit.erase_if_dead(maker)
+
+
+def _packed_dot(edit: Edit, op: Op, packed: dict[Value, tuple[Layout, Value]]) -> Value:
+    x, w = edit.operands(op)
+    layout = Layout.of(str(op.attrs["composite_attributes"].get("format")))
+    source = w
+    while (maker := edit.maker(source)) is not None and maker.name == "stablehlo.reshape":
+        source = edit.operands(maker)[0]
+    if source not in packed:
+        top = next(edit.ops())  # above every use: a lookup may come first
+        b = edit.before(top if edit.maker(source) is None else op)
+        packed[source] = layout, pack(b, layout, BuildOps(b).reshape(source, *w.shape.sizes))
+    _, panels = packed[source]
+    b = edit.before(op)
+    rounded = b.op("smelt.round_blocks", x, group=layout.group, zero=layout.zero).results
+    return b.op("smelt.packed_block_dot", *rounded, panels, format=layout.row.name, result=op.result.shape).result
+
+
+def _lookup(edit: Edit, op: Op, packed: dict[Value, tuple[Layout, Value]]) -> Value | None:
+    """Rows of an unblocked matrix, from its bytes; None where a gather does something else."""
+    found = _unblocked(edit, op.operands[0])
+    table, places = edit.operands(op)
+    dims, rank = op.attrs["dimension_numbers"], places.shape.rank
+    sizes = table.shape.sizes
+    plain = (
+        len(sizes) == 2
+        and dims.collapsed_slice_dims == dims.start_index_map == (0,)
+        and not dims.operand_batching_dims
+        and dims.index_vector_dim == rank
+        and dims.offset_dims == (rank,)
+        and tuple(op.attrs["slice_sizes"]) == (1, sizes[1])
+    )
+    if found is None or not plain:
+        return None
+    row, w = found
+    b = edit.before(op)
+    if w in packed and math.prod(packed[w][1].shape.numbers()[:1]) == 1:
+        low, high = b.constant(0, places.shape.element), b.constant(w.shape.numbers()[0] - 1, places.shape.element)
+        return take_columns(b, packed[w][0], packed[w][1], b.clamp(low, places, high))
+    made = elements(row, w, _Looked(b, places))
+    return BuildOps(b).reshape(made, *op.result.shape.sizes)
+
+
+class _Looked(BuildOps):
+    """Decoding of some rows: a part of the bytes is cut out of the whole, then looked up."""
+
+    def __init__(self, builder: Builder, places: Value) -> None:
+        super().__init__(builder)
+        self.places = places
+
+    def cut(self, x: Value, at: int, count: int) -> Value:
+        part = super().cut(x, at, count)
+        rank = self.places.shape.rank
+        dims = GatherDims(
+            offset_dims=(rank, rank + 1),
+            collapsed_slice_dims=(0,),
+            operand_batching_dims=(),
+            start_indices_batching_dims=(),
+            start_index_map=(0,),
+            index_vector_dim=rank,
+        )
+        sizes = (1, *part.shape.numbers()[1:])
+        return self.b.gather(part, self.places, dimension_numbers=dims, slice_sizes=sizes)
