@@ -87,25 +87,24 @@ def take_columns(b: Builder, layout: Layout, packed: Value, places: Value) -> Va
     A place that is not inside is clamped, as in a gather."""
     row, ops = layout.row, BuildOps(b)
     lead = places.shape.sizes
-    index = _panel_and_column(b, places)
+    rank = len(lead)
 
     def part(at: int, lines: int, steps: int) -> Value:
-        """[..., n, line, step] of the record's bytes from `at` on, for the columns."""
-        _, panels, count, _ = packed.shape.numbers()
-        size = lines * COLUMNS * steps
-        starts, limits = (0, 0, 0, at), (1, panels, count, at + size)
-        held = b.slice(packed, start_indices=starts, limit_indices=limits, strides=(1,) * 4)
-        held = ops.reshape(held, panels, count, lines, COLUMNS, steps)
-        rank = len(lead)
+        """[..., n, line, step] of the record's bytes from `at` on, for the columns.
+
+        Looked up in the whole matrix: what is bound is that, not parts of it."""
+        count = packed.shape.numbers()[2]
+        index = _record_places(b, places, [at + line * COLUMNS * steps for line in range(lines)], steps)
         dims = GatherDims(
-            offset_dims=tuple(range(rank, rank + 3)),
-            collapsed_slice_dims=(0, 3),
+            offset_dims=(rank + 1, rank + 2),
+            collapsed_slice_dims=(0, 1),
             operand_batching_dims=(),
             start_indices_batching_dims=(),
-            start_index_map=(0, 3),
-            index_vector_dim=rank,
+            start_index_map=(1, 3),
+            index_vector_dim=rank + 1,
         )
-        return b.gather(held, index, dimension_numbers=dims, slice_sizes=(1, count, lines, 1, steps))
+        found = b.gather(packed, index, dimension_numbers=dims, slice_sizes=(1, 1, count, steps))
+        return b.transpose(found, permutation=(*range(rank), rank + 1, rank, rank + 2))
 
     def halves(name: str) -> Value:
         found = part(layout.places[name], 1, 2)
@@ -141,14 +140,16 @@ def take_columns(b: Builder, layout: Layout, packed: Value, places: Value) -> Va
     return ops.reshape(value, *lead, count * layout.length)
 
 
-def _panel_and_column(b: Builder, places: Value) -> Value:
-    """Integers [...] → [..., 2]: the panel of a column, and its place there."""
-    kind = places.shape.dtype
-    sizes = places.shape.sizes
-    whole = b.full(COLUMNS, places.shape)
-    both = (b.divide(places, whole), b.remainder(places, whole))
-    parts = [b.reshape(each, result=Shape.of(kind, (*sizes, 1))) for each in both]
-    return b.concatenate(*parts, dimension=len(sizes))
+def _record_places(b: Builder, places: Value, lines: list[int], steps: int) -> Value:
+    """Columns [...] → [..., line, 2]: the panel of a column, and where its `steps` bytes of a line are in a record."""
+    kind, sizes, ops = places.shape.dtype, places.shape.sizes, BuildOps(b)
+    rank, whole = len(sizes), b.full(COLUMNS, places.shape)
+    each = (*sizes, len(lines))
+    panel = ops.spread(b.divide(places, whole), tuple(range(rank)), each)
+    column = ops.spread(b.remainder(places, whole), tuple(range(rank)), each)
+    first = ops.spread(b.constant(np.array(lines), kind), (rank,), each)
+    at = b.add(b.multiply(column, ops.full(steps, column)), first)
+    return b.concatenate(*(ops.reshape(x, *each, 1) for x in (panel, at)), dimension=rank + 1)
 
 
 def _plane_codes(ops: BuildOps, lines: Value, plane: Plane) -> Value:

@@ -8,10 +8,8 @@ in an unblocked matrix is looked up in the bytes. So weights stay as small as in
 
 from __future__ import annotations
 
-import math
-
 from smelt.dim import product
-from smelt.dtype import f32
+from smelt.dtype import f32, i32
 from smelt.errors import UnsupportedError
 from smelt.ir.attributes import GatherDims
 from smelt.ir.block_layout import Layout
@@ -30,6 +28,7 @@ COMPOSITES = frozenset({"smelt.unblock", "smelt.block_dot"})  # that `lower_bloc
 
 # ---- precision "q8" ----
 
+_Key = tuple[str, Shape, Shape]
 PRECISIONS = ("f32", "q8")  # of activations that block-quantised weights multiply
 
 
@@ -42,7 +41,7 @@ def check_precision(precision: str) -> str:
 def round_activations(program: Program) -> Program:
     """The program with every product by unblocked weights on activations rounded to 8 bits."""
     signatures = {name: func.type for name, func in program.funcs.items()}
-    edit, added = Edit(program.main, signatures), dict[str, Func]()
+    edit, added = Edit(program.main, signatures), dict[_Key, Func]()
     for op in [op for op in edit.ops() if op.name == "stablehlo.dot_general"]:
         made = _block_dot(edit, op, added)
         if made is not None:
@@ -51,7 +50,7 @@ def round_activations(program: Program) -> Program:
     return program.replace(edit.freeze(), *added.values()) if added else program
 
 
-def _block_dot(edit: Edit, dot: Op, added: dict[str, Func]) -> Value | None:
+def _block_dot(edit: Edit, dot: Op, added: dict[_Key, Func]) -> Value | None:
     """The composite for a product of f32 rows by an unblocked matrix, summed over whole blocks."""
     lhs, rhs = edit.operands(dot)
     found = _unblocked(edit, rhs)
@@ -68,18 +67,19 @@ def _block_dot(edit: Edit, dot: Op, added: dict[str, Func]) -> Value | None:
     batch = dims.rhs_batching_dimensions
     columns = [d for d in range(last) if d not in batch]
     w = _merge(b, w, (batch, columns), 2)
-    func = dot_decomposition(row, x.shape, w.shape)
-    name = f"smelt.block_dot.{fingerprint(func).hex()[:24]}"
-    if name not in added:
-        added[name] = Func(name, func.body, "private")
-        edit.signatures[name] = added[name].type
+    key = row.name, x.shape, w.shape
+    if key not in added:
+        func = dot_decomposition(row, x.shape, w.shape)
+        name = f"smelt.block_dot.{fingerprint(func).hex()[:24]}"
+        added[key] = Func(name, func.body, "private")
+        edit.signatures[name] = func.type
     made = edit.before(dot).op(
         "stablehlo.composite",
         x,
         w,
         name="smelt.block_dot",
         composite_attributes=encode("smelt.block_dot", {"format": row.name}),
-        decomposition=name,
+        decomposition=added[key].name,
     )
     return _reshape(edit.before(dot), made.result, dot.result.shape)
 
@@ -175,7 +175,9 @@ def _lookup(edit: Edit, op: Op, packed: dict[Value, tuple[Layout, Value]]) -> Va
         return None
     row, w = found
     b = edit.before(op)
-    if w in packed and math.prod(packed[w][1].shape.numbers()[:1]) == 1:
+    if places.shape.element.bits < 32:  # places in a record need more
+        places = b.convert(places, result=places.shape.with_dtype(i32))
+    if w in packed and packed[w][1].shape.sizes[0] == 1:
         low, high = b.constant(0, places.shape.element), b.constant(w.shape.numbers()[0] - 1, places.shape.element)
         return take_columns(b, packed[w][0], packed[w][1], b.clamp(low, places, high))
     made = elements(row, w, _Looked(b, places))
@@ -183,22 +185,24 @@ def _lookup(edit: Edit, op: Op, packed: dict[Value, tuple[Layout, Value]]) -> Va
 
 
 class _Looked(BuildOps):
-    """Decoding of some rows: a part of the bytes is cut out of the whole, then looked up."""
+    """Decoding of some rows: a part of their bytes is looked up in the whole, so that this is what is bound."""
 
     def __init__(self, builder: Builder, places: Value) -> None:
         super().__init__(builder)
         self.places = places
 
     def cut(self, x: Value, at: int, count: int) -> Value:
-        part = super().cut(x, at, count)
         rank = self.places.shape.rank
+        lead = (*self.places.shape.sizes, 1)
+        row = self.reshape(self.places, *lead)
+        places = self.b.concatenate(row, self.full(at, row), dimension=rank)
         dims = GatherDims(
             offset_dims=(rank, rank + 1),
             collapsed_slice_dims=(0,),
             operand_batching_dims=(),
             start_indices_batching_dims=(),
-            start_index_map=(0,),
+            start_index_map=(0, 2),
             index_vector_dim=rank,
         )
-        sizes = (1, *part.shape.numbers()[1:])
-        return self.b.gather(part, self.places, dimension_numbers=dims, slice_sizes=sizes)
+        sizes = (1, x.shape.numbers()[1], count)
+        return self.b.gather(x, places, dimension_numbers=dims, slice_sizes=sizes)

@@ -83,7 +83,7 @@ SMELT_INLINE smelt_codes smelt_block_lookup(smelt_codes u, smelt_codes table) {{
   return found;
 }}
 #else
-SMELT_INLINE smelt_codes smelt_block_lookup(smelt_codes u, smelt_codes table) {{
+static __attribute__((noinline)) smelt_codes smelt_block_lookup(smelt_codes u, smelt_codes table) {{
   ui8 from[{bytes}], to[{bytes}];
   __builtin_memcpy(from, &u, {bytes});
   for (int i = 0; i < {bytes}; i++) to[i] = ((const ui8 *)&table)[from[i]];

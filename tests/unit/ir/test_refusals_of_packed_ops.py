@@ -28,6 +28,7 @@ def lapack(name: str, takes: str, gives: str, message: str, config: str = "") ->
 
 
 LEFT = "side = 76 : ui8"
+ROWS, Q4_0 = "1x2x64xi8 1x2x2xf32 1x2x2xi32", 'format = "q4_0"'
 PACKED: list[Row] = [
     ("smelt.relayout", "2x3xf32", "1x1x2x4xf32", F4, "the layout must be of a tensor of rank 2"),
     ("smelt.relayout", "2x3xf32", "2x3xf32", 'layout = "ab"', "a layout is `axes->stored axes`"),
@@ -62,6 +63,26 @@ PACKED: list[Row] = [
     ("smelt.channel_conv", "1x5x3xf32 2x2x3xf32", "1x4x3xf32", taps(""), "the kernel must be [(y,) x, channel]"),
     ("smelt.channel_conv", "1x5x3xf32 2x4xf32", "1x4x3xf32", taps(""), "one filter per channel"),
     ("smelt.channel_conv", "1x5x3xf32 ?x3xf32", "1x4x3xf32", taps(""), "the window must be known"),
+    ("smelt.round_blocks", "2x32xf32", "2x32xi8 2x1xf32 2x1xi32", "group = 32 : i64, zero = 8 : i64",
+     "the operand must be f32[group, row, k]"),
+    ("smelt.round_blocks", "1x2x48xf32", "1x2x48xi8 1x2x1xf32 1x2x1xi32", "group = 32 : i64, zero = 8 : i64",
+     "k must be a multiple of 32"),
+    ("smelt.round_blocks", "1x2x32xf32", "1x2x32xi8 1x2x1xf32 1x2x1xi32", "group = 8 : i64, zero = 8 : i64",
+     "groups have 16 or 32 elements"),
+    ("smelt.round_blocks", "1x2x32xf32", "1x2x32xi8 1x2x1xf32 1x2x1xi32", "group = 32 : i64, zero = 129 : i64",
+     "a zero is a byte"),
+    ("smelt.packed_block_dot", f"{ROWS} 1x1x2x288xui8", "1x2x9xf32", 'format = "q4_7"', "an unknown format"),
+    ("smelt.packed_block_dot", f"{ROWS} 1x1x2x288xui8", "1x2x9xf32", 'format = "q4_1"', "an operand must be of f32"),
+    ("smelt.packed_block_dot", f"{ROWS} 1x2x288xui8", "1x2x9xf32", Q4_0, "rows are [group, row, k]"),
+    ("smelt.packed_block_dot", f"{ROWS} 1x1x2x288xui8", "1x2x9xf64", Q4_0, "the result must be f32"),
+    ("smelt.packed_block_dot", f"{ROWS} 1x1x2x287xui8", "1x2x9xf32", Q4_0, "a record is as long as its format says"),
+    ("smelt.packed_block_dot", f"{ROWS} 1x1x3x288xui8", "1x2x9xf32", Q4_0, "both operands have the same k"),
+    ("smelt.packed_block_dot", "1x2x64xi8 1x2x1xf32 1x2x2xi32 1x1x2x288xui8", "1x2x9xf32", Q4_0,
+     "a number for each 32 elements"),
+    ("smelt.packed_block_dot", "1x2x64xi8 1x3x2xf32 1x2x2xi32 1x1x2x288xui8", "1x2x9xf32", Q4_0,
+     "rows have the same integers, scales and sums"),
+    ("smelt.packed_block_dot", f"{ROWS} 2x1x2x288xui8", "1x2x9xf32", Q4_0, "both operands have the same groups"),
+    ("smelt.packed_block_dot", f"{ROWS} 1x1x2x288xui8", "1x2x17xf32", Q4_0, "the panels hold the columns"),
     ("smelt.winograd_conv", "1x6x6x3xf32 1x16x3x4xf32", "6x6x4xf32", "", "the result must be [batch, y, x, feature]"),
     ("smelt.winograd_conv", "6x6x3xf32 1x16x3x4xf32", "1x4x4x4xf32", "", "the images must be [batch, y, x, channel]"),
     ("smelt.winograd_conv", "1x6x6x3xf32 1x15x3x4xf32", "1x4x4x4xf32", "", "panels must be of 16 packed matrices"),
@@ -123,6 +144,8 @@ TAKEN = [
     ("smelt.packed_dot", "1x2x5xui8 1x1x2x16xi8", "1x2x4xi32", I4),
     ("smelt.packed_dot", "2x2x4xui8 2x2x1x16xi8", "2x2x5xi32", I4),
     ("smelt.packed_conv", "1x5x8xui8 2x1x1x16xi8", "1x5x8xi32", taps(I4)),
+    ("smelt.packed_block_dot", f"{ROWS} 1x1x2x288xui8", "1x2x9xf32", Q4_0),
+    ("smelt.round_blocks", "1x0x32xf32", "1x0x32xi8 1x0x1xf32 1x0x2xf32", "group = 16 : i64, zero = 0 : i64"),
     lapack("dgehrd", "3x3xf64", "3x3xf64 2xf64 i32", "", "low = 1 : i32, high = 3 : i32")[:4],
     lapack("dgtsv", "4xf64 4xf64 4xf64 4x2xf64", "4xf64 4xf64 4xf64 4x2xf64 i32", "")[:4],
     lapack("dorgqr", "3x3xf64 3xf64", "3x3xf64", "")[:4],
