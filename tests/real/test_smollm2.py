@@ -19,7 +19,7 @@ TALKS: list[dict[str, Any]] = json.loads(SMOLLM2.read_text())["talks"]
 @pytest.fixture(scope="module")
 def model() -> LanguageModel:
     assert FILE is not None
-    return smelt.llm.load(FILE, engine="native", context=512)
+    return smelt.llm.load(FILE, engine="native", context=512, precision="f32")
 
 
 def check(model: LanguageModel, talk: dict[str, Any]) -> int:
