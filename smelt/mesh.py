@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from smelt.errors import ShapeError
-from smelt.shape import Shape
 
 Partition = tuple[str | None, ...]  # for each axis of a tensor the axis of the mesh along which it is split
 
@@ -93,7 +92,3 @@ class Mesh:
 def sharding_text(partition: Partition) -> str:
     """What stands between the brackets of `#sdy.sharding<…>`."""
     return "@mesh, [" + ", ".join("{}" if along is None else f'{{"{along}"}}' for along in partition) + "]"
-
-
-def local_shape(shape: Shape, piece: tuple[slice, ...]) -> Shape:
-    return Shape.of(shape.dtype, [cut.stop - cut.start for cut in piece])
