@@ -13,8 +13,8 @@ import numpy as np
 from smelt.dim import Atom, Poly, Size, at_most, symbol, symbols
 from smelt.dtype import Array, i64
 from smelt.errors import ShapeError
-from smelt.ir.attributes import Constant
-from smelt.ir.core import Value
+from smelt.ir.attributes import Constant, GatherDims
+from smelt.ir.core import Type, Value
 from smelt.shape import Shape
 
 _SCALAR, _ONE = Shape("i64"), Shape("i64", 1)
@@ -45,17 +45,65 @@ def sources_of(values: Sequence[Value]) -> dict[str, Source]:
     return found
 
 
+def _are_numbers(*sizes: Size) -> bool:
+    return all(isinstance(size, int) for size in sizes)
+
+
 @dataclass(slots=True)
 class SizeOps:
-    """`emit(name, *operands, **attributes)` adds an op; `source(name)` is an axis whose size determines that symbol."""
+    """Sizes as values, and ops that take sizes as attributes or, where those have symbols, as operands.
+
+    `emit(name, *operands, **attributes)` adds an op; `source(name)` is an axis whose size determines that symbol.
+    """
 
     emit: Callable[..., Value]
     source: Callable[[str], Source]
     computed: dict[Size, Value] = field(default_factory=dict)  # the scalars that exist already
 
+    def slice(
+        self,
+        x: Value,
+        starts: Sequence[Size],
+        limits: Sequence[Size],
+        strides: Sequence[Size],
+        result: Type | None = None,
+    ) -> Value:
+        """`slice`, or `real_dynamic_slice` where a bound has symbols."""
+        if _are_numbers(*starts, *limits):
+            bounds = {"start_indices": tuple(starts), "limit_indices": tuple(limits), "strides": tuple(strides)}
+            return self.emit("stablehlo.slice", x, **bounds)
+        vectors = [self.vector(each) for each in (starts, limits, strides)]
+        return self.emit("stablehlo.real_dynamic_slice", x, *vectors, result=result)
+
+    def pad(
+        self,
+        x: Value,
+        value: Value,
+        low: Sequence[Size],
+        high: Sequence[Size],
+        interior: Sequence[Size],
+        result: Type | None = None,
+    ) -> Value:
+        """`pad`, or `dynamic_pad` where an amount has symbols."""
+        if _are_numbers(*low, *high, *interior):
+            edges = {"edge_padding_low": tuple(low), "edge_padding_high": tuple(high)}
+            return self.emit("stablehlo.pad", x, value, interior_padding=tuple(interior), **edges)
+        vectors = [self.vector(each) for each in (low, high, interior)]
+        return self.emit("stablehlo.dynamic_pad", x, value, *vectors, result=result)
+
+    def gather(
+        self, x: Value, indices: Value, dims: GatherDims, sizes: Sequence[Size], result: Type | None = None
+    ) -> Value:
+        """`gather`, or `dynamic_gather` where a size of the slices has symbols."""
+        if _are_numbers(*sizes):
+            return self.emit("stablehlo.gather", x, indices, dimension_numbers=dims, slice_sizes=tuple(sizes))
+        return self.emit(
+            "stablehlo.dynamic_gather", x, indices, self.vector(sizes), dimension_numbers=dims, result=result
+        )
+
     def vector(self, sizes: Sequence[Size]) -> Value:
         """Sizes as a vector, as the `dynamic_*` ops take them."""
-        if all(isinstance(size, int) for size in sizes):
+        if _are_numbers(*sizes):
             return self._constant(np.array(sizes, object))
         parts = [self.emit("stablehlo.reshape", self.scalar(size), result=_ONE) for size in sizes]
         return parts[0] if len(parts) == 1 else self.emit("stablehlo.concatenate", *parts, dimension=0)

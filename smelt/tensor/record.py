@@ -274,15 +274,11 @@ def size_tensor(size: Size, near: Sequence[Tensor]) -> Tensor:
     """A size as a scalar i64, from dimensions of the arguments or of tensors `near`."""
     if isinstance(size, int):
         return constant(size, i64)
-    return tensor_of(_size_ops([size], near).scalar(size), None)
+    return tensor_of(size_ops([size], near).scalar(size), None)
 
 
-def size_list(sizes: Sequence[Size], near: Sequence[Tensor]) -> Tensor:
-    """Sizes as an i64 vector: what the `dynamic_*` ops take."""
-    return tensor_of(_size_ops(sizes, near).vector(sizes), None)
-
-
-def _size_ops(sizes: Sequence[Size], near: Sequence[Tensor]) -> SizeOps:
+def size_ops(sizes: Sequence[Size], near: Sequence[Tensor]) -> SizeOps:
+    """What records ops with these sizes, from dimensions of the arguments or of tensors `near`."""
     require_divisors(sizes, (each for tensor in near for each in tensor.shape.sizes))
     return SizeOps(_record_value, lambda name: _find_source(name, near))
 

@@ -77,17 +77,17 @@ class Emit:
 
     def size(self, size: Size) -> Value:
         """A size as a scalar of i64."""
-        return SizeOps(self._add, self._source).scalar(size)
+        return self._sizes().scalar(size)
 
     def size_vector(self, sizes: Sequence[Size], element: DType = i64) -> Value:
         """Sizes as a vector."""
         known = ints(sizes)
         if known is not None:
             return self.const(np.array(known, np.int64).astype(element.numpy), element)
-        return self.convert(SizeOps(self._add, self._source).vector(sizes), element)
+        return self.convert(self._sizes().vector(sizes), element)
 
-    def _add(self, name: str, *operands: Value, **attrs: Any) -> Value:
-        return self.b.op(name, *operands, **attrs).result
+    def _sizes(self) -> SizeOps:
+        return SizeOps(lambda name, *operands, **attrs: self.b.op(name, *operands, **attrs).result, self._source)
 
     def _source(self, name: str) -> Source:
         if name not in self.births:
@@ -172,14 +172,9 @@ class Emit:
 
     def slice(self, x: Value, starts: Sequence[Size], limits: Sequence[Size], strides: Sequence[int]) -> Value:
         """Part of a tensor; strides are positive."""
-        static = ints((*starts, *limits))
-        rank = x.shape.rank
         if all(start == 0 for start in starts) and tuple(limits) == x.shape.sizes and set(strides) <= {1}:
             return x
-        if static is not None:
-            return self.b.slice(x, start_indices=static[:rank], limit_indices=static[rank:], strides=tuple(strides))
-        operands = [self.size_vector(starts), self.size_vector(limits), self.size_vector(strides)]
-        return self.b.real_dynamic_slice(x, *operands)
+        return self._sizes().slice(x, starts, limits, strides)
 
     def slice_axis(self, x: Value, axis: int, start: Size, limit: Size, stride: int = 1) -> Value:
         starts: list[Size] = [0] * x.shape.rank
@@ -191,21 +186,10 @@ class Emit:
     def pad(
         self, x: Value, value: Value, low: Sequence[Size], high: Sequence[Size], interior: Sequence[int] | None = None
     ) -> Value:
-        between = tuple(interior or (0,) * x.shape.rank)
-        static = ints((*low, *high))
-        if not any(between) and all(amount == 0 for amount in (*low, *high)):
+        between = interior or (0,) * x.shape.rank
+        if all(amount == 0 for amount in (*low, *high, *between)):
             return x
-        if static is not None:
-            rank = x.shape.rank
-            return self.b.pad(
-                x,
-                value,
-                edge_padding_low=static[:rank],
-                edge_padding_high=static[rank:],
-                interior_padding=between,
-            )
-        operands = [self.size_vector(low), self.size_vector(high), self.size_vector(between)]
-        return self.b.dynamic_pad(x, value, *operands)
+        return self._sizes().pad(x, value, low, high, between)
 
     def reverse(self, x: Value, axes: Sequence[int]) -> Value:
         return self.b.reverse(x, dimensions=tuple(axes)) if axes else x
@@ -339,13 +323,9 @@ class Emit:
         return self.take(x, indices, axis)
 
     def gather(self, x: Value, indices: Value, dims: GatherDims, slice_sizes: Sequence[Size]) -> Value:
-        static = ints(slice_sizes)
         if any(size == 0 and part == 1 for size, part in zip(x.shape.sizes, slice_sizes, strict=True)):
             return self._nothing(x, indices, dims, slice_sizes)
-        if static is not None:
-            return self.b.gather(x, indices, dimension_numbers=dims, slice_sizes=static, indices_are_sorted=False)
-        sizes = self.size_vector(slice_sizes, indices.shape.element)
-        return self.b.dynamic_gather(x, indices, sizes, dimension_numbers=dims, indices_are_sorted=False)
+        return self._sizes().gather(x, indices, dims, slice_sizes)
 
     def _nothing(self, x: Value, indices: Value, dims: GatherDims, slice_sizes: Sequence[Size]) -> Value:
         """What is gathered from an empty tensor: nothing, or else an index is out of range."""

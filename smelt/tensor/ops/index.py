@@ -18,7 +18,17 @@ from smelt.tensor.axes import Axis, SizeLike, check_names, find_axis, name_at, s
 from smelt.tensor.ops import elementwise as el
 from smelt.tensor.ops.move import permute, relabel
 from smelt.tensor.proving import at_most, equal
-from smelt.tensor.record import constant, emit, is_tensor, operand, require, scalar_region, size_list, size_tensor
+from smelt.tensor.record import (
+    constant,
+    emit,
+    is_tensor,
+    operand,
+    require,
+    scalar_region,
+    size_ops,
+    size_tensor,
+    tensor_of,
+)
 from smelt.tensor.source import Operand, refuse
 
 if TYPE_CHECKING:
@@ -108,13 +118,8 @@ def _take(what: str, x: Tensor, indices: Tensor, axis: Axis, paired: bool) -> Te
     whole = [
         size if i in look.kept else 1 if at_most(1, size) else minimum(size, 1) for i, size in enumerate(x.shape.sizes)
     ]
-    if all(isinstance(size, int) for size in whole):
-        made = emit("gather", x, indices, names=look.names, dimension_numbers=dims, slice_sizes=tuple(whole))
-    else:
-        wanted = Shape.of(x.dtype, look.sizes)
-        sizes = size_list(whole, [x])
-        made = emit("dynamic_gather", x, indices, sizes, names=look.names, result=wanted, dimension_numbers=dims)
-    return permute(made, look.result_order)
+    made = size_ops(whole, [x]).gather(x.value, indices.value, dims, whole, Shape.of(x.dtype, look.sizes))
+    return permute(tensor_of(made, look.names), look.result_order)
 
 
 def take(x: Tensor, indices: Tensor, axis: Axis) -> Tensor:
@@ -228,7 +233,7 @@ def dynamic_slice(x: Tensor, slices: Mapping[Axis, tuple[Any, SizeLike]]) -> Ten
         first.append(emit("reshape", inside, result=one))
         limit.append(emit("reshape", emit("add", inside, length), result=one))
     bounds = [each[0] if len(each) == 1 else emit("concatenate", *each, dimension=0) for each in (first, limit)]
-    steps = size_list([1] * x.shape.rank, [x])
+    steps = tensor_of(size_ops((), [x]).vector([1] * x.shape.rank), None)
     return emit("real_dynamic_slice", x, *bounds, steps, names=x.shape.names, result=Shape.of(x.dtype, sizes))
 
 

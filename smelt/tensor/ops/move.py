@@ -31,7 +31,7 @@ from smelt.tensor.facts import decide
 from smelt.tensor.ops.elementwise import Number, cast, lift, spread
 from smelt.tensor.promotion import promote
 from smelt.tensor.proving import at_most, current_facts, equal
-from smelt.tensor.record import constant, emit, is_tensor, operand, size_list
+from smelt.tensor.record import constant, emit, is_tensor, operand, size_ops, tensor_of
 from smelt.tensor.source import Operand, refuse
 
 if TYPE_CHECKING:
@@ -436,10 +436,14 @@ def take_slices(x: Tensor, slices: Mapping[int, slice]) -> Tensor:
     if ranges == whole:
         return x
     starts, limits, steps, counts = (tuple(each[i] for each in ranges) for i in range(4))
-    if all(isinstance(number, int) for number in (*starts, *limits)):
-        return emit("slice", x, names=x.shape.names, start_indices=starts, limit_indices=limits, strides=steps)
-    bounds = [size_list(numbers, [x]) for numbers in (starts, limits, steps)]
-    return emit("real_dynamic_slice", x, *bounds, names=x.shape.names, result=Shape.of(x.dtype, counts))
+    return _slice(x, starts, limits, steps, counts)
+
+
+def _slice(
+    x: Tensor, starts: Sequence[Size], limits: Sequence[Size], steps: Sequence[Size], sizes: Sequence[Size]
+) -> Tensor:
+    ops = size_ops((*starts, *limits), [x])
+    return tensor_of(ops.slice(x.value, starts, limits, steps, Shape.of(x.dtype, sizes)), x.shape.names)
 
 
 def pick(x: Tensor, place: int, at: SizeLike) -> Tensor:
@@ -456,15 +460,9 @@ def _window(x: Tensor, place: int, start: Size, count: Size) -> Tensor:
     """`count` elements of an axis from `start` on, which is known to fit."""
     starts: list[Size] = [0] * x.shape.rank
     limits = list(x.shape.sizes)
-    starts[place], limits[place] = start, start + count
-    ones = (1,) * x.shape.rank
-    if all(isinstance(number, int) for number in (*starts, *limits)):
-        bounds: dict[str, Any] = {"start_indices": tuple(starts), "limit_indices": tuple(limits), "strides": ones}
-        return emit("slice", x, names=x.shape.names, **bounds)
     sizes = list(x.shape.sizes)
-    sizes[place] = count
-    numbers = [size_list(each, [x]) for each in (starts, limits, ones)]
-    return emit("real_dynamic_slice", x, *numbers, names=x.shape.names, result=Shape.of(x.dtype, sizes))
+    starts[place], limits[place], sizes[place] = start, start + count, count
+    return _slice(x, starts, limits, (1,) * x.shape.rank, sizes)
 
 
 def getitem(x: Tensor, index: Index | tuple[Index, ...]) -> Tensor:
@@ -559,13 +557,10 @@ def pad(x: Tensor, amounts: Mapping[Axis, Any], value: Number | Tensor = 0) -> T
         low[place], high[place], inner[place] = (*numbers, 0)[:3]
     (_, fill) = lift("pad", (x, value), ("operand", "value"))
     fill = cast(fill, x.dtype)
-    if all(isinstance(number, int) for number in (*low, *high, *inner)):
-        edges: dict[str, Any] = {"edge_padding_low": tuple(low), "edge_padding_high": tuple(high)}
-        return emit("pad", x, fill, names=x.shape.names, interior_padding=tuple(inner), **edges)
-    numbers_of = [size_list(each, [x]) for each in (low, high, inner)]
     between = [sizes_of.maximum(s - 1, 0) * k if k != 0 else 0 for s, k in zip(x.shape.sizes, inner, strict=True)]
     sizes = [s + a + b + c for s, a, b, c in zip(x.shape.sizes, low, high, between, strict=True)]
-    return emit("dynamic_pad", x, fill, *numbers_of, names=x.shape.names, result=Shape.of(x.dtype, sizes))
+    ops = size_ops((*low, *high, *inner), [x])
+    return tensor_of(ops.pad(x.value, fill.value, low, high, inner, Shape.of(x.dtype, sizes)), x.shape.names)
 
 
 def concatenate(tensors: Sequence[Tensor], axis: Axis) -> Tensor:
