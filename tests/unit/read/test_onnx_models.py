@@ -198,6 +198,15 @@ def test_images_of_any_size(tmp_path: Path, nodes: Any, size: int):
     agree(path, {"x": floats(2, 4, size, size + 1)})
 
 
+def test_aligned_corners_of_a_size_that_is_rounded_down(tmp_path: Path):
+    """The suite's own case (test_resize_downsample_scales_linear_align_corners) with dynamic dimensions."""
+    nodes = [node("Resize", "x none scales", "y", mode="linear", coordinate_transformation_mode="align_corners")]
+    weights = {"none": np.zeros(0, np.float32), "scales": np.array([1, 1, 0.6, 0.6], np.float32)}
+    path = save(tmp_path / "m.onnx", nodes, {"x": (F, [1, 1, "H", "W"])}, ["y"], weights)
+    (have,) = ours(path, {"x": np.arange(1, 9, dtype=np.float32).reshape(1, 1, 2, 4)})
+    np.testing.assert_allclose(have, [[[[1.0, 3.142857]]]], rtol=1e-6)
+
+
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 def test_half_precision_is_resized_in_single(tmp_path: Path, mode: str):
     """Rounded once: half a unit of the last place from what onnxruntime gives for the same numbers in f32, and as much

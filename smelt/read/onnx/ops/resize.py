@@ -305,9 +305,10 @@ def _open_axis(g: Graph, x: Value, axis: int, size: Size, factor: float | None, 
     out = g.iota(f64, (size,), 0)
     own_f, size_f = (g.convert(g.size(n), f64) for n in (own, size))
     if plan.coordinates == "align_corners":
+        length = size_f if factor is None else g.times(own_f, factor)  # before it is rounded down
         one = g.scalar(1, f64)
-        last = g.binary("maximum", g.binary("subtract", size_f, one), one)
-        at = g.binary("divide", g.binary("multiply", out, g.binary("subtract", own_f, one)), last)
+        last = g.select(g.compare(size_f, one, "EQ"), one, g.plus(length, -1))
+        at = g.binary("divide", g.binary("multiply", out, g.plus(own_f, -1)), last)
     else:
         scale = g.scalar(factor, f64) if factor is not None else g.binary("divide", size_f, own_f)
         shift = 0.0 if plan.coordinates == "asymmetric" else 0.5
