@@ -35,13 +35,7 @@ class Target(Frozen):
     index_type: str = "i64"  # of offsets and loop variables
     registers: int = 16  # vector registers
     native_types: tuple[str, ...] = COMPUTED
-
-    @property
-    def has_pairs(self) -> bool:
-        """Whether an instruction multiplies pairs of bf16 (AVX512-BF16), at least as fast as floats: processors that
-        have matrix tiles take four times as long for it as for a multiply-add (0.73 and 0.18 ns on Emerald Rapids)."""
-        has = "avx512_bf16" in self.features and "amx_bf16" not in self.features
-        return has and self.vector_bytes >= 64
+    has_pairs: bool = False  # an instruction multiplies pairs of bf16, at least as fast as f32
 
     def as_json(self) -> dict[str, Any]:
         """What code for the target depends on, as plain data: bundles record it."""

@@ -114,8 +114,7 @@ def build_plan(
 def lower(program: Program, target: Target | None = None) -> Program:
     """The program in ops that the kernel compiler knows, its weights packed for the target's register tile."""
     target = target or find_device().target()
-    width = tile_shape(target).columns
-    optimised, _ = pipeline.run(program, composites=COMPOSITES, width=width, pairs=target.has_pairs, lowered=True)
+    optimised, _ = pipeline.run(program, composites=COMPOSITES, target=target)
     return optimised
 
 

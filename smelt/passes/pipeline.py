@@ -38,6 +38,7 @@ from smelt.passes.recognise import recognise
 from smelt.passes.refine_shapes import defer_shape_errors, refine_shapes
 from smelt.passes.simplify import SIMPLIFY
 from smelt.passes.split_prepare import split_prepare
+from smelt.target import Target, tile_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +105,14 @@ def passes(
     *,
     composites: Container[str] = (),
     inexact: bool = False,
-    width: int = 0,
-    pairs: bool = False,
-    lowered: bool = False,
+    target: Target | None = None,
 ) -> list[Pass]:
     """All passes in order, for an engine that knows these composites.
 
-    `width`: columns of a packed panel; 0: the engine has no packed GEMM. `pairs`: it has a bf16 GEMM. `lowered`: it has
-    kernels for StableHLO ops on ordinary types only.
+    `target`: of an engine with packed GEMMs and with kernels for StableHLO ops on ordinary types only; None: the engine
+    runs StableHLO as it is.
     """
+    width = 0 if target is None else tile_shape(target).columns  # of a packed panel
 
     def simplify(edit: Edit) -> int:
         return rewrite(edit, CANONICALISE + SIMPLIFY, inexact=inexact)
@@ -125,7 +125,7 @@ def passes(
         return tidy(rules(SPREADING)(inline(program))) if kept & (QUANTISING | {"smelt.unblock"}) else inline(program)
 
     def lower_bf16(edit: Edit) -> int:
-        count = rewrite(edit, bf16_rules(pairs=pairs))
+        count = rewrite(edit, bf16_rules(pairs=target is not None and target.has_pairs))
         return count + common_subexpressions(edit) if count else 0  # matmuls that share an operand share its conversion
 
     def join(program: Program) -> Program:
@@ -148,15 +148,15 @@ def passes(
         Pass("fuse_quantise", until_stable(fuse_quantise), "fuse scale, zero point, rounding and clamp into one op"),
     )
     return [
-        *((Pass("join_processes", join, "merge all SPMD processes into one program"),) if lowered else ()),
+        *((Pass("join_processes", join, "merge all SPMD processes into one program"),) if target else ()),
         Pass("inline", lambda program: inline(program, composites), "inline all calls"),
         Pass("refine_shapes", refine_shapes, "infer every size again, from the arguments on"),
         Pass("canonicalise", rules(CANONICALISE), "rewrite legacy and implicit forms as one canonical form"),
-        *(LOWERING if lowered else ()),
+        *(LOWERING if target else ()),
         Pass("simplify", tidy, "fold constants, merge common subexpressions, remove ops without effect"),
         Pass("defer_shape_errors", per_function(defer_shape_errors), "leave impossible sizes to fail at run time"),
         Pass("recognise", lambda program: recognise(program, composites), "find softmax, norms, attention, qdot"),
-        *((*fused, *packed) if width else ()),
+        *((*fused, *packed) if target else ()),
         Pass("split_prepare", split_prepare, "move what depends on weights alone into `prepare`"),
     ]
 
@@ -166,9 +166,7 @@ def run(
     *,
     composites: Container[str] = (),
     inexact: bool = False,
-    width: int = 0,
-    pairs: bool = False,
-    lowered: bool = False,
+    target: Target | None = None,
     debug: bool | None = None,
     until: str | None = None,
     log: TextIO | None = None,
@@ -177,7 +175,7 @@ def run(
     if debug is None:
         debug = "passes" in os.environ.get("SMELT_DEBUG", "").split(",")
     reports = []
-    for step in passes(composites=composites, inexact=inexact, width=width, pairs=pairs, lowered=lowered):
+    for step in passes(composites=composites, inexact=inexact, target=target):
         before = count_ops(program)
         start = time.perf_counter()
         after = step.run(program)

@@ -278,7 +278,8 @@ def test_weights_of_bf16_lie_in_pairs_for_targets_that_multiply_them(pixels: np.
 def test_code_for_pairs_is_for_programs_of_bf16_where_pairs_are_fast(
     more: tuple[str, ...], first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = cpu.TARGETS["avx512"].replace(features=cpu.TARGETS["avx512"].features.union(more))
+    features = cpu.TARGETS["avx512"].features.union(more)
+    here = cpu.TARGETS["avx512"].replace(features=features, has_pairs=cpu.has_pairs(features, 64))
     monkeypatch.setattr(cpu, "target", lambda name=None: here)
     program, _ = read(DIGITS)
     assert default_targets(program) == ("avx512", "plain")

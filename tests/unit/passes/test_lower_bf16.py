@@ -31,8 +31,7 @@ CHANNELS_FIRST = ConvDims(0, 1, (2, 3), 1, 0, (2, 3), 0, 1, (2, 3))
 
 
 def lowered(program: Program, *, pairs: bool) -> Program:
-    width = tile_shape(cpu.target()).columns
-    return pipeline.run(program, composites=COMPOSITES, width=width, pairs=pairs, lowered=True)[0]
+    return pipeline.run(program, composites=COMPOSITES, target=cpu.target().replace(has_pairs=pairs))[0]
 
 
 def compiled(program: Program, *, pairs: bool) -> NativeExecutable:

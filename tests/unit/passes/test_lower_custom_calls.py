@@ -13,6 +13,7 @@ from smelt.ir.interpret import run
 from smelt.ir.ops.control import is_assertion
 from smelt.ir.text import parse
 from smelt.passes import pipeline
+from smelt.target import BASELINE
 
 WINDOW = """
 func.func @main(%x: tensor<?x3xi32>) -> tensor<?x2xi32> {
@@ -69,7 +70,7 @@ func.func @main(%x: tensor<?x4xf32>, %y: tensor<?xi32>) -> (tensor<?x?xf32>, ten
 
 def same(text: str, *args: Array) -> None:
     program = parse(text)
-    lowered, _ = pipeline.run(program, lowered=True)
+    lowered, _ = pipeline.run(program, target=BASELINE)
     assert all(is_assertion(op) for op in walk(lowered.main.body) if op.name == "stablehlo.custom_call")
     wanted = run(program, args)
     for found in (run(lowered, args), NativeEngine().compile(program)(*args)):

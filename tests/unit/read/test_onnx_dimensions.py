@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import smelt
+from smelt.device import cpu
 from smelt.dim import symbol
 from smelt.dtype import Array
 from smelt.errors import ShapeError
@@ -43,7 +44,7 @@ def test_any_text_names_a_dimension(node: Node, name: str, tmp_path: Path, seed:
     arrays |= {"i": np.array([[-5], [4]])} if "i" in arrays else {}
     path = named(node, name, tmp_path, arrays)
     program, _ = read(path)
-    for step in pipeline.passes(width=16, lowered=True):  # as for the native engine
+    for step in pipeline.passes(target=cpu.target("avx2")):  # as for the native engine
         program = step.run(program)
         verify(program)
     model = smelt.load(path, engine="reference")
