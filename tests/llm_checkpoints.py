@@ -21,6 +21,7 @@ from smelt.llm.step import Batch
 from smelt.read import safetensors
 
 FIXTURE = Path(__file__).parent / "fixtures" / "llm.npz"
+ENCODERS = FIXTURE.with_name("encoders.npz")
 TOLERANCE = 1e-4  # of the logits' scale
 TIE = 1e-3  # closer logits may go either way
 

@@ -17,6 +17,7 @@ from smelt.dtype import DType
 from smelt.errors import FileError, ParseError, UnsupportedError
 from smelt.ir.blocks import Block
 from smelt.llm.config import Config
+from smelt.llm.encoder import is_encoder
 from smelt.llm.families import read_config, token_ids
 from smelt.llm.gguf_config import config_of
 from smelt.llm.layers import Formats
@@ -55,6 +56,13 @@ class Checkpoint:
 def is_checkpoint(path: Path) -> bool:
     """Whether a path looks like a language model: a GGUF file, or a folder with a configuration."""
     return path.suffix.lower() == ".gguf" or (path.is_dir() and (path / "config.json").is_file())
+
+
+def encoder_config(path: str | Path) -> dict[str, Any] | None:
+    """The configuration of a folder with an encoder; None for anything else."""
+    file = Path(path) / "config.json"
+    said = _json(file) if Path(path).is_dir() else {}
+    return said if is_encoder(said) else None
 
 
 def open(path: str | Path, context: int | None = None) -> Checkpoint:

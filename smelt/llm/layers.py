@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from smelt.dtype import DType, f32, ui8
 from smelt.ir.blocks import Block
-from smelt.llm.config import Config
 from smelt.tensor.composite import unblock
 from smelt.tensor.core import Tensor
 from smelt.tensor.model import Model, make_parameter
@@ -55,13 +55,24 @@ class Linear(Matrix):
         return y if self.bias is None else y + cast(self.bias, f32)
 
 
+class NormConfig(Protocol):
+    """What a configuration says about norms."""
+
+    @property
+    def norm(self) -> str: ...
+    @property
+    def epsilon(self) -> float: ...
+    @property
+    def norm_offset(self) -> float: ...
+
+
 class Norm(Model):
     """RMSNorm or LayerNorm over an axis, computed in f32."""
 
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, config: Config, axis: str, size: int) -> None:
+    def __init__(self, config: NormConfig, axis: str, size: int) -> None:
         self.weight = make_parameter({axis: size}, None)
         self.bias = make_parameter({axis: size}, None) if config.norm == "layer" else None
         self._axis, self._epsilon, self._offset = axis, config.epsilon, config.norm_offset

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import cast
 
 from smelt.buffer import bytes_text, machine_memory
 from smelt.engine.footprint import Budget
@@ -12,6 +13,7 @@ from smelt.ir.blocks import Block
 from smelt.llm import checkpoint as files
 from smelt.llm.cache import Pool, page_bytes
 from smelt.llm.checkpoint import Checkpoint
+from smelt.llm.embedding import load_encoder
 from smelt.llm.engine import SEQUENCES, Engine
 from smelt.llm.language_model import LanguageModel
 from smelt.llm.paged import PAGE
@@ -38,8 +40,11 @@ def load(
     everything is computed in f32: block-quantised weights are opened once, when they are bound. With "q8", the default
     of the native engine, they stay as they are and multiply activations that are rounded to 8 bits. Weights, steps and
     cache stay within `memory_limit`; a model that cannot is refused before anything is loaded. Up to `sequences`
-    requests are computed at once.
+    requests are computed at once. The folder of an encoder gives an `EmbeddingModel`, which has `embed`.
     """
+    if (said := files.encoder_config(path)) is not None:
+        check_precision(precision or "f32")
+        return cast(LanguageModel, load_encoder(Path(path), said, device, engine, context))
     precision = check_precision(precision or choose_precision(device, engine))
     found = files.open(path, context)
     most = found.config.context

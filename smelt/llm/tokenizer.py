@@ -41,6 +41,7 @@ class Tokenizer:
     def __init__(self, inner: Any, source: str) -> None:
         self._inner = inner
         self.source = source
+        self._cutting: tuple[int, Tokenizer] | None = None
 
     @property
     def size(self) -> int:
@@ -57,6 +58,15 @@ class Tokenizer:
         """The text of tokens; special tokens are left out unless `special`."""
         found = self._inner.decode(list(ids), skip_special_tokens=not special)
         return str(found)
+
+    def encode_up_to(self, text: str, most: int) -> list[int]:
+        """The same for at most so many tokens: the text is cut, what the tokenizer puts around it stays."""
+        package = _package()
+        if self._cutting is None or self._cutting[0] != most:
+            copy = package.Tokenizer.from_str(self.to_json())
+            copy.enable_truncation(most)
+            self._cutting = (most, Tokenizer(copy, self.source))
+        return self._cutting[1].encode(text)
 
     def to_json(self) -> str:
         """The tokenizer as the text of a `tokenizer.json`, which neither pads nor truncates."""
@@ -120,7 +130,10 @@ def from_file(path: Path) -> Tokenizer:
     except UnicodeDecodeError as error:
         raise ParseError(f"{path}: not UTF-8", got=error) from None
     try:
-        return Tokenizer(tokenizers.Tokenizer.from_str(text), str(path))
+        inner = tokenizers.Tokenizer.from_str(text)
+        inner.no_padding()  # what a file says about batches is not for single texts
+        inner.no_truncation()
+        return Tokenizer(inner, str(path))
     except Exception as error:  # the package raises plain Exceptions, and panics of its own
         raise ParseError(f"{path}: no tokenizer", got=error) from None
 

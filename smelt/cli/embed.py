@@ -1,0 +1,37 @@
+"""`smelt embed`: texts as vectors, by an encoder; JSON, or an .npy file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from smelt.errors import FileError, RunError
+from smelt.llm import EmbeddingModel, load
+
+
+def embed(
+    path: Path, texts: Sequence[str], output: Path | None, loading: Mapping[str, Any], as_json: bool, prompt: str = ""
+) -> None:
+    """Vectors of texts, or of the lines of the standard input where there are none."""
+    given = list(texts) or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    if not given:
+        raise RunError("nothing to embed", expected="texts, or lines on the standard input")
+    with cast(EmbeddingModel, load(path, **loading)) as model:
+        if not isinstance(model, EmbeddingModel):
+            raise RunError(f"{path} is a decoder", expected="an encoder: BERT, RoBERTa, MiniLM")
+        vectors = model.embed(given, prompt=prompt or None)
+    if output is not None:
+        try:
+            np.save(output, vectors)
+        except OSError as error:
+            raise FileError(f"cannot write {output}", got=error) from error
+    elif as_json:
+        print(json.dumps({"model": str(path), "embeddings": vectors.tolist()}))
+    else:
+        for vector in vectors:
+            print(" ".join(f"{number:.6g}" for number in vector))

@@ -1,0 +1,115 @@
+"""Encoders give the vectors of transformers and sentence-transformers (recorded), and refuse what they do not know."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import smelt
+from smelt.cli.embed import embed
+from smelt.errors import RunError, SmeltError, UnsupportedError
+from smelt.llm import EmbeddingModel
+from smelt.read import safetensors
+from tests.llm_checkpoints import ENCODERS, weight, write_checkpoint
+from tests.llm_gguf import write_vocabulary
+
+CASES = ("bert", "roberta", "xlm-roberta")
+MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+OLD = {"mean": "mean_tokens", "cls": "cls_token", "lasttoken": "lasttoken"}
+
+
+def write_folder(folder: Path, case: str, modules: list[tuple[str, str]], pooling: dict[str, Any]) -> dict[str, Any]:
+    """A folder as sentence-transformers writes it; what was recorded for the case."""
+    with np.load(ENCODERS) as file:
+        record = json.loads(file[f"{case}/record"].tobytes())
+        found = {**record, **{key.partition("/")[2]: file[key] for key in file if key.startswith(f"{case}/")}}
+    write_checkpoint(folder, record["config"], {key: tuple(sizes) for key, sizes in record["shapes"].items()})
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 48, **pooling}))
+    listed = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(modules)]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    return found
+
+
+PLAIN = [("", "sentence_transformers.models.Transformer"), ("1_Pooling", "sentence_transformers.models.Pooling")]
+
+
+@pytest.mark.parametrize(("case", "engine"), [*((case, "reference") for case in CASES), ("roberta", "native")])
+def test_vectors_are_those_of_sentence_transformers(case: str, engine: str, tmp_path: Path) -> None:
+    for mode in MODES if engine == "reference" else MODES[:1]:
+        pooling = {f"pooling_mode_{OLD[mode]}": True} if mode in OLD else {"pooling_mode": mode}
+        want = write_folder(tmp_path, case, PLAIN, pooling)
+        with smelt.load(tmp_path, engine=engine) as model:
+            assert isinstance(model, EmbeddingModel)
+            np.testing.assert_allclose(model.embed(want["lists"]), want[mode], rtol=1e-4, atol=2e-5)
+
+
+def test_dense_layers_and_norms_follow(tmp_path: Path) -> None:
+    modules = [
+        *PLAIN,
+        ("2_Dense", "sentence_transformers.models.Dense"),
+        ("3", "sentence_transformers.models.Normalize"),
+    ]
+    want = write_folder(tmp_path, "bert", modules, {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True})
+    (tmp_path / "2_Dense").mkdir()
+    (tmp_path / "2_Dense" / "config.json").write_text(
+        json.dumps({"activation_function": "torch.nn.modules.activation.Tanh"})
+    )
+    arrays = {"linear.weight": weight("linear.weight", (10, 96)), "linear.bias": weight("linear.bias", (10,))}
+    safetensors.write(tmp_path / "2_Dense" / "model.safetensors", arrays)
+    model: Any
+    with smelt.llm.load(tmp_path, engine="reference") as model:
+        np.testing.assert_allclose(model.embed(want["lists"]), want["dense"], rtol=1e-4, atol=2e-5)
+
+
+def test_texts_prompts_and_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_folder(tmp_path, "bert", PLAIN, {"pooling_mode_mean_tokens": True})
+    write_vocabulary(tmp_path / "tokenizer.json", ["<unk>", *(f"w{i}" for i in range(1, 96))])
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 4, "do_lower_case": True}))
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "w9 w8 "}}))
+    model: Any
+    with smelt.llm.load(tmp_path, engine="reference") as model:
+        vectors = model.embed(["w5 W6", "w5 w6 w7 w8 w9", "w9"])
+        np.testing.assert_allclose(vectors[0], model.embed([[5, 6]])[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(vectors[1], model.embed([[5, 6, 7, 8]])[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            model.embed("w5", prompt="query")[0], model.embed([[9, 8, 5]])[0], rtol=1e-5, atol=1e-6
+        )
+        assert model.embed([]).shape == (0, 48)
+        for bad in (
+            lambda: model.embed(["w5"], prompt="other"),
+            lambda: model.embed([[96]]),
+            lambda: model.embed([[]]),
+        ):
+            with pytest.raises(RunError):
+                bad()
+        with pytest.raises(UnsupportedError, match="encoder"):
+            model.generate("w5")
+    embed(tmp_path, ["w5 w6"], None, {"engine": "reference"}, True)
+    record = json.loads(capsys.readouterr().out)
+    np.testing.assert_allclose(record["embeddings"][0], vectors[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"config.json": {"position_embedding_type": "relative_key"}},
+        {"config.json": {"twist": 3}},
+        {"modules.json": [{"path": "../..", "type": "Pooling"}]},
+        {"modules.json": [{"path": "", "type": "sentence_transformers.models.WordWeights"}]},
+        {"modules.json": ["Pooling"]},
+        {"1_Pooling/config.json": {"pooling_mode": "median"}},
+        {"1_Pooling/config.json": {"include_prompt": False}},
+    ],
+)
+def test_what_is_not_known_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    write_folder(tmp_path, "bert", PLAIN, {"pooling_mode_mean_tokens": True})
+    for name, said in change.items():
+        old = json.loads((tmp_path / name).read_text())
+        (tmp_path / name).write_text(json.dumps(said if isinstance(said, list) else {**old, **said}))
+    with pytest.raises(SmeltError):
+        smelt.llm.load(tmp_path, engine="reference")
