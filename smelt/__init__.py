@@ -29,8 +29,11 @@ _PUBLIC = {
     "parse": "smelt.ir.text",
     "print_program": "smelt.ir.text",
     "verify": "smelt.ir.verify",
-    "jvp": "smelt.passes.grad",
-    "vjp": "smelt.passes.grad",
+    **dict.fromkeys(("jvp", "vjp"), "smelt.tensor.jit.grad"),
+    **dict.fromkeys(
+        ("custom_gradient", "grad", "hessian", "jacobian", "remat", "stop_gradient", "value_and_grad"),
+        "smelt.tensor.grad",
+    ),
     "platform": "smelt.engine",
     "read": "smelt.read",  # the package, which can be called
     "Executable": "smelt.tensor.jit.executable",
@@ -96,8 +99,6 @@ if TYPE_CHECKING:
     from smelt.ir.verify import verify as verify
     from smelt.mesh import Mesh as Mesh
     from smelt.model import read as read
-    from smelt.passes.grad import jvp as jvp
-    from smelt.passes.grad import vjp as vjp
     from smelt.read.checkpoint import open as open
     from smelt.run.loaded import LoadedModel as LoadedModel
     from smelt.shape import Shape as Shape
@@ -130,11 +131,20 @@ if TYPE_CHECKING:
     from smelt.tensor import where as where
     from smelt.tensor import while_loop as while_loop
     from smelt.tensor import zeros as zeros
+    from smelt.tensor.grad import custom_gradient as custom_gradient
+    from smelt.tensor.grad import grad as grad
+    from smelt.tensor.grad import hessian as hessian
+    from smelt.tensor.grad import jacobian as jacobian
+    from smelt.tensor.grad import remat as remat
+    from smelt.tensor.grad import stop_gradient as stop_gradient
+    from smelt.tensor.grad import value_and_grad as value_and_grad
     from smelt.tensor.instantiate import instantiate as instantiate
     from smelt.tensor.jit.compile import compile as compile
     from smelt.tensor.jit.compile import compile_and_load as compile_and_load
     from smelt.tensor.jit.compile import compile_and_load_async as compile_and_load_async
     from smelt.tensor.jit.executable import Executable as Executable
+    from smelt.tensor.jit.grad import jvp as jvp
+    from smelt.tensor.jit.grad import vjp as vjp
     from smelt.tensor.ops import random as random
     from smelt.tensor.sharding import shard as shard
     from smelt.weights import Weights as Weights

@@ -54,6 +54,7 @@ TABLE = (
     Composite("smelt.gelu", ("approximate",), "x * Phi(x), by erf or by tanh"),
     Composite("smelt.silu", (), "x * logistic(x)"),
     Composite("smelt.hard_swish", (), "x * clamp(x / 6 + 1 / 2, 0, 1)"),
+    Composite("smelt.stop_gradient", (), "x, as a constant: no gradient goes through it"),
     Composite("smelt.attention", ("operands", "layout", "scale", "softcap", "fill", "guarded"), _ATTENTION),
     Composite("smelt.paged_attention", ("scale", "softcap", "window"), _PAGED),
     Composite("smelt.quantize", ("operands", "layout"), "x / scale, rounded to even, + zero?, held inside the type"),

@@ -14,7 +14,7 @@ from smelt.ir.build import Builder
 from smelt.ir.core import NO_ATTRS, Attrs, Func, Op, Program, Region, Value
 from smelt.ir.grad.rule import Rule, is_differentiable, zeros
 from smelt.ir.grad.sweep import Forward, Reverse
-from smelt.ir.grad.table import COMPOSITES, Rules
+from smelt.ir.grad.table import Rules, kept_composites
 from smelt.ir.ops.definition import Scope
 from smelt.ir.rewrite import Edit, rewrite, symbols_of
 from smelt.ir.verify import verify
@@ -83,7 +83,7 @@ def jvp(program: Program, wrt: Sequence[int | str] | None = None, *, rules: Mapp
 
 def _open(program: Program, rules: Mapping[str, Rule]) -> tuple[Program, Func, Builder]:
     """The program in few forms, its entry, and a builder that continues the entry."""
-    program = refine_shapes(inline(program, {*COMPOSITES, *rules}))
+    program = refine_shapes(inline(program, {*kept_composites(), *rules}))
     signatures = {name: func.type for name, func in program.funcs.items()}
     edit = Edit(program.main, signatures)
     rewrite(edit, CANONICALISE)

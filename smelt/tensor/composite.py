@@ -22,7 +22,7 @@ from smelt.tensor.source import refuse
 if TYPE_CHECKING:
     from smelt.tensor.core import Tensor
 
-_DECOMPOSITIONS: dict[str, Func] = {}  # by names with a fingerprint of their content, so that none is ever replaced
+DECOMPOSITIONS: dict[str, Func] = {}  # by names with a fingerprint of their content, so that none is ever replaced
 
 
 def composite(
@@ -30,7 +30,7 @@ def composite(
 ) -> Tensor:
     """The one result of a composite of `ir.composites`, whose decomposition is the body of a function."""
     key = f"{name}.{fingerprint(body).hex()[:24]}"
-    func = _DECOMPOSITIONS.setdefault(key, Func(key, body.body, "private"))
+    func = DECOMPOSITIONS.setdefault(key, Func(key, body.body, "private"))
     attrs = {"name": name, "composite_attributes": encode(name, attributes), "decomposition": key}
     op = record("stablehlo.composite", tuple(each.value for each in operands), attrs, signatures={key: func.type})
     return tensor_of(op.results[0], names)
@@ -39,7 +39,7 @@ def composite(
 def callees(body: Region) -> list[Func]:
     """The decompositions of the composites in a region."""
     used = {op.attrs["decomposition"]: None for op in walk(body) if op.name == "stablehlo.composite"}
-    return [_DECOMPOSITIONS[name] for name in used]
+    return [DECOMPOSITIONS[name] for name in used]
 
 
 @with_recovery

@@ -15,6 +15,7 @@ import numpy as np
 from smelt.dtype import Array, DType
 from smelt.ir.core import Value
 from smelt.shape import Shape
+from smelt.tensor import grad as differentiating
 from smelt.tensor.argument_types import with_argument_errors
 from smelt.tensor.axes import Axis, Dim, SizeLike, dim, find_axis
 from smelt.tensor.ops import contract as contracting
@@ -155,6 +156,18 @@ class Tensor:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.numpy().__dlpack_device__()
+
+    # ---- derivatives ----
+
+    def grad(self, parameters: Any) -> Any:
+        """The gradient of this scalar by every tensor of a structure, in the same structure.
+
+        >>> from smelt.tensor import tensor
+        >>> x = tensor([1.0, 2.0], "d")
+        >>> (x * x).sum().grad(x).tolist()
+        [2.0, 4.0]
+        """
+        return differentiating.grad_of(self, parameters)
 
     # ---- operators ----
 

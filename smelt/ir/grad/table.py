@@ -83,9 +83,17 @@ TABLE: Mapping[str, Rule | Callable[[Op], Rule]] = MappingProxyType(
     }
 )
 
-COMPOSITES: Mapping[str, Rule] = MappingProxyType(
-    {"smelt.stop_gradient": zero("smelt.stop_gradient was asked for")}
-)  # own rules; every other composite is differentiated through its decomposition
+# Composites with rules of their own; every other one is differentiated through its decomposition.
+COMPOSITES: Mapping[str, Rule] = MappingProxyType({"smelt.stop_gradient": zero("smelt.stop_gradient was asked for")})
+REMAT = "smelt.remat"  # its decomposition is computed again in the backward pass
+# Rules that users stated in Python (`smelt.custom_gradient`), by the names of their composites. Never forgotten: a
+# program may outlive the code that recorded it.
+CUSTOM: dict[str, Rule] = {}
+
+
+def kept_composites() -> frozenset[str]:
+    """The composites that must not be inlined before differentiation."""
+    return frozenset({*COMPOSITES, *CUSTOM, REMAT})
 
 
 class Rules:
@@ -103,7 +111,7 @@ class Rules:
         if name in self.own:
             return self.own[name]
         if op.name == "stablehlo.composite":
-            return COMPOSITES.get(name) or Rule(expand=self._expand)
+            return COMPOSITES.get(name) or CUSTOM.get(name) or Rule(expand=self._expand)
         if op.name == "func.call":
             return Rule(expand=self._expand)
         row = TABLE[op.name]
@@ -115,18 +123,26 @@ class Rules:
         callee = self.functions.get(name)
         if callee is None:
             raise UnsupportedError(f"{op.name}: there is no function @{name}", where=op.location)
-        values = dict(zip(callee.args, op.operands, strict=True))
-        retype = substitution(symbols_at(callee, op.operands, op, b.scope))
-        for each in callee.body.ops:
-            made = b.op(
-                each.name,
-                *(values.get(value, value) for value in each.operands),
-                result=[retype(value.type) for value in each.results],
-                regions=[clone_region(region, values, retype) for region in each.regions],
-                **dict(each.attrs),
-            )
-            values.update(zip(each.results, made.results, strict=True))
-        return [values.get(value, value) for value in callee.results]
+        operands = op.operands
+        if name_of(op) == REMAT:  # behind a barrier, so that no pass takes what was computed before
+            operands = tuple(b.optimization_barrier(value) for value in operands)
+        return insert_call(b, callee, operands, op)
+
+
+def insert_call(b: Builder, callee: Func, operands: Sequence[Value], op: Op) -> list[Value]:
+    """The ops of a function on other operands; `op` is the call."""
+    values = dict(zip(callee.args, operands, strict=True))
+    retype = substitution(symbols_at(callee, operands, op, b.scope))
+    for each in callee.body.ops:
+        made = b.op(
+            each.name,
+            *(values.get(value, value) for value in each.operands),
+            result=[retype(value.type) for value in each.results],
+            regions=[clone_region(region, values, retype) for region in each.regions],
+            **dict(each.attrs),
+        )
+        values.update(zip(each.results, made.results, strict=True))
+    return [values.get(value, value) for value in callee.results]
 
 
 def name_of(op: Op) -> str:
