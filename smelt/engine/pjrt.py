@@ -30,7 +30,7 @@ from smelt.errors import RunError, SmeltError, UnsupportedError
 from smelt.ir.core import Func, Program, walk
 from smelt.ir.ops.lapack import TARGETS
 from smelt.passes import pipeline
-from smelt.passes.lower import ON_ONE_DEVICE, lower
+from smelt.passes.lower import ON_ONE_DEVICE, SCANS, lower
 from smelt.passes.lower_custom_calls import lower_custom_calls
 from smelt.passes.lower_quantised_types import lower_quantised_types
 from smelt.run.load import Gate
@@ -136,10 +136,12 @@ class PjrtEngine:
 
 
 def _on_one_device(program: Program) -> Program:
-    """The program without sharding annotations."""
-    if not any(op.name == "sdy.sharding_constraint" for func in program.funcs.values() for op in walk(func.body)):
+    """The program without sharding annotations, and without scans: XLA has loops."""
+    rules = [*ON_ONE_DEVICE, *SCANS]
+    named = {rule.pattern.op for rule in rules}
+    if not any(op.name in named for func in program.funcs.values() for op in walk(func.body)):
         return program
-    return pipeline.per_function(partial(lower, rules=ON_ONE_DEVICE))(program)
+    return pipeline.per_function(partial(lower, rules=rules))(program)
 
 
 def _without_quantised(program: Program) -> Program:

@@ -12,20 +12,32 @@ from types import MappingProxyType
 from smelt.errors import UnsupportedError
 from smelt.ir.build import Builder
 from smelt.ir.core import NO_ATTRS, Attrs, Func, Op, Program, Region, Value
+from smelt.ir.grad.control import trip_count, while_as_scan
 from smelt.ir.grad.rule import Rule, is_differentiable, zeros
 from smelt.ir.grad.sweep import Forward, Reverse
 from smelt.ir.grad.table import Rules, kept_composites
 from smelt.ir.ops.definition import Scope
-from smelt.ir.rewrite import Edit, rewrite, symbols_of
+from smelt.ir.rewrite import Edit, Match, has_effect, op, rewrite, symbols_of
+from smelt.ir.rewrite import Rule as Rewrite
 from smelt.ir.verify import verify
 from smelt.passes.canonicalise import CANONICALISE
 from smelt.passes.inline import inline
 from smelt.passes.lower import LOWER, lower
+from smelt.passes.merge_scans import merge_scans
 from smelt.passes.refine_shapes import refine_shapes
 from smelt.passes.split_prepare import NAME, WEIGHT
 
 _DECOMPOSED = ("batch_norm_inference", "batch_norm_training", "batch_norm_grad", "get_tuple_element", "async_done")
 _FIRST = [rule for rule in LOWER if rule.pattern.op.removeprefix("stablehlo.") in (*_DECOMPOSED, "chlo.ragged_dot")]
+
+
+def _loop_as_scan(m: Match) -> Sequence[Value] | None:
+    """A loop whose trip count is a size is a scan: the gradient keeps the states of its steps."""
+    live = any(is_differentiable(value.type) for value in m.op.results) and not has_effect(m.op)
+    return while_as_scan(m.build, m.op) if live and trip_count(m.op) is not None else None
+
+
+_LOOPS = [Rewrite(op("while"), _loop_as_scan, "a loop over a known number of steps is a scan")]
 _NO_RULES: Mapping[str, Rule] = MappingProxyType({})
 
 
@@ -45,7 +57,7 @@ def vjp(program: Program, wrt: Sequence[int | str] | None = None, *, rules: Mapp
     >>> [float(each) for each in run(vjp(square), [np.array(3.0, "f"), np.array(1.0, "f")])]
     [9.0, 6.0]
     """
-    program, main, b = _open(program, rules)
+    program, main, b = _open(program, rules, [*_FIRST, *_LOOPS])
     wanted = _find_arguments(main, wrt)
     seeded = [i for i, value in enumerate(main.results) if is_differentiable(value.type)]
     seeds = [
@@ -64,7 +76,7 @@ def vjp(program: Program, wrt: Sequence[int | str] | None = None, *, rules: Mapp
 def jvp(program: Program, wrt: Sequence[int | str] | None = None, *, rules: Mapping[str, Rule] = _NO_RULES) -> Program:
     """A program that takes the inputs and a tangent for each input in `wrt`, and gives the results and a tangent for
     each floating-point result. The arguments are those of `vjp`."""
-    program, main, b = _open(program, rules)
+    program, main, b = _open(program, rules, _FIRST)
     wanted = _find_arguments(main, wrt)
     tangents = [
         Value(main.args[i].type, None, len(main.args) + j, f"{_argument_name(main, i)}_tangent")
@@ -81,17 +93,25 @@ def jvp(program: Program, wrt: Sequence[int | str] | None = None, *, rules: Mapp
     return _close(program, main, b, tangents, found, names)
 
 
-def _open(program: Program, rules: Mapping[str, Rule]) -> tuple[Program, Func, Builder]:
+class _Continued(Builder):
+    """A builder that continues a function; sizes may be read off its arguments."""
+
+    def __init__(self, func: Func) -> None:
+        super().__init__(Scope(symbols_of(func)))
+        self.args = func.args
+        self.ops = list(func.body.ops)
+
+
+def _open(program: Program, rules: Mapping[str, Rule], first: Sequence[Rewrite]) -> tuple[Program, Func, Builder]:
     """The program in few forms, its entry, and a builder that continues the entry."""
     program = refine_shapes(inline(program, {*kept_composites(), *rules}))
     signatures = {name: func.type for name, func in program.funcs.items()}
     edit = Edit(program.main, signatures)
     rewrite(edit, CANONICALISE)
-    lower(edit, _FIRST)
+    lower(edit, first)
     main = edit.freeze()
-    b = Builder(Scope(symbols_of(main)))
+    b = _Continued(main)
     b.signatures = signatures
-    b.ops = list(main.body.ops)
     return program, main, b
 
 
@@ -100,7 +120,7 @@ def _needed(main: Func) -> list[Op]:
     edit = Edit(main)
     rewrite(edit, [])
     kept = set(edit.ops())
-    return [op for op in main.body.ops if op in kept]
+    return [each for each in main.body.ops if each in kept]
 
 
 def _close(
@@ -113,6 +133,7 @@ def _close(
     func = Func(main.name, region, main.visibility, arg_attrs, result_attrs, main.attrs, main.location)
     edit = Edit(func, {name: each.type for name, each in program.funcs.items()})
     rewrite(edit, [])
+    merge_scans(edit)
     program = program.replace(edit.freeze())
     verify(program)
     return program

@@ -274,12 +274,14 @@ def is_pointwise(region: Region) -> bool:
 
 def _scan(m: Match) -> Values:
     """A loop over slices, for bodies that are not elementwise."""
+    return None if is_pointwise(m.op.regions[0]) else _scan_as_loop(m)
+
+
+def _scan_as_loop(m: Match) -> Values:
     body, dimension = m.op.regions[0], m.op.attrs["dimension"]
     inputs, inits = scan_counts(m.op)
     operands = _operands(m)
     outputs = len(body.results) - inits
-    if is_pointwise(body):
-        return None
     b, counter = m.build, Shape("i32")
     length = b.convert(b.get_dimension_size(operands[0], dimension=dimension), result=counter)
     carried = [
@@ -360,6 +362,7 @@ ON_ONE_DEVICE = [
     Rule(op("sdy.sharding_group"), _nothing, "one process holds all of a tensor"),
 ]
 
+SCANS = [Rule(op("chlo.scan"), _scan_as_loop, "a scan is a loop over slices")]
 CHECKED_SCANS = [Rule(op("chlo.scan"), _checked_scan, "a loop can carry what its checks found")]
 
 LOWER = [

@@ -33,6 +33,7 @@ from smelt.passes.lower_custom_calls import lower_custom_calls
 from smelt.passes.lower_int8 import QUANTISING, SPREADING, int8_rules
 from smelt.passes.lower_quantised_types import lower_quantised_types
 from smelt.passes.lower_random import lower_random
+from smelt.passes.merge_scans import merge_scans
 from smelt.passes.pack_weights import pack_rules
 from smelt.passes.recognise import recognise
 from smelt.passes.refine_shapes import defer_shape_errors, refine_shapes
@@ -154,6 +155,7 @@ def passes(
         Pass("canonicalise", rules(CANONICALISE), "rewrite legacy and implicit forms as one canonical form"),
         *(LOWERING if target else ()),
         Pass("simplify", tidy, "fold constants, merge common subexpressions, remove ops without effect"),
+        Pass("merge_scans", per_function(merge_scans), "scans with the same operands and body are one"),
         Pass("defer_shape_errors", per_function(defer_shape_errors), "leave impossible sizes to fail at run time"),
         Pass("recognise", lambda program: recognise(program, composites), "find softmax, norms, attention, qdot"),
         *((*fused, *packed) if target else ()),

@@ -14,7 +14,7 @@ import numpy as np
 
 from smelt.dim import product
 from smelt.ir.build import Builder
-from smelt.ir.clone import clone_region
+from smelt.ir.clone import clone_ops, clone_region
 from smelt.ir.core import Func, Op, Region, Type, Value, find_captures
 from smelt.ir.grad.rule import Cotangents, Rule, is_differentiable, zeros
 from smelt.ir.grad.rule import refuse as forbid
@@ -46,7 +46,11 @@ if TYPE_CHECKING:
 
 
 class RecordBuilder(Builder):
-    """A builder whose ops are recorded: what the rules build belongs to the user's graph."""
+    """A builder whose ops are recorded in the user's graph. Sizes may be read off `args`."""
+
+    def __init__(self, args: Sequence[Value] = ()) -> None:
+        super().__init__()
+        self.args = tuple(args)
 
     def op(
         self,
@@ -126,9 +130,9 @@ def _check_loss(loss: Any) -> None:
 
 def _pull(results: Sequence[Tensor], seeds: Sequence[Value], parameters: Sequence[Tensor]) -> list[Tensor]:
     """Cotangents of parameters from those of results."""
-    ops, _ = collect([result.value for result in results])
+    ops, leaves = collect([result.value for result in results])
     values = _find_values(ops, parameters)
-    b = RecordBuilder()
+    b = RecordBuilder([leaf for leaf in leaves if leaf.home is None])
     sweep = Reverse(b, Rules(DECOMPOSITIONS), values, ops)
     for result, seed in zip(results, seeds, strict=True):
         sweep.add(result.value, seed)
@@ -141,9 +145,9 @@ def _pull(results: Sequence[Tensor], seeds: Sequence[Value], parameters: Sequenc
 
 def _push(results: Sequence[Tensor], parameters: Sequence[Tensor], tangents: Sequence[Tensor]) -> list[Tensor | None]:
     """Tangents of results from those of parameters; None for integers."""
-    ops, _ = collect([result.value for result in results])
+    ops, leaves = collect([result.value for result in results])
     values = _find_values(ops, parameters)
-    b = RecordBuilder()
+    b = RecordBuilder([leaf for leaf in leaves if leaf.home is None])
     given = {value: tangent.value for value, tangent in zip(values, tangents, strict=True)}
     sweep = Forward(b, Rules(DECOMPOSITIONS), given)
     sweep.run(ops)
@@ -240,8 +244,9 @@ def vjp(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], 
     """The value of a function, and a function from cotangents of the value to those of all arguments."""
     changed, places = _arguments("vjp", args, range(len(args)))
     value = function(*changed)
-    results = [(path, tensor) for path, tensor in _tensors(value) if is_differentiable(tensor.value.type)]
-    parameters = tuple(changed[place] for place in places)
+    # Copies: a tensor that is computed forgets the ops it came from.
+    results = [(path, _copy(tensor)) for path, tensor in _tensors(value) if is_differentiable(tensor.value.type)]
+    parameters = map_leaves(tuple(changed[place] for place in places), is_tensor, _copy)
 
     def pull(cotangents: Any) -> tuple[Any, ...]:
         given = [leaf(each) if not is_tensor(each) else each for _, each in leaves(cotangents, _is_leaf)]
@@ -255,6 +260,10 @@ def vjp(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], 
         return made
 
     return value, pull
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor_of(tensor.value, tensor.shape.names)
 
 
 def _check_seeds(results: Sequence[tuple[str, Tensor]], given: Sequence[Tensor]) -> None:
@@ -435,10 +444,14 @@ class _Body:
             self.results = [tensor for _, tensor in _tensors(self.value)]
             formal = [leaf.value for leaf in leaves]
             region = region_of(home, formal, [result.value for result in self.results])
-        self.captured = list(find_captures(region))
+        found = find_captures(region)
+        constants = [value.op for value in found if value.op is not None and value.op.name == "stablehlo.constant"]
+        self.captured = [value for value in found if value.op is None or value.op not in constants]
         outside: dict[Value, Value] = {value: Value(value.type) for value in self.captured}
+        first = clone_ops(constants, outside)
         inner = clone_region(region, outside)
-        closed = Region((*inner.args, *outside.values()), inner.ops, inner.results)
+        args = (*inner.args, *(outside[value] for value in self.captured))
+        closed = Region(args, (*first, *inner.ops), inner.results)
         func = Func(what, closed, "private")
         self.key = f"smelt.{what}.{fingerprint(func).hex()[:24]}"
         self.func = DECOMPOSITIONS.setdefault(self.key, Func(self.key, closed, "private"))
@@ -475,7 +488,7 @@ def _custom_rule(body: _Body, backward: Callable[..., Any]) -> Rule:
         return tuple(tensors)
 
     back = _Body("backward", given, (body.args, body.value, body.value), {})
-    if back.captured:
+    if any(not isinstance(value, Leaf) or value.data is None for value in back.captured):
         refuse(
             "custom_gradient: backward uses a tensor from around it", remedy="pass it as an argument of the function"
         )
@@ -490,8 +503,16 @@ def _custom_rule(body: _Body, backward: Callable[..., Any]) -> Rule:
         seeds = [
             zeros(sweep.b, value.type) if g is None else g for value, g in zip(op.results, cotangents, strict=True)
         ]
-        made = insert_call(sweep.b, back.func, [*op.operands[:count], *op.results, *seeds], op)
+        data = [_constant(sweep.b, value) for value in back.captured]
+        made = insert_call(sweep.b, back.func, [*op.operands[:count], *op.results, *seeds, *data], op)
         for value, g in zip(op.operands[:count], made, strict=True):
             sweep.add(value, g)
 
     return Rule(jvp, vjp)
+
+
+def _constant(b: Builder, value: Value) -> Value:
+    """Data that a user's function found around it."""
+    assert isinstance(value, Leaf)
+    assert value.data is not None
+    return b.constant(value.data, value.shape.element)

@@ -15,7 +15,7 @@ from smelt.ir.build import Builder, RegionBuilder
 from smelt.ir.clone import clone_ops, clone_region
 from smelt.ir.core import Op, Region, Value, find_captures
 from smelt.ir.grad.rule import Cotangents, Rule, is_differentiable, refuse, zeros
-from smelt.ir.grad.sweep import Find, Forward, Reverse, active_values
+from smelt.ir.grad.sweep import Find, Forward, Reverse, active_values, needed_ops
 from smelt.ir.ops.reduce import scan_counts
 from smelt.ir.sizes import trace
 from smelt.shape import Shape
@@ -106,7 +106,7 @@ def _while_jvp(sweep: Forward, op: Op) -> None:
 # ---- while, as a scan ----
 
 
-def _while_as_scan(b: Builder, op: Op) -> Sequence[Value]:
+def while_as_scan(b: Builder, op: Op) -> Sequence[Value]:
     """A loop whose trip count is known as a size is a scan; what its body captures becomes further carries."""
     trips = trip_count(op)
     if trips is None:
@@ -158,8 +158,14 @@ def trip_count(op: Op) -> Size | None:
 
 
 def _known(value: Value) -> Size | None:
+    """A scalar as a size: from constants and dimensions, or from the data that a leaf of the front end has."""
     found = trace(value)
-    return found[0] if found is not None and len(found) == 1 else None
+    if found is not None and len(found) == 1:
+        return found[0]
+    while value.op is not None and value.op.name == "stablehlo.convert":
+        value = value.op.operands[0]
+    data = getattr(value, "data", None)
+    return int(data) if data is not None and data.size == 1 and data.dtype.kind in "iu" else None
 
 
 def _outside(op: Op, value: Value) -> Value:
@@ -267,26 +273,16 @@ def _scan_vjp(sweep: Reverse, op: Op, cotangents: Cotangents) -> None:
     rows = [i for i, value in enumerate(s.rows) if sweep.wants(value)]
     given = {i for i, value in enumerate(s.carries) if sweep.wants(value)}
     carries = sorted(s.live_carries(sweep.find, set(rows), given))
-    fixed = [i for i in range(s.inits) if s.next_values[i] is s.carry_args[i]]
-    varying = [i for i in range(s.inits) if i not in fixed]
-    saved = _save_carries(b, s, varying)
     seeded = [i for i in range(s.outputs) if cotangents[i] is not None]
-    incoming = [g for g in cotangents[: s.outputs] if g is not None]
-    last = [cotangents[s.outputs + i] for i in carries]
-    finals = [zeros(b, s.carries[i].type) if g is None else g for i, g in zip(carries, last, strict=True)]
     types = [
-        *(arg.type for arg in s.row_args),
-        *(s.carry_args[i].type for i in varying),
+        *(arg.type for arg in s.body.args),
         *(s.output_values[i].type for i in seeded),
-        *(s.carry_args[i].type for i in fixed),
         *(s.carry_args[i].type for i in carries),
     ]
     r = RegionBuilder(b, types)
     args = _Cursor(r.args)
-    row_args, varying_args = args.take(s.inputs), args.take(len(varying))
-    seeds, fixed_args, totals = args.take(len(seeded)), args.take(len(fixed)), args.take(len(carries))
-    before = dict(zip([*varying, *fixed], [*varying_args, *fixed_args], strict=True))
-    carry_args = [before[i] for i in range(s.inits)]
+    row_args, carry_args = args.take(s.inputs), args.take(s.inits)
+    seeds, totals = args.take(len(seeded)), args.take(len(carries))
     values, ops = s.copy(r, [*row_args, *carry_args])
     inner = Reverse(r, sweep.find, [*(row_args[i] for i in rows), *(carry_args[i] for i in carries)], ops)
     for i, g in zip(seeded, seeds, strict=True):
@@ -294,18 +290,38 @@ def _scan_vjp(sweep: Reverse, op: Op, cotangents: Cotangents) -> None:
     for i, g in zip(carries, totals, strict=True):
         inner.add(values.get(s.next_values[i], s.next_values[i]), g)
     inner.run(ops)
-    r.result(
-        *(inner.cotangent(row_args[i]) for i in rows),
-        *fixed_args,
-        *(inner.cotangent(carry_args[i]) for i in carries),
+    row_results = [inner.cotangent(row_args[i]) for i in rows]
+    carry_results = [inner.cotangent(carry_args[i]) for i in carries]
+    kept, used = needed_ops(r.ops, [*row_results, *carry_results])
+    # Only what the backward steps read: rows (one at least, for their number), carries that vary, and fixed ones.
+    row_places = [i for i, arg in enumerate(row_args) if arg in used] or [0]
+    fixed = [i for i, arg in enumerate(carry_args) if arg in used and s.next_values[i] is s.carry_args[i]]
+    varying = [i for i, arg in enumerate(carry_args) if arg in used and i not in fixed]
+    fixed_args = [carry_args[i] for i in fixed]
+    region = _rebuild(
+        [*(row_args[i] for i in row_places), *(carry_args[i] for i in varying), *seeds, *fixed_args, *totals],
+        kept,
+        [*row_results, *fixed_args, *carry_results],
     )
-    operands = [*s.rows, *saved, *incoming, *(s.carries[i] for i in fixed), *finals]
+    incoming = [g for g in cotangents[: s.outputs] if g is not None]
+    last = [cotangents[s.outputs + i] for i in carries]
+    finals = [zeros(b, s.carries[i].type) if g is None else g for i, g in zip(carries, last, strict=True)]
+    saved = _save_carries(b, s, varying)
+    operands = [*(s.rows[i] for i in row_places), *saved, *incoming, *(s.carries[i] for i in fixed), *finals]
     attrs = _attrs(op, not op.attrs["is_reverse"])
-    made = b.op("chlo.scan", *operands, regions=[r.body], **attrs).results
+    made = b.op("chlo.scan", *operands, regions=[region], **attrs).results
     for j, i in enumerate(rows):
         sweep.add(s.rows[i], made[j])
     for j, i in enumerate(carries):
         sweep.add(s.carries[i], made[len(rows) + len(fixed) + j])
+
+
+def _rebuild(args: Sequence[Value], ops: Sequence[Op], results: Sequence[Value]) -> Region:
+    """A region with fewer arguments."""
+    fresh = tuple(Value(arg.type, None, i, arg.name) for i, arg in enumerate(args))
+    values = dict(zip(args, fresh, strict=True))
+    copies = clone_ops(ops, values)
+    return Region(fresh, tuple(copies), tuple(values.get(value, value) for value in results))
 
 
 class _Cursor:
@@ -357,6 +373,6 @@ ALONG_ANOTHER = Rule(expand=_scan_first_dimension)
 RULES: dict[str, Rule | Callable[[Op], Rule]] = {
     "stablehlo.if": Rule(_branch_jvp, _branch_vjp),
     "stablehlo.case": Rule(_branch_jvp, _branch_vjp),
-    "stablehlo.while": Rule(_while_jvp, expand=_while_as_scan),
+    "stablehlo.while": Rule(_while_jvp, expand=while_as_scan),
     "chlo.scan": scan_rule,
 }

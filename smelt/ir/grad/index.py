@@ -21,7 +21,6 @@ from smelt.ir.grad.rule import (
     is_differentiable,
     like,
     linear,
-    linear_in_first,
     refused,
     zero,
     zeros,
@@ -56,13 +55,17 @@ def _gather_dims(dims: ScatterDims) -> GatherDims:
     )
 
 
-def _gather(b: Builder, op: Op, g: Value) -> Value:
-    x, indices = op.operands[:2]
+def _gather_vjp(sweep: Reverse, op: Op, cotangents: Cotangents) -> None:
+    (g,) = cotangents
+    assert g is not None
+    b, (x, indices) = sweep.b, op.operands[:2]
+    if not sweep.wants(x):
+        return
     dims: GatherDims = op.attrs["dimension_numbers"]
     slices = _slice_sizes(op, g)
     last = [x.shape.sizes[d] - slices[d] for d in dims.start_index_map]
     places = _clamp(b, indices, last, dims.index_vector_dim, [x, g])
-    return _scatter_add(b, zeros(b, x.type), places, g, _scatter_dims(dims))
+    sweep.accumulate(x, lambda total: _scatter_add(b, total, places, g, _scatter_dims(dims)))
 
 
 def _slice_sizes(op: Op, g: Value) -> list[Size]:
@@ -336,9 +339,17 @@ def scatter_rule(op: Op) -> Rule:
 # ---- slices at computed places ----
 
 
-def _dynamic_slice(b: Builder, op: Op, g: Value) -> Value:
-    x, *starts = op.operands
-    return b.dynamic_update_slice(zeros(b, x.type), g, *starts)
+def _dynamic_slice_vjp(sweep: Reverse, op: Op, cotangents: Cotangents) -> None:
+    """Added to a part of the cotangent, in place: a loop may take one slice after the other."""
+    (g,) = cotangents
+    assert g is not None
+    b, (x, *starts) = sweep.b, op.operands
+
+    def add(total: Value) -> Value:
+        part = b.dynamic_slice(total, *starts, slice_sizes=op.attrs["slice_sizes"])
+        return b.dynamic_update_slice(total, b.add(part, g), *starts)
+
+    sweep.accumulate(x, add)
 
 
 def _update_slice_vjp(sweep: Reverse, op: Op, cotangents: Cotangents) -> None:
@@ -411,10 +422,10 @@ def _top_k_jvp(sweep: Forward, op: Op) -> None:
 
 
 RULES: dict[str, Rule | Callable[[Op], Rule]] = {
-    "stablehlo.gather": linear_in_first(_gather),
-    "stablehlo.dynamic_gather": linear_in_first(_gather),
+    "stablehlo.gather": linear(_gather_vjp, 0),
+    "stablehlo.dynamic_gather": linear(_gather_vjp, 0),
     "stablehlo.scatter": scatter_rule,
-    "stablehlo.dynamic_slice": linear_in_first(_dynamic_slice),
+    "stablehlo.dynamic_slice": linear(_dynamic_slice_vjp, 0),
     "stablehlo.dynamic_update_slice": linear(_update_slice_vjp, 0, 1),
     "stablehlo.torch_index_select": Rule(expand=_index_select),
     "stablehlo.sort": Rule(_sort_jvp),

@@ -28,13 +28,14 @@ def size_value(b: Builder, size: Size, near: Sequence[Value]) -> Value:
     """A size as an i64 scalar."""
     if isinstance(size, int):
         return b.constant(size, i64)
+    near = [*vars(b).get("args", ()), *near]
     for value in near:
         for axis, have in enumerate(value.shape.sizes):
             rest = size - have
             if isinstance(rest, int) and not isinstance(have, int):
                 wide = b.convert(b.get_dimension_size(value, dimension=axis), result=_SCALAR)
                 return b.add(wide, b.constant(rest, i64)) if rest else wide
-    sources = sources_of([*near, *getattr(b, "args", ())])
+    sources = sources_of(near)
 
     def find(name: str) -> Source:
         if name not in sources:

@@ -76,6 +76,12 @@ class Reverse:
         before = self.cotangents.get(value)
         self.cotangents[value] = cotangent if before is None else self.b.add(before, cotangent)
 
+    def accumulate(self, value: Value, change: Callable[[Value], Value]) -> None:
+        """Change a value's cotangent so far, zeros at first: for rules that add to a part of it, in place."""
+        if value in self.active:
+            before = self.cotangents.get(value)
+            self.cotangents[value] = change(zeros(self.b, value.type) if before is None else before)
+
     def cotangent(self, value: Value) -> Value:
         """The cotangent of a value, in its own type."""
         found = self.cotangents.get(value)
@@ -113,18 +119,19 @@ class Reverse:
             self.add(value, inner.cotangents.get(value))
 
     def _transpose(self, rule: Rule, op: Op, cotangents: Cotangents) -> None:
-        """The vjp from the jvp: tangent ops on placeholders, which are linear in them, transposed one by one."""
+        """The vjp from the jvp: the ops on tangents, which are linear in them, transposed one by one.
+
+        The tangents stand for any: zeros, so that sizes may be read off them. Nothing else is, and they are dead then.
+        """
         assert rule.jvp is not None, f"{op.name} has no rule"
         wanted = [value for value in dict.fromkeys(used_values(op)) if self.wants(value)]
-        tangents = {value: Value(value.type) for value in wanted}
+        tangents = {value: zeros(self.b, value.type) for value in wanted}
         start = len(self.b.ops)
         forward = Forward(self.b, self.find, dict(tangents))
         rule.jvp(forward, op)
         made = self.b.ops[start:]
         inner = Reverse(self.b, self.find, tangents.values(), made)
         on_tangents = [each for each in made if any(map(inner.wants, used_values(each)))]
-        gone = set(on_tangents)
-        self.b.ops[start:] = [each for each in made if each not in gone]
         for result, cotangent in zip(op.results, cotangents, strict=True):
             tangent = forward.tangent(result)
             if tangent is not None:
@@ -158,3 +165,14 @@ def _total(b: Builder, terms: Iterable[Value | None]) -> Value | None:
         assert total is not None
         total = b.add(total, term)
     return total
+
+
+def needed_ops(ops: Sequence[Op], results: Iterable[Value]) -> tuple[list[Op], set[Value]]:
+    """The ops that results depend on, in order, and every value that is used. Ops must be free of effects."""
+    used = set(results)
+    kept: list[Op] = []
+    for op in reversed(ops):
+        if any(value in used for value in op.results):
+            kept.append(op)
+            used.update(used_values(op))
+    return kept[::-1], used

@@ -15,11 +15,12 @@ from smelt.ir.clone import clone_region, substitution
 from smelt.ir.core import Func, Op, Value
 from smelt.ir.grad import collective, contract, control, convolution, elementwise, index, linear, reduce, shape, window
 from smelt.ir.grad.rule import Rule, linear_in_first, refused, repeat, zero
+from smelt.ir.ops import OPS
 from smelt.ir.ops.control import ASSERTIONS, PLACEMENT
 from smelt.ir.rewrite import symbols_at
 
 _DECOMPOSED = "passes.grad decomposes it first"
-_PASSES = "engines make it after differentiation: differentiate the program that the front end gave"
+_PASSES = "a kernel for inference: differentiate the program that the front end gave, before passes make it"
 _QUANTISED = "quantised values are steps: differentiate before quantising"
 _OUTSIDE = "only the bodies of its functions have derivatives"
 
@@ -46,12 +47,7 @@ _OTHERS: dict[str, Rule | Callable[[Op], Rule]] = {
     "stablehlo.rng_bit_generator": zero("random numbers"),
     "stablehlo.uniform_quantize": refused(_QUANTISED),
     "stablehlo.uniform_dequantize": refused(_QUANTISED),
-    **{
-        f"smelt.{name}": refused(_PASSES)
-        for name in (
-            *("relayout", "packed_dot", "packed_conv", "winograd_conv", "channel_conv", "attention", "round_to_byte"),
-        )
-    },
+    **{name: refused(_PASSES) for name in OPS if name.startswith("smelt.")},
     **{
         f"check.{name}": zero("it has no results")
         for name in (

@@ -1,0 +1,240 @@
+# ruff: noqa: F722  # shapes are no forward references
+"""Gradients of tensors and functions: structures, names, dynamic dimensions, control flow, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import smelt
+from smelt import Shaped, Tensor, nn
+from smelt.ir.interpret import run as interpret
+from smelt.structure import leaves, map_leaves
+from smelt.tensor import TensorError, trace
+
+RNG = np.random.default_rng(7)
+
+
+def draw(*sizes: int) -> np.ndarray:
+    return RNG.normal(size=sizes).astype(np.float32)
+
+
+def close(got: Any, want: Any) -> None:
+    np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=2e-5, atol=2e-6)
+
+
+UP, DOWN, X = draw(4, 8), draw(8, 3), draw(5, 4)
+
+
+def mlp(p: dict[str, Tensor], x: Tensor) -> Tensor:
+    return x.dot(p["up"], "d").tanh().dot(p["down"], "f").log_softmax("c").mean()
+
+
+def mlp_in_jax(p: dict[str, Any], x: Any) -> Any:
+    return jax.nn.log_softmax(jnp.tanh(x @ p["up"]) @ p["down"]).mean()
+
+
+def parameters() -> dict[str, Tensor]:
+    return {"up": smelt.tensor(UP, "d f"), "down": smelt.tensor(DOWN, "f c")}
+
+
+def test_a_loss_has_a_gradient_in_the_structure_and_with_the_names_of_its_parameters():
+    p, x = parameters(), smelt.tensor(X, "b d")
+    want = jax.grad(mlp_in_jax)({"up": UP, "down": DOWN}, X)
+    for slopes in (mlp(p, x).grad(p), smelt.grad(mlp)(p, x), smelt.value_and_grad(mlp)(p, x)[1]):
+        assert {name: each.axes for name, each in slopes.items()} == {"up": ("d", "f"), "down": ("f", "c")}
+        for name in want:
+            close(slopes[name], want[name])
+    close(smelt.value_and_grad(mlp)(p, x)[0], mlp_in_jax({"up": UP, "down": DOWN}, X))
+    both = smelt.grad(mlp, wrt=(0, 1))(p, x)
+    close(both[1], jax.grad(mlp_in_jax, 1)({"up": UP, "down": DOWN}, X))
+
+
+class Network(smelt.Model):
+    def __init__(self) -> None:
+        self.embed = nn.Embedding(v=11, d=8)
+        self.norm = nn.LayerNorm(d=8)
+        self.attention = nn.MultiHeadAttention(d=8, heads=2, head_size=4, causal=True)
+        self.head = nn.Linear(d=8, v=11)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        return self.head(nn.gelu(x + self.attention(self.norm(x))))
+
+
+def _exchange(model: Any, old: Tensor, new: Tensor) -> Any:
+    return map_leaves(model, lambda value: value is old, lambda _: new)
+
+
+def test_a_model_is_a_structure_of_parameters():
+    model = map_leaves(
+        Network(),
+        lambda value: isinstance(value, Tensor),
+        lambda value: smelt.tensor(draw(*value.shape.numbers()), value.axes),
+    )
+    tokens = smelt.tensor(RNG.integers(0, 11, (2, 5)), "b s")
+
+    def loss(model: Any) -> Tensor:
+        return model(tokens).log_softmax("v").square().mean()
+
+    slopes = smelt.grad(loss)(model)
+    assert isinstance(slopes, Network)
+    found = dict(leaves(slopes, lambda value: isinstance(value, Tensor)))
+    given = dict(leaves(model, lambda value: isinstance(value, Tensor)))
+    assert found.keys() == given.keys()
+    step = 1e-2
+    for path, value in given.items():  # against differences along one direction
+        direction = draw(*value.shape.numbers())
+        ends = [smelt.tensor(value.numpy() + h * direction, value.axes) for h in (-step, step)]
+        low, high = (loss(_exchange(model, value, end)).item() for end in ends)
+        slope = (high - low) / (2 * step)
+        np.testing.assert_allclose(np.sum(found[path].numpy() * direction), slope, rtol=0.03, atol=2e-3, err_msg=path)
+
+
+def test_sizes_stay_dynamic_and_proven():
+    x = smelt.symbolic("f32[b=B, s=S, d=4]")
+    w = smelt.tensor(UP, "d f")
+    loss = (x.dot(w, "d").softmax("s")[1:] * 2.0).max("f").sum()
+    slopes = loss.grad({"x": x, "w": w})
+    assert str(slopes["x"].shape) == "f32[b=B, s=S, d=4]"
+    assert slopes["w"].axes == ("d", "f")
+
+
+def test_a_compiled_step_differentiates():
+    def step(w: Shaped[Tensor, "f32[d=4, f=8]"], x: Shaped[Tensor, "f32[b=B, d=4]"]) -> Tensor:
+        loss = x.dot(w, "d").square().sum()
+        return w - 0.1 * loss.grad(w)
+
+    run = smelt.compile(step)
+    for count in (1, 3):
+        x = draw(count, 4)
+        close(run(UP, x).numpy(), UP - 0.1 * 2 * x.T @ (x @ UP))
+
+
+def test_loops_and_branches():
+    x = draw(4, 3)
+
+    def recurrent(xs: Tensor) -> Tensor:
+        last, ys = smelt.scan(lambda c, row: ((c + row).tanh(), c * row), smelt.zeros("f32[d=3]"), xs, "t")
+        return (last * 2.0).sum() + ys.sum()
+
+    def by_jax(xs: Any) -> Any:
+        last, ys = jax.lax.scan(lambda c, row: (jnp.tanh(c + row), c * row), jnp.zeros(3, jnp.float32), xs)
+        return (last * 2).sum() + ys.sum()
+
+    close(smelt.grad(recurrent)(smelt.tensor(x, "t d")), jax.grad(by_jax)(x))
+    loop = smelt.grad(lambda y: smelt.fori_loop(3, lambda i, s: s.sin() * y, y).sum())
+    close(loop(x), jax.grad(lambda y: jax.lax.fori_loop(0, 3, lambda i, s: jnp.sin(s) * y, y).sum())(x))
+    branch = smelt.grad(lambda y: smelt.cond(y.sum() > 0, lambda: y * y, lambda: y.sin()).sum())
+    close(branch(np.abs(x)), 2 * np.abs(x))
+    close(branch(-np.abs(x)), np.cos(x))
+    with pytest.raises(smelt.SmeltError, match="the number of its iterations is not known"):
+        smelt.grad(lambda y: smelt.while_loop(lambda s: s.sum() < 9.0, lambda s: s * 2.0, y).sum())(np.abs(x))
+
+
+def test_vjp_and_jvp_of_functions():
+    x, seed = draw(3), draw(3)
+    value, pull = smelt.vjp(lambda y: {"sine": y.sin(), "count": y.to("i32")}, x)
+    close(value["sine"], np.sin(x))
+    close(pull({"sine": smelt.tensor(seed)})[0], seed * np.cos(x))
+    value, moved = smelt.jvp(lambda y: (y.sin(), y.to("i32")), [x], [seed])
+    close(moved[0], seed * np.cos(x))
+    assert moved[1] is None
+    with pytest.raises(TensorError, match="another shape than the value"):
+        smelt.vjp(lambda y: y, x)[1](draw(4))
+    with pytest.raises(TensorError, match="one tangent for each argument"):
+        smelt.jvp(lambda y: y, [x], [])
+
+
+def test_an_argument_given_twice_has_two_gradients():
+    x = smelt.tensor(draw(3))
+    left, right = smelt.grad(lambda a, b: (a * b * b).sum(), wrt=(0, 1))(x, x)
+    close(left, x.numpy() ** 2)
+    close(right, 2 * x.numpy() ** 2)
+
+
+def test_jacobian_and_hessian():
+    x = draw(4)
+    matrix = smelt.tensor(UP, "d f")
+    found = smelt.jacobian(lambda y: y.dot(matrix, "d").tanh())(smelt.tensor(x, "d"))
+    assert found.axes == ("f", "d")
+    close(found, jax.jacobian(lambda y: jnp.tanh(y @ UP))(x))
+    second = smelt.hessian(lambda y: y.dot(matrix, "d").tanh().sum())(smelt.tensor(x, "d"))
+    assert second.axes == ("d", "d_wrt")
+    close(second, jax.hessian(lambda y: jnp.tanh(y @ UP).sum())(x))
+    third = smelt.jacobian(smelt.hessian(lambda y: (y * y * y * y).sum()))(smelt.tensor(x[:2]))
+    close(third, jax.jacobian(jax.hessian(lambda y: (y**4).sum()))(x[:2]))
+    nested = smelt.jacobian(lambda p: {"a": p[0] * p[1], "b": p[1]})((smelt.tensor(x), smelt.tensor(x)))
+    close(nested["a"][0], np.diag(x))
+    close(nested["b"][0], np.zeros((4, 4)))
+
+
+def test_stop_gradient_keeps_the_value():
+    x = smelt.tensor(draw(3), "d")
+    close(smelt.stop_gradient(x * 2.0), 2 * x.numpy())
+    close((smelt.stop_gradient({"x": x * x})["x"] * x).sum().grad(x), x.numpy() ** 2)
+    held = smelt.symbolic("f32[b=2*B, d=3]")
+    assert str((smelt.stop_gradient(held) * held).sum().grad(held).shape) == "f32[b=2*B, d=3]"
+
+
+def test_remat_and_custom_gradients():
+    w, x = smelt.tensor(UP, "d f"), smelt.tensor(X, "b d")
+    block = smelt.remat(lambda h: h.dot(w, "d").tanh())
+    close(block(x).sum().grad(w), x.dot(w, "d").tanh().sum().grad(w))
+    close(block(x), np.tanh(X @ UP))
+    clipped = smelt.custom_gradient(lambda h: h * 1.0, lambda args, value, slope: (slope * args[0] * 0.0 + 7.0,))
+    close(smelt.grad(lambda y: clipped(y).sum())(x), np.full((5, 4), 7))
+    with pytest.raises(smelt.SmeltError, match="no forward mode"):
+        smelt.jvp(clipped, [x], [x])
+    closed = smelt.custom_gradient(lambda h: h.dot(w, "d"), lambda args, value, slope: (args[0],))
+    with pytest.raises(smelt.SmeltError, match="a tensor from around it"):
+        closed(x).sum().grad(w)
+    wrong = smelt.custom_gradient(lambda h: h * 2.0, lambda args, value, slope: (slope.sum(),))
+    with pytest.raises(TensorError, match="one cotangent for each argument"):
+        wrong(x)
+
+
+def test_a_rule_of_ones_own_survives_compilation():
+    rounded = smelt.custom_gradient(lambda h: h.round(), lambda args, value, slope: (slope,))
+
+    def loss(x: Shaped[Tensor, "f32[b=B]"]) -> Tensor:
+        return (rounded(x) * 3.0).sum()
+
+    program = smelt.vjp(trace(loss).program)
+    x = draw(4)
+    close(interpret(program, [x, np.array(1, "f")])[1], np.full(4, 3.0))
+
+
+def test_a_parameter_that_was_computed_since_is_found():
+    x = smelt.tensor(draw(3))
+    y = x * 2.0
+    loss = (y * y).sum()
+    y.numpy()
+    close(loss.grad(y), 2 * y.numpy())
+
+
+def test_what_has_no_gradient_is_refused():
+    x, n = smelt.tensor(draw(3)), smelt.tensor([1, 2])
+    with pytest.raises(TensorError, match="the loss must be a scalar") as error:
+        (x * 2.0).grad(x)
+    assert ".sum()" in str(error.value)
+    with pytest.raises(TensorError, match="its elements are i32"):
+        x.sum().grad({"x": x, "n": n})
+    with pytest.raises(TensorError, match="the loss must be a real number"):
+        n.sum().grad(x)
+    with pytest.raises(TensorError, match="nothing to differentiate by"):
+        x.sum().grad([])
+    loss = (x * x).sum()
+    loss.item()
+    with pytest.raises(TensorError, match="the loss has been computed"):
+        loss.grad(x)
+    with pytest.raises(smelt.SmeltError, match="code that the compiler cannot see"):
+        smelt.custom_call(lambda a: a, "f32[3]", x).sum().grad(x)
+    with pytest.raises(TensorError, match="there is no argument 3"):
+        smelt.grad(lambda y: y.sum(), wrt=3)(x)
+    with pytest.raises(TensorError, match="the loss is a float"):
+        smelt.grad(lambda y: 1.0)(x)
