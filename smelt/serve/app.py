@@ -18,6 +18,7 @@ from smelt.serve.keys import Keys
 from smelt.serve.language import Languages
 from smelt.serve.models import Catalogue
 from smelt.serve.oip import Rest, Service, as_problem
+from smelt.serve.ollama import Ollama
 from smelt.serve.openai import OpenAI, openai_problem
 from smelt.serve.problems import ForbiddenError, UnauthorizedError
 from smelt.serve.stats import prometheus
@@ -39,7 +40,9 @@ class App:
         self.draining = False
         self.active = 0
         Rest(self.service).add_to(self.routes)
-        OpenAI(Languages(catalogue), config, self.keys).add_to(self.routes)
+        languages = Languages(catalogue)
+        for front in (OpenAI, Ollama):
+            front(languages, config, self.keys).add_to(self.routes)
         if config.metrics:
             self.routes.add("GET", "/metrics", self.metrics)
         for path in ("/health", "/ping"):

@@ -323,7 +323,7 @@ def _open(version: Version) -> None:
 
     version.queue = ModelQueue(version.name, call, limits, version.stats.call)
     if config.warm_up:
-        version.queue.seconds = _warm_up(version, model)
+        _warm_up(version, version.queue, model)
 
 
 def _check_types(model: LoadedModel) -> None:
@@ -352,21 +352,20 @@ def why_not_batched(path: Path, config: ModelConfig) -> str:
     return find_mixing(main, symbol) or ""
 
 
-def _warm_up(version: Version, model: LoadedModel) -> float:
-    """Call the model on random numbers; the seconds of a call that is warm."""
+def _warm_up(version: Version, queue: ModelQueue, model: LoadedModel) -> None:
+    """Call the model on random numbers a few times, and note how long a call takes."""
     inputs = _samples(version, model)
     if inputs is None:
-        return float("inf")
-    spent = float("inf")
-    for _ in range(3):
+        return
+    for i in range(4):
         started = time.perf_counter()
         try:
             model.run(inputs)
         except SmeltError as error:
             log.warning("%s was not warmed up: %s", version.name, " ".join(str(error).split()))
-            return float("inf")
-        spent = min(spent, time.perf_counter() - started)
-    return spent
+            return
+        if i:
+            queue.measure(inputs, time.perf_counter() - started)
 
 
 def _samples(version: Version, model: LoadedModel) -> dict[str, Array] | None:

@@ -85,7 +85,7 @@ class Service:
             check_inputs(found, inputs)
             timeout, priority = _timeout(parameters, found.config.timeout), _priority(parameters)
             work = found.queue.infer(inputs, timeout, priority)
-            watched = request is not None and not found.queue.is_inline
+            watched = request is not None and not found.queue.is_inline(inputs)
             outputs, timing = await (request.while_connected(work) if request is not None and watched else work)
         except BusyError:
             stats.refused += 1

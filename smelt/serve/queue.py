@@ -77,7 +77,7 @@ class ModelQueue:
         on_call: Callable[[int, int, float], object] = lambda requests, rows, seconds: None,
     ) -> None:
         self.name, self.call, self.limits, self.on_call = name, call, limits, on_call
-        self.seconds = float("inf")  # of a call, measured
+        self._times: dict[int, deque[float]] = {}  # seconds of the last calls, by the magnitude of their inputs
         self._jobs: deque[Job] = deque()
         self._ready = threading.Condition()
         self._closed = False
@@ -88,10 +88,17 @@ class ModelQueue:
     def waiting(self) -> int:
         return len(self._jobs)
 
-    @property
-    def is_inline(self) -> bool:
-        """Whether the next call runs on the event loop."""
-        return self.seconds < INLINE and not self._jobs
+    def is_inline(self, inputs: Inputs) -> bool:
+        """Whether a call runs on the event loop."""
+        return not self._jobs and self.seconds(inputs) < INLINE
+
+    def seconds(self, inputs: Inputs) -> float:
+        """What a call with such inputs typically takes: the median of the last ones."""
+        times = self._times.get(_magnitude(inputs))
+        return sorted(times)[len(times) // 2] if times else float("inf")
+
+    def measure(self, inputs: Inputs, spent: float) -> None:
+        self._times.setdefault(_magnitude(inputs), deque(maxlen=5)).append(spent)
 
     @property
     def running(self) -> int:
@@ -101,10 +108,10 @@ class ModelQueue:
         """The outputs for these inputs. Cancelling the task cancels the call."""
         if self._closed:
             raise UnavailableError(f"{self.name} is being unloaded", retry_after=1)
-        if self.is_inline:
+        if self.is_inline(inputs):
             return self._inline(inputs, timeout)
         if len(self._jobs) >= self.limits.max_queue:
-            wait = min(60.0, len(self._jobs) * min(self.seconds, 1.0))
+            wait = min(60.0, len(self._jobs) * min(self.seconds(inputs), 1.0))
             raise BusyError(
                 f"{self.name} is busy", expected=f"at most {self.limits.max_queue} requests that wait", retry_after=wait
             )
@@ -123,7 +130,7 @@ class ModelQueue:
         started = time.perf_counter()
         found = self.call(inputs, timeout, None)
         spent = time.perf_counter() - started
-        self._measure(spent)
+        self.measure(inputs, spent)
         rows = len(next(iter(inputs.values()))) if self.limits.max_batch > 1 and inputs else 1
         self.on_call(1, rows, spent)
         return found, Timing(0.0, spent, rows, rows)
@@ -214,7 +221,8 @@ class ModelQueue:
                 _finish(jobs[0], error)
             return
         spent = time.perf_counter() - started
-        self._measure(spent)
+        if len(jobs) == 1:
+            self.measure(jobs[0].inputs, spent)
         total = sum(job.rows for job in jobs)
         self.on_call(len(jobs), total, spent)
         for job, outputs in zip(jobs, found, strict=True):
@@ -236,10 +244,6 @@ class ModelQueue:
             for job, end in zip(jobs, ends.tolist(), strict=True)
         ]
 
-    def _measure(self, spent: float) -> None:
-        """The typical time of a call, which decides whether it may run on the event loop."""
-        self.seconds = spent if self.seconds == float("inf") else 0.9 * self.seconds + 0.1 * spent
-
     def close(self) -> None:
         """Take no more; what waits still runs."""
         with self._ready:
@@ -252,6 +256,10 @@ class ModelQueue:
         while (self._jobs or self._running) and time.monotonic() < end:
             await asyncio.sleep(0.01)
         return not (self._jobs or self._running)
+
+
+def _magnitude(inputs: Inputs) -> int:
+    return sum(array.nbytes for array in inputs.values()).bit_length()
 
 
 def _finish(job: Job, outcome: dict[str, Array] | Exception) -> None:

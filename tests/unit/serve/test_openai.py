@@ -162,6 +162,27 @@ def test_tokens(server: Server, model: Any) -> None:
     assert server.ask("POST", "/detokenize", {"model": "tiny", "tokens": [1 << 40]})[0] == 400
 
 
+def test_ollama_answers_the_same(server: Server, model: Any) -> None:
+    want = model.chat(MESSAGES, max_tokens=7)
+    options = {"temperature": 0, "num_predict": 7, "num_ctx": 100}
+    asked = {"model": "tiny:latest", "messages": MESSAGES, "options": options}
+    status, whole = server.ask("POST", "/api/chat", {**asked, "stream": False})
+    assert (status, whole["message"]["content"], whole["eval_count"]) == (200, want.text, 7)
+    connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=60)
+    connection.request("POST", "/api/chat", json.dumps(asked))
+    lines = [json.loads(line) for line in connection.getresponse().read().splitlines()]
+    connection.close()
+    assert "".join(line["message"]["content"] for line in lines) == want.text
+    assert [line["done"] for line in lines] == [False] * 7 + [True]
+    status, raw = server.ask("POST", "/api/generate", {
+        "model": "tiny", "prompt": "w3 w4", "raw": True, "stream": False, "options": options,
+    })  # fmt: skip
+    assert (status, raw["response"]) == (200, model.generate("w3 w4", max_tokens=7).text)
+    assert [row["name"] for row in server.ask("GET", "/api/tags")[1]["models"]] == ["tiny"]
+    assert server.ask("POST", "/api/show", {"model": "tiny"})[1]["template"] == TEMPLATE
+    assert server.ask("POST", "/api/chat", {**asked, "options": {"temprature": 1}})[0] == 400
+
+
 def test_a_client_that_leaves_ends_its_answer(server: Server) -> None:
     def running() -> int:
         connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=60)
