@@ -1,7 +1,7 @@
-"""What a compiled function expects of its caller, as text: the generated C states it, a bundle's manifest must agree.
+"""The ABI of a compiled function, as text: in the generated C, and computed from a bundle's manifest to compare.
 
-`kernel.emit` writes it into the code as `NAME_abi`; `bundle.entry` computes it from what a manifest says. A caller
-that differs in a count, an element type, a rank, a size or a constant's bytes would make the code read elsewhere.
+`kernel.emit` writes it into the code as `NAME_abi`; `bundle.entry` computes it from a manifest. If they differ in a
+count, an element type, a rank, a size or a constant's bytes, the code would read out of bounds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Calls under way on a device: how many there are, what share of the time it was busy, and the processor's own queue.
+"""Running calls of a device: their number, the fraction of time that it is busy, and the queue of the CPU.
 
-Engines report to an Activity when a call begins and ends; `Platform.stats` reads it. Engines in host memory run
-long calls on threads of the Queue, so that they return at once.
+Engines report the start and end of calls to an Activity; `Platform.stats` reads it. Engines in host memory run long
+calls on threads of the Queue, so that they return at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LONG = 20_000_000  # operations from which a call goes to another thread: switch
 
 
 class Activity:
-    """Counts calls under way. Busy is the time with at least one of them."""
+    """Counts running calls. The device is busy while there is at least one."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -46,7 +46,7 @@ class Activity:
                 self._busy += self._clock() - self._since
 
     def sample(self) -> tuple[int, float]:
-        """Calls under way, and the fraction of the time since the last sample in which there were any."""
+        """The number of running calls, and the busy fraction of the time since the last sample."""
         with self._lock:
             now = self._clock()
             busy = self._busy + (now - self._since if self._running else 0.0)
@@ -126,7 +126,7 @@ class Queue:
             future.set_result(result)
 
     def _forget(self) -> None:
-        """A forked process has no threads but its own."""
+        """After a fork: the queue's thread does not exist in the child."""
         self.activity = Activity()
         self._lock = threading.Lock()
         self._threads = None

@@ -1,7 +1,7 @@
 """HostBuffer and Buffer: arrays in host memory and in device memory.
 
-A HostBuffer owns its bytes or is a view of others' (a mapped file, a caller's array).
-A Buffer is what an engine keeps on a device; every engine brings its own, all behave as the protocol says.
+A HostBuffer owns its bytes or is a view (of a mapped file, a caller's array). A Buffer is the protocol of arrays in
+device memory; every engine has its own class.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from smelt.shape import Shape
 
 T = TypeVar("T")
 
-# Where Linux states how much memory there is: the whole of it (in kB), and what a control group may use (v2, v1).
+# Linux's files with the machine's memory (in kB) and the limit of a control group (v2, v1).
 MEMORY_LIMITS = (
     ("/proc/meminfo", r"MemTotal:\s+(\d+) (kB)"),
     ("/sys/fs/cgroup/memory.max", r"(\d+)"),
@@ -48,7 +48,7 @@ class Buffer(Protocol):
         ...
 
     def delete(self) -> None:
-        """Give the memory back now; using the buffer afterwards is an error. Deleting twice is harmless."""
+        """Free the memory now; using the buffer afterwards is an error. Deleting twice is harmless."""
         ...
 
 
@@ -177,14 +177,14 @@ class HostBuffer:
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """What a function gives, without keeping the event loop waiting."""
+    """The result of a function that runs in a thread, without blocking the event loop."""
     import asyncio
 
     return await asyncio.to_thread(function)
 
 
 def as_array(result: Array | Buffer) -> Array:
-    """A result of any engine as an array that its user may write to."""
+    """A result of any engine as a writable array."""
     array = result if isinstance(result, np.ndarray) else result.numpy()
     return array if array.flags.writeable else array.copy()
 
@@ -204,7 +204,7 @@ def host_stats() -> dict[str, int]:
 
 
 def check_array(array: Any, shape: Shape, what: str) -> Array:
-    """An array that fits a shape whose symbols are open; anything else is the caller's mistake."""
+    """Check that an array matches a shape, whose symbols match any size."""
     found = np.asarray(array)
     expected = shape.dtype.numpy
     fits = found.ndim == shape.rank and all(
@@ -220,7 +220,7 @@ def check_array(array: Any, shape: Shape, what: str) -> Array:
 
 
 def advise_shape(given: tuple[int, ...], shape: Shape) -> str:
-    """What makes an array of given sizes fit: axes added, dropped or in another order; else an array to begin with."""
+    """The remedy for an array of the wrong shape: add, drop or transpose axes; else an array of the right shape."""
     channels_first, channels_last = ((given[:1] + given[-1:] + given[1:-1]), (given[:1] + given[2:] + given[1:2]))
     orders = {"array.transpose(0, 3, 1, 2)": channels_first, "array.transpose(0, 2, 3, 1)": channels_last}
     candidates = {
@@ -240,7 +240,7 @@ def advise_shape(given: tuple[int, ...], shape: Shape) -> str:
 
 
 def check_shape(given: Shape, wanted: Shape, what: str) -> None:
-    """A buffer's shape fits the wanted one, whose symbols are open."""
+    """Check that a buffer matches a shape, whose symbols match any size."""
     fits = given.dtype == wanted.dtype and given.rank == wanted.rank
     if not fits or any(isinstance(b, int) and a != b for a, b in zip(given.sizes, wanted.sizes, strict=True)):
         raise ShapeError(f"{what} does not fit", expected=wanted, got=given, remedy=f"a buffer of the shape {wanted}")

@@ -1,8 +1,7 @@
 """Claims about symbolic sizes: proven, refuted by a counterexample, or unknown with the missing fact named.
 
-In come facts (`D == H*K`, `H divides D`, `S <= C`) and claims about sizes. What makes or changes shapes asks here; the
-names of `smelt.size`, which has the sizes themselves, are here as well. A claim speaks about the numbers for which both
-of its sides have a value.
+In: facts (`D == H*K`, `H divides D`, `S <= C`) and claims about sizes. Every op that computes a shape calls it. It also
+re-exports the names of `smelt.size`. A claim is about the values of symbols for which both sides are defined.
 """
 
 from __future__ import annotations
@@ -207,7 +206,7 @@ class Facts:
         return answer
 
     def _decide(self, claim: Fact) -> Answer:
-        """Cheap proofs, cheap counterexamples, then the dear ones."""
+        """Try cheap proofs, then cheap counterexamples, then the expensive ones."""
         theory = self._ready()
         theory.refuel(MAX_FUEL)
         if theory.plain(claim):

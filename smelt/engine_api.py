@@ -1,4 +1,4 @@
-"""The protocols between engines and everybody else: Engine, Executable, and what a program takes and gives.
+"""The protocols of engines: Engine, Executable, Platform, and the signature of a program.
 
 An engine compiles a program for a target into an Executable; `prepare` binds the weights; a call runs it.
 """
@@ -59,7 +59,7 @@ class Signature(NamedTuple):
 
 
 class Closing(ABC):
-    """What has a signature and can be closed: as the target of a `with` block, as text, and in a notebook."""
+    """Base of classes with a signature that can be closed: `with` blocks, repr, and HTML for notebooks."""
 
     signature: Signature
 
@@ -116,7 +116,7 @@ class Executable(Protocol):
 
     @property
     def kernels(self) -> tuple[KernelUse, ...]:
-        """What runs the ops: every op of the compiled program is in one of them."""
+        """The kernels of the compiled program; every op is in one of them."""
         ...
 
     def prepare(self, weights: Weights) -> Executable:
@@ -129,7 +129,7 @@ class Executable(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what it holds. Closing twice is harmless; calling afterwards is an error."""
+        """Free its memory. Closing twice is harmless; calling afterwards is an error."""
         ...
 
 
@@ -138,7 +138,7 @@ class Trimmable(Protocol):
     """An executable that keeps memory for later calls."""
 
     def trim(self) -> None:
-        """Give back the memory that no call uses now."""
+        """Free pooled memory that no call uses."""
         ...
 
 
@@ -199,8 +199,8 @@ class Platform(Frozen, Generic[P]):
     def stats(self) -> dict[str, float]:
         """What the device is doing, or this process where the engine works in host memory.
 
-        `bytes_in_use` and `peak_bytes_in_use`; `queue`, the calls that are under way or wait; `busy`, the share of the
-        time since the last look (0 to 1) in which there was one.
+        `bytes_in_use` and `peak_bytes_in_use`; `queue`, the running and waiting calls; `busy`, the fraction of the time
+        since the last call of `stats` (0 to 1) in which there was one.
         """
         if isinstance(self.engine, Placing):
             return self.engine.stats()

@@ -1,7 +1,7 @@
 """The one error form of the package.
 
-Every user's mistake becomes a `SmeltError`: what was expected, what came, where, and what to do about it.
-The command line, the server and Python all show the same record. An `assert` marks a bug of ours, never a mistake.
+A user's mistake raises a `SmeltError`: what was expected, what was given, where, and the remedy. The command line, the
+server and Python show the same record. An `assert` marks a bug of smelt, never a user's mistake.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SmeltError(Exception):
       try      .dot(w, 'f')
     """
 
-    started = False  # whether the program had begun: what a call was given to use up is used up then
+    started = False  # whether the program had started: then donated inputs are consumed
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class RunError(SmeltError):
 
 
 class SizeError(RunError):
-    """Sizes that only a run shows do not fit together as the program took for granted."""
+    """Sizes of a call break an assumption of the program."""
 
 
 class CancelledError(RunError):
@@ -130,7 +130,7 @@ class DeviceError(SmeltError):
 
 
 class DeviceLost(DeviceError):  # noqa: N818  # the name says what happened
-    """A device that stopped working: what lay on it is gone, and a new platform is needed."""
+    """A device that stopped working. Its buffers are lost; make a new platform."""
 
 
 class MissingPackageError(SmeltError):

@@ -1,4 +1,4 @@
-"""Opening files that others name, and writing files that appear whole: what every reader and writer goes through.
+"""Safe opening of files, and atomic writing. Every reader and writer uses it.
 
 `open_regular` refuses what is no regular file (a FIFO would block, a device would act). `write_atomically` creates a
 temporary file with a random name and renames it.
@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from smelt.errors import FileError
 
-STALE = 3600.0  # seconds without a write after which a temporary file belongs to a process that is gone
+STALE = 3600.0  # seconds without a write after which the writer of a temporary file counts as dead
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -34,7 +34,7 @@ def open_regular(path: str | os.PathLike[str], flags: int = 0) -> int:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise FileError(f"cannot read {path}", got=_reason(error)) from error
     try:
-        _check_regular(path, os.fstat(descriptor).st_mode)  # it may have been exchanged meanwhile
+        _check_regular(path, os.fstat(descriptor).st_mode)  # it may have been replaced since the first check
     except BaseException:
         os.close(descriptor)
         raise
@@ -88,7 +88,7 @@ def write_atomically(path: str | os.PathLike[str], pieces: Iterable[bytes | memo
 
 
 def check_folder(path: str | os.PathLike[str]) -> None:
-    """Refuse a file whose folder is missing, before the work that the file is to hold."""
+    """Refuse an output file whose folder is missing, before the work begins."""
     folder = os.path.dirname(os.fspath(path)) or os.curdir
     if not os.path.isdir(folder):
         from shlex import quote

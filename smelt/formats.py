@@ -1,6 +1,6 @@
-"""Which format a model has, by its bytes, and what to do about formats that smelt does not read.
+"""The format of a model, by its first bytes, and advice for formats that smelt does not read.
 
-`smelt.load` asks for bytes and file objects, `smelt.model` for files whose ending it does not know.
+`smelt.load` calls it for bytes and file objects, `smelt.model` for files with an unknown suffix.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ADVICE = {
 
 
 def format_of(data: bytes) -> str:
-    """The ending that files with such content have."""
+    """The usual suffix of files with this content."""
     for start, signature, suffix in _SIGNATURES:
         if data[start : start + len(signature)] == signature:
             return suffix
@@ -93,7 +93,7 @@ def absent(path: str | os.PathLike[str], known: str) -> FileError:
 
 
 def _near(path: str) -> str:
-    """What may be meant by a path that is not there."""
+    """Suggestions for a path that does not exist."""
     from difflib import get_close_matches
 
     folder, name = os.path.split(path)

@@ -1,6 +1,6 @@
 """Mesh: several devices along named axes, and which axes of tensors are split along which of them.
 
-`smelt.platform(mesh=…)` takes it; the pjrt engine and the front end ask it for partitions, pieces and Shardy's text.
+`smelt.platform(mesh=…)` takes it. The pjrt engine and the tensor API read partitions, shards and Shardy's text from it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Path → LoadedModel: `load` reads a model file, compiles it and binds its weights.
 
-The one place where readers meet engines. `smelt.load` and the command line call it.
+It connects importers and engines. `smelt.load` and the command line call it.
 """
 
 from __future__ import annotations
@@ -97,11 +97,11 @@ def load(
 ) -> LoadedModel:
     """Read, compile and bind a model: `smelt.load("model.onnx")(pixels=x)["probabilities"]`.
 
-    Inputs whose values shape the program are found by themselves: the model then compiles once per value that comes.
+    Compile-time inputs are found automatically: the model then compiles once per value of them.
     `memory_limit` (bytes, or "512MB") bounds what the process takes for the model: its program, weights, packed weights
     and all calls at once, with their results while they run (not the compiler, which is a process of its own). A model
     that needs more is refused before its weights are loaded, for the dynamic dimensions given in `sizes` (else 1). A
-    call that finds too little left waits for others to end; one that could never fit is refused before it runs. With
+    call that needs more than is free waits for others to end; one that could never fit is refused before it runs. With
     `precision="bf16"` or `"int8"` weight matmuls and convolutions run in 16 or 8 bits (`passes.quantise`). `tune` is
     a number of seconds for autotuning on random inputs; later loads use the schedules that were found.
     """
@@ -224,7 +224,7 @@ def _builder(
     static: Mapping[str, Any] | None = None,
     fed: tuple[str, ...] = (),
 ) -> Build:
-    """What compiles a file for given values and shapes of inputs, and reports which engine it was."""
+    """A function that compiles a file for given values and shapes of inputs, and reports the engine."""
 
     def build(values: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]) -> Executable:
         try:

@@ -1,7 +1,7 @@
 """Sizes of tensors: integers, or polynomials over symbols; their arithmetic, text and values.
 
-In come numbers, symbols and text; out go canonical sizes, and values where the symbols have some. Everything that has a
-shape calls this module, what runs a bundle included; questions about sizes are `smelt.dim`'s.
+Numbers, symbols and text → canonical sizes, and their values for given symbols. Everything with a shape calls this
+module, the code that runs bundles included. Proofs about sizes are in `smelt.dim`.
 
 A symbol is an integer >= 0. `//` and `%` are Python's; dividing by 0 is an error. Arithmetic never cancels a symbolic
 divisor: `(B*S)//B` stays as it is, because B may be 0, until a fact says `B >= 1`. Only a size that vanishes forgets
@@ -38,7 +38,7 @@ class Atom(str):
 
     op: Op
     name: str  # of a symbol
-    args: tuple[Size, ...]  # of everything else: two of them
+    args: tuple[Size, ...]  # operands of everything else: two
     names: frozenset[str]  # of the symbols inside
     nonneg: bool  # plainly >= 0, whatever the symbols are
     depth: int
@@ -446,9 +446,9 @@ _CALLS = {"floordiv": floordiv, "mod": mod, "max": maximum, "min": minimum}
 
 
 def parse_size(text: str) -> Size:
-    """The size that a text says: the inverse of `str`, with Python's operators and precedence.
+    """Parse the text of a size: the inverse of `str`, with Python's operators and precedence.
 
-    Names that are not identifiers stand in double quotes; `floordiv`, `mod`, `max` and `min` take two arguments.
+    Names that are not identifiers are in double quotes; `floordiv`, `mod`, `max` and `min` take two arguments.
 
     >>> parse_size('2*(S + 7)//8 + "my dim"'), parse_size("max(S, 1)*S**2")
     ("my dim" + (S + 3)//4 + 1, S**2*max(S, 1))
@@ -460,7 +460,7 @@ def parse_size(text: str) -> Size:
 
 
 def _is_name(text: str) -> bool:
-    """Whether a name stands without quotes: letters, digits, `_` and `.`, no digit or point first."""
+    """Whether a name needs no quotes: letters, digits, `_` and `.`, no digit or point first."""
     return text.isascii() and text[:1] != "." and text.replace(".", "_").isidentifier() and text != "divides"
 
 

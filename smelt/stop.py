@@ -1,7 +1,6 @@
-"""Ending calls early: `timeout=` and `cancel=` of a call become a `Stop`, which every engine looks at while it runs.
+"""Ending calls early: `timeout=` and `cancel=` of a call become a `Stop`, which every engine polls while it runs.
 
-Anything that can be called takes them; the native engine looks between steps and between iterations of long loops, the
-reference engine between ops.
+The native engine polls between steps and between iterations of long loops, the reference engine between ops.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from smelt.errors import CancelledError, RunError, SmeltError, TimedOutError
 
 LONGEST = 1e9  # seconds
 
-_told: list[Callable[[], object]] = []  # who wants to know that some token was cancelled
+_told: list[Callable[[], object]] = []  # called after a token was cancelled
 
 
 def on_cancel(wake: Callable[[], object]) -> None:
@@ -25,7 +24,7 @@ def on_cancel(wake: Callable[[], object]) -> None:
 
 
 class Cancel:
-    """A token that ends calls from another thread: those that it was given to, and no others.
+    """A token that ends calls from another thread: the calls that it was passed to.
 
     >>> import numpy as np, smelt
     >>> token = smelt.Cancel()
@@ -51,7 +50,7 @@ class Cancel:
 
     @property
     def address(self) -> int:
-        """Of an int that is not 0 any more once it was cancelled."""
+        """The address of an int that becomes non-zero when the token is cancelled."""
         return self._address
 
     def cancel(self) -> None:
@@ -83,18 +82,18 @@ class Stop:
 
     @staticmethod
     def of(timeout: float | None = None, cancel: Cancel | None = None) -> Stop | None:
-        """None where a call may take as long as it wants."""
+        """The Stop of a call; None without a timeout and a token."""
         return None if timeout is None and cancel is None else Stop(timeout, cancel)
 
     def check(self) -> None:
-        """Raises where the call has to end now."""
+        """Raise if the call must end now."""
         if self.cancel is not None and self.cancel.cancelled:
             raise CancelledError("the call was cancelled")
         if self.deadline is not None and time.monotonic() >= self.deadline:
             self.time_out()
 
     def wait_for(self, buffers: Sequence[Any]) -> None:
-        """Return when buffers that fill in their own time are ready; raises where the call has to end before that."""
+        """Wait for asynchronous buffers; raises if the call must end before they are ready."""
         for buffer in buffers:
             while not getattr(buffer, "is_ready", True):
                 self.check()
@@ -105,12 +104,12 @@ class Stop:
 
     @property
     def nanoseconds(self) -> int:
-        """What is left; 0 for any time."""
+        """The remaining time; 0: no limit."""
         return 0 if self.deadline is None else max(int(1e9 * (self.deadline - time.monotonic())), 1)
 
     @property
     def address(self) -> int:
-        """Of the token's int; 0 for none."""
+        """The address of the token's int; 0: no token."""
         return 0 if self.cancel is None else self.cancel.address
 
 
@@ -120,7 +119,7 @@ def has_started(error: BaseException) -> bool:
 
 
 def note_donated(error: BaseException, names: Sequence[str]) -> None:
-    """Have the error of a call say what became of the inputs that it was to use up."""
+    """Add to a call's error whether its donated inputs were consumed."""
     listed = ", ".join(map(repr, names))
     if has_started(error):
         said = f"what was donated ({listed}) is used up: make it again, or call with keep=True"

@@ -1,7 +1,7 @@
 """Structures: tuples, lists, dictionaries and objects whose leaves are tensors, arrays or buffers.
 
-In come structures and a test for leaves; out go the leaves with their paths, a copy with other leaves, or the leaves of
-two structures side by side. Weights are loaded for models by it, and executables take and give the user's structures.
+A structure and a test for leaves → the leaves with their paths, a copy with other leaves, or the leaves of two
+structures side by side. Weights of models are loaded with it, and executables take and return the user's structures.
 """
 
 from __future__ import annotations

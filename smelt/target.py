@@ -1,4 +1,4 @@
-"""Target: what a device can do, as data. Passes, kernel builders and emitters read it; `device` finds it out."""
+"""Target: the properties of a device, as data. `device` detects them; passes, builders and emitters read them."""
 
 from __future__ import annotations
 

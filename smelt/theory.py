@@ -1,7 +1,7 @@
 """Facts about sizes made ready for proofs: symbols solved away, products to rewrite, and sizes known to be >= 0.
 
-In come facts (`D == H*K`, `H divides D`, `S <= C`) and claims; out goes whether a claim follows. `smelt.dim` asks, and
-looks for counterexamples where nothing follows. What is too dear to prove is not proven.
+In: facts (`D == H*K`, `H divides D`, `S <= C`) and claims. Out: whether a claim follows. `smelt.dim` calls it, and
+looks for counterexamples to what does not follow. A proof that is too expensive is given up.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def atoms_in(*sizes: Size) -> list[Atom]:
 
 # ------------------------------------------------------------------------------------------------ proofs
 
-HIDDEN = "\0"  # begins the names of our own symbols: not printable, hence no name of a user's
+HIDDEN = "\0"  # prefix of fresh symbols: not printable, so no user's symbol has it
 
 
 class Theory:
@@ -133,7 +133,7 @@ class Theory:
         self.cases: dict[Atom, Size] = dict(base.cases) if base else {}  # what a max is, in the case at hand
         self.hidden: int = base.hidden if base else 0
         self.false: bool = base.false if base else False  # the facts contradict each other plainly
-        self.fuel: list[int] = base.fuel if base else [MAX_FUEL]  # one tank for a question with all its cases
+        self.fuel: list[int] = base.fuel if base else [MAX_FUEL]  # one budget for a question with all its cases
         self.forget()
 
     def forget(self) -> None:

@@ -141,7 +141,7 @@ class Weights(Mapping[str, HostBuffer]):
 
     @property
     def nbytes(self) -> int:
-        """What all tensors weigh together."""
+        """The bytes of all tensors."""
         return sum(stored.nbytes for stored in self._stored.values())
 
     def stored(self, name: str) -> Stored:
@@ -159,10 +159,10 @@ class Weights(Mapping[str, HostBuffer]):
     def to_device(self, model: Any, platform: Any = None, /, *, progress: Progress | None = None) -> Any:
         """Tensors on a platform's device, several copies at a time, the largest first.
 
-        `to_device(model, platform)` gives the model's own structure with a Buffer in place of every tensor;
-        `to_device(platform)` gives all tensors by name, `to_device(platform, names)` those that are named. `progress`
-        is told the bytes that have arrived and all bytes; without it a load that takes longer than a second shows a
-        bar on the terminal.
+        `to_device(model, platform)` returns the model's structure with a Buffer in place of every tensor;
+        `to_device(platform)` returns all tensors by name, `to_device(platform, names)` the named ones. `progress` is
+        called with the bytes copied so far and all bytes; without it a load that takes longer than a second shows a bar
+        on the terminal.
         """
         if not hasattr(platform, "stage"):
             return self._copy(model, dict.fromkeys(self if platform is None else platform), progress)
@@ -289,7 +289,7 @@ class MappedFile:
             at += count
 
     def fetch(self, offset: int, length: int) -> None:
-        """Bring a part of the mapping into memory, a piece at a time; other threads run meanwhile."""
+        """Read a part of the mapping into memory, a block at a time; the GIL is released."""
         if not isinstance(self._map, mmap.mmap):
             return
         begin = offset - offset % mmap.PAGESIZE
@@ -322,11 +322,11 @@ class MappedFile:
         return np.frombuffer(self._map, element.numpy, count, offset).reshape(sizes)
 
     def check_size(self) -> None:
-        """Refuse a file that was cut after it was mapped: touching what is gone would end the process (SIGBUS)."""
+        """Refuse a file that was truncated after it was mapped: an access would kill the process (SIGBUS)."""
         now = os.fstat(self._descriptor).st_size
         if now < self.size:
             raise FileError(
-                f"{self.path} was cut while it was in use",
+                f"{self.path} was truncated while it was in use",
                 expected=f"{self.size} bytes",
                 got=now,
                 remedy="replace files, never write to them in place",
