@@ -308,7 +308,7 @@ class MappedFile:
         span = math.prod(max(size, 1) for size in sizes) * element.numpy.itemsize  # what NumPy counts for empty arrays
         if offset < 0 or any(size < 0 for size in sizes) or offset + length > self.size or span >= 1 << 62:
             raise FileError(
-                f"{self.path}: {what} lies outside the file",
+                f"{self.path}: {what} is outside the file",
                 expected=f"at most {self.size} bytes",
                 got=f"{length} bytes at {offset}",
             )

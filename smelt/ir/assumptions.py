@@ -1,6 +1,6 @@
 """What a valid program assumes about its sizes, as facts for people: `length <= 512`.
 
-In comes a program, out go its facts, each once and in its simplest form; none: it holds for all sizes. Engines check
+A program → its facts, each once and in its simplest form; without facts it holds for all sizes. Engines check
 them when a program runs. `smelt check` and `smelt inspect` call it.
 """
 

@@ -29,7 +29,7 @@ class Bits:
     width: int
     shifts: tuple[int, ...]
     mask: int
-    up: int = 0  # where the bits stand in the integer
+    up: int = 0  # the position of the bits in the integer
 
     @property
     def count(self) -> int:

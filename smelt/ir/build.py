@@ -45,7 +45,7 @@ def make(
 
 
 def settle(call: Call, inferred: Sequence[Type]) -> list[Type]:
-    """The result types: what was declared where it says something, what was inferred elsewhere; they must agree."""
+    """The result types: the declared ones, completed by the inferred ones; both must agree."""
     if call.declared is None:
         return list(inferred)
     if len(call.declared) != len(inferred):
@@ -85,7 +85,7 @@ def _settle_one(call: Call, have: Type, want: Type) -> Type:
 def _dynamic_bounds(
     call: Call, sizes: Sequence[Size], bounds: Sequence[int | None] | None
 ) -> tuple[int | None, ...] | None:
-    """The bounds of the sizes that are still open; a size that turned out to be a number must keep its bound."""
+    """The bounds of dynamic dimensions; an inferred static size must be within its bound."""
     if bounds is None:
         return None
     for size, bound in zip(sizes, bounds, strict=True):

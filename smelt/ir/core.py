@@ -36,7 +36,7 @@ class Future:
 
 @dataclass(frozen=True, slots=True)
 class FuncType:
-    """What goes in and what comes out; appears only inside attributes."""
+    """Argument and result types of a function; used only inside attributes."""
 
     inputs: tuple[Type, ...]
     results: tuple[Type, ...]

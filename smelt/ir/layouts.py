@@ -1,7 +1,7 @@
-"""Layouts of composites: `(bh)qd,bhkd,bhke->bqhe` as words of axes, each the letters that it is the product of.
+"""Layouts of composites: `(bh)qd,bhkd,bhke->bqhe`, one term per operand; an axis is a letter or a product of letters.
 
-`ir.composites` says what a layout means. What comes in is the text and the sizes of operands and results; what goes out
-are the sizes of the letters. Used by the ops and kernels that take composites as they are.
+`ir.composites` defines the layouts. In: the text, and the sizes of operands and results. Out: the sizes of the letters.
+Called by the ops and kernels of composites.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class Edit:
         return True
 
     def freeze(self) -> Func:
-        """The function as it is now."""
+        """The current function."""
         if not self.changed:
             return self.func
         return Func(
@@ -303,7 +303,7 @@ def _same_type(a: Type, b: Type) -> bool:
 class Pattern:
     """An op by its name whose operands match: a nested pattern, a capture's name, or `""` for anything.
 
-    `commutes`: two operands may stand in either order. `name` captures the op itself.
+    `commutes`: two operands may be in either order. `name` captures the op itself.
     """
 
     op: str

@@ -14,7 +14,7 @@ from typing import Any
 from smelt.errors import MissingPackageError, ParseError, RunError
 
 MAX_STEPS = 2_000_000  # lines that a template may run
-MAX_TEXT = 1 << 24  # characters of a result, or of a text on the way
+MAX_TEXT = 1 << 24  # characters of a result, or of an intermediate text
 MAX_BITS = 1 << 16  # of a number
 
 
@@ -111,7 +111,7 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Environment(ImmutableSandboxedEnvironment):
-        """Whatever could make a long text or number out of short ones looks at its operands first."""
+        """Operators that could make a long text or number from short operands check the operands first."""
 
         intercepted_binops = frozenset({"*", "**", "+", "%"})
         joins = (_concat, _join, _join)

@@ -25,7 +25,7 @@ class Rope:
 
     @property
     def part(self) -> int:
-        """How many elements of a head are turned."""
+        """The number of elements of a head that are rotated."""
         return 2 * len(self.frequencies)
 
 
@@ -87,7 +87,7 @@ class Config:
 
 
 class Fields:
-    """A configuration whose fields are read by name; what nobody read is refused at the end, unless it says nothing.
+    """A configuration whose fields are read by name; fields that were not read are refused at the end if they matter.
 
     `where` names the file in errors.
     """
@@ -101,7 +101,7 @@ class Fields:
         return self.values.get(name) is not None
 
     def any(self, name: str, default: Any = None) -> Any:
-        """A value as it is; the default where it is missing or null."""
+        """A raw value; the default if it is missing or null."""
         self._read.add(name)
         found = self.values.get(name)
         return default if found is None else found
@@ -159,7 +159,7 @@ class Fields:
         raise UnsupportedError(f"{self.where}: {name}", expected=expected, got=shown)
 
     def left(self) -> Iterator[str]:
-        """Fields that nobody read and that say something."""
+        """Fields that were not read and that may change the result."""
         for name, value in self.values.items():
             empty = value is None or value is False or value in ("", [], {})
             if name not in self._read and not empty:

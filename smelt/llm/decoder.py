@@ -47,7 +47,7 @@ class Places:
 
 
 def turn(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
-    """Heads turned by their positions; elements after the turned part stay."""
+    """Apply RoPE: rotate heads by their positions; elements after the rotated part stay."""
     base = nn.RoPE(k=rope.part, interleaved=rope.interleaved)
     angles = outer("*", cast(positions, f32), leaf(np.array(rope.frequencies, np.float32), names=("k",)))
     cosines, sines = angles.cos() * rope.scale, angles.sin() * rope.scale

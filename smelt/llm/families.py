@@ -14,7 +14,7 @@ from smelt.errors import UnsupportedError
 from smelt.llm.config import MAX_LAYERS, Config, Experts, Fields, Layer, Rope
 from smelt.llm.rope import scaled_rope
 
-# Fields that say nothing about what a model computes when it answers.
+# Fields that do not change the computation of inference.
 _HARMLESS = """
 _name_or_path _attn_implementation architectures attention_dropout attn_pdrop auto_map begin_suppress_tokens
 bos_token_id chunk_size_feed_forward classifier_dropout dtype embd_pdrop eos_token_id finetuning_task

@@ -80,7 +80,7 @@ def _as_json(file: Gguf, family: Family, said: Mapping[str, Any]) -> dict[str, A
         if key in _FIELDS:
             found[_FIELDS[key]] = _same_for_all(file, key, value)
         elif key not in _HANDLED:
-            found[f"gguf {key}"] = value  # which read_config refuses where it says something
+            found[f"gguf {key}"] = value  # read_config refuses it if it matters
     width, heads = _integer(found.get("hidden_size")), _integer(found.get("num_attention_heads"))
     head = _integer(found.get("head_dim")) or width // max(heads, 1)
     if not _is(said.get("attention.value_length"), head):

@@ -22,7 +22,7 @@ MAX_SOURCE = 1 << 20  # characters
 
 
 class Grammar:
-    """Where an answer stands in its grammar."""
+    """The state of an answer in its grammar."""
 
     def __init__(self, matcher: Any, size: int) -> None:
         self._matcher = matcher

@@ -169,7 +169,7 @@ class LanguageModel:
         return self._fingerprint
 
     def close(self) -> None:
-        """End what is being computed and give back the weights."""
+        """End running requests and free the weights."""
         self._finalizer()
 
     def __enter__(self) -> LanguageModel:

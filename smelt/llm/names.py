@@ -1,6 +1,6 @@
-"""The names of a decoder's tensors: ours → Hugging Face's and GGUF's, and how theirs are cut, turned or stacked.
+"""The names of a decoder's tensors: ours → Hugging Face's and GGUF's, and how theirs are split, transposed or stacked.
 
-`canonical` gives Weights under our names, from a file's own; nothing is read before somebody looks. Our form has a
+`canonical` returns Weights under our names; tensors are read on first access. Our form has a
 matrix `[out, in]` (or its blocks, `ui8[out, n, bytes]`) per projection, and experts stacked, `[e, out, in]`.
 """
 
@@ -195,7 +195,7 @@ def _stacked(stored: list[Stored], source: Source) -> Stored:
 
 
 def _transformed(stored: Stored, how: str, config: Config) -> Stored:
-    """A tensor turned round and cut along its first axis, as views."""
+    """A tensor transposed and split along its first axis, as views."""
     sizes = list(stored.shape.numbers())
     change: Callable[[Array], Array] | None = None
     if how.startswith("transposed"):

@@ -41,8 +41,8 @@ class Pages:
         self.used = 0
         self._salt = blake2b(salt, digest_size=16).digest()
         self._free: list[int] = []
-        self._counts: dict[int, int] = {}  # references of pages that somebody holds
-        self._idle: OrderedDict[int, None] = OrderedDict()  # known pages that nobody holds, oldest first
+        self._counts: dict[int, int] = {}  # reference counts of pages in use
+        self._idle: OrderedDict[int, None] = OrderedDict()  # cached pages without references, oldest first
         self._known: dict[bytes, int] = {}
         self._hash: dict[int, bytes] = {}
 
@@ -58,7 +58,7 @@ class Pages:
 
     @property
     def cached(self) -> int:
-        """Pages that nobody holds and that are still known."""
+        """Cached pages without references."""
         return len(self._idle)
 
     # ---- sequences ----
@@ -78,7 +78,7 @@ class Pages:
         return found
 
     def shared(self, tokens: List[int]) -> tuple[int, int]:
-        """How many pages `match` would give, and how many of them nobody holds now."""
+        """The number of pages that `match` would return, and how many of them have no references now."""
         found = self.match(tokens)
         alone = sum(self._counts[page] == 1 for page in found.pages)
         count = len(found.pages)

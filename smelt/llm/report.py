@@ -85,7 +85,7 @@ def _form(found: Checkpoint, name: str) -> str:
 
 
 def _traits(config: Config) -> list[str]:
-    """The variants of a decoder's parts, in words."""
+    """The variants of a decoder's parts, as text."""
     windows = Counter(layer.window for layer in config.layers if layer.window is not None)
     experts = Counter(layer.experts for layer in config.layers if layer.experts is not None)
     said = [

@@ -33,7 +33,7 @@ def scaled_rope(
     fields = Fields(parameters, f"{where}: rope", _HARMLESS)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if part < 2 or part % 2:
-        fields.refuse("partial_rotary_factor", "an even number of elements that are turned", part)
+        fields.refuse("partial_rotary_factor", "an even number of rotated elements", part)
     plain = rope_frequencies(base, part)
     scale = 1.0
     match kind:

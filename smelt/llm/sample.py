@@ -32,7 +32,7 @@ class Sampling:
     presence_penalty: float = 0.0  # subtracted once
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
-    logprobs: int | None = None  # how many of the likeliest tokens to tell with each
+    logprobs: int | None = None  # how many of the likeliest tokens to report with each
 
     def __post_init__(self) -> None:
         for name, low, high in (

@@ -21,7 +21,7 @@ SCORED = 64  # tokens of a request whose logits are all wanted, per step
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """So many tokens of a request, in the next step."""
+    """A number of tokens of a request, in the next step."""
 
     request: Request
     count: int

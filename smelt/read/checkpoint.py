@@ -83,7 +83,7 @@ def _shards(index: Path) -> Weights:
     parts: dict[str, Weights] = {}
     for file, inside in names.items():
         if Path(file).name != file or file in (".", ".."):
-            raise ParseError(f"{index}: a shard lies elsewhere", expected="a file beside the index", got=file)
+            raise ParseError(f"{index}: a shard is in another folder", expected="a file beside the index", got=file)
         parts[file] = shard = safetensors.read(index.parent / file)
         missing = [name for name in inside if name not in shard]
         if missing:

@@ -1,8 +1,8 @@
 """GGUF files (versions 2 and 3): `read` gives all metadata and lazy, mapped tensors.
 
 Everything that a file claims is checked before it is used: counts against the bytes that are left, strings, nesting,
-alignment, types, that tensors lie inside of the file and do not overlap. Block-quantised tensors (`ir.blocks`) are
-`ui8[..., n, bytes]` in `Gguf.packed`, as they lie in the file, and f32 in `Gguf.dense`, decoded when somebody looks.
+alignment, types, that tensors are inside the file and do not overlap. Block-quantised tensors (`ir.blocks`) are
+`ui8[..., n, bytes]` in `Gguf.packed`, as in the file, and f32 in `Gguf.dense`, decoded on first access.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def _check_places(path: str | Path, tensors: list[_Tensor], start: int, size: in
             )
         if start + tensor.offset + tensor.nbytes > size:
             raise FileError(
-                f"{path}: tensor {tensor.name!r} lies outside of the file: it may be cut short",
+                f"{path}: tensor {tensor.name!r} is outside of the file: it may be truncated",
                 expected=f"{start + tensor.offset + tensor.nbytes} bytes",
                 got=size,
             )

@@ -28,7 +28,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class Span(NamedTuple):
-    """Where an expression stands in a file: lines count from 1, columns are offsets in the line's UTF-8 bytes."""
+    """The position of an expression in a file: lines count from 1, columns are offsets in the line's UTF-8 bytes."""
 
     line: int
     column: int

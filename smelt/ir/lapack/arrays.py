@@ -222,7 +222,7 @@ class Arr:
         return self.at({axis: (start, stop - start)})
 
     def at(self, places: Mapping[int, tuple[int | Arr, int]]) -> Arr:
-        """So many elements from a position on, along each axis named; a position that is too late is moved back."""
+        """A slice: for each given axis a start, which is clamped, and a size. The other axes are whole."""
         work = self.work
         named = {axis % self.rank: place for axis, place in places.items()}
         starts = [_scalar(work, named[d][0]) if d in named else work.number(0) for d in range(self.rank)]

@@ -309,7 +309,7 @@ def _custom_call(frame: Frame, op: Op, *operands: Any) -> Any:
     )
 
 
-# What only says where a value lives leaves it as it is on one process.
+# Sharding annotations do nothing on one process.
 PLACEMENT = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement")
 
 

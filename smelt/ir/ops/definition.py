@@ -81,7 +81,7 @@ class Receive:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rendezvous:
-    """Wait until all `members` stand at the same `key`: `payloads = yield Rendezvous(...)` gives member → payload."""
+    """Wait until all `members` reach the same `key`: `payloads = yield Rendezvous(...)` returns member → payload."""
 
     key: Hashable
     members: tuple[Process, ...]
@@ -315,7 +315,7 @@ class Call:
     ) -> None:
         """Dimension numbers are in [0, rank), and unique and sorted where that is required."""
         if any(not 0 <= dim < rank for dim in dims):
-            self.fail(label, f"{what} must lie in [0, {rank})", got=list(dims))
+            self.fail(label, f"{what} must be in [0, {rank})", got=list(dims))
         if unique and len(set(dims)) != len(dims):
             self.fail(label, f"{what} must be unique", got=list(dims))
         if ordered and list(dims) != sorted(dims):

@@ -192,7 +192,7 @@ def _infer_real_dynamic_slice(call: Call) -> list[Type]:
         if start is not None:
             call.at_most(0, start, "slice_c3", "a slice must begin inside")
         if limit is not None:
-            call.at_most(limit, size, "slice_c3", "the limit must lie inside the dimension")
+            call.at_most(limit, size, "slice_c3", "the limit must be inside the dimension")
         if stride is not None:
             call.at_most(1, stride, "slice_c4", "strides must be positive")
         if start is None or limit is None or stride is None or not at_most(1, stride):

@@ -94,7 +94,9 @@ def _check_index_vector(
 ) -> list[Size]:
     """`index_vector_dim` is a dimension of the indices with one number per mapped dimension; gives the other sizes."""
     in_range = 0 <= vector_dim <= indices.rank
-    call.require(in_range, range_label, "index_vector_dim must lie in the indices", expected=indices, got=vector_dim)
+    call.require(
+        in_range, range_label, "index_vector_dim must be a dimension of the indices", expected=indices, got=vector_dim
+    )
     size = indices.sizes[vector_dim] if vector_dim < indices.rank else 1
     call.same_size(count, size, size_label, f"{what} must have one number per index")
     return [size for dim, size in enumerate(indices.sizes) if dim != vector_dim]
@@ -496,7 +498,7 @@ def _infer_sort(call: Call) -> list[Type]:
     for shape in shapes:
         call.same_sizes(shapes[0].sizes, shape.sizes, "sort_c3", "inputs must have one shape")
     rank = shapes[0].rank
-    call.require(-rank <= dim < rank, "sort_c4", f"dimension must lie in [{-rank}, {rank})", got=dim)
+    call.require(-rank <= dim < rank, "sort_c4", f"dimension must be in [{-rank}, {rank})", got=dim)
     scalars = [Shape.of(shape.dtype, ()) for shape in shapes]
     pairs = [scalar for scalar in scalars for _ in range(2)]
     call.check_region(call.regions[0], pairs, [Shape.of(i1, ())], "sort_c5")

@@ -188,7 +188,7 @@ def _gehrd(call: Call, element: DType) -> list[Type]:
     assert isinstance(n, int)
     low, high = given.get("low", 1), given.get("high", n)
     if not 1 <= low <= max(high, 1) <= max(n, 1):
-        call.fail("", "low and high must lie within the matrix", expected=f"1 to {n}", got=f"{low}, {high}")
+        call.fail("", "low and high must be within the matrix", expected=f"1 to {n}", got=f"{low}, {high}")
     return [t.of(n, n), t.of(_less(n)), t.info]
 
 

@@ -188,7 +188,7 @@ class Source:
 
 
 def _rng(frame: Frame, op: Op, a: Array, b: Array, shape: Array) -> Array:
-    """Nobody specifies the numbers: these are the same on every engine (`passes.lower_random` has the arithmetic)."""
+    """The specification leaves the numbers open: these are the same on every engine (see `passes.lower_random`)."""
     element = op.results[0].shape.element
     sizes = tuple(int(size) for size in shape)
     if any(size < 0 for size in sizes):

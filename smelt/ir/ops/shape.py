@@ -388,9 +388,9 @@ def _infer_slice(call: Call) -> list[Type]:
     bounds = operand.bounds or (None,) * operand.rank
     for start, limit, stride, size, bound in zip(starts, limits, strides, operand.sizes, bounds, strict=True):
         call.require(0 <= start <= limit, "slice_c3", "0 <= start <= limit must hold", got=f"{start} and {limit}")
-        call.at_most(limit, size, "slice_c3", "the limit must lie inside the dimension")
+        call.at_most(limit, size, "slice_c3", "the limit must be inside the dimension")
         if bound is not None:
-            call.at_most(limit, bound, "slice_c3", "the limit must lie inside the dimension")
+            call.at_most(limit, bound, "slice_c3", "the limit must be inside the dimension")
         call.require(stride > 0, "slice_c4", "strides must be positive", got=stride)
         sizes.append(-((start - limit) // stride))
     return [Shape.of(operand.dtype, sizes)]

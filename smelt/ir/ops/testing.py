@@ -69,7 +69,7 @@ def expect_close(name: str, actual: Array, expected: Array, element: ElementType
 
 
 def ulp_distance(a: Array, b: Array, element: DType) -> Array:
-    """How many representable values lie between two floats; 0 for two NaNs, 2^64 - 1 where just one is finite."""
+    """The number of representable values between two floats; 0 for two NaNs, 2^64 - 1 if only one is finite."""
     size = np.dtype(f"u{element.numpy.itemsize}")
     signed = element.name != "f8E8M0FNU"
     sign = 1 << (element.bits - 1) if signed else 0

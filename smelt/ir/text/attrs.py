@@ -149,7 +149,7 @@ class Attributes:
 
     def _string(self) -> str:
         text = self.cursor.string()
-        if self.cursor.accept(":"):  # a string may have a type, which says nothing to anybody
+        if self.cursor.accept(":"):  # a string may have a type, which has no meaning
             self.types.any()
         return text
 

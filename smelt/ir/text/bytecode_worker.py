@@ -1,6 +1,6 @@
-"""A process of its own that turns portable bytecode into text: jaxlib can crash on damaged bytes.
+"""A worker process that converts portable bytecode to text: jaxlib can crash on damaged bytes.
 
-Bytes come on stdin. Out goes the text, or one line with what is wrong and exit status 1. Started by `bytecode`.
+Bytecode on stdin → text on stdout, or one line with the error and exit status 1. `bytecode` starts it.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ _MAX_SHOWN = 100  # characters of a line in an error
 
 
 class Cursor:
-    """The place where a reader stands in a text: `kind` and `token` are what comes next."""
+    """A position in a text: `kind` and `token` are the next token."""
 
     __slots__ = ("_depth", "_lines", "_match", "end", "kind", "path", "text", "token")
 
@@ -67,7 +67,7 @@ class Cursor:
     # -- going on --
 
     def seek(self, at: int) -> None:
-        """Stand at the first token from `at` on."""
+        """Move to the first token from `at` on."""
         self._match = match = _NEXT(self.text, at)
         self.kind = kind = match.lastindex
         self.token = match[kind]
@@ -167,7 +167,7 @@ class Cursor:
     # -- raw stretches --
 
     def read_balanced(self) -> str:
-        """The text inside the bracket that comes next, passed with everything in it; blanks are made single."""
+        """The text inside the next bracket, which is skipped; runs of blanks become one."""
         opening, begin = self.start, self.end
         if self.token not in _CLOSING or self.kind == STRING:
             self.fail("unexpected text", expected="an opening bracket")

@@ -80,7 +80,7 @@ class Outline:
         self.name, self.attrs = name, attrs
 
     def _aside(self) -> bool:
-        """Aliases and resources, which may stand before and after the module."""
+        """Aliases and resources, which may be before and after the module."""
         cursor = self.cursor
         if cursor.kind in (HASH, BANG):
             start, kind, name = cursor.start, cursor.kind, cursor.advance()[1:]

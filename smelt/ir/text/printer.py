@@ -305,7 +305,7 @@ class _Printer:
         return f"%{name}"
 
     def _free(self, hint: str, *, exact: bool = False) -> str | None:
-        """A hint as an unused name: as it is, or with a number; None where it is no name."""
+        """An unused name from a hint: the hint, or with a number added; None if it is no name."""
         if not hint:
             return None
         name = _ODD.sub("_", hint)

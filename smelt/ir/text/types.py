@@ -323,7 +323,7 @@ class Types:
         if not (scale > 0 and isfinite(scale)):
             cursor.fail("a scale must be positive and finite", at=start, got=token[:40])
         if not least <= zero <= most:
-            cursor.fail("a zero point lies outside the storage type", at=start, expected=f"{least} to {most}", got=zero)
+            cursor.fail("a zero point is outside the storage type", at=start, expected=f"{least} to {most}", got=zero)
         return scale, zero
 
     # -- dialect types and aliases --

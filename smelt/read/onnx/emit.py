@@ -314,7 +314,7 @@ class Emit:
         first = self.unary("negate", extent) if negative else self.scalar(0, i64)
         above = self.compare(least, first, "GE")
         below = self.compare(most, extent, "LT")
-        message = "an index is out of range: they lie between {0} and {1}, and the axis has the size {2}"
+        message = "an index is out of range: indices are {0} to {1}, and the axis has the size {2}"
         self.check(self.binary("and", above, below), message, least, most, extent)
 
     def take_checked(self, x: Value, indices: Value, axis: int) -> Value:

@@ -1,6 +1,6 @@
 """A file that can be read only once some inputs or sizes are known, read with sample values where none are given.
 
-`preflight(path)` finds by itself which inputs and sizes those are, as `smelt.load` does when a call brings them, and
+`preflight(path)` finds out which inputs and sizes those are, as `smelt.load` does at the first call, and
 looks for values with which as many nodes as possible can be read. The command line calls it.
 """
 

@@ -70,7 +70,7 @@ def survey(
     shapes: Mapping[str, tuple[int, ...]] = _NONE,
     guessed: frozenset[str] = frozenset(),
 ) -> Survey:
-    """Read a file to its end. `guessed` are inputs whose value or size somebody made up: they may be the mistake."""
+    """Read a file to its end. `guessed`: inputs with sample values or sizes, which may cause a failure."""
     message, model = open_model(path, static, shapes)
     watch = model.watch = _Watch(message, model, guessed)
     program, weights = None, Weights(model.stored, source=model.path)

@@ -515,7 +515,7 @@ def compile_and_load(
 
 
 def _close(compiling: Any) -> None:
-    """Give back what was compiled for weights that could not be loaded; its own failure adds nothing."""
+    """Close the executable of weights that could not be loaded; errors of that are ignored."""
     if compiling.exception() is None:
         compiling.result().close()
 

@@ -184,7 +184,7 @@ class Executable(Generic[P, R]):
         return Executable(self._function, held, self._bound, self._taken, self._prepared, data)
 
     def clone(self) -> Executable[P, R]:
-        """Another one with the same program and weights; closing one leaves the other as it is."""
+        """An independent executable with the same program and weights; each is closed on its own."""
         held = self._resources().share()
         return Executable(self._function, held, self._bound, self._taken, self._prepared, self._data)
 
@@ -493,7 +493,7 @@ class Executable(Generic[P, R]):
     # ---- closing ----
 
     def close(self) -> None:
-        """Give back what it holds, weights included. Closing twice is harmless; calling afterwards is an error."""
+        """Free its memory, weights included. Closing twice is harmless; calling afterwards is an error."""
         if self._held is not None:
             self._held.release()
         self._held = None

@@ -1,7 +1,7 @@
 """Lazy tensors → arrays: the ops that results depend on become a program, which the reference engine runs at once.
 
-Equal graphs share one cache entry. A repeated graph, or one too large for the reference engine, is compiled natively:
-in the background, where the reference engine can run it meanwhile. What native refuses stays with the reference.
+Equal graphs share one cache entry. A repeated graph, or one too large for the reference engine, is compiled natively
+in the background. Until that is done, and if the native engine refuses it, the reference engine runs it.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ CASES: dict[str, tuple[list[Any], dict[str, Sizes], dict[str, Array], list[str],
 
 BROKEN = {
     "constant index": "an index is out of range: 5 is more than 4",
-    "one constant index": "stablehlo.slice: the limit must lie inside the dimension",
-    "top k": "stablehlo.slice: the limit must lie inside the dimension",
+    "one constant index": "stablehlo.slice: the limit must be inside the dimension",
+    "top k": "stablehlo.slice: the limit must be inside the dimension",
     "positions": "broadcast_in_dim: (dimension 1 is neither 1 nor as wanted|a dynamic dimension is not broadcast)",
     "a difference of sizes": "stablehlo.broadcast_in_dim: a size is negative",
     "halves": "Split: without 'num_outputs' all parts are equal: 5 is no multiple of 2",

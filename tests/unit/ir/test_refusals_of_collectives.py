@@ -49,7 +49,7 @@ COLLECTIVES: list[Row] = [
     ("stablehlo.all_gather", "", "4xf32", f"{PAIR}, all_gather_dim = 0 : i64", "",
      "there must be an operand (all_gather_i1)"),
     ("stablehlo.all_gather", "2xf32", "4xf32", f"{PAIR}, all_gather_dim = 1 : i64", "",
-     "all_gather_dim must lie in [0, 1) (all_gather_c1)"),
+     "all_gather_dim must be in [0, 1) (all_gather_c1)"),
     ("stablehlo.all_gather", "2xf32", "4xf32", f"{GLOBAL}, all_gather_dim = 0 : i64", "",
      "use_global_device_ids needs a channel (all_gather_c5)"),
     ("stablehlo.all_gather", "2xf32", "7xf32", f"{PAIR}, {CHANNEL}, all_gather_dim = 0 : i64", "",
@@ -62,7 +62,7 @@ COLLECTIVES: list[Row] = [
     ("stablehlo.all_reduce", "2xf64", "2xf32", PAIR, SUM, "the computation is not for these elements (all_reduce_c5)"),
     ("stablehlo.all_reduce", "2xi32", "2xf32", PAIR, SUM, "the computation is not for these elements (all_reduce_c5)"),
     ("stablehlo.reduce_scatter", "2xf32", "1xf32", f"{PAIR}, scatter_dimension = 1 : i64", SUM,
-     "scatter_dimension must lie in [0, 1) (reduce_scatter_c2)"),
+     "scatter_dimension must be in [0, 1) (reduce_scatter_c2)"),
     ("stablehlo.reduce_scatter", "2xf32", "1xf32", f"{GLOBAL}, scatter_dimension = 0 : i64", SUM,
      "use_global_device_ids needs a channel (reduce_scatter_c6)"),
     ("stablehlo.reduce_scatter", "3xf32", "1xf32", f"{PAIR}, scatter_dimension = 0 : i64", SUM,
@@ -87,8 +87,8 @@ COLLECTIVES: list[Row] = [
     *(("stablehlo.all_to_all", "2x4xf32", "2x4xf32", f"{PAIR}, split_dimension = {split} : i64, "
        f"concat_dimension = {concat} : i64, split_count = {count} : i64", "", message)
       for split, concat, count, message in (
-          (2, 0, 2, "split_dimension must lie in [0, 2) (all_to_all_c1)"),
-          (0, 2, 2, "concat_dimension must lie in [0, 2) (all_to_all_c3)"),
+          (2, 0, 2, "split_dimension must be in [0, 2) (all_to_all_c1)"),
+          (0, 2, 2, "concat_dimension must be in [0, 2) (all_to_all_c3)"),
           (0, 0, 0, "split_count must be positive (all_to_all_c4)"),
           (0, 0, 1, "split_count is not the size of a group (all_to_all_c8)"),
       )),

@@ -113,7 +113,7 @@ PACKED: list[Row] = [
     lapack("dorgqr", "4x3xf64 4xf64", "4x3xf64", "there must be at most as many reflectors as columns, and columns"),
     lapack("dormqr", "4x3xf64 3xf64 3x2xf64", "3x2xf64", "the reflectors do not fit what they are applied to", LEFT),
     lapack("dormqr", "4x3xf64 4xf64 4x2xf64", "4x2xf64", "there must be at most as many reflectors as rows and", LEFT),
-    *(lapack("dgehrd", "3x3xf64", "3x3xf64 2xf64 i32", "low and high must lie within the matrix",
+    *(lapack("dgehrd", "3x3xf64", "3x3xf64 2xf64 i32", "low and high must be within the matrix",
              f"low = {low} : i32, high = {high} : i32") for low, high in ((0, 3), (1, 4), (3, 2))),
     *(lapack("dgtsv", " ".join("4xf64" if i != wrong else "3xf64" for i in range(3)) + " 4x2xf64",
              "4xf64 4xf64 4xf64 4x2xf64 i32", "diagonals and right side must have the same length")

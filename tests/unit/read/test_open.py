@@ -228,9 +228,9 @@ INDICES: dict[str, Any] = {
     "deep": (b"[" * 200_000, ParseError, "not JSON"),
     "no map": (b"{}", ParseError, "no weight_map"),
     "numbers": (b'{"weight_map": {"a": 1}}', ParseError, "no weight_map"),
-    "above": (b'{"weight_map": {"a": "../x.safetensors"}}', ParseError, "lies elsewhere"),
-    "absolute": (b'{"weight_map": {"a": "/etc/passwd"}}', ParseError, "lies elsewhere"),
-    "the folder itself": (b'{"weight_map": {"a": ".."}}', ParseError, "lies elsewhere"),
+    "above": (b'{"weight_map": {"a": "../x.safetensors"}}', ParseError, "is in another folder"),
+    "absolute": (b'{"weight_map": {"a": "/etc/passwd"}}', ParseError, "is in another folder"),
+    "the folder itself": (b'{"weight_map": {"a": ".."}}', ParseError, "is in another folder"),
     "no such shard": (b'{"weight_map": {"a": "none.safetensors"}}', FileError, "cannot read"),
     "no such tensor": (b'{"weight_map": {"a": "x.safetensors"}}', ParseError, "lacks tensors"),
 }

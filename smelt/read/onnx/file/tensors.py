@@ -113,7 +113,7 @@ class TensorReader:
             raise self._wrong_length(what, needed, length, "bytes")
         if offset < 0 or offset + length > file.size:
             raise FileError(
-                f"{file.path}: {what} lies outside the file",
+                f"{file.path}: {what} is outside the file",
                 expected=f"at most {file.size} bytes",
                 got=f"{length} bytes at {offset}",
             )

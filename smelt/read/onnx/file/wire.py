@@ -1,7 +1,7 @@
 """A walk over the protobuf wire format that leaves big tensors where they are.
 
 In goes the mapped bytes of a ModelProto; out come the same message without the payloads of its big tensors, which the
-official package may parse, and where in the file each payload lies. Called by `read.onnx.model` alone.
+official package may parse, and the position of each payload in the file. Only `read.onnx.model` calls it.
 """
 
 from __future__ import annotations

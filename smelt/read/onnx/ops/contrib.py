@@ -111,7 +111,7 @@ def bias_add(g: Graph, X: Value, bias: Value, skip: Value) -> Value:
 
 @onnx_op("BiasSoftmax", domain=_MS)
 def bias_softmax(g: Graph, data: Value, bias: Value, *, axis: int = 1, is_inner_broadcast: int) -> Value:
-    """Both ways to broadcast the bias are NumPy's; the attribute tells kernels which dimensions are 1."""
+    """Both ways to broadcast the bias are NumPy's; the attribute only says which dimensions are 1."""
     total = g.binary("add", *_widen(g, data, bias))
     rank = total.shape.rank
     return g.convert(softmax_over(g, total, tuple(range(axis_of(axis, rank), rank))), data.shape.element)

@@ -1,6 +1,6 @@
 """Quantised operators: integers, or narrow floats, that stand for `(q - zero_point) * scale`.
 
-What comes in is a node of ai.onnx; what goes out are `smelt.quantize`, `smelt.dequantize` and `smelt.qdot` as
+In: nodes of ai.onnx. Out: `smelt.quantize`, `smelt.dequantize` and `smelt.qdot` as
 `ir.composites` has them. Their decompositions compute on whole integers (i32) and f32, and round to the stored type
 once, at the end. `read.onnx.contrib_quant` builds Microsoft's operators from the same parts.
 """

@@ -142,7 +142,7 @@ def running(g: Graph, x: Value, axis: int, kind: str, start: int, exclusive: boo
 
 
 def _running_window(g: Graph, x: Value, axis: int, kind: str, start: int, exclusive: bool, reverse: bool) -> Value:
-    """The same where the size is not fixed: every element looks at all others."""
+    """The same for a dynamic dimension: every element is compared with all others."""
     if kind != "add":
         raise UnsupportedError("a running product over a size that is not fixed", got=x.shape)
     size = x.shape.sizes[axis]

@@ -265,7 +265,7 @@ def _nearest(at: Array, mode: str) -> Array:
 
 
 def _taps(at: Array, scale: float, plan: Plan) -> tuple[Array, Array]:
-    """The first input element that each output element looks at, and the weights of it and those behind it."""
+    """The first input element that each output element reads, and the weights of it and the following ones."""
     base = np.floor(at)
     ratio = (at - base)[:, None]
     reach = 1.0 if plan.mode == "linear" else 2.0

@@ -1,6 +1,6 @@
 """RNN, GRU and LSTM: a composite per direction, whose decomposition is one loop over time.
 
-What comes in is a node of ai.onnx; what goes out are `smelt.rnn`, `smelt.gru` and `smelt.lstm` as `ir.composites` has
+In: nodes of ai.onnx. Out: `smelt.rnn`, `smelt.gru` and `smelt.lstm` as `ir.composites` has
 them. `read.onnx.contrib_quant` builds Microsoft's quantised LSTM from the same parts.
 """
 

@@ -87,7 +87,7 @@ def split_to_sequence(
     if (numbers is None or numbers.ndim == 0) and not isinstance(size, int):
         raise UnsupportedError("SplitToSequence of a size that is not fixed", got=input.shape)
     if isinstance(size, int) and size > 4096:
-        raise UnsupportedError("SplitToSequence of so many elements", got=input.shape)
+        raise UnsupportedError("SplitToSequence with too many elements", got=input.shape)
     if numbers is None:
         assert isinstance(size, int)
         parts: list[Size] = [1] * size

@@ -43,7 +43,7 @@ def string_split(g: Graph, X: Item, *, delimiter: str | None = None, maxsplit: i
     parts = [each.split(delimiter or None, -1 if maxsplit is None else maxsplit) for each in X.array.reshape(-1)]
     width = max((len(row) for row in parts), default=0)
     if width * len(parts) > 1 << 24:
-        raise UnsupportedError("StringSplit of so many parts", got=width)
+        raise UnsupportedError("StringSplit with too many parts", got=width)
     flat = np.empty(len(parts) * width, object)
     flat[:] = [word for row in parts for word in [*row, *[""] * (width - len(row))]]
     counts = np.array([len(row) for row in parts], np.int64).reshape(X.array.shape)

@@ -211,7 +211,7 @@ def roi_align(
     # As many samples as a box has pixels: the boxes must be known.
     numbers = g.numbers(rois, "rois").astype(np.float64) * spatial_scale - (0.5 if half else 0.0)
     if len(numbers) > 256:
-        raise UnsupportedError("RoiAlign: attribute 'sampling_ratio' = 0 with so many boxes", got=len(numbers))
+        raise UnsupportedError("RoiAlign: attribute 'sampling_ratio' = 0 with too many boxes", got=len(numbers))
     parts = []
     for i, (x1, y1, x2, y2) in enumerate(numbers):
         height, width = y2 - y1, x2 - x1
