@@ -31,7 +31,7 @@ from smelt.read.onnx.ops.quant import (
     quantize_linear,
     single,
 )
-from smelt.read.onnx.ops.rnn import lstm
+from smelt.read.onnx.ops.rnn import LstmAttributes, lstm
 from smelt.read.onnx.registry import onnx_op
 
 _MS = "com.microsoft"
@@ -579,14 +579,7 @@ def dynamic_quantize_lstm(
     W_zero_point: Value | None = None,
     R_scale: Value | None = None,
     R_zero_point: Value | None = None,
-    *,
-    activation_alpha: tuple[float, ...] = (),
-    activation_beta: tuple[float, ...] = (),
-    activations: tuple[str, ...] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    input_forget: int = 0,
+    **attributes: Unpack[LstmAttributes],
 ) -> list[Value]:
     """An LSTM whose input is rounded to bytes as a whole and whose weights are bytes, [directions, inputs, gates].
 
@@ -603,13 +596,7 @@ def dynamic_quantize_lstm(
         initial_h,
         initial_c,
         P,
-        activation_alpha=activation_alpha,
-        activation_beta=activation_beta,
-        activations=activations,
-        clip=clip,
-        direction=direction,
-        hidden_size=hidden_size,
-        input_forget=input_forget,
+        **attributes,
     )
 
 

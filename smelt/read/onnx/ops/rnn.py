@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from smelt.dtype import i64
 from smelt.errors import ParseError, UnsupportedError
@@ -304,6 +304,18 @@ def gru(
         direction=direction,
         layout=layout,
     )
+
+
+class LstmAttributes(TypedDict, total=False):
+    """The attributes of LSTM, for an operator that passes them on."""
+
+    activation_alpha: tuple[float, ...]
+    activation_beta: tuple[float, ...]
+    activations: tuple[str, ...]
+    clip: float
+    direction: str
+    hidden_size: int
+    input_forget: int
 
 
 @onnx_op("LSTM", since=7, ranks={**_RANKS, "initial_c": "3", "P": "2"})

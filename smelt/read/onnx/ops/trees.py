@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 import numpy as np
 
@@ -241,16 +242,40 @@ def _numbers(g: Graph, plain: Sequence[float], tensor: Tensor | None, what: str)
     return np.array(plain, np.float32) if tensor is None else g.numbers(tensor, what).reshape(-1)
 
 
+class NodeAttributes(TypedDict, total=False):
+    """What operators say about the nodes of their trees, a column each."""
+
+    nodes_falsenodeids: tuple[int, ...]
+    nodes_featureids: tuple[int, ...]
+    nodes_hitrates: tuple[float, ...]
+    nodes_hitrates_as_tensor: Tensor
+    nodes_missing_value_tracks_true: tuple[int, ...]
+    nodes_modes: tuple[str, ...]
+    nodes_nodeids: tuple[int, ...]
+    nodes_treeids: tuple[int, ...]
+    nodes_truenodeids: tuple[int, ...]
+    nodes_values: tuple[float, ...]
+    nodes_values_as_tensor: Tensor
+
+
+_COLUMNS = (
+    *("nodes_treeids", "nodes_nodeids", "nodes_featureids", "nodes_truenodeids", "nodes_falsenodeids"),
+    "nodes_missing_value_tracks_true",
+)
+
+
 def _named_forest(
-    nodes: dict[str, Sequence[int]],
-    modes: Sequence[str],
-    splits: Array,
+    g: Graph,
+    given: NodeAttributes,
     weights: dict[str, Sequence[int]],
     weight: Array,
     targets: int,
     what: str,
 ) -> Forest:
     """The tests of trees whose nodes have numbers; the first node of each tree is its root."""
+    nodes: dict[str, Sequence[int]] = {name: given.get(name, ()) for name in _COLUMNS}  # type: ignore[misc]
+    modes = given.get("nodes_modes", ())
+    splits = _numbers(g, given.get("nodes_values", ()), given.get("nodes_values_as_tensor"), what)
     count = len(modes)
     for name, column in (*nodes.items(), ("nodes_values", splits)):
         if len(column) != count and (len(column) or name != "nodes_missing_value_tracks_true"):
@@ -314,37 +339,19 @@ def tree_ensemble_regressor(
     base_values: tuple[float, ...] = (),
     base_values_as_tensor: Tensor | None = None,
     n_targets: int = 1,
-    nodes_falsenodeids: tuple[int, ...] = (),
-    nodes_featureids: tuple[int, ...] = (),
-    nodes_hitrates: tuple[float, ...] = (),
-    nodes_hitrates_as_tensor: Tensor | None = None,
-    nodes_missing_value_tracks_true: tuple[int, ...] = (),
-    nodes_modes: tuple[str, ...] = (),
-    nodes_nodeids: tuple[int, ...] = (),
-    nodes_treeids: tuple[int, ...] = (),
-    nodes_truenodeids: tuple[int, ...] = (),
-    nodes_values: tuple[float, ...] = (),
-    nodes_values_as_tensor: Tensor | None = None,
     post_transform: str = "NONE",
     target_ids: tuple[int, ...] = (),
     target_nodeids: tuple[int, ...] = (),
     target_treeids: tuple[int, ...] = (),
     target_weights: tuple[float, ...] = (),
     target_weights_as_tensor: Tensor | None = None,
+    **nodes: Unpack[NodeAttributes],
 ) -> Value:
     what = "TreeEnsembleRegressor"
     check_transform(post_transform, what)
     forest = _named_forest(
-        {
-            "nodes_treeids": nodes_treeids,
-            "nodes_nodeids": nodes_nodeids,
-            "nodes_featureids": nodes_featureids,
-            "nodes_truenodeids": nodes_truenodeids,
-            "nodes_falsenodeids": nodes_falsenodeids,
-            "nodes_missing_value_tracks_true": nodes_missing_value_tracks_true,
-        },
-        nodes_modes,
-        _numbers(g, nodes_values, nodes_values_as_tensor, what),
+        g,
+        nodes,
         {"target_treeids": target_treeids, "target_nodeids": target_nodeids, "target_ids": target_ids},
         _numbers(g, target_weights, target_weights_as_tensor, what),
         n_targets,
@@ -368,33 +375,15 @@ def tree_ensemble_classifier(
     class_weights_as_tensor: Tensor | None = None,
     classlabels_int64s: tuple[int, ...] = (),
     classlabels_strings: tuple[str, ...] = (),
-    nodes_falsenodeids: tuple[int, ...] = (),
-    nodes_featureids: tuple[int, ...] = (),
-    nodes_hitrates: tuple[float, ...] = (),
-    nodes_hitrates_as_tensor: Tensor | None = None,
-    nodes_missing_value_tracks_true: tuple[int, ...] = (),
-    nodes_modes: tuple[str, ...] = (),
-    nodes_nodeids: tuple[int, ...] = (),
-    nodes_treeids: tuple[int, ...] = (),
-    nodes_truenodeids: tuple[int, ...] = (),
-    nodes_values: tuple[float, ...] = (),
-    nodes_values_as_tensor: Tensor | None = None,
     post_transform: str = "NONE",
+    **nodes: Unpack[NodeAttributes],
 ) -> tuple[Item, Value]:
     what = "TreeEnsembleClassifier"
     check_transform(post_transform, what)
     labels = labels_of(classlabels_int64s, classlabels_strings, what)
     forest = _named_forest(
-        {
-            "nodes_treeids": nodes_treeids,
-            "nodes_nodeids": nodes_nodeids,
-            "nodes_featureids": nodes_featureids,
-            "nodes_truenodeids": nodes_truenodeids,
-            "nodes_falsenodeids": nodes_falsenodeids,
-            "nodes_missing_value_tracks_true": nodes_missing_value_tracks_true,
-        },
-        nodes_modes,
-        _numbers(g, nodes_values, nodes_values_as_tensor, what),
+        g,
+        nodes,
         {"class_treeids": class_treeids, "class_nodeids": class_nodeids, "class_ids": class_ids},
         _numbers(g, class_weights, class_weights_as_tensor, what),
         len(labels),
