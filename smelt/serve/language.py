@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from smelt.errors import UnsupportedError
-from smelt.llm import LanguageModel, Piece
+from smelt.llm import EmbeddingModel, LanguageModel, Piece
 from smelt.serve.models import Catalogue, Version
 from smelt.serve.problems import BusyError, DeadlineError, RequestError
 
@@ -74,6 +74,18 @@ class Languages:
         self.catalogue = catalogue
 
     def get(self, name: str) -> Version:
+        found = self._find(name)
+        if not isinstance(found.loaded, LanguageModel):
+            raise RequestError(f"{name} makes embeddings and no text", remedy="POST /v1/embeddings")
+        return found
+
+    def get_encoder(self, name: str) -> Version:
+        found = self._find(name)
+        if not isinstance(found.loaded, EmbeddingModel):
+            raise RequestError(f"{name} makes no embeddings", remedy="serve an encoder, e.g. the folder of a MiniLM")
+        return found
+
+    def _find(self, name: str) -> Version:
         found = self.catalogue.get(name)
         if not found.language:
             raise RequestError(f"{name} is no language model", remedy=f"POST /v2/models/{name}/infer")

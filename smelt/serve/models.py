@@ -29,7 +29,6 @@ from smelt.stop import Cancel
 
 log = logging.getLogger("smelt.serve")
 FILES = (*FORMATS, ".smelt")
-LANGUAGE_PRECISION = "f32"
 LOADING, READY, UNAVAILABLE = "LOADING", "READY", "UNAVAILABLE"
 
 
@@ -300,7 +299,7 @@ def _open(version: Version) -> None:
             device=config.device,
             context=config.context,
             memory_limit=config.memory_limit,
-            precision=config.precision or LANGUAGE_PRECISION,
+            precision=config.precision or None,
         )
         return
     model = load(

@@ -7,6 +7,8 @@ answer and is not there is refused.
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -16,6 +18,7 @@ import msgspec
 
 from smelt.errors import SmeltError
 from smelt.llm import LanguageModel, Piece
+from smelt.llm.tools import Convention, convention_of, parse_calls
 from smelt.serve.config import Config
 from smelt.serve.http import Request, Response, Routes, json_response, read_json
 from smelt.serve.keys import Keys
@@ -160,15 +163,17 @@ class OpenAI:
 
     async def chat(self, request: Request) -> Response:
         asked: ChatRequest = await self._read(request, _CHAT)
-        kind = (asked.response_format or {}).get("type", "text")
-        check_supported({"tools": asked.tools, "response_format": kind != "text"}, ("tools", "response_format"))
+        tools = asked.tools if asked.tool_choice != "none" else None
+        check_supported({"tool_choice": asked.tool_choice not in (None, "none", "auto")}, ("tool_choice",))
         if asked.max_completion_tokens is not None:
             asked.max_tokens = asked.max_completion_tokens
         version = self._open(request, asked.model)
-        prompt = await asyncio.to_thread(_chat_prompt, version, asked.messages)
+        convention = convention_of(version.loaded.checkpoint.template or "") if tools else None
+        prompt = await asyncio.to_thread(_chat_prompt, version, asked.messages, tools)
         logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-        runs = self.languages.start(version, [prompt], asked.options(logprobs), asked.n or 1)
-        return await self._answer(request, asked, version, runs, Chat(logprobs is not None))
+        options = asked.options(logprobs) | _form_of(asked.response_format)
+        runs = self.languages.start(version, [prompt], options, asked.n or 1)
+        return await self._answer(request, asked, version, runs, Chat(logprobs is not None, convention=convention))
 
     async def completions(self, request: Request) -> Response:
         asked: CompletionRequest = await self._read(request, _COMPLETION)
@@ -200,18 +205,14 @@ class OpenAI:
 
     async def embeddings(self, request: Request) -> Response:
         asked: EmbeddingRequest = await self._read(request, _EMBEDDING)
-        version = self._open(request, asked.model)
-        embed = getattr(version.loaded, "embed", None)
-        if embed is None:
-            raise RequestError(f"{version.name} makes no embeddings", remedy="serve an encoder, e.g. a MiniLM folder")
+        self.keys.check_model(request.key, asked.model)
+        version = self.languages.get_encoder(asked.model)
         check_supported({"dimensions": asked.dimensions}, ("dimensions",))
         texts = [asked.input] if isinstance(asked.input, str) else asked.input
         if not texts or not all(isinstance(each, str) for each in texts):
             raise RequestError("the input is no text", expected="a string, or a list of strings")
-        found = await asyncio.to_thread(embed, texts)
+        found = await asyncio.to_thread(version.loaded.embed, texts)
         if asked.encoding_format == "base64":
-            import base64
-
             rows: list[Any] = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in found]
         else:
             rows = [row.tolist() for row in found]
@@ -241,21 +242,50 @@ class OpenAI:
 
 
 def _describe(version: Version) -> dict[str, Any]:
-    return {
-        "id": version.name,
-        "object": "model",
-        "created": 0,
-        "owned_by": "smelt",
-        "max_model_len": version.loaded.context,
-    }
+    fields = {"id": version.name, "object": "model", "created": 0, "owned_by": "smelt"}
+    return {**fields, "max_model_len": version.loaded.context}
 
 
-def _chat_prompt(version: Version, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+def _form_of(asked: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What an answer must look like: a JSON schema for the engine, which generates nothing else."""
+    match (asked or {}).get("type", "text"):
+        case "text":
+            return {}
+        case "json_object":
+            return {"schema": {"type": "object"}}
+        case "json_schema":
+            schema = ((asked or {}).get("json_schema") or {}).get("schema")
+            if not isinstance(schema, dict):
+                raise RequestError("response_format has no schema", expected='{"json_schema": {"schema": {…}}}')
+            return {"schema": schema}
+        case other:
+            raise RequestError("unknown response_format", expected="text, json_object or json_schema", got=other)
+
+
+def _chat_prompt(
+    version: Version, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None
+) -> list[int]:
     """Tokens of messages. Content may come in parts, of which only text is understood."""
     if not messages:
         raise RequestError("there are no messages", expected='[{"role": "user", "content": "…"}]')
     model: LanguageModel = version.loaded
-    return model.prompt([{**message, "content": _text(message.get("content"))} for message in messages])
+    arguments = {"tools": list(tools)} if tools else {}
+    return model.prompt([_message(message) for message in messages], **arguments)
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates read it: text, and the arguments of tool calls as records."""
+    found = {**message, "content": _text(message.get("content"))}
+    calls = message.get("tool_calls")
+    if calls:
+        try:
+            found["tool_calls"] = [
+                {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+                for call in calls
+            ]
+        except (TypeError, KeyError, ValueError) as error:
+            raise RequestError("tool_calls do not fit", expected="calls with function.name and .arguments") from error
+    return found
 
 
 def _text(content: Any) -> str:
@@ -300,6 +330,8 @@ class Form:
 
     prefix = object = chunk = ""
 
+    held = False  # whether pieces are held back until the answer is whole
+
     def __init__(self, logprobs: bool, echoes: Sequence[str] = ()) -> None:
         self.logprobs, self.echoes = logprobs, echoes
 
@@ -319,8 +351,30 @@ class Form:
 class Chat(Form):
     prefix, object, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
+    def __init__(self, logprobs: bool, convention: Convention | None = None) -> None:
+        super().__init__(logprobs)
+        self.convention, self.held = convention, convention is not None
+
+    def calls(self, run: Generation) -> list[dict[str, Any]]:
+        """The tools that an answer calls."""
+        if self.convention is None:
+            return []
+        said = run.version.loaded.tokenizer.decode([piece.token for piece in run.pieces], special=True)
+        return [
+            {
+                "id": f"call_{secrets.token_hex(8)}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+            }
+            for call in parse_calls(said, self.convention)
+        ]
+
     def whole(self, index: int, run: Generation) -> dict[str, Any]:
-        message = {"role": "assistant", "content": run.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": run.text, "refusal": None}
+        calls = self.calls(run)
+        if calls:
+            message |= {"content": None, "tool_calls": calls}
+            return {"index": index, "message": message, "logprobs": None, "finish_reason": "tool_calls"}
         return {
             "index": index,
             "message": message,
@@ -336,7 +390,13 @@ class Chat(Form):
         return {"index": index, "delta": {"content": piece.text}, "logprobs": probs, "finish_reason": None}
 
     def last(self, index: int, run: Generation) -> dict[str, Any]:
-        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": run.finish}
+        calls = self.calls(run)
+        if calls:
+            delta: dict[str, Any] = {"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]}
+        else:
+            delta = {"content": run.text} if self.held else {}
+        finish = "tool_calls" if calls else run.finish
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
 
     def _probs(self, pieces: Sequence[Piece], run: Generation) -> dict[str, Any] | None:
         if not self.logprobs:
@@ -419,7 +479,7 @@ async def _events(
                 failed = item if isinstance(item, SmeltError) else RequestError("the answer failed inside the server")
                 yield b"data: " + openai_problem(failed).body + b"\n\n"
                 return
-            else:
+            elif not form.held:
                 yield event([form.piece(index, item, runs[index])])
         if usage:
             yield event([], usage=_usage(runs))

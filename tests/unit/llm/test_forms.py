@@ -24,9 +24,8 @@ TOKENS = ["<unk>", "<s>", "</s>", "Ġ", *LETTERS]
 PROMPT = [(11 * i) % 90 + 4 for i in range(150)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = Path(tmp_path_factory.mktemp("forms"))
+def write_letters(path: Path, template: str) -> Path:
+    """A checkpoint whose tokens are characters."""
     write_checkpoint(path, CASE.config, CASE.shapes)
     special = [{"id": i, "content": TOKENS[i], "special": True} for i in range(3)]
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
@@ -40,8 +39,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     made |= {"normalizer": None, "pre_tokenizer": level, "post_processor": None, "decoder": level, "model": model}
     (path / "tokenizer.json").write_text(json.dumps(made))
-    (path / "chat_template.jinja").write_text("{{ tools | tojson }}<tool_call>{{ messages[-1].content }}")
+    (path / "chat_template.jinja").write_text(template)
     return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = Path(tmp_path_factory.mktemp("forms"))
+    return write_letters(path, "{{ tools | tojson }}<tool_call>{{ messages[-1].content }}")
 
 
 @pytest.fixture(scope="module")

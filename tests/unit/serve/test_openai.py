@@ -15,6 +15,7 @@ import pytest
 import smelt
 from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
 from tests.llm_gguf import write_vocabulary
+from tests.unit.llm.test_forms import write_letters
 from tests.unit.serve.test_server import Server
 
 CASE = Case.load(FIXTURE)[0]
@@ -33,9 +34,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+CALLS = '{% if tools %}{{ tools | tojson }}"parameters":{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}'
+
+
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
-    made = Server(str(folder), "--engine", "reference")
+    (folder.parent / "letters").mkdir()
+    letters = write_letters(folder.parent / "letters", CALLS)
+    made = Server(str(folder), str(letters), "--engine", "reference")
     yield made
     made.close()
 
@@ -52,7 +58,7 @@ def model(folder: Path) -> Iterator[Any]:
 
 
 def test_models(client: openai.OpenAI) -> None:
-    assert [each.id for each in client.models.list()] == ["tiny"]
+    assert [each.id for each in client.models.list()] == ["tiny", "letters"]
     assert client.models.retrieve("tiny").id == "tiny"
 
 
@@ -104,6 +110,47 @@ def test_several_answers_seeds_and_probabilities(client: openai.OpenAI) -> None:
     cut = ask(temperature=0, stop=[stop]).choices[0]
     assert cut.finish_reason == "stop"
     assert stop not in cut.message.content.split()
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"const": "f"}, "parameters": {"type": "object", "properties": {"x": {"enum": [1, 2]}},
+                   "required": ["x"], "additionalProperties": False}},
+    "required": ["name", "parameters"],
+    "additionalProperties": False,
+}  # fmt: skip
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+def test_answers_of_a_given_form_and_tools(client: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+
+    def ask(**more: Any) -> Any:
+        asked: list[Any] = [{"role": "user", "content": "go"}]
+        return client.chat.completions.create(
+            model="letters", messages=asked, max_tokens=60, seed=1, response_format=form, **more
+        )
+
+    said = ask().choices[0].message
+    assert said.tool_calls is None
+    assert json.loads(said.content)["name"] == "f"
+    choice = ask(tools=TOOLS).choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)["x"] in (1, 2)) == ("f", True)
+    last = list(ask(tools=TOOLS, stream=True))[-1].choices[0]
+    assert last.finish_reason == "tool_calls"
+    assert last.delta.tool_calls[0].function.name == "f"
+    assert ask(tools=TOOLS, tool_choice="none").choices[0].message.tool_calls is None
+    back: list[Any] = [{"role": "user", "content": "go"}, choice.message.to_dict(),
+                       {"role": "tool", "tool_call_id": call.id, "content": "3"}]  # fmt: skip
+    more = client.chat.completions.create(model="letters", messages=back, max_tokens=2, tools=TOOLS)
+    assert more.choices[0].finish_reason == "length"
+    with pytest.raises(openai.BadRequestError, match="no place for tools"):
+        client.chat.completions.create(model="tiny", messages=MESSAGES, tools=TOOLS)
+    wrong: Any = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "nonsense"}}}
+    with pytest.raises(openai.BadRequestError, match="schema"):
+        client.chat.completions.create(model="letters", messages=MESSAGES, response_format=wrong)
 
 
 def test_completions(client: openai.OpenAI, model: Any) -> None:
@@ -178,7 +225,7 @@ def test_ollama_answers_the_same(server: Server, model: Any) -> None:
         "model": "tiny", "prompt": "w3 w4", "raw": True, "stream": False, "options": options,
     })  # fmt: skip
     assert (status, raw["response"]) == (200, model.generate("w3 w4", max_tokens=7).text)
-    assert [row["name"] for row in server.ask("GET", "/api/tags")[1]["models"]] == ["tiny"]
+    assert [row["name"] for row in server.ask("GET", "/api/tags")[1]["models"]] == ["tiny", "letters"]
     assert server.ask("POST", "/api/show", {"model": "tiny"})[1]["template"] == TEMPLATE
     assert server.ask("POST", "/api/chat", {**asked, "options": {"temprature": 1}})[0] == 400
 
@@ -189,7 +236,13 @@ def test_a_client_that_leaves_ends_its_answer(server: Server) -> None:
         connection.request("GET", "/metrics")
         lines = connection.getresponse().read().decode().splitlines()
         connection.close()
-        return int(next(line.rsplit(" ", 1)[1] for line in lines if line.startswith("vllm:num_requests_running")))
+        return int(
+            next(
+                line.rsplit(" ", 1)[1]
+                for line in lines
+                if line.startswith('vllm:num_requests_running{model_name="tiny"')
+            )
+        )
 
     body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 400, "stream": True, "ignore_eos": True}
     connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=60)
