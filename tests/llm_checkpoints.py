@@ -101,7 +101,7 @@ def compare(case: Case, folder: Path, engine: str, single: int | None = None, gr
 
 def one_by_one_logits(model: smelt.llm.LanguageModel, tokens: list[int]) -> list[Array]:
     """The logits after each token, every token a step of its own."""
-    pool = Pool(model.config, model._step.platform, 8)
+    pool = Pool(model.config, model._step.put, 8)
     sequence, rows = pool.pages.match([]), []
     for at, token in enumerate(tokens):
         pool.pages.reserve(sequence, 1)

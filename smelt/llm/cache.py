@@ -6,11 +6,12 @@ step takes the arrays and gives them back (`take`, `give`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from smelt.buffer import HostBuffer
+from smelt.buffer import as_array
 from smelt.dtype import Array
 from smelt.llm.config import Config
 from smelt.llm.paged import PAGE
@@ -21,12 +22,12 @@ SMALLEST = 8  # pages
 
 
 class Pool:
-    """Pages with their arrays, on the platform's device."""
+    """Pages with their arrays; `put` brings an array to where steps compute."""
 
-    def __init__(self, config: Config, platform: Any, limit: int, salt: bytes = b"") -> None:
+    def __init__(self, config: Config, put: Callable[[Array], Any], limit: int, salt: bytes = b"") -> None:
         self.pages = Pages(limit, salt)
         self._config = config
-        self._platform = platform
+        self._put = put
         self._capacity = 0
         self._arrays: Pools | None = []
 
@@ -54,7 +55,7 @@ class Pool:
     def read(self, page: int) -> list[tuple[Array, Array]]:
         """A page of every layer, copied to the host."""
         assert self._arrays, "between steps"
-        return [(np.array(k.numpy()[page]), np.array(v.numpy()[page])) for k, v in self._arrays]
+        return [(np.array(as_array(k)[page]), np.array(as_array(v)[page])) for k, v in self._arrays]
 
     def write(self, content: dict[int, list[tuple[Array, Array]]]) -> None:
         """Put pages of every layer."""
@@ -62,10 +63,10 @@ class Pool:
         for layer, pair in enumerate(arrays):
             both = []
             for i, buffer in enumerate(pair):
-                array = np.array(buffer.numpy())
+                array = np.array(as_array(buffer))
                 for page, values in content.items():
                     array[page] = values[layer][i]
-                both.append(self._platform.put(HostBuffer.of(array)))
+                both.append(self._put(array))
             arrays[layer] = (both[0], both[1])
         self.give(arrays)
 
@@ -82,9 +83,8 @@ class Pool:
     def _grown(self, old: Any, sizes: tuple[int, ...]) -> Any:
         array = np.zeros(sizes, np.float32)
         if old is not None:
-            array[: self._capacity] = old.numpy()
-            old.delete()
-        return self._platform.put(HostBuffer.of(array))
+            array[: self._capacity] = as_array(old)
+        return self._put(array)
 
 
 def page_bytes(config: Config) -> int:

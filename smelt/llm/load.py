@@ -58,7 +58,7 @@ def load(
         _check_memory(found, precision, wanted, 0, budget.bytes)
     step = Step(found, device, engine, precision)
     limit = _pages(found, step, precision, wanted, sequences, None if budget is None else budget.bytes)
-    pool = Pool(found.config, step.platform, limit, str(found.path.resolve()).encode())
+    pool = Pool(found.config, step.put, limit, str(found.path.resolve()).encode())
     return LanguageModel(found, step, Engine(step, pool, sequences), wanted)
 
 

@@ -109,6 +109,11 @@ class Executable(Generic[P, R]):
         """The program, where no branch of the function depends on sizes."""
         return self._only_path("several programs, one for each of its branches on sizes").program
 
+    @property
+    def compiled(self) -> Compiled:
+        """The engine's own executable, for callers that have checked their inputs: it takes and gives flat lists."""
+        return self._only_path("several programs").compiled
+
     def __repr__(self) -> str:
         if self._held is None:
             return f"<{self.name}, closed>"
