@@ -17,16 +17,22 @@ from smelt.llm.engine import Engine
 from smelt.llm.request import Request
 from smelt.llm.sample import Sampler
 from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
+from tests.llm_gguf import write_gguf
 
 CASES = {case.name: case for case in Case.load(FIXTURE)}
 
 
-@pytest.fixture(scope="module", params=["gemma2", "qwen3moe-some"])
+@pytest.fixture(scope="module", params=["gemma2", "qwen3moe-some", "llama-biases q4_0"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageModel]:
-    """Windows, softcaps and grouped heads; a mixture of experts."""
-    case, folder = CASES[request.param], Path(tmp_path_factory.mktemp("model"))
-    write_checkpoint(folder, case.config, case.shapes)
-    with smelt.llm.load(folder, engine="native") as loaded:
+    """Windows, softcaps and grouped heads; a mixture of experts; block-quantised weights, activations in 8 bits."""
+    name, _, blocks = request.param.partition(" ")
+    case, path = CASES[name], Path(tmp_path_factory.mktemp("model"))
+    if blocks:
+        path /= "model.gguf"
+        write_gguf(path, case, blocks)
+    else:
+        write_checkpoint(path, case.config, case.shapes)
+    with smelt.llm.load(path, engine="native") as loaded:
         yield loaded
 
 
@@ -90,7 +96,7 @@ def alone(model: LanguageModel, asked: Asked) -> Request:
 def test_bits_do_not_depend_on_the_batch(model: LanguageModel, seed: int) -> None:
     dice = Random(seed)
     preempted = cached = 0
-    for _ in range(12):
+    for _ in range(8):
         every = draw(dice, model.config.v)
         engine = engine_of(model, dice.randrange(3, 6))
         requests = [asked.request(model.config.v) for asked in every]
