@@ -47,7 +47,7 @@ ENVIRONMENT = {
     "SMELT_THREADS": "Threads of the native engine. Default: one for each processor that the process may use.",
     "SMELT_CC": "The C compiler and its first arguments. Default: the ziglang package, else clang, gcc, cc.",
     "SMELT_CACHE_DIR": "Where compiled programs and tuning results are kept. Default: a folder of the user's cache. It "
-    "must belong to the user (or root) and be writable by nobody else; otherwise, and where it takes nothing, a "
+    "must belong to the user (or root) and be writable by no other user; otherwise, and where it cannot be written, a "
     "private temporary folder serves until the process ends, with one warning.",
     "SMELT_CACHE_LIMIT": "The most that the cache may hold: 2GiB by default.",
     "SMELT_SERVE_": "In front of a setting of `smelt serve`: `SMELT_SERVE_PORT=9000`. `smelt serve --print-config` "
