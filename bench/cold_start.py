@@ -260,9 +260,11 @@ def _memory(models: dict[str, Any]) -> Table:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("models", nargs="+", type=Path, metavar="MODEL.onnx")
-    options.add_argument("--size", action="append", default=[], metavar="NAME=NUMBER", help="an open size; default: 1")
+    options.add_argument(
+        "--size", action="append", default=[], metavar="NAME=NUMBER", help="a dynamic dimension; default: 1"
+    )
     options.add_argument("--rounds", type=int, default=10)
-    options.add_argument("--folder", type=Path, help="where bundles lie and stay; default: a temporary folder")
+    options.add_argument("--folder", type=Path, help="folder that keeps the bundles; default: a temporary folder")
     options.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file as well")
     chosen = options.parse_args()
     signatures = {model: signature_of(read(model)[0].main) for model in chosen.models}

@@ -3,7 +3,8 @@
     python -m bench.llama_gpu [--batches 1,8,32] [--file F] [--parts load,decode] [--small] [--json FILE]
 
 `load`: the weights from a file to the device, against the slower of reading the file and of the bus. `decode`: tokens
-per second of both, in turns, on the same weights; JAX's lie as `x @ w` wants them, or with `--as-filed` as in the file.
+per second of both, in turns, on the same weights; JAX's have the layout of `x @ w`, or with `--as-filed` as in the
+file.
 """
 
 from __future__ import annotations
@@ -303,7 +304,7 @@ def main() -> None:
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--parts", default="load,decode")
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--as-filed", action="store_true", help="JAX's weights lie as in the file, [out, in]")
+    parser.add_argument("--as-filed", action="store_true", help="JAX's weights have the file's layout, [out, in]")
     parser.add_argument("--dump", type=Path, help="a folder for what XLA made of both")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -3,7 +3,7 @@
     python docs/from_scratch.py
 
 A Python function is run once on tensors that hold no data (1, 2). What it did is a graph (3). The graph is cut into a
-few loops, each of which computes as much as it can on the way (4). The loops are printed as C (5), compiled and called
+few loops, each of which fuses as much as it can (4). The loops are printed as C (5), compiled and called
 through ctypes (6). Sizes stay symbols until the call, so that one compiled function serves every batch. smelt does the
 same with more words: `smelt/tensor` is 1 and 2, `smelt/ir` is 3, `smelt/kernel` is 4 and 5, `smelt/device` is 6.
 """
@@ -26,7 +26,7 @@ import numpy as np
 # ---- 1. Shapes: an axis is a name and a size, and a size is a number or a symbol ----
 
 Size = int | str
-Axes = dict[str, Size]  # in the order in which they lie in memory
+Axes = dict[str, Size]  # in memory order
 
 
 class ShapeError(Exception):
@@ -59,7 +59,7 @@ def align(what: str, left: Axes, right: Axes, outer: bool = False) -> Axes:
 
 @dataclass(eq=False)
 class Tensor:
-    """A value that nobody has computed yet: what it is made from, and the axes it will have.
+    """A value that is not computed yet: what it is made from, and the axes it will have.
 
     There are five kinds: `input`, `number`, `rename`, `map` (one element from one element of each operand: `text` is C
     with {0} and {1} for them) and `reduce` (many elements into one: `text` combines {0}, so far, with {1}).
@@ -180,7 +180,7 @@ def stored(order: list[Tensor]) -> list[Tensor]:
 
 
 class Printer:
-    """Writes C. `buffers` says where stored values and inputs lie; `places` where a size is among the arguments."""
+    """Writes C. `buffers`: the buffers of stored values and inputs; `places` where a size is among the arguments."""
 
     def __init__(self, buffers: dict[int, str], places: dict[str, int]) -> None:
         self.buffers = buffers
@@ -209,7 +209,7 @@ class Printer:
         return str(size) if isinstance(size, int) else f"n[{self.places[size]}]"
 
     def element(self, node: Tensor, at: dict[str, str]) -> str:
-        """The place of an element in a buffer: axes lie in order, the last one next to each other."""
+        """The place of an element in a buffer: axes are in order, the last one contiguous."""
         index = ""
         for name, size in node.axes.items():
             index = f"({index}) * {self.size(size)} + {at[name]}" if index else at[name]

@@ -117,7 +117,7 @@ class Llama(smelt.Model):
         self.lm_head = nn.Linear(d=sizes.d, v=sizes.v, bias=False, dtype="bf16")
 
     def step(self, tokens: Shaped[Tensor, "i32[b=B, s=1]"], caches: Any, at: Shaped[Tensor, "i32[]"]) -> Step:
-        """The token after one that stands at place `at`, for every sequence of a batch."""
+        """The token after the one at position `at`, for every sequence of a batch."""
         x = self.model.embed_tokens(tokens)
         places = smelt.arange(1, "s") + at
         after = []

@@ -36,7 +36,7 @@ class Buffer(Protocol):
     def shape(self) -> Shape: ...
 
     def wait(self) -> Buffer:
-        """Return when the contents are there; what went wrong on the way is raised here."""
+        """Wait until the contents are computed; errors of the run are raised here."""
         ...
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -111,7 +111,7 @@ class HostBuffer:
         return self.array
 
     def wait(self) -> HostBuffer:
-        """Return when the contents are there; what went wrong on the way is raised here."""
+        """Wait until the contents are computed; errors of the run are raised here."""
         _ = self.array
         return self
 
@@ -124,7 +124,7 @@ class HostBuffer:
 
     @property
     def is_read(self) -> bool:
-        """Whether such a call still reads: nobody may write to the array."""
+        """Whether such a call still reads: then the array must not be written."""
         return not all(is_done() for is_done in self._reading)
 
     @property

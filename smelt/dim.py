@@ -200,7 +200,7 @@ class Facts:
                 self._answers.clear()
             try:
                 answer = self._decide(claim)
-            except ShapeError:  # an expression outgrew its bounds on the way
+            except ShapeError:  # an expression outgrew its bounds
                 answer = Answer(Proof.UNKNOWN, None, str(claim))
             self._answers[claim] = answer
         return answer

@@ -1,4 +1,4 @@
-"""Layout: how the elements of a tensor lie in memory, as one text: `gkn->g n/64 k/4 (n%64 k%4)`.
+"""Layout: the order of a tensor's elements in memory, as one text: `gkn->g n/64 k/4 (n%64 k%4)`.
 
 Left of the arrow a letter for each axis of the tensor, right of it the axes of the array that is stored. An index is
 split into digits as a number is: `n/64` is the quotient, `n%64` the remainder, `n/4%16` the digit between them. Digits

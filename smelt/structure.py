@@ -129,7 +129,7 @@ def zip_leaves(pattern: Any, given: Any, is_leaf: IsLeaf, what: str = "") -> Ite
         raise ShapeError(f"{what or 'the argument'} has another structure", expected=f"{len(pattern)} items", got=got)
     if isinstance(pattern, Mapping) and (strange := [str(key) for key in children(given) if key not in pattern]):
         expected = ", ".join(map(str, pattern))
-        raise ShapeError(f"{what or 'the argument'} has entries that nobody asks for", expected=expected, got=strange)
+        raise ShapeError(f"{what or 'the argument'} has unexpected entries", expected=expected, got=strange)
 
 
 def _describe(pattern: Any, is_leaf: IsLeaf) -> str:

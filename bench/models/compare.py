@@ -81,12 +81,12 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--seconds", type=float, default=10.0, help="of measuring each model, over all engines")
     found.add_argument("--rounds", type=int, default=5, help="turns of every engine")
     found.add_argument("--no-solo", action="store_true", help="leave out the runs of each engine alone")
-    found.add_argument("--size", action="append", default=[], metavar="SYMBOL=N", help="an open size; the others are 1")
     found.add_argument(
-        "--static", action="append", default=[], metavar="NAME=VALUE", help="an input that shapes the program"
+        "--size", action="append", default=[], metavar="SYMBOL=N", help="a dynamic dimension; the others are 1"
     )
-    found.add_argument("--batch", default="", metavar="N,…", help="sweep: the open size of the first axis")
-    found.add_argument("--lengths", default="", metavar="N,…", help="sweep: every other open size at once")
+    found.add_argument("--static", action="append", default=[], metavar="NAME=VALUE", help="a compile-time input")
+    found.add_argument("--batch", default="", metavar="N,…", help="sweep: the dynamic dimension of the first axis")
+    found.add_argument("--lengths", default="", metavar="N,…", help="sweep: all other dynamic dimensions at once")
     found.add_argument(
         "--sizes", action="append", default=[], metavar="A=1,B=2", help="sweep: one such choice after the other"
     )

@@ -364,7 +364,7 @@ def client(platform: str = "cpu", index: int = 0) -> Client:
 # ---- loading weights ----
 
 STAGING = 256 << 20  # bytes of pinned memory: pinning more takes longer than it saves
-LARGEST = 2 << 30  # the staging memory grows to hold one tensor of at most so many bytes
+LARGEST = 2 << 30  # bytes of the largest tensor that the staging memory grows for
 PART = 4 << 20  # bytes that one thread reads at a time
 READERS = 16
 

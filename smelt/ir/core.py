@@ -1,7 +1,7 @@
 """Program, Func, Region, Op and Value: a StableHLO program in memory.
 
 Nodes are frozen and compare by identity; `structure.same` compares what they say. A region keeps the values it
-returns instead of a terminator op. Built by `ir.build`, `ir.text` and `ir.rewrite`; read by everybody else.
+returns instead of a terminator op. Built by `ir.build`, `ir.text` and `ir.rewrite`; read by everything else.
 """
 
 from __future__ import annotations

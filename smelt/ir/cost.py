@@ -43,7 +43,7 @@ def op_operations(op: Op, program: Program) -> Size:
             return 2 * _count(op.results[0].type) * op.operands[0].shape.sizes[2]
         case "winograd_conv":
             return 2 * _count(op.results[0].type) * 9 * op.operands[1].shape.sizes[2]
-        case "channel_conv":
+        case "depthwise_conv":
             return 2 * _count(op.results[0].type) * product(op.operands[1].shape.sizes[:-1])
         case "attention":
             axes = attention_axes(op)

@@ -121,7 +121,8 @@ def count_leading_zeros(x: Array) -> Array:
 
 @_quiet
 def next_after(x: Array, y: Array) -> Array:
-    """The number of x's type next to x on the way to y: y itself where they are equal (±0 too), nan if one is nan."""
+    """The number of x's type next to x in the direction of y: y itself where they are equal (±0 too), nan if one is
+    nan."""
     return np.where(x == y, y, np.nextafter(x, y))
 
 

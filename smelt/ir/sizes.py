@@ -1,6 +1,6 @@
 """What small integer tensors of sizes are, as polynomials: a partial evaluator over the ops that shape code is made of.
 
-In comes a value, out go its elements as sizes, so far as they trace back to constants and to dimensions of other
+A value → its elements as sizes, so far as they trace back to constants and to dimensions of other
 values. The rules of `dynamic_*` ops call it to prove the sizes of their results. It never recurses: chains may be long.
 """
 

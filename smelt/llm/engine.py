@@ -83,7 +83,7 @@ class Engine:
         most = self.pool.pages.limit * PAGE
         if request.prompt + request.most > most:
             raise RunError(
-                "the cache has no room for so many tokens",
+                "the cache has no room for this number of tokens",
                 expected=f"prompt and answer together at most {most}",
                 got=f"{request.prompt} + {request.most}",
                 remedy="load(…, memory_limit=…) with a larger limit",

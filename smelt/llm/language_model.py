@@ -212,7 +212,7 @@ class LanguageModel:
         return self._grammars.compile(kind, source)
 
     def _checked(self, ids: Sequence[int], room: int) -> list[int]:
-        """Tokens of the vocabulary that fit into the context with room for so many more."""
+        """Tokens of the vocabulary that fit into the context with room for `room` tokens."""
         tokens = np.asarray(ids)
         if tokens.ndim != 1 or not tokens.size or tokens.dtype.kind not in "iu":
             raise RunError(

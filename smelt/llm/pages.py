@@ -1,8 +1,8 @@
 """Which page of the KV cache belongs to whom: pages with reference counts, shared prefixes, least recently used.
 
 A full page is known by the hash of all tokens up to its end (a chain, salted by the model), so a sequence that begins
-as another one did takes its pages. Full pages are never written again. A page that nobody holds keeps its content until
-the room is needed. No arrays here: `cache` holds them.
+as another one did takes its pages. Full pages are never written again. A page without references keeps its content
+until the room is needed. No arrays here: `cache` holds them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Pages:
         return count, alone
 
     def reserve(self, sequence: Sequence, count: int) -> bool:
-        """Room for so many tokens more; False, and nothing changed, where there are not enough pages."""
+        """Allocate room for more tokens; False, with nothing changed, if there are not enough pages."""
         needed = -(-(count - sequence.room) // PAGE)
         if needed > self.available:
             return False

@@ -40,7 +40,7 @@ class Part:
 
 
 class Scheduler:
-    """`most(pages)`: tokens that a step may read, of sequences with up to so many pages; `sequences` run at once."""
+    """`most(pages)`: tokens that a step may read, of sequences with up to `pages` pages; `sequences` run at once."""
 
     def __init__(self, pages: Pages, most: Callable[[int], int], sequences: int) -> None:
         self.pages = pages

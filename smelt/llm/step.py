@@ -1,7 +1,7 @@
 """The compiled step of a decoder: tokens of any number of sequences in, logits of some rows out, pages written.
 
 One program for prefill, decode and scoring. Native runs it at any size; pjrt compiles one program per size, so that
-there every size is rounded up to a power of two and what is added is written nowhere and read by nobody.
+there every size is rounded up to a power of two and the padding is neither written nor read.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _pad(array: Array, size: int, value: int) -> Array:
 
 
 def choose_precision(device: str, engine: str) -> str:
-    """How block-quantised weights are multiplied where nobody says it: native has kernels for them as they are."""
+    """The default for GEMMs of block-quantised weights: the native engine has kernels for the blocks themselves."""
     return "q8" if platform_of(device, engine).engine.name == "native" else "f32"
 
 
@@ -116,7 +116,7 @@ class Step:
         self._direct: Any = self._bound.compiled if host else None  # takes arrays as they are
 
     def most(self, pages: int) -> int:
-        """Tokens that a step may read, of sequences with up to so many pages."""
+        """Tokens that a step may read, of sequences with up to a number of pages."""
         if self._paged:
             return CHUNK
         config = self.config

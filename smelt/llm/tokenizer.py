@@ -60,7 +60,7 @@ class Tokenizer:
         return str(found)
 
     def encode_up_to(self, text: str, most: int) -> list[int]:
-        """The same for at most so many tokens: the text is cut, what the tokenizer puts around it stays."""
+        """The same for at most `most` tokens: the text is truncated, special tokens around it stay."""
         package = _package()
         if self._cutting is None or self._cutting[0] != most:
             copy = package.Tokenizer.from_str(self.to_json())

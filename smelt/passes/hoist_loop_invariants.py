@@ -17,7 +17,7 @@ from smelt.shape import Shape
 # Ops whose results are always materialised: hoisting them saves work and costs no extra buffer per iteration.
 WORK = frozenset(
     {
-        *("smelt.relayout", "smelt.packed_dot", "smelt.packed_conv", "smelt.channel_conv", "smelt.winograd_conv"),
+        *("smelt.relayout", "smelt.packed_dot", "smelt.packed_conv", "smelt.depthwise_conv", "smelt.winograd_conv"),
         *("smelt.round_blocks", "smelt.packed_block_dot"),
         *(
             f"stablehlo.{name}"

@@ -1,7 +1,7 @@
 """Weight prepacking: GEMMs, convolutions and depthwise convolutions over packed B panels.
 
 `dot_general` and `convolution` become `smelt.packed_dot`, `smelt.packed_conv`, `smelt.winograd_conv` and
-`smelt.channel_conv` (depthwise). Packing (`smelt.relayout`) is an op of its own before the GEMM, so `split_prepare`
+`smelt.depthwise_conv`. Packing (`smelt.relayout`) is an op of its own before the GEMM, so `split_prepare`
 moves the packing of weights out of the run. Called by `pipeline`.
 """
 
@@ -75,7 +75,7 @@ def _pack_convolution(m: Match, width: int) -> Value | None:
     taps: dict[str, Any] = {"strides": strides, "dilations": dilations}
     if depth == 1 < groups == features:
         kernel = _reshape(m, kernel, Shape.of(kernel.shape.dtype, (*window, features)))
-        return m.build.op("smelt.channel_conv", maps, kernel, result=m.shape, **taps).result
+        return m.build.op("smelt.depthwise_conv", maps, kernel, result=m.shape, **taps).result
     if _suits_winograd(m, kernel, tuple(window), (*strides, *dilations, groups)):
         return _winograd(m, maps, kernel, width)
     shared = features // groups

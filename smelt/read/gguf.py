@@ -46,7 +46,7 @@ class Gguf:
     packed: Weights
     dense: Weights
     formats: Mapping[str, Block | DType]
-    raw_metadata: memoryview  # all pairs, as they lie in the file
+    raw_metadata: memoryview  # all pairs, as in the file
 
 
 @dataclass(frozen=True, slots=True)

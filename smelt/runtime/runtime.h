@@ -75,7 +75,7 @@ typedef struct {
 
 /* The context, memory and tables of one call. A slot serves one call at a time and is reused by later calls. */
 struct Slot {
-  i64 workers; /* scratch areas: at most so many workers take part in the call. First field: pool.c reads only this one */
+  i64 workers; /* scratch areas, and the most workers of a call. First field: pool.c reads only this one */
   Context context;
   int cancel;      /* non-zero: `smelt_stop` checks whether the call must end */
   int cancelled, stopped, on_main, watched; /* stopped: the status that the call ends with */

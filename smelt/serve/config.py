@@ -77,7 +77,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     body_timeout: float = 30.0  # seconds for a request to arrive
     keep_alive: float = 75.0  # seconds that an idle connection stays
     max_connections: int = 4096
-    drain: float = 30.0  # seconds for requests under way when the server is asked to stop
+    drain: float = 30.0  # seconds for running requests when the server stops
     allow_origin: str | None = None  # CORS
     tls_certificate: str | None = None
     tls_key: str | None = None

@@ -97,7 +97,7 @@ class Request:
 
 
 class ClientGoneError(RequestError):
-    """Nobody reads the answer; the status is for the log."""
+    """The client has disconnected; the status is for the log."""
 
     status = 499
 
@@ -145,7 +145,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def read_json(decoder: msgspec.json.Decoder[T], data: bytes | memoryview, what: str) -> T:
-    """JSON that somebody sent, as the decoder's type."""
+    """JSON of a client, as the decoder's type."""
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:  # a ValidationError is a DecodeError

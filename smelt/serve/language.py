@@ -20,7 +20,7 @@ MAX_ANSWERS = 16
 
 
 class Generation:
-    """One answer under way. Iterate for pieces; afterwards `finish` and the counts are there."""
+    """One running answer. Iterate for pieces; afterwards `finish` and the counts are there."""
 
     def __init__(self, version: Version, prompt: Sequence[int], options: Mapping[str, Any]) -> None:
         self.version, self.prompt = version, prompt

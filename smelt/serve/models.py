@@ -48,7 +48,7 @@ class Version:
     stats: ModelStats = field(default_factory=ModelStats)
     batching: str = ""  # why requests do not share calls
     seconds: float = 0.0  # to load
-    active: int = 0  # answers of a language model under way
+    active: int = 0  # running answers of a language model
 
     @property
     def inputs(self) -> tuple[Port, ...]:

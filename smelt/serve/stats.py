@@ -67,7 +67,7 @@ class ModelStats:
         self.batches.add(rows)
 
     def record(self) -> dict[str, Any]:
-        """`inference_stats` and what stands beside it."""
+        """`inference_stats` and related fields."""
 
         def entry(count: int, ns: int) -> dict[str, int]:
             return {"count": count, "ns": ns}

@@ -61,7 +61,7 @@ def datatype_of(array: Array) -> str:
 
 
 def check_shape(name: str, shape: Sequence[int], most: int) -> int:
-    """The number of elements of a shape that somebody sent."""
+    """The number of elements of a client's shape."""
     if len(shape) > 32 or any(size < 0 for size in shape):
         raise RequestError(f"{name}: no shape", expected="at most 32 sizes, none negative", got=list(shape)[:40])
     count = prod(shape)

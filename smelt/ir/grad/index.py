@@ -155,7 +155,7 @@ def _component(b: Builder, indices: Value, i: int, vector_dim: int) -> Value:
 
 
 def _read_back(b: Builder, op: Op, g: Value, i: int = 0) -> Value:
-    """What lies where each update went: g there, and 0 where the update fell outside."""
+    """The elements of g at the position of each update; 0 for updates out of bounds."""
     count = len(op.results)
     indices, update = op.operands[count], op.operands[count + 1 + i]
     dims: ScatterDims = op.attrs["scatter_dimension_numbers"]

@@ -95,7 +95,7 @@ def _slide_back(b: Builder, x: Value, g: Value, window: Window) -> Value:
 
 
 def _choose(b: Builder, x: Value, followed: Value, window: Window, keeps: str) -> Value:
-    """For each window of x the element of `followed` that lies where x is largest (`keeps` GE) or smallest (LE)."""
+    """For each window of x the element of `followed` where x is largest (`keeps` GE) or smallest (LE)."""
     kinds = [Shape.of(value.shape.dtype, ()) for value in (x, followed)]
     region = _chooser(b, kinds, keeps)
     worst = -inf if keeps == "GE" else inf
@@ -163,7 +163,7 @@ def _kept_by(op: Op) -> str:
 
 
 def _followed_jvp(sweep: Forward, op: Op) -> None:
-    """Of what `_choose` made: tangents of both inputs lie where the choice is."""
+    """The tangent of `_choose`: tangents of both inputs are taken at the chosen position."""
     x, window, keeps = op.operands[0], window_of(op), _kept_by(op)
     for value, result in zip(op.operands[:2], op.results, strict=True):
         tangent = sweep.tangent(value)

@@ -95,7 +95,7 @@ def my_group(process: Process, op: Op, groups: Sequence[Group]) -> Group:
 
 
 def meet(op: Op, group: Group, payload: Any) -> Generator[Exchange, Any, list[Any]]:
-    """Everybody's payload, in the order of the group."""
+    """The payloads of all members, in the order of the group."""
     payloads = yield Rendezvous((op.name, _channel(op.attrs), group), group, payload)
     return [payloads[member] for member in group]
 
@@ -356,7 +356,7 @@ def _infer_collective_reduce(call: Call) -> Sequence[Type]:
 
 
 def _collective_reduce(frame: Frame, op: Op, *operands: Array) -> Steps:
-    """As all_reduce, but only the root gets the result; everybody else gets zeros."""
+    """As all_reduce, but only the root gets the result; the other members get zeros."""
     group = group_of(frame.process, wide_groups(frame.process, op))
     data, roots = split_roots(op, operands)
     if group is None:

@@ -1,10 +1,10 @@
-"""Products over packed operands: what an engine writes in place of `dot_general` and `convolution`.
+"""GEMMs and convolutions on packed operands, which passes emit in place of `dot_general` and `convolution`.
 
 `smelt.relayout` stores a tensor in a `Layout`: the columns of a matrix cut into panels, for one. `smelt.packed_dot`
 multiplies by a matrix in a layout, `smelt.packed_conv` convolves padded feature maps [batch, y, x, channel] by one;
-`smelt.channel_conv` is a depthwise convolution. Element types say what is multiplied: floats, bf16 with sums of f32, or
-ui8 by i8 with exact sums of i32. All have reference semantics, so programs that hold them can be verified, printed and
-run by the reference engine.
+`smelt.depthwise_conv` is a depthwise convolution. Element types say what is multiplied: floats, bf16 with sums of f32,
+or ui8 by i8 with exact sums of i32. All have reference semantics, so programs that hold them can be verified, printed
+and run by the reference engine.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _check_floats(call: Call) -> None:
     call.require(plain, "", "operands and result must be of one float type", got=", ".join(sorted(map(str, types))))
 
 
-def _infer_channel_conv(call: Call) -> Sequence[Type]:
+def _infer_depthwise_conv(call: Call) -> Sequence[Type]:
     images, kernel, result = call.shape(0), call.shape(1), call.declared_shape()
     _check_floats(call)
     call.require(kernel.rank == images.rank - 1, "", "the kernel must be [(y,) x, channel]", got=kernel)
@@ -196,7 +196,7 @@ def _infer_channel_conv(call: Call) -> Sequence[Type]:
     return [Shape.of(result.dtype, (images.sizes[0], *taps.out(images.sizes[1:-1]), images.sizes[-1]))]
 
 
-def _channel_conv(frame: Frame, op: Op, images: Array, kernel: Array) -> Array:
+def _depthwise_conv(frame: Frame, op: Op, images: Array, kernel: Array) -> Array:
     _, *out, _ = frame.shape(op.result.type)
     taps = taps_of({**op.attrs, "window": kernel.shape[:-1]})
     total = np.zeros(frame.shape(op.result.type), np.float64)
@@ -256,5 +256,5 @@ ROWS = [
     OpDef("smelt.packed_dot", "lhs rhs", _infer_packed_dot, _packed_dot, (_LAYOUT,)),
     OpDef("smelt.packed_conv", "images panels", _infer_packed_conv, _packed_conv, (_LAYOUT, *_TAPS)),
     OpDef("smelt.winograd_conv", "images panels", _infer_winograd_conv, _winograd_conv),
-    OpDef("smelt.channel_conv", "images kernel", _infer_channel_conv, _channel_conv, _TAPS[1:]),
+    OpDef("smelt.depthwise_conv", "images kernel", _infer_depthwise_conv, _depthwise_conv, _TAPS[1:]),
 ]

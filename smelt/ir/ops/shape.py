@@ -1,6 +1,6 @@
 """Ops that move elements without computing on them: one row each, inference and reference semantics side by side.
 
-In come operand types and attributes, out go result types (sizes may be polynomials) and, at run time, NumPy views where
+Operand types and attributes → result types (sizes may be polynomials) and, at run time, NumPy views where
 a view will do. `index` and `dynamic` reuse the checks and `evaluate` functions that their ops have in common.
 """
 

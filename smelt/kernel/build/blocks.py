@@ -1,6 +1,6 @@
 """Products by block-quantised weights: `smelt.round_blocks` rounds rows to 8 bits, `smelt.packed_block_dot` multiplies.
 
-`ir.block_ops` says what the numbers are, `ir.block_layout` how the weights lie in memory; the micro-kernel is
+`ir.block_ops` says what the numbers are, `ir.block_layout` the layout of the weights in memory; the micro-kernel is
 `emit/tile_blocks.py`. One loop nest serves GEMV and GEMM: panels × chunks of rows, each over all of k.
 """
 

@@ -1,4 +1,4 @@
-"""Depthwise convolution of padded NHWC feature maps: `smelt.channel_conv`, channels on lanes.
+"""Depthwise convolution of padded NHWC feature maps: `smelt.depthwise_conv`, channels on lanes.
 
 Its input may be the result of an expanding 1×1 convolution, which `expand_depthwise.py` then fuses. int8 depthwise
 convolutions come here in f32 (`passes/lower_int8.py`): a sum over one channel's taps leaves VNNI nothing to dot.
@@ -21,7 +21,7 @@ from smelt.kernel.loops.nest import Nest, tensor
 from smelt.kernel.tune.schedules import Depthwise, KernelKey, largest_divisor
 
 
-@sink("smelt.channel_conv", anchor=True, addressed=(0, 1))
+@sink("smelt.depthwise_conv", anchor=True, addressed=(0, 1))
 def depthwise_conv(nest: Nest, op: Op, output: Output) -> None:
     """Channels on lanes; a few adjacent pixels of a row together, so that they share loads of the weights."""
     maps, kernel = op.operands

@@ -55,7 +55,7 @@ from smelt.kernel.loops.grammar import (
 from smelt.kernel.plan.plan import Kernel
 
 PRAGMAS = {"any": "LANES", "whole": "SHORT_LANES", "masked": "FEW_LANES"}  # by `For.vector`
-CACHE_RESIDENT = Share(Number(0), Number(1 << 10))  # of so many shares one is next to nothing
+CACHE_RESIDENT = Share(Number(0), Number(1 << 10))  # one of 1024 shares is negligible
 
 
 @dataclass(slots=True)

@@ -107,7 +107,7 @@ static inline f64 smelt_exp_lost_f64(f64 x, f64 *e) {
   *e = sum * first * second;
   return ((1.0 - sum) + p) * first * second;
 }""",
-    # e / (1 + e) or 1 / (1 + e), put right by what was lost on the way: w is 1 / (1 + e).
+    # e / (1 + e) or 1 / (1 + e), corrected by the rounding error: w is 1 / (1 + e).
     "smelt_logistic_f64": """\
 static inline f64 smelt_logistic_f64(f64 x) {
   f64 e, lost = smelt_exp_lost_f64(-smelt_abs_f64(x), &e), sum = 1 + e, q = (x < 0 ? e : 1) / sum;

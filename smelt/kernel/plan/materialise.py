@@ -144,7 +144,7 @@ class Materialised:
 
     def _leave_expanded(self, op: Op, users: Users) -> None:
         """Leave an expanded image to its depthwise convolution, if that can compute it in bands."""
-        if op.name == "smelt.channel_conv" and (image := find_expansion(op, users)) is not None:
+        if op.name == "smelt.depthwise_conv" and (image := find_expansion(op, users)) is not None:
             self.expanded[op.operands[0]] = image
             self.inside |= image.inside
 

@@ -1,6 +1,6 @@
-"""Values that are known at import because constants and weights are all they need: that part of the program is run.
+"""Constant folding at import: values that depend on constants and weights only are computed.
 
-Called by `read.onnx.graph` where an operator asks for the numbers of an input that shapes the program.
+`read.onnx.graph` calls it when an operator needs the values of a compile-time input.
 """
 
 from __future__ import annotations

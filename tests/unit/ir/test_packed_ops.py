@@ -1,4 +1,4 @@
-"""Packed products: `packed_dot`, `packed_conv`, `winograd_conv` and `channel_conv` mean what they stand for."""
+"""Packed ops: `packed_dot`, `packed_conv`, `winograd_conv` and `depthwise_conv` against plain dots and convolutions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_packed_conv_is_a_convolution(
     np.testing.assert_array_equal(result, expected)
 
 
-def test_channel_conv_is_a_convolution_of_each_channel() -> None:
+def test_depthwise_conv_convolves_each_channel() -> None:
     random = np.random.default_rng(3)
     x, w = (random.integers(-5, 5, shape).astype(np.float32) for shape in ((2, 7, 9, 3), (3, 2, 3)))
     expected = np.zeros((2, 3, 4, 3), np.float32)
@@ -76,7 +76,7 @@ def test_channel_conv_is_a_convolution_of_each_channel() -> None:
         expected[:, y, column] += x[:, 2 * y + i, 2 * column + j] * w[i, j]
     f = FuncBuilder("main", [Shape("f32", *x.shape), Shape("f32", *w.shape)])
     steps: dict[str, Any] = {"strides": (2, 2), "dilations": (1, 1)}
-    made = f.op("smelt.channel_conv", *f.args, result=Shape("f32", *expected.shape), **steps).result
+    made = f.op("smelt.depthwise_conv", *f.args, result=Shape("f32", *expected.shape), **steps).result
     (result,) = run(Program.of(f.func(made)), [x, w])
     np.testing.assert_array_equal(result, expected)
 

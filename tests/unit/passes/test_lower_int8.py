@@ -121,7 +121,7 @@ def test_convolutions(left: str, seed: int) -> None:
             **taps,
         )
         programs.append(Program.of(f.func(made)))
-        known = {"smelt.packed_dot ui8", "smelt.packed_conv ui8", "smelt.packed_conv f32", "smelt.channel_conv"}
+        known = {"smelt.packed_dot ui8", "smelt.packed_conv ui8", "smelt.packed_conv f32", "smelt.depthwise_conv"}
         assert names(programs[-1]) & known, case
         cases.append(((x, w), expected))
     for name, executable, (given, expected) in zip(WINDOWS, compile_all(programs), cases, strict=True):

@@ -65,7 +65,7 @@ def _softmax_zero(g: Graph, scores: Value) -> Value:
 
 
 def _probit(g: Graph, scores: Value) -> Value:
-    """√2 · erf⁻¹(2p - 1) by Winitzki's formula, whose constant is the one everybody uses."""
+    """√2 · erf⁻¹(2p - 1) by Winitzki's formula, with the usual constant."""
     a = 0.147
     x = g.plus(g.times(scores, 2.0), -1.0)
     log = g.unary("log", g.binary("multiply", g.plus(g.unary("negate", x), 1.0), g.plus(x, 1.0)))

@@ -119,7 +119,7 @@ def _find_leaves(g: Graph, X: Value, forest: Forest, what: str) -> Value:
 
 
 def _tables(g: Graph, forest: Forest, wide: np.dtype[np.generic]) -> dict[str, Value]:
-    """What is asked of a node, by place. Leaves ask nothing that matters, and lead to themselves."""
+    """The tests of nodes, by position. Leaves have an arbitrary test, and lead to themselves."""
     own = np.arange(forest.tests, forest.tests + forest.leaves)
     pad = (0, forest.leaves)
     tables = {

@@ -1,0 +1,64 @@
+"""Private phrases: prose and names use the words that readers of Halide, oneDNN and ONNX Runtime search for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# phrase → what to write instead
+PRIVATE = {
+    r"whoever|whosoever|nobody|somebody": "name the caller, the user or the thread",
+    r"so many": "the number itself",
+    r"gone about|goes about": "what is done",
+    r"in comes?|out goe?s?": "a → b, or In: … Out: …",
+    r"under way": "running",
+    r"in the midst": "during",
+    r"lie|lies|lying": "is (in memory, in the file)",
+    r"brings? near|rows pass by": "cache-resident, packed panel",
+    r"window for each channel|channel_conv": "depthwise convolution",
+    r"products? of bytes|products? by weights": "int8 GEMM, weight matmuls and convolutions",
+    r"bytes of the other sign|moved by 128": "uint8 ↔ int8, offset by 128",
+    r"open sizes?|open dimensions?": "dynamic dimension",
+    r"sizes? that (only )?data tells?|late sizes?": "data-dependent size",
+    r"inputs? that shapes? the program": "compile-time input",
+    r"made on the way": "fused",
+    r"asks for what comes next": "prefetches",
+    r"takes? for granted": "assumes",
+}  # fmt: skip
+BANNED = {re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE): instead for pattern, instead in PRIVATE.items()}
+
+
+def find_private(text: str) -> Iterator[tuple[int, str, str]]:
+    """(line, phrase, what to write instead)"""
+    for number, line in enumerate(text.splitlines(), 1):
+        for pattern, instead in BANNED.items():
+            for found in pattern.finditer(line):
+                yield number, found[0], instead
+
+
+@pytest.mark.parametrize("place", ["smelt", "docs", "examples", "bench", "README.md", "CONTRIBUTING.md", "SECURITY.md"])
+def test_no_private_phrases(place: str) -> None:
+    root = ROOT / place
+    files = (
+        [root]
+        if root.is_file()
+        else [file for file in sorted(root.rglob("*")) if file.suffix in {".py", ".pyi", ".c", ".h", ".md"}]
+    )
+    found = [
+        f"{file.relative_to(ROOT)}:{line}: {phrase!r}: {instead}"
+        for file in files
+        for line, phrase, instead in find_private(file.read_text("utf-8"))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_a_private_phrase_is_found() -> None:
+    assert [phrase for _, phrase, _ in find_private("a depthwise convolution\nwhere Whoever lies")] == [
+        "Whoever",
+        "lies",
+    ]
+    assert not list(find_private("believe, underway, dynamic dimension"))
