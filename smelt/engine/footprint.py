@@ -14,7 +14,8 @@ import numpy as np
 
 from smelt.buffer import bytes_text, parse_bytes
 from smelt.bundle.stored import StoredModel, to_stored
-from smelt.device.api import Account, Device
+from smelt.device.api import Device
+from smelt.device.program import Account
 from smelt.dim import Size, evaluate, solve
 from smelt.dtype import Array
 from smelt.engine_api import Closing, Executable, KernelUse, Port, Signature, Trimmable

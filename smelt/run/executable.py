@@ -15,7 +15,7 @@ import numpy as np
 from smelt.buffer import HostBuffer, bytes_text
 from smelt.bundle.stored import StoredModel
 from smelt.bundle.write import serialize
-from smelt.device.api import Account, Arrays, Bound, Device, Memory, Program
+from smelt.device.api import Arrays
 from smelt.dtype import Array
 from smelt.engine_api import Closing, KernelUse, Signature
 from smelt.errors import FileError, MemoryLimitError, RunError, ShapeError, UnsupportedError
@@ -25,6 +25,8 @@ from smelt.stop import Stop, has_started, note_donated
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from smelt.device.api import Device, Memory
+    from smelt.device.program import Account, Bound, Program
     from smelt.shape import Shape
     from smelt.weights import Weights
 

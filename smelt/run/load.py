@@ -20,7 +20,7 @@ from smelt.bundle import container, record, sign
 from smelt.bundle.container import Container
 from smelt.bundle.stored import Code, RuntimeCode, StoredModel, StoredProgram, Variant
 from smelt.device import runtime
-from smelt.device.api import Account, Arrays, Device
+from smelt.device.api import Arrays, Device
 from smelt.device.entry import Entry
 from smelt.device.library import load_library
 from smelt.device.registry import find_device, is_device
@@ -34,6 +34,8 @@ from smelt.run.per_value import Fallback, PerValue, Shapes, Values, key_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from smelt.device.program import Account
 
 # (compressed text, tile, signature, bound arrays, device) → the program, compiled here
 Recompile: TypeAlias = Callable[[bytes, tuple[int, int, int], Signature, Arrays | None, Device], NativeExecutable]
