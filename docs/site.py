@@ -34,8 +34,8 @@ SECTIONS = {
     "Reference": tuple(
         f"docs/{name}"
         for name in (
-            *("tensors", "models", "llm", "engines", "bundles", "serving", "precision", "tuning", "performance"),
-            *("onnx_operators", "environment", "api"),
+            *("tensors", "models", "training", "llm", "engines", "bundles", "serving", "precision", "tuning"),
+            *("performance", "onnx_operators", "environment", "api"),
         )
     ),
     "Inside": tuple(f"docs/{name}" for name in ("architecture", "layout", "kernel", "backends", "glossary")),

@@ -47,6 +47,7 @@ _PUBLIC = {
     "tensor": "smelt.tensor",  # the package, which can be called
     "nn": "smelt.tensor.nn",
     "llm": "smelt.llm",
+    "train": "smelt.train",
     **dict.fromkeys(
         (
             "Dim",
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smelt import llm as llm
+    from smelt import train as train
     from smelt.buffer import HostBuffer as HostBuffer
     from smelt.engine import platform as platform
     from smelt.engine_api import Executable as Compiled
@@ -265,7 +267,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'smelt' has no attribute {name!r}")
     module = import_module(_PUBLIC[name])
-    value = module if name in ("tensor", "nn", "read", "llm") else getattr(module, name)
+    value = module if name in ("tensor", "nn", "read", "llm", "train") else getattr(module, name)
     globals()[name] = value
     return value
 

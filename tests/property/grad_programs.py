@@ -36,7 +36,7 @@ UNARY: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "erf": (lambda x: x.erf(), lax.erf),
     "softplus": (lambda x: x.softplus(), jax.nn.softplus),
     "silu": (lambda x: x.silu(), jax.nn.silu),
-    "clip": (lambda x: x.clip(-0.7, 0.9), lambda x: jnp.clip(x, -0.7, 0.9)),
+    "clip": (lambda x: x.clamp(-0.7, 0.9), lambda x: jnp.clip(x, -0.7, 0.9)),
     "where": (lambda x: smelt.where(x > 0.1, x * 2.0, x.sin()), lambda x: jnp.where(x > 0.1, x * 2, jnp.sin(x))),
     "reciprocal": (lambda x: 1.0 / (x.square() + 1.0), lambda x: 1 / (jnp.square(x) + 1)),
     "atan": (lambda x: x.atan(), jnp.arctan),

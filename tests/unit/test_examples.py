@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from smelt.device import pjrt
+from smelt.engine.native import NativeEngine
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDS_XLA = pytest.mark.skipif(pjrt.missing() is not None, reason="no jaxlib")
@@ -25,6 +26,13 @@ def run(path: str, *arguments: str) -> str:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_digits(engine: str) -> None:
     assert "344 of 360 test images are right" in run("digits/classify.py", "--engine", engine)
+
+
+@pytest.mark.skipif(NativeEngine().missing() is not None, reason="no compiler")
+def test_training_digits() -> None:
+    said = run("digits/cnn.py", "--engine", "native", "--epochs", "3")
+    right = int(said.splitlines()[-1].split()[0])
+    assert right >= 0.98 * 360, said
 
 
 @pytest.mark.slow

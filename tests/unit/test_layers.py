@@ -54,10 +54,11 @@ BELOW: dict[str, tuple[str, ...]] = {
     "model": ("engine", "tensor", "read"),
     "compat": ("model",),
     "llm": ("model",),
+    "train": ("tensor", "read"),
     "dist": ("model",),
     "aot": ("model",),
     "serve": ("llm", "dist", "aot"),
-    "cli": ("serve", "compat", "smelt"),
+    "cli": ("serve", "compat", "train", "smelt"),
     "smelt": (),  # the public names in smelt/__init__.py, which resolve lazily: exempt, and imported by cli alone
 }
 

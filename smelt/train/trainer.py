@@ -1,0 +1,189 @@
+"""Trainer: a loss, parameters and an optimiser → one compiled step with donated state, and checkpoints of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smelt.dtype import Array
+from smelt.errors import FileError, RunError, ShapeError
+from smelt.read import safetensors
+from smelt.shape import Shape
+from smelt.structure import leaves, map_leaves
+from smelt.tensor.core import Tensor
+from smelt.tensor.data import tensor
+from smelt.tensor.grad import value_and_grad
+from smelt.tensor.jit.compile import compile
+from smelt.tensor.jit.realise import realize
+from smelt.train.data import batches
+from smelt.train.optimisers import Optimiser
+
+_KIND = "smelt.train"  # in the metadata of a checkpoint
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a part of a state, which consists of dictionaries, is an array or a buffer."""
+    return not isinstance(value, dict)
+
+
+class Trainer:
+    """Parameters in training.
+
+    `loss(parameters, *batch)` gives a scalar tensor; `parameters` is any structure of tensors with data; `batch` are
+    the shapes of a batch, such as "f32[b=32, d=64]". The step is compiled once: it takes the state and a batch, and
+    gives the loss and the next state in the memory of the last one.
+
+    >>> import smelt
+    >>> from smelt.train import mse, sgd
+    >>> line = {"slope": smelt.tensor([0.0], "d")}
+    >>> trainer = Trainer(lambda p, x, y: mse(x.dot(p["slope"], "d"), y), line, sgd(0.1), "f32[b=4, d=1]", "f32[b=4]")
+    >>> x = np.arange(4, dtype=np.float32)
+    >>> losses = [trainer.step(x[:, None], 3 * x) for _ in range(50)]
+    >>> round(trainer.parameters["slope"].item(), 3)
+    3.0
+    """
+
+    def __init__(
+        self,
+        loss: Callable[..., Tensor],
+        parameters: Any,
+        optimiser: Optimiser,
+        *batch: str | Shape,
+        device: str = "auto",
+        engine: str = "auto",
+        debug_nans: bool = False,
+    ) -> None:
+        found = dict(leaves(parameters, _is_tensor))
+        if not found:
+            raise ShapeError("there are no parameters to train", expected="a structure of tensors")
+        for path, value in found.items():
+            if value.dtype.kind != "float":
+                remedy = "keep it out of the parameters, and let the loss close over it"
+                raise ShapeError(f"the parameter {path} has no gradient", got=value.shape, remedy=remedy)
+        self._pattern = parameters
+        self._names = {path: value.axes for path, value in found.items()}
+        self._debug_nans = debug_nans
+        flat = {path or "parameter": value for path, value in found.items()}
+        first = {"parameters": flat, "optimiser": optimiser.init(flat)}
+        realize(*(value for _, value in leaves(first, _is_tensor)))
+
+        def advance(state: Any, *given: Tensor) -> tuple[Tensor, Any]:
+            def of(flat: Any) -> Tensor:
+                return loss(self._rebuild(flat), *given)
+
+            value, slopes = value_and_grad(of)(state["parameters"])
+            moved, after = optimiser.update(slopes, state["optimiser"], state["parameters"])
+            return value, {"parameters": moved, "optimiser": after}
+
+        self._step = compile(advance, first, *batch, donate="state", device=device, engine=engine)
+        self._state: Any = map_leaves(first, _is_tensor, lambda value: value.numpy().copy(), tied=False)
+
+    def step(self, *batch: Array) -> float:
+        """One step on a batch; gives the loss before it."""
+        value, self._state = self._step(self._state, *batch)
+        loss = float(value.numpy())
+        if self._debug_nans and not np.isfinite(loss):
+            self._explain_nans(loss)
+        return loss
+
+    def _explain_nans(self, loss: float) -> None:
+        broken = [path for path, value in self._arrays().items() if not np.isfinite(value).all()]
+        raise RunError(
+            f"the loss of step {self.steps - 1} is {loss}",
+            got=f"nan or infinity in {', '.join(broken[:4])}" if broken else "finite parameters",
+            remedy="a smaller learning rate, or smelt.train.clip",
+        )
+
+    @property
+    def steps(self) -> int:
+        """How many steps were taken."""
+        return int(_array(self._state["optimiser"]["step"]))
+
+    @property
+    def parameters(self) -> Any:
+        """The parameters as they are now, in the structure that was given."""
+        flat = {path: tensor(_array(value).copy()) for path, value in self._state["parameters"].items()}
+        return self._rebuild({path: _named(value, self._names.get(path, None)) for path, value in flat.items()})
+
+    def _rebuild(self, flat: dict[str, Any]) -> Any:
+        rest = iter(flat.values())
+        return map_leaves(self._pattern, _is_tensor, lambda _: next(rest), tied=False)
+
+    def fit(
+        self,
+        arrays: Sequence[Array],
+        *,
+        epochs: int,
+        batch: int,
+        seed: int,
+        checkpoint: str | Path | None = None,
+        report: Callable[[int, float], object] | None = None,
+    ) -> float:
+        """Train on arrays for a number of epochs; gives the mean loss of the last one.
+
+        Batches are those of `smelt.train.batches`: the loss takes their weights last. With a `checkpoint` the state is
+        saved after each epoch and when Ctrl-C ends the run, and a file that is there already is resumed: to the same
+        bits as a run that was never stopped. `report(epoch, mean loss)` is called after each epoch.
+        """
+        path = None if checkpoint is None else Path(checkpoint)
+        if path is not None and path.exists():
+            self.load(path)
+        per_epoch = -(-len(arrays[0]) // batch)
+        mean = float("nan")
+        try:
+            for epoch in range(self.steps // max(per_epoch, 1), epochs):
+                start = self.steps - epoch * per_epoch
+                losses = [self.step(*each) for each in batches(arrays, batch, seed=seed, epoch=epoch, start=start)]
+                mean = float(np.mean(losses)) if losses else mean
+                if path is not None:
+                    self.save(path)
+                if report is not None:
+                    report(epoch, mean)
+        except KeyboardInterrupt:
+            if path is not None:
+                self.save(path)
+            raise
+        return mean
+
+    # ---- checkpoints ----
+
+    def _arrays(self) -> dict[str, Array]:
+        held = leaves(self._state, _is_array)
+        return {path: _array(value) for path, value in held}
+
+    def save(self, path: str | Path) -> None:
+        """Write parameters and optimiser state to a safetensors file, which appears only when it is complete."""
+        safetensors.write(path, self._arrays(), {"kind": _KIND, "step": str(self.steps)})
+
+    def load(self, path: str | Path) -> None:
+        """Continue from a file of `save`: of the same parameters and optimiser, or it is refused."""
+        held = safetensors.read(path)
+        if held.metadata.get("kind") != _KIND:
+            raise FileError(f"{path} is no checkpoint of a trainer", expected="a file of Trainer.save")
+        wanted = {name: (value.shape, value.dtype) for name, value in self._arrays().items()}
+        found = {name: (tuple(held[name].shape.sizes), held[name].shape.dtype.numpy) for name in held}
+        if found != wanted:
+            wrong = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
+            raise FileError(
+                f"{path} is of other parameters or of another optimiser",
+                expected={name: wanted.get(name) for name in wrong[:3]},
+                got={name: found.get(name) for name in wrong[:3]},
+            )
+        arrays = {name: held[name].numpy().copy() for name in wanted}
+        rest = iter(arrays[name] for name in wanted)
+        self._state = map_leaves(self._state, _is_array, lambda _: next(rest), tied=False)
+
+
+def _array(value: Any) -> Array:
+    return value if isinstance(value, np.ndarray) else np.asarray(value.numpy())
+
+
+def _named(value: Tensor, names: tuple[str, ...] | None) -> Tensor:
+    return value if names is None else value.named(*names)
