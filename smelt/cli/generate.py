@@ -66,7 +66,9 @@ def show_language_model(record: Mapping[str, Any]) -> None:
     console.print(
         f"[bold]{escape(record['model'])}[/]  {escape(record.get('family', 'unknown family'))}", soft_wrap=True
     )
-    if "family" in record:
+    if record["kind"] == "encoder":
+        print_facts(console, _encoder_facts(record))
+    elif "family" in record:
         print_facts(console, _facts(record))
     if record["unsupported"]:
         console.print(f"[bold red]{len(record['unsupported'])} unsupported[/]")
@@ -77,6 +79,20 @@ def show_language_model(record: Mapping[str, Any]) -> None:
         console.print(
             f"  [bold]{escape(each['part'])}:[/] {escape('; '.join([each['message'], *details]))}", soft_wrap=True
         )
+
+
+def _encoder_facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What is known about an encoder; a part that could not be read is missing."""
+    tokenizer = record["tokenizer"]
+    sizes = ", ".join(f"{name} {value}" for name, value in record.get("sizes", {}).items())
+    found = [("layers", f"{record.get('layers', '?')}: {sizes}")]
+    if "context" in record:
+        found.append(("context", f"{record['context']} tokens"))
+    if "parameters" in record:
+        found.append(("parameters", f"{record['parameters']:,}, {bytes_text(record['weight_bytes'])}"))
+    found.append(("pooling", ", ".join(record.get("pooling", ())) or "?"))
+    found.append(("tokenizer", "none" if tokenizer is None else f"{tokenizer['tokens']} tokens"))
+    return found
 
 
 def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -163,9 +163,9 @@ class LanguageModel:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the configuration and of all weights; computed when it is first needed."""
+        """A hash of the configuration and of all weights, and the precision; computed when it is first needed."""
         if not self._fingerprint:
-            self._fingerprint = prompt_cache.fingerprint(self.checkpoint)
+            self._fingerprint = f"{prompt_cache.fingerprint(self.checkpoint)} {self._step.precision}"
         return self._fingerprint
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ In: a path. Out: one record, ready for JSON; `unsupported` lists every obstacle 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,10 +18,13 @@ from smelt.llm.chat import check_template
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.config import Config, Fields
 from smelt.llm.decoder import Decoder
+from smelt.llm.encoder import encoder_weights, read_encoder
 from smelt.llm.families import BY_ARCHITECTURE, HARMLESS, read_config
 from smelt.llm.language_model import tokenizer_of
 from smelt.llm.load import DEFAULT_CONTEXT
 from smelt.llm.names import sources
+from smelt.llm.pooling import read_pooling
+from smelt.llm.tokenizer import from_file
 from smelt.read import checkpoint as weights_of
 from smelt.tensor.instantiate import instantiate
 
@@ -30,6 +34,8 @@ T = TypeVar("T")
 def describe(path: Path) -> dict[str, Any]:
     """A checkpoint's architecture, sizes and needs, and what is missing."""
     problems: list[dict[str, Any]] = []
+    if path.is_dir() and (said := files.encoder_config(path)) is not None:
+        return _describe_encoder(path, said)
     found = _attempt(problems, "checkpoint", lambda: files.open(path))
     record: dict[str, Any] = {"model": str(path), "kind": "gguf" if path.suffix.lower() == ".gguf" else "folder"}
     if found is None:
@@ -46,6 +52,25 @@ def describe(path: Path) -> dict[str, Any]:
     record.update(_described(found))
     record["tokenizer"] = None if tokenizer is None else {"tokens": tokenizer.size}
     record["chat_template"] = found.template is not None
+    return {**record, "unsupported": problems}
+
+
+def _describe_encoder(path: Path, said: Mapping[str, Any]) -> dict[str, Any]:
+    problems: list[dict[str, Any]] = []
+    record: dict[str, Any] = {"model": str(path), "kind": "encoder"}
+    config = _attempt(problems, "configuration", lambda: read_encoder(said, str(path / "config.json")))
+    pooling = _attempt(problems, "pooling", lambda: read_pooling(path))
+    tokenizer = _attempt(problems, "tokenizer", lambda: from_file(path / "tokenizer.json"))
+    if config is not None:
+        made = _attempt(problems, "weights", lambda: encoder_weights(weights_of.open(path), config))
+        record |= {"family": config.family, "layers": config.layers, "context": config.context}
+        record["sizes"] = {name: getattr(config, name) for name in ("d", "f", "heads", "v")}
+        if made is not None:
+            shapes = [made[0].shape(name).numbers() for name in made[0]]
+            record |= {"parameters": sum(map(math.prod, shapes)), "weight_bytes": made[0].nbytes}
+    if pooling is not None:
+        record["pooling"] = list(pooling.modes)
+    record["tokenizer"] = None if tokenizer is None else {"tokens": tokenizer.size}
     return {**record, "unsupported": problems}
 
 

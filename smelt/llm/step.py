@@ -96,6 +96,7 @@ class Step:
         config = checkpoint.config
         self.platform = platform_of(device, engine)
         self.config = config
+        self.precision = precision
         model = instantiate(Decoder, checkpoint.weights, strict=True, config=config, formats=checkpoint.formats)
         pool = f"f32[p=P, o={PAGE}, g={config.kv_heads}, k={config.head_size}]"
         executable = compile(

@@ -11,6 +11,7 @@ import pytest
 
 import smelt
 from smelt.cli.embed import embed
+from smelt.cli.inspect import inspect
 from smelt.errors import RunError, SmeltError, UnsupportedError
 from smelt.llm import EmbeddingModel
 from smelt.read import safetensors
@@ -89,6 +90,12 @@ def test_texts_prompts_and_limits(tmp_path: Path, capsys: pytest.CaptureFixture[
                 bad()
         with pytest.raises(UnsupportedError, match="encoder"):
             model.generate("w5")
+    for as_json in (True, False):
+        with pytest.raises(SystemExit) as stop:
+            inspect(tmp_path, [], [], as_json)
+        assert stop.value.code == 0
+        shown = capsys.readouterr().out
+        assert "mean" in shown
     embed(tmp_path, ["w5 w6"], None, {"engine": "reference"}, True)
     record = json.loads(capsys.readouterr().out)
     np.testing.assert_allclose(record["embeddings"][0], vectors[0], rtol=1e-5, atol=1e-6)
