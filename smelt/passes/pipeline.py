@@ -129,6 +129,10 @@ def passes(
         count = rewrite(edit, bf16_rules(pairs=target is not None and target.has_pairs))
         return count + common_subexpressions(edit) if count else 0  # matmuls that share an operand share its conversion
 
+    def blocks(edit: Edit) -> int:
+        count = lower_blocks(edit)
+        return count + common_subexpressions(edit) if count else 0  # products of the same rows round them once
+
     def join(program: Program) -> Program:
         return join_processes(program, composites)
 
@@ -142,7 +146,7 @@ def passes(
     )
     fused = (
         Pass("fuse_attention", rules(attention_rules(width)), "FlashAttention: scores are never materialised"),
-        Pass("lower_blocks", per_function(lower_blocks), "multiply by packed block-quantised weights"),
+        Pass("lower_blocks", per_function(blocks), "multiply by packed block-quantised weights"),
         Pass("lower_int8", rules(int8_rules(width)), "compute quantised matmuls and convolutions as int8 GEMM"),
         Pass("inline", inline_composites, "decompose composites that have no kernel"),
         Pass("lower_bf16", per_function(lower_bf16), "compute bf16 matmuls as bf16 GEMM, or in f32"),

@@ -16,10 +16,8 @@ from smelt.kernel.build.sinks import Output, sink
 from smelt.kernel.loops.grammar import Amount, Bitcast, BlockMma, Expr, Fold, Number, Place, Slice, add, scale
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
 
-ROWS, FEWEST = (
-    96,
-    8,
-)  # rows of a chunk, which read a panel from L1 or L2: at most, and where few panels leave cores idle
+ROWS, FEWEST = 96, 8  # rows of a chunk: at most, and least where few panels would leave cores idle
+CACHED = 256 << 10  # bytes of a chunk's rows, which stay in L2
 
 
 @sink("smelt.round_blocks")
@@ -78,12 +76,13 @@ def _sum_tile(nest: Nest, array: str, first: int, count: int) -> Expr:
 @sink("smelt.packed_block_dot", anchor=True, addressed=(0, 1, 2, 3), in_runs=(0, 1, 2, 3))
 def packed_block_dot(nest: Nest, op: Op, output: Output) -> None:
     *left, panels = op.operands
-    groups, rows, _ = tensor(left[0]).sizes
+    groups, rows, depth = tensor(left[0]).sizes
     held, count, blocks, size = tensor(panels).sizes
-    chunks = count_chunks(rows, ROWS, FEWEST, groups * count)
-    with nest.loops((groups, count, chunks)) as (group, panel, chunk):
+    most = _chunk_rows(rows, depth)
+    chunks = count_chunks(rows, most, FEWEST, groups * count)
+    with nest.loops((groups, chunks, count)) as (group, chunk, panel):
         first, used = chunk_bounds(nest, chunk, rows, chunks)
-        tile = nest.tile("tile", f32, _most_rows(rows) * COLUMNS)
+        tile = nest.tile("tile", f32, most * COLUMNS)
         columns = Columns.of(nest, panel, COLUMNS, tensor(op.result).sizes[2])
         q, scales, totals = (_rows(nest, op, each, (group, first), used) for each in left)
         place = element_place(nest, op, panels, (Number(0) if held == 1 else group, panel, Number(0), Number(0)))
@@ -94,9 +93,11 @@ def packed_block_dot(nest: Nest, op: Op, output: Output) -> None:
             columns.store(nest, op, output, tile, row, lambda column: (*here, column))
 
 
-def _most_rows(rows: Size) -> int:
-    """Rows of the largest chunk."""
-    return min(rows, ROWS) if isinstance(rows, int) else ROWS
+def _chunk_rows(rows: Size, depth: Size) -> int:
+    """Rows of the largest chunk: they stay in L2 while all panels pass."""
+    assert isinstance(depth, int)
+    most = min(ROWS, max(FEWEST, CACHED // max(depth, 1) // FEWEST * FEWEST))
+    return min(rows, most) if isinstance(rows, int) else most
 
 
 def _rows(nest: Nest, op: Op, value: Value, index: tuple[Expr, Expr], rows: Expr) -> Slice:

@@ -26,10 +26,14 @@ typedef ui32 smelt_codes __attribute__((vector_size({bytes}), aligned(1), may_al
 typedef ui16 smelt_halves __attribute__((vector_size({half}), aligned(1), may_alias));
 typedef i8 smelt_bytes __attribute__((vector_size({quarter}), aligned(1), may_alias));
 #if !defined(SMELT_PLAIN) && {bytes} == 64 && defined(__AVX512VNNI__)
-#define SMELT_BLOCK_VNNI __builtin_ia32_vpdpbusd512
+#define SMELT_BLOCK_VNNI
+#define SMELT_BLOCK_SPREAD "16"
 #elif !defined(SMELT_PLAIN) && {bytes} == 32 && \\
     (defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__)))
-#define SMELT_BLOCK_VNNI __builtin_ia32_vpdpbusd256
+#define SMELT_BLOCK_VNNI
+#ifdef __AVX512VL__
+#define SMELT_BLOCK_SPREAD "8"
+#endif
 #endif
 #if !defined(SMELT_PLAIN) && (({bytes} == 64 && defined(__AVX512BW__)) || ({bytes} == 32 && defined(__AVX2__)))
 #define SMELT_BLOCK_SHORTS
@@ -52,13 +56,14 @@ SMELT_INLINE smelt_vector smelt_block_f16(const ui8 *p) {{
 #endif
 }}
 #ifdef SMELT_BLOCK_VNNI
-SMELT_INLINE smelt_words smelt_block_dpbusd(smelt_words c, smelt_codes u, smelt_words x) {{
-#if defined(__clang__) && __clang_major__ < 21
-  return SMELT_BLOCK_VNNI(c, (smelt_words)u, x);
+SMELT_INLINE smelt_words smelt_block_dpbusd(smelt_words c, smelt_codes u, const i8 *x) {{
+#ifdef SMELT_BLOCK_SPREAD
+  __asm__("vpdpbusd %2%{{1to" SMELT_BLOCK_SPREAD "%}}, %1, %0" : "+v"(c) : "v"(u), "m"(*(const smelt_word *)x));
 #else
-  __asm__("vpdpbusd %2, %1, %0" : "+v"(c) : "v"(u), "v"(x));
-  return c;
+  const smelt_words y = *(const i32 *)x - (smelt_words){{0}};
+  __asm__("vpdpbusd %2, %1, %0" : "+x"(c) : "x"(u), "x"(y));
 #endif
+  return c;
 }}
 #endif
 #ifdef SMELT_BLOCK_SHORTS
@@ -238,13 +243,15 @@ class _Text:
                 lines += self.codes(quad, v, loaded)
             fresh = small and count % shorts == 0
             for i in range(rows):
-                place = f"*(const smelt_word *)({self.row('q', i)} + {STEPS * quad})"
+                at = f"{self.row('q', i)} + {STEPS * quad}"
+                if how == "vnni":
+                    lines += [f"      c{i}_{v} = smelt_block_dpbusd(c{i}_{v}, u{quad}_{v}, {at});" for v in vectors]
+                    continue
+                place = f"*(const smelt_word *)({at})"
                 lines.append(f"      {{ const ui32 x = {place}; const smelt_words y = (i32)x - (smelt_words){{0}};")
                 for v in vectors:
                     c, u = f"c{i}_{v}", f"u{quad}_{v}"
-                    if how == "vnni":
-                        lines.append(f"        {c} = smelt_block_dpbusd({c}, {u}, y);")
-                    elif how == "steps":
+                    if how == "steps":
                         lines.append(f"        {c} = smelt_block_steps({c}, {u}, x);")
                     elif not small:
                         lines.append(f"        {c} = smelt_block_wide({c}, {u}, y);")
