@@ -26,6 +26,7 @@ from smelt.engine_api import Engine, Executable
 from smelt.errors import UnsupportedError
 from smelt.ir.core import Program
 from smelt.ir.verify import assumes_broadcasts
+from smelt.passes.independent_rows import describe_batching
 from smelt.passes.quantise import check_precision, with_precision
 from smelt.read import jax_export, onnx, stablehlo
 from smelt.read.onnx import StaticError
@@ -149,7 +150,8 @@ def load(
         executable = _for_any_size(
             executable, build, partial(_store_general, path, program, precision, static or {}, ())
         )
-    return LoadedModel(name, used, executable, weights.metadata, source=Path(path), defaults=defaults)
+    batching = describe_batching(program.main)
+    return LoadedModel(name, used, executable, weights.metadata, batching, source=Path(path), defaults=defaults)
 
 
 def _for_any_size(executable: Executable, build: Build, store_general: StoreGeneral) -> Executable:

@@ -19,6 +19,7 @@ from smelt.engine.store import store_weights
 from smelt.errors import SmeltError
 from smelt.files import check_folder
 from smelt.model import store_broadcasting
+from smelt.passes.independent_rows import describe_batching
 from smelt.passes.quantise import with_precision
 from smelt.run.load import SUFFIX
 
@@ -41,12 +42,14 @@ def compile_model(
     start = time.perf_counter()
     read = partial(read_fixed, file, parse_static(file, static), parse_sizes(sizes))
     program, weights = read()
-    stored = store_weights(with_precision(program, precision), weights, targets)
+    computed = with_precision(program, precision)
+    stored = store_weights(computed, weights, targets)
     if file.suffix.lower() == ".onnx":
         general = store_broadcasting(program, partial(read, runtime_broadcast=True), precision, targets)
         stored = stored.replace(programs=(*stored.programs, *general))
     provenance = source_record(file) | {f"static {item.partition('=')[0]}": item.partition("=")[2] for item in static}
     provenance |= {"precision": precision} if precision != "f32" else {}
+    provenance |= describe_batching(computed.main)
     stored = stored.replace(name=file.stem, metadata=dict(weights.metadata), provenance=provenance)
     total = write(output, stored, private_key)
     codes = [code.target for variant in stored.programs[0].variants for code in variant.codes]

@@ -18,6 +18,8 @@ from smelt.passes.padding import multiple
 from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
 
+# Keys of a model's provenance.
+BATCHED, NOT_BATCHED = "independent rows", "rows not independent"
 ANY = -1  # of results that are the same in every row, wherever these are
 
 # The axis of a value's rows, which are contiguous blocks along it. None: the value is the same for every request.
@@ -41,6 +43,15 @@ def batch_symbol(func: Func) -> str | None:
     size = first.pop()
     names = () if size is None else tuple(symbols(size))
     return names[0] if len(names) == 1 and size == symbol(names[0]) else None
+
+
+def describe_batching(func: Func) -> dict[str, str]:
+    """What a model says about batches of requests, for people and for the server: proven for a symbol, or why not."""
+    name = batch_symbol(func)
+    if name is None:
+        return {NOT_BATCHED: "inputs and outputs do not have one dynamic dimension as their first"}
+    reason = find_mixing(func, name)
+    return {BATCHED: name} if reason is None else {NOT_BATCHED: reason}
 
 
 def find_mixing(func: Func, name: str) -> str | None:

@@ -18,7 +18,7 @@ from smelt.engine.sample import default_sizes, random_array, sample_inputs
 from smelt.engine_api import Port
 from smelt.errors import FileError, SmeltError, UnsupportedError
 from smelt.model import FORMATS, LoadedModel, load, read
-from smelt.passes.independent_rows import batch_symbol, find_mixing
+from smelt.passes.independent_rows import BATCHED, NOT_BATCHED
 from smelt.read.onnx import StaticError
 from smelt.serve.config import NAME, ModelConfig, read_model_config
 from smelt.serve.problems import NotFoundError, RequestError, UnavailableError
@@ -313,7 +313,7 @@ def _open(version: Version) -> None:
     )
     version.loaded = model
     _check_types(model)
-    version.batching = why_not_batched(version.path, config)
+    version.batching = why_not_batched(model, config)
     rows = 1 if version.batching else config.max_batch
     limits = Limits(config.instances, rows, config.max_delay_ms / 1000, config.max_queue)
 
@@ -335,20 +335,13 @@ def _check_types(model: LoadedModel) -> None:
             )
 
 
-def why_not_batched(path: Path, config: ModelConfig) -> str:
+def why_not_batched(model: LoadedModel, config: ModelConfig) -> str:
     """The reason why requests do not share calls of a model; empty where its rows are proven independent."""
     if config.max_batch <= 1:
         return "max_batch is 1"
-    if path.suffix.lower() == ".smelt":
-        return "a bundle does not say whether its rows are independent"
-    try:
-        main = read(path, config.static or None)[0].main
-    except StaticError:
-        return "it has compile-time inputs"
-    symbol = batch_symbol(main)
-    if symbol is None:
-        return "not all inputs and outputs have the same dynamic dimension as axis 0"
-    return find_mixing(main, symbol) or ""
+    if BATCHED in model.provenance:
+        return ""
+    return model.provenance.get(NOT_BATCHED, "it has compile-time inputs, or was saved without a proof")
 
 
 def _warm_up(version: Version, queue: ModelQueue, model: LoadedModel) -> None:

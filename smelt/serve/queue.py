@@ -136,9 +136,11 @@ class ModelQueue:
         return found, Timing(0.0, spent, rows, rows)
 
     def _kind(self, inputs: Inputs) -> Any:
-        """What must be equal in one batch: element types and all sizes but the first."""
+        """What must be equal in one batch: element types, and all sizes but the rows."""
         if self.limits.max_batch <= 1:
             return None
+        if len({len(array) for array in inputs.values()}) > 1:
+            return object()  # inputs that broadcast: a call of its own
         return tuple(sorted((name, array.dtype.str, array.shape[1:]) for name, array in inputs.items()))
 
     def _put(self, job: Job) -> None:

@@ -89,6 +89,22 @@ def test_requests_of_other_shapes_do_not_share_a_call() -> None:
     play(work())
 
 
+def test_inputs_that_broadcast_get_a_call_of_their_own() -> None:
+    async def work() -> None:
+        model = Doubling()
+        queue = ModelQueue("m", model, Limits(max_batch=8))
+        first = asyncio.create_task(queue.infer(rows(1), None))
+        await wait_for(model.started)
+        pair = {"x": rows(1, 2)["x"], "z": np.ones((1, 1), np.float32)}
+        others = [asyncio.create_task(queue.infer(pair, None)) for _ in range(2)]
+        await settle(queue, 2)
+        model.gate.set()
+        await asyncio.gather(first, *others)
+        assert model.calls == [1, 2, 2]
+
+    play(work())
+
+
 def test_a_request_that_fails_takes_no_other_with_it() -> None:
     async def work() -> None:
         model = Doubling()
