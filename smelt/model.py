@@ -16,7 +16,7 @@ from smelt.bundle.stored import StoredProgram
 from smelt.device.cache import compiling_for
 from smelt.device.registry import find_device, is_device
 from smelt.dtype import Array
-from smelt.engine import compile_with_first
+from smelt.engine import check_names, compile_with_first
 from smelt.engine.footprint import Budget, Limited
 from smelt.engine.native import NativeEngine
 from smelt.engine.sample import sample_inputs
@@ -119,6 +119,7 @@ def load(
             sizes=sizes,
             tune=tune,
         )
+    check_names(device, engine)
     name, budget = Path(path).stem, Budget.of(memory_limit, sizes)
     if static is None and Path(path).suffix.lower() == ".onnx":
         again = partial(_fed, path, device, engine, budget, precision)

@@ -77,6 +77,7 @@ MemoryLimit = Annotated[
     typer.Option("--memory-limit", help="The most memory the model may take, calls included: 512MB, 2GiB."),
 ]
 Precision = Annotated[str, typer.Option(help="f32; or bf16, int8: weight matmuls and convolutions in 16 or 8 bits.")]
+DeviceName = Annotated[str, typer.Option("--device", help="auto, or a device of `smelt devices`: cpu, cuda, cuda:1.")]
 EngineName = Annotated[str, typer.Option("--engine", help="auto, native, pjrt or reference.")]
 
 
@@ -122,6 +123,7 @@ def run(
     ] = None,
     size: Sizes = None,
     engine: EngineName = "auto",
+    device: DeviceName = "auto",
     precision: Precision = "f32",
     memory_limit: MemoryLimit = None,
     static: StaticValues = None,
@@ -131,7 +133,17 @@ def run(
 ) -> None:
     """Run a model once and show its outputs."""
     run_command.run(
-        file, inputs or ["random"], size or [], engine, seed, output_dir, as_json, memory_limit, precision, static or []
+        file,
+        inputs or ["random"],
+        size or [],
+        engine,
+        device,
+        seed,
+        output_dir,
+        as_json,
+        memory_limit,
+        precision,
+        static or [],
     )
 
 

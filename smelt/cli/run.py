@@ -38,6 +38,7 @@ def run(
     inputs: Sequence[str],
     sizes: Sequence[str],
     engine: str,
+    device: str,
     seed: int,
     output_dir: Path | None,
     as_json: bool,
@@ -49,6 +50,7 @@ def run(
     start = time.perf_counter()
     model = load(
         file,
+        device=device,
         engine=engine,
         static=parse_static(file, static) or None,
         memory_limit=memory_limit,

@@ -48,13 +48,20 @@ def platform(
         return Platform(named, choose("pjrt" if engine == "auto" else engine, (MeshEngine(named, mesh),)))
     if isolate:
         return Platform(named, choose("pjrt" if engine == "auto" else engine, (PjrtEngine(named, isolate=True),)))
-    here = engines(device)
+    check_names(device, engine)
+    return Platform(named, choose(engine, engines(device)))
+
+
+def check_names(device: str, engine: str) -> None:
+    """Raise where there is no such device, no such engine, or no such engine on the device."""
+    here = {each.name for each in engines(device)}
     if engine == "native":
-        find_device(device)  # which devices it has
-    elif engine in {each.name for each in ENGINES} - {each.name for each in here}:
-        able = ", ".join(each.name for each in here)
+        find_device(device)
+    elif engine not in {"auto", *(each.name for each in ENGINES)}:
+        raise UnsupportedError("unknown engine", expected=f"auto, {', '.join(sorted(here))}", got=engine)
+    elif engine != "auto" and engine not in here:
+        able = ", ".join(sorted(here))
         raise UnsupportedError(f"the engine {engine} does not run on {device}", expected=able, remedy='engine="auto"')
-    return Platform(named, choose(engine, here))
 
 
 def compile_with_first(

@@ -486,6 +486,11 @@ def test_plain_data_comes_back_from_json() -> None:
     checks = (SizeCheck("B equal to 3", "why"),), (DataCheck("{0} is odd", True, Location("a.mlir", 3, 1, "n")),)
     entry = Entry("smelt0", shapes, shapes[:1], ("B", "N"), ("a", "b", "c", "d"), *checks)
     assert record.entry_of(record.entry_record(entry)) == entry
+    about = cpu.TARGETS["avx2"].as_json()
+    back = record.target_of(json.loads(json.dumps(record.target_record(about))))
+    assert back == {**about, "features": tuple(about["features"])}
+    old = record.target_of({"machine": "x86_64", "features": ["avx2"]})  # as bundles were before
+    assert old == {"device": "cpu", "name": "x86_64", "features": ("avx2",)}
     uses = (KernelUse("map", ("stablehlo.add",), 2),)
     assert record.kernels_of(record.kernels_record(uses)) == uses
     array = np.array([[1, -2], [3, 4]], np.int16).T
