@@ -6,6 +6,7 @@ Called by `pipeline` for engines with packed GEMMs.
 
 from __future__ import annotations
 
+from smelt.dim import Size, product
 from smelt.ir.core import Value
 from smelt.ir.ops.attention import AttentionAxes, AttentionNumbers
 from smelt.ir.ops.paged_attention import PagedNumbers
@@ -18,19 +19,20 @@ COMPOSITES = frozenset(
         *("smelt.qdot", "smelt.quantize", "smelt.dequantize"),
     }
 )
+QUERIES = 64  # of a block: their scores and results stay in L1 and L2
 DEEPEST = 512  # elements of a query or value row that a kernel keeps cache-resident
 
 _FLOATS = ("f32", "f16", "bf16")
 
 
-def attention_rules(width: int) -> list[Rule]:
-    """The rule that fuses attention into blocks of `width` queries."""
+def attention_rules(columns: int) -> list[Rule]:
+    """The rules that fuse attention, for a register tile of `columns` columns."""
 
     def attention(m: Match) -> Value | None:
-        return _fuse(m, width)
+        return _fuse(m, columns)
 
     def paged(m: Match) -> Value | None:
-        return _fuse_paged(m, width)
+        return _fuse_paged(m, columns)
 
     return [
         Rule(op("stablehlo.composite"), attention, "attention is one kernel"),
@@ -38,7 +40,13 @@ def attention_rules(width: int) -> list[Rule]:
     ]
 
 
-def _fuse(m: Match, width: int) -> Value | None:
+def _block(queries: Size, columns: int) -> int:
+    """Queries of a block: keys and values are read once for each, whatever the register tile; fewer if there are."""
+    most = max(QUERIES, columns)
+    return min(most, max(1, -(-queries // columns)) * columns) if isinstance(queries, int) else most
+
+
+def _fuse(m: Match, columns: int) -> Value | None:
     if m.op.attrs["name"] != "smelt.attention":
         return None
     said = m.op.attrs["composite_attributes"]
@@ -53,6 +61,7 @@ def _fuse(m: Match, width: int) -> Value | None:
     deep = (axes.size(axes.depth), axes.size(axes.value))
     if not all(isinstance(size, int) and size <= DEEPEST for size in deep):
         return None
+    width = _block(product(axes.sizes[letter] for letter in axes.rows), columns)
     return m.build.op("smelt.attention", *operands, composite_attributes=said, width=width, result=m.shape).result
 
 

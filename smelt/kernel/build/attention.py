@@ -1,6 +1,6 @@
 """FlashAttention: `smelt.attention` with online softmax over blocks of keys; the scores are never materialised.
 
-A block has as many queries as a register tile has columns. Keys and values are the left operand of the micro-kernel,
+A block has up to 64 queries, several register tiles. Keys and values are the left operand of the micro-kernel,
 read in place: scores[key, query] = k q^T, result[value, query] = v^T weights, so the running maximum and sum of a query
 are one lane each. Sums and results so far are rescaled whenever a block of keys raises the maximum. The size of key
 blocks depends on the shape alone. Few queries go to `attention_decode.py`; `attention_mask.py` skips masked keys.

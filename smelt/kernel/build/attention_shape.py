@@ -166,7 +166,7 @@ def fold_here(nest: Nest, function: str, start: Expr, extent: Expr, value: Calla
 
 @dataclass(frozen=True, slots=True)
 class AttentionSchedule:
-    """Block sizes: `queries` of a block, at most the width of a register tile, and `keys` of a block.
+    """Block sizes: `queries` of a block, at most the `width` of the op, and `keys` of a block.
 
     Up to `few` queries use the decode kernel with `chunk` keys per chunk. Keys, chunk and few define the order of sums
     and so the bits of the result; queries does not.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from smelt.kernel.emit.kernel_c import KernelPrinter
 from smelt.kernel.emit.plan_c import ProgramPrinter
 from smelt.kernel.emit.tile_bf16 import mma_bf16_text
 from smelt.kernel.emit.tile_blocks import PREFIX, block_dot_text
-from smelt.kernel.emit.tile_f32 import mma_f32_text, transpose_text
+from smelt.kernel.emit.tile_f32 import mma_f32_text, mma_panel_text, transpose_text
 from smelt.kernel.emit.tile_int8 import mma_int8_text
 from smelt.kernel.plan.memory import Memory
 from smelt.kernel.plan.plan import Kernel, Launch, Plan, walk
@@ -54,6 +55,7 @@ static inline i64 sure_mod(i64 a, i64 b, int *bad) { (void)bad; return b == -1 ?
 # Only long programs are split into files: in another file the compiler may optimise a loop differently, and worse.
 CHARACTERS_PER_FILE = 400_000
 TRANSPOSE = "smelt_transpose("
+WIDE_PANEL = re.compile(r"\bsmelt_mma_f32_by(\d+)")
 MICRO_KERNELS = {"smelt_mma_f32": mma_f32_text, "smelt_mma_bf16": mma_bf16_text, "smelt_mma_int8": mma_int8_text}
 
 
@@ -79,7 +81,7 @@ class Source:
         for step in walk(plan.steps):
             for kernel in (step.kernel, *step.kernel.variants) if isinstance(step, Launch) else ():
                 if kernel not in self.kernels and kernel not in fresh:
-                    fresh[kernel] = KernelPrinter(f"{name}_{kernel.kind}{len(fresh)}")
+                    fresh[kernel] = KernelPrinter(f"{name}_{kernel.kind}{len(fresh)}", self.tile.columns)
         parts = [function.emit(kernel) for kernel, function in fresh.items()]
         program = ProgramPrinter(plan, memory, name, self.timestamps)
         parts += [program.describe(), program.measure(self.kernels | fresh), program.run(self.kernels | fresh)]
@@ -107,6 +109,8 @@ class Source:
             narrow = f"{name}_narrow(" in text
             if narrow or f"{name}(" in text:
                 texts.append(tile_text(self.tile, narrow=narrow))
+        panels = {int(each) for each in WIDE_PANEL.findall(text)}
+        texts += [mma_panel_text(self.tile, panel) for panel in sorted(panels)]
         texts += [block_dot_text(each, self.tile) for each in BLOCKS if f"{PREFIX}{each}(" in text]
         return [*texts, *([transpose_text(self.tile)] if TRANSPOSE in text else [])]
 

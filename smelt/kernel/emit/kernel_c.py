@@ -63,6 +63,7 @@ class KernelPrinter:
     """A kernel's function, and the functions of its loops on cores."""
 
     name: str
+    columns: int = 0  # of a register tile
     sizes: dict[Size, int] = field(default_factory=dict)
     outlined: list[str] = field(default_factory=list)
     arrays: dict[str, str] = field(default_factory=dict)  # C types of the elements of local arrays
@@ -249,8 +250,11 @@ class KernelPrinter:
             f"{sums.array} + {self.expr(sums.index)}",
             *map(self.expr, (mma.accumulate, share.number, share.count)),
         ]
-        name = f"smelt_mma_{mma.form.name}"
-        if columns == mma.acc.strides[0]:
+        name, panel = f"smelt_mma_{mma.form.name}", mma.acc.strides[0]
+        assert isinstance(panel, Number), "the width of a panel is known"
+        if panel.value != self.columns:  # several register tiles
+            name = f"{name}_by{panel.value}"
+        if columns == panel:
             return f"{name}({', '.join(given)});"
         return f"{name}_narrow({', '.join([*given, self.expr(columns)])});"
 

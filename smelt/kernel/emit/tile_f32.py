@@ -73,6 +73,43 @@ def mma_f32_text(shape: TileShape, *, narrow: bool = False) -> str:
     return "\n".join([HEAD.format(bytes=4 * shape.lanes), *families, ""])
 
 
+def mma_panel_text(shape: TileShape, panel: int) -> str:
+    """`smelt_mma_f32_by{panel}` and `_narrow`: for panels wider than the register tile, in blocks of its columns.
+
+    The panel is cache-resident, so nothing is prefetched. The rows of a read tile stay in L1 for all blocks.
+    """
+    vectors, lanes, name = shape.columns // shape.lanes, shape.lanes, f"smelt_mma_f32_by{panel}"
+    rows, counts = range(1, shape.rows + 1), range(1, vectors + 1)
+    given = f"i64 rows, {SIGNATURE}, i64 accumulate, i64 part, i64 parts"
+    text = [_rows_text(f"{name}_{count}_{each}", each, shape, count, panel) for count in counts for each in rows]
+    for count in counts:
+        text += [
+            f"static void {name}_{count}(i64 rows, {SIGNATURE}, i64 accumulate) {{",
+            "  switch (rows) {",
+            *(f"    case {each}: {name}_{count}_{each}({ARGUMENTS}, b, 0); break;" for each in rows),
+            "  }",
+            "}",
+        ]
+    block = "part_rows, a, a_row_stride, a_tap_stride, a_stride, b + j, b_stride, taps, count, tile + j, accumulate"
+    text += [
+        f"static void {name}_narrow({given}, i64 columns) {{",
+        "  (void)part; (void)parts;",
+        f"  for (i64 tiles = (rows + {shape.rows - 1}) / {shape.rows}, part_rows; tiles > 0; tiles--) {{",
+        "    part_rows = (rows + tiles - 1) / tiles;",
+        "    for (i64 j = 0; j < columns;)",
+        f"      switch (columns - j > {shape.columns - lanes} ? {vectors} : (columns - j + {lanes - 1}) / {lanes}) {{",
+        *(f"        case {count}: {name}_{count}({block}); j += {count * lanes}; break;" for count in counts),
+        "      }",
+        f"    rows -= part_rows, a += part_rows * a_row_stride, tile += part_rows * {panel};",
+        "  }",
+        "}",
+        f"static inline void {name}({given}) {{",
+        f"  {name}_narrow(rows, {ARGUMENTS}, part, parts, {panel});",
+        "}",
+    ]
+    return "\n".join([HEAD.format(bytes=4 * lanes), *text, ""])
+
+
 def _family(shape: TileShape, vectors: int) -> str:
     """`smelt_mma_f32{vectors}`, and one function for each number of rows that fits in the registers."""
     name = f"smelt_mma_f32{vectors}"
@@ -97,8 +134,9 @@ def _family(shape: TileShape, vectors: int) -> str:
     return "\n".join(text)
 
 
-def _rows_text(name: str, rows: int, shape: TileShape, vectors: int) -> str:
+def _rows_text(name: str, rows: int, shape: TileShape, vectors: int, panel: int = 0) -> str:
     """One prefetch per `PREFETCH_STEPS` steps. Not unrolled: that would need more registers."""
+    row = panel or shape.columns  # of the tile
     names = [[f"c{i}_{j}" for j in range(vectors)] for i in range(rows)]
     step = [f"    const smelt_vector b{j} = *(const smelt_vector *)(b + {shape.lanes * j});" for j in range(vectors)]
     for i in range(rows):
@@ -107,9 +145,7 @@ def _rows_text(name: str, rows: int, shape: TileShape, vectors: int) -> str:
         step.append(f"    {{ const smelt_vector x = {element} - (smelt_vector){{0}}; {sums} }}")
     firsts = range(0, rows, 3)
     step.append("    b += b_stride; " + " ".join(f"a{i} += a_stride;" for i in firsts))
-    tiles = [
-        (f"tile + {shape.columns * i + shape.lanes * j}", names[i][j]) for i in range(rows) for j in range(vectors)
-    ]
+    tiles = [(f"tile + {row * i + shape.lanes * j}", names[i][j]) for i in range(rows) for j in range(vectors)]
     lines = [
         f"static void {name}({SIGNATURE}, i64 accumulate, const f32 *prefetch, i64 each) {{",
         "  smelt_vector " + ", ".join(f"{name} = {{0}}" for row in names for name in row) + ";",

@@ -89,7 +89,7 @@ class ColumnReduction:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock:
-    """Queries per block; 0: as many as a register tile has columns."""
+    """Queries per block; 0: as many as the op says."""
 
     queries: int = 0
 
