@@ -48,7 +48,7 @@ _BF16 = _AVX512 | {"avx512_bf16", "avx512_vnni"}
 _ARM = platform.machine() if platform.machine() in ("aarch64", "arm64") else "aarch64"
 _WHOLE = ("x86_64_v4", "-mprefer-vector-width=512")
 # Bytes of L1 and L2 of the smallest common processors with these features.
-_SMALL, _LARGE = (32 << 10, 256 << 10), (32 << 10, 1 << 20)
+_SMALL, _LARGE = (32 << 10, 512 << 10), (32 << 10, 1 << 20)
 TARGETS = {
     "avx512bf16": Target(
         "x86_64", 1, 64, _LARGE, _BF16, (*_WHOLE, "-mavx512bf16", "-mavx512vnni"), registers=32, has_pairs=True

@@ -15,6 +15,7 @@ from smelt.device import cpu
 from smelt.engine import compile as stages
 from smelt.engine import native
 from smelt.errors import SmeltError
+from smelt.kernel.build import gemm
 from smelt.target import TileShape
 from tests.property.problems import Problem, difference, draw, edges
 
@@ -63,6 +64,21 @@ def test_any_tile_is_right(shape: TileShape, seed: int, monkeypatch: pytest.Monk
     random = np.random.default_rng([seed, shape.rows])
     problems = [draw(("contraction", "window")[i % 2], random) for i in range(12)]
     assert failures(problems) == []
+
+
+def test_panels_taken_together_change_no_bit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that do not fit in a cache pass several narrow panels at once."""
+    monkeypatch.setattr(stages, "tile_shape", lambda target: TileShape(6, 16, 8))
+    random = np.random.default_rng([seed, 7])
+    problems = [draw("contraction", random) for _ in range(10)]
+    found = []
+    for fits in (True, False):
+        monkeypatch.setattr(gemm, "rows_fit", lambda target, rows, depth, fits=fits: fits)
+        made = native.compile_all([each.make(False) for each in problems])
+        runs = [run for run in made if not isinstance(run, SmeltError)]
+        found.append([run(*each.args)[0].tobytes() for run, each in zip(runs, problems, strict=True)])
+        assert failures(problems) == []
+    assert found[0] == found[1]
 
 
 def test_the_comparison_finds_what_is_wrong(seed: int) -> None:

@@ -18,7 +18,7 @@ from smelt.dtype import f32, i64
 from smelt.ir.core import Op, Value
 from smelt.ir.ops import OPS
 from smelt.ir.ops.packed import Taps, taps_of
-from smelt.kernel.build.gemm import Columns, chunk_bounds, form_of, min_chunks, multiply
+from smelt.kernel.build.gemm import Columns, Panels, chunk_bounds, form_of, min_chunks, multiply
 from smelt.kernel.build.sinks import Output
 from smelt.kernel.loops.form import F32
 from smelt.kernel.loops.grammar import Amount, Expr, Number, Quotient, Remainder, add, scale
@@ -323,7 +323,8 @@ class _Expand:
             used = nest.apply("minimum", Amount(most), nest.let(add(rows, scale(first, -1))), dtype=i64)
             row_size = nest.let(add(down.begin, each))
             start = nest.let(add(scale(add(scale(self.number, height), row_size), width), columns_in.begin, first))
-            multiply(nest, self.image.dot, tile, (Number(0), start, used), self.panel, self.columns, ROWS)
+            here = Panels(self.panel, None, 0, self.columns.width, self.conv.channels, f32, self.columns)
+            multiply(nest, self.image.dot, tile, (Number(0), start, used), here, ROWS)
             with nest.loop(used, "ordered") as row:
                 at = nest.let(add(first, row))
                 y = nest.let(add(row_size, Quotient(at, width)))

@@ -33,8 +33,9 @@ from smelt.kernel.loops.grammar import (
     scale,
 )
 from smelt.kernel.loops.nest import Index, Nest, Scope, tensor, unsupported
-from smelt.kernel.tune.schedules import MIN_CHUNKS, ROWS, Blocking, Gemm, KernelKey, chunk_size, estimate
+from smelt.kernel.tune.schedules import DYNAMIC_ROWS, MIN_CHUNKS, ROWS, Blocking, Gemm, KernelKey, chunk_size, estimate
 from smelt.layout import panels as panel_layout
+from smelt.target import Target
 
 
 @sink("stablehlo.dot_general", anchor=True)
@@ -81,6 +82,7 @@ def accumulator(operands: Sequence[DType], result: DType) -> DType:
     return f64 if any(each.bits == 64 for each in (*operands, result)) else f32
 
 
+PASS_COLUMNS = 64  # columns of the panels that a chunk of rows passes together
 ROW_BLOCKS = {BF16: 384, INT8: 192}  # rows per cache-resident K-block
 
 
@@ -118,18 +120,30 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
     _, count, _, line = tensor(panels).sizes
     assert isinstance(line, int)
     width = line // form.k_pack
-    key = KernelKey.of("gemm", groups=groups, rows=rows, depth=depth, panels=count, width=width)
+    fits = form is not F32 or count == 1 or rows_fit(nest.target, rows, depth)
+    together = 1 if fits else max(1, PASS_COLUMNS // width)
+    passes = ceildiv(count, together) if together > 1 else count
+    key = KernelKey.of("gemm", groups=groups, rows=rows, depth=depth, panels=passes, width=together * width)
     schedule, blocking = _choose_schedule(nest, key, form)
-    chunks = count_chunks(rows, blocking.rows, ROWS, groups * count)
-    with nest.loops((groups, count, chunks) if schedule.panels_outer else (groups, chunks, count)) as (group, *inner):
-        panel, chunk = inner if schedule.panels_outer else reversed(inner)
+    chunks, room = count_chunks(rows, blocking.rows, ROWS, groups * passes), blocking.max_rows
+    with nest.loops((groups, passes, chunks) if schedule.panels_outer else (groups, chunks, passes)) as (group, *inner):
+        number, chunk = inner if schedule.panels_outer else reversed(inner)
         first, used = chunk_bounds(nest, chunk, rows, chunks)
-        tile = nest.tile("tile", form.total, blocking.max_rows * width)
-        columns = Columns.of(nest, panel, width, tensor(op.result).sizes[2], form.total)
-        multiply(nest, op, tile, (group, first, used), panel, columns, blocking.call_rows, form)
-        with nest.loop(used, "ordered") as row:
+        tile = nest.tile("tile", form.total, together * room * width)
+        panels_here = Panels.of(nest, op, number, count, together, room)
+        multiply(nest, op, tile, (group, first, used), panels_here, blocking.call_rows, form)
+        with nest.loop(used, "ordered") as row, panels_here.each(nest) as (begin, _, columns):
             here = (group, add(first, row))
-            columns.store(nest, op, output, tile, row, lambda column: (*here, column))
+            columns.store(nest, op, output, tile, add(begin, row), lambda column: (*here, column))
+
+
+def rows_fit(target: Target, rows: Size, depth: Size) -> bool:
+    """Whether a chunk of rows stays in L2 from one panel to the next.
+
+    Else narrow panels are taken together: the rows of a K-block stay there for all, and the chunk is read less often.
+    """
+    count = min(rows, DYNAMIC_ROWS) if isinstance(rows, int) else DYNAMIC_ROWS
+    return 4 * count * estimate(depth) <= target.cache_bytes[1] * 3 // 4
 
 
 def _choose_schedule(nest: Nest, key: KernelKey, form: Form) -> tuple[Gemm, Blocking]:
@@ -161,12 +175,11 @@ def multiply(
     op: Op,
     tile: str,
     rows: tuple[Expr, Expr, Expr],
-    panel: Expr,
-    columns: Columns,
+    panels_here: Panels,
     height: Size,
     form: Form = F32,
 ) -> None:
-    """Rows (group, first, count) × one panel, K-block by K-block, into a local tile."""
+    """Rows (group, first, count) × panels, K-block by K-block, into a local tile."""
     lhs, panels = op.operands
     group, first, used = rows
     depth, shared = tensor(lhs).sizes[2], tensor(panels).sizes[0] == 1
@@ -174,10 +187,12 @@ def multiply(
         done = nest.let(scale(block, form.block))
         extent = nest.apply("minimum", Number(form.block), nest.let(add(depth, scale(done, -1))), dtype=i64)
         lines = nest.let(scale(block, form.block // form.k_pack))
-        b = panel_slice(nest, op, (Number(0) if shared else group, panel, lines), extent, columns)
-        with row_tiles(nest, used, height) as ((part, parts), above, tall):
-            a = row_slice(nest, op, lhs, (group, add(first, above), done), (tall, extent))
-            nest.emit(Mma(columns.sums(tile, above, tall), a, b, form, accumulate=block, prefetch=Share(part, parts)))
+        with panels_here.each(nest) as (begin, panel, columns):
+            b = panel_slice(nest, op, (Number(0) if shared else group, panel, lines), extent, columns)
+            with row_tiles(nest, used, height) as ((part, parts), above, tall):
+                a = row_slice(nest, op, lhs, (group, add(first, above), done), (tall, extent))
+                sums = columns.sums(tile, add(begin, above), tall)
+                nest.emit(Mma(sums, a, b, form, accumulate=block, prefetch=Share(part, parts)))
 
 
 def chunk_bounds(nest: Nest, number: Expr, count: Size, parts: Size) -> tuple[Expr, Expr]:
@@ -228,6 +243,45 @@ class Columns:
         with nest.loop(self.used, "lane") as j:
             element = nest.read(tile, add(scale(row, self.width), j), self.element)
             output.finish(nest, op, index(add(self.first, j)), element)
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """Panels that rows pass together, from `first` on. Each has `room` rows of a tile of sums."""
+
+    first: Expr
+    count: Expr | None  # None: one, without a loop
+    room: int
+    width: int
+    columns: Size  # of the whole result
+    element: DType
+    only: Columns | None = None
+
+    @staticmethod
+    def of(nest: Nest, op: Op, number: Expr, count: Size, together: int, room: int) -> Panels:
+        form, line = required_form(op), tensor(op.operands[1]).sizes[3]
+        assert isinstance(line, int)
+        width, columns = line // form.k_pack, tensor(op.result).sizes[2]
+        if together == 1:
+            only = Columns.of(nest, number, width, columns, form.total)
+            return Panels(number, None, room, width, columns, form.total, only)
+        first = nest.let(scale(number, together))
+        whole = isinstance(count, int) and count % together == 0
+        left = Number(together) if whole else nest.let(add(count, scale(first, -1)))
+        here = left if whole else nest.let(nest.apply("minimum", Number(together), left, dtype=i64))
+        return Panels(first, here, room, width, columns, form.total)
+
+    @contextmanager
+    def each(self, nest: Nest) -> Iterator[tuple[Expr, Expr, Columns]]:
+        """A loop over the panels: (first row of its sums in the tile, panel, its columns)."""
+        if self.only is not None:
+            yield Number(0), self.first, self.only
+            return
+        assert self.count is not None
+        with nest.loop(self.count, "ordered") as at:
+            panel = add(self.first, at)
+            columns = Columns.of(nest, panel, self.width, self.columns, self.element)
+            yield scale(at, self.room), panel, columns
 
 
 # ---- addresses of operands ----
