@@ -46,6 +46,7 @@ _PUBLIC = {
     "DeviceLost": "smelt.errors",
     "tensor": "smelt.tensor",  # the package, which can be called
     "nn": "smelt.tensor.nn",
+    "client": "smelt.client",
     "llm": "smelt.llm",
     "train": "smelt.train",
     **dict.fromkeys(
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from smelt import client as client
     from smelt import llm as llm
     from smelt import train as train
     from smelt.buffer import HostBuffer as HostBuffer
@@ -267,7 +269,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'smelt' has no attribute {name!r}")
     module = import_module(_PUBLIC[name])
-    value = module if name in ("tensor", "nn", "read", "llm", "train") else getattr(module, name)
+    value = module if name in ("client", "tensor", "nn", "read", "llm", "train") else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -30,6 +30,7 @@ from smelt.cli import embed as embed_command
 from smelt.cli import export as export_command
 from smelt.cli import generate as generate_command
 from smelt.cli import inspect as inspect_command
+from smelt.cli import load as load_command
 from smelt.cli import profile as profile_command
 from smelt.cli import quantise as quantise_command
 from smelt.cli import run as run_command
@@ -254,7 +255,7 @@ def quantise(
 
 @app.command()
 def bench(
-    file: FileOrBundle,
+    file: Annotated[Path | None, typer.Argument(help="A model or a bundle; or --url.")] = None,
     against: Annotated[str, typer.Option(help="Peers, with commas: onnxruntime, openvino, ncnn, torch, jax.")] = "",
     size: Sizes = None,
     static: StaticValues = None,
@@ -269,9 +270,19 @@ def bench(
     original: Annotated[
         Path | None, typer.Option(help="The model that a bundle was made of, for the peers to read.")
     ] = None,
+    url: Annotated[str, typer.Option(help="A server to load instead: http://HOST:PORT. Open loop.")] = "",
+    model: Annotated[str, typer.Option(help="With --url: the model to call. Default: the only one.")] = "",
+    rate: Annotated[float, typer.Option(help="With --url: requests per second, Poisson arrivals.")] = 100.0,
+    key: Annotated[str, typer.Option(help="With --url: the API key.", envvar="SMELT_API_KEY")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of random inputs and arrivals.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Measure the latency of a call on random inputs, interleaved with peers. Exit code 1 if outputs differ."""
+    if (file is None) == (not url):
+        raise typer.BadParameter("give either a model or --url")
+    if file is None:
+        load_command.load(url, model, rate, seconds, size or [], key, seed, as_json)
+        return
     peers = [name for name in against.split(",") if name]
     bench_command.bench(
         file,

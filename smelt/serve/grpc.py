@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from smelt.client.wire import BYTES, NUMPY, datatype_of, to_bytes
 from smelt.dtype import Array
 from smelt.errors import DeviceError, SmeltError
 from smelt.serve.grpc_messages import DATA_TYPES, messages
@@ -16,7 +17,7 @@ from smelt.serve.http import Request
 from smelt.serve.keys import Keys
 from smelt.serve.oip import EXTENSIONS, Outcome, Service
 from smelt.serve.problems import NotFoundError, RequestError, UnavailableError, status_of
-from smelt.serve.tensors import BYTES, NUMPY, check_shape, datatype_of, from_bytes, to_bytes
+from smelt.serve.tensors import check_shape, from_bytes
 from smelt.version import __version__
 
 _M = messages()

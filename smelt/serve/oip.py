@@ -12,13 +12,14 @@ from typing import Any
 
 import msgspec
 
+from smelt.client.wire import datatype_of, to_bytes
 from smelt.dtype import Array
 from smelt.errors import SmeltError
 from smelt.serve.config import Config
 from smelt.serve.http import JSON_TYPE, Request, Response, Routes, json_response, read_json
 from smelt.serve.models import Catalogue, Version, check_inputs
 from smelt.serve.problems import BusyError, NotFoundError, RequestError, UnavailableError
-from smelt.serve.tensors import datatype_of, from_bytes, from_json, to_bytes, to_json
+from smelt.serve.tensors import from_bytes, from_json, to_json
 from smelt.version import __version__
 
 EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics", "model_configuration"]

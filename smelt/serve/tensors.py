@@ -5,28 +5,19 @@ Binary tensors are little-endian and row-major; an element of BYTES is four byte
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-import ml_dtypes
 import msgspec
 import numpy as np
 
+from smelt.client.wire import BYTES, NUMPY, split_strings
 from smelt.dtype import Array, DType, ElementType
+from smelt.errors import ParseError
 from smelt.serve.http import read_json
 from smelt.serve.problems import RequestError, TooLargeError
 
-BYTES = "BYTES"
-NUMPY: dict[str, np.dtype[Any]] = {
-    "BOOL": np.dtype(np.bool_),
-    **{f"UINT{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
-    **{f"INT{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
-    **{f"FP{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-}
-_OF_NUMPY = {numpy: name for name, numpy in NUMPY.items()}
 _OF_ELEMENT = {
     "i1": "BOOL",
     **{f"ui{bits}": f"UINT{bits}" for bits in (8, 16, 32, 64)},
@@ -46,20 +37,6 @@ def datatype(element: ElementType, labelled: bool = False) -> str | None:
     return _OF_ELEMENT.get(element.name) if isinstance(element, DType) else None
 
 
-def datatype_of(array: Array) -> str:
-    """The same of an array. Strings are BYTES."""
-    if array.dtype.kind in "OUS":
-        return BYTES
-    name = _OF_NUMPY.get(array.dtype)
-    if name is None:
-        raise RequestError(
-            "a result has an element type that the protocol does not have",
-            expected=", ".join((*NUMPY, BYTES)),
-            got=array.dtype,
-        )
-    return name
-
-
 def check_shape(name: str, shape: Sequence[int], most: int) -> int:
     """The number of elements of a client's shape."""
     if len(shape) > 32 or any(size < 0 for size in shape):
@@ -74,7 +51,10 @@ def from_bytes(name: str, kind: str, shape: Sequence[int], data: memoryview, mos
     """An array over the bytes of a request; nothing is copied but strings."""
     count = check_shape(name, shape, most)
     if kind == BYTES:
-        return _split_strings(name, data, count).reshape(shape)
+        try:
+            return split_strings(data, count).reshape(shape)
+        except ParseError as error:
+            raise RequestError(f"{name}: {error.message}", expected=error.expected, got=error.got) from None
     numpy = _numpy(name, kind)
     if len(data) != count * numpy.itemsize:
         raise RequestError(
@@ -151,34 +131,6 @@ def _numpy(name: str, kind: str) -> np.dtype[Any]:
     return found
 
 
-def _split_strings(name: str, data: memoryview, count: int) -> Array:
-    made = np.empty(count, object)
-    at = 0
-    for i in range(count):
-        if at + 4 > len(data):
-            raise RequestError(f"{name}: the BYTES end early", expected=f"{count} elements", got=i)
-        (length,) = struct.unpack_from("<I", data, at)
-        at += 4
-        if at + length > len(data):
-            raise RequestError(f"{name}: an element of BYTES is longer than the data", got=f"{length} bytes")
-        try:
-            made[i] = str(data[at : at + length], "utf-8")
-        except UnicodeDecodeError:
-            made[i] = bytes(data[at : at + length])
-        at += length
-    if at != len(data):
-        raise RequestError(f"{name}: bytes are left over after the last element", got=len(data) - at)
-    return made
-
-
-def to_bytes(array: Array) -> bytes:
-    """A result in the binary form."""
-    if array.dtype.kind not in "OUS":
-        return array.tobytes()
-    elements = [_encode(each) for each in array.reshape(-1).tolist()]
-    return b"".join(struct.pack("<I", len(each)) + each for each in elements)
-
-
 def to_json(array: Array) -> list[Any]:
     """A result as a flat list; NaN and infinities become null, which is all that JSON has."""
     if array.dtype.kind in "OUS":
@@ -186,7 +138,3 @@ def to_json(array: Array) -> list[Any]:
     if array.dtype.kind == "V" or (array.dtype.itemsize == 2 and array.dtype.kind == "f"):
         array = array.astype(np.float32)
     return array.reshape(-1).tolist()
-
-
-def _encode(each: Any) -> bytes:
-    return each if isinstance(each, bytes) else str(each).encode()

@@ -57,7 +57,8 @@ BELOW: dict[str, tuple[str, ...]] = {
     "train": ("tensor", "read"),
     "dist": ("model",),
     "aot": ("model",),
-    "serve": ("llm", "dist", "aot"),
+    "client": ("base",),
+    "serve": ("llm", "dist", "aot", "client"),
     "cli": ("serve", "compat", "train", "smelt"),
     "smelt": (),  # the public names in smelt/__init__.py, which resolve lazily: exempt, and imported by cli alone
 }

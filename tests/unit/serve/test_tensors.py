@@ -10,8 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from smelt.client.wire import BYTES, NUMPY, datatype_of, to_bytes
 from smelt.serve.problems import RequestError, TooLargeError
-from smelt.serve.tensors import BYTES, NUMPY, datatype_of, from_bytes, from_json, to_bytes, to_json
+from smelt.serve.tensors import from_bytes, from_json, to_json
 
 MOST = 1 << 20
 
