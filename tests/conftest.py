@@ -1,9 +1,15 @@
-"""What every test may ask for: the public suites, and one hypothesis profile."""
+"""What every test may ask for: the public suites, and one hypothesis profile. What it must leave as it was."""
 
+import logging
 import os
 import secrets
+import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -62,3 +68,27 @@ def seed() -> int:
     chosen = secrets.randbelow(1 << 31) if EXPLORE else int(os.environ.get("SMELT_SEED") or 1)
     print(f"SMELT_SEED={chosen} repeats this run")
     return chosen
+
+
+def process_state() -> dict[str, Any]:
+    """What all tests of a process share: whichever file ran before, the next one finds this as it was."""
+    watched = ("SMELT_", "XDG_", "HOME", "PATH", "TMPDIR")
+    return {
+        "environment": {name: value for name, value in os.environ.items() if name.startswith(watched)},
+        "folder": os.getcwd(),
+        "logging": (logging.root.manager.disable, logging.getLogger("smelt").level, logging.root.level),
+        "signals": {each.name: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGALRM, signal.SIGTERM)},
+        "recursion": sys.getrecursionlimit(),
+        "trace": sys.gettrace(),
+        "floating-point errors": np.geterr(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def unchanged_process() -> Iterator[None]:
+    """A test that changes the process for those after it fails itself."""
+    before = process_state()
+    yield
+    after = process_state()
+    left = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+    assert not left, f"the test leaves the process changed: {left}"

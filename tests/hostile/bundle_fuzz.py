@@ -255,6 +255,7 @@ def on_disk(path: Path, seed: int, count: int) -> Counter[str]:
 
 
 def _work(path: Path, kind: str, seed: int, first: int, last: int, now: Any, answers: Any) -> None:
+    os.environ.setdefault("SMELT_THREADS", "1")
     logging.disable()  # each bundle without code for this machine is worth a line, and here there are many
     answers.put(attack(path, kind, seed, first, last, now))
 
@@ -263,7 +264,6 @@ def fuzz(path: Path, kind: str, seed: int, count: int) -> Counter[str]:
     """Attacks in workers, one after the other; an attack that ends its worker is counted as crashed."""
     context = multiprocessing.get_context("spawn")
     seen: Counter[str] = Counter()
-    os.environ.setdefault("SMELT_THREADS", "1")
     first = 0
     while first < count:
         answers, now = context.SimpleQueue(), context.Value("q", first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ from smelt import buffer
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> None:
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing that was measured before, and nothing that a patched system said after."""
+    buffer.machine_memory.cache_clear()
+    yield
     buffer.machine_memory.cache_clear()
 
 
@@ -24,7 +28,6 @@ def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.Mon
     limit.write_text("max\n")
     buffer.machine_memory.cache_clear()
     assert whole <= buffer.machine_memory()
-    buffer.machine_memory.cache_clear()
 
 
 def test_kilobytes_are_kilobytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,4 +35,3 @@ def test_kilobytes_are_kilobytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     info.write_text("MemFree:  7 kB\nMemTotal:      2048 kB\n")
     monkeypatch.setattr(buffer, "MEMORY_LIMITS", ((str(info), buffer.MEMORY_LIMITS[0][1]),))
     assert buffer.machine_memory() == 2 << 20
-    buffer.machine_memory.cache_clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -258,16 +257,33 @@ def test_ctrl_c_ends_smelt_run(tmp_path: Path) -> None:
     assert err.strip() == "interrupted"
 
 
-@pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns where another test imported it
+FORK = """
+import os
+from smelt.engine.native import NativeEngine
+from smelt.errors import TimedOutError
+from smelt.stop import Stop
+from tests.unit.engine.test_stopping import FOREVER, counting, works, zeros
+executable = NativeEngine().compile(counting())
+assert works(executable)
+child = os.fork()
+if not child:
+    try:
+        executable(zeros(), FOREVER, stop=Stop(0.05))
+    except TimedOutError:
+        os._exit(0 if works(executable) else 2)
+    os._exit(1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
 def test_the_flag_of_a_fork_is_its_own() -> None:
-    """A child of a fork has no thread that watches: its first call starts one."""
-    executable = NativeEngine().compile(counting())
-    assert works(executable)
-    child = os.fork()
-    if not child:
-        try:
-            executable(zeros(), FOREVER, stop=Stop(0.05))
-        except TimedOutError:
-            os._exit(0 if works(executable) else 2)
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
+    """A child of a fork has no thread that watches: its first call starts one. In a process without other threads."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
