@@ -77,7 +77,7 @@ def process_state() -> dict[str, Any]:
         "environment": {name: value for name, value in os.environ.items() if name.startswith(watched)},
         "folder": os.getcwd(),
         "logging": (logging.root.manager.disable, logging.getLogger("smelt").level, logging.root.level),
-        "signals": {each.name: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGALRM, signal.SIGTERM)},
+        "signals": {each.name: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)},
         "recursion": sys.getrecursionlimit(),
         "trace": sys.gettrace(),
         "floating-point errors": np.geterr(),

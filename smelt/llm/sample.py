@@ -130,7 +130,7 @@ class Sampler:
     def _adjusted(self, scores: Array) -> Array:
         sampling = self.sampling
         if sampling.repetition_penalty != 1 and self._seen:
-            seen = np.array(sorted(each for each in self._seen if each < len(scores)))
+            seen = np.array(sorted(each for each in self._seen if each < len(scores)), np.intp)
             values = scores[seen]
             scores[seen] = np.where(
                 values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty

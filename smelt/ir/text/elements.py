@@ -154,9 +154,6 @@ def _wrap(values: Array, element: DType) -> Array:
         return (values & 1).astype(np.bool_)
     if element.bits == 64:
         return values.astype(element.numpy)
-    if element.kind == "int":
-        half = 1 << (element.bits - 1)
-        values = ((values + half) & ((1 << element.bits) - 1)) - half
     narrow = values.astype(np.int8 if element.kind == "int" else np.uint8) if element.bits < 8 else values
     return narrow.astype(element.numpy)
 

@@ -822,3 +822,10 @@ def test_importing_needs_no_numpy():
 def test_poly_is_never_constant():
     for size in (S - S, S * 0, (S + 2) - S, (4 * S) // 4 - S, (8 * S) % 4, substitute(S, {"S": 3})):
         assert not isinstance(size, Poly)
+
+
+def test_a_counterexample_names_the_symbols_of_the_user_only():
+    """N is even where N == 2*k: our own k is not shown."""
+    answer = Facts.of("N % 2 == 0", "M == N//2").equal(symbol("N"), 4)
+    assert answer.counterexample is not None
+    assert answer.counterexample.keys() == {"N", "M"}

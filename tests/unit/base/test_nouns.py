@@ -154,3 +154,25 @@ def test_what_no_cast_mends_has_no_such_remedy(array: np.ndarray) -> None:
     with pytest.raises(ShapeError, match="x does not fit") as caught:
         check_array(array, Shape("f32", "N"), "x")
     assert caught.value.remedy == "an array such as numpy.zeros((1,), 'float32')"
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ((3, 4), (1, 3, 4)),
+        ((3, 4), (3, 4, 1)),
+        ((1, 3, 4), (3, 4)),
+        ((3, 4), (4, 3)),
+        ((2, 5, 6, 3), (2, 3, 5, 6)),
+        ((2, 3, 5, 6), (2, 5, 6, 3)),
+        ((2, 3, 5, 6), ("N", "H", "W", 3)),
+        ((7,), (3, "N")),
+    ],
+)
+def test_advice_about_a_shape_helps(given: tuple[int, ...], wanted: tuple[int | str, ...]):
+    """What the error says is done to the array: then it fits."""
+    array, shape = np.zeros(given, np.float32), Shape("f32", *wanted)
+    with pytest.raises(ShapeError, match="x does not fit") as caught:
+        check_array(array, shape, "x")
+    remedy = (caught.value.remedy or "").removeprefix("an array such as ")
+    assert check_array(eval(remedy, {"array": array, "numpy": np}), shape, "x").ndim == len(wanted)

@@ -164,15 +164,16 @@ class Net:
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
+        ("import smelt\n)\n", "2:1", "SyntaxError"),
         ("import smelt\nimport nothing_of_that_name\n", 2, "ModuleNotFoundError"),
         ("import smelt\ndef f():\n    return 1 / 0\nf()\n", 3, "ZeroDivisionError"),
-        ("import smelt\ndef f(:\n    pass\n", 2, "SyntaxError"),
+        ("import smelt\ndef f(:\n    pass\n", "2:7", "SyntaxError"),
         ("import smelt, sys\nsys.exit(3)\n", 2, "SystemExit"),
         ("import smelt, json\njson.loads('{')\n", 2, "JSONDecodeError"),
         ("import smelt\nx = smelt.zeros('f32[s=2]') + smelt.zeros('f32[s=3]')\n", 2, "different sizes"),
     ],
 )
-def test_a_module_that_cannot_be_imported(text: str, line: int, message: str, tmp_path: Path) -> None:
+def test_a_module_that_cannot_be_imported(text: str, line: int | str, message: str, tmp_path: Path) -> None:
     write(tmp_path / "broken.py", text)
     write(tmp_path / "mlp.py", MLP)
     done = smelt(tmp_path, "broken.py", "mlp.py")

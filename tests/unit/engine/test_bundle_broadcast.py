@@ -53,6 +53,9 @@ def test_dynamic_dimensions_broadcast_in_a_bundle(way: str, tmp_path: Path):
     if way == "save again":
         smelt.load(file).save(tmp_path / "again.smelt")
         file = tmp_path / "again.smelt"
+    shown = CliRunner().invoke(app, ["show", str(file)]).output
+    assert "program 1 of 2" in shown
+    assert "program 2 of 2" in shown
     loaded = smelt.load(file)
     kernels = len(loaded.kernels)
     rng = np.random.default_rng(1)

@@ -16,6 +16,7 @@ from smelt.ir.attributes import GatherDims, ScatterDims
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program, Token
 from smelt.ir.interpret import run
+from smelt.ir.ops.index import total_order
 from smelt.shape import Shape
 
 B, S = symbol("B"), symbol("S")
@@ -543,3 +544,17 @@ def test_assumed_sizes_are_checked_at_run_time():
     total = f.scatter(*f.args, regions=[r.body], scatter_dimension_numbers=FLAT)
     with pytest.raises(RunError):
         run(Program.of(f.func(total)), [f32(4), np.array([1, 2]), f32(1)])
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_the_total_order_is_sign_and_magnitude(bits: int):
+    """-nan < -inf < … < -0 < 0 < … < inf < nan, nans by their payload: the order of the bits below the sign."""
+    top = 1 << (bits - 1)
+    exponent = 0xFF << 23 if bits == 32 else 0x7FF << 52
+    magnitudes = [0, 1, exponent - 1, exponent, exponent + 1, top - 1]
+    patterns = [sign | each for sign in (0, top) for each in magnitudes]
+    floats = np.array(patterns, f"u{bits // 8}").view(f"f{bits // 8}")
+    keys = total_order(floats, dtype(f"f{bits}"))
+    assert np.argsort(keys).tolist() == sorted(
+        range(len(patterns)), key=lambda i: -1 - (patterns[i] - top) if patterns[i] & top else patterns[i]
+    )

@@ -6,7 +6,7 @@ import pytest
 from smelt.dim import symbol
 from smelt.dtype import f32
 from smelt.errors import Location
-from smelt.ir.attributes import Constant
+from smelt.ir.attributes import Constant, Float
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Func, Op, Program, Region, Value
 from smelt.ir.structure import difference, fingerprint, op_key, same
@@ -175,3 +175,10 @@ def test_constants_of_different_bits_are_no_splats():
     assert not Constant.of(np.array([0.0, -0.0, 0.0], np.float32), f32).is_splat
     assert not Constant.of(np.array([1, 2, 1], np.float32), f32).is_splat
     assert not Constant.of(np.zeros((0, 3), np.float32), f32).is_splat
+
+
+def test_floats_as_attributes_are_equal_by_their_bits_and_type():
+    """nan is itself, -0.0 is not 0.0, and a type counts."""
+    assert Float(float("nan")) == Float(float("nan"))
+    assert Float(1.5, f32) == Float(1.5, f32)
+    assert len({Float(0.0), Float(-0.0), Float(0.0, f32), Float(1.0), 0.0}) == 5

@@ -194,6 +194,27 @@ def test_tensors_that_no_machine_holds(elements: int, op: str) -> None:
     assert "no memory" in str(error.value) or "too large" in str(error.value)
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_nothing_is_selected_from_an_empty_axis(dim: int) -> None:
+    """Of the axis that is selected from, not of another one; where nothing is asked for, nothing is missing."""
+    shape, result = (("M, 2", "K, 2"), ("2, M", "2, K"))[dim]
+    source, into = (f"tensor<{text.replace(', ', 'x').replace('M', '?').replace('K', '?')}xf32, #smelt.sizes<{text}>>"
+                    for text in (shape, result))  # fmt: skip
+    text = f"""func.func @main(%x: {source}, %i: tensor<?xi32, #smelt.sizes<K>>) -> {into} {{
+  %r = "stablehlo.torch_index_select"(%x, %i) {{dim = {dim} : i64, batch_dims = 0 : i64}}
+    : ({source}, tensor<?xi32, #smelt.sizes<K>>) -> {into}
+  return %r : {into}
+}}"""
+    native = NativeEngine().compile(parse(text))
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    whole, empty = (rows, rows[:0]) if dim == 0 else (rows.T.copy(), rows[:0].T.copy())
+    picked = np.array([2, 0], np.int32)
+    np.testing.assert_array_equal(native(whole, picked)[0], whole.take(picked, dim))
+    assert native(empty, picked[:0])[0].size == 0
+    with pytest.raises(SizeError, match="there is something to select from"):
+        native(empty, picked)
+
+
 def test_a_bundle_makes_the_same_checks(tmp_path: Path) -> None:
     """They are part of the generated code: what loads a bundle has no plan."""
     source, wrong, right, says = CASES["a part of negative size"]

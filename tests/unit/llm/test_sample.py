@@ -117,3 +117,8 @@ def test_stop_strings_end_a_stream_wherever_pieces_are_cut() -> None:
     assert stops.add("T") == ("ENT", False)
     assert stops.add("E") == ("", False)
     assert stops.finish() == "E"
+
+
+def test_a_repetition_penalty_before_anything_was_seen() -> None:
+    for prompt in ([], [99]):  # 99 is no token of this vocabulary
+        assert Sampler(Sampling(repetition_penalty=2.0), prompt, 6).choose(SCORES, 0).token == 4

@@ -16,6 +16,7 @@ from smelt.ir.attributes import ConvDims, DotDims
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
+from smelt.ir.text import print_program
 from smelt.passes.quantise import with_precision
 from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
@@ -100,6 +101,18 @@ def test_weight_convolutions_in_int8(positive: bool, seed: int) -> None:
     expected = np.asarray(lax.conv(rough.astype(np.float32), whole.astype(np.float32), (1, 1), "SAME"))
     once = step.max() * np.abs(w).max()  # a number that lies between two steps may be rounded to either
     np.testing.assert_allclose(call(quantised, x, w), expected, rtol=1e-4, atol=once)
+
+
+@pytest.mark.parametrize(("channels", "features"), [(16, 16), (15, 16), (16, 15), (20, 16), (18, 16)])
+def test_the_least_convolution_in_int8(channels: int, features: int) -> None:
+    """16 channels and 16 features, and channels in groups of four."""
+    f = weighted(Shape("f32", 1, channels, 4, 4), Shape("f32", features, channels, 1, 1))
+    dims = ConvDims(0, 1, (2, 3), 1, 0, (2, 3), 0, 1, (2, 3))
+    made = f.convolution(*f.args, dimension_numbers=dims, feature_group_count=1, batch_group_count=1,
+                         result=Shape("f32", 1, features, 4, 4))  # fmt: skip
+    program = Program.of(f.func(made))
+    quantised = print_program(with_precision(program, "int8")) != print_program(program)
+    assert quantised == (channels >= 16 and features >= 16 and channels % 4 == 0)
 
 
 def rounded(x: Array) -> Array:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smelt.dtype import Array
+from smelt.dtype import Array, dtype
+from smelt.ir.cast import cast
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
 from smelt.ir.rewrite import Edit, Rule, rewrite
 from smelt.ir.verify import verify
 from smelt.passes.canonicalise import CANONICALISE
-from smelt.passes.simplify import SIMPLIFY
+from smelt.passes.simplify import SIMPLIFY, _holds
 from tests.unit.passes.recipes import RECIPES, Draw
 
 RULES = CANONICALISE + SIMPLIFY
@@ -75,3 +76,23 @@ def test_inexact_rules_are_off_unless_asked_for() -> None:
     assert inexact
     assert rewrite(Edit(program.main), inexact) == 0
     assert rewrite(Edit(program.main), inexact, inexact=True) == 1
+
+
+HOLD = "f32>bf16 f32>f16 f64>f32 f32>i16 f32>ui16 f64>i32 bf16>i8 i32>ui16 i16>i8 ui8>i1 f32>i1"
+LOSE = "f32>i32 f16>bf16 bf16>f16 i16>ui16 ui16>i8 bf16>i16 f16>f32 i8>i16 i1>i8"
+
+
+def test_which_types_hold_others():
+    """Conversions there and back: the oracle converts every element of a narrow type."""
+    narrow = [dtype(name) for name in ("i1", "i8", "ui8", "i16", "ui16", "f16", "bf16")]
+    wide = [*narrow, *(dtype(name) for name in ("i32", "ui32", "i64", "f32", "f64"))]
+    for source in narrow:
+        every = np.arange(1 << max(source.bits, 8), dtype=f"u{max(source.bits, 8) // 8}")
+        every = every[:2].astype(bool) if source.name == "i1" else every.view(source.numpy)
+        for middle in (each for each in wide if _holds(each, source)):
+            with np.errstate(invalid="ignore"):  # signalling nans
+                have, want = cast(cast(every, middle), source).astype(float), every.astype(float)
+            np.testing.assert_array_equal(have, want, f"{source} in {middle}")
+    for pairs, holds in ((HOLD, True), (LOSE, False)):
+        for pair in pairs.split():
+            assert _holds(*map(dtype, pair.split(">"))) is holds, pair

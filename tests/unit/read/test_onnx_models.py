@@ -239,6 +239,18 @@ def test_if_on_data(tmp_path: Path, flag: bool):
     agree(path, {"x": floats(3), "c": np.array(flag)})
 
 
+@pytest.mark.parametrize("flag", [True, False])
+def test_weights_of_the_same_name_in_two_graphs(tmp_path: Path, flag: bool):
+    """Each branch has a `w` of its own, too large to be written into the program."""
+    branches = {}
+    for name, scale in (("then_branch", 1.0), ("else_branch", -3.0)):
+        made = branch(name, [node("Mul", "x w", "a")], "a")
+        made.initializer.append(numpy_helper.from_array(scale * np.arange(512, dtype=np.float32), "w"))
+        branches[name] = made
+    path = save(tmp_path / "m.onnx", [node("If", "c", "y", **branches)], {"x": (F, [512]), "c": (B, [])}, ["y"])
+    agree(path, {"x": floats(512), "c": np.array(flag)})
+
+
 def growing() -> Any:
     """The body of a loop whose state has one axis more after each iteration: no `while` can run it."""
     info = helper.make_tensor_value_info

@@ -385,3 +385,18 @@ def test_what_is_proven_is_not_assumed_by_the_ir():
         traced = trace(lambda x: x.split("d", h="H", k=None).merge("h k", "d") + x, Shape("f32", b="H", d="D"))
     array = np.arange(12, dtype=np.float32).reshape(2, 6)
     assert traced(array, engine="reference").tolist() == (2 * array).tolist()
+
+
+def test_facts_are_checked_on_every_path():
+    """Two paths, chosen by a size: the fact that does not hold is named on both."""
+
+    def write(cache: Tensor, new: Tensor) -> Tensor:
+        smelt.assume("S <= C")
+        return cache.update(new, s=0) + (1.0 if cache.size("s") >= 3 else 0.0)
+
+    executable = smelt.compile(write, "f32[s=C]", "f32[s=S]", engine="reference")
+    for c, want in ((2, [1, 0]), (3, [2, 1, 1])):
+        found = executable(np.zeros(c, np.float32), np.ones(1, np.float32))
+        assert found.numpy().tolist() == want
+        with pytest.raises(smelt.SmeltError, match=rf"a fact does not hold\n +expected S <= C\n +got .*'S': {c + 1}"):
+            executable(np.zeros(c, np.float32), np.ones(c + 1, np.float32))

@@ -45,3 +45,10 @@ def test_a_traced_function_and_its_program():
     assert repr(traced).endswith("<lambda>(x: f32[B]) → (f32[b=B])>")
     assert repr(traced.program) == "<program [<func @main, 4 ops>]>"
     assert "<td>@main</td><td><code>(f32[B]) → (f32[B])</code></td><td>4 ops</td>" in traced.program._repr_html_()
+
+
+def test_a_program_in_a_notebook():
+    page = trace(lambda x: x.exp() + 1, shape_of("f32[b=B]")).program._repr_html_()
+    assert page.startswith("<table><caption>program")
+    assert "<td>@main</td>" in page
+    assert "ops</td></tr></table>" in page
