@@ -55,7 +55,8 @@ class Place:
     def span(self) -> Span:
         """The expression, from the positions that the compiler keeps for every instruction (PEP 657)."""
         if self.code is None:
-            return self.known or Span(0, 0, 0, 0)
+            assert self.known is not None, "a place is an instruction or a span"
+            return self.known
         found = next(islice(self.code.co_positions(), self.instruction // 2, None), (None,) * 4)
         line, end_line, column, end_column = (number or 0 for number in found)
         return Span(line or self.code.co_firstlineno, column, end_line, end_column)

@@ -572,6 +572,7 @@ def test_memory_and_cost_are_counted(engine: str, seed: int) -> None:
     memory, cost = bound.memory(), bound.cost()
     assert memory.outputs == 2 * 3 * 4
     assert memory.arguments >= 2 * 5 * 4
+    assert memory.aliased == 0
     products = 2 * 2 * (5 * 7 + 7 * 3)
     assert products <= cost.flops <= products + 2 * 7 * 4
 
