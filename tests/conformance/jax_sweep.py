@@ -3,8 +3,8 @@
     python tests/conformance/jax_sweep.py [--engine E] [--filter TEXT] [--seed N] [--every N] [--json FILE]
 
 A case passes when its text parses and verifies, comes back the same from our printer, gives JAX's result within the
-case's tolerance, and gives the very same bits after the passes and wherever its arguments lie in memory. The table is
-in `jax_cases/`. On the native engine only the results are compared.
+case's tolerance, and gives the very same bits after the passes and for every memory order of its arguments. The table
+is in `jax_cases/`. On the native engine only the results are compared.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def draw(args: Sequence[Arg], sizes: dict[str, int], random: np.random.Generator
 
 
 def oddly_strided(array: Array) -> Array:
-    """The same array in memory that runs backwards, by columns and with gaps: where it lies must not matter."""
+    """The same array in memory that runs backwards, by columns and with gaps: its layout must not matter."""
     if not array.ndim:
         return array
     room = np.zeros([2 * size for size in array.shape], array.dtype, order="F")

@@ -648,7 +648,7 @@ def _alarm(number: int, frame: Any) -> None:
 def run_mutants(
     seed: int, count: int, *, text: str = "", engine: str = "reference", jobs: int = 1, seconds: float | None = None
 ) -> list[Outcome]:
-    """So many mutants, or as many as the time allows; a worker that an implementation kills is started again."""
+    """`count` mutants, or as many as the time allows; a worker that an implementation kills is started again."""
     deadline = time.monotonic() + seconds if seconds is not None else None
     todo = iter(range(count))
     lock = threading.Lock()

@@ -46,7 +46,7 @@ def open_model(folder: Path, op: str, *ranks: int, **attributes: Any) -> smelt.m
     return smelt.load(path, engine="reference")
 
 
-def test_open_sizes_broadcast_either_way(tmp_path: Path) -> None:
+def test_dynamic_dimensions_broadcast_either_way(tmp_path: Path) -> None:
     model = open_model(tmp_path, "Mul", 2, 2)
     for a, b in [((3, 4), (3, 4)), ((3, 1), (3, 4)), ((1, 4), (3, 1)), ((3, 4), (1, 1)), ((1, 4), (0, 4))]:
         x, y = np.full(a, 2.0, np.float32), np.full(b, 3.0, np.float32)
@@ -56,14 +56,14 @@ def test_open_sizes_broadcast_either_way(tmp_path: Path) -> None:
     np.testing.assert_array_equal(model(np.ones((2, 3), np.float32), np.ones((2, 3), np.float32))["y"], np.ones((2, 3)))
 
 
-def test_open_sizes_that_decide_the_rank(tmp_path: Path) -> None:
+def test_dynamic_dimensions_that_decide_the_rank(tmp_path: Path) -> None:
     model = open_model(tmp_path, "Squeeze", 3)
     for sizes in [(1, 3, 1), (2, 1, 3), (1, 3, 1), (2, 3, 4)]:
         x = np.arange(np.prod(sizes), dtype=np.float32).reshape(sizes)
         np.testing.assert_array_equal(model(x)["y"], x.squeeze())
 
 
-def test_open_sizes_do_not_hide_mistakes(tmp_path: Path) -> None:
+def test_dynamic_dimensions_do_not_hide_mistakes(tmp_path: Path) -> None:
     wrong: list[tuple[str, dict[str, Any]]] = [
         ("Transpose", {"perm": [0, 0]}),
         ("Softmax", {"axis": 2}),
@@ -128,7 +128,7 @@ def test_batch_normalization_of_several_types(tmp_path: Path, types: str, traini
     check_node(tmp_path, node, inputs, 15, np.float64)
 
 
-def test_the_open_size_of_a_reshape_divides_by_each_size_once() -> None:
+def test_the_inferred_size_of_a_reshape_divides_by_each_size_once() -> None:
     a, b, c = (symbol(name) for name in "abc")
     assert rest_of(a * b * c, [a, 1, 2]) == rest_of(a * b * c, [2, a]) == floordiv(b * c, 2)
     assert rest_of(a * b, [b, a]) == 1

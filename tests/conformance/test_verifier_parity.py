@@ -94,7 +94,7 @@ def test_what_we_print_of_the_suites_means_the_same(official, suites, seed):
             assert found is None, f"{path.name}: {found}"
 
 
-def test_another_meaning_is_noticed(official):
+def test_other_semantics_are_noticed(official):
     text = KNOWN["pretty"]
     assert parity.same_meaning(text, text.replace("dense<0.0", "dense<1.0"), official) is not None
     assert parity.same_meaning(text, text.replace("tensor<f32>", "tensor<f16>"), official) is not None

@@ -184,7 +184,7 @@ def _twist(node: Any, choose: Random) -> None:
 
 
 def sample(signature: Signature, seed: int) -> list[Array]:
-    """Inputs for a model; open sizes are 3."""
+    """Inputs for a model; dynamic dimensions are 3."""
     generator = np.random.default_rng(seed)
     arrays = []
     for port in signature.inputs:

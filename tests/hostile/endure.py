@@ -54,7 +54,7 @@ RANDOM = ("stablehlo.rng",)
 
 
 class TooSlow(BaseException):
-    """A stage went on past its limit. No Exception, so that nobody catches it."""
+    """A stage went on past its limit. No Exception, so that no handler catches it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ def attack(
 
 
 def programs(folders: Sequence[Path], largest: int = 20_000) -> list[str]:
-    """The samples, and every program of some folders that is not larger than so many characters."""
+    """The samples, and every program of some folders that has at most `most` characters."""
     texts = list(SAMPLES.values())
     for folder in folders:
         found = (path.read_text() for path in sorted(folder.rglob("*.mlir")))

@@ -34,7 +34,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_attack_is_refused_or_harmless(whole: Path, kind: str, seed: int) -> None:
     seen = fuzz(whole, kind, seed, 250)
     right = {"refused", "harmless", "same bytes"}
-    # Whoever forges a manifest may exchange weights; what is said about code must be true.
+    # A forged manifest may exchange weights; its description of the code must match the code.
     assert set(seen) <= (right if kind == "damage" else right | {"refused by a call", "other results"}), seen
     assert sum(seen.values()) == 250
     assert seen["refused"] > 150

@@ -1,4 +1,4 @@
-"""What is no regular file, temporary names that somebody planted, modes of new files: for every reader and writer."""
+"""What is no regular file, planted temporary names, modes of new files: for every reader and writer."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_the_umask_of_the_process_is_never_touched(tmp_path: Path, monkeypatch: 
 
 
 def test_planted_links_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even where somebody guesses the random name, what the link points to stays as it is."""
+    """Even if an attacker guesses the random name, the target of the link is not changed."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
     names = iter([b"\0" * 8, b"\1" * 8])

@@ -166,7 +166,7 @@ def draw(kind: str, random: np.random.Generator) -> Problem:
             args.append(random.integers(-2, wanted.indices[i] + 2, numbers).astype(dtype(element).numpy))
         else:
             args.append(np.asarray(fill(random, element, numbers, wanted.pool if exact else None)))
-    args += [np.zeros(number, bool) for number in dice.values.values()]  # an open size stands alone somewhere
+    args += [np.zeros(number, bool) for number in dice.values.values()]  # a dynamic dimension of its own argument
     return Problem(f"{kind} {dice.values}", make, tuple(args), exact, wanted.terms)
 
 
@@ -520,7 +520,7 @@ def pools(dice: Draw) -> Wanted:
 
 
 def gathers(dice: Draw) -> Wanted:
-    """Rows of a table at places some of which lie outside; the table arrives moved, the rows leave moved."""
+    """Rows of a table at indices some of which are out of bounds; table and rows are transposed."""
     table, width, count = dice.size(37, 1, open=0), dice.size(33), dice.size(33)
     element = dice.pick((*FLOATS, *INTEGERS, "i1"))
 

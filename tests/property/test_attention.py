@@ -1,6 +1,6 @@
 """FlashAttention: random shapes, masks and block sizes, against evaluations that materialise the scores.
 
-Operands lie in any order of axes, heads share keys, masks are added or choose, along any axes; sizes are 0, 1, odd,
+Operands have any order of axes, heads share keys, masks are added or choose, along any axes; sizes are 0, 1, odd,
 prime or large, some of them open. The answer may be off by what rounding of scores and of sums allows.
 """
 

@@ -1,8 +1,8 @@
 """Fused expand + depthwise gives the bits of the unfused kernels, and the right result.
 
-Random images are widened by a matrix, bent, and looked at through a window for each channel. The same program that
+Random feature maps go through an expanding matmul, an activation and a depthwise convolution. The same program that
 returns the image as well has to store it: both must agree bit for bit, and with an evaluation in double. Programs for
-open sizes are built as well, and must give the same bits.
+dynamic dimensions are built as well, and must give the same bits.
 """
 
 from __future__ import annotations

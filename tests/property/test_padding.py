@@ -1,4 +1,4 @@
-"""Random programs along an open size: padding is refused, or padded results are what XLA gives without it."""
+"""Random programs along a dynamic dimension: padding is refused, or padded results are what XLA gives without it."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ func.func @main(%a: tensor<{images}xf32>, %b: tensor<{kernel}xf32>) -> tensor<{r
 
 
 def expansion(lines: int, pixels: int, depth: int, channels: int) -> str:
-    """An image widened by a matrix, and looked at through a window for each channel."""
+    """An expanding matmul and a depthwise convolution."""
     wide, window = f"2x{lines}x{pixels}x{channels}", f"3x3x1x{channels}"
     return f"""
 func.func @main(%a: tensor<2x{lines}x{pixels}x{depth}xf32>, %b: tensor<1x1x{depth}x{channels}xf32>,
@@ -187,7 +187,7 @@ def test_larger_problems_have_the_same_bits_under_every_schedule(seed: int) -> N
 
 
 def test_whole_models_have_the_same_bits_under_every_schedule(seed: int) -> None:
-    """Every small model with open sizes, at several sizes: convolutions, attention, reductions, products."""
+    """Every small model with dynamic dimensions, at several sizes: convolutions, attention, reductions, matmuls."""
     generator = np.random.default_rng(seed)
     found = built([model.dynamic_program() for model in MODELS.values()], [default_schedule, *dice(seed)])
     kinds: set[str] = set()

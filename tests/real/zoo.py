@@ -1,6 +1,6 @@
 """The real models that tests run, by name: where each comes from, and inputs for it, random and real, at several sizes.
 
-Packages are listed in tests/models.txt; the benchmark networks lie in the folder that SMELT_MODELS names.
+Packages are listed in tests/models.txt; the benchmark networks are in the folder SMELT_MODELS.
 """
 
 from __future__ import annotations

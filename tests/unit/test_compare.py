@@ -29,7 +29,7 @@ QUICK = Setup(threads=1, seconds=0.02, rounds=2)
 
 
 def _save(path: Path, shape: list[int | str], extra: str = "") -> Path:
-    """y = relu(x @ W), with open sizes where the shape has names."""
+    """y = relu(x @ W), with dynamic dimensions where the shape has names."""
     helper, numpy_helper = onnx.helper, onnx.numpy_helper
     weight = np.random.default_rng(0).standard_normal((8, 5)).astype(np.float32)
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
@@ -218,7 +218,7 @@ def test_inputs_have_the_sizes_that_were_asked_for(folder: Path) -> None:
     np.testing.assert_array_equal(inputs["x"], inputs_for(folder / "open.onnx", ["length=7"])["x"])
 
 
-def test_integers_are_places_in_the_tables_that_they_look_up(tmp_path: Path) -> None:
+def test_integers_are_indices_of_the_tables_that_they_look_up(tmp_path: Path) -> None:
     helper, numpy_helper = onnx.helper, onnx.numpy_helper
     tables = [numpy_helper.from_array(np.ones((rows, 4), np.float32), f"table{rows}") for rows in (500, 3)]
     nodes = [

@@ -97,7 +97,7 @@ def test_arrays_that_do_not_fit_say_why() -> None:
         assert str(list(wrong.shape))[1:-1] in str(caught.value.got)
 
 
-def test_weights_are_lazy_and_name_what_is_near() -> None:
+def test_weights_are_lazy_and_suggest_similar_names() -> None:
     loaded: list[str] = []
 
     def load() -> np.ndarray:

@@ -155,7 +155,7 @@ def test_show_prints_the_program_that_the_bundle_holds(bundle: Path, tmp_path: P
     assert "smelt.packed_dot" in record["programs"][0]["text"]
 
 
-def test_show_tells_kernels_and_what_the_code_takes(bundle: Path) -> None:
+def test_show_lists_kernels_and_arguments_of_the_code(bundle: Path) -> None:
     kernels = smelt_json("show", bundle, "--stage", "kernels")["programs"][0]["kernels"]
     assert [(use.kind, use.count, list(use.ops)) for use in smelt.load(bundle).kernels] == [
         (row["kind"], row["count"], row["ops"]) for row in kernels

@@ -1,4 +1,4 @@
-"""`smelt check` says "proven" of what is proven: what it samples, skips or takes for granted is named, and no success
+"""`smelt check` says "proven" of what is proven: what it samples, skips or assumes is named, and no success
 under `--strict`."""
 
 import re

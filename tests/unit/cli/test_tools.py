@@ -51,7 +51,7 @@ def test_an_exported_model_computes_the_same(plain: bool, tmp_path: Path, capsys
         export(DIGITS, tmp_path / "digits.txt", plain, False)
 
 
-def test_bench_measures_in_turns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_measures_interleaved(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("onnxruntime")
     bench(DIGITS, ["batch=2"], "reference", ["onnxruntime"], 0.05, True)
     engines = json.loads(capsys.readouterr().out)["engines"]

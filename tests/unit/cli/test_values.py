@@ -110,7 +110,7 @@ def test_a_damaged_picture_is_refused(tmp_path: Path) -> None:
         read_picture(str(path))
 
 
-def test_too_few_axes_are_told() -> None:
+def test_too_few_axes_are_reported() -> None:
     with pytest.raises(ShapeError, match="'ids' does not fit"):
         measured(SIGNATURE, {"ids": np.zeros((1, 2, 3), np.int64)})
 

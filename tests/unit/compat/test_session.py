@@ -222,7 +222,7 @@ def test_a_profile_names_the_kernels_of_every_run(tmp_path: Path) -> None:
     runs = [event for event in events if event["name"] == "model_run"]
     kernels = [event for event in events if event["cat"] == "Node"]
     assert kernels
-    for kernel in kernels:  # each lies within one of the runs
+    for kernel in kernels:  # each is within one of the runs
         assert any(run["ts"] <= kernel["ts"] and kernel["dur"] <= run["dur"] for run in runs)
     assert session(smelt.compat).end_profiling() == ""
 

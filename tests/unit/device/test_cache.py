@@ -293,7 +293,7 @@ def test_a_file_that_others_can_write_is_not_loaded(folder: Path, mode: int) -> 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away")
 @pytest.mark.parametrize("what", ["file", "folder"])
-def test_what_belongs_to_somebody_else_is_not_used(folder: Path, what: str) -> None:
+def test_folders_of_another_user_are_not_used(folder: Path, what: str) -> None:
     path = planted(folder)
     os.chown(path if what == "file" else folder, 12345, 12345)
     assert answer(63) == 63

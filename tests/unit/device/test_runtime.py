@@ -87,7 +87,7 @@ def floats(seed: int, *sizes: int) -> Array:
 @pytest.mark.parametrize(
     ("count", "chunk"), [(0, 1), (1, 1), (7, 1), (1000, 1), (1000, 64), (1000, 999), (5, 64), (97, 8)]
 )
-def test_every_element_is_visited_once_in_pieces_of_at_least_a_chunk(
+def test_every_element_is_visited_once_in_ranges_of_at_least_a_chunk(
     pool: Runtime, threads: int, count: int, chunk: int
 ) -> None:
     pool.set_threads(threads)
@@ -413,7 +413,7 @@ def test_bound_arguments_and_outputs_stay_apart() -> None:
 
 
 @pytest.mark.parametrize("positive", [0, 1, 700])
-def test_results_whose_size_only_data_tells(positive: int, seed: int) -> None:
+def test_results_of_data_dependent_size(positive: int, seed: int) -> None:
     x = -np.abs(floats(seed, 1000))
     x[np.random.default_rng(seed).permutation(1000)[:positive]] = 1.5
     call = program("above", [Shape("f32", "N")], [Shape("f32", "K"), Shape("i64", 2, "K")], "N").bind([])
@@ -462,7 +462,7 @@ def test_a_failed_size_check_is_refused() -> None:
     assert call((np.array([0, 0]),))[0] == [5]
 
 
-def test_memory_that_nobody_has_is_refused() -> None:
+def test_more_memory_than_the_machine_has_is_refused() -> None:
     call = program("hungry", [Shape("f32", "N")], [Shape("f32")], "N").bind([])
     call((floats(0, 0),))
     for size in (1000, 1 << 22, 1 << 23):  # 2**50, 2**62 bytes, and a negative number
@@ -511,7 +511,7 @@ def test_closing_while_a_call_runs() -> None:
         bound.close()
         bound.close()
         gc.collect()
-        assert alive() is not None  # the call under way reads it
+        assert alive() is not None  # the running call reads it
         with pytest.raises(RunError, match="closed"):
             bound((np.zeros((), np.float32),))
     gc.collect()
@@ -519,7 +519,7 @@ def test_closing_while_a_call_runs() -> None:
     assert bound.memory.contexts == 0
 
 
-def test_a_bound_program_that_nobody_holds_gives_its_memory_back() -> None:
+def test_a_bound_program_without_references_frees_its_memory() -> None:
     gc.collect()
     held = runtime().allocated
     call = twice()

@@ -246,7 +246,7 @@ def runs_here(target: str) -> bool:
 def test_weights_of_bf16_lie_in_pairs_for_targets_that_multiply_them(pixels: np.ndarray, tmp_path: Path) -> None:
     program, weights = read(DIGITS)
     (plain,) = store_weights(program, weights, ["avx512", "avx512bf16"]).programs[0].variants
-    assert [code.target for code in plain.codes] == ["avx512", "avx512bf16"], "f32 lies the same way for both"
+    assert [code.target for code in plain.codes] == ["avx512", "avx512bf16"], "f32 has the same layout for both"
     stored = store_weights(with_precision(program, "bf16"), weights, ["avx512bf16", "avx512", "plain"])
     pairs, floats = stored.programs[0].variants
     assert [code.target for code in pairs.codes] == ["avx512bf16", "plain"]
@@ -545,7 +545,7 @@ def test_a_signature_is_demanded_where_keys_are_configured(
     want = smelt.load(saved)(pixels[:2])["probabilities"]
     signed = smelt.load(tmp_path / "signed.smelt", keys=[public])
     np.testing.assert_array_equal(signed(pixels[:2])["probabilities"], want)
-    smelt.load(tmp_path / "signed.smelt")  # nobody asks
+    smelt.load(tmp_path / "signed.smelt")  # no key is configured
     with pytest.raises(FileError, match="not signed"):
         smelt.load(saved, keys=[public])
     with pytest.raises(FileError, match="not trusted"):
@@ -562,7 +562,7 @@ def test_a_signature_is_demanded_where_keys_are_configured(
 def test_a_bundle_that_was_made_up_again_fails_its_signature(
     model: LoadedModel, saved: Path, key: tuple[Path, str], tmp_path: Path
 ) -> None:
-    """Whoever changes a bundle can compute every digest again, but no signature."""
+    """An attacker can compute every digest of a changed bundle again, but no signature."""
     private, public = key
     signed = bytearray(model.serialize(private_key=private))
     changed = model._to_stored(()).replace(name="another")
@@ -619,7 +619,7 @@ def test_a_model_file_that_cannot_be_read_again(tmp_path: Path, monkeypatch: pyt
 def test_manifests_that_are_no_json_and_files_that_cannot_be_mapped(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever changes a manifest can compute its digest again."""
+    """An attacker can compute the digest of a changed manifest again."""
     data = bytearray(saved.read_bytes())
     length = len(_manifest(data))
     for text in (b"{", b"[]", b"3", b"{}", b'{"checksum": 1}', b'{"checksum": "", "sections": [[1]]}', b"[" * length):
@@ -643,7 +643,7 @@ def test_manifests_that_are_no_json_and_files_that_cannot_be_mapped(
 
 @pytest.mark.parametrize("setting", ["", " ", ",", " , ", "zz", "00" * 31, "00" * 32 + ",", "/no/such/file"])
 def test_a_setting_without_keys_is_an_error(saved: Path, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever sets it wants signatures checked: nothing is loaded unchecked because of a slip."""
+    """If it is set, signatures are checked: a malformed value loads nothing unchecked."""
     monkeypatch.setenv(sign.VARIABLE, setting)
     for attempt in (smelt.load, lambda path: smelt.deserialize(path.read_bytes())):
         with pytest.raises(SmeltError, match="no public key"):

@@ -44,7 +44,7 @@ def refuse() -> Array:
 
 
 def unread() -> Weights:
-    """Weights that nobody may look at."""
+    """Weights that must not be read."""
     return Weights({"w": Stored(Shape("f32", 64, 48), refuse)})
 
 

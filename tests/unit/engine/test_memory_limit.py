@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: p
 
 
 def two_layers(path: Path, width: int = 1024) -> None:
-    """x → sin(x A) B of few columns; A and B lie at odd places of the file."""
+    """x → sin(x A) B of few columns; A and B are at unaligned offsets of the file."""
     from onnx import TensorProto, helper, numpy_helper, save
 
     random = np.random.default_rng(1)
@@ -155,7 +155,7 @@ def test_a_call_that_can_never_fit_is_refused_at_once() -> None:
 
 
 def test_a_call_that_waits_for_memory_can_be_ended() -> None:
-    """There is room for either of two calls, and one of them is under way."""
+    """There is room for either of two calls, and one of them is running."""
     program, x = doubling(), np.zeros(300_000, np.float32)
     parts = [plan_program(each).footprint.parts({"N": x.size}) for each in (program, counting())]
     account = Account(sum(each["temporaries"] + each["results"] for each in parts) - 1)
@@ -195,7 +195,7 @@ class Holding:
         self.executable.close()
 
 
-def test_memory_that_nobody_needs_any_more_goes_back() -> None:
+def test_unused_memory_is_freed() -> None:
     """After a large call of each of two programs only small calls of one come: some seconds later the large arena of
     that one is a small one, and the other holds nothing."""
     busy, idle = NativeEngine().compile(doubling()), NativeEngine().compile(doubling())

@@ -1,4 +1,4 @@
-"""A model with compile-time inputs, called from several threads: each value compiles once, and nobody waits in vain."""
+"""A model with compile-time inputs, called from several threads: each value compiles once, and no thread deadlocks."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_an_evicted_program_ends_its_calls_first(monkeypatch: pytest.MonkeyPatch
 
 
 def test_long_calls_of_different_threads_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two calls that wait for each other in the midst of their programs; those of one thread keep their order."""
+    """Two calls that wait for each other inside their programs; those of one thread keep their order."""
     monkeypatch.setattr("smelt.tensor.jit.executable.LONG", 0)
     both, order = threading.Barrier(2, timeout=60), list[float]()
 

@@ -90,7 +90,7 @@ def rows(seed: int, count: int) -> Any:
 
 
 @pytest.mark.parametrize("isolate", [False, True])
-def test_a_program_with_weights_and_an_open_size(seed: int, isolate: bool) -> None:
+def test_a_program_with_weights_and_a_dynamic_dimension(seed: int, isolate: bool) -> None:
     weights = values(seed)
     executable = PjrtEngine(isolate=isolate).compile(program(LINEAR)).prepare(weights)
     for count in (1, 5, 2):

@@ -1,4 +1,4 @@
-"""Quantised ONNX files on the native engine's products of bytes, against onnxruntime's."""
+"""Quantised ONNX files on the native engine's int8 GEMMs, against onnxruntime."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BYTES = {"smelt.packed_dot ui8", "smelt.packed_conv ui8"}
 def agree(
     path: Path, nodes: Sequence[NodeProto], weights: dict[str, Any], x: Array, *, result: int, bytes: bool
 ) -> None:
-    """Integers differ by one at most where a number lies between two; that is rare."""
+    """Integers differ by one at most where a number is halfway between two; that is rare."""
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)]
     arrays = [numpy_helper.from_array(np.asarray(each), name) for name, each in weights.items()]
     graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", result, None)], arrays)

@@ -1,4 +1,4 @@
-"""What the records of a bundle refuse, and what lies at the edge."""
+"""What the records of a bundle refuse, and extreme values that they accept."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def expected(weights: dict[str, Array], x: Array) -> Array:
 # ---- meshes ----
 
 
-def test_pieces_cover_a_tensor() -> None:
+def test_shards_cover_a_tensor() -> None:
     mesh = Mesh(a=2, b=3, split={"x": "b", "y": "a"})
     assert mesh.count == 6
     whole = np.arange(6 * 4 * 5).reshape(6, 4, 5)
@@ -97,7 +97,7 @@ def test_results_are_those_of_one_device(axes: dict[str, int], seed: int) -> Non
         assert result.partition == (("data" if "data" in axes else None), None)
 
 
-def test_weights_lie_in_pieces_and_parts_are_added_up(seed: int, tmp_path: Path) -> None:
+def test_weights_are_sharded_and_partial_sums_are_added(seed: int, tmp_path: Path) -> None:
     weights = arrays(seed)
     save_file(weights, tmp_path / "mlp.safetensors")
     opened = smelt.open(tmp_path / "mlp.safetensors")

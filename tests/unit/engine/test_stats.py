@@ -1,5 +1,5 @@
 # shapes are no forward references
-"""What platforms say about themselves: memory, calls under way, the busy share; and engines that are chosen."""
+"""What platforms say about themselves: memory, running calls, the busy fraction; and engines that are chosen."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_a_token_ends_the_calls_that_have_it_and_no_others(engine: Any) -> None:
     assert works(executable)
 
 
-def test_xla_waits_no_longer_than_told() -> None:
+def test_xla_waits_no_longer_than_the_timeout() -> None:
     engine = PjrtEngine()
     if engine.missing():
         pytest.skip(str(engine.missing()))
@@ -198,7 +198,7 @@ def handle(number, frame):  # one that raises nothing, and calls the same progra
 signal.signal(signal.SIGUSR1, handle)
 executable = NativeEngine().compile(counting())
 turns = 1 << 16
-while not seen:  # as long as it takes for the signal to come in the midst of a call
+while not seen:  # as long as it takes for the signal to arrive during a call
     later(signal.SIGUSR1)
     end = time.monotonic() + 0.4
     result = executable(np.zeros(1000, np.float32), np.array(turns))[0]

@@ -102,7 +102,7 @@ def test_lines_of_another_time_are_passed_over_silently(database: Database, capl
 
 
 def test_an_illegal_schedule_is_not_used(database: Database) -> None:
-    """A line from a hand or from another version cannot ask for loops that nobody would build."""
+    """A line from a hand or from another version cannot select an impossible schedule."""
     database.append([record()])
     data = json.loads(database.path.read_text())
     data["schedule"] = {"row_block": 10**9, "call_rows": 12, "panels_outer": False}

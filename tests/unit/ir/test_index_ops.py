@@ -522,7 +522,7 @@ def test_top_k_refuses():
         run(Program.of(f.func(values)), [f32(1)])
 
 
-# ---- sizes that inference had to take for granted ----
+# ---- sizes that inference assumes ----
 
 
 def test_assumed_sizes_are_checked_at_run_time():

@@ -166,7 +166,7 @@ def test_next_after_at_zero_infinity_and_nan(kind: type) -> None:
 
 
 def reduced(x: float, kind: np.dtype, exponent_bits: int, mantissa_bits: int) -> float:
-    """x rounded to so many bits after its leading one, then held against the exponents that the format has."""
+    """x rounded to a number of bits after its leading one, then clamped to the exponents of the format."""
     if x == 0 or np.isinf(x):
         return x
     if np.isnan(x):

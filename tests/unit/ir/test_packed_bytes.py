@@ -1,4 +1,4 @@
-"""Products of bytes: `packed_dot` and `packed_conv` of ui8 by i8 mean sums of whole numbers."""
+"""int8 GEMM: `packed_dot` and `packed_conv` of ui8 by i8 against integer arithmetic."""
 
 from __future__ import annotations
 

@@ -216,5 +216,5 @@ TAKEN: list[Row] = [
 
 
 @pytest.mark.parametrize("row", TAKEN, ids=[f"{row[0]}-{row[1][:20]}" for row in TAKEN])
-def test_what_lies_at_the_edge_is_taken(row: Row) -> None:
+def test_extreme_values_are_accepted(row: Row) -> None:
     one_op(*row)

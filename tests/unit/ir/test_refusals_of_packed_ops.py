@@ -154,10 +154,10 @@ TAKEN = [
 
 
 @pytest.mark.parametrize("row", TAKEN, ids=[f"{row[0]}-{row[1][:20]}" for row in TAKEN])
-def test_what_lies_at_the_edge_is_taken(row: tuple[str, str, str, str]) -> None:
+def test_extreme_values_are_accepted(row: tuple[str, str, str, str]) -> None:
     one_op(*row)
 
 
-def test_products_of_quantised_types_are_not_packed() -> None:
+def test_matmuls_of_quantised_types_are_not_packed() -> None:
     with pytest.raises(VerifyError, match="operands and result must be of one float type"):
         one_op("smelt.packed_dot", f"1x2x3x{Q} 1x1x3x4x{Q}", f"1x2x4x{Q}", F4)

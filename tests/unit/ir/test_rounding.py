@@ -1,4 +1,4 @@
-"""How results are rounded: fused products against exact fractions, and the same bits wherever an array lies."""
+"""How results are rounded: fused products against exact fractions, and the same bits for every memory layout."""
 
 from fractions import Fraction
 
@@ -87,7 +87,7 @@ def test_short_products_of_complex_matrices_have_four_sums(seed):
         assert got[0, i, j] == np.complex64(complex(sums[0] - sums[1], sums[2] + sums[3]))
 
 
-# ---- the same wherever an array lies ----
+# ---- the same for every memory layout ----
 
 
 def layouts(array):

@@ -882,7 +882,7 @@ def test_the_suites_round_trip(suites: Path):
 
 @pytest.mark.slow
 def test_mlir_sees_the_same_suite_programs_in_our_text(suites: Path, mlir):
-    """Apart from literals without elements, whose value nobody can see."""
+    """Apart from literals without elements, whose value is not observable."""
     compared = 0
     for path in programs(suites)[::7]:
         text = path.read_text("utf-8")

@@ -1,7 +1,7 @@
 """Generated programs without the Python entry: every buffer, temporaries too, in memory of its own.
 
 `Bare` writes the C of some programs so that their temporaries are results that the caller provides. `fenced` runs one
-with every buffer ending (or beginning) at a page that nobody may touch; `write_case` and `driver.c` are for sanitizers.
+with every buffer ending (or beginning) at a protected page; `write_case` and `driver.c` are for sanitizers.
 Run as a module, it tries random problems and prints the name of each before it runs.
 """
 
@@ -188,7 +188,7 @@ def random_problems(seed: int, count: int, kinds: Sequence[str] = tuple(KINDS)) 
 
 
 def winograd_problems(seed: int, target: Target) -> list[Problem]:
-    """Winograd convolutions over feature maps of odd and even sizes, whose last patches lie only partly in them."""
+    """Winograd convolutions over feature maps of odd and even sizes, whose last patches are only partly inside."""
     width = tile_shape(target).columns
     random = np.random.default_rng(seed)
     found = []

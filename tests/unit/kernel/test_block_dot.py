@@ -190,7 +190,7 @@ def test_rows_are_looked_up_in_the_bytes(seed: int) -> None:
                 same_bits(run(lowered, [*run(prepare, [w]), places])[1], want[1])
 
 
-def test_other_lookups_and_products_stay_what_they_were(seed: int) -> None:
+def test_other_lookups_and_matmuls_are_unchanged(seed: int) -> None:
     """A part of a row, or a sum over another axis: in f32, on opened weights."""
     row = BLOCKS["q4_0"]
     w = random_weights(row, 37, 2, seed=seed)

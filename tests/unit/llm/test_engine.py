@@ -92,7 +92,7 @@ def test_chat_uses_the_template(model: LanguageModel) -> None:
     assert asyncio.run(model.chat_async(messages, max_tokens=5)).ids == model.chat(messages, max_tokens=5).ids
 
 
-def test_seeds_repeat_and_logprobs_are_told(model: LanguageModel) -> None:
+def test_seeds_repeat_and_logprobs_are_reported(model: LanguageModel) -> None:
     asked = Sampling(temperature=1.0, top_p=0.9, seed=7, logprobs=2)
     first = model.generate(CASE.tokens, max_tokens=16, ignore_end=True, sampling=asked)
     assert first.ids == model.generate(CASE.tokens, max_tokens=16, ignore_end=True, sampling=asked).ids
@@ -134,7 +134,7 @@ def test_threads_may_share_a_model(model: LanguageModel) -> None:
 
 
 def idle(model: LanguageModel) -> bool:
-    """Whether nobody holds a page, within a second."""
+    """Whether all pages are free, within a second."""
     for _ in range(100):
         if not model._engine.scheduler.running and not model._engine.pool.pages.held:
             return True
@@ -197,7 +197,7 @@ def test_coroutines_share_a_model(model: LanguageModel) -> None:
     assert idle(model)
 
 
-def test_a_step_that_fails_is_told_and_forgotten(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_is_reported_and_dropped(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     want = model.generate(CASE.tokens, max_tokens=4, ignore_end=True)
 
     def fail(*_: Any) -> Any:
@@ -267,7 +267,7 @@ def test_bad_loads_are_refused(folder: Path, tmp_path: Path) -> None:
         smelt.llm.load(tmp_path)
 
 
-def test_weights_that_are_no_numbers_are_told(folder: Path, tmp_path: Path) -> None:
+def test_weights_that_are_no_numbers_are_reported(folder: Path, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, CASE.config, CASE.shapes)
     path = tmp_path / "model.safetensors"
     raw = bytearray(path.read_bytes())

@@ -56,7 +56,7 @@ STRANGE: list[tuple[str, dict[str, Any]]] = [
     ("an unknown field", {"logit_scale": 0.5}),
     ("an unknown scaling", {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}),
     ("an unknown field of a scaling", {"rope_parameters": {"rope_type": "default", "twist": 2}}),
-    ("quantised by somebody", {"quantization_config": {"quant_method": "gptq"}}),
+    ("quantised by another tool", {"quantization_config": {"quant_method": "gptq"}}),
     ("a window where the family has none", {"sliding_window": 7}),
     ("an unknown architecture", {"architectures": ["MambaForCausalLM"]}),
     ("no architecture", {"architectures": None}),

@@ -49,7 +49,7 @@ def test_logits_are_those_of_the_folder(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["q8_0", "q5_1"])
 def test_blocks_compute_as_their_numbers_do(name: str, tmp_path: Path) -> None:
-    """Quantised tensors stay blocks in the program; opened by somebody else, they give the same."""
+    """Quantised tensors stay blocks in the program; dequantised by the gguf package, they give the same."""
     case = CASES["llama"]
     case.config.update(hidden_size=64, intermediate_size=96, head_dim=16)
     shapes = {

@@ -32,7 +32,7 @@ def test_full_pages_are_shared_and_others_are_not() -> None:
     assert pages.held == 3
 
 
-def test_what_nobody_holds_stays_known_until_the_room_is_needed() -> None:
+def test_pages_without_references_stay_cached_until_the_room_is_needed() -> None:
     pages = Pages(4)
     old, new = list(range(PAGE)), list(range(100, 100 + PAGE))
     for tokens in (old, new):

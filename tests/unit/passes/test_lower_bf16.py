@@ -138,6 +138,6 @@ def test_one_kernel_writes_f32_and_bf16(pairs: bool, seed: int) -> None:
         narrow = expected.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
         expected = np.tanh(narrow @ wide + expected)
     (found,) = compiled(program, pairs=pairs).prepare(Weights.of({"w": given[1]}))(given[0])
-    # Where a sum lies between two numbers of bf16, its last bit decides to which of them it is rounded.
+    # Where a sum is between two numbers of bf16, its last bit decides to which of them it is rounded.
     np.testing.assert_allclose(found, expected, rtol=0, atol=2.0**-8)
     assert np.abs(found - expected).mean() < 2.0**-14

@@ -86,7 +86,7 @@ WINDOWS: dict[str, dict[str, Any]] = {
     "few channels": {"channels": 3, "window": (5, 3)},
     "groups": {"channels": 8, "groups": 2, "features": 6},
     "groups of few channels": {"channels": 6, "groups": 2, "features": 6},
-    "a window for each channel": {"channels": 8, "groups": 8, "features": 8},
+    "depthwise": {"channels": 8, "groups": 8, "features": 8},
 }
 
 

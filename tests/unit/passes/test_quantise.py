@@ -99,7 +99,7 @@ def test_weight_convolutions_in_int8(positive: bool, seed: int) -> None:
     each = np.abs(w).max((1, 2, 3), keepdims=True) / 127
     whole = np.round(w / each) * each
     expected = np.asarray(lax.conv(rough.astype(np.float32), whole.astype(np.float32), (1, 1), "SAME"))
-    once = step.max() * np.abs(w).max()  # a number that lies between two steps may be rounded to either
+    once = step.max() * np.abs(w).max()  # a number between two steps may be rounded to either
     np.testing.assert_allclose(call(quantised, x, w), expected, rtol=1e-4, atol=once)
 
 

@@ -133,7 +133,7 @@ def check(path: Path, wanted: dict[str, int], seed: int, tolerance: float = 2e-5
 
 @pytest.mark.parametrize("name", NAMES)
 def test_exported_blocks_are_found_and_stay_the_same(name: str, seed: int) -> None:
-    # onnxruntime multiplies quantised tensors as integers where the file says floats: a result that lies between two
+    # onnxruntime multiplies quantised tensors as integers where the file says floats: a result between two
     # steps, of 0.0056 here, may go to the other one.
     check(FILES / f"{name}.onnx", expected(name), seed, 0.006 if name.startswith("quantised") else 2e-5)
 
@@ -420,7 +420,7 @@ def test_one_quantised_tensor_in_two_matmuls(seed: int, tmp_path: Path) -> None:
     np.testing.assert_allclose(run(marked, args)[0], session.run(None, given)[0], rtol=2e-5, atol=2e-5)
 
 
-# ---- Paddle's files, with open sizes ----
+# ---- Paddle's files, with dynamic dimensions ----
 
 PADDLE = {
     "ch_PP-OCRv4_det_infer": {"smelt.hard_swish": 24},

@@ -1,4 +1,4 @@
-"""Sizes that data tells, and sizes that are broadcast only when the program runs: on both engines as in onnxruntime.
+"""Data-dependent sizes, and sizes that are broadcast only when the program runs: on both engines as in onnxruntime.
 
 One model is loaded for each case, and answers every feed.
 """

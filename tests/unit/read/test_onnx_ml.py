@@ -656,7 +656,7 @@ def test_maps(tmp_path: Path, seed: int) -> None:
             ours(node_model(op, [x], [F32], {}, ML), {"x0": x}, tmp_path)
 
 
-def test_labels_move_with_their_places(tmp_path: Path) -> None:
+def test_labels_move_with_their_indices(tmp_path: Path) -> None:
     """Reshape and Cast behind a classifier, as converters write them; arithmetic on labels is refused."""
     from onnx import helper
 

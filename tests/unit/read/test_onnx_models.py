@@ -453,7 +453,7 @@ def test_what_is_computed_from_constants_alone_is_known(tmp_path: Path):
 REFUSED = {
     "an operator that does not exist": ([node("Frobnicate", "x", "y")], UnsupportedError, "Frobnicate"),
     "an attribute that does not exist": ([node("Relu", "x", "y", slope=1.0)], UnsupportedError, "'slope'"),
-    "an input that nobody makes": ([node("Add", "x z", "y")], ParseError, "'z'"),
+    "an input that no node produces": ([node("Add", "x z", "y")], ParseError, "'z'"),
     "a name made twice": ([node("Relu", "x", "y"), node("Relu", "x", "y")], ParseError, "'y'"),
     "a missing input": ([helper.make_node("Add", ["x"], ["y"])], ParseError, "'B'"),
     "a missing attribute": ([node("Concat", "x x", "y")], ParseError, "'axis'"),

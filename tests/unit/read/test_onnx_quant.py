@@ -61,7 +61,7 @@ def wide(random: np.random.Generator, sizes: tuple[int, ...]) -> Any:
 
 
 def halves(random: np.random.Generator, sizes: tuple[int, ...]) -> Any:
-    """Multiples of a half: every other one lies in the middle of two integers."""
+    """Multiples of a half: every other one is halfway between two integers."""
     return random.integers(-600, 600, sizes) / 2
 
 

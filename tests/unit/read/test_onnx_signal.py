@@ -141,7 +141,7 @@ def test_windows(tmp_path: Path, name: str, periodic: int, output: int) -> None:
 
 @pytest.mark.parametrize("name", ["HannWindow", "HammingWindow", "BlackmanWindow"])
 @pytest.mark.parametrize("periodic", [0, 1])
-def test_windows_of_open_size(tmp_path: Path, name: str, periodic: int) -> None:
+def test_windows_of_dynamic_size(tmp_path: Path, name: str, periodic: int) -> None:
     """As long as an input is."""
     import onnx
     from onnx import helper

@@ -110,7 +110,7 @@ def test_npz(tmp_path: Path, seed: int, save: Any) -> None:
         assert not weights["a.weight"].owns, "it is mapped"
 
 
-def test_a_wrong_name_is_answered_with_near_ones(tmp_path: Path, seed: int) -> None:
+def test_a_wrong_name_is_answered_with_similar_ones(tmp_path: Path, seed: int) -> None:
     shards(tmp_path, seed)
     weights = smelt.open(tmp_path)
     with pytest.raises(FileError, match=r"did you mean a\.weight"):
@@ -136,7 +136,7 @@ def test_opening_reads_no_tensor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["native", "pjrt", "reference"])
-def test_all_tensors_go_to_a_device_and_progress_is_told(tmp_path: Path, seed: int, engine: str) -> None:
+def test_all_tensors_are_copied_to_a_device_with_progress(tmp_path: Path, seed: int, engine: str) -> None:
     expected = shards(tmp_path, seed)
     told: list[tuple[int, int]] = []
     weights = smelt.open(tmp_path)

@@ -1,4 +1,4 @@
-"""Requests share calls where they may; deadlines, limits and cancellation hold; nobody gets somebody else's rows."""
+"""Requests share calls where they may; deadlines, limits and cancellation hold; no request gets the rows of another."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_client_that_leaves_cancels_its_own_call_alone() -> None:
         model.gate.set()
         assert (await tasks[1])[0]["y"].item() == 4
         assert await queue.drained(5)
-        assert len(model.calls) == 2, "what nobody waits for does not run"
+        assert len(model.calls) == 2, "a cancelled request does not run"
 
     play(work())
 

@@ -78,7 +78,7 @@ def test_every_mistake_is_in_one_report() -> None:
         smelt.instantiate(Net, Weights.of(given), heads=1)
 
 
-def test_unknown_names_are_answered_with_near_ones() -> None:
+def test_unknown_names_are_answered_with_similar_ones() -> None:
     with pytest.raises(SmeltError, match="takes no head") as caught:
         smelt.instantiate(Net, Weights.of(arrays()), head=3)
     assert caught.value.remedy == "did you mean heads?"

@@ -106,7 +106,7 @@ def test_decoding_needs_room_in_the_cache():
 
 
 def test_composites_are_recognised():
-    """Every attention, norm and gelu of two layers is found as one, with open sizes of batch and sequence."""
+    """Every attention, norm and gelu of two layers is found as one, with dynamic batch and sequence."""
     assert composites(trace(NUMBERS["bert"].forward).program) == Counter(
         {"smelt.layer_norm": 5, "smelt.gelu": 2, "smelt.attention": 2}
     )

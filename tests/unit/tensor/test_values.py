@@ -44,7 +44,7 @@ def symbols_in(shapes: list[Shape]) -> list[str]:
 def draw_case(
     case: Case, rng: np.random.Generator, element: str, few: dict[str, int] | None = None
 ) -> tuple[list[np.ndarray], list[Shape]]:
-    """Arrays for a case at random sizes, or at the least ones and so many more, and their shapes with symbols."""
+    """Arrays for a case at random sizes, or at the least ones plus `more`, and their shapes with symbols."""
     shapes = [shape_of(text, element) for text in case.inputs]
     numbers = {
         name: case.least.get(name, 0) + (int(rng.integers(LARGEST + 1)) if few is None else few.get(name, 2))
