@@ -291,6 +291,26 @@ def _scatter_choice_jvp(sweep: Forward, op: Op) -> None:
 
 
 def _scatter_multiply_jvp(sweep: Forward, op: Op) -> None:
+    """An update's factor is the product of everything else at its place; zeros among the updates are counted apart."""
+    b, (x, _, update) = sweep.b, op.operands
+    left, right = sweep.tangent(x), sweep.tangent(update)
+    terms = []
+    if left is not None:
+        terms.append(_again(b, op, left, update, "multiply"))
+    if right is not None:
+        nothing, one = zeros(b, update.type), like(b, 1, update)
+        is_zero = b.compare(update, nothing, comparison_direction="EQ")
+        others = b.select(is_zero, one, update)
+        product = _read_back(b, op, _again(b, op, x, others, "multiply"))
+        count = _read_back(b, op, _again(b, op, zeros(b, x.type), b.select(is_zero, one, nothing), "add"))
+        alone = b.and_(is_zero, b.compare(count, one, comparison_direction="EQ"))
+        none = b.compare(count, nothing, comparison_direction="EQ")
+        factor = b.select(none, b.divide(product, others), b.select(alone, product, nothing))
+        terms.append(_again(b, op, zeros(b, x.type), b.multiply(right, factor), "add"))
+    sweep.put(op.results[0], sweep.total(terms))
+
+
+def _scatter_multiply_unique_jvp(sweep: Forward, op: Op) -> None:
     """Products at places that no two updates share."""
     b, (x, _, update) = sweep.b, op.operands
     left, right = sweep.tangent(x), sweep.tangent(update)
@@ -303,13 +323,14 @@ def _scatter_multiply_jvp(sweep: Forward, op: Op) -> None:
 
 
 def _scatter_multiply_vjp(sweep: Reverse, op: Op, cotangents: Cotangents) -> None:
+    """By what is multiplied into, which is linear; by the updates the transpose of the jvp."""
     (g,) = cotangents
     assert g is not None
-    b, (x, _, update) = sweep.b, op.operands
+    x, _, update = op.operands
     if sweep.wants(x):
-        sweep.add(x, _again(b, op, g, update, "multiply"))
+        sweep.add(x, _again(sweep.b, op, g, update, "multiply"))
     if sweep.wants(update):
-        sweep.add(update, _read_back(b, op, b.multiply(g, x)))
+        sweep.transpose(scatter_rule(op), op, cotangents, [update])
 
 
 def scatter_rule(op: Op) -> Rule:
@@ -330,9 +351,8 @@ def scatter_rule(op: Op) -> Rule:
     if kind in ("maximum", "minimum"):
         return Rule(_scatter_choice_jvp)
     if kind == "multiply":
-        if not op.attrs.get("unique_indices"):
-            return refused("it multiplies at places that updates may share (unique_indices is not set)")
-        return Rule(_scatter_multiply_jvp, _scatter_multiply_vjp)
+        unique = op.attrs.get("unique_indices")
+        return Rule(_scatter_multiply_unique_jvp if unique else _scatter_multiply_jvp, _scatter_multiply_vjp)
     return refused("its body is no sum, product, maximum, minimum or overwrite")
 
 

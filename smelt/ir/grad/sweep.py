@@ -106,7 +106,7 @@ class Reverse:
             results, ops = expand(self.b, rule, op)
             self._through(op, ops, list(zip(results, cotangents, strict=True)))
         else:
-            self._transpose(rule, op, cotangents)
+            self.transpose(rule, op, cotangents, dict.fromkeys(used_values(op)))
 
     def _through(self, op: Op, ops: Sequence[Op], seeds: Iterable[tuple[Value, Value | None]]) -> None:
         """Cotangents through other ops that compute the results."""
@@ -118,14 +118,13 @@ class Reverse:
         for value in wanted:
             self.add(value, inner.cotangents.get(value))
 
-    def _transpose(self, rule: Rule, op: Op, cotangents: Cotangents) -> None:
+    def transpose(self, rule: Rule, op: Op, cotangents: Cotangents, by: Iterable[Value]) -> None:
         """The vjp from the jvp: the ops on tangents, which are linear in them, transposed one by one.
 
         The tangents stand for any: zeros, so that sizes may be read off them. Nothing else is, and they are dead then.
         """
         assert rule.jvp is not None, f"{op.name} has no rule"
-        wanted = [value for value in dict.fromkeys(used_values(op)) if self.wants(value)]
-        tangents = {value: zeros(self.b, value.type) for value in wanted}
+        tangents = {value: zeros(self.b, value.type) for value in by if self.wants(value)}
         start = len(self.b.ops)
         forward = Forward(self.b, self.find, dict(tangents))
         rule.jvp(forward, op)

@@ -278,6 +278,13 @@ case("put unique", lambda d: (d(5, 3), d(2, 3)), lambda x, y: x.at[jnp.array([1,
 case("add at", lambda d: (d(5, 3), d(3, 3)), lambda x, y: x.at[jnp.array([1, 3, 1])].add(y))
 case("add out of range", lambda d: (d(5, 3), d(3, 3)), lambda x, y: x.at[jnp.array([1, 9, -9])].add(y, mode="drop"))
 case("multiply at", lambda d: (d(5, 3), d(2, 3)), lambda x, y: x.at[jnp.array([1, 3])].multiply(y, unique_indices=True))
+case(
+    "multiply twice",
+    lambda d: (d(5, 3), np.where(d.integers(0, 3, 4, 3) == 0, 0.0, d(4, 3))),
+    lambda x, y: x.at[jnp.array([1, 3, 1, 9])].multiply(y, mode="drop"),
+    "own",
+    "unlike",
+)
 case("max at", lambda d: (d(5, 3), d(3, 3)), lambda x, y: x.at[jnp.array([1, 3, 1])].max(y))
 case(
     "min at ties", lambda d: (np.ones((4, 2)), np.ones((3, 2))), lambda x, y: x.at[jnp.array([1, 3, 1])].min(y), "kink"

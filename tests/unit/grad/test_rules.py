@@ -62,10 +62,9 @@ def test_a_rule_agrees_with_jax(case: Case, seed: int):
         moved = jax.tree.leaves(jax.jvp(case.fn, inputs, tangents)[1])
         return [moved[i] for i in floats]
 
-    want = evaluate(push, inputs, tangents)
     got = run(jvp(program), [*inputs, *tangents])[len(shapes) :]
-    for i, (a, b) in enumerate(zip(got, want, strict=True)):
-        if "reverse" not in case.tags:
+    if not case.tags & {"reverse", "unlike"}:  # JAX has no forward rule, or no tidy one at ties
+        for i, (a, b) in enumerate(zip(got, evaluate(push, inputs, tangents), strict=True)):
             assert_close(a, b, f"tangent {i}")
     if "forward" in case.tags:
         return
