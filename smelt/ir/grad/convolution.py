@@ -14,7 +14,7 @@ from smelt.dim import Size
 from smelt.ir.attributes import ConvDims
 from smelt.ir.build import Builder
 from smelt.ir.core import Op, Value
-from smelt.ir.grad.rule import Cotangents, Rule, cast, multilinear, refused, zeros
+from smelt.ir.grad.rule import Cotangents, Rule, cast, multilinear, zeros
 from smelt.ir.grad.shape import pad_with_zeros, spread_length
 from smelt.ir.grad.sweep import Reverse
 from smelt.shape import Shape
@@ -223,7 +223,34 @@ def _move_groups(b: Builder, value: Value, source: int, target: int, groups: int
     return b.reshape(moved, result=value.shape.with_sizes(sizes))
 
 
+def _dynamic_conv(b: Builder, op: Op) -> Sequence[Value]:
+    """A convolution whose padding is a value: padded and dilated by an op of its own, then convolved without."""
+    x, w, padding = op.operands
+    conv = _Conv.of(op)
+    rank, spatial = x.shape.rank, conv.dims.input_spatial_dimensions
+    interior = [0] * rank
+    for dim, dilation in zip(spatial, conv.lhs_dilation, strict=True):
+        interior[dim] = dilation - 1
+    low, high = (_edge(b, padding, side, spatial, rank) for side in (0, 1))
+    between = b.constant(interior, padding.shape.element)
+    padded = b.dynamic_pad(x, b.constant(0, x.shape.dtype), low, high, between)
+    attrs = {key: value for key, value in op.attrs.items() if key != "lhs_dilation"}
+    return [b.convolution(padded, w, result=op.results[0].shape, **attrs)]
+
+
+def _edge(b: Builder, padding: Value, side: int, spatial: Sequence[int], rank: int) -> Value:
+    """The padding on one side of every dimension, from that of the spatial ones."""
+    kind, count = padding.shape.element, len(spatial)
+    column = b.slice(padding, start_indices=(0, side), limit_indices=(count, side + 1), strides=(1, 1))
+    nothing = b.constant([0], kind)
+    parts = [nothing] * rank
+    for i, dim in enumerate(spatial):
+        one = b.slice(column, start_indices=(i, 0), limit_indices=(i + 1, 1), strides=(1, 1))
+        parts[dim] = b.reshape(one, result=Shape.of(kind, (1,)))
+    return b.concatenate(*parts, dimension=0)
+
+
 RULES: dict[str, Rule] = {
     "stablehlo.convolution": multilinear(_vjp, 0, 1),
-    "stablehlo.dynamic_conv": refused("its padding is known only at run time"),
+    "stablehlo.dynamic_conv": Rule(expand=_dynamic_conv),
 }

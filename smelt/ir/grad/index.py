@@ -21,11 +21,12 @@ from smelt.ir.grad.rule import (
     is_differentiable,
     like,
     linear,
+    linear_in_first,
     refused,
     zero,
     zeros,
 )
-from smelt.ir.grad.shape import pad_with_zeros
+from smelt.ir.grad.shape import pad_with_zeros, sum_broadcast
 from smelt.ir.grad.sizes import size_list
 from smelt.ir.grad.sweep import Forward, Reverse
 from smelt.shape import Shape
@@ -99,6 +100,27 @@ def gather_like(b: Builder, x: Value, indices: Value, dims: GatherDims, result: 
     if all(isinstance(size, int) for size in slices):
         return b.gather(x, indices, dimension_numbers=dims, slice_sizes=tuple(slices), result=result)
     return b.dynamic_gather(x, indices, size_list(b, slices, [x]), dimension_numbers=dims, result=result)
+
+
+# ---- dynamic_broadcast_in_dim: a size that is not known to be 1 may turn out to be ----
+
+
+def _dynamic_broadcast(b: Builder, op: Op, g: Value) -> Value:
+    """Where a size is 1 when the program runs, its axis was stretched: element i went to min(i, size - 1)."""
+    x, dims = op.operands[0], op.attrs["broadcast_dimensions"]
+    kept = op.attrs.get("known_nonexpanding_dimensions") or ()
+    for i, (d, size) in enumerate(zip(dims, x.shape.sizes, strict=True)):
+        if size in (1, g.shape.sizes[d]) or i in kept:
+            continue
+        places = b.iota(iota_dimension=0, result=Shape.of(i64, (g.shape.sizes[d],)))
+        last = b.convert(b.get_dimension_size(x, dimension=i), result=Shape.of(i64, ()))
+        last = b.subtract(last, b.constant(1, i64))
+        spread = b.broadcast_in_dim(last, broadcast_dimensions=(), result=places.shape)
+        windows = tuple(axis for axis in range(g.shape.rank) if axis != d)
+        sizes = [size if axis == d else have for axis, have in enumerate(g.shape.sizes)]
+        into = zeros(b, Shape.of(g.shape.dtype, sizes))
+        g = _scatter_add(b, into, b.minimum(places, spread), g, ScatterDims(windows, (d,), (), (), (d,), 1))
+    return sum_broadcast(b, op, g)
 
 
 # ---- scatter ----
@@ -444,6 +466,7 @@ def _top_k_jvp(sweep: Forward, op: Op) -> None:
 RULES: dict[str, Rule | Callable[[Op], Rule]] = {
     "stablehlo.gather": linear(_gather_vjp, 0),
     "stablehlo.dynamic_gather": linear(_gather_vjp, 0),
+    "stablehlo.dynamic_broadcast_in_dim": linear_in_first(_dynamic_broadcast),
     "stablehlo.scatter": scatter_rule,
     "stablehlo.dynamic_slice": linear(_dynamic_slice_vjp, 0),
     "stablehlo.dynamic_update_slice": linear(_update_slice_vjp, 0, 1),

@@ -136,7 +136,7 @@ def _concatenate_vjp(sweep: Reverse, op: Op, cotangents: Cotangents) -> None:
 # ---- broadcasts, reshapes, permutations ----
 
 
-def _broadcast_in_dim(b: Builder, op: Op, g: Value) -> Value:
+def sum_broadcast(b: Builder, op: Op, g: Value) -> Value:
     """Summed over the axes that were added or stretched; the others back in their order."""
     x, dims = op.operands[0], op.attrs["broadcast_dimensions"]
     kept = [d for d, size in zip(dims, x.shape.sizes, strict=True) if size != 1 or g.shape.sizes[d] == 1]
@@ -169,7 +169,7 @@ _TUPLE = "tuples are taken apart before differentiation; this one is not"
 RULES: dict[str, Rule] = {
     "stablehlo.bitcast_convert": zero("bits have no derivative"),
     "stablehlo.broadcast": linear_in_first(_broadcast),
-    "stablehlo.broadcast_in_dim": linear_in_first(_broadcast_in_dim),
+    "stablehlo.broadcast_in_dim": linear_in_first(sum_broadcast),
     "stablehlo.concatenate": linear(_concatenate_vjp),
     "stablehlo.iota": zero("it has no operand"),
     "stablehlo.reshape": linear_in_first(_reshape),
@@ -181,7 +181,6 @@ RULES: dict[str, Rule] = {
     "stablehlo.tuple": refused(_TUPLE),
     "stablehlo.get_tuple_element": refused(_TUPLE),
     "stablehlo.optimization_barrier": linear(_barrier_vjp),
-    "stablehlo.dynamic_broadcast_in_dim": linear_in_first(_broadcast_in_dim),
     "stablehlo.dynamic_iota": zero("its operand is a list of sizes"),
     "stablehlo.dynamic_pad": linear(_dynamic_pad_vjp, 0, 1),
     "stablehlo.dynamic_reshape": linear_in_first(_reshape),

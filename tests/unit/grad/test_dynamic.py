@@ -100,3 +100,66 @@ def test_one_gradient_for_all_sizes(name: str, seed: int):
         moved = run(forward, [*inputs, *tangents])[len(results) :]
         left = sum(np.sum(seed * each) for seed, each in zip(seeds, moved, strict=True))
         assert_close(sum(np.sum(g * t) for g, t in zip(got, tangents, strict=True)), left, "the modes disagree")
+
+
+def text(body: str, args: str, result: str) -> str:
+    return f"func.func @main({args}) -> {result} {{ {body} return %r : {result} }}"
+
+
+STRETCH = text(
+    "%r = stablehlo.dynamic_broadcast_in_dim %x, %s, dims = [0, 1] : "
+    "(tensor<?x?xf64>, tensor<2xi64>) -> tensor<?x?xf64>",
+    "%x: tensor<?x?xf64>, %s: tensor<2xi64>",
+    "tensor<?x?xf64>",
+)
+CONV = text(
+    '%r = "stablehlo.dynamic_conv"(%x, %w, %p) {window_strides = array<i64: 2>, lhs_dilation = array<i64: 2>, '
+    "rhs_dilation = array<i64: 1>, dimension_numbers = #stablehlo.conv<[b, f, 0]x[o, i, 0]->[b, f, 0]>, "
+    "feature_group_count = 1 : i64, batch_group_count = 1 : i64} : "
+    "(tensor<2x3x5xf64>, tensor<4x3x2xf64>, tensor<1x2xi64>) -> tensor<2x4x?xf64>",
+    "%x: tensor<2x3x5xf64>, %w: tensor<4x3x2xf64>, %p: tensor<1x2xi64>",
+    "tensor<2x4x?xf64>",
+)
+PAD = text(
+    "%z = stablehlo.slice %x [0:1, 0:1] : (tensor<3x4xf64>) -> tensor<1x1xf64> "
+    "%v = stablehlo.reshape %z : (tensor<1x1xf64>) -> tensor<f64> "
+    '%q = "stablehlo.dynamic_pad"(%x, %v, %p, %p, %p) : (tensor<3x4xf64>, tensor<f64>, tensor<2xi64>, tensor<2xi64>, '
+    "tensor<2xi64>) -> tensor<?x?xf64> %r = stablehlo.sine %q : tensor<?x?xf64>",
+    "%x: tensor<3x4xf64>, %p: tensor<2xi64>",
+    "tensor<?x?xf64>",
+)
+SLICE = text(
+    '%r = "stablehlo.real_dynamic_slice"(%x, %b, %e, %s) : (tensor<6x7xf64>, tensor<2xi64>, tensor<2xi64>, '
+    "tensor<2xi64>) -> tensor<?x?xf64>",
+    "%x: tensor<6x7xf64>, %b: tensor<2xi64>, %e: tensor<2xi64>, %s: tensor<2xi64>",
+    "tensor<?x?xf64>",
+)
+DATA = [
+    (STRETCH, [(1, 4)], [[3, 4]]),
+    (STRETCH, [(3, 4)], [[3, 4]]),
+    (STRETCH, [(1, 1)], [[3, 2]]),
+    (CONV, [(2, 3, 5), (4, 3, 2)], [[[1, 2]]]),
+    (PAD, [(3, 4)], [[1, 2]]),
+    (SLICE, [(6, 7)], [[1, 0], [6, 5], [2, 3]]),
+    (SLICE, [(6, 7)], [[2, 1], [2, 7], [1, 2]]),
+]
+
+
+@pytest.mark.parametrize(("source", "shapes", "numbers"), DATA)
+def test_sizes_that_only_data_knows(source: str, shapes: list[tuple[int, ...]], numbers: list[Any], seed: int):
+    d = Draw(seed)
+    program = parse(source)
+    inputs = [d(*shape) for shape in shapes]
+    tangents = [d(*shape) for shape in shapes]
+    sizes = [np.array(number, np.int64) for number in numbers]
+    (moved,) = run(jvp(program), [*inputs, *sizes, *tangents])[1:]
+    low, high = (
+        run(program, [*(x + h * t for x, t in zip(inputs, tangents, strict=True)), *sizes])[0] for h in (-1e-6, 1e-6)
+    )
+    np.testing.assert_allclose(moved, (high - low) / 2e-6, rtol=1e-6, atol=1e-7)
+    g = d(*moved.shape)
+    back = run(vjp(program), [*inputs, *sizes, g])[1:]
+    assert [each.shape for each in back] == shapes
+    assert_close(
+        sum(np.sum(a * t) for a, t in zip(back, tangents, strict=True)), np.sum(g * moved), "the modes disagree"
+    )
