@@ -21,11 +21,12 @@ from smelt.shape import Shape
 
 T = TypeVar("T")
 
-# Linux's files with the machine's memory (in kB) and the limit of a control group (v2, v1).
-MEMORY_LIMITS = (
-    ("/proc/meminfo", r"MemTotal:\s+(\d+) (kB)"),
-    ("/sys/fs/cgroup/memory.max", r"(\d+)"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", r"(\d+)"),
+# Linux's files with the machine's memory and the limit of a control group (v2, v1): the word before the number, if
+# there is one, and its unit in bytes.
+MEMORY_LIMITS: tuple[tuple[str, bytes, int], ...] = (
+    ("/proc/meminfo", b"MemTotal:", 1024),
+    ("/sys/fs/cgroup/memory.max", b"", 1),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", b"", 1),
 )
 
 
@@ -300,12 +301,8 @@ def machine_memory() -> int:
     found = [1 << 41]
     with suppress(AttributeError, OSError, ValueError):  # not every system says
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    for path, pattern in MEMORY_LIMITS:
-        try:
-            with open(path, encoding="utf-8") as file:
-                stated = re.search(pattern, file.read())
-        except (OSError, ValueError):
-            continue
-        if stated:
-            found.append(int(stated[1]) * (1024 if stated.lastindex == 2 else 1))
+    for path, label, unit in MEMORY_LIMITS:
+        with suppress(OSError, ValueError, IndexError), open(path, "rb") as file:
+            words = file.read().split()
+            found.append(int(words[words.index(label) + 1 if label else 0]) * unit)
     return min(found)
