@@ -93,6 +93,8 @@ class App:
             response.status = 500
         finally:
             self.active -= 1
+        if response.status in (408, 413):  # the rest of the body is not wanted
+            extra.append((b"connection", b"close"))
         try:
             await send_response(response, request, send, extra)
         finally:

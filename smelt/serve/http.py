@@ -8,7 +8,7 @@ import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs
 
 import msgspec
 
@@ -229,9 +229,7 @@ class Routes:
             given = request.path.split("/")
             for parts, row in self._patterns.get(len(given), ()):
                 if all(part in ("{}", name) for part, name in zip(parts, given, strict=True)):
-                    request.parts = tuple(
-                        unquote(name) for part, name in zip(parts, given, strict=True) if part == "{}"
-                    )
+                    request.parts = tuple(name for part, name in zip(parts, given, strict=True) if part == "{}")
                     methods = row
                     break
             else:

@@ -19,6 +19,7 @@ from smelt.serve import grpc as grpc_front
 from smelt.serve.app import App
 from smelt.serve.config import Config
 from smelt.serve.models import READY, Catalogue, Version
+from smelt.serve.protocol import limited
 
 log = logging.getLogger("smelt.serve")
 
@@ -73,7 +74,7 @@ async def _serve(app: App, listener: socket.socket, quiet: bool) -> None:
     server = _Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=limited(config.body_timeout),
             ws="none",
             lifespan="on",
             log_config=None,
@@ -82,7 +83,6 @@ async def _serve(app: App, listener: socket.socket, quiet: bool) -> None:
             date_header=True,
             timeout_keep_alive=round(config.keep_alive),
             limit_concurrency=config.max_connections,
-            h11_max_incomplete_event_size=1 << 16,
             timeout_graceful_shutdown=round(config.drain),
             ssl_certfile=config.tls_certificate,
             ssl_keyfile=config.tls_key,

@@ -16,10 +16,9 @@ import smelt
 from smelt.cli.load import load
 from smelt.client import AsyncClient, Client, connect
 from smelt.client.calls import ServerError
-from smelt.client.wire import HEADER, decode_answer, encode_request
+from smelt.client.wire import HEADER, NUMPY, decode_answer, encode_request
 from smelt.errors import ParseError, RunError, TimedOutError
 from smelt.serve.oip import InferRequest, Outcome, answer, parse
-from smelt.serve.tensors import NUMPY
 from tests.unit.serve.client import DIGITS
 from tests.unit.serve.test_server import PIXELS, Server
 

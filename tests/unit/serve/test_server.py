@@ -174,6 +174,32 @@ def test_bad_clients_do_not_take_it_down(server: Server) -> None:
     assert server.ask("POST", "/v2/models/digits/infer", infer())[0] == 200
 
 
+def test_slow_and_endless_heads_are_cut_off(tmp_path: Path) -> None:
+    settings = tmp_path / "server.toml"
+    settings.write_text("body_timeout = 0.5\n")
+    made = Server(DIGITS, "--engine", "reference", "--config", str(settings))
+    try:
+        clients = [socket.create_connection(("127.0.0.1", made.http), timeout=30) for _ in range(20)]
+        for client in clients[:10]:
+            client.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n")  # and nothing more
+        clients[10].sendall(b"POST /v2/models/digits/infer HTTP/1.1\r\nContent-Length: 10\r\n\r\n{")
+        for client in clients:
+            found = b""
+            while piece := client.recv(4096):
+                found += piece
+            if client in clients[:10]:
+                assert b"did not arrive in time" in found
+            elif client is clients[10]:
+                assert b"408" in found
+            client.close()
+        with socket.create_connection(("127.0.0.1", made.http), timeout=30) as client:
+            client.sendall(b"GET /v2 HTTP/1.1\r\nX: " + b"y" * (70 << 10))
+            assert b"too large" in client.recv(4096)
+        assert made.ask("POST", "/v2/models/digits/infer", infer())[0] == 200
+    finally:
+        made.close()
+
+
 def test_sigterm_finishes_what_was_accepted() -> None:
     made = Server(DIGITS, "--engine", "reference")
     try:
