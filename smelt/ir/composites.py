@@ -40,8 +40,8 @@ apply: `add` is added to the scores, `where` keeps scores where it is true, `unl
 number of `fill` elsewhere. With softcap c > 0 scores are c * tanh(score / c) before masks. Keys are the letters of k
 and v that the result and q lack. guarded = 1: a row in which no key is left (nan) counts as zeros."""
 _PAGED = """softmax of (sum q k * scale) over keys at positions 0 … position[n], times v. Operands q [n, h, k], keys
-[p, s, g, k], values [p, s, g, e], table [b, m], sequence [n], position [n], sinks [h]?: key j of query n is at
-[table[sequence[n], j / s], j % s], of head h / (heads / g). With softcap c > 0 scores are c * tanh(score / c); with
+[p, g, k, s], values [p, s, g, e], table [b, m], sequence [n], position [n], sinks [h]?: key j of query n is in page
+table[sequence[n], j / s] at j % s, of head h / (heads / g). With softcap c > 0 scores are c * tanh(score / c); with
 window w > 0 only the last w positions count; a sink is one more score, without a value."""
 _WINDOW = ("strides", "padding", "lhs_dilation", "rhs_dilation", "groups", "batch_groups")
 _RECURRENT = """one direction of one layer over time: operands x [time, batch, input], w [gates * hidden, input],

@@ -52,7 +52,7 @@ def op_operations(op: Op, program: Program) -> Size:
             return 2 * both * product(axes.sizes[each] for each in letters)
         case "paged_attention":
             q, keys, values, table = (each.shape.sizes for each in op.operands[:4])
-            return 2 * (q[2] + values[3]) * q[0] * q[1] * table[1] * keys[1]
+            return 2 * (q[2] + values[3]) * q[0] * q[1] * table[1] * keys[3]
         case "convolution" | "dynamic_conv":
             kernel = op.operands[1].shape
             outputs = kernel.sizes[op.attrs["dimension_numbers"].kernel_output_feature_dimension]

@@ -72,12 +72,12 @@ class Pool:
 
     def _grow(self, capacity: int) -> None:
         config = self._config
-        sizes = capacity, PAGE, config.kv_heads, config.head_size
+        keys_of, values_of = pool_sizes(config, capacity)
         before = self._arrays or [(None, None)] * len(config.layers)
         grown: Pools = []
         for i, (keys, values) in enumerate(before):
             before[i] = (None, None)  # one layer at a time is there twice
-            grown.append((self._grown(keys, sizes), self._grown(values, sizes)))
+            grown.append((self._grown(keys, keys_of), self._grown(values, values_of)))
         self._arrays, self._capacity = grown, capacity
 
     def _grown(self, old: Any, sizes: tuple[int, ...]) -> Any:
@@ -85,6 +85,12 @@ class Pool:
         if old is not None:
             array[: self._capacity] = as_array(old)
         return self._put(array)
+
+
+def pool_sizes(config: Config, pages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of a layer's keys and of its values."""
+    keys = pages, config.kv_heads, config.head_size, PAGE
+    return keys, (pages, PAGE, config.kv_heads, config.head_size)
 
 
 def page_bytes(config: Config) -> int:

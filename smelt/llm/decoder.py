@@ -18,14 +18,14 @@ from smelt.dtype import f32
 from smelt.llm.config import Config, Layer, Rope
 from smelt.llm.layers import Formats, Linear, Matrix, Norm
 from smelt.llm.moe import Mixture
-from smelt.llm.paged import PAGE, PagedAttention
+from smelt.llm.paged import PAGE, PagedAttention, write_keys
 from smelt.tensor import nn
 from smelt.tensor.core import Tensor
 from smelt.tensor.model import Model
 from smelt.tensor.ops.elementwise import cast, leaf, outer
 from smelt.tensor.ops.move import concatenate
 
-Cache = tuple[Tensor, Tensor]  # keys and values of a layer, f32[p, o, g, k]
+Cache = tuple[Tensor, Tensor]  # keys f32[p, g, k, o] and values f32[p, o, g, k] of a layer
 
 
 class Stepped(NamedTuple):
@@ -37,13 +37,14 @@ class Stepped(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the tokens of a step belong: sequence and position of each, the pages of each sequence, and the slot
-    (page * PAGE + place in it) that each token's keys and values are written to; a slot outside is not written."""
+    """Where the tokens of a step belong: sequence and position of each, the pages of each sequence, and page and place
+    in it that each token's keys and values are written to; a page outside of the pool is not written."""
 
     table: Tensor  # i32[b, m]
     sequence: Tensor  # i32[s]
     position: Tensor  # i32[s]
-    slot: Tensor  # i32[s]
+    page: Tensor  # i32[s]
+    place: Tensor  # i32[s]
 
 
 def turn(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
@@ -59,7 +60,7 @@ def turn(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
 
 
 def write(pool: Tensor, new: Tensor, slot: Tensor) -> Tensor:
-    """The pool with new keys or values [s, g, k] in their slots."""
+    """The pool f32[p, o, g, k] with new values f32[s, g, k] in their slots, page * PAGE + place."""
     return pool.merge("p o", "t").scatter(slot, new, "t").split("t", p=None, o=PAGE)
 
 
@@ -92,7 +93,8 @@ class Attention(Model):
             q, k = self.q_norm(q), self.k_norm(k)
         if layer.rope is not None:
             q, k = turn(q, layer.rope, places.position), turn(k, layer.rope, places.position)
-        keys, values = (write(old, new, places.slot) for old, new in zip(cache, (k, v), strict=True))
+        keys = write_keys(cache[0], k, places.page, places.place)
+        values = write(cache[1], v, places.page * PAGE + places.place)
         y = self._attend(q, keys, values, places.table, places.sequence, places.position)
         return self.o(y.merge("h k", "e")), (keys, values)
 
@@ -164,12 +166,13 @@ class Decoder(Model):
         table: Tensor,
         sequence: Tensor,
         position: Tensor,
-        slot: Tensor,
+        page: Tensor,
+        place: Tensor,
         rows: Tensor,
     ) -> Stepped:
         """`tokens` i32[s] with their `Places`; `pools` are the pages of each layer's keys and values; `rows` i32[r] are
         those of the tokens whose logits are wanted."""
-        config, places = self._config, Places(table, sequence, position, slot)
+        config, places = self._config, Places(table, sequence, position, page, place)
         x = self.embed.dense().take(tokens, "v")
         if config.embed_scale != 1.0:
             x = x * config.embed_scale

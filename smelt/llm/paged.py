@@ -11,13 +11,15 @@ import math
 from functools import lru_cache
 
 from smelt.dtype import f32, i32
+from smelt.ir.attributes import ScatterDims
 from smelt.ir.core import Func
 from smelt.tensor.axes import shape_of
 from smelt.tensor.composite import composite
 from smelt.tensor.core import Tensor
 from smelt.tensor.jit.trace import trace
 from smelt.tensor.ops import elementwise as el
-from smelt.tensor.ops.move import arange
+from smelt.tensor.ops.move import arange, concatenate
+from smelt.tensor.record import emit, scalar_region
 
 PAGE = 64  # positions
 
@@ -34,18 +36,33 @@ class PagedAttention:
     def __call__(
         self, q: Tensor, keys: Tensor, values: Tensor, table: Tensor, sequence: Tensor, position: Tensor
     ) -> Tensor:
-        """q f32[s, h, k], keys and values f32[p, o, g, k], table i32[b, m], sequence and position i32[s]."""
+        """q f32[s, h, k], keys f32[p, g, k, o], values f32[p, o, g, k], table i32[b, m], sequence, position i32[s]."""
         operands = (q.transpose("s", "h", "k"), keys, values, table, sequence, position)
         return composite("smelt.paged_attention", operands, self._attributes, self._body, ("s", "h", "k"))
 
 
+def write_keys(pool: Tensor, new: Tensor, page: Tensor, place: Tensor) -> Tensor:
+    """Keys f32[p, g, k, o] with new ones f32[s, g, k] at (page, place) each; a page outside is not written."""
+    wide = concatenate([each.to(i32).split("s", s=None, j=1) for each in (page, place)], "j")
+    dims = ScatterDims(
+        update_window_dims=(1, 2),
+        inserted_window_dims=(0, 3),
+        scatter_dims_to_operand_dims=(0, 3),
+        index_vector_dim=1,
+    )
+    region = scalar_region(f32, lambda _, b: b)
+    updates = new.transpose("s", "g", "k")
+    return emit("scatter", pool, wide, updates, names=pool.axes, regions=(region,), scatter_dimension_numbers=dims)
+
+
 @lru_cache
 def _decomposition(heads: int, kv_heads: int, depth: int, scale: float, softcap: float, window: int) -> Func:
-    pool = f"f32[p=P, o={PAGE}, g={kv_heads}, k={depth}]"
+    keys_of, values_of = f"f32[p=P, g={kv_heads}, k={depth}, o={PAGE}]", f"f32[p=P, o={PAGE}, g={kv_heads}, k={depth}]"
 
     def attend(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, sequence: Tensor, position: Tensor) -> Tensor:
         pages = table.take(sequence, "b")
-        k, v = (each.take(pages, "p").merge("m o", "t") for each in (keys, values))  # [s, t, g, k]
+        k, v = (each.take(pages, "p") for each in (keys, values))  # [s, m, …]
+        k, v = (each.transpose("s", "m", "o", "g", "k").merge("m o", "t") for each in (k, v))
         q = q.split("h", g=kv_heads, r=None)
         scores = q.dot(k, "k") * scale
         if softcap:
@@ -63,5 +80,5 @@ def _decomposition(heads: int, kv_heads: int, depth: int, scale: float, softcap:
         found = weights.dot(el.where(seen, v, 0.0), "t")
         return found.transpose("s", "g", "r", "k").merge("g r", "h").to(f32)
 
-    texts = (f"f32[s=S, h={heads}, k={depth}]", pool, pool, "i32[b=B, m=M]", "i32[s=S]", "i32[s=S]")
+    texts = (f"f32[s=S, h={heads}, k={depth}]", keys_of, values_of, "i32[b=B, m=M]", "i32[s=S]", "i32[s=S]")
     return trace(attend, *map(shape_of, texts), facts=("P >= 1", "B >= 1", "M >= 1")).program.main

@@ -1,6 +1,6 @@
 """Keys and values of a prompt's full pages on disk: `save` writes them, `load` puts them into a pool.
 
-The file is a safetensors file: the tokens, and keys and values per layer, [page, position, head, depth]. It holds the
+The file is a safetensors file: the tokens, and keys and values per layer as a pool has them. It holds the
 hash of the weights that they were computed with; another model refuses them.
 """
 
@@ -13,14 +13,14 @@ import numpy as np
 
 from smelt.dtype import Array
 from smelt.errors import FileError, ParseError, RunError
-from smelt.llm.cache import Pool
+from smelt.llm.cache import Pool, pool_sizes
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.config import Config
 from smelt.llm.paged import PAGE
 from smelt.read import safetensors
 from smelt.weights import Weights
 
-FORMAT = "smelt prompt cache 1"
+FORMAT = "smelt prompt cache 2"
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:
@@ -64,11 +64,11 @@ def load(path: Path, pool: Pool, config: Config, model: str) -> int:
     count = len(tokens) // PAGE
     if count * PAGE != len(tokens) or not count or tokens.min() < 0 or tokens.max() >= config.v:
         raise ParseError(f"{path}: not whole pages of tokens", got=len(tokens))
-    sizes = count, PAGE, config.kv_heads, config.head_size
+    sizes = pool_sizes(config, count)
     layers = []
     for layer in range(len(config.layers)):
         names = f"keys.{layer}", f"values.{layer}"
-        layers.append([_checked(weights, name, sizes, np.float32) for name in names])
+        layers.append([_checked(weights, *pair, np.float32) for pair in zip(names, sizes, strict=True)])
     content = {}
     for number, digest in enumerate(pool.pages.chain(tokens.tolist())):
         page = pool.pages.adopt(digest)

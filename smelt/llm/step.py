@@ -24,7 +24,7 @@ from smelt.tensor.jit.compile import compile
 CHUNK = 512  # tokens that one step reads at most
 GATHERED = 1 << 28  # bytes of keys and values that an engine without a paged kernel may gather for a step
 
-Pools = list[tuple[Any, Any]]  # keys and values of each layer, f32[p, o, g, k]
+Pools = list[tuple[Any, Any]]  # keys f32[p, g, k, o] and values f32[p, o, g, k] of each layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,12 @@ class Batch:
         )
 
     @property
-    def slot(self) -> Array:
-        """Where each token's keys and values go; -1 for tokens that are not there."""
-        found = self.table[self.sequence, self.position // PAGE] * PAGE + self.position % PAGE
-        slots: Array = np.where(self.position < 0, np.int32(-1), found).astype(np.int32)
-        return slots
+    def places(self) -> tuple[Array, Array]:
+        """The page that each token's keys and values go to, and the place in it; tokens that are not there go to
+        page -1."""
+        page, place = self.position // PAGE, self.position % PAGE
+        found: Array = np.where(page < 0, np.int32(-1), self.table[self.sequence, page])
+        return found, place
 
     def padded(self) -> Batch:
         """Every size rounded up to a power of two."""
@@ -98,13 +99,14 @@ class Step:
         self.config = config
         self.precision = precision
         model = instantiate(Decoder, checkpoint.weights, strict=True, config=config, formats=checkpoint.formats)
-        pool = f"f32[p=P, o={PAGE}, g={config.kv_heads}, k={config.head_size}]"
+        keys = f"f32[p=P, g={config.kv_heads}, k={config.head_size}, o={PAGE}]"  # transposed within a page
+        values = f"f32[p=P, o={PAGE}, g={config.kv_heads}, k={config.head_size}]"
         executable = compile(
             model.step,
             "i32[s=S]",
-            [(pool, pool)] * len(config.layers),
+            [(keys, values)] * len(config.layers),
             "i32[b=B, m=M]",
-            *("i32[s=S]", "i32[s=S]", "i32[s=S]", "i32[r=R]"),
+            *("i32[s=S]", "i32[s=S]", "i32[s=S]", "i32[s=S]", "i32[r=R]"),
             platform=self.platform,
             donate="pools",
             facts=("P >= 1", "B >= 1", "M >= 1", "S >= 1", "R >= 1"),
@@ -129,14 +131,14 @@ class Step:
         if self._direct is not None:
             return self._run_directly(batch, pools)
         given = batch.padded() if self._by_size else batch
-        made = self._bound(given.tokens, pools, given.table, given.sequence, given.position, given.slot, given.rows)
+        made = self._bound(given.tokens, pools, given.table, given.sequence, given.position, *given.places, given.rows)
         logits: Array = made.logits.numpy()
         return logits[: len(batch.rows)], made.pools
 
     def _run_directly(self, batch: Batch, pools: Pools) -> tuple[Array, Pools]:
         """The same on arrays in host memory: a step of a small model takes less time than checking its arguments."""
         flat = [array for pair in pools for array in pair]
-        places = batch.table, batch.sequence, batch.position, batch.slot, batch.rows
+        places = batch.table, batch.sequence, batch.position, *batch.places, batch.rows
         logits, *after = self._direct(batch.tokens, *flat, *places)
         return logits, list(zip(after[::2], after[1::2], strict=True))
 

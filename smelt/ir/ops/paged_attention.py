@@ -1,6 +1,6 @@
 """`smelt.paged_attention`: the composite of that name as one op, for an engine with a kernel for it.
 
-Operands: q [n, h, k], keys [p, s, g, k] and values [p, s, g, e] in pages of s positions, table [b, m] of pages for each
+Operands: q [n, h, k], keys [p, g, k, s] and values [p, s, g, e] in pages of s positions, table [b, m] of pages for each
 sequence, the sequence and the position of each query [n], and sinks [h], or none. `width` is how many queries a kernel
 takes at once.
 """
@@ -48,14 +48,14 @@ def _infer(call: Call) -> Sequence[Type]:
     wanted = ["float"] * 3 + ["int"] * 3 + ["float"] * len(sinks)
     call.require(kinds == wanted, "", "pages and positions are integers, all others floats", expected=wanted, got=kinds)
     for left, right, what in (
-        ((q.sizes[2],), keys.sizes[3:], "the depth of queries and keys"),
-        (keys.sizes[:3], values.sizes[:3], "keys and values"),
+        ((q.sizes[2],), keys.sizes[2:3], "the depth of queries and keys"),
+        ((keys.sizes[0], keys.sizes[3], keys.sizes[1]), values.sizes[:3], "keys and values"),
         (q.sizes[:1], sequence.sizes, "queries and their sequences"),
         (q.sizes[:1], position.sizes, "queries and their positions"),
         *(((q.sizes[1],), each.sizes, "heads and sinks") for each in sinks),
     ):
         call.same_sizes(left, right, "", f"{what} have different sizes")
-    heads, groups = q.sizes[1], keys.sizes[2]
+    heads, groups = q.sizes[1], keys.sizes[1]
     call.require(divide_exact(heads, groups) is not None, "", "groups must divide heads", expected=heads, got=groups)
     return [Shape.of(q.dtype, (*q.sizes[:2], values.sizes[3]))]
 
@@ -77,6 +77,7 @@ def attend(
     sinks: Array | None = None,
 ) -> Array:
     """In double, query by query. Indices are clamped; a query without keys gives zeros."""
+    keys = keys.transpose(0, 3, 1, 2)
     page, groups = keys.shape[1:3]
     result = np.zeros((*q.shape[:2], values.shape[3]))
     for n in range(len(q)) if page * table.size * len(keys) else ():

@@ -1,16 +1,16 @@
 """Paged attention: queries of many sequences over a KV cache in pages, with online softmax; prefill and decode alike.
 
-Neighbouring queries of one sequence and one head of keys are a block, its columns on lanes; keys and values are left
-operands of the micro-kernel, page by page, in place. Every query is a lane of its own that takes pages in order from
-the first one, and a masked key counts exactly zero: so its bits depend on neither its block nor its batch.
+Neighbouring queries of one sequence and one head of keys are the rows of a block. A page of keys [depth, position] and
+one of values [position, element] are right operands of the micro-kernel, in place. Every query is a row of its own that
+takes pages in order, and a masked key counts exactly zero: so its bits depend on neither its block nor its batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, field
+from math import gcd, inf
 
 from smelt.dim import Size
 from smelt.dtype import DType, f32, i1, i32, i64
@@ -20,31 +20,16 @@ from smelt.kernel.build.gather_scatter import to_index
 from smelt.kernel.build.gemm import axis_stride, element_place
 from smelt.kernel.build.sinks import Output, sink
 from smelt.kernel.loops.form import F32
-from smelt.kernel.loops.grammar import (
-    Amount,
-    Expr,
-    Load,
-    Mma,
-    Number,
-    Place,
-    Quotient,
-    Remainder,
-    Set,
-    Slice,
-    Transpose,
-    add,
-    scale,
-    tile_slice,
-)
+from smelt.kernel.loops.grammar import Amount, Expr, Mma, Number, Place, Quotient, Remainder, Set, Slice, add, scale
 from smelt.kernel.loops.nest import Nest, tensor
 
-SUM_BLOCK = 16  # weights per partial sum, which keeps rounding errors small
-LANES = 16  # queries are computed in multiples of this
+ROWS = 48  # queries of a block: with a page of keys and one of values they stay in the cache
+LANES = 16  # partial maxima and sums of a row
 
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """The sizes of an op. `groups` heads of keys serve `shared` heads of queries each."""
+    """The sizes of an op. `groups` heads of keys serve `shared` heads of queries each; `width` columns are a panel."""
 
     op: Op
     numbers: PagedNumbers
@@ -60,7 +45,7 @@ class Paged:
     def of(op: Op) -> Paged:
         numbers = PagedNumbers.of(op.attrs["composite_attributes"])
         q, keys, values = (tensor(each).sizes for each in op.operands[:3])
-        static = (q[1], keys[2], q[2], values[3], keys[1])
+        static = (q[1], keys[1], q[2], values[3], keys[3])
         heads, groups, depth, deep, page = (each for each in static if isinstance(each, int))
         assert numbers is not None, "inference has seen the attributes"
         return Paged(op, numbers, op.attrs["width"], q[0], groups, heads // groups, depth, deep, page)
@@ -68,12 +53,20 @@ class Paged:
     @property
     def together(self) -> int:
         """Tokens of a block."""
-        return max(1, self.width // self.shared)
+        return max(1, ROWS // self.shared)
 
     @property
     def parts(self) -> int:
         """Blocks that the heads of one token need."""
-        return -(-self.shared // self.width)
+        return -(-self.shared // ROWS)
+
+    def panels(self, size: int) -> list[tuple[int, int]]:
+        """(first column, columns) of each panel."""
+        return [(at, min(self.width, size - at)) for at in range(0, size, self.width)]
+
+    @property
+    def lanes(self) -> int:
+        return min(gcd(self.page, LANES), self.width)
 
 
 @sink("smelt.paged_attention", anchor=True, addressed=(1, 2), in_runs=(1, 2))
@@ -103,41 +96,42 @@ class _Block:
     sequence: Expr
     part: Expr
     group: Expr
+    tokens: Expr = field(init=False)
+    heads: Expr = field(init=False)  # of each token
+    used: Expr = field(init=False)  # rows
 
     def write(self, output: Output) -> None:
-        nest, paged, width = self.nest, self.paged, self.paged.width
-        tokens, low, high = self.measure()
-        heads: Expr = Number(paged.shared)
+        nest, paged = self.nest, self.paged
+        self.tokens, low, high = self.measure()
+        self.heads = Number(paged.shared)
         if paged.parts > 1:
-            left = nest.let(add(Number(paged.shared), scale(self.part, -width)))
-            heads = nest.apply("minimum", Number(width), left)
-        used = scale(tokens, paged.shared) if paged.parts == 1 else heads
-        used = nest.let(used)
-        vectors = nest.let(scale(nest.let(Quotient(nest.let(add(used, LANES - 1)), LANES)), LANES))
-        wide = nest.apply("minimum", Number(width), vectors)
-        queries = self.load_queries(tokens, heads)
-        places = self.load_positions(tokens, heads)
-        best, total = self.start_sums(tokens, heads)
-        result = self.zeros("sum", paged.values * width)
-        scores = self.zeros("score", paged.page * width)
-        start = Number(0)
+            left = nest.let(add(Number(paged.shared), scale(self.part, -ROWS)))
+            self.heads = nest.apply("minimum", Number(ROWS), left)
+        self.used = nest.let(scale(self.tokens, paged.shared)) if paged.parts == 1 else self.heads
+        queries, places = self.load_queries()
+        best, total = self.start_sums()
+        result = self.array("sum", len(paged.panels(paged.values)) * ROWS * paged.width)
+        scores = self.array("score", len(paged.panels(paged.page)) * ROWS * paged.width)
+        for start, _ in paged.panels(paged.values):
+            with nest.loop(self.used, "ordered") as i, nest.loop(paged.width, "lane") as e:
+                nest.write(result, add(scale(i, paged.width), e, start * ROWS), Number(0.0, f32))
+        first: Expr = Number(0)
         if paged.numbers.window:
             seen = nest.apply("maximum", nest.let(add(low, 1 - paged.numbers.window)), Number(0))
-            start = nest.let(Quotient(seen, paged.page))  # type: ignore[assignment]
+            first = nest.let(Quotient(seen, paged.page))
         pages = nest.let(Quotient(nest.let(add(high, paged.page)), paged.page))
-        rest = nest.apply("maximum", nest.let(add(pages, scale(start, -1))), Number(0))
+        rest = nest.apply("maximum", nest.let(add(pages, scale(first, -1))), Number(0))
         with nest.loop(rest, "ordered", fence=True) as number:
-            page = nest.let(add(start, number))
+            page = nest.let(add(first, number))
             key = nest.let(scale(page, paged.page))
             count = nest.apply("minimum", Number(paged.page), nest.let(add(high, 1, scale(key, -1))))
             row = nest.clamp(self.sequence, tensor(paged.op.operands[3]).sizes[0] - 1)
             place = nest.clamp(_index(nest, paged.op, 3, row, page), tensor(paged.op.operands[1]).sizes[0] - 1)
-            self.multiply(1, place, count, (scores, count, queries, Amount(paged.depth)), used)
-            self.mask(scores, places, key, count, low, high, wide)
-            factor = self.exponentiate(scores, count, best, total, wide)
-            self.rescale(result, factor, wide)
-            self.multiply(2, place, count, (result, Amount(paged.values), scores, count), used)
-        self.finish(output, result, total, tokens, heads, wide)
+            self.multiply_keys(scores, queries, place)
+            self.mask(scores, places, key, low, high)
+            self.weigh(scores, best, total, result)
+            self.multiply_values(result, scores, place, count)
+        self.finish(output, result, total)
 
     # -- what the block is --
 
@@ -161,161 +155,193 @@ class _Block:
         return nest.keep(count), nest.keep(low), nest.apply("minimum", nest.keep(high), Amount(room))
 
     @contextmanager
-    def lanes(self, tokens: Expr, heads: Expr) -> Iterator[tuple[Expr, Expr, Expr]]:
-        """(token, head, lane) of each query of the block."""
+    def rows(self) -> Iterator[tuple[Expr, Expr, Expr]]:
+        """(token, head, row) of each query of the block."""
         nest = self.nest
-        with nest.loop(tokens, "ordered", fence=True) as t, nest.loop(heads, "ordered", fence=True) as i:
-            head = add(scale(self.group, self.paged.shared), scale(self.part, self.paged.width), i)
+        with nest.loop(self.tokens, "ordered", fence=True) as t, nest.loop(self.heads, "ordered", fence=True) as i:
+            head = add(scale(self.group, self.paged.shared), scale(self.part, ROWS), i)
             yield nest.let(add(self.token, t)), nest.let(head), nest.let(add(scale(t, self.paged.shared), i))
 
-    def load_queries(self, tokens: Expr, heads: Expr) -> str:
-        """Scaled queries as the columns of a packed panel; missing columns are zeros."""
+    def load_queries(self) -> tuple[str, str]:
+        """Scaled queries, [row, depth], and their positions."""
         nest, paged = self.nest, self.paged
-        rows = self.zeros("row", paged.depth * paged.width)
-        with self.lanes(tokens, heads) as (at, head, lane), nest.loop(paged.depth, "lane") as d:
-            element = nest.convert(nest.pull(paged.op.operands[0], (at, head, d)), f32)
-            scaled = nest.apply("multiply", element, Number(paged.numbers.scale, f32))
-            nest.write(rows, add(scale(lane, paged.depth), d), scaled)
-        queries = self.array("query", paged.depth * paged.width)
-        nest.emit(Transpose(tile_slice(queries, paged.depth, paged.width), tile_slice(rows, paged.width, paged.depth)))
-        return queries
+        queries, places = self.array("query", ROWS * paged.depth), self.array("place", ROWS, i32)
+        with self.rows() as (at, head, row):
+            nest.write(places, row, nest.convert(_index(nest, paged.op, 5, at), i32))
+            with nest.loop(paged.depth, "lane") as d:
+                element = nest.convert(nest.pull(paged.op.operands[0], (at, head, d)), f32)
+                scaled = nest.apply("multiply", element, Number(paged.numbers.scale, f32))
+                nest.write(queries, add(scale(row, paged.depth), d), scaled)
+        return queries, places
 
-    def load_positions(self, tokens: Expr, heads: Expr) -> str:
-        nest = self.nest
-        places = self.array("place", self.paged.width, i32)
-        with nest.loop(self.paged.width, "lane") as i:
-            nest.write(places, i, Number(-1, i32))
-        with self.lanes(tokens, heads) as (at, _, lane):
-            nest.write(places, lane, nest.convert(_index(nest, self.paged.op, 5, at), i32))
-        return places
-
-    def start_sums(self, tokens: Expr, heads: Expr) -> tuple[str, str]:
-        """Maximum and sum of weights so far: none, or a sink's."""
+    def start_sums(self) -> tuple[str, str]:
+        """Maximum of scores and sums of weights (a partial sum per lane) so far: none, or a sink's."""
         nest, operands = self.nest, self.paged.op.operands
-        best, total = self.array("best", self.paged.width), self.zeros("total", self.paged.width)
-        with nest.loop(self.paged.width, "lane") as i:
-            nest.write(best, i, Number(-inf, f32))
-        if len(operands) == 7:
-            with self.lanes(tokens, heads) as (_, head, lane):
-                nest.write(best, lane, nest.convert(nest.pull(operands[6], (head,)), f32))
-                nest.write(total, lane, Number(1.0, f32))
+        lanes = self.paged.lanes
+        best, total = self.array("best", ROWS), self.array("total", ROWS * lanes)
+        with self.rows() as (_, head, row):
+            sink = nest.convert(nest.pull(operands[6], (head,)), f32) if len(operands) == 7 else Number(-inf, f32)
+            nest.write(best, row, sink)
+            with nest.loop(lanes, "lane") as lane:
+                nest.write(total, add(scale(row, lanes), lane), Number(0.0, f32))
+            if len(operands) == 7:
+                nest.write(total, scale(row, lanes), Number(1.0, f32))
         return best, total
 
     # -- a page --
 
-    def multiply(self, operand: int, page: Expr, count: Expr, product: tuple[str, Expr, str, Expr], used: Expr) -> None:
-        """Keys times queries, or accumulate values times weights."""
-        nest, paged, value = self.nest, self.paged, self.paged.op.operands[operand]
-        tile, rows, panel, extent = product
-        deep = (paged.depth, paged.values)[operand - 1]
-        if tensor(value).element == f32:
-            first = element_place(nest, paged.op, value, (page, Number(0), self.group, Number(0)))
-            step = axis_stride(nest, paged.op, value, 1)
-        else:  # narrow numbers are opened a page at a time
-            opened = self.array("open", paged.page * deep)
-            first, step = Place(opened, Number(0)), Number(deep)
-            with nest.loop(count, "ordered", fence=True) as j, nest.loop(deep, "lane") as d:
-                element = nest.convert(nest.pull(value, (page, j, self.group, d)), f32)
-                nest.write(opened, add(scale(j, deep), d), element)
-        one, width = Number(1), Number(paged.width)
-        strides = (step, Number(0), one) if operand == 1 else (one, Number(0), step)
-        left = Slice(first, (rows, one, extent), strides)
-        right = Slice(Place(panel, Number(0)), (extent, used), (width, one))
-        sums = Slice(Place(tile, Number(0)), (rows, used), (width, one))
-        nest.emit(Mma(sums, left, right, F32, accumulate=Number(int(operand == 2))))
+    def multiply_keys(self, scores: str, queries: str, page: Expr) -> None:
+        """Queries by all keys of a page; what is not there is masked later."""
+        nest, paged, value = self.nest, self.paged, self.paged.op.operands[1]
+        depth = Number(paged.depth)
+        left = Slice(Place(queries, Number(0)), (self.used, Number(1), depth), (depth, Number(0), Number(1)))
+        opened = None if self.is_direct(1) else self.open_page(1, page, Amount(paged.depth))
+        for start, columns in paged.panels(paged.page):
+            if opened is None:
+                place = element_place(nest, paged.op, value, (page, self.group, Number(0), Number(start)))
+                step = axis_stride(nest, paged.op, value, 2)
+            else:
+                place, step = Place(opened, Number(start)), Number(self.pitch(paged.page))
+            self.multiply(
+                scores, start, columns, left, Slice(place, (depth, Number(columns)), (step, Number(1))), False
+            )
 
-    def mask(self, scores: str, places: str, key: Expr, count: Expr, low: Expr, high: Expr, wide: Expr) -> None:
+    def multiply_values(self, result: str, scores: str, page: Expr, count: Expr) -> None:
+        """Accumulate weights times the values that are there."""
+        nest, paged, value = self.nest, self.paged, self.paged.op.operands[2]
+        opened = None if self.is_direct(2) else self.open_page(2, page, count)
+        for first, keys in paged.panels(paged.page):
+            extent = count
+            if keys != paged.page:
+                left_over = nest.apply("maximum", nest.let(add(count, -first)), Number(0))
+                extent = nest.apply("minimum", Number(keys), left_over)
+            weights = Place(scores, Number(first * ROWS))
+            left = Slice(weights, (self.used, Number(1), extent), (Number(paged.width), Number(0), Number(1)))
+            for start, columns in paged.panels(paged.values):
+                if opened is None:
+                    place = element_place(nest, paged.op, value, (page, Number(first), self.group, Number(start)))
+                    step = axis_stride(nest, paged.op, value, 1)
+                else:
+                    pitch = self.pitch(paged.values)
+                    place, step = Place(opened, Number(first * pitch + start)), Number(pitch)
+                self.multiply(
+                    result, start, columns, left, Slice(place, (extent, Number(columns)), (step, Number(1))), True
+                )
+
+    def multiply(self, tile: str, start: int, columns: int, left: Slice, right: Slice, accumulate: bool) -> None:
+        width = Number(self.paged.width)
+        place = Place(tile, Number(start * ROWS))
+        sums = Slice(place, (self.used, Number(columns)), (width, Number(1)))
+        self.nest.emit(Mma(sums, left, right, F32, accumulate=Number(int(accumulate))))
+
+    def is_direct(self, operand: int) -> bool:
+        """Whether rows of a page are whole vectors of f32."""
+        size = self.paged.page if operand == 1 else self.paged.values
+        return tensor(self.paged.op.operands[operand]).element == f32 and size % LANES == 0
+
+    def pitch(self, size: int) -> int:
+        return len(self.paged.panels(size)) * self.paged.width
+
+    def open_page(self, operand: int, page: Expr, rows: Expr) -> str:
+        """A page as f32, in rows of whole panels."""
+        nest, value = self.nest, self.paged.op.operands[operand]
+        size, most = (self.paged.page, self.paged.depth) if operand == 1 else (self.paged.values, self.paged.page)
+        opened, pitch = self.array("open", most * self.pitch(size)), self.pitch(size)
+        with nest.loop(rows, "ordered", fence=True) as i, nest.loop(size, "lane") as j:
+            at = (page, self.group, i, j) if operand == 1 else (page, i, self.group, j)
+            nest.write(opened, add(scale(i, pitch), j), nest.convert(nest.pull(value, at), f32))
+        return opened
+
+    def mask(self, scores: str, places: str, key: Expr, low: Expr, high: Expr) -> None:
         """Softcap; then keys after a query, or too far before it, become -inf where the page has such keys."""
-        nest, numbers, width = self.nest, self.paged.numbers, self.paged.width
-        if numbers.softcap:
-            with nest.loop(count, "ordered") as j, nest.loop(wide, "lane") as i:
-                at = add(scale(j, width), i)
-                inner = nest.apply("multiply", nest.read(scores, at, f32), Number(1 / numbers.softcap, f32))
-                capped = nest.apply("multiply", nest.apply("tanh", inner), Number(numbers.softcap, f32))
-                nest.write(scores, at, capped)
-        hidden = nest.less(low, nest.let(add(key, count, -1)))
+        nest, paged, numbers = self.nest, self.paged, self.paged.numbers
+        hidden = nest.less(low, nest.let(add(key, paged.page - 1)))
         if numbers.window:
             behind = nest.less(key, nest.let(add(high, 1 - numbers.window)))
             hidden = nest.apply("or", hidden, behind, dtype=i1)
-        with nest.guard(hidden), nest.loop(count, "ordered") as j:
-            here = nest.convert(nest.let(add(key, j)), i32)
-            with nest.loop(wide, "lane") as i:
-                at, place = add(scale(j, width), i), nest.read(places, i, i32)
-                seen = nest.apply("LE", here, place, dtype=i1)
-                if numbers.window:
-                    first = nest.apply("subtract", place, Number(numbers.window, i32))
-                    seen = nest.both(seen, nest.apply("GT", here, first, dtype=i1))
-                score = nest.read(scores, at, f32)
-                nest.write(scores, at, nest.apply("select", seen, score, Number(-inf, f32), dtype=f32))
+        for start, columns in paged.panels(paged.page):
+            if numbers.softcap:
+                with nest.loop(self.used, "ordered") as i, nest.loop(columns, "lane") as j:
+                    at = add(scale(i, paged.width), j, start * ROWS)
+                    inner = nest.apply("multiply", nest.read(scores, at, f32), Number(1 / numbers.softcap, f32))
+                    capped = nest.apply("multiply", nest.apply("tanh", inner), Number(numbers.softcap, f32))
+                    nest.write(scores, at, capped)
+            with nest.guard(hidden), nest.loop(self.used, "ordered") as i:
+                here = nest.convert(nest.let(add(key, start)), i32)
+                last = nest.apply("subtract", nest.read(places, i, i32), here)  # the last column that is seen
+                with nest.loop(columns, "lane") as j:
+                    at, column = add(scale(i, paged.width), j, start * ROWS), nest.convert(j, i32)
+                    seen = nest.apply("LE", column, last, dtype=i1)
+                    if numbers.window:
+                        first = nest.apply("subtract", last, Number(numbers.window, i32))
+                        seen = nest.both(seen, nest.apply("GT", column, first, dtype=i1))
+                    score = nest.read(scores, at, f32)
+                    nest.write(scores, at, nest.apply("select", seen, score, Number(-inf, f32), dtype=f32))
 
-    def exponentiate(self, scores: str, count: Expr, best: str, total: str, wide: Expr) -> str:
-        """Online softmax: scores become weights; returns the factor that rescales earlier sums."""
-        nest, width = self.nest, self.paged.width
-        most, factor, part = (self.array(name, width) for name in ("most", "factor", "part"))
-        with nest.loop(wide, "lane") as i:
-            nest.write(most, i, Load(Place(best, i), f32))
-        with nest.loop(count, "ordered") as j, nest.loop(wide, "lane") as i:
-            score, old = nest.read(scores, add(scale(j, width), i), f32), nest.read(most, i, f32)
-            greater = nest.apply("GT", score, old, dtype=i1)  # nan shows in the weights
-            nest.write(most, i, nest.apply("select", greater, score, old, dtype=f32))
-        with nest.loop(wide, "lane") as i:
-            top, before = nest.read(most, i, f32), nest.read(best, i, f32)
+    def weigh(self, scores: str, best: str, total: str, result: str) -> None:
+        """Online softmax, row by row: scores become weights; the result so far is rescaled."""
+        nest, paged = self.nest, self.paged
+        with nest.loop(self.used, "ordered") as i:
+            chunks = [
+                add(scale(i, paged.width), start * ROWS + at)
+                for start, columns in paged.panels(paged.page)
+                for at in range(0, columns, paged.lanes)
+            ]
+            part = self.array("part", paged.lanes)
+            with nest.loop(paged.lanes, "lane") as lane:
+                most = nest.read(scores, add(chunks[0], lane), f32)
+                for chunk in chunks[1:]:
+                    most = self.greater(nest.read(scores, add(chunk, lane), f32), most)
+                nest.write(part, lane, most)
+            before = nest.read(best, i, f32)
+            top = self.greater(self.combine(part, Number(0), self.greater), before)
             none = nest.apply("EQ", top, Number(-inf, f32), dtype=i1)
             safe = nest.apply("select", none, Number(0.0, f32), top, dtype=f32)
-            rescale = nest.apply("weight", nest.apply("subtract", before, safe))
+            factor = nest.apply("weight", nest.apply("subtract", before, safe))
             nest.write(best, i, top)
-            nest.write(most, i, safe)
-            nest.write(factor, i, rescale)
-            scaled = nest.apply("multiply", nest.read(total, i, f32), rescale)
-            nest.write(total, i, scaled)
-        groups = nest.let(Quotient(nest.let(add(count, SUM_BLOCK - 1)), SUM_BLOCK))
-        with nest.loop(groups, "ordered") as group:
-            first = nest.let(scale(group, SUM_BLOCK))
-            with nest.loop(wide, "lane") as i:
-                nest.write(part, i, Number(0.0, f32))
-            left = nest.apply("minimum", Number(SUM_BLOCK), nest.let(add(count, scale(first, -1))))
-            with nest.loop(left, "ordered") as j, nest.loop(wide, "lane") as i:
-                place = add(scale(first, width), scale(j, width), i)
-                score, top = nest.read(scores, place, f32), nest.read(most, i, f32)
-                weight = nest.apply("weight", nest.apply("subtract", score, top))
-                nest.write(scores, place, weight)
-                nest.write(part, i, nest.apply("add", nest.read(part, i, f32), weight))
-            with nest.loop(wide, "lane") as i:
-                pair = (nest.read(each, i, f32) for each in (total, part))
-                nest.write(total, i, nest.apply("add", *pair))
-        return factor
+            with nest.loop(paged.lanes, "lane") as lane:
+                sums: Expr = Number(0.0, f32)
+                for chunk in chunks:
+                    place = add(chunk, lane)
+                    weight = nest.apply("weight", nest.apply("subtract", nest.read(scores, place, f32), safe))
+                    nest.write(scores, place, weight)
+                    sums = nest.apply("add", sums, weight)
+                mine = add(scale(i, paged.lanes), lane)
+                scaled = nest.apply("multiply", nest.read(total, mine, f32), factor)
+                nest.write(total, mine, nest.apply("add", scaled, sums))
+            with nest.guard(nest.apply("NE", factor, Number(1.0, f32), dtype=i1)):
+                for start, columns in paged.panels(paged.values):
+                    with nest.loop(columns, "lane") as e:
+                        place = add(scale(i, paged.width), e, start * ROWS)
+                        nest.write(result, place, nest.apply("multiply", nest.read(result, place, f32), factor))
 
-    def rescale(self, result: str, factor: str, wide: Expr) -> None:
-        """Rescale the result so far by the factor of each query."""
-        nest, width = self.nest, self.paged.width
-        with nest.loop(self.paged.values, "ordered") as e, nest.loop(wide, "lane") as i:
-            place = add(scale(e, width), i)
-            pair = (nest.read(*item, f32) for item in ((result, place), (factor, i)))
-            nest.write(result, place, nest.apply("multiply", *pair))
+    def greater(self, new: Expr, old: Expr) -> Expr:
+        """The greater one; a NaN in the new one does not count here, it shows in the weights."""
+        bigger = self.nest.apply("GT", new, old, dtype=i1)
+        return self.nest.apply("select", bigger, new, old, dtype=f32)
 
-    def finish(self, output: Output, result: str, total: str, tokens: Expr, heads: Expr, wide: Expr) -> None:
+    def combine(self, part: str, start: Expr, function: Callable[[Expr, Expr], Expr]) -> Expr:
+        """All lanes of a row in one, as a tree."""
+        found = [self.nest.read(part, add(start, lane), f32) for lane in range(self.paged.lanes)]
+        while len(found) > 1:
+            half = len(found) // 2
+            found = [function(a, b) for a, b in zip(found[:half], found[half:], strict=True)]
+        return found[0]
+
+    def finish(self, output: Output, result: str, total: str) -> None:
         """Divide by the sum of weights and store; a query without keys gives zeros."""
-        nest, paged, width = self.nest, self.paged, self.paged.width
+        nest, paged = self.nest, self.paged
         zero = Number(0.0, f32)
-        with nest.loop(paged.values, "ordered") as e, nest.loop(wide, "lane") as i:
-            place = add(scale(e, width), i)
-            found, whole = nest.read(result, place, f32), nest.read(total, i, f32)
+        with self.rows() as (at, head, row):
+            sums = scale(row, paged.lanes)
+            whole = self.combine(total, sums, lambda a, b: nest.apply("add", a, b))
             none = nest.apply("EQ", whole, zero, dtype=i1)
-            element = nest.apply("select", none, zero, nest.apply("divide", found, whole), dtype=f32)
-            nest.write(result, place, element)
-        rows = self.array("row", paged.values * width)
-        nest.emit(Transpose(tile_slice(rows, width, paged.values), tile_slice(result, paged.values, width)))
-        with self.lanes(tokens, heads) as (at, head, lane), nest.loop(paged.values, "lane") as e:
-            element = nest.read(rows, add(scale(lane, paged.values), e), f32)
-            output.finish(nest, paged.op, (at, head, e), nest.convert(element, tensor(paged.op.result).element))
-
-    # -- local arrays --
+            for start, columns in paged.panels(paged.values):
+                with nest.loop(columns, "lane") as e:
+                    found = nest.read(result, add(scale(row, paged.width), e, start * ROWS), f32)
+                    element = nest.apply("select", none, zero, nest.apply("divide", found, whole), dtype=f32)
+                    rounded = nest.convert(element, tensor(paged.op.result).element)
+                    output.finish(nest, paged.op, (at, head, nest.let(add(e, start))), rounded)
 
     def array(self, stem: str, count: int, dtype: DType = f32) -> str:
         return self.nest.tile(stem, dtype, max(count, 1))
-
-    def zeros(self, stem: str, count: int) -> str:
-        name = self.array(stem, count)
-        with self.nest.loop(count, "lane") as i:
-            self.nest.write(name, i, Number(0.0, f32))
-        return name

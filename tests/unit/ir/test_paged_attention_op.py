@@ -36,7 +36,7 @@ CASES: dict[str, tuple[int, int, int, int, int, int, float, bool, str]] = {
 def program(case: tuple[Any, ...], width: int = 16) -> Program:
     heads, groups, depth, values, page, window, softcap, sinks, element = case
     n, p, b, m = (symbol(name) for name in "NPBM")
-    shapes = [Shape("f32", n, heads, depth), Shape(element, p, page, groups, depth)]
+    shapes = [Shape("f32", n, heads, depth), Shape(element, p, groups, depth, page)]
     shapes += [Shape(element, p, page, groups, values), Shape("i32", b, m), Shape("i32", n), Shape("i32", n)]
     f = FuncBuilder("main", [*shapes, Shape("f32", heads)] if sinks else shapes)
     said = encode("smelt.paged_attention", {"scale": 0.3, "softcap": softcap, "window": window})
@@ -53,6 +53,7 @@ def inputs(case: tuple[Any, ...], seed: int) -> list[Array]:
     table = random.permutation(19)[:15].reshape(3, 5).astype(np.int32)
     narrow = dtype(element).numpy
     pools = [random.standard_normal((19, page, groups, size)).astype(narrow) for size in (depth, values)]
+    pools[0] = np.ascontiguousarray(pools[0].transpose(0, 2, 3, 1))
     given = [random.standard_normal((len(sequence), heads, depth)).astype(np.float32), *pools]
     given += [table, sequence, position]
     return [*given, random.standard_normal(heads).astype(np.float32)] if sinks else given
@@ -61,6 +62,7 @@ def inputs(case: tuple[Any, ...], seed: int) -> list[Array]:
 def expected(case: tuple[Any, ...], given: list[Array]) -> Array:
     """Query by query, over keys that stand in a row, by JAX."""
     q, keys, values, table, sequence, position = given[:6]
+    keys = keys.transpose(0, 3, 1, 2)
     window, softcap, sinks = case[5:8]
     rows = []
     for n in range(len(q)):
@@ -113,7 +115,7 @@ def test_bits_of_a_query_are_its_own(name: str, seed: int, monkeypatch: pytest.M
     ("place", "shape"),
     [
         (0, Shape("f32", symbol("N"), 5, 8)),
-        (1, Shape("f32", symbol("P"), 4, 2, 9)),
+        (1, Shape("f32", symbol("P"), 2, 9, 4)),
         (2, Shape("f32", symbol("P"), 3, 2, 8)),
         (3, Shape("f32", symbol("B"), symbol("M"))),
         (4, Shape("i32", symbol("N"), 1)),
