@@ -158,6 +158,7 @@ static void meet(void *given, i64 begin, i64 end, i64 worker) {
 int meeting_measure(const i64 *s, i64 *out) { (void)s, out[0] = out[1] = 0; return 0; }
 int meeting_run(const Runtime *rt, Context *ctx, void **b, const i64 *s) {
   Meeting meeting = {ctx, 0, 0, s[0]};
+  *(volatile i64 *)b[1] = -1; /* it has begun */
   rt->parallel(rt, ctx, meet, &meeting, s[0], 1);
   *(i64 *)b[1] = __builtin_popcountll((unsigned long long)meeting.workers);
   return *ctx->cancel && ctx->stop(ctx) ? SMELT_CANCELLED : 0;

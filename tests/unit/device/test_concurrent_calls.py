@@ -60,32 +60,44 @@ def test_a_call_alone_has_all_workers(pool: Runtime) -> None:
         assert workers_that_met(call, 4) == 4
 
 
+class Endless:
+    """A call that waits for one worker more than there are, and so for its end."""
+
+    def __init__(self, call: Bound, threads: int, callers: ThreadPoolExecutor) -> None:
+        self.token, begun = Cancel(), np.zeros((), np.int64)
+        x = np.zeros(threads + 1, np.float32)
+        self.future = callers.submit(call, (x,), (begun,), Stop(LONG, self.token))
+        while not begun:
+            time.sleep(0.001)
+
+    def end(self) -> None:
+        self.token.cancel()
+        with pytest.raises(CancelledError):
+            self.future.result()
+
+
 def test_helpers_come_when_another_call_ends(pool: Runtime) -> None:
     """Two threads, two calls: neither can have a helper. The one that stays gets it as soon as the other has ended."""
     pool.set_threads(2)
-    call, token = meeting(), Cancel()
+    call = meeting()
     with ThreadPoolExecutor(2) as callers:
-        blocked = callers.submit(call, (np.zeros(3, np.float32),), None, Stop(LONG, token))  # three never meet
+        other = Endless(call, 2, callers)
         stays = callers.submit(workers_that_met, call, 2)
         time.sleep(0.05)
-        token.cancel()
-        with pytest.raises(CancelledError):
-            blocked.result()
+        other.end()
         assert stays.result() == 2
 
 
-def test_more_calls_than_threads_run_alone(pool: Runtime) -> None:
+def test_as_many_calls_as_threads_run_alone(pool: Runtime) -> None:
     """Helpers would only take cores from the calls: a step that needs two workers ends by its deadline."""
     pool.set_threads(2)
     call = meeting()
-    with ThreadPoolExecutor(3) as callers:
-        held = [callers.submit(workers_that_met, call, 3, 1.0) for _ in range(2)]
-        time.sleep(0.1)
+    with ThreadPoolExecutor(2) as callers:
+        others = [Endless(call, 2, callers) for _ in range(2)]
         with pytest.raises(TimedOutError):
-            workers_that_met(call, 2, 0.3)
-        for each in held:
-            with pytest.raises(TimedOutError):
-                each.result()
+            workers_that_met(call, 2, 0.2)
+        for each in others:
+            each.end()
     assert workers_that_met(call, 2) == 2, "and afterwards there is a helper again"
 
 
@@ -184,7 +196,7 @@ class Waiting:
 def test_memory_is_given_in_the_order_of_arrival(pool: Runtime) -> None:
     """A large call is not overtaken by small ones, not even by one that would fit at once."""
     with Waiting() as queue:
-        calls = [queue.submit(size) for size in (7, 2, 6, 1, 7, 3)]
+        calls = [queue.submit(size) for size in (7, 2, 7, 1, 7)]  # no two of them in a row fit together
         assert not any(each.done() for each in calls)
         queue.release()
         tickets = [each.result() for each in calls]
