@@ -9,7 +9,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +23,7 @@ from smelt.cli.tables import Column, open_console, print_table
 from smelt.dtype import Array, dtype
 from smelt.engine.signature import signature_of
 from smelt.errors import MissingPackageError, SmeltError
-from smelt.ir.core import Func, Program, Region
+from smelt.ir.core import Program, Region
 from smelt.model import model_of, read
 from smelt.passes.split_prepare import NAME
 from smelt.read import onnx as onnx_reader
@@ -205,5 +205,5 @@ def _every_result(program: Program) -> tuple[Program, dict[str, str]]:
                 values.append(value)
                 attrs.append(MappingProxyType({NAME: name}))
     body = Region(main.args, main.body.ops, tuple(values))
-    shown = Func(main.name, body, main.visibility, main.arg_attrs, tuple(attrs), main.attrs, main.location)
+    shown = replace(main, body=body, result_attrs=tuple(attrs))
     return program.replace(shown), makers

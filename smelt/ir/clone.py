@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from smelt.dim import Size
 from smelt.ir.core import Future, Op, Region, Tuple, Type, Value
@@ -28,17 +28,16 @@ def substitution(values: Mapping[str, Size]) -> Retype:
     return retype if values else lambda type: type
 
 
+def remake_op(op: Op, operands: Iterable[Value], regions: Iterable[Region], retype: Retype = lambda type: type) -> Op:
+    """The same op on other operands, with other regions and types of its results."""
+    types, names = [retype(result.type) for result in op.results], [result.name for result in op.results]
+    return Op(op.name, operands, types, op.attrs, regions, op.location, names)
+
+
 def clone_op(op: Op, values: dict[Value, Value], retype: Retype = lambda type: type) -> Op:
     """A copy of an op whose operands (and captured values) are looked up in `values`; its results are added there."""
-    copy = Op(
-        op.name,
-        [values.get(operand, operand) for operand in op.operands],
-        [retype(result.type) for result in op.results],
-        op.attrs,
-        [clone_region(region, values, retype) for region in op.regions],
-        op.location,
-        [result.name for result in op.results],
-    )
+    operands = [values.get(operand, operand) for operand in op.operands]
+    copy = remake_op(op, operands, [clone_region(region, values, retype) for region in op.regions], retype)
     values.update(zip(op.results, copy.results, strict=True))
     return copy
 

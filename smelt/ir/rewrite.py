@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from smelt.dim import Size
 from smelt.ir.build import Builder
+from smelt.ir.clone import remake_op
 from smelt.ir.core import Func, FuncType, Op, Region, Type, Value, walk
 from smelt.ir.ops import OPS
 from smelt.ir.ops.definition import Scope
@@ -153,15 +154,7 @@ class Edit:
         """The current function."""
         if not self.changed:
             return self.func
-        return Func(
-            self.func.name,
-            self._freeze_block(self._blocks[self.func.body]),
-            self.func.visibility,
-            self.func.arg_attrs,
-            self.func.result_attrs,
-            self.func.attrs,
-            self.func.location,
-        )
+        return replace(self.func, body=self._freeze_block(self._blocks[self.func.body]))
 
     # -- the books --
 
@@ -220,9 +213,7 @@ class Edit:
             operands = tuple(self.operands(op))
             regions = tuple(self._freeze_block(self._blocks[region]) for region in op.regions)
             if operands != op.operands or regions != op.regions:
-                types = [value.type for value in op.results]
-                names = [value.name for value in op.results]
-                fresh = Op(op.name, operands, types, op.attrs, regions, op.location, names)
+                fresh = remake_op(op, operands, regions)
                 for old, new in zip(op.results, fresh.results, strict=True):
                     self._became[old] = new
                 ops.append(fresh)

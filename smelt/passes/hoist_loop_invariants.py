@@ -7,8 +7,9 @@ loop. Out of a branch moves only what depends on weights alone: `prepare` runs t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from smelt.ir.clone import clone_args, clone_op
+from smelt.ir.clone import clone_args, clone_op, remake_op
 from smelt.ir.core import Func, Op, Program, Region, Value, used_values, walk
 from smelt.ir.rewrite import has_effect
 from smelt.passes.split_prepare import WEIGHT
@@ -48,7 +49,7 @@ def _hoist(func: Func) -> Func:
     values: dict[Value, Value] = {}
     ops = moving.ops(func.body.ops, values)
     body = Region(func.args, tuple(ops), tuple(values.get(value, value) for value in func.body.results))
-    return Func(func.name, body, func.visibility, func.arg_attrs, func.result_attrs, func.attrs, func.location)
+    return replace(func, body=body)
 
 
 class _Hoisting:
@@ -92,8 +93,7 @@ class _Hoisting:
                 more, regions[i] = self._split(region, within=self.fixed)
                 front += more
         operands = [values.get(operand, operand) for operand in op.operands]
-        types, names = [each.type for each in op.results], [each.name for each in op.results]
-        new = Op(op.name, operands, types, op.attrs, regions, op.location, names)
+        new = remake_op(op, operands, regions)
         values.update(zip(op.results, new.results, strict=True))
         return [*front, new]
 

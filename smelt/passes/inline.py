@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from smelt.dim import Size
 from smelt.errors import UnsupportedError
 from smelt.ir.attributes import Symbol
-from smelt.ir.clone import clone_args, clone_ops, substitution
+from smelt.ir.clone import clone_args, clone_ops, remake_op, substitution
 from smelt.ir.core import Func, Op, Program, Region, Value, walk
 from smelt.ir.ops.definition import Scope
 from smelt.ir.ops.signature import bare_symbol
@@ -76,7 +76,7 @@ def _inline_into(func: Func, done: dict[str, Func], callees: Mapping[Op, str]) -
         return func
     into = _Into(done, callees, Scope(symbols_of(func)))
     body = into.region(func.body)
-    return Func(func.name, body, func.visibility, func.arg_attrs, func.result_attrs, func.attrs, func.location)
+    return replace(func, body=body)
 
 
 @dataclass(slots=True)
@@ -124,10 +124,8 @@ class _Into:
             return op
         regions = [self.region(inner) for inner in op.regions]
         retype = substitution(self.sizes)
-        types = [retype(result.type) for result in op.results]
-        names = [result.name for result in op.results]
         operands = [self.values.get(operand, operand) for operand in op.operands]
-        copy = Op(op.name, operands, types, op.attrs, regions, op.location, names)
+        copy = remake_op(op, operands, regions, retype)
         self.values.update(zip(op.results, copy.results, strict=True))
         return copy
 

@@ -8,7 +8,7 @@ moves elements moves integers. Called by `pipeline`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -76,7 +76,7 @@ def to_storage(type: Type) -> Type:
 def _lower(func: Func) -> Func:
     lowering = _Lowering(Scope(symbols_of(func)))
     body = lowering.region(func.body)
-    return Func(func.name, body, func.visibility, func.arg_attrs, func.result_attrs, func.attrs, func.location)
+    return replace(func, body=body)
 
 
 @dataclass(slots=True)

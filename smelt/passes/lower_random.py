@@ -7,7 +7,7 @@ Called by `pipeline`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def _thread_state(func: Func) -> Func:
     threading.ops(b, func.body)
     results = tuple(threading.value(value) for value in func.results)
     body = Region(func.args, tuple(b.ops), results)
-    return Func(func.name, body, func.visibility, func.arg_attrs, func.result_attrs, func.attrs, func.location)
+    return replace(func, body=body)
 
 
 @dataclass(slots=True)

@@ -8,12 +8,12 @@ Called by `pipeline`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from smelt.dim import Size, symbol
 from smelt.errors import SmeltError, VerifyError
 from smelt.ir.build import make
-from smelt.ir.clone import clone_args, substitution
+from smelt.ir.clone import clone_args, remake_op, substitution
 from smelt.ir.core import Func, FuncType, Op, Program, Region, Type, Value, walk
 from smelt.ir.ops.definition import UNKNOWN, Scope
 from smelt.ir.ops.signature import bare_symbol
@@ -40,7 +40,7 @@ def _refine(func: Func, signatures: dict[str, FuncType]) -> Func:
     body = state.region(func.body, func.args)
     if all(size == symbol(name) for name, size in state.known.items()):
         return func
-    return Func(func.name, body, func.visibility, func.arg_attrs, func.result_attrs, func.attrs, func.location)
+    return replace(func, body=body)
 
 
 @dataclass(slots=True)
@@ -69,10 +69,7 @@ class _State:
         fresh = self.again(op, operands, regions, born) if born else None
         if fresh is None:
             self.keep(born)
-            retype = substitution(self.known)
-            types = [retype(value.type) for value in op.results]
-            names = [value.name for value in op.results]
-            fresh = Op(op.name, operands, types, op.attrs, regions, op.location, names)
+            fresh = remake_op(op, operands, regions, substitution(self.known))
         else:
             _learn(op, fresh, born, self.known)
         self.values.update(zip(op.results, fresh.results, strict=True))

@@ -7,6 +7,7 @@ assumption or depends on data. The pjrt engine calls it once per combination of 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -61,7 +62,7 @@ def is_static(program: Program) -> bool:
 
 def _substitute(func: Func, values: Mapping[str, Size]) -> Func:
     body = clone_region(func.body, {}, substitution(values))
-    edit = Edit(Func(func.name, body, func.visibility, func.arg_attrs, func.result_attrs, func.attrs, func.location))
+    edit = Edit(replace(func, body=body))
     for op in walk(body):
         if op.name == "stablehlo.gather" and op.result.shape.count == 0:
             _leave_empty(edit, op)

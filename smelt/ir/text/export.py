@@ -6,6 +6,7 @@ scalars. Types keep their formulas; the printer then writes them as `?`. Called 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 from smelt.dim import Size, symbols
@@ -50,15 +51,8 @@ class _Lowering:
         func = self.source
         if not _symbols(func.body):
             return func
-        return Func(
-            func.name,
-            self._region(func.body),
-            func.visibility,
-            tuple(_with_sizes(arg, attrs) for arg, attrs in zip(func.args, func.arg_attrs, strict=True)),
-            func.result_attrs,
-            func.attrs,
-            func.location,
-        )
+        attrs = tuple(_with_sizes(arg, attrs) for arg, attrs in zip(func.args, func.arg_attrs, strict=True))
+        return replace(func, body=self._region(func.body), arg_attrs=attrs)
 
     def _region(self, region: Region) -> Region:
         outside = self.ops, self.sources, self.computed

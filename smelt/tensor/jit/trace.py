@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args, get_origin
@@ -18,7 +18,7 @@ import numpy as np
 from smelt.dim import Fact, Facts, Poly, Size, solve, substitute, symbol
 from smelt.dtype import Array, f32
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError, UnsupportedError
-from smelt.ir.core import Attrs, Func, Program
+from smelt.ir.core import Attrs, Program
 from smelt.ir.size_ops import sources_of
 from smelt.passes.split_prepare import NAME, WEIGHT
 from smelt.shape import Shape
@@ -149,7 +149,7 @@ def _array(given: Any) -> Array:
 def _entry(program: Program) -> Entry:
     """The program as a plain function of all its arguments: weights are bound by `prepare` elsewhere."""
     main = program.main
-    plain = Func(main.name, main.body, main.visibility, (), main.result_attrs, main.attrs, main.location)
+    plain = replace(main, arg_attrs=())
     return Entry(program.replace(plain))
 
 
