@@ -275,7 +275,12 @@ def parse_bytes(text: str | int, what: str = "an amount of memory") -> int:
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text), re.ASCII)
     if found is None or found[2] not in _UNITS:
-        raise SmeltError(f"{what} is not understood", expected="bytes, or a number with KB, MiB, GB …", got=text)
+        raise SmeltError(
+            f"{what} is not understood",
+            expected="bytes, or a number with KB, MiB, GB …",
+            got=text,
+            remedy='"512MB" or "2GiB"',
+        )
     from fractions import Fraction
 
     return int(Fraction(found[1]) * _UNITS[found[2]])

@@ -221,5 +221,6 @@ def choose(name: str, engines: Sequence[Engine[P_contra]]) -> Engine[P_contra]:
             reason = engine.missing()
             if reason is None:
                 return engine
-            raise UnsupportedError(f"the engine {name} cannot run here", got=reason)
-    raise UnsupportedError("unknown engine", expected="auto, " + ", ".join(e.name for e in engines), got=name)
+            raise UnsupportedError(f"the engine {name} cannot run here", got=reason, remedy='engine="auto"')
+    known = ", ".join(each.name for each in engines)
+    raise UnsupportedError("unknown engine", expected=f"auto, {known}", got=name, remedy='engine="auto"')

@@ -6,6 +6,8 @@ server and Python show the same record. An `assert` marks a bug of smelt, never 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from smelt.frozen import Frozen
@@ -74,6 +76,16 @@ class SmeltError(Exception):
             "remedy": self.remedy,
         }
         return {name: value if name == "error" else str(value) for name, value in fields.items() if value is not None}
+
+
+@contextmanager
+def advise(remedy: str, *kinds: type[SmeltError]) -> Iterator[None]:
+    """Give this remedy to errors of these kinds that have none. Also a decorator: for a whole reader."""
+    try:
+        yield
+    except kinds as error:
+        error.remedy = error.remedy or remedy
+        raise
 
 
 def error_of(record: dict[str, Any]) -> SmeltError:

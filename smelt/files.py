@@ -53,7 +53,11 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
     except OSError as error:
         raise FileError(f"cannot read {path}", got=_reason(error)) from error
     except (MemoryError, OverflowError) as error:
-        raise FileError(f"cannot read {path}: no memory left", got=f"a file of {size} bytes") from error
+        raise FileError(
+            f"cannot read {path}: no memory left",
+            got=f"a file of {size} bytes",
+            remedy="close models that are not in use",
+        ) from error
     finally:
         os.close(descriptor)
 

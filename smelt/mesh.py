@@ -28,7 +28,7 @@ class Mesh:
     def __init__(self, split: Mapping[str, str] | None = None, **axes: int) -> None:
         wrong = {name: size for name, size in axes.items() if size < 1}
         if not axes or wrong:
-            raise ShapeError("a mesh has axes with sizes", expected="Mesh(data=2, model=2)", got=wrong or "none")
+            raise ShapeError("a mesh has axes with positive sizes", got=wrong or "none", remedy="Mesh(data=2, model=2)")
         self.axes: Mapping[str, int] = MappingProxyType(dict(axes))
         self.split: Mapping[str, str] = MappingProxyType(dict(split or {}))
         self.check(tuple(self.split.values()))

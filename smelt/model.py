@@ -208,7 +208,8 @@ def _tune(
 ) -> None:
     """Measure a program's kernels before it is compiled."""
     if not is_device(device) or engine not in ("auto", "native"):
-        raise UnsupportedError("only the native engine is tuned", got=f"device={device}, engine={engine}")
+        got = f"device={device}, engine={engine}"
+        raise UnsupportedError("only the native engine is tuned", got=got, remedy='leave tune= out, or engine="native"')
     try:
         tune_program(program, weights, sample_inputs(program, sizes), seconds, target=find_device(device).target())
     except UnsupportedError as error:

@@ -120,7 +120,11 @@ class Weights(Mapping[str, HostBuffer]):
         try:
             array = stored.load()
         except MemoryError as error:
-            raise FileError(f"no memory left for the tensor {name!r}", got=f"{stored.nbytes} bytes") from error
+            raise FileError(
+                f"no memory left for the tensor {name!r}",
+                got=f"{stored.nbytes} bytes",
+                remedy="close models that are not in use",
+            ) from error
         return HostBuffer(array, stored.shape, owns=array.base is None)
 
     def __iter__(self) -> Iterator[str]:

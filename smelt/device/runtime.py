@@ -626,7 +626,7 @@ def _fit(
     """The inputs as contiguous arrays that match the program's shapes, and the values of its symbols."""
     shapes, names = program.arguments[len(bound) :], program.names[len(bound) :]
     if len(inputs) != len(shapes):
-        raise RunError("wrong number of inputs", expected=list(names), got=len(inputs))
+        raise RunError("wrong number of inputs", expected=list(names), got=len(inputs), remedy="one array per input")
     arrays = [
         check_array(*each) for each in zip(inputs, shapes, (f"the input {name!r}" for name in names), strict=True)
     ]
@@ -651,7 +651,8 @@ def _places(
 ) -> list[Array | None]:
     """The result arrays; None for results of data-dependent size."""
     if out is not None and len(out) != len(program.results):
-        raise RunError("wrong number of output arrays", expected=len(program.results), got=len(out))
+        count = len(program.results)
+        raise RunError("wrong number of output arrays", expected=count, got=len(out), remedy="one array per output")
     places: list[Array | None] = []
     first = 2
     for i, shape in enumerate(program.results):

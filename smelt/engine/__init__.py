@@ -31,7 +31,8 @@ def engines(device: str = "auto") -> tuple[Engine[Program], ...]:
     plugged = device.partition(":")[0] in PLATFORMS
     if not (native or plugged):
         known = ", ".join(dict.fromkeys((*KINDS, *PLATFORMS)))
-        raise UnsupportedError("unknown device", expected=f"{known}, or one with a number: cuda:1", got=device)
+        expected = f"{known}, or one with a number: cuda:1"
+        raise UnsupportedError("unknown device", expected=expected, got=device, remedy="smelt devices lists them")
     return (*native, *((PjrtEngine(device),) if plugged else ()))
 
 
@@ -58,7 +59,8 @@ def check_names(device: str, engine: str) -> None:
     if engine == "native":
         find_device(device)
     elif engine not in {"auto", *(each.name for each in ENGINES)}:
-        raise UnsupportedError("unknown engine", expected=f"auto, {', '.join(sorted(here))}", got=engine)
+        expected = f"auto, {', '.join(sorted(here))}"
+        raise UnsupportedError("unknown engine", expected=expected, got=engine, remedy='engine="auto"')
     elif engine != "auto" and engine not in here:
         able = ", ".join(sorted(here))
         raise UnsupportedError(f"the engine {engine} does not run on {device}", expected=able, remedy='engine="auto"')

@@ -53,7 +53,8 @@ class PjrtEngine:
         platform, _, index = device.partition(":")
         if platform not in pjrt.PLATFORMS or (index and not index.isdecimal()):
             known = ", ".join(pjrt.PLATFORMS)
-            raise UnsupportedError("unknown device", expected=f"{known}, or one with a number: cuda:1", got=device)
+            expected = f"{known}, or one with a number: cuda:1"
+            raise UnsupportedError("unknown device", expected=expected, got=device, remedy="smelt devices lists them")
         self.device = device
         self.isolate = isolate
         self.timeout = timeout
@@ -172,7 +173,12 @@ def _donated(signature: Signature, names: tuple[str, ...]) -> frozenset[int]:
     known = [port.name for port in signature.inputs]
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise RunError("only inputs can be donated", expected=", ".join(known), got=", ".join(unknown))
+        raise RunError(
+            "only inputs can be donated",
+            expected=", ".join(known),
+            got=", ".join(unknown),
+            remedy="donate= with names of inputs",
+        )
     return frozenset(known.index(name) for name in names)
 
 
@@ -293,7 +299,7 @@ class PjrtExecutable(Closing):
             raise RunError("the weights are not bound", remedy="executable = executable.prepare(weights)")
         if len(inputs) != len(self._ports):
             names = [port.name for port in self.signature.inputs]
-            raise RunError("wrong number of inputs", expected=names, got=len(inputs))
+            raise RunError("wrong number of inputs", expected=names, got=len(inputs), remedy="one array per input")
         if self._open:
             return self._sized_call(bound, inputs, keep)
         client, fitting = self.client, self._fitting

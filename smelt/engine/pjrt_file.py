@@ -23,6 +23,7 @@ from smelt.ir.text import parse, print_program
 from smelt.shape import Shape
 
 MAGIC = b"smelt pjrt 1\n"
+_AGAIN = "copy the file again, or compile the model again"
 _DIGEST = 32
 Programs = Sequence[tuple[tuple[tuple[int, ...], ...], bytes]]
 
@@ -74,13 +75,13 @@ def read(data: bytes, platform: str, version: str) -> Saved:
     start = len(MAGIC) + _DIGEST
     rest = data[start:]
     if hashlib.sha256(rest).digest() != data[len(MAGIC) : start]:
-        raise ParseError("the serialised executable is damaged", expected="its checksum", got="another one")
+        raise ParseError("the serialised executable is damaged", got="another checksum", remedy=_AGAIN)
     try:
         (length,) = struct.unpack_from("<Q", rest)
         header = json.loads(rest[8 : 8 + length])
         made_for = {what: text(header[what]) for what in ("platform", "version", "processor")}
     except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ParseError("the serialised executable has no header", got=error) from error
+        raise ParseError("the serialised executable has no header", got=error, remedy=_AGAIN) from error
     here = {"platform": platform, "version": version, "processor": _processor(platform)}
     for what, mine in here.items():
         if made_for[what] != mine:
@@ -93,7 +94,9 @@ def read(data: bytes, platform: str, version: str) -> Saved:
     try:
         return _parts(header, rest[8 + length :])
     except (SmeltError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ParseError("the programs of the serialised executable cannot be read", got=error) from error
+        raise ParseError(
+            "the programs of the serialised executable cannot be read", got=error, remedy=_AGAIN
+        ) from error
 
 
 def _parts(header: Mapping[str, Any], blobs: bytes) -> Saved:

@@ -40,7 +40,8 @@ class MeshEngine:
 
     def __init__(self, device: str, mesh: Mesh) -> None:
         if device not in pjrt.PLATFORMS:
-            raise UnsupportedError("unknown device", expected=", ".join(pjrt.PLATFORMS), got=device)
+            known = ", ".join(pjrt.PLATFORMS)
+            raise UnsupportedError("unknown device", expected=known, got=device, remedy="smelt devices lists them")
         self.device, self.mesh = device, mesh
         self._client: MeshClient | None = None
         self._opening = threading.Lock()  # a model may be compiled while its weights are loaded
@@ -151,7 +152,8 @@ class MeshExecutable(Closing):
             raise RunError("the weights are not bound", remedy="executable = executable.prepare(weights)")
         ports = self.signature.inputs
         if len(inputs) != len(ports):
-            raise RunError("wrong number of inputs", expected=[port.name for port in ports], got=len(inputs))
+            names = [port.name for port in ports]
+            raise RunError("wrong number of inputs", expected=names, got=len(inputs), remedy="one array per input")
         bound, rest = iter(self._bound), iter(zip(inputs, ports, strict=True))
         arguments: list[MeshBuffer] = []
         for place, attrs in enumerate(self.program.main.arg_attrs):

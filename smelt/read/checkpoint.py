@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from smelt.errors import FileError, ParseError, UnsupportedError
+from smelt.errors import FileError, ParseError, UnsupportedError, advise
 from smelt.files import read_bytes
 from smelt.read import gguf, npz, safetensors
 from smelt.weights import Stored, Weights
@@ -22,6 +22,8 @@ MAX_JSON = 100_000_000  # bytes of an index or a configuration
 FORMS = "a .safetensors file, an index of shards (.safetensors.index.json), a folder with them, an .npz or a .gguf file"
 
 
+@advise("download or copy the file again: it may be damaged", ParseError)
+@advise("smelt.open takes such a file or folder; check the path", FileError, UnsupportedError)
 def open(path: str | Path) -> Weights:
     """The weights at a path: `smelt.open("model.safetensors")["embed.weight"].shape`. No tensor is read."""
     path = Path(path)

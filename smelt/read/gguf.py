@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from smelt.dtype import Array, DType, dtype, f32, ui8
-from smelt.errors import FileError, ParseError, UnsupportedError
+from smelt.errors import FileError, ParseError, UnsupportedError, advise
 from smelt.ir.blocks import BY_KIND, Block, decode
 from smelt.shape import Shape
 from smelt.weights import MappedFile, Stored, Weights
@@ -58,6 +58,7 @@ class _Tensor:
     nbytes: int
 
 
+@advise("download or copy the file again: it may be damaged", ParseError, FileError)
 def read(path: str | Path) -> Gguf:
     """The metadata and tensors of a file; no tensor is read."""
     file = MappedFile(path)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from smelt.dtype import Array, DType, dtype
-from smelt.errors import FileError, ParseError, ShapeError, SmeltError, UnsupportedError
+from smelt.errors import FileError, ParseError, ShapeError, SmeltError, UnsupportedError, advise
 from smelt.files import open_regular
 from smelt.shape import Shape
 from smelt.weights import MAX_RANK, MappedFile, Stored, Weights
@@ -29,6 +29,7 @@ _RATIO = 1040  # deflate cannot shrink by more
 _LOCAL = struct.Struct("<4s5H3I2H")  # the header before a member's bytes
 
 
+@advise("download or copy the file again: it may be damaged", ParseError, FileError)
 def read(path: str | Path) -> Weights:
     """The arrays of an archive, by name; nothing but headers is read."""
     file = MappedFile(path)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from smelt.dtype import Array, DType, dtype
-from smelt.errors import ParseError, UnsupportedError
+from smelt.errors import FileError, ParseError, UnsupportedError, advise
 from smelt.files import write_atomically
 from smelt.shape import Shape
 from smelt.weights import MAX_RANK, MappedFile, Stored, Weights
@@ -46,6 +46,7 @@ NAMES = {
 _BY_DTYPE = {smelt: theirs for theirs, smelt in NAMES.items()}
 
 
+@advise("download or copy the file again: it may be damaged", ParseError, FileError)
 def read(path: str | Path) -> Weights:
     """The tensors of a file, by name; nothing but the header is read."""
     file = MappedFile(path)

@@ -214,7 +214,7 @@ class PerValue(Closing):
     def _named(self, inputs: tuple[Array, ...]) -> dict[str, Array]:
         names = [port.name for port in self.signature.inputs]
         if len(inputs) != len(names):
-            raise RunError("wrong number of inputs", expected=names, got=len(inputs))
+            raise RunError("wrong number of inputs", expected=names, got=len(inputs), remedy="one array per input")
         return dict(zip(names, (np.asarray(array) for array in inputs), strict=True))
 
     def _key(self, given: Mapping[str, Array]) -> tuple[Hashable, dict[str, Array], dict[str, tuple[int, ...]]]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from smelt.buffer import advise_shape
 from smelt.dim import Size, symbol
-from smelt.errors import MissingPackageError, ParseError, ShapeError, SmeltError, UnsupportedError
+from smelt.errors import MissingPackageError, ParseError, ShapeError, SmeltError, UnsupportedError, VerifyError, advise
 from smelt.ir.attributes import Int
 from smelt.ir.build import Builder
 from smelt.ir.core import Attrs, Func, Program, Region, Value
@@ -53,9 +53,12 @@ from smelt.size import any_symbol
 from smelt.weights import MappedFile, Weights
 
 _NONE: Mapping[str, Any] = {}
+INVALID = "export the model again; onnx.checker.check_model(FILE, full_check=True) may say more"
 _LONGEST = 128  # characters of a dimension's name
 
 
+@advise("smelt inspect FILE lists everything that cannot be read", UnsupportedError)
+@advise(INVALID, ParseError, ShapeError, VerifyError)
 def read(
     path: str | Path,
     static: Mapping[str, Any] = _NONE,

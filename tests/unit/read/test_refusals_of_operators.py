@@ -311,6 +311,7 @@ def test_refused(
         read(one_node(tmp_path, op, inputs, **attrs))
     assert type(caught.value) is error
     assert op in str(caught.value)
+    assert caught.value.remedy
 
 
 TYPED = {
