@@ -20,16 +20,20 @@ def embed(
     """Vectors of texts, or of the lines of the standard input where there are none."""
     given = list(texts) or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     if not given:
-        raise RunError("nothing to embed", expected="texts, or lines on the standard input")
+        raise RunError("nothing to embed", remedy="smelt embed MODEL TEXT…, or lines on the standard input")
     with cast(EmbeddingModel, load(path, **loading)) as model:
         if not isinstance(model, EmbeddingModel):
-            raise RunError(f"{path} is a decoder", expected="an encoder: BERT, RoBERTa, MiniLM")
+            raise RunError(
+                f"{path} is a decoder",
+                expected="an encoder: BERT, RoBERTa, MiniLM",
+                remedy=f"smelt generate {path} PROMPT",
+            )
         vectors = model.embed(given, prompt=prompt or None)
     if output is not None:
         try:
             np.save(output, vectors)
         except OSError as error:
-            raise FileError(f"cannot write {output}", got=error) from error
+            raise FileError(f"cannot write {output}", got=error, remedy="a file in another folder") from error
     elif as_json:
         print(json.dumps({"model": str(path), "embeddings": vectors.tolist()}))
     else:

@@ -30,7 +30,8 @@ def load(
 ) -> None:
     """Load a server and print what its clients saw."""
     if rate <= 0 or seconds <= 0:
-        raise RunError("rate and seconds are more than 0", got=f"rate {rate:g}, seconds {seconds:g}")
+        got = f"rate {rate:g}, seconds {seconds:g}"
+        raise RunError("rate and seconds must be positive", got=got, remedy="--rate 10 --seconds 10")
     found = asyncio.run(_load(url, model, rate, seconds, parse_sizes(sizes), key, seed))
     if as_json:
         print(json.dumps(found))
@@ -109,7 +110,7 @@ def _inputs(metadata: dict[str, Any], sizes: dict[str, int], generator: np.rando
         name, kind = port["name"], port["datatype"]
         shape = [sizes.get(f"{name}.{axis}", 1) if size < 0 else size for axis, size in enumerate(port["shape"])]
         if kind == BYTES or kind not in NUMPY:
-            raise UnsupportedError(f"{name}: there are no random numbers of {kind}")
+            raise UnsupportedError(f"{name}: no random inputs of {kind}", remedy="load a model with numeric inputs")
         numbers = generator.standard_normal(shape) if NUMPY[kind].kind in "fV" else generator.integers(0, 2, shape)
         found[name] = numbers.astype(NUMPY[kind])
     return found

@@ -46,7 +46,7 @@ def _perplexity(path: Path, text: Path, loading: Mapping[str, Any]) -> float:
     try:
         said = text.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"cannot read {text}", got=error) from error
+        raise FileError(f"cannot read {text}", got=error, remedy="--text with a UTF-8 file") from error
     with load(path, **loading) as model:
         return perplexity(model, model.tokenizer.encode(said)[:MEASURED])
 

@@ -26,7 +26,7 @@ def serve(
         print(json.dumps(msgspec.to_builtins(found), indent=2))
         return
     if not found.models:
-        raise UnsupportedError("there is nothing to serve", expected="smelt serve MODEL…, or --config FILE with models")
+        raise UnsupportedError("there is nothing to serve", remedy="smelt serve MODEL…, or --config FILE with models")
     _part("server").serve(found)
 
 

@@ -112,7 +112,9 @@ class InferenceSession:
         sizes = {size for port in program.main.args for size in getattr(port.type, "symbols", ())}
         unknown = sorted(set(fixed) - sizes)
         if unknown:
-            raise RunError("no such dynamic dimension", expected=", ".join(sorted(sizes)), got=", ".join(unknown))
+            known = ", ".join(sorted(sizes))
+            remedy = "add_free_dimension_override_by_name with one of these"
+            raise RunError("no such dynamic dimension", expected=known, got=", ".join(unknown), remedy=remedy)
         program = substitute(program, fixed)
         return model_of(program, weights, device=self._device, engine=self._engine, name=self._path.stem)
 
@@ -196,7 +198,10 @@ class InferenceSession:
         known = [port.name for port in self._model.signature.outputs]
         unknown = [name for name in wanted or () if name not in known]
         if unknown:
-            raise RunError("the model has no such output", expected=", ".join(known), got=", ".join(unknown))
+            names = ", ".join(known)
+            raise RunError(
+                "the model has no such output", expected=names, got=", ".join(unknown), remedy="run(None, …)"
+            )
         return list(wanted or known)
 
     # -- metadata --
@@ -365,7 +370,10 @@ def _as_onnx(port: Port, value: Any) -> Any:
 
 def _known(name: str, ports: Sequence[Port], kind: str) -> None:
     if all(port.name != name for port in ports):
-        raise RunError(f"the model has no such {kind}", expected=", ".join(port.name for port in ports), got=name)
+        known = ", ".join(port.name for port in ports)
+        raise RunError(
+            f"the model has no such {kind}", expected=known, got=name, remedy=f"session.get_{kind}s() lists them"
+        )
 
 
 def _host_only(device_type: str) -> None:

@@ -152,6 +152,7 @@ class OrtValue:
                 "the new contents do not fit",
                 expected=f"{self._value.dtype}{list(self._value.shape)}",
                 got=f"{array.dtype}{list(array.shape)}",
+                remedy="make a new OrtValue",
             )
         np.copyto(self._value, array)
 

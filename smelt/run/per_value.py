@@ -303,7 +303,9 @@ class Fallback(Closing):
             return other(*inputs, stop=stop)
         except SizeError as error:
             expected = f"{broken.expected}, or sizes that broadcast"
-            raise SizeError(broken.message, expected=expected, got=broken.got, where=error.where) from error
+            raise SizeError(
+                broken.message, expected=expected, got=broken.got, where=error.where, remedy=broken.remedy
+            ) from error
 
     def to_stored(self, targets: Sequence[str] = ()) -> StoredModel:
         return to_stored(self._first, targets).replace(programs=self._stored)

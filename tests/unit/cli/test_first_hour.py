@@ -101,10 +101,11 @@ def test_a_file_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- errors ----
 
 
-def test_every_error_of_a_command_has_a_remedy() -> None:
+@pytest.mark.parametrize("room", ["cli", "compat"])
+def test_every_error_of_a_command_has_a_remedy(room: str) -> None:
     """Errors that a class of its own turns into a note need none."""
     bare = []
-    for path in Path(main.__file__).parent.glob("*.py"):
+    for path in (Path(main.__file__).parents[1] / room).glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 named = {keyword.arg for keyword in node.keywords}
