@@ -543,12 +543,13 @@ def walk_statements(statements: Sequence[Stmt]) -> Iterator[Stmt]:
 def rebuild(
     statement: Stmt,
     block: Callable[[tuple[Stmt, ...]], tuple[Stmt, ...]],
-    expr: Callable[[Expr], Expr] = lambda each: each,
+    expr: Callable[[Expr], Expr] | None = None,
 ) -> Stmt:
-    """The statement with its blocks and expressions replaced."""
-    changed: dict[str, Any] = {name: _rebuild_field(getattr(statement, name), expr) for name in _EXPRS[type(statement)]}
-    changed |= {name: block(getattr(statement, name)) for name in _BLOCKS[type(statement)]}
-    return replace(statement, **changed)
+    """The statement with its blocks, and its expressions if `expr` is given, replaced."""
+    changed: dict[str, Any] = {name: block(getattr(statement, name)) for name in _BLOCKS[type(statement)]}
+    if expr is not None:
+        changed |= {name: _rebuild_field(getattr(statement, name), expr) for name in _EXPRS[type(statement)]}
+    return replace(statement, **changed) if changed else statement
 
 
 def _rebuild_field(held: Any, expr: Callable[[Expr], Expr]) -> Any:
