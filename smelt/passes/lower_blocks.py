@@ -9,7 +9,7 @@ in an unblocked matrix is looked up in the bytes. So weights stay as small as in
 from __future__ import annotations
 
 from smelt.dim import product
-from smelt.dtype import f32, i32
+from smelt.dtype import DType, f32, i32
 from smelt.errors import UnsupportedError
 from smelt.ir.attributes import GatherDims
 from smelt.ir.block_layout import Layout
@@ -118,10 +118,10 @@ def lower_blocks(edit: Edit) -> int:
     products = [op for op in edit.ops() if _is_composite(op, "smelt.block_dot")]
     for op in products:
         _replace(edit, op, _packed_dot(edit, op, packed))
-    lookups = [op for op in edit.ops() if op.name == "stablehlo.gather" and _unblocked(edit, op.operands[0])]
+    lookups = [op for op in edit.ops() if op.name == "stablehlo.gather"]
     count = len(products)
     for op in lookups:
-        made = _lookup(edit, op, packed)
+        made = _lookup(edit, op, packed) if _unblocked(edit, op.operands[0]) else _narrow_lookup(edit, op)
         if made is not None:
             _replace(edit, op, made)
             count += 1
@@ -182,6 +182,22 @@ def _lookup(edit: Edit, op: Op, packed: dict[Value, tuple[Layout, Value]]) -> Va
         return take_columns(b, packed[w][0], packed[w][1], b.clamp(low, places, high))
     made = elements(row, w, _Looked(b, places))
     return BuildOps(b).reshape(made, *op.result.shape.sizes)
+
+
+def _narrow_lookup(edit: Edit, op: Op) -> Value | None:
+    """What is looked up in widened numbers, widened after it: numbers of 16 bits are bound as they are."""
+    table, places = edit.operands(op)
+    maker = edit.maker(table)
+    if maker is None or maker.name != "stablehlo.convert":
+        return None
+    narrow = edit.operands(maker)[0]
+    if not isinstance(narrow.shape.dtype, DType) or not isinstance(table.shape.dtype, DType):
+        return None
+    if not narrow.shape.dtype.is_float or narrow.shape.dtype.bits >= table.shape.dtype.bits:
+        return None
+    b = edit.before(op)
+    found = b.op(op.name, narrow, places, result=op.result.shape.with_dtype(narrow.shape.dtype), **op.attrs).result
+    return b.convert(found, result=op.result.shape)
 
 
 class _Looked(BuildOps):

@@ -23,6 +23,7 @@ from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
 
 K_PACK = {"f32": 1, "bf16": PAIR}  # by operand type: adjacent steps of k in a panel; results are f32
+NARROW = ("bf16", "f16")  # types of weights that an f32 GEMM widens
 LEAST, FEWEST = 8, 32  # output rows and columns, channels: Winograd gains nothing below these
 
 
@@ -52,11 +53,20 @@ def _pack_dot(m: Match, width: int) -> Value | None:
     rows = [d for d in range(lhs.shape.rank) if d not in batch[0] and d not in summed[0]]
     columns = [d for d in range(rhs.shape.rank) if d not in batch[1] and d not in summed[1]]
     left = _merge_axes(m, lhs, (batch[0], rows, summed[0]))
-    right = _merge_axes(m, rhs, (batch[1], summed[1], columns))
+    right = _merge_axes(m, _stored_narrow(m, rhs), (batch[1], summed[1], columns))
     packed = m.build.op("smelt.relayout", right, layout=layout).result
     result = Shape.of(m.shape.dtype, (*left.shape.sizes[:2], right.shape.sizes[2]))
     made = m.build.op("smelt.packed_dot", left, packed, result=result, layout=layout).result
     return _reshape(m, made, m.shape)
+
+
+def _stored_narrow(m: Match, rhs: Value) -> Value:
+    """The right operand as it is stored: 16-bit weights are bound as they are, and widened by the kernel."""
+    maker = m.edit.maker(rhs)
+    if maker is None or maker.name != "stablehlo.convert" or str(rhs.shape.dtype) != "f32":
+        return rhs
+    narrow = m.edit.operands(maker)[0]
+    return narrow if str(narrow.shape.dtype) in NARROW and _is_weight(m, narrow) else rhs
 
 
 def _pack_convolution(m: Match, width: int) -> Value | None:

@@ -3,8 +3,8 @@
 `smelt.relayout` stores a tensor in a `Layout`: the columns of a matrix cut into panels, for one. `smelt.packed_dot`
 multiplies by a matrix in a layout, `smelt.packed_conv` convolves padded feature maps [batch, y, x, channel] by one;
 `smelt.depthwise_conv` is a depthwise convolution. Element types say what is multiplied: floats, bf16 with sums of f32,
-or ui8 by i8 with exact sums of i32. All have reference semantics, so programs that hold them can be verified, printed
-and run by the reference engine.
+f32 by weights that are stored in 16 bits, or ui8 by i8 with exact sums of i32. All have reference semantics, so
+programs that hold them can be verified, printed and run by the reference engine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 
 from smelt.dim import Size, ceildiv, floordiv
-from smelt.dtype import Array, DType, bf16, f32, i8, i32, ui8
+from smelt.dtype import Array, DType, bf16, f16, f32, i8, i32, ui8
 from smelt.ir.attributes import INTS, STRING
 from smelt.ir.core import Attrs, Op, Type
 from smelt.ir.ops.definition import Attr, Call, Frame, OpDef
@@ -65,13 +65,13 @@ def contraction_size(op: Op) -> Size:
 
 
 def _check_types(call: Call) -> None:
-    """One plain float type; bf16 with sums of f32; or ui8 by i8 with sums of i32."""
+    """One plain float type; bf16 with sums of f32; f32 by bf16 or f16; or ui8 by i8 with sums of i32."""
     types = call.shape(0).dtype, call.shape(1).dtype, call.declared_shape().dtype
     alike = len({*types}) == 1 and isinstance(types[0], DType) and types[0].is_float
     call.require(
-        alike or types in ((bf16, bf16, f32), (ui8, i8, i32)),
+        alike or types in ((bf16, bf16, f32), (f32, bf16, f32), (f32, f16, f32), (ui8, i8, i32)),
         "",
-        "operands and result must be of one float type; bf16, bf16 and f32; or ui8, i8 and i32",
+        "operands and result must be of one float type; f32 or bf16 by 16-bit floats with f32; or ui8, i8 and i32",
         got=", ".join(map(str, types)),
     )
 
