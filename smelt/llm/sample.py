@@ -17,6 +17,8 @@ import numpy as np
 from smelt.dtype import Array
 from smelt.errors import RunError
 
+FEW = 256  # tokens that are sorted first, where a share of the probability is looked for
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -110,7 +112,7 @@ class Sampler:
         """The token at a position from the logits before it, f32[v]."""
         if self._simple and np.isfinite(logits[best := int(logits.argmax())]):  # a NaN is argmax's greatest
             return Choice(best)
-        if not np.isfinite(logits).any() or np.isnan(logits).any():
+        if not np.isfinite(logits.max()):
             raise RunError(f"the model gave no numbers for position {position}", got="NaN in the logits")
         sampling = self.sampling
         scores = self._adjusted(logits.astype(np.float64))
@@ -124,7 +126,7 @@ class Sampler:
         if sampling.logprobs is None:
             return Choice(token)
         logs = log_softmax(logits.astype(np.float64))
-        likely = np.argsort(-logs, kind="stable")[: sampling.logprobs]
+        likely = greatest(logs, sampling.logprobs)
         return Choice(token, float(logs[token]), tuple((int(each), float(logs[each])) for each in likely))
 
     def _adjusted(self, scores: Array) -> Array:
@@ -143,13 +145,37 @@ class Sampler:
         return scores
 
     def _drawn(self, scores: Array, position: int) -> int:
-        probabilities = limited(scores / self.sampling.temperature, self.sampling)
+        left, probabilities = survivors(scores / self.sampling.temperature, self.sampling)
         key = np.array([self.sampling.seed, self._alternative], np.uint64)
         random = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, position]))
-        order = np.argsort(-probabilities, kind="stable")
-        total = probabilities[order].cumsum()
+        total = probabilities.cumsum()
         place = int(np.searchsorted(total, random.random() * total[-1], side="right"))
-        return int(order[min(place, int((probabilities > 0).sum()) - 1)])
+        return int(left[min(place, len(left) - 1)])
+
+
+def greatest(values: Array, count: int) -> Array:
+    """The places of the greatest values, in falling order; of equal ones the first."""
+    if 0 < count < len(values):
+        least = np.partition(values, -count)[-count]
+        places = np.flatnonzero(values >= least)
+        found: Array = places[np.argsort(-values[places], kind="stable")][:count]
+        return found
+    return np.argsort(-values, kind="stable")[:count]
+
+
+def _first_reaching(key: Array, probabilities: Array, share: float) -> Array:
+    """The tokens of greatest key up to the one with which their probabilities reach the share; at least one."""
+    count = FEW
+    while True:
+        order = greatest(key, count)
+        before = probabilities[order].cumsum() - probabilities[order]
+        if count >= len(key) or before[-1] >= share:
+            break
+        count *= 8
+    kept = np.zeros(len(key), bool)
+    kept[order[before < share]] = True
+    kept[order[0]] = True
+    return kept
 
 
 def log_softmax(scores: Array) -> Array:
@@ -160,27 +186,41 @@ def log_softmax(scores: Array) -> Array:
 
 def limited(scores: Array, sampling: Sampling) -> Array:
     """Probabilities with those set to 0 that the limits leave out; at least one token is left."""
-    if 0 < sampling.top_k < len(scores):
+    places, probabilities = survivors(scores, sampling)
+    found = np.zeros(len(scores))
+    found[places] = probabilities
+    return found
+
+
+def survivors(scores: Array, sampling: Sampling) -> tuple[Array, Array]:
+    """The tokens that the limits leave, in order, and their probabilities; the limits apply one after the other."""
+    places = np.flatnonzero(scores > -np.inf)
+    if 0 < sampling.top_k < len(places):
         least = np.partition(scores, -sampling.top_k)[-sampling.top_k]
-        scores = np.where(scores < least, -np.inf, scores)
+        places = np.flatnonzero(scores >= least)
+    values = scores[places]
     if sampling.top_p < 1:
-        scores = np.where(_nucleus(np.exp(log_softmax(scores)), sampling.top_p), scores, -np.inf)
+        kept = _nucleus(softmax(values), sampling.top_p)
+        places, values = places[kept], values[kept]
     if sampling.min_p > 0:
-        probabilities = np.exp(log_softmax(scores))
-        scores = np.where(probabilities < sampling.min_p * probabilities.max(), -np.inf, scores)
+        probabilities = softmax(values)
+        kept = probabilities >= sampling.min_p * probabilities.max()
+        places, values = places[kept], values[kept]
     if sampling.typical_p < 1:
-        scores = np.where(_typical(scores, sampling.typical_p), scores, -np.inf)
-    return np.exp(log_softmax(scores))
+        kept = _typical(values, sampling.typical_p)
+        places, values = places[kept], values[kept]
+    return places, softmax(values)
+
+
+def softmax(scores: Array) -> Array:
+    powers = np.exp(scores - scores.max())
+    found: Array = powers / powers.sum()
+    return found
 
 
 def _nucleus(probabilities: Array, share: float) -> Array:
     """The likeliest tokens up to the one with which they reach the share."""
-    order = np.argsort(-probabilities, kind="stable")
-    before = probabilities[order].cumsum() - probabilities[order]
-    kept = np.zeros(len(probabilities), bool)
-    kept[order[before < share]] = True
-    kept[order[0]] = True
-    return kept
+    return _first_reaching(probabilities, probabilities, share)
 
 
 def _typical(scores: Array, share: float) -> Array:
@@ -188,9 +228,4 @@ def _typical(scores: Array, share: float) -> Array:
     probabilities = np.exp(logs)
     surprise = -np.where(probabilities > 0, probabilities * logs, 0).sum()
     distance = np.where(probabilities > 0, np.abs(-logs - surprise), np.inf)
-    order = np.argsort(distance, kind="stable")
-    before = probabilities[order].cumsum() - probabilities[order]
-    kept = np.zeros(len(probabilities), bool)
-    kept[order[before < share]] = True
-    kept[order[0]] = True
-    return kept
+    return _first_reaching(-distance, probabilities, share)
