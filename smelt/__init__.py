@@ -30,6 +30,7 @@ _PUBLIC = {
     "print_program": "smelt.ir.text",
     "verify": "smelt.ir.verify",
     **dict.fromkeys(("jvp", "vjp"), "smelt.tensor.jit.grad"),
+    "vmap": "smelt.tensor.vmap",
     **dict.fromkeys(
         ("custom_gradient", "grad", "hessian", "jacobian", "remat", "stop_gradient", "value_and_grad"),
         "smelt.tensor.grad",
@@ -151,6 +152,7 @@ if TYPE_CHECKING:
     from smelt.tensor.jit.grad import vjp as vjp
     from smelt.tensor.ops import random as random
     from smelt.tensor.sharding import shard as shard
+    from smelt.tensor.vmap import vmap as vmap
     from smelt.weights import Weights as Weights
 
 __all__ = ["__version__", "deserialize", "load", *_PUBLIC]

@@ -13,7 +13,7 @@ from typing import Any
 
 from smelt.dim import Size
 from smelt.ir.build import Builder
-from smelt.ir.clone import remake_op
+from smelt.ir.clone import clone_region, remake_op, substitution
 from smelt.ir.core import Func, FuncType, Op, Region, Type, Value, walk
 from smelt.ir.ops import OPS
 from smelt.ir.ops.definition import Scope
@@ -279,6 +279,22 @@ def symbols_at(callee: Func, operands: Sequence[Value], call: Op, scope: Scope) 
     for name in sorted(symbols_of(callee) - set(known)):
         known[name] = scope.new_symbol()
     return known
+
+
+def insert_call(b: Builder, callee: Func, operands: Sequence[Value], op: Op) -> list[Value]:
+    """The ops of a function on other operands; `op` is the call."""
+    values = dict(zip(callee.args, operands, strict=True))
+    retype = substitution(symbols_at(callee, operands, op, b.scope))
+    for each in callee.body.ops:
+        made = b.op(
+            each.name,
+            *(values.get(value, value) for value in each.operands),
+            result=[retype(value.type) for value in each.results],
+            regions=[clone_region(region, values, retype) for region in each.regions],
+            **dict(each.attrs),
+        )
+        values.update(zip(each.results, made.results, strict=True))
+    return [values.get(value, value) for value in callee.results]
 
 
 def _same_type(a: Type, b: Type) -> bool:

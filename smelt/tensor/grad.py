@@ -19,7 +19,8 @@ from smelt.ir.core import Func, Op, Region, Type, Value, find_captures
 from smelt.ir.grad.rule import Cotangents, Rule, is_differentiable, zeros
 from smelt.ir.grad.rule import refuse as forbid
 from smelt.ir.grad.sweep import Forward, Reverse
-from smelt.ir.grad.table import CUSTOM, Rules, insert_call
+from smelt.ir.grad.table import CUSTOM, Rules
+from smelt.ir.rewrite import insert_call
 from smelt.ir.structure import fingerprint
 from smelt.shape import Shape
 from smelt.size import symbol

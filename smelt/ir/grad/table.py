@@ -11,13 +11,12 @@ from types import MappingProxyType
 
 from smelt.errors import UnsupportedError
 from smelt.ir.build import Builder
-from smelt.ir.clone import clone_region, substitution
 from smelt.ir.core import Func, Op, Value
 from smelt.ir.grad import collective, contract, control, convolution, elementwise, index, linear, reduce, shape, window
 from smelt.ir.grad.rule import Rule, linear_in_first, refused, repeat, zero
 from smelt.ir.ops import OPS
 from smelt.ir.ops.control import ASSERTIONS, PLACEMENT
-from smelt.ir.rewrite import symbols_at
+from smelt.ir.rewrite import insert_call
 
 _DECOMPOSED = "passes.grad decomposes it first"
 _PASSES = "a kernel for inference: differentiate the program that the front end gave, before passes make it"
@@ -123,22 +122,6 @@ class Rules:
         if name_of(op) == REMAT:  # behind a barrier, so that no pass takes what was computed before
             operands = tuple(b.optimization_barrier(value) for value in operands)
         return insert_call(b, callee, operands, op)
-
-
-def insert_call(b: Builder, callee: Func, operands: Sequence[Value], op: Op) -> list[Value]:
-    """The ops of a function on other operands; `op` is the call."""
-    values = dict(zip(callee.args, operands, strict=True))
-    retype = substitution(symbols_at(callee, operands, op, b.scope))
-    for each in callee.body.ops:
-        made = b.op(
-            each.name,
-            *(values.get(value, value) for value in each.operands),
-            result=[retype(value.type) for value in each.results],
-            regions=[clone_region(region, values, retype) for region in each.regions],
-            **dict(each.attrs),
-        )
-        values.update(zip(each.results, made.results, strict=True))
-    return [values.get(value, value) for value in callee.results]
 
 
 def name_of(op: Op) -> str:
