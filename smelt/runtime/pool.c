@@ -310,7 +310,7 @@ static void close_region(Region *region, Context *ctx) {
       park(&region->inside, left, POLL);
       atomic_store(&region->waiting, 0);
       in_region = 1; /* a signal handler may run a program */
-      if (ctx && *ctx->cancel) ctx->stop(ctx);
+      if (ctx && __atomic_load_n(ctx->cancel, __ATOMIC_RELAXED)) ctx->stop(ctx);
       in_region = 0;
     }
     left = atomic_load(&region->inside);

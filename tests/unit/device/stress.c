@@ -1,5 +1,5 @@
-/* The pool and the slots under load, for sanitizers: several callers of one executable, the number of threads changing,
- * calls being cancelled, memory being trimmed, a fork. Exits with 0 when every sum was right. */
+/* The pool and the slots under load, for sanitizers: several callers of one executable, with and without a limit on memory,
+ * the number of threads changing, calls being cancelled, memory being trimmed, a fork. Exits with 0 when every sum was right. */
 #define _GNU_SOURCE
 #include "runtime.h"
 
@@ -13,6 +13,7 @@
 enum { CALLERS = 6, ROUNDS = 80, BLOCK = 64 };
 
 static Executable executable;
+static Account account = {.limit = 5000}; /* for two or three calls at once: others wait in its queue */
 static const Port ports[2] = {{.itemsize = 4}, {.itemsize = 4}};
 static atomic_int finished, wrong;
 
@@ -63,7 +64,8 @@ static void call_once(i64 count) {
   slot->buffers[0] = values;
   slot->buffers[1] = &result;
   int status = smelt_execute(slot);
-  if (status != SMELT_CANCELLED && (status || result != count * (count - 1) / 2)) wrong++;
+  int refused = status == SMELT_CANCELLED || (executable.account && status == SMELT_OVER_LIMIT);
+  if (!refused && (status || result != count * (count - 1) / 2)) wrong++;
   smelt_give(slot);
   free(values);
 }
@@ -84,13 +86,10 @@ static int fork_and_call(void) {
   return waitpid(child, &status, 0) != child || status;
 }
 
-int main(int argc, char **argv) {
-  void *buffers[2] = {0};
-  executable.ports = ports, executable.run = run, executable.measure = measure;
-  executable.symbols = executable.inputs = executable.results = 1;
-  executable.buffers = buffers;
-  smelt_set_threads(4, 1000);
+static void call_from_threads(void) {
   pthread_t threads[CALLERS];
+  finished = 0;
+  smelt_set_threads(4, 1000);
   for (i64 i = 0; i < CALLERS; i++) pthread_create(&threads[i], NULL, caller, (void *)(i + 1));
   for (i64 round = 0; finished < CALLERS; round++) {
     if (smelt_set_threads(1 + round % 5, round % 2 * 1000)) wrong++;
@@ -99,10 +98,26 @@ int main(int argc, char **argv) {
     usleep(500);
   }
   for (int i = 0; i < CALLERS; i++) pthread_join(threads[i], NULL);
+}
+
+int main(int argc, char **argv) {
+  void *buffers[2] = {0};
+  executable.ports = ports, executable.run = run, executable.measure = measure;
+  executable.symbols = executable.inputs = executable.results = 1;
+  executable.buffers = buffers;
+  smelt_register(&executable);
+  call_from_threads();
+  smelt_trim(&executable);
+  executable.account = &account;
+  call_from_threads();
+  smelt_trim(&executable);
+  if (account.used || account.running || account.waiting || account.first || account.last) wrong++;
+  executable.account = NULL;
   smelt_set_threads(3, 1000);
   call_once(10000);
   if (argc > 1 && !strcmp(argv[1], "fork") && fork_and_call()) wrong++;
   smelt_close(&executable);
+  smelt_unregister(&executable);
   smelt_set_threads(1, 0);
   if (smelt_allocated()) wrong++;
   printf("%d wrong\n", wrong);
