@@ -12,7 +12,7 @@ from typing import Any
 from smelt.dim import Size, at_most, floordiv, product
 from smelt.dtype import Array, ElementType
 from smelt.errors import RunError, SizeError
-from smelt.ir.attributes import BOOL, BOOLS, CONV, GATHER, INT, INTS, PRECISION
+from smelt.ir.attributes import BOOL, GATHER, INT, INTS
 from smelt.ir.core import Op, Type
 from smelt.ir.ops.definition import UNKNOWN, Attr, Call, Frame, OpDef
 from smelt.ir.ops.index import as_int64, gather, infer_gather, top_k
@@ -33,7 +33,7 @@ from smelt.ir.ops.shape import (
     solve_reshape,
     take_slice,
 )
-from smelt.ir.ops.window import Window, convolution_of, infer_convolution, reduce_windows, window_count
+from smelt.ir.ops.window import CONVOLUTION, Window, convolution_of, infer_convolution, reduce_windows, window_count
 from smelt.ir.sizes import Known, trace_each
 from smelt.shape import Shape
 
@@ -347,16 +347,7 @@ ROWS: list[OpDef] = [
         "lhs rhs padding",
         _infer_dynamic_conv,
         _eval_dynamic_conv,
-        (
-            Attr("window_strides", INTS, None),
-            Attr("lhs_dilation", INTS, None),
-            Attr("rhs_dilation", INTS, None),
-            Attr("window_reversal", BOOLS, None),
-            Attr("dimension_numbers", CONV),
-            Attr("feature_group_count", INT),
-            Attr("batch_group_count", INT),
-            Attr("precision_config", PRECISION, None),
-        ),
+        tuple(attr for attr in CONVOLUTION if attr.name != "padding"),  # which is an operand here
     ),
     OpDef(
         "stablehlo.dynamic_gather",

@@ -527,6 +527,18 @@ _WINDOW = (
     Attr("padding", PAIRS, None),
 )
 
+CONVOLUTION = (
+    Attr("window_strides", INTS, None),
+    Attr("padding", PAIRS, None),
+    Attr("lhs_dilation", INTS, None),
+    Attr("rhs_dilation", INTS, None),
+    Attr("window_reversal", BOOLS, None),
+    Attr("dimension_numbers", CONV),
+    Attr("feature_group_count", INT),
+    Attr("batch_group_count", INT),
+    Attr("precision_config", PRECISION, None),
+)
+
 ROWS: list[OpDef] = [
     OpDef(
         "stablehlo.reduce_window",
@@ -544,21 +556,5 @@ ROWS: list[OpDef] = [
         _WINDOW,
         regions=2,
     ),
-    OpDef(
-        "stablehlo.convolution",
-        "lhs rhs",
-        _infer_convolution,
-        _convolution,
-        (
-            Attr("window_strides", INTS, None),
-            Attr("padding", PAIRS, None),
-            Attr("lhs_dilation", INTS, None),
-            Attr("rhs_dilation", INTS, None),
-            Attr("window_reversal", BOOLS, None),
-            Attr("dimension_numbers", CONV),
-            Attr("feature_group_count", INT),
-            Attr("batch_group_count", INT),
-            Attr("precision_config", PRECISION, None),
-        ),
-    ),
+    OpDef("stablehlo.convolution", "lhs rhs", _infer_convolution, _convolution, CONVOLUTION),
 ]

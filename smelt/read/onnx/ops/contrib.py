@@ -38,7 +38,7 @@ from smelt.read.onnx.ops.math import (
     swish,
     thresholded_relu,
 )
-from smelt.read.onnx.ops.nn import ConvAttributes, conv, layer_normalization
+from smelt.read.onnx.ops.nn import ConvAttributes, channels_back, channels_first, conv, layer_normalization
 from smelt.read.onnx.ops.order import unique
 from smelt.read.onnx.ops.quant import dequantise, single
 from smelt.read.onnx.ops.shape import pad, unsqueeze
@@ -258,15 +258,6 @@ def fused_conv(
     return function(g, total if Z is None else g.binary("add", total, Z))
 
 
-def _channels_first(g: Graph, x: Value) -> Value:
-    rank = x.shape.rank
-    return g.transpose(x, (0, rank - 1, *range(1, rank - 1)))
-
-
-def _channels_last(g: Graph, x: Value) -> Value:
-    return g.transpose(x, (0, *range(2, x.shape.rank), 1))
-
-
 @onnx_op("NhwcConv", domain=_MS)
 def nhwc_conv(
     g: Graph,
@@ -278,12 +269,12 @@ def nhwc_conv(
     """Channels last in the data and in the kernel, [outputs, space…, inputs]."""
     made = conv(
         g,
-        _channels_first(g, X),
-        _channels_first(g, W),
+        channels_first(g, X),
+        channels_first(g, W),
         B,
         **window,
     )
-    return _channels_last(g, made)
+    return channels_back(g, made)
 
 
 @onnx_op("NhwcFusedConv", domain=_MS)
@@ -301,15 +292,15 @@ def nhwc_fused_conv(
     """Channels last in the data alone: the kernel is [outputs, inputs, space…]."""
     made = fused_conv(
         g,
-        _channels_first(g, X),
+        channels_first(g, X),
         W,
         B,
-        None if Z is None else _channels_first(g, Z),
+        None if Z is None else channels_first(g, Z),
         activation=activation,
         activation_params=activation_params,
         **window,
     )
-    return _channels_last(g, made)
+    return channels_back(g, made)
 
 
 # ---- normalisations ----
@@ -521,9 +512,9 @@ def group_norm(
     groups: int,
 ) -> Value:
     (x,) = _widen(g, X)
-    x = _channels_first(g, x) if channels_last else x
+    x = channels_first(g, x, channels_last)
     y = _group_norm(g, x, gamma, beta, groups, epsilon, activation)
-    return g.convert(_channels_last(g, y) if channels_last else y, X.shape.element)
+    return g.convert(channels_back(g, y, channels_last), X.shape.element)
 
 
 @onnx_op("SkipGroupNorm", domain=_MS)
@@ -545,7 +536,7 @@ def skip_group_norm(
     if skip.shape.rank == 2:
         skip = g.expand_dims(skip, range(1, X.shape.rank - 1))
     total = _sum(g, X, skip, bias)
-    y = _channels_last(g, _group_norm(g, _channels_first(g, total), gamma, beta, groups, epsilon, activation))
+    y = channels_back(g, _group_norm(g, channels_first(g, total), gamma, beta, groups, epsilon, activation))
     return g.convert(y, X.shape.element), g.convert(total, X.shape.element)
 
 

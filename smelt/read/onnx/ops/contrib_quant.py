@@ -18,7 +18,7 @@ from smelt.ir.core import Value
 from smelt.read.onnx.emit import axes_of, axis_of
 from smelt.read.onnx.graph import Graph
 from smelt.read.onnx.ops.math import leaky_relu, softmax_over
-from smelt.read.onnx.ops.nn import ConvAttributes, average_pool, max_pool
+from smelt.read.onnx.ops.nn import ConvAttributes, average_pool, channels_back, channels_first, max_pool
 from smelt.read.onnx.ops.quant import (
     broadcast_parameter,
     dequantise,
@@ -188,15 +188,6 @@ def qlinear_reduce_mean(
 # ---- images ----
 
 
-def _channels_first(g: Graph, x: Value, channels_last: int) -> Value:
-    rank = x.shape.rank
-    return g.transpose(x, (0, rank - 1, *range(1, rank - 1))) if channels_last else x
-
-
-def _channels_back(g: Graph, x: Value, channels_last: int) -> Value:
-    return g.transpose(x, (0, *range(2, x.shape.rank), 1)) if channels_last else x
-
-
 @onnx_op("QLinearGlobalAveragePool", domain=_MS)
 def qlinear_global_average_pool(
     g: Graph,
@@ -233,7 +224,7 @@ def qlinear_average_pool(
 ) -> Value:
     pooled = average_pool(
         g,
-        _channels_first(g, _real(g, X, x_scale, x_zero_point, "x"), channels_last),
+        channels_first(g, _real(g, X, x_scale, x_zero_point, "x"), channels_last),
         auto_pad=auto_pad,
         ceil_mode=ceil_mode,
         count_include_pad=count_include_pad,
@@ -241,7 +232,7 @@ def qlinear_average_pool(
         pads=pads,
         strides=strides,
     )
-    return _quantise(g, _channels_back(g, pooled, channels_last), y_scale, y_zero_point, X, "y")
+    return _quantise(g, channels_back(g, pooled, channels_last), y_scale, y_zero_point, X, "y")
 
 
 @onnx_op("NhwcMaxPool", domain=_MS)
@@ -258,7 +249,7 @@ def nhwc_max_pool(
 ) -> Value:
     pooled = max_pool(
         g,
-        _channels_first(g, x, 1),
+        channels_first(g, x),
         auto_pad=auto_pad,
         ceil_mode=ceil_mode,
         dilations=dilations,
@@ -266,7 +257,7 @@ def nhwc_max_pool(
         pads=pads,
         strides=strides,
     )
-    return _channels_back(g, pooled[0], 1)
+    return channels_back(g, pooled[0])
 
 
 @onnx_op("QLinearConv", domain=_MS)
@@ -287,7 +278,7 @@ def ms_qlinear_conv(
 ) -> Value:
     made = qlinear_conv(
         g,
-        _channels_first(g, x, channels_last),
+        channels_first(g, x, channels_last),
         x_scale,
         x_zero_point,
         w,
@@ -298,7 +289,7 @@ def ms_qlinear_conv(
         B,
         **window,
     )
-    return _channels_back(g, made, channels_last)
+    return channels_back(g, made, channels_last)
 
 
 # ---- matrix multiplication ----

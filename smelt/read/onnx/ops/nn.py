@@ -173,6 +173,15 @@ def conv(
     return with_bias(g, convolve(g, x, W, w, group), B)
 
 
+def channels_first(g: Graph, x: Value, channels_last: int = 1) -> Value:
+    rank = x.shape.rank
+    return g.transpose(x, (0, rank - 1, *range(1, rank - 1))) if channels_last else x
+
+
+def channels_back(g: Graph, x: Value, channels_last: int = 1) -> Value:
+    return g.transpose(x, (0, *range(2, x.shape.rank), 1)) if channels_last else x
+
+
 def sized_kernel(g: Graph, W: Value, given: tuple[int, ...] | None, n: int) -> tuple[Value, tuple[int, ...]]:
     """The weights and the sizes of their windows, which the attribute says where dimensions of weights are dynamic."""
     sizes = W.shape.sizes[2:]
