@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from smelt.cli.show import _short
 from smelt.device import cpu
 
 pytestmark = pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler: pip install ziglang")
@@ -149,3 +150,10 @@ def test_inspect_foresees_the_native_engine() -> None:
     plan = record(DIGITS, "plan", "--size", "batch=10")
     assert made["native"]["peak_bytes"] == plan["peak_bytes"]
     assert "native engine" in smelt("inspect", DIGITS).stdout
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "copy"), (1, "a0"), (3, "a0, a1, a2"), (4, "a0, a1, a2 +1"), (9, "a0, a1, a2 +6")]
+)
+def test_a_table_names_the_first_ops_of_a_kernel(count: int, text: str) -> None:
+    assert _short([f"stablehlo.a{i}" for i in range(count)]) == text

@@ -90,7 +90,7 @@ def test_no_elements():
         assert words.shape == (3, 0)
 
 
-SHAPES = [(), (1,), (5,), (3, 5), (3, 4), (5, 2, 3), (7, 7)]
+SHAPES = [(), (1,), (5,), (3, 5), (3, 4), (4, 6), (5, 2, 3), (7, 7)]
 
 
 @pytest.mark.parametrize("algorithm", ["THREE_FRY", "PHILOX", "DEFAULT"])
