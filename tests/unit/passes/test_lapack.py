@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smelt.errors import SmeltError
+from smelt.errors import SmeltError, UnsupportedError
 from smelt.ir.text import parse
 from smelt.model import model_of
 from smelt.weights import Weights
@@ -256,3 +256,15 @@ def test_calls_that_do_not_fit_are_refused():
     for engine in ("reference", "native"):
         with pytest.raises(SmeltError, match="lapack_sggev_ffi"):
             model_of(program, Weights({}), engine=engine).run({"x": np.ones((4, 3), np.float32)})
+
+
+@pytest.mark.parametrize(("code", "got"), [("90 : ui8", "Z"), ("0 : ui8", "0"), ("200 : ui8", "200")])
+def test_options_that_are_no_letter_of_theirs_are_named(code: str, got: str):
+    text = f"""func.func @main(%x: tensor<3x3xf32> {{smelt.name = "x"}}) -> tensor<3x3xf32> {{
+  %0:2 = stablehlo.custom_call @lapack_spotrf_ffi(%x) {{mhlo.backend_config = {{uplo = {code}}}, api_version = 4 : i32}}
+    : (tensor<3x3xf32>) -> (tensor<3x3xf32>, tensor<i32>)
+  return %0#0 : tensor<3x3xf32>
+}}"""
+    for engine in ("reference", "native"):
+        with pytest.raises(UnsupportedError, match=rf"lapack_spotrf_ffi: uplo\n +expected L or U\n +got +{got}$"):
+            model_of(parse(text), Weights({}), engine=engine).run({"x": np.eye(3, dtype=np.float32)})

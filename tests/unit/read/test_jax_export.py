@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 
 from smelt.errors import FileError, MissingPackageError, ParseError, SmeltError
+from smelt.ir.text.bytecode import MAGIC
 from smelt.model import load, read
-from smelt.read.jax_export import unpack
+from smelt.read.jax_export import Exported, unpack
 
 jax = pytest.importorskip("jax", reason="JAX writes what this test reads")
 export = pytest.importorskip("jax.export")
@@ -70,6 +72,22 @@ def test_damaged_artifacts_are_refused(artifact: Any, tmp_path: Path, seed: int)
             read(path)
         except SmeltError as error:
             str(error)
+
+
+@pytest.mark.parametrize("platforms", [False, True])
+def test_what_ends_with_the_file_is_whole(platforms: bool):
+    """A flatbuffer by hand: a vtable of 32 bytes, a table, the module, and an empty list of platforms as the last."""
+    module = struct.pack("<I", len(MAGIC)) + MAGIC
+    slots = bytearray(32)
+    slots[30:32] = struct.pack("<H", 4)
+    if platforms:
+        slots[22:24] = struct.pack("<H", 8)
+    slots[:4] = struct.pack("<HH", 32, 12)
+    table = struct.pack("<iII", 32, 8, 4 + len(module))  # offsets count from the field that holds them
+    data = struct.pack("<I", 36) + bytes(slots) + table + module + (struct.pack("<I", 0) if platforms else b"")
+    assert unpack(data, "") == Exported(MAGIC, ())
+    with pytest.raises(FileError, match="damaged"):
+        unpack(data[:-1], "")
 
 
 def test_bytecode_without_jaxlib_says_what_to_install(artifact: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
