@@ -1,7 +1,7 @@
-"""`open`: a checkpoint on disk as Weights, whatever its form: safetensors, shards, a folder, `.npz`, GGUF.
+"""`open`: a checkpoint on disk as Weights: safetensors, shards with an index, a folder, `.npz`, GGUF.
 
-In: a path. Out: names, shapes and lazy, mapped arrays; headers are read, tensors are not. `smelt.open` calls it. What
-an index says about files is checked: it names files beside itself and nothing else.
+In: a path. Out: names, shapes and lazy, mapped arrays; only headers are read. `smelt.open` calls it. The files of an
+index must be in its own folder.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _shards(index: Path) -> Weights:
 
 
 def _metadata(parts: Mapping[str, Weights]) -> dict[str, str]:
-    """What all files say alike or alone; where they differ, the first."""
+    """The merged metadata of all files; of different values the first."""
     merged: dict[str, str] = {}
     for weights in parts.values():
         merged = {**weights.metadata, **merged}

@@ -24,7 +24,7 @@ from smelt.shape import Shape
 from smelt.weights import MappedFile, Stored, Weights
 
 VERSIONS = (2, 3)
-ALIGNMENT = 32  # unless the metadata say another
+ALIGNMENT = 32  # the default of `general.alignment`
 MAX_ALIGNMENT = 1 << 20
 MAX_KEY = 1 << 16  # bytes of a key or of a tensor's name
 MAX_STRING = 1 << 27
@@ -39,7 +39,7 @@ ELEMENTS = {0: "f32", 1: "f16", 24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """What a file holds. `formats` says how each tensor is stored: a row of `ir.blocks`, or an element type."""
+    """The contents of a file. `formats`: how each tensor is stored, a row of `ir.blocks` or an element type."""
 
     path: Path
     metadata: Mapping[str, Any]

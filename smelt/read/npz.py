@@ -1,7 +1,7 @@
 """`.npz` archives (NumPy's `savez`) as Weights: plain members are mapped, compressed ones inflated when asked for.
 
-In: a path. Out: lazy arrays. Nothing is unpickled. A member's header is believed only as far as the archive's own sizes
-bear it out, before anything is allocated.
+In: a path. Out: lazy arrays. Nothing is unpickled. A member's header is checked against the archive's sizes before
+anything is allocated.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What an ONNX file says about its inputs and outputs, without reading its graph.
+"""The declared inputs, outputs and metadata of an ONNX file, without reading its graph.
 
-Called by `smelt.model` for models whose program must wait, and by the command line.
+`smelt.model` calls it for models that compile at their first call; the command line calls it too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNVERSIONED = (1 << 63) - 1  # what onnxruntime says of a model without a versio
 
 
 class Described(NamedTuple):
-    """What a file says about itself. `overridable`: initialisers that are graph inputs too."""
+    """The metadata of a file. `overridable`: initialisers that are graph inputs too."""
 
     graph_name: str
     producer_name: str
@@ -54,7 +54,7 @@ def describe(path: str | Path) -> Described:
 
 
 def declared_facts(path: str | Path, program: Program) -> list[str]:
-    """Where an output is not plainly what the file declares it to be: `n == batch (output 'y')`."""
+    """Equations between inferred and declared output sizes that are not trivial: `n == batch (output 'y')`."""
     main = program.main
     made = {attrs.get("smelt.name"): value.shape for value, attrs in zip(main.results, main.result_attrs, strict=True)}
     known = {name for arg in main.args for name in arg.shape.symbols}

@@ -1,7 +1,7 @@
-"""What operators are made of: StableHLO in the terms that ONNX thinks in, with symbolic sizes throughout.
+"""Helpers that emit StableHLO for ONNX operators: broadcasting, slices, reductions, gathers, with symbolic sizes.
 
-`Emit` wraps a builder. Its methods take and give values of the program; where a size that an op states as a number is
-symbolic they emit the `dynamic_*` op instead, fed by the sizes of arguments. `read.onnx.graph` derives from it.
+`Emit` wraps a builder. Its methods take and return values of the program. Where StableHLO needs a static size and the
+size is symbolic, they emit the `dynamic_*` op with computed sizes. `read.onnx.graph` derives from it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def axis_of(axis: int, rank: int, what: str = "axis") -> int:
 
 
 def axes_of(axes: Sequence[int], rank: int, what: str = "axes") -> tuple[int, ...]:
-    """Several of them, all different."""
+    """Dimension numbers that may count from the end, all different."""
     found = tuple(axis_of(axis, rank, what) for axis in axes)
     if len(set(found)) != len(found):
         raise ShapeError(f"{what} must be different", got=list(axes))
@@ -328,7 +328,7 @@ class Emit:
         return self._sizes().gather(x, indices, dims, slice_sizes)
 
     def _nothing(self, x: Value, indices: Value, dims: GatherDims, slice_sizes: Sequence[Size]) -> Value:
-        """What is gathered from an empty tensor: nothing, or else an index is out of range."""
+        """A gather from an empty tensor: an empty result, or an index out of range at run time."""
         dropped = {*dims.collapsed_slice_dims, *dims.operand_batching_dims}
         parts = iter([size for i, size in enumerate(slice_sizes) if i not in dropped])
         rest = iter([size for i, size in enumerate(indices.shape.sizes) if i != dims.index_vector_dim])
@@ -399,7 +399,7 @@ class Emit:
         n = len(batch)
         return self.dot(a, b, ((n + 1,), (n,)), (range(n), range(n)), element)
 
-    # -- odds and ends --
+    # -- sorting and limits --
 
     def sort(self, values: Sequence[Value], axis: int, comparator: Callable[[Builder, Sequence[Value]], Value]) -> Any:
         """Stable; the comparator sees two scalars per value, in order."""
@@ -414,14 +414,14 @@ class Emit:
 
 
 def lowest(element: DType) -> float | int | bool:
-    """What a maximum starts from."""
+    """The identity of `maximum`."""
     if element.is_float:
         return float("-inf") if _has_infinity(element) else -greatest_finite(element)
     return integer_range(element)[0] if element.kind != "bool" else False
 
 
 def highest(element: DType) -> float | int | bool:
-    """What a minimum starts from."""
+    """The identity of `minimum`."""
     if element.is_float:
         return float("inf") if _has_infinity(element) else greatest_finite(element)
     return integer_range(element)[1] if element.kind != "bool" else True

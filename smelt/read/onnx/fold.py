@@ -1,7 +1,7 @@
 """Arithmetic on tensors that are known at import, element by element, where elements may be sizes with symbols.
 
-`fold(fn, element, *tensors)` gives a known tensor or None; operators ask it before they emit anything. Only small
-tensors of integers, booleans and sizes are folded: other constants are left to the program.
+`fold(fn, element, *tensors)` returns a known tensor or None; operators call it before they emit ops. Only small tensors
+of integers, booleans and sizes are folded; other constants become part of the program.
 `move_known(tensor, fn)` does the same where elements only change places.
 """
 

@@ -1,7 +1,7 @@
 """Reading a graph: nodes in, ops of a program out.
 
-`Graph` keeps what every name stands for and calls the registered operator of each node; subgraphs and functions are
-graphs inside it. `Model` is what all graphs of one file share. Called by `read.onnx.model` and by the operators.
+`Graph` maps names to items and calls the registered operator of each node; subgraphs and functions are nested graphs.
+`Model` is the state that all graphs of one file share. Called by `read.onnx.model` and by the operators.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ class OperatorError(UnsupportedError):
 
 
 class Watch(Protocol):
-    """Who stands between a graph and its nodes to collect mistakes instead of stopping at the first (`survey.py`)."""
+    """Intercepts nodes to collect mistakes instead of stopping at the first (`survey.py`)."""
 
     def results(self, graph: Graph, node: Any) -> list[Item]:
-        """The outputs of a node, or what to go on with."""
+        """The outputs of a node, or placeholders."""
         ...
 
     def absent(self, graph: Graph, name: str, error: SmeltError) -> Item:
-        """What to go on with where an input or an initialiser cannot be read."""
+        """A placeholder for an input or an initialiser that cannot be read."""
         ...
 
 
 @dataclass(slots=True)
 class Model:
-    """What the graphs of one file share."""
+    """The state that the graphs of one file share."""
 
     path: str
     reader: TensorReader
@@ -146,7 +146,7 @@ class Graph(Emit):
         return found
 
     def look(self, name: str) -> Item | None:
-        """What a name stands for, here or in the graphs around; None if it is not made yet."""
+        """The item of a name, here or in an outer graph; None if there is none yet."""
         graph: Graph | None = self
         while graph is not None:
             if name in graph.items:
@@ -155,7 +155,7 @@ class Graph(Emit):
         return None
 
     def bind(self, name: str, item: Item) -> None:
-        """Give a name its meaning; nothing has two."""
+        """Bind a name to an item, once."""
         if name in self.items:
             raise ParseError(f"{name!r} is made twice", where=self.location)
         self.items[name] = item
@@ -311,7 +311,7 @@ class Graph(Emit):
                 return self.numbers(item, wanted.name)
 
     def item(self, result: Item | Value) -> Item:
-        """What an operator gave, remembered as a place where its symbols can be read off."""
+        """A result as an item; its dimensions are recorded as sources of their symbols."""
         if not isinstance(result, Value):
             return result
         shape = result.shape
@@ -379,7 +379,7 @@ class Graph(Emit):
         return [inner.find(port.name) for port in graph.output]
 
     def _step(self, graph: Any) -> str:
-        """How to get from here to a subgraph of the current node: the node's name and the attribute's."""
+        """The path of a subgraph of the current node: the names of the node and the attribute."""
         attributes = self.node.attribute if self.node is not None else ()
         name = next((each.name for each in attributes if each.HasField("g") and each.g is graph), graph.name)
         return f"{self.location.name}.{name}"

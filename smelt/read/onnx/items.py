@@ -1,8 +1,8 @@
-"""What a name in an ONNX graph stands for while the graph is read.
+"""Items: the values of names in an ONNX graph while it is read.
 
 A Tensor is a value of the program, a weight in a file, or numbers known at import; a known element may be a size with
-symbols. Sequences, optionals and text exist at import only: a program has tensors alone. Text that depends on data is
-a tensor of places in a table.
+symbols. Sequences, optionals and text exist at import only: a program has tensors only. Text that depends on data is
+a tensor of indices into a table.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Optional:
 
 @dataclass(slots=True, eq=False)
 class Labels:
-    """A tensor of strings that the program picks: places in a vector of strings."""
+    """A tensor of strings computed by the program: indices into a vector of strings."""
 
     places: Tensor
     table: Array
@@ -101,14 +101,14 @@ class Maps:
 
 @dataclass(slots=True, eq=False)
 class Unknown:
-    """What a node gives that could not be read. A survey goes on with it; no operator ever sees it."""
+    """A placeholder for the output of a node that could not be read, for surveys. No operator gets it."""
 
 
 Item: TypeAlias = Tensor | Text | Sequence | Optional | Labels | Maps | Unknown
 
 
 def tensor_of(item: Item) -> Tensor:
-    """The item, where nothing but a tensor will do."""
+    """The item, which must be a tensor."""
     if not isinstance(item, Tensor):
         raise UnsupportedError("a tensor is needed here", got=type(item).__name__.lower())
     return item

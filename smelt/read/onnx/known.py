@@ -20,7 +20,7 @@ _MOST_ELEMENTS = 1 << 26  # of a tensor that is computed at import
 
 @dataclass(slots=True)
 class Missing:
-    """Why a value is not known at import: inputs of the model whose values it needs, or sizes that are open."""
+    """Why a value is not known at import: inputs of the model whose values it needs, or dynamic dimensions."""
 
     inputs: set[str] = field(default_factory=set)
     sizes: bool = False

@@ -67,12 +67,12 @@ def read(
     *,
     runtime_broadcast: bool = False,
 ) -> tuple[Program, Weights]:
-    """The program in an ONNX file and its weights, which stay in the file until they are looked at.
+    """The program in an ONNX file and its weights, which stay in the file until they are read.
 
-    `static` gives inputs values at import: they are constants of the program then, and may shape it. `shapes` fixes the
-    sizes of inputs, for models that are another program for another size. `fed` names inputs whose default, an
-    initialiser of the same name, does not count. With `runtime_broadcast` dynamic dimensions that meet are broadcast at
-    run time; else they are assumed to be equal, which makes a faster program.
+    `static`: values of compile-time inputs, which become constants. `shapes`: static shapes of inputs, for models whose
+    program depends on sizes. `fed`: inputs whose default, an initialiser of the same name, is ignored. With
+    `runtime_broadcast` the program broadcasts dynamic dimensions at run time; else it assumes that they are equal,
+    which is faster.
     """
     proto, model = open_model(path, static, shapes)
     model.fed = frozenset(fed)

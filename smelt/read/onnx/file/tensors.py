@@ -1,7 +1,7 @@
 """ONNX tensors as arrays: element types, typed data fields, payloads in the mapped file, external files.
 
-`TensorReader.stored(proto)` gives the shape of a TensorProto and how to look at its data; nothing is read before it is
-asked for. Called by `read.onnx.graph` for initialisers and by the attribute reader for constants.
+`TensorReader.stored(proto)` returns a TensorProto as a lazy tensor: its shape, and a function that reads its data.
+`read.onnx.graph` calls it for initialisers and tensor attributes.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class TensorReader:
             return self.text(proto)
         return self.stored(proto).load()
 
-    # -- where the data is --
+    # -- positions of payloads --
 
     def _map_tensor(self, file: MappedFile, offset: int, length: int, shape: Shape, count: int, what: str) -> Stored:
         element = shape.element

@@ -1,6 +1,6 @@
-"""A walk over the protobuf wire format that leaves big tensors where they are.
+"""Parse the protobuf wire format of a model without copying its big tensors.
 
-In goes the mapped bytes of a ModelProto; out come the same message without the payloads of its big tensors, which the
+In: the mapped bytes of a ModelProto. Out: the same message without the payloads of its big tensors, which the
 official package may parse, and the position of each payload in the file. Only `read.onnx.model` calls it.
 """
 

@@ -1,7 +1,7 @@
-"""Emitting composites: an operator that `ir.composites` has a name for, with the ops it is made of as decomposition.
+"""Emit composites: an operator of `ir.composites`, with its ops as the decomposition.
 
-Operators give their inputs and a function that emits the ops; what goes out is one `stablehlo.composite` and a function
-of the program, shared by equal operators. Engines that do not know the name inline it.
+In: the operator's inputs, and a function that emits its ops. Out: a `stablehlo.composite` and a function of the
+program, shared by equal operators. Engines that do not know the name inline it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def composite(
 ) -> list[Value]:
     """The results of a composite over these inputs.
 
-    Attributes may be read off the ops that were emitted; None says that they do not fit, and they stand for themselves.
+    Attributes may be computed from the emitted ops; None: no composite, the ops are emitted as they are.
     """
     func = _function(g, name, inputs, emits)
     found = attributes(func.body.ops) if callable(attributes) else attributes

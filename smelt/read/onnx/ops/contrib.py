@@ -1,7 +1,7 @@
 """Operators of com.microsoft that exporters and onnxruntime's optimiser write: fused matmuls, norms, activations.
 
-A node comes in, ops go out, as in the other families. Where the kernels of onnxruntime compute narrow floats in f32 and
-round once, so do these. Attention is in `contrib_attention`, quantised operators are in `contrib_quant`.
+Where the kernels of onnxruntime compute narrow floats in f32 and round once, so do these. Attention is in
+`contrib_attention`, quantised operators are in `contrib_quant`.
 """
 
 from __future__ import annotations

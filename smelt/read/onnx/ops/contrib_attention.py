@@ -60,7 +60,7 @@ def _parts(g: Graph, x: Value, sizes: Sequence[Size]) -> list[Value]:
 
 
 def _scores(g: Graph, q: Value, k: Value, scale: float | None) -> Value:
-    """How much each query asks for each key: f32 [batch, heads, queries, keys]."""
+    """The attention scores: f32 [batch, heads, queries, keys]."""
     size = q.shape.sizes[-1]
     if not isinstance(size, int):
         raise UnsupportedError("attention over heads whose size is not fixed", got=q.shape)
@@ -69,7 +69,7 @@ def _scores(g: Graph, q: Value, k: Value, scale: float | None) -> Value:
 
 
 def _weights(g: Graph, scores: Value, sink: Value | None = None) -> Value:
-    """Softmax over the keys; a sink is one more score that leads nowhere."""
+    """Softmax over the keys; a sink is one more score without a value."""
     most = g.max(scores, (3,), keep=True)
     if sink is not None:
         most = g.binary("maximum", most, sink)
@@ -375,7 +375,7 @@ def _projections(
     return q, _heads(g, key, heads), _heads(g, value, heads)
 
 
-# ---- rotary places ----
+# ---- rotary positions ----
 
 
 def _rotate(g: Graph, x: Value, cosines: Value, sines: Value, interleaved: int) -> Value:
@@ -398,7 +398,7 @@ def _rotate(g: Graph, x: Value, cosines: Value, sines: Value, interleaved: int) 
 
 
 def _tables(g: Graph, cosines: Value, sines: Value, places: Value) -> tuple[Value, Value]:
-    """Rows of the tables for places [batch, length], as [batch, 1, length, half]."""
+    """Rows of the tables for positions [batch, length], as [batch, 1, length, half]."""
     found = (g.expand_dims(g.convert(g.take_checked(table, places, 0), f32), (1,)) for table in (cosines, sines))
     left, right = found
     return left, right
@@ -558,9 +558,9 @@ def _total(g: Graph, total: Tensor | None) -> Size:
 
 
 def _places(g: Graph, past: Value, length: Size, total: Size, given: Value | None) -> Value:
-    """Where queries and new keys stand, [batch, length]: behind the past, or where they are said to stand.
+    """The positions of queries and new keys, [batch, length]: behind the past, or the given ones.
 
-    Of places given for a first prompt, the first one of all counts alone.
+    Of positions given for a first prompt, only the very first one counts.
     """
     batch = past.shape.sizes[0]
     steps = g.iota(i64, (batch, length), 1)

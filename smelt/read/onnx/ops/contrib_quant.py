@@ -1,7 +1,7 @@
 """Quantised operators of com.microsoft: what onnxruntime's quantisers and its optimiser write.
 
 Most of them are an operator on real numbers between a dequantisation and a quantisation, and are read as that; the
-products keep their sums in i32. Weights of a few bits are unpacked by the program, which happens once, in `prepare`.
+GEMMs accumulate in i32. Weights of a few bits are unpacked by the program, which happens once, in `prepare`.
 """
 
 from __future__ import annotations
@@ -572,9 +572,10 @@ def dynamic_quantize_lstm(
     R_zero_point: Value | None = None,
     **attributes: Unpack[LstmAttributes],
 ) -> list[Value]:
-    """An LSTM whose input is rounded to bytes as a whole and whose weights are bytes, [directions, inputs, gates].
+    """An LSTM whose input is quantised to 8 bits per tensor, with int8 weights [directions, inputs, gates].
 
-    The state stays as it is: kernels round it too, by parts of the batch that depend on the number of threads.
+    The state is not quantised. onnxruntime quantises it too, in chunks of the batch that depend on the number of
+    threads.
     """
     bytes_, scale, zero = dynamic_quantize_linear(g, X)
     return lstm(

@@ -45,7 +45,7 @@ def if_(g: Graph, cond: Tensor, *, then_branch: Any, else_branch: Any) -> list[I
 
 
 def _rather_static(g: Graph, tensor: Tensor | None, what: str, error: SmeltError) -> SmeltError:
-    """What to say where inputs or sizes could be given at import and everything would be known: that they could."""
+    """The error for a condition that values or sizes given at import would make known."""
     if tensor is not None:
         try:
             g.numbers(tensor, what)
@@ -62,7 +62,7 @@ def _branch(g: Graph, graph: Any) -> Region:
 
 
 def _join_shapes(a: Shape, b: Shape) -> Shape:
-    """The type of what either branch gives; sizes that differ are known at run time only."""
+    """The common type of both branches; sizes that differ are data-dependent."""
     if a.dtype != b.dtype or a.rank != b.rank:
         raise UnsupportedError("If: the branches give different types", expected=a, got=b)
     return Shape.of(a.dtype, [x if x == y else UNKNOWN for x, y in zip(a.sizes, b.sizes, strict=True)])

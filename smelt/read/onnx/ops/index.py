@@ -1,4 +1,4 @@
-"""Operators that read and write elements where other tensors say: gathers and scatters."""
+"""Gathers and scatters."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Classical machine learning (`ai.onnx.ml`) but for trees: linear models, support vectors, and what prepares features.
 
 What converters of scikit-learn pipelines write. Text goes in where it is known at import; labels that are text come out
-as places in a table, maps as a tensor with one column per key. Imported by `read.onnx.model`.
+as indices into a table, maps as a tensor with one column per key. Imported by `read.onnx.model`.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def parameter_layout(parameter: Value, axes: Sequence[str], axis: int) -> str | 
 
 
 def _elementwise_layout(x: Value, parameters: Sequence[Value], axis: int, block_size: int) -> str | None:
-    """`ab,b->ab`, or `a(bz),ab->a(bz)` in blocks; None where blocks do not fill the axis or its size is open."""
+    """`ab,b->ab`, or `a(bz),ab->a(bz)` in blocks; None where blocks do not fill the axis or it is dynamic."""
     rank = x.shape.rank
     if rank > len(_AXES) - 1:
         return None
@@ -426,7 +426,7 @@ def convolve_quantised(
         layout = _window_layout(given)
         found = [op for op in ops if op.name in ("stablehlo.convolution", "stablehlo.dynamic_conv", "stablehlo.pad")]
         if layout is None or [op.name for op in found] != ["stablehlo.convolution"]:
-            return None  # sizes are open, or padding stands apart
+            return None  # dynamic dimensions, or separate padding
         return {"operands": _roles(given), "layout": layout, **window_attributes(found[0])}
 
     return composite(g, "smelt.qdot", list(given.values()), _by_name(given, emits), attributes)[0]

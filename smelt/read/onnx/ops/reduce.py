@@ -1,4 +1,4 @@
-"""Reductions, running sums, and places of extremes."""
+"""Reductions, cumulative sums, argmax and argmin."""
 
 from __future__ import annotations
 

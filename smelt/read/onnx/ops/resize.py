@@ -1,6 +1,6 @@
 """Resize and Upsample: every output element is a weighted sum of a few input elements along each axis.
 
-Where sizes are fixed the places and weights are computed at import; else the program computes them from the sizes.
+For static sizes the indices and weights are computed at import; else the program computes them from the sizes.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def _filter(distance: Array, plan: Plan) -> Array:
     return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
 
 
-# ---- sizes that are not fixed ----
+# ---- dynamic dimensions ----
 
 
 def _open_axis(g: Graph, x: Value, axis: int, size: Size, factor: float | None, plan: Plan) -> Value:

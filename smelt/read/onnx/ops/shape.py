@@ -1,4 +1,4 @@
-"""Operators that say where elements are: sizes, reshapes, joining, splitting, slices, padding."""
+"""Operators of shapes: sizes, reshapes, concatenation, splitting, slices, padding."""
 
 from __future__ import annotations
 
@@ -434,7 +434,7 @@ def _pad_axis(g: Graph, x: Value, axis: int, before: int, after: int, mode: str)
 
 
 def _open_places(g: Graph, size: Size, before: int, after: int, mode: str) -> Value:
-    """The same places for a size that only the run knows; it may be smaller than the amounts."""
+    """The same indices for a dynamic dimension, which may be smaller than the amounts."""
 
     def cycled(value: Value, period: Value) -> Value:
         rest = g.binary("remainder", value, period)

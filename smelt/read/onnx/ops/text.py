@@ -1,4 +1,4 @@
-"""Operators of text. The text must be known at import, so they are done there and leave nothing to the program."""
+"""Operators of text. The text must be known at import: they run there and emit no ops."""
 
 from __future__ import annotations
 
