@@ -10,6 +10,8 @@ import pytest
 
 from smelt.device import pjrt
 from smelt.engine.native import NativeEngine
+from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
+from tests.llm_gguf import write_vocabulary
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDS_XLA = pytest.mark.skipif(pjrt.missing() is not None, reason="no jaxlib")
@@ -54,6 +56,15 @@ def test_decoding() -> None:
     said = run("llama_gpu.py", "--device", "cpu", "--tokens", "8")
     assert "MB of cache in place" in said
     assert "tokens/s" in said
+
+
+def test_several_clients_chat(tmp_path: Path) -> None:
+    case = Case.load(FIXTURE)[0]
+    write_checkpoint(tmp_path, case.config, case.shapes)
+    write_vocabulary(tmp_path / "tokenizer.json", ["<unk>", *(f"w{i}" for i in range(1, 96))])
+    (tmp_path / "chat_template.jinja").write_text("w5 {{ messages[-1].content }} w6")
+    said = run("chat/several_clients.py", str(tmp_path), "--engine", "reference", "--max-tokens", "4")
+    assert said.count("tokens/s, ") == 3
 
 
 def test_every_example_is_on_the_page() -> None:
