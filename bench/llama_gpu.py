@@ -3,7 +3,7 @@
     python -m bench.llama_gpu [--batches 1,8,32] [--file F] [--parts load,decode] [--small] [--json FILE]
 
 `load`: the weights from a file to the device, against the slower of reading the file and of the bus. `decode`: tokens
-per second of both, in turns, on the same weights; JAX's have the layout of `x @ w`, or with `--as-filed` as in the
+per second of both, interleaved, on the same weights; JAX's have the layout of `x @ w`, or with `--as-filed` as in the
 file.
 """
 

@@ -2,8 +2,8 @@
 
     python -m bench.pjrt [--device cuda] [--rounds N] [--processor-time] [--json FILE]
 
-Both run the same program in turns: jaxlib's `execute_sharded` with results as arrays, and our call, on buffers on the
-device; then both from NumPy to NumPy. `engine` is the engine's executable, `compile` that of `smelt.compile`.
+Both run the same program, interleaved: jaxlib's `execute_sharded` with results as arrays, and our call, on buffers on
+the device; then both from NumPy to NumPy. `engine` is the engine's executable, `compile` that of `smelt.compile`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`python bench/models/compare.py --models FOLDER`: smelt beside its peers on whole models, as a table and as JSON.
 
-`make bench` calls it. How it measures is in `smelt/cli/rounds.py`: worker processes in turns, all but one stopped, and
-outputs compared. Exit code 1: outputs disagree, or smelt could not run a model.
+`make bench` calls it. How it measures is in `smelt/cli/rounds.py`: interleaved worker processes, all but one stopped,
+and outputs compared. Exit code 1: outputs disagree, or smelt could not run a model.
 """
 
 from __future__ import annotations
