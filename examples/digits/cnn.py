@@ -31,16 +31,14 @@ class Digits(smelt.Model):
         return self.head(self.hidden(x.merge("c y x", "d")).relu())
 
 
-def initialise(seed: int) -> Digits:
+def draw_weights(rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Weights drawn as He proposes, biases 0."""
-    rng = np.random.default_rng(seed)
     arrays = {}
     for name, spec in parameters_of(Digits).items():
         sizes = spec.shape.numbers()
         scale = np.sqrt(2 / np.prod(sizes[1:])) if len(sizes) > 1 else 0.0
-        arrays[name] = (rng.normal(size=sizes) * scale).astype(np.float32)
-    made: Digits = build(Digits, arrays)
-    return made
+        arrays[name] = np.asarray(rng.normal(size=sizes) * scale, np.float32)
+    return arrays
 
 
 def read_digits() -> tuple[np.ndarray, ...]:
@@ -69,8 +67,9 @@ def main() -> None:
     size = options.batch
     steps = options.epochs * -(-len(images) // size)
     shapes = f"f32[b={size}, c=1, y=8, x=8]", f"i32[b={size}]", f"f32[b={size}]"
+    start = build(Digits, draw_weights(np.random.default_rng(1)))
     optimiser = train.adamw(train.cosine(4e-3, steps, warmup=20), weight_decay=1e-4)
-    trainer = train.Trainer(loss, initialise(1), optimiser, *shapes, engine=options.engine)
+    trainer = train.Trainer(loss, start, optimiser, *shapes, engine=options.engine)
     trainer.fit(
         (images, labels),
         epochs=options.epochs,

@@ -99,6 +99,7 @@ for _name, _pairwise in {
     "polygamma": lambda x, y: lax.polygamma(jnp.full_like(x, 2.0), y) + x,
 }.items():  # fmt: skip
     case(_name, _pair, _pairwise)
+case("bessel_i1e", lambda d: (np.concatenate([[0.0], d(6, low=-9, high=9), d(4, low=25, high=90)]),), lax.bessel_i1e)
 case("max of equals", lambda d: (np.ones((2, 3)),) * 2, lambda x, y: (lax.max(x, y), lax.min(x, y)), "kink")
 case("abs of zero", lambda d: (np.zeros(3),), lax.abs, "kink")
 case("pow of zero", lambda d: (np.zeros(2), np.array([2.0, 1.0])), lambda x, y: lax.pow(x, y), "kink")
