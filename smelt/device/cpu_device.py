@@ -180,8 +180,9 @@ def _symbol(library: ctypes.CDLL, name: str) -> int:
 
 @cache
 def _caches() -> tuple[int, ...]:
-    """Bytes of the caches of this machine; running compiled code does not need them."""
-    return tuple(size for _, kind, size in host.caches() if kind != "Instruction")
+    """Bytes of this machine's data caches, L1 and L2 at least, or nothing. Only compiling needs them."""
+    found = {level: size for level, kind, size in host.caches() if kind != "Instruction" and size > 0}
+    return tuple(found[level] for level in sorted(found)) if {1, 2} <= found.keys() else ()
 
 
 @cache

@@ -17,7 +17,7 @@ import pytest
 import smelt
 from smelt.buffer import Buffer, HostBuffer
 from smelt.bundle.write import write
-from smelt.device import cpu, registry, runtime
+from smelt.device import cpu, cpu_device, host, registry, runtime
 from smelt.device.api import Arrays
 from smelt.device.cpu_device import Cpu
 from smelt.device.entry import Entry
@@ -262,6 +262,29 @@ def test_what_the_native_engine_has_no_device_for() -> None:
         with pytest.raises(SmeltError, match="device") as failed:
             platform(name)
         assert "cpu" in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        ([(1, "Data", 48 << 10), (1, "Instruction", 32 << 10), (2, "Unified", 2 << 20)], (48 << 10, 2 << 20)),
+        ([(3, "Unified", 8 << 20), (2, "Unified", 1 << 20), (1, "Data", 1 << 15)], (1 << 15, 1 << 20, 8 << 20)),
+        ([(1, "Data", 48 << 10)], None),  # a container may hide the others
+        ([(1, "Data", 0), (2, "Unified", 1 << 20)], None),
+        ([], None),
+    ],
+)
+def test_a_target_has_the_caches_of_this_machine(
+    listed: list[tuple[int, str, int]], expected: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "caches", lambda: iter(listed))
+    cpu_device._caches.cache_clear()
+    try:
+        assert Cpu().target("native").cache_bytes == (expected or cpu.target("native").cache_bytes)
+        assert Cpu().target("avx2").cache_bytes == cpu.TARGETS["avx2"].cache_bytes
+        assert all(len(each.cache_bytes) >= 2 for each in cpu.TARGETS.values())
+    finally:
+        cpu_device._caches.cache_clear()
 
 
 def test_targets_are_found_by_name() -> None:
