@@ -115,7 +115,7 @@ def _row(
             (group,) = get_args(eval(parameter.annotation, function.__globals__))
             attributes |= dict.fromkeys(group.__annotations__)
             parameters |= {each: each for each in group.__annotations__}
-            types |= {each: hint.__forward_arg__ for each, hint in group.__annotations__.items()}
+            types |= {each: str(getattr(hint, "__forward_arg__", hint)) for each, hint in group.__annotations__.items()}
             continue
         kind = str(parameter.annotation).removesuffix(" | None")
         assert kind in _KINDS, f"{name}: {parameter.name} is annotated {parameter.annotation}"
