@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from smelt import abi
-from smelt.activity import QUEUE
-from smelt.buffer import Buffer, HostBuffer, bytes_text, host_stats, machine_memory
+from smelt.buffer import Buffer, HostBuffer, bytes_text, machine_memory
 from smelt.device import cpu, host, runtime
 from smelt.device.api import Arrays, Device
 from smelt.device.entry import Entry
@@ -138,10 +137,6 @@ class Cpu(Device):
 
     def account(self, limit: int) -> runtime.Account:
         return runtime.Account(limit)
-
-    def stats(self) -> dict[str, float]:
-        queue, busy = QUEUE.activity.sample()
-        return {**host_stats(), "queue": queue, "busy": busy}
 
     @property
     def default_threads(self) -> int:
