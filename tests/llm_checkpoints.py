@@ -105,7 +105,7 @@ def one_by_one_logits(model: smelt.llm.LanguageModel, tokens: list[int]) -> list
     sequence, rows = pool.pages.match([]), []
     for at, token in enumerate(tokens):
         pool.pages.reserve(sequence, 1)
-        logits, arrays = model._step.run(Batch.of([([token], at, sequence.pages, [0])]), pool.take())
+        logits, _, arrays = model._step.run(Batch.of([([token], at, sequence.pages, [0])]), pool.take())
         pool.give(arrays)
         pool.pages.commit(sequence, [token])
         rows.append(logits[0])

@@ -1,4 +1,4 @@
-"""`smelt embed`: texts as vectors, by an encoder; JSON, or an .npy file."""
+"""`smelt embed`: texts as vectors; JSON, or an .npy file."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from smelt.errors import FileError, RunError
-from smelt.llm import EmbeddingModel, load
+from smelt.llm import load
 
 
 def embed(
@@ -21,13 +21,7 @@ def embed(
     given = list(texts) or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     if not given:
         raise RunError("nothing to embed", remedy="smelt embed MODEL TEXT…, or lines on the standard input")
-    with cast(EmbeddingModel, load(path, **loading)) as model:
-        if not isinstance(model, EmbeddingModel):
-            raise RunError(
-                f"{path} is a decoder",
-                expected="an encoder: BERT, RoBERTa, MiniLM",
-                remedy=f"smelt generate {path} PROMPT",
-            )
+    with load(path, **loading) as model:
         vectors = model.embed(given, prompt=prompt or None)
     if output is not None:
         try:

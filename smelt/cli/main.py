@@ -236,7 +236,7 @@ def embed(
     engine: EngineName = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Turn texts into vectors with an encoder (BERT, RoBERTa, MiniLM)."""
+    """Turn texts into vectors: an encoder (BERT, RoBERTa, MiniLM), or the last layer of a decoder."""
     embed_command.embed(model, texts or [], output, {"engine": engine}, as_json, prompt)
 
 

@@ -32,6 +32,7 @@ class Stepped(NamedTuple):
     """What a step gives."""
 
     logits: Any
+    states: Any  # of the last layer, behind its norm
     pools: Any
 
 
@@ -182,8 +183,8 @@ class Decoder(Model):
         for layer, cache in zip(self.layers, pools, strict=True):
             x, cache = layer(x, cache, places)
             after.append(cache)
-        x = self.norm(x.take(rows, "s"))
-        logits = x.dot((self.embed if self.head is None else self.head).dense(), "d")
+        states = self.norm(x.take(rows, "s"))
+        logits = states.dot((self.embed if self.head is None else self.head).dense(), "d")
         if config.final_softcap:
             logits = (logits * (1 / config.final_softcap)).tanh() * config.final_softcap
-        return Stepped(logits, after)
+        return Stepped(logits, states, after)

@@ -76,11 +76,7 @@ class EmbeddingModel:
 
     def _tokens(self, text: Any, prompt: str | None) -> list[int]:
         if isinstance(text, str):
-            name = self.pooling.default if prompt is None else prompt
-            if name is not None and name not in self.pooling.prompts:
-                known = ", ".join(self.pooling.prompts) or "none"
-                raise RunError("no such prompt", expected=known, got=prompt)
-            whole = self.pooling.prompts.get(name or "", "") + text
+            whole = self.pooling.before(prompt) + text
             ids = self.tokenizer.encode_up_to(whole.lower() if self.pooling.lower_case else whole, self.context)
         else:
             ids = [int(each) for each in np.asarray(text).reshape(-1)][: self.context]

@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
+from smelt.dtype import Array
 from smelt.errors import RunError
 from smelt.llm.cache import Pool
 from smelt.llm.paged import PAGE
@@ -145,7 +146,7 @@ class Engine:
         given = [(part, part.rows, _next_tokens(part)) for part in parts]
         try:
             batch = Batch.of([(tokens, _length(part), _pages(part), rows) for part, rows, tokens in given])
-            logits = self._compute(batch)
+            logits, states = self._compute(batch)
         except Exception as error:  # those who asked get it
             self._fail(parts, error)
             return
@@ -155,7 +156,7 @@ class Engine:
             is_last = part.is_last
             assert request.sequence is not None
             self.pool.pages.commit(request.sequence, tokens)
-            mine = logits[at : at + len(rows)]
+            mine = (states if request.embeds else logits)[at : at + len(rows)]
             at += len(rows)
             try:
                 if request.scores:
@@ -168,16 +169,16 @@ class Engine:
                 with self._changed:
                     self.scheduler.remove(request)
 
-    def _compute(self, batch: Batch) -> Any:
+    def _compute(self, batch: Batch) -> tuple[Array, Array]:
         if not len(batch.rows):  # a program has at least one row
             batch = Batch(batch.tokens, batch.sequence, batch.position, batch.table, np.zeros(1, np.int32))
         try:
-            logits, arrays = self._step.run(batch, self.pool.take())
+            logits, states, arrays = self._step.run(batch, self.pool.take())
         except BaseException:
             self.pool.lose()
             raise
         self.pool.give(arrays)
-        return logits
+        return logits, states
 
     def _fail(self, parts: list[Part], error: BaseException) -> None:
         with self._changed:

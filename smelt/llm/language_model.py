@@ -22,6 +22,7 @@ from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.engine import Engine
 from smelt.llm.grammar import Grammar, Grammars
 from smelt.llm.options import Options
+from smelt.llm.pooling import Pooling, read_pooling
 from smelt.llm.request import Answer, Request
 from smelt.llm.sample import Sampler
 from smelt.llm.step import Step
@@ -45,6 +46,7 @@ class LanguageModel:
         self._engine = engine
         self._tokenizer: Tokenizer | None = None
         self._grammars: Grammars | None = None
+        self._pooling: Pooling | None = None
         self._fingerprint = ""
         self._finalizer = weakref.finalize(self, _close, engine, step)
 
@@ -69,7 +71,25 @@ class LanguageModel:
         """For each token of a sequence the logits of the next one, f32[T, V]."""
         request = Request(self._checked(ids, 0), 0)
         Run(self._engine, [request]).answer()
-        return np.concatenate(request.logits)
+        return np.concatenate(request.kept)
+
+    def embed(self, texts: str | Sequence[Prompt], *, prompt: str | None = None) -> Array:
+        """The vectors of texts or tokens, f32[n, d]: states of the last layer, pooled as the folder's files for
+        sentence-transformers say (the mean without them). Longer texts are cut; `prompt` names one of the folder's."""
+        if self._pooling is None:
+            folder = self.checkpoint.kind == "folder"
+            self._pooling = read_pooling(self.checkpoint.path) if folder else Pooling()
+        pooling = self._pooling
+        given = [texts] if isinstance(texts, str) else list(texts)
+        requests = []
+        for each in given:
+            if isinstance(each, str):
+                each = self.tokenizer.encode_up_to(pooling.before(prompt) + each, pooling.most or self.context)
+            requests.append(Request(self._checked(each, 0), 0, embeds=True))
+        if requests:
+            Run(self._engine, requests).answer()
+        rows = [pooling(np.concatenate(request.kept)) for request in requests]
+        return np.stack(rows) if rows else np.zeros((0, self.config.d), np.float32)
 
     # ---- generating ----
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from smelt.dtype import Array
-from smelt.errors import ParseError, UnsupportedError
+from smelt.errors import ParseError, RunError, UnsupportedError
 from smelt.read import checkpoint
 
 MAX_JSON = 1 << 20
@@ -65,6 +65,13 @@ class Pooling:
     lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default: str | None = None  # the prompt that goes before every text
+
+    def before(self, name: str | None) -> str:
+        """What goes before every text: the prompt of a name, or the default one."""
+        name = self.default if name is None else name
+        if name is not None and name not in self.prompts:
+            raise RunError("no such prompt", expected=", ".join(self.prompts) or "none", got=name)
+        return "" if name is None else self.prompts[name]
 
     def __call__(self, states: Array) -> Array:
         """States of a text's tokens, f32[tokens, d] → its vector."""

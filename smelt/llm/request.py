@@ -67,7 +67,8 @@ class Answer:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """`tokens` are the prompt and what was generated. Without a sampler every token's logits are kept: scoring."""
+    """`tokens` are the prompt and what was generated. Without a sampler every token's logits are kept, or the states
+    of the last layer where it `embeds`."""
 
     tokens: list[int]
     most: int  # tokens to generate
@@ -79,6 +80,7 @@ class Request:
     client: str = ""
     after: Request | None = None  # begins when this one's prompt is read
     emit: Callable[[Piece | None], None] = lambda _: None
+    embeds: bool = False
 
     prompt: int = 0  # tokens of it
     number: int = 0  # in the order of arrival
@@ -87,7 +89,7 @@ class Request:
     finish: str | None = None
     error: BaseException | None = None
     cached: int = 0
-    logits: list[Array] = field(default_factory=list)
+    kept: list[Array] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     times: dict[str, float] = field(default_factory=dict)
 
@@ -126,10 +128,10 @@ class Request:
         if last or stopped:
             self.end("stop" if ended or stopped else "length")
 
-    def keep(self, logits: Array) -> None:
-        """Logits of the next tokens that are scored, f32[r, v]."""
-        self.logits.append(logits)
-        if sum(map(len, self.logits)) == len(self.tokens):
+    def keep(self, rows: Array) -> None:
+        """Logits f32[r, v] of the next tokens that are scored, or states f32[r, d]."""
+        self.kept.append(rows)
+        if sum(map(len, self.kept)) == len(self.tokens):
             self.end("length")
 
     def put(self, piece: Piece) -> None:

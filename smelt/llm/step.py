@@ -126,21 +126,22 @@ class Step:
         each = 8 * PAGE * max(pages, 1) * config.kv_heads * config.head_size  # keys and values, gathered per token
         return max(1, min(CHUNK, GATHERED // each))
 
-    def run(self, batch: Batch, pools: Pools) -> tuple[Array, Pools]:
-        """Logits of the batch's rows, f32[r, v], and the pools with its keys and values. The given pools are gone."""
+    def run(self, batch: Batch, pools: Pools) -> tuple[Array, Array, Pools]:
+        """Logits of the batch's rows, f32[r, v], the last layer's states there, f32[r, d], and the pools with the
+        batch's keys and values. The given pools are gone."""
         if self._direct is not None:
             return self._run_directly(batch, pools)
         given = batch.padded() if self._by_size else batch
         made = self._bound(given.tokens, pools, given.table, given.sequence, given.position, *given.places, given.rows)
-        logits: Array = made.logits.numpy()
-        return logits[: len(batch.rows)], made.pools
+        logits, states = (each.numpy()[: len(batch.rows)] for each in (made.logits, made.states))
+        return logits, states, made.pools
 
-    def _run_directly(self, batch: Batch, pools: Pools) -> tuple[Array, Pools]:
+    def _run_directly(self, batch: Batch, pools: Pools) -> tuple[Array, Array, Pools]:
         """The same on arrays in host memory: a step of a small model takes less time than checking its arguments."""
         flat = [array for pair in pools for array in pair]
         places = batch.table, batch.sequence, batch.position, *batch.places, batch.rows
-        logits, *after = self._direct(batch.tokens, *flat, *places)
-        return logits, list(zip(after[::2], after[1::2], strict=True))
+        logits, states, *after = self._direct(batch.tokens, *flat, *places)
+        return logits, states, list(zip(after[::2], after[1::2], strict=True))
 
     def put(self, array: Array) -> Any:
         """An array where steps compute."""

@@ -15,7 +15,7 @@ from smelt.cli.inspect import inspect
 from smelt.errors import RunError, SmeltError, UnsupportedError
 from smelt.llm import EmbeddingModel
 from smelt.read import safetensors
-from tests.llm_checkpoints import ENCODERS, weight, write_checkpoint
+from tests.llm_checkpoints import ENCODERS, FIXTURE, Case, weight, write_checkpoint
 from tests.llm_gguf import write_vocabulary
 
 CASES = ("bert", "roberta", "xlm-roberta")
@@ -65,6 +65,21 @@ def test_dense_layers_and_norms_follow(tmp_path: Path) -> None:
     model: Any
     with smelt.llm.load(tmp_path, engine="reference") as model:
         np.testing.assert_allclose(model.embed(want["lists"]), want["dense"], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("engine", ["reference", "native"])
+def test_a_decoder_embeds_by_its_last_layer(engine: str, tmp_path: Path) -> None:
+    case = next(case for case in Case.load(FIXTURE) if case.name == "qwen3")
+    write_checkpoint(tmp_path, case.config, case.shapes)
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    listed = [{"path": path, "type": kind} for path, kind in [*PLAIN, ("2", "sentence_transformers.models.Normalize")]]
+    (tmp_path / "modules.json").write_text(json.dumps(listed))
+    with np.load(ENCODERS) as file, smelt.llm.load(tmp_path, engine=engine) as model:
+        got = model.embed([case.tokens[:count] for count in (1, 9, 24)])
+        np.testing.assert_allclose(got, file["qwen3/lasttoken"], rtol=1e-4, atol=1e-5)
+        assert model.embed([]).shape == (0, 48)
+        assert model._engine.pool.pages.held == 0
 
 
 def test_texts_prompts_and_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
