@@ -131,7 +131,8 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
         number, chunk = inner if schedule.panels_outer else reversed(inner)
         first, used = chunk_bounds(nest, chunk, rows, chunks)
         tile = nest.tile("tile", form.total, together * room * width)
-        panels_here = Panels.of(nest, op, number, count, together, room)
+        result = tensor(op.result).sizes[2]
+        panels_here = Panels.of(nest, number, (count, together), room, (width, result), form.total)
         multiply(nest, op, tile, (group, first, used), panels_here, blocking.call_rows, form)
         with nest.loop(used, "ordered") as row, panels_here.each(nest) as (begin, _, columns):
             here = (group, add(first, row))
@@ -275,18 +276,19 @@ class Panels:
     only: Columns | None = None
 
     @staticmethod
-    def of(nest: Nest, op: Op, number: Expr, count: Size, together: int, room: int) -> Panels:
-        form, line = required_form(op), tensor(op.operands[1]).sizes[3]
-        assert isinstance(line, int)
-        width, columns = line // form.k_pack, tensor(op.result).sizes[2]
+    def of(
+        nest: Nest, number: Expr, counts: tuple[Size, int], room: int, sizes: tuple[int, Size], element: DType = f32
+    ) -> Panels:
+        """Those of pass `number`; `counts`: of all panels and of a pass; `sizes`: columns of a panel and of all."""
+        (count, together), (width, columns) = counts, sizes
         if together == 1:
-            only = Columns.of(nest, number, width, columns, form.total)
-            return Panels(number, None, room, width, columns, form.total, only)
+            only = Columns.of(nest, number, width, columns, element)
+            return Panels(number, None, room, width, columns, element, only)
         first = nest.let(scale(number, together))
         whole = isinstance(count, int) and count % together == 0
         left = Number(together) if whole else nest.let(add(count, scale(first, -1)))
         here = left if whole else nest.let(nest.apply("minimum", Number(together), left, dtype=i64))
-        return Panels(first, here, room, width, columns, form.total)
+        return Panels(first, here, room, width, columns, element)
 
     @contextmanager
     def each(self, nest: Nest) -> Iterator[tuple[Expr, Expr, Columns]]:

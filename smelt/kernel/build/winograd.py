@@ -15,7 +15,9 @@ from smelt.dim import Size, ceildiv
 from smelt.dtype import f32, i64
 from smelt.ir.core import Op
 from smelt.kernel.build.gemm import (
+    PASS_COLUMNS,
     Columns,
+    Panels,
     chunk_bounds,
     count_chunks,
     memory_layout,
@@ -39,8 +41,9 @@ from smelt.kernel.loops.grammar import (
     scale,
 )
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
-from smelt.kernel.tune.schedules import ROWS, KernelKey, Winograd
+from smelt.kernel.tune.schedules import DYNAMIC_PATCHES, ROWS, KernelKey, Winograd, estimate
 from smelt.shape import Shape
+from smelt.target import Target
 
 TILE, OUT = 4, 2
 MATRICES = TILE * TILE
@@ -57,29 +60,38 @@ def winograd_conv(nest: Nest, op: Op, output: Output) -> None:
     _transform_input(nest, op, transformed, (down, across))
     count, _, _, columns_of = tensor(panels).sizes
     assert isinstance(columns_of, int)
-    key = KernelKey.of("winograd", patches=tiles_count, depth=channels, panels=count, width=columns_of)
+    together = 1 if count == 1 or _tiles_fit(nest.target, tiles_count, channels) else max(1, PASS_COLUMNS // columns_of)
+    passes = ceildiv(count, together) if together > 1 else count
+    key = KernelKey.of("winograd", patches=tiles_count, depth=channels, panels=passes, width=together * columns_of)
     schedule = nest.choose_schedule(key, Winograd)
     blocking = nest.blocking(key, schedule)
-    chunks = count_chunks(tiles_count, blocking.rows, ROWS, count)
-    with nest.loops((count, chunks) if schedule.panels_outer else (chunks, count)) as indices:
-        panel, chunk = indices if schedule.panels_outer else reversed(indices)
+    chunks = count_chunks(tiles_count, blocking.rows, ROWS, passes)
+    with nest.loops((passes, chunks) if schedule.panels_outer else (chunks, passes)) as indices:
+        number, chunk = indices if schedule.panels_outer else reversed(indices)
         first, used = chunk_bounds(nest, chunk, tiles_count, chunks)
-        columns = Columns.of(nest, panel, columns_of, channels_out)
-        sums = nest.tile("sums", f32, MATRICES * blocking.max_rows * columns_of)
+        room = MATRICES * blocking.max_rows
+        panels_here = Panels.of(nest, number, (count, together), room, (columns_of, channels_out))
+        sums = nest.tile("sums", f32, together * room * columns_of)
         with nest.loop(MATRICES, "ordered") as form, nest.loop(ceildiv(channels, F32.block), "ordered") as block:
             done = nest.let(scale(block, F32.block))
             extent = nest.apply("minimum", Number(F32.block), nest.let(add(channels, scale(done, -1))), dtype=i64)
-            b = panel_slice(nest, op, (panel, form, done), extent, columns)
-            with row_tiles(nest, used, blocking.call_rows) as ((part, parts), above, rows):
-                start = flat((form, add(first, above), done), (MATRICES, tiles_count, channels))
-                strides = Amount(channels), Number(0), Number(1)
-                a = Slice(Place(nest.buffer(transformed), start), (rows, Number(1), extent), strides)
-                tile = columns.sums(sums, add(scale(form, blocking.rows), above), rows)
-                nest.emit(Mma(tile, a, b, F32, accumulate=block, prefetch=Share(part, parts)))
-        with nest.loop(used, "ordered") as row:
-            _transform_output(
-                nest, op, output, _Sums(sums, row, blocking.rows), nest.let(add(first, row)), columns, (down, across)
-            )
+            with panels_here.each(nest) as (begin, panel, columns):
+                b = panel_slice(nest, op, (panel, form, done), extent, columns)
+                with row_tiles(nest, used, blocking.call_rows) as ((part, parts), above, rows):
+                    start = flat((form, add(first, above), done), (MATRICES, tiles_count, channels))
+                    strides = Amount(channels), Number(0), Number(1)
+                    a = Slice(Place(nest.buffer(transformed), start), (rows, Number(1), extent), strides)
+                    tile = columns.sums(sums, add(begin, scale(form, blocking.rows), above), rows)
+                    nest.emit(Mma(tile, a, b, F32, accumulate=block, prefetch=Share(part, parts)))
+        with nest.loop(used, "ordered") as row, panels_here.each(nest) as (begin, _, columns):
+            held = _Sums(sums, add(begin, row), blocking.rows)
+            _transform_output(nest, op, output, held, nest.let(add(first, row)), columns, (down, across))
+
+
+def _tiles_fit(target: Target, count: Size, channels: Size) -> bool:
+    """Whether a chunk of transformed tiles stays in L2 from one panel to the next, as `gemm.rows_fit`."""
+    tiles = min(count, DYNAMIC_PATCHES) if isinstance(count, int) else DYNAMIC_PATCHES
+    return 4 * MATRICES * tiles * estimate(channels) <= target.cache_bytes[1] * 3 // 4
 
 
 def _transform_input(nest: Nest, op: Op, target: int, counts: tuple[Size, Size]) -> None:

@@ -12,6 +12,7 @@ from smelt.engine_api import Executable
 from smelt.errors import SmeltError
 from smelt.ir.core import Program
 from smelt.ir.text import parse
+from smelt.kernel.build import winograd
 from smelt.weights import Weights
 
 WORST = 4.0  # times the error that a plain sum of floats makes
@@ -85,3 +86,15 @@ def test_other_processors(target: str, seed: int) -> None:
     x, w = drawn(seed, 1, 9, 8, 33), drawn(seed + 1, 3, 3, 33, 40)
     (fast,) = made(program(1, (9, 8), 33, 40), target=target)
     np.testing.assert_allclose(fast.prepare(weights(w))(x)[0], exact(x, w), rtol=1e-4, atol=1e-4)
+
+
+def test_panels_taken_together_change_no_bit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tiles do not fit in a cache, they pass several narrow panels at once."""
+    x, w = drawn(seed, 2, 9, 11, 32), drawn(seed + 1, 3, 3, 32, 90)
+    found = []
+    for fits in (True, False):
+        monkeypatch.setattr(winograd, "_tiles_fit", lambda target, count, channels, fits=fits: fits)
+        (fast,) = made(program(2, (9, 11), 32, 90), target="plain")
+        found.append(fast.prepare(weights(w))(x)[0])
+    np.testing.assert_array_equal(*found)
+    np.testing.assert_allclose(found[0], exact(x, w), rtol=1e-4, atol=1e-4)
