@@ -34,7 +34,12 @@ PRECISIONS = ("f32", "q8")  # of activations that block-quantised weights multip
 
 def check_precision(precision: str) -> str:
     if precision not in PRECISIONS:
-        raise UnsupportedError("unknown precision of activations", expected=", ".join(PRECISIONS), got=precision)
+        raise UnsupportedError(
+            "unknown precision of activations",
+            expected=", ".join(PRECISIONS),
+            got=precision,
+            remedy='precision="q8" rounds them to 8 bits, precision="f32" keeps them',
+        )
     return precision
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import smelt
 import smelt.llm
+from smelt.engine.native import NativeEngine
 from smelt.errors import SmeltError
 from smelt.llm.checkpoint import open as open_checkpoint
 from tests.llm_checkpoints import FIXTURE, TOLERANCE, Case, write_checkpoint
@@ -79,6 +80,29 @@ def test_blocks_compute_as_their_numbers_do(name: str, tmp_path: Path) -> None:
     writer.close()
     with smelt.llm.load(dense, engine="reference") as model:
         np.testing.assert_array_equal(model.logits(case.tokens), blocks)
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+def test_blocks_stay_blocks_in_memory(name: str, tmp_path: Path) -> None:
+    """What native binds is about as large as the file; products on rounded activations are near those in f32."""
+    case = CASES["llama"]
+    sizes = {48: 128, 64: 192}
+    config = {**case.config, "hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
+    shapes = {theirs: tuple(sizes.get(size, size) for size in each) for theirs, each in case.shapes.items()}
+    for theirs, each in shapes.items():
+        if "k_proj" in theirs or "v_proj" in theirs:
+            shapes[theirs] = (64, each[1])
+    path = tmp_path / "model.gguf"
+    write_gguf(path, Case(name, config, shapes, case.tokens, case.logits, [], []), name)
+    found = open_checkpoint(path)
+    stored = sum(found.weights.stored(each).nbytes for each in found.weights)
+    with smelt.llm.load(path, engine="native") as model, smelt.llm.load(path, precision="f32") as exact:
+        rounded, want = model.logits(case.tokens), exact.logits(case.tokens)
+        assert not np.array_equal(rounded, want)
+        np.testing.assert_allclose(rounded, want, rtol=0, atol=0.05 * np.abs(want).max())
+        program = model._step._bound._only_path("").program
+        bound = NativeEngine().footprint(program).parts({})["bound"]
+        assert bound <= 1.1 * stored, (bound, stored)
 
 
 def _heads(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
