@@ -14,7 +14,7 @@ import smelt
 from smelt.engine.native import NativeEngine
 from smelt.engine.pjrt import PjrtEngine
 from smelt.engine.signature import signature_of
-from smelt.ir.core import Program
+from smelt.ir.core import Program, walk
 from smelt.ir.grad.rule import elementwise
 from smelt.ir.interpret import run
 from smelt.ir.text import parse, print_program
@@ -174,6 +174,15 @@ def test_an_endless_loop_is_refused_in_reverse_only():
     with pytest.raises(smelt.SmeltError, match="the number of its iterations is not known"):
         vjp(program)
     jvp(program)
+
+
+def test_a_loop_runs_once_forward_and_keeps_what_its_backward_steps_read():
+    """And not its results so far, which the loop carries as well: that would be quadratic."""
+    case = BY_NAME["scan"]
+    backward = vjp(lower(case.fn, *case.inputs(Draw(1))))
+    loops = [op for op in walk(backward.main.body) if op.name in ("chlo.scan", "stablehlo.while")]
+    assert [op.name for op in loops] == ["chlo.scan", "chlo.scan"]
+    assert all(value.shape.rank <= 2 for op in loops for value in op.results)
 
 
 def batch_norm(name: str, results: str, operands: str) -> Program:

@@ -13,6 +13,7 @@ import pytest
 import smelt
 from smelt import Shaped, Tensor, nn
 from smelt.ir.interpret import run as interpret
+from smelt.passes import pipeline
 from smelt.structure import leaves, map_leaves
 from smelt.tensor import TensorError, trace
 
@@ -196,6 +197,21 @@ def test_remat_and_custom_gradients():
     wrong = smelt.custom_gradient(lambda h: h * 2.0, lambda args, value, slope: (slope.sum(),))
     with pytest.raises(TensorError, match="one cotangent for each argument"):
         wrong(x)
+
+
+def test_remat_computes_again_after_all_passes():
+    """Its sines are computed twice; without it, once."""
+
+    def loss(block: Any) -> Any:
+        def of(x: Shaped[Tensor, "f32[b=B]"]) -> Tensor:
+            return block(x).sum().grad(x) + block(x)
+
+        program, _ = pipeline.run(trace(of).program)
+        return sum(op.name == "stablehlo.sine" for op in program.main.body.ops)
+
+    block = lambda x: x.sin().exp()  # noqa: E731
+    assert loss(block) == 1
+    assert loss(smelt.remat(block)) == 2
 
 
 def test_a_rule_of_ones_own_survives_compilation():
