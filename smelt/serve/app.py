@@ -21,6 +21,7 @@ from smelt.serve.oip import Rest, Service, as_problem
 from smelt.serve.ollama import Ollama
 from smelt.serve.openai import OpenAI, openai_problem
 from smelt.serve.problems import ForbiddenError, UnauthorizedError
+from smelt.serve.responses import Responses
 from smelt.serve.stats import prometheus
 
 log = logging.getLogger("smelt.serve")
@@ -40,9 +41,10 @@ class App:
         self.draining = False
         self.active = 0
         Rest(self.service).add_to(self.routes)
-        languages = Languages(catalogue)
-        for front in (OpenAI, Ollama):
-            front(languages, config, self.keys).add_to(self.routes)
+        languages = Languages(catalogue, config, self.keys)
+        OpenAI(languages).add_to(self.routes)
+        Responses(languages).add_to(self.routes)
+        Ollama(languages).add_to(self.routes)
         if config.metrics:
             self.routes.add("GET", "/metrics", self.metrics)
         for path in ("/health", "/ping"):

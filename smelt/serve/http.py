@@ -20,6 +20,7 @@ Scope: TypeAlias = Mapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 Send: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[None]]
 JSON_TYPE = b"application/json"
+EVENTS = b"text/event-stream; charset=utf-8"
 COMPRESS_FROM = 32 << 10  # bytes
 
 

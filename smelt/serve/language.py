@@ -6,6 +6,7 @@ before the next step.
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -13,6 +14,9 @@ from typing import Any
 
 from smelt.errors import UnsupportedError
 from smelt.llm import EmbeddingModel, LanguageModel, Piece
+from smelt.serve.config import Config
+from smelt.serve.http import Request
+from smelt.serve.keys import Keys
 from smelt.serve.models import Catalogue, Version
 from smelt.serve.problems import BusyError, DeadlineError, RequestError
 
@@ -70,8 +74,17 @@ class Generation:
 class Languages:
     """The language models of a catalogue."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self.catalogue = catalogue
+    def __init__(self, catalogue: Catalogue, config: Config, keys: Keys) -> None:
+        self.catalogue, self.config, self.keys = catalogue, config, keys
+
+    def open(self, request: Request, name: str) -> Version:
+        """A model that generates text, if the request's key opens it."""
+        self.keys.check_model(request.key, name)
+        return self.get(name)
+
+    def open_encoder(self, request: Request, name: str) -> Version:
+        self.keys.check_model(request.key, name)
+        return self.get_encoder(name)
 
     def get(self, name: str) -> Version:
         found = self._find(name)
@@ -127,3 +140,53 @@ def check_supported(given: Mapping[str, Any], names: Sequence[str]) -> None:
     for name in names:
         if given.get(name):
             raise UnsupportedError(f"{name} is not supported here", remedy=f"leave out {name}")
+
+
+def form_of(asked: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What an answer must look like: a JSON schema for the engine, which generates nothing else."""
+    match (asked or {}).get("type", "text"):
+        case "text":
+            return {}
+        case "json_object":
+            return {"schema": {"type": "object"}}
+        case "json_schema":
+            schema = ((asked or {}).get("json_schema") or {}).get("schema")
+            if not isinstance(schema, dict):
+                raise RequestError("response_format has no schema", expected='{"json_schema": {"schema": {…}}}')
+            return {"schema": schema}
+        case other:
+            raise RequestError("unknown response_format", expected="text, json_object or json_schema", got=other)
+
+
+def chat_prompt(
+    version: Version, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None
+) -> list[int]:
+    """Tokens of messages. Content may come in parts, of which only text is understood."""
+    if not messages:
+        raise RequestError("there are no messages", expected='[{"role": "user", "content": "…"}]')
+    model: LanguageModel = version.loaded
+    arguments = {"tools": list(tools)} if tools else {}
+    return model.prompt([_message(message) for message in messages], **arguments)
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates read it: text, and the arguments of tool calls as records."""
+    found = {**message, "content": _text(message.get("content"))}
+    calls = message.get("tool_calls")
+    if calls:
+        try:
+            found["tool_calls"] = [
+                {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+                for call in calls
+            ]
+        except (TypeError, KeyError, ValueError) as error:
+            raise RequestError("tool_calls do not fit", expected="calls with function.name and .arguments") from error
+    return found
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
+        return "".join(str(part.get("text", "")) for part in content)
+    raise RequestError("the content is no text", expected="a string, or parts of type text")

@@ -12,9 +12,7 @@ import msgspec
 
 from smelt.errors import SmeltError
 from smelt.llm import LanguageModel
-from smelt.serve.config import Config
 from smelt.serve.http import Request, Response, Routes, json_response, read_json
-from smelt.serve.keys import Keys
 from smelt.serve.language import Generation, Languages, check_supported, encode
 from smelt.serve.models import Version
 from smelt.serve.problems import RequestError
@@ -71,8 +69,8 @@ _SHOW = msgspec.json.Decoder(ShowAsked)
 class Ollama:
     """The paths under /api."""
 
-    def __init__(self, languages: Languages, config: Config, keys: Keys) -> None:
-        self.languages, self.config, self.keys = languages, config, keys
+    def __init__(self, languages: Languages) -> None:
+        self.languages, self.config = languages, languages.config
 
     def add_to(self, routes: Routes) -> None:
         routes.add("POST", "/api/chat", self.chat)
@@ -85,9 +83,7 @@ class Ollama:
         return read_json(decoder, await request.body(self.config.max_body, self.config.body_timeout), "the request")
 
     def _open(self, request: Request, name: str) -> Version:
-        name = name.removesuffix(":latest")
-        self.keys.check_model(request.key, name)
-        return self.languages.get(name)
+        return self.languages.open(request, name.removesuffix(":latest"))
 
     async def chat(self, request: Request) -> Response:
         asked: ChatAsked = await self._read(request, _CHAT)

@@ -19,14 +19,11 @@ import msgspec
 from smelt.errors import SmeltError
 from smelt.llm import LanguageModel, Piece
 from smelt.llm.tools import Convention, convention_of, parse_calls
-from smelt.serve.config import Config
-from smelt.serve.http import Request, Response, Routes, json_response, read_json
-from smelt.serve.keys import Keys
-from smelt.serve.language import Generation, Languages, check_supported, encode
+from smelt.serve.http import EVENTS, Request, Response, Routes, json_response, read_json
+from smelt.serve.language import Generation, Languages, chat_prompt, check_supported, encode, form_of
 from smelt.serve.models import Version
 from smelt.serve.problems import RequestError, status_of
 
-EVENTS = b"text/event-stream; charset=utf-8"
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _dump = msgspec.json.Encoder().encode
 
@@ -135,8 +132,8 @@ def openai_problem(error: SmeltError) -> Response:
 class OpenAI:
     """The paths under /v1."""
 
-    def __init__(self, languages: Languages, config: Config, keys: Keys) -> None:
-        self.languages, self.config, self.keys = languages, config, keys
+    def __init__(self, languages: Languages) -> None:
+        self.languages, self.config = languages, languages.config
 
     def add_to(self, routes: Routes) -> None:
         routes.add("GET", "/v1/models", self.models)
@@ -146,10 +143,6 @@ class OpenAI:
         routes.add("POST", "/v1/embeddings", self.embeddings)
         routes.add("POST", "/tokenize", self.tokenize)
         routes.add("POST", "/detokenize", self.detokenize)
-
-    def _open(self, request: Request, name: str) -> Version:
-        self.keys.check_model(request.key, name)
-        return self.languages.get(name)
 
     async def _read(self, request: Request, decoder: msgspec.json.Decoder[Any]) -> Any:
         body = await request.body(self.config.max_body, self.config.body_timeout)
@@ -167,11 +160,11 @@ class OpenAI:
         check_supported({"tool_choice": asked.tool_choice not in (None, "none", "auto")}, ("tool_choice",))
         if asked.max_completion_tokens is not None:
             asked.max_tokens = asked.max_completion_tokens
-        version = self._open(request, asked.model)
+        version = self.languages.open(request, asked.model)
         convention = convention_of(version.loaded.checkpoint.template or "") if tools else None
-        prompt = await asyncio.to_thread(_chat_prompt, version, asked.messages, tools)
+        prompt = await asyncio.to_thread(chat_prompt, version, asked.messages, tools)
         logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-        options = asked.options(logprobs) | _form_of(asked.response_format)
+        options = asked.options(logprobs) | form_of(asked.response_format)
         runs = self.languages.start(version, [prompt], options, asked.n or 1)
         return await self._answer(request, asked, version, runs, Chat(logprobs is not None, convention=convention))
 
@@ -181,7 +174,7 @@ class OpenAI:
             {"suffix": asked.suffix, "best_of": (asked.best_of or 1) > (asked.n or 1)}, ("suffix", "best_of")
         )
         check_supported({"echo": asked.echo and asked.logprobs is not None}, ("echo",))
-        version = self._open(request, asked.model)
+        version = self.languages.open(request, asked.model)
         prompts = await asyncio.to_thread(_prompts, version, asked.prompt)
         if asked.max_tokens is None:
             asked.max_tokens = 16  # OpenAI's default for this endpoint
@@ -205,8 +198,7 @@ class OpenAI:
 
     async def embeddings(self, request: Request) -> Response:
         asked: EmbeddingRequest = await self._read(request, _EMBEDDING)
-        self.keys.check_model(request.key, asked.model)
-        version = self.languages.get_encoder(asked.model)
+        version = self.languages.open_encoder(request, asked.model)
         check_supported({"dimensions": asked.dimensions}, ("dimensions",))
         texts = [asked.input] if isinstance(asked.input, str) else asked.input
         if not texts or not all(isinstance(each, str) for each in texts):
@@ -223,18 +215,18 @@ class OpenAI:
 
     async def tokenize(self, request: Request) -> Response:
         asked: TokenizeRequest = await self._read(request, _TOKENIZE)
-        version = self._open(request, asked.model)
+        version = self.languages.open(request, asked.model)
         if (asked.prompt is None) == (asked.messages is None):
             raise RequestError("give either prompt or messages")
         if asked.messages is not None:
-            ids = await asyncio.to_thread(_chat_prompt, version, asked.messages)
+            ids = await asyncio.to_thread(chat_prompt, version, asked.messages)
         else:
             ids = await asyncio.to_thread(encode, version, asked.prompt or "")
         return json_response({"tokens": ids, "count": len(ids), "max_model_len": version.loaded.context})
 
     async def detokenize(self, request: Request) -> Response:
         asked: DetokenizeRequest = await self._read(request, _DETOKENIZE)
-        version = self._open(request, asked.model)
+        version = self.languages.open(request, asked.model)
         model: LanguageModel = version.loaded
         if any(not 0 <= token < model.config.v for token in asked.tokens):
             raise RequestError("no such token", expected=f"0 to {model.config.v - 1}")
@@ -244,56 +236,6 @@ class OpenAI:
 def _describe(version: Version) -> dict[str, Any]:
     fields = {"id": version.name, "object": "model", "created": 0, "owned_by": "smelt"}
     return {**fields, "max_model_len": version.loaded.context}
-
-
-def _form_of(asked: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What an answer must look like: a JSON schema for the engine, which generates nothing else."""
-    match (asked or {}).get("type", "text"):
-        case "text":
-            return {}
-        case "json_object":
-            return {"schema": {"type": "object"}}
-        case "json_schema":
-            schema = ((asked or {}).get("json_schema") or {}).get("schema")
-            if not isinstance(schema, dict):
-                raise RequestError("response_format has no schema", expected='{"json_schema": {"schema": {…}}}')
-            return {"schema": schema}
-        case other:
-            raise RequestError("unknown response_format", expected="text, json_object or json_schema", got=other)
-
-
-def _chat_prompt(
-    version: Version, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None
-) -> list[int]:
-    """Tokens of messages. Content may come in parts, of which only text is understood."""
-    if not messages:
-        raise RequestError("there are no messages", expected='[{"role": "user", "content": "…"}]')
-    model: LanguageModel = version.loaded
-    arguments = {"tools": list(tools)} if tools else {}
-    return model.prompt([_message(message) for message in messages], **arguments)
-
-
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as templates read it: text, and the arguments of tool calls as records."""
-    found = {**message, "content": _text(message.get("content"))}
-    calls = message.get("tool_calls")
-    if calls:
-        try:
-            found["tool_calls"] = [
-                {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
-                for call in calls
-            ]
-        except (TypeError, KeyError, ValueError) as error:
-            raise RequestError("tool_calls do not fit", expected="calls with function.name and .arguments") from error
-    return found
-
-
-def _text(content: Any) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
-        return "".join(str(part.get("text", "")) for part in content)
-    raise RequestError("the content is no text", expected="a string, or parts of type text")
 
 
 def _prompts(version: Version, prompt: str | list[Any]) -> list[list[int]]:

@@ -153,6 +153,34 @@ def test_answers_of_a_given_form_and_tools(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="letters", messages=MESSAGES, response_format=wrong)
 
 
+def test_responses(client: openai.OpenAI, model: Any) -> None:
+    want = model.chat(MESSAGES, max_tokens=9)
+    given: Any = [{"role": "user", "content": [{"type": "input_text", "text": "w7 w8 w9"}]}]
+    for asked in ("w7 w8 w9", given):
+        got = client.responses.create(model="tiny", input=asked, temperature=0, max_output_tokens=9)
+        assert got.output_text == want.text
+        assert (got.status, got.usage and got.usage.output_tokens) == ("incomplete", 9)
+    events = list(
+        client.responses.create(model="tiny", input="w7 w8 w9", temperature=0, max_output_tokens=9, stream=True)
+    )
+    assert "".join(each.delta for each in events if each.type == "response.output_text.delta") == want.text
+    assert events[0].type == "response.created"
+    assert events[-1].type == "response.incomplete"
+    assert events[-1].response.output_text == want.text
+    assert [each.sequence_number for each in events] == list(range(len(events)))
+    flat: Any = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+    form: Any = {"format": {"type": "json_schema", "name": "s", "schema": SCHEMA}}
+    called = client.responses.create(model="letters", input="go", tools=flat, text=form, max_output_tokens=60)
+    assert called.output[0].type == "function_call"
+    assert called.output[0].name == "f"
+    back: Any = [{"role": "user", "content": "go"}, called.output[0].to_dict(),
+                 {"type": "function_call_output", "call_id": called.output[0].call_id, "output": "3"}]  # fmt: skip
+    more = client.responses.create(model="letters", input=back, tools=flat, max_output_tokens=2)
+    assert more.usage is not None
+    with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+        client.responses.create(model="tiny", input="w1", previous_response_id="resp_1")
+
+
 def test_completions(client: openai.OpenAI, model: Any) -> None:
     want = model.generate("w3 w4", max_tokens=5)
     for prompt in ("w3 w4", model.tokenizer.encode("w3 w4")):
