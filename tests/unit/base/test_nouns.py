@@ -174,5 +174,7 @@ def test_advice_about_a_shape_helps(given: tuple[int, ...], wanted: tuple[int | 
     array, shape = np.zeros(given, np.float32), Shape("f32", *wanted)
     with pytest.raises(ShapeError, match="x does not fit") as caught:
         check_array(array, shape, "x")
-    remedy = (caught.value.remedy or "").removeprefix("an array such as ")
+    remedy = caught.value.remedy or ""
+    assert remedy.startswith("an array such as ") == (given == (7,)), "of the array that was given, if there is a way"
+    remedy = remedy.removeprefix("an array such as ")
     assert check_array(eval(remedy, {"array": array, "numpy": np}), shape, "x").ndim == len(wanted)
