@@ -64,10 +64,9 @@ def bench(
         original=original,
     )
     outcome = measure(file, ["smelt", *against], inputs, setup)
-    if "smelt" in outcome.failed:
-        raise SmeltError(
-            "the model could not be run", got=outcome.failed["smelt"], remedy=f"smelt check {file} says why"
-        )
+    reason = outcome.failed.get("smelt") or outcome.skipped.get("smelt")
+    if reason is not None:
+        raise SmeltError("the model could not be run", got=reason, remedy=f"smelt check {file} says why")
     record = _record(file, inputs, outcome, setup)
     if precision != "f32":
         record |= {"precision": precision, "accuracy": [each.record() for each in accuracy(file, inputs, setup.ours)]}

@@ -10,13 +10,13 @@ import importlib.metadata
 from smelt.cli.peer import Arrays, Call, Job, MissingError, serve
 from smelt.engine import engines
 from smelt.model import load
+from smelt.version import __version__
 
 
 def smelt(job: Job, inputs: Arrays) -> tuple[str, Call]:
     asked = {"precision": "bf16"} if job["precision"] == "bf16" else {}  # files for int8 are quantised already
     model = load(job["model"], **{**asked, **job["ours"]})
-    version = f"{importlib.metadata.version('smelt')} ({model.engine})"
-    return version, lambda: list(model.run(inputs).values())
+    return f"{__version__} ({model.engine})", lambda: list(model.run(inputs).values())
 
 
 def jax(job: Job, inputs: Arrays) -> tuple[str, Call]:

@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from smelt.cli import bench as bench_command
 from smelt.cli import diff as diff_command
 from smelt.cli import inspect as inspect_command
 from smelt.cli.bench import bench
 from smelt.cli.diff import compare, diff
 from smelt.cli.export import export
+from smelt.cli.rounds import Outcome
 from smelt.compat import Backend, InferenceSession, NodeArg
 from smelt.dtype import dtype, integer_range
 from smelt.errors import RunError, SmeltError
@@ -49,6 +51,14 @@ def test_an_exported_model_computes_the_same(plain: bool, tmp_path: Path, capsys
         assert list(after) == ["probabilities"]
     with pytest.raises(SmeltError, match="output format"):
         export(DIGITS, tmp_path / "digits.txt", plain, False)
+
+
+def test_bench_without_a_result_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = Outcome({}, {"smelt": "the worker has no smelt"}, {}, [])
+    monkeypatch.setattr(bench_command, "measure", lambda *_: nothing)
+    with pytest.raises(SmeltError, match="could not be run") as caught:
+        bench(DIGITS, [], "reference", [], 0.05, False)
+    assert caught.value.got == "the worker has no smelt"
 
 
 def test_bench_measures_interleaved(capsys: pytest.CaptureFixture[str]) -> None:
