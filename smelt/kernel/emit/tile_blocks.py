@@ -61,7 +61,7 @@ SMELT_INLINE smelt_words smelt_block_dpbusd(smelt_words c, smelt_codes u, const 
   __asm__("vpdpbusd %2%{{1to" SMELT_BLOCK_SPREAD "%}}, %1, %0" : "+v"(c) : "v"(u), "m"(*(const smelt_word *)x));
 #else
   const smelt_words y = *(const i32 *)x - (smelt_words){{0}};
-  __asm__("vpdpbusd %2, %1, %0" : "+x"(c) : "x"(u), "x"(y));
+  __asm__("%{{vex%}} vpdpbusd %2, %1, %0" : "+x"(c) : "x"(u), "x"(y));
 #endif
   return c;
 }}
