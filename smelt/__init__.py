@@ -165,12 +165,13 @@ def load(
     engine: str = "auto",
     static: Mapping[str, Any] | None = None,
     sizes: Mapping[str, int] | None = None,
-    precision: str = "f32",
+    precision: str | None = None,
     memory_limit: int | str | None = None,
     tune: float | None = None,
     verify: bool | None = None,
     keys: Sequence[str] | None = None,
     context: int | None = None,
+    sequences: int | None = None,
 ) -> LoadedModel:
     """A model that can be called, from a path: `smelt.load("model.onnx")(pixels=x)["probabilities"]`.
 
@@ -179,18 +180,19 @@ def load(
     A model file is read, compiled and bound (`smelt.model.load`). A bundle (`.smelt`) is mapped, checked and runs
     without the modules that compile; `verify` and `keys` are for the check (`smelt.run.load`). A file that an
     executable of the pjrt engine saved gives that executable, for `prepare`. A language model (a Hugging Face folder,
-    a `.gguf` file) takes `context`; `smelt.llm.load` has the type for it. An option that does not apply is refused.
+    a `.gguf` file) takes `context` and `sequences`; `smelt.llm.load` has the type for it. Without `precision` a model
+    file runs in f32, a language model in what suits its weights. An option that does not apply is refused.
     """
     given = {name: value for name, value in locals().items() if name != "path"}
     options = {name: value for name, value in given.items() if value != _OPTIONS[name]}
     if not isinstance(path, str | os.PathLike):
         return _load_spooled(path, options)  # type: ignore[no-any-return]
     if str(path).lower().endswith(".smelt"):
-        return _load_saved(path, _only(path, "a bundle", options, "context"))  # type: ignore[no-any-return]
+        return _load_saved(path, _only(path, "a bundle", options, "context", "sequences"))  # type: ignore[no-any-return]
     if str(path).lower().endswith(".gguf") or os.path.isfile(os.path.join(path, "config.json")):
         _only(path, "a language model", options, "static", "sizes", "tune", "verify", "keys")
         return import_module("smelt.llm").load(path, **options)  # type: ignore[no-any-return]
-    _only(path, "a model file", options, "verify", "keys", "context")
+    _only(path, "a model file", options, "verify", "keys", "context", "sequences")
     return import_module("smelt.model").load(path, **options)  # type: ignore[no-any-return]
 
 
