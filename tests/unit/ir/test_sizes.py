@@ -255,9 +255,9 @@ def test_functions_of_numbers_and_sizes_are_known_where_they_hold_for_every_size
 
 def test_the_text_of_a_check_has_its_size_first():
     """What an error says was expected: `B >= 3`, not `3 <= B`."""
-    assert [Check(a, relation, b, "").text for a, relation, b in (
-        (3, "<=", B), (B, "<=", 3), (B, "<=", S), (3, "==", B), (B, "!=", 0),
-    )] == ["B >= 3", "B <= 3", "B <= S", "3 == B", "B != 0"]  # fmt: skip
+    checks = [Check(3, "<=", B, ""), Check(B, "<=", 3, ""), Check(B, "<=", S, ""), Check(3, "==", B, "")]
+    assert [each.text for each in checks] == ["B >= 3", "B <= 3", "B <= S", "3 == B"]
+    assert Check(B, "!=", 0, "").text == "B != 0"
     f = FuncBuilder("main", [Shape("f32", B)])
     program = Program.of(f.func(f.slice(f.args[0], start_indices=(0,), limit_indices=(3,), strides=(1,))))
     with pytest.raises(SizeError, match=r"expected B >= 3\n +got +B=2"):

@@ -11,13 +11,12 @@ import smelt
 from smelt import Shaped, Tensor, TensorError, checked
 from smelt.engine.reference import ReferenceEngine
 from smelt.errors import ShapeError, SizeError
-from smelt.ir.size_ops import slope_of
+from smelt.ir.size_ops import slope_of, sources_of
 from smelt.ir.text import parse, print_program
 from smelt.ir.verify import verify
 from smelt.shape import Shape
 from smelt.size import parse_size
 from smelt.tensor import check, trace
-from smelt.tensor.record import sources_of
 from smelt.tensor.shaped import spec_of
 from smelt.weights import Weights
 
