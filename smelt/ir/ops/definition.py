@@ -1,4 +1,4 @@
-"""A row of the op table, and what its rules see.
+"""A row of the op table, and the context of its rules.
 
 `OpDef` is the row. `infer(call)` proves the specification's constraints and gives the result types; it sees a `Call`.
 `evaluate(frame, op, *operands)` computes the results on NumPy arrays: the op's reference semantics. `ir.interpret`

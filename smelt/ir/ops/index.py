@@ -1,4 +1,4 @@
-"""Ops that read or write where other tensors say: gather, scatter, slices at computed places, sort and top_k.
+"""Ops with computed indices: gather, scatter, dynamic slices, sort and top_k.
 
 Inference proves the dimension numbers and gives sizes; `evaluate` is NumPy's fancy indexing over whole tensors. Regions
 run through `frame.lanes`, for all elements of a step at once. `dynamic` shares the rules of `gather`.
@@ -401,7 +401,7 @@ def _single_step(region: Region) -> str | None:
     return op.name if same else None
 
 
-# ---- slices at computed places ----
+# ---- dynamic slices ----
 
 
 def _infer_dynamic_slice(call: Call) -> list[Type]:

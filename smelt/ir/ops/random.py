@@ -177,7 +177,7 @@ def _wanted_sizes(call: Call, operand: Shape) -> Sequence[Size]:
 
 @dataclass(slots=True)
 class Source:
-    """What all draws of one run share: the state of a generator of bits, which starts at the same place each time."""
+    """The state of the generator of bits that all draws of one run share; every run starts from the same state."""
 
     state: Array = field(default_factory=lambda: np.array(FIRST_STATE, np.uint64))
 

@@ -25,7 +25,7 @@ from smelt.shape import Shape
 
 @dataclass(slots=True)
 class Draft:
-    """An op while it is being read. Its attributes are nodes; `operand_types` is None until the text has said them."""
+    """An op under construction. Its attributes are nodes; `operand_types` is None until they are parsed."""
 
     name: str
     definition: OpDef
@@ -95,7 +95,7 @@ class Writer(Protocol):
 
 
 class Part(Protocol):
-    """A piece of a format."""
+    """A part of a format."""
 
     def read(self, reader: Reader, draft: Draft) -> None:
         """Read it into the draft."""
@@ -283,7 +283,7 @@ def _compile(text: str) -> tuple[Part, ...]:
 
 
 def is_printed(op: Op, definition: OpDef, name: str) -> bool:
-    """Whether the text must say an attribute: it is there, and not what it is by default."""
+    """Whether an attribute must be printed: it is present and not the default."""
     if name not in op.attrs or op.attrs[name] is None:
         return False
     declared = definition.by_name.get(name)

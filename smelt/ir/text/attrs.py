@@ -293,7 +293,7 @@ class Attributes:
         return found
 
     def place(self) -> Location | None:
-        """What stands inside `loc(…)`: the innermost file position, with the outermost name."""
+        """The content of `loc(…)`: the innermost file position, with the outermost name."""
         cursor = self.cursor
         with cursor.deeper():
             if cursor.kind == HASH:
@@ -323,7 +323,7 @@ class Attributes:
             return self._file_or_name()
 
     def aliased_place(self) -> Location | None:
-        """What an alias of a location stands for."""
+        """The location of an alias."""
         return self.location() if self.cursor.token == "loc" else self.place()
 
     def _file_or_name(self) -> Location:
