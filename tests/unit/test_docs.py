@@ -5,6 +5,7 @@ a line. The blocks of a page share names and an empty folder. The miniature comp
 """
 
 import importlib.util
+import logging
 import re
 import shlex
 import subprocess
@@ -31,11 +32,16 @@ UsageError: Any = typer.BadParameter.__mro__[1]  # typer has a click of its own
 
 @pytest.mark.parametrize("page", [name for name, text in PAGES.items() if "```python" in text])
 def test_the_python_of_a_page_prints_what_the_page_says(
-    page: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: str,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.chdir(tmp_path)
     module = ModuleType("page_of_docs")
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    caplog.set_level(logging.getLogger("smelt").level, "smelt")  # a page may set it: pytest puts it back
     for number, (code, printed) in enumerate(re.findall(PYTHON, PAGES[page], re.S)):
         path = tmp_path / f"block{number}.py"  # a file, so that errors find their lines
         path.write_text(code)
