@@ -70,9 +70,9 @@ def test_shards_cover_a_tensor() -> None:
 def test_wrong_meshes_are_named() -> None:
     with pytest.raises(ShapeError, match="no such axis"):
         Mesh(data=2, split={"b": "model"})
-    with pytest.raises(ShapeError, match="axes with sizes"):
+    with pytest.raises(ShapeError, match="axes with positive sizes"):
         Mesh()
-    with pytest.raises(ShapeError, match="axes with sizes"):
+    with pytest.raises(ShapeError, match="axes with positive sizes"):
         Mesh(data=0)
 
 
@@ -158,7 +158,7 @@ def test_sizes_that_cannot_be_split_are_named(seed: int) -> None:
 
 def test_refusals_of_the_engine_itself() -> None:
     """Programs that come without Python's checks: sizes that contradict each other, inputs that are missing."""
-    with pytest.raises(UnsupportedError, match=r"unknown kind of device\n +expected .*cpu.*\n +got +abacus"):
+    with pytest.raises(UnsupportedError, match=r"unknown device\n +expected .*cpu.*\n +got +abacus"):
         MeshEngine("abacus", Mesh(data=2))
     f = FuncBuilder("main", [Shape("f32", symbol("N")), Shape("f32", symbol("N"))])
     made = MeshEngine("cpu", Mesh(data=2)).compile(Program.of(f.func(f.add(*f.args))))
