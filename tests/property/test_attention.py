@@ -26,6 +26,7 @@ from smelt.ir.core import Program, Value
 from smelt.ir.interpret import run
 from smelt.kernel.build.attention_shape import Attention, AttentionSchedule
 from smelt.kernel.loops import parallelise
+from smelt.passes import pipeline
 from smelt.shape import Shape
 from smelt.target import TileShape
 
@@ -261,7 +262,8 @@ def test_narrow_types(element: str, seed: int) -> None:
     "shape", [TileShape(6, 16, 8), TileShape(4, 8, 4)], ids=lambda shape: f"{shape.rows}x{shape.columns}"
 )
 def test_any_tile_is_right(shape: TileShape, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "tile_shape", lambda target: shape)
+    for each in (stages, pipeline):  # packing and printing
+        monkeypatch.setattr(each, "tile_shape", lambda target: shape)
     random = np.random.default_rng([seed, shape.rows])
     assert failures([draw(random) for _ in range(8)], random) == []
 
