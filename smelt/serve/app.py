@@ -58,9 +58,6 @@ class App:
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
             await self._http(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1000})
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:

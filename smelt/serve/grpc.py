@@ -12,6 +12,8 @@ import numpy as np
 from smelt.client.wire import BYTES, NUMPY, datatype_of, to_bytes
 from smelt.dtype import Array
 from smelt.errors import DeviceError, SmeltError
+from smelt.files import read_bytes
+from smelt.serve.config import Config
 from smelt.serve.grpc_messages import DATA_TYPES, messages
 from smelt.serve.http import Request
 from smelt.serve.keys import Keys
@@ -284,10 +286,23 @@ async def start(service: Service, keys: Keys, host: str, port: int) -> tuple[Any
     server.add_generic_rpc_handlers((GrpcFront(service, keys).handlers(),))
     address = f"{f'[{host}]' if ':' in host else host}:{port}"
     try:
-        bound = server.add_insecure_port(address)
+        credentials = _credentials(service.config)
+        if credentials is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise DeviceError(
             f"cannot listen on {address}", got=error, remedy="--grpc-port 0 takes any free port"
         ) from error
     await server.start()
     return server, bound
+
+
+def _credentials(config: Config) -> Any:
+    """The certificates of HTTP serve gRPC, too; None without any."""
+    if config.tls_certificate is None or config.tls_key is None:
+        return None
+    pair = (read_bytes(config.tls_key), read_bytes(config.tls_certificate))
+    clients = None if config.tls_client_ca is None else read_bytes(config.tls_client_ca)
+    return grpc.ssl_server_credentials([pair], clients, require_client_auth=clients is not None)

@@ -11,6 +11,7 @@ import base64
 import json
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
@@ -267,7 +268,7 @@ async def _all(runs: Sequence[Generation]) -> None:
 # ---- the two forms of answers ----
 
 
-class Form:
+class Form(ABC):
     """How pieces and whole answers look."""
 
     prefix = object = chunk = ""
@@ -277,17 +278,17 @@ class Form:
     def __init__(self, logprobs: bool, echoes: Sequence[str] = ()) -> None:
         self.logprobs, self.echoes = logprobs, echoes
 
-    def whole(self, index: int, run: Generation) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def whole(self, index: int, run: Generation) -> dict[str, Any]: ...
 
-    def first(self, index: int) -> dict[str, Any] | None:
-        raise NotImplementedError
+    @abstractmethod
+    def first(self, index: int) -> dict[str, Any] | None: ...
 
-    def piece(self, index: int, piece: Piece, run: Generation) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def piece(self, index: int, piece: Piece, run: Generation) -> dict[str, Any]: ...
 
-    def last(self, index: int, run: Generation) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def last(self, index: int, run: Generation) -> dict[str, Any]: ...
 
 
 class Chat(Form):

@@ -215,7 +215,7 @@ class _Text:
         return f"{name}{i}" if i % 3 == 0 else f"({name}{i - i % 3} + {i % 3} * {name}_row)"
 
     def short_sums(self) -> int:
-        """How many products of pairs an i16 holds."""
+        """How many sums of two int8 products (`vpmaddubsw`) an i16 accumulator holds."""
         return 32767 // (2 * self.layout.largest * LARGEST)
 
     def per_group(self, of: str, group: int, v: int) -> str:
