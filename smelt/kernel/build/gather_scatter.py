@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from smelt.dim import Size, maximum
+from smelt.dim import Size, at_most, maximum
 from smelt.dtype import i1, i64
 from smelt.ir.attributes import GatherDims, ScatterDims
 from smelt.ir.core import Op
@@ -37,7 +37,18 @@ def gather(nest: Nest, op: Op, _: int, index: Index) -> Expr:
 
 @pull("stablehlo.dynamic_gather")
 def dynamic_gather(nest: Nest, op: Op, _: int, index: Index) -> Expr:
-    return _gather_element(nest, op, index, slice_sizes(op))
+    dims, shape = op.attrs["dimension_numbers"], tensor(op.operands[0])
+    maybe_empty = [shape.sizes[d] for d in dims.collapsed_slice_dims if not at_most(1, shape.sizes[d])]
+    if not maybe_empty:
+        return _gather_element(nest, op, index, slice_sizes(op))
+    # A collapsed slice may have no element where the operand has none: the result is 0.
+    found = [nest.apply("GT", Amount(size), Number(0), dtype=i1) for size in maybe_empty]
+    return nest.choose(
+        nest.both(*found),
+        lambda: _gather_element(nest, op, index, slice_sizes(op)),
+        lambda: Number(0, shape.element),
+        shape.element,
+    )
 
 
 def slice_sizes(op: Op) -> tuple[Size, ...]:

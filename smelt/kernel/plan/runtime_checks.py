@@ -56,8 +56,9 @@ def _room(op: Op, shape: Shape) -> Iterator[Check]:
 def _limits(op: Op) -> Iterator[Check]:
     """Conditions of kernels that types do not imply."""
     if op.name == "stablehlo.dynamic_gather":
-        for size, most in zip(slice_sizes(op), tensor(op.operands[0]).sizes, strict=True):
-            if not (isinstance(size, int) and isinstance(most, int) and size <= most):
+        collapsed = op.attrs["dimension_numbers"].collapsed_slice_dims
+        for d, (size, most) in enumerate(zip(slice_sizes(op), tensor(op.operands[0]).sizes, strict=True)):
+            if d not in collapsed and not (isinstance(size, int) and isinstance(most, int) and size <= most):
                 some = minimum(size, size * tensor(op.operands[1]).count)
                 yield Check(some, "<=", most, f"{op.name}: the slice fits into the operand")
     if op.name == "stablehlo.torch_index_select":
@@ -121,7 +122,8 @@ def dynamic_gather(nest: Nest, op: Op) -> Iterator[Expr | SizeValue]:
         given = _number(nest, op, 2, d)
         if d in dims.collapsed_slice_dims or d in dims.operand_batching_dims:
             yield _at_most(nest, Number(0), given)
-            yield _at_most(nest, given, Number(1))
+            unused = 1 - minimum(tensor(op.operands[1]).count, 1)  # without indices a slice need not fit
+            yield _at_most(nest, given, Amount(minimum(maximum(tensor(op.operands[0]).sizes[d], unused), 1)))
         else:
             yield _equal(nest, given, size)
 

@@ -580,3 +580,21 @@ def test_memory_and_cost_are_counted(engine: str, seed: int) -> None:
 def test_an_unknown_engine_is_named() -> None:
     with pytest.raises(UnsupportedError, match="unknown engine"):
         smelt.compile(accumulate, engine="nativ")
+
+
+@pytest.mark.parametrize("engine", ["reference", "native"])
+def test_a_look_up_in_an_empty_table_gives_zeros(engine: str) -> None:
+    """`take` is defined for every size: an index is clamped, and a table without rows gives zeros."""
+
+    def embed(
+        table: Shaped[Tensor, "f32[v=V, d=D]"], ids: Shaped[Tensor, "i32[t=T]"], last: Shaped[Tensor, "i32[t=T]"]
+    ) -> Tensor:
+        return table.take(ids, "v") + table.sum("d").take(last, "v")
+
+    compiled = smelt.compile(embed, engine=engine)
+    ids, last = np.array([1, 0, 5], np.int32), np.array([0, -3, 2], np.int32)
+    table = np.arange(3 * 20, dtype=np.float32).reshape(3, 20)
+    expected = table[ids.clip(0, 2)] + table.sum(1)[last.clip(0, 2)][:, None]
+    np.testing.assert_array_equal(compiled(table, ids, last), expected)
+    np.testing.assert_array_equal(compiled(table[:0], ids, last), np.zeros((3, 20), np.float32))
+    assert np.asarray(compiled(table[:0], ids[:0], last[:0])).shape == (0, 20)
