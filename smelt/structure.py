@@ -7,7 +7,7 @@ structures side by side. Weights of models are loaded with it, and executables t
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -63,47 +63,72 @@ def children(value: Any) -> dict[Any, Any]:
     return items_of(value) if isinstance(value, CONTAINERS) else fields_of(value)
 
 
-def leaves(value: Any, is_leaf: IsLeaf, path: str = "", within: frozenset[int] = frozenset()) -> Iterator[Any]:
+def leaves(value: Any, is_leaf: IsLeaf, path: str = "") -> Iterator[tuple[str, Any]]:
     """(path, leaf) of everything that a structure holds, in order; an object inside itself is not entered again."""
-    if is_leaf(value):
-        yield path, value
-    elif id(value) not in within:
-        inner = within | {id(value)}
-        for name, item in children(value).items():
-            yield from leaves(item, is_leaf, join(path, name), inner)
+    yield from _Walk(is_leaf).leaves(value, path, frozenset())
 
 
 def has_leaf(value: Any, is_leaf: IsLeaf) -> bool:
     """Whether a structure has a leaf at all."""
-    return next(leaves(value, is_leaf), None) is not None
+    return _Walk(is_leaf).has_leaf(value)
+
+
+class _Walk:
+    """A walk over structures that do not change meanwhile. What holds no leaf is entered once, however often it
+    occurs: each layer of a model may keep the whole configuration."""
+
+    def __init__(self, is_leaf: IsLeaf) -> None:
+        self.is_leaf = is_leaf
+        self._empty: dict[int, Any] = {}  # by identity; kept, so that no identity is given out again
+        self._cuts = 0  # objects that were not entered because they are inside themselves
+
+    def leaves(self, value: Any, path: str, within: frozenset[int]) -> Generator[tuple[str, Any], None, bool]:
+        """Gives whether there were any."""
+        if self.is_leaf(value):
+            yield path, value
+            return True
+        if id(value) in self._empty:
+            return False
+        if id(value) in within:
+            self._cuts += 1
+            return False
+        found, cuts, inner = False, self._cuts, within | {id(value)}
+        for name, item in children(value).items():
+            found = (yield from self.leaves(item, join(path, name), inner)) or found
+        if not found and cuts == self._cuts:  # else it may hold leaves where it is entered from elsewhere
+            self._empty[id(value)] = value
+        return found
+
+    def has_leaf(self, value: Any) -> bool:
+        return next(self.leaves(value, "", frozenset()), None) is not None
 
 
 def map_leaves(value: Any, is_leaf: IsLeaf, change: Callable[[Any], Any], tied: bool = True) -> Any:
     """The same structure with other leaves; the given one is kept. What occurs several times does so in the copy, too,
     unless leaves are not `tied`: then each place has its own."""
-    return _map_leaves(value, is_leaf, change, {}, tied)
+    return _map_leaves(value, _Walk(is_leaf), change, {}, tied)
 
 
 def _map_leaves(
-    value: Any, is_leaf: IsLeaf, change: Callable[[Any], Any], made: dict[int, tuple[Any, Any]], tied: bool
+    value: Any, walk: _Walk, change: Callable[[Any], Any], made: dict[int, tuple[Any, Any]], tied: bool
 ) -> Any:
     known = made.get(id(value))
     if known is not None:
         return known[1]
-    if is_leaf(value):
+    if walk.is_leaf(value):
         result = change(value)
         if not tied:
             return result
-    elif not has_leaf(value, is_leaf):
+    elif not walk.has_leaf(value):
         return value
     elif isinstance(value, (*CONTAINERS, Mapping)):
         items = dict(value) if isinstance(value, Mapping) else value
-        result = map_items(items, lambda _, item: _map_leaves(item, is_leaf, change, made, tied))
+        result = map_items(items, lambda _, item: _map_leaves(item, walk, change, made, tied))
     else:
         result = copy.copy(value)
         made[id(value)] = value, result  # before its fields: one of them may be itself
         for name, item in fields_of(value).items():
-            object.__setattr__(result, name, _map_leaves(item, is_leaf, change, made, tied))  # it may be frozen
+            object.__setattr__(result, name, _map_leaves(item, walk, change, made, tied))  # it may be frozen
     made[id(value)] = value, result
     return result
 
@@ -113,27 +138,31 @@ def zip_leaves(pattern: Any, given: Any, is_leaf: IsLeaf, what: str = "") -> Ite
 
     What is no leaf and holds none is not compared.
     """
-    if is_leaf(pattern):
+    yield from _zip_leaves(pattern, given, _Walk(is_leaf), what)
+
+
+def _zip_leaves(pattern: Any, given: Any, walk: _Walk, what: str) -> Iterator[tuple[str, Any, Any]]:
+    if walk.is_leaf(pattern):
         yield what, pattern, given
         return
+    have = children(given)
     for name, item in children(pattern).items():
-        if not has_leaf(item, is_leaf):
+        if not walk.has_leaf(item):
             continue
-        have = children(given)
         if name not in have:
-            expected = _describe(pattern, is_leaf)
+            expected = _describe(pattern, walk)
             raise ShapeError(f"{what or 'the argument'} has another structure", expected=expected, got=_kind(given))
-        yield from zip_leaves(item, have[name], is_leaf, join(what, name))
-    if isinstance(pattern, tuple | list) and len(children(given)) != len(pattern):
-        got = f"{len(children(given))} items"
+        yield from _zip_leaves(item, have[name], walk, join(what, name))
+    if isinstance(pattern, tuple | list) and len(have) != len(pattern):
+        got = f"{len(have)} items"
         raise ShapeError(f"{what or 'the argument'} has another structure", expected=f"{len(pattern)} items", got=got)
-    if isinstance(pattern, Mapping) and (strange := [str(key) for key in children(given) if key not in pattern]):
+    if isinstance(pattern, Mapping) and (strange := [str(key) for key in have if key not in pattern]):
         expected = ", ".join(map(str, pattern))
         raise ShapeError(f"{what or 'the argument'} has unexpected entries", expected=expected, got=strange)
 
 
-def _describe(pattern: Any, is_leaf: IsLeaf) -> str:
-    names = [str(name) for name, item in children(pattern).items() if has_leaf(item, is_leaf)]
+def _describe(pattern: Any, walk: _Walk) -> str:
+    names = [str(name) for name, item in children(pattern).items() if walk.has_leaf(item)]
     return f"{_kind(pattern)} with {', '.join(names)}"
 
 

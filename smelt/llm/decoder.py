@@ -18,7 +18,7 @@ from smelt.dtype import f32
 from smelt.llm.config import Config, Layer, Rope
 from smelt.llm.layers import Formats, Linear, Matrix, Norm
 from smelt.llm.moe import Mixture
-from smelt.llm.paged import PAGE, PagedAttention, write_keys
+from smelt.llm.paged import PAGE, paged_attention, write_keys
 from smelt.tensor import nn
 from smelt.tensor.core import Tensor
 from smelt.tensor.model import Model
@@ -83,7 +83,7 @@ class Attention(Model):
         self.k_norm = Norm(config, "k", config.head_size) if config.qk_norm else None
         self._config, self._layer = config, layer
         sizes = config.heads, config.kv_heads, config.head_size
-        self._attend = PagedAttention(*sizes, config.scale, config.softcap, layer.window)
+        self._attend = paged_attention(*sizes, config.scale, config.softcap, layer.window)
 
     def __call__(self, x: Tensor, cache: Cache, places: Places) -> tuple[Tensor, Cache]:
         config, layer = self._config, self._layer

@@ -8,6 +8,7 @@ sequences, m pages of a sequence.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 from smelt.dtype import f32, i32
@@ -24,21 +25,23 @@ from smelt.tensor.record import emit, scalar_region
 PAGE = 64  # positions
 
 
-class PagedAttention:
-    """Attention with these sizes and numbers. It is made outside of any trace, and called inside of one."""
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
-    def __init__(
-        self, heads: int, kv_heads: int, depth: int, scale: float, softcap: float = 0.0, window: int | None = None
-    ) -> None:
-        self._attributes = {"scale": float(scale), "softcap": float(softcap), "window": window or 0}
-        self._body = _decomposition(heads, kv_heads, depth, float(scale), float(softcap), window or 0)
 
-    def __call__(
-        self, q: Tensor, keys: Tensor, values: Tensor, table: Tensor, sequence: Tensor, position: Tensor
-    ) -> Tensor:
+def paged_attention(
+    heads: int, kv_heads: int, depth: int, scale: float, softcap: float = 0.0, window: int | None = None
+) -> Attend:
+    """Attention with these sizes and numbers. It is made outside of any trace, and called inside of one. A function,
+    so that walks over a model's fields do not enter the decomposition."""
+    attributes = {"scale": float(scale), "softcap": float(softcap), "window": window or 0}
+    body = _decomposition(heads, kv_heads, depth, float(scale), float(softcap), window or 0)
+
+    def attend(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, sequence: Tensor, position: Tensor) -> Tensor:
         """q f32[s, h, k], keys f32[p, g, k, o], values f32[p, o, g, k], table i32[b, m], sequence, position i32[s]."""
         operands = (q.transpose("s", "h", "k"), keys, values, table, sequence, position)
-        return composite("smelt.paged_attention", operands, self._attributes, self._body, ("s", "h", "k"))
+        return composite("smelt.paged_attention", operands, attributes, body, ("s", "h", "k"))
+
+    return attend
 
 
 def write_keys(pool: Tensor, new: Tensor, page: Tensor, place: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from smelt.dim import Size, evaluate, symbols
+from smelt.dtype import DType
 from smelt.kernel.loops.grammar import Expr, Store, expressions, loads, walk_statements
 from smelt.kernel.plan.liveness import Leaf, Liveness, Set, members, set_of, written_by
 from smelt.kernel.plan.plan import Buffer, Copy, Kernel, Launch, Plan, remap_steps, touched, walk
@@ -76,8 +77,10 @@ class _Merging:
     writers: dict[int, list[Leaf]] = field(default_factory=dict)
     groups: dict[int, Set] = field(default_factory=dict)  # merged buffers, by each member
     merged: bool = False
+    kinds: list[tuple[DType, Size]] = field(default_factory=list)  # element type and bytes of each buffer
 
     def run(self) -> None:
+        self.kinds = [(each.shape.element, each.bytes) for each in self.plan.buffers]
         self.leaves = Liveness.of(self.plan).leaves
         for leaf in self.leaves:
             for i in written_by(leaf.step):
@@ -122,6 +125,8 @@ class _Merging:
     # -- merging two --
 
     def _try(self, a: int, b: int) -> None:
+        if self.kinds[a] != self.kinds[b]:
+            return
         first, second = (self.groups.get(i, 1 << i) for i in (a, b))
         if first == second or not self._may_share(first | second):
             return
@@ -132,11 +137,9 @@ class _Merging:
         self.merged = True
 
     def _may_share(self, group: Set) -> bool:
-        """Whether these have one type and size, and at most one is the caller's memory: or a donated argument and the
-        result that replaces it. Steps interpret numbers by the type of their buffer."""
+        """Whether of these, all of one type and size, at most one is the caller's memory: or a donated argument and
+        the result that replaces it. Steps interpret numbers by the type of their buffer."""
         buffers = [self.plan.buffers[i] for i in members(group)]
-        if len({(each.shape.dtype, each.bytes) for each in buffers}) > 1:
-            return False
         if any(self.plan.is_deferred(*each.shape.sizes) for each in buffers):
             return False
         fixed = [each for each in buffers if each.kind != "temporary"]
