@@ -22,10 +22,13 @@ from smelt.serve.ollama import Ollama
 from smelt.serve.openai import OpenAI, openai_problem
 from smelt.serve.problems import ForbiddenError, UnauthorizedError
 from smelt.serve.responses import Responses
+from smelt.serve.show import Show
+from smelt.serve.simple import Simple
 from smelt.serve.stats import prometheus
+from smelt.serve.web import FILES, Page
 
 log = logging.getLogger("smelt.serve")
-OPEN = ("/v2/health/live", "/v2/health/ready", "/health", "/ping")  # without a key, for load balancers
+OPEN = {"/v2/health/live", "/v2/health/ready", "/health", "/ping", *FILES}  # without a key: load balancers, the page
 ADMIN = ("/v2/repository/models/",)
 
 
@@ -45,6 +48,9 @@ class App:
         OpenAI(languages).add_to(self.routes)
         Responses(languages).add_to(self.routes)
         Ollama(languages).add_to(self.routes)
+        Simple(self.service, self.keys).add_to(self.routes)
+        Show(catalogue, self.keys).add_to(self.routes)
+        Page().add_to(self.routes)
         if config.metrics:
             self.routes.add("GET", "/metrics", self.metrics)
         for path in ("/health", "/ping"):

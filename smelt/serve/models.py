@@ -72,7 +72,7 @@ class Version:
 
     def sample(self) -> Sample:
         memory = getattr(self.loaded, "memory", None)
-        held = getattr(memory, "total", 0) if memory is not None else 0
+        held = memory.bound + memory.constants + memory.arenas + memory.scratch if memory is not None else 0
         waiting, running = (self.queue.waiting, self.queue.running) if self.queue else (0, self.active)
         return Sample(self.name, self.version, self.stats, self.language, waiting, running, int(held))
 

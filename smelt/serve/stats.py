@@ -10,7 +10,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -172,16 +172,30 @@ def prometheus(samples: Sequence[Sample]) -> str:
         )
     for name, (about, read_sample) in _SEQUENCES.items():
         metric(name, "gauge", about, (f"{name}{{{labels}}} {read_sample(each)}" for each, labels in language))
-    used = resource.getrusage(resource.RUSAGE_SELF)
+    usage = process_usage()
     metric(
         "process_cpu_seconds_total",
         "counter",
         "CPU time",
-        [f"process_cpu_seconds_total {used.ru_utime + used.ru_stime:.6f}"],
+        [f"process_cpu_seconds_total {usage.cpu_seconds:.6f}"],
     )
     metric("process_start_time_seconds", "gauge", "start", [f"process_start_time_seconds {STARTED:.3f}"])
-    metric("process_resident_memory_bytes", "gauge", "memory", [f"process_resident_memory_bytes {_resident()}"])
+    metric(
+        "process_resident_memory_bytes", "gauge", "memory", [f"process_resident_memory_bytes {usage.resident_bytes}"]
+    )
     return "\n".join(lines) + "\n"
+
+
+class Usage(NamedTuple):
+    """CPU time and memory of this process."""
+
+    cpu_seconds: float
+    resident_bytes: int
+
+
+def process_usage() -> Usage:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return Usage(used.ru_utime + used.ru_stime, _resident())
 
 
 def _resident() -> int:

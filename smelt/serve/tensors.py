@@ -101,7 +101,11 @@ def _numbers(name: str, kind: str, numpy: np.dtype[Any], data: bytes | memoryvie
         if not all(isinstance(each, fits) and not isinstance(each, bool) for each in flat):
             raise RequestError(f"{name}: the data is not {kind}", got=_first_wrong(flat, fits)) from None
     if numpy.kind in "fV":
-        return np.array(flat, np.float32 if numpy.itemsize <= 4 else wide).astype(numpy, copy=False)
+        try:
+            with np.errstate(over="raise"):
+                return np.array(flat, np.float32 if numpy.itemsize <= 4 else wide).astype(numpy, copy=False)
+        except FloatingPointError:
+            raise RequestError(f"{name}: a number is out of the range of {kind}") from None
     low, high = np.iinfo(numpy).min, np.iinfo(numpy).max
     if flat and not low <= min(flat) <= max(flat) <= high:
         raise RequestError(f"{name}: a number is out of the range of {kind}", expected=f"{low} to {high}")

@@ -1,0 +1,71 @@
+"""A model's plan and kernel profile for the web page: `smelt show` and `smelt profile` in a process of their own.
+
+The server itself reads no model file for it. Both need administration: they take processor time from requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from smelt.serve.http import Request, Response, Routes, json_response
+from smelt.serve.keys import Keys
+from smelt.serve.models import Catalogue, Version
+from smelt.serve.problems import BusyError, DeadlineError, RequestError
+
+SECONDS = 120.0
+_VIEWS = {"program": ("show", "--stage", "plan"), "profile": ("profile", "--seconds", "1")}
+
+
+class Show:
+    """`/api/v1/models/NAME/program` and `…/profile`, one at a time."""
+
+    def __init__(self, catalogue: Catalogue, keys: Keys) -> None:
+        self.catalogue, self.keys, self._busy = catalogue, keys, False
+
+    def add_to(self, routes: Routes) -> None:
+        for view in _VIEWS:
+            routes.add("GET", f"/api/v1/models/{{}}/{view}", self.show)
+
+    async def show(self, request: Request) -> Response:
+        self.keys.check_admin(request.key)
+        (name,) = request.parts
+        version = self.catalogue.get(name)
+        if version.queue is None:
+            raise RequestError(f"{name} is a language model", expected="a model of tensors")
+        if self._busy:
+            raise BusyError("another model is being shown", retry_after=5)
+        self._busy = True
+        try:
+            return json_response(await _run(version, _VIEWS[request.path.rpartition("/")[2]]))
+        finally:
+            self._busy = False
+
+
+async def _run(version: Version, view: tuple[str, ...]) -> dict[str, Any]:
+    config = version.config
+    options = [f"--size={symbol}={size}" for symbol, size in config.sizes.items()]
+    options += [f"--static={name}={json.dumps(value)}" for name, value in config.static.items()]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "smelt", view[0], str(version.path.resolve()), *view[1:], *options, "--json",
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(SECONDS):
+            said, complaint = await process.communicate()
+    except TimeoutError:
+        raise DeadlineError(f"{view[0]} took too long", expected=f"{SECONDS:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    try:
+        found: dict[str, Any] = json.loads(said)
+    except ValueError:
+        text = complaint.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise RequestError(f"{version.name} cannot be shown", got=text[:400]) from None
+    if process.returncode:
+        raise RequestError(str(found.get("message", "it cannot be shown")), remedy=found.get("remedy"))
+    return found | {"model": version.name}
