@@ -447,6 +447,9 @@ def serve(
     max_delay_ms: Annotated[float | None, typer.Option(help="How long a request may wait for others.")] = None,
     max_queue: Annotated[int | None, typer.Option(help="Most requests that wait for a model. Default: 1024.")] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds for a request. Default: 60.")] = None,
+    trusted: Annotated[
+        bool, typer.Option("--trusted", help="Run these models inside the server, not each in a sandboxed process.")
+    ] = False,
     admin: Annotated[
         bool, typer.Option("--admin", help="Allow loading and unloading by request, without keys.")
     ] = False,
@@ -460,7 +463,7 @@ def serve(
     flags = {"host": host, "port": port, "grpc_port": grpc_port, "admin": admin or None, "log": log}
     flags["audit_log"] = None if audit_log is None else str(audit_log)
     model = {"engine": engine, "precision": precision, "memory_limit": memory_limit, "timeout": timeout}
-    queue = {"max_batch": max_batch, "max_delay_ms": max_delay_ms, "max_queue": max_queue}
+    queue = {"max_batch": max_batch, "max_delay_ms": max_delay_ms, "max_queue": max_queue, "trusted": trusted or None}
     serve_command.serve(models or [], config, flags, {**model, **queue}, print_config)
 
 

@@ -10,7 +10,7 @@ import ctypes
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
@@ -115,6 +115,15 @@ def compiler() -> tuple[str, ...] | None:
     return None
 
 
+# Compiles sources with extra flags in another process, where this one may not run a compiler (`compile_elsewhere`).
+_elsewhere: list[Callable[[Sequence[str], Sequence[str]], bytes]] = []
+
+
+def compile_elsewhere(compile: Callable[[Sequence[str], Sequence[str]], bytes]) -> None:
+    """Have `build` call this from now on: sources and extra flags → a library for this machine's `target()`."""
+    _elsewhere[:] = [compile]
+
+
 def build(source: str | Sequence[str], *extra: str, processor: Target | None = None) -> ctypes.CDLL:
     """Compile C (one file or several, with extra compiler flags) into a library and load it, through the cache."""
     import hashlib
@@ -124,6 +133,11 @@ def build(source: str | Sequence[str], *extra: str, processor: Target | None = N
     absent = _absent(processor)
     if absent:
         raise DeviceError("this machine cannot run code for the target", expected=absent, remedy="unset SMELT_TARGET")
+    if _elsewhere:
+        if processor.flags != target().flags:
+            raise DeviceError("code for another target cannot be compiled here", got=processor.name)
+        code = _elsewhere[0]((source,) if isinstance(source, str) else source, extra)
+        return load_library(code, hashlib.blake2b(code, digest_size=16).hexdigest())
     work = _Work.of(source, processor, extra)
     store = kept.default()
     found = store.open(work.key)
@@ -137,6 +151,23 @@ def build(source: str | Sequence[str], *extra: str, processor: Target | None = N
                 return load_library(code, hashlib.blake2b(code, digest_size=16).hexdigest())
     file, entry = found
     return load_descriptor(file, entry.digest)
+
+
+def build_bytes(source: Sequence[str], *extra: str) -> bytes:
+    """The library that `build` would load, for this machine's `target()`; it is not loaded."""
+    from pathlib import Path
+
+    work = _Work.of(source, target(), extra)
+    store = kept.default()
+    found = store.open(work.key)
+    if found is not None:
+        with os.fdopen(found[0], "rb") as file:
+            file.seek(0)  # it was read to check its digest
+            return file.read()
+    with work.run(store.folder) as scratch:
+        made = Path(scratch) / LIBRARY
+        store.put(work.key, made)
+        return made.read_bytes()
 
 
 def compile_to(path: Path, source: str | Sequence[str], *extra: str, processor: Target | None = None) -> None:

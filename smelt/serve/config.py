@@ -39,6 +39,7 @@ class ModelConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     max_queue: int = 1024  # requests that may wait
     timeout: float | None = 60.0  # seconds for a request, waiting included
     warm_up: bool = True
+    trusted: bool = False  # run inside the server instead of a sandboxed process of its own
     context: int | None = None  # longest sequence of a language model
 
     def check(self, where: str) -> ModelConfig:

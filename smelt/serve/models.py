@@ -10,17 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from smelt import llm
 from smelt.dtype import Array
-from smelt.engine.sample import default_sizes, random_array, sample_inputs
 from smelt.engine_api import Port
 from smelt.errors import FileError, SmeltError, UnsupportedError
-from smelt.model import FORMATS, LoadedModel, load, read
-from smelt.passes.independent_rows import BATCHED, NOT_BATCHED
-from smelt.read.onnx import StaticError
+from smelt.model import FORMATS, LoadedModel
 from smelt.serve.config import NAME, ModelConfig, read_model_config
+from smelt.serve.isolation.remote import RemoteModel, Zygote, is_supported
+from smelt.serve.isolation.remote_queue import RemoteQueue
+from smelt.serve.opening import open_model, warm_up, why_not_batched
 from smelt.serve.problems import NotFoundError, RequestError, UnavailableError
 from smelt.serve.queue import Limits, ModelQueue
 from smelt.serve.stats import ModelStats, Sample
@@ -30,6 +28,7 @@ from smelt.stop import Cancel
 log = logging.getLogger("smelt.serve")
 FILES = (*FORMATS, ".smelt")
 LOADING, READY, UNAVAILABLE = "LOADING", "READY", "UNAVAILABLE"
+TENSOR_MODELS = (LoadedModel, RemoteModel)
 
 
 @dataclass(slots=True, eq=False)
@@ -52,11 +51,16 @@ class Version:
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        return self.loaded.signature.inputs if isinstance(self.loaded, LoadedModel) else ()
+        return self.loaded.signature.inputs if isinstance(self.loaded, TENSOR_MODELS) else ()
 
     @property
     def outputs(self) -> tuple[Port, ...]:
-        return self.loaded.signature.outputs if isinstance(self.loaded, LoadedModel) else ()
+        return self.loaded.signature.outputs if isinstance(self.loaded, TENSOR_MODELS) else ()
+
+    @property
+    def isolated(self) -> bool:
+        """Whether it runs in a process of its own."""
+        return not (self.language or self.config.trusted) and is_supported()
 
     def metadata(self, versions: list[str]) -> dict[str, Any]:
         """The protocol's model metadata."""
@@ -91,6 +95,7 @@ class Catalogue:
         self._models: dict[str, dict[str, Version]] = {}
         self._busy: dict[str, asyncio.Lock] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._zygote = Zygote()
         for version in self._scan():
             versions = self._models.setdefault(version.name, {})
             if version.version in versions:
@@ -170,7 +175,7 @@ class Catalogue:
             fresh.state, fresh.reason = LOADING, "loading"
             started = time.perf_counter()
             try:
-                await asyncio.to_thread(_open, fresh)
+                await asyncio.to_thread(_open, fresh, self._zygote)
             except SmeltError as error:
                 fresh.state, fresh.reason = UNAVAILABLE, str(error)
                 raise
@@ -214,6 +219,7 @@ class Catalogue:
                 self._retire(version)
         if self._closing:
             await asyncio.wait(self._closing, timeout=seconds)
+        await asyncio.to_thread(self._zygote.close)
 
 
 async def _close(queue: ModelQueue | None, loaded: Any) -> None:
@@ -290,7 +296,7 @@ def _name_of(path: Path) -> str:
 # ---- loading, in a thread ----
 
 
-def _open(version: Version) -> None:
+def _open(version: Version, zygote: Zygote) -> None:
     config = version.config
     if version.language:
         version.loaded = llm.load(
@@ -302,77 +308,32 @@ def _open(version: Version) -> None:
             precision=config.precision or None,
         )
         return
-    model = load(
-        version.path,
-        engine=config.engine,
-        device=config.device,
-        static=config.static or None,
-        memory_limit=config.memory_limit,
-        sizes=config.sizes or None,
-        precision=config.precision or "f32",
-    )
-    version.loaded = model
-    _check_types(model)
-    version.batching = why_not_batched(model, config)
-    rows = 1 if version.batching else config.max_batch
-    limits = Limits(config.instances, rows, config.max_delay_ms / 1000, config.max_queue)
+    if version.isolated:
+        _open_remote(version, zygote)
+        return
+    model = version.loaded = open_model(version.path, config)
+    version.batching = why_not_batched(model.provenance, config)
 
     def call(inputs: Mapping[str, Array], timeout: float | None, cancel: Cancel | None) -> dict[str, Array]:
         return model.run(inputs, timeout=timeout, cancel=cancel)
 
-    version.queue = ModelQueue(version.name, call, limits, version.stats.call)
+    version.queue = ModelQueue(version.name, call, _limits(version), version.stats.call)
     if config.warm_up:
-        _warm_up(version, version.queue, model)
+        inputs, times = warm_up(version.name, version.path, config, model)
+        for spent in times:
+            version.queue.measure(inputs, spent)
 
 
-def _check_types(model: LoadedModel) -> None:
-    for port in (*model.signature.inputs, *model.signature.outputs):
-        if datatype(port.shape.dtype, bool(port.labels)) is None:
-            raise UnsupportedError(
-                f"{port.name}: the protocol has no such element type",
-                got=port.shape.dtype,
-                remedy="convert it inside the model, e.g. complex to two floats",
-            )
+def _open_remote(version: Version, zygote: Zygote) -> None:
+    model = version.loaded = RemoteModel(zygote, version.name, version.path, version.config)
+    version.batching = why_not_batched(model.provenance, version.config)
+    version.queue = RemoteQueue(version.name, model, _limits(version), version.stats.call)
 
 
-def why_not_batched(model: LoadedModel, config: ModelConfig) -> str:
-    """The reason why requests do not share calls of a model; empty where its rows are proven independent."""
-    if config.max_batch <= 1:
-        return "max_batch is 1"
-    if BATCHED in model.provenance:
-        return ""
-    return model.provenance.get(NOT_BATCHED, "it has compile-time inputs, or was saved without a proof")
-
-
-def _warm_up(version: Version, queue: ModelQueue, model: LoadedModel) -> None:
-    """Call the model on random numbers a few times, and note how long a call takes."""
-    inputs = _samples(version, model)
-    if inputs is None:
-        return
-    for i in range(4):
-        started = time.perf_counter()
-        try:
-            model.run(inputs)
-        except SmeltError as error:
-            log.warning("%s was not warmed up: %s", version.name, " ".join(str(error).split()))
-            return
-        if i:
-            queue.measure(inputs, time.perf_counter() - started)
-
-
-def _samples(version: Version, model: LoadedModel) -> dict[str, Array] | None:
-    config, ports = version.config, model.signature.inputs
-    if version.path.suffix.lower() != ".smelt":
-        try:
-            program = read(version.path, config.static or None)[0]
-        except StaticError:
-            return None
-        return dict(zip([port.name for port in ports], sample_inputs(program, config.sizes), strict=True))
-    if any(port.labels for port in ports):
-        return None
-    sizes = default_sizes([port.shape for port in ports]) | config.sizes
-    generator = np.random.default_rng(0)
-    return {port.name: random_array(port.shape, sizes, generator) for port in ports}
+def _limits(version: Version) -> Limits:
+    config = version.config
+    rows = 1 if version.batching else config.max_batch
+    return Limits(config.instances, rows, config.max_delay_ms / 1000, config.max_queue)
 
 
 def check_inputs(version: Version, given: Mapping[str, Array]) -> None:

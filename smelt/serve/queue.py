@@ -123,8 +123,11 @@ class ModelQueue:
         try:
             return await job.future, job.timing
         except asyncio.CancelledError:
-            job.cancel.cancel()
+            self._cancel(job)
             raise
+
+    def _cancel(self, job: Job) -> None:
+        job.cancel.cancel()
 
     def _inline(self, inputs: Inputs, timeout: float | None) -> tuple[dict[str, Array], Timing]:
         started = time.perf_counter()
@@ -145,11 +148,7 @@ class ModelQueue:
 
     def _put(self, job: Job) -> None:
         with self._ready:
-            if job.priority and self._jobs:
-                at = next((i for i, each in enumerate(self._jobs) if each.priority < job.priority), len(self._jobs))
-                self._jobs.insert(at, job)
-            else:
-                self._jobs.append(job)
+            self._insert(job)
             idle = len(self._threads) - self._running
             if idle < len(self._jobs) and len(self._threads) < self.limits.instances:
                 thread = threading.Thread(
@@ -158,6 +157,13 @@ class ModelQueue:
                 self._threads.append(thread)
                 thread.start()
             self._ready.notify()
+
+    def _insert(self, job: Job) -> None:
+        if job.priority and self._jobs:
+            at = next((i for i, each in enumerate(self._jobs) if each.priority < job.priority), len(self._jobs))
+            self._jobs.insert(at, job)
+        else:
+            self._jobs.append(job)
 
     # ---- in the instances' threads ----
 

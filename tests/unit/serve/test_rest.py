@@ -216,9 +216,10 @@ def test_a_repository_with_versions_that_come_and_go(tmp_path: Path) -> None:
 
 def test_a_bundle_says_whether_its_rows_are_independent(tmp_path: Path) -> None:
     smelt.load(DIGITS, engine="native").save(tmp_path / "digits.smelt")
-    with serving(model(tmp_path / "digits.smelt", engine="native")) as found:
-        assert "dynamic_batching" in found.get("/v2/models/digits/config").json
-        assert found.post("/v2/models/digits/infer", ask()).status == 200
+    for trusted in (True, False):
+        with serving(model(tmp_path / "digits.smelt", engine="native", trusted=trusted)) as found:
+            assert "dynamic_batching" in found.get("/v2/models/digits/config").json
+            assert found.post("/v2/models/digits/infer", ask()).status == 200
     rounded = smelt.load(DIGITS, engine="reference", precision="int8")
     assert "independent rows" in rounded.provenance, "every row has a scale of its own"
     together, alone = rounded(PIXELS)["probabilities"], rounded(PIXELS[:1])["probabilities"]

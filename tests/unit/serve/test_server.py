@@ -177,7 +177,7 @@ def test_bad_clients_do_not_take_it_down(server: Server) -> None:
 def test_slow_and_endless_heads_are_cut_off(tmp_path: Path) -> None:
     settings = tmp_path / "server.toml"
     settings.write_text("body_timeout = 0.5\n")
-    made = Server(DIGITS, "--engine", "reference", "--config", str(settings))
+    made = Server(DIGITS, "--trusted", "--engine", "reference", "--config", str(settings))
     try:
         clients = [socket.create_connection(("127.0.0.1", made.http), timeout=30) for _ in range(20)]
         for client in clients[:10]:
@@ -201,7 +201,7 @@ def test_slow_and_endless_heads_are_cut_off(tmp_path: Path) -> None:
 
 
 def test_sigterm_finishes_what_was_accepted() -> None:
-    made = Server(DIGITS, "--engine", "reference")
+    made = Server(DIGITS, "--trusted", "--engine", "reference")
     try:
         statuses = list[int]()
 

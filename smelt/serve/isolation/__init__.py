@@ -1,0 +1,1 @@
+"""Models in worker processes of their own: sandbox, shared memory, the process that forks workers."""

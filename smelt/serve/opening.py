@@ -1,0 +1,87 @@
+"""Path and configuration → a loaded model that was called once: in the server, or in a worker process."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from smelt.dtype import Array
+from smelt.engine.sample import default_sizes, random_array, sample_inputs
+from smelt.errors import SmeltError, UnsupportedError
+from smelt.model import LoadedModel, load, read
+from smelt.passes.independent_rows import BATCHED, NOT_BATCHED
+from smelt.read.onnx import StaticError
+from smelt.serve.config import ModelConfig
+from smelt.serve.tensors import datatype
+
+log = logging.getLogger("smelt.serve")
+
+
+def open_model(path: Path, config: ModelConfig) -> LoadedModel:
+    model = load(
+        path,
+        engine=config.engine,
+        device=config.device,
+        static=config.static or None,
+        memory_limit=config.memory_limit,
+        sizes=config.sizes or None,
+        precision=config.precision or "f32",
+    )
+    _check_types(model)
+    return model
+
+
+def _check_types(model: LoadedModel) -> None:
+    for port in (*model.signature.inputs, *model.signature.outputs):
+        if datatype(port.shape.dtype, bool(port.labels)) is None:
+            raise UnsupportedError(
+                f"{port.name}: the protocol has no such element type",
+                got=port.shape.dtype,
+                remedy="convert it inside the model, e.g. complex to two floats",
+            )
+
+
+def why_not_batched(provenance: Mapping[str, str], config: ModelConfig) -> str:
+    """The reason why requests do not share calls of a model; empty where its rows are proven independent."""
+    if config.max_batch <= 1:
+        return "max_batch is 1"
+    if BATCHED in provenance:
+        return ""
+    return provenance.get(NOT_BATCHED, "it has compile-time inputs, or was saved without a proof")
+
+
+def warm_up(name: str, path: Path, config: ModelConfig, model: LoadedModel) -> tuple[dict[str, Array], list[float]]:
+    """Call the model on random numbers a few times. The inputs, and the seconds of each call but the first."""
+    inputs = _samples(path, config, model)
+    times: list[float] = []
+    if inputs is None:
+        return {}, times
+    for i in range(4):
+        started = time.perf_counter()
+        try:
+            model.run(inputs)
+        except SmeltError as error:
+            log.warning("%s was not warmed up: %s", name, " ".join(str(error).split()))
+            return {}, []
+        if i:
+            times.append(time.perf_counter() - started)
+    return inputs, times
+
+
+def _samples(path: Path, config: ModelConfig, model: LoadedModel) -> dict[str, Array] | None:
+    ports = model.signature.inputs
+    if path.suffix.lower() != ".smelt":
+        try:
+            program = read(path, config.static or None)[0]
+        except StaticError:
+            return None
+        return dict(zip([port.name for port in ports], sample_inputs(program, config.sizes), strict=True))
+    if any(port.labels for port in ports):
+        return None
+    sizes = default_sizes([port.shape for port in ports]) | config.sizes
+    generator = np.random.default_rng(0)
+    return {port.name: random_array(port.shape, sizes, generator) for port in ports}
