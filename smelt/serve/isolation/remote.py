@@ -183,7 +183,8 @@ class RemoteModel(Closing):
             raise
         for each in ours[1:]:
             each.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
-        log.debug("%s: worker %d after %.0f ms", self.name, self.pid, 1e3 * (time.perf_counter() - begun))
+        spent = 1e3 * (time.perf_counter() - begun)
+        log.debug("%s: worker %d after %.0f ms, %s", self.name, self.pid, spent, ", ".join(self.layers))
 
     def _setup(self) -> dict[str, Any]:
         limit = self.config.memory_limit

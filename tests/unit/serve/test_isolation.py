@@ -67,6 +67,8 @@ def test_a_worker_answers_as_the_model_does(client: Client, name: str, engine: s
     assert meta["inputs"] == [{"name": "pixels", "datatype": "FP32", "shape": [-1, 64]}]
     assert client.post(f"/v2/models/{name}/infer", ask(PIXELS[:, :3], "pixels")).status == 400
     assert worker_of(client, name).pss > 1 << 20
+    said = client.get(f"/v2/models/{name}/config").json["parameters"]["isolation"]["string_value"]
+    assert said.startswith("rlimits, no_new_privs")
 
 
 def test_memory_grows_with_requests(client: Client) -> None:
