@@ -34,7 +34,7 @@ SECTIONS = {
     "Reference": tuple(
         f"docs/{name}"
         for name in (
-            *("tensors", "models", "training", "llm", "engines", "bundles", "serving", "precision", "tuning"),
+            *("tensors", "models", "training", "llm", "engines", "bundles", "edge", "serving", "precision", "tuning"),
             *("performance", "onnx_operators", "environment", "api"),
         )
     ),

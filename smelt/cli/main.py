@@ -36,6 +36,7 @@ from smelt.cli import quantise as quantise_command
 from smelt.cli import run as run_command
 from smelt.cli import serve as serve_command
 from smelt.cli import show as show_command
+from smelt.cli import standalone as standalone_command
 from smelt.cli import tune as tune_command
 from smelt.cli.progress import compiling
 from smelt.errors import SmeltError
@@ -353,21 +354,38 @@ def export(
 @app.command("compile")
 def compile_model(
     file: File,
-    output: Annotated[Path, typer.Option("--output", "-o", help="FILE.smelt: one file that runs without a compiler.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            help="FILE.smelt: one file that runs without a compiler. With --standalone: a program, FILE.a or FILE.so.",
+        ),
+    ],
     target: Annotated[
         str,
         typer.Option(
-            help="Targets, with commas: avx512, avx512vnni, avx2, neon, plain. Default: this machine's, and plain."
+            help="Targets, with commas: avx512, avx512vnni, avx2, neon, plain. Default: this machine's, and plain. "
+            f"With --standalone one of {', '.join(standalone_command.MACHINES)}; default: this machine's."
         ),
     ] = "",
+    standalone: Annotated[
+        bool,
+        typer.Option("--standalone", help="An executable (or, by the ending of -o, a C library) that needs no Python."),
+    ] = False,
     size: Sizes = None,
     static: StaticValues = None,
     sign: Annotated[Path | None, typer.Option(help="A file with an Ed25519 private key that signs the bundle.")] = None,
     precision: Precision = "f32",
     as_json: AsJson = False,
 ) -> None:
-    """Compile a model into a bundle: program, machine code, packed weights and signature in one file."""
+    """Compile a model into a bundle (program, machine code, packed weights, signature in one file) or a program."""
     targets = [name for name in target.split(",") if name]
+    if standalone:
+        if sign is not None:
+            raise typer.BadParameter("--sign is for bundles: leave --standalone out")
+        standalone_command.compile_standalone(file, output, targets, size or [], static or [], as_json, precision)
+        return
     compile_command.compile_model(file, output, targets, size or [], static or [], sign, as_json, precision)
 
 

@@ -245,7 +245,7 @@ class _Work:
     def _compile(self, folder: Path) -> None:
         from concurrent.futures import ThreadPoolExecutor, as_completed
 
-        environment = _environment(folder) if _is_zig(self.command) else None
+        environment = zig_environment(folder) if _is_zig(self.command) else None
         tell = progress.get() or _say_nothing
         files = [folder / f"part{i}.c" for i in range(len(self.texts))]
         for file, text in zip(files, self.texts, strict=True):
@@ -278,38 +278,42 @@ class _Work:
         tell(total, total)
 
     def _call(self, arguments: list[str], environment: dict[str, str] | None, folder: Path) -> None:
-        """Run the compiler. Its working directory is `folder`, because the caller's may have been removed."""
-        import subprocess
+        call_compiler(self.command, (*self.flags, *arguments), environment, folder)
 
-        command = (
-            self.command if os.sep not in self.command[0] else (os.path.abspath(self.command[0]), *self.command[1:])
+
+def call_compiler(
+    command: tuple[str, ...], arguments: Sequence[str], environment: dict[str, str] | None, folder: Path
+) -> None:
+    """Run the compiler. Its working directory is `folder`, because the caller's may have been removed."""
+    import subprocess
+
+    found = command if os.sep not in command[0] else (os.path.abspath(command[0]), *command[1:])
+    try:
+        done = subprocess.run(
+            [*found, *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            env=environment,
+            timeout=PATIENCE,
         )
-        try:
-            done = subprocess.run(
-                [*command, *self.flags, *arguments],
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-                env=environment,
-                timeout=PATIENCE,
-            )
-        except FileNotFoundError as error:
-            remedy = "pip install ziglang, or set SMELT_CC to a C compiler"
-            raise DeviceError("the C compiler was not found", got=self.command[0], remedy=remedy) from error
-        except subprocess.TimeoutExpired as error:
-            raise DeviceError(
-                f"{self.command[0]} did not finish",
-                expected=f"at most {PATIENCE} seconds",
-                remedy="set SMELT_CC to another compiler",
-            ) from error
-        if done.returncode:
-            raise DeviceError(
-                f"{self.command[0]} could not compile the program",
-                got=done.stderr.strip()[-2000:] or f"exit code {done.returncode}",
-                remedy="set SMELT_CC to another compiler",
-            )
+    except FileNotFoundError as error:
+        remedy = "pip install ziglang, or set SMELT_CC to a C compiler"
+        raise DeviceError("the C compiler was not found", got=command[0], remedy=remedy) from error
+    except subprocess.TimeoutExpired as error:
+        raise DeviceError(
+            f"{command[0]} did not finish",
+            expected=f"at most {PATIENCE} seconds",
+            remedy="set SMELT_CC to another compiler",
+        ) from error
+    if done.returncode:
+        raise DeviceError(
+            f"{command[0]} could not compile the program",
+            got=done.stderr.strip()[-2000:] or f"exit code {done.returncode}",
+            remedy="set SMELT_CC to another compiler",
+        )
 
 
 def _count_kernels(text: str) -> int:
@@ -365,7 +369,7 @@ def _absent(processor: Target) -> str:
     return ", ".join(sorted(processor.features - here.features)) if here.features else ""
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def zig_environment(folder: Path) -> dict[str, str]:
     """The environment for zig. Its local cache has no limit, so it goes into a temporary folder; the global cache, with
     zig's own libraries, is shared where it can be written."""
     given = dict(os.environ)

@@ -23,6 +23,7 @@ from smelt.buffer import bytes_text, check_array, machine_memory
 from smelt.device import cpu
 from smelt.device.api import Memory
 from smelt.device.cache import compiling_for
+from smelt.device.entry import Entry
 from smelt.device.host import cores
 from smelt.dtype import Array
 from smelt.errors import (
@@ -55,6 +56,7 @@ SPIN = 30_000  # nanoseconds that an idle worker spins before it sleeps
 ALIGN = 64
 CANCELLED, NO_MEMORY, TIMED_OUT, OVER_LIMIT = -1, -2, -3, -5
 SMALLER = "close models that are not in use, or use smaller sizes"  # the remedy for out of memory
+QUICK = 5  # the place in a layout that says whether C can solve the symbols
 _SMALL = 1 << 20  # bound on scale and offset of a size, so that the C code cannot overflow
 
 Explain: TypeAlias = Callable[[int, tuple[int, ...]], SmeltError]
@@ -565,10 +567,19 @@ class Bound:
 
 
 def _layout(program: Program, arrays: Sequence[Array], sizes: Mapping[str, int]) -> list[int]:
-    """The array of integers that `smelt_bind` reads: counts, known symbols, descriptions of inputs and results."""
+    numbers = make_layout(program, arrays, len(program.constants), sizes)
+    numbers[QUICK] &= _has_lock()
+    return numbers
+
+
+def make_layout(
+    program: Program | Entry, arrays: Sequence[Array], constants: int, sizes: Mapping[str, int]
+) -> list[int]:
+    """The array of integers that `smelt_make` reads: counts, known symbols, descriptions of inputs and results."""
+    reused = dict(program.reused)
     inputs = program.arguments[len(arrays) :]
     preset: dict[str, int] = dict(sizes)
-    quick = _has_lock()
+    quick = True
     for shape, array in zip(program.arguments, arrays, strict=False):
         for size, actual in zip(shape.sizes, array.shape, strict=True):
             if isinstance(size, Poly) and not symbols_of(size) <= sizes.keys():
@@ -583,8 +594,8 @@ def _layout(program: Program, arrays: Sequence[Array], sizes: Mapping[str, int])
             quick = quick and dim is not None
             ports += dim or (-1, 0, 0)
     for i, shape in enumerate(program.results):
-        ports += (*_port(shape), 1 + program.reused[i] - len(arrays) if i in program.reused else 0)
-    counts = [len(program.symbols), len(arrays), len(inputs), len(program.results), len(program.constants), int(quick)]
+        ports += (*_port(shape), 1 + reused[i] - len(arrays) if i in reused else 0)
+    counts = [len(program.symbols), len(arrays), len(inputs), len(program.results), constants, int(quick)]
     known = [preset.get(name, -1) for name in program.symbols]
     return [*counts, *known, *(array.nbytes for array in arrays), *ports]
 

@@ -56,11 +56,11 @@ Layout: TypeAlias = tuple[
 
 def default_targets(program: Program | None = None, device: Device | None = None) -> tuple[str, ...]:
     """The targets of a bundle that names none: the best of the device, and its baseline."""
-    int8, bf16 = (False, False) if program is None else (_has_int8(program), has_bf16_products(program))
+    int8, bf16 = (False, False) if program is None else (has_int8(program), has_bf16_products(program))
     return (device or find_device()).default_targets(int8=int8, bf16=bf16)
 
 
-def _has_int8(program: Program) -> bool:
+def has_int8(program: Program) -> bool:
     """Whether some value of a program is int8 or uint8."""
     results = (value for op in walk(program.main.body) for value in op.results)
     types = (value.type for value in (*program.main.args, *results))
@@ -73,16 +73,17 @@ def has_bf16_products(program: Program) -> bool:
     return any(op.operands[1].shape.dtype == bf16 and op.results[0].shape.dtype == f32 for op in ops)
 
 
-def _layout(program: Program, target: Target) -> Layout:
+def layout_of(program: Program, target: Target) -> Layout:
+    """The layout of packed weights: targets that share it share the weights."""
     return tile_shape(target), target.has_pairs and has_bf16_products(program)
 
 
 def store_program(program: Program, target: Target, bound: Arrays | None, targets: Sequence[str]) -> StoredModel:
     """A compiled program with its bound arrays."""
-    have = _layout(program, target)
+    have = layout_of(program, target)
 
     def bind(plan: ProgramPlan, other: Target) -> Arrays | None:
-        wanted = _layout(program, other)
+        wanted = layout_of(program, other)
         if bound and wanted != have:
             raise UnsupportedError(
                 "the weights are already packed for another register tile",
@@ -108,22 +109,24 @@ def _layout_text(layout: Layout) -> str:
 def store_weights(program: Program, weights: Weights, targets: Sequence[str]) -> StoredModel:
     """A program with its weights, for any targets. The weights are packed here, once per layout."""
 
-    def bind(plan: ProgramPlan, target: Target) -> Arrays:
-        if plan.prepare is None:
-            return ()
-        source = new_source(target)
-        emit_plan(plan, source, NAME, ("prepare",))
-        device = device_of(target)
-        library = build_library(source, device.target("native"))
-        _, prepare = make_entries(plan, NAME)
-        assert prepare is not None
-        run = device.program(library, prepare, plan.prepare[0].constants).bind(())
-        try:
-            return _on_host(run(tuple(weights[port.name].numpy() for port in plan.signature.weights)))
-        finally:
-            run.close()
+    return _store(program, targets or default_targets(program), partial(pack_weights, weights=weights))
 
-    return _store(program, targets or default_targets(program), bind)
+
+def pack_weights(plan: ProgramPlan, target: Target, weights: Weights) -> Arrays:
+    """The bound arrays of a plan for a target: @prepare is emitted for its layout, and compiled and run here."""
+    if plan.prepare is None:
+        return ()
+    source = new_source(target)
+    emit_plan(plan, source, NAME, ("prepare",))
+    device = device_of(target)
+    library = build_library(source, device.target("native"))
+    _, prepare = make_entries(plan, NAME)
+    assert prepare is not None
+    run = device.program(library, prepare, plan.prepare[0].constants).bind(())
+    try:
+        return _on_host(run(tuple(weights[port.name].numpy() for port in plan.signature.weights)))
+    finally:
+        run.close()
 
 
 def recompile(
@@ -179,7 +182,7 @@ def _groups(program: Program, targets: Sequence[str]) -> list[_Group]:
         for group in groups:
             if group.layout.device != target.device:
                 continue
-            if _is_baseline(name, target) or _layout(program, group.layout) == _layout(program, target):
+            if _is_baseline(name, target) or layout_of(program, group.layout) == layout_of(program, target):
                 group.names.append(name)
                 break
         else:

@@ -18,6 +18,75 @@ struct Grown {
 
 static i64 align64(i64 bytes) { return (bytes + 63) / 64 * 64; }
 
+/* ------------------------------------------------------------------------------------------ making an executable */
+
+Executable *smelt_make(const i64 *layout, i64 numbers, void *const *pointers) {
+  i64 symbols = layout[0], bound = layout[1], inputs = layout[2], results = layout[3], constants = layout[4];
+  i64 buffers = bound + inputs + results + constants, ports = inputs + results;
+  i64 bytes = (i64)sizeof(Executable) + numbers * 8 + ports * (i64)sizeof(Port) + buffers * (i64)sizeof(void *);
+  Executable *e = smelt_allocate_zeroed(bytes);
+  if (!e) return NULL;
+  e->bytes = bytes, e->symbols = symbols, e->bound = bound, e->inputs = inputs, e->results = results;
+  e->constants = constants, e->quick = (int)layout[5];
+  memcpy(&e->run, &pointers[0], sizeof e->run);
+  memcpy(&e->measure, &pointers[1], sizeof e->measure);
+  i64 *copy = (i64 *)(e + 1);
+  Port *port = (Port *)(copy + numbers);
+  e->ports = port;
+  e->buffers = (void **)(port + ports);
+  memcpy(copy, layout, (size_t)numbers * sizeof(i64));
+  e->preset = copy += 6;
+  e->extents = copy += symbols;
+  copy += bound;
+  for (i64 i = 0; i < ports; i++, port++) {
+    port->kind = copy[0], port->itemsize = copy[1], port->align = copy[2], port->rank = copy[3];
+    port->donated = copy[4];
+    port->dims = (const Dim *)(copy += 5);
+    if (i < inputs) copy += 3 * port->rank;
+    else e->dims += port->rank;
+  }
+  if (bound) memcpy(e->buffers, pointers + 2, (size_t)bound * sizeof(void *));
+  if (constants) memcpy(e->buffers + bound + ports, pointers + 2 + bound, (size_t)constants * sizeof(void *));
+  return e;
+}
+
+/* ------------------------------------------------------------------------------------------ sizes */
+
+int smelt_fit_dim(Dim dim, i64 size, i64 *symbols) {
+  i64 rest = size - dim.offset;
+  if (dim.symbol < 0) return !rest;
+  i64 *symbol = &symbols[dim.symbol];
+  if (*symbol < 0) {
+    if (rest % dim.scale || rest / dim.scale < 0) return 0;
+    *symbol = rest / dim.scale;
+  }
+  return *symbol <= (i64)1 << 40 && dim.scale * *symbol == rest;
+}
+
+int smelt_all_known(const Slot *slot) {
+  for (i64 i = 0; i < slot->executable->symbols; i++)
+    if (slot->symbols[i] < 0) return 0;
+  return 1;
+}
+
+i64 smelt_new_bytes(const Slot *slot) {
+  Executable *e = slot->executable;
+  const i64 *sizes = slot->measured + 2;
+  i64 sum = 0;
+  for (i64 r = 0; r < e->results; r++) {
+    const Port *port = &e->ports[e->inputs + r];
+    i64 bytes = port->itemsize;
+    for (i64 d = 0; d < port->rank; d++) bytes *= sizes[d];
+    if (!port->donated && bytes > 0) sum += bytes;
+    sizes += port->rank;
+  }
+  return sum;
+}
+
+int smelt_overlaps(const void *a, i64 a_bytes, const void *b, i64 b_bytes) {
+  return (uintptr_t)a < (uintptr_t)b + (uintptr_t)b_bytes && (uintptr_t)b < (uintptr_t)a + (uintptr_t)a_bytes;
+}
+
 /* ------------------------------------------------------------------------------------------ slots */
 
 static void release_grown(Slot *slot, int all) {

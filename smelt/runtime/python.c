@@ -109,26 +109,10 @@ static void release_views(Slot *slot, i64 count) {
   for (i64 i = 0; i < count; i++) PyBuffer_Release(&views[i]);
 }
 
-/* Whether a shape matches: sets a symbol at its first use and compares it at the others. */
 static int fits(const Port *port, const Py_ssize_t *shape, i64 *symbols) {
-  for (i64 d = 0; d < port->rank; d++) {
-    Dim dim = port->dims[d];
-    i64 rest = (i64)shape[d] - dim.offset;
-    if (dim.symbol >= 0) {
-      i64 *symbol = &symbols[dim.symbol];
-      if (*symbol < 0) {
-        if (rest % dim.scale || rest / dim.scale < 0) return 0;
-        *symbol = rest / dim.scale;
-      }
-      if (*symbol > (i64)1 << 40 || dim.scale * *symbol != rest) return 0;
-    } else if (rest)
-      return 0;
-  }
+  for (i64 d = 0; d < port->rank; d++)
+    if (!smelt_fit_dim(port->dims[d], (i64)shape[d], symbols)) return 0;
   return 1;
-}
-
-static int overlaps(const void *a, i64 a_bytes, const void *b, i64 b_bytes) {
-  return (uintptr_t)a < (uintptr_t)b + (uintptr_t)b_bytes && (uintptr_t)b < (uintptr_t)a + (uintptr_t)a_bytes;
 }
 
 /* ------------------------------------------------------------------------------------------ one call */
@@ -138,9 +122,9 @@ static int is_unaliased(const Slot *slot, i64 input) {
   Executable *e = slot->executable;
   const Py_buffer *views = slot->views, *view = &views[input];
   for (i64 i = 0; i < e->inputs; i++)
-    if (i != input && overlaps(view->buf, view->len, views[i].buf, views[i].len)) return 0;
+    if (i != input && smelt_overlaps(view->buf, view->len, views[i].buf, views[i].len)) return 0;
   for (i64 i = 0; i < e->bound; i++)
-    if (overlaps(view->buf, view->len, slot->buffers[i], e->extents[i])) return 0;
+    if (smelt_overlaps(view->buf, view->len, slot->buffers[i], e->extents[i])) return 0;
   return 1;
 }
 
@@ -158,13 +142,6 @@ static int take_inputs(Slot *slot, PyObject *inputs, i64 *taken) {
   }
   for (i64 i = 0; i < e->inputs; i++)
     if (e->ports[i].donated && !is_unaliased(slot, i)) return 0;
-  return 1;
-}
-
-static int all_known(const Slot *slot) {
-  Executable *e = slot->executable;
-  for (i64 i = 0; i < e->symbols; i++)
-    if (slot->symbols[i] < 0) return 0;
   return 1;
 }
 
@@ -255,9 +232,9 @@ static PyObject *take_results(Slot *slot, PyObject *results, i64 *taken) {
       if (view->shape[d] != sizes[d]) return NULL;
     sizes += rank;
     for (i64 other = 0; other < port; other++)
-      if (overlaps(view->buf, view->len, views[other].buf, views[other].len)) return NULL;
+      if (smelt_overlaps(view->buf, view->len, views[other].buf, views[other].len)) return NULL;
     for (i64 i = 0; i < e->bound; i++)
-      if (overlaps(view->buf, view->len, slot->buffers[i], e->extents[i])) return NULL;
+      if (smelt_overlaps(view->buf, view->len, slot->buffers[i], e->extents[i])) return NULL;
     slot->buffers[e->bound + port] = view->buf;
   }
   Py_IncRef(results);
@@ -316,28 +293,13 @@ static void limit(Slot *slot, i64 left, i64 token) {
   if (left || token) smelt_limit(slot, left ? smelt_now() + left : 0, (const volatile int *)(intptr_t)token);
 }
 
-/* Bytes of the results that the call allocates and whose sizes are known before it. */
-static i64 new_bytes(const Slot *slot) {
-  Executable *e = slot->executable;
-  const i64 *sizes = slot->measured + 2;
-  i64 sum = 0;
-  for (i64 r = 0; r < e->results; r++) {
-    const Port *port = &e->ports[e->inputs + r];
-    i64 bytes = port->itemsize;
-    for (i64 d = 0; d < port->rank; d++) bytes *= sizes[d];
-    if (!port->donated && bytes > 0) sum += bytes;
-    sizes += port->rank;
-  }
-  return sum;
-}
-
 static PyObject *run_slot(Slot *slot, PyObject *inputs, PyObject *out) {
   i64 taken = 0;
   PyObject *results = NULL;
-  if (take_inputs(slot, inputs, &taken) && all_known(slot) && !smelt_measure(slot))
+  if (take_inputs(slot, inputs, &taken) && smelt_all_known(slot) && !smelt_measure(slot))
     results = out ? take_results(slot, out, &taken) : make_results(slot, inputs, &taken);
   if (results) {
-    if (slot->executable->account && !out) slot->results = new_bytes(slot);
+    if (slot->executable->account && !out) slot->results = smelt_new_bytes(slot);
     int status = execute(slot);
     if (status) {
       Py_DecRef(results);
@@ -392,37 +354,12 @@ static void destroy_executable(PyObject *capsule) {
   smelt_release(e, e->bytes);
 }
 
-/* layout: symbols, bound, inputs, results, constants, quick; the preset symbols; the bytes of each bound argument; for
- * every input and result kind, itemsize, alignment, rank, `donated` and (inputs only) three numbers per dimension.
- * pointers: run, measure, the bound arguments, the constants. objects: keep, numpy.empty, the dtypes with the buffer
- * protocol of inputs and results, and for each None or its real dtype. Returns the built-in function. */
+/* layout, pointers: as for `smelt_make`. objects: keep, numpy.empty, the dtypes with the buffer protocol of inputs and
+ * results, and for each None or its real dtype. Returns the built-in function. */
 PyObject *smelt_bind(const i64 *layout, i64 numbers, void **pointers, PyObject *objects) {
-  i64 symbols = layout[0], bound = layout[1], inputs = layout[2], results = layout[3], constants = layout[4];
-  i64 buffers = bound + inputs + results + constants, ports = inputs + results;
-  i64 bytes = (i64)sizeof(Executable) + numbers * 8 + ports * (i64)sizeof(Port) + buffers * (i64)sizeof(void *);
-  Executable *e = smelt_allocate_zeroed(bytes);
+  Executable *e = smelt_make(layout, numbers, pointers);
   if (!e) return PyErr_NoMemory();
-  e->bytes = bytes, e->symbols = symbols, e->bound = bound, e->inputs = inputs, e->results = results;
-  e->constants = constants, e->quick = (int)layout[5], e->view_bytes = sizeof(Py_buffer), e->forget = forget;
-  memcpy(&e->run, &pointers[0], sizeof e->run);
-  memcpy(&e->measure, &pointers[1], sizeof e->measure);
-  Port *port = (Port *)(e + 1);
-  e->ports = port;
-  e->buffers = (void **)(port + ports);
-  i64 *copy = (i64 *)(e->buffers + buffers);
-  memcpy(copy, layout, (size_t)numbers * sizeof(i64));
-  e->preset = copy += 6;
-  e->extents = copy += symbols;
-  copy += bound;
-  for (i64 i = 0; i < ports; i++, port++) {
-    port->kind = copy[0], port->itemsize = copy[1], port->align = copy[2], port->rank = copy[3];
-    port->donated = copy[4];
-    port->dims = (const Dim *)(copy += 5);
-    if (i < inputs) copy += 3 * port->rank;
-    else e->dims += port->rank;
-  }
-  if (bound) memcpy(e->buffers, pointers + 2, (size_t)bound * sizeof(void *));
-  if (constants) memcpy(e->buffers + bound + ports, pointers + 2 + bound, (size_t)constants * sizeof(void *));
+  e->view_bytes = sizeof(Py_buffer), e->forget = forget;
   PyObject **fields[] = {&e->keep, &e->empty, &e->dtypes, &e->foreign};
   for (int i = 0; i < 4; i++) Py_IncRef(*fields[i] = PyTuple_GetItem(objects, i));
   e->view_name = PyUnicode_InternFromString("view");

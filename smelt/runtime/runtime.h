@@ -8,6 +8,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#define SMELT_THREAD_LOCAL _Thread_local
+
 typedef struct _object PyObject;
 typedef struct Executable Executable;
 typedef struct Slot Slot;
@@ -23,6 +25,7 @@ void *smelt_take_block(i64 bytes);           /* a small block, 64-byte aligned *
 void smelt_give_block(void *block);
 i64 smelt_physical_memory(void);             /* bytes; 0: unknown */
 int smelt_read_at(i64 file, i64 offset, char *bytes, i64 count, i64 *got); /* 0, or an errno */
+i64 smelt_cores(void);                       /* processors that this process may use */
 int smelt_is_main_thread(void);              /* 1 also if the system cannot tell */
 void smelt_name_thread(const char *name);
 void smelt_watch_forks(void (*before)(void), void (*parent)(void), void (*child)(void));
@@ -127,11 +130,20 @@ struct Executable {
   Slot *slots, *free;
   Account *account;     /* NULL: no limit */
   Executable *next;     /* in the list of registered executables */
-  int closed, quick;    /* quick: python.c can solve the symbols */
-  i64 view_bytes;       /* bytes of one view behind a slot, for python.c */
+  int closed, quick;    /* quick: `Dim` can solve the symbols */
+  i64 view_bytes;       /* bytes behind a slot for each input and result, for python.c and model.c */
   void (*forget)(Slot *slot); /* python.c: drop a slot's objects */
   PyObject *keep, *empty, *dtypes, *foreign, *view_name, *dtype_name;
 };
+
+/* layout: symbols, bound, inputs, results, constants, quick; the preset symbols; the bytes of each bound argument; for
+ * every input and result kind, itemsize, alignment, rank, `donated` and (inputs only) three numbers per dimension.
+ * pointers: run, measure, the bound arguments, the constants. NULL: no memory. */
+Executable *smelt_make(const i64 *layout, i64 numbers, void *const *pointers);
+int smelt_fit_dim(Dim dim, i64 size, i64 *symbols); /* sets a symbol at its first use and compares it at the others */
+int smelt_all_known(const Slot *slot);              /* every symbol has a value */
+i64 smelt_new_bytes(const Slot *slot);              /* of the results whose sizes are known before the call */
+int smelt_overlaps(const void *a, i64 a_bytes, const void *b, i64 b_bytes);
 
 Slot *smelt_take(Executable *executable);  /* NULL: no memory */
 void smelt_give(Slot *slot);

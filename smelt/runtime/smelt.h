@@ -56,6 +56,9 @@ struct Context {
 /* Programs return the first two. The runtime adds a deadline, a signal and a memory limit (record: bytes needed, limit). */
 enum { SMELT_CANCELLED = -1, SMELT_NO_MEMORY = -2, SMELT_TIMED_OUT = -3, SMELT_INTERRUPTED = -4, SMELT_OVER_LIMIT = -5 };
 
+/* Positive statuses: the number of a failed check, added to one of these. */
+enum { SMELT_BROKEN = 1 << 20 /* of data */, SMELT_UNFIT = 1 << 21 /* of sizes */, SMELT_TOO_LARGE = 1 << 22 };
+
 /* Every generated program NAME exports these two. run: 0 = ok. measure: 0 = ok, else 1 + the failed size check. */
 typedef int (*Run)(const Runtime *rt, Context *ctx, void **buffers, const i64 *symbols);
 typedef int (*Measure)(const i64 *symbols, i64 *out);

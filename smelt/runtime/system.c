@@ -23,6 +23,7 @@ __declspec(dllimport) int VirtualFree(void *address, size_t bytes, unsigned kind
 __declspec(dllimport) int GlobalMemoryStatusEx(MemoryStatus *status);
 __declspec(dllimport) int ReadFile(void *file, void *bytes, unsigned count, unsigned *read, Overlapped *at);
 __declspec(dllimport) unsigned GetLastError(void);
+__declspec(dllimport) unsigned GetActiveProcessorCount(unsigned short group);
 enum { COMMIT_RESERVE = 0x3000, RELEASE = 0x8000, READ_WRITE = 0x04, END_OF_FILE = 38 };
 
 void *smelt_map_pages(i64 bytes) { return VirtualAlloc(NULL, (size_t)bytes, COMMIT_RESERVE, READ_WRITE); }
@@ -43,6 +44,8 @@ i64 smelt_physical_memory(void) {
   MemoryStatus status = {.length = sizeof status};
   return GlobalMemoryStatusEx(&status) ? (i64)status.physical : 0;
 }
+
+i64 smelt_cores(void) { return GetActiveProcessorCount(0xFFFF); }
 
 int smelt_read_at(i64 file, i64 offset, char *bytes, i64 count, i64 *got) {
   Overlapped at = {.offset = (unsigned)offset, .offset_high = (unsigned)(offset >> 32)};
@@ -73,6 +76,7 @@ static void restore_signals(const SignalMask *before) { (void)before; }
 #include <sys/mman.h>
 #include <unistd.h>
 #ifdef __linux__
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #endif
@@ -107,6 +111,15 @@ void smelt_give_block(void *block) { free(block); }
 i64 smelt_physical_memory(void) {
   i64 pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   return pages > 0 && page > 0 ? pages * page : 0;
+}
+
+i64 smelt_cores(void) {
+#ifdef __linux__
+  cpu_set_t allowed;
+  if (!sched_getaffinity(0, sizeof allowed, &allowed)) return CPU_COUNT(&allowed);
+#endif
+  i64 count = sysconf(_SC_NPROCESSORS_ONLN);
+  return count > 0 ? count : 1;
 }
 
 int smelt_read_at(i64 file, i64 offset, char *bytes, i64 count, i64 *got) {

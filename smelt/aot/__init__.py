@@ -1,0 +1,1 @@
+"""Compiled models without Python: executables, C libraries (docs/edge.md)."""

@@ -1,0 +1,94 @@
+"""Parts → an executable, a C library with its header. `smelt compile --standalone` calls it.
+
+A second build of the same inputs gives the same bytes: files have fixed names, nothing records a time or a path.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from smelt.aot.assemble import Parts
+from smelt.aot.describe import c_name, describe_model, write_header
+from smelt.aot.targets import Machine
+from smelt.device.cross import RUNTIME, Unit, Workshop, workshop
+
+HERE = Path(os.path.dirname(__file__))
+LIBRARY = ("system.c", "memory.c", "watch.c", "pool.c", "executable.c", "checksum.c", "model.c")
+FRONT = ("main.c", "files.c", "json.c")
+COMMON = ("-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-fno-stack-protector")
+EXPORT = '-DSMELT_API=__attribute__((visibility("default")))'
+WEIGHTS = "weights.bin"
+SHARED = (".so", ".dll", ".dylib")
+FILE, PROGRAM = 0o666, 0o777  # modes, less the umask
+
+
+def model_name(output: Path) -> str:
+    """The name of a model in C: `libdigits.a` and `digits` hold `digits_create`."""
+    stem = output.name.partition(".")[0]
+    return c_name(stem.removeprefix("lib") if output.suffix in (".a", *SHARED) else stem)
+
+
+def build(parts: Parts, machine: Machine, name: str) -> dict[str, tuple[bytes, int]]:
+    """Files by name, with their modes. The ending of `name` says what: .a, .so; else an executable."""
+    suffix = Path(name).suffix
+    if suffix == ".a" or suffix in SHARED:
+        header = write_header(parts.name, parts.signature, (RUNTIME / "api.h").read_text())
+        code = build_archive(parts, machine) if suffix == ".a" else build_shared(parts, machine, name)
+        return {name: (code, FILE), f"{parts.name}.h": (header.encode(), FILE)}
+    return {name: (build_executable(parts, machine), PROGRAM)}
+
+
+def build_executable(parts: Parts, machine: Machine) -> bytes:
+    """A program that runs the model."""
+    with workshop() as shop:
+        flags = (f"--target={machine.triple}", *machine.flags)
+        front = [Unit(f"front_{Path(each).stem}", HERE / each, _front_flags(parts)) for each in FRONT]
+        objects = _compile(shop, parts, machine, flags, front)
+        return shop.link(objects, f"model{machine.suffix}", (*flags, *machine.link, *_linker(machine)))
+
+
+def build_archive(parts: Parts, machine: Machine) -> bytes:
+    """A static library. Two of them in one program share the runtime's thread pool."""
+    with workshop() as shop:
+        objects = _compile(shop, parts, machine, (f"--target={machine.library}", *machine.flags))
+        return shop.archive(objects, "model.a")
+
+
+def build_shared(parts: Parts, machine: Machine, name: str) -> bytes:
+    """A shared library."""
+    with workshop() as shop:
+        flags = (f"--target={machine.library}", *machine.flags)
+        objects = _compile(shop, parts, machine, flags)
+        return shop.link(
+            objects, f"model{machine.shared}", (*flags, "-shared", f"-Wl,-soname,{name}", *_linker(machine))
+        )
+
+
+def _front_flags(parts: Parts) -> tuple[str, ...]:
+    return (f"-I{RUNTIME}", "-Os", f"-DMODEL_CREATE={parts.name}_create")
+
+
+def _compile(
+    shop: Workshop, parts: Parts, machine: Machine, flags: tuple[str, ...], front: Sequence[Unit] = ()
+) -> list[str]:
+    """The objects of the model, the runtime and the front."""
+    shop.write({WEIGHTS: parts.weights})
+    symbol = f"{parts.name}_weights"
+    place = (symbol, len(parts.weights), 0)
+    described = describe_model(parts.name, parts.signature, parts.variants, parts.versions, place)
+    units = [
+        *parts.units,
+        Unit(f"{parts.name}_tables", described, (f"-I{RUNTIME}",)),
+        Unit(symbol, f'_Alignas(64) const unsigned char {symbol}[] = {{\n#embed "{WEIGHTS}"\n}};\n'),
+        *(Unit(f"smelt_{Path(each).stem}", RUNTIME / each) for each in LIBRARY),
+        *front,
+    ]
+    threads = ("-pthread",) if machine.has_threads else ()
+    return shop.compile(units, (*flags, *COMMON, *threads, EXPORT))
+
+
+def _linker(machine: Machine) -> tuple[str, ...]:
+    dead = "-Wl,-dead_strip" if machine.system == "macos" else "-Wl,--gc-sections"
+    return ("-s", dead, *(("-pthread",) if machine.has_threads else ()))

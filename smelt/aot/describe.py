@@ -1,0 +1,154 @@
+"""A model as C data: the tables that `smelt_model_create` reads (`smelt/runtime/model.h`), and its header.
+
+In: signature, entries, places of the weights. Out: C text. Names from model files are escaped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from smelt.device.entry import Entry
+from smelt.dtype import DTYPES, Quantized
+from smelt.engine_api import Port, Signature
+from smelt.errors import UnsupportedError
+from smelt.frozen import Frozen
+from smelt.shape import Shape
+
+MAX_RANK = 16  # SMELT_MAX_RANK of api.h
+_CODES = {name: code for code, name in enumerate(DTYPES, 1)}
+
+
+class CodedVariant(Frozen):
+    """A program for one layout of packed weights: its interface, the layout of `smelt_make`, places in the weights."""
+
+    entry: Entry
+    layout: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
+class CodedVersion(Frozen):
+    """Machine code of a variant: the C name of its program, and the features that it needs, as bits."""
+
+    name: str
+    program: str
+    features: int
+    variant: int
+
+
+def describe_model(
+    name: str,
+    signature: Signature,
+    variants: Sequence[CodedVariant],
+    versions: Sequence[CodedVersion],
+    weights: tuple[str, int, int],
+) -> str:
+    """The C file of a model's tables and of NAME_create. `weights`: symbol, bytes, checksum."""
+    symbol, count, checksum = weights
+    lines = ['#include "model.h"', f"extern const unsigned char {symbol}[];"]
+    for version in versions:
+        lines.append(f"int {version.program}_run(const Runtime *rt, Context *ctx, void **buffers, const i64 *symbols);")
+        lines.append(f"int {version.program}_measure(const i64 *symbols, i64 *out);")
+    ports = [*signature.inputs, *signature.outputs]
+    for i, port in enumerate(ports):
+        lines.append(
+            _numbers("int64_t", f"sizes{i}", (size if isinstance(size, int) else -1 for size in port.shape.sizes))
+        )
+    rows = [
+        f"{{{c_string(port.name)}, {c_string(str(port.shape))}, {dtype_code(port.shape)}, {port.shape.rank}, "
+        f"{port.shape.dtype.numpy.itemsize}, sizes{i}}}"
+        for i, port in enumerate(ports)
+    ]
+    lines.append(_table("smelt_port", "ports", rows))
+    for i, variant in enumerate(variants):
+        lines += _variant(i, variant)
+    lines.append(
+        _table(
+            "Version",
+            "versions",
+            [
+                f"{{{c_string(each.name)}, {each.features}, &variant{each.variant}, {each.program}_run, "
+                f"{each.program}_measure}}"
+                for each in versions
+            ],
+        )
+    )
+    lines.append(
+        f"static const Description description = {{{{{c_string(name)}, {len(signature.inputs)}, "
+        f"{len(signature.outputs)}, ports}}, {len(versions)}, versions, {symbol}, {count}, {checksum}ULL}};"
+    )
+    lines.append(f"SMELT_API int {name}_create(const smelt_options *options, smelt_model **model) {{")
+    lines.append("  return smelt_model_create(&description, options, model);")
+    return "\n".join([*lines, "}", ""])
+
+
+def _variant(i: int, variant: CodedVariant) -> list[str]:
+    entry = variant.entry
+    sizes = [f"{{{c_string(check.expected)}, {c_string(check.why)}}}" for check in entry.sizes]
+    data = [
+        f"{{{c_string(f'{check.where}: {check.message}' if check.where else check.message)}, {int(check.of_sizes)}}}"
+        for check in entry.data
+    ]
+    return [
+        _numbers("i64", f"layout{i}", variant.layout),
+        _numbers("i64", f"offsets{i}", variant.offsets),
+        _table("char *const", f"symbols{i}", map(c_string, entry.symbols)),
+        _table("SizeCheck", f"size_checks{i}", sizes),
+        _table("DataCheck", f"data_checks{i}", data),
+        f"static const Variant variant{i} = {{layout{i}, {len(variant.layout)}, offsets{i}, symbols{i}, "
+        f"size_checks{i}, data_checks{i}}};",
+    ]
+
+
+def write_header(name: str, signature: Signature, api: str) -> str:
+    """The header of a model: the C API, and its own function."""
+    lines = [api, f"#ifndef SMELT_MODEL_{name.upper()}_H", f"#define SMELT_MODEL_{name.upper()}_H", ""]
+    lines += ["#ifdef __cplusplus", 'extern "C" {', "#endif", ""]
+    for kind, ports in (("Inputs", signature.inputs), ("Outputs", signature.outputs)):
+        lines += [f"/* {kind}, in order:"] if ports else []
+        lines += [f" *   {_comment(port)}" for port in ports]
+        lines += [" */"] if ports else []
+    lines += [f"SMELT_API int {name}_create(const smelt_options *options, smelt_model **model);", ""]
+    return "\n".join([*lines, "#ifdef __cplusplus", "}", "#endif", "#endif", ""])
+
+
+def c_name(text: str) -> str:
+    """A C identifier that resembles a text."""
+    made = re.sub(r"\W", "_", text, flags=re.ASCII)
+    return made if made and not made[0].isdigit() else f"model_{made}"
+
+
+def c_string(text: str) -> str:
+    """A text as a C string literal of ASCII characters."""
+    plain = re.compile(rb"[A-Za-z0-9 _.,:;+\-*/=<>()\[\]{}'!]")
+    return '"' + "".join(chr(b) if plain.match(bytes([b])) else f"\\{b:03o}" for b in text.encode()) + '"'
+
+
+def dtype_code(shape: Shape) -> int:
+    """The number of an element type in `smelt_dtype`."""
+    element = shape.dtype.storage if isinstance(shape.dtype, Quantized) else shape.dtype
+    return _CODES[element.name]
+
+
+def check_signature(signature: Signature) -> None:
+    """Refuse what the C API cannot say."""
+    for port in (*signature.inputs, *signature.outputs):
+        if port.shape.rank > MAX_RANK:
+            raise UnsupportedError(
+                f"{port.name!r} has too many axes for the C API", expected=f"at most {MAX_RANK}", got=port.shape
+            )
+
+
+def _comment(port: Port) -> str:
+    return re.sub(r"[^\x20-\x7e]", "?", f"{port.name}: {port.shape}").replace("*/", "* /")
+
+
+def _numbers(kind: str, name: str, numbers: Iterable[int]) -> str:
+    return _table(kind, name, [str(number) for number in numbers])
+
+
+def _table(kind: str, name: str, rows: Iterable[str]) -> str:
+    listed = list(rows)
+    empty = "{{0}}" if kind in ("SizeCheck", "DataCheck", "smelt_port") else "{0}"
+    content = "{" + ", ".join(listed) + "}" if listed else empty
+    return f"static const {kind} {name}[] = {content};"

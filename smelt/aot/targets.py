@@ -1,0 +1,119 @@
+"""The machines that models are built for, one row each: the compiler's triple, and the code versions in one binary.
+
+A version is code for some processors of the machine; the binary picks the first that this processor can run.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+from smelt.device.runtime import FEATURES
+from smelt.errors import UnsupportedError
+from smelt.frozen import Frozen
+from smelt.target import Target
+
+_SMALL, _LARGE = (32 << 10, 512 << 10), (32 << 10, 1 << 20)  # bytes of L1 and L2 of common processors
+_AVX2 = frozenset({"avx2", "fma", "f16c"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+_WIDE = ("-mcpu=x86_64_v4", "-mprefer-vector-width=512")
+CORES = 4  # that schedules assume
+
+
+class CodeVersion(Frozen):
+    """Code for processors with the features of `target`; `target.flags` are the compiler's."""
+
+    name: str
+    target: Target
+    int8: bool = False  # only int8 programs gain from it
+
+    @property
+    def bits(self) -> int:
+        """Its features as bits of `smelt_features`."""
+        return sum(1 << FEATURES.index(name) for name in self.target.features)
+
+
+class Machine(Frozen):
+    """One row. Versions come from the best to the baseline."""
+
+    name: str
+    triple: str  # of the compiler, for executables
+    library: str  # the same for libraries, which are linked with the system's C library
+    versions: tuple[CodeVersion, ...]
+    flags: tuple[str, ...] = ()  # of every C file
+    system: str = "linux"  # "linux", "windows", "macos", "wasi", "none"
+    link: tuple[str, ...] = ("-static",)
+    suffix: str = ""  # of executables
+    shared: str = ".so"  # of shared libraries
+
+    @property
+    def has_threads(self) -> bool:
+        return self.system in ("linux", "windows", "macos")
+
+
+def _baseline(machine: str, *flags: str, registers: int = 16) -> tuple[CodeVersion, ...]:
+    target = Target(machine, CORES, 16, _SMALL, flags=flags, registers=registers)
+    return (CodeVersion("baseline", target),)
+
+
+_X86_64 = (
+    CodeVersion(
+        "avx512vnni",
+        Target("x86_64", CORES, 64, _LARGE, _AVX512 | {"avx512_vnni"}, (*_WIDE, "-mavx512vnni"), registers=32),
+        int8=True,
+    ),
+    CodeVersion("avx512", Target("x86_64", CORES, 64, _LARGE, _AVX512, _WIDE, registers=32)),
+    CodeVersion("avx2", Target("x86_64", CORES, 32, _SMALL, _AVX2, ("-mcpu=x86_64_v3",), registers=16)),
+    CodeVersion("baseline", Target("x86_64", CORES, 16, _SMALL, flags=("-mcpu=x86_64",), registers=16)),
+)
+
+MACHINES = {
+    row.name: row
+    for row in (
+        Machine("x86_64-linux", "x86_64-linux-musl", "x86_64-linux-gnu.2.17", _X86_64, ("-mcpu=x86_64",)),
+        Machine("aarch64-linux", "aarch64-linux-musl", "aarch64-linux-gnu.2.17", _baseline("aarch64", registers=32)),
+        Machine(
+            "armv7-linux", "arm-linux-musleabihf", "arm-linux-gnueabihf.2.17", _baseline("arm"), ("-mcpu=cortex_a7",)
+        ),
+        Machine("riscv64-linux", "riscv64-linux-musl", "riscv64-linux-gnu.2.27", _baseline("riscv64", registers=32)),
+        Machine(
+            "x86_64-windows",
+            "x86_64-windows-gnu",
+            "x86_64-windows-gnu",
+            _X86_64,
+            ("-mcpu=x86_64",),
+            "windows",
+            suffix=".exe",
+            shared=".dll",
+        ),
+        Machine(
+            "aarch64-macos",
+            "aarch64-macos",
+            "aarch64-macos",
+            _baseline("aarch64", registers=32),
+            (),
+            "macos",
+            (),
+            shared=".dylib",
+        ),
+    )
+}
+
+
+def host_machine() -> str:
+    """The name of the row of this machine, known or not."""
+    system = {"linux": "linux", "win32": "windows", "darwin": "macos"}.get(sys.platform, sys.platform)
+    machine = {"AMD64": "x86_64", "arm64": "aarch64", "armv7l": "armv7"}.get(platform.machine(), platform.machine())
+    return f"{machine}-{system}"
+
+
+def find_machine(name: str) -> Machine:
+    """The row of a name."""
+    if name not in MACHINES:
+        raise UnsupportedError(
+            "unknown target of a standalone model",
+            expected=", ".join(MACHINES),
+            got=name,
+            remedy="--target x86_64-linux",
+        )
+    return MACHINES[name]
