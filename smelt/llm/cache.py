@@ -81,7 +81,7 @@ class Pool:
         self._arrays, self._capacity = grown, capacity
 
     def _grown(self, old: Any, sizes: tuple[int, ...]) -> Any:
-        array = np.zeros(sizes, np.float32)
+        array = np.zeros(sizes, self._config.cache.numpy)
         if old is not None:
             array[: self._capacity] = as_array(old)
         return self._put(array)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from smelt.dtype import DType
+from smelt.dtype import DType, dtype
 from smelt.errors import FileError, ParseError, UnsupportedError
 from smelt.ir.blocks import Block
 from smelt.llm.config import Config
@@ -27,6 +27,7 @@ from smelt.weights import Weights
 
 MAX_JSON = 100_000_000
 MAX_TEMPLATE = 1 << 20
+CACHES = ("f32", "f16", "bf16")  # types of keys and values in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,12 @@ class Checkpoint:
     template: str | None = None
     specials: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token, … as text, for templates
     metadata: Mapping[str, Any] = field(default_factory=dict)  # of a GGUF file
+
+    def with_cache(self, name: str) -> Checkpoint:
+        """The same with another type of keys and values in memory."""
+        if name not in CACHES:
+            raise UnsupportedError("unknown type of keys and values", expected=", ".join(CACHES), got=name)
+        return replace(self, config=replace(self.config, cache=dtype(name)))
 
     @property
     def nbytes(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from smelt.dtype import Array
+from smelt.dtype import Array, DType, f32
 from smelt.errors import UnsupportedError
 
 MAX_LAYERS = 10_000
@@ -79,11 +79,12 @@ class Config:
     tied: bool = False
     stop: tuple[int, ...] = ()  # tokens that end a text
     bos: int | None = None
+    cache: DType = f32  # the elements of keys and values in memory
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of keys and values per token, in f32."""
-        return 8 * len(self.layers) * self.kv_heads * self.head_size
+        """Bytes of keys and values per token."""
+        return self.cache.bits // 4 * len(self.layers) * self.kv_heads * self.head_size
 
 
 class Fields:

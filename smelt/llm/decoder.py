@@ -25,7 +25,7 @@ from smelt.tensor.model import Model
 from smelt.tensor.ops.elementwise import cast, leaf, outer
 from smelt.tensor.ops.move import concatenate
 
-Cache = tuple[Tensor, Tensor]  # keys f32[p, g, k, o] and values f32[p, o, g, k] of a layer
+Cache = tuple[Tensor, Tensor]  # keys [p, g, k, o] and values [p, o, g, k] of a layer
 
 
 class Stepped(NamedTuple):
@@ -61,7 +61,7 @@ def turn(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
 
 
 def write(pool: Tensor, new: Tensor, slot: Tensor) -> Tensor:
-    """The pool f32[p, o, g, k] with new values f32[s, g, k] in their slots, page * PAGE + place."""
+    """The pool [p, o, g, k] with new values [s, g, k] in their slots, page * PAGE + place."""
     return pool.merge("p o", "t").scatter(slot, new, "t").split("t", p=None, o=PAGE)
 
 
@@ -83,7 +83,7 @@ class Attention(Model):
         self.k_norm = Norm(config, "k", config.head_size) if config.qk_norm else None
         self._config, self._layer = config, layer
         sizes = config.heads, config.kv_heads, config.head_size
-        self._attend = paged_attention(*sizes, config.scale, config.softcap, layer.window)
+        self._attend = paged_attention(*sizes, config.scale, config.softcap, layer.window, config.cache)
 
     def __call__(self, x: Tensor, cache: Cache, places: Places) -> tuple[Tensor, Cache]:
         config, layer = self._config, self._layer
@@ -94,8 +94,8 @@ class Attention(Model):
             q, k = self.q_norm(q), self.k_norm(k)
         if layer.rope is not None:
             q, k = turn(q, layer.rope, places.position), turn(k, layer.rope, places.position)
-        keys = write_keys(cache[0], k, places.page, places.place)
-        values = write(cache[1], v, places.page * PAGE + places.place)
+        keys = write_keys(cache[0], cast(k, config.cache), places.page, places.place)
+        values = write(cache[1], cast(v, config.cache), places.page * PAGE + places.place)
         y = self._attend(q, keys, values, places.table, places.sequence, places.position)
         return self.o(y.merge("h k", "e")), (keys, values)
 

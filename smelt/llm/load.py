@@ -31,6 +31,7 @@ def load(
     engine: str = "auto",
     context: int | None = None,
     precision: str | None = None,
+    cache: str | None = None,
     memory_limit: int | str | None = None,
     sequences: int = SEQUENCES,
 ) -> LanguageModel:
@@ -38,15 +39,17 @@ def load(
 
     `context` is how many tokens a sequence may have, at most what the model was made for. With `precision="f32"`
     everything is computed in f32: block-quantised weights are opened once, when they are bound. With "q8", the default
-    of the native engine, they stay as they are and multiply activations that are rounded to 8 bits. Weights, steps and
-    cache stay within `memory_limit`; a model that cannot is refused before anything is loaded. Up to `sequences`
-    requests are computed at once. The folder of an encoder gives an `EmbeddingModel`, which has `embed`.
+    of the native engine, they stay as they are and multiply activations that are rounded to 8 bits. `cache` is the type
+    of keys and values in memory: "f32", "f16" or "bf16"; "f16" by default where activations are rounded.
+    Weights, steps and cache stay within `memory_limit`; a model that cannot is refused before anything is loaded. Up to
+    `sequences` requests are computed at once. The folder of an encoder gives an `EmbeddingModel`, which has `embed`.
     """
     if (said := files.encoder_config(path)) is not None:
         check_precision(precision or "f32")
         return cast(LanguageModel, load_encoder(Path(path), said, device, engine, context))
     precision = check_precision(precision or choose_precision(device, engine))
     found = files.open(path, context)
+    found = found.with_cache(cache or _cache_type(found, precision))
     most = found.config.context
     wanted = min(most, DEFAULT_CONTEXT) if context is None else context
     if not 1 <= wanted <= most:
@@ -60,6 +63,13 @@ def load(
     limit = _pages(found, step, precision, wanted, sequences, None if budget is None else budget.bytes)
     pool = Pool(found.config, step.put, limit, str(found.path.resolve()).encode())
     return LanguageModel(found, step, Engine(step, pool, sequences), wanted)
+
+
+def _cache_type(checkpoint: Checkpoint, precision: str) -> str:
+    """The default: f16 where products round activations to 8 bits, which is far coarser."""
+    return (
+        "f16" if precision == "q8" and any(isinstance(each, Block) for each in checkpoint.formats.values()) else "f32"
+    )
 
 
 def _pages(found: Checkpoint, step: Step, precision: str, context: int, sequences: int, limit: int | None) -> int:

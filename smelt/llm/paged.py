@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 
-from smelt.dtype import f32, i32
+from smelt.dtype import DType, f32, i32
 from smelt.ir.attributes import ScatterDims
 from smelt.ir.core import Func
 from smelt.tensor.axes import shape_of
@@ -29,23 +29,29 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def paged_attention(
-    heads: int, kv_heads: int, depth: int, scale: float, softcap: float = 0.0, window: int | None = None
+    heads: int, kv_heads: int, depth: int, scale: float, softcap: float, window: int | None, cache: DType
 ) -> Attend:
     """Attention with these sizes and numbers. It is made outside of any trace, and called inside of one. A function,
     so that walks over a model's fields do not enter the decomposition."""
     attributes = {"scale": float(scale), "softcap": float(softcap), "window": window or 0}
-    body = _decomposition(heads, kv_heads, depth, float(scale), float(softcap), window or 0)
+    body = _decomposition(heads, kv_heads, depth, float(scale), float(softcap), window or 0, cache)
 
     def attend(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, sequence: Tensor, position: Tensor) -> Tensor:
-        """q f32[s, h, k], keys f32[p, g, k, o], values f32[p, o, g, k], table i32[b, m], sequence, position i32[s]."""
+        """q f32[s, h, k], keys [p, g, k, o] and values [p, o, g, k] of the type `cache`, table i32[b, m], sequence and
+        position i32[s]."""
         operands = (q.transpose("s", "h", "k"), keys, values, table, sequence, position)
         return composite("smelt.paged_attention", operands, attributes, body, ("s", "h", "k"))
 
     return attend
 
 
+def pool_texts(kv_heads: int, depth: int, cache: DType) -> tuple[str, str]:
+    """The shapes of a layer's keys, transposed within a page, and of its values."""
+    return f"{cache}[p=P, g={kv_heads}, k={depth}, o={PAGE}]", f"{cache}[p=P, o={PAGE}, g={kv_heads}, k={depth}]"
+
+
 def write_keys(pool: Tensor, new: Tensor, page: Tensor, place: Tensor) -> Tensor:
-    """Keys f32[p, g, k, o] with new ones f32[s, g, k] at (page, place) each; a page outside is not written."""
+    """Keys [p, g, k, o] with new ones [s, g, k] at (page, place) each; a page outside is not written."""
     wide = concatenate([each.to(i32).split("s", s=None, j=1) for each in (page, place)], "j")
     dims = ScatterDims(
         update_window_dims=(1, 2),
@@ -53,18 +59,20 @@ def write_keys(pool: Tensor, new: Tensor, page: Tensor, place: Tensor) -> Tensor
         scatter_dims_to_operand_dims=(0, 3),
         index_vector_dim=1,
     )
-    region = scalar_region(f32, lambda _, b: b)
+    region = scalar_region(pool.dtype, lambda _, b: b)
     updates = new.transpose("s", "g", "k")
     return emit("scatter", pool, wide, updates, names=pool.axes, regions=(region,), scatter_dimension_numbers=dims)
 
 
 @lru_cache
-def _decomposition(heads: int, kv_heads: int, depth: int, scale: float, softcap: float, window: int) -> Func:
-    keys_of, values_of = f"f32[p=P, g={kv_heads}, k={depth}, o={PAGE}]", f"f32[p=P, o={PAGE}, g={kv_heads}, k={depth}]"
+def _decomposition(
+    heads: int, kv_heads: int, depth: int, scale: float, softcap: float, window: int, cache: DType
+) -> Func:
+    keys_of, values_of = pool_texts(kv_heads, depth, cache)
 
     def attend(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, sequence: Tensor, position: Tensor) -> Tensor:
         pages = table.take(sequence, "b")
-        k, v = (each.take(pages, "p") for each in (keys, values))  # [s, m, …]
+        k, v = (el.cast(each.take(pages, "p"), f32) for each in (keys, values))  # [s, m, …]
         k, v = (each.transpose("s", "m", "o", "g", "k").merge("m o", "t") for each in (k, v))
         q = q.split("h", g=kv_heads, r=None)
         scores = q.dot(k, "k") * scale

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -68,7 +69,7 @@ def load(path: Path, pool: Pool, config: Config, model: str) -> int:
     layers = []
     for layer in range(len(config.layers)):
         names = f"keys.{layer}", f"values.{layer}"
-        layers.append([_checked(weights, *pair, np.float32) for pair in zip(names, sizes, strict=True)])
+        layers.append([_checked(weights, *pair, config.cache.numpy) for pair in zip(names, sizes, strict=True)])
     content = {}
     for number, digest in enumerate(pool.pages.chain(tokens.tolist())):
         page = pool.pages.adopt(digest)
@@ -78,7 +79,7 @@ def load(path: Path, pool: Pool, config: Config, model: str) -> int:
     return count * PAGE
 
 
-def _checked(weights: Weights, name: str, sizes: tuple[int, ...], kind: type) -> Array:
+def _checked(weights: Weights, name: str, sizes: tuple[int, ...], kind: np.dtype[Any] | type) -> Array:
     """A tensor of a file, of these sizes; -1 is any."""
     array = weights[name].numpy() if name in weights else np.zeros((), bool)
     fits = array.dtype == kind and array.ndim == len(sizes)

@@ -17,14 +17,14 @@ from smelt.engine import platform as platform_of
 from smelt.engine_api import Placing
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.decoder import Decoder
-from smelt.llm.paged import PAGE
+from smelt.llm.paged import PAGE, pool_texts
 from smelt.tensor.instantiate import instantiate
 from smelt.tensor.jit.compile import compile
 
 CHUNK = 512  # tokens that one step reads at most
 GATHERED = 1 << 28  # bytes of keys and values that an engine without a paged kernel may gather for a step
 
-Pools = list[tuple[Any, Any]]  # keys f32[p, g, k, o] and values f32[p, o, g, k] of each layer
+Pools = list[tuple[Any, Any]]  # keys [p, g, k, o] and values [p, o, g, k] of each layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +99,10 @@ class Step:
         self.config = config
         self.precision = precision
         model = instantiate(Decoder, checkpoint.weights, strict=True, config=config, formats=checkpoint.formats)
-        keys = f"f32[p=P, g={config.kv_heads}, k={config.head_size}, o={PAGE}]"  # transposed within a page
-        values = f"f32[p=P, o={PAGE}, g={config.kv_heads}, k={config.head_size}]"
         executable = compile(
             model.step,
             "i32[s=S]",
-            [(keys, values)] * len(config.layers),
+            [pool_texts(config.kv_heads, config.head_size, config.cache)] * len(config.layers),
             "i32[b=B, m=M]",
             *("i32[s=S]", "i32[s=S]", "i32[s=S]", "i32[s=S]", "i32[r=R]"),
             platform=self.platform,

@@ -13,18 +13,19 @@ from dataclasses import dataclass, field
 from math import gcd, inf
 
 from smelt.dim import Size
-from smelt.dtype import DType, f32, i1, i32, i64
+from smelt.dtype import DType, bf16, f16, f32, i1, i32, i64
 from smelt.ir.core import Op
 from smelt.ir.ops.paged_attention import PagedNumbers
 from smelt.kernel.build.gather_scatter import to_index
 from smelt.kernel.build.gemm import axis_stride, element_place
 from smelt.kernel.build.sinks import Output, sink
-from smelt.kernel.loops.form import F32
+from smelt.kernel.loops.form import F32, F32_BF16, F32_F16, Form
 from smelt.kernel.loops.grammar import Amount, Expr, Mma, Number, Place, Quotient, Remainder, Set, Slice, add, scale
 from smelt.kernel.loops.nest import Nest, tensor
 
 ROWS = 48  # queries of a block: with a page of keys and one of values they stay in the cache
 LANES = 16  # partial maxima and sums of a row
+DIRECT = {f32: F32, f16: F32_F16, bf16: F32_BF16}  # the micro-kernels that read pages in place
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +203,8 @@ class _Block:
                 step = axis_stride(nest, paged.op, value, 2)
             else:
                 place, step = Place(opened, Number(start)), Number(self.pitch(paged.page))
-            self.multiply(
-                scores, start, columns, left, Slice(place, (depth, Number(columns)), (step, Number(1))), False
-            )
+            right = Slice(place, (depth, Number(columns)), (step, Number(1)))
+            self.multiply(scores, start, left, right, self.form(1), False)
 
     def multiply_values(self, result: str, scores: str, page: Expr, count: Expr) -> None:
         """Accumulate weights times the values that are there."""
@@ -224,20 +224,22 @@ class _Block:
                 else:
                     pitch = self.pitch(paged.values)
                     place, step = Place(opened, Number(first * pitch + start)), Number(pitch)
-                self.multiply(
-                    result, start, columns, left, Slice(place, (extent, Number(columns)), (step, Number(1))), True
-                )
+                right = Slice(place, (extent, Number(columns)), (step, Number(1)))
+                self.multiply(result, start, left, right, self.form(2), True)
 
-    def multiply(self, tile: str, start: int, columns: int, left: Slice, right: Slice, accumulate: bool) -> None:
-        width = Number(self.paged.width)
+    def multiply(self, tile: str, start: int, left: Slice, right: Slice, form: Form, accumulate: bool) -> None:
+        width, columns = Number(self.paged.width), right.sizes[1]
         place = Place(tile, Number(start * ROWS))
-        sums = Slice(place, (self.used, Number(columns)), (width, Number(1)))
-        self.nest.emit(Mma(sums, left, right, F32, accumulate=Number(int(accumulate))))
+        sums = Slice(place, (self.used, columns), (width, Number(1)))
+        self.nest.emit(Mma(sums, left, right, form, accumulate=Number(int(accumulate))))
 
     def is_direct(self, operand: int) -> bool:
-        """Whether rows of a page are whole vectors of f32."""
+        """Whether rows of a page are whole vectors that a micro-kernel reads."""
         size = self.paged.page if operand == 1 else self.paged.values
-        return tensor(self.paged.op.operands[operand]).element == f32 and size % LANES == 0
+        return tensor(self.paged.op.operands[operand]).element in DIRECT and size % LANES == 0
+
+    def form(self, operand: int) -> Form:
+        return DIRECT[tensor(self.paged.op.operands[operand]).element] if self.is_direct(operand) else F32
 
     def pitch(self, size: int) -> int:
         return len(self.paged.panels(size)) * self.paged.width

@@ -15,7 +15,13 @@ from smelt.kernel.emit.kernel_c import KernelPrinter
 from smelt.kernel.emit.plan_c import ProgramPrinter
 from smelt.kernel.emit.tile_bf16 import mma_bf16_text
 from smelt.kernel.emit.tile_blocks import PREFIX, block_dot_text
-from smelt.kernel.emit.tile_f32 import mma_f32_text, mma_panel_text, transpose_text
+from smelt.kernel.emit.tile_f32 import (
+    mma_f32_bf16_text,
+    mma_f32_f16_text,
+    mma_f32_text,
+    mma_panel_text,
+    transpose_text,
+)
 from smelt.kernel.emit.tile_int8 import mma_int8_text
 from smelt.kernel.plan.memory import Memory
 from smelt.kernel.plan.plan import Kernel, Launch, Plan, walk
@@ -56,7 +62,13 @@ static inline i64 sure_mod(i64 a, i64 b, int *bad) { (void)bad; return b == -1 ?
 CHARACTERS_PER_FILE = 400_000
 TRANSPOSE = "smelt_transpose("
 WIDE_PANEL = re.compile(r"\bsmelt_mma_f32_by(\d+)")
-MICRO_KERNELS = {"smelt_mma_f32": mma_f32_text, "smelt_mma_bf16": mma_bf16_text, "smelt_mma_int8": mma_int8_text}
+MICRO_KERNELS = {
+    "smelt_mma_f32": mma_f32_text,
+    "smelt_mma_f32_f16": mma_f32_f16_text,
+    "smelt_mma_f32_bf16": mma_f32_bf16_text,
+    "smelt_mma_bf16": mma_bf16_text,
+    "smelt_mma_int8": mma_int8_text,
+}
 
 
 def emit(plan: Plan, memory: Memory, name: str, tile: TileShape) -> str:

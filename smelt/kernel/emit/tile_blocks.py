@@ -10,7 +10,7 @@ multiply small codes by vpmaddubsw and add up as many i16 as cannot overflow; la
 from __future__ import annotations
 
 from smelt.ir.block_layout import COLUMNS, LINE, STEPS, Layout, Plane
-from smelt.kernel.emit.tile_f32 import HEAD
+from smelt.kernel.emit.tile_f32 import HEAD, WIDEN_HEAD
 from smelt.kernel.emit.tile_int8 import WORDS_HEAD
 from smelt.target import TileShape
 
@@ -22,8 +22,6 @@ BLOCKS_HEAD = """\
 #ifndef SMELT_BLOCKS
 #define SMELT_BLOCKS
 typedef i16 smelt_block_shorts __attribute__((vector_size({bytes}), aligned(1), may_alias));
-typedef ui32 smelt_codes __attribute__((vector_size({bytes}), aligned(1), may_alias));
-typedef ui16 smelt_halves __attribute__((vector_size({half}), aligned(1), may_alias));
 typedef i8 smelt_bytes __attribute__((vector_size({quarter}), aligned(1), may_alias));
 #if !defined(SMELT_PLAIN) && {bytes} == 64 && defined(__AVX512VNNI__)
 #define SMELT_BLOCK_VNNI
@@ -40,21 +38,6 @@ typedef i8 smelt_bytes __attribute__((vector_size({quarter}), aligned(1), may_al
 #endif
 SMELT_INLINE smelt_vector smelt_block_to_f32(smelt_words x) {{ return __builtin_convertvector(x, smelt_vector); }}
 SMELT_INLINE smelt_vector smelt_block_integers(smelt_bytes x) {{ return __builtin_convertvector(x, smelt_vector); }}
-SMELT_INLINE smelt_vector smelt_block_bf16(const ui8 *p) {{
-  return (smelt_vector)(__builtin_convertvector(*(const smelt_halves *)p, smelt_codes) << 16);
-}}
-SMELT_INLINE smelt_vector smelt_block_f16(const ui8 *p) {{
-#if !defined(SMELT_PLAIN) && ({bytes} == 64 || ({bytes} == 32 && defined(__F16C__)))
-  smelt_vector x;
-  __asm__("vcvtph2ps %1, %0" : "=v"(x) : "m"(*(const smelt_halves *)p));
-  return x;
-#else
-  const smelt_codes bits = __builtin_convertvector(*(const smelt_halves *)p, smelt_codes);
-  const smelt_codes size = (bits & 0x7fff) << 13, all = (smelt_codes)(size >= 31u << 23);
-  const smelt_codes finite = (smelt_codes)((smelt_vector)size * 0x1p112f);
-  return (smelt_vector)((finite & ~all) | ((size | 0x7f800000) & all) | (bits & 0x8000) << 16);
-#endif
-}}
 #ifdef SMELT_BLOCK_VNNI
 SMELT_INLINE smelt_words smelt_block_dpbusd(smelt_words c, smelt_codes u, const i8 *x) {{
 #ifdef SMELT_BLOCK_SPREAD
@@ -123,7 +106,7 @@ class _Text:
 
     def all(self) -> str:
         bytes = 4 * self.lanes
-        heads = [HEAD, WORDS_HEAD, BLOCKS_HEAD]
+        heads = [HEAD, WORDS_HEAD, WIDEN_HEAD, BLOCKS_HEAD]
         texts = [each.format(bytes=bytes, half=bytes // 2, quarter=bytes // 4) for each in heads]
         texts += [self.function(rows) for rows in range(1, self.most + 1)]
         given = "q, q_row, scale, scale_row, total, total_row, w, blocks, tile"
@@ -184,7 +167,7 @@ class _Text:
 
     def half(self, name: str, v: int) -> str:
         kind = "bf16" if self.layout.row.exponent else "f16"
-        return f"smelt_block_{kind}(w + {self.layout.places[name] + 2 * self.lanes * v})"
+        return f"smelt_widen_{kind}(w + {self.layout.places[name] + 2 * self.lanes * v})"
 
     def group(self, rows: int, group: int) -> list[str]:
         """The sums of one group of a unit, added to the totals."""

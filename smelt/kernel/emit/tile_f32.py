@@ -1,16 +1,19 @@
 """f32 micro-kernel as C: a register tile of rows x columns, one straight-line function per number of rows.
 
 `tile[i][j] = sum over k of a[i, k] * b[k, j]`, k in order, one FMA each. Builders call it per K-block and add up the
-blocks in order, so a result depends on its row and column alone, whatever the tile's rows. Vectors are the compiler's
-own extension: one text for every processor. `emit.c` adds the text to programs that call it.
+blocks in order, so a result depends on its row and column alone, whatever the tile's rows. b may have 16 bits (f16,
+bf16): a vector is widened as it is loaded. Vectors are the compiler's own extension: one text for every processor.
+`emit.c` adds the text to programs that call it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from smelt.target import TileShape
 
 PREFETCH_STEPS = 4  # steps between two prefetches
-LINE = 16  # floats per cache line
+LINE = 64  # bytes
 MAX_TILE_ROWS = 12  # even where registers allow more
 
 HEAD = """\
@@ -46,31 +49,85 @@ static inline smelt_vector smelt_fma(smelt_lanes a, smelt_lanes b, smelt_lanes c
 #endif
 #endif"""
 
+WIDEN_HEAD = """\
+#ifndef SMELT_WIDEN
+#define SMELT_WIDEN
+typedef ui32 smelt_codes __attribute__((vector_size({bytes}), aligned(1), may_alias));
+typedef ui16 smelt_halves __attribute__((vector_size({half}), aligned(1), may_alias));
+static inline __attribute__((always_inline)) smelt_vector smelt_widen_bf16(const void *p) {{
+  return (smelt_vector)(__builtin_convertvector(*(const smelt_halves *)p, smelt_codes) << 16);
+}}
+static inline __attribute__((always_inline)) smelt_vector smelt_widen_f16(const void *p) {{
+#if !defined(SMELT_PLAIN) && ({bytes} == 64 || ({bytes} == 32 && defined(__F16C__)))
+  smelt_vector x;
+  __asm__("vcvtph2ps %1, %0" : "=v"(x) : "m"(*(const smelt_halves *)p));
+  return x;
+#else
+  const smelt_codes bits = __builtin_convertvector(*(const smelt_halves *)p, smelt_codes);
+  const smelt_codes size = (bits & 0x7fff) << 13, all = (smelt_codes)(size >= 31u << 23);
+  const smelt_codes finite = (smelt_codes)((smelt_vector)size * 0x1p112f);
+  return (smelt_vector)((finite & ~all) | ((size | 0x7f800000) & all) | (bits & 0x8000) << 16);
+#endif
+}}
+#endif"""
 
 SIGNATURE = (
-    "const f32 *a, i64 a_row_stride, i64 a_tap_stride, i64 a_stride, const f32 *b, i64 b_stride, i64 taps, i64 count, "
-    "f32 *tile"
+    "const f32 *a, i64 a_row_stride, i64 a_tap_stride, i64 a_stride, const {right} *b, i64 b_stride, i64 taps, "
+    "i64 count, f32 *tile"
 )
 ARGUMENTS = "a, a_row_stride, a_tap_stride, a_stride, b, b_stride, taps, count, tile, accumulate"
 
 
-def mma_f32_text(shape: TileShape, *, narrow: bool = False) -> str:
+@dataclass(frozen=True, slots=True)
+class Right:
+    """The elements of b: their C type, bytes, and what loads a vector of them as f32."""
+
+    name: str  # of the micro-kernel
+    type: str = "f32"
+    bytes: int = 4
+    load: str = "*(const smelt_vector *)({0})"
+
+    @property
+    def signature(self) -> str:
+        return SIGNATURE.format(right=self.type)
+
+    def head(self, shape: TileShape) -> str:
+        texts = [HEAD] if self.bytes == 4 else [HEAD, WIDEN_HEAD]
+        return "\n".join(each.format(bytes=4 * shape.lanes, half=2 * shape.lanes) for each in texts)
+
+
+F32 = Right("smelt_mma_f32")
+F32_F16 = Right("smelt_mma_f32_f16", "ui16", 2, "smelt_widen_f16({0})")
+F32_BF16 = Right("smelt_mma_f32_bf16", "ui16", 2, "smelt_widen_bf16({0})")
+
+
+def mma_f32_text(shape: TileShape, *, narrow: bool = False, right: Right = F32) -> str:
     """`smelt_mma_f32` for any number of rows, and its callees.
 
     With `narrow` also `smelt_mma_f32_narrow`, which computes only the vectors of columns that are used.
     """
     vectors = shape.columns // shape.lanes
-    families = [_family(shape, count) for count in (range(1, vectors + 1) if narrow else [vectors])]
+    families = [_family(shape, count, right) for count in (range(1, vectors + 1) if narrow else [vectors])]
     if narrow:
         cases = (
-            f"    case {count}: smelt_mma_f32{count}(rows, {ARGUMENTS}, part, parts); break;"
+            f"    case {count}: {right.name}{count}(rows, {ARGUMENTS}, part, parts); break;"
             for count in range(1, vectors + 1)
         )
-        given = f"i64 rows, {SIGNATURE}, i64 accumulate, i64 part, i64 parts, i64 columns"
-        head = f"static void smelt_mma_f32_narrow({given}) {{"
+        given = f"i64 rows, {right.signature}, i64 accumulate, i64 part, i64 parts, i64 columns"
+        head = f"static void {right.name}_narrow({given}) {{"
         families += [head, f"  switch ((columns + {shape.lanes - 1}) / {shape.lanes}) {{", *cases, "  }", "}"]
-    families.append(f"#define smelt_mma_f32 smelt_mma_f32{vectors}")
-    return "\n".join([HEAD.format(bytes=4 * shape.lanes), *families, ""])
+    families.append(f"#define {right.name} {right.name}{vectors}")
+    return "\n".join([right.head(shape), *families, ""])
+
+
+def mma_f32_f16_text(shape: TileShape, *, narrow: bool = False) -> str:
+    """The same by f16."""
+    return mma_f32_text(shape, narrow=narrow, right=F32_F16)
+
+
+def mma_f32_bf16_text(shape: TileShape, *, narrow: bool = False) -> str:
+    """The same by bf16."""
+    return mma_f32_text(shape, narrow=narrow, right=F32_BF16)
 
 
 def mma_panel_text(shape: TileShape, panel: int) -> str:
@@ -80,8 +137,8 @@ def mma_panel_text(shape: TileShape, panel: int) -> str:
     """
     vectors, lanes, name = shape.columns // shape.lanes, shape.lanes, f"smelt_mma_f32_by{panel}"
     rows, counts = range(1, shape.rows + 1), range(1, vectors + 1)
-    given = f"i64 rows, {SIGNATURE}, i64 accumulate, i64 part, i64 parts"
-    text = [_rows_text(f"{name}_{count}_{each}", each, shape, count, panel) for count in counts for each in rows]
+    given = f"i64 rows, {F32.signature}, i64 accumulate, i64 part, i64 parts"
+    text = [_rows_text(f"{name}_{count}_{each}", each, shape, count, F32, panel) for count in counts for each in rows]
     for count in counts:
         text += [
             f"static void {name}_{count}(i64 rows, {SIGNATURE}, i64 accumulate) {{",
@@ -110,20 +167,20 @@ def mma_panel_text(shape: TileShape, panel: int) -> str:
     return "\n".join([HEAD.format(bytes=4 * lanes), *text, ""])
 
 
-def _family(shape: TileShape, vectors: int) -> str:
+def _family(shape: TileShape, vectors: int, right: Right) -> str:
     """`smelt_mma_f32{vectors}`, and one function for each number of rows that fits in the registers."""
-    name = f"smelt_mma_f32{vectors}"
+    name, line = f"{right.name}{vectors}", LINE // right.bytes
     most = min(MAX_TILE_ROWS, shape.rows * shape.columns // (shape.lanes * vectors))
-    lines = shape.columns * PREFETCH_STEPS // LINE
+    lines = shape.columns * PREFETCH_STEPS // line
     text = [
-        *(_rows_text(f"{name}_{rows}", rows, shape, vectors) for rows in range(1, most + 1)),
-        f"static void {name}(i64 rows, {SIGNATURE}, i64 accumulate, i64 part, i64 parts) {{",
+        *(_rows_text(f"{name}_{rows}", rows, shape, vectors, right) for rows in range(1, most + 1)),
+        f"static void {name}(i64 rows, {right.signature}, i64 accumulate, i64 part, i64 parts) {{",
         f"  const i64 lines = {max(1, lines)};  /* per {PREFETCH_STEPS} steps */",
         f"  i64 tiles = (rows + {most - 1}) / {most}, all = parts * tiles, number = part * tiles;",
         "  const i64 each = all < lines ? (lines + all - 1) / (all + !all) : 1;",
-        f"  const i64 steps = taps * count / {PREFETCH_STEPS} * each * {LINE};",
+        f"  const i64 steps = taps * count / {PREFETCH_STEPS} * each * {line};",
         "  for (i64 part_rows; tiles > 0; tiles--, rows -= part_rows, a += part_rows * a_row_stride) {",
-        "    const f32 *prefetch = b + taps * count * b_stride + number++ % lines * steps;",
+        f"    const {right.type} *prefetch = b + taps * count * b_stride + number++ % lines * steps;",
         "    switch (part_rows = (rows + tiles - 1) / tiles) {",
         *(f"      case {rows}: {name}_{rows}({ARGUMENTS}, prefetch, each); break;" for rows in range(1, most + 1)),
         "    }",
@@ -134,11 +191,12 @@ def _family(shape: TileShape, vectors: int) -> str:
     return "\n".join(text)
 
 
-def _rows_text(name: str, rows: int, shape: TileShape, vectors: int, panel: int = 0) -> str:
+def _rows_text(name: str, rows: int, shape: TileShape, vectors: int, right: Right, panel: int = 0) -> str:
     """One prefetch per `PREFETCH_STEPS` steps. Not unrolled: that would need more registers."""
     row = panel or shape.columns  # of the tile
     names = [[f"c{i}_{j}" for j in range(vectors)] for i in range(rows)]
-    step = [f"    const smelt_vector b{j} = *(const smelt_vector *)(b + {shape.lanes * j});" for j in range(vectors)]
+    loaded = [right.load.format(f"b + {shape.lanes * j}") for j in range(vectors)]
+    step = [f"    const smelt_vector b{j} = {vector};" for j, vector in enumerate(loaded)]
     for i in range(rows):
         element = f"a{i - i % 3}[{i % 3} * a_row_stride]" if i % 3 else f"a{i}[0]"
         sums = " ".join(f"{name} = SMELT_FMA(x, b{j}, {name});" for j, name in enumerate(names[i]))
@@ -147,12 +205,13 @@ def _rows_text(name: str, rows: int, shape: TileShape, vectors: int, panel: int 
     step.append("    b += b_stride; " + " ".join(f"a{i} += a_stride;" for i in firsts))
     tiles = [(f"tile + {row * i + shape.lanes * j}", names[i][j]) for i in range(rows) for j in range(vectors)]
     lines = [
-        f"static void {name}({SIGNATURE}, i64 accumulate, const f32 *prefetch, i64 each) {{",
+        f"static void {name}({right.signature}, i64 accumulate, const {right.type} *prefetch, i64 each) {{",
         "  smelt_vector " + ", ".join(f"{name} = {{0}}" for row in names for name in row) + ";",
         "  for (i64 t = 0; t < taps; t++, a += a_tap_stride) {",
         *(f"  const f32 *a{i} = a + {i} * a_row_stride;" for i in firsts),
         f"  for (i64 k = 0; k < count; k += {PREFETCH_STEPS}) {{",
-        f"  SMELT_NO_UNROLL for (i64 l = 0; l < each; l++, prefetch += {LINE}) __builtin_prefetch(prefetch, 0, 2);",
+        f"  SMELT_NO_UNROLL for (i64 l = 0; l < each; l++, prefetch += {LINE // right.bytes})"
+        " __builtin_prefetch(prefetch, 0, 2);",
         f"  const i64 steps = count - k < {PREFETCH_STEPS} ? count - k : {PREFETCH_STEPS};",
         "  SMELT_NO_UNROLL for (i64 s = 0; s < steps; s++) {",
         *step,

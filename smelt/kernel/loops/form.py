@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from smelt.dtype import DType, bf16, f32, i8, i32, ui8
+from smelt.dtype import DType, bf16, f16, f32, i8, i32, ui8
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,5 +28,6 @@ class Form:
 
 
 F32 = Form("f32", f32, f32, f32, 1, 128)
+F32_F16, F32_BF16 = (Form(f"f32_{each}", f32, each, f32, 1, 128) for each in (f16, bf16))  # widened, then as f32
 BF16 = Form("bf16", bf16, bf16, f32, 2, 256)
 INT8 = Form("int8", ui8, i8, i32, 4, 512)  # exact: any order gives the same bits

@@ -30,6 +30,7 @@ CASES: dict[str, tuple[int, int, int, int, int, int, float, bool, str]] = {
     "window, softcap": (3, 3, 20, 12, 8, 5, 2.0, False, "f32"),
     "many heads of one group, sinks": (70, 1, 5, 8, 4, 3, 0.0, True, "f16"),
     "pages of 64": (4, 2, 16, 16, 64, 0, 0.0, True, "bf16"),
+    "whole vectors of f16": (2, 1, 5, 32, 16, 0, 0.0, False, "f16"),
 }
 
 

@@ -51,6 +51,21 @@ def test_a_path_gives_the_same_object_everywhere(folder: Path, model: LanguageMo
     assert model.logits([3, 4]).shape == (2, 96)
 
 
+@pytest.mark.parametrize(("cache", "close"), [("f16", 3e-3), ("bf16", 3e-2)])
+def test_keys_and_values_take_16_bits_where_asked(
+    folder: Path, model: LanguageModel, cache: str, close: float, tmp_path: Path
+) -> None:
+    tokens = (CASE.tokens * 20)[:130]
+    with smelt.llm.load(folder, engine="native", cache=cache) as narrow:
+        wide = model.logits(tokens)
+        assert 0 < np.abs(narrow.logits(tokens) - wide).max() < close * np.abs(wide).max()
+        narrow.generate(tokens, max_tokens=1)
+        narrow.save_cache(tmp_path / "pages", tokens)
+        assert narrow.load_cache(tmp_path / "pages") == len(tokens) // 64 * 64
+        with pytest.raises(FileError, match="another model"):
+            model.load_cache(tmp_path / "pages")
+
+
 def test_generating_ends_at_end_tokens_and_lengths(model: LanguageModel) -> None:
     assert CASE.ids[5] not in CASE.ids[:5]
     answer = model.generate(CASE.tokens, max_tokens=20)
@@ -251,6 +266,8 @@ def test_bad_loads_are_refused(folder: Path, tmp_path: Path) -> None:
         smelt.llm.load(folder, memory_limit="10KB")
     with pytest.raises(SmeltError, match="precision"):
         smelt.llm.load(folder, precision="f8")
+    with pytest.raises(SmeltError, match="keys and values"):
+        smelt.llm.load(folder, cache="i8")
     with pytest.raises(FileError, match="no such file or folder"):
         smelt.llm.load(tmp_path / "nothing")
     with pytest.raises(FileError, match="is a folder"):
