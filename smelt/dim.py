@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
 from itertools import combinations, islice
 from typing import Any, final
 
 from smelt.errors import ShapeError
+from smelt.frozen import Frozen
 from smelt.size import (
     Atom,
     Poly,
@@ -78,8 +78,7 @@ class Proof(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Frozen):
     """What became of a claim. True only when it is proven.
 
     A false claim about numbers alone is refuted whatever the facts are: by `{}` where nothing is known to satisfy them.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Self
@@ -21,13 +20,13 @@ import numpy as np
 
 from smelt.dim import Size, ceildiv, product
 from smelt.dtype import Array
+from smelt.frozen import Frozen
 
 _DIGIT = re.compile(r"([a-z])(?:/([1-9][0-9]{0,8}))?(?:%([1-9][0-9]{0,8}))?")
 _AXIS = re.compile(r"\(([^()]*)\)|([^\s()]+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Digit:
+class Digit(Frozen):
     """index[axis] / by % size; without a size (0) it is the leading digit."""
 
     axis: int
@@ -39,8 +38,7 @@ class Digit:
         return self.size or ceildiv(sizes[self.axis], self.by)
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Frozen):
     """`letters` name the tensor's axes; `axes` are the stored ones."""
 
     letters: str

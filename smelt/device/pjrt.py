@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +38,7 @@ from smelt.errors import (
     SmeltError,
     UnsupportedError,
 )
+from smelt.frozen import Frozen
 from smelt.shape import Shape
 from smelt.weights import Stored
 
@@ -129,8 +129,7 @@ def _short(text: str) -> str:
 # ---- clients ----
 
 
-@dataclass(frozen=True, slots=True)
-class _Aval:
+class _Aval(Frozen):
     """The abstract value of an array, with the attributes that jaxlib reads."""
 
     shape: tuple[int, ...]
@@ -574,8 +573,7 @@ class PjrtBuffer:
 # ---- programs ----
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(Frozen):
     """Buffers that are arguments of many runs, checked once. A buffer deleted since is reported when a run fails."""
 
     buffers: tuple[PjrtBuffer, ...]

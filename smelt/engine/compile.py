@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from smelt.device import host
@@ -28,6 +28,7 @@ from smelt.engine.signature import signature_of
 from smelt.engine.tuned import lookup
 from smelt.engine_api import KernelUse, Signature
 from smelt.errors import RunError, UnsupportedError
+from smelt.frozen import Frozen
 from smelt.ir.core import Program
 from smelt.kernel.emit.c import Source
 from smelt.kernel.plan.fuse import fuse
@@ -48,8 +49,7 @@ COMPOSITES = fuse_attention.COMPOSITES | lower_blocks.COMPOSITES  # that passes 
 LANGUAGES = {"c": Source}  # what emits the kernels of a target, by its language
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramPlan:
+class ProgramPlan(Frozen):
     """The plans of @main and, where there are weights, of @prepare, each with its memory."""
 
     target: Target
@@ -79,8 +79,7 @@ class ProgramPlan:
         return {key: schedule for step in steps if isinstance(step, Launch) for key, schedule in step.kernel.chosen}
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
+class Build(Frozen):
     """The products of all stages. `executable` is not bound to weights yet."""
 
     plan: ProgramPlan

@@ -20,6 +20,7 @@ from smelt.dim import Size, evaluate, solve
 from smelt.dtype import Array
 from smelt.engine_api import Closing, Executable, KernelUse, Port, Signature, Trimmable
 from smelt.errors import MemoryLimitError, ShapeError
+from smelt.frozen import Frozen
 from smelt.kernel.plan.memory import Memory
 from smelt.kernel.plan.plan import Plan, walk
 from smelt.weights import Weights
@@ -51,8 +52,7 @@ class Budget:
         return None if limit is None else Budget(parse_bytes(limit, "memory_limit"), sizes or {})
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
+class Footprint(Frozen):
     """Bytes of one loaded program and one call of it. Data-dependent sizes are not counted.
 
     The peak is the program, the packed weights and the constants, plus the larger of two: the weights and temporaries

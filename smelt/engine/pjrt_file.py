@@ -10,7 +10,6 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from smelt.bundle.record import number, numbers, text, texts
@@ -18,6 +17,7 @@ from smelt.device.registry import find_device
 from smelt.dtype import dtype
 from smelt.engine_api import Port, Signature
 from smelt.errors import DeviceError, ParseError, SmeltError
+from smelt.frozen import Frozen
 from smelt.ir.core import Program
 from smelt.ir.text import parse, print_program
 from smelt.shape import Shape
@@ -28,8 +28,7 @@ _DIGEST = 32
 Programs = Sequence[tuple[tuple[tuple[int, ...], ...], bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(Frozen):
     """The contents of a serialised executable."""
 
     signature: Signature

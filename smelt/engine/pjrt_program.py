@@ -17,6 +17,7 @@ from smelt.buffer import sizes_of
 from smelt.dim import solve
 from smelt.dtype import Array
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError, UnsupportedError
+from smelt.frozen import Frozen
 from smelt.ir.core import Func, Op, Program, Region, Value, walk
 from smelt.ir.ops.control import is_assertion, require
 from smelt.ir.text import print_program
@@ -42,8 +43,7 @@ class DeviceClient(Protocol):
     def stats(self) -> dict[str, float]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Compilation:
+class Compilation(Frozen):
     """One run of XLA's compiler, and its reason."""
 
     sizes: Mapping[str, int]
@@ -51,8 +51,7 @@ class Compilation:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Frozen):
     """A run-time check, with the values for its message: `count` results from `first` on."""
 
     op: Op
@@ -200,8 +199,7 @@ class _Guard:
             raise self.failure
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(Frozen):
     """@prepare, run once on the weights. A weight that is bound unchanged does not go through XLA."""
 
     source: Program

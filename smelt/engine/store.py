@@ -8,7 +8,6 @@ from __future__ import annotations
 import platform
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import TypeAlias
 
@@ -36,6 +35,7 @@ from smelt.engine.compile import (
 from smelt.engine.signature import signature_of
 from smelt.engine_api import KernelUse, Signature
 from smelt.errors import FileError, UnsupportedError
+from smelt.frozen import Frozen
 from smelt.ir.core import Program, walk
 from smelt.ir.text import parse, print_program
 from smelt.kernel.tune.schedules import default_schedule, schedule_text
@@ -165,8 +165,7 @@ def decompress_text(text: bytes) -> str:
 # ---- variants ----
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
+class _Group(Frozen):
     """Targets that share one layout of packed weights, and so one lowered program."""
 
     layout: Target

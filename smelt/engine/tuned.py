@@ -13,7 +13,6 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +22,7 @@ from smelt.device import cache as kept
 from smelt.device.registry import device_of
 from smelt.errors import FileError
 from smelt.files import read_bytes, write_atomically
+from smelt.frozen import Frozen
 from smelt.kernel.tune.schedules import (
     KernelKey,
     Lookup,
@@ -40,8 +40,7 @@ LARGEST = 1 << 20  # bytes of a line
 log = logging.getLogger("smelt")
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Frozen):
     """What measurements depend on besides the key: the device, its model, its register tile, the number of threads."""
 
     device: str  # "cpu"
@@ -64,8 +63,7 @@ class Machine:
         return Machine(device, model, TileShape(rows, columns, lanes), int(threads.removeprefix("threads ")))
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Frozen):
     """`schedule` is the one to use; `ratio`: its time over the default's. `tried`: all ratios that were measured."""
 
     machine: Machine
@@ -78,7 +76,7 @@ class Record:
         """The union of both; the schedule of the one that tried more, in any order."""
         ours, theirs = ((len(each.tried), -each.ratio, str(each.schedule)) for each in (self, other))
         better, worse = (self, other) if ours >= theirs else (other, self)
-        return replace(better, tried=MappingProxyType({**worse.tried, **better.tried}))
+        return better.replace(tried=MappingProxyType({**worse.tried, **better.tried}))
 
     def line(self) -> str:
         tried = [[schedule_record(schedule), round(ratio, 5)] for schedule, ratio in self.tried.items()]
@@ -96,8 +94,7 @@ class Record:
 Records: TypeAlias = Mapping[tuple[Machine, KernelKey], Record]
 
 
-@dataclass(frozen=True, slots=True)
-class Database:
+class Database(Frozen):
     """A file of lines. Damaged lines are skipped with a warning; lines are appended whole."""
 
     path: Path

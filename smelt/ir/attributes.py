@@ -9,34 +9,32 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from smelt.dtype import Array, DType, ElementType, Quantized, f32, f64, i32, i64, index
 from smelt.errors import ParseError
+from smelt.frozen import Frozen
 from smelt.ir.core import Type
 from smelt.shape import Shape
 
 # ---- nodes: what the text form can say. str, bool and Type stand for themselves, tuple for an array. ----
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(Frozen):
     """An attribute that is just there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Int:
+class Int(Frozen):
     """`5 : i64`"""
 
     value: int
     type: DType = i64
 
 
-@dataclass(frozen=True, slots=True)
-class Float:
+class Float(Frozen):
     """`5.0 : f64`"""
 
     value: float
@@ -49,8 +47,7 @@ class Float:
         return hash((repr(self.value), self.type))
 
 
-@dataclass(frozen=True, slots=True)
-class Symbol:
+class Symbol(Frozen):
     """`@main` or `@mesh::@inner`"""
 
     path: tuple[str, ...]
@@ -60,8 +57,7 @@ class Symbol:
         return self.path[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class Dict:
+class Dict(Frozen):
     """`{a = 1 : i64, b}`"""
 
     items: tuple[tuple[str, Any], ...]
@@ -70,16 +66,14 @@ class Dict:
         return dict(self.items).get(name, default)
 
 
-@dataclass(frozen=True, slots=True)
-class DenseArray:
+class DenseArray(Frozen):
     """`array<i64: 1, 2>`"""
 
     type: DType
     values: tuple[int | float | bool, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DialectAttr:
+class DialectAttr(Frozen):
     """`#stablehlo.dot<...>` or `#stablehlo<precision DEFAULT>`: dialect, mnemonic (or "") and the text between <>."""
 
     dialect: str
@@ -87,15 +81,13 @@ class DialectAttr:
     body: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DialectType:
+class DialectType(Frozen):
     """A type of a dialect that smelt does not know, kept as text."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Raw:
+class Raw(Frozen):
     """An attribute that is kept as text (affine maps, distinct, …)."""
 
     text: str
@@ -180,8 +172,7 @@ Node: TypeAlias = (
 # ---- records: the structured attributes of StableHLO and CHLO ----
 
 
-@dataclass(frozen=True, slots=True)
-class DotDims:
+class DotDims(Frozen):
     """`#stablehlo.dot<...>`"""
 
     lhs_batching_dimensions: tuple[int, ...] = ()
@@ -190,8 +181,7 @@ class DotDims:
     rhs_contracting_dimensions: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RaggedDotDims:
+class RaggedDotDims(Frozen):
     """`#chlo.ragged_dot<...>`"""
 
     lhs_batching_dimensions: tuple[int, ...] = ()
@@ -202,8 +192,7 @@ class RaggedDotDims:
     rhs_group_dimensions: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GatherDims:
+class GatherDims(Frozen):
     """`#stablehlo.gather<...>`"""
 
     offset_dims: tuple[int, ...] = ()
@@ -214,8 +203,7 @@ class GatherDims:
     index_vector_dim: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ScatterDims:
+class ScatterDims(Frozen):
     """`#stablehlo.scatter<...>`"""
 
     update_window_dims: tuple[int, ...] = ()
@@ -226,8 +214,7 @@ class ScatterDims:
     index_vector_dim: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ConvDims:
+class ConvDims(Frozen):
     """`#stablehlo.conv<[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]>`: which dimension of each tensor plays which part."""
 
     input_batch_dimension: int
@@ -241,16 +228,14 @@ class ConvDims:
     output_spatial_dimensions: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelHandle:
+class ChannelHandle(Frozen):
     """`#stablehlo.channel_handle<handle = 1, type = 0>`"""
 
     handle: int = 0
     type: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DotAlgorithm:
+class DotAlgorithm(Frozen):
     """`#stablehlo.dot_algorithm<...>`; the precision types are names, because tf32 is no element type."""
 
     lhs_precision_type: str
@@ -262,8 +247,7 @@ class DotAlgorithm:
     allow_imprecise_accumulation: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ResultAccuracy:
+class ResultAccuracy(Frozen):
     """`#stablehlo.result_accuracy<ulps = 10, mode = #stablehlo.result_accuracy_mode<TOLERANCE>>`"""
 
     atol: float = 0.0
@@ -272,8 +256,7 @@ class ResultAccuracy:
     mode: str = "DEFAULT"
 
 
-@dataclass(frozen=True, slots=True)
-class OutputOperandAlias:
+class OutputOperandAlias(Frozen):
     """`#stablehlo.output_operand_alias<...>`"""
 
     output_tuple_indices: tuple[int, ...] = ()
@@ -284,8 +267,7 @@ class OutputOperandAlias:
 # ---- kinds ----
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Frozen):
     """How a declared attribute is read from a node and written to one; `read` raises ValueError(what it expects)."""
 
     name: str
@@ -438,13 +420,13 @@ _FIELD = re.compile(r"\s*(\w+)\s*=\s*(\[[^\[\]]*\]|#?[\w.]+<[^<>]*>|[^,<>\[\]]+?
 
 
 def record(
-    cls: type[Any], mnemonic: str, dialect: str = "stablehlo", *, whole: bool = False, ordered: bool = False
+    cls: type[Frozen], mnemonic: str, dialect: str = "stablehlo", *, whole: bool = False, ordered: bool = False
 ) -> Kind:
-    """`#stablehlo.gather<offset_dims = [2], index_vector_dim = 1>`: a dataclass of ints, lists, bools and words.
+    """`#stablehlo.gather<offset_dims = [2], index_vector_dim = 1>`: a record of ints, lists, bools and words.
 
     MLIR leaves out what has its default value, except in records that it wants `whole`; some it wants `ordered`.
     """
-    known = {each.name: str(each.type) for each in fields(cls)}
+    known = {name: str(hint) for name, hint in cls.__annotations__.items()}
     expected = f"#{dialect}.{mnemonic}<{', '.join(known)}>"
 
     def read(node: Any) -> Any:
@@ -472,19 +454,19 @@ def record(
 
     def write(value: Any) -> DialectAttr:
         parts = []
-        for each in fields(cls):
-            item = getattr(value, each.name)
-            if item == each.default and not whole and each.name != "mode":
+        for name in known:
+            item = getattr(value, name)
+            if name in cls.field_defaults and item == cls.field_defaults[name] and not whole and name != "mode":
                 continue
             if isinstance(item, tuple):
                 text = "[" + ", ".join(map(str, item)) + "]"
             elif isinstance(item, bool):
                 text = "true" if item else "false"
-            elif each.name == "mode":
+            elif name == "mode":
                 text = f"#stablehlo.result_accuracy_mode<{item}>"
             else:
                 text = repr(item) if isinstance(item, float) else str(item)
-            parts.append(f"{each.name} = {text}")
+            parts.append(f"{name} = {text}")
         return DialectAttr(dialect, mnemonic, ", ".join(parts))
 
     return Kind(mnemonic, read, write)

@@ -23,6 +23,7 @@ import ml_dtypes
 import numpy as np
 
 from smelt.dtype import Array
+from smelt.frozen import Frozen
 from smelt.ir.blocks import BLOCKS, ArrayOps, Block
 
 COLUMNS, STEPS = 16, 4  # columns of a panel; steps of k in a lane
@@ -30,8 +31,7 @@ LINE = COLUMNS * STEPS
 SHIFT = 128  # added to signed codes
 
 
-@dataclass(frozen=True, slots=True)
-class Plane:
+class Plane(Frozen):
     """Bits of codes: `bits` of them from bit `low` on, in the record from `at` on."""
 
     bits: int
@@ -134,8 +134,7 @@ class Layout:
 # ---- unpacking, on NumPy ----
 
 
-@dataclass(frozen=True, slots=True)
-class Unpacked:
+class Unpacked(Frozen):
     """Codes less `zero` [group, column, k], scales [group, column, k / group] and minimums, added."""
 
     levels: Array

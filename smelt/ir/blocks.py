@@ -10,18 +10,17 @@ minimum, by small integers, one per sub-block.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
 
 from smelt.dtype import Array
+from smelt.frozen import Frozen
 
 X = TypeVar("X")
 
 
-@dataclass(frozen=True, slots=True)
-class Bits:
+class Bits(Frozen):
     """Integers cut out of bytes: `groups` runs of `width` bytes; each run is read once per shift, shift by shift."""
 
     at: int
@@ -39,8 +38,7 @@ class Bits:
 Run = tuple[Bits, ...]  # parts of the same integers
 
 
-@dataclass(frozen=True, slots=True)
-class Integers:
+class Integers(Frozen):
     """Runs one after the other; `zero` is subtracted. `signed`: bytes are i8."""
 
     runs: tuple[Run, ...]
@@ -52,8 +50,7 @@ class Integers:
         return sum(run[0].count for run in self.runs)
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Frozen):
     """A format: `length` elements in `bytes` bytes. `scale` and `minimum` are the offsets of these numbers."""
 
     name: str

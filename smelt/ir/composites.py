@@ -12,15 +12,14 @@ operand that lacks a letter is the same along it. *Operands* says what each oper
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from smelt.frozen import Frozen
 from smelt.ir.attributes import Dict, Float, Int
 from smelt.ir.core import Op
 
 
-@dataclass(frozen=True, slots=True)
-class Composite:
+class Composite(Frozen):
     """A name, the attributes that say which variant it is, and the formula."""
 
     name: str

@@ -12,30 +12,27 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from smelt.errors import Location, VerifyError
+from smelt.frozen import Frozen
 from smelt.shape import Shape
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(Frozen):
     """The type of values that only order side effects."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tuple:
+class Tuple(Frozen):
     """The type of a tuple value."""
 
     types: tuple[Type, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Future:
+class Future(Frozen):
     """The type of a value that an asynchronous op promises."""
 
     types: tuple[Type, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FuncType:
+class FuncType(Frozen):
     """Argument and result types of a function; used only inside attributes."""
 
     inputs: tuple[Type, ...]

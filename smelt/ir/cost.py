@@ -7,9 +7,9 @@ most expensive.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from smelt.dim import Size, evaluate, floordiv, maximum, product
+from smelt.frozen import Frozen
 from smelt.ir.core import Func, Op, Program, Region, Type, Value, used_values
 from smelt.ir.ops import OPS
 from smelt.ir.ops.attention import attention_axes
@@ -17,8 +17,7 @@ from smelt.ir.ops.packed import contraction_size
 from smelt.shape import Shape
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Frozen):
     """Bytes at given sizes: passed in, passed out, and the most that is alive at once, arguments not counted."""
 
     arguments: int

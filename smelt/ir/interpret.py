@@ -17,6 +17,7 @@ import numpy as np
 from smelt.dim import Size, solve, substitute
 from smelt.dtype import Array
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError
+from smelt.frozen import Frozen
 from smelt.ir.core import Func, Op, Program, Region, Type, Value, used_values, walk
 from smelt.ir.lapack import computation
 from smelt.ir.ops import OPS
@@ -71,8 +72,7 @@ class World:
         return run_grid(replace(self, infeed=deque(infeed)), grid)
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(Frozen):
     """For each op of a region: how it is evaluated, and the values that no later op uses."""
 
     steps: tuple[tuple[Op, Any, bool, tuple[Value, ...]], ...]

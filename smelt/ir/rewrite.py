@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from smelt.dim import Size
+from smelt.frozen import Frozen
 from smelt.ir.build import Builder
 from smelt.ir.clone import clone_region, remake_op, substitution
 from smelt.ir.core import Func, FuncType, Op, Region, Type, Value, walk
@@ -306,8 +307,7 @@ def _same_type(a: Type, b: Type) -> bool:
 # ---- rules ----
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
+class Pattern(Frozen):
     """An op by its name whose operands match: a nested pattern, a capture's name, or `""` for anything.
 
     `commutes`: two operands may be in either order. `name` captures the op itself.
@@ -352,8 +352,7 @@ class Match:
 Rewrite = Callable[[Match], Value | Sequence[Value] | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Frozen):
     """Where `pattern` matches, `fn` gives the values that replace the root's results, or None to leave it alone.
 
     `why` says why the result is the same. `exact=False`: may change floating-point results, so it is off by default.

@@ -14,6 +14,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from smelt.dtype import DType, Quantized
+from smelt.frozen import Frozen
 from smelt.ir.attributes import Constant, Dict
 from smelt.ir.core import Attrs, Func, Op, Program, Region, Value
 from smelt.shape import Shape
@@ -83,6 +84,8 @@ def key_of(value: Any) -> Hashable:
             return ("dict", tuple(sorted((str(name), key_of(item)) for name, item in value.items())))
         case str() | int() | float() | complex() | None:
             return (type(value).__name__, repr(value))
+    if isinstance(value, Frozen):
+        return (type(value).__name__, *(key_of(each) for each in value.record().values()))
     if is_dataclass(value) and not isinstance(value, type):
         return (type(value).__name__, *(key_of(getattr(value, each.name)) for each in fields(value)))
     return (type(value).__name__, repr(value))

@@ -8,11 +8,11 @@ for engines with packed GEMMs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from smelt.dim import Size, ceildiv, product
 from smelt.dtype import i32
+from smelt.frozen import Frozen
 from smelt.ir.attributes import ConvDims
 from smelt.ir.build import Builder
 from smelt.ir.clone import clone_region
@@ -129,8 +129,7 @@ def _pad_zeros(b: Builder, value: Value, edges: Sequence[tuple[int, int, int]]) 
     return b.pad(value, zero, edge_padding_low=low, edge_padding_high=high, interior_padding=between)
 
 
-@dataclass(frozen=True, slots=True)
-class _Phases:
+class _Phases(Frozen):
     """A transposed convolution (base dilation `step`) along one axis, as `step` ordinary ones: every `step`-th result
     uses every `step`-th tap. Phase r takes the taps from `first[r]` on, shifted by `shift[r]` in a window of `reach`
     taps; `low` and `high` are the padding, `count` the results of each phase."""

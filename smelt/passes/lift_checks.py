@@ -7,8 +7,8 @@ carries them and keeps the values of its first failing iteration; a branch that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from smelt.frozen import Frozen
 from smelt.ir.build import Builder
 from smelt.ir.clone import clone_args, clone_op
 from smelt.ir.core import Func, Op, Program, Region, Value, walk
@@ -20,8 +20,7 @@ from smelt.shape import Shape
 BRANCHES = ("stablehlo.if", "stablehlo.case")
 
 
-@dataclass(frozen=True, slots=True)
-class LiftedCheck:
+class LiftedCheck(Frozen):
     """An assertion, and its operands where it was lifted to: the condition, then the numbers for its message."""
 
     op: Op

@@ -8,7 +8,6 @@ follow as ops that fuse into the epilogue. Depthwise int8 convolutions run in f3
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from smelt.dim import Size, product
 from smelt.dtype import DType, f32, i8, i32, ui8
+from smelt.frozen import Frozen
 from smelt.ir.build import Builder
 from smelt.ir.composites import decode
 from smelt.ir.core import Value
@@ -116,23 +116,20 @@ def _add_letters(word: Word, names: str) -> Word:
 # ---- values by their letters ----
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
+class _Given(Frozen):
     role: str
     value: Value
     word: Word
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(Frozen):
     """A value with one axis per letter."""
 
     value: Value
     letters: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Space:
+class _Space(Frozen):
     """The axes of a result, one per letter."""
 
     m: Match
@@ -182,8 +179,7 @@ class _Space:
 # ---- zero points ----
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
+class _Side(Frozen):
     """An operand in the type that the GEMM takes, and its zero point in that type; None: known to be 0."""
 
     value: Value
@@ -285,8 +281,7 @@ def _dot_total(space: _Space, given: Sequence[_Given], zeros: Mapping[str, _Part
 # ---- convolutions ----
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
+class _Window(Frozen):
     """A convolution of feature maps [b, spatial, f] by a kernel [spatial, i, o], as `smelt.qdot` has it."""
 
     maps: Value
@@ -332,7 +327,7 @@ def _convolution_total(
     if not places or not all(isinstance(size, int) and size > 0 for size in window.kernel.shape.sizes):
         return None
     channels = (*window.maps.shape.sizes[:-1], window.depth * window.groups)  # the kernel's are static
-    window = replace(window, maps=_reshape(b, window.maps, channels))
+    window = window.replace(maps=_reshape(b, window.maps, channels))
     names = "".join(("b", *places, "o"))
     right = _prepare_operand(space, window.kernel, zeros.get("rhs_zero"), i8)
     if window.groups > 1 and (window.depth % QUAD or right.zero is not None):
@@ -343,7 +338,7 @@ def _convolution_total(
         ones = b.full(1, Shape.of(i8, (*kernel.shape.sizes[:-1], 1)))
         kernel = b.concatenate(kernel, ones, dimension=kernel.shape.rank - 1)
     sizes = (*space.shape(names[:-1], i32).sizes, kernel.shape.sizes[-1])
-    made = _convolve(b, replace(window, maps=left.value, kernel=kernel), left.zero, sizes, width)
+    made = _convolve(b, window.replace(maps=left.value, kernel=kernel), left.zero, sizes, width)
     shown = _Part(made if right.zero is None else crop(b, made, {last: (0, features)}), names)
     total = _Part(space.transpose_to(shown, space.letters), space.letters)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from smelt.dtype import DType, f64, i64, ui64
 from smelt.errors import UnsupportedError
+from smelt.frozen import Frozen
 from smelt.ir.build import Builder
 from smelt.ir.core import Func, Op, Program, Region, Type, Value, walk
 from smelt.ir.ops.definition import Scope
@@ -128,8 +129,7 @@ class _Threading:
         return _uniform(broadcast, words, first, second)
 
 
-@dataclass(frozen=True, slots=True)
-class _Broadcast:
+class _Broadcast(Frozen):
     """Broadcasts scalars to the shape of a result. With data-dependent sizes, the first broadcast defines the sizes
     for the ops after it, so it comes before the draw."""
 

@@ -10,9 +10,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
 from typing import TextIO
 
+from smelt.frozen import Frozen
 from smelt.ir.core import Program
 from smelt.ir.rewrite import Edit, Rule, rewrite
 from smelt.ir.text import print_program
@@ -42,8 +42,7 @@ from smelt.passes.split_prepare import split_prepare
 from smelt.target import Target, tile_shape
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(Frozen):
     """A step from program to program; `why` says what it is for."""
 
     name: str
@@ -51,8 +50,7 @@ class Pass:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Frozen):
     """What one pass did: milliseconds, and how many ops the program had before and after."""
 
     name: str

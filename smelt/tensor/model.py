@@ -18,6 +18,7 @@ from smelt.buffer import HostBuffer
 from smelt.dim import Poly, Size
 from smelt.dtype import DType, dtype, f32
 from smelt.errors import ShapeError
+from smelt.frozen import Frozen
 from smelt.shape import Shape
 from smelt.structure import CONTAINERS, items_of, join, map_items
 from smelt.tensor.argument_types import with_argument_errors
@@ -47,8 +48,7 @@ from smelt.tensor.source import Place, declaration_of, refuse
 # ---- parameters ----
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(Frozen):
     """One declared parameter of a model.
 
     `shape` has the names of the axes; its sizes are numbers, symbols or formulas of them. `element` is None where the

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 from typing import Annotated as Shaped
@@ -17,6 +16,7 @@ from typing import Annotated as Shaped
 from smelt.dim import Answer, Poly, Size, floordiv, substitute, symbol, symbols
 from smelt.dtype import DType, dtype, f32
 from smelt.errors import ShapeError
+from smelt.frozen import Frozen
 from smelt.ir.size_ops import slope_of
 from smelt.shape import Shape
 from smelt.tensor.axes import parse_shape, permutation_of
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Shaped", "Spec", "annotations_of", "match", "spec_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(Frozen):
     """The shape in an annotation; `element` is None where the annotation names no element type."""
 
     element: DType | None

@@ -12,7 +12,6 @@ import linecache
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from types import CodeType, FrameType, TracebackType
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from smelt.dim import Answer, Proof
 from smelt.errors import Location, ShapeError
+from smelt.frozen import Frozen
 from smelt.shape import Shape
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -260,8 +260,7 @@ def locate(place: Place, operand: int | None = None) -> tuple[Location, str | No
 # ---- the error ----
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(Frozen):
     """One shape in an error: what part it plays, and where it was made."""
 
     label: str

@@ -7,10 +7,10 @@ dilated by the stride, with the reversed kernel; the cotangent of w convolves x 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from smelt.dim import Size
+from smelt.frozen import Frozen
 from smelt.ir.attributes import ConvDims
 from smelt.ir.build import Builder
 from smelt.ir.core import Op, Value
@@ -20,8 +20,7 @@ from smelt.ir.grad.sweep import Reverse
 from smelt.shape import Shape
 
 
-@dataclass(frozen=True, slots=True)
-class _Conv:
+class _Conv(Frozen):
     """The attributes of a convolution with their defaults, one entry per spatial dimension."""
 
     dims: ConvDims

@@ -8,11 +8,11 @@ results), an `expand` (the same results by ops that have rules), that the deriva
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from smelt.dtype import DType
 from smelt.errors import UnsupportedError
+from smelt.frozen import Frozen
 from smelt.ir.build import Builder
 from smelt.ir.clone import clone_region
 from smelt.ir.core import Op, Type, Value
@@ -28,8 +28,7 @@ Expand = Callable[[Builder, Op], Sequence[Value]]
 Partial = Callable[..., Value]  # (builder, g, *operands, result) → g times the derivative, linear in g
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Frozen):
     """One row. `zero` and `refused` are reasons, for people. A vjp must not use the values it differentiates by where
     the op is linear in them: that makes it the transpose."""
 

@@ -7,12 +7,12 @@ Operands, layout and numbers are the composite's (`ir.composites`); `width` is h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from smelt.dim import Size, evaluate
 from smelt.dtype import Array, DType
+from smelt.frozen import Frozen
 from smelt.ir.attributes import DICT, INT, Dict, Float, Int
 from smelt.ir.core import Op, Type
 from smelt.ir.layouts import Word, letters, parse, sizes_of
@@ -22,8 +22,7 @@ from smelt.shape import Shape
 _MASKS = ("add", "where", "unless")
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionAxes:
+class AttentionAxes(Frozen):
     """The letters of attention by what they do; "" for an axis of one element that no operand has.
 
     `batch` are letters that keys or values share with the result, `rows` those of queries alone; scores are summed over
@@ -69,8 +68,7 @@ class AttentionAxes:
         return AttentionAxes(words, last, sizes, *one)
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionNumbers:
+class AttentionNumbers(Frozen):
     """What the attributes say besides the layout: a role for each operand, `fill` for each that replaces scores."""
 
     roles: tuple[str, ...]

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Protocol
 from smelt.dim import Size, at_most, minimum, symbol
 from smelt.dtype import Array, ElementType, index
 from smelt.errors import Location, VerifyError
+from smelt.frozen import Frozen
 from smelt.ir.attributes import Kind
 from smelt.ir.core import Attrs, Func, FuncType, Program, Region, Tuple, Type, Value, find_captures
 from smelt.shape import Shape
@@ -36,8 +37,7 @@ _TAKE_INDEX = frozenset(
 UNKNOWN = symbol("?")  # in a declared result type: the size is whatever inference says; never in a finished op
 
 
-@dataclass(frozen=True, slots=True)
-class Attr:
+class Attr(Frozen):
     """One declared attribute. `default=None` means that it may be absent."""
 
     name: str
@@ -45,8 +45,7 @@ class Attr:
     default: Any = REQUIRED
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(Frozen):
     """One cell of the grid of replicas x partitions that runs a program."""
 
     replica: int = 0

@@ -10,13 +10,13 @@ programs that hold them can be verified, printed and run by the reference engine
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
 from smelt.dim import Size, ceildiv, floordiv
 from smelt.dtype import Array, DType, bf16, f16, f32, i8, i32, ui8
+from smelt.frozen import Frozen
 from smelt.ir.attributes import INTS, STRING
 from smelt.ir.core import Attrs, Op, Type
 from smelt.ir.ops.definition import Attr, Call, Frame, OpDef
@@ -114,8 +114,7 @@ def _packed_dot(frame: Frame, op: Op, lhs: Array, rhs: Array) -> Array:
 # ---- convolutions ----
 
 
-@dataclass(frozen=True, slots=True)
-class Taps:
+class Taps(Frozen):
     """Windows over padded feature maps [batch, y, x, channel]."""
 
     window: tuple[int, ...]

@@ -8,20 +8,19 @@ takes at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from smelt.dim import divide_exact
 from smelt.dtype import Array, DType
+from smelt.frozen import Frozen
 from smelt.ir.attributes import DICT, INT, Dict, Float, Int
 from smelt.ir.core import Op, Type
 from smelt.ir.ops.definition import Attr, Call, Frame, OpDef
 from smelt.shape import Shape
 
 
-@dataclass(frozen=True, slots=True)
-class PagedNumbers:
+class PagedNumbers(Frozen):
     """What the attributes say. A softcap or a window of 0 is none."""
 
     scale: float

@@ -7,13 +7,13 @@ which NumPy reduces at once; `ir.ops.window` shares it. Every other body runs ov
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from smelt.dtype import Array, DType, ElementType, Quantized, i32
+from smelt.frozen import Frozen
 from smelt.ir.attributes import BOOL, FLOAT32, INT, INTS, DenseArray, Kind, ints_of
 from smelt.ir.cast import cast
 from smelt.ir.core import Op, Region, Type
@@ -40,8 +40,7 @@ _UFUNCS: dict[str, np.ufunc] = {
 # ---- bodies ----
 
 
-@dataclass(frozen=True, slots=True)
-class Fold:
+class Fold(Frozen):
     """A body that is one associative op on two scalars. It computes in a wide type and rounds once, at the end."""
 
     ufunc: np.ufunc

@@ -7,7 +7,6 @@ In: calls and arrays of the op table. Out: types, with one size per window posit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias, TypeVar
 
@@ -16,6 +15,7 @@ import numpy as np
 from smelt.dim import Size, floordiv, maximum, mod
 from smelt.dtype import Array, DType, Quantized, dtype
 from smelt.errors import RunError
+from smelt.frozen import Frozen
 from smelt.ir.attributes import BOOLS, CONV, INT, INTS, PAIRS, PRECISION, ConvDims
 from smelt.ir.core import Op, Region, Type
 from smelt.ir.ops.definition import UNKNOWN, Attr, Call, Frame, OpDef
@@ -39,8 +39,7 @@ _MOST = 1 << 33  # elements of a tensor; padding and strides can ask for more th
 # ---- windows ----
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(Frozen):
     """A window over a padded tensor, dimension by dimension; both may be dilated."""
 
     sizes: tuple[int, ...]

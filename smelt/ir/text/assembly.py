@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from smelt.dtype import DType, i64, integer_range
+from smelt.frozen import Frozen
 from smelt.ir.attributes import DenseArray, DialectAttr, Float, Int, Symbol
 from smelt.ir.core import FuncType, Op, Region, Tuple, Type, Value
 from smelt.ir.ops.definition import OpDef
@@ -107,8 +108,7 @@ class Part(Protocol):
 # ---- parts of lines ----
 
 
-@dataclass(frozen=True, slots=True)
-class _Literal:
+class _Literal(Frozen):
     text: str
     space: bool
 
@@ -119,8 +119,7 @@ class _Literal:
         return f" {self.text}" if self.space else self.text
 
 
-@dataclass(frozen=True, slots=True)
-class _Operand:
+class _Operand(Frozen):
     index: int
     space: bool
 
@@ -132,8 +131,7 @@ class _Operand:
         return f" {name}" if self.space else name
 
 
-@dataclass(frozen=True, slots=True)
-class Operands:
+class Operands(Frozen):
     """All operands from `index` on."""
 
     index: int
@@ -163,8 +161,7 @@ class Operands:
         return f" {text}" if self.space else text
 
 
-@dataclass(frozen=True, slots=True)
-class _Attribute:
+class _Attribute(Frozen):
     name: str
     space: bool
     symbol: bool
@@ -185,8 +182,7 @@ class _Attribute:
         return f" {text}" if self.space else text
 
 
-@dataclass(frozen=True, slots=True)
-class _Optional:
+class _Optional(Frozen):
     """Parts that are there when an attribute is. The first two are literals, and determine what follows."""
 
     name: str
@@ -214,8 +210,7 @@ class _Optional:
         return "".join(part.show(writer, op, definition) for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Dictionary:
+class _Dictionary(Frozen):
     shown: tuple[str, ...]
 
     def read(self, reader: Reader, draft: Draft) -> None:
@@ -225,8 +220,7 @@ class _Dictionary:
         return writer.dictionary(op, self.shown)
 
 
-@dataclass(frozen=True, slots=True)
-class _Types:
+class _Types(Frozen):
     how: str
 
     def read(self, reader: Reader, draft: Draft) -> None:

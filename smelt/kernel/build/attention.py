@@ -9,11 +9,12 @@ blocks depends on the shape alone. Few queries go to `attention_decode.py`; `att
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 
 from smelt.dim import Size, ceildiv, maximum, minimum, product
 from smelt.dtype import f32, i1
+from smelt.frozen import Frozen
 from smelt.ir.core import Op
 from smelt.kernel.build.attention_decode import build_decode
 from smelt.kernel.build.attention_mask import VisibleKeys
@@ -49,7 +50,7 @@ def attention(nest: Nest, op: Op, output: Output) -> None:
     attn = Attention.of(op)
     usual = AttentionSchedule.of(attn)
     chosen = nest.choose_schedule(_key_of(attn), AttentionBlock).queries
-    build(nest, attn, replace(usual, queries=min(chosen, attn.width)) if chosen else usual, output)
+    build(nest, attn, usual.replace(queries=min(chosen, attn.width)) if chosen else usual, output)
 
 
 def _key_of(attn: Attention) -> KernelKey:
@@ -84,8 +85,7 @@ def _build_blocks(nest: Nest, attn: Attention, schedule: AttentionSchedule, has_
         _Block(nest, attn, schedule, operands_kv, reach, at, index[-1]).write(output)
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(Frozen):
     """Keys or values as f32: in place, or copied to a contiguous buffer before the blocks."""
 
     attn: Attention
@@ -132,7 +132,7 @@ class Operand:
             return add(self._place(nest, {**here, letter: Number(1)}).index, scale(origin.index, -1))
 
         assert isinstance(origin.array, int), "keys and values are in buffers"
-        return replace(self, buffer=origin.array, distance={"key": distance(axes.key), "inner": distance(inner)})
+        return self.replace(buffer=origin.array, distance={"key": distance(axes.key), "inner": distance(inner)})
 
     def _place(self, nest: Nest, at: At) -> Place:
         value = self.attn.op.operands[self.operand]

@@ -7,11 +7,11 @@ to zero for any scores. Skipping it changes no bit, unless its value is not fini
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 
 from smelt.dim import Size, ceildiv
 from smelt.dtype import DType, f32, i1, i64
+from smelt.frozen import Frozen
 from smelt.kernel.build.attention_shape import At, Attention, AttentionSchedule
 from smelt.kernel.loops.grammar import Expr, Load, Number, Place, Set, add, scale
 from smelt.kernel.loops.nest import Nest, flat
@@ -21,8 +21,7 @@ SMALLEST = 88.0  # exp(-88) counts as zero
 SLACK = 1.0001  # margin for rounding
 
 
-@dataclass(frozen=True, slots=True)
-class VisibleKeys:
+class VisibleKeys(Frozen):
     """Buffers that are filled before the blocks of queries.
 
     Per block and key: the highest level (`tops`), and whether no mask changes the score (`plain`). Per block: the

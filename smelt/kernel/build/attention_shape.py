@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from smelt.dim import Size, product
 from smelt.dtype import f32, i1, i64
+from smelt.frozen import Frozen
 from smelt.ir.core import Op
 from smelt.ir.layouts import Word
 from smelt.ir.ops.attention import AttentionAxes, AttentionNumbers, attention_axes, attention_numbers
@@ -21,8 +21,7 @@ FEW = 4  # queries up to which the decode kernel is used
 At = Mapping[str, Expr]  # index along each letter
 
 
-@dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(Frozen):
     """An attention op, the roles of its axes, and its scalar parameters."""
 
     op: Op
@@ -164,8 +163,7 @@ def fold_here(nest: Nest, function: str, start: Expr, extent: Expr, value: Calla
     return total
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionSchedule:
+class AttentionSchedule(Frozen):
     """Block sizes: `queries` of a block, at most the `width` of the op, and `keys` of a block.
 
     Up to `few` queries use the decode kernel with `chunk` keys per chunk. Keys, chunk and few define the order of sums

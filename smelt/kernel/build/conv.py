@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import prod
 
 from smelt.dim import Size, ceildiv, maximum, minimum, product
 from smelt.dtype import i64
+from smelt.frozen import Frozen
 from smelt.ir.core import Op
 from smelt.ir.ops.packed import taps_of
 from smelt.kernel.build.gemm import (
@@ -130,8 +130,7 @@ def _with_rows(sizes: Sequence[Size]) -> tuple[Size, ...]:
     return (sizes[0], 1, *sizes[1:]) if len(sizes) == 3 else tuple(sizes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
+class _Window(Frozen):
     """The K dimension of an implicit GEMM: loops over taps around contiguous runs of channels.
 
     `axes`: strides of the feature map. `run`: contiguous K elements. `taps`, `tap_stride`: the innermost tap loop.

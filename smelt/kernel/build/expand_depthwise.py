@@ -8,13 +8,13 @@ pair for `plan.materialise`; `depthwise.py` calls `expand_depthwise`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
 from smelt.dim import Size, ceildiv, floordiv, maximum, minimum
 from smelt.dtype import f32, i64
+from smelt.frozen import Frozen
 from smelt.ir.core import Op, Value
 from smelt.ir.ops import OPS
 from smelt.ir.ops.packed import Taps, taps_of
@@ -145,8 +145,7 @@ def _pixel_groups(nest: Nest, count: Expr, pixels: Size, most: int) -> list[tupl
     return [(Number(0), whole, AT_ONCE), (done, nest.let(add(count, scale(done, -1))), 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Conv:
+class _Conv(Frozen):
     """The sizes of both convolutions. `segment`: output pixels of a row that are computed together."""
 
     taps: Taps
@@ -171,7 +170,7 @@ class _Conv:
         segment = max(1, SEGMENT // taps.strides[1])
         conv = _Conv(taps, batch, (y, x), (down, columns_in), segment, channels, panels, width)
         if isinstance(columns_in, int):
-            whole = replace(conv, segment=max(1, columns_in))
+            whole = conv.replace(segment=max(1, columns_in))
             return whole if whole.fits else conv
         return conv
 
@@ -239,8 +238,7 @@ class _Conv:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
+class _Span(Frozen):
     """Input rows or columns under windows: the index of the first (negative in the padding), their count, and the part
     [begin, end) inside the feature map."""
 
@@ -259,14 +257,13 @@ class _Span:
     def after(self, nest: Nest, kept: Expr) -> _Span:
         """The same without the first `kept`, which are computed already."""
         begin = nest.apply("maximum", self.begin, nest.let(add(self.first, kept)), dtype=i64)
-        return replace(self, begin=nest.apply("minimum", begin, self.end, dtype=i64))
+        return self.replace(begin=nest.apply("minimum", begin, self.end, dtype=i64))
 
     def position(self, at: Expr) -> Expr:
         return add(at, scale(self.first, -1))
 
 
-@dataclass(frozen=True, slots=True)
-class _Expand:
+class _Expand(Frozen):
     """Computes rows of the expanded feature map into a local buffer."""
 
     nest: Nest

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from smelt.dim import Size, product
 from smelt.dtype import DType, f64, i1, i64
+from smelt.frozen import Frozen
 from smelt.ir.core import Op
 from smelt.kernel.build.sinks import Output, sink
 from smelt.kernel.loops.grammar import (
@@ -34,8 +34,7 @@ LONGEST = 2048  # row length up to which four rows fit on the stack
 Pair = tuple[Expr, Expr]  # real and imaginary part
 
 
-@dataclass(frozen=True, slots=True)
-class Planes:
+class Planes(Frozen):
     """Two buffers of f64: real and imaginary parts."""
 
     nest: Nest
@@ -56,8 +55,7 @@ class Planes:
             self.nest.store(buffer, offset, part)
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Frozen):
     """The same in two arrays on the stack."""
 
     nest: Nest
@@ -194,8 +192,7 @@ def _passes(nest: Nest, held: Held, spare: Held, table: Planes, sizes: tuple[Siz
 # ---- any length ----
 
 
-@dataclass(frozen=True, slots=True)
-class Chirp:
+class Chirp(Frozen):
     """Bluestein's chirp e^(-pi i k^2 / n), and the transform of its inverse, padded to a power of two."""
 
     padded: int

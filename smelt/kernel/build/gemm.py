@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from smelt.dim import Size, ceildiv, maximum, minimum
 from smelt.dtype import DType, bf16, f16, f32, f64, i64
+from smelt.frozen import Frozen
 from smelt.ir.core import Op, Value
 from smelt.kernel.build.reduce import sum_over
 from smelt.kernel.build.sinks import Output, sink
@@ -234,8 +234,7 @@ def row_tiles(nest: Nest, rows: Expr, most: Size) -> Iterator[tuple[tuple[Expr, 
         yield (part, parts), first, nest.let(add(after, scale(first, -1)))
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(Frozen):
     """The columns of one panel, of which `used` exist. `element`: the accumulator type."""
 
     first: Expr
@@ -263,8 +262,7 @@ class Columns:
             output.finish(nest, op, index(add(self.first, j)), element)
 
 
-@dataclass(frozen=True, slots=True)
-class Panels:
+class Panels(Frozen):
     """Panels that rows pass together, from `first` on. Each has `room` rows of a tile of sums."""
 
     first: Expr

@@ -14,6 +14,7 @@ from math import gcd, inf
 
 from smelt.dim import Size
 from smelt.dtype import DType, bf16, f16, f32, i1, i32, i64
+from smelt.frozen import Frozen
 from smelt.ir.core import Op
 from smelt.ir.ops.paged_attention import PagedNumbers
 from smelt.kernel.build.gather_scatter import to_index
@@ -28,8 +29,7 @@ LANES = 16  # partial maxima and sums of a row
 DIRECT = {f32: F32, f16: F32_F16, bf16: F32_BF16}  # the micro-kernels that read pages in place
 
 
-@dataclass(frozen=True, slots=True)
-class Paged:
+class Paged(Frozen):
     """The sizes of an op. `groups` heads of keys serve `shared` heads of queries each; `width` columns are a panel."""
 
     op: Op

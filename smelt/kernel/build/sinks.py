@@ -8,15 +8,14 @@ writes the part that changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from smelt.frozen import Frozen
 from smelt.ir.core import Op, Value
 from smelt.kernel.loops.grammar import Expr
 from smelt.kernel.loops.nest import Index, Nest, reshape_index, tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(Frozen):
     """The destination of results: `targets` are the buffers of the op's results, or of the epilogue's last value.
 
     `path`: the reshapes and transposes between the op and that value, which map the index of an element.

@@ -6,11 +6,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from math import prod
 
 from smelt.dim import Size, floordiv, maximum, minimum
 from smelt.dtype import DType, f64, i1, i64
+from smelt.frozen import Frozen
 from smelt.ir.core import Op, Value
 from smelt.kernel.build.gather_scatter import to_index
 from smelt.kernel.build.gemm import accumulator
@@ -121,8 +121,7 @@ def _inside(nest: Nest, place: Expr, step: int, size: Size, low: Expr) -> tuple[
 # ---- pooling ----
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(Frozen):
     """The geometry of a window per dimension. `base`: base dilation."""
 
     sizes: tuple[int, ...]

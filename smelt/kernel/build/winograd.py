@@ -8,11 +8,11 @@ Input tiles of 4×4 pixels, which overlap by two, are transformed to a row in ea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from smelt.dim import Size, ceildiv
 from smelt.dtype import f32, i64
+from smelt.frozen import Frozen
 from smelt.ir.core import Op
 from smelt.kernel.build.gemm import (
     PASS_COLUMNS,
@@ -138,8 +138,7 @@ def _multiply_bt(nest: Nest, d: Sequence[Expr]) -> list[Expr]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Sums:
+class _Sums(Frozen):
     """One row of each of the 16 result tiles of `rows` rows."""
 
     array: str

@@ -7,8 +7,7 @@ four steps of K at once. With VNNI that is one instruction (vpdpbusd); AVX2 and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from smelt.frozen import Frozen
 from smelt.kernel.emit.tile_f32 import HEAD, MAX_TILE_ROWS, PREFETCH_STEPS
 from smelt.target import TileShape
 
@@ -79,8 +78,7 @@ SMELT_INLINE ui32 smelt_mma_int8_last(const ui8 *a, i64 rest) {{
 }}"""
 
 
-@dataclass(frozen=True, slots=True)
-class PackedForm:
+class PackedForm(Frozen):
     """An element type of which `k_pack` fill a 32-bit word. `head` defines, each prefixed with the name: the types
     `_left` and `_right` that a word and a vector of words unpack to (`_unpack_left`, `_unpack_right`), `_dot`, which
     adds their products to a vector of sums, and `_last`, which loads a partial word padded with zeros."""

@@ -6,13 +6,11 @@ one into every `Mma`; an emitter has a micro-kernel for each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from smelt.dtype import DType, bf16, f16, f32, i8, i32, ui8
+from smelt.frozen import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(Frozen):
     """Rows of `left` by panels of `right`, added up in `total`.
 
     `k_pack` steps of K are adjacent in each column of a panel, and one instruction may take them together. A K-block of

@@ -17,11 +17,11 @@ by `expressions`, `blocks`, `declared`, `places` and `rebuild` below.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
 from smelt.dim import Poly, Size, divide_exact
 from smelt.dtype import DType, f32, i1, i64
+from smelt.frozen import Frozen
 from smelt.kernel.loops.form import Form
 
 Level = Literal["serial", "ordered", "core", "lane"]
@@ -30,8 +30,7 @@ Vector = Literal["none", "any", "whole", "masked"]
 SHORT, LANES = 64, 32  # of a `Fold`
 
 
-@dataclass(frozen=True, slots=True)
-class Var:
+class Var(Frozen):
     """A loop variable, a named value, or an accumulator. With an `extent` it is in [0, extent)."""
 
     name: str
@@ -39,8 +38,7 @@ class Var:
     extent: Size | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Number:
+class Number(Frozen):
     value: float | int | bool | complex
     dtype: DType = i64
 
@@ -52,16 +50,14 @@ class Number:
         return hash((self.value, self.dtype))
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
+class Amount(Frozen):
     """A size, as a value."""
 
     size: Size
     dtype: DType = i64
 
 
-@dataclass(frozen=True, slots=True)
-class Affine:
+class Affine(Frozen):
     """The sum of `expression * size` over the terms, plus a size."""
 
     terms: tuple[tuple[Expr, Size], ...]
@@ -69,8 +65,7 @@ class Affine:
     dtype: DType = i64
 
 
-@dataclass(frozen=True, slots=True)
-class Quotient:
+class Quotient(Frozen):
     """x / size for x >= 0."""
 
     x: Expr
@@ -78,8 +73,7 @@ class Quotient:
     dtype: DType = i64
 
 
-@dataclass(frozen=True, slots=True)
-class Remainder:
+class Remainder(Frozen):
     """x % size for x >= 0."""
 
     x: Expr
@@ -87,16 +81,14 @@ class Remainder:
     dtype: DType = i64
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Frozen):
     """An element of a buffer (a number) or of a tile (a name)."""
 
     array: int | str
     index: Expr
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(Frozen):
     """A strided block of elements that begins at a place."""
 
     place: Place
@@ -104,22 +96,19 @@ class Slice:
     strides: tuple[Expr, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(Frozen):
     """Number `number` of `count` equal shares of some work."""
 
     number: Expr
     count: Expr
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Frozen):
     place: Place
     dtype: DType
 
 
-@dataclass(frozen=True, slots=True)
-class Apply:
+class Apply(Frozen):
     """A scalar function: the short name of a StableHLO or CHLO op, a comparison, or one that `kernel.math` adds."""
 
     function: str
@@ -128,14 +117,12 @@ class Apply:
     detail: tuple[int, ...] = ()  # attributes, where the function has some
 
 
-@dataclass(frozen=True, slots=True)
-class Convert:
+class Convert(Frozen):
     x: Expr
     dtype: DType
 
 
-@dataclass(frozen=True, slots=True)
-class Bitcast:
+class Bitcast(Frozen):
     x: Expr
     dtype: DType
 
@@ -143,8 +130,7 @@ class Bitcast:
 Expr: TypeAlias = Var | Number | Amount | Affine | Quotient | Remainder | Load | Apply | Convert | Bitcast
 
 
-@dataclass(frozen=True, slots=True)
-class Chunks:
+class Chunks(Frozen):
     """How a loop on cores is split: an iteration touches about `work` elements, a chunk at least `elements`. `polls`:
     every iteration checks for cancellation."""
 
@@ -153,8 +139,7 @@ class Chunks:
     polls: bool
 
 
-@dataclass(frozen=True, slots=True)
-class For:
+class For(Frozen):
     """`body` for var = 0 … extent - 1. On cores and lanes iterations are independent and run in any order.
 
     `parallelise` decides the rest: the `chunks` of a loop on cores, and how a loop is vectorised (`vector`): `any` way,
@@ -169,8 +154,7 @@ class For:
     vector: Vector = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class While:
+class While(Frozen):
     """Repeat: run `head`; stop unless `condition`; run `body`."""
 
     head: tuple[Stmt, ...]
@@ -178,43 +162,37 @@ class While:
     body: tuple[Stmt, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class If:
+class If(Frozen):
     condition: Expr
     then: tuple[Stmt, ...]
     otherwise: tuple[Stmt, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Let:
+class Let(Frozen):
     """A name for a value that does not change."""
 
     var: Var
     value: Expr
 
 
-@dataclass(frozen=True, slots=True)
-class Declare:
+class Declare(Frozen):
     """A variable that `Set` may change."""
 
     var: Var
     value: Expr
 
 
-@dataclass(frozen=True, slots=True)
-class Set:
+class Set(Frozen):
     var: Var
     value: Expr
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
+class Store(Frozen):
     place: Place
     value: Expr
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(Frozen):
     """An uninitialised array of a fixed count of elements."""
 
     name: str
@@ -223,16 +201,14 @@ class Tile:
     space: Space = "local"
 
 
-@dataclass(frozen=True, slots=True)
-class Transpose:
+class Transpose(Frozen):
     """target[j, i] = source[i, j]: whole row-major tiles of f32."""
 
     target: Slice
     source: Slice
 
 
-@dataclass(frozen=True, slots=True)
-class Fold:
+class Fold(Frozen):
     """total = function(total, value) over var = 0 … extent - 1, where `body` computes `value`.
 
     At most `SHORT` terms are reduced in order. Longer reductions keep one total per lane: lane l takes the terms l
@@ -256,8 +232,7 @@ class Fold:
         return f32 if dtype.is_float and dtype.bits < 32 else dtype
 
 
-@dataclass(frozen=True, slots=True)
-class Mma:
+class Mma(Frozen):
     """Micro-kernel call: acc[i, j] = sum over t and k of a[i, t, k] * b[t, k, j], in the order of (t, k).
 
     `acc` is [row, column] and `a` is [row, tap, k]. `b` is [k, column] with adjacent columns; the rows of the next tap
@@ -273,8 +248,7 @@ class Mma:
     prefetch: Share | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BlockMma:
+class BlockMma(Frozen):
     """Micro-kernel call: acc[i, j] = row i times column j of a panel of block-quantised weights (`ir.block_ops`).
 
     `acc` is [row, column], 16 columns wide. Rows are integers `q` [row, k], the `scale` of each run of them [row, run]
@@ -289,8 +263,7 @@ class BlockMma:
     format: str
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(Frozen):
     """Leave the program with a status; `values` go into the record."""
 
     status: int
@@ -447,11 +420,11 @@ def rebuild_expr(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
         case Affine(terms, constant):
             return add(*(scale(change(atom), factor) for atom, factor in terms), constant)
         case Quotient(x) | Remainder(x) | Convert(x) | Bitcast(x):
-            return replace(expr, x=change(x))
+            return expr.replace(x=change(x))
         case Load(place):
-            return replace(expr, place=replace(place, index=change(place.index)))
+            return expr.replace(place=place.replace(index=change(place.index)))
         case Apply(_, args):
-            return replace(expr, args=tuple(map(change, args)))
+            return expr.replace(args=tuple(map(change, args)))
     return expr
 
 
@@ -485,7 +458,7 @@ STATEMENTS = (For, While, If, Let, Declare, Set, Store, Tile, Transpose, Fold, M
 
 def _fields(*types: str) -> dict[type, tuple[str, ...]]:
     """The fields of each statement that are of these types."""
-    return {kind: tuple(each.name for each in fields(kind) if each.type in types) for kind in STATEMENTS}
+    return {kind: tuple(name for name, hint in kind.__annotations__.items() if hint in types) for kind in STATEMENTS}
 
 
 _BLOCKS, _VARS = _fields("tuple[Stmt, ...]"), _fields("Var")
@@ -549,7 +522,7 @@ def rebuild(
     changed: dict[str, Any] = {name: block(getattr(statement, name)) for name in _BLOCKS[type(statement)]}
     if expr is not None:
         changed |= {name: _rebuild_field(getattr(statement, name), expr) for name in _EXPRS[type(statement)]}
-    return replace(statement, **changed) if changed else statement
+    return statement.replace(**changed) if changed else statement
 
 
 def _rebuild_field(held: Any, expr: Callable[[Expr], Expr]) -> Any:

@@ -16,6 +16,7 @@ from typing import TypeVar
 from smelt.dim import Size, divide_exact, product
 from smelt.dtype import DType, i1, i64
 from smelt.errors import UnsupportedError
+from smelt.frozen import Frozen
 from smelt.ir.core import Op, Region, Value
 from smelt.kernel.loops.grammar import (
     Amount,
@@ -98,8 +99,7 @@ class Scope:
     names: dict[Expr, Var] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Frozen):
     """The elements of a value inside a larger buffer: at `offset` + the sum of index * stride."""
 
     offset: Size
@@ -128,8 +128,7 @@ class View:
         return View(self.offset, tuple(strides))
 
 
-@dataclass(frozen=True, slots=True)
-class ExpandedImage:
+class ExpandedImage(Frozen):
     """The image [batch, y, x, channel] of a fused expand + depthwise kernel: a GEMM and elementwise ops compute `last`,
     which is padded with one number."""
 

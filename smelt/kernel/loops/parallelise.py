@@ -7,7 +7,6 @@ The order in which one element is computed never changes, so results do not depe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from smelt.dim import Size, product
 from smelt.dtype import i64
@@ -58,7 +57,7 @@ def _on_lanes(statement: Stmt) -> Stmt:
         return statement
     found = rebuild(statement, lambda block: tuple(map(_on_lanes, block)))
     if isinstance(found, For) and found.level == "serial" and _only_stores(found.body):
-        return replace(found, level="lane")
+        return found.replace(level="lane")
     return found
 
 
@@ -79,7 +78,7 @@ def _on_cores(loop: For) -> For:
     leaf = not any(isinstance(each, For | While | Fold | Mma | BlockMma) for each in last.body)
     if leaf and len(chain) > 1:
         chain.pop()
-        body: tuple[Stmt, ...] = (*between, replace(last, level="lane"))
+        body: tuple[Stmt, ...] = (*between, last.replace(level="lane"))
     else:
         body = (*between, *last.body)
     if len(chain) == 1:
@@ -128,9 +127,9 @@ def _annotate(statement: Stmt) -> Stmt:
     """The statement with every loop on lanes and every reduction inside it decided."""
     found = rebuild(statement, lambda block: tuple(map(_annotate, block)))
     if isinstance(found, Fold) and _static(found.extent) in range(SHORT + 1):
-        return replace(found, lanes=1)
+        return found.replace(lanes=1)
     if isinstance(found, For) and found.level == "lane":
-        return replace(found, vector=_vector(found.extent))
+        return found.replace(vector=_vector(found.extent))
     return found
 
 
@@ -166,7 +165,7 @@ def merge_loops(loop: For) -> For:
     if len(loop.body) == 1 and isinstance(inner := loop.body[0], For) and inner.level == "serial":
         below = merge_loops(inner)
         if below is not inner:
-            return merge_loops(replace(loop, body=(below,)))
+            return merge_loops(loop.replace(body=(below,)))
     return loop
 
 
@@ -182,7 +181,7 @@ def _merge_pair(outer: For, inner: For) -> For | None:
         )
 
     try:
-        return replace(inner, var=var, extent=Amount(count), body=merge(inner.body))
+        return inner.replace(var=var, extent=Amount(count), body=merge(inner.body))
     except _NotMergeableError:
         return None
 

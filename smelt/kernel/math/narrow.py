@@ -6,10 +6,10 @@ A register holds such a value as f32. `smelt_load_X` and `smelt_store_X` go betw
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import frexp
 from typing import Literal
 
+from smelt.frozen import Frozen
 from smelt.kernel.math.pieces import number
 
 # What a format does beyond its largest number: "ieee" has infinities, "nan" has one nan with all bits set, "fnuz" has
@@ -17,8 +17,7 @@ from smelt.kernel.math.pieces import number
 Rule = Literal["ieee", "nan", "fnuz", "finite"]
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(Frozen):
     """`mantissa` bits behind the point; the least normal number is 2^(1 - bias)."""
 
     width: int

@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from smelt.dim import Size, product
+from smelt.frozen import Frozen
 from smelt.ir.core import Op, Value
 from smelt.ir.ops import OPS
 from smelt.kernel.build.families import ANCHORS, PULLS, SINKS, UPDATES
@@ -27,8 +27,7 @@ READERS = frozenset(
 Users = Mapping[Value, Sequence[Op]]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Frozen):
     """An operand of a concatenation or padding that is computed in its buffer, through a view."""
 
     operand: int

@@ -8,7 +8,7 @@ Called by `engine.compile` between `fuse` and `memory`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 
 from smelt.dim import Size, evaluate, symbols
@@ -185,4 +185,4 @@ def _rewritten(plan: Plan, representatives: Mapping[int, int]) -> Plan:
     ]
     numbers = {old: new for new, old in enumerate(kept)}
     buffers = tuple(plan.buffers[i] for i in kept)
-    return replace(plan, buffers=buffers, steps=remap_steps(steps, numbers), reused=tuple(sorted(reused)))
+    return plan.replace(buffers=buffers, steps=remap_steps(steps, numbers), reused=tuple(sorted(reused)))

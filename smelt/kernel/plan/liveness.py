@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_
 
+from smelt.frozen import Frozen
 from smelt.kernel.plan.plan import Branch, Copy, Launch, Measure, Plan, Repeat, Require, Step, walk
 
 Set = int  # of buffers: bit i stands for buffer i
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(Frozen):
     """A step without inner steps: its position in `plan.walk`, its loop depth, and the buffers that are live after
     it."""
 
@@ -65,8 +65,7 @@ def written_by(step: Step) -> tuple[int, ...]:
     return step.writes if isinstance(step, Launch | Copy) else ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Effect:
+class _Effect(Frozen):
     """The transfer function of steps: live before = needs | (live after & ~replaces)."""
 
     needs: Set = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass, field, fields
 
+from smelt.frozen import Frozen
 from smelt.ir.core import Op, Region, Token, Value, find_captures
 from smelt.ir.ops import OPS
 from smelt.kernel.build.expand_depthwise import find_expansion
@@ -72,8 +73,7 @@ class _Use:
     path: tuple[Op, ...] | None = ()  # the moves from it to the root; None: not a single path
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor:
+class Anchor(Frozen):
     """The op whose kernel computes a value in its epilogue; `path` as in `Output`."""
 
     op: Op

@@ -7,9 +7,9 @@ prefix sums of slots, evaluated when a program is called.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from smelt.dim import Size, ceildiv, evaluate, symbols
+from smelt.frozen import Frozen
 from smelt.kernel.plan.in_place import overwritable_by
 from smelt.kernel.plan.liveness import Liveness, Set, members, set_of
 from smelt.kernel.plan.plan import Launch, Plan, touched, walk
@@ -18,8 +18,7 @@ ALIGN = 64
 SAMPLE = 100  # value of a dynamic dimension when slots are compared
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Frozen):
     """The slots, each with the bytes of its buffers, and the slot of each temporary."""
 
     slots: tuple[tuple[Size, ...], ...]

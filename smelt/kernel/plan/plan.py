@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from smelt.dim import Size, symbols
 from smelt.errors import Location
+from smelt.frozen import Frozen
 from smelt.ir.core import Op
 from smelt.ir.size_checks import Check
 from smelt.kernel.loops.grammar import For, Stmt
@@ -18,8 +19,7 @@ from smelt.kernel.tune.schedules import KernelKey, Schedule
 from smelt.shape import Shape
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(Frozen):
     """A tensor in memory, row-major. `index` counts the buffers of its kind."""
 
     shape: Shape
@@ -31,8 +31,7 @@ class Buffer:
         return self.shape.count * self.shape.dtype.numpy.itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(Frozen):
     """A part of a kernel: statements of the calling thread, then a loop on cores.
 
     The next phase reads what it wrote, so a device that cannot wait inside a kernel launches each phase by itself.
@@ -90,8 +89,7 @@ class Launch:
         return tuple(i for i in dict.fromkeys(self.buffers) if i not in self.writes or i in self.updates)
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(Frozen):
     source: int
     target: int
 
@@ -104,8 +102,7 @@ class Copy:
         return (self.target,)
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
+class Repeat(Frozen):
     """While the scalar in `flag` holds after `head`, run `body`."""
 
     head: tuple[Step, ...]
@@ -113,16 +110,14 @@ class Repeat:
     body: tuple[Step, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(Frozen):
     """Run one of several lists of steps: number `selector`, else the last."""
 
     selector: int
     branches: tuple[tuple[Step, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Require:
+class Require(Frozen):
     """Check that all elements of a buffer of booleans hold; else the call fails with the integers in `numbers`."""
 
     flags: int
@@ -130,8 +125,7 @@ class Require:
     numbers: tuple[int, ...] = ()  # buffers of one element each
 
 
-@dataclass(frozen=True, slots=True)
-class Requirement:
+class Requirement(Frozen):
     """A condition on data. `{0}` in the message is the first of the numbers of its `Require`."""
 
     message: str
@@ -139,16 +133,14 @@ class Requirement:
     where: Location | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
+class Measure(Frozen):
     """Define the symbols of data-dependent sizes: by the numbers in a buffer of i64, or by other sizes."""
 
     names: tuple[str, ...]
     source: int | tuple[Size, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Ensure:
+class Ensure(Frozen):
     """Check sizes in the middle of a run: those that depend on data, or belong to a block that may not run."""
 
     checks: tuple[int, ...]
@@ -158,8 +150,7 @@ Filling: TypeAlias = Launch | Copy  # steps that write buffers
 Step: TypeAlias = Filling | Repeat | Branch | Require | Measure | Ensure
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Frozen):
     buffers: tuple[Buffer, ...]
     constants: tuple[bytes, ...]
     steps: tuple[Step, ...]

@@ -8,12 +8,12 @@ searches `legal_schedules`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from math import log2
 from typing import Any, TypeAlias, TypeVar
 
 from smelt.dim import Size, evaluate, symbols
+from smelt.frozen import Frozen
 from smelt.target import TileShape
 
 DEFAULT_CALL_ROWS = 96  # rows of one micro-kernel call
@@ -34,8 +34,7 @@ MIN_ROWS = 8  # smallest row block, where there are many rows
 CORES = (1, 2, 4, 8)  # core counts to balance for: the number of cores is unknown at compile time
 
 
-@dataclass(frozen=True, slots=True)
-class Gemm:
+class Gemm(Frozen):
     """`row_block` rows share one pass over a K-block of a packed panel; `call_rows` rows per micro-kernel call.
     `panels_outer`: panels are the outer loop and rows the inner one."""
 
@@ -44,8 +43,7 @@ class Gemm:
     panels_outer: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Conv:
+class Conv(Frozen):
     """The same for output pixels. An image row of at most `2 * row_block` pixels is not split."""
 
     row_block: int
@@ -53,8 +51,7 @@ class Conv:
     panels_outer: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Winograd:
+class Winograd(Frozen):
     """The same for patches of 4 x 4 pixels, each of which has 16 rows."""
 
     row_block: int
@@ -62,15 +59,13 @@ class Winograd:
     panels_outer: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Depthwise:
+class Depthwise(Frozen):
     """At most `pixels` neighbouring output pixels of a row are computed at once."""
 
     pixels: int
 
 
-@dataclass(frozen=True, slots=True)
-class ExpandDepthwise:
+class ExpandDepthwise(Frozen):
     """Fused expand + depthwise: bands of expanded rows take `band_bytes`; `gemm_rows` of their pixels are computed at
     once. Rows are split into chunks where there are fewer than `min_chunks`."""
 
@@ -80,15 +75,13 @@ class ExpandDepthwise:
     min_chunks: int = MIN_CHUNKS
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnReduction:
+class ColumnReduction(Frozen):
     """Columns per iteration."""
 
     columns: int = 64
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionBlock:
+class AttentionBlock(Frozen):
     """Queries per block; 0: as many as the op says."""
 
     queries: int = 0
@@ -111,8 +104,7 @@ KINDS: dict[str, tuple[type[Schedule], int, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class KernelKey:
+class KernelKey(Frozen):
     """Kernel shape key: everything that a schedule may depend on. A dynamic dimension is represented by an estimate,
     rounded up to a power of two."""
 
@@ -149,8 +141,7 @@ class KernelKey:
         return KernelKey(kind, numbers, frozenset(name for name, _, value in pairs if value.startswith("~")))
 
 
-@dataclass(frozen=True, slots=True)
-class Blocking:
+class Blocking(Frozen):
     """The loops that a blocked schedule gives for a key: `call_rows` per micro-kernel call; `rows` (pixels of an image
     row) of `image_rows` share one pass over a K-block. `max_rows`: rows of the tile of sums."""
 
@@ -160,8 +151,7 @@ class Blocking:
     max_rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class RowBands:
+class RowBands(Frozen):
     """The loops of a fused expand + depthwise kernel: bands of `rows` output rows, in `chunks`; `gemm_rows` pixels of
     the expanded image per GEMM. Local arrays hold `max_rows` and `max_gemm_rows`."""
 
@@ -417,15 +407,13 @@ def scale_of(key: KernelKey) -> tuple[float, ...]:
 
 
 def schedule_record(schedule: Schedule) -> dict[str, int]:
-    return asdict(schedule)
+    return schedule.record()
 
 
 def schedule_of(key: KernelKey, record: Mapping[str, Any], tile: TileShape) -> Schedule | None:
     """The schedule of a record, if it is legal for a key."""
     kind = KINDS[key.kind][0]
-    if {each.name for each in fields(kind)} != record.keys() or not all(
-        type(v) in (int, bool) for v in record.values()
-    ):
+    if set(kind.__match_args__) != record.keys() or not all(type(v) in (int, bool) for v in record.values()):
         return None
     found = kind(**record)
     return found if found in legal_schedules(key, tile) else None

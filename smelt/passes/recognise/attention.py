@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from smelt.frozen import Frozen
 from smelt.ir.attributes import DotDims
 from smelt.ir.composites import decode
 from smelt.ir.core import Op, Value
@@ -34,8 +35,7 @@ def attention(matcher: Matcher, root: Op) -> Iterator[Found]:
                 yield found
 
 
-@dataclass(frozen=True, slots=True)
-class _Scores:
+class _Scores(Frozen):
     """What is between the softmax and the matmul of queries and keys."""
 
     view: View
@@ -45,8 +45,7 @@ class _Scores:
     fill: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Guard:
+class _Guard(Frozen):
     """Whether fully masked rows give zeros; the mask whose maximum along axes selects these rows."""
 
     is_there: bool = False
@@ -199,11 +198,11 @@ class _Search:
             found = self.match_softcap(number, inner, depth) or self.match_scores(inner, depth + 1)
             if found is None or found.masks:
                 return None  # a scale after a mask is another formula
-            return found if found.softcap else replace(found, scale=found.scale * number)
+            return found if found.softcap else found.replace(scale=found.scale * number)
         for x, y in self.matcher.orders(view.value, "add"):
             found = self.match_scores(View(x, view.axes), depth + 1)
             if found is not None:
-                return replace(found, masks=(("add", self.skip_broadcasts(View(y, view.axes))), *found.masks))
+                return found.replace(masks=(("add", self.skip_broadcasts(View(y, view.axes))), *found.masks))
         return self.match_select(view, depth)
 
     def match_select(self, view: View, depth: int) -> _Scores | None:
@@ -216,7 +215,7 @@ class _Search:
             found = None if fill is None else self.match_scores(View(x, view.axes), depth + 1)
             if found is not None and fill is not None and condition.shape.rank == len(view.axes):
                 mask = (role, self.skip_broadcasts(View(condition, view.axes)))
-                return replace(found, masks=(mask, *found.masks), fill=(fill, *found.fill))
+                return found.replace(masks=(mask, *found.masks), fill=(fill, *found.fill))
         return None
 
     def match_softcap(self, number: float, view: View, depth: int) -> _Scores | None:
@@ -225,7 +224,7 @@ class _Search:
         found = None if inner is None else self.match_scores(View(inner, view.axes), depth + 1)
         if found is None or found.masks or found.softcap:
             return None
-        return replace(found, scale=found.scale * number, softcap=number)
+        return found.replace(scale=found.scale * number, softcap=number)
 
     def match_scale(self, view: View) -> tuple[float, View] | None:
         """A constant factor and the other factor."""

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from smelt.dim import Size, divide_exact
+from smelt.frozen import Frozen
 from smelt.ir.core import Op, Value
 from smelt.passes.recognise.matcher import Matcher
 
 Axes = tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Frozen):
     """A value and the atoms of each of its axes; axes of size one have none."""
 
     value: Value

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from smelt.dtype import DType
+from smelt.frozen import Frozen
 from smelt.ir.attributes import Constant
 from smelt.ir.core import Op, Value
 from smelt.ir.rewrite import Edit
@@ -20,8 +20,7 @@ _MOST_FACTORS = 16  # factors among which a gate is searched
 _COMPUTED = ("multiply", "divide", "rsqrt", "sqrt", "power", "broadcast_in_dim", "reshape")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Frozen):
     """A broadcast of `source` along some axes: `axes[d]` is the source's axis of axis d, or None."""
 
     source: Value
@@ -35,16 +34,14 @@ class Row:
         return used == [d for d, size in enumerate(sizes) if size != 1]
 
 
-@dataclass(frozen=True, slots=True)
-class Factor:
+class Factor(Frozen):
     """A broadcast factor or divisor of a product."""
 
     row: Row
     inverse: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Matcher:
+class Matcher(Frozen):
     """Queries about the values of an edit in its current state."""
 
     edit: Edit

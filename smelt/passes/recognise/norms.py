@@ -6,8 +6,8 @@ In: the last op of a norm. Out: its input, scale and bias, as far as there are a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from smelt.frozen import Frozen
 from smelt.ir.core import Op, Value
 from smelt.passes.recognise.matcher import Factor, Matcher, Row, is_float
 from smelt.passes.recognise.outline import Found
@@ -15,8 +15,7 @@ from smelt.passes.recognise.outline import Found
 _Parts = tuple[list[Factor], list[tuple[Value, float, Row]]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Spread:
+class _Spread(Frozen):
     """mean (x - centre)^2 along axes, where the centre is x's mean or zero."""
 
     x: Value

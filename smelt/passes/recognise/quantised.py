@@ -7,9 +7,10 @@ In: `smelt.dequantize`, `smelt.quantize` and integer `smelt.qdot`, which readers
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from smelt.dtype import DType
+from smelt.frozen import Frozen
 from smelt.ir.attributes import ConvDims
 from smelt.ir.composites import decode, window_attributes
 from smelt.ir.core import Op, Value
@@ -22,16 +23,14 @@ _ORDER = ("transpose", "reshape")
 _LAST = ("composite", "add", "multiply", "dot_general", "convolution", "convert")
 
 
-@dataclass(frozen=True, slots=True)
-class _Operand:
+class _Operand(Frozen):
     """An operand of a quantised matmul: its role and axes."""
 
     role: str
     view: View
 
 
-@dataclass(frozen=True, slots=True)
-class _Product:
+class _Product(Frozen):
     """The match so far, from the matmul on upwards."""
 
     operands: tuple[_Operand, ...]
@@ -39,7 +38,7 @@ class _Product:
     copied: frozenset[Op] = frozenset()
 
     def plus(self, *operands: _Operand, copied: frozenset[Op] = frozenset()) -> _Product:
-        return replace(self, operands=(*self.operands, *operands), copied=self.copied | copied)
+        return self.replace(operands=(*self.operands, *operands), copied=self.copied | copied)
 
     def has(self, *roles: str) -> bool:
         return any(operand.role in roles for operand in self.operands)
@@ -97,7 +96,7 @@ class _Search:
         if parts is None or inner is None:
             return None
         roles = {"scale": "result_scale", "zero": "result_zero"}
-        return inner.plus(*(replace(each, role=roles[each.role]) for each in parts[1:]))
+        return inner.plus(*(each.replace(role=roles[each.role]) for each in parts[1:]))
 
     def match_biased(self, view: View) -> _Product | None:
         """A scaled matmul plus a bias that is broadcast along some axis; an integer bias if it was quantised."""
@@ -115,7 +114,7 @@ class _Search:
                 return product.plus(_Operand("bias", bias))
             number, scale = parts[:2]
             return product.plus(
-                replace(number, role="bias"), replace(scale, role="bias_scale"), copied=frozenset((whole,))
+                number.replace(role="bias"), scale.replace(role="bias_scale"), copied=frozenset((whole,))
             )
         return self.match_scaled(view)
 
@@ -155,7 +154,7 @@ class _Search:
                 if each.role == "scale":
                     scales.append(each)
                 else:
-                    operands.append(replace(each, role={"x": role, "zero": f"{role}_zero"}[each.role]))
+                    operands.append(each.replace(role={"x": role, "zero": f"{role}_zero"}[each.role]))
         operands.sort(key=lambda each: each.role.endswith("zero"))
         kept = {atom for axis in self.atoms.now(view.axes) for atom in axis}
         for scale in scales:

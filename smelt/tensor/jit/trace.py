@@ -18,6 +18,7 @@ import numpy as np
 from smelt.dim import Fact, Facts, Poly, Size, solve, substitute, symbol
 from smelt.dtype import Array, f32
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError, UnsupportedError
+from smelt.frozen import Frozen
 from smelt.ir.core import Attrs, Program
 from smelt.ir.size_ops import sources_of
 from smelt.passes.split_prepare import NAME, WEIGHT
@@ -53,8 +54,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 # ---- traced functions ----
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
+class Path(Frozen):
     """One path through a function: the sizes it covers, its assumptions, its program and its results."""
 
     guards: Facts
@@ -175,8 +175,7 @@ def trace(fn: Callable[..., Any], *args: Any, facts: Sequence[str | Fact] = (), 
     return outcome.traced
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Frozen):
     """What checking a function found: its mistakes, and what was recorded where there are none."""
 
     name: str

@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -166,7 +165,7 @@ def test_a_folder_that_takes_nothing_is_an_error(tmp_path: Path) -> None:
 
 def test_machines_come_back_from_their_texts() -> None:
     assert Machine.parse(str(MACHINE)) == MACHINE
-    assert tuned.here(TARGET) == replace(tuned.here(cpu.target("plain")), tile=TILE)
+    assert tuned.here(TARGET) == tuned.here(cpu.target("plain")).replace(tile=TILE)
     for text in ("", "cpu: x, tile 1x2, threads 1", "cpu: x, tile 1x2x3, threads", "x, tile 1x2x3, threads 1"):
         with pytest.raises(ValueError, match=r"unpack|invalid literal|no device"):
             Machine.parse(text)
@@ -177,7 +176,7 @@ def test_measurements_of_before_are_those_of_the_processor(database: Database) -
     kept, other = record(512), record(1000)
     data = json.loads(kept.line())
     data |= {"version": 2, "target": data.pop("machine").removeprefix("cpu: ")}
-    database.append([replace(other, machine=replace(MACHINE, device="cuda"))])
+    database.append([other.replace(machine=MACHINE.replace(device="cuda"))])
     with database.path.open("a") as file:
         file.write(json.dumps(data) + "\n")
     found = database.read()
@@ -189,7 +188,7 @@ def test_the_compiler_looks_up_what_this_machine_measured(tmp_path: Path, monkey
     monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path))
     asked = key()
     assert tuned.lookup(TARGET)(asked) is None
-    mine = replace(record(), machine=tuned.here(TARGET))
+    mine = record().replace(machine=tuned.here(TARGET))
     tuned.database().append([mine, record(1000)])
     assert tuned.lookup(TARGET)(asked) == mine.schedule != default_schedule(asked)
     assert tuned.lookup(TARGET)(key(1000)) is None  # measured elsewhere

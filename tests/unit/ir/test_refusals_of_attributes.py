@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from smelt.shape import Shape
 F32, I1 = dtype("f32"), dtype("i1")
 WORDS = a.enum_of("words", "zero", "one")
 OTHER = DialectAttr("chlo", "dot", "")
-DOT = f"#stablehlo.dot<{', '.join(each.name for each in fields(a.DotDims))}>"
+DOT = f"#stablehlo.dot<{', '.join(a.DotDims.__match_args__)}>"
 ALGORITHM = (
     "lhs_precision_type = f32, rhs_precision_type = f32, accumulation_type = f32, lhs_component_count = 1, "
     "rhs_component_count = 1, num_primitive_operations = 1, allow_imprecise_accumulation = false"

@@ -13,7 +13,7 @@ import mmap
 import struct
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +48,7 @@ def exposed(plan: Plan) -> Plan:
             count += 1
     order = sorted((each.index, i) for i, each in enumerate(buffers) if each.kind == "result")
     assert [index for index, _ in order] == list(range(count))
-    return replace(plan, buffers=tuple(buffers))
+    return plan.replace(buffers=tuple(buffers))
 
 
 @dataclass(frozen=True)
