@@ -1,0 +1,1 @@
+"""Program + Weights → files that other tools read."""

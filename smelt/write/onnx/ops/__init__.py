@@ -1,0 +1,1 @@
+"""Writers of ops by family, as in `smelt.ir.ops`."""
