@@ -41,6 +41,7 @@ _PUBLIC = {
     "compile": "smelt.tensor.jit.compile",
     "compile_and_load": "smelt.tensor.jit.compile",
     "compile_and_load_async": "smelt.tensor.jit.compile",
+    "export": "smelt.write.export",
     "instantiate": "smelt.tensor.instantiate",
     "Mesh": "smelt.mesh",
     "shard": "smelt.tensor.sharding",
@@ -154,6 +155,7 @@ if TYPE_CHECKING:
     from smelt.tensor.sharding import shard as shard
     from smelt.tensor.vmap import vmap as vmap
     from smelt.weights import Weights as Weights
+    from smelt.write.export import export as export
 
 __all__ = ["__version__", "deserialize", "load", *_PUBLIC]
 

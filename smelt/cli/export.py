@@ -1,4 +1,4 @@
-"""`smelt export`: a model as StableHLO text (or portable bytecode) with its weights in a safetensors file beside it."""
+"""`smelt export`: a model as ONNX, as StableHLO (text or portable bytecode), or its weights alone."""
 
 from __future__ import annotations
 
@@ -8,35 +8,37 @@ from pathlib import Path
 
 from smelt.cli.outputs import check_output
 from smelt.cli.preflight import read_given
-from smelt.engine.signature import signature_of
-from smelt.errors import FileError, SmeltError
-from smelt.ir.text import print_program
-from smelt.ir.text.bytecode import write_bytecode
-from smelt.read import safetensors
+from smelt.errors import SmeltError
+from smelt.write.export import SUFFIXES, export_program
 
 
-def export(file: Path, output: Path, plain: bool, as_json: bool, static: Sequence[str] = ()) -> None:
-    if output.suffix not in (".mlir", ".mlirbc"):
+def export(
+    file: Path, output: Path, plain: bool, as_json: bool, static: Sequence[str] = (), to: str | None = None
+) -> None:
+    if to is not None and to not in SUFFIXES:
+        raise SmeltError("unknown output format", expected=", ".join(SUFFIXES), got=to, remedy="--to onnx")
+    if to is not None and output.suffix != SUFFIXES[to]:
+        raise SmeltError(
+            f"{output.name} does not end like a file of {to}",
+            expected=SUFFIXES[to],
+            got=output.suffix,
+            remedy=f"-o {output.with_suffix(SUFFIXES[to])}",
+        )
+    if output.suffix not in SUFFIXES.values():
         raise SmeltError(
             "unknown output format",
-            expected=".mlir (text) or .mlirbc (bytecode)",
+            expected=", ".join(SUFFIXES.values()),
             got=output.name,
             remedy=f"-o {output.with_suffix('.mlir')}",
         )
     check_output(output)
     program, weights = read_given(file, static)
-    names = [port.name for port in signature_of(program.main).weights]
-    try:
-        if output.suffix == ".mlir":
-            output.write_text(print_program(program, export=plain))
-        else:
-            output.write_bytes(write_bytecode(program))
-    except OSError as error:
-        raise FileError(f"cannot write {output}", got=error, remedy="-o FILE in another folder") from error
-    beside = output.with_suffix(".safetensors")
-    if names:
-        safetensors.write(beside, {name: weights[name].numpy() for name in names}, {"source": file.name})
+    made = export_program(program, weights, output, plain=plain, source=file.name)
     if as_json:
-        print(json.dumps({"model": str(file), "program": str(output), "weights": str(beside) if names else None}))
-    else:
-        print(f"{output}: {len(program.main.body.ops)} ops" + (f"; {beside}: {len(names)} weights" if names else ""))
+        places = {"program": made.program, "weights": made.weights}
+        print(json.dumps({"model": str(file), **{key: str(at) if at else None for key, at in places.items()}}))
+        return
+    parts = [f"{made.program}: {made.ops} {'nodes' if output.suffix == '.onnx' else 'ops'}"] if made.program else []
+    if made.weights is not None:
+        parts.append(f"{made.weights}: {made.tensors} weights")
+    print("; ".join(parts))

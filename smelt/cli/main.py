@@ -342,13 +342,17 @@ def tune(
 @app.command()
 def export(
     file: File,
-    output: Annotated[Path, typer.Option("--output", "-o", help="FILE.mlir (text) or FILE.mlirbc (bytecode).")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="FILE.onnx, FILE.mlir (text), FILE.mlirbc (bytecode), FILE.safetensors."),
+    ],
+    to: Annotated[str | None, typer.Option(help="onnx, mlir, mlirbc or safetensors; else by the suffix.")] = None,
     plain: Annotated[bool, typer.Option(help="Standard StableHLO: symbolic sizes as dynamic ops.")] = False,
     static: StaticValues = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a model as StableHLO, with its weights in a safetensors file beside it."""
-    export_command.export(file, output, plain, as_json, static or [])
+    """Write a model as ONNX, or as StableHLO with its weights in a safetensors file beside it."""
+    export_command.export(file, output, plain, as_json, static or [], to)
 
 
 @app.command("compile")

@@ -52,6 +52,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "tensor": ("record", "engine"),  # its jit, and the public names that its __init__ gathers
     "read": ("passes", "record"),
     "model": ("engine", "tensor", "read"),
+    "write": ("model",),
     "compat": ("model",),
     "llm": ("model",),
     "train": ("tensor", "read"),
@@ -59,7 +60,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "aot": ("model",),
     "client": ("base",),
     "serve": ("llm", "dist", "aot", "client"),
-    "cli": ("serve", "compat", "train", "smelt"),
+    "cli": ("serve", "compat", "train", "write", "smelt"),
     "smelt": (),  # the public names in smelt/__init__.py, which resolve lazily: exempt, and imported by cli alone
 }
 

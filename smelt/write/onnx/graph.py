@@ -21,15 +21,15 @@ from smelt.dtype import Array, DType, dtype, i1, i64
 from smelt.ir.core import Op, Region, Value
 from smelt.ir.size_ops import slope_of
 from smelt.shape import Shape
-from smelt.write.onnx.types import type_for
+from smelt.write.onnx.types import TYPES, type_for
 
 
-class NoOnnxForm(Exception):
+class NoFormError(Exception):
     """An op, or a variant of it, that ONNX cannot say. The writer collects them all."""
 
 
 def refuse(reason: str) -> NoReturn:
-    raise NoOnnxForm(reason)
+    raise NoFormError(reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +336,7 @@ class Graph:
             shape = self.constant([size if isinstance(size, int) else -1 for size in sizes], i64, "shape")
         else:
             shape = self.vector(sizes)
-        zero = {"allowzero": 1} if 0 in sizes or len(dynamic) > 1 else {}
+        zero: dict[str, Any] = {"allowzero": 1} if 0 in sizes or len(dynamic) > 1 else {}
         return self.call("Reshape", x, shape, sizes=sizes, typed=1, **zero)
 
     def transpose(self, x: Out, order: Sequence[int]) -> Out:
@@ -446,7 +446,7 @@ def shape_of(value: Value) -> tuple[DType, tuple[Size, ...]]:
     element = value.type.dtype
     if not isinstance(element, DType):
         refuse(f"the quantised type {element}")
-    if element.kind == "complex":
+    if element.name not in TYPES:
         refuse(f"ONNX operators have no {element}")
     return element, value.type.sizes
 

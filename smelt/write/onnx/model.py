@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 from smelt.dim import Size
 from smelt.dtype import Array, DType, f32
 from smelt.engine.signature import signature_of
-from smelt.errors import FileError, SmeltError, UnsupportedError
+from smelt.errors import FileError, UnsupportedError
 from smelt.files import write_atomically
 from smelt.ir.clone import clone_ops, substitution
 from smelt.ir.core import Op, Program, Value
@@ -33,8 +34,9 @@ from smelt.passes.recognise import recognise
 from smelt.passes.refine_shapes import refine_shapes
 from smelt.passes.simplify import SIMPLIFY
 from smelt.read.onnx.file.tensors import element_number
+from smelt.shape import Shape
 from smelt.version import __version__
-from smelt.write.onnx.graph import Graph, Node, NoOnnxForm, Out, Subgraph, shape_of
+from smelt.write.onnx.graph import Graph, Node, NoFormError, Out, Subgraph, shape_of
 from smelt.write.onnx.ops.control import COMPOSITES
 from smelt.write.onnx.table import write_op
 from smelt.write.onnx.types import IR_VERSION, OPSET
@@ -67,6 +69,12 @@ class Built:
     outputs: tuple[Out, ...]
     constants: Mapping[str, tuple[DType, Array]]
     weights: Mapping[str, tuple[str, DType, tuple[int, ...]]]  # name in the graph → name in the file
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the weights need a file of their own."""
+        sizes = (math.prod(sizes) * element.numpy.itemsize for _, element, sizes in self.weights.values())
+        return sum(sizes) >= EXTERNAL
 
 
 def build(program: Program, *, simplify: bool = True) -> Built:
@@ -108,8 +116,8 @@ class _Writing:
     def type_of(self, value: Value) -> tuple[DType, tuple[Size, ...]]:
         try:
             return shape_of(value)
-        except NoOnnxForm as error:
-            self._note(f"{value.type}: {error}", value.op)
+        except NoFormError as error:
+            self._note(f"an argument: {error}", value.op)
             return _STAND_IN
 
     def result(self, value: Value) -> Out:
@@ -123,9 +131,10 @@ class _Writing:
         try:
             if op.name == "stablehlo.composite":
                 return self.composite(g, op)
-            made = write_op(g, op)
+            empty = None if g.lanes else _empty(g, op)
+            made = write_op(g, op) if empty is None else [empty]
             return [self._checked(out, value, op) for out, value in zip(made, op.results, strict=True)]
-        except NoOnnxForm as error:
+        except NoFormError as error:
             self._note(f"{op.name}: {error}", op)
             return [Out(g.unique("missing"), *_type_or_stand_in(value)) for value in op.results]
 
@@ -172,8 +181,20 @@ _STAND_IN: tuple[DType, tuple[Size, ...]] = (f32, ())
 def _type_or_stand_in(value: Value) -> tuple[DType, tuple[Size, ...]]:
     try:
         return shape_of(value)
-    except NoOnnxForm:
+    except NoFormError:
         return _STAND_IN
+
+
+def _empty(g: Graph, op: Op) -> Out | None:
+    """The result of an op that has no elements: runtimes differ in which operators take them."""
+    if len(op.results) != 1 or op.regions or not isinstance(op.results[0].type, Shape):
+        return None
+    element, sizes = shape_of(op.results[0])
+    return (
+        g.constant(np.zeros(op.results[0].shape.numbers(), element.numpy), element)
+        if 0 in sizes and op.results[0].shape.is_static
+        else None
+    )
 
 
 # ---- the finished graph ----
@@ -189,7 +210,9 @@ def _rename_outputs(nodes: Sequence[Node], results: Sequence[Out]) -> list[Node]
         source = copies[name]
         if source in made and source not in renamed and source not in wanted:
             renamed[source] = name
-    kept = [node for node in nodes if not (node.outputs[0] in wanted and renamed.get(node.inputs[0]) == node.outputs[0])]
+    kept = [
+        node for node in nodes if not (node.outputs[0] in wanted and renamed.get(node.inputs[0]) == node.outputs[0])
+    ]
     return [_rename(node, renamed) for node in kept]
 
 
@@ -213,7 +236,7 @@ def _rename(node: Node, names: Mapping[str, str]) -> Node:
 
 
 def _remove_dead(nodes: Sequence[Node], used: set[str]) -> list[Node]:
-    """Nodes whose results somebody uses, also inside subgraphs."""
+    """Nodes whose results are used, also inside subgraphs."""
     kept: list[Node] = []
     for node in reversed(nodes):
         if used.isdisjoint(node.outputs):
@@ -280,14 +303,10 @@ def to_model(built: Built, weights: Mapping[str, Any], place: str | None = None)
 
 
 def write(program: Program, weights: Mapping[str, Any], path: str | Path) -> Built:
-    """Save a program as an ONNX file, which appears only when it is complete. Large weights go to FILE.data beside it."""
+    """Save a program as an ONNX file, which appears when it is complete. Large weights go to FILE.data beside it."""
     path = Path(path)
     built = build(program)
-    missing = [key for key, _, _ in built.weights.values() if key not in weights]
-    if missing:
-        raise SmeltError("weights are missing", expected=", ".join(missing[:8]), got=", ".join(list(weights)[:8]))
-    total = sum(int(np.prod(sizes)) * element.numpy.itemsize for _, element, sizes in built.weights.values())
-    place = f"{path.name}.data" if total >= EXTERNAL else None
+    place = f"{path.name}.data" if built.is_large else None
     model, stored = to_model(built, weights, place)
     if place is not None:
         write_atomically(path.with_name(place), _padded(stored))
@@ -300,7 +319,7 @@ def write(program: Program, weights: Mapping[str, Any], path: str | Path) -> Bui
 
 def _padded(arrays: Sequence[Array]) -> Iterator[bytes | memoryview]:
     for array in arrays:
-        yield memoryview(array.reshape(-1).view(np.uint8)) if array.size else b""
+        yield array.reshape(-1).view(np.uint8).data if array.size else b""
         yield bytes(-array.nbytes % _ALIGNMENT)
 
 
@@ -320,7 +339,7 @@ def _raw(element: DType, array: Array) -> Array:
         per_byte = 8 // element.bits
         flat = np.concatenate([flat, np.zeros(-len(flat) % per_byte, np.uint8)]).reshape(-1, per_byte)
         shifts = np.arange(per_byte, dtype=np.uint8) * element.bits
-        return np.bitwise_or.reduce(flat << shifts, axis=1).astype(np.uint8)
+        return np.asarray(np.bitwise_or.reduce(flat << shifts, axis=1), np.uint8)
     return np.ascontiguousarray(array)
 
 
@@ -353,4 +372,6 @@ def _node(onnx: Any, node: Node, number: int) -> Any:
         elif isinstance(value, DType):
             value = element_number(value)
         attributes[key] = value
-    return onnx.helper.make_node(node.operator, node.inputs, node.outputs, name=f"{node.operator}_{node.outputs[0]}", **attributes)
+    return onnx.helper.make_node(
+        node.operator, node.inputs, node.outputs, name=f"{node.operator}_{node.outputs[0]}", **attributes
+    )

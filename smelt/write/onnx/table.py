@@ -41,8 +41,8 @@ REFUSED: dict[str, str] = {
     **{
         f"smelt.{name}": _PACKED
         for name in (
-            "relayout", "packed_dot", "packed_conv", "winograd_conv", "depthwise_conv", "round_blocks", "packed_block_dot",
-            "attention", "paged_attention", "round_to_byte",
+            "relayout", "packed_dot", "packed_conv", "winograd_conv", "depthwise_conv", "round_blocks",
+            "packed_block_dot", "attention", "paged_attention", "round_to_byte",
         )
     },
     "stablehlo.rng": "random numbers of ONNX cannot be repeated",
@@ -61,7 +61,10 @@ REFUSED: dict[str, str] = {
         f"stablehlo.{name}": _TOKEN
         for name in ("tuple", "get_tuple_element", "after_all", "create_token", "async_start", "async_done")
     },
-    **{f"check.{name}": _TESTS for name in ("expect_eq", "expect_eq_const", "expect_almost_eq", "expect_almost_eq_const", "expect_close", "expect_serialized_eq")},
+    **{
+        f"check.expect_{name}": _TESTS
+        for name in ("eq", "eq_const", "almost_eq", "almost_eq_const", "close", "serialized_eq")
+    },
     **{f"interpreter.{name}": _TESTS for name in ("run_parallel", "print", "probe")},
 }  # fmt: skip
 
@@ -79,7 +82,7 @@ WRITERS: dict[str, Write] = {
 
 
 def writer_of(name: str) -> Write:
-    """The writer of an op, or NoOnnxForm with the reason."""
+    """The writer of an op, or NoFormError with the reason."""
     found = WRITERS.get(name)
     if found is None:
         reason = REFUSED.get(name)
@@ -90,7 +93,7 @@ def writer_of(name: str) -> Write:
 
 
 def write_op(g: Graph, op: Op) -> Sequence[Out]:
-    for value in op.results:
+    for value in (*op.operands, *op.results):
         shape_of(value)
     made = writer_of(op.name)(g, op)
     return [made] if isinstance(made, Out) else list(made)

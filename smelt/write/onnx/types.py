@@ -16,49 +16,45 @@ _NUMBERS = f"{_FLOATS} {_INTEGERS}"
 _ALL = f"{_NUMBERS} bf16 i1"
 _EIGHT = "f8E4M3FN f8E4M3FNUZ f8E5M2 f8E5M2FNUZ"
 
-_TABLE = {
-    **dict.fromkeys("Add Sub Mul Div Mod Less LessOrEqual Greater GreaterOrEqual Abs Sign".split(), _NUMBERS),
-    "Equal": f"{_NUMBERS} i1",
-    "Neg": f"{_FLOATS} i8 i16 i32 i64",
-    **dict.fromkeys(("Max", "Min"), f"{_FLOATS} i8 i32 i64 ui8 ui32 ui64"),
-    "Pow": f"{_FLOATS} i32 i64",
-    **dict.fromkeys("Exp Log Sqrt Tanh Sigmoid Sin Cos Floor Ceil Round Reciprocal Softmax".split(), _FLOATS),
-    **dict.fromkeys("Erf Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh Gelu HardSwish".split(), "f16 f32"),
-    **dict.fromkeys(("And", "Or", "Xor", "Not"), "i1"),
-    **dict.fromkeys(("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot"), _INTEGERS),
-    "BitShift": "ui8 ui32 ui64",
-    **dict.fromkeys(("IsInf", "IsNaN"), f"{_FLOATS} bf16"),
-    "Where": f"{_FLOATS} i8 i32 i64 ui8 ui32",
-    "Expand": f"{_NUMBERS} i1",
-    **dict.fromkeys("Concat Gather GatherElements GatherND ScatterElements Slice".split(), _ALL),
-    "Transpose": f"{_ALL} {_EIGHT}",
-    **dict.fromkeys(("Reshape", "Shape"), f"{_ALL} {_EIGHT}"),
-    "Pad": f"{_FLOATS} i1 i8 i32 i64 ui8 ui32 ui64",
-    "Range": "f32 f64 i16 i32 i64",
-    "MatMul": f"{_FLOATS} i32 i64 ui32 ui64",
-    "Einsum": f"{_FLOATS} i32 i64",
-    "Conv": "f16 f32",
-    "ConvInteger": "i8 ui8",
-    "LayerNormalization": f"{_FLOATS} bf16",
-    **dict.fromkeys(("ReduceSum", "ReduceProd", "ReduceMean", "CumSum"), f"{_FLOATS} i32 i64"),
-    **dict.fromkeys(("ReduceMax", "ReduceMin"), f"{_FLOATS} i8 i32 i64 ui8"),
-    "MaxPool": "f16 f32 f64 i8 ui8",
-    "TopK": f"{_FLOATS} i8 i16 i32 i64 ui8",
-    "QuantizeLinear": "f16 f32",
-    "DequantizeLinear": "i8 ui8 i16 ui16 i32",
+_TABLE = (
+    ("Add Sub Mul Div Mod Less LessOrEqual Greater GreaterOrEqual Abs Sign", _NUMBERS),
+    ("Equal Expand", f"{_NUMBERS} i1"),
+    ("Neg", f"{_FLOATS} i8 i16 i32 i64"),
+    ("Max Min", f"{_FLOATS} i8 i32 i64 ui8 ui32 ui64"),
+    ("Pow", f"{_FLOATS} i32 i64"),
+    ("Exp Log Sqrt Tanh Sigmoid Sin Cos Floor Ceil Round Reciprocal Softmax Relu", _FLOATS),
+    ("Erf Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh Gelu HardSwish Conv AveragePool", "f16 f32"),
+    ("And Or Xor Not", "i1"),
+    ("BitwiseAnd BitwiseOr BitwiseXor BitwiseNot", _INTEGERS),
+    ("BitShift", "ui8 ui32 ui64"),
+    ("IsInf IsNaN", f"{_FLOATS} bf16"),
+    ("Where", f"{_FLOATS} i8 i32 i64 ui8 ui32"),
+    ("Concat Gather GatherElements GatherND ScatterElements Slice", _ALL),
+    ("Transpose Reshape Shape", f"{_ALL} {_EIGHT}"),
+    ("Pad", f"{_FLOATS} i1 i8 i32 i64 ui8 ui32 ui64"),
+    ("Range", "f32 f64 i16 i32 i64"),
+    ("MatMul", f"{_FLOATS} i32 i64 ui32 ui64"),
+    ("Einsum ReduceSum ReduceProd CumSum", f"{_FLOATS} i32 i64"),
+    ("ConvInteger", "i8 ui8"),
+    ("LayerNormalization", f"{_FLOATS} bf16"),
+    ("ReduceMax ReduceMin", f"{_FLOATS} i8 i32 i64 ui8"),
+    ("MaxPool", "f16 f32 f64 i8 ui8"),
+    ("TopK", f"{_FLOATS} i8 i16 i32 i64 ui8"),
+)
+COMPUTED: dict[str, frozenset[str]] = {
+    name: frozenset(types.split()) for names, types in _TABLE for name in names.split()
 }
-COMPUTED: dict[str, frozenset[str]] = {name: frozenset(types.split()) for name, types in _TABLE.items()}
+
+TYPES = frozenset(f"{_ALL} {_EIGHT} i4 ui4".split())  # what opset 21 has; Cast takes them all
 
 # Types that hold every number of a type, narrowest first.
 _WIDER = {
-    "i1": "ui8 i32", "i2": "i8 i16 i32 i64", "i4": "i8 i16 i32 i64", "i8": "i16 i32 i64", "i16": "i32 i64", "i32": "i64",
-    "ui2": "ui8 i16 i32 i64", "ui4": "ui8 i16 i32 i64", "ui8": "i16 i32 i64", "ui16": "i32 i64", "ui32": "i64",
+    "i1": "ui8 i32", "i4": "i8 i16 i32 i64", "i8": "i16 i32 i64", "i16": "i32 i64", "i32": "i64",
+    "ui4": "ui8 i16 i32 i64", "ui8": "i16 i32 i64", "ui16": "i32 i64", "ui32": "i64",
     "f16": "f32 f64", "bf16": "f32 f64", **dict.fromkeys(_EIGHT.split(), "f32 f64"),
 }  # fmt: skip
 # Operators whose result has the same bits when ui64 is taken for i64.
-_MODULAR = frozenset(
-    "Add Sub Mul MatMul Einsum ReduceSum ReduceProd CumSum Where Expand Pad Concat Slice Transpose BitwiseAnd".split()
-)
+_MODULAR = "Add Sub Mul MatMul Einsum ReduceSum ReduceProd CumSum Where Expand Pad Concat Slice Transpose".split()  # noqa: SIM905
 
 
 def type_for(operator: str, element: DType) -> DType:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from smelt.dtype import DType, dtype, i1, i64, integer_range
-from smelt.ir.core import Op
+from smelt.ir.core import Op, Value
 from smelt.write.onnx.graph import Graph, Out, broadcast_sizes, refuse, shape_of
 
 Row = Callable[..., Out]
@@ -51,7 +51,17 @@ def _multiply(g: Graph, op: Op, x: Out, y: Out) -> Out:
 
 
 def _maximum(g: Graph, op: Op, x: Out, y: Out) -> Out:
+    if x.dtype.name == "f32" and not g.lanes and _is_zero(op.operands[1]):
+        return g.call("Relu", x)
     return g.call("Or" if x.dtype is i1 else "Max", x, y)
+
+
+def _is_zero(value: Value) -> bool:
+    maker = value.op
+    while maker is not None and maker.name == "stablehlo.broadcast_in_dim":
+        maker = maker.operands[0].op
+    constant = maker.attrs["value"] if maker is not None and maker.name == "stablehlo.constant" else None
+    return constant is not None and constant.is_splat and not constant.array.reshape(-1)[0]
 
 
 def _minimum(g: Graph, op: Op, x: Out, y: Out) -> Out:
@@ -144,8 +154,10 @@ def _shift(g: Graph, x: Out, by: Out, direction: str) -> Out:
 
 
 def _shift_arithmetic(g: Graph, op: Op, x: Out, by: Out) -> Out:
+    """The first bit is repeated, also of unsigned numbers."""
     if x.dtype.kind == "uint":
-        return _shift(g, x, by, "RIGHT")
+        signed = dtype(f"i{x.dtype.bits}")
+        return g.cast(_shift_arithmetic(g, op, g.cast(x, signed), by), x.dtype)
     negative = g.call("Less", x, g.like(0, x), to=i1)
     bits = where(g, negative, g.call("BitwiseNot", x), x)
     moved = _shift(g, bits, by, "RIGHT")
@@ -224,24 +236,18 @@ def _expm1(g: Graph, x: Out) -> Out:
     return where(g, small, where(g, g.call("Equal", u, one, to=i1), x, better), less)
 
 
-def _tan(g: Graph, op: Op, x: Out) -> Out:
-    if x.dtype.name != "f64":
-        return g.call("Tan", x)
+def _tan(g: Graph, x: Out) -> Out:
     return g.call("Div", g.call("Sin", x), g.call("Cos", x))
 
 
-def _sinh(g: Graph, op: Op, x: Out) -> Out:
-    if x.dtype.name != "f64":
-        return g.call("Sinh", x)
+def _sinh(g: Graph, x: Out) -> Out:
     grown = _expm1(g, x)  # sinh x = (e + e / (e + 1)) / 2 with e = exp(x) - 1
     part = g.call("Div", grown, g.call("Add", grown, g.like(1, x)))
     infinite = g.call("IsInf", grown, to=i1)
     return g.call("Mul", where(g, infinite, grown, g.call("Add", grown, part)), g.like(0.5, x))
 
 
-def _cosh(g: Graph, op: Op, x: Out) -> Out:
-    if x.dtype.name != "f64":
-        return g.call("Cosh", x)
+def _cosh(g: Graph, x: Out) -> Out:
     total = g.call("Add", g.call("Exp", x), g.call("Exp", g.call("Neg", x)))
     return g.call("Mul", total, g.like(0.5, x))
 
@@ -272,26 +278,65 @@ def _acosh(g: Graph, x: Out) -> Out:
     return where(g, g.call("Greater", x, g.like(1e8, x), to=i1), large, small)
 
 
-def _atan2(g: Graph, op: Op, y: Out, x: Out) -> Out:
-    """The angle of the larger coordinate, moved by quarter turns; signs of zeros count."""
-    kind = y.dtype
-    if kind.bits < 32:
-        y, x = g.cast(y, dtype("f32")), g.cast(x, dtype("f32"))
+def _atan_up_to_one(g: Graph, x: Out) -> Out:
+    """atan of 0 to 1. Runtimes have no f64 kernel: in f32, then one step by the angle between x and that."""
+    if x.dtype.name != "f64":
+        return g.call("Atan", x)
+    near = g.cast(g.call("Atan", g.cast(x, dtype("f32"))), x.dtype)
+    sine, cosine = g.call("Sin", near), g.call("Cos", near)
+    rest = g.call("Sub", g.call("Mul", x, cosine), sine)
+    return g.call("Add", near, g.call("Div", rest, g.call("Add", cosine, g.call("Mul", x, sine))))
+
+
+def _angle(g: Graph, y: Out, x: Out) -> Out:
+    """atan2: the angle of the larger coordinate, moved by quarter turns; signs of zeros count."""
     high, wide = g.call("Abs", y), g.call("Abs", x)
     steep = g.call("Greater", high, wide, to=i1)
     top, bottom = g.call("Min", high, wide), g.call("Max", high, wide)
     same = g.call("Equal", top, bottom, to=i1)
     nothing = g.call("Equal", bottom, g.like(0, y), to=i1)
     ratio = where(g, nothing, g.like(0, y), where(g, same, g.like(1, y), g.call("Div", top, bottom)))
-    angle = g.call("Atan", ratio)
+    angle = _atan_up_to_one(g, ratio)
     angle = where(g, steep, g.call("Sub", g.like(math.pi / 2, y), angle), angle)
     angle = where(g, _is_negative(g, x), g.call("Sub", g.like(math.pi, y), angle), angle)
-    return g.cast(where(g, _is_negative(g, y), g.call("Neg", angle), angle), kind)
+    return where(g, _is_negative(g, y), g.call("Neg", angle), angle)
+
+
+def _atan2(g: Graph, op: Op, y: Out, x: Out) -> Out:
+    kind = y.dtype
+    if kind.bits < 32:
+        y, x = g.cast(y, dtype("f32")), g.cast(x, dtype("f32"))
+    return g.cast(_angle(g, y, x), kind)
+
+
+def _or_formula(operator: str, formula: Callable[[Graph, Out], Out]) -> Row:
+    """An operator that runtimes have for floats up to f32, and a formula for f64."""
+    return lambda g, op, x: formula(g, x) if x.dtype.name == "f64" else g.call(operator, x)
+
+
+def _atan(g: Graph, x: Out) -> Out:
+    return _angle(g, x, g.like(1, x))
+
+
+def _leg(g: Graph, x: Out) -> Out:
+    """sqrt(1 - x²)."""
+    one = g.like(1, x)
+    return g.call("Sqrt", g.call("Mul", g.call("Sub", one, x), g.call("Add", one, x)))
+
+
+def _asin(g: Graph, x: Out) -> Out:
+    return _angle(g, x, _leg(g, x))
+
+
+def _acos(g: Graph, x: Out) -> Out:
+    return _angle(g, _leg(g, x), x)
 
 
 def _is_negative(g: Graph, x: Out) -> Out:
     """Whether the sign is set, also of -0."""
-    return g.call("Less", where(g, g.call("Equal", x, g.like(0, x), to=i1), g.call("Reciprocal", x), x), g.like(0, x), to=i1)
+    return g.call(
+        "Less", where(g, g.call("Equal", x, g.like(0, x), to=i1), g.call("Reciprocal", x), x), g.like(0, x), to=i1
+    )
 
 
 def _round_away(g: Graph, op: Op, x: Out) -> Out:
@@ -315,17 +360,20 @@ def _infinite(**sides: int) -> Row:
     return lambda g, op, x: g.call("IsInf", x, to=i1, **sides)
 
 
-def _erfc(g: Graph, op: Op, x: Out) -> Out:
-    refuse("ONNX has no erfc, and 1 - erf(x) loses all digits for large x")
-
-
 def _square(g: Graph, op: Op, x: Out) -> Out:
     return g.call("Mul", x, x)
 
 
 # ---- comparisons, conversions ----
 
-_COMPARISONS = {"EQ": "Equal", "NE": "Equal", "LT": "Less", "LE": "LessOrEqual", "GT": "Greater", "GE": "GreaterOrEqual"}
+_COMPARISONS = {
+    "EQ": "Equal",
+    "NE": "Equal",
+    "LT": "Less",
+    "LE": "LessOrEqual",
+    "GT": "Greater",
+    "GE": "GreaterOrEqual",
+}
 
 
 def _compare(g: Graph, op: Op, x: Out, y: Out) -> Out:
@@ -374,7 +422,9 @@ def _to_integer(g: Graph, x: Out, element: DType) -> Out:
     """Out of range the nearest number, and 0 for nan: a runtime's own cast leaves that open."""
     wide = g.cast(x, dtype("f64")) if element.bits >= 32 else g.cast(x, dtype("f32"))
     low, high = integer_range(element)
-    found = g.cast(where(g, _inside(g, wide, low, high), wide, g.like(0, wide)), i64 if element.name != "ui64" else element)
+    found = g.cast(
+        where(g, _inside(g, wide, low, high), wide, g.like(0, wide)), i64 if element.name != "ui64" else element
+    )
     above = g.call("GreaterOrEqual", wide, g.like(float(high + 1), wide), to=i1)
     below = g.call("Less", wide, g.like(float(low), wide), to=i1)
     narrow = g.cast(found, element)
@@ -406,7 +456,10 @@ ROWS: dict[str, Row] = {
             "round_nearest_even": "Round", "sine": "Sin", "sqrt": "Sqrt", "tanh": "Tanh", "subtract": "Sub",
         }.items()
     },
-    **{f"chlo.{name}": _plain(operator) for name, operator in {"acos": "Acos", "asin": "Asin", "atan": "Atan", "erf": "Erf"}.items()},
+    "chlo.erf": _plain("Erf"),
+    "chlo.acos": _or_formula("Acos", _acos),
+    "chlo.asin": _or_formula("Asin", _asin),
+    "chlo.atan": _or_formula("Atan", _atan),
     "stablehlo.add": _add,
     "stablehlo.multiply": _multiply,
     "stablehlo.maximum": _maximum,
@@ -429,7 +482,7 @@ ROWS: dict[str, Row] = {
     "stablehlo.cbrt": _cbrt,
     "stablehlo.log_plus_one": _wide(_log1p),
     "stablehlo.exponential_minus_one": _wide(_expm1),
-    "stablehlo.tan": _tan,
+    "stablehlo.tan": _or_formula("Tan", _tan),
     "stablehlo.atan2": _atan2,
     "stablehlo.round_nearest_afz": _round_away,
     "stablehlo.sign": _sign,
@@ -439,12 +492,12 @@ ROWS: dict[str, Row] = {
     "stablehlo.select": _select,
     "stablehlo.convert": _convert,
     "stablehlo.reduce_precision": _reduce_precision,
-    "chlo.tan": _tan,
-    "chlo.sinh": _sinh,
-    "chlo.cosh": _cosh,
-    "chlo.asinh": _wide(_asinh),
-    "chlo.acosh": _wide(_acosh),
-    "chlo.atanh": _wide(_atanh),
+    "chlo.tan": _or_formula("Tan", _tan),
+    "chlo.sinh": _or_formula("Sinh", _sinh),
+    "chlo.cosh": _or_formula("Cosh", _cosh),
+    "chlo.asinh": _or_formula("Asinh", _asinh),
+    "chlo.acosh": _or_formula("Acosh", _acosh),
+    "chlo.atanh": _or_formula("Atanh", _atanh),
     "chlo.square": _square,
     "chlo.is_inf": _infinite(),
     "chlo.is_pos_inf": _infinite(detect_negative=0),

@@ -1,12 +1,11 @@
-"""Reductions, over whole axes and over windows, by any region: operators of ONNX where there are, else loops or slices."""
+"""Reductions over axes and windows, by any region: operators of ONNX where there are, else loops and slices."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
-
-import numpy as np
+from typing import Any
 
 from smelt.dim import Size
 from smelt.dtype import DType, dtype, i1, i32, i64, integer_range
@@ -70,6 +69,9 @@ def _reduce_by(g: Graph, name: str, x: Out, axes: Sequence[int], sizes: Sequence
         return g.cast(_reduce_by(g, "minimum" if name == "and" else "maximum", byte, axes, sizes), i1)
     if count_elements([x.sizes[axis] for axis in axes]) == 0:
         return g.expand(g.like(_identity(name, x.dtype) or 0, x), sizes)
+    if x.dtype.name == "ui64" and name in ("maximum", "minimum"):  # in the order of i64, with the sign turned
+        turned = g.cast(g.call("BitwiseXor", x, g.like(1 << 63, x)), i64)
+        return g.call("BitwiseXor", g.cast(_reduce_by(g, name, turned, axes, sizes), x.dtype), g.like(1 << 63, x))
     return g.call(_OPERATORS[name], x, g.constant(list(axes), i64), sizes=sizes, typed=1, keepdims=0)
 
 
@@ -89,18 +91,22 @@ def _reduce_in_turn(g: Graph, op: Op, axes: Sequence[int]) -> Sequence[Out]:
     return loop(g, g.reshape(g.size(total), ()), starts, lambda at, held: _combine(g, region, held, lines, at, sizes))
 
 
-def _combine(g: Graph, region: Region, held: Sequence[Out], lines: Sequence[Out], at: Out, sizes: Sequence[Size]) -> list[Out]:
+def _combine(
+    g: Graph, region: Region, held: Sequence[Out], lines: Sequence[Out], at: Out, sizes: Sequence[Size]
+) -> list[Out]:
     rows = [g.call("Gather", line, at, sizes=sizes, typed=1, axis=0) for line in lines]
     return [g.expand(each, sizes) for each in g.apply(region, *held, *rows)]
 
 
-def loop(g: Graph, count: Out, starts: Sequence[Out], step) -> list[Out]:  # type: ignore[no-untyped-def]
+Step = Callable[[Out, Sequence[Out]], Sequence[Out]]
+
+
+def loop(g: Graph, count: Out, starts: Sequence[Out], step: Step) -> list[Out]:
     """`count` iterations of `step(iteration, carried)`."""
     with g.subgraph() as scope:
         at, go = g.new(i64, (), "iteration"), g.new(i1, (), "go")
         held = [g.new(x.dtype, x.sizes, "carried") for x in starts]
         after = [g.identity(each) for each in step(at, held)]
-        body = Subgraph((at, go, *held), tuple(scope.nodes), ())
         stay = g.identity(go)
         body = Subgraph((at, go, *held), tuple(scope.nodes), (stay, *after))
     outs = [g.new(x.dtype, x.sizes, "loop") for x in starts]
@@ -134,9 +140,8 @@ def _reduce_window(g: Graph, op: Op) -> Sequence[Out]:
             found = found or (_cumulate(g, str(name), x, op) if plain and element is not i1 else None)
             if found is None:
                 filled = _fill(g, x, init, bases, padding)
-                neutral = init if plain else None
                 found = _slide(g, str(name), filled, window, strides, dilations, sizes)
-                found = found if neutral is not None else g.call(_JOIN[str(name)], found, init)
+                found = found if plain else g.call(_JOIN[str(name)], found, init)
             outs.append(found)
         return outs
     if math.prod(window) > _WINDOW:
@@ -158,7 +163,13 @@ def _fill(g: Graph, x: Out, init: Out, bases: Sequence[int], padding: Sequence[S
 
 
 def _slide(
-    g: Graph, name: str, x: Out, window: Sequence[int], strides: Sequence[int], dilations: Sequence[int], sizes: Sequence[Size]
+    g: Graph,
+    name: str,
+    x: Out,
+    window: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    sizes: Sequence[Size],
 ) -> Out:
     """Windows axis by axis: the op is associative and commutes."""
     if sum(window) > _WINDOW:
@@ -181,7 +192,13 @@ def _slide(
 
 
 def _shifted(
-    g: Graph, x: Out, place: Sequence[int], strides: Sequence[int], dilations: Sequence[int], window: Sequence[int], sizes: Sequence[Size]
+    g: Graph,
+    x: Out,
+    place: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    window: Sequence[int],
+    sizes: Sequence[Size],
 ) -> Out:
     for axis, at in enumerate(place):
         if window[axis] == 1 and strides[axis] == 1:
@@ -204,7 +221,7 @@ def _pool(g: Graph, name: str, x: Out, op: Op, sizes: Sequence[Size]) -> Out | N
         return None
     if any(not 0 <= amount < size for pair, size, _ in sides for amount in pair):
         return None
-    options = {
+    options: dict[str, Any] = {
         "kernel_shape": list(window[2:]),
         "strides": list(strides[2:]),
         "dilations": list(dilations[2:]),
@@ -229,7 +246,7 @@ def _cumulate(g: Graph, name: str, x: Out, op: Op) -> Out | None:
     others = any(any(pair) for i, pair in enumerate(padding) if i != axis)
     if window[axis] != size or others or tuple(padding[axis]) not in ((size - 1, 0), (0, size - 1)):
         return None
-    backwards = {"reverse": 1} if padding[axis][1] else {}
+    backwards: dict[str, Any] = {"reverse": 1} if padding[axis][1] else {}
     return g.call("CumSum", x, g.constant(axis, i64), sizes=x.sizes, typed=1, **backwards)
 
 

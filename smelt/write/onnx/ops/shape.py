@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from smelt.dim import Size
-from smelt.dtype import DType, dtype, i1, i32, i64
+from smelt.dtype import dtype, i1, i32, i64
+from smelt.ir.attributes import GatherDims
 from smelt.ir.core import Op, Region
 from smelt.write.onnx.graph import Graph, Out, count_elements, refuse, shape_of
 from smelt.write.onnx.ops.elementwise import where
+from smelt.write.onnx.types import type_for
 
 _SORTED = 1 << 10  # elements of an axis whose order is found by comparing each with each
 
@@ -110,7 +112,7 @@ def _dynamic_iota(g: Graph, op: Op) -> Out:
 
 
 def _dynamic_pad(g: Graph, op: Op) -> Out:
-    x, value, low, high, interior = map(g.get, op.operands)
+    x, value, low, high = map(g.get, op.operands[:4])
     maker = op.operands[4].op
     holes = maker.attrs["value"].array if maker is not None and maker.name == "stablehlo.constant" else None
     if holes is None or np.any(holes):
@@ -190,21 +192,20 @@ def _dynamic_gather(g: Graph, op: Op) -> Out:
     return _gather_slices(g, x, indices, dims, sizes, result)
 
 
-def _gather_slices(g: Graph, x: Out, indices: Out, dims: object, sizes: Sequence[Size], result: Sequence[Size]) -> Out:
-    d = dims
-    indices = _vectors_last(g, indices, d.index_vector_dim)  # type: ignore[attr-defined]
-    mapped, dropped = d.start_index_map, {*d.collapsed_slice_dims, *d.operand_batching_dims}  # type: ignore[attr-defined]
-    batch = [axis for axis in range(len(result)) if axis not in d.offset_dims]  # type: ignore[attr-defined]
+def _gather_slices(g: Graph, x: Out, indices: Out, d: GatherDims, sizes: Sequence[Size], result: Sequence[Size]) -> Out:
+    indices = _vectors_last(g, indices, d.index_vector_dim)
+    mapped, dropped = d.start_index_map, {*d.collapsed_slice_dims, *d.operand_batching_dims}
+    batch = [axis for axis in range(len(result)) if axis not in d.offset_dims]
     whole = all(size == x.sizes[axis] for axis, size in enumerate(sizes) if axis not in mapped)
-    if len(mapped) == 1 and set(mapped) == dropped and whole and not d.operand_batching_dims:  # type: ignore[attr-defined]
+    if len(mapped) == 1 and set(mapped) == dropped and whole and not d.operand_batching_dims:
         axis = mapped[0]
         starts = g.reshape(indices, indices.sizes[:-1])
         most = g.reshape(g.size(x.sizes[axis] - 1), ())
         inside = g.call("Min", g.call("Max", starts, g.constant(0, i64)), most)
         taken = _take(g, x, inside, axis)
-        own = [*d.offset_dims[:axis], *batch, *d.offset_dims[axis:]]  # type: ignore[attr-defined]
+        own = [*d.offset_dims[:axis], *batch, *d.offset_dims[axis:]]
         return g.transpose(taken, [own.index(i) for i in range(len(result))])
-    places = _places(g, x, indices, dims, sizes, result, batch)
+    places = _places(g, x, indices, d, sizes, result, batch)
     full = g.expand(g.concat([g.reshape(each, [*each.sizes, 1]) for each in places], len(result)), [*result, x.rank])
     return g.call("GatherND", x, full, sizes=result, typed=1)
 
@@ -217,33 +218,33 @@ def _vectors_last(g: Graph, indices: Out, at: int) -> Out:
 
 
 def _places(
-    g: Graph, x: Out, indices: Out, d: object, sizes: Sequence[Size], result: Sequence[Size], batch: Sequence[int]
+    g: Graph, x: Out, indices: Out, d: GatherDims, sizes: Sequence[Size], result: Sequence[Size], batch: Sequence[int]
 ) -> list[Out]:
     """For each axis of the operand the index of each element of the result."""
     rank, found = len(result), []
-    offsets = iter(d.offset_dims)  # type: ignore[attr-defined]
-    dropped = {*d.collapsed_slice_dims, *d.operand_batching_dims}  # type: ignore[attr-defined]
+    offsets = iter(d.offset_dims)
+    dropped = {*d.collapsed_slice_dims, *d.operand_batching_dims}
     for axis in range(x.rank):
         place: Out = g.constant(0, i64)
         if axis not in dropped:
             at = next(offsets)
             place = g.along(g.iota(result[at]), at, rank)
-        if axis in d.start_index_map:  # type: ignore[attr-defined]
-            start = _index_part(g, indices, d.start_index_map.index(axis))  # type: ignore[attr-defined]
+        if axis in d.start_index_map:
+            start = _index_part(g, indices, d.start_index_map.index(axis))
             most = g.reshape(g.size(x.sizes[axis] - sizes[axis]), ())
             start = g.call("Min", g.call("Max", start, g.constant(0, i64)), most)
             place = g.call("Add", place, _in_batch(g, start, batch, rank))
-        if axis in d.operand_batching_dims:  # type: ignore[attr-defined]
-            at = batch[d.start_indices_batching_dims.index(axis) if False else _batch_place(d, axis)]  # type: ignore[attr-defined]
+        if axis in d.operand_batching_dims:
+            at = batch[_batch_place(d, axis)]
             place = g.call("Add", place, g.along(g.iota(result[at]), at, rank))
         found.append(g.expand(place, result))
     return found
 
 
-def _batch_place(d: object, axis: int) -> int:
+def _batch_place(d: GatherDims, axis: int) -> int:
     """The position among the batch axes of the result that runs over a batching axis of the operand."""
-    at = d.start_indices_batching_dims[d.operand_batching_dims.index(axis)]  # type: ignore[attr-defined]
-    return int(at - (at > d.index_vector_dim))  # type: ignore[attr-defined]
+    at = d.start_indices_batching_dims[d.operand_batching_dims.index(axis)]
+    return int(at - (at > d.index_vector_dim))
 
 
 def _index_part(g: Graph, indices: Out, part: int) -> Out:
@@ -270,8 +271,6 @@ def _scatter(g: Graph, op: Op) -> Sequence[Out]:
     outs = []
     for i, kind in enumerate(kinds):
         x, update = g.get(op.operands[i]), g.get(op.operands[count + 1 + i])
-        if not kind and not op.attrs["unique_indices"] and count_elements(update.sizes) == 0:
-            kind = ""
         outs.append(_scatter_one(g, x, update, indices, op, kind))
     return outs
 
@@ -321,7 +320,7 @@ def _scatter_one(g: Graph, x: Out, update: Out, indices: Out, op: Op, kind: str)
     source = g.reshape(g.cast(x, element), [total])
     longer = g.pad(source, [0], [1], g.constant(0, element))
     new = g.reshape(g.cast(update, element), targets.sizes)
-    options = {"reduction": kind} if kind else {}
+    options: dict[str, Any] = {"reduction": kind} if kind else {}
     done = g.call("ScatterElements", longer, targets, new, sizes=longer.sizes, axis=0, **options)
     cut = g.slice_axis(done, 0, g.constant([0], i64), g.size(total), total)
     return g.cast(g.reshape(cut, x.sizes), x.dtype)
@@ -349,17 +348,24 @@ def _sort(g: Graph, op: Op) -> Sequence[Out]:
     first = np.tri(size, size, -1, bool).T  # i < j
     tied = g.call("And", g.call("Not", g.call("Or", before, after)), g.constant(first, i1))
     leads = g.cast(g.call("Or", before, tied), i32)
-    rank = g.call("ReduceSum", leads, g.constant([leads.rank - 2], i64), sizes=leads.sizes[:-2] + leads.sizes[-1:], typed=1, keepdims=0)
+    rank = g.call(
+        "ReduceSum",
+        leads,
+        g.constant([leads.rank - 2], i64),
+        sizes=leads.sizes[:-2] + leads.sizes[-1:],
+        typed=1,
+        keepdims=0,
+    )
     line = g.constant(np.arange(size), i32)
     hit = g.call("Equal", g.reshape(rank, [*rank.sizes, 1]), line, to=i1)  # [..., i, place]
-    index = g.call("ArgMax", g.cast(hit, i32), sizes=rank.sizes, to=i64, axis=hit.rank - 2, keepdims=0) if False else _argmax(g, hit)
+    index = _hit_index(g, hit)
     order = [*(i for i in range(inputs[0].rank) if i != axis), axis]
     back = [order.index(i) for i in range(len(order))]
     index = g.transpose(index, back)
     return [g.call("GatherElements", x, index, sizes=x.sizes, typed=1, axis=axis) for x in inputs]
 
 
-def _argmax(g: Graph, hit: Out) -> Out:
+def _hit_index(g: Graph, hit: Out) -> Out:
     """Which i is hit, for each place."""
     size = hit.sizes[-2]
     assert isinstance(size, int)
@@ -393,7 +399,7 @@ def _sort_by_key(g: Graph, inputs: Sequence[Out], axis: int, *, largest: bool) -
 
 
 def top_k(g: Graph, x: Out, k: Out, size: Size, axis: int, largest: bool) -> tuple[Out, Out]:
-    wide = {"ui32": i64, "ui16": i32, "bf16": dtype("f32"), "i4": i32, "ui4": i32}.get(x.dtype.name, x.dtype)
+    wide = type_for("TopK", x.dtype)
     sizes = [size if i == axis else each for i, each in enumerate(x.sizes)]
     values, indices = g.new(wide, sizes, "topk"), g.new(i64, sizes, "topk_index")
     g.add_node("TopK", [g.cast(x, wide), k], [values, indices], axis=axis, largest=int(largest), sorted=1)
