@@ -190,7 +190,7 @@ def load(
     if not isinstance(path, str | os.PathLike):
         return _load_spooled(path, options)  # type: ignore[no-any-return]
     if str(path).lower().endswith(".smelt"):
-        return _load_saved(path, _only(path, "a bundle", options, "context", "sequences"))  # type: ignore[no-any-return]
+        return _load_saved(path, options)  # type: ignore[no-any-return]
     if str(path).lower().endswith(".gguf") or os.path.isfile(os.path.join(path, "config.json")):
         _only(path, "a language model", options, "static", "sizes", "tune", "verify", "keys")
         return import_module("smelt.llm").load(path, **options)  # type: ignore[no-any-return]
@@ -230,11 +230,24 @@ def _load_spooled(source: Any, options: dict[str, Any]) -> Any:
 def _load_saved(path: str | Path, options: dict[str, Any]) -> Any:
     bundle = import_module("smelt.run.load")
     if (data := bundle.foreign(path, options.get("keys"))) is None:
-        return bundle.load(path, _recompile, **options)
+        return _load_bundle(bundle, path, options)
     if options.get("engine") == "pjrt":
         del options["engine"]
     lacking = [name for name in options if name not in ("device", "keys")]
     return deserialize(data, **_only(path, "an executable of the pjrt engine", options, *lacking))
+
+
+def _load_bundle(bundle: Any, path: str | Path, options: dict[str, Any]) -> Any:
+    """A bundle; one of a language model takes `context` and `sequences`."""
+    own: dict[str, Any] = {name: options.pop(name) for name in ("context", "sequences") if name in options}
+    model = bundle.load(path, _recompile, **options)
+    if "language.json" in model.files:
+        own |= {"memory_limit": options.get("memory_limit")}
+        return import_module("smelt.llm.bundle").language_model(model, path, **own)
+    if own:
+        model.close()
+        _only(path, "a bundle", own, *own)
+    return model
 
 
 def deserialize(

@@ -16,8 +16,8 @@ import numpy as np
 
 import smelt.llm
 from smelt.dtype import Array
+from smelt.llm.batch import Batch
 from smelt.llm.cache import Pool
-from smelt.llm.step import Batch
 from smelt.read import safetensors
 
 FIXTURE = Path(__file__).parent / "fixtures" / "llm.npz"

@@ -89,6 +89,7 @@ class StoredModel(Frozen):
     by_size: bool = False
     provenance: Mapping[str, str] = NOTHING
     abi: int = ABI  # between the code and the runtime library
+    files: Mapping[str, Read] = NOTHING  # what belongs to the model besides programs: a tokenizer, say
 
 
 @runtime_checkable

@@ -63,6 +63,8 @@ def _pieces(model: StoredModel, private_key: str | Path | None) -> Iterator[memo
         ],
         "provenance": dict(model.provenance),
     }
+    if model.files:
+        manifest["files"] = {name: body.add(read()) for name, read in model.files.items()}
     signer = None if private_key is None else sign.signer(private_key)
     yield from lay_out(runtime(), body, manifest, signer)
 

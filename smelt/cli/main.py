@@ -380,7 +380,9 @@ def compile_model(
     size: Sizes = None,
     static: StaticValues = None,
     sign: Annotated[Path | None, typer.Option(help="A file with an Ed25519 private key that signs the bundle.")] = None,
-    precision: Precision = "f32",
+    precision: Annotated[
+        str | None, typer.Option(help="f32, bf16 or int8; of language models f32 or q8. Default: f32, and q8.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compile a model into a bundle (program, machine code, packed weights, signature in one file) or a program."""
@@ -388,7 +390,9 @@ def compile_model(
     if standalone:
         if sign is not None:
             raise typer.BadParameter("--sign is for bundles: leave --standalone out")
-        standalone_command.compile_standalone(file, output, targets, size or [], static or [], as_json, precision)
+        standalone_command.compile_standalone(
+            file, output, targets, size or [], static or [], as_json, precision or "f32"
+        )
         return
     compile_command.compile_model(file, output, targets, size or [], static or [], sign, as_json, precision)
 

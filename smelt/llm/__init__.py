@@ -1,14 +1,65 @@
 """Language models: `smelt.llm.load(path)` gives a model that completes text and chats.
 
-In: a Hugging Face folder or a GGUF file. Out: a `LanguageModel` with `logits`, `generate`, `stream` and `chat`.
+In: a Hugging Face folder, a GGUF file or a bundle. Out: a `LanguageModel` with `logits`, `generate`, `stream` and
+`chat`. A bundle is run without the modules that compile, so that names here are imported when they are first used.
 """
 
 from __future__ import annotations
 
-from smelt.llm.embedding import EmbeddingModel
-from smelt.llm.language_model import LanguageModel
-from smelt.llm.load import load
-from smelt.llm.request import Answer, Piece
-from smelt.llm.sample import Sampling
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from smelt.llm.embedding import EmbeddingModel as EmbeddingModel
+    from smelt.llm.language_model import LanguageModel as LanguageModel
+    from smelt.llm.request import Answer as Answer
+    from smelt.llm.request import Piece as Piece
+    from smelt.llm.sample import Sampling as Sampling
 
 __all__ = ["Answer", "EmbeddingModel", "LanguageModel", "Piece", "Sampling", "load"]
+
+_NAMES = {
+    "Answer": "request",
+    "EmbeddingModel": "embedding",
+    "LanguageModel": "language_model",
+    "Piece": "request",
+    "Sampling": "sample",
+}
+
+
+def load(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    engine: str = "auto",
+    context: int | None = None,
+    precision: str | None = None,
+    cache: str | None = None,
+    memory_limit: int | str | None = None,
+    sequences: int | None = None,
+) -> LanguageModel:
+    """A language model from a Hugging Face folder, a GGUF file or a bundle, ready to answer.
+
+    `context` is how many tokens a sequence may have, at most what the model was made for. With `precision="f32"`
+    everything is computed in f32: block-quantised weights are opened once, when they are bound. With "q8", the default
+    of the native engine, they stay as they are and multiply activations that are rounded to 8 bits. `cache` is the type
+    of keys and values in memory: "f32", "f16" or "bf16"; "f16" by default where activations are rounded.
+    Weights, steps and cache stay within `memory_limit`; a model that cannot is refused before anything is loaded. Up to
+    `sequences` (64) requests are computed at once. The folder of an encoder gives an `EmbeddingModel`, which has
+    `embed`. A bundle has its precision and its type of keys and values already.
+    """
+    given = {"device": device, "engine": engine, "context": context, "precision": precision}
+    given |= {"cache": cache, "memory_limit": memory_limit, "sequences": sequences}
+    options = {name: value for name, value in given.items() if value not in (None, "auto")}
+    kind = "bundle" if str(path).lower().endswith(".smelt") else "checkpoint_model"
+    found: LanguageModel = import_module(f"{__name__}.{kind}").load(path, **options)
+    return found
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_NAMES[name]}"), name)
+    return value

@@ -13,10 +13,9 @@ import numpy as np
 
 from smelt.buffer import as_array
 from smelt.dtype import Array
-from smelt.llm.config import Config
-from smelt.llm.paged import PAGE
+from smelt.llm.batch import Pools
+from smelt.llm.config import PAGE, Config
 from smelt.llm.pages import Pages
-from smelt.llm.step import Pools
 
 SMALLEST = 8  # pages
 

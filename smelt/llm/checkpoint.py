@@ -10,24 +10,30 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from smelt.bundle.write import source_record
 from smelt.dtype import DType, dtype
 from smelt.errors import FileError, ParseError, UnsupportedError
 from smelt.ir.blocks import Block
-from smelt.llm.config import Config
+from smelt.llm.config import CACHES, Config
 from smelt.llm.encoder import is_encoder
 from smelt.llm.families import read_config, token_ids
 from smelt.llm.gguf_config import config_of
 from smelt.llm.layers import Formats
 from smelt.llm.names import canonical
+from smelt.llm.pooling import Pooling
+from smelt.llm.sentence_files import read_pooling
+from smelt.llm.tokenizer import Tokenizer, from_file, from_gguf
 from smelt.read import checkpoint, gguf
 from smelt.weights import Weights
 
 MAX_JSON = 100_000_000
 MAX_TEMPLATE = 1 << 20
-CACHES = ("f32", "f16", "bf16")  # types of keys and values in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,38 @@ class Checkpoint:
     @property
     def nbytes(self) -> int:
         return self.weights.nbytes
+
+    @property
+    def name(self) -> str:
+        return self.path.stem if self.kind == "gguf" else self.path.name
+
+    @property
+    def has_tokenizer(self) -> bool:
+        if self.kind == "gguf":
+            return "tokenizer.ggml.tokens" in self.metadata
+        return (self.path / "tokenizer.json").is_file()
+
+    def read_tokenizer(self) -> Tokenizer:
+        if self.kind == "gguf":
+            return from_gguf(self.metadata, str(self.path))
+        if not self.has_tokenizer:
+            raise FileError(f"{self.path}: no tokenizer", expected="tokenizer.json", remedy="give tokens, not text")
+        return from_file(self.path / "tokenizer.json")
+
+    def read_pooling(self) -> Pooling:
+        return read_pooling(self.path) if self.kind == "folder" else Pooling()
+
+    def fingerprint(self) -> str:
+        """A hash of the configuration and of all bytes of the weights."""
+        found = blake2b(repr(self.config).encode(), digest_size=16)
+        for name in sorted(self.weights):
+            found.update(name.encode())
+            found.update(np.ascontiguousarray(self.weights[name].numpy()).view(np.uint8).data)
+        return found.hexdigest()
+
+    def provenance(self) -> dict[str, str]:
+        """What a bundle says about its source."""
+        return source_record(self.path) if self.kind == "gguf" else {"source": self.path.name}
 
     def elements(self, name: str) -> int:
         """How many numbers a weight has."""

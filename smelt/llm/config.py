@@ -11,6 +11,8 @@ import numpy as np
 from smelt.dtype import Array, DType, f32
 from smelt.errors import UnsupportedError
 
+PAGE = 64  # positions of a page of the KV cache
+CACHES = ("f32", "f16", "bf16")  # types of keys and values in memory
 MAX_LAYERS = 10_000
 MAX_SIZE = 1 << 24  # of a width, a vocabulary, a number of heads
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smelt.dtype import f32
-from smelt.llm.config import Config, Layer, Rope
+from smelt.llm.config import PAGE, Config, Layer, Rope
 from smelt.llm.layers import Formats, Linear, Matrix, Norm
 from smelt.llm.moe import Mixture
-from smelt.llm.paged import PAGE, paged_attention, write_keys
+from smelt.llm.paged import paged_attention, write_keys
 from smelt.tensor import nn
 from smelt.tensor.core import Tensor
 from smelt.tensor.model import Model

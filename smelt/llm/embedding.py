@@ -12,7 +12,8 @@ from smelt.dtype import Array
 from smelt.engine import platform as platform_of
 from smelt.errors import RunError, UnsupportedError
 from smelt.llm.encoder import Encoder, EncoderConfig, encoder_weights, read_encoder
-from smelt.llm.pooling import Pooling, read_pooling
+from smelt.llm.pooling import Pooling
+from smelt.llm.sentence_files import read_pooling
 from smelt.llm.tokenizer import Tokenizer, from_file
 from smelt.read import checkpoint
 from smelt.tensor.instantiate import instantiate

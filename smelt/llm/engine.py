@@ -15,11 +15,11 @@ import numpy as np
 
 from smelt.dtype import Array
 from smelt.errors import RunError
+from smelt.llm.batch import Batch, Stepping
 from smelt.llm.cache import Pool
-from smelt.llm.paged import PAGE
+from smelt.llm.config import PAGE
 from smelt.llm.request import Request
 from smelt.llm.scheduler import Part, Scheduler
-from smelt.llm.step import Batch, Step
 
 T = TypeVar("T")
 SEQUENCES = 64  # that run at once
@@ -28,7 +28,7 @@ SEQUENCES = 64  # that run at once
 class Engine:
     """A step, a pool and a scheduler. The thread starts with the first request."""
 
-    def __init__(self, step: Step, pool: Pool, sequences: int = SEQUENCES) -> None:
+    def __init__(self, step: Stepping, pool: Pool, sequences: int = SEQUENCES) -> None:
         self.pool = pool
         self.scheduler = Scheduler(pool.pages, step.most, sequences)
         self.steps = 0

@@ -14,21 +14,26 @@ from typing import Any
 
 import numpy as np
 
+from smelt.bundle.stored import StoredModel
+from smelt.bundle.write import serialize, write
 from smelt.dtype import Array
-from smelt.errors import FileError, RunError
+from smelt.errors import FileError, RunError, UnsupportedError
+from smelt.files import check_folder
 from smelt.llm import chat as templates
 from smelt.llm import prompt_cache
-from smelt.llm.checkpoint import Checkpoint
+from smelt.llm.batch import Stepping
 from smelt.llm.engine import Engine
 from smelt.llm.grammar import Grammar, Grammars
+from smelt.llm.native_step import NativeStep
 from smelt.llm.options import Options
-from smelt.llm.pooling import Pooling, read_pooling
+from smelt.llm.origin import Origin
+from smelt.llm.pooling import Pooling
 from smelt.llm.request import Answer, Request
 from smelt.llm.sample import Sampler
-from smelt.llm.step import Step
 from smelt.llm.stops import Stops
+from smelt.llm.stored import stored_files
 from smelt.llm.stream import AsyncRun, Run
-from smelt.llm.tokenizer import Detokenizer, Tokenizer, from_file, from_gguf
+from smelt.llm.tokenizer import Detokenizer, Tokenizer
 from smelt.llm.tools import convention_of, parse_calls
 
 Prompt = str | Sequence[int]
@@ -38,10 +43,11 @@ class LanguageModel:
     """A decoder with its weights, tokenizer and chat template. Threads and coroutines may share it: what they ask for
     is computed together."""
 
-    def __init__(self, checkpoint: Checkpoint, step: Step, engine: Engine, context: int) -> None:
+    def __init__(self, checkpoint: Origin, step: Stepping, engine: Engine, context: int, name: str = "") -> None:
         self.checkpoint = checkpoint
         self.config = checkpoint.config
         self.context = context
+        self.name = name or (checkpoint.path.name if checkpoint.kind == "folder" else checkpoint.path.stem)
         self._step = step
         self._engine = engine
         self._tokenizer: Tokenizer | None = None
@@ -55,14 +61,10 @@ class LanguageModel:
         return f"<{self.name}: {config.family}, {len(config.layers)} layers of {config.d}, {self._step.platform}>"
 
     @property
-    def name(self) -> str:
-        return self.checkpoint.path.stem if self.checkpoint.kind == "gguf" else self.checkpoint.path.name
-
-    @property
     def tokenizer(self) -> Tokenizer:
         """Text ↔ tokens; read when it is first used."""
         if self._tokenizer is None:
-            self._tokenizer = tokenizer_of(self.checkpoint)
+            self._tokenizer = self.checkpoint.read_tokenizer()
         return self._tokenizer
 
     # ---- scoring ----
@@ -77,8 +79,7 @@ class LanguageModel:
         """The vectors of texts or tokens, f32[n, d]: states of the last layer, pooled as the folder's files for
         sentence-transformers say (the mean without them). Longer texts are cut; `prompt` names one of the folder's."""
         if self._pooling is None:
-            folder = self.checkpoint.kind == "folder"
-            self._pooling = read_pooling(self.checkpoint.path) if folder else Pooling()
+            self._pooling = self.checkpoint.read_pooling()
         pooling = self._pooling
         given = [texts] if isinstance(texts, str) else list(texts)
         requests = []
@@ -185,8 +186,29 @@ class LanguageModel:
     def fingerprint(self) -> str:
         """A hash of the configuration and of all weights, and the precision; computed when it is first needed."""
         if not self._fingerprint:
-            self._fingerprint = f"{prompt_cache.fingerprint(self.checkpoint)} {self._step.precision}"
+            self._fingerprint = f"{self.checkpoint.fingerprint()} {self._step.precision}"
         return self._fingerprint
+
+    # ---- bundles ----
+
+    def save(self, path: str | Path, *, targets: Sequence[str] = (), private_key: str | Path | None = None) -> None:
+        """Write it as a bundle, one file with code, packed weights, tokenizer and template, which `smelt.load` runs
+        without a compiler. `targets` and `private_key` as in `LoadedModel.save`."""
+        check_folder(path)
+        write(path, self._to_stored(targets), private_key)
+
+    def serialize(self, *, targets: Sequence[str] = (), private_key: str | Path | None = None) -> bytes:
+        """The bytes that `save` writes."""
+        return serialize(self._to_stored(targets), private_key)
+
+    def _to_stored(self, targets: Sequence[str]) -> StoredModel:
+        if not isinstance(self._step, NativeStep):
+            raise UnsupportedError(
+                f"{self.name} on {self._step.platform} cannot be saved", remedy='load it with engine="native"'
+            )
+        stored = self._step.executable.to_stored(targets)
+        files = stored_files(self.checkpoint, self._step.precision)
+        return stored.replace(name=self.name, provenance=self.checkpoint.provenance(), files=files)
 
     def close(self) -> None:
         """End running requests and free the weights."""
@@ -207,7 +229,7 @@ class LanguageModel:
         tokens = self._checked(ids, 1)
         most = min(options.max_tokens, self.context - len(tokens))
         deadline = None if options.timeout is None else time.monotonic() + options.timeout
-        text = isinstance(prompt, str) or bool(options.stops) or has_tokenizer(self.checkpoint)
+        text = isinstance(prompt, str) or bool(options.stops) or self.checkpoint.has_tokenizer
         form = next((self._compiled(kind, source) for kind, source in options.constraints.items()), None)
         requests: list[Request] = []
         for i in range(options.n):
@@ -251,22 +273,6 @@ class LanguageModel:
         return [int(each) for each in tokens]
 
 
-def _close(engine: Engine, step: Step) -> None:
+def _close(engine: Engine, step: Stepping) -> None:
     engine.close()
     step.close()
-
-
-def has_tokenizer(checkpoint: Checkpoint) -> bool:
-    if checkpoint.kind == "gguf":
-        return "tokenizer.ggml.tokens" in checkpoint.metadata
-    return (checkpoint.path / "tokenizer.json").is_file()
-
-
-def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer of a checkpoint."""
-    if checkpoint.kind == "gguf":
-        return from_gguf(checkpoint.metadata, str(checkpoint.path))
-    path = checkpoint.path / "tokenizer.json"
-    if not path.is_file():
-        raise FileError(f"{checkpoint.path}: no tokenizer", expected="tokenizer.json", remedy="give tokens, not text")
-    return from_file(path)

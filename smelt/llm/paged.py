@@ -14,6 +14,7 @@ from functools import lru_cache
 from smelt.dtype import DType, f32, i32
 from smelt.ir.attributes import ScatterDims
 from smelt.ir.core import Func
+from smelt.llm.config import PAGE
 from smelt.tensor.axes import shape_of
 from smelt.tensor.composite import composite
 from smelt.tensor.core import Tensor
@@ -21,9 +22,6 @@ from smelt.tensor.jit.trace import trace
 from smelt.tensor.ops import elementwise as el
 from smelt.tensor.ops.move import arange, concatenate
 from smelt.tensor.record import emit, scalar_region
-
-PAGE = 64  # positions
-
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 

@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from smelt.llm.paged import PAGE
+from smelt.llm.config import PAGE
 
 
 @dataclass(slots=True, eq=False)

@@ -1,31 +1,17 @@
-"""From states of tokens to one vector per text, as the files of sentence-transformers say: `modules.json` and the
-configurations that it names. Pooling, dense layers and normalisation; anything else is refused.
+"""From states of tokens to one vector per text: pooling, dense layers and normalisation. `sentence_files` reads them
+from a folder; bundles hold them as a record.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from smelt.dtype import Array
-from smelt.errors import ParseError, RunError, UnsupportedError
-from smelt.read import checkpoint
-
-MAX_JSON = 1 << 20
-# `pooling_mode_…` of older files → the mode; several are concatenated in this order
-_OLD = {
-    "cls_token": "cls",
-    "max_tokens": "max",
-    "mean_tokens": "mean",
-    "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "weightedmean_tokens": "weightedmean",
-    "lasttoken": "lasttoken",
-}
+from smelt.errors import RunError
 
 
 def _mean(states: Array) -> Array:
@@ -47,7 +33,7 @@ MODES: dict[str, Callable[[Array], Array]] = {  # f64[tokens, d] → f64[d]
     "weightedmean": _weighted,
     "lasttoken": lambda states: states[-1],
 }
-_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "Identity": lambda x: x,
     "Tanh": np.tanh,
     "ReLU": lambda x: np.maximum(x, 0),
@@ -56,11 +42,32 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Normalise:
+    """A vector of length one."""
+
+    def __call__(self, x: Array) -> Array:
+        found: Array = x / max(float(np.linalg.norm(x)), 1e-12)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A projection [out, in] with a bias, and an activation."""
+
+    matrix: Array
+    bias: Array
+    activation: str
+
+    def __call__(self, x: Array) -> Array:
+        return ACTIVATIONS[self.activation](self.matrix @ x + self.bias)
+
+
+@dataclass(frozen=True, slots=True)
 class Pooling:
     """Modes whose vectors are concatenated, then the steps behind them. `most` tokens of a text count."""
 
     modes: tuple[str, ...] = ("mean",)
-    steps: tuple[Callable[[Array], Array], ...] = ()
+    steps: tuple[Normalise | Dense, ...] = ()
     most: int | None = None
     lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -82,88 +89,41 @@ class Pooling:
         return found.astype(np.float32)
 
 
-def read_pooling(folder: Path) -> Pooling:
-    """What a folder's files say; the mean over tokens where they say nothing."""
-    modules = _json(folder / "modules.json")
-    said = _record(folder / "sentence_bert_config.json")
-    talks = _record(folder / "config_sentence_transformers.json")
-    modes: tuple[str, ...] = ("mean",)
-    steps: list[Callable[[Array], Array]] = []
-    for module in modules if isinstance(modules, list) else []:
-        if not isinstance(module, Mapping) or not all(isinstance(module.get(key), str) for key in ("path", "type")):
-            raise ParseError(f"{folder}: modules.json", expected="records with a path and a type", got=module)
-        inside = (folder / module["path"]).resolve()
-        if folder.resolve() not in (inside, *inside.parents):
-            raise ParseError(f"{folder}: modules.json leads out of the folder", got=module["path"])
-        match module["type"].rpartition(".")[2]:
-            case "Transformer":
-                pass
-            case "Pooling":
-                modes = _modes(_record(inside / "config.json"), str(inside))
-            case "Normalize":
-                steps.append(_normalise)
-            case "Dense":
-                steps.append(_dense(inside))
-            case other:
-                raise UnsupportedError(f"{folder}: unknown module", expected="Pooling, Dense, Normalize", got=other)
-    prompts, default = talks.get("prompts") or {}, talks.get("default_prompt_name")
-    if not isinstance(prompts, Mapping) or not all(isinstance(each, str) for each in prompts.values()):
-        raise ParseError(f"{folder}: prompts are texts", got=prompts)
-    most = said.get("max_seq_length")
-    return Pooling(
-        modes,
-        tuple(steps),
-        most if type(most) is int and most > 0 else None,
-        said.get("do_lower_case") is True,
-        dict(prompts),
-        default if default in prompts else None,
-    )
+# ---- in bundles ----
 
 
-def _modes(said: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    if said.get("include_prompt") is False:
-        raise UnsupportedError(f"{where}: include_prompt=false, prompts that are left out of the vector")
-    given = said.get("pooling_mode")
-    if given is None:
-        found: Sequence[Any] = [mode for key, mode in _OLD.items() if said.get(f"pooling_mode_{key}") is True]
-    else:
-        found = [given] if isinstance(given, str) else list(given)
-    found = found or ["mean"]
-    if unknown := [each for each in found if each not in MODES]:
-        raise UnsupportedError(f"{where}: unknown pooling", expected=", ".join(MODES), got=unknown)
-    return tuple(found)
+def files_of_pooling(pooling: Pooling) -> tuple[dict[str, Any], dict[str, Callable[[], bytes]]]:
+    """A record for JSON, and the arrays as files."""
+    arrays: dict[str, Callable[[], bytes]] = {}
+    steps: list[Any] = []
+    for i, step in enumerate(pooling.steps):
+        if isinstance(step, Normalise):
+            steps.append("normalise")
+            continue
+        arrays[f"pooling {i} matrix"], arrays[f"pooling {i} bias"] = step.matrix.tobytes, step.bias.tobytes
+        steps.append([step.activation, list(step.matrix.shape)])
+    record = {"modes": pooling.modes, "steps": steps, "most": pooling.most, "lower_case": pooling.lower_case}
+    return {**record, "prompts": dict(pooling.prompts), "default": pooling.default}, arrays
 
 
-def _normalise(x: Array) -> Array:
-    found: Array = x / max(float(np.linalg.norm(x)), 1e-12)
-    return found
-
-
-def _dense(folder: Path) -> Callable[[Array], Array]:
-    said = _record(folder / "config.json")
-    name = str(said.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
-    if name not in _ACTIVATIONS:
-        raise UnsupportedError(f"{folder}: unknown activation", expected=", ".join(_ACTIVATIONS), got=name)
-    weights = checkpoint.open(folder)
-    matrix = weights["linear.weight"].numpy().astype(np.float64)
-    bias = weights["linear.bias"].numpy().astype(np.float64) if "linear.bias" in weights else 0.0
-    return lambda x: _ACTIVATIONS[name](matrix @ x + bias)
-
-
-def _record(path: Path) -> Mapping[str, Any]:
-    found = _json(path)
-    if found is not None and not isinstance(found, Mapping):
-        raise ParseError(f"{path}: not an object", got=type(found).__name__)
-    return found or {}
-
-
-def _json(path: Path) -> Any:
-    """What a file says; None where there is none."""
-    if not path.is_file():
-        return None
-    if path.stat().st_size > MAX_JSON:
-        raise ParseError(f"{path}: too large", expected=f"at most {MAX_JSON} bytes", got=path.stat().st_size)
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ParseError(f"{path}: not JSON", got=error) from None
+def pooling_of(record: Any, files: Mapping[str, Callable[[], bytes]]) -> Pooling:
+    """What `files_of_pooling` made a record of. A malformed one raises ValueError, TypeError or KeyError."""
+    steps: list[Normalise | Dense] = []
+    for i, step in enumerate(record["steps"]):
+        if step == "normalise":
+            steps.append(Normalise())
+            continue
+        activation, (rows, columns) = step
+        matrix = np.frombuffer(files[f"pooling {i} matrix"](), np.float64).reshape(rows, columns)
+        bias = np.frombuffer(files[f"pooling {i} bias"](), np.float64).reshape(rows)
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"unknown activation {activation!r}")
+        steps.append(Dense(matrix, bias, activation))
+    modes, most, prompts, default = (record[key] for key in ("modes", "most", "prompts", "default"))
+    if not modes or not all(mode in MODES for mode in modes):
+        raise ValueError(f"unknown pooling {modes!r}")
+    if not (most is None or (type(most) is int and most > 0)) or not (default is None or default in prompts):
+        raise ValueError("a longest text, or a default prompt, that is none")
+    if not all(isinstance(each, str) for each in prompts.values()):
+        raise TypeError("prompts are texts")
+    return Pooling(tuple(modes), tuple(steps), most, record["lower_case"] is True, dict(prompts), default)

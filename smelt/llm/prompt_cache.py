@@ -6,7 +6,6 @@ hash of the weights that they were computed with; another model refuses them.
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +14,11 @@ import numpy as np
 from smelt.dtype import Array
 from smelt.errors import FileError, ParseError, RunError
 from smelt.llm.cache import Pool, pool_sizes
-from smelt.llm.checkpoint import Checkpoint
-from smelt.llm.config import Config
-from smelt.llm.paged import PAGE
+from smelt.llm.config import PAGE, Config
 from smelt.read import safetensors
 from smelt.weights import Weights
 
 FORMAT = "smelt prompt cache 2"
-
-
-def fingerprint(checkpoint: Checkpoint) -> str:
-    """A hash of a model's configuration and of all bytes of its weights."""
-    found = blake2b(repr(checkpoint.config).encode(), digest_size=16)
-    for name in sorted(checkpoint.weights):
-        found.update(name.encode())
-        found.update(np.ascontiguousarray(checkpoint.weights[name].numpy()).view(np.uint8).data)
-    return found.hexdigest()
 
 
 def save(path: Path, tokens: list[int], pool: Pool, model: str) -> int:

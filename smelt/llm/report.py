@@ -20,10 +20,9 @@ from smelt.llm.config import Config, Fields
 from smelt.llm.decoder import Decoder
 from smelt.llm.encoder import encoder_weights, read_encoder
 from smelt.llm.families import BY_ARCHITECTURE, HARMLESS, read_config
-from smelt.llm.language_model import tokenizer_of
-from smelt.llm.load import DEFAULT_CONTEXT
+from smelt.llm.memory import DEFAULT_CONTEXT
 from smelt.llm.names import sources
-from smelt.llm.pooling import read_pooling
+from smelt.llm.sentence_files import read_pooling
 from smelt.llm.tokenizer import from_file
 from smelt.read import checkpoint as weights_of
 from smelt.tensor.instantiate import instantiate
@@ -46,7 +45,7 @@ def describe(path: Path) -> dict[str, Any]:
         "weights",
         lambda: instantiate(Decoder, found.weights, strict=True, config=found.config, formats=found.formats),
     )
-    tokenizer = _attempt(problems, "tokenizer", lambda: tokenizer_of(found))
+    tokenizer = _attempt(problems, "tokenizer", found.read_tokenizer)
     if (template := found.template) is not None:
         _attempt(problems, "chat template", lambda: check_template(template))
     record.update(_described(found))

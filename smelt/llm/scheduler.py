@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from smelt.llm.paged import PAGE
+from smelt.llm.config import PAGE
 from smelt.llm.pages import Pages
 from smelt.llm.request import Request
 

@@ -6,83 +6,25 @@ there every size is rounded up to a power of two and the padding is neither writ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from smelt.buffer import HostBuffer
 from smelt.dtype import Array
 from smelt.engine import platform as platform_of
-from smelt.engine_api import Placing
+from smelt.engine_api import Placing, Platform
+from smelt.ir.core import Program
+from smelt.llm.batch import CHUNK, Batch, Pools, Stepping
 from smelt.llm.checkpoint import Checkpoint
+from smelt.llm.config import PAGE, Config
 from smelt.llm.decoder import Decoder
-from smelt.llm.paged import PAGE, pool_texts
+from smelt.llm.native_step import NativeStep
+from smelt.llm.paged import pool_texts
+from smelt.run.executable import NativeExecutable
 from smelt.tensor.instantiate import instantiate
 from smelt.tensor.jit.compile import compile
+from smelt.tensor.jit.executable import Executable
 
-CHUNK = 512  # tokens that one step reads at most
 GATHERED = 1 << 28  # bytes of keys and values that an engine without a paged kernel may gather for a step
-
-Pools = list[tuple[Any, Any]]  # keys [p, g, k, o] and values [p, o, g, k] of each layer
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What one step computes, as i32 arrays: `tokens`, their `sequence` (a row of `table`) and `position` [s]; the
-    pages of each sequence, `table` [b, m]; and the `rows` of tokens whose logits are wanted [r]."""
-
-    tokens: Array
-    sequence: Array
-    position: Array
-    table: Array
-    rows: Array
-
-    @staticmethod
-    def of(parts: list[tuple[list[int], int, list[int], list[int]]]) -> Batch:
-        """From (tokens, position of the first, pages, rows within the part) of each sequence."""
-        counts = [len(tokens) for tokens, *_ in parts]
-        starts = np.cumsum([0, *counts[:-1]])
-        table = np.zeros((len(parts), max(len(pages) for _, _, pages, _ in parts)), np.int32)
-        for i, (_, _, pages, _) in enumerate(parts):
-            table[i, : len(pages)] = pages
-        return Batch(
-            np.array([token for tokens, *_ in parts for token in tokens], np.int32),
-            np.repeat(np.arange(len(parts), dtype=np.int32), counts),
-            np.concatenate([np.arange(at, at + len(tokens), dtype=np.int32) for tokens, at, _, _ in parts]),
-            table,
-            np.array([start + row for start, part in zip(starts, parts, strict=True) for row in part[3]], np.int32),
-        )
-
-    @property
-    def places(self) -> tuple[Array, Array]:
-        """The page that each token's keys and values go to, and the place in it; tokens that are not there go to
-        page -1."""
-        page, place = self.position // PAGE, self.position % PAGE
-        found: Array = np.where(page < 0, np.int32(-1), self.table[self.sequence, page])
-        return found, place
-
-    def padded(self) -> Batch:
-        """Every size rounded up to a power of two."""
-        tokens, rows = _above(len(self.tokens)), _above(len(self.rows))
-        sequences, pages = (_above(size) for size in self.table.shape)
-        table = np.zeros((sequences, pages), np.int32)
-        table[: self.table.shape[0], : self.table.shape[1]] = self.table
-        return Batch(
-            _pad(self.tokens, tokens, 0),
-            _pad(self.sequence, tokens, 0),
-            _pad(self.position, tokens, -1),
-            table,
-            _pad(self.rows, rows, 0),
-        )
-
-
-def _above(size: int) -> int:
-    return 1 << max(size - 1, 0).bit_length()
-
-
-def _pad(array: Array, size: int, value: int) -> Array:
-    return np.concatenate([array, np.full(size - len(array), value, array.dtype)])
 
 
 def choose_precision(device: str, engine: str) -> str:
@@ -90,60 +32,64 @@ def choose_precision(device: str, engine: str) -> str:
     return "q8" if platform_of(device, engine).engine.name == "native" else "f32"
 
 
-class Step:
-    """A decoder with its weights bound, on a platform. One thread calls it."""
+def make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str) -> Stepping:
+    """A decoder compiled and with its weights bound, on a platform. One thread calls it."""
+    platform = platform_of(device, engine)
+    bound = compile_step(checkpoint, platform, precision).prepare(checkpoint.weights)
+    compiled = bound.compiled
+    if isinstance(compiled, NativeExecutable) and not isinstance(platform.engine, Placing):
+        return NativeStep(compiled, precision, str(platform), bound.close)
+    return Step(bound, checkpoint.config, precision)
 
-    def __init__(self, checkpoint: Checkpoint, device: str, engine: str, precision: str) -> None:
-        config = checkpoint.config
-        self.platform = platform_of(device, engine)
-        self.config = config
+
+def compile_step(checkpoint: Checkpoint, platform: Platform[Program], precision: str) -> Executable[..., Any]:
+    """The step without its weights."""
+    config = checkpoint.config
+    model = instantiate(Decoder, checkpoint.weights, strict=True, config=config, formats=checkpoint.formats)
+    return compile(
+        model.step,
+        "i32[s=S]",
+        [pool_texts(config.kv_heads, config.head_size, config.cache)] * len(config.layers),
+        "i32[b=B, m=M]",
+        *("i32[s=S]", "i32[s=S]", "i32[s=S]", "i32[s=S]", "i32[r=R]"),
+        platform=platform,
+        donate="pools",
+        facts=("P >= 1", "B >= 1", "M >= 1", "S >= 1", "R >= 1"),
+        precision=precision,
+    )
+
+
+class Step:
+    """A step on an engine that has its own memory, or interprets."""
+
+    def __init__(self, bound: Executable[..., Any], config: Config, precision: str) -> None:
         self.precision = precision
-        model = instantiate(Decoder, checkpoint.weights, strict=True, config=config, formats=checkpoint.formats)
-        executable = compile(
-            model.step,
-            "i32[s=S]",
-            [pool_texts(config.kv_heads, config.head_size, config.cache)] * len(config.layers),
-            "i32[b=B, m=M]",
-            *("i32[s=S]", "i32[s=S]", "i32[s=S]", "i32[s=S]", "i32[r=R]"),
-            platform=self.platform,
-            donate="pools",
-            facts=("P >= 1", "B >= 1", "M >= 1", "S >= 1", "R >= 1"),
-            precision=precision,
-        )
-        self._bound: Any = executable.prepare(checkpoint.weights)
-        self._by_size = self.platform.engine.name == "pjrt"
-        self._paged = self.platform.engine.name == "native"
-        host = self._paged and not isinstance(self.platform.engine, Placing)
-        self._direct: Any = self._bound.compiled if host else None  # takes arrays as they are
+        self.platform = str(bound.platform)
+        self._config = config
+        self._bound: Any = bound
+        self._by_size = bound.platform.engine.name == "pjrt"
+        self._paged = bound.platform.engine.name == "native"
+        self._put = bound.platform.put
 
     def most(self, pages: int) -> int:
         """Tokens that a step may read, of sequences with up to a number of pages."""
         if self._paged:
             return CHUNK
-        config = self.config
+        config = self._config
         each = 8 * PAGE * max(pages, 1) * config.kv_heads * config.head_size  # keys and values, gathered per token
         return max(1, min(CHUNK, GATHERED // each))
 
     def run(self, batch: Batch, pools: Pools) -> tuple[Array, Array, Pools]:
         """Logits of the batch's rows, f32[r, v], the last layer's states there, f32[r, d], and the pools with the
         batch's keys and values. The given pools are gone."""
-        if self._direct is not None:
-            return self._run_directly(batch, pools)
         given = batch.padded() if self._by_size else batch
         made = self._bound(given.tokens, pools, given.table, given.sequence, given.position, *given.places, given.rows)
         logits, states = (each.numpy()[: len(batch.rows)] for each in (made.logits, made.states))
         return logits, states, made.pools
 
-    def _run_directly(self, batch: Batch, pools: Pools) -> tuple[Array, Array, Pools]:
-        """The same on arrays in host memory: a step of a small model takes less time than checking its arguments."""
-        flat = [array for pair in pools for array in pair]
-        places = batch.table, batch.sequence, batch.position, *batch.places, batch.rows
-        logits, states, *after = self._direct(batch.tokens, *flat, *places)
-        return logits, states, list(zip(after[::2], after[1::2], strict=True))
-
     def put(self, array: Array) -> Any:
         """An array where steps compute."""
-        return array if self._direct is not None else self.platform.put(HostBuffer.of(array))
+        return self._put(HostBuffer.of(array))
 
     def memory(self, tokens: int, rows: int, sequences: int, pages: int) -> int:
         """Bytes that a step needs besides weights and pools."""

@@ -120,7 +120,7 @@ def _package() -> Any:
 
 def from_file(path: Path) -> Tokenizer:
     """The tokenizer of a `tokenizer.json`."""
-    tokenizers = _package()
+    _package()
     try:
         if path.stat().st_size > MAX_FILE:
             raise ParseError(f"{path}: too large", expected=f"at most {MAX_FILE} bytes", got=path.stat().st_size)
@@ -129,13 +129,19 @@ def from_file(path: Path) -> Tokenizer:
         raise FileError(f"cannot read {path}", got=error) from error
     except UnicodeDecodeError as error:
         raise ParseError(f"{path}: not UTF-8", got=error) from None
+    return from_text(text, str(path))
+
+
+def from_text(text: str, source: str) -> Tokenizer:
+    """The tokenizer of a `tokenizer.json`'s text."""
+    tokenizers = _package()
     try:
         inner = tokenizers.Tokenizer.from_str(text)
         inner.no_padding()  # what a file says about batches is not for single texts
         inner.no_truncation()
-        return Tokenizer(inner, str(path))
+        return Tokenizer(inner, source)
     except Exception as error:  # the package raises plain Exceptions, and panics of its own
-        raise ParseError(f"{path}: no tokenizer", got=error) from None
+        raise ParseError(f"{source}: no tokenizer", got=error) from None
 
 
 # ---- GGUF ----

@@ -258,6 +258,16 @@ class NativeExecutable(Closing):
                 inputs[i].give_away(f"was donated as the input {self.signature.inputs[i].name!r}")
 
     @property
+    def bound_bytes(self) -> int:
+        """Bytes of the packed weights."""
+        return sum(array.nbytes for array in self._arrays or ())
+
+    def call_bytes(self, sizes: Mapping[str, int]) -> int:
+        """Bytes of one call's arena, scratch and results; sizes that are not given count as 1."""
+        assert self._bound is not None, "bound"
+        return self._bound.call_bytes(sizes)
+
+    @property
     def memory(self) -> Memory | None:
         """Bytes in use now; None where the weights are not bound."""
         return None if self._bound is None else self._bound.memory

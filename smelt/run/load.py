@@ -120,6 +120,13 @@ def foreign(path: str | Path, keys: Sequence[str] | None = None) -> bytes | None
         return read_bytes(path) if head.startswith(PJRT) else None
 
 
+def has_file(path: str | Path, name: str, keys: Sequence[str] | None = None) -> bool:
+    """Whether a bundle holds a file of this name besides its programs."""
+    bundle = container.open_file(path, Gate(keys).admit)
+    bundle.close()
+    return name in _read(bundle).files
+
+
 def describe(path: str | Path) -> dict[str, Any]:
     """The description of a bundle. Only its head and manifest are read."""
     bundle = container.open_file(path)
@@ -133,6 +140,7 @@ def describe(path: str | Path) -> dict[str, Any]:
         "targets": list(dict.fromkeys(code.target for code in codes)),
         "programs": len(found.programs),
         "static": list(found.static),
+        "files": list(found.files),
         "bytes": bundle.start + len(bundle.body),
         "signed": bundle.seal.public_key.hex() if bundle.seal.signature != bytes(64) else None,
         "metadata": dict(found.metadata),
@@ -191,7 +199,8 @@ class _Reader:
 
     def model(self) -> LoadedModel:
         stored = self.stored
-        return LoadedModel(stored.name, "native", self.executable(), stored.metadata, stored.provenance)
+        executable = self.executable()
+        return LoadedModel(stored.name, "native", executable, stored.metadata, stored.provenance, files=stored.files)
 
     def executable(self) -> Executable:
         stored = self.stored
@@ -367,6 +376,7 @@ def _stored(bundle: Container) -> StoredModel:
         bool(manifest["by_size"]),
         record.pairs(manifest["provenance"]),
         record.number(manifest["abi"]),
+        {record.text(name): bundle.reader(index) for name, index in manifest.get("files", {}).items()},
     )
     _check_model(model)
     return model

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smelt.buffer import Buffer, as_array
-from smelt.bundle.stored import StoredModel, to_stored
+from smelt.bundle.stored import NOTHING, Read, StoredModel, to_stored
 from smelt.bundle.write import serialize, source_record, write
 from smelt.device.api import Memory
 from smelt.dtype import Array
@@ -58,11 +58,13 @@ class LoadedModel(Closing):
         provenance: Mapping[str, str] = MappingProxyType({}),
         source: Path | None = None,
         defaults: Defaults | None = None,
+        files: Mapping[str, Read] = NOTHING,
     ) -> None:
         self.name = name
         self.engine = engine
         self.metadata = metadata
         self.provenance = dict(provenance)  # provenance from the bundle
+        self.files = files  # what else the bundle holds
         self._source = source  # the source file
         self._executable = executable
         self._defaults = defaults
@@ -91,6 +93,11 @@ class LoadedModel(Closing):
     def kernels(self) -> tuple[KernelUse, ...]:
         """The name of the engine that runs the model."""
         return self._executable.kernels
+
+    @property
+    def executable(self) -> Executable:
+        """What computes, on flat lists of arrays."""
+        return self._executable
 
     @property
     def memory(self) -> Memory | None:
@@ -175,7 +182,8 @@ class LoadedModel(Closing):
     def _to_stored(self, targets: Sequence[str]) -> StoredModel:
         stored = to_stored(self._executable, targets)
         source = source_record(self._source) if self._source is not None else {}
-        return stored.replace(name=self.name, metadata=self.metadata, provenance=self.provenance | source)
+        provenance = self.provenance | source
+        return stored.replace(name=self.name, metadata=self.metadata, provenance=provenance, files=self.files)
 
     def close(self) -> None:
         """Release programs and weights now instead of when the model is collected; `with` calls it at the end."""

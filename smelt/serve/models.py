@@ -14,7 +14,9 @@ from smelt import llm
 from smelt.dtype import Array
 from smelt.engine_api import Port
 from smelt.errors import FileError, SmeltError, UnsupportedError
+from smelt.llm.stored import LANGUAGE
 from smelt.model import FORMATS, LoadedModel
+from smelt.run.load import SUFFIX, has_file
 from smelt.serve.config import NAME, ModelConfig, read_model_config
 from smelt.serve.isolation.remote import RemoteModel, Zygote, is_supported
 from smelt.serve.isolation.remote_queue import RemoteQueue
@@ -26,7 +28,7 @@ from smelt.serve.tensors import datatype
 from smelt.stop import Cancel
 
 log = logging.getLogger("smelt.serve")
-FILES = (*FORMATS, ".smelt")
+FILES = (*FORMATS, SUFFIX)
 LOADING, READY, UNAVAILABLE = "LOADING", "READY", "UNAVAILABLE"
 TENSOR_MODELS = (LoadedModel, RemoteModel)
 
@@ -39,7 +41,7 @@ class Version:
     version: str
     path: Path
     config: ModelConfig
-    language: bool  # a language model
+    language: bool  # a language model; of a bundle known when it is loaded
     state: str = UNAVAILABLE
     reason: str = "not loaded"
     loaded: Any = None  # LoadedModel, or smelt.llm.LanguageModel
@@ -298,6 +300,8 @@ def _name_of(path: Path) -> str:
 
 def _open(version: Version, zygote: Zygote) -> None:
     config = version.config
+    if version.path.suffix.lower() == SUFFIX:
+        version.language = has_file(version.path, LANGUAGE)
     if version.language:
         version.loaded = llm.load(
             version.path,

@@ -193,5 +193,5 @@ def _size(version: Version) -> int:
 
 def _details(version: Version) -> dict[str, Any]:
     model: LanguageModel = version.loaded
-    kind = "gguf" if model.checkpoint.kind == "gguf" else "safetensors"
-    return {"format": kind, "family": model.config.family}
+    kind = model.checkpoint.kind
+    return {"format": "safetensors" if kind == "folder" else kind, "family": model.config.family}

@@ -105,6 +105,11 @@ class Executable(Generic[P, R]):
         return {slot.name: slot.shape for slot in names}
 
     @property
+    def donated(self) -> tuple[str, ...]:
+        """The inputs that a call may overwrite."""
+        return tuple(slot.name for i, slot in enumerate(self._function.slots) if i in self._function.donated)
+
+    @property
     def program(self) -> Program:
         """The program, where no branch of the function depends on sizes."""
         return self._only_path("several programs, one for each of its branches on sizes").program

@@ -122,7 +122,7 @@ def test_seeds_repeat_and_logprobs_are_reported(model: LanguageModel) -> None:
 
 def test_prompts_of_any_length_are_read_in_chunks(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = model.logits(CASE.tokens)
-    monkeypatch.setattr("smelt.llm.step.CHUNK", 7)
+    monkeypatch.setattr("smelt.llm.native_step.CHUNK", 7)
     np.testing.assert_allclose(model.logits(CASE.tokens), whole, rtol=1e-4, atol=1e-4)
     assert model.generate(CASE.tokens, max_tokens=4).ids == tuple(CASE.ids[:4])
 

@@ -10,9 +10,9 @@ import pytest
 
 import smelt
 import smelt.llm
-from smelt.engine.native import NativeEngine
 from smelt.errors import SmeltError
 from smelt.llm.checkpoint import open as open_checkpoint
+from smelt.llm.native_step import NativeStep
 from tests.llm_checkpoints import FIXTURE, TOLERANCE, Case, write_checkpoint
 from tests.llm_gguf import write_gguf
 
@@ -100,8 +100,9 @@ def test_blocks_stay_blocks_in_memory(name: str, tmp_path: Path) -> None:
         rounded, want = model.logits(case.tokens), exact.logits(case.tokens)
         assert not np.array_equal(rounded, want)
         np.testing.assert_allclose(rounded, want, rtol=0, atol=0.05 * np.abs(want).max())
-        program = model._step._bound._only_path("").program
-        bound = NativeEngine().footprint(program).parts({})["bound"]
+        step = model._step
+        assert isinstance(step, NativeStep)
+        bound = step.executable.bound_bytes
         assert bound <= 1.1 * stored, (bound, stored)
 
 

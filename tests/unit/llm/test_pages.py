@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from smelt.llm.paged import PAGE
+from smelt.llm.config import PAGE
 from smelt.llm.pages import Pages, Sequence
 from smelt.llm.request import Request
 from smelt.llm.sample import Sampler, Sampling

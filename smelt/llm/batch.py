@@ -1,0 +1,102 @@
+"""What one step of a decoder computes, and what computes it: `Batch`, `Stepping`. No compiler here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from smelt.dtype import Array
+from smelt.llm.config import PAGE
+
+CHUNK = 512  # tokens that one step reads at most
+
+Pools = list[tuple[Any, Any]]  # keys [p, g, k, o] and values [p, o, g, k] of each layer
+
+
+class Stepping(Protocol):
+    """A decoder with its weights bound. One thread calls it."""
+
+    @property
+    def precision(self) -> str: ...
+
+    @property
+    def platform(self) -> str: ...
+
+    def most(self, pages: int) -> int:
+        """Tokens that a step may read, of sequences with up to a number of pages."""
+        ...
+
+    def run(self, batch: Batch, pools: Pools) -> tuple[Array, Array, Pools]:
+        """Logits of the batch's rows, f32[r, v], the last layer's states there, f32[r, d], and the pools with the
+        batch's keys and values. The given pools are gone."""
+        ...
+
+    def put(self, array: Array) -> Any:
+        """An array where steps compute."""
+        ...
+
+    def memory(self, tokens: int, rows: int, sequences: int, pages: int) -> int:
+        """Bytes that a step needs besides weights and pools."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one step computes, as i32 arrays: `tokens`, their `sequence` (a row of `table`) and `position` [s]; the
+    pages of each sequence, `table` [b, m]; and the `rows` of tokens whose logits are wanted [r]."""
+
+    tokens: Array
+    sequence: Array
+    position: Array
+    table: Array
+    rows: Array
+
+    @staticmethod
+    def of(parts: list[tuple[list[int], int, list[int], list[int]]]) -> Batch:
+        """From (tokens, position of the first, pages, rows within the part) of each sequence."""
+        counts = [len(tokens) for tokens, *_ in parts]
+        starts = np.cumsum([0, *counts[:-1]])
+        table = np.zeros((len(parts), max(len(pages) for _, _, pages, _ in parts)), np.int32)
+        for i, (_, _, pages, _) in enumerate(parts):
+            table[i, : len(pages)] = pages
+        return Batch(
+            np.array([token for tokens, *_ in parts for token in tokens], np.int32),
+            np.repeat(np.arange(len(parts), dtype=np.int32), counts),
+            np.concatenate([np.arange(at, at + len(tokens), dtype=np.int32) for tokens, at, _, _ in parts]),
+            table,
+            np.array([start + row for start, part in zip(starts, parts, strict=True) for row in part[3]], np.int32),
+        )
+
+    @property
+    def places(self) -> tuple[Array, Array]:
+        """The page that each token's keys and values go to, and the place in it; tokens that are not there go to
+        page -1."""
+        page, place = self.position // PAGE, self.position % PAGE
+        found: Array = np.where(page < 0, np.int32(-1), self.table[self.sequence, page])
+        return found, place
+
+    def padded(self) -> Batch:
+        """Every size rounded up to a power of two."""
+        tokens, rows = _above(len(self.tokens)), _above(len(self.rows))
+        sequences, pages = (_above(size) for size in self.table.shape)
+        table = np.zeros((sequences, pages), np.int32)
+        table[: self.table.shape[0], : self.table.shape[1]] = self.table
+        return Batch(
+            _pad(self.tokens, tokens, 0),
+            _pad(self.sequence, tokens, 0),
+            _pad(self.position, tokens, -1),
+            table,
+            _pad(self.rows, rows, 0),
+        )
+
+
+def _above(size: int) -> int:
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _pad(array: Array, size: int, value: int) -> Array:
+    return np.concatenate([array, np.full(size - len(array), value, array.dtype)])

@@ -1,0 +1,39 @@
+"""A step in host memory: a compiled program over arrays. `step` makes it of a checkpoint, `bundle` of a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from smelt.dtype import Array
+from smelt.llm.batch import CHUNK, Batch, Pools
+from smelt.run.executable import NativeExecutable
+
+
+class NativeStep:
+    """It calls the program directly: a step of a small model takes less time than checking its arguments."""
+
+    def __init__(
+        self, executable: NativeExecutable, precision: str, platform: str, close: Callable[[], object] | None = None
+    ) -> None:
+        self.executable = executable
+        self.precision = precision
+        self.platform = platform
+        self._close = close or executable.close
+
+    def most(self, pages: int) -> int:
+        return CHUNK
+
+    def run(self, batch: Batch, pools: Pools) -> tuple[Array, Array, Pools]:
+        flat = [array for pair in pools for array in pair]
+        places = batch.table, batch.sequence, batch.position, *batch.places, batch.rows
+        logits, states, *after = self.executable(batch.tokens, *flat, *places)
+        return logits, states, list(zip(after[::2], after[1::2], strict=True))
+
+    def put(self, array: Array) -> Array:
+        return array
+
+    def memory(self, tokens: int, rows: int, sequences: int, pages: int) -> int:
+        return self.executable.call_bytes({"S": tokens, "R": rows, "B": sequences, "M": pages})
+
+    def close(self) -> None:
+        self._close()

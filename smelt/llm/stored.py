@@ -1,0 +1,36 @@
+"""What the bundle of a language model holds besides its step, as files: `language.json` has the configuration, the chat
+template and the pooling, `tokenizer.json` the tokenizer. `bundle` reads them.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+from smelt.bundle.stored import Read
+from smelt.llm.origin import Origin
+from smelt.llm.pooling import files_of_pooling
+from smelt.llm.typed_record import to_record
+
+LANGUAGE, TOKENIZER = "language.json", "tokenizer.json"
+FORMAT = 1
+
+
+def stored_files(origin: Origin, precision: str) -> dict[str, Read]:
+    """The files of a bundle besides its program."""
+    said, arrays = files_of_pooling(origin.read_pooling())
+    record = {
+        "format": FORMAT,
+        "config": to_record(origin.config),
+        "precision": precision,
+        "template": origin.template,
+        "specials": dict(origin.specials),
+        "fingerprint": origin.fingerprint(),
+        "pooling": said,
+    }
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    found: dict[str, Read] = {LANGUAGE: partial(text.encode, "utf-8"), **arrays}
+    if origin.has_tokenizer:
+        written = origin.read_tokenizer().to_json()
+        found[TOKENIZER] = partial(written.encode, "utf-8")
+    return found
