@@ -1,4 +1,4 @@
-"""A character-level transformer (pre-norm, causal, GELU) as one loss for smelt, JAX and PyTorch, over one set of weights.
+"""A character-level transformer (pre-norm, causal, GELU) as one loss for smelt, JAX and PyTorch, over the same weights.
 
 `WIDE` has 10.7 million parameters, as nanoGPT's model of Shakespeare. Only NumPy is imported at the top: each
 framework has a process of its own (`worker.py`).
@@ -63,7 +63,14 @@ def draw_batch(sizes: Sizes, step: int) -> tuple[np.ndarray, ...]:
 
 def axes_of(name: str) -> str:
     """Names of a weight's axes: width d, joint projection j, hidden f, characters v."""
-    found = {"tokens": "v d", "positions": "s d", "head": "d v", "qkv.weight": "d j", "qkv.bias": "j", "out.weight": "e d"}
+    found = {
+        "tokens": "v d",
+        "positions": "s d",
+        "head": "d v",
+        "qkv.weight": "d j",
+        "qkv.bias": "j",
+        "out.weight": "e d",
+    }
     found |= {"up.weight": "d f", "up.bias": "f", "down.weight": "f d"}
     return found.get(name, found.get(name.split(".", 1)[-1], "d"))
 

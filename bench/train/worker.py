@@ -56,7 +56,10 @@ def start_jax(model: Any, sizes: Any, name: str) -> Step:
             second = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, second, slopes)
             c1, c2 = 1 - b1**count, 1 - b2**count
             p = jax.tree.map(
-                lambda w, m, v: w * (1 - RATE * DECAY) - RATE * (m / c1) / (jnp.sqrt(v / c2) + EPSILON), p, first, second
+                lambda w, m, v: w * (1 - RATE * DECAY) - RATE * (m / c1) / (jnp.sqrt(v / c2) + EPSILON),
+                p,
+                first,
+                second,
             )
         else:
             first = jax.tree.map(lambda m, g: MOMENTUM * m + g, first, slopes)

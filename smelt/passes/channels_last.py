@@ -302,13 +302,14 @@ def _reshape(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
 
 
 def _reduce(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
-    """Only global pooling: all spatial axes are reduced, so the result [batch, channel] needs no transpose."""
+    """Only where all spatial axes are reduced, as in pooling and batch statistics: the result [batch, channel] or
+    [channel] needs no transpose."""
     source = lasts.get(edit.value(op.operands[0]))
-    rank = op.operands[0].shape.rank
-    if source is None or len(op.operands) != 2 or sorted(op.attrs["dimensions"]) != list(range(2, rank)):
+    rank, reduced = op.operands[0].shape.rank, sorted(op.attrs["dimensions"])
+    if source is None or len(op.operands) != 2 or reduced not in (list(range(2, rank)), [0, *range(2, rank)]):
         return None
-    body = clone_region(op.regions[0], {})
-    return edit.before(op).reduce(source, op.operands[1], dimensions=tuple(range(1, rank - 1)), regions=[body])
+    body, axes = clone_region(op.regions[0], {}), tuple(_axis_last(d, rank) for d in reduced)
+    return edit.before(op).reduce(source, op.operands[1], dimensions=axes, regions=[body])
 
 
 def _reduce_window(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
@@ -319,6 +320,17 @@ def _reduce_window(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     body = clone_region(op.regions[0], {})
     made = edit.before(op).op(
         "stablehlo.reduce_window", source, op.operands[1], regions=[body], result=_shape_last(op.result), **attrs
+    )
+    return made.result
+
+
+def _select_and_scatter(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
+    """The gradient of max pooling."""
+    maps, pooled = (_to_nhwc(edit, lasts, edit.before(op), value) for value in edit.operands(op)[:2])
+    attrs: dict[str, Any] = {name: _permute(value) for name, value in op.attrs.items() if value is not None}
+    bodies = [clone_region(region, {}) for region in op.regions]
+    made = edit.before(op).op(
+        op.name, maps, pooled, op.operands[2], regions=bodies, result=_shape_last(op.result), **attrs
     )
     return made.result
 
@@ -358,6 +370,7 @@ _RULES: dict[str, Move] = {
     "stablehlo.broadcast_in_dim": _broadcast,
     "stablehlo.reshape": _reshape,
     "stablehlo.reduce_window": _reduce_window,
+    "stablehlo.select_and_scatter": _select_and_scatter,
     "stablehlo.pad": _pad,
     "stablehlo.slice": _slice,
     "stablehlo.reverse": _reverse,

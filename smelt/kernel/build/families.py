@@ -21,6 +21,7 @@ from smelt.kernel.build import (
     reduce,
     relayout,
     scan,
+    select_and_scatter,
     sort,
     window,
     winograd,
@@ -29,7 +30,7 @@ from smelt.kernel.build.sinks import ADDRESSED, ANCHORS, IN_RUNS, SINKS, UPDATES
 from smelt.kernel.loops.nest import PULLS
 
 FAMILIES = (
-    *(elementwise, quantise, gather_scatter, reduce, window, scan, sort),
+    *(elementwise, quantise, gather_scatter, reduce, window, select_and_scatter, scan, sort),
     *(gemm, relayout, blocks, conv, depthwise, winograd, attention, paged_attention, linalg, fft, random),
 )
 

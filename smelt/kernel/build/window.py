@@ -1,15 +1,14 @@
-"""Sliding windows: pooling (`reduce_window`), cumulative sums, `select_and_scatter`, and direct convolutions of any
-layout, stride, dilation and grouping (the fast ones are in `conv.py`). Registered in `sinks.SINKS`."""
+"""Sliding windows: pooling (`reduce_window`), cumulative sums, and direct convolutions of any layout, stride, dilation
+and grouping (the fast ones are in `conv.py`). Registered in `sinks.SINKS`."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from contextlib import ExitStack
 from math import prod
 
 from smelt.dim import Size, floordiv, maximum, minimum
-from smelt.dtype import DType, f64, i1, i64
+from smelt.dtype import DType, f64, i1
 from smelt.frozen import Frozen
 from smelt.ir.core import Op, Value
 from smelt.kernel.build.gather_scatter import to_index
@@ -21,7 +20,6 @@ from smelt.kernel.loops.grammar import (
     SHORT,
     Amount,
     Expr,
-    Level,
     Number,
     Quotient,
     Remainder,
@@ -239,7 +237,7 @@ def _items(nest: Nest, op: Op, places: Index, fits: Sequence[list[Expr]]) -> lis
     return items
 
 
-def _places(
+def window_places(
     nest: Nest, op: Op, window: Window, position: Index, inner: Sequence[Expr], inside: bool
 ) -> tuple[Index, list[list[Expr]]]:
     """The position under a window element, and for each dimension the conditions under which it exists."""
@@ -259,7 +257,7 @@ def _reduce_unrolled(nest: Nest, op: Op, window: Window, position: Index, inside
     starts = op.operands[count:]
     totals = tuple(nest.convert(nest.pull(start, ()), kind) for start, kind in zip(starts, kinds, strict=True))
     for inner in itertools.product(*map(range, window.sizes)):
-        places, fits = _places(nest, op, window, position, [Number(at) for at in inner], inside)
+        places, fits = window_places(nest, op, window, position, [Number(at) for at in inner], inside)
         totals = nest.inline(op.regions[0], [*totals, *_items(nest, op, places, fits)])
     return totals
 
@@ -272,7 +270,7 @@ def _reduce_looped(nest: Nest, op: Op, window: Window, position: Index) -> tuple
     starts = [nest.convert(nest.pull(start, ()), kind) for start, kind in zip(op.operands[count:], kinds, strict=True)]
     totals = [nest.declare(kind, nest.convert(start, kind)) for start, kind in zip(starts, wide, strict=True)]
     with nest.loops(window.sizes, "ordered") as inner:
-        places, fits = _places(nest, op, window, position, inner, False)
+        places, fits = window_places(nest, op, window, position, inner, False)
         items = _items(nest, op, places, fits)
         held = [nest.keep(total) for total in totals]
         if function is not None:
@@ -326,52 +324,3 @@ def _scan_window(nest: Nest, op: Op, output: Output, axis: int, forward: bool) -
             item = nest.convert(nest.pull(op.operands[0], index), wide)
             nest.emit(Set(total, nest.apply(function, nest.keep(total), item, dtype=wide)))
             output.finish(nest, op, index, nest.convert(nest.keep(total), kind))
-
-
-# ---- select_and_scatter ----
-
-
-@sink("stablehlo.select_and_scatter")
-def select_and_scatter(nest: Nest, op: Op, output: Output) -> None:
-    """The element that `select` picks in each window receives the source's element, window by window."""
-    operand, source, start = op.operands
-    kind = tensor(op.result).element
-    sizes, counts = tensor(operand).sizes, tensor(source).sizes
-    target = output.targets[0]
-    with nest.loops(sizes) as index:
-        nest.store(target, flat(index, sizes), nest.convert(nest.pull(start, ()), kind))
-    window = Window.of(op)
-    apart = [d for d in range(len(sizes)) if window.is_plain(d)]  # windows that differ here are disjoint
-    places: dict[int, Expr] = {}
-    with ExitStack() as loops:
-        for d in [*apart, *(d for d in range(len(sizes)) if d not in apart)]:
-            level: Level = "serial" if d in apart else "ordered"
-            places[d] = loops.enter_context(nest.loop(counts[d], level)) if counts[d] != 1 else Number(0)
-        position = tuple(places[d] for d in range(len(sizes)))
-        chosen = nest.keep(_select_offset(nest, op, window, position))
-        with nest.guard(nest.apply("GE", chosen, Number(0), dtype=i1)):
-            old = nest.read(nest.buffer(target), chosen, kind)
-            item = nest.convert(nest.pull(source, position), kind)
-            nest.store(target, chosen, nest.inline(op.regions[1], [old, item])[0])
-
-
-def _select_offset(nest: Nest, op: Op, window: Window, position: Index) -> Expr:
-    """The offset of the selected element of a window; -1 if it holds only padding."""
-    operand = op.operands[0]
-    sizes, kind = tensor(operand).sizes, tensor(operand).element
-    best, chosen = nest.declare(kind, Number(0, kind)), nest.declare(i64, Number(-1))
-    with nest.loops(window.sizes, "ordered") as inner:
-        places, fits = _places(nest, op, window, position, inner, False)
-        with nest.guard(nest.both(*(each for dim in fits for each in dim))):
-            item = nest.pull(operand, places)
-            there = nest.apply("GE", nest.keep(chosen), Number(0), dtype=i1)
-            stays = nest.choose(
-                there,
-                lambda: nest.inline(op.regions[0], [nest.keep(best), item])[0],
-                lambda: Number(False, i1),
-                i1,
-            )
-            with nest.guard(nest.apply("not", nest.keep(stays), dtype=i1)):
-                nest.emit(Set(best, item))
-                nest.emit(Set(chosen, flat(places, sizes)))
-    return chosen

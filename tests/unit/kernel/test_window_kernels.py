@@ -140,10 +140,13 @@ def test_select_and_scatter(seed: int) -> None:
         ((3, 2), (1, 2), ((1, 1), (0, 1)), (5, 5)),
         ((1, 3), (1, 1), ((0, 0), (2, 2)), (3, 4)),
         ((2, 2), (1, 1), ((2, 2), (3, 0)), (3, 1)),
+        ((2, 3, 1), (1, 2, 1), ((2, 2), (0, 1), (0, 0)), (4, 5, 70)),  # the last axis on lanes
+        ((1, 2, 1), (1, 2, 1), ((0, 0), (1, 0), (0, 0)), (2, 3, 9)),
     ]
     shapes, counts = [], []
     for window, strides, padding, sizes in forms:
-        each = {"window_dimensions": window, "window_strides": strides, "window_dilations": (1, 1), "padding": padding}
+        ones = (1,) * len(window)
+        each = {"window_dimensions": window, "window_strides": strides, "window_dilations": ones, "padding": padding}
         counts.append(positions(sizes, each))
         shapes += [Shape("f32", *sizes), Shape("f32", *counts[-1])]
     f = FuncBuilder("main", [*shapes, Shape("f32")])

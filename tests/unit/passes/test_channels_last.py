@@ -75,6 +75,28 @@ def test_no_transpose_between_two_convolutions() -> None:
     assert len(moved) == 4, "the image, two kernels and the result"
 
 
+def test_batch_statistics_and_the_gradient_of_pooling_follow() -> None:
+    f = FuncBuilder("main", [Shape("f32", 2, 3, 6, 6), Shape("f32", 4, 3, 3, 3), Shape("f32", 2, 4, 2, 2)])
+    x, w, g = f.args
+    y = f.convolution(x, w, dimension_numbers=FIRST, feature_group_count=1, batch_group_count=1)
+    zero, scalar = f.constant(0.0, "f32"), Shape("f32")
+    with f.region(scalar, scalar) as ge:
+        ge.result(ge.compare(*ge.args, comparison_direction="GE"))
+    with f.region(scalar, scalar) as add:
+        add.result(add.add(*add.args))
+    window: dict[str, Any] = {"window_dimensions": (1, 1, 2, 2), "window_strides": (1, 1, 2, 2)}
+    spread = f.select_and_scatter(y, g, zero, regions=[ge.body, add.body], **window)
+    with f.region(scalar, scalar) as total:
+        total.result(total.add(*total.args))
+    program = Program.of(f.func(f.reduce(f.multiply(spread, y), zero, dimensions=(0, 2, 3), regions=[total.body])))
+    after = changed(program)
+    random = np.random.default_rng(2)
+    inputs = [random.integers(-4, 5, arg.shape.numbers()).astype(np.float32) for arg in f.args]
+    np.testing.assert_array_equal(run(after, inputs)[0], run(program, inputs)[0])
+    moved = [op.operands[0] for op in after.main.body.ops if op.name == "stablehlo.transpose"]
+    assert {*moved} == {*after.main.args}, "only the arguments are transposed"
+
+
 def test_transposes_of_the_model_stay() -> None:
     """Only channels of convolutions move: a transposition of the model's own is no reason to turn what follows."""
     f = FuncBuilder("main", [Shape("f32", 2, 5, 7)])
