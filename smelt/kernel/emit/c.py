@@ -93,7 +93,7 @@ class Source:
         for step in walk(plan.steps):
             for kernel in (step.kernel, *step.kernel.variants) if isinstance(step, Launch) else ():
                 if kernel not in self.kernels and kernel not in fresh:
-                    fresh[kernel] = KernelPrinter(f"{name}_{kernel.kind}{len(fresh)}", self.tile.columns)
+                    fresh[kernel] = KernelPrinter(f"{name}_{kernel.kind}{len(fresh)}", columns=self.tile.columns)
         parts = [function.emit(kernel) for kernel, function in fresh.items()]
         program = ProgramPrinter(plan, memory, name, self.timestamps)
         parts += [program.describe(), program.measure(self.kernels | fresh), program.run(self.kernels | fresh)]
