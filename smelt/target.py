@@ -49,7 +49,9 @@ BASELINE = Target("baseline")  # nothing but scalars and the smallest vectors
 
 
 def tile_shape(target: Target) -> TileShape:
-    """The largest tile that fits in the registers."""
+    """The largest tile that fits in the registers; of a GPU: the tile of a block."""
+    if target.kind == "simt":
+        return TileShape(64, 64, 32)
     if target.vector_bytes >= 64:
         return TileShape(6, 64, 16)
     if target.vector_bytes >= 32:

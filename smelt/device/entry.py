@@ -5,13 +5,13 @@ The native engine makes an Entry from a plan, a bundle keeps it as JSON. `Device
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from smelt.abi import FAILED, TOO_LARGE, UNFIT
-from smelt.errors import Location, RunError, SizeError, SmeltError
+from smelt.errors import Location, RunError, ShapeError, SizeError, SmeltError
 from smelt.frozen import Frozen
 from smelt.shape import Shape
-from smelt.size import assignment
+from smelt.size import assignment, solve, substitute
 
 
 class SizeCheck(Frozen):
@@ -62,3 +62,24 @@ class Entry(Frozen):
             return SizeError("a size is too large for any machine", got=assignment(symbols))
         unfit = self.sizes[check]
         return SizeError(unfit.why, expected=unfit.expected, got=assignment(symbols))
+
+
+def solve_symbols(
+    arguments: Sequence[Shape],
+    names: Sequence[str],
+    given: Sequence[Sequence[int]],
+    sizes: Mapping[str, int],
+) -> dict[str, int]:
+    """The values of a function's symbols for arguments with these sizes. `names`: of the last ones, the inputs.
+
+    `sizes`: symbols that are known already.
+    """
+    patterns = [substitute(size, sizes) for shape in arguments for size in shape.sizes]
+    try:
+        return {**sizes, **solve(patterns, [size for each in given for size in each])}
+    except ShapeError as error:
+        first = len(arguments) - len(names)
+        expected = ", ".join(f"{name}: {shape}" for name, shape in zip(names, arguments[first:], strict=True))
+        got = ", ".join(f"{name}: {list(each)}" for name, each in zip(names, given[first:], strict=True))
+        remedy = "give the dimensions that share a name the same size"
+        raise ShapeError("the inputs' sizes do not fit together", expected=expected, got=got, remedy=remedy) from error

@@ -7,16 +7,21 @@ from functools import cache
 
 from smelt.device.api import Device
 from smelt.device.cpu_device import Cpu
+from smelt.device.cuda import Cuda
 from smelt.errors import DeviceError
 from smelt.target import Target
 
 HOST = "cpu"  # what `auto` stands for
-KINDS: dict[str, Callable[[], Device]] = {"cpu": Cpu}  # by name; a kind with several devices has `NAME:NUMBER` too
+KINDS: dict[str, Callable[[], Device]] = {"cpu": Cpu, "cuda": Cuda}  # by name
+NUMBERED: dict[str, Callable[[int], Device]] = {"cuda": Cuda}  # kinds with several devices have `NAME:NUMBER` too
 
 
 @cache
 def find_device(name: str = "auto") -> Device:
     """The device of a name; `auto` is the processor."""
+    kind, _, number = name.partition(":")
+    if kind in NUMBERED and number.isdecimal():
+        return NUMBERED[kind](int(number))
     made = KINDS.get(HOST if name == "auto" else name)
     if made is None:
         raise DeviceError(
@@ -29,7 +34,8 @@ def find_device(name: str = "auto") -> Device:
 
 
 def is_device(name: str) -> bool:
-    return name == "auto" or name in KINDS
+    kind, _, number = name.partition(":")
+    return name == "auto" or name in KINDS or (kind in NUMBERED and number.isdecimal())
 
 
 def all_targets() -> Mapping[str, Target]:

@@ -23,7 +23,7 @@ from smelt.buffer import bytes_text, check_array, machine_memory
 from smelt.device import cpu
 from smelt.device.api import Memory
 from smelt.device.cache import compiling_for
-from smelt.device.entry import Entry
+from smelt.device.entry import Entry, solve_symbols
 from smelt.device.host import cores
 from smelt.dtype import Array
 from smelt.errors import (
@@ -37,7 +37,7 @@ from smelt.errors import (
     TimedOutError,
 )
 from smelt.shape import Shape
-from smelt.size import Poly, Size, solve, substitute
+from smelt.size import Poly, Size
 from smelt.size import symbols as symbols_of
 from smelt.stop import Stop, on_cancel
 from smelt.target import Target
@@ -641,15 +641,7 @@ def _fit(
     arrays = [
         check_array(*each) for each in zip(inputs, shapes, (f"the input {name!r}" for name in names), strict=True)
     ]
-    patterns = [substitute(size, sizes) for shape in program.arguments for size in shape.sizes]
-    actual = [size for array in (*bound, *arrays) for size in array.shape]
-    try:
-        symbols = {**sizes, **solve(patterns, actual)}
-    except ShapeError as error:
-        expected = ", ".join(f"{name}: {shape}" for name, shape in zip(names, shapes, strict=True))
-        got = ", ".join(f"{name}: {list(array.shape)}" for name, array in zip(names, arrays, strict=True))
-        remedy = "give the dimensions that share a name the same size"
-        raise ShapeError("the inputs' sizes do not fit together", expected=expected, got=got, remedy=remedy) from error
+    symbols = solve_symbols(program.arguments, names, [array.shape for array in (*bound, *arrays)], sizes)
     donated = [place - len(bound) for place in program.donated]
     ordered = [_ordered(array) for array in arrays]
     return [

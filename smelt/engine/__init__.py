@@ -23,8 +23,8 @@ ENGINES: tuple[Engine[Program], ...] = (NativeEngine(), PjrtEngine(), ReferenceE
 
 
 def engines(device: str = "auto") -> tuple[Engine[Program], ...]:
-    """The engines for a device: all for the processor, native for what it has a device for, pjrt for everything with a
-    plug-in (`cuda`, `cuda:1`)."""
+    """The engines for a device: all for the processor, pjrt for everything with a plug-in (`cuda`, `cuda:1`), native
+    for what it has a device for."""
     if device in ("auto", "cpu"):
         return ENGINES
     native = (native_engine(device),) if is_device(device) else ()
@@ -33,7 +33,7 @@ def engines(device: str = "auto") -> tuple[Engine[Program], ...]:
         known = ", ".join(dict.fromkeys((*KINDS, *PLATFORMS)))
         expected = f"{known}, or one with a number: cuda:1"
         raise UnsupportedError("unknown device", expected=expected, got=device, remedy="smelt devices lists them")
-    return (*native, *((PjrtEngine(device),) if plugged else ()))
+    return (*((PjrtEngine(device),) if plugged else ()), *native)
 
 
 def platform(

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TypeAlias
 
 from smelt.device import host
 from smelt.device.api import Arrays, Module
@@ -31,6 +32,7 @@ from smelt.errors import RunError, UnsupportedError
 from smelt.frozen import Frozen
 from smelt.ir.core import Program
 from smelt.kernel.emit.c import Source
+from smelt.kernel.emit.cuda import CudaSource
 from smelt.kernel.plan.fuse import fuse
 from smelt.kernel.plan.in_place import in_place
 from smelt.kernel.plan.memory import Memory, assign_slots
@@ -46,7 +48,8 @@ NAME = "smelt0"  # of the only program in a library
 FILES_PER_CORE = 4  # C files, so that no core waits long for another
 FUNCTIONS = ("main", "prepare")
 COMPOSITES = fuse_attention.COMPOSITES | lower_blocks.COMPOSITES  # that passes lower
-LANGUAGES = {"c": Source}  # what emits the kernels of a target, by its language
+AnySource: TypeAlias = Source | CudaSource
+LANGUAGES: dict[str, type[AnySource]] = {"c": Source, "cuda": CudaSource}  # what emits a target's kernels
 
 
 class ProgramPlan(Frozen):
@@ -83,7 +86,7 @@ class Build(Frozen):
     """The products of all stages. `executable` is not bound to weights yet."""
 
     plan: ProgramPlan
-    source: Source
+    source: AnySource
     library: Module
     executable: NativeExecutable
 
@@ -170,7 +173,7 @@ def mark_donated(program: Program, names: Sequence[str]) -> Program:
     return program.replace(replace(main, arg_attrs=attrs))
 
 
-def emit_source(plans: Sequence[ProgramPlan], *, tile: TileShape | None = None, timestamps: bool = False) -> Source:
+def emit_source(plans: Sequence[ProgramPlan], *, tile: TileShape | None = None, timestamps: bool = False) -> AnySource:
     """The source of plans for one target: smelt0, smelt0_prepare, smelt1 …"""
     source = new_source(plans[0].target, tile=tile, timestamps=timestamps)
     for i, plan in enumerate(plans):
@@ -178,7 +181,7 @@ def emit_source(plans: Sequence[ProgramPlan], *, tile: TileShape | None = None, 
     return source
 
 
-def new_source(target: Target, *, tile: TileShape | None = None, timestamps: bool = False) -> Source:
+def new_source(target: Target, *, tile: TileShape | None = None, timestamps: bool = False) -> AnySource:
     """An empty source in the target's language. `tile`: the register tile of weights that are packed already."""
     if target.language not in LANGUAGES:
         raise UnsupportedError(
@@ -187,7 +190,7 @@ def new_source(target: Target, *, tile: TileShape | None = None, timestamps: boo
     return LANGUAGES[target.language](tile or tile_shape(target), timestamps=timestamps)
 
 
-def emit_plan(plan: ProgramPlan, source: Source, name: str, functions: Sequence[str] = FUNCTIONS) -> None:
+def emit_plan(plan: ProgramPlan, source: AnySource, name: str, functions: Sequence[str] = FUNCTIONS) -> None:
     for function, (each, memory) in plan.plans.items():
         if function in functions:
             source.add(each, memory, function_name(name, function))
@@ -198,12 +201,12 @@ def function_name(name: str, function: str) -> str:
     return name if function == "main" else f"{name}_{function}"
 
 
-def split_source(source: Source) -> list[str]:
+def split_source(source: AnySource) -> list[str]:
     """The source as files that compile in parallel."""
     return source.texts(FILES_PER_CORE * host.cores())
 
 
-def build_library(source: Source, target: Target) -> Module:
+def build_library(source: AnySource, target: Target) -> Module:
     return device_of(target).build(split_source(source), target)
 
 

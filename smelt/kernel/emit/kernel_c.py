@@ -9,14 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from smelt.abi import CANCELLED, FAILED
-from smelt.dtype import DType
 from smelt.ir.block_layout import Layout
 from smelt.kernel import math
-from smelt.kernel.emit.printer import Printer, apply_text
+from smelt.kernel.emit.printer import Printer
 from smelt.kernel.emit.tile_blocks import PREFIX
-from smelt.kernel.loops.fold import identity
 from smelt.kernel.loops.grammar import (
-    SHORT,
     Amount,
     BlockMma,
     Declare,
@@ -143,54 +140,6 @@ class KernelPrinter(Printer):
             f" {chunks.elements} / ({work} + 1) + 1);",
             *([f"{pad}if (STOPPED) return {CANCELLED};"] if chunks.polls else []),
         ]
-
-    def fold(self, fold: Fold, depth: int) -> list[str]:
-        """In order where it is short; else one total per lane, then a tree of halves."""
-        pad, kind = "  " * depth, math.register(fold.total.dtype)
-        var, total, extent = fold.var.name, fold.total.name, self.expr(fold.extent)
-        function, dtype, wide, lanes = fold.function, fold.total.dtype, fold.accumulator, fold.lanes
-
-        def step(a: str, b: str, of: DType) -> str:
-            return apply_text(function, [a, b], [of, of], of)
-
-        value = self.expr(fold.value)
-        short = [
-            f"{pad}  {kind} sum = {self.expr(fold.start)};",
-            f"{pad}  for (i64 {var} = 0; {var} < {extent}; {var}++) {{",
-            *self.block(fold.body, depth + 2),
-            f"{pad}    sum = {step('sum', value, dtype)};",
-            f"{pad}  }}",
-            f"{pad}  {total} = sum;",
-        ]
-        if fold.lanes == 1:
-            return [f"{pad}{kind} {total};", f"{pad}{{", *short, f"{pad}}}"]
-        nothing = math.literal(identity(function, wide).value, wide)
-        body = self.block(fold.body, depth + 3)
-        lines = [
-            f"{pad}{kind} {total};",
-            f"{pad}if ({extent} <= {SHORT}) {{",
-            *short,
-            f"{pad}}} else {{",
-            f"{pad}  {kind} lane[{lanes}];",
-            f"{pad}  for (i64 l = 0; l < {lanes}; l++) lane[l] = {nothing};",
-            f"{pad}  i64 at = 0;",
-            f"{pad}  for (; at + {lanes} <= {extent}; at += {lanes}) {{",
-            f"{pad}    LANES for (i64 l = 0; l < {lanes}; l++) {{ const i64 {var} = at + l;",
-            *body,
-            f"{pad}      lane[l] = {step('lane[l]', value, wide)}; }}",
-            f"{pad}  }}",
-            f"{pad}  for (i64 l = 0; l < {lanes}; l++) if (at + l < {extent}) {{ const i64 {var} = at + l;",
-            *body,
-            f"{pad}      lane[l] = {step('lane[l]', value, wide)}; }}",
-        ]
-        half = lanes // 2
-        while half:
-            lines.append(
-                f"{pad}  for (i64 l = 0; l < {half}; l++) lane[l] = {step('lane[l]', f'lane[l + {half}]', wide)};"
-            )
-            half //= 2
-        lines += [f"{pad}  {total} = {step(self.expr(fold.start), 'lane[0]', dtype)};", f"{pad}}}"]
-        return lines
 
     def mma(self, mma: Mma) -> str:
         """A call of the micro-kernel of a form: rows, a, b, steps, tile, accumulate, prefetch."""

@@ -13,7 +13,9 @@ from smelt.dtype import DType
 from smelt.errors import UnsupportedError
 from smelt.kernel import math
 from smelt.kernel.emit.sizes_c import number_text
+from smelt.kernel.loops.fold import identity
 from smelt.kernel.loops.grammar import (
+    SHORT,
     Affine,
     Amount,
     Apply,
@@ -21,6 +23,7 @@ from smelt.kernel.loops.grammar import (
     Convert,
     Declare,
     Expr,
+    Fold,
     If,
     Let,
     Load,
@@ -97,6 +100,54 @@ class Printer:
                 text = self.expr(value)
                 stored = text if isinstance(place.array, str) else math.store(value.dtype, text)
                 return [f"{pad}{self.element(place, value.dtype)} = {stored};"]
+
+    def fold(self, fold: Fold, depth: int) -> list[str]:
+        """In order where it is short; else one total per lane, then a tree of halves."""
+        pad, kind = "  " * depth, math.register(fold.total.dtype)
+        var, total, extent = fold.var.name, fold.total.name, self.expr(fold.extent)
+        function, dtype, wide, lanes = fold.function, fold.total.dtype, fold.accumulator, fold.lanes
+
+        def step(a: str, b: str, of: DType) -> str:
+            return apply_text(function, [a, b], [of, of], of)
+
+        value = self.expr(fold.value)
+        short = [
+            f"{pad}  {kind} sum = {self.expr(fold.start)};",
+            f"{pad}  for (i64 {var} = 0; {var} < {extent}; {var}++) {{",
+            *self.block(fold.body, depth + 2),
+            f"{pad}    sum = {step('sum', value, dtype)};",
+            f"{pad}  }}",
+            f"{pad}  {total} = sum;",
+        ]
+        if fold.lanes == 1:
+            return [f"{pad}{kind} {total};", f"{pad}{{", *short, f"{pad}}}"]
+        nothing = math.literal(identity(function, wide).value, wide)
+        body = self.block(fold.body, depth + 3)
+        lines = [
+            f"{pad}{kind} {total};",
+            f"{pad}if ({extent} <= {SHORT}) {{",
+            *short,
+            f"{pad}}} else {{",
+            f"{pad}  {kind} lane[{lanes}];",
+            f"{pad}  for (i64 l = 0; l < {lanes}; l++) lane[l] = {nothing};",
+            f"{pad}  i64 at = 0;",
+            f"{pad}  for (; at + {lanes} <= {extent}; at += {lanes}) {{",
+            f"{pad}    LANES for (i64 l = 0; l < {lanes}; l++) {{ const i64 {var} = at + l;",
+            *body,
+            f"{pad}      lane[l] = {step('lane[l]', value, wide)}; }}",
+            f"{pad}  }}",
+            f"{pad}  for (i64 l = 0; l < {lanes}; l++) if (at + l < {extent}) {{ const i64 {var} = at + l;",
+            *body,
+            f"{pad}      lane[l] = {step('lane[l]', value, wide)}; }}",
+        ]
+        half = lanes // 2
+        while half:
+            lines.append(
+                f"{pad}  for (i64 l = 0; l < {half}; l++) lane[l] = {step('lane[l]', f'lane[l + {half}]', wide)};"
+            )
+            half //= 2
+        lines += [f"{pad}  {total} = {step(self.expr(fold.start), 'lane[0]', dtype)};", f"{pad}}}"]
+        return lines
 
     # -- expressions --
 

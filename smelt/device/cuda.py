@@ -1,0 +1,241 @@
+"""NVIDIA GPUs as a Device: CUDA through NVRTC (`cuda_compile`), run by the driver (`cuda_driver`) under a plan on the
+host (`gpu_program`).
+
+Code is one container: the plans as JSON, then one cubin for each source file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from smelt import abi
+from smelt.buffer import Buffer, HostBuffer, bytes_text
+from smelt.device import cache, cuda_compile, cuda_driver
+from smelt.device.api import Arrays, Device, progress
+from smelt.device.driver import Driver
+from smelt.device.entry import Entry
+from smelt.device.gpu_buffer import Block, GpuBuffer
+from smelt.device.gpu_program import GpuAccount, GpuProgram
+from smelt.device.host_plan import PlanProgram
+from smelt.dtype import Array, dtype
+from smelt.errors import DeviceError, UnsupportedError
+from smelt.shape import Shape
+from smelt.target import Target
+
+ABI = 1
+MAGIC = b"smeltgpu"
+REMEDY = "compile the model again"
+ALIGN = 256
+
+
+def _target(name: str, shared: int, l2: int) -> Target:
+    return Target(
+        name,
+        vector_bytes=128,  # a warp of f32
+        cache_bytes=(shared, l2),
+        features=frozenset({name}),
+        device="cuda",
+        kind="simt",
+        language="cuda",
+        registers=255,
+    )
+
+
+# By compute capability, with the shared memory of a block and the L2 cache of the smallest chip of the kind.
+TARGETS = {
+    name: _target(name, shared << 10, l2 << 20)
+    for name, shared, l2 in (
+        ("sm_80", 163, 40),
+        ("sm_86", 99, 6),
+        ("sm_89", 99, 32),
+        ("sm_90", 227, 50),
+        ("sm_100", 227, 64),
+        ("sm_120", 99, 64),
+    )
+}
+
+
+class Module:
+    """Loaded code: its plans, and its kernels by name."""
+
+    def __init__(self, driver: Driver, code: bytes) -> None:
+        try:
+            magic, length = struct.unpack_from("<8sQ", code)
+            held = json.loads(code[16 : 16 + length])
+            ends = [16 + length, *itertools.accumulate(held["images"], initial=16 + length)][1:]
+            images = [code[a:b] for a, b in itertools.pairwise(ends)]
+            self.programs: dict[str, Any] = held["programs"]
+        except (struct.error, ValueError, KeyError, TypeError) as error:
+            raise DeviceError("this is no code for a GPU", got=error, remedy=REMEDY) from error
+        if magic != MAGIC or ends[-1] != len(code):
+            raise DeviceError("this is no code for a GPU", got=f"{len(code)} bytes", remedy=REMEDY)
+        self.driver = driver
+        self._modules = [driver.load(image) for image in images]
+
+    def find(self, name: str) -> Any:
+        for module in self._modules:
+            found = self.driver.function(module, name)
+            if found is not None:
+                return found
+        raise DeviceError("the code lacks a kernel of the program", got=name, remedy=REMEDY)
+
+
+class Cuda(Device):
+    """One NVIDIA GPU."""
+
+    abi = ABI
+    has_own_memory = True
+
+    def __init__(self, number: int = 0) -> None:
+        self.name = f"cuda:{number}" if number else "cuda"
+        self.number = number
+        self.lock = threading.Lock()
+
+    def missing(self) -> str | None:
+        return cuda_driver.missing() or cuda_compile.missing()
+
+    @property
+    def driver(self) -> Any:
+        return cuda_driver.open_driver(self.number)
+
+    @property
+    def model(self) -> str:
+        return self.driver.name if cuda_driver.missing() is None else "no NVIDIA GPU"
+
+    def facts(self) -> Mapping[str, Any]:
+        major, minor = self.driver.capability
+        free, total = self.driver.memory
+        return {
+            "devices": cuda_driver.count(),
+            "compute capability": f"{major}.{minor}",
+            "multiprocessors": self.driver.attribute("MULTIPROCESSOR_COUNT"),
+            "memory": f"{bytes_text(total)}, {bytes_text(free)} free",
+        }
+
+    def stats(self) -> dict[str, float]:
+        free, total = self.driver.memory
+        return {"bytes_in_use": float(total - free), "bytes_limit": float(total)}
+
+    # ---- targets ----
+
+    @property
+    def targets(self) -> Mapping[str, Target]:
+        return TARGETS
+
+    def target(self, name: str | None = None) -> Target:
+        if name not in (None, "native"):
+            return TARGETS[str(name)].replace(device=self.name)
+        major, minor = self.driver.capability
+        machine = f"sm_{major}{minor}"
+        shared = self.driver.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        found = _target(machine, shared, self.driver.attribute("L2_CACHE_SIZE"))
+        return found.replace(device=self.name, cores=self.driver.attribute("MULTIPROCESSOR_COUNT"))
+
+    def default_targets(self, *, int8: bool, bf16: bool) -> tuple[str, ...]:
+        here = self.target().name
+        return (here,) if here in TARGETS else tuple(name for name in TARGETS if not self.lacks(name, ()))[-1:]
+
+    def lacks(self, machine: str, features: Sequence[str]) -> str:
+        """Code runs on chips of its generation, its own and later ones."""
+        why = self.missing()
+        if why is not None:
+            return why
+        major, minor = self.driver.capability
+        number = machine.removeprefix("sm_")
+        if number.isdigit() and int(number[:-1]) == major and int(number[-1]) <= minor:
+            return ""
+        return f"for {machine}, this is sm_{major}{minor}"
+
+    # ---- code ----
+
+    def build(self, source: Sequence[str], target: Target) -> Module:
+        key = hashlib.blake2b(
+            "\0".join((*source, target.name, self.compiler(), *cuda_compile.FLAGS)).encode(), digest_size=20
+        ).hexdigest()
+        kept = cache.default()
+        found = kept.find(key)
+        if found is not None:
+            return self.load(found.read_bytes(), key)
+        code = self.compile(source, target)
+        folder = cache.private_folder()
+        if folder is not None:
+            made = folder / f"{key}.part"
+            made.write_bytes(code)
+            kept.put(key, made)
+            made.unlink()
+        return self.load(code, key)
+
+    def compiler(self) -> str:
+        return cuda_compile.version()
+
+    def compile_file(self, text: str, machine: str) -> bytes:
+        return cuda_compile.compile_cuda(text, machine)
+
+    def compile(self, source: Sequence[str], target: Target) -> bytes:
+        from concurrent.futures import ThreadPoolExecutor
+
+        *files, plans = source
+        tell = progress.get() or (lambda done, total: None)
+        tell(0, len(files))
+        with ThreadPoolExecutor(8) as pool:
+            images = list(pool.map(lambda text: self.compile_file(text, target.name), files))
+        tell(len(files), len(files))
+        held = json.loads(plans) | {"images": [len(image) for image in images]}
+        head = json.dumps(held, separators=(",", ":")).encode()
+        return b"".join([struct.pack("<8sQ", MAGIC, len(head)), head, *images])
+
+    def load(self, code: bytes, digest: str) -> Module:
+        return Module(self.driver, code)
+
+    def provenance(self) -> dict[str, str]:
+        return {"compiler": self.compiler(), "flags": " ".join(cuda_compile.FLAGS)}
+
+    def program(self, module: Module, entry: Entry, constants: Sequence[bytes | Array]) -> GpuProgram:
+        plan = module.programs.get(entry.name)
+        if plan is None:
+            raise DeviceError("the code lacks functions of the program", got=entry.name, remedy=REMEDY)
+        lengths = [len(each) if isinstance(each, bytes) else each.nbytes for each in constants]
+        checks = len(entry.sizes), len(entry.data)
+        said = abi.describe(entry.symbols, entry.arguments, entry.results, lengths, entry.donated, entry.reused, checks)
+        if plan["abi"] != said:
+            pairs = zip(plan["abi"].splitlines(), said.splitlines(), strict=False)
+            code, here = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
+            raise DeviceError("the code does not match its description", expected=code, got=here, remedy=REMEDY)
+        return GpuProgram(self.driver, PlanProgram(plan, module.find), entry, constants, self.lock)
+
+    def exported(self, module: Module, name: str, count: int) -> Array:
+        raise UnsupportedError("profiling and tuning kernels of a GPU", remedy='device="cpu"')
+
+    def clock(self, module: Module, name: str) -> Callable[[], int]:
+        raise UnsupportedError("profiling and tuning kernels of a GPU", remedy='device="cpu"')
+
+    # ---- memory and threads ----
+
+    def allocate(self, wanted: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]) -> Arrays:
+        sizes = [math.prod(shape) * kind.itemsize for kind, shape in wanted]
+        starts = [0, *itertools.accumulate(-(-size // ALIGN) * ALIGN for size in sizes)]
+        block = Block(self.driver, starts[-1])
+        shapes = [Shape.of(dtype(kind), shape) for kind, shape in wanted]
+        return tuple(GpuBuffer(self.driver, shape, block, at) for shape, at in zip(shapes, starts, strict=False))
+
+    def copy(self, buffer: HostBuffer) -> Buffer:
+        return GpuBuffer.of(self.driver, buffer.numpy(), buffer.shape)
+
+    def account(self, limit: int) -> GpuAccount:
+        return GpuAccount(limit)
+
+    @property
+    def default_threads(self) -> int:
+        return 0
+
+    def set_threads(self, count: int) -> None:
+        """A GPU has its own threads."""

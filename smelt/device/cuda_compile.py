@@ -1,0 +1,76 @@
+"""CUDA → machine code (cubin) through NVRTC, which needs no GPU and no driver. `device.cuda` calls it.
+
+Floating point is strict: no contraction of a product and a sum, no flushing of small numbers, exact division and roots.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smelt.errors import DeviceError
+
+FLAGS = ("--std=c++17", "-default-device", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "-w")
+REMEDY = 'pip install "smelt[cuda]"'
+
+
+def missing() -> str | None:
+    """Why nothing can be compiled here, with the remedy."""
+    try:
+        version()
+    except DeviceError as error:
+        return str(error.got)
+    return None
+
+
+def version() -> str:
+    """NVRTC's version."""
+    api = _api()
+    try:
+        status, major, minor = api.nvrtcVersion()
+    except Exception as error:  # the library could not be opened: the type differs between versions
+        raise DeviceError("NVRTC cannot be used", got=f"no NVRTC library: {REMEDY}") from error
+    _checked(api, (status,), "asking for the version")
+    return f"NVRTC {major}.{minor}"
+
+
+def compile_cuda(text: str, machine: str) -> bytes:
+    """The machine code of a text for a machine such as `sm_90`."""
+    api = _api()
+    version()
+    program = _checked(api, api.nvrtcCreateProgram(text.encode(), b"smelt.cu", 0, [], []), "reading the source")
+    try:
+        options = [each.encode() for each in (f"--gpu-architecture={machine}", *FLAGS)]
+        (status,) = api.nvrtcCompileProgram(program, len(options), options)
+        if status != api.nvrtcResult.NVRTC_SUCCESS:
+            raise DeviceError(
+                f"NVRTC could not compile the program for {machine}", got=_log(api, program)[-2000:], remedy=REMEDY
+            )
+        size = _checked(api, api.nvrtcGetCUBINSize(program), "asking for the code's size")
+        code = bytes(size)
+        _checked(api, api.nvrtcGetCUBIN(program, code), "fetching the code")
+        return code
+    finally:
+        api.nvrtcDestroyProgram(program)
+
+
+def _log(api: Any, program: Any) -> str:
+    size = _checked(api, api.nvrtcGetProgramLogSize(program), "asking for the log")
+    log = bytes(size)
+    _checked(api, api.nvrtcGetProgramLog(program, log), "fetching the log")
+    return log.rstrip(b"\0").decode(errors="replace").strip()
+
+
+def _api() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        got = f"the package cuda-bindings is not installed: {REMEDY}"
+        raise DeviceError("NVRTC cannot be used", got=got) from error
+    return nvrtc
+
+
+def _checked(api: Any, answer: tuple[Any, ...], what: str) -> Any:
+    status, *found = answer
+    if status != api.nvrtcResult.NVRTC_SUCCESS:
+        raise DeviceError(f"NVRTC: {what} failed", got=str(status), remedy=REMEDY)
+    return found[0] if found else None

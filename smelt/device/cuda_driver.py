@@ -1,0 +1,195 @@
+"""NVIDIA's driver through `cuda-bindings` (extra `cuda`): one device, its primary context and one stream.
+
+Everything is imported when it is first used. What the driver refuses becomes a DeviceError or RunError with a remedy.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from smelt.dtype import Array
+from smelt.errors import DeviceError, RunError
+
+EXTRA = 'pip install "smelt[cuda]"'
+DRIVER = "install NVIDIA's driver, or run on a machine that has one"
+# After these the context is lost: nothing more can run on the device in this process.
+FATAL = ("ILLEGAL_ADDRESS", "LAUNCH_FAILED", "ILLEGAL_INSTRUCTION", "MISALIGNED_ADDRESS", "ECC_UNCORRECTABLE", "ASSERT")
+
+
+def missing() -> str | None:
+    """Why no device of this kind can be used here, with the remedy; None where one can."""
+    try:
+        from cuda.bindings import driver as api
+    except ImportError:
+        return f"the package cuda-bindings is not installed: {EXTRA}"
+    try:
+        (status,) = api.cuInit(0)
+    except Exception as error:  # the library of the driver could not be opened: the type differs between versions
+        return f"no NVIDIA driver ({_first_line(error)}): {DRIVER}"
+    if status != api.CUresult.CUDA_SUCCESS:
+        return f"the NVIDIA driver found no device ({_short(status)}): {DRIVER}"
+    return None if count() else f"no NVIDIA GPU: {DRIVER}"
+
+
+def count() -> int:
+    """The devices that the driver shows."""
+    api = _api()
+    return int(_checked(api.cuDeviceGetCount(), "counting devices"))
+
+
+def _api() -> Any:
+    from cuda.bindings import driver as api
+
+    return api
+
+
+def _checked(answer: tuple[Any, ...], what: str) -> Any:
+    """The result of a call, or an error."""
+    status, *found = answer
+    name = _short(status)
+    if name == "SUCCESS":
+        return found[0] if found else None
+    if name == "OUT_OF_MEMORY":
+        raise RunError(
+            "no memory left on the GPU", got=what, remedy="use smaller sizes, or free other programs' memory"
+        )
+    if name == "LAUNCH_TIMEOUT":
+        raise RunError(
+            "a kernel ran too long for this GPU", got=what, remedy="use a GPU without a display, or device='cpu'"
+        )
+    if any(name.startswith(each) for each in FATAL):
+        remedy = "the process cannot use the GPU any more: start it again, and report this program"
+        raise DeviceError(f"{what} failed on the GPU", got=name, remedy=remedy)
+    raise DeviceError(f"{what} failed on the GPU", got=name, remedy="nvidia-smi shows the state of the device")
+
+
+def _short(status: Any) -> str:
+    return str(getattr(status, "name", status)).removeprefix("CUDA_").removeprefix("ERROR_")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+class CudaDriver:
+    """One GPU. Calls may come from any thread."""
+
+    def __init__(self, number: int = 0) -> None:
+        why = missing()
+        if why is not None:
+            raise DeviceError("no CUDA device", got=why, remedy='device="cpu"')
+        if number >= count():
+            raise DeviceError("no such CUDA device", expected=f"cuda:0 … cuda:{count() - 1}", got=f"cuda:{number}")
+        self._cuda = api = _api()
+        self._device = _checked(api.cuDeviceGet(number), "opening the device")
+        self._context = _checked(api.cuDevicePrimaryCtxRetain(self._device), "opening a context")
+        self._local = threading.local()
+        self._enter()
+        self._stream = _checked(api.cuStreamCreate(api.CUstream_flags.CU_STREAM_NON_BLOCKING.value), "opening a stream")
+        pool = _checked(api.cuDeviceGetDefaultMemPool(self._device), "finding the memory pool")
+        keep = api.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        _checked(api.cuMemPoolSetAttribute(pool, keep, api.cuuint64_t((1 << 64) - 1)), "setting up the memory pool")
+
+    def _enter(self) -> None:
+        """Make the context this thread's own."""
+        if not getattr(self._local, "entered", False):
+            _checked(self._cuda.cuCtxSetCurrent(self._context), "entering the context")
+            self._local.entered = True
+
+    # -- facts --
+
+    @property
+    def name(self) -> str:
+        raw: bytes = _checked(self._cuda.cuDeviceGetName(128, self._device), "asking for the name")
+        return raw.split(b"\0")[0].decode()
+
+    def attribute(self, name: str) -> int:
+        wanted = getattr(self._cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(_checked(self._cuda.cuDeviceGetAttribute(wanted, self._device), "asking for an attribute"))
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        return self.attribute("COMPUTE_CAPABILITY_MAJOR"), self.attribute("COMPUTE_CAPABILITY_MINOR")
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """(free, all) bytes."""
+        self._enter()
+        status, free, total = self._cuda.cuMemGetInfo()
+        _checked((status,), "asking for the memory")
+        return int(free), int(total)
+
+    # -- code --
+
+    def load(self, code: bytes) -> Any:
+        self._enter()
+        return _checked(self._cuda.cuModuleLoadData(code), "loading the code")
+
+    def function(self, module: Any, name: str) -> Any:
+        self._enter()
+        answer = self._cuda.cuModuleGetFunction(module, name.encode())
+        return None if _short(answer[0]) == "NOT_FOUND" else _checked(answer, "finding a kernel")
+
+    def launch(self, function: Any, blocks: int, threads: int, arguments: Sequence[int]) -> None:
+        self._enter()
+        values = np.array(arguments, np.int64)
+        table = values.ctypes.data + 8 * np.arange(len(arguments), dtype=np.int64)
+        sizes = (blocks, 1, 1, threads, 1, 1, 0)
+        _checked(self._cuda.cuLaunchKernel(function, *sizes, self._stream, int(table.ctypes.data), 0), "a launch")
+
+    # -- memory --
+
+    def allocate(self, count: int) -> int:
+        self._enter()
+        return int(_checked(self._cuda.cuMemAllocAsync(max(count, 1), self._stream), f"{count} bytes"))
+
+    def free(self, address: int) -> None:
+        self._enter()
+        _checked(self._cuda.cuMemFreeAsync(address, self._stream), "freeing memory")
+
+    def upload(self, address: int, array: Array) -> None:
+        if array.nbytes:
+            self._enter()
+            self._do(self._cuda.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, self._stream), "a copy")
+
+    def download(self, array: Array, address: int) -> None:
+        self._enter()
+        if array.nbytes:
+            self._do(self._cuda.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, self._stream), "a copy")
+        self.wait()
+
+    def move(self, target: int, source: int, count: int) -> None:
+        self._enter()
+        self._do(self._cuda.cuMemcpyDtoDAsync(target, source, count, self._stream), "a copy")
+
+    def wait(self) -> None:
+        self._enter()
+        self._do(self._cuda.cuStreamSynchronize(self._stream), "a run")
+
+    def _do(self, answer: tuple[Any, ...], what: str) -> None:
+        _checked(answer, what)
+
+    # -- time --
+
+    def event(self) -> Any:
+        """A mark in the stream."""
+        self._enter()
+        made = _checked(self._cuda.cuEventCreate(0), "making an event")
+        _checked(self._cuda.cuEventRecord(made, self._stream), "recording an event")
+        return made
+
+    def seconds(self, first: Any, second: Any) -> float:
+        """The time between two marks, once both are reached."""
+        _checked(self._cuda.cuEventSynchronize(second), "waiting for an event")
+        return 1e-3 * float(_checked(self._cuda.cuEventElapsedTime(first, second), "asking for a time"))
+
+
+@cache
+def open_driver(number: int) -> CudaDriver:
+    """The driver of a device, opened once."""
+    return CudaDriver(number)

@@ -1,0 +1,51 @@
+"""Driver: the few calls of a GPU's driver that `host_plan` needs, as a protocol. `cuda_driver` implements it.
+
+Work is done in the order in which it is asked for; only `download` and `wait` wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from smelt.dtype import Array
+
+
+class Driver(Protocol):
+    """A device with memory of its own. Addresses are integers."""
+
+    def load(self, code: bytes) -> Any:
+        """Code as `compile` gave it, loaded."""
+        ...
+
+    def function(self, module: Any, name: str) -> Any:
+        """A kernel of a module; None where it has no such kernel."""
+        ...
+
+    def launch(self, function: Any, blocks: int, threads: int, arguments: Sequence[int]) -> None:
+        """Run a kernel. Every argument has 64 bits."""
+        ...
+
+    def allocate(self, count: int) -> int:
+        """New memory; RunError where there is none."""
+        ...
+
+    def free(self, address: int) -> None:
+        """Return memory, once the work before is done."""
+        ...
+
+    def upload(self, address: int, array: Array) -> None:
+        """Copy a contiguous array to the device. The array may change afterwards."""
+        ...
+
+    def download(self, array: Array, address: int) -> None:
+        """Copy to a contiguous array on the host, after the work before."""
+        ...
+
+    def move(self, target: int, source: int, count: int) -> None:
+        """Copy bytes on the device."""
+        ...
+
+    def wait(self) -> None:
+        """Wait for the work; raises what went wrong."""
+        ...

@@ -1,0 +1,113 @@
+"""GpuBuffer: an array in the memory of a device with a `Driver`. What computes it may still run: reading it waits."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+
+from smelt.buffer import HostBuffer, in_thread
+from smelt.device.driver import Driver
+from smelt.dtype import Array
+from smelt.errors import RunError
+from smelt.shape import Shape
+
+KEEP = "keep=True, or .copy() before the call"
+
+
+class Block:
+    """Memory of a device, freed after its last user."""
+
+    __slots__ = ("__weakref__", "address", "bytes")
+
+    def __init__(self, driver: Driver, count: int, address: int | None = None) -> None:
+        self.bytes = count
+        self.address = driver.allocate(max(count, 1)) if address is None else address
+        weakref.finalize(self, driver.free, self.address).atexit = False
+
+
+class GpuBuffer:
+    """A buffer of `device.api.Device`s with their own memory: `bytes` of a block, from `offset` on."""
+
+    __slots__ = ("__weakref__", "_block", "_gone", "_offset", "client", "shape")
+
+    def __init__(self, client: Driver, shape: Shape, block: Block | None = None, offset: int = 0) -> None:
+        self.client = client
+        self.shape = shape
+        self._block: Block | None = Block(client, self.nbytes) if block is None else block
+        self._offset = offset
+        self._gone = ""
+
+    @staticmethod
+    def of(client: Driver, array: Array, shape: Shape) -> GpuBuffer:
+        """A copy of an array."""
+        made = GpuBuffer(client, Shape.of(shape.dtype, array.shape))
+        client.upload(made.address, np.ascontiguousarray(array))
+        return made
+
+    @property
+    def block(self) -> Block:
+        if self._block is None:
+            raise RunError(f"the buffer {self._gone}", expected=f"{self.shape} in use", got=self._gone, remedy=KEEP)
+        return self._block
+
+    @property
+    def address(self) -> int:
+        return self.block.address + self._offset
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.shape.dtype.numpy
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape.numbers()) * self.shape.dtype.numpy.itemsize
+
+    @property
+    def is_deleted(self) -> bool:
+        return self._block is None
+
+    def wait(self) -> GpuBuffer:
+        _ = self.block
+        self.client.wait()
+        return self
+
+    def __await__(self) -> Generator[Any, Any, GpuBuffer]:
+        return in_thread(self.wait).__await__()
+
+    def numpy(self) -> Array:
+        array = np.empty(self.shape.numbers(), self.dtype)
+        self.client.download(array, self.address)
+        return array
+
+    def to_host(self) -> HostBuffer:
+        """A copy in host memory."""
+        return HostBuffer(self.numpy(), self.shape, owns=True)
+
+    def copy(self) -> GpuBuffer:
+        """Another buffer with the same contents."""
+        made = GpuBuffer(self.client, self.shape)
+        if self.nbytes:
+            self.client.move(made.address, self.address, self.nbytes)
+        return made
+
+    def renew(self) -> GpuBuffer:
+        """A new buffer on the same memory."""
+        return GpuBuffer(self.client, self.shape, self.block, self._offset)
+
+    def delete(self) -> None:
+        if self._block is not None:
+            self.give_away("was deleted")
+
+    def give_away(self, reason: str = "was donated") -> None:
+        """Drop the memory: a result has it now, or nobody."""
+        self._block, self._gone = None, reason
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.numpy(), dtype=dtype)
+
+    def __repr__(self) -> str:
+        return f"<{self.shape} in device memory{', which ' + self._gone if self._gone else ''}>"

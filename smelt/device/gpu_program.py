@@ -1,0 +1,300 @@
+"""Programs of a device with a `Driver`: a plan on the host, kernels and arrays on the device.
+
+`GpuProgram` and `GpuBound` are the `Program` and `Bound` of `device.program`. Calls take turns on the one queue.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from smelt.abi import NO_MEMORY, UNFIT
+from smelt.buffer import bytes_text, check_array, check_shape
+from smelt.device.api import Arrays, Memory
+from smelt.device.driver import Driver
+from smelt.device.entry import Entry, solve_symbols
+from smelt.device.gpu_buffer import GpuBuffer
+from smelt.device.host_plan import PlanError, PlanProgram, Run, Sized
+from smelt.dtype import Array
+from smelt.errors import CancelledError, MemoryLimitError, RunError, SmeltError
+from smelt.shape import Shape
+from smelt.stop import Stop
+
+SMALLER = "use smaller sizes"
+
+
+class GpuAccount:
+    """Bytes that several programs may take together. Calls take turns, so a call never waits for another one."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._fixed = 0
+        self._lock = threading.Lock()
+
+    @property
+    def fixed(self) -> int:
+        return self._fixed
+
+    def take(self, count: int, what: str) -> None:
+        with self._lock:
+            if self._fixed + count > self.limit:
+                raise MemoryLimitError(
+                    f"{what}: the model needs more memory than allowed",
+                    expected=f"at most {bytes_text(self.limit)}",
+                    got=f"{bytes_text(count)} beside {bytes_text(self._fixed)}",
+                    remedy="set a higher memory_limit",
+                )
+            self._fixed += count
+
+    def give(self, count: int) -> None:
+        with self._lock:
+            self._fixed -= count
+
+    def span(self, count: int) -> int:
+        return count
+
+    def check_call(self, count: int) -> None:
+        """Refuse a call that takes too much."""
+        if self._fixed + count > self.limit:
+            raise MemoryLimitError(
+                "the call needs more memory than allowed",
+                expected=f"at most {bytes_text(self.limit - self._fixed)} beside what the model holds",
+                got=bytes_text(count),
+                remedy="set a higher memory_limit, or use smaller sizes",
+            )
+
+
+class GpuProgram:
+    """A function of loaded code."""
+
+    def __init__(
+        self, driver: Driver, plan: PlanProgram, entry: Entry, constants: Sequence[bytes | Array], lock: threading.Lock
+    ) -> None:
+        self.driver, self.plan, self.entry, self.lock = driver, plan, entry, lock
+        self.constants = [_constant(driver, each) for each in constants]
+
+    @property
+    def arguments(self) -> tuple[Shape, ...]:
+        return self.entry.arguments
+
+    @property
+    def results(self) -> tuple[Shape, ...]:
+        return self.entry.results
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        return self.entry.donated
+
+    @property
+    def reused(self) -> Mapping[int, int]:
+        return dict(self.entry.reused)
+
+    @property
+    def constant_bytes(self) -> int:
+        return sum(each.nbytes for each in self.constants)
+
+    def bind(self, arrays: Arrays, sizes: Mapping[str, int] = MappingProxyType({}), account: Any = None) -> GpuBound:
+        each = zip(arrays, self.arguments, self.entry.names, strict=False)
+        held = [bring(self.driver, array, shape, repr(name)) for array, shape, name in each]
+        return GpuBound(self, held, sizes, account)
+
+
+def _constant(driver: Driver, given: bytes | Array) -> GpuBuffer:
+    array = np.frombuffer(given, np.uint8) if isinstance(given, bytes) else given.reshape(-1).view(np.uint8)
+    return GpuBuffer.of(driver, array, Shape("ui8", array.size))
+
+
+def bring(driver: Driver, given: Any, shape: Shape, what: str) -> GpuBuffer:
+    """A buffer on the device: the same one where it is there already."""
+    if isinstance(given, GpuBuffer):
+        if given.client is not driver:
+            raise RunError(f"{what} is on another device", remedy="bring it here: platform.put(buffer)")
+        check_shape(given.shape, shape, what)
+        return given
+    array = check_array(given.numpy() if hasattr(given, "numpy") else given, shape, what)
+    return GpuBuffer.of(driver, array, shape)
+
+
+class GpuBound:
+    """A program with its first arguments bound."""
+
+    def __init__(
+        self, program: GpuProgram, held: Sequence[GpuBuffer], sizes: Mapping[str, int], account: GpuAccount | None
+    ) -> None:
+        self._program, self._account = program, account
+        self._held: tuple[GpuBuffer, ...] | None = tuple(held)
+        self._sizes = {name: size for name, size in sizes.items() if name in program.entry.symbols}
+        self._cancelled = 0
+        self._arena: GpuBuffer | None = None
+
+    def __call__(self, inputs: Arrays, out: Arrays | None = None, stop: Stop | None = None) -> Arrays:
+        program, entry, held = self._program, self._program.entry, self._held
+        if held is None:
+            raise RunError("the executable is closed", remedy="compile or load the model again")
+        if stop is not None:
+            stop.check()
+        given = self._fit(inputs, held)
+        sizes = [each.shape.numbers() for each in (*held, *given)]
+        values = solve_symbols(entry.arguments, entry.names[len(held) :], sizes, self._sizes)
+        with program.lock:
+            cancelled = self._cancelled
+
+            def poll() -> None:
+                if self._cancelled != cancelled:
+                    raise CancelledError("the call was cancelled")
+                if stop is not None:
+                    stop.check()
+
+            sized = self._sized(values)
+            self._charge(sized)
+            results = self._results(sized, (*held, *given), out)
+            buffers = self._table(sized, (*held, *given), results)
+            run = Run(program.plan, program.driver, sized, buffers, poll)
+            self._start(run)
+            return self._finish(run, results, inputs, given)
+
+    def _fit(self, inputs: Arrays, held: Sequence[GpuBuffer]) -> list[GpuBuffer]:
+        entry = self._program.entry
+        shapes, names = entry.arguments[len(held) :], entry.names[len(held) :]
+        if len(inputs) != len(shapes):
+            raise RunError(
+                "wrong number of inputs", expected=list(names), got=len(inputs), remedy="one array per input"
+            )
+        driver, whats = self._program.driver, [f"the input {name!r}" for name in names]
+        given = [bring(driver, *each) for each in zip(inputs, shapes, whats, strict=True)]
+        donated = [place - len(held) for place in entry.donated]
+        for i in donated:
+            if any(each.block is given[i].block for at, each in enumerate((*given, *held)) if at != i):
+                raise RunError(f"the input {names[i]!r} is donated and given twice", remedy=".copy() one of them")
+        return given
+
+    def _sized(self, values: Mapping[str, int]) -> Sized:
+        try:
+            return self._program.plan.sized([values[name] for name in self._program.entry.symbols])
+        except PlanError as error:
+            raise self._program.entry.refuse(error.status - 1, values) from None
+
+    def _charge(self, sized: Sized) -> None:
+        if self._account is not None:
+            self._account.check_call(sized.arena + self._result_bytes(sized))
+
+    def _result_bytes(self, sized: Sized) -> int:
+        kinds = self._program.plan.plan["buffers"]
+        return sum(sized.numbers[each["bytes"]] for each in kinds if each["kind"] == "result" and not each["deferred"])
+
+    def _results(self, sized: Sized, arguments: Sequence[GpuBuffer], out: Arrays | None) -> list[GpuBuffer | None]:
+        """The result buffers; None for those of data-dependent size."""
+        program = self._program
+        found: list[GpuBuffer | None] = []
+        places = [each for each in program.plan.plan["buffers"] if each["kind"] == "result"]
+        for i, (shape, place) in enumerate(zip(program.results, sorted(places, key=_index), strict=True)):
+            if place["deferred"]:
+                found.append(None)
+                continue
+            exact = Shape.of(shape.dtype, tuple(sized.numbers[size] for size in place["sizes"]))
+            if i in program.reused:
+                found.append(arguments[program.reused[i]].renew())
+            elif out is not None:
+                check_shape(out[i].shape, exact, f"output buffer {i}")
+                found.append(out[i])
+            else:
+                found.append(GpuBuffer(program.driver, exact))
+        return found
+
+    def _table(self, sized: Sized, arguments: Sequence[GpuBuffer], results: Sequence[GpuBuffer | None]) -> list[int]:
+        """The address of every buffer of the plan."""
+        program, arena = self._program, 0
+        if sized.arena:
+            if self._arena is None or self._arena.nbytes < sized.arena:
+                self._arena = GpuBuffer(program.driver, Shape("ui8", sized.arena))
+            arena = self._arena.address
+        kinds: dict[str, Sequence[GpuBuffer | None]] = {
+            "argument": arguments,
+            "result": results,
+            "constant": program.constants,
+        }
+        table = []
+        for buffer in program.plan.plan["buffers"]:
+            if buffer["kind"] == "temporary":
+                table.append(0 if buffer["slot"] is None else arena + sized.offsets[buffer["slot"]])
+            else:
+                found = kinds[buffer["kind"]][buffer["index"]]
+                table.append(0 if found is None else found.address)
+        return table
+
+    def _start(self, run: Run) -> None:
+        try:
+            run.start()
+        except BaseException as error:
+            run.free()
+            explained = self._explain(error) if isinstance(error, PlanError) else error
+            if isinstance(explained, SmeltError):
+                explained.started = True
+            raise explained from None
+
+    def _explain(self, error: PlanError) -> SmeltError:
+        record = (*error.record, 0, 0)
+        if error.status == NO_MEMORY:
+            return RunError("no memory left", got=f"{record[0]} bytes requested", remedy=SMALLER)
+        assert error.status < 2 * UNFIT, "sizes are checked before the call"
+        return self._program.entry.explain(error.status, record)
+
+    def _finish(
+        self, run: Run, results: Sequence[GpuBuffer | None], inputs: Arrays, given: Sequence[GpuBuffer]
+    ) -> Arrays:
+        """The results. Those of data-dependent size are copied out of the memory of the call."""
+        program, done = self._program, []
+        places = sorted(
+            (
+                (buffer["index"], i)
+                for i, buffer in enumerate(program.plan.plan["buffers"])
+                if buffer["kind"] == "result"
+            )
+        )
+        for shape, result, (_, i) in zip(program.results, results, places, strict=True):
+            if result is None:
+                numbers = [run.numbers[size] for size in program.plan.plan["buffers"][i]["sizes"]]
+                result = GpuBuffer(program.driver, Shape.of(shape.dtype, tuple(numbers)))
+                if result.nbytes:
+                    program.driver.move(result.address, run.buffers[i], result.nbytes)
+            done.append(result)
+        run.free()
+        first = len(program.arguments) - len(given)
+        for place in program.donated:
+            if isinstance(inputs[place - first], GpuBuffer):
+                inputs[place - first].give_away()
+        return tuple(done)
+
+    @property
+    def memory(self) -> Memory:
+        bound = sum(each.nbytes for each in self._held or ())
+        arena = self._arena.nbytes if self._arena is not None else 0
+        return Memory(bound, self._program.constant_bytes, arena, 0, 1)
+
+    def call_bytes(self, sizes: Mapping[str, int]) -> int:
+        known = {name: self._sizes.get(name, sizes.get(name, 1)) for name in self._program.entry.symbols}
+        try:
+            sized = self._program.plan.sized([known[name] for name in self._program.entry.symbols])
+        except PlanError:
+            return 0  # the call itself says why it refuses these sizes
+        return sized.arena + self._result_bytes(sized)
+
+    def cancel(self) -> None:
+        self._cancelled += 1
+
+    def trim(self) -> None:
+        with self._program.lock:
+            self._arena = None
+
+    def close(self) -> None:
+        with self._program.lock:
+            self._held = self._arena = None
+
+
+def _index(buffer: Mapping[str, Any]) -> int:
+    found: int = buffer["index"]
+    return found

@@ -1,0 +1,270 @@
+"""A plan as plain data (`kernel.emit.plan_json`), run by the host: sizes, checks, loops and branches here,
+kernels through a `Driver`.
+
+`PlanProgram` is read once, `Sized` holds what depends on the sizes of a call, `Run` is one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from smelt.abi import FAILED, NO_MEMORY, TOO_LARGE, UNFIT
+from smelt.device.driver import Driver
+from smelt.dtype import dtype
+from smelt.size import Atom, Size, parse_size, symbols
+
+MOST_BLOCKS = 1 << 20
+MOST_SCRATCH = 256 << 20  # bytes of one launch
+MOST_BYTES = 1 << 50  # of one buffer of data-dependent size: more is a mistake
+LIMIT = 1 << 63
+
+
+class PlanError(Exception):
+    """A call ended with a status of `smelt.abi` and a record of numbers."""
+
+    def __init__(self, status: int, record: Sequence[int] = ()) -> None:
+        super().__init__(status)
+        self.status, self.record = status, tuple(record)
+
+
+class PlanProgram:
+    """A program: its plan, its functions on the device."""
+
+    def __init__(self, plan: Mapping[str, Any], find: Callable[[str], Any]) -> None:
+        self.plan = plan
+        self.sizes: list[Size] = [each if isinstance(each, int) else parse_size(each) for each in plan["sizes"]]
+        # The last data-dependent symbol that each size has; -1: none.
+        self.last = [max((int(n[1:]) for n in symbols(size) if n[0] == "m"), default=-1) for size in self.sizes]
+        self.functions = {name: find(name) for name in _functions(plan["steps"])}
+        self._known: dict[tuple[int, ...], Sized] = {}
+
+    def sized(self, values: Sequence[int]) -> Sized:
+        """What a call with these symbols needs. Raises PlanError where a check of sizes fails."""
+        key = tuple(values)
+        found = self._known.get(key)
+        if found is None:
+            found = Sized.of(self, key)
+            if len(self._known) > 64:
+                self._known.clear()
+            self._known[key] = found
+        return found
+
+
+def _functions(steps: Sequence[Mapping[str, Any]]) -> set[str]:
+    found: set[str] = set()
+    for step in steps:
+        match step["do"]:
+            case "launch":
+                found.update(each["function"] for each in step["launches"])
+            case "repeat":
+                found |= _functions(step["head"]) | _functions(step["body"])
+            case "branch":
+                found.update(*map(_functions, step["branches"]))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """The numbers of a call: values of symbols, of sizes that are no data's, offsets of slots and their bytes."""
+
+    symbols: Mapping[str, int]
+    numbers: tuple[int, ...]
+    offsets: tuple[int, ...]
+    arena: int
+
+    @staticmethod
+    def of(program: PlanProgram, values: Sequence[int]) -> Sized:
+        plan = program.plan
+        known = {f"n{i}": value for i, value in enumerate(values)}
+        each = zip(program.sizes, program.last, strict=True)
+        numbers = tuple(value_of(size, known) if last < 0 else 0 for size, last in each)
+        for i in plan["entry_checks"]:
+            if not _holds(plan["checks"][i], numbers):
+                raise PlanError(i + 1)
+        if any(abs(number) >= LIMIT for number in numbers):
+            raise PlanError(TOO_LARGE)
+        offsets, total = [], 0
+        for slot in plan["slots"]:
+            offsets.append(total)
+            total += max(0, *(numbers[size] for size in slot))
+        if total >= LIMIT:
+            raise PlanError(TOO_LARGE)
+        return Sized(known, numbers, tuple(offsets), total)
+
+
+def value_of(size: Size, values: Mapping[str, int]) -> int:
+    """The number that a size is; what is divided by 0 is 0, in a branch that is not taken."""
+    if isinstance(size, int):
+        return size
+    total = 0
+    for monomial, coefficient in size.terms:
+        for atom in monomial:
+            coefficient *= _atom(atom, values)
+        total += coefficient
+    return total
+
+
+def _atom(atom: Atom, values: Mapping[str, int]) -> int:
+    if atom.op == "symbol":
+        return values[atom.name]
+    a, b = (value_of(each, values) for each in atom.args)
+    if atom.op in ("max", "min"):
+        return max(a, b) if atom.op == "max" else min(a, b)
+    if b == 0:
+        return 0
+    return a // b if atom.op == "//" else a % b
+
+
+def _holds(check: Sequence[Any], numbers: Sequence[int]) -> bool:
+    a, b = numbers[check[0]], numbers[check[2]]
+    holds: bool = {"==": a == b, "<=": a <= b, "!=": a != b}[check[1]]
+    return holds
+
+
+@dataclass(slots=True)
+class Run:
+    """One call. `buffers` are addresses; `poll` raises where the call must end.
+
+    Memory that the call allocates is in `owned`: temporaries, and results of data-dependent size.
+    """
+
+    program: PlanProgram
+    driver: Driver
+    sized: Sized
+    buffers: list[int]
+    poll: Callable[[], None]
+    numbers: list[int] = field(default_factory=list)
+    values: dict[str, int] = field(default_factory=dict)
+    owned: list[int] = field(default_factory=list)
+    held: dict[int, int] = field(default_factory=dict)  # bytes of buffers of data-dependent size
+    memory: int = 0  # of launches: saved variables and scratch
+    memory_bytes: int = 0
+
+    def start(self) -> None:
+        self.numbers = list(self.sized.numbers)
+        self.values = dict(self.sized.symbols)
+        self.steps(self.program.plan["steps"])
+
+    def allocate(self, count: int) -> int:
+        address = self.driver.allocate(count)
+        self.owned.append(address)
+        return address
+
+    def free(self) -> None:
+        for address in self.owned:
+            self.driver.free(address)
+        self.owned = []
+
+    # -- steps --
+
+    def steps(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        for step in steps:
+            match step["do"]:
+                case "launch":
+                    self.launch(step["launches"])
+                case "copy":
+                    source, target = self.buffers[step["source"]], self.buffers[step["target"]]
+                    count = self.numbers[self.program.plan["buffers"][step["target"]]["bytes"]]
+                    if source != target and count:
+                        self.driver.move(target, source, count)
+                case "repeat":
+                    self.repeat(step)
+                case "branch":
+                    self.steps(step["branches"][self.selected(step["selector"], len(step["branches"]))])
+                case "require":
+                    self.require(step)
+                case "measure":
+                    self.measure(step)
+                case "ensure":
+                    self.ensure(step["checks"])
+            self.poll()
+
+    def launch(self, launches: Sequence[Mapping[str, Any]]) -> None:
+        ready = [(each, self.blocks(each)) for each in launches]
+        memory = max(
+            (each["saved"] + each["scratch"] * each["per_block"] * blocks for each, blocks in ready), default=0
+        )
+        if memory > self.memory_bytes:
+            self.memory, self.memory_bytes = self.allocate(memory), memory
+        for each, blocks in ready:
+            if blocks:
+                arguments = [self.buffers[i] for i in each["buffers"]]
+                arguments += [self.numbers[i] for i in each["sizes"]]
+                function = self.program.functions[each["function"]]
+                self.driver.launch(function, blocks, each["threads"], [*arguments, self.memory])
+
+    def blocks(self, launch: Mapping[str, Any]) -> int:
+        """How many blocks a launch gets; 0: there is nothing to do."""
+        if launch["single"]:
+            return 1
+        most: int = MOST_BLOCKS
+        if launch["scratch"]:
+            most = max(1, MOST_SCRATCH // (launch["scratch"] * launch["per_block"]))
+        if launch["extent"] is None:
+            return min(most, 1024)
+        per_block: int = launch["per_block"]
+        count: int = -(-self.numbers[launch["extent"]] // per_block)
+        return min(most, max(0, count))
+
+    def repeat(self, step: Mapping[str, Any]) -> None:
+        while True:
+            self.steps(step["head"])
+            if not self.fetch(step["flag"], "ui8", 1)[0]:
+                return
+            self.poll()
+            self.steps(step["body"])
+
+    def selected(self, selector: int, count: int) -> int:
+        if self.program.plan["buffers"][selector]["element"] == "i1":
+            return 0 if self.fetch(selector, "ui8", 1)[0] else 1
+        chosen = int(self.fetch(selector, "i32", 1)[0])
+        return chosen if 0 <= chosen < count else count - 1
+
+    def require(self, step: Mapping[str, Any]) -> None:
+        sizes = self.program.plan["buffers"][step["flags"]]["sizes"]
+        count = int(np.prod([self.numbers[size] for size in sizes], dtype=np.int64))
+        if count and not self.fetch(step["flags"], "ui8", count).all():
+            raise PlanError(FAILED + step["check"], [self.scalar(each) for each in step["numbers"]])
+
+    def scalar(self, buffer: int) -> int:
+        return int(self.fetch(buffer, self.program.plan["buffers"][buffer]["element"], 1)[0])
+
+    def measure(self, step: Mapping[str, Any]) -> None:
+        """Define symbols; then compute what depends on them and on no later one: sizes, memory."""
+        source, places = step["source"], step["symbols"]
+        if isinstance(source, int):
+            found = [int(each) for each in self.fetch(source, "i64", len(places))]
+        else:
+            found = [self.numbers[size] for size in source]
+        self.values.update((f"m{at}", value) for at, value in zip(places, found, strict=True))
+        for i, last in enumerate(self.program.last):
+            if last in places:
+                self.numbers[i] = value_of(self.program.sizes[i], self.values)
+        self.grow(places)
+
+    def grow(self, places: Sequence[int]) -> None:
+        """Memory for the buffers whose size is known only now."""
+        for i, buffer in enumerate(self.program.plan["buffers"]):
+            if not (buffer["deferred"] and max(self.program.last[size] for size in buffer["sizes"]) in places):
+                continue
+            count = value_of(self.program.sizes[buffer["bytes"]], self.values)
+            if not 0 <= count <= MOST_BYTES:
+                raise PlanError(NO_MEMORY, [count])
+            if count > self.held.get(i, -1):
+                self.buffers[i], self.held[i] = self.allocate(max(count, 1)), count
+
+    def ensure(self, checks: Sequence[int]) -> None:
+        for i in checks:
+            check = self.program.plan["checks"][i]
+            if not _holds(check, self.numbers):
+                raise PlanError(UNFIT + i, [self.numbers[check[0]], self.numbers[check[2]]])
+
+    def fetch(self, buffer: int, element: str, count: int) -> Any:
+        """The first elements of a buffer, on the host."""
+        array = np.empty(count, np.uint8 if element == "i1" else dtype(element).numpy)
+        self.driver.download(array, self.buffers[buffer])
+        return array

@@ -1,0 +1,98 @@
+"""Plans → CUDA files, and the plans themselves as JSON, which `device.cuda_plan` runs on the host.
+
+`kernel_cuda` prints the kernels, `plan_json` the steps, `tile_cuda` the micro-kernels.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from smelt.errors import UnsupportedError
+from smelt.kernel import math
+from smelt.kernel.emit.kernel_cuda import CudaKernel
+from smelt.kernel.emit.plan_json import PlanWriter
+from smelt.kernel.emit.tile_cuda import micro_kernels
+from smelt.kernel.plan.memory import Memory
+from smelt.kernel.plan.plan import Kernel, Launch, Plan, walk
+from smelt.target import TileShape
+
+# The scalar functions are C. These definitions make them CUDA; `-default-device` makes them functions of the device.
+BUILTINS = ("fma", "fabs", "copysign", "sqrt", "rint", "floor", "trunc")
+PRELUDE = "\n".join(
+    (
+        "#define __FMA__ 1",
+        "#define __SSE4_1__ 1",  # rounding takes one instruction
+        *(f"#define __builtin_{name}{kind} {name}{kind}" for name in BUILTINS for kind in ("", "f")),
+        "#define __builtin_inff() __int_as_float(0x7f800000)",
+        "#define __builtin_inf() __longlong_as_double(0x7ff0000000000000LL)",
+        "#define __builtin_nanf(x) __int_as_float(0x7fc00000)",
+        "#define __builtin_nan(x) __longlong_as_double(0x7ff8000000000000LL)",
+        "#define __builtin_clz __clz",
+        "#define __builtin_clzll __clzll",
+        "#define __builtin_expect(x, y) (x)",
+        "#define __builtin_memcpy memcpy",
+        "#define LANES",
+        "",
+    )
+)
+# A value of any type from another lane of the warp, 32 bits at a time.
+SHUFFLE = """\
+template <class T, class F> inline T smelt_exchange(T x, F word) {
+  ui32 words[(sizeof(T) + 3) / 4] = {0};
+  memcpy(words, &x, sizeof(T));
+  for (int i = 0; i < (int)(sizeof words / 4); i++) words[i] = word(words[i]);
+  memcpy(&x, words, sizeof(T));
+  return x;
+}
+template <class T> inline T smelt_shuffle_down(T x, int by) {
+  return smelt_exchange(x, [by](ui32 word) { return __shfl_down_sync(0xffffffffu, word, by); });
+}
+template <class T> inline T smelt_shuffle_first(T x) {
+  return smelt_exchange(x, [](ui32 word) { return __shfl_sync(0xffffffffu, word, 0); });
+}
+"""
+CHARACTERS_PER_FILE = 100_000
+
+
+@dataclass(slots=True)
+class CudaSource:
+    """CUDA files of several programs, which share equal kernels, and their plans."""
+
+    tile: TileShape
+    timestamps: bool = False
+    kernels: dict[Kernel, CudaKernel] = field(default_factory=dict)
+    parts: list[str] = field(default_factory=list)
+    programs: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, plan: Plan, memory: Memory, name: str) -> None:
+        """Add a program. An error leaves the source as it was."""
+        if self.timestamps or plan.tunables:
+            raise UnsupportedError("profiling and tuning kernels of a GPU", remedy='device="cpu"')
+        fresh: dict[Kernel, CudaKernel] = {}
+        for step in walk(plan.steps):
+            if isinstance(step, Launch) and step.kernel not in self.kernels and step.kernel not in fresh:
+                fresh[step.kernel] = CudaKernel(f"{name}_{step.kernel.kind}{len(fresh)}")
+        parts = [made.emit(kernel) for kernel, made in fresh.items()]
+        program = PlanWriter(plan, memory, self.kernels | fresh).write()
+        self.kernels |= fresh
+        self.parts += parts
+        self.programs[name] = program
+
+    def text(self) -> str:
+        """All kernels as one file."""
+        return self._file(self.parts)
+
+    def texts(self, most: int) -> list[str]:
+        """Files of kernels that compile in parallel, and the plans."""
+        count = max(1, min(most, sum(map(len, self.parts)) // CHARACTERS_PER_FILE + 1, len(self.parts)))
+        files = [self._file(self.parts[i::count]) for i in range(count)]
+        return [*files, json.dumps({"programs": self.programs}, separators=(",", ":"))]
+
+    def _file(self, parts: Sequence[str]) -> str:
+        text = "\n".join(parts)
+        tiles = micro_kernels(text)
+        shuffle = SHUFFLE if "smelt_shuffle_" in text else ""
+        return "".join([PRELUDE, math.prelude(tiles + text), shuffle, tiles, text, "\n"])

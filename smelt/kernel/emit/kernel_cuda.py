@@ -1,0 +1,285 @@
+"""Kernel → CUDA: one `__global__` function for each of its launches. `emit.cuda` calls it.
+
+`loops.simt` decides what runs where. In a group of threads (a warp or a block) loops on lanes, reductions and products
+are shared; everything else runs in all threads alike, and the first one stores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from smelt.dim import Size
+from smelt.dtype import DType
+from smelt.errors import UnsupportedError
+from smelt.kernel import math
+from smelt.kernel.emit.printer import Printer, apply_text
+from smelt.kernel.emit.tile_cuda import MMA
+from smelt.kernel.loops.fold import identity
+from smelt.kernel.loops.grammar import (
+    SHORT,
+    BlockMma,
+    Expr,
+    Fail,
+    Fold,
+    For,
+    Mma,
+    Number,
+    Quotient,
+    Remainder,
+    Stmt,
+    Store,
+    Tile,
+    Transpose,
+    Var,
+)
+from smelt.kernel.loops.simt import WARP, Stage, map_to_grid, reads_from, static_extent, stores_to
+from smelt.kernel.plan.plan import Kernel
+
+LANE = "smelt_lane"  # a thread's number in its group
+SMALL = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A function of a kernel, as the plan calls it: arguments are buffers, sizes, then the memory of the launch.
+
+    `extent`: iterations, which `per_block` of a block run at a time; None: the function finds out. `saved`: bytes that
+    launches of this kernel share; `scratch`: bytes of each group.
+    """
+
+    function: str
+    buffers: tuple[int, ...]
+    sizes: tuple[Size, ...]
+    extent: Size | None
+    single: bool
+    per_block: int
+    threads: int
+    saved: int
+    scratch: int
+
+
+@dataclass(slots=True)
+class CudaKernel:
+    """The functions of a kernel."""
+
+    name: str
+    launches: list[Launched] = field(default_factory=list)
+
+    def emit(self, kernel: Kernel) -> str:
+        stages, saved = map_to_grid(kernel)
+        texts = []
+        for i, stage in enumerate(stages):
+            printer = StagePrinter(f"{self.name}_{i}", stage=stage, saved_bytes=saved)
+            texts.append(printer.emit())
+            self.launches.append(printer.launched())
+        return "\n".join(texts)
+
+
+@dataclass(slots=True)
+class StagePrinter(Printer):
+    """One function. `alone`: the code that is printed now belongs to one thread, not to its group."""
+
+    stage: Stage = field(kw_only=True)
+    saved_bytes: int = 0  # of all launches of the kernel
+    buffers: dict[int, None] = field(default_factory=dict)
+    alone: bool = False
+    read: set[int | str] = field(default_factory=set)
+
+    def emit(self) -> str:
+        stage = self.stage
+        self.alone = stage.group == "thread"
+        self.read = reads_from((*stage.before, *stage.body))
+        before = self.block(stage.before, 1)
+        extent = None if stage.extent is None else self.expr(stage.extent)
+        body = self.block(stage.body, 1 if extent is None else 2)
+        lines = [*self.tiles(), *self.restored(), *before]
+        if extent is None:
+            lines += [*body, *self.saved()]
+        else:
+            assert stage.var is not None
+            groups, var = stage.groups, stage.var.name
+            first = {"thread": "threadIdx.x", "warp": f"(threadIdx.x / {WARP})", "block": "0"}[stage.group]
+            lines += [
+                f"  for (i64 {var} = (i64)blockIdx.x * {groups} + {first}; {var} < {extent};"
+                f" {var} += (i64)gridDim.x * {groups}) {{",
+                *body,
+                "  }",
+            ]
+        parameters = [f"char *const b{i}" for i in self.buffers]
+        parameters += [f"const i64 s{i}" for i in range(len(self.sizes))]
+        parameters.append("char *const smelt_memory")
+        head = f'extern "C" __global__ void __launch_bounds__({stage.threads}) {self.name}({", ".join(parameters)}) {{'
+        lane = {"thread": "0", "warp": f"(int)(threadIdx.x % {WARP})", "block": "(int)threadIdx.x"}[stage.group]
+        return "\n".join([head, f"  const int {LANE} = {lane}; (void){LANE};", *self.locals.values(), *lines, "}"])
+
+    def launched(self) -> Launched:
+        stage = self.stage
+        extent = static_extent(stage.extent)
+        single = stage.extent is None
+        return Launched(
+            self.name,
+            tuple(self.buffers),
+            tuple(self.sizes),
+            extent,
+            single,
+            stage.groups,
+            WARP if single and stage.group == "warp" else stage.threads,
+            self.saved_bytes,
+            stage.scratch,
+        )
+
+    # -- memory --
+
+    def tiles(self) -> list[str]:
+        """Tiles of a group in shared memory, and what does not fit there in device memory."""
+        stage, lines = self.stage, []
+        group = {"thread": "0", "warp": f"threadIdx.x / {WARP}", "block": "0"}[stage.group]
+        if stage.shared:
+            lines.append(f"  __shared__ __align__(16) char smelt_shared[{stage.groups * stage.shared}];")
+        for tile, at in stage.tiles:
+            kind = math.register(tile.dtype)
+            lines.append(f"  {kind} *const {tile.name} = ({kind} *)(smelt_shared + {group} * {stage.shared} + {at});")
+        for tile, at in stage.spilled:
+            kind, number = math.register(tile.dtype), f"((i64)blockIdx.x * {stage.groups} + {group})"
+            where = f"smelt_memory + {self.saved_bytes} + {number} * {stage.scratch} + {at}"
+            lines.append(f"  {kind} *const {tile.name} = ({kind} *)({where});")
+        for tile, at in stage.kept_tiles:
+            kind = math.register(tile.dtype)
+            lines.append(f"  {kind} *const {tile.name} = ({kind} *)(smelt_memory + {at});")
+        return lines
+
+    def restored(self) -> list[str]:
+        kinds = [(math.register(var.dtype), var, at) for var, at in self.stage.restores]
+        return [f"  const {kind} {var.name} = *(const {kind} *)(smelt_memory + {at});" for kind, var, at in kinds]
+
+    def saved(self) -> list[str]:
+        kinds = [(math.register(var.dtype), var, at) for var, at in self.stage.saves]
+        return [f"  if ({LANE} == 0) *({kind} *)(smelt_memory + {at}) = {var.name};" for kind, var, at in kinds]
+
+    def pointer(self, buffer: int, kind: str) -> str:
+        self.buffers[buffer] = None
+        name = f"b{buffer}_{kind}"
+        self.locals[name] = f"  {kind} *const {name} = ({kind} *)b{buffer};"
+        return name
+
+    def size_value(self, place: int) -> str:
+        return f"s{place}"
+
+    # -- statements --
+
+    def statement(self, stmt: Stmt, depth: int) -> list[str]:
+        pad = "  " * depth
+        match stmt:
+            case For(_, _, _, "lane") if not self.alone:
+                return self.shared_loop(stmt, depth)
+            case For(var, extent, body):
+                head = f"{pad}for (i64 {var.name} = 0; {var.name} < {self.expr(extent)}; {var.name}++) {{"
+                return [head, *self.block(body, depth + 1), f"{pad}}}"]
+            case Store() if not self.alone:
+                (line,) = self.plain(stmt, 0)
+                return self.fenced([f"{pad}if ({LANE} == 0) {line}"], stmt, pad)
+            case Tile(name, dtype, count):
+                return [f"{pad}{math.register(dtype)} {name}[{count}];"] if self.stage.group == "thread" else []
+            case Fold() if not self.alone and stmt.lanes > 1:
+                return self.shared_fold(stmt, depth)
+            case Fold():
+                return self.fold(stmt, depth)
+            case Transpose(target, source):
+                rows, columns = (size.value for size in source.sizes if isinstance(size, Number))
+                sides = f"{source.place.array}, {rows}, {columns}, {target.place.array}"
+                return self.fenced([f"{pad}smelt_transpose({self.members}, {sides});"], stmt, pad)
+            case Mma():
+                return self.fenced([f"{pad}{self.mma(stmt)}"], stmt, pad)
+            case BlockMma():
+                raise UnsupportedError(f"block-quantised GEMM of {stmt.format} on a GPU", remedy='device="cpu"')
+            case Fail():
+                raise AssertionError("no builder writes it")
+        return self.plain(stmt, depth)
+
+    @property
+    def members(self) -> str:
+        """A thread's number, and the number of threads that share the work."""
+        if self.alone:
+            return "0, 1"
+        return f"{LANE}, {WARP if self.stage.group == 'warp' else self.stage.threads}"
+
+    def fenced(self, lines: list[str], stmt: Stmt, pad: str) -> list[str]:
+        """Statements whose stores other threads of the group may read: a barrier on either side."""
+        if self.alone or not stores_to((stmt,)) & self.read:
+            return lines
+        barrier = f"{pad}{'__syncwarp' if self.stage.group == 'warp' else '__syncthreads'}();"
+        return [barrier, *lines, barrier]
+
+    def shared_loop(self, loop: For, depth: int) -> list[str]:
+        """A loop on lanes: its iterations on the threads of the group."""
+        pad, var = "  " * depth, loop.var.name
+        extent = self.expr(loop.extent)
+        count = WARP if self.stage.group == "warp" else self.stage.threads
+        self.alone = True
+        body = self.block(loop.body, depth + 1)
+        self.alone = False
+        head = f"{pad}for (i64 {var} = {LANE}; {var} < {extent}; {var} += {count}) {{"
+        return self.fenced([head, *body, f"{pad}}}"], loop, pad)
+
+    def shared_fold(self, fold: Fold, depth: int) -> list[str]:
+        """Its lanes are those of a warp, and halves are combined by shuffles. Every warp of a block computes it."""
+        pad, kind, wide = "  " * depth, math.register(fold.total.dtype), fold.accumulator
+        var, total, extent = fold.var.name, fold.total.name, self.expr(fold.extent)
+
+        def step(a: str, b: str, of: DType) -> str:
+            return apply_text(fold.function, [a, b], [of, of], of)
+
+        value, start = self.expr(fold.value), self.expr(fold.start)
+        self.alone = True
+        short, body = self.block(fold.body, depth + 2), self.block(fold.body, depth + 2)
+        self.alone = False
+        tree = [
+            f"{pad}  {{ const {kind} other = smelt_shuffle_down(part, {half}); part = {step('part', 'other', wide)}; }}"
+            for half in (16, 8, 4, 2, 1)
+        ]
+        return [
+            f"{pad}{kind} {total};",
+            f"{pad}if ({extent} <= {SHORT}) {{",
+            f"{pad}  {kind} sum = {start};",
+            f"{pad}  for (i64 {var} = 0; {var} < {extent}; {var}++) {{",
+            *short,
+            f"{pad}    sum = {step('sum', value, fold.total.dtype)};",
+            f"{pad}  }}",
+            f"{pad}  {total} = sum;",
+            f"{pad}}} else {{",
+            f"{pad}  {kind} part = {math.literal(identity(fold.function, wide).value, wide)};",
+            f"{pad}  for (i64 {var} = {LANE} % {WARP}; {var} < {extent}; {var} += {WARP}) {{",
+            *body,
+            f"{pad}    part = {step('part', value, wide)};",
+            f"{pad}  }}",
+            *tree,
+            f"{pad}  part = smelt_shuffle_first(part);",
+            f"{pad}  {total} = {step(start, 'part', fold.total.dtype)};",
+            f"{pad}}}",
+        ]
+
+    def mma(self, mma: Mma) -> str:
+        """A call of the micro-kernel of a form by the group."""
+        (rows, taps, extent), (row, tap, step) = mma.a.sizes, mma.a.strides
+        panel, columns = mma.acc.strides[0], mma.acc.sizes[1]
+        given = [
+            self.expr(rows),
+            f"(const {math.storage(mma.form.left)} *)({self.address(mma.a.place, math.storage(mma.form.left))})",
+            *map(self.expr, (row, tap, step)),
+            f"(const {math.storage(mma.form.right)} *)({self.address(mma.b.place, math.storage(mma.form.right))})",
+            *map(self.expr, (mma.b.strides[0], taps, extent)),
+            self.address(mma.acc.place, math.register(mma.form.total)),
+            *map(self.expr, (panel, columns, mma.accumulate)),
+        ]
+        return f"{MMA}{mma.form.name}({self.members}, {', '.join(given)});"
+
+    # -- expressions --
+
+    def expr(self, expr: Expr) -> str:
+        """Divisions of small numbers by constants take 32 bits."""
+        match expr:
+            case Quotient(Var(name, _, int(extent)), int(size)) if 0 < extent < SMALL and 0 < size < SMALL:
+                return f"(i64)((ui32){name} / {size}u)"
+            case Remainder(Var(name, _, int(extent)), int(size)) if 0 < extent < SMALL and 0 < size < SMALL:
+                return f"(i64)((ui32){name} % {size}u)"
+        return Printer.expr(self, expr)

@@ -1,0 +1,120 @@
+"""Plan → JSON: the steps of a program for a device whose plan is run by the host (`device.host_plan`).
+
+Sizes are numbered texts over `n0`, `n1` … (symbols that arguments determine) and `m0`, `m1` … (data-dependent ones), so
+no name of a model gets into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from smelt import abi
+from smelt.dim import Size
+from smelt.kernel.emit.kernel_cuda import CudaKernel, Launched
+from smelt.kernel.plan.memory import Memory
+from smelt.kernel.plan.plan import (
+    Branch,
+    Copy,
+    Ensure,
+    Kernel,
+    Launch,
+    Measure,
+    Plan,
+    Repeat,
+    Require,
+    Step,
+)
+from smelt.size import substitute, symbol
+
+
+@dataclass(slots=True)
+class PlanWriter:
+    """One plan as plain data."""
+
+    plan: Plan
+    memory: Memory
+    kernels: Mapping[Kernel, CudaKernel]
+    sizes: dict[Size, int] = field(default_factory=dict)
+
+    def write(self) -> dict[str, Any]:
+        plan = self.plan
+        steps = self._steps(plan.steps)
+        buffers = [
+            {
+                "kind": buffer.kind,
+                "index": buffer.index,
+                "element": buffer.shape.element.name,
+                "sizes": [self.size(size) for size in buffer.shape.sizes],
+                "bytes": self.size(buffer.bytes),
+                "slot": self.memory.slot_of.get(i),
+                "deferred": plan.is_deferred(*buffer.shape.sizes),
+            }
+            for i, buffer in enumerate(plan.buffers)
+        ]
+        return {
+            "abi": self._abi(),
+            "symbols": len(plan.symbols),
+            "deferred": len(plan.deferred),
+            "buffers": buffers,
+            "slots": [[self.size(size) for size in slot] for slot in self.memory.slots],
+            "checks": [[self.size(each.a), each.relation, self.size(each.b)] for each in plan.checks],
+            "entry_checks": list(plan.entry_checks),
+            "steps": steps,
+            "sizes": [self._text(size) for size in self.sizes],
+        }
+
+    def _abi(self) -> str:
+        plan = self.plan
+        arguments, results = ([buffer.shape for buffer in plan.of_kind(kind)] for kind in ("argument", "result"))
+        checks = len(plan.checks), len(plan.requirements)
+        constants = [len(constant) for constant in plan.constants]
+        return abi.describe(plan.symbols, arguments, results, constants, plan.donated, plan.reused, checks)
+
+    def size(self, size: Size) -> int:
+        """The number of a size."""
+        return self.sizes.setdefault(size, len(self.sizes))
+
+    def _text(self, size: Size) -> int | str:
+        if isinstance(size, int):
+            return size
+        names = {name: symbol(f"n{i}") for i, name in enumerate(self.plan.symbols)}
+        names |= {name: symbol(f"m{i}") for i, name in enumerate(self.plan.deferred)}
+        return str(substitute(size, names))
+
+    def _steps(self, steps: Sequence[Step]) -> list[dict[str, Any]]:
+        return [self._step(step) for step in steps]
+
+    def _step(self, step: Step) -> dict[str, Any]:
+        match step:
+            case Launch(kernel, buffers):
+                launches = [self._launch(each, buffers) for each in self.kernels[kernel].launches]
+                return {"do": "launch", "launches": launches}
+            case Copy(source, target):
+                return {"do": "copy", "source": source, "target": target}
+            case Repeat(head, flag, body):
+                return {"do": "repeat", "head": self._steps(head), "flag": flag, "body": self._steps(body)}
+            case Branch(selector, branches):
+                return {"do": "branch", "selector": selector, "branches": [self._steps(each) for each in branches]}
+            case Require(flags, check, numbers):
+                return {"do": "require", "flags": flags, "check": check, "numbers": list(numbers)}
+            case Measure(names, source):
+                found = source if isinstance(source, int) else [self.size(each) for each in source]
+                symbols = [self.plan.deferred.index(name) for name in names]
+                return {"do": "measure", "symbols": symbols, "source": found}
+            case Ensure(checks):
+                return {"do": "ensure", "checks": list(checks)}
+
+    def _launch(self, launched: Launched, buffers: Sequence[int]) -> dict[str, Any]:
+        return {
+            "function": launched.function,
+            "buffers": [buffers[i] for i in launched.buffers],
+            "sizes": [self.size(size) for size in launched.sizes],
+            "extent": None if launched.extent is None else self.size(launched.extent),
+            "single": launched.single,
+            "per_block": launched.per_block,
+            "threads": launched.threads,
+            "saved": launched.saved,
+            "scratch": launched.scratch,
+        }

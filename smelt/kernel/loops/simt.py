@@ -1,0 +1,302 @@
+"""A kernel → launches on a grid of threads. The printers of SIMT languages call it; `parallelise` has placed the loops.
+
+Each phase of a kernel is a launch. An iteration of its loop on cores runs on one thread, or on a group of threads (a
+warp or a block) that share loops on lanes, reductions and products; what is left runs in all threads of the group
+alike, and one of them stores. Statements in front of a loop are repeated by every thread where they are cheap. Others
+are a launch of their own by one warp, which saves their variables for the launches after it.
+
+Orders of operations never change, so results are those of a processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from smelt.dim import Size
+from smelt.dtype import DType, i64
+from smelt.kernel.loops.grammar import (
+    Amount,
+    BlockMma,
+    Declare,
+    Expr,
+    Fold,
+    For,
+    If,
+    Let,
+    Mma,
+    Number,
+    Quotient,
+    Remainder,
+    Set,
+    Stmt,
+    Store,
+    Tile,
+    Transpose,
+    Var,
+    declared,
+    expressions,
+    loads,
+    places,
+    used_tiles,
+    used_variables,
+    walk_statements,
+)
+from smelt.kernel.plan.plan import Kernel
+
+Group = Literal["thread", "warp", "block"]
+WARP, THREADS = 32, 256
+SHARED = 48 << 10  # bytes of a block's shared memory that every device has
+SLOT = 16  # bytes of a saved variable: the largest element type
+ALIGN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What launches of one kernel leave for later ones, in device memory: variables and tiles with their offsets."""
+
+    variables: tuple[tuple[Var, int], ...] = ()
+    tiles: tuple[tuple[Tile, int], ...] = ()
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One launch. Groups run `body` for each value of `var` below `extent`; without a variable one group runs it once.
+
+    `before`: what every thread computes first. `saves`, `restores`: variables. `tiles`: offsets in a group's shared
+    memory of `shared` bytes; `spilled`: those that do not fit, with offsets in its `scratch` bytes of device memory.
+    """
+
+    before: tuple[Stmt, ...]
+    body: tuple[Stmt, ...]
+    var: Var | None
+    extent: Expr | None
+    group: Group
+    threads: int
+    saves: tuple[tuple[Var, int], ...]
+    restores: tuple[tuple[Var, int], ...]
+    kept_tiles: tuple[tuple[Tile, int], ...]
+    tiles: tuple[tuple[Tile, int], ...]
+    spilled: tuple[tuple[Tile, int], ...]
+    shared: int
+    scratch: int
+
+    @property
+    def groups(self) -> int:
+        """Groups of a block."""
+        return {"thread": self.threads, "warp": self.threads // WARP, "block": 1}[self.group]
+
+
+def map_to_grid(kernel: Kernel) -> tuple[tuple[Stage, ...], int]:
+    """The launches of a kernel in order, and the bytes that they hand on."""
+    parts = list(_parts(kernel))
+    saved = _saved(parts)
+    return tuple(_stage(part, saved) for part in parts), saved.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A launch before its memory is decided. `repeated`: cheap statements of earlier phases that it may need."""
+
+    repeated: tuple[Stmt, ...]
+    before: tuple[Stmt, ...]
+    loop: For | None
+
+
+def _parts(kernel: Kernel) -> Iterator[_Part]:
+    written = {place.array for each in walk_statements(kernel.body) for place in places(each)}
+    repeated: list[Stmt] = []
+    for phase in kernel.phases:
+        if all(_is_cheap(each, written) for each in phase.before):
+            repeated += phase.before
+            if phase.loop is not None:
+                yield _Part(tuple(repeated), (), phase.loop)
+        else:
+            yield _Part(tuple(repeated), phase.before, None)
+            if phase.loop is not None:
+                yield _Part(tuple(repeated), (), phase.loop)
+
+
+def _is_cheap(statement: Stmt, written: set[int | str]) -> bool:
+    """Whether every thread may compute it: scalars, from nothing that the kernel writes."""
+    inside = [*walk_statements((statement,))]
+    simple = all(isinstance(each, Let | Declare | Set | If) for each in inside)
+    read = {load.place.array for each in inside for expr in expressions(each) for load in loads(expr)}
+    return simple and not read & written
+
+
+def _saved(parts: Sequence[_Part]) -> Saved:
+    """The variables and tiles of statements in front of loops that later launches use."""
+    variables: dict[Var, int] = {}
+    tiles: dict[Tile, int] = {}
+    size = 0
+    for i, part in enumerate(parts):
+        later = parts[i + 1 :]
+        wanted = {var for each in later for var in used_variables(_statements(each))}
+        for var in (var for each in part.before for var in declared(each) if var in wanted):
+            variables[var] = size
+            size += SLOT
+        lent = {name for each in later for name in used_tiles(_statements(each))}
+        for tile in (each for each in part.before if isinstance(each, Tile) and each.name in lent):
+            tiles[tile] = size
+            size += _rounded(tile_bytes(tile))
+    return Saved(tuple(variables.items()), tuple(tiles.items()), size)
+
+
+def _statements(part: _Part) -> tuple[Stmt, ...]:
+    return (*part.repeated, *part.before, *((part.loop,) if part.loop else ()))
+
+
+def _stage(part: _Part, saved: Saved) -> Stage:
+    own = {var for each in part.before for var in declared(each)}
+    body, var, extent, group = part.before, None, None, "warp"
+    if part.loop is not None:
+        body, var, extent, group = _place(part.loop)
+    elif _has(body, Mma | BlockMma):
+        group = "block"
+    before = _needed(part.repeated, body)
+    used = {*used_variables((*before, *body)), *(each for each in _extent_variables(extent))}
+    named = {*used_tiles(body)}
+    kept = tuple((tile, at) for tile, at in saved.tiles if tile.name in named)
+    outside = {tile for tile, _ in kept}
+    found = [each for each in walk_statements(body) if isinstance(each, Tile) and each not in outside]
+    threads, tiles, spilled, shared, scratch = _memory(group, found)
+    return Stage(
+        before,
+        body,
+        var,
+        extent,
+        group,  # type: ignore[arg-type]
+        threads,
+        tuple((each, at) for each, at in saved.variables if each in own),
+        tuple((each, at) for each, at in saved.variables if each in used and each not in own),
+        kept,
+        tiles,
+        spilled,
+        shared,
+        scratch,
+    )
+
+
+def _extent_variables(extent: Expr | None) -> Iterator[Var]:
+    return iter(()) if extent is None else used_variables((Let(Var(""), extent),))
+
+
+def _needed(statements: Sequence[Stmt], body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    """The statements that a body depends on."""
+    wanted = {*used_variables(body)}
+    kept: list[Stmt] = []
+    for each in reversed(statements):
+        names = {*declared(each), *(inner.var for inner in walk_statements((each,)) if isinstance(inner, Set))}
+        if names & wanted:
+            kept.append(each)
+            wanted.update(used_variables((each,)))
+    return tuple(reversed(kept))
+
+
+def _place(loop: For) -> tuple[tuple[Stmt, ...], Var, Expr, Group]:
+    """(body, variable, extent, group) of a loop on cores."""
+    flat = _flatten(loop)
+    if flat is not None:
+        return (*flat, "thread")
+    if _has(loop.body, Mma | BlockMma):
+        return loop.body, loop.var, loop.extent, "block"
+    shared = any(isinstance(each, Fold) and each.lanes > 1 for each in walk_statements(loop.body))
+    shared = shared or any(isinstance(each, For) and each.level == "lane" for each in walk_statements(loop.body))
+    return loop.body, loop.var, loop.extent, "warp" if shared or _has(loop.body, Transpose) else "thread"
+
+
+def _flatten(loop: For) -> tuple[tuple[Stmt, ...], Var, Expr] | None:
+    """A loop on lanes inside a loop on cores, with nothing but scalars beside it, as one loop."""
+    *names, inner = loop.body or (None,)
+    if not (isinstance(inner, For) and inner.level == "lane"):
+        return None
+    scalars = all(isinstance(each, Let | Declare | Set | If) for each in walk_statements(names))
+    leaf = not any(isinstance(each, For | Fold | Tile) for each in walk_statements(inner.body))
+    if not (scalars and leaf and isinstance(loop.extent, Amount) and isinstance(inner.extent, Amount)):
+        return None
+    width: Size = inner.extent.size
+    flat = Var(f"{inner.var.name}_flat", i64, loop.extent.size * width)
+    split = (Let(loop.var, Quotient(flat, width)), Let(inner.var, Remainder(flat, width)))
+    return (*split, *names, *inner.body), flat, Amount(loop.extent.size * width)
+
+
+def _has(statements: Sequence[Stmt], kind: type | object) -> bool:
+    return any(isinstance(each, kind) for each in walk_statements(statements))  # type: ignore[arg-type]
+
+
+def _memory(
+    group: str, tiles: Sequence[Tile]
+) -> tuple[int, tuple[tuple[Tile, int], ...], tuple[tuple[Tile, int], ...], int, int]:
+    """(threads of a block, tiles in shared memory, tiles in device memory, bytes of both for one group)."""
+    if group == "thread":  # tiles are local arrays
+        return THREADS, (), (), 0, 0
+    placed: list[tuple[Tile, int]] = []
+    spilled: list[tuple[Tile, int]] = []
+    shared = scratch = 0
+    for tile in sorted(dict.fromkeys(tiles), key=tile_bytes):
+        size = _rounded(tile_bytes(tile))
+        if shared + size <= SHARED:
+            placed.append((tile, shared))
+            shared += size
+        else:
+            spilled.append((tile, scratch))
+            scratch += size
+    if group == "block":
+        return THREADS, tuple(placed), tuple(spilled), shared, scratch
+    warps = 4
+    while warps > 1 and warps * shared > SHARED:
+        warps //= 2
+    return WARP * warps, tuple(placed), tuple(spilled), shared, scratch
+
+
+def tile_bytes(tile: Tile) -> int:
+    return tile.count * _held_bytes(tile.dtype)
+
+
+def _held_bytes(dtype: DType) -> int:
+    """Bytes of a value in a register: narrow floats are held in f32."""
+    if dtype.is_float and dtype.bits < 32:
+        return 4
+    return max(dtype.bits // 8, 1)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
+
+
+def stores_to(statements: Sequence[Stmt]) -> set[int | str]:
+    """The arrays that statements write."""
+    found: set[int | str] = set()
+    for each in walk_statements(statements):
+        match each:
+            case Store(place):
+                found.add(place.array)
+            case Mma(acc) | BlockMma(acc):
+                found.add(acc.place.array)
+            case Transpose(target):
+                found.add(target.place.array)
+    return found
+
+
+def reads_from(statements: Sequence[Stmt]) -> set[int | str]:
+    """The arrays that statements read."""
+    found = {
+        load.place.array for each in walk_statements(statements) for expr in expressions(each) for load in loads(expr)
+    }
+    for each in walk_statements(statements):
+        if isinstance(each, Mma | BlockMma | Transpose):
+            found.update(place.array for place in places(each))
+    return found
+
+
+def static_extent(extent: Expr | None) -> Size | None:
+    """The size that an extent is, where the host can tell."""
+    match extent:
+        case Amount(size):
+            return size
+        case Number(value):
+            return int(value.real)
+    return None

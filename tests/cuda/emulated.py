@@ -1,0 +1,142 @@
+"""CUDA without a GPU, for tests: generated source is compiled as C++ with `emulator.h` and run on the processor.
+
+`EmulatedCuda` is the device `cuda` on such a driver. Memory is the host's, with guards around every allocation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from smelt.device.cuda import TARGETS, Cuda
+from smelt.dtype import Array
+from smelt.errors import DeviceError
+from smelt.target import Target
+
+HEADER = Path(__file__).with_name("emulator.h")
+FUNCTION = re.compile(r'^extern "C" __global__ void __launch_bounds__\(\d+\) (\w+)\((.*)\) \{$', re.MULTILINE)
+WAITS = re.compile(r"__sync|smelt_shuffle_|smelt_mma_|__shfl")
+FLAGS = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC")
+GUARD = 64
+
+
+def compiler() -> list[str] | None:
+    """A C++ compiler: the system's, or zig's."""
+    if shutil.which("g++"):
+        return ["g++"]
+    try:
+        import ziglang  # noqa: F401
+    except ImportError:
+        return None
+    return [sys.executable, "-m", "ziglang", "c++"]
+
+
+def compile_emulated(text: str) -> bytes:
+    """The text as a library with one function `emulate_NAME(blocks, threads, arguments)` for each kernel."""
+    calls = []
+    pieces = FUNCTION.split(text)
+    for name, parameters, body in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
+        kinds = [each.rpartition(" ")[0].replace("const", "").strip() for each in parameters.split(", ")]
+        kinds = ["char *" if "char" in kind else kind for kind in kinds]
+        given = ", ".join(f"({kind})a[{i}]" for i, kind in enumerate(kinds))
+        calls.append(f"static void unpack_{name}(const long long *a) {{ {name}({given}); }}")
+        waits = "true" if WAITS.search(body) else "false"
+        calls.append(
+            f'extern "C" void emulate_{name}(int blocks, int threads, const long long *a)'
+            f" {{ emulate(unpack_{name}, {waits}, blocks, threads, a); }}"
+        )
+    command = compiler()
+    assert command is not None
+    with tempfile.TemporaryDirectory() as folder:
+        source, made = Path(folder, "kernels.cc"), Path(folder, "kernels.so")
+        source.write_text("\n".join([HEADER.read_text(), text, *calls]))
+        done = subprocess.run([*command, *FLAGS, "-o", made, source], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise DeviceError("the emulator could not compile the program", got=done.stderr[:3000])
+        return made.read_bytes()
+
+
+class EmulatedDriver:
+    """The calls of `device.driver.Driver`. Every write outside of an allocation is found when it is freed."""
+
+    name, capability, memory = "an emulated GPU", (9, 0), (1 << 34, 1 << 34)
+
+    def __init__(self) -> None:
+        self.held: dict[int, tuple[Any, int]] = {}
+        self.launches = 0
+
+    def attribute(self, name: str) -> int:
+        return {"MULTIPROCESSOR_COUNT": 4}.get(name, 48 << 10)
+
+    def load(self, code: bytes) -> Any:
+        with tempfile.NamedTemporaryFile(suffix=".so") as file:
+            file.write(code)
+            file.flush()
+            return ctypes.CDLL(file.name)
+
+    def function(self, module: Any, name: str) -> Any:
+        return getattr(module, f"emulate_{name}", None)
+
+    def launch(self, function: Any, blocks: int, threads: int, arguments: Sequence[int]) -> None:
+        self.launches += 1
+        function(blocks, threads, (ctypes.c_longlong * len(arguments))(*arguments))
+
+    def allocate(self, count: int) -> int:
+        block = (ctypes.c_char * (count + 2 * GUARD + 256))()
+        address = -(-(ctypes.addressof(block) + GUARD) // 256) * 256
+        ctypes.memset(address, 0xA5, count)
+        for guard in (address - GUARD, address + count):
+            ctypes.memset(guard, 0x5A, GUARD)
+        self.held[address] = block, count
+        return address
+
+    def free(self, address: int) -> None:
+        _, count = self.held.pop(address)
+        for guard in (address - GUARD, address + count):
+            assert ctypes.string_at(guard, GUARD) == b"\x5a" * GUARD, "a kernel wrote outside of its memory"
+
+    def upload(self, address: int, array: Array) -> None:
+        ctypes.memmove(address, array.ctypes.data, array.nbytes)
+
+    def download(self, array: Array, address: int) -> None:
+        ctypes.memmove(array.ctypes.data, address, array.nbytes)
+
+    def move(self, target: int, source: int, count: int) -> None:
+        ctypes.memmove(target, source, count)
+
+    def wait(self) -> None: ...
+
+
+class EmulatedCuda(Cuda):
+    """The device `cuda`, emulated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emulated = EmulatedDriver()
+
+    def missing(self) -> str | None:
+        return None if compiler() else "no C++ compiler: pip install ziglang"
+
+    @property
+    def driver(self) -> Any:
+        return self.emulated
+
+    @property
+    def model(self) -> str:
+        return self.emulated.name
+
+    def target(self, name: str | None = None) -> Target:
+        return TARGETS[name or "sm_90"]
+
+    def compiler(self) -> str:
+        return "emulated " + HEADER.read_text()
+
+    def compile_file(self, text: str, machine: str) -> bytes:
+        return compile_emulated(text)

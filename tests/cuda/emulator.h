@@ -1,0 +1,116 @@
+// Runs generated CUDA on the processor, block after block. Threads of a block are fibers: each runs until it waits for
+// others, so barriers and shuffles work, and a kernel that waits in a way a GPU would not allow is found (a deadlock).
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+#define __global__
+#define __device__
+#define __shared__ static
+#define __align__(n) __attribute__((aligned(n)))
+#define __launch_bounds__(n)
+#define __restrict__
+struct Index { unsigned x; };
+static Index threadIdx, blockIdx, gridDim, blockDim;
+
+enum { WARP = 32, MOST = 1024, STACK = 256 << 10 };
+struct Barrier { int waiting, generation; };
+static ucontext_t scheduler, fibers[MOST];
+static char *stacks[MOST];
+static bool finished[MOST];
+static int current, threads_here, moved;
+static Barrier warp_barriers[MOST / WARP], block_barrier;
+static unsigned exchanged[MOST];
+static void (*kernel_here)(const long long *);
+static const long long *arguments_here;
+
+static void pause_fiber(void) {
+  swapcontext(&fibers[current], &scheduler);
+  threadIdx.x = current;
+}
+static void wait_at(Barrier *barrier, int members) {
+  moved++;
+  const int generation = barrier->generation;
+  if (++barrier->waiting == members) {
+    barrier->waiting = 0;
+    barrier->generation++;
+    return;
+  }
+  while (barrier->generation == generation) pause_fiber();
+}
+static int warp_members(void) {
+  const int rest = threads_here - current / WARP * WARP;
+  return rest < WARP ? rest : WARP;
+}
+static void __syncwarp(unsigned mask = 0xffffffffu) { wait_at(&warp_barriers[current / WARP], warp_members()); }
+static void __syncthreads(void) { wait_at(&block_barrier, threads_here); }
+static unsigned exchange(unsigned value, int from) {
+  exchanged[current] = value;
+  __syncwarp();
+  const unsigned found = exchanged[current / WARP * WARP + (from >= 0 && from < WARP ? from : current % WARP)];
+  __syncwarp();
+  return found;
+}
+static unsigned __shfl_sync(unsigned, unsigned value, int lane) { return exchange(value, lane); }
+static unsigned __shfl_down_sync(unsigned, unsigned value, int by) { return exchange(value, current % WARP + by); }
+static unsigned __shfl_xor_sync(unsigned, unsigned value, int by) { return exchange(value, (current % WARP) ^ by); }
+
+static float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
+static float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
+static unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
+static double __longlong_as_double(long long x) { double y; memcpy(&y, &x, 8); return y; }
+static int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+static int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
+
+static void run_fiber(void) {
+  kernel_here(arguments_here);
+  finished[current] = true;
+  swapcontext(&fibers[current], &scheduler);
+}
+static void run_block(int threads) {
+  for (int i = 0; i < threads; i++) {
+    if (!stacks[i]) stacks[i] = (char *)malloc(STACK);
+    getcontext(&fibers[i]);
+    fibers[i].uc_stack.ss_sp = stacks[i];
+    fibers[i].uc_stack.ss_size = STACK;
+    fibers[i].uc_link = 0;
+    makecontext(&fibers[i], run_fiber, 0);
+    finished[i] = false;
+  }
+  memset(warp_barriers, 0, sizeof warp_barriers);
+  memset(&block_barrier, 0, sizeof block_barrier);
+  for (int left = threads; left;) {
+    const int before = left, moves = moved;
+    for (int i = 0; i < threads; i++) {
+      if (finished[i]) continue;
+      current = i;
+      threadIdx.x = i;
+      swapcontext(&scheduler, &fibers[i]);
+      left -= finished[i];
+    }
+    if (left == before && moved == moves) {
+      fprintf(stderr, "deadlock: threads of a block wait for each other\n");
+      abort();
+    }
+  }
+}
+static void emulate(void (*kernel)(const long long *), bool waits, int blocks, int threads, const long long *arguments) {
+  kernel_here = kernel;
+  arguments_here = arguments;
+  threads_here = threads;
+  gridDim.x = blocks;
+  blockDim.x = threads;
+  for (int block = 0; block < blocks; block++) {
+    blockIdx.x = block;
+    if (waits) {
+      run_block(threads);
+    } else {
+      for (current = 0; current < threads; current++) {
+        threadIdx.x = current;
+        kernel(arguments);
+      }
+    }
+  }
+}
